@@ -38,7 +38,7 @@ test-all: lint test-rest
 # What make test leaves out. GPU tests time kernels, so they run one at a time, after the others.
 test-rest: can-test
 	$(PYTEST) -m "slow and not gpu" $(SPREAD) $(ARGS) || [ $$? = 5 ]
-	@if $(RUN) -c 'import sys; from pyperf_suite.hardware.cuda_driver import gpus; sys.exit(not gpus())'; then \
+	@if $(RUN) -c 'import sys; from pyperf_suite.hardware.devices import gpus; sys.exit(not gpus())'; then \
 	  $(PYTEST) -m gpu $$($(HAS) xdist && printf %s '-n 1') $(ARGS) || [ $$? = 5 ]; \
 	else echo "GPU tests are skipped: CUDA finds no GPU here."; fi
 

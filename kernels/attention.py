@@ -1,6 +1,6 @@
 """Triton's O = softmax(scale · Q·Kᵀ)·V with explicit blocks, stages and warps: what can be asked, how it is run.
 
-Nothing is tuned here: what is asked for is what runs. Layouts are those of workloads/attention/parameters.py: Q and O
+Nothing is tuned here: what is asked for is what runs. Layouts are those of workloads/attention/__init__.py: Q and O
 [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim], contiguous.
 """
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.kernels.attention import ELEMENT_BYTES, Configuration, padded
 from pyperf_suite.kernels.triton_host import (
     LARGEST_DESCRIPTOR_BLOCK,
     SMALLEST_BLOCK,
     TMA_ALIGNMENT_BYTES,
-    architecture_of,
     check_known,
 )
 
@@ -83,7 +83,4 @@ def default_set(target: str) -> tuple[Configuration, ...]:
 
 def generation_of(target: str) -> str:
     """The generation whose shared memory and instructions a target has. Raises ValueError for what is not a target."""
-    architecture = architecture_of(target)
-    if not 90 <= architecture < 120:  # sm_120 has those of sm_80
-        return "Ampere"
-    return "Hopper" if architecture < 100 else "Blackwell"
+    return architecture(target).generation

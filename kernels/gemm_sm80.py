@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
+from typing import Any
 
+from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.kernels.schedule import POLICIES, Schedule
 
+FAMILY = "sm80"  # as gpus.toml names it
 ENTRY = "pyperf_gemm"
+CLUSTERS = False
+K_STEP = 32  # of a tile of 128x128 in probes of shapes
+MEASURED_TILES = ("128x128x32",)  # by the baseline probe
 ARCHITECTURE = "sm_80"  # the least; compiled for the device at hand it runs on every later one
 SOURCE = "gemm_sm80.cu"
 HEADERS = ("operand_sm80.cuh", "ptx_sm80.cuh", "schedule.cuh")
@@ -24,10 +31,7 @@ OUTPUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 WIDEST_ACCESS_BYTES = 16
 PATHS = {16: "16-byte", 8: "8-byte", 4: "4-byte", 2: "predicated"}
 
-# Most shared memory of one block, by compute capability (CUDA C++ Programming Guide, "Technical Specifications per
-# Compute Capability": maximum amount of shared memory per thread block). 8.0 and later have at least 99 KB.
-SHARED_BYTES = {"8.0": 163 << 10, "8.7": 163 << 10, "9.0": 227 << 10, "10.0": 227 << 10, "10.3": 227 << 10}
-SMALLEST_SHARED_BYTES = 99 << 10
+SHARED_BYTES = architecture(ARCHITECTURE).shared_block_bytes  # for which stages are chosen; a device may have less
 
 FRAGMENT = 16  # rows and columns of a warp's share come in these: mma.sync m16n8k16, twice along n
 MOST_WARPS = 8  # 256 threads: the most that can have 255 registers each
@@ -175,9 +179,10 @@ class Specialisation:
 
     def check_device(self, capability: str) -> None:
         """Raise ValueError where a device of a compute capability such as "8.6" cannot run it."""
-        if tuple(map(int, capability.split("."))) < (8, 0):
+        device = architecture(capability)
+        if device.cuda_kernels is None:
             raise ValueError(f"{self.name} needs compute capability 8.0 or later, but this device has {capability}.")
-        limit = SHARED_BYTES.get(capability, SMALLEST_SHARED_BYTES)
+        limit = device.shared_block_bytes
         if self.smem_bytes > limit:
             fitting = (limit - WORK_BYTES) // pipeline_bytes(self.m, self.n, self.k, 1)
             nearest = f"{fitting} stages do" if fitting >= 2 else "ask for a smaller tile"
@@ -207,6 +212,16 @@ class Specialisation:
     def flags_bytes(self, schedule: Schedule) -> int:
         """Device memory for flags: zero before the first launch; each launch leaves them zero."""
         return 4 * schedule.shared_tiles
+
+    def bind(
+        self,
+        encode: Callable[..., bytes],
+        addresses: tuple[int, int, int],
+        leading_dimensions: tuple[int, int, int],
+        sizes: tuple[int, int, int],
+    ) -> Callable[..., list[bytes]]:
+        """A launch's packed parameters as a function of schedule, workspace and flags; no tensor map is needed."""
+        return partial(self.arguments, *addresses, leading_dimensions, sizes)
 
     def arguments(
         self,
@@ -334,7 +349,7 @@ def specialise(
     """
     check_tile(m, n, k, 2 if stages is None else stages)
     if stages is None:
-        stages = max(2, min(MOST_STAGES, (SHARED_BYTES["8.0"] - WORK_BYTES) // pipeline_bytes(m, n, k, 1)))
+        stages = max(2, min(MOST_STAGES, (SHARED_BYTES - WORK_BYTES) // pipeline_bytes(m, n, k, 1)))
     element_bytes = (2, 2, OUTPUT_BYTES.get(out_type, WIDEST_ACCESS_BYTES))
     access = map(access_bytes, addresses, leading_dimensions, element_bytes)
     return Specialisation(m, n, k, stages, *warps(m, n), in_type, out_type, a_transposed, b_transposed, *access)
@@ -357,6 +372,23 @@ def default_set() -> tuple[Specialisation, ...]:
         (128, 32, 64, 4),
     )
     return tuple(specialise(*tile) for tile in tiles)
+
+
+def default_tile(_m: int, _n: int, _workers: int) -> tuple[int, int, int, int]:
+    """M, N, K and CTAs of a cluster: steps not too deep for two blocks of a multiprocessor to have the registers."""
+    return 128, 128, 32, 1
+
+
+def for_product(
+    sizes: tuple[int, int, int, int | None],
+    _cluster: tuple[int, int],
+    _policy: str,
+    addresses: tuple[int, int, int],
+    leading_dimensions: tuple[int, int, int],
+    **types: Any,
+) -> Specialisation:
+    """The instance for a tile's M, N, K and stages, None for as many as fit. One instance follows every policy."""
+    return specialise(*sizes, addresses=addresses, leading_dimensions=leading_dimensions, **types)
 
 
 def in_layout(specialisation: Specialisation, layout: str) -> Specialisation:

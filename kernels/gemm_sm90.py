@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
+from typing import Any
 
+from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.kernels.schedule import POLICIES, Schedule
 from pyperf_suite.kernels.tensor_map import Operand, TensorMap, check_operand, swizzle_bytes, widest_span
 
+FAMILY = "sm90"  # as gpus.toml names it
 ENTRY = "pyperf_gemm"
+CLUSTERS = True
+K_STEP = 64  # of a tile of 128x128 in probes of shapes
+# By the baseline probe, by what a wave of tiles reads of L2: a pair of the largest, along either side, reads two thirds
+# of what one does and half of what the smaller does, which fits narrow products. A stage less leaves room to store a
+# tile without waiting.
+MEASURED_TILES = ("128x256x64:c2", "128x256x64:s3:c2", "256x128x64:c1x2", "128x256x64", "128x128x64")
 SOURCE = "gemm_sm90.cu"
 HEADERS = ("ptx.cuh", "schedule.cuh", "tile.cuh", "wgmma.cuh")
 ARCHITECTURE = "sm_90a"  # wgmma and setmaxnreg are not in plain sm_90
@@ -31,7 +41,7 @@ TILE_K_BYTES = (64, 128)  # a row of a K-major tile is one swizzle span
 # others are for addresses and loops; and ptxas compiles a wgmma against the registers at launch, of which four
 # warpgroups have 128 each, so that there n = 200 is the widest it takes (message C7602).
 MOST_SUMS = {1: 192, 2: 192, 3: 100}
-SHARED_BYTES = 227 << 10  # of one block (CUDA C++ Programming Guide, compute capability 9.0)
+SHARED_BYTES = architecture(ARCHITECTURE).shared_block_bytes
 STORE_BUFFERS = 2  # of a warp: one is filled while the copy engine reads the other
 AMPLE_STORE_BUFFERS = 4  # all that a warp stores of 256 columns of 16 bits, so that it waits for none
 MOST_STAGES = 8  # by default: more in flight has nothing left to hide
@@ -178,7 +188,7 @@ class Specialisation:
 
     def check_device(self, capability: str) -> None:
         """Raise ValueError where a device of a compute capability such as "8.6" cannot run it."""
-        if capability != "9.0":
+        if architecture(capability).cuda_kernels != FAMILY:
             raise ValueError(
                 f"{self.name} needs compute capability 9.0, whose wgmma no other has, but this device has "
                 f"{capability}: take an sm_80 kernel."
@@ -241,6 +251,17 @@ class Specialisation:
             check_operand(letter, address, leading, shape[0], size)
             maps.append(TensorMap(address, dtype, shape, leading * size, box, swizzle_bytes(span)))
         return maps[0], maps[1], maps[2]
+
+    def bind(
+        self,
+        encode: Callable[..., bytes],
+        addresses: tuple[int, int, int],
+        leading_dimensions: tuple[int, int, int],
+        sizes: tuple[int, int, int],
+    ) -> Callable[..., list[bytes]]:
+        """A launch's packed parameters as a function of schedule, workspace and flags; `encode` makes a tensor map."""
+        a, b, c = (encode(**vars(each)) for each in self.tensor_maps(*addresses, leading_dimensions, sizes))
+        return partial(self.arguments, (a, b, c))
 
     def arguments(
         self, maps: tuple[bytes, bytes, bytes], schedule: Schedule, workspace: int = 0, flags: int = 0
@@ -349,6 +370,25 @@ def specialise(
     if store_buffers is None and two.store_bytes // STORE_BUFFERS * AMPLE_STORE_BUFFERS <= spare:
         return replace(two, stages=stages, store_buffers=AMPLE_STORE_BUFFERS)
     return replace(two, stages=stages)
+
+
+def default_tile(m: int, n: int, workers: int) -> tuple[int, int, int, int]:
+    """M, N, K and CTAs along M: a pair of the largest tiles, which reads the least, if each two workers get one."""
+    pairs = math.ceil(m / 256) * math.ceil(n / 256)
+    return (128, 256, 64, 2) if 2 * pairs >= workers else (128, 128, 64, 1)
+
+
+def for_product(
+    sizes: tuple[int, int, int, int | None],
+    cluster: tuple[int, int],
+    policy: str,
+    _addresses: tuple[int, int, int],
+    _leading_dimensions: tuple[int, int, int],
+    **types: Any,
+) -> Specialisation:
+    """The instance for a tile's M, N, K and stages, None for as many as fit. Addresses change nothing in its code."""
+    shared_tiles = policy in ("split_k", "stream_k")
+    return specialise(*sizes, cluster_m=cluster[0], cluster_n=cluster[1], shared_tiles=shared_tiles, **types)
 
 
 def in_layout(specialisation: Specialisation, layout: str) -> Specialisation:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.kernels.schedule import POLICIES, Schedule
 from pyperf_suite.kernels.triton_host import (
     OPERAND_PATHS,
     SMALLEST_BLOCK,
     Binary,
     Launch,
-    architecture_of,
     check_descriptor,
     check_known,
     check_pipeline,
@@ -164,7 +164,7 @@ def default_set(target: str) -> tuple[Configuration, ...]:
     Where tiles are shared, a fix-up holds a tile's sums twice, so these tiles have at most 64 sums a thread; all fit
     the registers without spills and the shared memory of the target. Raises ValueError for what is not a target.
     """
-    if not 90 <= architecture_of(target) < 120:  # sm_120 has the shared memory and the instructions of sm_80
+    if architecture(target).generation == "Ampere":
         return (
             Configuration((128, 128, 32), stages=4, warps=4),
             Configuration((128, 256, 32), stages=3, warps=8),

@@ -1,11 +1,13 @@
 """How many blocks of a kernel fit a multiprocessor: the published formula with the published limits.
 
-The device's own answer (cuOccupancyMaxActiveBlocksPerMultiprocessor) stands beside it where there is a device.
+Where there is a device, its own answer (cuOccupancyMaxActiveBlocksPerMultiprocessor) is reported too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from pyperf_suite.hardware.catalogue import Architecture, architecture, architectures, capability
 
 WARP_THREADS = 32
 REGISTERS = 65536  # 32-bit, of a multiprocessor and at most of a block: all capabilities from 8.0
@@ -13,27 +15,6 @@ PARTITIONS = 4  # of a multiprocessor: a warp's registers come from one of them
 REGISTER_UNIT = 256  # registers are allocated to a warp in these
 SHARED_UNIT_BYTES = 128
 RESERVED_SHARED_BYTES = 1024  # of each block, by the system, from 8.0 on
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one multiprocessor holds; `shared_block_bytes` is the most that one block may ask for."""
-
-    blocks: int
-    warps: int
-    shared_bytes: int
-    shared_block_bytes: int
-
-
-# CUDA C++ Programming Guide 13, "Compute Capabilities", tables "Technical Specifications" and "Memory Information per
-# Compute Capability": resident blocks and warps, shared memory of a multiprocessor and most of a block.
-LIMITS = {
-    80: Limits(blocks=32, warps=64, shared_bytes=164 << 10, shared_block_bytes=163 << 10),
-    86: Limits(blocks=16, warps=48, shared_bytes=100 << 10, shared_block_bytes=99 << 10),
-    89: Limits(blocks=24, warps=48, shared_bytes=100 << 10, shared_block_bytes=99 << 10),
-    90: Limits(blocks=32, warps=64, shared_bytes=228 << 10, shared_block_bytes=227 << 10),
-    100: Limits(blocks=32, warps=64, shared_bytes=228 << 10, shared_block_bytes=227 << 10),
-}
 
 
 @dataclass(frozen=True)
@@ -51,13 +32,13 @@ class Occupancy:
         return self.warps / self.most_warps
 
 
-def limits_of(target: str) -> Limits:
-    """The limits of a target such as "sm_90a". Raises ValueError for one whose limits are not in the table."""
-    number = target.removeprefix("sm_").rstrip("af")
-    if not number.isdecimal() or int(number) not in LIMITS:
-        known = ", ".join(f"sm_{number}" for number in LIMITS)
+def limits_of(target: str) -> Architecture:
+    """The limits of a target such as "sm_90a". Raises ValueError for one whose limits are not in the catalogue."""
+    found = architecture(target)
+    if found.compute_capability != capability(target) or not found.resident_warps:
+        known = ", ".join(each.target for each in architectures() if each.resident_warps)
         raise ValueError(f"The limits of {target} are not known: occupancy is computed for {known}.")
-    return LIMITS[int(number)]
+    return found
 
 
 def occupancy(target: str, threads: int, registers: int, shared_bytes: int) -> Occupancy:
@@ -69,17 +50,17 @@ def occupancy(target: str, threads: int, registers: int, shared_bytes: int) -> O
     limits = limits_of(target)
     warps = -(-threads // WARP_THREADS)
     warp_registers = _round_up(registers * WARP_THREADS, REGISTER_UNIT)
-    warps_by_registers = REGISTERS // PARTITIONS // warp_registers * PARTITIONS if registers else limits.warps
+    warps_by_registers = REGISTERS // PARTITIONS // warp_registers * PARTITIONS if registers else limits.resident_warps
     block_bytes = _round_up(shared_bytes + RESERVED_SHARED_BYTES, SHARED_UNIT_BYTES)
     by_limit = {
-        "blocks": limits.blocks,
-        "warps": limits.warps // warps,
+        "blocks": limits.resident_blocks,
+        "warps": limits.resident_warps // warps,
         "registers": warps_by_registers // warps,
         "shared memory": limits.shared_bytes // block_bytes if shared_bytes <= limits.shared_block_bytes else 0,
     }
     limited_by = min(by_limit, key=lambda name: by_limit[name])
     blocks = by_limit[limited_by]
-    return Occupancy(blocks, blocks * warps, limits.warps, limited_by)
+    return Occupancy(blocks, blocks * warps, limits.resident_warps, limited_by)
 
 
 def _round_up(count: int, unit: int) -> int:

@@ -6,12 +6,16 @@ seen on a machine with no GPU.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
+from types import ModuleType
 from typing import Any, Protocol
 
+from pyperf_suite.hardware.catalogue import architectures, capability
 from pyperf_suite.kernels import nvrtc
 from pyperf_suite.kernels.disassembly import Disassembly, disassemble
 from pyperf_suite.kernels.occupancy import Occupancy, occupancy
@@ -38,6 +42,23 @@ INSTRUCTION_CLASSES: Mapping[str, tuple[str, ...]] = {
     "BAR": ("BAR",),
     "SYNCS": ("SYNCS",),  # mbarrier
 }
+
+
+@functools.cache
+def families() -> dict[str, ModuleType]:
+    """Our CUDA kernels by the family that the catalogue of GPUs names, the newest first: "sm90" is `gemm_sm90`."""
+    names = [each.cuda_kernels for each in reversed(architectures()) if each.cuda_kernels]
+    found = [import_module(f"pyperf_suite.kernels.gemm_{name}") for name in dict.fromkeys(names)]
+    return {module.FAMILY: module for module in sorted(found, key=lambda each: capability(each.ARCHITECTURE))[::-1]}
+
+
+def triton_targets() -> tuple[str, ...]:
+    """The targets whose Triton kernels' machine code is watched: the oldest of each generation in the catalogue."""
+    oldest: dict[str, str] = {}
+    for each in architectures():
+        if each.resident_warps:
+            oldest.setdefault(each.generation, each.target)
+    return tuple(oldest.values())
 
 
 class Specialised(Protocol):

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyperf_suite.hardware.catalogue import architecture, capability
+
 SMALLEST_BLOCK = 16  # a side of what a tensor core takes at once
 LARGEST_BLOCK = 1 << 20  # elements that Triton lets a block have
 LARGEST_DESCRIPTOR_BLOCK = 256  # elements along one side of a TMA box
@@ -99,9 +101,10 @@ def compile_kernel(
         raise RuntimeError("Triton interprets in this process: unset TRITON_INTERPRET to compile.")
     signature = dict.fromkeys(kernel.arg_names, "i32") | dict(types) | dict.fromkeys(constants, "constexpr")
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    major, minor = capability(target)  # Triton adds the letter of sm_90a itself
     compiled = triton.compile(
         ASTSource(kernel, signature, dict(constants), attributes),
-        target=GPUTarget("cuda", architecture_of(target), 32),
+        target=GPUTarget("cuda", 10 * major + minor, 32),
         options=dict(options),
     )
     return Binary(
@@ -112,14 +115,6 @@ def compile_kernel(
         compiled.metadata.num_warps * 32,
         compiled.metadata.shared,
     )
-
-
-def architecture_of(target: str) -> int:
-    """The number of a target: 90 for "sm_90" and "sm_90a"; Triton adds the letter itself where there is one."""
-    number = target.removeprefix("sm_").rstrip("af")
-    if not number.isdecimal() or number == target:
-        raise ValueError(f"{target!r} is not a target: write it as in sm_90.")
-    return int(number)
 
 
 def largest_block(operands: str) -> int:
@@ -161,11 +156,11 @@ def check_tma(device: Any) -> None:
 
     if device.type != "cuda":
         return
-    capability = torch.cuda.get_device_capability(device)
-    if capability < (9, 0):
+    found = torch.cuda.get_device_capability(device)
+    if "tma" not in architecture(found).features:
         raise ValueError(
             f"Tensor descriptors need compute capability 9.0, but {torch.cuda.get_device_name(device)} has "
-            f"{capability[0]}.{capability[1]}: use addresses."
+            f"{found[0]}.{found[1]}: use addresses."
         )
 
 

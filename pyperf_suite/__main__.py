@@ -13,7 +13,7 @@ def main() -> None:
     """Run the command line; a rank among others is seen by them before anything heavy is imported."""
     try:
         from pyperf_suite.errors import UserError
-        from pyperf_suite.ranks.starting import stand_by
+        from pyperf_suite.ranks.watchdog import stand_by
 
         # What is wrong with the launcher's variables is told by the command that needs them.
         with contextlib.suppress(UserError):

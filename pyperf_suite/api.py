@@ -19,6 +19,7 @@ import itertools
 import random as _random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Union
 
 Scalar = Union[bool, int, float, str]
@@ -82,29 +83,25 @@ def kernel(**axes: Any) -> Callable[[Callable[..., Launch]], Kernel]:
     return decorate
 
 
+@dataclass(frozen=True)
 class Launch:
-    """What `launch` was given: the implementations by name, their arguments, and what a right result is."""
+    """What `launch` was given: the implementations by name, their arguments, and what a right result is.
 
-    def __init__(
-        self,
-        functions: Mapping[str, Callable[..., Any]],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        reference: Callable[..., Any] | None,
-        check: Callable[..., Any] | None,
-        bytes: int,  # noqa: A002
-        flop: int,
-        modifies: tuple[int | str, ...],
-        random: bool,
-        tolerance: float | None,
-        baseline: str,
-    ) -> None:
-        self.functions, self.args, self.kwargs = dict(functions), args, dict(kwargs)
-        self.reference, self.check = reference, check
-        self.bytes, self.flop = bytes, flop
-        self.modifies, self.random, self.tolerance, self.baseline = modifies, random, tolerance, baseline
-        # What `empty` made belongs to the kernel: it is written, and what it held before is of no meaning.
-        self.outputs = tuple(_outputs)
+    What `empty` made belongs to the kernel: it is written, and what it held before is of no meaning.
+    """
+
+    functions: Mapping[str, Callable[..., Any]]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    reference: Callable[..., Any] | None
+    check: Callable[..., Any] | None
+    bytes: int
+    flop: int
+    modifies: tuple[int | str, ...]
+    random: bool
+    tolerance: float | None
+    baseline: str
+    outputs: tuple[Any, ...]
 
 
 def launch(
@@ -163,7 +160,7 @@ def launch(
             raise ValueError(f"{name}={count!r} is no amount")
     return Launch(
         functions, args, kwargs, reference, check, int(bytes or 0), int(flop or 0), named, random, tolerance,
-        baseline or list(functions)[-1],
+        baseline or list(functions)[-1], tuple(_outputs),
     )  # fmt: skip
 
 
@@ -172,7 +169,7 @@ _device = "cpu"
 _library = ""
 _seed: int | None = None
 _numpy_generator: Any = None
-_gpu: Callable[[], Any] | None = None  # the device of workloads/cuda.py, where one is measured
+_gpu: Callable[[], Any] | None = None  # the device of workloads/backends.py, where one is measured
 _outputs: builtins.list[Any] = []  # what `empty` made since a kernel's function was called
 
 

@@ -23,8 +23,7 @@ from pyperf_suite import __version__
 from pyperf_suite.commands.group import Suite
 from pyperf_suite.commands.measuring import folder_of, kept_when_interrupted, progress_on, workers_of_the_launcher
 from pyperf_suite.commands.options import Finite, measuring_options
-from pyperf_suite.errors import Interrupted, UserError
-from pyperf_suite.printable import printable
+from pyperf_suite.errors import Interrupted, UserError, printable
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.plan import Plan
@@ -35,18 +34,12 @@ if TYPE_CHECKING:
 class Spoken(click.ClickException):
     """An error that click prints as one sentence."""
 
-    exit_code = 2
+    def __init__(self, message: str, exit_code: int = 2) -> None:
+        super().__init__(printable(message))
+        self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
 
 
-class Ended(Spoken):
-    """A signal ended the command."""
-
-    def __init__(self, message: str, number: int) -> None:
-        super().__init__(message)
-        self.exit_code = 128 + number  # type: ignore[misc]  # click reads it from the instance
-
-
-class SpokenErrors(Suite):
+class CommandLine(Suite):
     """A UserError from any command is one sentence on standard error and exit code 2, click's own for bad usage.
 
     A command that a signal ended exits with 128 and the signal's number, as shells expect: 130 after Ctrl-C.
@@ -60,26 +53,25 @@ class SpokenErrors(Suite):
                 return super().invoke(ctx)
         except (Interrupted, KeyboardInterrupt) as error:
             number = received[-1] if received else signal.SIGINT
-            raise Ended(printable(str(error)) or "Interrupted.", number) from error
+            raise Spoken(str(error) or "Interrupted.", 128 + number) from error
         except UserError as error:
-            raise Spoken(printable(str(error))) from error
+            raise Spoken(str(error)) from error
 
 
 @contextmanager
 def _signals_interrupt(received: list[int]) -> Iterator[None]:
     """SIGTERM, as batch systems send it, and SIGHUP of a closed terminal end a command as Ctrl-C does.
 
-    By default they end this process at once, and its workers and ranks work on alone until their case is over. Whoever
-    had them ignored, as nohup does, keeps that. `received` is given the number of what came.
+    By default they end this process at once, and its workers and ranks work on alone until their case is over. A signal
+    that is ignored, as under nohup, stays so. `received` gets the number of what came.
     """
 
     def interrupt(number: int, _: Any) -> None:
         received.append(number)
         raise KeyboardInterrupt
 
-    taken = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
-    if threading.current_thread() is not threading.main_thread():
-        taken = []
+    is_main = threading.current_thread() is threading.main_thread()
+    taken = [each for each in (signal.SIGTERM, signal.SIGHUP) if is_main and signal.getsignal(each) is signal.SIG_DFL]
     for each in taken:
         signal.signal(each, interrupt)
     try:
@@ -93,7 +85,7 @@ def _speak_warning(message: Warning | str, *_: object, **__: object) -> None:
     click.echo(f"Warning: {printable(str(message))}", err=True)
 
 
-@click.group(cls=SpokenErrors, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="pyperf-suite")
 def main() -> None:
     """Measure the laws that decide how fast a transformer trains on this machine."""
@@ -104,7 +96,7 @@ def main() -> None:
 @click.option("--list", "list_probes", is_flag=True, help="List the probes, or the axes and times of those named.")
 @measuring_options
 def run(probes: tuple[str, ...], list_probes: bool, device: str, **options: Any) -> None:
-    """Measure PROBEs, or all that are timed, and tell what was found.
+    """Measure PROBEs, or all that are timed, and report what was found.
 
     FILE.py, FILE.py:FUNCTION and PACKAGE.MODULE:FUNCTION are kernels of your own: docs/your_kernel.md.
 
@@ -132,7 +124,7 @@ def run(probes: tuple[str, ...], list_probes: bool, device: str, **options: Any)
     metavar="MINUTES",
     help="Then repeat the cases for so long: how stable is a shared network?",
 )
-@click.option("--no-peer-to-peer", is_flag=True, help="Beside each case the same without NVLink and PCIe peer access.")
+@click.option("--no-peer-to-peer", is_flag=True, help="After each case the same without NVLink and PCIe peer access.")
 @click.option(
     "--model",
     metavar="NAME=NUMBER,...",
@@ -159,10 +151,9 @@ def collectives(
 
 
 def _judge_training_of(model: str, device: str) -> None:
-    """Have the probe of this process, which measures once and ends, tell of that model."""
+    """Have the probe of this process, which measures once and ends, judge that model."""
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.probes.collectives import PROBE, analyse
-    from pyperf_suite.probes.collectives.training import FLOP_PER_S, Training
+    from pyperf_suite.probes.collectives import FLOP_PER_S, PROBE, Training, analyse
     from pyperf_suite.spec.discovery import replace_probe
 
     training = Training.parse(model, FLOP_PER_S[resolve(device).kind])
@@ -183,10 +174,12 @@ def _run(
     budget_s: float | None = None,
     soak_min: float = 0.0,
 ) -> None:
-    """Measure and tell; in ranks other than the first of a launcher's, do what the first one asks."""
+    """Measure and report; in ranks other than the first of a launcher's, do what the first one asks."""
     from rich.console import Console
 
-    from pyperf_suite.ranks.environment import rank_environment
+    from pyperf_suite.ranks.launch import rank_environment
+    from pyperf_suite.render.run_report import report_run, run_as_json
+    from pyperf_suite.render.terminal import console_for
     from pyperf_suite.runner.plan import most_informative_first
     from pyperf_suite.runner.session import Session
 
@@ -208,12 +201,16 @@ def _run(
             workers.close()
         raise
     _measure_all(session, Console(stderr=True, emoji=False), soak_min)
-    _tell(session, as_json, wide)
+    records = list(session.records)  # read once from the disk
+    if as_json:
+        click.echo(run_as_json(session.folder, records), nl=False)
+    else:
+        report_run(console_for(wide), session.folder, records)
 
 
 def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, ...], seed: int) -> Plan:
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.ranks.environment import rank_environment
+    from pyperf_suite.ranks.launch import rank_environment
     from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
     from pyperf_suite.runner.profiles import find_profile
     from pyperf_suite.spec.axes import overrides_for
@@ -228,14 +225,14 @@ def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, .
         for case in find_probe(name).cases(chosen.name, where, overrides_for(name, overrides))
     ]
     if rank_environment().launched:
-        # Fresh processes are the launcher's to start, so one visit is all that each case can get.
+        # Fresh processes are the launcher's to start, so each case gets one trial.
         chosen = replace(chosen, processes=1)
     return Plan(in_random_order(cases, seed), chosen, where, seed, axes)
 
 
 def _measure_all(session: Session, console: Any, soak_min: float = 0.0) -> None:
     """Measure every case and show how far it is; what is interrupted can be resumed."""
-    from pyperf_suite.spec.following import follow_ups
+    from pyperf_suite.spec.discovery import follow_ups
 
     plan = session.plan
     console.print(f"{', '.join(plan.probes)}: {session.outlook.line}", highlight=False, soft_wrap=True)
@@ -264,21 +261,8 @@ def _speed(record: Any) -> str:
     return f"{flop / record.seconds / 1e12:.3f} TFLOP/s" if flop else record.kernel["name"]
 
 
-def _tell(session: Session, as_json: bool, wide: bool) -> None:
-    from pyperf_suite.render.run_report import report_run, run_as_json
-    from pyperf_suite.render.terminal import console_for
-
-    records = list(session.records)  # read once from the disk
-    if as_json:
-        click.echo(run_as_json(session.folder, records), nl=False)
-    else:
-        report_run(console_for(wide), session.folder, records)
-
-
 def _print_probes(console: Any, names: tuple[str, ...], device: str) -> None:
     """Every probe's question by topic; of those that are named their axes, and what each profile takes here."""
-    from itertools import groupby
-
     from pyperf_suite.spec.discovery import expanded, find_probe, listed
 
     def line(text: str) -> None:
@@ -287,7 +271,7 @@ def _print_probes(console: Any, names: tuple[str, ...], device: str) -> None:
     if not names:
         probes = listed()
         width = max(len(probe.name) for probe in probes)
-        for topic, members in groupby(probes, key=lambda probe: probe.topic):
+        for topic, members in itertools.groupby(probes, key=lambda probe: probe.topic):
             line(f"[bold]{topic}[/bold]")
             for each in members:
                 line(f"  {each.name:{width}}  {each.question}")
@@ -298,21 +282,21 @@ def _print_probes(console: Any, names: tuple[str, ...], device: str) -> None:
 
 
 def _print_profiles(line: Callable[[str], None], probe: Probe, device: str) -> None:
+    """What each profile takes here, and the values of its axes where they differ from those of the one before."""
     from rich.markup import escape
 
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.runner.outlook import Outlook
-    from pyperf_suite.runner.plan import Plan, PlannedCase
+    from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase
     from pyperf_suite.runner.profiles import PROFILES
 
     where = resolve(device)
-    told: dict[str, str] = {}
+    before: dict[str, str] = {}
     for profile in PROFILES.values():
         plan = Plan(tuple(PlannedCase(probe.name, case) for case in probe.cases(profile.name, where)), profile, where)
         line(f"  {Outlook(plan).line} ({profile.purpose})")
         axes = probe.axes(profile.name, where)
         for field in fields(axes):
             values = ",".join(map(str, getattr(axes, field.name)))
-            if told.get(field.name) != values:
-                told[field.name] = values
+            if before.get(field.name) != values:
+                before[field.name] = values
                 line(f"    -a {field.name}={escape(values)}")

@@ -1,11 +1,17 @@
-"""The exceptions and the warning that mean something to a person rather than to a debugger.
+"""What was asked for and cannot be: exceptions, the limits of fields, and what to write instead.
 
 Front ends print a `UserError` as one sentence and exit with code 2; the worker turns `Unsupported` into a record.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import re
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 
 class UserError(Exception):
@@ -49,3 +55,84 @@ def out_of_memory(error: BaseException | None) -> str:
 
 class DamagedJournal(UserWarning):
     """The last line of a journal was cut off in the middle; the records before it are whole."""
+
+
+@dataclass(frozen=True)
+class Within:
+    """Numbers from `least` to `most`, both included."""
+
+    least: float = -math.inf
+    most: float = math.inf
+
+    def check(self, name: str, value: Any) -> None:
+        if self.least <= value <= self.most:
+            return
+        if self.most == math.inf:
+            bound = f"is at least {self.least}"
+        elif self.least == -math.inf:
+            bound = f"is at most {self.most}"
+        else:
+            bound = f"lies between {self.least} and {self.most}"
+        raise UserError(f"{name}={value} was asked for, but {name} {bound}.")
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Words, or numbers, of a list."""
+
+    words: Iterable[str | int]
+
+    def check(self, name: str, value: Any) -> None:
+        if value not in self.words:
+            raise UserError(f"{name}={value} was asked for: choose from {', '.join(map(str, self.words))}.")
+
+
+def check_limits(fields: Any) -> None:
+    """Raise UserError for the first field of a dataclass whose value its type does not allow."""
+    kind: Any = type(fields)
+    for name, limits in _limits(kind).items():
+        for limit in limits:
+            limit.check(name, getattr(fields, name))
+
+
+@functools.cache
+def _limits(kind: Any) -> dict[str, tuple[Any, ...]]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {name: hint.__metadata__ for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+
+
+NAMES_OFFERED = 3
+
+
+def nearest(name: str, names: Iterable[str]) -> list[str]:
+    """The names most like the one asked for, at most `NAMES_OFFERED`, none where none is like it; case is no matter."""
+    import difflib
+
+    by_key = {each.lower(): each for each in names}
+    found = difflib.get_close_matches(name[:80].lower(), list(by_key), n=NAMES_OFFERED)
+    return [by_key[key] for key in found]
+
+
+def offer(name: str, names: Iterable[str]) -> str:
+    """The end of a sentence about a name that is not there.
+
+    >>> offer("tile_wav", ["tile_wave", "baseline"])
+    'did you mean tile_wave?'
+    >>> offer("nothing", ["tile_wave", "baseline"])
+    'choose from tile_wave, baseline.'
+    """
+    there = list(names)
+    near = nearest(name, there)
+    return f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(there)}."
+
+
+# What a terminal obeys instead of showing, what turns the direction of writing, and what UTF-8 and XML have no
+# character for.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
+
+
+def printable(text: str) -> str:
+    """The text with U+FFFD for every character that no terminal, UTF-8 file or XML should get."""
+    return _UNPRINTABLE.sub("\ufffd", text)

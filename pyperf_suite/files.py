@@ -96,7 +96,7 @@ def why_not_private(path: Path) -> str:
 
 
 def write_whole(path: Path, content: bytes | str, mode: int = 0o666) -> None:
-    """Make the file hold the content, or leave it as it is: written beside it, put on disk, renamed, and that on disk.
+    """Make the file hold the content, or leave it as it is: written next to it, put on disk, renamed, and that on disk.
 
     Raises OSError, NotRegular where something other than a regular file has that name.
     """

@@ -1,4 +1,4 @@
-"""What code that is measured must leave alone, and what tells a kernel that computes from one that remembers.
+"""What code that is measured must leave alone, and how to distinguish a kernel that computes from one that remembers.
 
 Used by the process that runs the kernel, in whatever interpreter, and by the one that judges it: so only the standard
 library is imported, and nothing newer than Python 3.9 is used.
@@ -68,7 +68,6 @@ class Guards:
             self._remember(name, module)
 
     def watch_imports(self) -> None:
-        """Remember guarded modules that are imported from now on."""
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:

@@ -108,7 +108,7 @@ def _sweep(folder: str) -> None:
 
 
 def _machine() -> str:
-    """What tells process numbers of this machine from others' that share its temporary folder, as containers may."""
+    """Distinguishes process numbers of this machine from others' that share its temporary folder, as containers may."""
     known = []
     with contextlib.suppress(OSError):
         known.append((_PROC / "sys/kernel/random/boot_id").read_text().strip())

@@ -13,22 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pyperf_suite.pytest_run import USAGE_ERROR, SpokenErrors, SuiteRun
-from pyperf_suite.pytests.replay import ReplayClock, extra_info
-from pyperf_suite.ranks.environment import rank_environment
-from pyperf_suite.ranks.starting import stand_by
+from pyperf_suite.errors import UserError
+from pyperf_suite.ranks.launch import rank_environment
+from pyperf_suite.ranks.watchdog import stand_by
 
 if TYPE_CHECKING:
     from pyperf_suite.pytests.child import Child
-    from pyperf_suite.runner.plan import PlannedCase  # noqa: F401 - the name inside the key below, for mypy
+    from pyperf_suite.pytests.fixtures import Measurer, ReplayClock  # noqa: F401 - names inside the keys below, for mypy
+    from pyperf_suite.pytests.run import SuiteRun
+    from pyperf_suite.runner.plan import PlannedCase  # noqa: F401
 
 BENCHMARKS = Path(__file__).parent / "benchmarks"
 
 _PLANNED = pytest.StashKey["PlannedCase"]()
 _CLOCK = pytest.StashKey["ReplayClock"]()
 _RUN = pytest.StashKey["SuiteRun"]()
+USAGE_ERROR = 2
 
-# Set by a session that measures tests in this one (pytests/children.py).
+# Set by a session that measures tests in this one (pytests/parent.py).
 CHILD = "PYPERF_PYTEST_CHILD"
 
 
@@ -48,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     group.addoption("--suite-device", default="auto", metavar="DEVICE", help="auto (default), cpu, or cuda:N.")
     group.addoption("--suite-results", default="bench_results", metavar="FOLDER", help="Where runs are kept.")
     group.addoption(
-        "--suite-seed", default=0, type=int, metavar="N", help="Seed of the order in which cases are visited."
+        "--suite-seed", default=0, type=int, metavar="N", help="Seed of the order in which cases are measured."
     )
     group.addoption(
         "--suite-budget",
@@ -92,21 +94,31 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known and the run ready; nothing is opened before a case of the suite is collected."""
+    """Make the marker known; nothing is opened before a case of the suite is collected."""
     config.addinivalue_line("markers", "probe(name): the cases of this probe of pyperf_suite, one item each.")
-    config.stash[_RUN] = SuiteRun(config)
     if config.getoption("suite_measure"):
         if why_not := _why_not_measured(config):
             pytest.exit(f"--suite-measure: {why_not}", returncode=USAGE_ERROR)
         config.pluginmanager.register(_InPlaceOfBenchmark(), "pyperf_suite_measure")
     if not config.getoption("benchmark_only", False):
         return
-    with SpokenErrors():
+    try:
         rank = rank_environment().rank
         stand_by()
+    except UserError as error:
+        pytest.exit(str(error), returncode=USAGE_ERROR)
     if rank:
-        # One rank of several records and tells; what the others would print is the same lines again.
+        # One rank of several records and reports; what the others would print is the same lines again.
         config.option.verbose, config.option.no_header, config.option.no_summary = -2, True, True
+
+
+def _run(config: pytest.Config) -> SuiteRun:
+    """The run behind the session, made when it is first asked for; hooks that need none look for `_RUN` instead."""
+    if _RUN not in config.stash:
+        from pyperf_suite.pytests.run import SuiteRun
+
+        config.stash[_RUN] = SuiteRun(config)
+    return config.stash[_RUN]
 
 
 def _why_not_measured(config: pytest.Config) -> str:
@@ -127,14 +139,13 @@ class _InPlaceOfBenchmark:
 
     @pytest.fixture
     def benchmark(self, benchmark: Any, request: pytest.FixtureRequest) -> Any:
-        """pytest-benchmark's fixture, for which the suite measures."""
         clock = request.node.stash.get(_CLOCK, None)
         if clock is None or _PLANNED in request.node.stash:
             return benchmark
-        from pyperf_suite.pytests.benchmark import MeasuredBenchmark
+        from pyperf_suite.pytests.fixtures import MeasuredBenchmark
 
         child = _child(request.config)
-        taken = MeasuredBenchmark.take_over(benchmark, child or request.config.stash[_RUN].tests, clock)
+        taken = MeasuredBenchmark.take_over(benchmark, _measurer(request.config), clock)
         if child is not None:
             child.benchmark = taken
         return taken
@@ -146,19 +157,25 @@ def suite(benchmark: Any, request: pytest.FixtureRequest) -> Any:
 
     Returns a result whose `seconds` and `interval` a test can assert on; docs/pytest.md has the rest.
     """
-    from pyperf_suite.pytests.suite import SuiteFixture, Verifier
+    from pyperf_suite.pytests.fixtures import SuiteFixture, Verifier
 
     clock = request.node.stash.get(_CLOCK, None)
     if clock is None:
         if not benchmark.disabled:
             pytest.fail("suite measures tests that name it as an argument: do not get it by request.getfixturevalue")
         return SuiteFixture(benchmark, Verifier(), None)
-    return SuiteFixture(benchmark, _child(request.config) or request.config.stash[_RUN].tests, clock)
+    return SuiteFixture(benchmark, _measurer(request.config), clock)
 
 
 def _child(config: pytest.Config) -> Child | None:
-    """Where this session measures tests for another one."""
     found: Child | None = config.pluginmanager.get_plugin(CHILD)
+    return found
+
+
+def _measurer(config: pytest.Config) -> Measurer:
+    """Who measures a test that has a clock."""
+    found: Measurer | None = _child(config) or _run(config).tests
+    assert found is not None
     return found
 
 
@@ -178,7 +195,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("probe")
     if marker is None or "case_label" not in metafunc.fixturenames:
         return
-    planned = metafunc.config.stash[_RUN].collect(marker.args[0])
+    planned = _run(metafunc.config).collect(marker.args[0])
     metafunc.parametrize("case_label", list(planned), ids=list(planned))
 
 
@@ -191,12 +208,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used"))
     if marker is None or not isinstance(item, pytest.Function) or "case_label" not in item.callspec.params:
         return
-    planned = item.config.stash[_RUN].collect(marker.args[0]).get(str(item.callspec.params["case_label"]))
+    planned = _run(item.config).collect(marker.args[0]).get(str(item.callspec.params["case_label"]))
     if planned is None:
         return  # what was asked of this probe cannot be; said below if the item is not deselected
     item.stash[_PLANNED] = planned
-    _give_clock(item, group=item.config.stash[_RUN].heading(planned))
-    # A case that failed has nothing to replay; that is told as its failure, not as a warning beside it.
+    _give_clock(item, group=_run(item.config).heading(planned))
+    # A case that failed has nothing to replay; that is reported as its failure, not as a warning too.
     item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used"))
 
 
@@ -214,6 +231,8 @@ def _is_measured(item: pytest.Function) -> bool:
 
 def _give_clock(item: pytest.Function, **options: Any) -> None:
     """Have pytest-benchmark read the item's times off a clock of ours, with its own options for the rest."""
+    from pyperf_suite.pytests.fixtures import ReplayClock
+
     marker = item.get_closest_marker("benchmark")
     own = dict(marker.kwargs) if marker is not None else {}
     item.stash[_CLOCK] = ReplayClock()
@@ -236,30 +255,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Know the plan once deselection by -k is over, and end here where something that cannot be is left in it."""
-    refused = session.config.stash[_RUN].refused
-    for item in session.items:
-        marker = item.get_closest_marker("probe")
-        if marker is not None and marker.args[0] in refused:
-            pytest.exit(refused[marker.args[0]], returncode=USAGE_ERROR)
-    run = session.config.stash[_RUN]
-    run.planned = [item.stash[_PLANNED] for item in session.items if _PLANNED in item.stash]
     tests = [item for item in session.items if _CLOCK in item.stash and _PLANNED not in item.stash]
     if tests and _child(session.config) is None:
-        run.collect_tests(tests)
+        _run(session.config).collect_tests(tests)
+    run = session.config.stash.get(_RUN, None)
+    if run is None:
+        return
+    for item in session.items:
+        marker = item.get_closest_marker("probe")
+        if marker is not None and marker.args[0] in run.refused:
+            pytest.exit(run.refused[marker.args[0]], returncode=USAGE_ERROR)
+    run.planned = [item.stash[_PLANNED] for item in session.items if _PLANNED in item.stash]
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> str | None:
     """Say how much is ahead."""
-    return config.stash[_RUN].outlook()
+    return config.stash[_RUN].outlook() if _RUN in config.stash else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """In ranks of a launcher other than the first, do what the first one asks, which alone records and reports.
 
-    In the first, or where there is no launcher, measure what comes before the items' own visits.
+    In the first, or where there is no launcher, measure what comes before the items' own trials.
     """
-    run = session.config.stash[_RUN]
+    run = session.config.stash.get(_RUN, None)
+    if run is None:
+        return None
     if run.follow_the_first_rank():
         return True
     is_xdist_worker = hasattr(session.config, "workerinput")
@@ -274,17 +296,16 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test that passes here, but not in a process in which it was measured."""
     result = yield
-    if item.config.stash[_RUN].has_tests:
-        reason = item.config.stash[_RUN].tests.failed_elsewhere(item.nodeid)
-        if reason:
-            pytest.fail(reason, pytrace=False)
+    run = item.config.stash.get(_RUN, None)
+    if run is not None and run.tests is not None and (reason := run.tests.failed_elsewhere(item.nodeid)):
+        pytest.fail(reason, pytrace=False)
     return result
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
     """Keep the raw rounds of our items in every exported JSON; pytest-benchmark drops them unless asked."""
-    samples = config.stash[_RUN].replayed
+    samples = config.stash[_RUN].replayed if _RUN in config.stash else {}
     for entry in output_json["benchmarks"]:
         if entry["fullname"] in samples:
             entry["stats"]["data"] = samples[entry["fullname"]]
@@ -293,12 +314,14 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Below pytest-benchmark's table, what the run means."""
-    config.stash[_RUN].report(terminalreporter)
+    if _RUN in config.stash:
+        config.stash[_RUN].report(terminalreporter)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the workers, however the session ended."""
-    config.stash[_RUN].close()
+    if _RUN in config.stash:
+        config.stash[_RUN].close()
 
 
 @pytest.fixture
@@ -307,12 +330,16 @@ def measured(request: pytest.FixtureRequest, benchmark: Any, case_label: str) ->
 
     A failed case fails the item, an unsupported one skips it, both with the reason as one sentence.
     """
-    run = request.config.stash[_RUN]
+    from pyperf_suite.pytests.fixtures import end_test, extra_info
+
+    run = _run(request.config)
     item = request.node
 
     def replay() -> None:
         if benchmark.disabled:
-            _settle(run.verify(item.stash[_PLANNED]))
+            outcome, reason = run.verify(item.stash[_PLANNED])
+            if outcome != "ok":
+                end_test(outcome, reason)
             benchmark(lambda: None)
             return
         records = run.measure(item.stash[_PLANNED])
@@ -320,9 +347,9 @@ def measured(request: pytest.FixtureRequest, benchmark: Any, case_label: str) ->
             pytest.skip("the budget was used up before this case was measured")
         unsuccessful = [record for record in records if record.outcome != "ok"]
         if unsuccessful:
-            _settle((unsuccessful[0].outcome, unsuccessful[0].reason))
+            end_test(unsuccessful[0].outcome, unsuccessful[0].reason)
         if item.stash[_PLANNED].is_exact:
-            return  # figures that are read have no rounds for a table of times; the summary tells of them
+            return  # figures that are read have no rounds for a table of times; the summary shows them
         samples = [sample for record in records for sample in record.kept_seconds]
         benchmark.extra_info.update(extra_info(records, run.records_path))
         run.replayed[benchmark.fullname] = samples
@@ -331,11 +358,3 @@ def measured(request: pytest.FixtureRequest, benchmark: Any, case_label: str) ->
         benchmark.pedantic(lambda: None, rounds=len(samples), iterations=1)
 
     return replay
-
-
-def _settle(outcome_and_reason: tuple[str, str]) -> None:
-    outcome, reason = outcome_and_reason
-    if outcome == "unsupported":
-        pytest.skip(f"unsupported: {reason}")
-    if outcome == "failed":
-        pytest.fail(reason, pytrace=False)

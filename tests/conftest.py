@@ -6,16 +6,15 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
-from pyperf_suite.hardware.cuda_driver import driver
-from pyperf_suite.hardware.shared_library import Unavailable
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
-from pyperf_suite.workloads import find_workload
+from pyperf_suite.hardware.devices import Unavailable, driver
+
+if TYPE_CHECKING:
+    from pyperf_suite.runner.record import Case, Record
 
 # Tools of the repository are imported from its root, which comes last: the package is the one that is installed.
 sys.path.append(str(Path(__file__).parents[1]))
@@ -49,7 +48,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def timed_record() -> Callable[..., Record]:
-    """A record as a worker leaves of one visit: timed_record(case, seconds), and fields that shall be otherwise."""
+    """A record as a worker leaves of one trial: timed_record(case, seconds), and fields that shall be otherwise."""
+    from pyperf_suite.runner.record import Metric, Record
+    from pyperf_suite.workloads import find_workload
 
     def made(case: Case, seconds: float, **otherwise: Any) -> Record:
         work = find_workload(case.operator).work(case.parameters)

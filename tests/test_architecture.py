@@ -1,31 +1,37 @@
-"""The layers of the package: who may import whom, and what importing may need."""
+"""The shape of the package: who may import whom, what importing may need, unique names, and how large it may be.
+
+The lists of exceptions are exact, so that they can only become shorter.
+"""
 
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from importlib.util import resolve_name
 from pathlib import Path
+
+import pytest
 
 import pyperf_suite
 
 PACKAGE = Path(pyperf_suite.__file__).parent
-# Lowest first. A part imports from parts below its own layer, never from beside or above.
+# Lowest first. A part imports from parts below its own layer, never from its own layer or above.
 LAYERS = (
     ("errors",),
-    ("files", "guards", "limits", "nearest", "printable", "processes", "_native", "kernels"),
-    ("api", "kernel_arrays"),
+    ("files", "guards", "limits", "nearest", "printable", "processes", "_native"),
     ("hardware",),
+    ("kernels",),
+    ("api", "kernel_arrays"),
     ("laws",),
     ("measure", "ranks"),
+    ("spec",),
     ("workloads",),
     ("runner",),
-    ("spec",),
     ("probes",),
-    ("history", "advise"),
-    ("doctor",),
+    ("history", "advise", "doctor"),
     ("render",),
     ("pytests",),
     ("commands", "pytest_run"),
@@ -33,58 +39,100 @@ LAYERS = (
     ("__main__",),
 )
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
-MEASURING_PATH = (
-    "errors",
-    "files",
-    "guards",
-    "limits",
-    "nearest",
-    "printable",
-    "processes",
-    "api",
-    "kernel_arrays",
-    "laws",
-    "hardware",
-    "measure",
-    "ranks",
-    "workloads",
-    "runner",
-    "spec",
-    "probes",
-    "pytests",
-    "pytest_run",
-    "pytest_plugin",
-    "benchmarks",
-)
-MEASURING_PATH_MAY_IMPORT = {
+UPWARD = {
+    ("pyperf_suite", "pyperf_suite.api"),  # whose names are had from the package, and imported when they are asked for
+    ("pyperf_suite.spec.summary", "pyperf_suite.runner.record"),
+    ("pyperf_suite.spec.discovery", "pyperf_suite.runner.plan"),
+    ("pyperf_suite.spec.discovery", "pyperf_suite.runner.record"),
+    ("pyperf_suite.spec.probe", "pyperf_suite.runner.record"),
+    ("pyperf_suite.spec.probe", "pyperf_suite.runner.record"),
+    ("pyperf_suite.spec.rows", "pyperf_suite.runner.record"),
+    ("pyperf_suite.spec.rows", "pyperf_suite.runner.record"),
+    ("pyperf_suite.spec.user_probe", "pyperf_suite.runner.record"),
+    ("pyperf_suite.spec.user_probe", "pyperf_suite.workloads.user_kernel"),
+}
+CIRCLES = {frozenset({"pyperf_suite", "pyperf_suite.api"})}
+# Names that two classes have.
+TWICE = {
+    *(
+        "Attention",
+        "AttentionShape",
+        "Block",
+        "Blocks",
+        "Check",
+        "Child",
+        "Cliff",
+        "Column",
+        "Comparison",
+        "Costs",
+        "Curve",
+        "Evidence",
+        "Exchange",
+        "Group",
+        "InputPipeline",
+        "Kept",
+        "Kernel",
+        "Model",
+        "Pair",
+        "Panel",
+        "Part",
+        "Place",
+        "Plan",
+        "Planned",
+        "Point",
+        "Prediction",
+        "Result",
+        "Row",
+        "Schedule",
+        "Search",
+        "Series",
+        "Training",
+        "Transfer",
+        "Trial",
+        "Verdict",
+        "Way",
+        "Work",
+        "Workload",
+    ),
+}
+# How large the package may be: at most so many modules, lines of one and of all, and modules in one folder.
+MOST_MODULES, MOST_LINES, MOST_LINES_OF_ALL, MOST_IN_A_FOLDER = 217, 650, 56_200, 21
+
+ABOVE_MEASURING = {"history", "advise", "doctor", "render", "commands", "cli", "__main__"}
+MEASURING_MAY_IMPORT = {
     *("click", "numpy", "psutil", "pynvml", "pytest", "pytest_benchmark", "rich", "scipy", "tomli", "torch", "triton"),
     "PIL",  # decodes the JPEG files of one kind of case, which is unsupported without it
 }
 # What takes long to import or may be absent is imported inside the function that uses it.
 ONLY_INSIDE_FUNCTIONS = {
-    "PIL",
-    "jinja2",
-    "markupsafe",
-    "matplotlib",
-    "plotly",
-    "pyarrow",
-    "pynvml",
-    "ruptures",
-    "scipy",
-    "torch",
-    "triton",
+    *(
+        "PIL",
+        "jinja2",
+        "markupsafe",
+        "matplotlib",
+        "plotly",
+        "pyarrow",
+        "pynvml",
+        "scipy",
+        "torch",
+        "triton",
+    ),
 }
-
 # Modules of torch's own classes: whoever prepares a case imports them, inside a function; they may import each other.
 OF_TORCH = {
     "pyperf_suite.workloads.training.gpt",
-    "pyperf_suite.workloads.training.parallel.allocations",
     "pyperf_suite.workloads.training.held_bytes",
-    "pyperf_suite.workloads.training.parallel.cuts",
-    "pyperf_suite.workloads.training.rounding",
+    "pyperf_suite.workloads.training.cuts",
 }
 
-SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text()) for name, path in SOURCES.items()}
 
 
 def part_of(module: str) -> str:
@@ -92,91 +140,107 @@ def part_of(module: str) -> str:
     return [*module.split("."), "errors"][1]
 
 
-def module_of(path: Path) -> str:
-    """The dotted name of a source file of the package."""
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def imported_modules(path: Path, tree: ast.AST) -> Iterator[str]:
-    """Dotted names of all that a tree of a source file imports, inside functions too."""
-    package = module_of(path) if path.stem == "__init__" else module_of(path).rpartition(".")[0]
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of all that a tree imports, inside functions too; imports are absolute everywhere."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            origin = resolve_name("." * node.level + (node.module or ""), package)
-            yield from (f"{origin}.{alias.name}" for alias in node.names)
+            assert not node.level, ast.unparse(node)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def on_measuring_path(path: Path) -> bool:
-    """Whether a source file takes part in a measurement."""
-    return part_of(module_of(path)) in MEASURING_PATH
+def own_module(name: str) -> str:
+    """The module of the package that a dotted name is, or is in."""
+    while name not in SOURCES and "." in name and name != "pyperf_suite._native":
+        name = name.rpartition(".")[0]
+    return name
 
 
-def without_functions(tree: ast.Module) -> ast.Module:
-    """What runs when the module is imported: all but function bodies and what only type checkers read."""
+NAMES = {name: set(imported(tree)) for name, tree in TREES.items()}
+OWN = {
+    name: {own_module(each) for each in held if each.split(".")[0] == "pyperf_suite"} - {name}
+    for name, held in NAMES.items()
+}
 
+
+def test_a_module_imports_only_from_layers_below_its_own() -> None:
+    parts = {part_of(name) for name in SOURCES}
+    assert parts <= LAYER.keys(), "every part has its layer"
+    upward = {
+        (name, other)
+        for name, others in OWN.items()
+        for other in others
+        if part_of(name) != part_of(other) and LAYER[part_of(other)] >= LAYER[part_of(name)]
+    }
+    assert upward == UPWARD
+
+
+def test_no_two_modules_import_each_other_directly_or_through_others() -> None:
+    @functools.cache
+    def reached(name: str) -> frozenset[str]:
+        found, waiting = set(), [name]
+        while waiting:
+            fresh = OWN.get(waiting.pop(), set()) - found
+            found |= fresh
+            waiting += fresh
+        return frozenset(found)
+
+    circles = {frozenset(other for other in reached(name) if name in reached(other)) for name in OWN}
+    assert circles - {frozenset()} == CIRCLES
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    counts = Counter(
+        node.name
+        for tree in TREES.values()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, count in counts.items() if count > 1} == TWICE
+
+
+def test_the_package_is_small_enough_to_be_known() -> None:
+    lines = {name: len(path.read_text().splitlines()) for name, path in SOURCES.items()}
+    folders = Counter(path.parent.relative_to(PACKAGE) for path in SOURCES.values() if path.stem != "__init__")
+    assert len(lines) <= MOST_MODULES
+    assert sum(lines.values()) <= MOST_LINES_OF_ALL
+    assert not {name: count for name, count in lines.items() if count > MOST_LINES}
+    assert not {folder: count for folder, count in folders.items() if count > MOST_IN_A_FOLDER}
+    assert not [path.parent for path in SOURCES.values() if not (path.parent / "__init__.py").exists()]
+
+
+def test_what_measures_imports_no_other_third_party_than_those_agreed() -> None:
+    allowed = set(sys.stdlib_module_names) | MEASURING_MAY_IMPORT | {"pyperf_suite"}
+    measuring = {name: held for name, held in NAMES.items() if part_of(name) not in ABOVE_MEASURING}
+    assert not [(name, each) for name, held in measuring.items() for each in held if each.split(".")[0] not in allowed]
+
+
+def test_heavy_or_optional_packages_are_imported_where_they_are_used() -> None:
     class Remover(ast.NodeTransformer):
+        """Leaves what runs when the module is imported: no bodies of functions, nothing for type checkers alone."""
+
         def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
             return None
 
         def visit_If(self, node: ast.If) -> ast.AST | None:
             return None if "TYPE_CHECKING" in ast.unparse(node.test) else self.generic_visit(node)
 
-    return Remover().visit(tree)
-
-
-TREES = {path: ast.parse(path.read_text()) for path in SOURCES}
-
-
-def own_imports(path: Path) -> set[str]:
-    """What a source file imports of the package, as dotted names of modules or of what is in them."""
-    return {name for name in imported_modules(path, TREES[path]) if name.split(".")[0] == "pyperf_suite"}
-
-
-def test_a_module_imports_only_from_layers_below_its_own():
     wrong = []
-    for path in SOURCES:
-        own = part_of(module_of(path))
-        reached = {part_of(name) for name in own_imports(path)} - {own, "__version__"}
-        if module_of(path) == "pyperf_suite":
-            reached -= {"api"}  # whose names are had from the package, and imported when they are asked for
-        wrong += [f"{module_of(path)} imports from {part}" for part in reached if LAYER[part] >= LAYER[own]]
+    for name, path in SOURCES.items():
+        at_once = set(imported(Remover().visit(ast.parse(path.read_text()))))
+        heavy = {each.split(".")[0] for each in at_once} & ONLY_INSIDE_FUNCTIONS
+        if name in OF_TORCH:
+            heavy -= {"torch"}
+        else:
+            heavy |= {each for each in at_once if own_module(each) in OF_TORCH}
+        wrong += [(name, each) for each in heavy]
     assert not wrong
 
 
-def test_the_measuring_path_imports_no_other_third_party_than_those_agreed():
-    allowed = set(sys.stdlib_module_names) | MEASURING_PATH_MAY_IMPORT | {"pyperf_suite"}
-    wrong = []
-    for path in filter(on_measuring_path, SOURCES):
-        roots = {name.split(".")[0] for name in imported_modules(path, TREES[path])}
-        wrong += [f"{module_of(path)} imports {root}" for root in roots - allowed]
-    assert not wrong
-
-
-def test_heavy_or_optional_packages_are_imported_where_they_are_used():
-    wrong = []
-    for path in SOURCES:
-        of_torch = module_of(path) in OF_TORCH
-        names = set(imported_modules(path, without_functions(ast.parse(path.read_text()))))
-        heavy = {name.split(".")[0] for name in names} & ONLY_INSIDE_FUNCTIONS - ({"torch"} if of_torch else set())
-        lazy = (
-            set()
-            if of_torch
-            else {name for name in names for module in OF_TORCH if f"{name}.".startswith(f"{module}.")}
-        )
-        wrong += [f"{module_of(path)} imports {name}" for name in heavy | lazy]
-    assert not wrong
-
-
-def test_every_part_of_the_package_has_its_layer():
-    parts = {path.stem if path.parent == PACKAGE else path.relative_to(PACKAGE).parts[0] for path in SOURCES}
-    assert parts - {"__init__"} <= LAYER.keys()
-
-
-def test_every_module_imports_without_torch_and_without_the_extension():
-    modules = [module_of(path) for path in SOURCES if path.stem != "__main__" and module_of(path) not in OF_TORCH]
+@pytest.mark.slow
+def test_every_module_imports_without_torch_and_without_the_extension() -> None:
+    modules = [name for name in SOURCES if part_of(name) != "__main__" and name not in OF_TORCH]
     absent = ["torch", "triton", "pynvml", "pyperf_suite._native"]
     program = (
         "import importlib, sys\n"
@@ -185,7 +249,3 @@ def test_every_module_imports_without_torch_and_without_the_extension():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-
-
-def test_every_folder_of_modules_is_a_package_that_an_installation_takes_along():
-    assert not [path.parent for path in SOURCES if not (path.parent / "__init__.py").exists()]

@@ -1,9 +1,9 @@
-"""Measure the index of a results folder: how long a new run takes to read, a series to answer, and the memory.
+"""Measure the store of a results folder: how long a new run takes to read, a series to answer, and the memory.
 
     python tools/bench_index.py --runs 1000 --records 1000 --samples 1 --folder /tmp/many_runs
 
 The runs are made up: records of this suite's form with random times. Records hold few samples by default, so that a
-million of them fit a small disk; samples cost reading time alone, for the index leaves them in the journals.
+million of them fit a small disk; samples cost reading time alone, for the cache leaves them in the journals.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import statistics
 import time
 from pathlib import Path
 
-from pyperf_suite.history.stored.store import Store
+from pyperf_suite.history.stored.store import RunCache, Store
 
 MACHINE = "cpu-made-up-2c"
 BEGIN = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
@@ -39,6 +39,7 @@ def main() -> None:
     write_run(options.folder, options.runs, options.records, options.samples)
     tell("update with one new run", lambda: update(options.folder))
     with Store(options.folder) as store:
+        store.update()
         tell("list of all benchmarks", store.benchmarks)
         tell("list of all runs", store.runs)
         benchmarks = store.benchmarks()
@@ -48,8 +49,8 @@ def main() -> None:
             store.series(benchmark)
             seconds.append(time.perf_counter() - began)
         print(f"a series: median {statistics.median(seconds):.3f} s, slowest {max(seconds):.3f} s of {len(seconds)}")
-    index = options.folder / ".index.sqlite"
-    print(f"size of the index: {index.stat().st_size / 2**20:.0f} MiB")
+    kept = sum(each.stat().st_size for each in (options.folder / RunCache.NAME).iterdir())
+    print(f"size of the cache: {kept / 2**20:.0f} MiB")
     print(f"most memory used: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
 
 

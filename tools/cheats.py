@@ -15,8 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from pyperf_suite.hardware.cuda_driver import driver
-from pyperf_suite.hardware.shared_library import Unavailable
+from pyperf_suite.hardware.devices import Unavailable, driver
 from pyperf_suite.workloads import user_kernel
 
 CATALOGUE = Path(__file__).resolve().parents[1] / "tests" / "workloads" / "test_cheats.py"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pyperf_suite.history.changes.changepoints import SAME_PLACE, find_changes
+from pyperf_suite.history.changepoints import SAME_PLACE, find_changes
 
 DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 STEP = math.log(1.05)
@@ -120,7 +120,7 @@ def tigerbeetle() -> None:
     print(f"\nTigerBeetle's history, {len(values)} points: labelled {labels}")
     for change in find_changes(values):
         label = next((kind for index, kind in labels.items() if abs(index - change.index) <= SAME_PLACE), "no label")
-        print(f"  {change.index:4} {change.before_s:9.0f} -> {change.after_s:9.0f}  x {change.ratio}  {label}")
+        print(f"  {change.index:4} {change.before:9.0f} -> {change.after:9.0f}  x {change.ratio}  {label}")
 
 
 def main() -> None:

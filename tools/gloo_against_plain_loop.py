@@ -13,10 +13,10 @@ import numpy as np
 import torch.distributed as distributed
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.median import median_interval
+from pyperf_suite.measure.estimates import median_interval
 from pyperf_suite.ranks.group import Group
-from pyperf_suite.workloads.collective import Collective, CollectiveParameters
-from pyperf_suite.workloads.collective.torch_distributed import TorchTransfers
+from pyperf_suite.workloads.collective import CollectiveParameters
+from pyperf_suite.workloads.collective.collective import Collective, TorchTransfers
 from pyperf_suite.workloads.workload import Place
 
 SIZES_BYTES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)

@@ -385,7 +385,7 @@ def prepare(folder: Path) -> int:
     """
     from pyperf_suite import _native
     from pyperf_suite.kernels import gemm_sm90, nvrtc
-    from pyperf_suite.workloads.kernel_cache import KernelCache
+    from pyperf_suite.workloads.scratch import KernelCache
 
     began = time.monotonic()
     compiler = KernelCache(_native.cuda.Compiler(list(nvrtc.wheels())), str(folder))
@@ -397,11 +397,12 @@ def prepare(folder: Path) -> int:
     stopwatch = (ROOT / "kernels" / "cuda" / "stopwatch.cu").read_text("utf-8")
     asked.append(("stopwatch.cu", stopwatch, {}, ["--std=c++17"]))
     for source in asked:
-        compiler.compile(*source[:3], "sm_90a", source[3])
+        compiler.compile(*source[:3], gemm_sm90.ARCHITECTURE, source[3])
     version = ".".join(map(str, nvrtc.version()))
     print(
-        f"{len(asked)} kernels for sm_90a in {folder}, compiled in {time.monotonic() - began:.0f} s. With "
-        f"PYPERF_CACHE_DIR naming the folder, a machine whose NVRTC is {version} takes them; others compile their own."
+        f"{len(asked)} kernels for {gemm_sm90.ARCHITECTURE} in {folder}, compiled in {time.monotonic() - began:.0f} s. "
+        f"With PYPERF_CACHE_DIR naming the folder, a machine whose NVRTC is {version} takes them; others "
+        "compile their own."
     )
     return 0
 

@@ -70,9 +70,9 @@ def be_command_line(arguments: list[str]) -> None:
 
     sys.argv = ["pyperf-suite", *arguments]
     if arguments[:1] == ["run"]:
-        from pyperf_suite.laws.matmul.tiling import Schedule, Tile
+        from pyperf_suite.laws.tiling import Schedule, Tile
         from pyperf_suite.runner import session
-        from pyperf_suite.runner.case import Case
+        from pyperf_suite.runner.record import Case
         from pyperf_suite.workloads.matmul import MatmulParameters
 
         tiny = MatmulParameters(8, 8, 8, Schedule("data_parallel", 1), Tile(32, 32, 32))
@@ -159,7 +159,7 @@ class Campaign:
         assert len(visits) >= planned["cases"] * planned["processes"], f"{len(visits)} visits of {planned}"
         # By the suite's own readers too: what they show is what this one has read.
         from pyperf_suite.history.stored.store import Store
-        from pyperf_suite.runner.journal import read_journal
+        from pyperf_suite.runner.results import read_journal
 
         kept = read_journal(self._journals()[0])
         assert sum(record.outcome == "ok" and record.kind == "timing" for record in kept) == visits.total()

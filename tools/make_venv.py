@@ -37,7 +37,6 @@ OPTIONAL = {
     "pyarrow": "Parquet files",
     "pytest-xdist": "tests side by side",
     "ruff": "`make lint`",
-    "ruptures": "change points in `pyperf-suite track`",
     "triton": "Triton kernels",
 }
 # How uv is told what a setting of pip says; the settings below change nothing that is installed. With any other, pip

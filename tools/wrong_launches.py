@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.runner.case import Case
+from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import STANDARD, Effort
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.matmul import MatmulParameters
-from pyperf_suite.workloads.matmul.native_cpu import NativeCpuMatmul
+from pyperf_suite.workloads.matmul.matmul import NativeCpuMatmul
 from pyperf_suite.workloads.operator import Launches
 
 # Whether the launch of that number on that set goes wrong.

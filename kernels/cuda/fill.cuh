@@ -1,4 +1,4 @@
-// Values of inputs by a counter-based generator, the same bit for bit here and in numpy: see workloads/inputs.py.
+// Values of inputs by a counter-based generator, the same bit for bit here and in numpy: see workloads/operands.py.
 //
 // Philox4x64-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011). Each 64-bit word gives four
 // indices of 16 bits into a table of values, so nothing is computed that two sides could round differently.

@@ -24,9 +24,9 @@ from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.hardware.devices import Device
-    from pyperf_suite.history.finding import Finding
     from pyperf_suite.history.pairs.arms import Arm, PairedCase
     from pyperf_suite.history.pairs.live_pair import Pair
+    from pyperf_suite.history.verdict import Judgement
     from pyperf_suite.runner.plan import PlannedCase
 
 
@@ -102,9 +102,8 @@ def ab(
       pyperf-suite ab --old main --new . benches/bench_softmax.py:softmax -a n=8192
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.hardware.identity import identity
-    from pyperf_suite.history.pairs.ab import compare_arms
-    from pyperf_suite.history.pairs.pair_journal import PairJournal, comparison_folder
+    from pyperf_suite.hardware.machine import identity
+    from pyperf_suite.history.pairs.ab import PairJournal, compare_arms, comparison_folder
 
     where = resolve(device)
     rule_for = rules_of(margin, max_pairs=max_pairs)
@@ -114,10 +113,13 @@ def ab(
         identity(where).slug,
         _manifest(old_arm, new_arm, cases, where, {"budget_s": budget_s, "max_pairs": max_pairs, "seed": seed}),
     )
-    with PairJournal(folder / "pairs.jsonl") as journal, _Told(len(cases), budget_s) as told:
+    with PairJournal(folder / "pairs.jsonl") as journal, _PairProgress(len(cases), budget_s) as shown:
         try:
             findings = compare_arms(
-                old_arm, new_arm, cases, where, rule_for, budget_s, seed, journal, progress=told.pair
+                *(old_arm, new_arm, cases, where, rule_for, seed),
+                budget_s=budget_s,
+                journal=journal,
+                progress=shown.pair,
             )
         except KeyboardInterrupt:
             raise Interrupted(f"Interrupted; {journal.written} pairs are kept in {journal.path}.") from None
@@ -138,8 +140,7 @@ def _sides(
     environments: bool,
 ) -> tuple[Arm, Arm, list[PairedCase], list[str]]:
     """Both arms, what to compare, and what a reader must know of it. Raises UserError for what cannot be compared."""
-    from pyperf_suite.history.pairs.arms import PairedCase, this_code
-    from pyperf_suite.history.pairs.variants import choose, pair_variants, parse_variant
+    from pyperf_suite.history.pairs.arms import PairedCase, choose, pair_variants, parse_variant, this_code
     from pyperf_suite.spec.discovery import is_users
 
     old_fields, new_fields = parse_variant(old), parse_variant(new)
@@ -208,7 +209,6 @@ def _planned(probes: Sequence[str], profile: str, where: Device, axes: tuple[str
 
 
 def _arms(old: str, new: str, environments: bool) -> tuple[Arm, Arm]:
-    """Both sides of the suite's own code, built where they are revisions."""
     for asked in (old, new):
         _require(asked)
     return _arm(old, environments), _arm(new, environments)
@@ -216,8 +216,8 @@ def _arms(old: str, new: str, environments: bool) -> tuple[Arm, Arm]:
 
 def _require(asked: str) -> None:
     """Raise UserError where a side is no interpreter and no revision, before minutes go into building the other."""
-    from pyperf_suite.history.pairs.checkout import find_checkout
-    from pyperf_suite.history.pairs.user_arms import parse_requirements
+    from pyperf_suite.history.pairs.arms import parse_requirements
+    from pyperf_suite.history.pairs.builds import find_checkout
 
     if parse_requirements(asked) is not None:
         raise UserError(f"{asked} is a requirement, under which kernels of your own are compared: name a FILE.py.")
@@ -227,29 +227,24 @@ def _require(asked: str) -> None:
 
 def _arm(asked: str, environment: bool) -> Arm:
     """One side: an interpreter where that is what the path names, the working tree for `.`, else a revision."""
-    from pyperf_suite.history.pairs.builds import interpreter_arm, revision_arm, working_tree_arm
-    from pyperf_suite.history.pairs.checkout import find_checkout
+    from pyperf_suite.history.pairs.builds import find_checkout, interpreter_arm, revision_arm
 
     if asked != "." and Path(asked).is_file():
         return interpreter_arm(Path(asked))
     checkout = find_checkout()
     click.echo(f"Building {asked}, unless it is kept from before …", err=True)
-    if asked == ".":
-        return working_tree_arm(checkout, environment)
     return revision_arm(checkout, asked, environment)
 
 
 def _manifest(old: Arm, new: Arm, cases: Sequence[PairedCase], where: Device, rule: dict[str, Any]) -> dict[str, Any]:
-    from pyperf_suite.hardware.identity import identity
-    from pyperf_suite.hardware.state import state
+    from pyperf_suite.hardware.machine import identity, state
 
     arms = {"old": old.to_json(), "new": new.to_json()}
     machine = {"device": str(where), "identity": dict(identity(where).fields), "state": state(where)}
     return {"arms": arms, "cases": len(cases), **rule, **machine}
 
 
-def _keep(folder: Path, findings: Sequence[Finding]) -> None:
-    """The findings beside the pairs they came from."""
+def _keep(folder: Path, findings: Sequence[Judgement]) -> None:
     import json
 
     try:
@@ -259,8 +254,8 @@ def _keep(folder: Path, findings: Sequence[Finding]) -> None:
         click.echo(f"Warning: the findings could not be written to {folder}: {error.strerror}.", err=True)
 
 
-def _notes(findings: Sequence[Finding], folder: Path, results: Path, machine: str) -> list[str]:
-    from pyperf_suite.history.selfcheck.selfcheck import latest_selfcheck
+def _notes(findings: Sequence[Judgement], folder: Path, results: Path, machine: str) -> list[str]:
+    from pyperf_suite.history.selfcheck import latest_selfcheck
 
     notes = [f"Every pair is kept in {folder / 'pairs.jsonl'}."]
     unsupported = [finding for finding in findings if finding.details.get("unsupported")]
@@ -277,7 +272,7 @@ def _notes(findings: Sequence[Finding], folder: Path, results: Path, machine: st
     return notes
 
 
-class _Told:
+class _PairProgress:
     """A progress bar on standard error: one step a benchmark, with how many pairs the present one has."""
 
     def __init__(self, benchmarks: int, budget_s: float) -> None:
@@ -294,13 +289,12 @@ class _Told:
         self._seen: set[str] = set()
 
     def pair(self, case: PairedCase, pairs: Sequence[Pair]) -> None:
-        """Tell of one more pair."""
         self._seen.add(f"{case.probe} {case.case_id}")
         self._progress.update(
             self._task, completed=len(self._seen) - 1, description=f"{case.probe}: {len(pairs)} pairs"
         )
 
-    def __enter__(self) -> _Told:
+    def __enter__(self) -> _PairProgress:
         self._progress.start()
         return self
 

@@ -11,30 +11,19 @@ from pyperf_suite.commands.options import device_option, path_option, results_op
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from pyperf_suite.advise.calibrate.results import Corrected
+    from pyperf_suite.advise.calibrate_laws import Corrected
     from pyperf_suite.hardware.catalogue import GpuSpec
+    from pyperf_suite.laws.calibration import Calibration
     from pyperf_suite.runner.results import RunFolder
 
 
 @click.command()
 @click.argument("run", required=False, type=click.Path(path_type=Path), metavar="[RUN]")
 @click.option("--gpu", metavar="NAME", help="What the run's GPU is like, where the catalogue does not know it.")
-@path_option(
-    "--output",
-    metavar="PATH",
-    help="The file to write, by default beside the machine's runs.",
-)
+@path_option("--output", metavar="PATH", help="The file to write, by default next to the machine's runs.")
 @results_option()
 @device_option("Whose newest run: auto, cpu or cuda:N.")
-def calibrate(
-    run: Path | None,
-    gpu: str | None,
-    output: Path | None,
-    results: Path,
-    device: str,
-) -> None:
+def calibrate(run: Path | None, gpu: str | None, output: Path | None, results: Path, device: str) -> None:
     """Fit the laws to RUN, by default this machine's newest of `run calibration`, and state their held-out error.
 
     On a CPU, prices of a training step are fitted to RUN of `run step_calibration`.
@@ -46,59 +35,50 @@ def calibrate(
     """  # noqa: D301 - click keeps the lines below \b as they are
     from rich.console import Console
 
-    _from_run(Console(emoji=False), _run_folder(run, results, device), gpu, output)
-
-
-def _run_folder(run: Path | None, results: Path, device: str) -> RunFolder:
-    from pyperf_suite.advise.calibrate.results import newest_run
+    from pyperf_suite.advise.calibrate_laws import FILE, newest_run
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.hardware.identity import identity
+    from pyperf_suite.hardware.machine import identity
     from pyperf_suite.runner.results import open_run
 
     if run is not None:
-        return open_run(run)
-    machine = identity(resolve(device))
-    return newest_run(results, machine.slug, "step_calibration" if machine.kind == "cpu" else "calibration")
-
-
-def _from_run(console: Console, folder: RunFolder, gpu: str | None, output: Path | None) -> None:
-    from pyperf_suite.advise.calibrate.results import FILE, calibrated, corrections, origin_of
-
-    records = folder.records()
-    if gpu is None and "cores" in folder.manifest.get("identity", {}):
-        _from_cpu_run(console, folder, output)
-        return
-    spec = _gpu_of(folder, gpu)
-    found = corrections(spec, records, origin_of(folder))
-    path = output or folder.path.parent / FILE
-    try:
-        calibrated(spec, found).save(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}): name another file with --output.") from None
-    for each in found:
-        _say(console, _sentence(each))
-    _say(console, f"Written to {path}: take it for sizes with `pyperf-suite size --calibration {path}`.")
-
-
-def _from_cpu_run(console: Console, folder: RunFolder, output: Path | None) -> None:
-    from pyperf_suite.advise.calibrate.cpu import calibrated_cpu
-    from pyperf_suite.advise.calibrate.cross_validation import described
-    from pyperf_suite.advise.calibrate.results import FILE, origin_of
-
-    identity = folder.manifest["identity"]
-    calibration = calibrated_cpu(str(identity["model"]), int(identity["cores"]), folder.records(), origin_of(folder))
+        folder = open_run(run)
+    else:
+        machine = identity(resolve(device))
+        probe = "step_calibration" if machine.kind == "cpu" else "calibration"
+        folder = newest_run(results, machine.slug, probe)
+    on_cpu = gpu is None and "cores" in folder.manifest.get("identity", {})
+    calibration, lines = _of_cpu(folder) if on_cpu else _of_gpu(folder, gpu)
     path = output or folder.path.parent / FILE
     try:
         calibration.save(path)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): name another file with --output.") from None
-    for name, block in calibration.blocks.items():
-        _say(console, f"{name}: held-out error {described(block.held_out)}")
-    _say(console, f"Written to {path}: take it for a study with `pyperf-suite study --calibration {path}`.")
+    use = "a study with `pyperf-suite study" if on_cpu else "sizes with `pyperf-suite size"
+    console = Console(emoji=False)
+    for line in (*lines, f"Written to {path}: take it for {use} --calibration {path}`."):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _of_gpu(folder: RunFolder, gpu: str | None) -> tuple[Calibration, list[str]]:
+    from pyperf_suite.advise.calibrate_laws import calibrated, corrections, origin_of
+
+    spec = _gpu_of(folder, gpu)
+    found = corrections(spec, folder.records(), origin_of(folder))
+    return calibrated(spec, found), [_sentence(each) for each in found]
+
+
+def _of_cpu(folder: RunFolder) -> tuple[Calibration, list[str]]:
+    from pyperf_suite.advise.calibrate_cpu import calibrated_cpu
+    from pyperf_suite.advise.calibrate_laws import described, origin_of
+
+    identity = folder.manifest["identity"]
+    calibration = calibrated_cpu(str(identity["model"]), int(identity["cores"]), folder.records(), origin_of(folder))
+    lines = [f"{name}: held-out error {described(block.held_out)}" for name, block in calibration.blocks.items()]
+    return calibration, lines
 
 
 def _gpu_of(folder: RunFolder, named: str | None) -> GpuSpec:
-    """The GPU of a run by the catalogue, or what it was said to be like."""
+    """The GPU of a run by the catalogue, or the one it is said to be like."""
     from pyperf_suite.hardware.catalogue import find_gpu
 
     if named is not None:
@@ -116,7 +96,7 @@ def _gpu_of(folder: RunFolder, named: str | None) -> GpuSpec:
 
 
 def _sentence(corrected: Corrected) -> str:
-    from pyperf_suite.advise.calibrate.cross_validation import described
+    from pyperf_suite.advise.calibrate_laws import described
 
     after = described(corrected.after.to_json())
     if corrected.block is None:
@@ -125,8 +105,3 @@ def _sentence(corrected: Corrected) -> str:
         f"{corrected.law}: an error of {after} on this machine, where the law alone has "
         f"{corrected.before.mape:.1f} % (median {corrected.before.median:.1f} %)."
     )
-
-
-def _say(console: Console, line: str) -> None:
-    """One line, whatever is in it, and however narrow the terminal."""
-    console.print(line, highlight=False, soft_wrap=True, markup=False)

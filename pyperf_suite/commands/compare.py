@@ -13,9 +13,10 @@ from pyperf_suite.commands.outcome import OutcomeOptions, finish, outcome_option
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
-    from pyperf_suite.history.finding import Finding
-    from pyperf_suite.history.stored.sides import Measured, Side
+    from pyperf_suite.history.stored.journals import Measured
+    from pyperf_suite.history.stored.store import Side
     from pyperf_suite.history.thresholds import Thresholds
+    from pyperf_suite.history.verdict import Judgement
 
 # Benchmarks named in a sentence about what was not compared; a run may hold hundreds.
 NAMED = 4
@@ -45,7 +46,7 @@ def compare(
       pyperf-suite compare before.json after.json --margin 3%
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.history.compare import one_sided
-    from pyperf_suite.history.stored.find_side import find_side
+    from pyperf_suite.history.stored.store import find_side
     from pyperf_suite.history.thresholds import load_thresholds
 
     thresholds = load_thresholds()
@@ -61,12 +62,11 @@ def compare(
 
 def _compare(
     old: Side, new: Side, thresholds: Thresholds, margin: float | None, results: Path
-) -> tuple[list[Finding], list[str]]:
+) -> tuple[list[Judgement], list[str]]:
     """The findings, and what a reader should know of how they came about."""
-    from pyperf_suite.history.compare import compare_sides, sentinel_sentence
-    from pyperf_suite.history.selfcheck.selfcheck import latest_selfcheck
-    from pyperf_suite.history.statistics.run_noise import noise_from_store
-    from pyperf_suite.history.stored.foreign import PROBE as FOREIGN_PROBE
+    from pyperf_suite.history.compare import compare_sides, noise_from_store, sentinel_sentence
+    from pyperf_suite.history.selfcheck import latest_selfcheck
+    from pyperf_suite.history.stored.foreign import FOREIGN_PROBES
     from pyperf_suite.history.stored.store import Store
 
     def margin_of(probe: str, label: str) -> float:
@@ -74,7 +74,7 @@ def _compare(
 
     notes = []
     if any(one.medians for one in _all(new)):
-        ours = any(one.probe != FOREIGN_PROBE for one in _all(new))
+        ours = any(one.probe not in FOREIGN_PROBES for one in _all(new))
         notes.append(
             "The runs were measured at different times, which is in every difference"
             + ("; pyperf-suite ab takes turns." if ours else ".")
@@ -97,7 +97,6 @@ def _compare(
 
 
 def _chosen(side: Side, pattern: str | None) -> Side:
-    """The side with the benchmarks that -k names, and its sentinels."""
     import dataclasses
 
     from pyperf_suite.history.thresholds import matches
@@ -117,12 +116,12 @@ def _chosen(side: Side, pattern: str | None) -> Side:
 def _uncompared_sentences(old: Side, new: Side, uncompared: Mapping[str, Sequence[str]]) -> list[str]:
     """A sentence for each kind of benchmark that could not be compared, naming the first few."""
     where = {"only_old": f"only in {old.name}", "only_new": f"only in {new.name}", "neither": "measured in neither run"}
-    told = []
+    found = []
     for kind, labels in uncompared.items():
         if labels:
             more = f"; and {len(labels) - NAMED} more, which --json names" if len(labels) > NAMED else ""
-            told.append(f"Not compared, {where[kind]} ({len(labels)}): {'; '.join(labels[:NAMED])}{more}.")
-    return told
+            found.append(f"Not compared, {where[kind]} ({len(labels)}): {'; '.join(labels[:NAMED])}{more}.")
+    return found
 
 
 def _all(side: Side) -> list[Measured]:

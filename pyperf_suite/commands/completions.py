@@ -19,18 +19,20 @@ from pyperf_suite.errors import UserError
 
 MOST_RUNS = 50
 DEVICES = ("auto", "cpu", "cuda:0")
+PROGRAM = "pyperf-suite"
+VARIABLE = "_PYPERF_SUITE_COMPLETE"  # click's own name for it, by which the program knows that a shell asks
 
 Names = Callable[[click.Context, str], Iterable[str]]
 
 
 class Completed(click.types.StringParamType):
-    """Text, for which a shell offers names. With `files`, whatever the shell knows of files beside them."""
+    """Text, for which a shell offers names; where there are none, with `files`, files."""
 
     def __init__(self, names: Names, files: bool = False) -> None:
         self._names, self._files = names, files
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The names that begin as typed; none where they cannot be read, for a shell has nowhere to show an error."""
+        """The names that begin as typed; none if they cannot be read, for a shell has nowhere to show an error."""
         try:
             found = [CompletionItem(name) for name in self._names(ctx, incomplete) if name.startswith(incomplete)]
         except (OSError, ValueError):
@@ -46,11 +48,28 @@ def complete(command: click.Command) -> None:
             param.type = known[param.name]
 
 
+def axes_of(probes: Iterable[str]) -> list[str]:
+    """The axes of those probes, of all if none is named, each once; unknown probes have none."""
+    from pyperf_suite.hardware.devices import Device
+    from pyperf_suite.spec.discovery import find_probe, probe_names
+
+    known = [find_probe(name) for name in probes or probe_names() if name in probe_names()]
+    axes = [probe.axes("quick", Device("cpu")) for probe in known]
+    return list(dict.fromkeys(field.name for each in axes for field in dataclasses.fields(each)))
+
+
 def _probes(ctx: click.Context, _: str) -> list[str]:
     from pyperf_suite.spec.discovery import probe_names
 
     chosen = _named_probes(ctx)
     return [name for name in probe_names() if name not in chosen]
+
+
+def _named_probes(ctx: click.Context) -> tuple[str, ...]:
+    """Behind an option that waits for its value, click leaves the arguments unread in `args`."""
+    from pyperf_suite.spec.discovery import probe_names
+
+    return tuple(name for name in (*(ctx.params.get("probes") or ()), *ctx.args) if name in probe_names())
 
 
 def _axes(ctx: click.Context, incomplete: str) -> list[str]:
@@ -62,25 +81,21 @@ def _axes(ctx: click.Context, incomplete: str) -> list[str]:
     return [f"{axis}=" for axis in axes_of(chosen)]
 
 
-def axes_of(probes: Iterable[str]) -> list[str]:
-    """The axes of those probes, of all where none is named, each once; unknown probes have none."""
-    from pyperf_suite.hardware.devices import Device
-    from pyperf_suite.spec.discovery import find_probe, probe_names
-
-    known = [find_probe(name) for name in probes or probe_names() if name in probe_names()]
-    axes = [probe.axes("quick", Device("cpu")) for probe in known]
-    return list(dict.fromkeys(field.name for each in axes for field in dataclasses.fields(each)))
-
-
 def _gpus(*_: object) -> list[str]:
     from pyperf_suite.hardware.catalogue import all_gpus
 
     return [gpu.name for gpu in all_gpus()]
 
 
+def _results(ctx: click.Context) -> Path:
+    """The folder that an option names, or an argument, which is unread as those of `_named_probes` are."""
+    if ctx.args and any(isinstance(each, click.Argument) and each.name == "results" for each in ctx.command.params):
+        return Path(ctx.args[0])
+    return Path(ctx.params.get("results") or DEFAULT_RESULTS)
+
+
 def _machines(ctx: click.Context, _: str) -> list[str]:
-    results = _results(ctx)
-    return sorted(entry.name for entry in os.scandir(results) if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(each.name for each in os.scandir(_results(ctx)) if each.is_dir() and not each.name.startswith("."))
 
 
 def _runs(ctx: click.Context, _: str) -> list[str]:
@@ -89,29 +104,10 @@ def _runs(ctx: click.Context, _: str) -> list[str]:
     return ["latest", *sorted(runs, reverse=True)[:MOST_RUNS]]
 
 
-def _compared_runs(ctx: click.Context, incomplete: str) -> list[str]:
-    """`compare` alone knows the run before the latest by a name."""
-    return ["latest~1", *_runs(ctx, incomplete)]
-
-
-def _told_runs(ctx: click.Context, incomplete: str) -> list[str]:
+def _several_runs(ctx: click.Context, incomplete: str) -> list[str]:
     """`all` or runs, several with commas between them: the last is the one being typed."""
     before, comma, _ = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in ("all", *_runs(ctx, incomplete))]
-
-
-def _named_probes(ctx: click.Context) -> tuple[str, ...]:
-    """Behind an option that waits for its value, click leaves the arguments unread in `args`."""
-    from pyperf_suite.spec.discovery import probe_names
-
-    return tuple(name for name in (*(ctx.params.get("probes") or ()), *ctx.args) if name in probe_names())
-
-
-def _results(ctx: click.Context) -> Path:
-    """The folder that an option names, or an argument, which is unread as those of `_named_probes` are."""
-    if ctx.args and any(isinstance(each, click.Argument) and each.name == "results" for each in ctx.command.params):
-        return Path(ctx.args[0])
-    return Path(ctx.params.get("results") or DEFAULT_RESULTS)
 
 
 COMPLETED: dict[str | None, Any] = {
@@ -124,13 +120,11 @@ COMPLETED: dict[str | None, Any] = {
     "resume": Completed(_runs),
 }
 # What `compare` and `ab` call OLD and NEW are runs for the one and revisions for the other.
+_compared_run = Completed(lambda ctx, incomplete: ["latest~1", *_runs(ctx, incomplete)], files=True)
 COMPLETED_OF: dict[str | None, dict[str | None, Any]] = {
-    "compare": {"old": Completed(_compared_runs, files=True), "new": Completed(_compared_runs, files=True)},
-    "report": {"runs": Completed(_told_runs)},
+    "compare": {"old": _compared_run, "new": _compared_run},
+    "report": {"runs": Completed(_several_runs)},
 }
-
-PROGRAM = "pyperf-suite"
-VARIABLE = "_PYPERF_SUITE_COMPLETE"  # click's own name for it, by which the program knows that a shell asks
 
 
 @click.command()

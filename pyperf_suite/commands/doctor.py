@@ -40,16 +40,35 @@ def doctor(results: Path, expect: str | None, show_all: bool, as_json: bool) -> 
     """  # noqa: D301 - click keeps the lines below \b as they are
     import json
 
-    from pyperf_suite.doctor.check import as_json as to_json
-    from pyperf_suite.doctor.check import exit_code
-    from pyperf_suite.doctor.examination import examine
+    from pyperf_suite.doctor import check
 
     groups = examine(results, gpus_expected=None if expect is None else _gpus(expect))
     if as_json:
-        click.echo(json.dumps(to_json(groups), indent=2))
+        click.echo(json.dumps(check.as_json(groups), indent=2))
     else:
         _print(groups, show_all)
-    raise SystemExit(exit_code(groups))
+    raise SystemExit(check.exit_code(groups))
+
+
+def examine(results: Path, gpus_expected: int | None = None) -> tuple[Group, ...]:
+    """Read and judge everything. The load is watched first, before any process of ours adds to it."""
+    from pyperf_suite.doctor import gpu, host, load, software
+    from pyperf_suite.doctor.check import Group
+    from pyperf_suite.hardware.kernel_files import KernelFiles
+
+    files = KernelFiles()
+    watched = load.read_load(files)
+    swapped_pages = watched.activity.swapped_pages if watched.activity else 0
+    gpus = gpu.read_gpus(files)
+    found = software.read_software(files, len(gpus.gpus), driver_cuda=gpus.cuda)
+    return (
+        Group("CPU", host.cpu_checks(host.read_cpu(files))),
+        Group("Load", load.load_checks(watched)),
+        Group("Memory", host.memory_checks(host.read_memory(files, swapped_pages))),
+        Group("GPU", gpu.gpu_checks(gpus, gpus_expected)),
+        Group("Software", software.software_checks(found)),
+        Group("Disk", host.place_checks(host.read_places(results))),
+    )
 
 
 def _gpus(expect: str) -> int:
@@ -72,11 +91,11 @@ def _print(groups: Sequence[Group], show_all: bool) -> None:
 
     left_out = 0
     for group in groups:
-        told = [check for check in group.checks if show_all or check.verdict != "not applicable"]
-        left_out += len(group.checks) - len(told)
-        if told:
+        shown = [check for check in group.checks if show_all or check.verdict != "not applicable"]
+        left_out += len(group.checks) - len(shown)
+        if shown:
             line(f"\n[bold]{escape(group.name)}[/bold]")
-        for check in told:
+        for check in shown:
             colour = COLOURS[check.verdict]
             line(f"  [{colour}]{_short(check.verdict):8}[/{colour}] {escape(check.name)}: {_safe(check.found)}")
             if check.advice:
@@ -96,15 +115,15 @@ def _short(verdict: str) -> str:
 def _safe(text: str) -> Any:
     from rich.markup import escape
 
-    from pyperf_suite.printable import printable
+    from pyperf_suite.errors import printable
 
     return escape(printable(text))
 
 
 def _counts(groups: Sequence[Group]) -> str:
     verdicts = [check.verdict for group in groups for check in group.checks]
-    told = []
+    counts = []
     for verdict in ("problem", "warning", "ok"):
         number = verdicts.count(verdict)
-        told.append(f"{number} {verdict if verdict == 'ok' or number == 1 else verdict + 's'}")
-    return ", ".join(told)
+        counts.append(f"{number} {verdict if verdict == 'ok' or number == 1 else verdict + 's'}")
+    return ", ".join(counts)

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import click
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.nearest import offer
+from pyperf_suite.commands.options import results_option
+from pyperf_suite.errors import UserError, offer
 
 
 @click.command()
 @click.argument("run", metavar="RUN")
-@click.option(
-    "--results", default="bench_results", show_default=True, type=click.Path(path_type=Path), metavar="FOLDER"
-)
+@results_option()
 def findings(run: str, results: Path) -> None:
     """Write findings.json of RUN anew and print it: a run's id, the path of its folder, or latest.
 
@@ -26,9 +24,9 @@ def findings(run: str, results: Path) -> None:
     import warnings
 
     from pyperf_suite.files import write_whole
-    from pyperf_suite.render.findings_json import FILE, as_text
+    from pyperf_suite.render.findings_json import as_text
     from pyperf_suite.render.results import read_results
-    from pyperf_suite.render.run_report import as_document, findings_of
+    from pyperf_suite.render.run_report import FILE, as_document, findings_of
     from pyperf_suite.runner.results import RunFolder
 
     [found] = read_results(_folder(run, results)).runs

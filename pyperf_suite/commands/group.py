@@ -7,9 +7,9 @@ import importlib
 import click
 
 from pyperf_suite.commands.completions import complete
-from pyperf_suite.nearest import offer
+from pyperf_suite.errors import offer
 
-# The module of each command that is not defined beside the group itself.
+# The module of each command that is not defined with the group itself.
 MODULES = {
     "ab": "ab",
     "calibrate": "calibrate",

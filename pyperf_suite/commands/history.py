@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from pyperf_suite.commands.options import Age, json_option, machine_option, options, path_option, results_option
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import UserError, printable
 from pyperf_suite.files import write_for_user
-from pyperf_suite.printable import printable
 
 if TYPE_CHECKING:
     from pyperf_suite.history.stored.prune import Pruning
     from pyperf_suite.history.stored.series import Benchmark, Series
-    from pyperf_suite.history.stored.store import BenchmarkKey, Store
+    from pyperf_suite.history.stored.store import CaseKey, Store
 
 EXPORT_FORMATS = ("csv", "json", "parquet", "github-action-benchmark")
 
@@ -53,8 +52,8 @@ def history(
       pyperf-suite history
       pyperf-suite history 'matmul*m=384*' --png matmul.png
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.history.changes.steps import steps_of
     from pyperf_suite.history.shown.drawing import draw_series
+    from pyperf_suite.history.tracking import steps_of
 
     with _store(results, also) as store:
         found = _benchmarks(store, benchmark, machine)
@@ -110,7 +109,7 @@ def prune(
     from pyperf_suite.history.stored.prune import Rules, delete, plan_pruning
 
     rules = Rules(older_than, keep_last, machine)
-    held: dict[Path, frozenset[BenchmarkKey]] = {}
+    held: dict[Path, frozenset[CaseKey]] = {}
     unread: frozenset[Path] = frozenset()
     if keep_last is not None and results.is_dir():
         with _store(results) as store:
@@ -130,8 +129,7 @@ def prune(
         if not as_json:
             click.echo(printable(f"deleted  {doomed.name}"))
     if deleted:
-        with _store(results):
-            pass  # the index follows: it forgets the files that are gone
+        _store(results)  # the cache follows: it forgets the files that are gone
     if as_json:
         click.echo(_pruning_as_json(planned, deleted, failures))
     if failures:
@@ -184,7 +182,6 @@ def export(
 
 
 def _store(results: Path, also: Sequence[Path] = ()) -> Store:
-    """The store, brought up to date."""
     from pyperf_suite.history.stored.store import Store
 
     store = Store(results)
@@ -195,7 +192,6 @@ def _store(results: Path, also: Sequence[Path] = ()) -> Store:
 
 
 def _benchmarks(store: Store, pattern: str | None, machine: str | None) -> list[Benchmark]:
-    """What is asked for; raises UserError where there is nothing of the kind."""
     found = store.benchmarks(pattern, machine)
     if found:
         return found

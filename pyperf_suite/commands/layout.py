@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.commands.model_options import asked_gpu, asked_model, gpu_options, model_options
+from pyperf_suite.commands.model_options import asked_gpu, asked_model, count_options, gpu_options, model_options
 from pyperf_suite.commands.options import Gibibytes, json_option, options, wide_option
 from pyperf_suite.errors import UserError
 
@@ -33,9 +33,12 @@ AXES = {
 }
 
 
-cluster_options = options(
+@click.command()
+@model_options
+@gpu_options
+@options(
     click.option("--gpus", type=int, required=True, metavar="N", help="In all."),
-    click.option("--gpus-per-node", type=int, metavar="N", help="By default 8, or all if there are fewer."),
+    *count_options({"gpus-per-node": "By default 8, or all if there are fewer."}),
     click.option(
         "--memory", type=Gibibytes(), metavar="GIB", help="Of one GPU, as in 80 or 80GB; else its data sheet's."
     ),
@@ -45,31 +48,21 @@ cluster_options = options(
         metavar="RATE",
         help="What each GPU really sends out of its node: HDR, NDR, 200Gbps; by default as the laws have it.",
     ),
-)
-"""What the model is to be trained on."""
-
-axis_options = options(
-    *(
-        click.option(f"--{name}", type=int, metavar="N", help="Only this value.")
-        for name in ("dp", "tp", "pp", "virtual-pp", "cp", "ep", "zero", "micro-batch")
-    ),
+    click.option("--global-batch", type=int, required=True, metavar="N", help="Sequences of one iteration."),
+    *count_options({name.replace("_", "-"): "Only this value." for name in AXES if name != "recompute"}),
     click.option("--recompute", metavar="WHAT", help="Only this: nothing, attention or layers."),
+    *(
+        click.option(f"--{name}/--no-{name}", default=True, help=f"{text}; by default on.")
+        for name, text in (
+            ("flash", "Fused attention, which keeps no scores"),
+            ("sequence-parallel", "Together with TP"),
+            ("overlap", "Send gradients during computation"),
+        )
+    ),
+    click.option("--top", type=int, default=10, show_default=True, metavar="N", help="Rows of each list."),
+    json_option(),
+    wide_option,
 )
-"""Axes of a layout that are to have one value."""
-
-
-@click.command()
-@model_options
-@gpu_options
-@cluster_options
-@click.option("--global-batch", type=int, required=True, metavar="N", help="Sequences of one iteration.")
-@axis_options
-@click.option("--flash/--no-flash", default=True, help="Fused attention, which keeps no scores; by default on.")
-@click.option("--sequence-parallel/--no-sequence-parallel", default=True, help="Beside TP; by default on.")
-@click.option("--overlap/--no-overlap", default=True, help="Send gradients beside computation; by default on.")
-@click.option("--top", type=int, default=10, show_default=True, metavar="N", help="Rows of each list.")
-@json_option()
-@wide_option
 def layout(
     config: Path | None,
     seq: int | None,
@@ -98,14 +91,16 @@ def layout(
       pyperf-suite layout --layers 32 --hidden 2560 --heads 32 --ffn 10240 --vocab 50304 --not-gated
           --gpu "A100 40GB" --gpus 16 --gpus-per-node 4 --global-batch 512 --seq 2048 --pp 1
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.advise.layout.grid import Cluster, Training
-    from pyperf_suite.advise.layout.planned import planned
-    from pyperf_suite.advise.layout.report import layout_answer
+    from pyperf_suite.advise.layout_grid import Cluster, Training
+    from pyperf_suite.advise.layout_plan import planned
+    from pyperf_suite.advise.layout_report import findings_of_layouts, layout_answer, layouts_as_json
+    from pyperf_suite.render import findings_json
+    from pyperf_suite.render.terminal import console_for, print_findings
 
     spec, laws = asked_gpu(gpu, calibration)
     if link is not None:
         if laws is not spec:
-            raise UserError(f"--link {link} is beside a calibration, which has its own links: leave one of them out.")
+            raise UserError(f"--link {link} was given with a calibration, which has its own links: leave one out.")
         spec = laws = replace(spec, link_bytes_per_s=_link(link))
     if not 1 <= top <= MOST_ROWS:
         raise UserError(f"--top has to lie between 1 and {MOST_ROWS}, but {top} was asked for.")
@@ -115,14 +110,7 @@ def layout(
     per_node = usual if gpus_per_node is None else gpus_per_node
     cluster = Cluster(spec, gpus, per_node, _memory(spec, memory), _network(network))
     training = Training(model, global_batch, length, flash, sequence_parallel, overlap)
-    _present(layout_answer(planned(training, cluster, laws, fixed), top, notes), as_json, wide)
-
-
-def _present(answer: Any, as_json: bool, wide: bool) -> None:
-    from pyperf_suite.advise.layout.report import findings_of_layouts, layouts_as_json
-    from pyperf_suite.render import findings_json
-    from pyperf_suite.render.terminal import console_for, print_findings
-
+    answer = layout_answer(planned(training, cluster, laws, fixed), top, notes)
     findings = {"layout": findings_of_layouts(answer)}
     if as_json:
         click.echo(findings_json.answer(findings, layouts_as_json(answer)), nl=False)
@@ -132,7 +120,7 @@ def _present(answer: Any, as_json: bool, wide: bool) -> None:
 
 def _fixed(named: dict[str, Any]) -> dict[str, int]:
     """Take the axes with one value out of the options."""
-    from pyperf_suite.laws.model_flops import RECOMPUTES, check_recompute
+    from pyperf_suite.laws.transformer import RECOMPUTES, check_recompute
 
     found = {}
     for option, axis in AXES.items():

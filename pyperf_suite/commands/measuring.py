@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, Any
 from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
-    from pyperf_suite.runner.outlook import Progress
-    from pyperf_suite.runner.plan import Plan
+    from pyperf_suite.runner.plan import Plan, Progress
     from pyperf_suite.runner.results import RunFolder
     from pyperf_suite.runner.session import Session
 
 
 def workers_of_the_launcher(device: str, deadline_s: float) -> Any:
-    """Rank 0's hold on all ranks; None in the others once the run is over, for they have nothing to tell."""
+    """Rank 0's hold on all ranks; None in the others once the run is over, for they have nothing to report."""
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.ranks.group import Group, RanksMissing
     from pyperf_suite.runner.worker import follow
-    from pyperf_suite.runner.worker_pool import GroupWorkers
+    from pyperf_suite.runner.workers import GroupWorkers
 
     group = Group()
     if group.rank == 0:
@@ -39,7 +38,7 @@ def workers_of_the_launcher(device: str, deadline_s: float) -> Any:
 
 def folder_of(plan: Plan, results: Path, resume: str | None) -> RunFolder:
     """A new run's folder, or the one to go on with. Raises UserError where there is none."""
-    from pyperf_suite.hardware.identity import identity
+    from pyperf_suite.hardware.machine import identity
     from pyperf_suite.runner.results import create_run, find_run
 
     machine = identity(plan.device)
@@ -68,7 +67,7 @@ ESTIMATE_EVERY_S = 1.0
 @contextmanager
 def progress_on(console: Any, total: int) -> Iterator[Progress]:
     """A bar where there is a terminal; elsewhere a line of text every ten seconds, for a log."""
-    from pyperf_suite.runner.outlook import ProgressLines, in_words
+    from pyperf_suite.runner.plan import ProgressLines, in_words
 
     if not console.is_terminal:
         yield ProgressLines(lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))

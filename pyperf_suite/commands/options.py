@@ -77,9 +77,8 @@ class Gibibytes(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         text = str(value).strip().lower()
-        scale = 1e9 / 2**30 if text.endswith("gb") else 1.0
         try:
-            return float(text.removesuffix("gb").removesuffix("gib")) * scale
+            return float(text.removesuffix("gb").removesuffix("gib")) * (1e9 / 2**30 if text.endswith("gb") else 1.0)
         except ValueError:
             self.fail(
                 f"{value!r} is not a size of memory: write GiB, as in 80 or 80GiB, or GB, as in 80GB.", param, ctx
@@ -107,47 +106,38 @@ def path_option(*names: str, metavar: str = "FILE", **more: Any) -> Callable[[Co
     return click.option(*names, type=click.Path(path_type=Path), metavar=metavar, **more)
 
 
-def results_option(text: str = "") -> Callable[[Command], Command]:
-    """Where runs lie."""
-    return path_option("--results", metavar="FOLDER", default=DEFAULT_RESULTS, show_default=True, help=text or None)
+def _shared(*names: str, text: str = "", **settings: Any) -> Callable[..., Callable[[Command], Command]]:
+    """Makes an option whose help and default a command may replace."""
+
+    def option(text: str = text, default: Any = None) -> Callable[[Command], Command]:
+        return click.option(*names, help=text or None, **settings | ({} if default is None else {"default": default}))
+
+    return option
 
 
-def device_option(text: str = "auto, cpu, or cuda:N.") -> Callable[[Command], Command]:
-    """Where to measure."""
-    return click.option("--device", default="auto", show_default=True, metavar="DEVICE", help=text)
+results_option = _shared(
+    "--results",
+    default=DEFAULT_RESULTS,
+    show_default=True,
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+)
+device_option = _shared("--device", text="auto, cpu, or cuda:N.", default="auto", show_default=True, metavar="DEVICE")
+profile_option = _shared("--profile", default="quick", show_default=True, metavar="NAME")
+seed_option = _shared("--seed", default=0, show_default=True)
+json_option = _shared("--json", "as_json", text="Print the result as JSON instead of tables.", is_flag=True)
 
-
-def seed_option(text: str) -> Callable[[Command], Command]:
-    """Of what is left to chance."""
-    return click.option("--seed", default=0, show_default=True, help=text)
-
-
-def profile_option(text: str, default: str = "quick") -> Callable[[Command], Command]:
-    """How much is measured."""
-    return click.option("--profile", default=default, show_default=True, metavar="NAME", help=text)
-
-
-def json_option(text: str = "Print the result as JSON instead of tables.") -> Callable[[Command], Command]:
-    """For other programs."""
-    return click.option("--json", "as_json", is_flag=True, help=text)
-
-
-def margin_option(command: Command) -> Command:
-    """`--margin`: None where it was not given; `Thresholds.margin_of` knows what then holds for a benchmark."""
-    return click.option(
-        "--margin",
-        type=Share(),
-        metavar="SHARE",
-        help="Slowdown that is tolerated, as 1% or 0.01; by default what pyproject.toml says, or 1%.",
-    )(command)
-
-
+# None if it was not given; `Thresholds.margin_of` knows what then holds for a benchmark.
+margin_option = click.option(
+    "--margin",
+    type=Share(),
+    metavar="SHARE",
+    help="Slowdown that is tolerated, as 1% or 0.01; by default what pyproject.toml says, or 1%.",
+)
 wide_option = click.option("--wide", is_flag=True, help="Print every column of a table, however wide the terminal is.")
-
 machine_option = click.option(
     "--machine", metavar="NAME", help="Only this machine: the name of a folder of the results."
 )
-
 axes_option = click.option(
     "-a",
     "--axis",
@@ -179,12 +169,12 @@ run_options = options(
     json_option(),
     wide_option,
 )
-"""Where to measure, where results lie, and how to tell of them."""
+"""Where to measure, where results lie, and how to print them."""
 
 measuring_options = options(
     profile_option(", ".join(PROFILE_NAMES)),
     axes_option,
-    seed_option("Seed of the order in which cases are visited."),
+    seed_option("Seed of the order in which cases are measured."),
     click.option(
         "--budget",
         "budget_s",

@@ -15,11 +15,11 @@ import click
 
 from pyperf_suite.commands.options import json_option, options, path_option, wide_option
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.exit_code import DEFAULT_FAIL_ON, FAIL_ON
+from pyperf_suite.history.thresholds import DEFAULT_FAIL_ON, FAIL_ON
 
 if TYPE_CHECKING:
-    from pyperf_suite.history.finding import Finding
     from pyperf_suite.history.pairs.ab import RuleFor
+    from pyperf_suite.history.verdict import Judgement
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -67,7 +67,7 @@ def outcome_options(command: Command) -> Any:
 
 
 def finish(
-    findings: Sequence[Finding],
+    findings: Sequence[Judgement],
     asked: OutcomeOptions,
     heading: str,
     notes: Sequence[str] = (),
@@ -78,8 +78,8 @@ def finish(
     `extra` stands beside the findings in JSON. Raises UserError where a file cannot be written, after all is printed,
     and where pyproject.toml does not say thresholds; SystemExit otherwise.
     """
-    from pyperf_suite.history.exit_code import exit_code
     from pyperf_suite.history.thresholds import load_thresholds
+    from pyperf_suite.history.verdict import exit_code
 
     fail_on = asked.fail_on or load_thresholds().fail_on or DEFAULT_FAIL_ON
     code = exit_code(findings, fail_on)
@@ -98,19 +98,18 @@ def finish(
 
 def rules_of(margin: float | None, **limits: Any) -> RuleFor:
     """The rule by which pairs of a benchmark are judged, with the margin that holds for it."""
-    from pyperf_suite.history.statistics.sequential import SequentialRule
     from pyperf_suite.history.thresholds import load_thresholds
+    from pyperf_suite.history.verdict import SequentialRule
 
     thresholds = load_thresholds()
     return lambda case: SequentialRule(margin=thresholds.margin_of(case.probe, case.label, margin), **limits)
 
 
 def _write_files(
-    findings: Sequence[Finding], asked: OutcomeOptions, heading: str, notes: Sequence[str], fail_on: str
+    findings: Sequence[Judgement], asked: OutcomeOptions, heading: str, notes: Sequence[str], fail_on: str
 ) -> None:
     from pyperf_suite.files import write_for_user
-    from pyperf_suite.render.comparisons import summary
-    from pyperf_suite.render.junit import junit_xml
+    from pyperf_suite.render.comparisons import junit_xml, summary
 
     if asked.markdown is not None:
         # Appended: the steps of a job share one summary, and each adds its own.

@@ -24,9 +24,8 @@ from pyperf_suite.errors import Interrupted, UserError
 if TYPE_CHECKING:
     from pyperf_suite.hardware.devices import Device
     from pyperf_suite.history.pairs.arms import PairedCase
-    from pyperf_suite.history.selfcheck.run import Compare, Planned
-    from pyperf_suite.history.selfcheck.selfcheck import Comparison, Selfcheck
-    from pyperf_suite.history.statistics.sequential import SequentialRule
+    from pyperf_suite.history.selfcheck import Compare, Comparison, Planned, Selfcheck
+    from pyperf_suite.history.verdict import SequentialRule
 
 # Comparisons are left to be made: the same command with --resume makes them.
 UNFINISHED = 3
@@ -119,9 +118,8 @@ def selfcheck(
       pyperf-suite selfcheck bench_softmax.py --shifts 0:200
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.hardware.identity import identity
-    from pyperf_suite.history.selfcheck.run import make_comparisons, planned, resumable, start
-    from pyperf_suite.history.selfcheck.selfcheck import latest_selfcheck
+    from pyperf_suite.hardware.machine import identity
+    from pyperf_suite.history.selfcheck import latest_selfcheck, make_comparisons, planned, resumable, start
 
     where = resolve(device)
     machine = identity(where).slug
@@ -148,7 +146,7 @@ def selfcheck(
             progress=_say_each,
         )
     except KeyboardInterrupt:
-        from pyperf_suite.history.selfcheck.selfcheck import open_selfcheck
+        from pyperf_suite.history.selfcheck import open_selfcheck
 
         found = open_selfcheck(found.path)
         _tell(found, as_json, markdown, wide)
@@ -162,7 +160,7 @@ def selfcheck(
 
 def _cases(probes: tuple[str, ...], where: Device, pattern: str | None, counts: dict[float, int]) -> list[PairedCase]:
     from pyperf_suite.history.pairs.arms import PairedCase
-    from pyperf_suite.history.selfcheck.cases import selfcheck_cases
+    from pyperf_suite.history.selfcheck import selfcheck_cases
     from pyperf_suite.history.thresholds import matches
     from pyperf_suite.spec.discovery import expanded, find_probe, is_users
 
@@ -187,9 +185,9 @@ def _cases(probes: tuple[str, ...], where: Device, pattern: str | None, counts: 
 
 
 def _rule(margin: float | None, max_pairs: int | None) -> SequentialRule:
-    from pyperf_suite.history.selfcheck.cases import PROBE
-    from pyperf_suite.history.statistics.sequential import SequentialRule
+    from pyperf_suite.history.selfcheck import PROBE
     from pyperf_suite.history.thresholds import load_thresholds
+    from pyperf_suite.history.verdict import SequentialRule
 
     rule = SequentialRule(margin=load_thresholds().margin_of(PROBE, "", margin))
     return rule if max_pairs is None else dataclasses.replace(rule, looks=(), max_pairs=max_pairs)
@@ -198,7 +196,7 @@ def _rule(margin: float | None, max_pairs: int | None) -> SequentialRule:
 def _settings(
     where: Device, cases: list[PairedCase], rule: SequentialRule, budget_s: float, seed: int
 ) -> dict[str, Any]:
-    from pyperf_suite.hardware.state import state
+    from pyperf_suite.hardware.machine import state
 
     return {
         "device": str(where),
@@ -217,7 +215,7 @@ def _comparing(where: Device, rule: SequentialRule, budget_s: float) -> Compare:
 
     def compare(case: PairedCase, shift: float, seed: int, write: Callable[..., None]) -> Any:
         old, new = this_code("this code"), this_code("this code, slowed down" if shift else "this code again")
-        return compare_case(old, new, case, where, rule, budget_s, seed, journal=write, spin_share=shift)
+        return compare_case(old, new, case, where, rule, budget_s=budget_s, seed=seed, journal=write, spin_share=shift)
 
     return compare
 
@@ -232,7 +230,7 @@ def _say_each(position: int, count: int, made: Comparison) -> None:
 def _tell(found: Selfcheck, as_json: bool, markdown: Path | None, wide: bool) -> None:
     import json
 
-    from pyperf_suite.history.selfcheck.report import findings_of_selfcheck, heading
+    from pyperf_suite.history.selfcheck import findings_of_selfcheck, heading
     from pyperf_suite.render import markdown as as_markdown
     from pyperf_suite.render import text
     from pyperf_suite.render.terminal import console_for, print_told, say

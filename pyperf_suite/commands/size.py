@@ -13,6 +13,7 @@ from pyperf_suite.commands.options import (
     Percent,
     device_option,
     json_option,
+    options,
     path_option,
     profile_option,
     results_option,
@@ -21,47 +22,53 @@ from pyperf_suite.commands.options import (
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
-    from pyperf_suite.advise.sizing.candidates import Bounds
-    from pyperf_suite.advise.sizing.measured import MeasuredSizing
-    from pyperf_suite.advise.sizing.prices import LawPrices
-    from pyperf_suite.advise.sizing.report import Sizing
+    from pyperf_suite.advise.sizing_report import Sizing
     from pyperf_suite.hardware.catalogue import GpuSpec
     from pyperf_suite.laws.calibration import Calibration
+    from pyperf_suite.laws.explained import KernelPrices
+    from pyperf_suite.runner.results import RunFolder
+    from pyperf_suite.spec.findings import Findings
 
-DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32", "int8")
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(("bf16", "fp16", "fp8", "tf32", "fp32", "int8")),
+    default="bf16",
+    show_default=True,
+)
 
 
 @click.command()
 @model_options
-@click.option("--micro-batch", type=int, default=1, show_default=True, metavar="N")
-@click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="Tensor-parallel GPUs.")
-@click.option(
-    "--shards", type=int, default=1, show_default=True, metavar="N", help="Data-parallel GPUs (ZeRO-3, FSDP)."
+@options(
+    *(
+        click.option(name, type=int, default=1, show_default=True, metavar="N", help=text)
+        for name, text in (
+            ("--micro-batch", "Sequences at a time."),
+            ("--tp", "Tensor-parallel GPUs."),
+            ("--shards", "Data-parallel GPUs (ZeRO-3, FSDP)."),
+        )
+    ),
+    dtype_option,
+    gpu_options,
+    click.option(
+        "--vary", metavar="NAME,...", help="Only these: hidden, heads, kv_heads, ffn, vocab, layers, micro_batch, tp."
+    ),
+    *(
+        click.option(name, type=Percent(), default=default, show_default=True, metavar="PERCENT", help=text)
+        for name, default, text in (
+            ("--parameter-change", 2.0, "Of parameters, at most."),
+            ("--reach", 15.0, "Of each width, at most."),
+        )
+    ),
+    click.option("--head-dims", metavar="N,...", help="Head dimensions that candidates may have."),
+    click.option("--measure", is_flag=True, help="Measure the model and the best candidates on the GPU here."),
+    profile_option("How thoroughly to measure.", "standard"),
+    device_option("Where to measure: auto or cuda:N."),
+    results_option("For the records of what is measured."),
+    path_option("--output", metavar="FOLDER", help="For the heat maps and a page."),
+    json_option(),
+    wide_option,
 )
-@click.option("--dtype", type=click.Choice(DTYPES), default="bf16", show_default=True)
-@gpu_options
-@click.option(
-    "--vary", metavar="NAME,...", help="Only these: hidden, heads, kv_heads, ffn, vocab, layers, micro_batch, tp."
-)
-@click.option(
-    "--parameter-change",
-    type=Percent(),
-    default=2.0,
-    show_default=True,
-    metavar="PERCENT",
-    help="Of parameters, at most.",
-)
-@click.option(
-    "--reach", type=Percent(), default=15.0, show_default=True, metavar="PERCENT", help="Of each width, at most."
-)
-@click.option("--head-dims", metavar="N,...", help="Head dimensions that candidates may have.")
-@click.option("--measure", is_flag=True, help="Run the best candidates beside the model on the GPU in this machine.")
-@profile_option("How thoroughly to measure.", "standard")
-@device_option("Where to measure: auto or cuda:N.")
-@results_option("For the records of what is measured.")
-@path_option("--output", metavar="FOLDER", help="For the heat maps and a page.")
-@json_option()
-@wide_option
 def size(
     config: Path | None,
     gpu: str | None,
@@ -93,34 +100,58 @@ def size(
       pyperf-suite size --config config.json --gpu H100 --vary heads,vocab --output sizes --json
       pyperf-suite size --config config.json --measure
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.advise.sizing.report import sizing
-    from pyperf_suite.advise.sizing.setting import Setting
+    from pyperf_suite.advise.sizing_report import sizing
+    from pyperf_suite.advise.sizing_search import AXES, HEAD_DIMS, Bounds
+    from pyperf_suite.advise.sizing_step import Setting
+    from pyperf_suite.laws.training.memory import USABLE_SHARE
     from pyperf_suite.runner.profiles import find_profile
 
     spec, laws = asked_gpu(gpu, calibration)
     spec.peak(dtype)
     find_profile(profile)
     if measure:
-        from pyperf_suite.advise.validation.validation import require_gpu
+        from pyperf_suite.advise import sizing_measured
         from pyperf_suite.hardware.devices import resolve
 
-        require_gpu(spec, resolve(device))
-    model, asked, notes = asked_model(config, seq, dimensions)
-    setting = Setting(model, asked, micro_batch, tp, shards, dtype)
-    prices = _prices(laws, dtype)
-    found = sizing(spec, setting, _bounds(spec, vary, parameter_change, reach, head_dims), prices, notes)
-    measured = _measured(found, prices, profile, device, results) if measure else None
-    _present(found, prices, output, as_json, wide, measured)
+        sizing_measured.require_gpu(spec, resolve(device))
+    model, length, notes = asked_model(config, seq, dimensions)
+    bounds = Bounds(
+        vary=AXES if vary is None else tuple(name.strip().replace("-", "_") for name in vary.split(",")),
+        parameter_change=parameter_change / 100,
+        reach=reach / 100,
+        head_dims=HEAD_DIMS if head_dims is None else _numbers(head_dims),
+        memory_bytes=USABLE_SHARE * spec.memory_bytes,
+    )
+    setting = Setting(model, length, micro_batch, tp, shards, dtype)
+    found = sizing(laws, setting, bounds, _prices(laws, dtype), notes)
+    measured = _measured(found, _prices(laws, dtype, "burst"), profile, device, results) if measure else None
+    _report(found, output, as_json, wide, measured)
 
 
-def _measured(found: Sizing, prices: LawPrices, profile: str, device: str, results: Path) -> MeasuredSizing:
-    """Run the best candidates beside the present model, under a progress bar."""
+Measured = tuple["Findings", dict[str, Any], "RunFolder"]
+
+
+def _prices(laws: GpuSpec | Calibration, dtype: str, mode: Any = "sustained") -> KernelPrices:
+    from pyperf_suite.laws.prices import Prices
+
+    return Prices(laws, dtype, mode)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"{text!r} are no head dimensions: write numbers, as in 64,128.") from None
+
+
+def _measured(found: Sizing, prices: KernelPrices, profile: str, device: str, results: Path) -> Measured:
+    """Measure the present model and the best candidates with a progress bar: findings, the same as JSON, the run."""
     from rich.console import Console
     from rich.progress import Progress
 
-    from pyperf_suite.advise.sizing.measured import SizingRun
+    from pyperf_suite.advise.sizing_measured import SizingRun, measure, validation_findings
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.runner.outlook import Outlook
+    from pyperf_suite.runner.plan import Outlook
     from pyperf_suite.runner.profiles import find_profile
 
     run = SizingRun.of(found.gpu, found.search, resolve(device), find_profile(profile))
@@ -128,24 +159,25 @@ def _measured(found: Sizing, prices: LawPrices, profile: str, device: str, resul
     console.print(f"measuring: {Outlook(run.plan).line}", highlight=False, soft_wrap=True)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("", total=len(run.plan.cases))
-        return run.measured(prices, results, lambda _: progress.advance(task))
+        folder, records = measure(run.plan, results, lambda _: progress.advance(task))
+    found_here = run.judged(prices, records)
+    as_json = {"records": str(folder.records_path), **found_here.to_json(run.names)}
+    return validation_findings(run.names, found_here), as_json, folder
 
 
-def _present(
-    found: Sizing, prices: LawPrices, output: Path | None, as_json: bool, wide: bool, measured: MeasuredSizing | None
-) -> None:
+def _report(found: Sizing, output: Path | None, as_json: bool, wide: bool, measured: Measured | None) -> None:
     """Print the answer; pictures and a page only into a folder that was named."""
-    from pyperf_suite.advise.sizing.as_json import sizing_as_json
-    from pyperf_suite.advise.sizing.report import findings_of_sizing
+    from pyperf_suite.advise.sizing_report import findings_of_sizing, sizing_as_json
     from pyperf_suite.render.findings_json import answer
     from pyperf_suite.render.terminal import console_for, escape, print_findings
 
-    findings = {"size": findings_of_sizing(found, prices)}
-    records = []
+    findings = {"size": findings_of_sizing(found)}
+    records, files = [], []
     if measured is not None:
-        findings["measured"] = measured.findings
-        records = measured.folder.records()
-    written = []
+        findings["measured"], measured_json, folder = measured
+        records = folder.records()
+        files.append(("records", folder.records_path))
+    written: list[Path] = []
     if output is not None:
         from pyperf_suite.render.markdown import page
         from pyperf_suite.render.run_report import draw_all
@@ -160,22 +192,22 @@ def _present(
                 f"{output} cannot be written ({error.strerror}): name another folder with --output."
             ) from None
         written = [*pictures, text]
+        files += [*(("picture", path) for path in pictures), ("text", text)]
     if as_json:
-        told = sizing_as_json(found, [str(path) for path in written])
-        click.echo(answer(findings, told | ({} if measured is None else {"measured": measured.to_json()})), nl=False)
+        result = sizing_as_json(found, [str(path) for path in written])
+        if measured is not None:
+            result["measured"] = measured_json
+        click.echo(answer(findings, result), nl=False)
         return
     console = console_for(wide)
     print_findings(console, findings, records)
-    if measured is not None:
-        console.print(f"records   {escape(str(measured.folder.records_path))}", highlight=False, soft_wrap=True)
-    for path in written:
-        kind = "picture" if path.suffix == ".png" else "text"
+    for kind, path in files:
         console.print(f"{kind:9} {escape(str(path))}", highlight=False, soft_wrap=True)
 
 
 @click.command()
 @click.argument("sizes", nargs=-1, required=True, metavar="M N K")
-@click.option("--dtype", type=click.Choice(DTYPES), default="bf16", show_default=True)
+@dtype_option
 @click.option("--layout", default="TN", show_default=True, metavar="XY", help="TN fprop, NN dgrad, NT wgrad, or TT.")
 @gpu_options
 @json_option()
@@ -194,61 +226,24 @@ def explain(
     \b
     Examples:
       pyperf-suite explain 4096 50257 4096 --gpu H200
-      pyperf-suite explain 4096 4096 50257 --gpu H200 --layout NN --dtype fp8 --json
+      pyperf-suite explain 4096x4096x50257 --gpu H200 --layout NN --dtype fp8 --json
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.advise.product import (
-        check_product,
-        explain_product,
-        findings_of_product,
-        likely_tile,
-        product_as_json,
-    )
+    from pyperf_suite.advise import product_explained
     from pyperf_suite.render.findings_json import answer
     from pyperf_suite.render.terminal import console_for, print_findings
 
-    m, n, k = _sizes(sizes)
-    spec, laws = asked_gpu(gpu, calibration)
-    check_product(m, n, k, layout.upper())
-    tiled = likely_tile(laws, dtype, m, n, k)
-    product = explain_product(spec, _prices(laws, dtype), tiled, m, n, k, dtype, layout.upper())
-    findings = {"explain": findings_of_product(product)}
-    if as_json:
-        click.echo(answer(findings, product_as_json(product)), nl=False)
-    else:
-        print_findings(console_for(wide), findings, [])
-
-
-def _sizes(words: tuple[str, ...]) -> tuple[int, int, int]:
-    """M, N and K, also where they are written as one word: 4096x50257x2560."""
-    parts = words[0].lower().split("x") if len(words) == 1 else words
+    parts = sizes[0].lower().split("x") if len(sizes) == 1 else sizes
     if len(parts) != 3 or not all(re.fullmatch("-?[0-9]{1,12}", part.strip()) for part in parts):
         raise UserError(
-            f"{' '.join(words)[:80]!r} is no product: write M N K, as in 4096 50257 2560 or 4096x50257x2560."
+            f"{' '.join(sizes)[:80]!r} is no product: write M N K, as in 4096 50257 2560 or 4096x50257x2560."
         )
-    return int(parts[0]), int(parts[1]), int(parts[2])
-
-
-def _prices(laws: GpuSpec | Calibration, dtype: str) -> LawPrices:
-    from pyperf_suite.advise.sizing.prices import LawPrices
-
-    return LawPrices(laws, dtype)
-
-
-def _bounds(spec: GpuSpec, vary: str | None, parameter_change: float, reach: float, head_dims: str | None) -> Bounds:
-    from pyperf_suite.advise.sizing.candidates import AXES, HEAD_DIMS, Bounds
-    from pyperf_suite.laws.training.memory import USABLE_SHARE
-
-    return Bounds(
-        vary=AXES if vary is None else tuple(name.strip().replace("-", "_") for name in vary.split(",")),
-        parameter_change=parameter_change / 100,
-        reach=reach / 100,
-        head_dims=HEAD_DIMS if head_dims is None else _numbers(head_dims),
-        memory_bytes=USABLE_SHARE * spec.memory_bytes,
-    )
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UserError(f"{text!r} are no head dimensions: write numbers, as in 64,128.") from None
+    m, n, k = map(int, parts)
+    spec, laws = asked_gpu(gpu, calibration)
+    product_explained.check_product(m, n, k, layout.upper())
+    tiled = product_explained.likely_tile(laws, dtype, m, n, k)
+    product = product_explained.explain_product(spec, _prices(laws, dtype), tiled, k, dtype, layout.upper())
+    findings = {"explain": product_explained.findings_of_product(product)}
+    if as_json:
+        click.echo(answer(findings, product_explained.product_as_json(product)), nl=False)
+    else:
+        print_findings(console_for(wide), findings, [])

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from pyperf_suite.commands.model_options import count_options
 from pyperf_suite.commands.options import options, path_option, run_options
 from pyperf_suite.errors import UserError
 
@@ -40,29 +41,33 @@ RUN_OPTIONS = {
     "steps": "Timed in each experiment.",
     "warm_up": "Steps before those.",
     "experiments": "Of each configuration, each in fresh processes.",
-    "seed": "Of the order in which configurations are visited.",
+    "seed": "Of the order of the configurations.",
 }
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def _numbers(texts: dict[str, str]) -> list[Any]:
+    return count_options({name.replace("_", "-"): text for name, text in texts.items()})
 
 
-_number = partial(click.option, type=int, metavar="N")
 _of_job = partial(click.option, help="Of the SLURM job.", metavar="NAME", default="")
 study_options = options(
     path_option("--grid", "same_grid", metavar="GRID.toml", help="The same as the argument."),
-    *(_number(_flag(name), help=text) for name, text in MODEL_OPTIONS.items()),
+    *_numbers(MODEL_OPTIONS),
     click.option("--gated/--not-gated", default=None, help="SwiGLU and RMSNorm, or GELU and LayerNorm."),
     *(
-        click.option(_flag(name), *(["--zero"] if name == "zero_stage" else []), metavar="A,B,...", help=text)
+        click.option(
+            f"--{name.replace('_', '-')}",
+            *(["--zero"] if name == "zero_stage" else []),
+            metavar="A,B,...",
+            help=text,
+        )
         for name, text in GRID_OPTIONS.items()
     ),
-    *(_number(_flag(name), help=text) for name, text in RUN_OPTIONS.items()),
+    *_numbers(RUN_OPTIONS),
     click.option("--ranks", metavar="N,...", help="Only configurations of so many ranks."),
     click.option("--only", metavar="K,...", help="Only configurations of these numbers; RUN may be new then."),
     click.option("--list", "list_them", is_flag=True, help="Number the configurations, and end."),
-    click.option("--tell", is_flag=True, help="Measure nothing; show what RUN of --resume, or the newest, holds."),
+    click.option("--tell", is_flag=True, help="Measure nothing; report what RUN of --resume, or the newest, holds."),
     path_option("--calibration", help="Predict by these laws, not by this machine's."),
     run_options,
     click.option("--print-slurm", is_flag=True, help="Print an sbatch script that runs the study, and end."),
@@ -96,8 +101,7 @@ def study(
       pyperf-suite study GRID.toml --resume                 # go on where it was interrupted
       pyperf-suite study GRID.toml --print-slurm --nodes 4 --gpus-per-node 8 > study.sbatch
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.commands.slurm_script import Allocation
-    from pyperf_suite.commands.study_run import Asked, listed, run_study, script_of
+    from pyperf_suite.commands.study_run import Allocation, Asked, listed, run_study, script_of
 
     if grid and same_grid:
         raise UserError(f"Two grids were given, {grid} and {same_grid}: give one.")

@@ -1,8 +1,13 @@
-"""A study as asked for on a command line, measured and reported: imported when one is asked for."""
+"""A study as asked for on a command line: measured and reported here, or as an sbatch script for a cluster.
+
+Every experiment of that job is a torchrun of its own, on as many nodes as it takes; all records go into one run.
+"""
 
 from __future__ import annotations
 
 import random
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,32 +17,120 @@ from typing import Any, Literal
 import click
 from rich.console import Console
 
-from pyperf_suite.advise.study.fit import refusals
-from pyperf_suite.advise.study.grid_file import RunSettings, StudyFile, read_study
-from pyperf_suite.advise.study.prediction import find_calibration, predictor
+from pyperf_suite.advise.study_planning import RunSettings, StudyFile, find_calibration, predictor, read_study, refusals
 from pyperf_suite.commands.measuring import folder_of, kept_when_interrupted, progress_on, workers_of_the_launcher
-from pyperf_suite.commands.slurm_script import Allocation, sbatch_script
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.hardware.identity import identity
+from pyperf_suite.hardware.machine import identity
 from pyperf_suite.laws.calibration import load_calibration
-from pyperf_suite.probes.study import PROBE
-from pyperf_suite.probes.study.findings import analyse
-from pyperf_suite.probes.study.grid import AXES, CUTS, StudyAxes, cases_of, default_axes, of_worlds
-from pyperf_suite.probes.study.results import Predictor
-from pyperf_suite.ranks.environment import rank_environment
+from pyperf_suite.probes.study import (
+    AXES,
+    CUTS,
+    PROBE,
+    Predictor,
+    StudyAxes,
+    analyse,
+    cases_of,
+    default_axes,
+    of_worlds,
+)
+from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.render.run_report import report_run, run_as_json
 from pyperf_suite.render.terminal import console_for
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.outlook import Outlook
-from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
+from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, in_random_order
 from pyperf_suite.runner.profiles import fixed_steps
-from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import RunFolder, create_run
 from pyperf_suite.runner.session import Session
-from pyperf_suite.runner.worker_pool import SparingWorkers, WorkerPool
+from pyperf_suite.runner.workers import SparingWorkers, WorkerPool
 from pyperf_suite.spec.axes import read_axes
 from pyperf_suite.spec.discovery import replace_probe
+
+MOST = {"nodes": 1 << 14, "gpus_per_node": 64}
+# As sbatch takes it: minutes, hours, or days in front.
+TIME = re.compile(r"\d+(-\d+(:\d+){0,2}|(:\d+){0,2})")
+
+SCRIPT = r"""#!/bin/bash
+@directives@
+
+set -u
+# A requeued job goes on with the run that it began.
+run="study-${SLURM_JOB_ID}"
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+study=(-m pyperf_suite @study@ --resume "$run")
+
+for experiment in $(seq @experiments@); do
+    # The number of a configuration, its nodes, and its ranks on each.
+    while read -r only nodes ranks; do
+        srun --relative=0 --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 \
+            torchrun --nnodes="$nodes" --nproc-per-node="$ranks" --max-restarts=0 --rdzv-backend=c10d \
+            --rdzv-id="$run-$only-$experiment" --rdzv-endpoint="$first:${STUDY_PORT:-29500}" \
+            "${study[@]}" --only "$only" </dev/null ||
+            echo "configuration $only, experiment $experiment: exit code $?" >&2
+    done <<'CONFIGURATIONS'
+@configurations@
+CONFIGURATIONS
+done
+python "${study[@]}" --tell
+"""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What the job asks of the cluster; empty text is left to the cluster's defaults."""
+
+    nodes: int
+    gpus_per_node: int
+    time: str = ""
+    partition: str = ""
+    account: str = ""
+
+    def validate(self) -> None:
+        """Raise UserError for an allocation that cannot be, or text that would end its line."""
+        for name, most in MOST.items():
+            if not 1 <= getattr(self, name) <= most:
+                option = name.replace("_", "-")
+                raise UserError(f"--{option} {getattr(self, name)} was asked for: ask for 1 to {most}.")
+        if self.time and not TIME.fullmatch(self.time):
+            raise UserError(f"--time {self.time!r} is no time limit: write it as sbatch takes it, as in 02:00:00.")
+        _require_printable(self.partition, self.account)
+
+    def placed(self, ranks: int) -> tuple[int, int]:
+        """Nodes, and ranks on each, as few nodes as hold them evenly. Raises UserError where they do not fit."""
+        for nodes in range(1, self.nodes + 1):
+            if ranks % nodes == 0 and ranks // nodes <= self.gpus_per_node:
+                return nodes, ranks // nodes
+        raise UserError(
+            f"{ranks} ranks cannot be placed evenly on up to {self.nodes} nodes of {self.gpus_per_node} GPUs: ask for "
+            "more --nodes, or leave that world out with --ranks."
+        )
+
+
+def sbatch_script(allocation: Allocation, worlds: Sequence[int], experiments: int, arguments: Sequence[str]) -> str:
+    """The script for configurations that take `worlds` ranks, in their order, as `study ARGUMENTS` numbers them.
+
+    Raises UserError where a world cannot be placed.
+    """
+    allocation.validate()
+    _require_printable(*arguments)
+    asked = {"job-name": "pyperf-study", **vars(allocation), "ntasks-per-node": 1, "output": "study-%j.log"}
+    places = [allocation.placed(ranks) for ranks in worlds]
+    gaps = {
+        "directives": "\n".join(
+            f"#SBATCH --{name.replace('_', '-')}={shlex.quote(str(value))}" for name, value in asked.items() if value
+        ),
+        "study": shlex.join(["study", *arguments]),
+        "experiments": str(experiments),
+        "configurations": "\n".join(f"{number} {nodes} {ranks}" for number, (nodes, ranks) in enumerate(places, 1)),
+    }
+    return re.sub("@([a-z]+)@", lambda gap: gaps[gap[1]], SCRIPT)
+
+
+def _require_printable(*texts: str) -> None:
+    for text in texts:
+        if not text.isprintable():
+            raise UserError(f"{text!r} holds characters that no script line can: give a plain name.")
+
 
 # Steps are taken back to back for so long before ranks are asked whether all goes well; a part of the deadline.
 BLOCK_SHARE = 0.25
@@ -45,7 +138,7 @@ BLOCK_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Asked:
-    """A study as asked for: options that were given, and what the file says beside them."""
+    """A study as asked for: options that were given, and what the file says otherwise."""
 
     path: Path | None
     file: StudyFile
@@ -203,7 +296,7 @@ def _measure(
             workers.close()
         raise
     names = {case.case_id for case in here}
-    _visit(session, [each for each in plan.cases if each.case.case_id in names], launched)
+    _measure_all(session, [each for each in plan.cases if each.case.case_id in names], launched)
     return folder
 
 
@@ -217,7 +310,7 @@ def of_this_world(wanted: Sequence[Case]) -> list[Case]:
     return found
 
 
-def _visit(session: Session, wanted: Sequence[PlannedCase], launched: bool) -> None:
+def _measure_all(session: Session, wanted: Sequence[PlannedCase], launched: bool) -> None:
     """One experiment of all configurations after the other, so that what drifts drifts for all of them."""
     plan, console = session.plan, Console(stderr=True, emoji=False)
     experiments = range(plan.profile.processes)
@@ -231,7 +324,7 @@ def _visit(session: Session, wanted: Sequence[PlannedCase], launched: bool) -> N
     with kept_when_interrupted(session):
         session.open()
         with progress_on(console, len(visits)) as show:
-            session.visit_all(visits, show, _told)
+            session.visit_all(visits, show, _outcome)
         session.finish()
 
 
@@ -243,7 +336,7 @@ def _next_experiment(session: Session, planned: PlannedCase, experiments: range)
     return (fresh or failed or [0])[0]
 
 
-def _told(planned: PlannedCase, record: Record) -> str:
+def _outcome(planned: PlannedCase, record: Record) -> str:
     p = planned.case.parameters
     if record.outcome != "ok":
         return f"{p.name}: {record.outcome}: {record.reason}"[:90]

@@ -13,10 +13,9 @@ from pyperf_suite.commands.outcome import OutcomeOptions, finish, outcome_option
 from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
-    from pyperf_suite.history.changes.nominations import Nomination
-    from pyperf_suite.history.changes.tracking import Tracked
-    from pyperf_suite.history.finding import Finding
     from pyperf_suite.history.stored.store import Store
+    from pyperf_suite.history.tracking import Nomination, Tracked
+    from pyperf_suite.history.verdict import Judgement
 
 
 @click.command()
@@ -61,8 +60,8 @@ def track(
       pyperf-suite track --confirm --markdown "$GITHUB_STEP_SUMMARY"
       pyperf-suite track 'matmul*' --since 2026-01-31 --fail-on nominated
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.history.changes.tracking import track as search
     from pyperf_suite.history.stored.store import Store
+    from pyperf_suite.history.tracking import track as search
 
     with Store(results) as store:
         store.update()
@@ -71,7 +70,7 @@ def track(
             raise UserError(store.why_nothing(benchmark, machine))
         found = search(store, wanted, since.isoformat() if since else None)
         notes = [*found.notes, *store.notes, *store.damage]
-        findings = [nomination.finding() for nomination in found.current]
+        findings = [nomination.judgement() for nomination in found.current]
         if rerun:
             findings, extra_notes = _confirmed(store, found, results, device, budget, margin, seed)
             notes += extra_notes
@@ -86,19 +85,18 @@ def track(
 
 def _confirmed(
     store: Store, found: Tracked, results: Path, device: str, budget_s: float, margin: float | None, seed: int
-) -> tuple[list[Finding], list[str]]:
+) -> tuple[list[Judgement], list[str]]:
     """Findings with the slower changes rerun, the rest as it was; and where the pairs lie."""
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.hardware.identity import identity
-    from pyperf_suite.history.changes.confirm import cases_of, confirm
-    from pyperf_suite.history.pairs.builds import revision_arm
-    from pyperf_suite.history.pairs.checkout import find_checkout
-    from pyperf_suite.history.pairs.pair_journal import PairJournal, comparison_folder
+    from pyperf_suite.hardware.machine import identity
+    from pyperf_suite.history.confirm import cases_of, confirm
+    from pyperf_suite.history.pairs.ab import PairJournal, comparison_folder
+    from pyperf_suite.history.pairs.builds import find_checkout, revision_arm
 
     where = resolve(device)
     machine = identity(where).slug
     slower = [each for each in found.current if each.is_slower and not each.is_exact]
-    others = [each.finding() for each in found.current if each not in slower]
+    others = [each.judgement() for each in found.current if each not in slower]
     paths = {(run.machine, run.run_id): run.path for run in store.runs()}
 
     def records_of(nomination: Nomination) -> Path:
@@ -121,7 +119,9 @@ def _confirmed(
     try:
         with PairJournal(folder / "pairs.jsonl") as journal:
             decided = confirm(
-                able, lambda commit: revision_arm(checkout, commit), where, rules_of(margin), budget_s, seed, journal
+                *(able, lambda commit: revision_arm(checkout, commit), where, rules_of(margin), seed),
+                budget_s=budget_s,
+                journal=journal,
             )
     except KeyboardInterrupt:
         raise Interrupted(f"Interrupted; the pairs measured so far are kept in {folder}.") from None

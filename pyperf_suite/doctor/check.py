@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
+Readings = TypeVar("Readings")
 Verdict = Literal["ok", "warning", "problem", "not applicable"]
 
 SCHEMA = 1
@@ -14,13 +16,26 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor's. `advice` is empty where nothing is to be done; `command` is for a person to run."""
+    """What was found, judged. `advice` is empty if nothing is to be done; `command` is for a person to run."""
 
-    name: str
     verdict: Verdict
     found: str
     advice: str = ""
     command: str = ""
+    name: str = ""
+
+
+ok, warning, problem = partial(Check, "ok"), partial(Check, "warning"), partial(Check, "problem")
+
+
+def not_applicable(found: str = "not reported") -> Check:
+    """A check for which this machine has nothing to judge, or does not say."""
+    return Check("not applicable", found)
+
+
+def examined(checks: Mapping[str, Callable[[Readings], Check]], readings: Readings, prefix: str = "") -> list[Check]:
+    """Each check of a table on the same readings, with its name."""
+    return [dataclasses.replace(check(readings), name=prefix + name) for name, check in checks.items()]
 
 
 @dataclass(frozen=True)
@@ -28,7 +43,7 @@ class Group:
     """Checks of one part of the machine."""
 
     name: str
-    checks: tuple[Check, ...]
+    checks: Sequence[Check]
 
 
 def worst(groups: Iterable[Group]) -> Verdict:
@@ -47,7 +62,11 @@ def as_json(groups: Sequence[Group]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "verdict": worst(groups),
-        "checks": [{"group": group.name, **dataclasses.asdict(check)} for group in groups for check in group.checks],
+        "checks": [
+            {"group": group.name, "name": check.name, **dataclasses.asdict(check)}
+            for group in groups
+            for check in group.checks
+        ],
     }
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.metadata
 import json
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pyperf_suite.hardware.library_copies import mapped
+from pyperf_suite.hardware.software import installed_version, mapped
 
 DEADLINE_S = 30.0
 ANSWER = "pyperf-suite doctor: "
@@ -98,7 +97,7 @@ def torch(use_gpu: str) -> dict[str, Any]:
         "version": package.__version__,
         "cuda": package.version.cuda,
         "threads": package.get_num_threads(),
-        "triton": _version("triton"),
+        "triton": installed_version("triton"),
     }
     if use_gpu == "yes" and package.version.cuda:
         found["devices"] = _devices(package)
@@ -110,38 +109,31 @@ def torch(use_gpu: str) -> dict[str, Any]:
 
 def _devices(package: Any) -> list[str]:
     """For each GPU `ok`, or why a sum on it failed."""
-    told = []
+    answers = []
     for index in range(package.cuda.device_count()):
         try:
             total = float(package.ones(1024, device=f"cuda:{index}").sum())
-            told.append("ok" if total == 1024 else f"1024 ones add up to {total:g}")
+            answers.append("ok" if total == 1024 else f"1024 ones add up to {total:g}")
         except Exception as error:
-            told.append(f"{type(error).__name__}: {str(error).splitlines()[0][:LONGEST_REASON]}")
-    return told
+            answers.append(f"{type(error).__name__}: {str(error).splitlines()[0][:LONGEST_REASON]}")
+    return answers
 
 
 def _memory(package: Any) -> list[tuple[int, int]]:
-    """Free and total bytes of each GPU, up to the first that does not tell."""
-    told: list[tuple[int, int]] = []
+    """Free and total bytes of each GPU, up to the first that does not report."""
+    answers: list[tuple[int, int]] = []
     with contextlib.suppress(Exception):
         for index in range(package.cuda.device_count()):
-            told.append(package.cuda.mem_get_info(index))
-    return told
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+            answers.append(package.cuda.mem_get_info(index))
+    return answers
 
 
 QUESTIONS = {"library": library, "torch": torch}
 
 if __name__ == "__main__":
     try:
-        told = QUESTIONS[sys.argv[1]](*sys.argv[2:])  # type: ignore[operator]
+        answers = QUESTIONS[sys.argv[1]](*sys.argv[2:])  # type: ignore[operator]
     except Exception as error:
         words = (str(error).splitlines() or [""])[0]
-        told = {"error": f"{type(error).__name__}: {words[:LONGEST_REASON]}"}
-    print(ANSWER + json.dumps(told), flush=True)
+        answers = {"error": f"{type(error).__name__}: {words[:LONGEST_REASON]}"}
+    print(ANSWER + json.dumps(answers), flush=True)

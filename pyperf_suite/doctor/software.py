@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from pyperf_suite.doctor.check import Check, gib
+from pyperf_suite.doctor.check import Check, examined, gib, not_applicable, ok, problem, warning
 from pyperf_suite.doctor.children import Child
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware import library_copies, toolkits
+from pyperf_suite.hardware import software
 from pyperf_suite.hardware.kernel_files import KernelFiles
-from pyperf_suite.hardware.library_copies import Copy
+from pyperf_suite.hardware.software import Copy
 from pyperf_suite.kernels import nvrtc
+from pyperf_suite.workloads.backends import native_extension
 from pyperf_suite.workloads.collective import nccl
-from pyperf_suite.workloads.native import native_extension
 
 OLDEST_PYTHON = (3, 10)
 PLUGIN = "pytest-benchmark"
@@ -61,8 +61,8 @@ class SoftwareReadings:
     """What was found of the software; `torch` is None where it is not installed."""
 
     extension: str | None  # why it does not load; None where it does
-    compiler: toolkits.Compiler | None
-    toolkits: tuple[toolkits.Toolkit, ...]
+    compiler: software.Compiler | None
+    toolkits: tuple[software.Toolkit, ...]
     copies: Mapping[str, tuple[Opened, ...]]  # by the library's name, in the order in which they are tried
     torch: Mapping[str, Any] | None
     python: tuple[int, int, int]
@@ -76,24 +76,24 @@ def read_software(
 ) -> SoftwareReadings:
     """Ask this machine; torch and each library are opened in processes of their own, side by side."""
     environment = os.environ if environment is None else environment
-    torch = Child("torch", "yes" if gpus else "no") if _version("torch") else None
+    torch = Child("torch", "yes" if gpus else "no") if software.installed_version("torch") else None
     waiting = {
         library.name: [
             (copy, Child("library", copy.path, library.version_function))
-            for copy in library_copies.copies(files, library.sonames, library.override, wheels, environment)
+            for copy in software.copies(files, library.sonames, library.override, wheels, environment)
         ]
         for library, wheels in ((NVRTC, list(nvrtc.wheels())), (NCCL, list(nccl.wheels())))
     }
     return SoftwareReadings(
         extension=_why_no_extension(),
-        compiler=toolkits.compiler(environment),
-        toolkits=toolkits.toolkits(files, environment),
+        compiler=software.compiler(environment),
+        toolkits=software.toolkits(files, environment),
         copies={
             name: tuple(Opened(copy, child.answer()) for copy, child in children) for name, children in waiting.items()
         },
         torch=torch.answer() if torch else None,
         python=sys.version_info[:3],
-        packages={name: _version(name) for name in ("pytest", PLUGIN, "triton")},
+        packages={name: software.installed_version(name) for name in ("pytest", PLUGIN, "triton")},
         gpus=gpus,
         driver_cuda=driver_cuda,
     )
@@ -107,53 +107,30 @@ def _why_no_extension() -> str | None:
     return None
 
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def software_checks(readings: SoftwareReadings) -> tuple[Check, ...]:
-    """Every check of the software."""
-    return (
-        python(readings),
-        pytest_plugin(readings),
-        extension(readings),
-        compiler(readings),
-        cuda_toolkits(readings),
-        library(readings, NVRTC),
-        library(readings, NCCL),
-        torch(readings),
-        *gpu_memory(readings),
-        triton(readings),
-    )
-
-
 def python(readings: SoftwareReadings) -> Check:
     """The interpreter."""
     version = ".".join(map(str, readings.python))
     if readings.python[:2] >= OLDEST_PYTHON:
-        return Check("Python", "ok", f"{platform.python_implementation()} {version}")
+        return ok(f"{platform.python_implementation()} {version}")
     oldest = ".".join(map(str, OLDEST_PYTHON))
-    return Check("Python", "problem", version, f"Use Python {oldest} or newer.")
+    return problem(version, f"Use Python {oldest} or newer.")
 
 
 def pytest_plugin(readings: SoftwareReadings) -> Check:
     """What `pytest --benchmark-only` needs."""
     missing = [name for name in ("pytest", PLUGIN) if readings.packages.get(name) is None]
     if not missing:
-        told = ", ".join(f"{name} {readings.packages[name]}" for name in ("pytest", PLUGIN))
-        return Check(PLUGIN, "ok", told)
+        summary = ", ".join(f"{name} {readings.packages[name]}" for name in ("pytest", PLUGIN))
+        return ok(summary)
     found = f"{' and '.join(missing)} not installed: `pytest --benchmark-only` does not run"
-    return Check(PLUGIN, "problem", found, "Install what is missing.", f"pip install {' '.join(missing)}")
+    return problem(found, "Install what is missing.", f"pip install {' '.join(missing)}")
 
 
 def extension(readings: SoftwareReadings) -> Check:
     """The package's own C++."""
     if readings.extension is None:
-        return Check("C++ extension", "ok", "loads")
-    return Check("C++ extension", "problem", readings.extension, "Build it in the checkout.", "pip install -e .")
+        return ok("loads")
+    return problem(readings.extension, "Build it in the checkout.", "pip install -e .")
 
 
 def compiler(readings: SoftwareReadings) -> Check:
@@ -161,60 +138,56 @@ def compiler(readings: SoftwareReadings) -> Check:
     found = readings.compiler
     command = "sudo apt install g++   # or clang++; or set CXX to a compiler's path"
     if found is None:
-        return Check("C++ compiler", "warning", "none on the PATH: the extension cannot be built", "Get one.", command)
+        return warning("none on the PATH: the extension cannot be built", "Get one.", command)
     if found.version is None:
         said = f"CXX={found.command}" if found.asked else found.command
-        return Check("C++ compiler", "warning", f"{said} cannot be run", "Correct or unset CXX.", command)
-    return Check("C++ compiler", "ok", f"{found.command}: {found.version}")
+        return warning(f"{said} cannot be run", "Correct or unset CXX.", command)
+    return ok(f"{found.command}: {found.version}")
 
 
 def cuda_toolkits(readings: SoftwareReadings) -> Check:
     """Toolkits, of which none is needed: NVRTC compiles."""
     if not readings.toolkits:
-        return Check("CUDA toolkits", "not applicable", "none found, and none is needed: NVRTC compiles the kernels")
-    told = ", ".join(f"{each.version or 'of unknown version'} in {each.folder}" for each in readings.toolkits)
-    return Check("CUDA toolkits", "ok", f"{told}; none is needed: NVRTC compiles the kernels")
+        return not_applicable("none found, and none is needed: NVRTC compiles the kernels")
+    summary = ", ".join(f"{each.version or 'of unknown version'} in {each.folder}" for each in readings.toolkits)
+    return ok(f"{summary}; none is needed: NVRTC compiles the kernels")
 
 
 def library(readings: SoftwareReadings, wanted: Library) -> Check:
     """All copies of a library, which of them a run opens, and why that one."""
     found = readings.copies.get(wanted.name, ())
     chosen, why = _chosen(found, wanted, (readings.torch or {}).get("opened", {}))
-    told = "; ".join(_told(each, chosen) for each in found)
+    summary = "; ".join(_described(each, chosen) for each in found)
     if chosen is not None:
         if all(each.copy.path != chosen for each in found):
-            told = "; ".join(filter(None, (told, f"{chosen} (torch)")))
+            summary = "; ".join(filter(None, (summary, f"{chosen} (torch)")))
         versions = {version for each in found if (version := each.answer.get("version"))}
         if len(versions) > 1:
-            told = f"{len(versions)} versions: {told}"
+            summary = f"{len(versions)} versions: {summary}"
         version = next((each.answer.get("version") for each in found if each.copy.path == chosen), None)
         if wanted is NVRTC and _needs_newer_driver(version, readings.driver_cuda):
-            return Check(
-                wanted.name,
-                "problem",
-                f"{told}. Opened: {chosen}, {why}; the driver supports CUDA up to {readings.driver_cuda} and may "
+            return problem(
+                f"{summary}. Opened: {chosen}, {why}; the driver supports CUDA up to {readings.driver_cuda} and may "
                 f"refuse what NVRTC {version} compiles",
                 f"Update the driver, or set {wanted.override} to an NVRTC of CUDA {readings.driver_cuda}.",
             )
         # Of a single copy it is plain which one a run opens.
         is_plain = [each.copy.path for each in found] == [chosen]
         opened = f", {why}" if is_plain else f". Opened: {chosen}, {why}"
-        return Check(wanted.name, "ok", f"{told}{opened}")
+        return ok(f"{summary}{opened}")
     broken = next((each for each in found if each.copy.found_by == wanted.override), None)
     if broken is not None:
-        return Check(
-            wanted.name,
-            "problem",
+        return problem(
             f"{wanted.override}={broken.copy.path} does not open: "
             f"{broken.answer.get('error', 'a run wants an absolute path')}",
             "A variable that is set is never passed over: correct it or unset it.",
             f"unset {wanted.override}",
         )
-    what = f"{told}: none of them opens" if found else "no copy found"
+    what = f"{summary}: none of them opens" if found else "no copy found"
     advice, command = f"It {wanted.use}: install a copy.", f"pip install {wanted.package}"
     if readings.gpus:
-        return Check(wanted.name, "problem", what, advice, command)
-    return Check(wanted.name, "not applicable", f"{what}, and there is no GPU to use it on")
+        return problem(what, advice, command)
+    return not_applicable(f"{what}, and there is no GPU to use it on")
 
 
 def _chosen(found: Sequence[Opened], wanted: Library, opened_by_torch: Mapping[str, str]) -> tuple[str | None, str]:
@@ -239,7 +212,7 @@ def _needs_newer_driver(built_for: str | None, driver_cuda: str | None) -> bool:
     return int(built_for.partition(".")[0]) > int(driver_cuda.partition(".")[0])
 
 
-def _told(each: Opened, chosen: str | None) -> str:
+def _described(each: Opened, chosen: str | None) -> str:
     said = each.answer.get("version") or f"does not open ({each.answer.get('error')})"
     unused = ", where nothing looks" if each.copy.found_by == "elsewhere" and each.copy.path != chosen else ""
     return f"{said} {each.copy.path} ({each.copy.found_by}{unused})"
@@ -249,82 +222,86 @@ def torch(readings: SoftwareReadings) -> Check:
     """Whether torch imports, and whether it computes on every GPU."""
     found = readings.torch
     if found is None:
-        return Check(
-            "torch",
-            "problem",
+        return problem(
             "not installed: operands, references and library baselines are torch's",
             "Install it.",
             "pip install 'pyperf_suite[torch]'",
         )
     if "error" in found:
-        return Check(
-            "torch",
-            "problem",
+        return problem(
             f"does not import: {found['error']}",
             "See what it says by itself, then reinstall it.",
             f"{sys.executable} -c 'import torch'",
         )
     build = f"for CUDA {found['cuda']}" if found.get("cuda") else "for CPUs alone"
-    told = f"{found['version']}, built {build}, {found['threads']} threads"
+    summary = f"{found['version']}, built {build}, {found['threads']} threads"
     if not readings.gpus:
-        return Check("torch", "ok", told)
+        return ok(summary)
     if not found.get("cuda"):
-        return Check(
-            "torch",
-            "problem",
-            f"{told}, but there is a GPU",
+        return problem(
+            f"{summary}, but there is a GPU",
             "Install a build for CUDA, no newer than what the driver supports.",
             "pip install --force-reinstall torch",
         )
     if _needs_newer_driver(found["cuda"], readings.driver_cuda):
-        return Check(
-            "torch",
-            "problem",
-            f"{told}, but the driver supports CUDA up to {readings.driver_cuda}: no kernel of torch runs",
+        return problem(
+            f"{summary}, but the driver supports CUDA up to {readings.driver_cuda}: no kernel of torch runs",
             f"Update the driver, or install a build for CUDA {readings.driver_cuda}.",
             "nvidia-smi",
         )
     failed = [f"cuda:{number}: {said}" for number, said in enumerate(found.get("devices", [])) if said != "ok"]
     if failed or len(found.get("devices", [])) < readings.gpus:
         why = "; ".join(failed) or f"it sees {len(found.get('devices', []))} of {readings.gpus} GPUs"
-        return Check(
-            "torch",
-            "problem",
-            f"{told}; its CUDA does not work: {why}",
+        return problem(
+            f"{summary}; its CUDA does not work: {why}",
             "Stop the process that fills the GPU, or choose another GPU (--device cuda:N)."
             if "out of memory" in why
             else "Fit torch's CUDA to the driver: a driver older than the build cannot run it.",
             f"{sys.executable} -c \"import torch; print(torch.ones(1, device='cuda'))\"",
         )
-    return Check("torch", "ok", f"{told}; a sum on each GPU is right")
+    return ok(f"{summary}; a sum on each GPU is right")
 
 
-def gpu_memory(readings: SoftwareReadings) -> tuple[Check, ...]:
+def gpu_memory(readings: SoftwareReadings) -> list[Check]:
     """What each GPU has free for a new process; NVML often lists no processes outside of its own container."""
     checks = []
     for number, (free, total) in enumerate((readings.torch or {}).get("memory", [])):
-        told = f"{gib(free)} free of {gib(total)}"
+        found = f"{gib(free)} free of {gib(total)}"
         if free >= LEAST_FREE_SHARE * total:
-            checks.append(Check(f"cuda:{number} memory", "ok", told))
-            continue
-        checks.append(
-            Check(
-                f"cuda:{number} memory",
-                "problem",
-                f"{told}: another process holds the rest, so large cases will be unsupported",
+            check = ok(found)
+        else:
+            check = problem(
+                f"{found}: another process holds the rest, so large cases will be unsupported",
                 "Stop it, wait until it is done, or choose another GPU (--device cuda:N).",
                 "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",
             )
-        )
-    return tuple(checks)
+        checks.append(replace(check, name=f"cuda:{number} memory"))
+    return checks
 
 
 def triton(readings: SoftwareReadings) -> Check:
     """Triton's kernels are a second implementation on GPUs."""
     version = readings.packages.get("triton")
     if version:
-        return Check("triton", "ok", version)
+        return ok(version)
     if not readings.gpus:
-        return Check("triton", "not applicable", "not installed, and there is no GPU to use it on")
+        return not_applicable("not installed, and there is no GPU to use it on")
     found = "not installed: cases of the Triton kernels will be unsupported"
-    return Check("triton", "warning", found, "Install it.", "pip install triton")
+    return warning(found, "Install it.", "pip install triton")
+
+
+SOFTWARE_CHECKS: Mapping[str, Callable[[SoftwareReadings], Check]] = {
+    "Python": python,
+    PLUGIN: pytest_plugin,
+    "C++ extension": extension,
+    "C++ compiler": compiler,
+    "CUDA toolkits": cuda_toolkits,
+    NVRTC.name: partial(library, wanted=NVRTC),
+    NCCL.name: partial(library, wanted=NCCL),
+    "torch": torch,
+}
+
+
+def software_checks(readings: SoftwareReadings) -> list[Check]:
+    """Every check of the software."""
+    return [*examined(SOFTWARE_CHECKS, readings), *gpu_memory(readings), *examined({"triton": triton}, readings)]

@@ -1,6 +1,6 @@
-"""What GPUs are, by their data sheets: multiprocessors, clocks, peaks, bandwidths, each with its source.
+"""What GPUs are, by their data sheets, and what all GPUs of a compute capability have in common.
 
-The values stand in gpus.toml beside this file; here they get units, and GPUs are found by the many names they have.
+The values are in gpus.toml in this folder. This module gives them units and finds GPUs by the many names they have.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,36 @@ else:
 CATALOGUE = Path(__file__).with_name("gpus.toml")
 # The names that peaks go by, widest first. A GPU lacks those that it has no units for.
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
-# Drivers and people write these or leave them out; they tell no two GPUs apart.
+# Drivers and people write these or leave them out; they distinguish no two GPUs.
 MAKERS_WORDS = r"\b(nvidia|tesla|geforce|quadro|amd|instinct|gpu)\b"
 NAMES_OFFERED = 3
-# By their model's words; their data sheets state too little to price anything by (NVIDIA, CUDA GPU compute capability).
-CAPABILITY_OF_LACKING = {"h20": (9, 0), "gb300": (10, 3)}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What all GPUs of one compute capability have in common. Limits are those of one multiprocessor.
+
+    `generation` is the one whose default blocks our Triton kernels take, `cuda_kernels` the family of our CUDA kernels.
+    `features` are "tma" (copies of tensors by descriptor) and "float8_sums" (NCCL adds float8). `nvlink` and `pcie` are
+    names of `hardware.links`. A limit of 0 is one that is not known.
+    """
+
+    compute_capability: tuple[int, int]
+    pcie: str
+    nvlink: str | None = None
+    generation: str = "Ampere"
+    cuda_kernels: str | None = None
+    features: tuple[str, ...] = ()
+    resident_blocks: int = 0
+    resident_warps: int = 0
+    shared_bytes: int = 0
+    shared_block_bytes: int = 0  # the most that one block may ask for
+    models: tuple[str, ...] = ()
+
+    @property
+    def target(self) -> str:
+        """As compilers write it: sm_90."""
+        return "sm_{}{}".format(*self.compute_capability)
 
 
 @dataclass(frozen=True)
@@ -107,14 +132,53 @@ def capability_of(name: str) -> tuple[int, int] | None:
         return exact.compute_capability
     words = set(_words(name))
     found = {gpu.compute_capability for gpu in all_gpus() if _model_word(gpu) in words}
-    found |= {capability for word, capability in CAPABILITY_OF_LACKING.items() if word in words}
+    found |= {each.compute_capability for each in architectures() if words.intersection(each.models)}
     return found.pop() if len(found) == 1 else None
+
+
+def capability(written: str | Sequence[int]) -> tuple[int, int]:
+    """A compute capability, of (9, 0), "9.0" or a compiler's target such as "sm_90a"; ValueError for anything else."""
+    if not isinstance(written, str):
+        major, minor = written
+        return major, minor
+    match = re.fullmatch(r"sm_(\d{1,3})(\d)[af]?|(\d{1,3})\.(\d)", written)
+    if match is None:
+        raise ValueError(f"{written!r} is not a target: write it as in sm_90.")
+    return int(match[1] or match[3]), int(match[2] or match[4])
+
+
+def architecture(written: str | Sequence[int]) -> Architecture:
+    """The architecture of a compute capability or target; of one that is not listed, the newest listed before it."""
+    return max((each for each in architectures() if each.compute_capability <= capability(written)), key=_age)
+
+
+def _age(each: Architecture) -> tuple[int, int]:
+    return each.compute_capability
+
+
+@functools.cache
+def architectures() -> tuple[Architecture, ...]:
+    """Every architecture of the catalogue, the oldest first."""
+    units = {"shared_kib": ("shared_bytes", 1024), "shared_block_kib": ("shared_block_bytes", 1024)}
+    found = []
+    for entry in _catalogue()["architecture"]:
+        values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in entry.items()}
+        for name, (field, unit) in units.items():
+            if name in values:
+                values[field] = values.pop(name) * unit
+        found.append(Architecture(**values))
+    return tuple(sorted(found, key=_age))
 
 
 @functools.cache
 def all_gpus() -> tuple[GpuSpec, ...]:
     """Every GPU of the catalogue, by architecture from the oldest."""
-    return tuple(_spec(entry) for entry in tomllib.loads(CATALOGUE.read_text(encoding="utf-8"))["gpu"])
+    return tuple(_spec(entry) for entry in _catalogue()["gpu"])
+
+
+@functools.cache
+def _catalogue() -> dict[str, Any]:
+    return tomllib.loads(CATALOGUE.read_text(encoding="utf-8"))
 
 
 def _spec(entry: Mapping[str, Any]) -> GpuSpec:
@@ -122,12 +186,12 @@ def _spec(entry: Mapping[str, Any]) -> GpuSpec:
 
     Memory is sold in GB and reported by drivers in GiB of nearly the same number, so GiB is what the entry says.
     """
-    capability, link = entry.get("compute_capability"), entry.get("link_gb_per_s")
+    written, link = entry.get("compute_capability"), entry.get("link_gb_per_s")
     values = {
         "name": entry["name"],
         "aliases": tuple(entry.get("aliases", ())),
         "architecture": entry["architecture"],
-        "compute_capability": None if capability is None else (capability[0], capability[1]),
+        "compute_capability": None if written is None else capability(written),
         "sms": entry["sms"],
         "boost_mhz": float(entry["boost_mhz"]),
         "memory_bytes": int(entry["memory_gib"] * 2**30),
@@ -176,7 +240,7 @@ def _model_word(gpu: GpuSpec) -> str | None:
 
 
 def _key(name: str) -> str:
-    """A name without what does not tell GPUs apart."""
+    """A name without what does not report GPUs apart."""
     return re.sub(r"[^a-z0-9]", "", re.sub(MAKERS_WORDS, " ", name.lower()))
 
 

@@ -1,17 +1,19 @@
-"""What a link can carry at most: the peaks that measured bandwidths are a percentage of.
+"""Links between devices: what each kind carries at most, and the PCIe links that this machine's devices run at.
 
-All peaks are one direction, GB/s (1e9); data sheets like to quote both directions together.
+All peaks are one direction, GB/s (1e9); data sheets like to quote both directions together. Linux's /sys describes the
+PCIe link of every device, with any maker's driver or none; virtual devices have no link.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import capability_of
+from pyperf_suite.hardware.catalogue import architecture, capability_of
+from pyperf_suite.hardware.kernel_files import KernelFiles, parse_integer
 
 
 @dataclass(frozen=True)
@@ -19,24 +21,20 @@ class LinkPeak:
     """A kind of link's peak, in one direction.
 
     `gb_per_s` is the data sheet's. `per_link_gb_per_s` is one NVLink's share where a GPU bonds several.
-    `nccl_gb_per_s` is what NCCL's own model reckons with, after protocol overhead, None where it has no figure.
     """
 
     name: str
     gb_per_s: float
     source: str
     per_link_gb_per_s: float | None = None
-    nccl_gb_per_s: float | None = None
 
 
-# NCCL's model of NVLink is the bandwidth of one link for each architecture (src/graph/topo.h: SM70 20.0, SM80 20.0,
-# SM90 20.6, SM100 40.1 GB/s) times the links of the largest GPU of that generation: 6, 12, 18 and 18.
-_NVLINK_SOURCE = "NVIDIA {} architecture whitepaper, halved to one direction; NCCL src/graph/topo.h"
+_NVLINK_SOURCE = "NVIDIA {} architecture whitepaper, halved to one direction"
 NVLINK = {
-    2: LinkPeak("NVLink 2", 150.0, _NVLINK_SOURCE.format("Volta"), 25.0, 120.0),
-    3: LinkPeak("NVLink 3", 300.0, _NVLINK_SOURCE.format("Ampere"), 25.0, 240.0),
-    4: LinkPeak("NVLink 4", 450.0, _NVLINK_SOURCE.format("Hopper"), 25.0, 370.8),
-    5: LinkPeak("NVLink 5", 900.0, _NVLINK_SOURCE.format("Blackwell"), 50.0, 721.8),
+    2: LinkPeak("NVLink 2", 150.0, _NVLINK_SOURCE.format("Volta"), 25.0),
+    3: LinkPeak("NVLink 3", 300.0, _NVLINK_SOURCE.format("Ampere"), 25.0),
+    4: LinkPeak("NVLink 4", 450.0, _NVLINK_SOURCE.format("Hopper"), 25.0),
+    5: LinkPeak("NVLink 5", 900.0, _NVLINK_SOURCE.format("Blackwell"), 50.0),
 }
 # Sixteen lanes in 128b/130b; generation 6 has FLITs of 256 bytes instead, of which 242 are payload.
 PCIE = {
@@ -47,38 +45,44 @@ PCIE = {
 }
 # One lane of the two generations before, in 8b/10b; a card that idles may fall back to them.
 _OLD_LANE_GB_PER_S = {1: 0.25, 2: 0.5}
+FOLDER = "sys/bus/pci/devices"
+# PCI-SIG, PCI Express Base Specification: gigatransfers a second and lane, by generation.
+GENERATION = {"2.5": 1, "5": 2, "8": 3, "16": 4, "32": 5, "64": 6}
+# PCI-SIG, PCI Code and ID Assignment Specification: base class and subclass.
+KINDS = {
+    "0300": "GPU",
+    "0302": "GPU",
+    "0380": "GPU",
+    "1200": "GPU",
+    "0108": "NVMe",
+    "0200": "network",
+    "0207": "network",
+}
+# Where a device's driver leaves the names that people know it by.
+NAMES = ("infiniband", "net", "nvme")
 # A thousand times what any network card carries: beyond it a rate is a slip of the keyboard.
 FASTEST_GBPS = 1e6
 INFINIBAND = {
     rate: LinkPeak(f"InfiniBand {rate} 4x", gb_per_s, "InfiniBand Trade Association, roadmap of data rates")
     for rate, gb_per_s in {"EDR": 12.5, "HDR": 25.0, "NDR": 50.0, "XDR": 100.0}.items()
 }
-# Newest first, from the oldest compute capability that has it.
-_NVLINK_OF_CAPABILITY = (
-    ((10, 0), NVLINK[5]),
-    ((9, 0), NVLINK[4]),
-    # The bridges of RTX 3090, A40 and A6000 run slower than those between A100.
-    ((8, 6), LinkPeak("NVLink 3 bridge", 56.25, _NVLINK_SOURCE.format("Ampere GA102"), 14.0625, 48.0)),
-    ((8, 0), NVLINK[3]),
-    ((7, 0), NVLINK[2]),
-)
-_PCIE_OF_CAPABILITY = (
-    ((12, 0), PCIE[5]),
-    ((10, 3), PCIE[6]),
-    ((9, 0), PCIE[5]),
-    ((8, 0), PCIE[4]),
-    ((0, 0), PCIE[3]),
-)
+# The bridges of RTX 3090, A40 and A6000 run slower than those between A100.
+NVLINK_BRIDGE = LinkPeak("NVLink 3 bridge", 56.25, _NVLINK_SOURCE.format("Ampere GA102"), 14.0625)
+_BY_NAME = {peak.name: peak for peak in (*NVLINK.values(), NVLINK_BRIDGE, *PCIE.values())}
 
 
 def nvlink_of(compute_capability: tuple[int, int]) -> LinkPeak | None:
-    """The NVLink of GPUs of that compute capability, (9, 0) for Hopper; None where they are older than NVLink 2."""
-    return next((link for oldest, link in _NVLINK_OF_CAPABILITY if compute_capability >= oldest), None)
+    """The NVLink of GPUs of that compute capability, (9, 0) for Hopper; None if they are older than NVLink 2."""
+    nvlink = architecture(compute_capability).nvlink
+    return _BY_NAME[nvlink] if nvlink else None
 
 
-def pcie_of(compute_capability: tuple[int, int]) -> LinkPeak:
-    """The PCIe that GPUs of that compute capability are made for; a slot may be of an older generation."""
-    return next(link for oldest, link in _PCIE_OF_CAPABILITY if compute_capability >= oldest)
+def pcie_of(compute_capability: tuple[int, int] | None) -> LinkPeak:
+    """The PCIe that GPUs of that compute capability are made for, 4 for GPUs that CUDA does not run on.
+
+    A slot may be of an older generation.
+    """
+    return PCIE[4] if compute_capability is None else _BY_NAME[architecture(compute_capability).pcie]
 
 
 def pcie_lanes_gb_per_s(generation: int, lanes: int) -> float | None:
@@ -104,16 +108,18 @@ def nvlinks_per_gpu(link_gb_per_s: float, compute_capability: tuple[int, int]) -
 def peak_of(identity: Mapping[str, Any]) -> LinkPeak | None:
     """The peak of what joins each GPU of a machine to the others; None for CPUs, one GPU, and unknown links."""
     capability = capability_of(str(identity.get("model", "")))
-    link = str(identity.get("link", "none"))
-    if identity.get("kind") != "cuda" or capability is None or link in ("none", "unknown"):
+    if identity.get("kind") != "cuda" or capability is None:
         return None
-    if link == "pcie":
-        return pcie_of(capability)
-    nvlink, links = nvlink_of(capability), re.fullmatch(r"nvlink\d*x(\d+)", link)
+    link = str(identity.get("link", "none"))
+    return pcie_of(capability) if link == "pcie" else bonded(link, capability)
+
+
+def bonded(link: str, compute_capability: tuple[int, int]) -> LinkPeak | None:
+    """The peak of several NVLinks together, written as NVML's `nvlink4x18`; None for anything else."""
+    nvlink, links = nvlink_of(compute_capability), re.fullmatch(r"nvlink\d*x(\d+)", link)
     if nvlink is None or nvlink.per_link_gb_per_s is None or links is None:
         return None
-    bonded = int(links[1])
-    return LinkPeak(f"{bonded} x {nvlink.name}", bonded * nvlink.per_link_gb_per_s, nvlink.source)
+    return LinkPeak(f"{links[1]} x {nvlink.name}", int(links[1]) * nvlink.per_link_gb_per_s, nvlink.source)
 
 
 def network(rate: str) -> LinkPeak:
@@ -129,3 +135,84 @@ def network(rate: str) -> LinkPeak:
         names = ", ".join(INFINIBAND)
         raise UserError(f"{rate[:40]!r} is not the rate of a network: write one of {names}, or a number as in 400Gbps.")
     return LinkPeak(f"{float(match[1]):g} Gbps", float(match[1]) / 8, "as given")
+
+
+@dataclass(frozen=True, order=True)
+class PcieLink:
+    """A PCIe generation and a number of lanes; of two, the later generation is the greater."""
+
+    generation: int
+    width: int
+
+    @classmethod
+    def parse(cls, text: str) -> PcieLink:
+        """The inverse of `str`; raises ValueError for anything else."""
+        match = re.fullmatch(r"gen (\d{1,2}) x(\d{1,2})", text)
+        if match is None:
+            raise ValueError(f"{text!r} is no PCIe link")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"gen {self.generation} x{self.width}"
+
+    @property
+    def gb_per_s(self) -> float | None:
+        """GB/s (1e9) in one direction at best; None for a generation that is not known."""
+        return pcie_lanes_gb_per_s(self.generation, self.width)
+
+    def common(self, other: PcieLink | None) -> PcieLink:
+        """What the two can agree on: the older generation, the fewer lanes."""
+        if other is None:
+            return self
+        return PcieLink(min(self.generation, other.generation), min(self.width, other.width))
+
+
+@dataclass(frozen=True)
+class PcieDevice:
+    """A device and its link `now`; `card` and `slot` are what it and the port before it are made for."""
+
+    name: str
+    kind: str
+    now: PcieLink
+    card: PcieLink | None
+    slot: PcieLink | None
+    numa_node: int | None  # None where the machine has one node or does not report
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON, links as they are written."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: str(value) if isinstance(value, PcieLink) else value for name, value in values.items()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> PcieDevice:
+        """The inverse of `to_json`."""
+        links = {name: data[name] and PcieLink.parse(data[name]) for name in ("now", "card", "slot")}
+        return cls(**data | links)
+
+
+def devices(files: KernelFiles) -> list[PcieDevice]:
+    """The GPUs, network cards and NVMe disks that have a link, by their place on the bus."""
+    found = [device(files, folder.rpartition("/")[2]) for folder in files.matching(f"{FOLDER}/*")]
+    return [each for each in found if each is not None]
+
+
+def device(files: KernelFiles, address: str) -> PcieDevice | None:
+    """The device at that address, as in 0000:17:00.0; None where it is of another kind or has no link."""
+    folder = f"{FOLDER}/{address}"
+    kind = KINDS.get((files.text(f"{folder}/class") or "").removeprefix("0x")[:4])
+    now = _link(files, folder, "current")
+    if kind is None or now is None:
+        return None
+    node = files.integer(f"{folder}/numa_node")
+    # The folder is a link into the tree of devices, where the port stands above.
+    card, slot = _link(files, folder, "max"), _link(files, f"{folder}/..", "max")
+    name = next((path.rpartition("/")[2] for each in NAMES for path in files.matching(f"{folder}/{each}/*")), address)
+    return PcieDevice(name, kind, now, card, slot, None if node is None or node < 0 else node)
+
+
+def _link(files: KernelFiles, folder: str, which: str) -> PcieLink | None:
+    """The link of `current_link_*` or `max_link_*`; None if they have none, as with no lanes or 255 of them."""
+    speed = re.match(r"(\d+(?:\.\d+)?) GT/s", files.text(f"{folder}/{which}_link_speed") or "")
+    generation = GENERATION.get(speed[1].removesuffix(".0")) if speed else None
+    width = parse_integer(files.text(f"{folder}/{which}_link_width"))
+    return PcieLink(generation, width) if generation and width and 1 <= width <= 32 else None

@@ -1,15 +1,103 @@
-"""How much memory this process can still take: what the machine has free, or its control group leaves."""
+"""How much memory and CPU time this process may take: what the machine has, or what its control groups leave of it.
+
+Both versions of control groups are read. Each group from this process's own up to the root counts: the narrowest holds.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
 import psutil
 
-from pyperf_suite.hardware import cgroup
-from pyperf_suite.hardware.kernel_files import KernelFiles
+from pyperf_suite.hardware.kernel_files import KernelFiles, parse_integer
+
+MOUNT = PurePosixPath("sys/fs/cgroup")
+NO_LIMIT_BYTES = 1 << 60
 
 
 def available_bytes(files: KernelFiles | None = None) -> int:
     """Bytes that can be allocated without swapping and without breaking a control group's limit."""
     free = int(psutil.virtual_memory().available)
-    granted = cgroup.memory_available_bytes(files or KernelFiles())
+    granted = memory_available_bytes(files or KernelFiles())
     return free if granted is None else min(free, granted)
+
+
+def cpu_quota_cores(files: KernelFiles) -> float | None:
+    """How many cores' time the narrowest quota grants per second of wall time; None where there is none."""
+    quotas = [
+        int(quota) / int(period)
+        for quota, period in _quotas(files)
+        if quota is not None and period is not None and quota > 0 and period > 0
+    ]
+    return min(quotas, default=None)
+
+
+def memory_limit_bytes(files: KernelFiles) -> int | None:
+    """The narrowest limit on this process's memory; None where there is none."""
+    limits = [
+        limit
+        for folder in _groups(files, "memory")
+        for name in ("memory.max", "memory.limit_in_bytes")
+        if (limit := files.integer(f"{folder}/{name}")) is not None
+    ]
+    # Version 1 writes "no limit" as the largest number of pages.
+    return min((limit for limit in limits if limit < NO_LIMIT_BYTES), default=None)
+
+
+def memory_available_bytes(files: KernelFiles) -> int | None:
+    """How much more memory the narrowest limit lets this process take; None where there is no limit.
+
+    Inactive page cache is counted as used by the kernel, but given up before anything is refused.
+    """
+    left = []
+    for folder in _groups(files, "memory"):
+        version_2 = files.exists(f"{folder}/memory.max")
+        limit = files.integer(f"{folder}/{'memory.max' if version_2 else 'memory.limit_in_bytes'}")
+        used = files.integer(f"{folder}/{'memory.current' if version_2 else 'memory.usage_in_bytes'}")
+        if limit is not None and used is not None:
+            reclaimable = _statistic(
+                files, f"{folder}/memory.stat", "inactive_file" if version_2 else "total_inactive_file"
+            )
+            left.append(max(0, limit - max(0, used - reclaimable)))
+    return min(left, default=None)
+
+
+def _quotas(files: KernelFiles) -> Iterator[tuple[int | None, int | None]]:
+    """Quota and period, in microseconds, of each group above this process."""
+    for folder in _groups(files, "cpu"):
+        words = (files.text(f"{folder}/cpu.max") or "").split()
+        if len(words) == 2:
+            yield parse_integer(words[0]), parse_integer(words[1])
+        yield files.integer(f"{folder}/cpu.cfs_quota_us"), files.integer(f"{folder}/cpu.cfs_period_us")
+
+
+def _groups(files: KernelFiles, controller: str) -> Iterator[str]:
+    """The folders of this process's groups for a controller, from its own to the root of what is mounted.
+
+    In a container the path in /proc/self/cgroup may be the host's while the mount shows the container's own
+    group as its root; the folders of that path then do not exist, and only the root counts.
+    """
+    for line in (files.text("proc/self/cgroup") or "0::/").splitlines():
+        fields = line.split(":", 2)
+        if len(fields) != 3:
+            continue
+        _, controllers, path = fields
+        if controllers and controller not in controllers.split(","):
+            continue
+        mounts = [MOUNT / controllers, MOUNT / controller] if controllers else [MOUNT, MOUNT / "unified"]
+        mount = next((mount for mount in mounts if files.exists(str(mount))), None)
+        if mount is None:
+            continue
+        own = PurePosixPath(path.lstrip("/"))
+        if ".." in own.parts:  # a group outside this cgroup namespace cannot be seen
+            own = PurePosixPath()
+        for group in (own, *own.parents):
+            yield str(mount / group)
+
+
+def _statistic(files: KernelFiles, path: str, name: str) -> int:
+    """One figure of a `name value` file; 0 where it is not there."""
+    found = re.search(rf"^{name}\s+(\d+)$", files.text(path) or "", re.MULTILINE)
+    return int(found[1]) if found else 0

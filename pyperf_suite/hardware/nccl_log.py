@@ -74,7 +74,7 @@ class NcclLog:
     """All that was found; whatever was not logged is None or empty.
 
     `transports` counts the connections by kind, as in `P2P/CUMEM` or `NET/IB/GDRDMA`. `channels` is their number by
-    kind: coll, collnet, nvls, p2p. `ranks` and `nodes` are of the largest communicator. `warnings` are told once each.
+    kind: coll, collnet, nvls, p2p. `ranks` and `nodes` are of the largest communicator. `warnings` appear once each.
     """
 
     version: str | None = None

@@ -10,7 +10,7 @@ import ctypes
 import functools
 from typing import Any
 
-from pyperf_suite.hardware.shared_library import Unavailable, open_library
+from pyperf_suite.hardware.devices import Unavailable, open_library
 
 LIBRARIES = ("libnvidia-ml.so.1", "libnvidia-ml.so")
 OVERRIDE = "PYPERF_LIBNVML"
@@ -99,7 +99,7 @@ class PciInfo(ctypes.Structure):
 
 
 class Nvml:
-    """The few queries that identity and state need; each answers None where GPU or driver does not tell."""
+    """The few queries that identity and state need; each answers None where GPU or driver does not report."""
 
     def __init__(self, library: Any) -> None:
         """Initialise the library; raises Unavailable where it does not start."""
@@ -133,27 +133,27 @@ class Nvml:
         }
 
     def readings(self, uuid: str) -> dict[str, Any]:
-        """Clocks, power, temperature and throttle reasons of the GPU now; what it does not tell is absent."""
+        """Clocks, power, temperature and throttle reasons of the GPU now; what it does not report is absent."""
         device = self._physical(uuid)
         if device is None:
             return {}
         power_mw = self._unsigned("nvmlDeviceGetPowerUsage", device)
-        told = {
+        answers = {
             "sm_clock_mhz": self._unsigned("nvmlDeviceGetClockInfo", device, SM_CLOCK),
             "memory_clock_mhz": self._unsigned("nvmlDeviceGetClockInfo", device, MEMORY_CLOCK),
             "power_w": None if power_mw is None else power_mw / 1000,
             "temperature_celsius": self._unsigned("nvmlDeviceGetTemperature", device, GPU_SENSOR),
             "throttle_reasons": self._throttle_reasons(device),
         }
-        return {name: value for name, value in told.items() if value is not None}
+        return {name: value for name, value in answers.items() if value is not None}
 
     def throttle_reasons(self, uuid: str) -> list[str] | None:
-        """Why the GPU's clocks are below what was asked for, in words; None where that is not told."""
+        """Why the GPU's clocks are below what was asked for, in words; None where that is not reported."""
         device = self._physical(uuid)
         return None if device is None else self._throttle_reasons(device)
 
     def health(self, uuid: str) -> dict[str, Any]:
-        """Modes, limits and errors of the GPU that decide whether it can be measured; what it does not tell is absent.
+        """Modes, limits and errors of the GPU that decide whether it can be measured; what is not reported is absent.
 
         `compute_mode` in words, `default_power_limit_w`, `default_sm_clock_mhz` (of applications), `mig` (whether the
         GPU is cut into slices), `uncorrected_errors` since the driver was loaded, `remapping` (memory rows wait for a
@@ -167,7 +167,7 @@ class Nvml:
         mig = self._unsigned("nvmlDeviceGetMigMode", device, after=(ctypes.byref(ctypes.c_uint()),))
         errors = ctypes.c_ulonglong()
         counted = self._call("nvmlDeviceGetTotalEccErrors", device, UNCORRECTED, VOLATILE, ctypes.byref(errors))
-        told = {
+        answers = {
             "compute_mode": None if mode is None else COMPUTE_MODES.get(mode, str(mode)),
             "default_power_limit_w": None if default_mw is None else default_mw / 1000,
             "default_sm_clock_mhz": self._unsigned("nvmlDeviceGetDefaultApplicationsClock", device, SM_CLOCK),
@@ -176,7 +176,7 @@ class Nvml:
             "remapping": self._remapping(device),
             "slowdown_celsius": self._unsigned("nvmlDeviceGetTemperatureThreshold", device, SLOWDOWN_THRESHOLD),
         }
-        return {name: value for name, value in told.items() if value is not None}
+        return {name: value for name, value in answers.items() if value is not None}
 
     def _remapping(self, device: ctypes.c_void_p) -> str | None:
         """`pending` where replaced rows of memory wait for a reset, `failed` where none were left, else `none`."""
@@ -187,7 +187,7 @@ class Nvml:
         return "failed" if failed.value else "pending" if pending.value else "none"
 
     def processes(self, uuid: str) -> tuple[tuple[int, int], ...] | None:
-        """(process, bytes it holds) of each that computes on the GPU; None where that is not told."""
+        """(process, bytes it holds) of each that computes on the GPU; None where that is not reported."""
         device, count, found = self._physical(uuid), ctypes.c_uint(MOST_PROCESSES), (ProcessInfo * MOST_PROCESSES)()
         function = getattr(self._library, "nvmlDeviceGetComputeRunningProcesses_v3", None)
         if device is None or function is None:
@@ -205,12 +205,6 @@ class Nvml:
                 return [words for bit, words in THROTTLE_REASONS.items() if mask.value & bit]
         return None
 
-    def name(self, uuid: str) -> str | None:
-        """What NVML calls the GPU with that UUID (for a MIG slice, its parent); None where it does not know it."""
-        device, text = self._physical(uuid), ctypes.create_string_buffer(96)
-        answered = device is not None and self._call("nvmlDeviceGetName", device, text, len(text))
-        return text.value.decode("utf-8", "replace") if answered else None
-
     def index(self, uuid: str) -> int | None:
         """The number that NVML and nvidia-smi give the GPU; None where they do not know it."""
         device = self._physical(uuid)
@@ -226,14 +220,14 @@ class Nvml:
         return f"nvlink{version or ''}x{len(active)}"
 
     def nvlink_states(self, uuid: str) -> tuple[bool | None, ...]:
-        """Of each NVLink by its number whether it is active, None where that is not told; empty where none is."""
+        """Of each NVLink by its number whether it is active, None where that is not reported; empty where none is."""
         device = self._physical(uuid)
         if device is None:
             return ()
-        told = [self._unsigned("nvmlDeviceGetNvLinkState", device, link) for link in range(MAXIMUM_LINKS)]
-        while told and told[-1] is None:
-            told.pop()
-        return tuple(None if state is None else state == 1 for state in told)
+        answers = [self._unsigned("nvmlDeviceGetNvLinkState", device, link) for link in range(MAXIMUM_LINKS)]
+        while answers and answers[-1] is None:
+            answers.pop()
+        return tuple(None if state is None else state == 1 for state in answers)
 
     def pci_address(self, uuid: str) -> str | None:
         """Where on the PCI bus the GPU is, as Linux writes it: 0000:17:00.0."""
@@ -245,13 +239,13 @@ class Nvml:
     def pcie(self, uuid: str) -> dict[str, int]:
         """The GPU's PCIe generation and lanes now and at most in this slot, the card's generation.
 
-        A GPU that has nothing to do may run at an older generation until it has. What it does not tell is absent.
+        A GPU that has nothing to do may run at an older generation until it has. What it does not report is absent.
         """
         device = self._physical(uuid)
         if device is None:
             return {}
-        told = {name: self._unsigned(function, device) for name, function in PCIE_FIGURES.items()}
-        return {name: value for name, value in told.items() if value is not None}
+        answers = {name: self._unsigned(function, device) for name, function in PCIE_FIGURES.items()}
+        return {name: value for name, value in answers.items() if value is not None}
 
     def pcie_replays(self, uuid: str) -> int | None:
         """Packets that the GPU's PCIe link had to send again since its driver was loaded; None where none counts."""
@@ -259,14 +253,14 @@ class Nvml:
         return None if device is None else self._unsigned("nvmlDeviceGetPcieReplayCounter", device)
 
     def direct_copies(self, uuid: str, other: str) -> str | None:
-        """ALLOWED where one GPU may read and write the other's memory, else why not in words; None where not told."""
+        """ALLOWED where one GPU may read and write the other's memory, else why not in words; None if not reported."""
         ends = self._physical(uuid), self._physical(other)
         if None in ends:
             return None
-        told = [self._unsigned("nvmlDeviceGetP2PStatus", *ends, way) for way in (DIRECT_READS, DIRECT_WRITES)]
-        if any(status not in DIRECT_COPIES for status in told):
+        answers = [self._unsigned("nvmlDeviceGetP2PStatus", *ends, way) for way in (DIRECT_READS, DIRECT_WRITES)]
+        if any(status not in DIRECT_COPIES for status in answers):
             return None
-        return next((DIRECT_COPIES[status] for status in told if status), ALLOWED)
+        return next((DIRECT_COPIES[status] for status in answers if status), ALLOWED)
 
     def nvlink_bytes(self, uuid: str) -> tuple[int, int] | None:
         """Bytes of payload that the GPU sent and received over its NVLinks so far; None where it does not count."""

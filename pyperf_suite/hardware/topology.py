@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import Gpu, Unavailable
 from pyperf_suite.hardware.links import LinkPeak, nvlink_of, pcie_of
-from pyperf_suite.hardware.shared_library import Unavailable
+from pyperf_suite.hardware.nvml import Nvml
 
 COMMAND = ("nvidia-smi", "topo", "-m")
 TIME_LIMIT_S = 30.0
@@ -27,7 +28,7 @@ PATHS = {
     "NODE": "several host bridges of one NUMA node",
     "SYS": "the link between NUMA nodes",
 }
-# What drivers have been seen to write where they cannot tell, as for a GPU that is lost or cut up by MIG.
+# What drivers have been seen to write where they do not know, as for a GPU that is lost or cut up by MIG.
 UNTOLD = ("N/A", "ERR!", "DIS", "U", "?")
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -39,7 +40,7 @@ _NIC_NAME = re.compile(r"\s*(NIC\d{1,4}):\s*(\S+)\s*")
 
 @dataclass(frozen=True)
 class Path:
-    """One cell of the matrix: so many bonded NVLinks, else a kind of `PATHS`, else None: the driver did not tell."""
+    """One cell of the matrix: so many bonded NVLinks, else a kind of `PATHS`, else None: the driver did not report."""
 
     kind: str | None
     nvlinks: int = 0
@@ -144,7 +145,7 @@ def parse(text: str) -> LinkGraph:
             break
     gpus = tuple(device for device in devices if _GPU.fullmatch(device))
     paths: dict[tuple[str, str], Path] = {}
-    # Some driver versions print no rows for network cards: the matrix is symmetric, so the GPUs' rows tell all.
+    # Some driver versions print no rows for network cards: the matrix is symmetric, so the GPUs' rows are enough.
     for row in (*gpus, *(device for device in devices if device in cells and device not in gpus)):
         if row not in cells:
             raise UserError(f"The topology matrix has no row for {row}: run `{' '.join(COMMAND)}` again, whole.")
@@ -163,7 +164,7 @@ def parse(text: str) -> LinkGraph:
 
 
 def read() -> LinkGraph | Unavailable:
-    """This machine's link graph, or the reason why it cannot be told."""
+    """This machine's link graph, or the reason why it cannot be read."""
     try:
         answer = subprocess.run(COMMAND, capture_output=True, timeout=TIME_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -210,10 +211,10 @@ def _path(cell: str, row: str, column: str) -> Path:
     """What a cell says; a device's cell with itself has to be the X."""
     nvlinks = _NVLINK.fullmatch(cell)
     if row == column:
-        told = cell == "X"
+        known = cell == "X"
     else:
-        told = bool(nvlinks and int(nvlinks[1])) or cell in PATHS or cell in UNTOLD
-    if not told:
+        known = bool(nvlinks and int(nvlinks[1])) or cell in PATHS or cell in UNTOLD
+    if not known:
         raise UserError(
             f"The topology matrix says {cell!r} between {row} and {column}, which is no path there: it is cut off or "
             f"mangled, run `{' '.join(COMMAND)}` again."
@@ -227,3 +228,26 @@ def _column(affinity: Mapping[str, list[str]], columns: tuple[str, ...], name: s
         return {}
     place = columns.index(name)
     return {gpu: rest[place] for gpu, rest in affinity.items() if len(rest) > place and rest[place] != "N/A"}
+
+
+def wiring(gpus: Sequence[Gpu], manager: Nvml, graph: LinkGraph | Unavailable | None = None) -> dict[str, Any]:
+    """For every two GPUs, as in `0-3`, the path between them and the GB/s (1e9) that it carries at best, or null.
+
+    Empty where there are fewer than two, or nvidia-smi does not report. `graph` is read from it if not given.
+    """
+    if len(gpus) < 2:
+        return {}
+    graph = read() if graph is None else graph
+    names = {gpu.index: f"GPU{manager.index(gpu.uuid)}" for gpu in gpus}
+    if isinstance(graph, Unavailable) or not set(names.values()) <= set(graph.gpus):
+        return {}
+    paths = {}
+    for one, other in combinations(gpus, 2):
+        path = graph.path(names[one.index], names[other.index])
+        peaks = graph.expected_gb_per_s(one.compute_capability)
+        pair = (names[one.index], names[other.index])
+        paths[f"{one.index}-{other.index}"] = {
+            "path": str(path),
+            "gb_per_s": peaks.get(pair, peaks.get((pair[1], pair[0]))),
+        }
+    return paths

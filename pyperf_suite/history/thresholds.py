@@ -20,14 +20,17 @@ from typing import Any
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.exit_code import FAIL_ON
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-DEFAULT_MARGIN = 0.01
+# What is tolerated unless somebody says otherwise: the only place that says 1 %.
+MARGIN = 0.01
+# What makes the exit code other than 0: each level all that the one before it does, and one thing more.
+FAIL_ON = ("never", "slower", "failed", "undecided", "nominated")
+DEFAULT_FAIL_ON = "undecided"
 TABLE = "tool.pyperf_suite.regressions"
 _KEYS = ("margin", "fail-on", "margins")
 
@@ -51,7 +54,7 @@ class Thresholds:
         for pattern in reversed(list(self.margins)):
             if matches(pattern, probe) or matches(pattern, label):
                 return self.margins[pattern]
-        return DEFAULT_MARGIN if self.margin is None else self.margin
+        return MARGIN if self.margin is None else self.margin
 
 
 # A pyproject.toml is written by hand.
@@ -111,15 +114,15 @@ def parse_share(value: Any) -> float:
     >>> parse_share("2.5 %")
     0.025
     """
-    told = str(value).strip()
+    text = str(value).strip()
     try:
         if isinstance(value, bool):
             raise ValueError
-        share = float(told[:-1]) / 100 if told.endswith("%") else float(told)
+        share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
-        raise ValueError(f"{told[:40]!r} is not a share such as 1 % or 0.01") from None
+        raise ValueError(f"{text[:40]!r} is not a share such as 1 % or 0.01") from None
     if not 0 < share < 1:
-        raise ValueError(f"{told[:40]!r} is not between 0 and 100 %; write 1 % or 0.01")
+        raise ValueError(f"{text[:40]!r} is not between 0 and 100 %; write 1 % or 0.01")
     return share
 
 

@@ -1,47 +1,33 @@
-"""Closed forms of what a kernel should cost: functions on numpy arrays, arrays in and seconds out.
+"""Closed forms of what a kernel should cost: `gemm_time("H100", 4096, 4096, 4096)` gives seconds, of arrays an array.
 
-Nothing here measures or knows the device in this machine; constants come in as arguments, or from the calibration of
-the GPU that is named. What takes a GPU takes its name, its `GpuSpec` or a `Calibration`.
+`explain=True` gives the whole answer, an `explained.Explained`: seconds, causes, stated error, and whether it is
+extrapolated; so do the modules' own functions. Nothing here measures or knows the device in this machine. What takes a
+GPU takes its name, its `GpuSpec` or a `Calibration`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from pyperf_suite.laws.attention.fused import attention_time
-    from pyperf_suite.laws.calibration import Block, Calibration, load_calibration
-    from pyperf_suite.laws.explained import Explained
-    from pyperf_suite.laws.matmul.gemm import gemm_time
-    from pyperf_suite.laws.network.collectives import collective_time
-    from pyperf_suite.laws.roofline import memory_bound_time
-
-# Imported at first use, so that a reader of one law does not load them all.
+# Imported at the first call, so that a reader of one law does not load them all.
 _HOME = {
-    "Block": "calibration",
-    "Calibration": "calibration",
-    "Explained": "explained",
-    "attention_time": "attention.fused",
-    "collective_time": "network.collectives",
-    "gemm_time": "matmul.gemm",
-    "load_calibration": "calibration",
+    "attention_time": "attention",
+    "collective_time": "collectives",
+    "gemm_time": "gemm",
     "memory_bound_time": "roofline",
 }
 
-__all__ = [
-    "Block",
-    "Calibration",
-    "Explained",
-    "attention_time",
-    "collective_time",
-    "gemm_time",
-    "load_calibration",
-    "memory_bound_time",
-]
+
+def _law(name: str) -> Callable[..., Any]:
+    def law(*sizes: Any, explain: bool = False, **options: Any) -> Any:
+        found = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)(*sizes, **options)
+        return found if explain else found.seconds
+
+    law.__name__ = law.__qualname__ = name
+    law.__doc__ = f"Seconds by `laws.{_HOME[name]}.{name}`, which says what it takes; all that it knows for `explain`."
+    return law
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+attention_time, collective_time, gemm_time, memory_bound_time = map(_law, sorted(_HOME))

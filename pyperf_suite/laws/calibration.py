@@ -1,6 +1,8 @@
 """What was fitted for one GPU: blocks of coefficients, each with its origin, its range and its own held-out error.
 
-One small compressed file a GPU keeps them; those shipped lie in `calibrations/`, a user's own wherever they were saved.
+One small compressed file a GPU keeps them; those shipped lie in `calibrations/`, a user's own where they were saved.
+Two forms of what a law misses are here too: a grid over the sizes of a large table, and a smooth factor from a short
+run on one machine.
 """
 
 from __future__ import annotations
@@ -13,15 +15,17 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 
 VERSION = 1
 SHIPPED = Path(__file__).parent / "calibrations"
@@ -66,11 +70,9 @@ class Calibration:
 
     @property
     def origin(self) -> str:
-        """The measurements that the blocks were fitted to, each named once."""
         return "; ".join(dict.fromkeys(block.origin for block in self.blocks.values() if block.origin))
 
     def with_block(self, name: str, block: Block) -> Calibration:
-        """The same calibration with that block added or replaced."""
         return replace(self, blocks={**self.blocks, name: block})
 
     def block(self, name: str) -> Block:
@@ -108,6 +110,29 @@ class Calibration:
                     _write(archive, f"{name}/{array}.npy", content.getvalue())
             header = {"gpu": self.gpu, "version": self.version, "blocks": blocks}
             _write(archive, HEADER, json.dumps(header, sort_keys=True, indent=1).encode())
+
+
+def spec_of(gpu: str | GpuSpec | Calibration) -> GpuSpec:
+    """The data sheet of a GPU by its name, itself or its calibration. Raises UserError for an unknown GPU."""
+    return gpu if isinstance(gpu, GpuSpec) else find_gpu(gpu.gpu if isinstance(gpu, Calibration) else gpu)
+
+
+def most_alike(
+    spec: GpuSpec, known: Iterable[str], law: str, unlike: Callable[[GpuSpec], tuple[float, ...]]
+) -> GpuSpec:
+    """Of GPUs known by name the one with the least `unlike`; of equals the first by name.
+
+    Raises UserError if none is known; `law` says of what.
+    """
+    gpus = [find_gpu(name) for name in sorted(known)]
+    if not gpus:
+        raise UserError(f"No GPU's {law} calibrated, so nothing is known of {spec.name}'s: calibrate one.")
+    return min(gpus, key=unlike)
+
+
+def log_ratio(one: float, other: float) -> float:
+    """How far apart two rates are."""
+    return abs(float(np.log(one / other)))
 
 
 def shipped_path(gpu: str) -> Path:
@@ -152,47 +177,6 @@ def load_calibration(path: Path) -> Calibration:
     )
 
 
-def check_form(calibration: Calibration, origin: Path) -> None:
-    """Raise UserError where a block is not what the laws read: one of an older law, or by someone's hand.
-
-    A block is held against those of its name that are shipped; one that none is shipped of has to state its error.
-    Then all laws price a few sizes, for coefficients of the right form may still be of nothing that runs.
-    """
-    from pyperf_suite.laws.calibration_trial import cannot_price
-
-    pooled = shipped_calibration(POOLED)
-    shipped = [*all_shipped(), *([pooled] if pooled else [])]
-    for name, block in calibration.blocks.items():
-        like = [each.blocks[name] for each in shipped if name in each.blocks]
-        if not (_states_its_error(block) and (not like or any(_has_form(block, each) for each in like))):
-            raise UserError(
-                f"{origin} has a block {name} that this pyperf-suite cannot read: make it anew with `pyperf-suite "
-                "calibrate`."
-            )
-    if why := cannot_price(calibration):
-        raise UserError(f"{origin} is no calibration of a GPU, for {why}: make it anew with `pyperf-suite calibrate`.")
-
-
-def _states_its_error(block: Block) -> bool:
-    mape = block.held_out.get("mape")
-    return isinstance(mape, (int, float)) and 0 <= mape < float("inf")
-
-
-def _has_form(block: Block, like: Block) -> bool:
-    """Whether it has the same arrays, of the same kinds and axes, with numbers where the other one has them.
-
-    None is negative where the other's are not.
-    """
-    if block.arrays.keys() != like.arrays.keys() or block.fitted_range.keys() != like.fitted_range.keys():
-        return False
-    return all(
-        (array.dtype.kind, array.ndim, array.size > 0) == (other.dtype.kind, other.ndim, other.size > 0)
-        and (array.dtype.kind != "f" or not np.isfinite(other).all() or bool(np.isfinite(array).all()))
-        and (array.dtype.kind not in "fi" or bool((other < 0).any()) or not bool((array < 0).any()))
-        for array, other in ((block.arrays[name], like.arrays[name]) for name in block.arrays)
-    )
-
-
 @functools.cache
 def _shipped(path: Path, _changed_ns: int) -> Calibration:
     """Read once in each state of the file: laws ask at every call."""
@@ -211,3 +195,148 @@ def _write(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
     entry = zipfile.ZipInfo(name, EPOCH)
     entry.compress_type = zipfile.ZIP_DEFLATED
     archive.writestr(entry, content)
+
+
+# Terms of each degree: a level; a slope in each size; what bends, and what two sizes do together.
+DEGREES = (0, 1, 2)
+
+
+def correction_name(law: str) -> str:
+    """The name of the block that corrects the block of that law."""
+    return f"{law}_here"
+
+
+def correction_of(calibration: Calibration, law: str, sizes: Mapping[str, ArrayLike]) -> NDArray[np.float64]:
+    """By what to multiply the seconds of a law on this machine; 1 where nothing was measured on it.
+
+    `sizes` are arrays that broadcast together, under the names that the block was fitted with.
+    """
+    block = calibration.blocks.get(correction_name(law))
+    if block is None:
+        return np.ones(np.broadcast_shapes(*(np.shape(size) for size in sizes.values())))
+    return correction(block, sizes)
+
+
+def stated(calibration: Calibration, law: str, error_percent: float, origin: str) -> tuple[float, str]:
+    """The mean error in % to state for a law, and its origin: the correction's own held-out one where there is one."""
+    block = calibration.blocks.get(correction_name(law))
+    if block is None:
+        return error_percent, origin
+    return float(block.held_out["mape"]), f"{origin}; corrected by {block.origin or 'measurements of one machine'}"
+
+
+def correction(block: Block, sizes: Mapping[str, ArrayLike]) -> NDArray[np.float64]:
+    """The factor of a block. Raises KeyError where a size that it was fitted with is not given."""
+    inside = [
+        np.clip(np.asarray(sizes[name], dtype=np.float64), *block.fitted_range[name]) for name in block.fitted_range
+    ]
+    coefficients = block.arrays["coefficients"]
+    scaled = [
+        (np.log(size) - centre) / spread
+        for size, centre, spread in zip(inside, block.arrays["centre"], block.arrays["spread"], strict=True)
+    ]
+    log_factor = np.zeros(np.broadcast_shapes(*(size.shape for size in scaled)))
+    for coefficient, exponents in zip(coefficients, _exponents(len(scaled)), strict=False):
+        if coefficient:
+            log_factor += coefficient * _product(scaled, exponents)
+    return np.exp(log_factor)
+
+
+def fit_correction(
+    log_ratio: ArrayLike, sizes: Mapping[str, ArrayLike], degree: int
+) -> tuple[Mapping[str, NDArray[np.float64]], Mapping[str, tuple[float, float]]]:
+    """Arrays and range of a block whose factor follows log(measured / predicted) in the least squares.
+
+    `log_ratio` and every size are arrays of one length. Half of a unit of noise is held against each coefficient but
+    the level, so that few points make no steep slope (ridge regression: Hoerl & Kennard, Technometrics 12, 1970).
+
+    Raises ValueError for no rows or a degree there is not.
+    """
+    wanted = np.asarray(log_ratio, dtype=np.float64)
+    if degree not in DEGREES or wanted.size == 0:
+        raise ValueError(f"a correction of degree {degree} cannot be fitted to {wanted.size} rows")
+    logs = [np.log(np.asarray(size, dtype=np.float64)) for size in sizes.values()]
+    centre = np.array([size.mean() for size in logs])
+    spread = np.array([size.std() or 1.0 for size in logs])
+    scaled = [(size - middle) / width for size, middle, width in zip(logs, centre, spread, strict=True)]
+    terms = [exponents for exponents in _exponents(len(scaled)) if sum(exponents) <= degree]
+    design = np.stack([_product(scaled, exponents) * np.ones_like(wanted) for exponents in terms], axis=1)
+    penalty = np.diag([0.0] + [0.5] * (len(terms) - 1))
+    coefficients = np.linalg.solve(design.T @ design + penalty, design.T @ wanted)
+    limits = {name: (float(np.min(size)), float(np.max(size))) for name, size in sizes.items()}
+    return {"centre": centre, "spread": spread, "coefficients": coefficients}, limits
+
+
+def _exponents(count: int) -> list[tuple[int, ...]]:
+    unit = np.eye(count, dtype=int)
+    pairs = [unit[i] + unit[j] for i in range(count) for j in range(i, count)]
+    return [(0,) * count, *(tuple(row) for row in unit), *(tuple(row) for row in pairs)]
+
+
+def _product(scaled: list[NDArray[np.float64]], exponents: tuple[int, ...]) -> NDArray[np.float64]:
+    term: NDArray[np.float64] = np.ones(())
+    for size, exponent in zip(scaled, exponents, strict=True):
+        if exponent:
+            term = term * size**exponent
+    return term
+
+
+# Steps of one byte up to the largest factor: about a third of a percent each.
+STEPS = 127
+# Sizes are looked up in pieces that stay in a core's cache.
+GRID_PIECE = 16384
+
+
+@dataclass(frozen=True)
+class ResidualGrid:
+    """`axes` are the ascending sizes at the nodes, `values` natural logarithms of factors, one dimension per axis."""
+
+    axes: tuple[NDArray[np.float64], ...]
+    values: NDArray[np.float64]
+
+    @classmethod
+    def octaves(cls, values: NDArray[np.float64]) -> ResidualGrid:
+        """The grid with its nodes at the powers of two of every size, from 1 on."""
+        return cls(tuple(np.power(2.0, np.arange(count), dtype=np.float64) for count in values.shape), values)
+
+    def __call__(self, *sizes: ArrayLike) -> NDArray[np.float64]:
+        """The logarithm of the factor at sizes of at least 1, one array per axis, broadcast against each other."""
+        asked = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in sizes))
+        flat, logarithms = [np.ravel(size) for size in asked], np.empty(asked[0].size)
+        values = self.values.ravel()
+        for start in range(0, logarithms.size, GRID_PIECE):
+            piece = slice(start, start + GRID_PIECE)
+            logarithms[piece] = 0.0
+            for node, weight in self.corners([size[piece] for size in flat]):
+                logarithms[piece] += weight * values[node]
+        return logarithms.reshape(asked[0].shape)
+
+    def as_arrays(self) -> dict[str, NDArray[np.generic]]:
+        """As a calibration's block keeps it: axes, and values in steps of one byte."""
+        step = max(float(np.abs(self.values).max()) / STEPS, 1e-9)
+        axes: dict[str, NDArray[np.generic]] = {f"residual_axis_{i}": axis for i, axis in enumerate(self.axes)}
+        return axes | {"residual_step": np.array(step), "residual": np.round(self.values / step).astype(np.int8)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[np.generic]]) -> ResidualGrid:
+        """The inverse of `as_arrays`, within a step. Raises KeyError where there is no residual."""
+        values = np.asarray(arrays["residual"], dtype=np.float64) * float(arrays["residual_step"])
+        axes = tuple(np.asarray(arrays[f"residual_axis_{i}"], dtype=np.float64) for i in range(values.ndim))
+        return cls(axes, values)
+
+    def corners(self, sizes: Sequence[NDArray[np.float64]]) -> Iterator[tuple[NDArray[np.int64], Any]]:
+        """The flat places of the nodes around each size with their weights, one corner of the cells at a time."""
+        places = [self._place(axis, size) for axis, size in zip(self.axes, sizes, strict=True)]
+        strides = [int(np.prod(self.values.shape[axis + 1 :])) for axis in range(self.values.ndim)]
+        origin = np.asarray(sum(below * stride for (below, _), stride in zip(places, strides, strict=True)))
+        for corner in product((0, 1), repeat=len(self.axes)):
+            weight: Any = 1.0
+            for (_, share), side in zip(places, corner, strict=True):
+                weight = weight * (share if side else 1.0 - share)
+            yield origin + sum(side * stride for side, stride in zip(corner, strides, strict=True)), weight
+
+    @staticmethod
+    def _place(axis: NDArray[np.float64], size: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        logs, asked = np.log2(axis), np.log2(size)
+        below = np.clip(np.searchsorted(logs, asked, side="right") - 1, 0, len(axis) - 2)
+        return below, np.clip((asked - logs[below]) / (logs[below + 1] - logs[below]), 0.0, 1.0)

@@ -1,12 +1,11 @@
-"""A predicted time split into its causes.
-
-The parts add up to the time, so that what is told about a product is what was predicted for it.
-"""
+"""What every law returns, seconds split into causes with the law's stated error, and what a price list is asked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,18 +33,68 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Explained:
-    """Seconds and their causes, all arrays of one shape.
+    """Seconds and their causes: plain numbers, or arrays of one shape.
 
     `parts` are seconds by cause and add up to `seconds`; one can be negative where it saves time. `extrapolated` says
     where the law was asked beyond the range it was fitted in. `error_percent` is the mean error that the law made on
-    held-out measurements, None where none were held out; `origin` says where the law comes from.
+    held-out measurements, None if none were held out; `origin` names the measurements behind the law.
     """
 
-    seconds: NDArray[np.float64]
-    parts: Mapping[str, NDArray[np.float64]]
-    extrapolated: NDArray[np.bool_]
+    seconds: Any
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    extrapolated: NDArray[np.bool_] | np.bool_ | bool = False
     error_percent: float | None = None
     origin: str = ""
+
+
+class Causes(Mapping[str, Any]):
+    """Causes that are computed when the first of them is read: a search over a million sizes reads seconds alone."""
+
+    def __init__(self, compute: Callable[[], Mapping[str, Any]]) -> None:
+        self._compute = compute
+
+    @functools.cached_property
+    def _parts(self) -> Mapping[str, Any]:
+        return self._compute()
+
+    def __getitem__(self, cause: str) -> Any:
+        return self._parts[cause]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
+# One size, or an array of them.
+Count = int | NDArray[np.int64]
+Bytes = float | NDArray[np.float64] | NDArray[np.int64]
+
+
+class KernelPrices(Protocol):
+    """The cost of one call of each kind of work; sizes are plain numbers, or arrays that broadcast together."""
+
+    def gemm(self, layout: str, m: Count, n: Count, k: Count) -> Explained:
+        """C[M,N] = A[M,K]·B[K,N]."""
+
+    def attention(
+        self, causal: bool, backward: bool, batch: Count, seq: Count, heads: Count, kv_heads: Count, head_dim: Count
+    ) -> Explained:
+        """Attention between the projections, forward or backward alone."""
+
+    def memory_bound(self, nbytes: Bytes) -> Explained:
+        """A kernel that moves so many bytes and computes next to nothing."""
+
+    def collective(
+        self,
+        op: str,
+        nbytes: Bytes,
+        ranks: Count,
+        ranks_per_node: Count | None = None,
+        network_bytes_per_s: float | None = None,
+    ) -> Explained:
+        """A collective of S bytes, as of nccl-tests; by default on the nodes and the network of the GPU's maker."""
 
 
 def legend(causes: Iterable[str]) -> str:

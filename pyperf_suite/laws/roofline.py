@@ -8,21 +8,28 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.calibration import Block, Calibration, all_shipped, shipped_calibration
+from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.laws.calibration import (
+    Block,
+    Calibration,
+    all_shipped,
+    log_ratio,
+    most_alike,
+    shipped_calibration,
+    spec_of,
+)
 from pyperf_suite.laws.explained import Explained
 
 BLOCK = "memory"
-# Operands start to miss the L2 when they are this share of it, and all miss at twice that: beside them it holds what
+# Operands start to miss the L2 when they are this share of it, and all miss at twice that: it also holds what
 # ran before. The share at which the tables of the GPU with the largest L2 (L40S) fit best.
 CACHED_SHARE = 1 / 8
-# Mean error on GPUs whose own table was left out (advise.calibrate.memory): H100 read off H200 and back; A100 off H100
+# Mean error on GPUs whose own table was left out (tools/fit/memory.py): H100 read off H200 and back; A100 off H100
 # and B200 off H200 (22 % both), and L40S with its large L2 off A100 (72 %).
 ERROR_PERCENT_SAME_ARCHITECTURE = 13.3
 ERROR_PERCENT_OTHER_ARCHITECTURE = 38.8
@@ -45,7 +52,6 @@ class MemoryLaw:
     transferred: bool = False
 
     def parts(self, gpu: GpuSpec, nbytes: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        """Seconds by cause, as `memory_bound_time` explains them."""
         ideal = nbytes / gpu.memory_bytes_per_s
         cached = np.clip(2 - nbytes / (CACHED_SHARE * gpu.l2_bytes), 0, 1)
         return {
@@ -56,39 +62,26 @@ class MemoryLaw:
         }
 
 
-@overload
-def memory_bound_time(
-    gpu: str | GpuSpec | Calibration, nbytes: ArrayLike, explain: Literal[False] = False
-) -> NDArray[np.float64]: ...
-
-
-@overload
-def memory_bound_time(gpu: str | GpuSpec | Calibration, nbytes: ArrayLike, explain: Literal[True]) -> Explained: ...
-
-
-def memory_bound_time(
-    gpu: str | GpuSpec | Calibration, nbytes: ArrayLike, explain: bool = False
-) -> NDArray[np.float64] | Explained:
+def memory_bound_time(gpu: str | GpuSpec | Calibration, nbytes: ArrayLike) -> Explained:
     """Seconds of an operator that reads and writes `nbytes` altogether, of any shape.
+
+    The parts are ideal (bytes at the data sheet's bandwidth), bandwidth (what memory falls short of it), cache (what
+    bytes found in L2 gain, negative, or lose) and launch.
 
     Args:
         gpu: its name, its `GpuSpec`, or a `Calibration` with a block "memory".
         nbytes: bytes read and written, not negative.
-        explain: return `Explained` with the parts ideal (bytes at the data sheet's bandwidth), bandwidth (what memory
-            falls short of it), cache (what bytes found in L2 gain, negative, or lose) and launch.
 
     Raises:
         UserError: an unknown GPU, or bytes that are negative or not finite.
     """
-    spec = gpu if isinstance(gpu, GpuSpec) else find_gpu(gpu.gpu if isinstance(gpu, Calibration) else gpu)
+    spec = spec_of(gpu)
     law = unpack_law(gpu.block(BLOCK)) if isinstance(gpu, Calibration) and BLOCK in gpu.blocks else _shipped_law(spec)
     size = np.asarray(nbytes, dtype=np.float64)
     if not np.all(np.isfinite(size) & (size >= 0)):
         raise UserError(f"An operator cannot move {np.min(size):g} bytes: give 0 bytes or more.")
     parts = law.parts(spec, size)
     seconds = np.asarray(sum(parts.values()))
-    if not explain:
-        return seconds
     beyond = (size < law.fitted_bytes[0]) | (size > law.fitted_bytes[1])
     return Explained(seconds, parts, beyond | law.transferred, law.error_percent, law.origin)
 
@@ -107,15 +100,15 @@ def transferred_law(gpu: GpuSpec, known: Mapping[str, MemoryLaw]) -> MemoryLaw:
 
     Raises UserError where none is known.
     """
-    if not known:
-        raise UserError(f"No GPU's memory is calibrated, so nothing can be told of {gpu.name}'s: calibrate one.")
-
-    def unlikeness(name: str) -> tuple[bool, float, str]:
-        other = find_gpu(name)
-        apart = abs(float(np.log(other.memory_bytes_per_s / gpu.memory_bytes_per_s)))
-        return other.architecture != gpu.architecture, apart, name
-
-    nearest = find_gpu(min(known, key=unlikeness))
+    nearest = most_alike(
+        gpu,
+        known,
+        "memory is",
+        lambda other: (
+            other.architecture != gpu.architecture,
+            log_ratio(other.memory_bytes_per_s, gpu.memory_bytes_per_s),
+        ),
+    )
     same = nearest.architecture == gpu.architecture
     return replace(
         known[nearest.name],

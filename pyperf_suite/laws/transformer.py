@@ -1,20 +1,251 @@
-"""Every matrix product of a transformer: its sizes in forward and backward, as one rank of a sharded model does them.
+"""A transformer by its dimensions: its parameters, its matrix products on one rank of a sharded model, its FLOP.
 
-The dimensions may be one model's or a whole grid's; then the sizes are arrays, and each shape is priced at once.
+What a model costs to train follows from these few numbers; no weights are needed. `ModelGrid` has many models at once,
+so that every formula is computed on whole arrays. Model FLOP are what the mathematics asks for, hardware FLOP what is
+computed, recomputation included: MFU and HFU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.attention.counted import BACKWARD_FLOP_RATIO, visible_pairs
-from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.tiled_attention import BACKWARD_FLOP_RATIO, visible_pairs
+
+# Far above any model there is; and even all of them together are fewer parameters than 64 bits can count.
+LARGEST = {
+    "layers": 1 << 11,
+    "hidden": 1 << 18,
+    "ffn": 1 << 20,
+    "heads": 1 << 13,
+    "vocab": 1 << 25,
+    "experts": 1 << 12,
+    "expert_ffn": 1 << 20,
+    "shared_ffn": 1 << 20,
+    "positions": 1 << 25,
+    "query_rank": 1 << 18,
+    "latent_rank": 1 << 18,
+    "norms": 1 << 4,
+    # Last, as they may follow from others.
+    "head_dim": 1 << 13,
+    "value_head_dim": 1 << 13,
+}
+ALWAYS_GIVEN = ("layers", "hidden", "ffn", "heads", "vocab")
+_AT_LEAST_1 = (*ALWAYS_GIVEN, "experts", "top_k")
+_BIASES = ("qkv_bias", "output_bias", "mlp_bias", "norm_bias")
+
+
+@dataclass(frozen=True)
+class ModelDimensions:
+    """A transformer: GPT-2 with `bias`, `positions` and `tied`, Llama with `gated` and `kv_heads`, BERT not `causal`.
+
+    `ffn` is the width of the hidden layer of an MLP, `gated` one with a third matrix (SwiGLU). `experts` MLPs of width
+    `expert_ffn` stand in each layer, of which a token is routed to `top_k` and to one of width `shared_ffn`; the
+    `dense_layers` have one MLP of width `ffn`. `positions` are learned position embeddings, 0 where there are none.
+    `tied` says that the embedding is the output matrix too. `bias` stands for one in all projections and norms.
+
+    With a `latent_rank` attention is DeepSeek-V2's latent one (MLA): keys and values come from a vector of that rank,
+    queries from one of `query_rank` (0: straight from the hidden state), `rope_head_dim` of a head's `head_dim` are
+    rotated and the keys' part of it is shared by all heads, values have `value_head_dim`. `other_parameters` stand
+    once in the model and enter no product worth counting. Raises UserError for dimensions that no model can have.
+    """
+
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    vocab: int
+    kv_heads: int = 0  # as many as heads
+    head_dim: int = 0  # hidden / heads
+    gated: bool = False
+    bias: bool = False
+    tied: bool = False
+    positions: int = 0
+    experts: int = 1
+    top_k: int = 1
+    qkv_bias: bool = False
+    output_bias: bool = False  # of the projection after attention
+    mlp_bias: bool = False
+    norm_bias: bool = False  # LayerNorm, where RMSNorm has none
+    norm_weight: bool = True
+    norms: int = 2  # in each layer, as wide as hidden
+    qk_norm: bool = False  # over a head's queries and over its keys
+    expert_ffn: int = 0  # ffn
+    shared_ffn: int = 0  # no shared expert
+    shared_gate: bool = False
+    router_bias: bool = False
+    dense_layers: int = 0
+    query_rank: int = 0
+    latent_rank: int = 0
+    rope_head_dim: int = 0
+    value_head_dim: int = 0  # head_dim
+    causal: bool = True
+    head_transform: bool = False  # BERT's: a square matrix and a norm before the output matrix, which has a bias
+    other_parameters: int = 0
+
+    def __post_init__(self) -> None:
+        self._check_signs()
+        if not self.head_dim and self.hidden % self.heads:
+            raise UserError(
+                f"hidden = {self.hidden} cannot be divided into {self.heads} heads: give head_dim, or a hidden that "
+                f"{self.heads} divides."
+            )
+        self._fill_in()
+        self._check_sizes()
+
+    def __str__(self) -> str:
+        shown = (field for field in fields(self) if field.name in ALWAYS_GIVEN or self._differs(field.name))
+        return ", ".join(f"{field.name}={getattr(self, field.name)}" for field in shown)
+
+    def resized(self, **changes: int) -> ModelDimensions:
+        """The model with other dimensions; what followed from them before follows again.
+
+        As many key-value heads as heads, and a head_dim of hidden / heads, stay so unless they are named. Raises
+        UserError for dimensions that no model can have.
+        """
+        return ModelDimensions(**following(self, changes))
+
+    @property
+    def sparse_layers(self) -> int:
+        return self.layers - self.dense_layers
+
+    @property
+    def attention_parameters(self) -> int:
+        return self._projections + self._attention_biases + 2 * self.head_dim * self.qk_norm
+
+    @property
+    def expert_parameters(self) -> int:
+        return self._mlp_parameters(self.expert_ffn)
+
+    @property
+    def layer_parameters(self) -> int:
+        router = self.experts * (self.hidden + self.router_bias) if self.experts > 1 else 0
+        shared = self._mlp_parameters(self.shared_ffn) + self.hidden * self.shared_gate if self.shared_ffn else 0
+        return self._outside_mlp + self.experts * self.expert_parameters + router + shared
+
+    @property
+    def dense_layer_parameters(self) -> int:
+        return self._outside_mlp + self._mlp_parameters(self.ffn)
+
+    @property
+    def outer_parameters(self) -> int:
+        """Of what stands outside of the layers: embeddings, the last norm (BERT: the first), the output matrix."""
+        matrices = 1 if self.tied else 2
+        transform = self.hidden * (self.hidden + 1) + self._norm_parameters + self.vocab if self.head_transform else 0
+        embeddings = self.hidden * (matrices * self.vocab + self.positions)
+        return embeddings + self._norm_parameters + transform + self.other_parameters
+
+    @property
+    def parameters(self) -> int:
+        layers = self.sparse_layers * self.layer_parameters + self.dense_layers * self.dense_layer_parameters
+        return layers + self.outer_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        return self.parameters - self.sparse_layers * (self.experts - self.top_k) * self.expert_parameters
+
+    @property
+    def _projections(self) -> int:
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        if not self.latent_rank:
+            return self.hidden * (2 * queries + 2 * keys)
+        down_and_up = self.query_rank * (self.hidden + 1 + queries) if self.query_rank else self.hidden * queries
+        from_latent = self.heads * (self.head_dim - self.rope_head_dim + self.value_head_dim)
+        latent = self.hidden * (self.latent_rank + self.rope_head_dim) + self.latent_rank * (1 + from_latent)
+        return down_and_up + latent + self.heads * self.value_head_dim * self.hidden
+
+    @property
+    def _attention_biases(self) -> int:
+        if self.latent_rank:
+            inner = self.query_rank + self.latent_rank + self.rope_head_dim  # of the projections down alone
+        else:
+            inner = (self.heads + 2 * self.kv_heads) * self.head_dim
+        return inner * self.qkv_bias + self.hidden * self.output_bias
+
+    @property
+    def _outside_mlp(self) -> int:
+        return self.attention_parameters + self.norms * self._norm_parameters
+
+    @property
+    def _norm_parameters(self) -> int:
+        return self.hidden * (self.norm_weight + self.norm_bias)
+
+    def _mlp_parameters(self, width: int) -> int:
+        into = 2 if self.gated else 1
+        return (into + 1) * self.hidden * width + (into * width + self.hidden) * self.mlp_bias
+
+    def _differs(self, name: str) -> bool:
+        return bool(getattr(self, name) != type(self).__dataclass_fields__[name].default)
+
+    def _fill_in(self) -> None:
+        """Give what was left out its value, and `bias` its meaning."""
+        followed = {"kv_heads": self.heads, "head_dim": self.hidden // self.heads, "expert_ffn": self.ffn}
+        for name, value in followed.items():
+            if isinstance(getattr(self, name), int) and not getattr(self, name):
+                object.__setattr__(self, name, value)
+        if not self.latent_rank and isinstance(self.value_head_dim, int) and not self.value_head_dim:
+            object.__setattr__(self, "value_head_dim", self.head_dim)
+        if self.bias:
+            for name in _BIASES:
+                object.__setattr__(self, name, True)
+
+    def _check_signs(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in _AT_LEAST_1 and value < 1:
+                raise UserError(f"A model needs {field.name} of at least 1, but {value} were asked for.")
+            if value < 0:
+                raise UserError(f"{field.name} cannot be negative, but {value} was asked for.")
+
+    def _check_sizes(self) -> None:
+        for name, most in LARGEST.items():
+            if getattr(self, name) > most:
+                raise UserError(
+                    f"A model of {name} = {getattr(self, name)} is beyond the {most} that are counted with."
+                )
+        if self.heads % self.kv_heads:
+            raise UserError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly.")
+        if self.top_k > self.experts:
+            raise UserError(f"A token cannot visit {self.top_k} of {self.experts} experts.")
+        if self.experts == 1 and self.expert_ffn != self.ffn:
+            raise UserError(f"expert_ffn = {self.expert_ffn} is of one of several experts: give experts, or ffn alone.")
+        if self.dense_layers > self.layers:
+            raise UserError(f"{self.dense_layers} of {self.layers} layers cannot be dense.")
+        if self.latent_rank and not (self.value_head_dim and self.rope_head_dim < self.head_dim):
+            raise UserError(
+                "Latent attention needs a value_head_dim, and a rope_head_dim below head_dim, but "
+                f"{self} was asked for."
+            )
+        if not self.latent_rank and self.value_head_dim != self.head_dim:
+            raise UserError(
+                f"value_head_dim = {self.value_head_dim} beside head_dim = {self.head_dim} is of latent attention: "
+                "give its latent_rank too."
+            )
+
+
+def following(model: ModelDimensions, changes: dict[str, Any]) -> dict[str, Any]:
+    """All fields of the changed model, 0 where they follow from others as they did before.
+
+    Values may be arrays. Raises UserError for a name that is no dimension.
+    """
+    values = {field.name: getattr(model, field.name) for field in fields(model)}
+    if unknown := changes.keys() - values.keys():
+        raise UserError(f"A model has no dimension {min(unknown)}: change one of {', '.join(values)}.")
+    if model.kv_heads == model.heads:
+        values["kv_heads"] = 0
+    if model.head_dim * model.heads == model.hidden:
+        values["head_dim"] = 0
+    if model.expert_ffn == model.ffn:
+        values["expert_ffn"] = 0
+    if not model.latent_rank:
+        values["value_head_dim"] = 0
+    return values | changes
+
 
 # One size, or one for each model of a grid.
 Sizes = int | NDArray[np.int64]
@@ -58,7 +289,6 @@ class Sharding:
                 raise UserError(f"{way} over {ranks} ranks cannot divide {name} = {size} evenly.")
 
     def _cuts(self, model: ModelDimensions) -> Iterator[tuple[str, Sizes, Any]]:
-        """What is cut, over how many ranks, and whether that comes out even."""
         yield "heads", self.tensor, model.heads % self.tensor == 0
         if not model.latent_rank:
             # More ranks than key-value heads keep copies of them.
@@ -87,7 +317,6 @@ class Product:
 
     @property
     def layout(self) -> str:
-        """TN, NN or NT, as of `workloads.matmul`."""
         return LAYOUTS[self.phase]
 
     @property
@@ -256,3 +485,117 @@ def _share_of_sequence(tokens: Sizes, sharding: Sharding) -> Sizes:
 
 def _at_least_1(size: Sizes) -> Sizes:
     return max(size, 1) if isinstance(size, int) else np.maximum(size, 1)
+
+
+# A formula branches on these, so one grid has one of each.
+ONE_FOR_ALL = tuple(
+    field.name
+    for field in fields(ModelDimensions)
+    if isinstance(field.default, bool) or field.name in ("experts", "shared_ffn", "latent_rank", "query_rank")
+)
+
+
+class ModelGrid(ModelDimensions):
+    """Models whose dimensions are integers or int64 arrays that broadcast together; made by `around`.
+
+    Every property of ModelDimensions is then an array of that shape. What only divides unevenly is not refused: `valid`
+    says which of them ModelDimensions would take.
+    """
+
+    _heads_fill_hidden: NDArray[np.bool_]
+
+    @classmethod
+    def around(cls, model: ModelDimensions, **changes: ArrayLike) -> ModelGrid:
+        """The model with some dimensions varied; what followed from them before follows again, as in `resized`.
+
+        Raises UserError for a name that is no dimension and for sizes below 1, ValueError for a dimension that all
+        models of a grid must share.
+        """
+        if shared := changes.keys() & set(ONE_FOR_ALL):
+            raise ValueError(f"{min(shared)} is one for all models of a grid")
+        varied = {name: np.asarray(sizes, dtype=np.int64) for name, sizes in changes.items()}
+        for name, sizes in varied.items():
+            if sizes.size and sizes.min() < 1:
+                raise UserError(f"A model needs {name} of at least 1, but {sizes.min()} was asked for.")
+        return cls(**following(model, varied))
+
+    def __post_init__(self) -> None:
+        head_dim_follows = isinstance(self.head_dim, int) and not self.head_dim
+        fill = self.hidden % self.heads == 0 if head_dim_follows else True
+        object.__setattr__(self, "_heads_fill_hidden", np.asarray(fill))
+        self._fill_in()
+
+    @property
+    def valid(self) -> NDArray[np.bool_]:
+        """Where the dimensions are those of a model: within bounds, and dividing as they must."""
+        valid = self._heads_fill_hidden & (self.heads % self.kv_heads == 0) & (self.dense_layers <= self.layers)
+        for name, most in LARGEST.items():
+            valid = valid & (getattr(self, name) <= most)
+        return np.asarray(valid)
+
+
+# What backward computes once more instead of keeping it: nothing, the attention between its projections
+# (selective recomputation; FlashAttention does at least its scores), or whole layers (activation checkpointing).
+Recompute = Literal["nothing", "attention", "layers"]
+RECOMPUTES: tuple[Recompute, ...] = ("nothing", "attention", "layers")
+# Backward computes two gradients for each product of the forward pass.
+PASSES = 3
+
+
+def six_nd(parameters: Sizes, tokens: Sizes) -> Any:
+    """6·N·D: 2 FLOP a parameter and token forward, 4 backward, attention left out (Kaplan et al. 2020, section 2.1)."""
+    return 6.0 * parameters * tokens
+
+
+def model_flop(model: ModelDimensions, batch: Sizes, seq: Sizes, causal_halved: bool = True) -> Any:
+    """Forward and backward over `batch` sequences of `seq` tokens: three times the forward pass's products.
+
+    With `causal_halved` off, the pairs that a causal mask hides count too, as in most published figures (Chowdhery et
+    al. 2022, PaLM, appendix B: 6·N + 12·L·H·Q·T a token).
+    """
+    inside, outside, attention = _forward(model, batch, seq, causal_halved)
+    return PASSES * (inside + outside + attention)
+
+
+def hardware_flop(
+    model: ModelDimensions, batch: Sizes, seq: Sizes, recompute: Recompute, causal_halved: bool = True
+) -> Any:
+    """What is computed with this much recomputation: of "attention" or "layers" one forward pass more, logits never.
+
+    Raises UserError for another word.
+    """
+    check_recompute(recompute)
+    inside, outside, attention = _forward(model, batch, seq, causal_halved)
+    once_more = {"nothing": 0.0, "attention": attention, "layers": inside + attention}[recompute]
+    return PASSES * (inside + outside + attention) + once_more
+
+
+def utilization(flop: Any, step_s: Any, gpus: Sizes, peak_flop_per_s: float) -> Any:
+    """The share of the GPUs' peak that a step made use of: MFU from `model_flop`, HFU from `hardware_flop`.
+
+    Raises UserError where time, GPUs or peak are not above 0.
+    """
+    if not (step_s > 0 and gpus > 0 and peak_flop_per_s > 0):
+        raise UserError(
+            f"A step of {step_s} s on {gpus} GPUs with a peak of {peak_flop_per_s} FLOP/s makes no share of it: "
+            "all three have to be above 0."
+        )
+    return flop / (step_s * gpus * peak_flop_per_s)
+
+
+def check_recompute(recompute: str) -> None:
+    """Raise UserError for anything but what can be recomputed."""
+    if recompute not in RECOMPUTES:
+        raise UserError(f"Backward cannot recompute {recompute!r}: choose from {', '.join(RECOMPUTES)}.")
+
+
+def _forward(model: ModelDimensions, batch: Sizes, seq: Sizes, causal_halved: bool) -> tuple[Any, Any, Any]:
+    """FLOP of one forward pass: products inside the layers, those outside, and attention between its projections."""
+    inside: Any = 0.0
+    outside: Any = 0.0
+    for product in products(model, batch * seq, phases=("fprop",)):
+        if product.outside_layers:
+            outside = outside + product.flop
+        else:
+            inside = inside + product.flop
+    return inside, outside, attention_call(model, batch, seq).flop(causal_halved=causal_halved)

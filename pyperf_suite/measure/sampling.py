@@ -1,20 +1,241 @@
-"""One measurement: warm up, take samples until the stop rule is satisfied, and keep all that was seen.
+"""One measurement: warm up until times no longer change, and sample until the median is known well enough.
 
-The loop reads a stopwatch and asks a rule; it decides nothing itself, and what it returns says how it came
-about.
+The loop reads a stopwatch and asks two rules. Their decisions are pure functions of the samples so far and the time
+spent, so that one rank can take them for all. What is returned says how it came about.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
-from pyperf_suite.measure.median import median_and_quantiles, median_interval
-from pyperf_suite.measure.steady import SteadyRule, warm_up
-from pyperf_suite.measure.stop_rule import StoppedBy, StopRule
+import numpy as np
+
+from pyperf_suite.measure.estimates import MedianInterval, median_and_quantiles, median_interval
 from pyperf_suite.measure.stopwatch import Launch, Stopwatch
+
+StoppedBy = Literal["interval", "max_samples", "time_cap"]
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """What precision is asked for, and what may be spent on it.
+
+    Sampling goes on until the interval of the median at `confidence` has `relative_half_width` or less and
+    `min_samples`, `min_effective_samples` and `min_time_s` are past, or until `max_samples` or `time_cap_s`
+    is reached. The time cap holds to within one block, that is one sample or `block_s`, whichever is longer;
+    but `least_samples` are always taken, so that a launch longer than the cap still leaves more than a single
+    figure. Set it to 1 for a cap without exception.
+
+    The interval is looked at when the number of samples has grown by `checkpoint_growth`: looking after each
+    sample would cost time, and would stop at the luckiest moment rather than at a good one. For the same
+    reason convergence takes `min_effective_samples`: in a short series that wanders slowly, the interval can
+    be narrow by chance. (Of AR(1) series with 0.9, the interval at the stop covers the median in 88 % with
+    20, in 82 % with 6.)
+
+    A `relative_half_width` of infinity asks nothing of the interval: see `exactly`.
+    """
+
+    relative_half_width: float = 0.01
+    confidence: float = 0.95
+    min_samples: int = 20
+    min_effective_samples: float = 20.0
+    max_samples: int = 2000
+    least_samples: int = 3
+    min_time_s: float = 0.02
+    time_cap_s: float = 5.0
+    checkpoint_growth: float = 1.5
+    block_s: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not self.relative_half_width > 0:
+            raise ValueError(f"relative_half_width must be positive, not {self.relative_half_width}")
+        if not 0 < self.confidence < 1:
+            raise ValueError(f"confidence must lie between 0 and 1, not {self.confidence}")
+        if not 1 <= self.least_samples <= self.min_samples <= self.max_samples:
+            raise ValueError(
+                "samples must satisfy 1 <= least <= min <= max, "
+                f"not {self.least_samples}, {self.min_samples}, {self.max_samples}"
+            )
+        if self.min_effective_samples < 0:
+            raise ValueError(f"min_effective_samples cannot be negative, not {self.min_effective_samples}")
+        if self.min_time_s < 0 or self.time_cap_s < 0 or self.block_s < 0:
+            raise ValueError("min_time_s, time_cap_s and block_s cannot be negative")
+        if not self.checkpoint_growth > 1:
+            raise ValueError(f"checkpoint_growth must exceed 1, not {self.checkpoint_growth}")
+
+    @classmethod
+    def exactly(cls, samples: int, block_s: float) -> StopRule:
+        """So many samples, however they come out and however long they take, in blocks of `block_s`."""
+        return cls(
+            relative_half_width=math.inf,
+            min_samples=samples,
+            min_effective_samples=0.0,
+            max_samples=samples,
+            least_samples=samples,
+            min_time_s=0.0,
+            # What is left of the cap bounds a block, so it must outlast all of them.
+            time_cap_s=1e9,
+            block_s=block_s,
+        )
+
+    def next_checkpoint(self, samples: int) -> int:
+        """The number of samples, more than `samples`, at which the interval is looked at next."""
+        grown = max(samples + 1, int(samples * self.checkpoint_growth))
+        return min(max(self.min_samples, grown), max(self.max_samples, samples + 1))
+
+    def next_block(self, samples: int, elapsed_s: float, sample_s: float) -> int:
+        """How many samples to take before looking at the clock again, each expected to last `sample_s`."""
+        wanted = self.next_checkpoint(samples) - samples
+        # Half of what is left: a sample slower than expected then still ends before the cap.
+        affordable = min(self.block_s, (self.time_cap_s - elapsed_s) / 2) / max(sample_s, 1e-9)
+        return max(1, min(wanted, int(affordable)))
+
+    def is_precise(self, samples: Sequence[float], interval: MedianInterval) -> bool:
+        """Whether `interval`, that of `samples`, is as narrow and certain as asked, from enough samples."""
+        if math.isinf(self.relative_half_width):
+            return len(samples) >= self.min_samples
+        median, _, _ = median_and_quantiles(samples)
+        return (
+            len(samples) >= self.min_samples
+            and interval.effective_samples >= self.min_effective_samples
+            and interval.confidence >= self.confidence
+            and interval.half_width <= self.relative_half_width * median
+        )
+
+    def reached_limit(self, taken: int, elapsed_s: float) -> StoppedBy | None:
+        """Which limit, if any, forbids another sample after `taken` samples, discarded ones included."""
+        if taken >= self.max_samples:
+            return "max_samples"
+        if elapsed_s >= self.time_cap_s and taken >= self.least_samples:
+            return "time_cap"
+        return None
+
+    def decide(self, kept: Sequence[float], taken: int, elapsed_s: float) -> StoppedBy | None:
+        """Why to stop at this checkpoint, None to go on; `kept` are the samples not discarded, in order."""
+        if elapsed_s < self.min_time_s or not kept or math.isinf(self.relative_half_width):
+            return self.reached_limit(taken, elapsed_s)
+        precise = self.is_precise(kept, median_interval(kept, self.confidence))
+        return "interval" if precise else self.reached_limit(taken, elapsed_s)
+
+
+RESOLUTION_SHARE = 0.01
+"""A sample is long enough when the stopwatch's resolution is at most this share of it."""
+
+_BATCH_GROWTH = 10
+_LONGEST_BATCH = 100_000
+_LONGEST_HISTORY = 100_000
+
+
+@dataclass(frozen=True)
+class SteadyRule:
+    """Warm-up lasts `min_time_s` at least and `time_cap_s` at most, but for the launch under way at the cap.
+
+    `tolerance` is the relative change between two stretches of launches that still counts as steady. With `launches`
+    above 0 warm-up is exactly so many, one at a time, whatever their times.
+    """
+
+    tolerance: float = 0.02
+    min_time_s: float = 0.05
+    time_cap_s: float = 1.0
+    launches: int = 0
+
+    def __post_init__(self) -> None:
+        if self.launches < 0:
+            raise ValueError(f"launches cannot be negative, not {self.launches}")
+        if not self.tolerance > 0:
+            raise ValueError(f"tolerance must be positive, not {self.tolerance}")
+        if not 0 <= self.min_time_s <= self.time_cap_s:
+            raise ValueError(f"times must satisfy 0 <= min <= cap, not {self.min_time_s}, {self.time_cap_s}")
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """What warming up took, whether it ended steady, what a launch took then, and how many make a sample."""
+
+    launches: int
+    seconds: float
+    steady: bool
+    launch_s: float
+    launches_per_sample: int
+
+
+def is_steady(samples: Sequence[float], tolerance: float) -> bool:
+    """Whether the later half of `samples` shows no change from its first part to its last.
+
+    The earlier half is left aside, so that a slow start is forgotten in time. Within the later half, the
+    medians of the two quarters must agree within `tolerance`, or their 95 % intervals, taken as of
+    independent samples, must overlap: what noise hides is not a change that a longer warm-up could end. Fewer
+    than four samples are never steady.
+    """
+    if len(samples) < 4:
+        return False
+    recent = np.asarray(samples[len(samples) // 2 :], dtype=np.float64)
+    early, late = recent[: recent.size // 2], recent[recent.size // 2 :]
+    was, now = float(np.median(early)), float(np.median(late))
+    if abs(now - was) <= tolerance * now:
+        return True
+    if early.size < 6:  # fewer have no 95 % interval
+        return False
+    before = median_interval(early, 0.95, effective=early.size)
+    after = median_interval(late, 0.95, effective=late.size)
+    return before.low <= after.high and after.low <= before.high
+
+
+def warm_up(
+    launch: Launch,
+    stopwatch: Stopwatch,
+    rule: SteadyRule,
+    shortest_sample_s: float = 0.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> WarmUp:
+    """Launch from index 0 on until steady or out of time.
+
+    A sample is given as many launches as it takes to last `shortest_sample_s` and a hundred times the
+    stopwatch's resolution. One launch is always made, and nothing is launched once the cap is past.
+    """
+    if rule.launches:
+        return _counted(launch, stopwatch, rule, clock)
+    shortest_s = max(shortest_sample_s, stopwatch.resolution_s / RESOLUTION_SHARE)
+    begin = clock()
+    launches, batch, count = 0, 1, 1
+    elapsed_s = 0.0
+    history: list[float] = []
+    while True:
+        block = stopwatch.time(launch, launches, count, batch)
+        launches += count * batch
+        launch_s = float(np.median(block)) / batch
+        # What a sample costs may exceed what the stopwatch says of it: a device is set up, a block queued.
+        cost_s = max(launch_s * batch, (clock() - begin - elapsed_s) / count)
+        elapsed_s = clock() - begin
+        longer = min(_BATCH_GROWTH * batch, _LONGEST_BATCH, math.ceil(shortest_s / max(launch_s, 1e-12)))
+        if longer > batch:
+            # Shorter batches hold more of the stopwatch's own cost for each launch: compare afresh.
+            history.clear()
+            cost_s *= longer / batch
+            batch = longer
+        else:
+            history.extend(block)
+            steady = elapsed_s >= rule.min_time_s and is_steady(history, rule.tolerance)
+            if steady or len(history) >= _LONGEST_HISTORY:
+                return WarmUp(launches, elapsed_s, steady, launch_s, batch)
+        if elapsed_s >= rule.time_cap_s:
+            return WarmUp(launches, elapsed_s, False, launch_s, batch)
+        # A block lasts an eighth of the time spent, so that steadiness is looked at often, but not too often.
+        affordable = min(max(rule.min_time_s, elapsed_s) / 8, (rule.time_cap_s - elapsed_s) / 2)
+        count = max(1, min(_LONGEST_HISTORY, int(affordable / max(cost_s, 1e-9))))
+
+
+def _counted(launch: Launch, stopwatch: Stopwatch, rule: SteadyRule, clock: Callable[[], float]) -> WarmUp:
+    """As many launches as the rule names, each of them a sample."""
+    begin = clock()
+    history = [stopwatch.time(launch, index, 1, 1)[0] for index in range(rule.launches)]
+    return WarmUp(rule.launches, clock() - begin, is_steady(history, rule.tolerance), float(np.median(history)), 1)
+
 
 Watch = Callable[[], str | None]
 """Asked after each block: None, or why its samples cannot stand for the machine ("thermal throttling")."""

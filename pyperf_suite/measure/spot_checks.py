@@ -22,7 +22,7 @@ TIME_SHARE = 0.08
 """What checks between blocks may take of the time since they began."""
 
 LAST_CHECKS_S = 0.02
-"""What checks after the last block may take beside that: short measurements would else be hardly checked."""
+"""What checks after the last block may take besides: short measurements would hardly be checked otherwise."""
 
 
 class Verdict(Protocol):
@@ -154,7 +154,6 @@ class SpotChecks:
 
     @property
     def _allowed_s(self) -> float:
-        """What is left of the checks' share of the time."""
         return self._share * (self._clock() - self._begun_s) - self._spent_s
 
     def _check_for(self, allowed_s: float) -> None:
@@ -220,8 +219,6 @@ class SpotChecks:
 
 
 class _Checking:
-    """A stopwatch that lets launches be checked when it stops."""
-
     def __init__(self, stopwatch: Stopwatch, checks: SpotChecks, can_stop: bool) -> None:
         self._stopwatch, self._checks, self._can_stop = stopwatch, checks, can_stop
         self.name, self.resolution_s = stopwatch.name, stopwatch.resolution_s

@@ -1,14 +1,15 @@
-"""The one interface through which every clock is read, and the stopwatch of the host CPU.
+"""The one interface through which every clock is read, and the stopwatches of the host and of a CUDA device.
 
-A stopwatch times whole blocks of samples, so that a clock on a device can queue a block and read all of it
-afterwards.
+A stopwatch times whole blocks of samples, so that a clock on a device can queue a block and read all of it afterwards.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
 from typing import Protocol
 
 Launch = Callable[[int], object]
@@ -16,7 +17,7 @@ Launch = Callable[[int], object]
 
 
 class Stopwatch(Protocol):
-    """Times blocks of samples; `resolution_s` is the shortest time, its own cost included, that it can tell.
+    """Times blocks of samples; `resolution_s` is the shortest time, its own cost included, that it can resolve.
 
     One call to `time` is all that a clock needs to know beforehand, which is what lets the same loop drive
     them all:
@@ -49,14 +50,20 @@ class CpuStopwatch:
         self.resolution_s = _resolution_of_perf_counter_s()
 
     def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
-        """Seconds of each sample; the garbage collector rests, as it would charge one sample for many."""
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
+        with garbage_collector_at_rest():
             return _time_samples(launch, first, samples, launches_per_sample)
-        finally:
-            if collecting:
-                gc.enable()
+
+
+@contextmanager
+def garbage_collector_at_rest() -> Iterator[None]:
+    """It would charge one sample for the garbage of many."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _time_samples(launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
@@ -78,3 +85,116 @@ def _resolution_of_perf_counter_s() -> float:
     empty = sorted(_time_samples(int, 0, 101, 0))
     tick = time.get_clock_info("perf_counter").resolution
     return max(empty[len(empty) // 2], tick)
+
+
+# What a record says of how gaps between launches were hidden.
+NAMES = {
+    "held": "cuda events behind a held stream",
+    "graph": "cuda events in a replayed graph",
+    "open": "cuda events",
+}
+
+
+class DeviceStopwatch(Protocol):
+    """`_native.cuda.Stopwatch`: a sample is (seconds, clock of the multiprocessors in Hz or NaN)."""
+
+    @property
+    def stream(self) -> int: ...
+
+    @property
+    def queue_limit(self) -> int: ...
+
+    @property
+    def launches_queued(self) -> int: ...
+
+    def time(
+        self,
+        launch: Launch,
+        first: int,
+        samples: int,
+        launches_per_sample: int,
+        *,
+        queueing: str,
+        operations_per_launch: int,
+    ) -> Sequence[tuple[float, float]]: ...
+
+    def operations_of(self, launch: Launch, index: int) -> int | None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class CudaStopwatch:
+    """Times launches that go to its `stream`: elsewhere they would neither be held back nor waited for.
+
+    For torch that is `torch.cuda.stream(torch.cuda.ExternalStream(stopwatch.stream))` around each launch. `sets` is how
+    many operand sets the launches rotate through. `timed_out` is what `device` raises where launches do not fit behind
+    a held stream: fewer are then queued at once, and none is held back where a single one does not fit.
+    """
+
+    def __init__(
+        self, device: DeviceStopwatch, queueing: str = "held", timed_out: type[Exception] | tuple[()] = ()
+    ) -> None:
+        self._device, self._queueing, self._timed_out = device, queueing, timed_out
+        self._ready: Launch | None = None
+        self._operations = 1
+        self._clocks_hz: list[float] = []
+        self.sets = 1
+        self.name = NAMES[queueing]
+        self.stream = device.stream
+        self.resolution_s = median(seconds for seconds, _ in self._timed(_nothing, 0, 101, 0))
+
+    def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
+        """Seconds of each sample on the device's clock; a launch not timed before is first launched on every set."""
+        if launch != self._ready:
+            self._get_ready(launch, first)
+        timed = self._timed(launch, first, samples, launches_per_sample)
+        self._clocks_hz.extend(hz for _, hz in timed)
+        return [seconds for seconds, _ in timed]
+
+    def clocks_hz(self, samples: int) -> list[float]:
+        """The multiprocessors' clock during each of the last `samples` samples; NaN where it could not be read."""
+        return self._clocks_hz[len(self._clocks_hz) - samples :]
+
+    def _get_ready(self, launch: Launch, first: int) -> None:
+        """Launch on every operand set, which loads kernels and allocates memory, and count a launch's operations.
+
+        Behind a held stream the device would have to be waited for to load or allocate.
+        """
+        launch(first)
+        self._device.synchronize()
+        if self._queueing == "held":
+            # Counted before the sets are launched, as what is captured does not run.
+            self._take_operations(self._device.operations_of(launch, first) or 1)
+        for index in range(first, first + self.sets):
+            launch(index)
+        self._device.synchronize()
+        self._ready = launch
+
+    def _timed(
+        self, launch: Launch, first: int, samples: int, launches_per_sample: int
+    ) -> Sequence[tuple[float, float]]:
+        """The device's samples, with half as many launches in the queue each time they do not fit."""
+        while True:
+            try:
+                return self._device.time(
+                    launch,
+                    first,
+                    samples,
+                    launches_per_sample,
+                    queueing=self._queueing,
+                    operations_per_launch=self._operations,
+                )
+            except self._timed_out:
+                half, limit = self._device.launches_queued // 2, self._device.queue_limit
+                self._take_operations(max(2 * self._operations, -(-limit // half)) if half else limit + 1)
+
+    def _take_operations(self, operations: int) -> None:
+        """A launch counts as so many operations; one that exceeds the queue by itself is not held back."""
+        self._operations = operations
+        if operations > self._device.queue_limit:
+            self._queueing, self._operations = "open", 1
+            self.name = NAMES[self._queueing]
+
+
+def _nothing(index: int) -> None:
+    """A launch that launches nothing: what is then timed is the stopwatch."""

@@ -1,15 +1,82 @@
-"""How far a correct matrix product may lie from the exact one: one table, by dtype, with reasons.
+"""How far a correct result may lie from the exact one: one table, by dtype, with reasons.
 
-Two limits go together: one on the relative norm, for errors everywhere, and one per element, for errors
-anywhere.
+Two limits go together: one on the relative norm, for errors everywhere, and one per element, for errors anywhere. What
+arrays of numpy and tensors of torch have in common stands here too, so that one reference serves the host and a GPU.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from pyperf_suite.measure.arrays import Array
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+"""Or a torch tensor, on any device, of any element type that torch converts."""
+
+Keep = Callable[[str, Callable[[], Mapping[str, Array]]], Mapping[str, Array]]
+"""`keep(name, compute)` is what `compute()` returned here, or under the same name in another process."""
+
+
+def computed_anew(_name: str, compute: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:
+    """Keeps nothing."""
+    return compute()
+
+
+def module_of(values: Array) -> Any:
+    """Where functions of these values are: numpy or torch."""
+    return np if isinstance(values, np.ndarray) else sys.modules["torch"]
+
+
+def like(values: NDArray[Any], other: Array) -> Array:
+    """A numpy array as `other` is: itself, or a tensor on the same device."""
+    return values if isinstance(other, np.ndarray) else sys.modules["torch"].as_tensor(values, device=other.device)
+
+
+def as_float64(values: Array) -> Array:
+    """The values in float64, exactly."""
+    return values.astype(np.float64) if isinstance(values, np.ndarray) else values.double()
+
+
+def as_float32(values: Array) -> Array:
+    """The values rounded to float32."""
+    return values.astype(np.float32) if isinstance(values, np.ndarray) else values.float()
+
+
+def magnitudes(values: Array) -> Array:
+    """|values| in float32, exact for all narrower types; those of float64 stay in float64."""
+    is_double = str(values.dtype).endswith("float64")
+    return abs(values if is_double else as_float32(values))
+
+
+def inner_product(left: Array, right: Array) -> float:
+    """The sum of the products of all elements."""
+    return float(module_of(left).dot(left.reshape(-1), right.reshape(-1)))
+
+
+def largest(values: Array) -> tuple[int, int]:
+    """Row and column of the largest element of a matrix; of a NaN where there is one."""
+    row, column = divmod(int(values.argmax()), values.shape[1])
+    return row, column
+
+
+def first_not_finite(values: Array, most_elements: int = 1 << 22) -> tuple[int, ...] | None:
+    """Where the first NaN or infinity stands; None where there is none."""
+    module, lead = module_of(values), values.shape[:-2]
+    for head in np.ndindex(*lead):
+        matrix = values[head]
+        step = max(1, most_elements // max(1, matrix.shape[1]))
+        for begin in range(0, matrix.shape[0], step):
+            panel = matrix[begin : begin + step]
+            finite = module.isfinite(panel if module is np else as_float32(panel))
+            if not bool(finite.all()):
+                row, column = divmod(int((~finite).reshape(-1).nonzero()[0][0]), panel.shape[1])
+                return (*head, begin + row, column)
+    return None
 
 
 @dataclass(frozen=True)
@@ -50,7 +117,7 @@ _TF32_OPERAND = 2.0**-11
 
 CARRIED = 16.0
 """Of results of many operations, limits per element are this many times the root mean square by which the element
-moves when each operation is off at random (workloads/training/rounding.py). Five would do for independent normal
+moves when each operation is off at random (workloads/training/gpt.py). Five would do for independent normal
 errors of a million elements; measured over float32, bfloat16 and float16 steps of 3 and 4 layers the largest was 9.4,
 where the errors of a few tokens outweigh the rest."""
 
@@ -98,7 +165,7 @@ def relative_norm_limit(dtype: str, out_dtype: str, inner: int) -> float:
     Then ‖ref‖ is as √K where |A|·|B| is as K, and each of K roundings errs by u times a partial sum of size
     √k: the relative norm is near 0.4·√K·u plus the storing of the result, less than half its unit roundoff on
     average. The limit takes four times the first and once the second: tight enough that a few lost terms show
-    in any dtype. Integers are exact, and so held to what float64 can tell.
+    in any dtype. Integers are exact, and so held to what float64 can resolve.
 
     Raises ValueError as `element_limit` does.
     """

@@ -6,7 +6,8 @@ groups. On a GPU, where torch's float64 product is the reference, all are compar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
@@ -14,19 +15,21 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.measure.arrays import (
+from pyperf_suite.measure.tolerance import (
     Array,
+    ElementLimit,
     Keep,
     as_float32,
     as_float64,
     computed_anew,
+    element_limit,
     first_not_finite,
     inner_product,
     largest,
     magnitudes,
     module_of,
+    relative_norm_limit,
 )
-from pyperf_suite.measure.tolerance import ElementLimit, element_limit, relative_norm_limit
 
 Float64 = NDArray[np.float64]
 
@@ -44,6 +47,10 @@ _NOMINATIONS = 256
 _SMALLEST_FLOAT32 = float(np.finfo(np.float32).smallest_subnormal)
 
 
+Method = Literal["full", "sampled"]
+Place = Callable[[int, int], tuple[int, ...]]
+
+
 @dataclass(frozen=True)
 class Verification:
     """The outcome: the relative norm against its limit, and the worst element against its own.
@@ -54,7 +61,7 @@ class Verification:
     """
 
     passed: bool
-    method: Literal["full", "sampled"]
+    method: Method
     relative_norm: float
     relative_norm_limit: float
     worst_element_ratio: float
@@ -63,7 +70,6 @@ class Verification:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As a record keeps it."""
         return asdict(self)
 
 
@@ -111,72 +117,76 @@ def verify_product(
     full = not on_host or 2.0 * rows * columns * inner <= flop_budget
     at = first_not_finite(out)
     if at is not None:
-        found = f"out[{at[0]}, {at[1]}] is {float(out[at])}"
+        found = f"{named('out', at)} is {float(out[at])}"
         return Verification(False, "full" if full else "sampled", np.inf, norm_limit, np.inf, at, found)
-    errors = _Errors(limit)
+    errors = Comparison("out")
     if full:
         most_elements = _HOST_ELEMENTS if on_host else _DEVICE_ELEMENTS
         for part in _runs(rows, max(columns, inner), most_elements):
             expected = keep(f"rows from {part.start}", partial(_expected, a[part], b, limit, most_elements))
-            errors.compare(out[part], expected, lambda row, column, first=part.start: (first + row, column))
-        return errors.verdict("full", norm_limit)
+            errors.compare(out[part], expected["reference"], expected["limits"], partial(_shifted, part.start, 0))
+        return verdict(errors.faults(norm_limit), "full", errors.norm, norm_limit, errors)
     generator = np.random.default_rng(seed)
-    lines = _sampled_lines(rows, generator)
+    lines, across = _sampled_lines(rows, generator), _sampled_lines(columns, generator)
+    expected = keep("rows", partial(_expected, a[lines], b, limit))
+    errors.compare(out[lines], expected["reference"], expected["limits"], lambda row, column: (int(lines[row]), column))
+    expected = keep("columns", partial(_expected, b.T[across], a.T, limit))
     errors.compare(
-        out[lines], keep("rows", partial(_expected, a[lines], b, limit)), lambda row, column: (int(lines[row]), column)
-    )
-    across = _sampled_lines(columns, generator)
-    errors.compare(
-        out.T[across],
-        keep("columns", partial(_expected, b.T[across], a.T, limit)),
-        lambda column, row: (row, int(across[column])),
+        out.T[across], expected["reference"], expected["limits"], lambda column, row: (row, int(across[column]))
     )
     width = max(_NARROWEST_GROUP, int(np.ceil(2.0 * rows * columns * inner / flop_budget)))
-    _check_by_groups(errors, out, a, b, _Groups.of(columns, width, generator), keep)
-    return errors.verdict("sampled", norm_limit)
+    _check_by_groups(errors, out, a, b, limit, _Groups.of(columns, width, generator), keep)
+    return verdict(errors.faults(norm_limit), "sampled", errors.norm, norm_limit, errors)
 
 
-class _Errors:
-    """Gathers errors from blocks of elements: sums of squares for the norm, and the worst element."""
+class Comparison:
+    """Errors of one output against their limits: sums of squares for the norm, and the worst element."""
 
-    def __init__(self, limit: ElementLimit) -> None:
-        self.limit = limit
-        self.squared_error = 0.0
-        self.squared_reference = 0.0
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.squared_error = self.squared_limit = self.squared_reference = 0.0
         self.worst_ratio = -1.0
-        self.worst_at = (0, 0)
-        self.worst_values = (0.0, 0.0, 0.0)
+        self.worst_at: tuple[int, ...] = ()
+        self.worst = ""
 
-    def compare(self, out: Array, expected: Mapping[str, Array], place: Any) -> None:
-        """Compare a block with what is expected; `place(row, column)` of the block is where that is in the whole."""
-        reference, limits = expected["reference"], expected["limits"]
-        error = abs(as_float64(out) - reference)
-        ratio = error / limits
+    def compare(self, out: Array, reference: Array, limit: Array, place: Place) -> Array:
+        """The errors of a block; `place(row, column)` of the block is where that is in the whole."""
+        error = as_float64(out) - reference
+        self.squared_error += inner_product(error, error)
+        self.squared_reference += inner_product(reference, reference)
+        ratio = abs(error) / limit
         row, column = largest(ratio)
         if float(ratio[row, column]) > self.worst_ratio:
             self.worst_ratio, self.worst_at = float(ratio[row, column]), place(row, column)
-            value, right, limit = (float(each[row, column]) for each in (out, reference, limits))
-            self.worst_values = (value, right, limit)
-        self.squared_error += inner_product(error, error)
-        self.squared_reference += inner_product(reference, reference)
+            right = f"{float(reference[row, column]):.6g} ± {float(limit[row, column]):.1g}"
+            self.worst = f"{named(self.name, self.worst_at)} is {float(out[row, column]):.6g} where {right} is right"
+        return error
 
-    def verdict(self, method: Literal["full", "sampled"], norm_limit: float) -> Verification:
-        """Judge what was gathered; for a reference of zeros the limit per element is all there is."""
-        error, reference = np.sqrt(self.squared_error), np.sqrt(self.squared_reference)
-        norm = float(error / reference) if reference > 0 else 0.0
-        element_passed, norm_passed = self.worst_ratio <= 1.0, norm <= norm_limit
-        value, right, limit = self.worst_values
-        row, column = self.worst_at
-        where = f"out[{row}, {column}] is {value:.6g} where {right:.6g} ± {limit:.1g} is right"
-        norms = f"the relative norm of the error is {norm:.2g} where {norm_limit:.2g} is allowed"
-        if element_passed and norm_passed:
-            worst = f"worst element at {self.worst_ratio:.2g} of its limit"
-            message = f"correct ({method}): relative norm {norm:.2g}, {worst}"
-        else:
-            message = "; ".join([where] * (not element_passed) + [norms] * (not norm_passed))
-        return Verification(
-            element_passed and norm_passed, method, norm, norm_limit, self.worst_ratio, self.worst_at, message
-        )
+    @property
+    def norm(self) -> float:
+        """‖error‖/‖reference‖; zero for a reference of zeros, whose limit per element is all there is."""
+        return math.sqrt(self.squared_error / self.squared_reference) if self.squared_reference > 0 else 0.0
+
+    def faults(self, norm_limit: float) -> list[str]:
+        of_name = "" if self.name == "out" else f" of {self.name}"
+        norms = f"the relative norm of the error{of_name} is {self.norm:.2g} where {norm_limit:.2g} is allowed"
+        return [self.worst] * (self.worst_ratio > 1) + [norms] * (self.norm > norm_limit)
+
+
+def verdict(faults: Sequence[str], method: Method, norm: float, norm_limit: float, worst: Comparison) -> Verification:
+    """Right where there is no fault; `norm` is what of the norms comes nearest to its limit."""
+    right = f"correct ({method}): relative norm {norm:.2g}, worst element at {worst.worst_ratio:.2g} of its limit"
+    message = "; ".join(faults) or right
+    return Verification(not faults, method, norm, norm_limit, worst.worst_ratio, worst.worst_at, message)
+
+
+def _shifted(first_row: int, first_column: int, row: int, column: int) -> tuple[int, int]:
+    return first_row + row, first_column + column
+
+
+def named(name: str, at: tuple[int, ...]) -> str:
+    """An element, as in `out[3, 4]`."""
+    return f"{name}[{', '.join(map(str, at))}]" if at else name
 
 
 def _expected(a: Array, b: Array, limit: ElementLimit, most_elements: int = _HOST_ELEMENTS) -> dict[str, Array]:
@@ -235,7 +245,9 @@ def _mixed_reference(a: Array, b: Array, groups: _Groups) -> dict[str, Array]:
     return {"reference": reference, "row_squares": row_squares, "column_squares": column_squares}
 
 
-def _check_by_groups(errors: _Errors, out: Array, a: Array, b: Array, groups: _Groups, keep: Keep) -> None:
+def _check_by_groups(
+    errors: Comparison, out: Array, a: Array, b: Array, limit: ElementLimit, groups: _Groups, keep: Keep
+) -> None:
     """Freivalds' check on groups of columns: all residuals give the norm, the worst are looked at."""
     rows, columns = out.shape
     starts = groups.starts
@@ -251,9 +263,9 @@ def _check_by_groups(errors: _Errors, out: Array, a: Array, b: Array, groups: _G
         weighted *= weighted
         stored_squares = np.add.reduceat(weighted, starts, axis=1)
         allowed = (
-            errors.limit.accumulation**2 * mixed["row_squares"][part, None] * mixed["column_squares"]
-            + errors.limit.rounding**2 * stored_squares
-            + max(errors.limit.smallest**2, float(np.finfo(np.float64).tiny))
+            limit.accumulation**2 * mixed["row_squares"][part, None] * mixed["column_squares"]
+            + limit.rounding**2 * stored_squares
+            + max(limit.smallest**2, float(np.finfo(np.float64).tiny))
         )
         suspicion[part] = residual**2 / allowed
         # The mixed reference of a thin product can cancel to almost nothing; what was stored, weighted but not summed,
@@ -265,8 +277,9 @@ def _check_by_groups(errors: _Errors, out: Array, a: Array, b: Array, groups: _G
         row, group = divmod(int(flat), starts.size)
         first = int(starts[group])
         here, across = slice(row, row + 1), slice(first, min(first + groups.width, columns))
-        expected = _expected(a[here], b[:, across], errors.limit)
-        errors.compare(out[here, across], expected, lambda _, column, at=(row, first): (at[0], at[1] + column))
+        expected = _expected(a[here], b[:, across], limit)
+        place = partial(_shifted, row, first)
+        errors.compare(out[here, across], expected["reference"], expected["limits"], place)
     # Every element is in some residual, so these replace the sums over what was compared.
     errors.squared_error, errors.squared_reference = squared_error, squared_reference
 

@@ -1,17 +1,38 @@
 """Whether attention, or its gradients, are right: small cases to the last element, large ones by samples.
 
 What goes wrong in kernels of attention - a mask by one key, a head, a block - is in every sample.
+
+The model. A kernel's probability P errs by a relative β, whatever order it works in:
+
+    β = u·(1 + a + |s|) + u₃₂·(√d·a + 2·|s| + √N + 16),   u of the dtype, u₃₂ of fp32,
+
+for a kernel may round to dtype what it scales before Q·Kᵀ (a = ‖q‖·max‖k‖·scale/√d, the size of a score), the score s
+and P itself, and always sums in fp32: d terms of a score, N of the longest sum after it (as √: Higham & Mary, see
+`tolerance`), with an exponential good to 16 units, as fast ones are. Values too small for the dtype may err by its
+smallest, η. So P·V errs by at most
+
+    4·√(Σⱼ W·V² + O²·Σⱼ W) + u·|O| + η,   W = (P·β + η)²,
+
+the root because roundings are independent; 4 is above the certain bound for fewer than 16 keys and near 8 standard
+deviations for many. The gradient of a score, dS = P∘(dP − D) with dP = dO·Vᵀ and D = Σ dO∘O, errs by
+
+    E = P·((β + u)·|dP − D| + u·|dP| + √d·u₃₂·b + δD) + η,   b = ‖do‖·max‖v‖/√d,  δD = u·√(Σ dO²O² + Σⱼ P²dP²),
+
+and dQ = scale·dS·K, dK = scale·dSᵀ·Q, dV = Pᵀ·dO as products of E or P·β with squares do; where a group of heads
+shares dK and dV, each head's part may be rounded before they are summed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import numpy as np
 
-from pyperf_suite.measure.arrays import (
+from pyperf_suite.measure.tolerance import (
+    TABLE,
     Array,
     Keep,
     as_float32,
@@ -19,12 +40,10 @@ from pyperf_suite.measure.arrays import (
     computed_anew,
     first_not_finite,
     inner_product,
-    largest,
+    like,
     module_of,
 )
-from pyperf_suite.measure.attention_reference import KeyGradients, KeyHead, Roundings, attend, differentiate
-from pyperf_suite.measure.mask_errors import MaskErrors, mask_weights
-from pyperf_suite.measure.verify import Verification
+from pyperf_suite.measure.verify import Comparison, Method, Place, Verification, named, verdict
 
 PAIR_BUDGET = 1 << 25
 """Pairs of query and key up to which every element is checked: about a second on two cores."""
@@ -87,11 +106,11 @@ def verify_attention(
         pair_budget = PAIR_BUDGET if isinstance(q, np.ndarray) else DEVICE_PAIR_BUDGET
     weight = _BACKWARD_COST if do is not None else 1
     full = case.pairs * q.shape[0] * q.shape[1] * weight <= pair_budget
-    method: Literal["full", "sampled"] = "full" if full else "sampled"
+    method: Method = "full" if full else "sampled"
     for name, out in outputs.items():
         at = first_not_finite(out)
         if at is not None:
-            found = f"{_place(name, at)} is {float(out[at])}"
+            found = f"{named(name, at)} is {float(out[at])}"
             return Verification(False, method, np.inf, 0.0, np.inf, at, found)
 
     generator = np.random.default_rng(seed)
@@ -112,48 +131,16 @@ def verify_attention(
     return case.verdict(method)
 
 
-class _Comparison:
-    """Errors of one output against their limits: sums of squares for the norm, and the worst element."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.squared_error = self.squared_limit = self.squared_reference = 0.0
-        self.worst_ratio = -1.0
-        self.worst_at: tuple[int, ...] = ()
-        self.worst = ""
-
-    def compare(self, out: Array, reference: Array, limit: Array, group: tuple[int, ...], rows: Array) -> Array:
-        """Take in rows of one head, [rows, head_dim]; returns their errors."""
-        error = as_float64(out) - reference
+class _Comparison(Comparison):
+    def compare(self, out: Array, reference: Array, limit: Array, place: Place) -> Array:
         wide_limit = as_float64(limit)
-        self.squared_error += inner_product(error, error)
         self.squared_limit += inner_product(wide_limit, wide_limit)
-        self.squared_reference += inner_product(reference, reference)
-        ratio = abs(error) / wide_limit
-        row, column = largest(ratio)
-        if float(ratio[row, column]) > self.worst_ratio:
-            self.worst_ratio = float(ratio[row, column])
-            self.worst_at = (*group, int(rows[row]), column)
-            right = f"{float(reference[row, column]):.6g} ± {float(limit[row, column]):.1g}"
-            self.worst = f"{_place(self.name, self.worst_at)} is {float(out[row, column]):.6g} where {right} is right"
-        return error
-
-    @property
-    def norm(self) -> float:
-        """‖error‖/‖reference‖; zero for a reference of zeros, whose limit per element is all there is."""
-        return float(np.sqrt(self.squared_error / self.squared_reference)) if self.squared_reference > 0 else 0.0
+        return super().compare(out, reference, wide_limit, place)
 
     @property
     def norm_limit(self) -> float:
         """A quarter of what the limits per element add up to: their width is for the worst of many elements."""
-        if self.squared_reference == 0:
-            return 0.0
-        return float(np.sqrt(self.squared_limit / self.squared_reference)) / 4
-
-    def faults(self) -> list[str]:
-        """What is wrong, as parts of a sentence."""
-        norms = f"the relative norm of the error of {self.name} is {self.norm:.2g} where {self.norm_limit:.2g} is right"
-        return [self.worst] * (self.worst_ratio > 1) + [norms] * (self.norm > self.norm_limit)
+        return math.sqrt(self.squared_limit / self.squared_reference) / 4 if self.squared_reference else 0.0
 
 
 class _Case:
@@ -205,16 +192,19 @@ class _Case:
         name = "o" if self._do is None else "dq"
         for position, at in enumerate(self._heads_of(group)):
             reference, limit = expected[name][position], expected[f"{name}_limit"][position]
-            error = self._comparisons[name].compare(self._outputs[name][at][queries], reference, limit, at, queries)
+            error = self._comparisons[name].compare(
+                self._outputs[name][at][queries], reference, limit, partial(_place_in, at, queries)
+            )
             if self._do is None:
                 visible = self._visible[queries]
                 self._mask.add(error, reference, limit, expected["mask"][position], visible, self._v[group])
         for name in ("dk", "dv") if in_full and self._do is not None else ():
             reference, limit = expected[name], expected[f"{name}_limit"]
-            self._comparisons[name].compare(self._outputs[name][group], reference, limit, group, np.arange(self.keys))
+            self._comparisons[name].compare(
+                self._outputs[name][group], reference, limit, lambda *place: (*group, *place)
+            )
 
     def _heads_of(self, group: tuple[int, int]) -> list[tuple[int, int]]:
-        """The query heads that share a key head."""
         batch, key_head = group
         return [(batch, head) for head in range(key_head * self.group, (key_head + 1) * self.group)]
 
@@ -278,25 +268,18 @@ class _Case:
                     f"{name} is missed by {ratio:.2g} times its rounding in batch {batch}, key head {key_head}"
                 )
 
-    def verdict(self, method: Literal["full", "sampled"]) -> Verification:
-        """Judge what was gathered."""
+    def verdict(self, method: Method) -> Verification:
         compared = [each for each in self._comparisons.values() if each.worst_at]
         worst = max(compared, key=lambda each: each.worst_ratio)
         widest = max(compared, key=lambda each: each.norm / max(each.norm_limit, np.finfo(np.float64).tiny))
         mask = self._mask.explanation()
-        faults = [fault for each in compared for fault in each.faults()]
+        faults = [fault for each in compared for fault in each.faults(each.norm_limit)]
         faults += self._broken_identities + ([f"the mask is wrong: {mask}"] if mask else [])
-        element = f"worst element at {worst.worst_ratio:.2g} of its limit"
-        right = f"correct ({method}): relative norm {widest.norm:.2g}, {element}"
-        return Verification(
-            not faults,
-            method,
-            widest.norm,
-            widest.norm_limit,
-            worst.worst_ratio,
-            worst.worst_at,
-            "; ".join(faults) or right,
-        )
+        return verdict(faults, method, widest.norm, widest.norm_limit, worst)
+
+
+def _place_in(head: tuple[int, int], rows: Sequence[int] | Array, row: int, column: int) -> tuple[int, ...]:
+    return (*head, int(rows[row]), column)
 
 
 def _spread_over(count: int, samples: int, generator: np.random.Generator) -> Array:
@@ -305,5 +288,228 @@ def _spread_over(count: int, samples: int, generator: np.random.Generator) -> Ar
     return np.unique(np.concatenate((generator.integers(edges[:-1], edges[1:]), [0, count - 1])))
 
 
-def _place(name: str, at: tuple[int, ...]) -> str:
-    return f"{name}[{', '.join(map(str, at))}]"
+SAFETY = 4.0
+_SINGLE = TABLE["float32"].rounding
+_EXPONENTIAL_UNITS = 16
+
+
+@dataclass(frozen=True)
+class Roundings:
+    """What a dtype, the head's size and the longest sum make of every value: u, η, and parts of β and E."""
+
+    unit: float
+    smallest: float
+    score_sum: float
+    other_sums: float
+
+    @classmethod
+    def of(cls, dtype: str, head_dim: int, longest_sum: int) -> Roundings:
+        """For scores that sum over `head_dim` and products that sum over up to `longest_sum` terms."""
+        precision = TABLE[dtype]
+        others = _SINGLE * (np.sqrt(longest_sum) + _EXPONENTIAL_UNITS)
+        return cls(precision.rounding, precision.smallest, _SINGLE * float(np.sqrt(head_dim)), float(others))
+
+    def limit(self, spread: Array, magnitude: Array) -> Array:
+        """4·√spread, and the storing of a result of that magnitude."""
+        return as_float64(SAFETY * module_of(spread).sqrt(spread) + self.unit * magnitude + self.smallest)
+
+
+@dataclass(frozen=True)
+class KeyHead:
+    """K and V of one head, [seq_k, head_dim], wide, with what every panel of queries needs of them."""
+
+    k: Array
+    v: Array
+    k_squares: Array
+    v_squares: Array
+    longest_key: float
+    longest_value: float
+
+    @classmethod
+    def of(cls, k: Array, v: Array) -> KeyHead:
+        """From K and V in any type that holds their values."""
+        k, v = as_float64(k), as_float64(v)
+        squares = [as_float32(each**2) for each in (k, v)]
+        longest = [float(each.sum(axis=1).max()) ** 0.5 for each in squares]
+        return cls(k, v, squares[0], squares[1], longest[0], longest[1])
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Queries of one head against the keys that any of them sees.
+
+    `o` [queries, head_dim] is right within `o_limit`; `p` [queries, keys] are the probabilities, `wobble` the size
+    P·β + η of their errors, and `log_sum_exp` [queries] what normalised them.
+    """
+
+    q: Array
+    p: Array
+    wobble: Array
+    relative: Array
+    log_sum_exp: Array
+    o: Array
+    o_limit: Array
+
+
+@dataclass(frozen=True)
+class ScoreGradients:
+    """What `do` [queries, head_dim] makes of a panel's scores: dS [queries, keys], and the squares of E."""
+
+    panel: Panel
+    do: Array
+    ds: Array
+    error_squares: Array
+
+    def of_queries(self, head: KeyHead, scale: float, roundings: Roundings) -> tuple[Array, Array]:
+        """The gradient dQ [queries, head_dim] and its limit."""
+        keys = self.ds.shape[1]
+        dq = scale * (self.ds @ head.k[:keys])
+        spread = scale**2 * (self.error_squares @ head.k_squares[:keys])
+        return dq, roundings.limit(spread, abs(dq))
+
+
+class KeyGradients:
+    """dK and dV of one key head, [seq_k, head_dim], gathered from panels of all queries of all heads that share it."""
+
+    def __init__(self, head: KeyHead, scale: float) -> None:
+        self._scale = scale
+        nothing = module_of(head.k).zeros_like
+        self._of_head = {name: nothing(head.k) for name in ("dk", "dv")}
+        self._total, self._magnitude, self._spread = (
+            {name: nothing(head.k) for name in ("dk", "dv")} for _ in range(3)
+        )
+
+    def add(self, found: ScoreGradients) -> None:
+        keys, panel = found.ds.shape[1], found.panel
+        q_squares, do_squares = (as_float32(each**2) for each in (panel.q, found.do))
+        self._of_head["dk"][:keys] += self._scale * (found.ds.T @ panel.q)
+        self._of_head["dv"][:keys] += panel.p.T @ found.do
+        self._spread["dk"][:keys] += self._scale**2 * (found.error_squares.T @ q_squares)
+        self._spread["dv"][:keys] += (panel.wobble**2).T @ do_squares
+
+    def end_head(self) -> None:
+        """All panels of one query head are in: its part may be rounded here."""
+        for name, part in self._of_head.items():
+            self._total[name] += part
+            self._magnitude[name] += abs(part)
+            part[...] = 0
+
+    def references(self, roundings: Roundings) -> dict[str, Array]:
+        """Reference of each by name, and its limit by that name with "_limit"."""
+        limits = {
+            f"{name}_limit": roundings.limit(self._spread[name], magnitude)
+            for name, magnitude in self._magnitude.items()
+        }
+        return self._total | limits
+
+
+def attend(q: Array, visible: Array, head: KeyHead, scale: float, roundings: Roundings) -> Panel:
+    """softmax(scale·Q·Kᵀ)·V for `q` [queries, head_dim], of which query i sees the first visible[i] keys."""
+    module = module_of(q)
+    keys = int(visible.max())
+    wide = as_float64(q)
+    scores = (wide * scale) @ head.k[:keys].T
+    size = scale / q.shape[1] ** 0.5 * head.longest_key * (wide**2).sum(axis=1) ** 0.5
+    relative = abs(as_float32(scores))
+    relative *= roundings.unit + 2 * _SINGLE
+    constant = roundings.unit * (1 + size) + roundings.score_sum * size + roundings.other_sums
+    relative += as_float32(constant)[:, None]
+
+    seen_by_all = int(visible.min())
+    hidden = like(np.arange(seen_by_all, keys), q) >= like(visible, q)[:, None]
+    scores[:, seen_by_all:][hidden] = -np.inf
+    highest = module.amax(scores, axis=1, keepdims=True)
+    scores -= highest
+    p = module.exp(scores, out=scores)
+    total = p.sum(axis=1, keepdims=True)
+    p /= total
+
+    wobble = as_float32(p)
+    wobble *= relative
+    wobble += roundings.smallest
+    o = p @ head.v[:keys]
+    squares = wobble**2
+    spread = squares @ head.v_squares[:keys] + o**2 * squares.sum(axis=1, keepdims=True)
+    log_sum_exp = (highest + module.log(total))[:, 0]
+    return Panel(wide, p, wobble, relative, log_sum_exp, o, roundings.limit(spread, abs(o)))
+
+
+def differentiate(panel: Panel, do: Array, head: KeyHead, roundings: Roundings) -> ScoreGradients:
+    """The gradients of a panel's scores, given that of its outputs, `do` [queries, head_dim]."""
+    module, keys, unit = module_of(do), panel.p.shape[1], roundings.unit
+    wide = as_float64(do)
+    dp = wide @ head.v[:keys].T
+    size = head.longest_value / do.shape[1] ** 0.5 * (wide**2).sum(axis=1) ** 0.5
+    narrow_p = as_float32(panel.p)
+    error = abs(as_float32(dp))
+    weighed = narrow_p * error
+    of_delta = unit * (((wide * panel.o) ** 2).sum(axis=1) + module.einsum("ij,ij->i", weighed, weighed)) ** 0.5
+    error *= unit
+    error += as_float32(roundings.score_sum * size + of_delta)[:, None]
+    dp -= (wide * panel.o).sum(axis=1)[:, None]
+    error += abs(as_float32(dp)) * (panel.relative + unit)
+    error *= narrow_p
+    error += roundings.smallest
+    error *= error
+    dp *= panel.p
+    return ScoreGradients(panel, wide, dp, error)
+
+
+MISTAKES = (
+    "each query misses the first key it should see",
+    "each query misses the last key it should see",
+    "each query sees one key too many",
+)
+
+# Where one key has more than this weight, the limit per element sees it missing.
+_LARGEST_WEIGHT = 0.5
+
+# The mistake made has a share of 1 and a right mask one of 0; in between, noise must be as unlikely as this many of
+# its standard deviations. Those are a tenth of an element's limit or less: a nineteenth where scores and
+# probabilities are rounded to bf16, near a thirtieth where only probabilities are, or in fp32.
+_DECISIVE_SHARE = 0.5
+_CERTAINTY = 6.0
+_DEVIATIONS_IN_LIMIT = 10.0
+
+
+def mask_weights(panel: Panel, visible: Array, head: KeyHead, scale: float) -> Array:
+    """[mistake, query]: how far each mistake moves an output of a panel along the key's value minus the output."""
+    module, keys = module_of(panel.q), head.k.shape[0]
+    queries, _, last, beyond = (like(at, panel.q) for at in (np.arange(len(visible)), *_keys_at(visible, keys)))
+    scores = scale * (panel.q * head.k[beyond]).sum(axis=1)
+    added = module.exp(scores - panel.log_sum_exp) * (like(visible, panel.q) < keys)
+    weights = module.stack([-panel.p[:, 0], -panel.p[queries, last], added])
+    weights *= abs(weights) < _LARGEST_WEIGHT
+    # Normalised anew without the key, or with it.
+    return as_float64(weights / (1 + weights))
+
+
+class MaskErrors:
+    """The share of each mistake in the errors of all outputs compared."""
+
+    def __init__(self) -> None:
+        self._found = np.zeros(len(MISTAKES))
+        self._size = np.zeros(len(MISTAKES))
+        self._noise = np.zeros(len(MISTAKES))
+
+    def add(self, error: Array, o: Array, o_limit: Array, weights: Array, visible: Array, v: Array) -> None:
+        """Take in the errors of outputs `o` [queries, head_dim] with their `mask_weights`; `v` is their key head's."""
+        for mistake, at in enumerate(_keys_at(visible, v.shape[0])):
+            moved = weights[mistake][:, None] * (as_float64(v[like(at, v)]) - o)
+            self._found[mistake] += inner_product(error, moved)
+            self._size[mistake] += inner_product(moved, moved)
+            moved *= o_limit
+            self._noise[mistake] += inner_product(moved, moved)
+
+    def explanation(self) -> str | None:
+        """The mistake that explains the errors; None where none does, and where rounding could pass for it."""
+        for mistake, found, size, noise in zip(MISTAKES, self._found, self._size, self._noise, strict=True):
+            deviation = np.sqrt(noise) / _DEVIATIONS_IN_LIMIT
+            if found > _DECISIVE_SHARE * size > _CERTAINTY * deviation:
+                return mistake
+        return None
+
+
+def _keys_at(visible: Array, keys: int) -> tuple[Array, Array, Array]:
+    """The key that each mistake is about: the first, the last that is seen, the one beyond it."""
+    return np.zeros_like(visible), visible - 1, np.minimum(visible, keys - 1)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.measure.tolerance import TABLE
-from pyperf_suite.measure.verify import Verification
+from pyperf_suite.measure.verify import Verification, named
 
 Array = NDArray[Any]
 
@@ -167,7 +167,7 @@ def _compare_exactly(out: Array, reference: Array, name: str) -> Verification:
     if not count:
         return _right(f"{out.size} values equal")
     at = tuple(int(each) for each in np.unravel_index(int(wrong.argmax()), out.shape))
-    message = f"{_place(name, at)} is {out[at]}, where {reference[at]} is right; {count} of {out.size} are wrong"
+    message = f"{named(name, at)} is {out[at]}, where {reference[at]} is right; {count} of {out.size} are wrong"
     return Verification(False, "full", math.inf, 0.0, math.inf, at, message, WRONG_VALUES)
 
 
@@ -185,7 +185,7 @@ def _compare_floats(out: Array, reference: Array, dtype: str, limits: Limits, na
             bad = ~(np.isfinite(part) | ~known) | ~same
             if bad.any():
                 at = _index(begin + int(bad.argmax()), out.shape)
-                message = f"{_place(name, at)} is {_shown(out[at])}, where {_shown(reference[at])} is right"
+                message = f"{named(name, at)} is {_shown(out[at])}, where {_shown(reference[at])} is right"
                 return Verification(False, "full", math.inf, limits.norm, math.inf, at, message, NOT_FINITE)
             error = np.where(known, np.abs(part - true), 0.0)
             allowed = limits.element * (np.where(known, np.abs(true), 0.0) + rms) + limits.smallest
@@ -202,7 +202,7 @@ def _compare_floats(out: Array, reference: Array, dtype: str, limits: Limits, na
         return Verification(True, "full", norm, limits.norm, worst_ratio, at, message)
     lowered = norm <= _LIKE_A_NARROWER_TYPE and worst_ratio <= _LIKE_A_NARROWER_TYPE / max(limits.element, 1e-300)
     reason = PRECISION if lowered else WRONG_VALUES
-    element = f"{_place(name, at)} is {_shown(out[at])}, where {_shown(reference[at])} is right"
+    element = f"{named(name, at)} is {_shown(out[at])}, where {_shown(reference[at])} is right"
     norms = f"the relative norm of the error is {norm:.2g}, where {dtype} allows {limits.norm:.2g}"
     message = "; ".join([element] * (worst_ratio > 1) + [norms] * (norm > norm_limit))
     return Verification(False, "full", norm, limits.norm, worst_ratio, at, message, reason)
@@ -253,10 +253,6 @@ def _called(tree: Mapping[str, Any]) -> str:
 
 def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(int(each) for each in np.unravel_index(flat, shape)) if shape else ()
-
-
-def _place(name: str, at: tuple[int, ...]) -> str:
-    return f"{name}[{', '.join(map(str, at))}]" if at else name
 
 
 def _shown(value: Any) -> str:

@@ -10,17 +10,15 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Annotated, Any
 
+from pyperf_suite.errors import OneOf, Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.runner.case import Case
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import crossed
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, findings, remark
+from pyperf_suite.spec.findings import TRANSFORMERS, Claim, Figure, Findings, Panel, Remark, figure, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series_by
-from pyperf_suite.spec.sources import TRANSFORMERS
 from pyperf_suite.workloads.training.layers import (
     ACTIVATIONS,
     DTYPES,
@@ -117,22 +115,22 @@ def beside_its_work(row: Row) -> Remark:
     """The time of backward over forward's, and how many times the bytes and FLOPs it has."""
     forward = row.like(phase="forward") or row
     return row.remark(
-        "{name} ({where}): backward takes {of_forward} the time of forward, for {bytes} the bytes"
-        + (" and {flop} the FLOPs" if forward.flop else ""),
+        "{name} ({where}): backward takes {of_forward} the time of forward, for {bytes:x} the bytes"
+        + (" and {flop:x} the FLOPs" if forward.flop else ""),
         effect="of_forward",
-        bytes=Quantity(row.moved / forward.moved, "x"),
-        flop=Quantity(row.flop / (forward.flop or 1), "x"),
+        bytes=row.moved / forward.moved,
+        flop=row.flop / (forward.flop or 1),
     )
 
 
 def over_tokens(rows: Sequence[Row]) -> Figure | None:
     """Backward's time over forward's by batch, a series a layer, where enough batches were measured."""
-    drawn = tuple(each for each in series_by("name", rows, "tokens", "of_forward") if len(set(each.x)) > 2)
+    drawn = series_by("name", rows, "tokens", "of_forward", fewest=3)
     dtype, workers = rows[0].dtype, rows[0].workers
-    title = f"Backward beside forward, {dtype}, {workers} worker{'s' if workers > 1 else ''}"
+    title = f"Backward compared with forward, {dtype}, {workers} worker{'s' if workers > 1 else ''}"
     panel = Panel(title, "tokens", "time of backward / time of forward", drawn, y_unit="x")
     caption = "Points: measured, bars are 95 % intervals over processes. The guide's claim for products is 2."
-    return Figure(f"backward_{dtype}_w{workers}", title, caption, ((panel,),)) if drawn else None
+    return figure(f"backward_{dtype}_w{workers}", title, caption, [panel] if drawn else ())
 
 
 def name(row: Row) -> str:
@@ -196,17 +194,15 @@ PROBE = Probe(
         ),
         RowClaim(
             BANDWIDTH_BOUND,
-            "{name} ({where}), {phase}: {bytes} move at {measured} the rate of a copy",
+            "{name} ({where}), {phase}: {moved:MB} move at {measured} the rate of a copy",
             ratio=of_copy,
             where=lambda row: row.layer in ACTIVATIONS,
-            values={"bytes": lambda row: Quantity(row.moved, "MB")},
         ),
         RowClaim(
             READS_MORE,
-            "{name} ({where}) reads {bytes} in forward and {measured} as much in backward",
+            "{name} ({where}) reads {tensor:MB} in forward and {measured} as much in backward",
             ratio=lambda row: (row.saved + row.tensor) / row.tensor if "saved" in row.seen else None,
             where=lambda row: row.layer in ACTIVATIONS and row.phase == "forward",
-            values={"bytes": lambda row: Quantity(row.tensor, "MB")},
         ),
     ),
     tables=(

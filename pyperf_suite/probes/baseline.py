@@ -1,31 +1,142 @@
 """How our own matrix product compares with the library's on the same shapes, in the same run.
 
-A probe's kernel explains a machine only where it is about as fast as what people really use there.
+A probe's kernel explains a machine only where it is about as fast as what people really use there. The other probes of
+products share the axes, the library's side of a product, and the sweeps along one of its sizes.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeVar
 
+from pyperf_suite.errors import OneOf, Within
 from pyperf_suite.hardware import cpu
-from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.probes._products import CHOSEN, ProductAxes, library_of, on_gpu, relative_rate
-from pyperf_suite.runner.case import Case
+from pyperf_suite.hardware.catalogue import architecture
+from pyperf_suite.hardware.devices import Device, gpus
+from pyperf_suite.kernels.static import families
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import Shape, parsed
 from pyperf_suite.spec.findings import Findings, Remark, findings
 from pyperf_suite.spec.probe import Probe, RowTable
-from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, mean_speedup
+from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters
+from pyperf_suite.workloads.operands import ELEMENT_TYPES
+
+Pairs = TypeVar("Pairs", bound="Pair")
+
+# A tile that our kernel chooses for the product.
+CHOSEN = "chosen"
+IMPLEMENTATIONS = OneOf(find_workload("matmul").implementations)
+
+
+@dataclass(frozen=True)
+class ProductAxes:
+    """What every probe of products varies."""
+
+    workers: Annotated[tuple[int, ...], Within(1, 100_000)]
+    implementation: Annotated[tuple[str, ...], IMPLEMENTATIONS] = ("native",)
+    library: Annotated[tuple[str, ...], IMPLEMENTATIONS] = ("torch",)
+    dtype: Annotated[tuple[str, ...], OneOf(ELEMENT_TYPES)] = ("float32",)
+    mode: tuple[str, ...] = ("burst",)
+
+
+def on_gpu(device: Device) -> tuple[str, dict[str, Any]]:
+    """The kernel of ours that is written for a GPU, and the axes that a whole GPU sets."""
+    gpu = gpus()[device.index]
+    own = f"cuda_{architecture(gpu.compute_capability).cuda_kernels}"
+    shared = {"implementation": (own,), "library": ("cublas",), "dtype": ("bfloat16",)}
+    return own, shared | {"workers": (gpu.multiprocessors,)}
+
+
+def library_of(row: Row) -> Row | None:
+    """The library's row of the same product on as many workers."""
+    theirs = Schedule("library", row.schedule.workers)
+    alike = row.rows.alike(row, "implementation", "schedule", "tile")
+    return next((other for other in alike if other.schedule == theirs), None)
+
+
+def relative_rate(row: Row) -> float | None:
+    """Its rate over the library's."""
+    library = library_of(row)
+    return library.seconds / row.seconds if library else None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Rows that differ in the size `along` alone, by that size, ascending."""
+
+    along: str
+    rows: Mapping[int, Row]
+
+    @property
+    def base(self) -> Row:
+        """The smallest: what all of them have in common is asked of it."""
+        return next(iter(self.rows.values()))
+
+    @property
+    def fastest(self) -> Row:
+        return max(self.rows.values(), key=lambda row: row.flop_per_s)
+
+    @property
+    def setting(self) -> str:
+        """Who multiplies and how, whatever the shape: `native data_parallel@2, float32, TN`."""
+        row = self.base
+        mode = "" if row.mode == "burst" else row.mode
+        how = (mode, row.implementation, row.tile, "" if row.schedule.policy == "library" else row.schedule)
+        return f"{' '.join(str(word) for word in how if word)}, {row.dtype}, {row.layout}"
+
+    @property
+    def name(self) -> str:
+        return self.along.upper()
+
+    @property
+    def shape(self) -> str:
+        """`256 x N x 1024`."""
+        return " x ".join(self.name if each == self.along else str(getattr(self.base, each)) for each in "mnk")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two sizes of a sweep; `gain` is the time of the first over that of the other."""
+
+    sweep: Sweep
+    size: int
+    other: int
+    gain: Ratio
+
+    @property
+    def row(self) -> Row:
+        return self.sweep.rows[self.size]
+
+    @property
+    def beside(self) -> Row:
+        return self.sweep.rows[self.other]
+
+    @property
+    def rate(self) -> Ratio:
+        return self.gain.inverse * (self.size / self.other)
+
+    @classmethod
+    def each(cls: type[Pairs], sweep: Sweep, sizes: Iterable[tuple[int, int]]) -> list[Pairs]:
+        """Two sizes at a time, but for those that no process measured both of."""
+        gains = [(size, other, sweep.rows[other].faster_than(sweep.rows[size])) for size, other in sizes]
+        return [cls(sweep, size, other, gain) for size, other, gain in gains if gain is not None]
+
+
+def sweeps_along(along: str, rows: Rows, fewest: int = 2) -> list[Sweep]:
+    """Sweeps of at least so many sizes."""
+    groups = (sorted(group, key=operator.attrgetter(along)) for group in rows.groups(along))
+    return [Sweep(along, {getattr(row, along): row for row in group}) for group in groups if len(group) >= fewest]
+
 
 # Our kernels that are launched in clusters.
-CLUSTERED = ("cuda_sm90",)
-# By what a wave of tiles reads of L2: a pair of the largest, along either side, reads two thirds of what one does and
-# half of what the smaller does, which fits narrow products. A stage less leaves room to store a tile without waiting.
-HOPPER_TILES = ("128x256x64:c2", "128x256x64:s3:c2", "256x128x64:c1x2", "128x256x64", "128x128x64")
+CLUSTERED = tuple(f"cuda_{name}" for name, family in families().items() if family.CLUSTERS)
 
 
 # Squares, and the products of transformer layers: tokens x out x in, for fprop and for its narrow relatives.
@@ -57,7 +168,7 @@ def axes(profile: str, device: Device) -> BaselineAxes:
     """Squares and transformer-like shapes, on one core and on all, or on a whole GPU."""
     if device.kind == "cuda":
         own, shared = on_gpu(device)
-        tiles = HOPPER_TILES if own in CLUSTERED else ("128x128x32",)
+        tiles = families()[own.removeprefix("cuda_")].MEASURED_TILES
         quick = BaselineAxes(**shared, shape=GPU_SHAPES[:1], layout=("TN",), tile=tiles, schedule=("persistent",))
         quick = replace(quick, implementation=(own, "triton"))
         standard = replace(quick, shape=GPU_SHAPES, schedule=("data_parallel", "persistent", "stream_k"))
@@ -121,15 +232,14 @@ def _mean(what: str, base: Callable[[Row], Row | None], rows: Sequence[Row], eff
         return None
     ratios = [other.seconds / ours.seconds for other, ours in pairs]
     return rows[0].remark(
-        "Our {implementation} {dtype} matmul runs at {mean} {what} (workers={workers}, mode={mode}; geometric mean of "
-        "{products} products, each between {least} and {most})",
+        "Our {implementation} {dtype} matmul runs at {mean} {what} (workers={schedule.workers}, mode={mode}; geometric "
+        "mean of {products} products, each between {least:x} and {most:x})",
         effect=effect,
         mean=mean,
         what=what,
-        workers=rows[0].schedule.workers,
         products=len(pairs),
-        least=Quantity(min(ratios), "x"),
-        most=Quantity(max(ratios), "x"),
+        least=min(ratios),
+        most=max(ratios),
     )
 
 

@@ -8,29 +8,21 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Annotated, Any
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import OneOf, UserError, Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.runner.case import Case
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.laws.transformer import hardware_flop, model_flop
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import crossed
-from pyperf_suite.spec.findings import Claim, Findings, Remark, findings
+from pyperf_suite.spec.findings import BIGSCIENCE, Claim, Findings, Remark, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.quantity import Quantity, quantity
 from pyperf_suite.spec.rows import Column, Row, Rows
-from pyperf_suite.spec.sources import BIGSCIENCE
 from pyperf_suite.workloads.matmul import MatmulParameters
-from pyperf_suite.workloads.training.block_part import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
-from pyperf_suite.workloads.training.shape import (
-    Checkpointing,
-    TransformerShape,
-    asked_flop,
-    computed_flop,
-    guides_flop,
-)
+from pyperf_suite.workloads.training import Checkpointing, TransformerShape, asked_flop
+from pyperf_suite.workloads.training.layers import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
 from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 
 FORMULA = Claim("parameters x {3|4} x 2 x seq x batch are a step's FLOPs", BIGSCIENCE, 0.9, 1.1)
@@ -117,8 +109,8 @@ def analyse(rows: Rows) -> Findings:
 
 def utilization(row: Row) -> Remark:
     """MFU, and the rate that it is a share of."""
-    told = "A step of {step} reaches {mfu} (MFU) of the {throughput} of a product of {m} cubed"
-    return row.best.remark(told, step=row.step, mfu=quantity(row.mfu, "%"))
+    told = "A step of {step} reaches {mfu:%} (MFU) of the {throughput} of a product of {m} cubed"
+    return row.best.remark(told, step=row.step, mfu=row.mfu)
 
 
 def time_by_part(parts: Rows) -> Remark:
@@ -126,10 +118,29 @@ def time_by_part(parts: Rows) -> Remark:
     whole = sum(row.seconds for row in parts)
     slowest = max(parts, key=attrgetter("seconds"))
     return slowest.remark(
-        "In forward of {step} products take {products} of the time, {part} alone {slowest}",
-        products=Quantity(sum(row.seconds for row in parts if row.product) / whole, "%"),
-        slowest=Quantity(slowest.seconds / whole, "%"),
+        "In forward of {step} products take {products:%} of the time, {part} alone {slowest:%}",
+        products=sum(row.seconds for row in parts if row.product) / whole,
+        slowest=slowest.seconds / whole,
     )
+
+
+def computed_flop(shape: TransformerShape, causal_halved: bool = True) -> float:
+    """With what checkpointing computes again: all of a group up to its last product, whose result nobody needs.
+
+    Selective checkpointing computes no product again. Fused attention computes its scores again in backward, which
+    here is left out as in most published figures (PaLM, appendix B).
+    """
+    if shape.checkpointing.kind != "every":
+        return asked_flop(shape, causal_halved)
+    size = (shape.dimensions, shape.batch, shape.seq)
+    again = hardware_flop(*size, "layers", causal_halved) - model_flop(*size, causal_halved)
+    groups = -(-shape.layers // shape.checkpointing.every)
+    return asked_flop(shape, causal_halved) + float(again) - groups * 2 * shape.tokens * shape.width * shape.hidden
+
+
+def guides_flop(shape: TransformerShape, parameters: int) -> float:
+    """Parameters x 3 (4 with checkpointing) x 2 x seq x batch (BigScience, tflops_optimization.md)."""
+    return 2.0 * (3 + (shape.checkpointing.kind == "every")) * parameters * shape.tokens
 
 
 def is_step(row: Row) -> bool:

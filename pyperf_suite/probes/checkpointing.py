@@ -12,20 +12,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
+from pyperf_suite.errors import Within
 from pyperf_suite.hardware import cpu
-from pyperf_suite.hardware.cuda_driver import gpus
-from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.model_flops import Recompute, hardware_flop, model_flop
-from pyperf_suite.limits import Within
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Record
+from pyperf_suite.hardware.devices import Device, gpus
+from pyperf_suite.laws.transformer import Recompute, hardware_flop, model_flop
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.axes import crossed
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Verdict, findings
+from pyperf_suite.spec.findings import (
+    BEKMAN,
+    Claim,
+    Figure,
+    Findings,
+    Panel,
+    Quantity,
+    Remark,
+    Verdict,
+    figure,
+    findings,
+)
 from pyperf_suite.spec.probe import Probe
-from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, all_observed, series_by, table
-from pyperf_suite.spec.sources import BEKMAN
-from pyperf_suite.workloads.training.shape import Checkpointing
+from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.step_memory import CheckpointedStepParameters
 
 COSTS = Claim("dropping what blocks made costs 20-25 % of throughput", BEKMAN, 0.75, 0.80)
@@ -106,12 +113,10 @@ class Search:
 
     @property
     def largest(self) -> int:
-        """The largest batch known to fit; 0 where none is."""
         return max(self.fits, default=0)
 
     @property
     def is_settled(self) -> bool:
-        """Whether the batch after the largest one is known not to fit."""
         return self.largest + 1 in self.too_large
 
     @property
@@ -254,7 +259,7 @@ def _figure(number: int, rows: Rows) -> Figure | None:
     panel = Panel(rows[0].model, "held at most", "tokens", lines, edges, x_unit="MB", y_unit="/s")
     caption = "A point a batch, the larger to the right; bars span the processes. Line: the budget."
     title = "Throughput over memory by checkpointing"
-    return Figure(f"checkpointing_{number}", title, caption, ((panel,),)) if len(lines) > 1 else None
+    return figure(f"checkpointing_{number}", title, caption, [panel] if len(lines) > 1 else ())
 
 
 PROBE = Probe(

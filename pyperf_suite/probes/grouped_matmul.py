@@ -15,17 +15,16 @@ from typing import Annotated
 
 import numpy as np
 
+from pyperf_suite.errors import OneOf, Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.matmul.staircase import relative_error
-from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.runner.case import Case
+from pyperf_suite.laws.tiling import relative_error
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import Shape
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, findings
+from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, figure, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series_by
-from pyperf_suite.workloads.grouped_matmul import DTYPES, GroupedMatmulParameters
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, misses, series_by
+from pyperf_suite.workloads.matmul.libraries import DTYPES, GroupedMatmulParameters
 
 WAYS = ("loop", "padded", "grouped_mm", "triton")
 IN_ONE_LAUNCH = ("grouped_mm", "triton")
@@ -103,27 +102,23 @@ def law(rows: list[Row]) -> Remark | None:
     (start_s, wave_s), _ = nnls(terms[::2] / seconds[::2, None], np.ones(len(seconds[::2])))
     errors = relative_error(terms[1::2] @ (start_s, wave_s), seconds[1::2])
     return rows[0].remark(
-        "{implementation}, N = {n}, K = {k}, {dtype}: time = calls x {start} + waves x {wave}; it misses {count} cases "
-        "held out by {median} in the median, {worst} at worst.",
+        "{implementation}, N = {n}, K = {k}, {dtype}: time = calls x {start:duration~} + waves x {wave:duration~}; it "
+        "misses {count} cases held out by {median} in the median, {worst} at worst.",
         kind="law",
-        start=Quantity(start_s, "duration", predicted=True),
-        wave=Quantity(wave_s, "duration", predicted=True),
-        count=len(errors),
-        median=Quantity(np.median(errors), "%"),
-        worst=Quantity(errors.max(), "%"),
+        start=start_s,
+        wave=wave_s,
+        **misses(errors),
     )
 
 
 def _figure(rows: Rows) -> Figure | None:
-    """Throughput by skew, a panel a mixture that was measured with three skews or more."""
     panels = []
     for group in rows.groups("skew", "implementation"):
         drawn = series_by("implementation", group, "skew", "throughput")
         if max(len(each.x) for each in drawn) >= 3:
             panels.append(Panel(group[0].mixture, "skew", "throughput", drawn, y_unit="TFLOP/s"))
     caption = "Useful FLOP a second: what is computed of padding does not count. Bars span the processes."
-    lines = tuple(tuple(panels[start : start + 2]) for start in range(0, len(panels), 2))
-    return Figure("grouped_matmul", "Experts of a mixture", caption, lines) if panels else None
+    return figure("grouped_matmul", "Experts of a mixture", caption, panels, across=2)
 
 
 PROBE = Probe(

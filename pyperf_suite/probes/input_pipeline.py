@@ -8,21 +8,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from statistics import median, mode
+from statistics import mode
 from typing import Annotated
 
+from pyperf_suite.errors import OneOf
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.training.input_pipeline import InputPipeline
-from pyperf_suite.limits import OneOf
-from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Verdict, findings
+from pyperf_suite.laws.training.data_parallel import InputPipeline
+from pyperf_suite.runner.record import Case
+from pyperf_suite.spec.findings import (
+    TRANSFORMERS,
+    Claim,
+    Figure,
+    Findings,
+    Panel,
+    Remark,
+    Series,
+    Verdict,
+    findings,
+)
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, series
-from pyperf_suite.spec.sources import TRANSFORMERS
-from pyperf_suite.workloads.training.data_files import KINDS
-from pyperf_suite.workloads.training.input_pipeline import MODELS, MOST_LOADERS, STARTS, InputPipelineParameters
+from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, misses, series
+from pyperf_suite.workloads.training.input_pipeline import KINDS, MODELS, MOST_LOADERS, STARTS, InputPipelineParameters
 
 WORKERS_HELP = Claim("workers that pre-load the data relieve the bottleneck of a single process", TRANSFORMERS, WORTH)
 # "Does not necessarily lead to better performance" is said of many: then more of them gain nothing.
@@ -141,17 +148,16 @@ def with_loaders(task: Rows) -> Iterator[Remark | Verdict]:
             yield row.remark(template, effect="faster", faster=faster, usual=USUAL.prefetch)
     if best.law:
         yield best.remark(
-            "The slowest stage, from what loading takes alone, is {error} off in the median ({task}; settings with "
-            "loaders: {settings})",
+            "The slowest stage, from what loading takes alone, is {median} off in the median ({task}; settings with "
+            "loaders: {count})",
             kind="law",
-            error=Quantity(median(abs(row.bound / row.iteration - 1) for row in fed), "%"),
-            settings=len(fed),
+            **misses(abs(row.bound / row.iteration - 1) for row in fed),
         )
 
 
 def what_binds(best: Row) -> Iterator[Remark]:
     """How long the model waits with the best setting, and what keeps it from being faster by the law."""
-    yield best.remark("Fed by {how}, the model waits {waits} of the time ({task})", waits=Quantity(best.starved, "%"))
+    yield best.remark("Fed by {how}, the model waits {starved:%} of the time ({task})")
     if best.starved <= FED or not best.law:
         return
     enough = best.law.enough(MOST_LOADERS)

@@ -11,22 +11,28 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from pyperf_suite.errors import OneOf
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.model_flops import Recompute
 from pyperf_suite.laws.training.activations import Keeping, kept_bytes
-from pyperf_suite.laws.training.engine_memory import MIXED
-from pyperf_suite.laws.training.memory import LAST_STAGE, MemoryNeed, activation_bytes, training_memory
-from pyperf_suite.laws.transformer import Sharding
-from pyperf_suite.limits import OneOf
-from pyperf_suite.runner.case import Case
+from pyperf_suite.laws.training.memory import LAST_STAGE, MIXED, MemoryNeed, activation_bytes, training_memory
+from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sharding
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import crossed
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Series, Table, findings
+from pyperf_suite.spec.findings import (
+    BEKMAN,
+    BIGSCIENCE,
+    TRANSFORMERS,
+    Claim,
+    Figure,
+    Findings,
+    Panel,
+    Series,
+    Table,
+    findings,
+)
 from pyperf_suite.spec.probe import Probe, RowClaim
-from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series, table
-from pyperf_suite.spec.sources import BEKMAN, BIGSCIENCE, TRANSFORMERS
-from pyperf_suite.workloads.training.shape import Checkpointing
+from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 
 KORTHIKANTI = "Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models"
@@ -144,9 +150,10 @@ def first(is_wanted: Callable[[Row], bool]) -> Callable[[Row], bool]:
     return lambda row: row is next(filter(is_wanted, row.rows.where(gated=row.gated)), None)
 
 
-def share_of(*parts: str) -> Callable[[Row], Quantity]:
-    """Bytes of these parts among all of them."""
-    return lambda row: Quantity(sum(row.seen[part] for part in parts) / row.together, "%")
+def share_of(part: str) -> Callable[[Row], float]:
+    """Bytes of a part among those of all; cast copies count as weights."""
+    parts = ("weights", "weight_copies") if part == "weights" else (part,)
+    return lambda row: sum(row.seen[each] for each in parts) / row.together
 
 
 def analyse(rows: Rows) -> Findings:
@@ -157,10 +164,10 @@ def analyse(rows: Rows) -> Findings:
     plain = rows.where(checkpointing=NONE, dropout=0.0)
     return findings(
         worst.remark(
-            "The law of what torch keeps for backward is at most {error} off what was counted in {configurations} "
+            "The law of what torch keeps for backward is at most {error:%} off what was counted in {configurations} "
             "configurations (furthest in {configuration})",
             kind="law",
-            error=Quantity(abs(worst.law_off), "%"),
+            error=abs(worst.law_off),
             configurations=len(rows),
         ),
         table("Bytes of a training step, counted", COUNTED, rows),
@@ -233,7 +240,6 @@ def _tables_by_law() -> Iterator[Table]:
 
 
 def _figure(rows: Rows) -> Figure | None:
-    """Activations by batch and by sequence, of the GPT and the Llama of which the most sizes were counted."""
     drawn = [
         max(map(_panels, group), key=lambda panels: sum(len(panel.series[1].x) for panel in panels))
         for group in grouped(rows, attrgetter("gated")).values()
@@ -275,6 +281,7 @@ PROBE = Probe(
         "is_explicit": lambda row: row.attention == "explicit" and row.checkpointing == NONE,
         "law_off": lambda row: law(row) / row.activations - 1,
         "path": lambda row: row.kernel["path"],
+        **{f"share_of_{part}": share_of(part) for part in PARTS},
     },
     order=lambda row: (
         *(row.gated, row.attention != "sdpa", row.dropout, row.checkpointing != NONE, str(row.checkpointing)),
@@ -290,11 +297,11 @@ PROBE = Probe(
         ),
         RowClaim(
             ANATOMY,
-            "The peak of a step is {measured} the sum of weights ({weights}), gradients ({gradients}), AdamW's state "
-            "({optimizer}) and activations ({activations}): {configuration}",
+            "The peak of a step is {measured} the sum of weights ({share_of_weights:%}), gradients "
+            "({share_of_gradients:%}), AdamW's state ({share_of_optimizer:%}) and activations "
+            "({share_of_activations:%}): {configuration}",
             ratio=lambda row: row.peak / row.together,
             where=first(lambda row: row.checkpointing == NONE),
-            values={part: share_of(part) for part in PARTS} | {"weights": share_of("weights", "weight_copies")},
         ),
         RowClaim(
             FORMULA,

@@ -7,20 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from pyperf_suite.errors import OneOf, Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.findings import Claim, Findings, findings
+from pyperf_suite.runner.record import Case
+from pyperf_suite.spec.findings import BEKMAN, TRANSFORMERS, Claim, Findings, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.rows import Column, Row, Rows
-from pyperf_suite.spec.sources import BEKMAN, TRANSFORMERS
-from pyperf_suite.workloads.training.optimizer_update import (
-    OPTIMIZERS,
-    OptimizerUpdate,
-    OptimizerUpdateParameters,
-    TensorSet,
-)
+from pyperf_suite.workloads.training.optimizer import OPTIMIZERS, OptimizerUpdate, OptimizerUpdateParameters, TensorSet
 
 WAYS = ("loop", "foreach", "fused", "bitsandbytes_8bit", "torchao_8bit")
 LOW_MEMORY = WAYS[3:]

@@ -7,17 +7,14 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from pyperf_suite.hardware.cuda_driver import gpus
-from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.ranks.environment import ranks_here, require_launched
-from pyperf_suite.runner.case import Case
+from pyperf_suite.hardware.devices import Device, gpus
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.ranks.launch import ranks_here, require_launched
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import YES, Flag, Sizes, every_size, size_name, sizes
-from pyperf_suite.spec.findings import Claim, Findings, findings, remark
+from pyperf_suite.spec.findings import BEKMAN, Claim, Findings, Quantity, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, mean_speedup
-from pyperf_suite.spec.sources import BEKMAN
 from pyperf_suite.workloads.training.overlap import RUNS, OverlapParameters
 
 OVERLAPS = Claim("an efficient framework overlaps communication and compute", BEKMAN, low=1.0)
@@ -130,20 +127,19 @@ PROBE = Probe(
     topic="network",
     axes=axes,
     sweep=sweep,
+    computed={"what": what, "share": share},
     claims=(
         RowClaim(
             OVERLAPS,
             "{what}: together they are {measured} as fast as in turn",
             ratio=lambda row: row.against(run="in_turn"),
             where=lambda row: row.run == "together",
-            values={"what": what},
         ),
         RowClaim(
             HIDES,
             "{what}: both together take {measured} the product alone, the all_reduce alone {share} of it",
             ratio=over_product,
             where=lambda row: row.run == "together",
-            values={"what": what, "share": share},
         ),
     ),
     tables=(

@@ -12,16 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from pyperf_suite.errors import OneOf, Within
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import crossed
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Verdict, findings
+from pyperf_suite.spec.findings import TRANSFORMERS, Claim, Figure, Findings, Panel, Remark, Verdict, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, series_by, table
-from pyperf_suite.spec.sources import TRANSFORMERS
-from pyperf_suite.workloads.training.shape import MOMENTS, PRECISIONS
+from pyperf_suite.workloads.training import MOMENTS, PRECISIONS
 from pyperf_suite.workloads.training.training_step import CAST_CACHES, PrecisionStepParameters
 
 BASE = "float32"
@@ -162,8 +160,8 @@ def _pure(row: Row) -> Iterator[Remark]:
     yield row.remark(FASTER, effect="measured", measured=row.faster)
     if cast := row.like(precision=AUTOCAST + row.precision):
         yield row.remark(
-            "{precision} needs {less} less memory than {cast} at batch {batch} and is {faster} as fast",
-            less=Quantity(cast.needed - row.needed, "MB"),
+            "{precision} needs {less:MB} less memory than {cast} at batch {batch} and is {faster} as fast",
+            less=cast.needed - row.needed,
             cast=cast.precision,
             faster=row.faster_than(cast),
         )
@@ -173,12 +171,11 @@ def _break_even(row: Row) -> Remark:
     """From which batch on it is more than copies of weights take."""
     of_one = row.freed / row.batch
     return row.remark(
-        "{precision} saves {of_one} a sequence and keeps {copies} of copies of weights: up to batch {break_even} "
-        "it needs more memory than float32",
+        "{precision} saves {of_one:MB} a sequence and keeps {weight_copies:MB} of copies of weights: up to batch "
+        "{break_even:count~} it needs more memory than float32",
         kind="predicted",
-        of_one=Quantity(of_one, "MB"),
-        copies=Quantity(row.weight_copies, "MB"),
-        break_even=Quantity(math.floor(row.weight_copies / of_one), "count", predicted=True),
+        of_one=of_one,
+        break_even=math.floor(row.weight_copies / of_one),
     )
 
 
@@ -191,12 +188,11 @@ def _alignment(odd: Row, plain: Rows) -> Iterator[Verdict]:
 
 
 def _figures(number: int, rows: Rows) -> Iterator[Figure]:
-    """Memory and speed of one model by batch, where enough batches were measured."""
     for name, y, label, unit, caption in (
         ("memory", "needed", "memory", "MB", "Weights, gradients, AdamW's moments, and what forward keeps: counted."),
         ("speed", "faster", "speed-up over float32", "x", "Bars are 95 % intervals over processes."),
     ):
-        drawn = tuple(each for each in series_by("precision", rows, "batch", y) if len(each.x) >= FEWEST_SIZES)
+        drawn = series_by("precision", rows, "batch", y, FEWEST_SIZES)
         if any(each.label != BASE for each in drawn):
             panel = Panel(rows[0].model, "batch", label, drawn, y_unit=unit)
             yield Figure(f"precision_{name}_{number}", f"{name.title()} of a step by precision", caption, ((panel,),))
@@ -222,6 +218,8 @@ PROBE = Probe(
         "saved": lambda row: row.base and row.base.needed - row.needed,
         "freed": lambda row: row.base.activations - row.activations,
         "compared": lambda row: [each for each in row.rows.alike(row, "batch") if each.base],
+        "smallest": lambda row: row.compared[0],
+        "other_cache": lambda row: "no cache" if row.cast_cache == "off" else "one around each",
         "nested": lambda row: row.like(cast_cache="nested") if row.micro_batches > 1 else None,
     },
     order=lambda row: (not row.is_aligned, row.model, row.batch, PRECISIONS.index(row.precision), row.cast_cache),
@@ -235,10 +233,9 @@ PROBE = Probe(
         ),
         RowClaim(
             GROWS,
-            "{precision} frees {measured} the activations at batch {batch} that it frees at batch {smallest}",
-            ratio=lambda row: row.freed / row.compared[0].freed if row.compared[0].freed > 0 else 0.0,
+            "{precision} frees {measured} the activations at batch {batch} that it frees at batch {smallest.batch}",
+            ratio=lambda row: row.freed / row.smallest.freed if row.smallest.freed > 0 else 0.0,
             where=lambda row: is_judged(row) and len(row.compared) > 1,
-            values={"smallest": lambda row: row.compared[0].batch},
         ),
         RowClaim(
             CACHE_LASTS,
@@ -249,10 +246,9 @@ PROBE = Probe(
         ),
         RowClaim(
             CACHE_IS_FASTER,
-            "One context around {micro_batches} micro-batches of {batch} is {measured} as fast as {other}",
+            "One context around {micro_batches} micro-batches of {batch} is {measured} as fast as {other_cache}",
             ratio=lambda row: row.nested.faster_than(row),
             where=lambda row: row.cast_cache != "nested" and row.nested,
-            values={"other": lambda row: "no cache" if row.cast_cache == "off" else "one around each"},
         ),
     ),
     tables=(

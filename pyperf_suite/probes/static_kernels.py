@@ -9,11 +9,11 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.findings import Findings, findings, remark
 from pyperf_suite.spec.probe import Probe, RowTable
 from pyperf_suite.spec.rows import Column, Row, Rows
-from pyperf_suite.workloads.compiled_kernel import (
+from pyperf_suite.workloads.exact import (
     CUDA_TARGETS,
     TRITON_TARGETS,
     CompiledKernelParameters,

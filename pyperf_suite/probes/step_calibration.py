@@ -1,6 +1,6 @@
 """The short run that predictions of training steps on a CPU are made from: kernels, collectives, and small steps.
 
-`pyperf-suite calibrate` fits prices and constants to its records (`advise/calibrate/cpu.py`); its models are other ones
+`pyperf-suite calibrate` fits prices and constants to its records (`advise/calibrate_cpu.py`); its models are other ones
 than those of a study, so that a study's times stay unseen.
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.probes.calibration.design import AttentionShape, Extent, spread_products
-from pyperf_suite.runner.case import Case
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.probes.calibration import AttentionShape, Extent, spread_products
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import Dimensions, Shape, Sizes, every_size
 from pyperf_suite.spec.findings import findings, remark
 from pyperf_suite.spec.probe import Probe
@@ -23,8 +23,8 @@ from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.training.data_parallel import DataParallelParameters
 from pyperf_suite.workloads.training.layers import LayerPassParameters
-from pyperf_suite.workloads.training.optimizer_update import OptimizerUpdateParameters, TensorSet
-from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
+from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
+from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 
 # Products of a small GPT's micro-batches: a few hundred tokens, a few hundred columns.
 EXTENT = Extent(m=(64, 1024), nk=(64, 1024), flop=4e8, elements=2e6)
@@ -57,7 +57,6 @@ class Engine:
 
     @classmethod
     def parse(cls, text: str) -> Engine:
-        """Raise UserError for anything else."""
         values: dict[str, Any] = {}
         for part in text.split(";"):
             name, _, value = part.strip().partition("=")

@@ -15,22 +15,21 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pyperf_suite.errors import OneOf, Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.matmul.staircase import JudgedLaw, judged_by_waves
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile, critical_path, tile_count, wave_count
-from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.probes._products import Pair, ProductAxes, Sweep, library_of, on_gpu, relative_rate, sweeps_along
-from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, Series, findings, remark_on
+from pyperf_suite.kernels.static import families
+from pyperf_suite.laws.tiling import JudgedLaw, Schedule, Tile, critical_path, judged_by_waves, tile_count, wave_count
+from pyperf_suite.probes.baseline import Pair, ProductAxes, Sweep, library_of, on_gpu, relative_rate, sweeps_along
+from pyperf_suite.runner.record import Case
+from pyperf_suite.spec.findings import Figure, Findings, Panel, Quantity, Remark, Series, findings, remark
 from pyperf_suite.spec.probe import Probe
-from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series, table
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, misses, series, table
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 SCHEDULES = ("data_parallel", "persistent", "split_k(2)", "stream_k")
 
-# Up to here every tile count is visited; beyond, only those next to a wave edge.
+# Up to here every tile count is measured; beyond, only those next to a wave edge.
 EVERY_TILE_COUNT = 16
 # Elements of 2 bytes that TMA needs between one row length and the next: one element more would be another kernel's.
 TMA_STEP = 8
@@ -69,7 +68,7 @@ def axes(profile: str, device: Device) -> TileWaveAxes:
         return {"quick": quick, "standard": standard, "full": full}[profile]
     own, shared = on_gpu(device)
     (multiprocessors,) = shared["workers"]
-    k_step = 64 if own == "cuda_sm90" else 32
+    k_step = families()[own.removeprefix("cuda_")].K_STEP
     quick = TileWaveAxes(
         **shared,
         tile=(Tile(128, 128, k_step),),
@@ -148,12 +147,10 @@ class Cliff(Pair):
 
     @property
     def step(self) -> str:
-        """From which size to which."""
         return f"{self.size} -> {self.other}"
 
     @property
     def cost(self) -> Quantity:
-        """How much more time it takes."""
         gain = self.gain.inverse
         return Quantity(gain.value - 1, "+%", gain.low - 1, gain.high - 1, gain.processes)
 
@@ -164,7 +161,6 @@ class Cliff(Pair):
 
     @property
     def cost_to_library(self) -> Quantity | None:
-        """How much more time the same step takes the library."""
         before, after = library_of(self.row), library_of(self.beside)
         return Quantity(after.seconds / before.seconds - 1, "+%") if before and after else None
 
@@ -213,7 +209,7 @@ def analyse(rows: Rows) -> Findings:
         sweeps += own
         first = [next((cliff for cliff in cliffs_of(sweep) if cliff.opens == "a wave"), None) for sweep in own]
         # A wave that costs less than nothing says how noisy the machine was; the table has it.
-        parts += [remark_on(cliff, WAVE, effect="cost") for cliff in first if cliff and cliff.gain.value < 1]
+        parts += [remark(WAVE, cliff, effect="cost") for cliff in first if cliff and cliff.gain.value < 1]
         for alike in grouped(own, lambda sweep: sweep.along).values():
             parts += [_of_library(alike[0]), _figure(alike, law)]
         parts.append(_law(setting[0], law) if law else None)
@@ -235,28 +231,25 @@ def _of_library(sweep: Sweep) -> Remark | None:
         return None
     most, step = max(costs)
     return library.remark(
-        "{implementation} on the same shapes, {dtype}, {workers} workers: a step over those edges costs at most {most} "
-        "time, at {along} = {step}, and {median} at the median",
-        workers=library.schedule.workers,
-        most=Quantity(most, "+%"),
+        "{implementation} on the same shapes, {dtype}, {schedule.workers} workers: a step over those edges costs at "
+        "most {most:+%} time, at {along} = {step}, and {median:+%} at the median",
+        most=most,
         along=sweep.name,
         step=step,
-        median=Quantity(statistics.median(cost for cost, _ in costs), "+%"),
+        median=statistics.median(cost for cost, _ in costs),
     )
 
 
 def _law(row: Row, found: JudgedLaw) -> Remark:
     return row.remark(
-        "Law for {implementation}, tile {tile}, {dtype}, K = {k}: time = {overhead} + waves x {step}; fitted to "
-        "{fitted} cases with an odd number of waves, it misses the {held_out} others by {error} (median; worst "
+        "Law for {implementation}, tile {tile}, {dtype}, K = {k}: time = {overhead:us~} + waves x {step:us~}; fitted "
+        "to {fitted} cases with an odd number of waves, it misses the {count} others by {median} (median; worst "
         "{worst})",
         kind="law",
-        overhead=Quantity(found.law.overhead_s, "us", predicted=True),
-        step=Quantity(found.law.tile_seconds(row.k), "us", predicted=True),
+        overhead=found.law.overhead_s,
+        step=found.law.tile_seconds(row.k),
         fitted=found.fitted_on,
-        held_out=len(found.held_out),
-        error=Quantity(statistics.median(found.held_out), "%"),
-        worst=Quantity(max(found.held_out), "%"),
+        **misses(found.held_out),
     )
 
 

@@ -1,6 +1,6 @@
 """How fast bytes reach where they are needed: copies in host memory, over the bus of a GPU, and out of files.
 
-Each way is latency plus bytes over bandwidth, in straight lines joined end to end (laws/network/alpha_beta.py).
+Each way is latency plus bytes over bandwidth, in straight lines joined end to end (laws/collectives.py).
 """
 
 from __future__ import annotations
@@ -13,18 +13,30 @@ from typing import Annotated
 
 import numpy as np
 
+from pyperf_suite.errors import OneOf
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
-from pyperf_suite.limits import OneOf
-from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.runner.case import Case
+from pyperf_suite.laws.collectives import PiecewiseAlphaBeta
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import Sizes, every_size, size_ticks, sizes
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Table, Verdict, findings, remark
+from pyperf_suite.spec.findings import (
+    TRANSFORMERS,
+    Claim,
+    Figure,
+    Findings,
+    Panel,
+    Quantity,
+    Remark,
+    Series,
+    Table,
+    Verdict,
+    figure,
+    findings,
+    remark,
+)
 from pyperf_suite.spec.probe import Probe, RowClaim
-from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, series, table
-from pyperf_suite.spec.sources import TRANSFORMERS
+from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, law_over_sizes, series, table
 from pyperf_suite.workloads.training import transfer
 from pyperf_suite.workloads.training.transfer import ANY_NODE, TransferParameters
 
@@ -121,18 +133,19 @@ class Curve:
 
     @classmethod
     def of(cls, rows: Rows) -> Curve:
-        """One way with its law."""
         seen = [(row.size_bytes, seconds) for row in rows for seconds in row.by_process.values()]
         return cls(rows, PiecewiseAlphaBeta.fit(*np.array(seen).T) if len(rows) >= FEWEST_OF_A_LAW else None)
 
     @property
     def largest(self) -> Row:
-        """The row of the largest size."""
         return self.rows[-1]
 
     @property
+    def name(self) -> str:
+        return name_of(self.largest)
+
+    @property
     def fastest(self) -> Row:
-        """The row of the best rate."""
         return max(self.rows, key=lambda row: rate(row).value)
 
     @property
@@ -142,7 +155,6 @@ class Curve:
 
     @property
     def law_s(self) -> dict[str, float]:
-        """What the law predicts, by case."""
         return {row.case.case_id: float(self.law.seconds(row.size_bytes)) for row in self.rows if self.law}
 
     @property
@@ -163,11 +175,6 @@ def name_of(row: Row) -> str:
     return ", ".join([*words, row.folder] if row.folder else words)
 
 
-def size_of(row: Row) -> Quantity:
-    """The bytes that it moves."""
-    return Quantity(row.size_bytes, "size")
-
-
 def rate(row: Row) -> Quantity:
     """Bytes a second."""
     return row.reading.per_second(row.size_bytes, "GB/s")
@@ -186,13 +193,12 @@ def analyse(rows: Rows) -> Findings:
 
 
 def _cores(rows: Rows) -> Iterator[Remark]:
-    """What more cores give, at the smallest and at the largest size."""
     copies = rows.where(implementation="torch")
     fewest, most = (choose((row.workers for row in copies), default=0) for choose in (min, max))
     pairs = [(row, faster) for row in copies.where(workers=most) if (faster := row.against(workers=fewest))]
     for row, faster in pairs[:1] + pairs[1:][-1:]:
         told = "{workers} cores copy {size} {faster} as fast as {fewest}"
-        yield row.remark(told, effect="faster", size=size_of(row), faster=faster, fewest=fewest)
+        yield row.remark(told, effect="faster", faster=faster, fewest=fewest)
 
 
 def _nodes(rows: Rows) -> Iterator[Remark]:
@@ -202,8 +208,7 @@ def _nodes(rows: Rows) -> Iterator[Remark]:
     told = "{way} moves {size} {faster} as fast as from node {far}: keep the process near the memory it copies"
     for group in largest.values():
         near, *_, far = sorted(group, key=lambda row: float(row.seconds))
-        own = {"way": name_of(near), "size": size_of(near), "far": far.numa_node}
-        yield near.remark(told, effect="faster", faster=near.faster_than(far), **own)
+        yield near.remark(told, effect="faster", faster=near.faster_than(far), far=far.numa_node)
 
 
 def _disk(rows: Rows) -> Iterator[Remark | Verdict]:
@@ -226,22 +231,23 @@ def faster_a_byte(fast: Row, slow: Row) -> Ratio | None:
 
 
 def _offload(curves: Sequence[Curve]) -> Iterator[Remark]:
-    """What the rates mean for offloading."""
-    told = "{way}: what AdamW keeps of 1e9 parameters, {each} each, takes {time} to read; each step writes it too"
+    told = (
+        "{way}: what AdamW keeps of 1e9 parameters, {each:B} each, takes {time:duration~} to read; each step writes "
+        "it too"
+    )
     for row in (curve.largest for curve in curves):
         if row.implementation in ("memcpy", "disk_direct", "host_to_device") and row.numa_node in (ANY_NODE, 0):
             seconds = ADAMW_BYTES * OFFLOADED_PARAMETERS / rate(row).value
-            time, each = Quantity(seconds, "duration", predicted=True), Quantity(ADAMW_BYTES, "B")
-            yield remark(told, kind="predicted", way=name_of(row), each=each, time=time)
+            yield row.remark(told, kind="predicted", each=ADAMW_BYTES, time=seconds)
 
 
 def _tables(rows: Rows, curves: Sequence[Curve]) -> Iterator[Table]:
     columns = (
-        Column("way", lambda curve: name_of(curve.largest), priority=2),
-        Column("largest", lambda curve: size_of(curve.largest), "size"),
+        Column("way", "name", priority=2),
+        Column("largest", "largest.size", "size"),
         Column("rate", lambda curve: rate(curve.largest), "GB/s", priority=2),
         Column("best rate", lambda curve: rate(curve.fastest).value, "GB/s"),
-        Column("at", lambda curve: size_of(curve.fastest), "size"),
+        Column("at", "fastest.size", "size"),
         Column("half of it from", "half_from", "size", priority=0),
         Column("latency by the law", lambda curve: curve.law and curve.law.start_s, "us"),
         Column("law off where left out", lambda curve: curve.law and curve.law.held_out_error, "%", priority=0),
@@ -262,22 +268,19 @@ def _tables(rows: Rows, curves: Sequence[Curve]) -> Iterator[Table]:
 
 def _figure(curves: Sequence[Curve]) -> Figure | None:
     fitted = [curve for curve in curves if curve.law]
-    if not fitted:
-        return None
     sizes = sorted({row.size_bytes for curve in fitted for row in curve.rows})
-    ticks = size_ticks(sizes[:: math.ceil(len(sizes) / MOST_TICKS)])
+    ticks = size_ticks(sizes[:: math.ceil(len(sizes) / MOST_TICKS) or 1])
     drawn = tuple(each for curve in fitted for each in _series(curve))
     panel = Panel("Transfers", "size", "rate", drawn, x_ticks=ticks, x_unit="size", y_unit="GB/s")
     caption = "Points: measured, bars span the processes; line: latency + bytes / bandwidth. The payload counts once."
-    return Figure("transfer", "Rate of transfers by size", caption, ((panel,),))
+    return figure("transfer", "Rate of transfers by size", caption, [panel] if drawn else ())
 
 
 def _series(curve: Curve) -> Iterator[Series]:
-    name = name_of(curve.largest)
-    yield series(name, curve.rows, lambda row: row.size_bytes, rate)
+    yield series(curve.name, curve.rows, "size_bytes", rate)
     if curve.law:
-        sizes = np.geomspace(curve.rows[0].size_bytes, curve.largest.size_bytes, LAW_POINTS)
-        yield Series(f"law of {name}", sizes.tolist(), (sizes / curve.law.seconds(sizes)).tolist(), "line")
+        sizes = curve.rows[0].size_bytes, curve.largest.size_bytes
+        yield law_over_sizes(f"law of {curve.name}", curve.law, *sizes, LAW_POINTS)
 
 
 PROBE = Probe(
@@ -288,13 +291,13 @@ PROBE = Probe(
     axes=axes,
     sweep=sweep,
     order=lambda row: (WAYS.index(row.implementation), not row.pinned, row.key("size_bytes"), row.size_bytes),
+    computed={"way": name_of, "size": lambda row: Quantity(row.size_bytes, "size")},
     claims=(
         RowClaim(
             PINNED_IS_FASTER,
             "{way}: {size} move {measured} as fast as with pageable memory",
             ratio=lambda row: row.against(pinned=False),
             where=is_largest_of_both,
-            values={"way": name_of, "size": size_of},
         ),
     ),
     analyse=analyse,

@@ -1,1 +1,40 @@
 """Tests of any project, measured under pytest: the `suite` fixture, and `--suite-measure` for `benchmark`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a test handed to pytest-benchmark's fixture.
+
+    `rounds` of 0 leaves it to the stop rule; otherwise so many are made, each of `iterations` calls, after
+    `warmup_rounds`. `setup` runs before each of them and `teardown` after it, untimed.
+    """
+
+    function: Callable[..., Any]
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    setup: Callable[[], Any] | None = None
+    teardown: Callable[..., Any] | None = None
+    rounds: int = 0
+    warmup_rounds: int = 0
+    iterations: int = 1
+
+    def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Those of the next round. Raises TypeError where `setup` makes arguments and there are others."""
+        made = self.setup() if self.setup is not None else None
+        if made and (self.args or self.kwargs):
+            raise TypeError("Can't use `args` or `kwargs` if `setup` returns the arguments.")
+        return made or (self.args, self.kwargs)
+
+    def once(self) -> Any:
+        """What the function returns, called once with setup and teardown."""
+        args, kwargs = self.arguments()
+        result = self.function(*args, **kwargs)
+        if self.teardown is not None:
+            self.teardown(*args, **kwargs)
+        return result

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pyperf_suite.processes import end_with_parent
-from pyperf_suite.pytests.node import BENCHMARK
-from pyperf_suite.pytests.replay import Call, Timing
+from pyperf_suite.pytests import Call
+from pyperf_suite.pytests.fixtures import BENCHMARK, Timing
 from pyperf_suite.workloads import scratch
 
 if TYPE_CHECKING:
     from pyperf_suite.api import Launch
-    from pyperf_suite.pytests.benchmark import MeasuredBenchmark
+    from pyperf_suite.pytests.fixtures import MeasuredBenchmark
 
 # What the asking session writes, saves or opens is not to be written again; and all tests asked for are run.
 _OFF: dict[str, Any] = {
@@ -92,9 +92,8 @@ class Child:
         )
 
     def time(self, nodeid: str, call: Call) -> Timing:
-        """Time a call for pytest-benchmark's fixture. Raises what the function raises."""
-        from pyperf_suite.pytests.calls import time_call
-        from pyperf_suite.runner.measuring import as_plain
+        from pyperf_suite.pytests.launches import time_call
+        from pyperf_suite.runner.timing import as_plain
 
         answer, result = time_call(call, *self._asked())
         self.answers[BENCHMARK] = as_plain(answer)
@@ -111,9 +110,8 @@ class Child:
         pytest.skip("measured")
 
     def _asked(self) -> tuple[Any, Any]:
-        """The case and the effort of the test that runs."""
-        from pyperf_suite.runner.case import Case
         from pyperf_suite.runner.profiles import Effort
+        from pyperf_suite.runner.record import Case
 
         return Case.from_json(self._request["case"]), Effort.from_json(self._request["effort"])
 

@@ -1,6 +1,8 @@
-"""What a test hands to its `suite` fixture, made ready for the measuring path: argument sets, and verdicts on results.
+"""What a test hands to its fixtures, made ready for the measuring path.
 
-Function, reference and verdict share the test's process: of a test's closures none can be sent to another.
+Calls are timed in a loop of their own, as pytest-benchmark makes them. What the `suite` fixture is given gets argument
+sets, and verdicts on results: function, reference and verdict share the test's process, as of a test's closures none
+can be sent to another.
 """
 
 from __future__ import annotations
@@ -8,8 +10,10 @@ from __future__ import annotations
 import math
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +23,130 @@ from pyperf_suite.api import Launch
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernel_arrays import Leaf, is_array, is_torch, poison, replaced, walk
-from pyperf_suite.measure.stopwatch import Stopwatch
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch, garbage_collector_at_rest
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_result import compare, refused
-from pyperf_suite.pytests.calls import untraced
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.measuring import as_plain
+from pyperf_suite.pytests import Call
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.timing import timed
-from pyperf_suite.workloads.operand_sets import same_bits
-from pyperf_suite.workloads.operator import sets_to_rotate
-from pyperf_suite.workloads.torch_device import TorchDevice, leave_nothing_behind
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.timing import as_plain, timed
+from pyperf_suite.workloads.backends import TorchDevice, leave_nothing_behind
+from pyperf_suite.workloads.operator import same_bits, sets_to_rotate
 from pyperf_suite.workloads.workload import Kernel, Prepared, Work
+
+# Rounds that a test asked for are taken in blocks of so many seconds.
+_BLOCK_S = 0.1
+
+
+def effort_of(call: Call, profile: Effort) -> Effort:
+    """The profile's, or as many rounds as the test asked for."""
+    if not call.rounds:
+        return profile
+    return Effort(SteadyRule(launches=max(1, call.warmup_rounds)), StopRule.exactly(call.rounds, _BLOCK_S))
+
+
+class CallStopwatch:
+    """The host's clock around calls of a function; a launch is one call, whatever the index.
+
+    `result` is what the last round of a call with `rounds` returned.
+    """
+
+    name = CpuStopwatch.name
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        # A test that counts its rounds gets no warm-up that it did not ask for.
+        self._leave_out = 1 if call.rounds and not call.warmup_rounds else 0
+        self.resolution_s = CpuStopwatch().resolution_s
+        self.result: Any = None
+
+    def time(self, launch: Any, first: int, samples: int, launches_per_sample: int) -> list[float]:
+        if self._leave_out:
+            self._leave_out = 0
+            return [0.0] * samples
+        with garbage_collector_at_rest():
+            if self._call.rounds:
+                return [self._round() for _ in range(samples)]
+            return self._samples(samples, range(launches_per_sample))
+
+    def _samples(self, samples: int, calls: range) -> list[float]:
+        clock, function, args, kwargs = time.perf_counter_ns, self._call.function, self._call.args, self._call.kwargs
+        seconds = [0.0] * samples
+        for sample in range(samples):
+            begin = clock()
+            for _ in calls:
+                function(*args, **kwargs)
+            seconds[sample] = (clock() - begin) * 1e-9
+        return seconds
+
+    def _round(self) -> float:
+        call, clock, function = self._call, time.perf_counter_ns, self._call.function
+        args, kwargs = call.arguments()
+        if call.iterations == 1:
+            begin = clock()
+            self.result = function(*args, **kwargs)
+            end = clock()
+        else:
+            calls = range(call.iterations)
+            begin = clock()
+            for _ in calls:
+                function(*args, **kwargs)
+            end = clock()
+        if call.teardown is not None:
+            call.teardown(*args, **kwargs)
+        return (end - begin) * 1e-9 / call.iterations
+
+
+def time_call(call: Call, case: Case, profile: Effort) -> tuple[dict[str, Any], Any]:
+    """The measured part of a record of a call, and what the function returned. Raises what the function raises."""
+    prepared = _PreparedCall(call)
+    with untraced():
+        answer = timed(prepared, Work(), case, effort_of(call, profile), Device("cpu"))
+    answer["verification"] = {"passed": True, "method": "test", "message": prepared.unchecked}
+    if call.rounds and not call.warmup_rounds:
+        answer["sampling"] |= {"warmup_launches": 0, "warmup_s": 0.0}
+    if call.rounds:
+        answer["sampling"]["launches_per_sample"] = call.iterations
+    answer["sampling"]["cache"] = "as the last call left it"
+    return answer, prepared.stopwatch.result if call.rounds and call.iterations == 1 else call.once()
+
+
+class _PreparedCall(Prepared):
+    unchecked = "The test's own assertions judge what the function returns."
+
+    def __init__(self, call: Call) -> None:
+        self.kernel = Kernel(name_of(call.function), "python")
+        self._stopwatch = CallStopwatch(call)
+
+    @property
+    def stopwatch(self) -> CallStopwatch:
+        return self._stopwatch
+
+    def check(self) -> Verification:
+        return Verification(True, "full", 0.0, 0.0, 0.0, (), self.unchecked)
+
+    def launch(self, index: int) -> None:
+        """The stopwatch calls the function itself: a call in between would be timed with it."""
+
+
+def name_of(function: Any) -> str:
+    """What a function is called where it was defined."""
+    return str(getattr(function, "__qualname__", "") or type(function).__qualname__)
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """No tracer and no profiler, as of a coverage tool, while something is timed."""
+    tracer, profiler = sys.gettrace(), sys.getprofile()
+    sys.settrace(None)
+    sys.setprofile(None)
+    try:
+        yield
+    finally:
+        sys.settrace(tracer)
+        sys.setprofile(profiler)
+
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -107,7 +223,6 @@ class FunctionLaunches(Prepared):
         self._results[at] = self._function(*args, **kwargs)
 
     def untimed(self, index: int) -> None:
-        """The same on the values that the set began with."""
         self.restore(index)
         self.launch(index)
 

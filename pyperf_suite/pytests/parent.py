@@ -1,11 +1,18 @@
-"""The tests that a session measures: what fresh processes said of each, told to the test when it runs."""
+"""The tests that a session measures: asked one by one in fresh pytest processes, and replayed when the test runs.
+
+A record calls a test by its node id and parametrisation. A fresh process is started with the session's own arguments,
+one at a time.
+"""
 
 from __future__ import annotations
 
 import datetime
 import functools
 import json
+import math
+import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,18 +22,146 @@ import pytest
 
 from pyperf_suite.api import Launch
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.pytests.children import Children, following
-from pyperf_suite.pytests.node import Node, nodes_of
-from pyperf_suite.pytests.replay import Call, Timing, extra_info
-from pyperf_suite.pytests.suite import Result, end_test
-from pyperf_suite.runner.outlook import Progress
-from pyperf_suite.runner.plan import PlannedCase
-from pyperf_suite.runner.profiles import Profile
-from pyperf_suite.runner.record import Record
+from pyperf_suite.hardware.devices import Device, resolve
+from pyperf_suite.processes import owned_folder
+from pyperf_suite.pytests import Call
+from pyperf_suite.pytests.fixtures import BENCHMARK, Result, Timing, end_test, extra_info
+from pyperf_suite.runner.plan import PlannedCase, Progress
+from pyperf_suite.runner.profiles import Effort, Profile
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.session import Session
-from pyperf_suite.runner.worker_process import WorkerLost
+from pyperf_suite.runner.workers import WorkerLost, WorkerProcess
 from pyperf_suite.spec.rows import readings
+from pyperf_suite.workloads import find_workload
+
+# Says to the plugin that the session is such a process.
+VARIABLE = "PYPERF_PYTEST_CHILD"
+
+_LONGEST_TEXT = 80
+
+
+@dataclass(frozen=True)
+class Node:
+    """A test as pytest names it, and as records do: `name` without parametrisation, and the parametrisation."""
+
+    nodeid: str
+    name: str
+    parameters: Any
+
+    def planned(self, implementation: str = BENCHMARK) -> PlannedCase:
+        """The case of one of the implementations that the test measures."""
+        return PlannedCase(self.name, Case(self.name, self.parameters, implementation))
+
+
+def nodes_of(items: Iterable[pytest.Item]) -> dict[str, Node]:
+    """By node id. Tests whose parameters would be written alike are distinguished by pytest's id of them."""
+    described = {item.nodeid: (_name_of(item), _parametrisation(item)) for item in items}
+    alike = Counter((name, tuple(sorted(values.items()))) for name, values in described.values())
+    nodes = {}
+    for nodeid, (name, values) in described.items():
+        if alike[name, tuple(sorted(values.items()))] > 1:
+            values = values | {"id": nodeid.removeprefix(name)}
+        nodes[nodeid] = Node(nodeid, name, find_workload(name).type_for(values)(**values))
+    return nodes
+
+
+def _name_of(item: pytest.Item) -> str:
+    """The node id without the parametrisation that stands in brackets behind it."""
+    return item.nodeid.removesuffix(f"[{item.callspec.id}]") if hasattr(item, "callspec") else item.nodeid
+
+
+def _parametrisation(item: pytest.Item) -> dict[str, bool | int | float | str]:
+    if not hasattr(item, "callspec"):
+        return {}
+    texts = {name: _plain(value) for name, value in item.callspec.params.items()}
+    found = {name: value for name, value in texts.items() if value is not None}
+    return found if len(found) == len(texts) else found | {"id": item.callspec.id}
+
+
+def _plain(value: Any) -> bool | int | float | str | None:
+    """A value as records hold it; None for an object that no text distinguishes from others."""
+    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
+    unclear = len(text) > _LONGEST_TEXT or not text.isprintable() or " at 0x" in text or text == "<lambda>"
+    return None if unclear else text
+
+
+class Children:
+    """Answers of tests in fresh processes. Where one is lost, the next test gets another."""
+
+    def __init__(self, config: pytest.Config, device: Device, effort: Effort, deadline_s: float) -> None:
+        self._config, self._device, self._effort, self._deadline_s = config, device, effort, deadline_s
+        self._folder = owned_folder("pytest")
+        self._process: WorkerProcess | None = None
+        self._expected = ""
+
+    def ask(self, node: Node, following: Node | None) -> dict[str, Any]:
+        """How the test ended and what it measured; `following` is the one to be asked for next, None for the last.
+
+        Raises WorkerLost with the reason where the process ended in the test, or ran past the deadline, and UserError
+        where none can be started.
+        """
+        if self._process is not None and self._expected != node.nodeid:
+            self.end()  # it keeps fixtures for another test
+        process = self._process or self._start()
+        self._expected = following.nodeid if following is not None else ""
+        request = {
+            "node": node.nodeid,
+            "next": self._expected,
+            "case": node.planned().case.to_json(),
+            "effort": self._effort.to_json(),
+        }
+        try:
+            process.send(request)
+            answer = process.receive(self._deadline_s)
+        except WorkerLost:
+            self._process = None
+            raise
+        if following is None:
+            self.end()
+        return answer
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    def close(self) -> None:
+        self.end()
+        self._folder.cleanup()
+
+    def _start(self) -> WorkerProcess:
+        try:
+            self._process = WorkerProcess(self._device, self._command(), {VARIABLE: "1"})
+            self._process.receive(self._deadline_s)
+        except (OSError, WorkerLost) as error:
+            self._process = None
+            what = str(error).removeprefix("The worker process ")
+            raise UserError(
+                f"A fresh pytest process, in which tests are measured, could not be started: {what}"
+            ) from None
+        return self._process
+
+    def _command(self) -> tuple[str, ...]:
+        """This session's own, but for the folders that pytest writes to."""
+        program = Path(sys.argv[0])
+        started_as = (
+            (str(program),) if program.name in ("pytest", "py.test") and program.is_file() else ("-m", "pytest")
+        )
+        own = [f"--rootdir={self._config.rootpath}"]
+        own += ["-c", str(self._config.inipath)] if self._config.inipath is not None else []
+        if self._config.pluginmanager.hasplugin("cacheprovider"):
+            own += ["-o", f"cache_dir={self._folder.name}"]
+        if self._config.pluginmanager.hasplugin("pytest_cov"):
+            own.append("--no-cov")  # tracing takes time
+        return (sys.executable, *started_as, *own, *map(str, self._config.invocation_params.args))
+
+
+def following(nodes: Iterable[Node]) -> Iterable[tuple[Node, Node | None]]:
+    """Each with the one after it."""
+    listed = list(nodes)
+    return zip(listed, [*listed[1:], None], strict=False)
 
 
 @dataclass(frozen=True)
@@ -66,7 +201,6 @@ class MeasuredTests:
 
     @property
     def complete(self) -> bool:
-        """Whether all tests were run by all processes that they have."""
         return not self._left_out
 
     def measure(self, session: Session, show: Progress) -> None:
@@ -174,7 +308,6 @@ class MeasuredTests:
         return ""
 
     def close(self) -> None:
-        """End what still runs; a second call does nothing."""
         self._children.close()
 
 

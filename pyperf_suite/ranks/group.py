@@ -1,22 +1,30 @@
 """The ranks of a run as one group that agrees: rank 0 publishes, everyone answers, and who does not is named.
 
-All ranks go through the same numbered steps; each step has a deadline.
+All ranks go through the same numbered steps; each step has a deadline. Their clocks are brought together, so that
+arrivals on different machines can be compared: ranks on one machine share a clock; others exchange timestamps with
+rank 0, and the quickest exchange counts (Cristian, Probabilistic clock synchronization, 1989).
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib
 import json
+import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from pyperf_suite.errors import UserError, out_of_memory
-from pyperf_suite.ranks.environment import RankEnvironment, rank_environment
-from pyperf_suite.ranks.starting import stand_by
-from pyperf_suite.ranks.store import connect
-from pyperf_suite.ranks.watchdog import STORE_GONE, Watchdog
+from pyperf_suite.errors import Unsupported, UserError, out_of_memory
+from pyperf_suite.ranks.launch import RankEnvironment, rank_environment
+from pyperf_suite.ranks.watchdog import STORE_GONE, Watchdog, stand_by
+
+# Exchanges of timestamps between two machines.
+EXCHANGES = 50
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 JOIN_S = 60.0
 
@@ -143,7 +151,6 @@ class Group:
         return RanksMissing(self.watchdog.who_is_missing(doing, 0.0, alone))
 
     def close(self) -> None:
-        """Leave; the store and the watchdog end."""
         self.watchdog.stop()
 
     def __enter__(self) -> Group:
@@ -178,7 +185,7 @@ class Group:
                     raise RanksMissing(STORE_GONE) from None
                 if end is None:
                     continue
-            # From here on this thread tells, and the watchdog only shows that this rank lives.
+            # From here on this thread reports, and the watchdog only shows that this rank lives.
             self.watchdog.hand_over()
             raise RanksMissing(self.watchdog.who_is_missing(doing, deadline_s or 0.0))
 
@@ -187,3 +194,95 @@ class Group:
         for key in self._stale:
             self.store.delete_key(key)
         self._stale = keys
+
+
+def connect(environment: RankEnvironment, deadline_s: float) -> Any:
+    """A client of the run's store, or its host where this is rank 0 and no launcher hosts it.
+
+    One client serves one thread at a time: a blocked wait blocks it for all. Raises UserError where the store cannot be
+    reached or its port is taken, and Unsupported where torch has no distributed package.
+    """
+    # torch prints a stack trace for every wait that times out, which here is an answer and not an accident.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    try:
+        distributed: Any = importlib.import_module("torch.distributed")
+    except ImportError:
+        raise Unsupported("Collectives need torch, which is not installed.") from None
+    if not distributed.is_available():
+        raise Unsupported("This torch was built without its distributed package.")
+    if not environment.launched:
+        return distributed.HashStore()
+    hosts = environment.rank == 0 and not environment.agent_store
+    try:
+        store = distributed.TCPStore(
+            environment.address,
+            environment.port,
+            is_master=hosts,
+            wait_for_workers=False,
+            timeout=datetime.timedelta(seconds=deadline_s),
+            multi_tenant=hosts,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise UserError(_why(environment, hosts, deadline_s, error)) from None
+    # A restarted group must not read what its predecessor left.
+    return distributed.PrefixStore(f"pyperf_suite/{environment.restart}", store)
+
+
+def _why(environment: RankEnvironment, hosts: bool, deadline_s: float, error: Exception) -> str:
+    place = f"{environment.address}:{environment.port}"
+    said = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+    if hosts:
+        return (
+            f"Rank 0 cannot host the rendezvous at {place} ({said}): the port may be in use; choose another with "
+            "MASTER_PORT."
+        )
+    return (
+        f"Rank {environment.rank} could not reach the rendezvous at {place} within {deadline_s:g} s ({said}): "
+        "is rank 0 up, and does the network let this port through?"
+    )
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What is added to this rank's `time.monotonic_ns()` to get rank 0's, and how far that may be off."""
+
+    offset_ns: int
+    uncertainty_ns: int
+
+
+def machine_id(group: Group) -> str:
+    """Text that ranks share which run on one machine, since it was started; a rank's own where that is unknown."""
+    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else f"rank {group.rank}"
+
+
+def align(group: Group, deadline_s: float) -> Clock:
+    """This rank's clock against rank 0's; exact where both are on one machine. All ranks call it together."""
+    machines = group.gather("compare machines", machine_id(group), deadline_s)
+    clock = Clock(0, 0)
+    for rank in range(1, group.count):
+        if machines[rank] == machines[0]:
+            continue
+        with group.within(f"align the clock of rank {rank}", deadline_s):
+            if group.rank == 0:
+                _answer_stamps(group, rank)
+            elif group.rank == rank:
+                clock = _exchange_stamps(group, rank)
+    return clock
+
+
+def _answer_stamps(group: Group, rank: int) -> None:
+    for exchange in range(EXCHANGES):
+        group.store.get(f"clock/{rank}/{exchange}/asked")
+        group.store.set(f"clock/{rank}/{exchange}/told", str(time.monotonic_ns()))
+
+
+def _exchange_stamps(group: Group, rank: int) -> Clock:
+    exchanges = []
+    for exchange in range(EXCHANGES):
+        asked_ns = time.monotonic_ns()
+        group.store.set(f"clock/{rank}/{exchange}/asked", "")
+        told_ns = int(group.store.get(f"clock/{rank}/{exchange}/told"))
+        round_trip_ns = time.monotonic_ns() - asked_ns
+        exchanges.append((round_trip_ns, told_ns - (asked_ns + round_trip_ns // 2)))
+    round_trip_ns, offset_ns = min(exchanges)
+    return Clock(offset_ns, -(-round_trip_ns // 2))

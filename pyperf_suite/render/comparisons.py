@@ -1,8 +1,9 @@
-"""Findings of comparisons, old against new: in a terminal, as Markdown and as JSON; what needs a reader comes first."""
+"""Findings of comparisons, old against new: in a terminal, as Markdown, JSON and JUnit XML; the urgent ones first."""
 
 from __future__ import annotations
 
 import math
+import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -10,24 +11,25 @@ from typing import Any
 
 from rich.console import Console
 
-from pyperf_suite.history.finding import VERDICTS, Finding, Verdict
-from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.render import findings_json, markdown
+from pyperf_suite.errors import printable
+from pyperf_suite.history.thresholds import DEFAULT_FAIL_ON
+from pyperf_suite.history.verdict import WORDS, Judgement, Word, concern
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.render import findings_json, markdown, text
 from pyperf_suite.render.terminal import note, print_table, say
-from pyperf_suite.spec.findings import Findings, Heading, Table
-from pyperf_suite.spec.quantity import Quantity, quantity
+from pyperf_suite.spec.findings import Findings, Heading, Quantity, Table, quantity
 
 # What needs a reader comes first; within a verdict, what moved most.
-URGENCY: tuple[Verdict, ...] = ("slower", "failed", "undecided", "faster", "equivalent")
+URGENCY: tuple[Word, ...] = ("slower", "failed", "undecided", "faster", "equivalent")
 # A job's summary may hold 1 MiB; a row with a long label and a long sentence is about 500 bytes.
 MOST_ROWS = 400
 _MARKS = {"slower": "🔴", "failed": "⚫", "undecided": "🟡", "faster": "🟢", "equivalent": "⚪"}
 
 
-def by_urgency(findings: Sequence[Finding]) -> list[Finding]:
+def by_urgency(findings: Sequence[Judgement]) -> list[Judgement]:
     """Slower first, equivalent last; within a verdict by how much the time changed."""
 
-    def rank(finding: Finding) -> tuple[int, float, str]:
+    def rank(finding: Judgement) -> tuple[int, float, str]:
         moved = abs(math.log(finding.ratio.value)) if finding.ratio is not None and finding.ratio.value > 0 else 0.0
         return URGENCY.index(finding.verdict), -moved if math.isfinite(moved) else -math.inf, finding.benchmark
 
@@ -35,23 +37,23 @@ def by_urgency(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def change(ratio: Ratio | None) -> Quantity | None:
-    """How much longer the new takes, as a share of the old's time; None where it is not known."""
+    """How much longer the new takes, as a share of the old's time; None if it is not known."""
     if ratio is None or math.isnan(ratio.value):
         return None
     return Quantity(ratio.value - 1, "+%", ratio.low - 1, ratio.high - 1, max(1, ratio.processes))
 
 
-def counted(findings: Sequence[Finding]) -> str:
+def counted(findings: Sequence[Judgement]) -> str:
     """`1 slower, 2 undecided, 5 equivalent of 8 benchmarks`."""
     if not findings:
         return "no benchmark to compare"
     counts = Counter(finding.verdict for finding in findings)
-    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in URGENCY if counts[verdict])
-    return f"{told} of {len(findings)} benchmark{'s' if len(findings) > 1 else ''}"
+    each = ", ".join(f"{counts[verdict]} {verdict}" for verdict in URGENCY if counts[verdict])
+    return f"{each} of {len(findings)} benchmark{'s' if len(findings) > 1 else ''}"
 
 
 def print_comparisons(
-    console: Console, heading: str, findings: Sequence[Finding], notes: Sequence[str], code: int, fail_on: str
+    console: Console, heading: str, findings: Sequence[Judgement], notes: Sequence[str], code: int, fail_on: str
 ) -> None:
     """The table, a sentence for each finding but the equivalent, the notes, and the exit code with its meaning."""
     ordered = by_urgency(findings)
@@ -69,7 +71,7 @@ def print_comparisons(
     say(console, "", f"{counted(findings)}; exit code {code}, {meaning} (--fail-on {fail_on})")
 
 
-def summary(heading: str, findings: Sequence[Finding], notes: Sequence[str]) -> str:
+def summary(heading: str, findings: Sequence[Judgement], notes: Sequence[str]) -> str:
     """As GitHub shows it on a job's page: what changed or stayed open, the equivalent folded away, and the notes."""
     ordered = by_urgency(findings)
     as_before = [finding for finding in ordered if finding.verdict == "equivalent"]
@@ -86,28 +88,71 @@ def summary(heading: str, findings: Sequence[Finding], notes: Sequence[str]) -> 
 
 def comparisons_as_json(
     heading: str,
-    findings: Sequence[Finding],
+    findings: Sequence[Judgement],
     notes: Sequence[str],
     code: int,
     extra: Mapping[str, Any] | None = None,
 ) -> str:
-    """One object: heading, exit_code, counts by verdict, findings (most urgent first), notes, and `extra` beside them.
+    """One object: heading, exit_code, counts by verdict, findings (most urgent first), notes, and what is in `extra`.
 
     What JSON has no number for (nan, infinity) is null.
     """
     counts = Counter(finding.verdict for finding in findings)
-    told = {
+    details = {
         "heading": heading,
         "exit_code": code,
-        "counts": {verdict: counts[verdict] for verdict in VERDICTS},
+        "counts": {verdict: counts[verdict] for verdict in WORDS},
         "findings": [asdict(finding) for finding in by_urgency(findings)],
         "notes": list(notes),
         **(extra or {}),
     }
-    return findings_json.answer({"comparison": Findings(tables=(_table(by_urgency(findings)),))}, told).rstrip()
+    return findings_json.answer({"comparison": Findings(tables=(_table(by_urgency(findings)),))}, details).rstrip()
 
 
-def _table(findings: Sequence[Finding], marked: bool = False) -> Table:
+def junit_xml(heading: str, findings: Sequence[Judgement], fail_on: str = DEFAULT_FAIL_ON) -> bytes:
+    """One suite with one test a finding, as UTF-8, which CI servers show.
+
+    What `fail_on` minds: a regression is a failure, what could not be measured an error. What stayed open is skipped
+    at every level: a CI server has no word for it that would not be taken for a fault of the kernel.
+    """
+    outcomes = [_outcome(finding, fail_on) for finding in findings]
+    times = [_seconds(finding) for finding in findings]
+    suite = ElementTree.Element(
+        "testsuite",
+        name=printable(heading),
+        tests=str(len(findings)),
+        failures=str(outcomes.count("failure")),
+        errors=str(outcomes.count("error")),
+        skipped=str(outcomes.count("skipped")),
+        time=f"{sum(times):.3f}",
+    )
+    for finding, outcome, seconds in zip(findings, outcomes, times, strict=True):
+        names = {"classname": printable(finding.probe or "benchmark"), "name": printable(finding.benchmark)}
+        test = ElementTree.SubElement(suite, "testcase", names, time=f"{seconds:.3f}")
+        sentence = printable(finding.sentence)
+        if outcome == "system-out":
+            ElementTree.SubElement(test, outcome).text = sentence
+        elif outcome == "skipped":
+            ElementTree.SubElement(test, outcome, message=f"{finding.verdict}: {sentence}")
+        else:
+            found = ElementTree.SubElement(test, outcome, message=sentence, type=finding.verdict)
+            found.text = f"{finding.verdict} {text.cell(change(finding.ratio))}\n{sentence}"
+    return ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+
+
+def _outcome(finding: Judgement, fail_on: str) -> str:
+    """The name of JUnit's element."""
+    minded = {"regression": "failure", "failed": "error"}.get(concern(finding, fail_on) or "")
+    return minded or ("skipped" if finding.verdict in ("undecided", "failed") else "system-out")
+
+
+def _seconds(finding: Judgement) -> float:
+    """Time spent on the comparison, if its producer says so."""
+    seconds = finding.details.get("seconds", 0.0)
+    return float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < float("inf") else 0.0
+
+
+def _table(findings: Sequence[Judgement], marked: bool = False) -> Table:
     """With marks and sentences where there is room for them."""
     columns = (
         Heading("verdict", priority=2),
@@ -128,7 +173,7 @@ def _table(findings: Sequence[Finding], marked: bool = False) -> Table:
     return Table("", (*columns, *([Heading("why")] if marked else [])), tuple(rows))
 
 
-def _rows(findings: Sequence[Finding], most: int) -> list[str]:
+def _rows(findings: Sequence[Judgement], most: int) -> list[str]:
     left_out = len(findings) - most
     more = ["", f"{left_out} more are left out here; the JSON output has them all."] if left_out > 0 else []
     return [*markdown.table(_table(findings[:most], marked=True)), *more]

@@ -1,4 +1,4 @@
-"""A run's findings as one page of Markdown, to be read in a browser or pasted into a ticket."""
+"""Findings as Markdown, to be read in a browser or pasted into a ticket."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from pyperf_suite.printable import printable
+from pyperf_suite.errors import printable
 from pyperf_suite.render import text
 from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.cautions import cautions_of
 from pyperf_suite.spec.findings import Findings, Remark, Table, Verdict
+from pyperf_suite.spec.summary import cautions_of
 
 
 def page(
@@ -18,28 +18,24 @@ def page(
     findings: Mapping[str, Findings],
     records: Sequence[Record],
     pictures: Sequence[Path],
-    commands: Mapping[str, str] | None = None,
+    commands: Mapping[str, str] = MappingProxyType({}),
     summary: Iterable[str] = (),
 ) -> str:
-    """Remarks, tables and pictures of every probe; the pictures are named by their file alone, as they lie beside.
-
-    `commands` names for a probe what measures it again.
-    """
+    """Findings of every probe, below what measures it again (`commands`); pictures are named as files in one folder."""
     drawn = {picture.stem: picture.name for picture in pictures}
-    lines = [f"# {escape(title)}", ""]
-    lines += _listed(summary)
     of_the_run, of_probes = cautions_of(records, findings)
+    lines = [f"# {escape(title)}", "", *_listed(summary)]
     lines += _listed(f"Caution: {text.sentence(each)}" for each in of_the_run)
     for name, found in findings.items():
         lines += [f"## {escape(name)}", ""]
-        if commands and name in commands:
+        if name in commands:
             lines += [f"    {printable(commands[name])}", ""]
         lines += told(Findings(tuple(of_probes[name])) + found, drawn)
     return "\n".join(lines)
 
 
 def told(found: Findings, drawn: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-    """Remarks, the pictures that were drawn (file by figure's name), tables."""
+    """Lines of remarks, pictures (`drawn` has the file by the figure's name) and tables."""
     lines = [*remarks(found.remarks), ""]
     for figure in found.figures:
         if figure.name in drawn:
@@ -61,16 +57,12 @@ def remarks(of: Iterable[Remark | Verdict]) -> Iterator[str]:
 
 
 def table(whole: Table) -> list[str]:
-    """Numbers to the right, words to the left."""
-    told = text.filled(whole)
-    lines = [f"**{escape(told.title)}**", ""] if told.title else []
-    rule = ("---:" if text.is_number(told, place) else "---" for place in range(len(told.columns)))
-    return [
-        *lines,
-        f"| {' | '.join(escape(text.heading(column)) for column in told.columns)} |",
-        f"| {' | '.join(rule)} |",
-        *(f"| {' | '.join(escape(text.cell(value)) for value in row)} |" for row in told.rows),
-    ]
+    """Lines of a table."""
+    shown = text.written(whole)
+    rule = ["---:" if numeric else "---" for numeric in shown.numeric]
+    rows = [[escape(word) for word in row] for row in (shown.headings, *shown.rows)]
+    lines = [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
+    return [f"**{escape(shown.title)}**", "", *lines] if shown.title else lines
 
 
 def escape(said: str) -> str:

@@ -1,39 +1,48 @@
-"""A results folder as one HTML page: each probe's strongest evidence, the summary and the warnings first."""
+"""A results folder as one HTML page: each probe's strongest evidence, the summary and the warnings first.
+
+assets/page.html.j2 has the words and their order; here is what it shows.
+"""
 
 from __future__ import annotations
 
 import base64
 import gzip
+import itertools
 import json
 import re
+import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyperf_suite import __version__
-from pyperf_suite.errors import UserError
-from pyperf_suite.history.stored.observations import label_of
-from pyperf_suite.printable import printable
-from pyperf_suite.render import strict, text
-from pyperf_suite.render.command import command_of
-from pyperf_suite.render.helpers import Submit, helpers
-from pyperf_suite.render.machine_section import machine_of
-from pyperf_suite.render.plot import Shown, shown
-from pyperf_suite.render.results import Choice, Results, Run
-from pyperf_suite.render.sizing_section import sizing_of
+from pyperf_suite.errors import UserError, printable
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.history.stored.journals import label_of
+from pyperf_suite.laws.transformer import ModelDimensions
+from pyperf_suite.render import text
+from pyperf_suite.render.charts import Chart, PageFigure, chart_of, colours_of, page_figure
+from pyperf_suite.render.findings_json import plain
+from pyperf_suite.render.results import ChosenRun, ReadRun, Results, Submit, helpers
+from pyperf_suite.render.run_report import command_of
 from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.cautions import about_the_cases, about_the_machine
 from pyperf_suite.spec.discovery import TOPICS, find_probe, is_known, probe_names
-from pyperf_suite.spec.findings import Findings, Heading, Remark, Table, Verdict, remark
+from pyperf_suite.spec.findings import Figure, Findings, Heading, Panel, Remark, Series, Table, Verdict, remark
 from pyperf_suite.spec.rows import Column, grouped, table
-from pyperf_suite.spec.summary import Point, summary_of
+from pyperf_suite.spec.summary import about_the_cases, about_the_machine, summary_of
+
+if TYPE_CHECKING:
+    from pyperf_suite.history.stored.series import Benchmark
+    from pyperf_suite.history.stored.series import Series as Measured
+    from pyperf_suite.history.stored.store import Store
+    from pyperf_suite.history.tracking import Step, Tracked
 
 # Nothing is fetched: not even by what a hostile name could smuggle in.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
-# Figures that a section shows, and reasons told one by one; the command draws and tells all.
+# Figures and reasons that a section shows; the command draws and lists all.
 _MOST_FIGURES, _MOST_REASONS = 24, 30
 _NEWS_FIRST = ("does not hold here", "undecided", "holds")
 
@@ -49,14 +58,15 @@ class Section:
     topic: str = ""
     probe: str = ""
     notes: tuple[str, ...] = ()
-    figures: tuple[Shown, ...] = ()
+    figures: tuple[PageFigure, ...] = ()
     figures_left_out: int = 0
     missing: Table | None = None
     command: str = ""
     place: str = ""
+    chosen: ChosenRun | None = None
 
 
-def draw_page(results: Results, chosen: Mapping[str, Sequence[Choice]]) -> str:
+def draw_page(results: Results, chosen: Mapping[str, Sequence[ChosenRun]]) -> str:
     """One HTML document. The same results make the same text: it names no time at which it was made."""
     shown_runs = {choice.run.place: choice.run for choices in chosen.values() for choice in choices}
     with helpers(sum(run.path.stat().st_size for run in shown_runs.values())) as submit:
@@ -66,45 +76,51 @@ def draw_page(results: Results, chosen: Mapping[str, Sequence[Choice]]) -> str:
         machines = [
             _machine(results.of_machine(machine), *held, histories[machine].result()) for machine, held in read.items()
         ]
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            machines=machines,
-            title=f"{' · '.join(chosen)} - pyperf-suite report",
-            passed_over=results.notes,
-            policy=POLICY,
-            version=__version__,
-            plotly=plotly.result(),
-        )
-    )
+    content = {
+        "title": f"{' · '.join(chosen)} - pyperf-suite report",
+        "machines": machines,
+        "passed_over": results.notes,
+        "policy": POLICY,
+        "version": __version__,
+        "plotly": plotly.result(),
+    }
+    page: str = environment().get_template("page.html.j2").render(content)
+    return page
 
 
 def _machine(
-    runs: Sequence[Run], sections: Sequence[Section], cautions: Sequence[tuple[str, Remark]], history: Section | None
+    runs: Sequence[ReadRun],
+    sections: Sequence[Section],
+    cautions: Sequence[tuple[str, Remark]],
+    history: Section | None,
 ) -> dict[str, Any]:
     """What the template shows of one machine."""
     machine = runs[0].machine
-    found = {section.probe: section.found for section in reversed(sections)}
+    by_probe = {section.probe: section for section in reversed(sections)}
     verdicts = [(each, section) for section in sections for each in section.found.verdicts]
-    verdicts.sort(key=lambda item: _NEWS_FIRST.index(item[0].outcome))
+    summary = summary_of({probe: section.found for probe, section in by_probe.items()})
     return {
         "name": machine,
         "model": str(runs[-1].first.identity.get("model") or machine),
         "anchor": anchor("machine", machine),
-        "summary": [(point, _section_of(point, sections)) for point in summary_of(found)],
+        "summary": [(point, by_probe.get(point.probe)) for point in summary],
         "cautions": cautions,
         "topics": grouped(_numbered(sections), lambda section: section.topic),
-        "verdicts": verdicts,
+        "verdicts": sorted(verdicts, key=lambda item: _NEWS_FIRST.index(item[0].outcome)),
         "outcomes": Counter(verdict.outcome for verdict, _ in verdicts),
-        "glance": _glance(runs, sections),
-        "others": [Section(anchor("sizing", machine), **sizing_of(runs)), *([history] if history else [])],
-        "state": machine_of(runs),
+        "days": sorted(run.started_at[:10] for run in runs),
+        "records": sum((Counter(run.outcomes) for run in runs), Counter()),
+        "probes": len(by_probe),
+        "others": [_sizing(runs), *([history] if history else [])],
+        "state": _state_of(runs),
     }
 
 
-def _sections(choices: Sequence[Choice], submit: Submit) -> tuple[list[Section], list[tuple[str, Remark]]]:
-    """A section a choice, by topic, and what touches whole runs."""
+# Sections of probes.
+
+
+def _sections(choices: Sequence[ChosenRun], submit: Submit) -> tuple[list[Section], list[tuple[str, Remark]]]:
+    """A section for each choice, by topic, and what affects whole runs."""
     by_run = grouped(choices, lambda choice: choice.run.place).values()
     answers = [submit(_of_run, of_run) for of_run in sorted(by_run, key=len, reverse=True)]
     sections = [section for answer in answers for section in answer.result()[0]]
@@ -118,7 +134,7 @@ def _sections(choices: Sequence[Choice], submit: Submit) -> tuple[list[Section],
     return sorted(sections, key=rank), sorted(cautions, key=lambda caution: caution[0])
 
 
-def _of_run(choices: Sequence[Choice]) -> tuple[list[Section], list[tuple[str, Remark]]]:
+def _of_run(choices: Sequence[ChosenRun]) -> tuple[list[Section], list[tuple[str, Remark]]]:
     """The sections of one run, whose records are held by nobody else, and its cautions with its name."""
     run = choices[0].run
     records = run.records()
@@ -127,20 +143,10 @@ def _of_run(choices: Sequence[Choice]) -> tuple[list[Section], list[tuple[str, R
     return [_section(choice, by_probe[choice.probe]) for choice in choices], cautions
 
 
-def _section(choice: Choice, records: Sequence[Record]) -> Section:
+def _section(choice: ChosenRun, records: Sequence[Record]) -> Section:
     run, name = choice.run, choice.probe
     probe = find_probe(name) if is_known(name) else None
     found = Findings(tuple(about_the_cases(records))) + findings_of(name, records)
-    evidence = run.probes[name]
-    when = f"{run.started_at[:16].replace('T', ' ')} UTC"
-    notes = [
-        f"run {run.run_id} · {when} · {_strength(run, name)} · {evidence.measured} of {evidence.records} records "
-        "measured"
-    ]
-    if choice.others:
-        others = ", ".join(f"{each.run_id} ({_strength(each, name)})" for each in choice.others[:5])
-        more = len(choice.others) - 5
-        notes.append(f"Also measured, not shown: {others}{f' and {more} more' if more > 0 else ''}.")
     return Section(
         anchor("probe", name, run.run_id, run.machine),
         getattr(probe, "heading", "") or name.replace("_", " ").capitalize() or "Unnamed probe",
@@ -148,35 +154,29 @@ def _section(choice: Choice, records: Sequence[Record]) -> Section:
         found,
         getattr(probe, "topic", "") or "other",
         name,
-        tuple(notes),
-        tuple(map(shown, found.figures[:_MOST_FIGURES])),
-        max(0, len(found.figures) - _MOST_FIGURES),
-        _missing(records),
-        command_of(name, run.manifest, records[0].profile),
-        run.place,
+        figures=tuple(map(page_figure, found.figures[:_MOST_FIGURES])),
+        figures_left_out=max(0, len(found.figures) - _MOST_FIGURES),
+        missing=_missing(records),
+        command=command_of(name, run.manifest, records[0].profile),
+        place=run.place,
+        chosen=choice,
     )
 
 
-def _strength(run: Run, probe: str) -> str:
-    evidence = run.probes[probe]
-    processes = len(evidence.processes)
-    return f"{evidence.profile or 'no profile'}, {processes} process{'es' if processes != 1 else ''}"
-
-
 def findings_of(name: str, records: Sequence[Record]) -> Findings:
-    """What the probe says; where it is not of this version, or cannot read its records, their plain figures."""
+    """What the probe finds; if it is not of this version, or cannot read its records, the records' medians."""
     if not is_known(name):
         said = "This version has no probe {probe}: its records are shown as they are."
-        return _plain_findings(records, remark(said, probe=name))
+        return _as_measured(records, remark(said, probe=name))
     try:
         return find_probe(name).findings(records)
     except (UserError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Records of a stranger, or of another version: one probe that stumbles must not cost the page.
         said = "{probe} could not make sense of these records ({error})."
-        return _plain_findings(records, remark(said, probe=name, error=f"{error!r:.120}"))
+        return _as_measured(records, remark(said, probe=name, error=f"{error!r:.120}"))
 
 
-def _plain_findings(records: Sequence[Record], said: Remark) -> Findings:
+def _as_measured(records: Sequence[Record], said: Remark) -> Findings:
     """Every measured case with its median and interval, for records that no probe explains."""
     columns = (
         Column("case", lambda record: label_of(record.case)),
@@ -198,7 +198,7 @@ def _missing(records: Sequence[Record]) -> Table | None:
     return Table("What was not measured, and why", columns, rows) if rows else None
 
 
-def _numbered(sections: Sequence[Section]) -> list[Section]:
+def _numbered(sections: Iterable[Section]) -> list[Section]:
     """Those of one probe in several runs told apart by a number, for the contents."""
     seen: Counter[str] = Counter()
     found = []
@@ -209,34 +209,260 @@ def _numbered(sections: Sequence[Section]) -> list[Section]:
     return found
 
 
+# The section of sizing: which nearby sizes of a model would train faster, predicted for a stated model and GPU.
+
+# A model of a common shape, whose heads and vocabulary are known to be badly chosen.
+EXAMPLE = ModelDimensions(layers=32, hidden=2560, heads=32, ffn=10240, vocab=50257)
+_SIZES = {name: getattr(EXAMPLE, name) for name in ("layers", "hidden", "heads", "ffn", "vocab")}
+SEQ, STAND_IN, _REACH = 4096, "H200", 0.2
+
+
+def _sizing(runs: Sequence[ReadRun]) -> Section:
+    """Heat maps for the GPU that was measured, if the catalogue knows it, or else for a stand-in that is named."""
+    gpu, measured = gpu_of(runs)
+    place = anchor("sizing", runs[0].machine)
+    section = Section(
+        place, "Sizing (an example, predicted)", "Which nearby sizes of a model would train faster?", Findings()
+    )
+    try:
+        figures = _sizing_figures(gpu.name)
+    except UserError as reason:
+        said = remark("No prediction for {gpu}: {reason}", gpu=gpu.name, reason=str(reason))
+        return replace(section, found=Findings((said,)))
+    said = remark(
+        "By the laws for {gpu} ({where}) and a model of {layers} layers, hidden {hidden}, {heads} heads, ffn {ffn}, "
+        "vocabulary {vocab}, sequences of {seq} tokens. `pyperf-suite size --config config.json` does the same for "
+        "yours, with the error of the laws.",
+        kind="predicted",
+        gpu=gpu.name,
+        where="the GPU measured here" if measured else "an example, for no GPU was measured here",
+        seq=SEQ,
+        **_SIZES,
+    )
+    options = " ".join(f"--{name} {value}" for name, value in _SIZES.items())
+    command = f"pyperf-suite size {options} --not-gated --gpu {gpu.name!r}"
+    return replace(section, found=Findings((said,)), figures=figures, command=command)
+
+
+@cache
+def _sizing_figures(gpu: str) -> tuple[PageFigure, ...]:
+    from pyperf_suite.advise.sizing_details import heat_maps
+    from pyperf_suite.advise.sizing_step import Setting
+    from pyperf_suite.laws.prices import Prices
+
+    setting = Setting(EXAMPLE, SEQ)
+    return tuple(map(page_figure, heat_maps(setting, Prices(find_gpu(gpu), setting.dtype), gpu, _REACH)))
+
+
+def gpu_of(runs: Sequence[ReadRun]) -> tuple[GpuSpec, bool]:
+    """The GPU of the newest run that the catalogue knows, and whether there is one."""
+    for run in reversed(runs):
+        identity = run.first.identity
+        if identity.get("kind") == "cuda":
+            try:
+                return find_gpu(str(identity.get("model", ""))), True
+            except UserError:
+                continue
+    return find_gpu(STAND_IN), False
+
+
+# The section of history: what changed from run to run, and the series in which one sees it.
+
+# Drawn one by one: those with changes first, then those of most points.
+MOST_SERIES, FEWEST_POINTS = 12, 3
+_LEAST_SPREAD = 0.1
+_TICKS = 6
+# A figure of machine code is only of interest where it moved, and a machine has thousands.
+_MOST_SEARCHED = 400
+_LEVEL = "level between changes"
+_CAPTION = (
+    "A point is the median over the processes of one run, with its interval; lines are the medians between changes. "
+    "Vertical lines: the machine's state changed there, and no change is looked for across them. "
+    "The axis need not begin at zero."
+)
+
+
 def _history(results: Results, machine: str) -> Section | None:
+    """None if no benchmark of the machine was measured twice, or a single run is shown."""
     if results.single:
         return None
-    # What it imports takes long, and only the helper that does this needs it.
-    from pyperf_suite.render.history_section import history_of
+    from pyperf_suite.history.stored.store import Store
+    from pyperf_suite.history.tracking import track
 
-    place = anchor("history", machine)
+    section = Section(anchor("history", machine), "History and change points", "", Findings())
     try:
-        held = history_of(results.root, machine)
+        with Store(results.root) as store:
+            store.update()
+            benchmarks = [each for each in store.benchmarks(None, machine) if each.count > 1]
+            if not benchmarks:
+                return None
+            # Of machine code there are thousands of figures, and one that never changed takes as long to search.
+            found = track(store, [each for each in benchmarks if not (each.kind == "static" and each.constant)])
+            series = _worth_drawing(store, found, benchmarks)
     except UserError as reason:
-        return Section(place, "History and change points", "", Findings((remark("{said}", said=str(reason)),)))
-    return Section(place, **held) if held else None
+        return replace(section, found=Findings((remark("{said}", said=str(reason)),)))
+    changes = [remark("Nominated, not confirmed: {change}", change=each.sentence) for each in found.current]
+    if not changes:
+        searched = "{searched} series were searched" if found.searched else "no series is long enough to be searched"
+        changes = [remark(f"No change is found: {searched}.", searched=found.searched)]
+    note = (
+        f"{len(benchmarks)} benchmarks were measured more than once; drawn are those that changed, then those of most "
+        f"runs, at most {MOST_SERIES}, from {FEWEST_POINTS} runs on. `pyperf-suite history BENCHMARK --machine "
+        f"{machine}` shows any."
+    )
+    return replace(
+        section,
+        question="What changed from run to run, when, and with which commits?",
+        found=Findings(tuple(changes)),
+        figures=tuple(map(_series_figure, series)),
+        notes=(note, *found.notes),
+        command=f"pyperf-suite track --machine {machine}",
+        place=f"{machine}/*/records.jsonl",
+    )
 
 
-def _section_of(point: Point, sections: Sequence[Section]) -> Section | None:
-    return next((section for section in sections if point.probe and section.probe == point.probe), None)
+def _worth_drawing(store: Store, found: Tracked, benchmarks: Sequence[Benchmark]) -> list[Measured]:
+    nominations = [*found.current, *found.of_the_machine, *found.earlier]
+    changed = {(each.series.probe, each.series.case_id, each.series.metric): each.series for each in nominations}
+    longest = sorted(benchmarks, key=lambda each: (each.kind == "static", -each.count))[:_MOST_SEARCHED]
+    for each in longest:
+        if len(changed) >= MOST_SERIES:
+            break
+        key = (each.probe, each.case_id, each.metric)
+        if each.count >= FEWEST_POINTS and each.kind != "static" and key not in changed:
+            changed[key] = store.series(each)
+    return list(changed.values())[:MOST_SERIES]
 
 
-def _glance(runs: Sequence[Run], sections: Sequence[Section]) -> list[tuple[int, str]]:
-    """A few numbers about what was measured."""
-    outcomes = sum((Counter(run.outcomes) for run in runs), Counter())
-    days = sorted(run.started_at[:10] for run in runs)
-    span = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
-    return [
-        (len(runs), f"run{'s' if len(runs) > 1 else ''}, {span}"),
-        (outcomes["ok"], f"records measured, {outcomes['failed']} failed, {outcomes['unsupported']} unsupported"),
-        (len({section.probe for section in sections}), "probes"),
-    ]
+def _series_figure(series: Measured) -> PageFigure:
+    """Runs from left to right, numbered from 0; each unit's points, and the medians between steps."""
+    from pyperf_suite.history.shown.listing import unit_name
+    from pyperf_suite.history.tracking import steps_of
+
+    steps, points = steps_of(series), series.points
+    units = list(dict.fromkeys(point.unit for point in points))
+    lines = []
+    for unit in units:
+        own = [(float(index), point) for index, point in enumerate(points) if point.unit == unit]
+        label = unit_name(unit) if len(units) > 1 else "median of a run"
+        value, low, high = ([getattr(point, name) for _, point in own] for name in ("value", "low", "high"))
+        lines.append(Series(label, [index for index, _ in own], value, "points", low, high))
+        level = f"law of {label}" if len(units) > 1 else _LEVEL
+        lines.append(Series(level, *_levels(series, unit, steps), "beside"))
+    is_time = series.unit_of_measure in ("s", "seconds")
+    label, y_unit = ("time", "duration") if is_time else (series.unit_of_measure, "")
+    panel = Panel("", "run", label, tuple(lines), tuple(each.index - 0.5 for each in series.breaks), y_unit=y_unit)
+
+    def listed(heading: str, held: Iterable[tuple[int, str]]) -> str:
+        items = "; ".join(f"{points[index].started_at[:10]}: {what}" for index, what in held)
+        return f"{heading}: {items}." if items else ""
+
+    changed = listed("Steps", ((step.index, f"{step.effect}{_commits(step)}") for step in steps))
+    broken = listed("Breaks", ((each.index, each.what) for each in series.breaks))
+    caption = " ".join(filter(None, (changed or "No step.", broken, _CAPTION)))
+    title = f"{series.probe}: {series.title}"
+    return page_figure(Figure("", title, caption, ((panel,),)), [[_series_chart(series, panel)]])
+
+
+def _commits(step: Step) -> str:
+    known = step.commit_before and step.commit_after
+    return f" ({step.commit_before[:9]} to {step.commit_after[:9]})" if known else ""
+
+
+def _series_chart(series: Measured, panel: Panel) -> Chart:
+    """Runs named by day, values by run and commit; around the values, for a spread of next to nothing is no news."""
+    from pyperf_suite.history.shown.listing import short_commit, unit_name
+
+    def note(place: float) -> str:
+        point = series.points[int(place)]
+        return " ".join(filter(None, (point.run_id, short_commit(point), point.unit and unit_name(point.unit))))
+
+    chart = chart_of(panel, colours_of([panel]) | {_LEVEL: 1})
+    values = [value for trace in chart.traces for value in (*trace.y, *trace.low, *trace.high)] or [0.0, 1.0]
+    low, high = min(values), max(values)
+    half = max((high - low) / 2 * 1.2, abs(high + low) / 2 * _LEAST_SPREAD) or 0.5
+    days = [point.started_at[:10] for point in series.points]
+    if len(set(days)) < len(days):
+        days = [point.started_at[5:16].replace("T", " ") for point in series.points]
+    return replace(
+        chart,
+        y_range=((low + high) / 2 - half, (low + high) / 2 + half),
+        x_range=(-0.6, len(days) - 0.4),
+        ticks=tuple((float(index), days[index]) for index in range(0, len(days), -(-len(days) // _TICKS) or 1)),
+        traces=tuple(
+            replace(trace, notes=tuple(map(note, trace.x))) if trace.style == "points" else trace
+            for trace in chart.traces
+        ),
+    )
+
+
+def _levels(series: Measured, unit: str, steps: Sequence[Step]) -> tuple[list[float], list[float]]:
+    """A staircase: the median of every stretch without a break or step, drawn from its start to the next one's."""
+    edges = sorted({0, len(series.points), *(s.index for s in steps), *(b.index for b in series.breaks)})
+    across: list[float] = []
+    level: list[float] = []
+    for start, end in itertools.pairwise(edges):
+        values = [point.value for point in series.points[start:end] if point.unit == unit]
+        if values:
+            across += [start - 0.5, end - 0.5]
+            level += [statistics.median(values)] * 2
+    return across, level
+
+
+# The machine that was measured: what it is, the state it was in, what of it changed, and the runs made on it.
+
+_MOST_FACTS, _LONGEST_VALUE = 60, 160
+_RUN_COLUMNS = (
+    Column("run", lambda run: run.run_id),
+    Column("begun (UTC)", lambda run: run.started_at[:16].replace("T", " ")),
+    Column("probes", lambda run: ", ".join(run.probes)),
+    Column("profile", lambda run: run.said("profile")),
+    Column("measured", lambda run: run.outcomes["ok"]),
+    Column("failed", lambda run: run.outcomes["failed"]),
+    Column("unsupported", lambda run: run.outcomes["unsupported"]),
+    Column("commit", lambda run: run.commit),
+)
+
+
+def _state_of(runs: Sequence[ReadRun]) -> dict[str, Any]:
+    newest = next((run for run in reversed(runs) if run.last.state), runs[-1])
+    manifest = runs[-1].manifest.get("identity")
+    identity = dict(runs[-1].first.identity) or (dict(manifest) if isinstance(manifest, dict) else {})
+    identity.pop("slug", None)
+    values: dict[str, dict[str, str]] = {}
+    for run in runs:
+        for name, value in facts(run.first.state):
+            values.setdefault(name, {}).setdefault(value, run.run_id)
+    columns = (
+        Column("state", lambda item: item[0]),
+        Column("values", lambda item: " → ".join(f"{value} (from {run_id})" for value, run_id in item[1].items())),
+    )
+    changed = [item for item in values.items() if len(item[1]) > 1]
+    return {
+        "identity": facts({"folder": runs[-1].machine} | identity),
+        "state": facts(newest.last.state),
+        "since": newest.run_id,
+        "changed": table("What changed from run to run", columns, changed),
+        "runs": table("Runs", _RUN_COLUMNS, list(reversed(runs))),
+    }
+
+
+def facts(held: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
+    """Nested mappings as names with dots; what is empty is left out."""
+    found: list[tuple[str, str]] = []
+    for name, value in held.items():
+        whole = f"{before}{name}"
+        if isinstance(value, dict):
+            found += facts(value, f"{whole}.")
+        elif value not in (None, "", [], ()):
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            # A package's name is what an installer knows it by.
+            label = whole if before == "packages." else whole.replace("_", " ")
+            found.append((label, shown[:_LONGEST_VALUE]))
+    return found[:_MOST_FACTS]
+
+
+# What the template is made with.
 
 
 def anchor(*words: str) -> str:
@@ -250,8 +476,8 @@ def island(data: Any) -> str:
     >>> island({"name": "</script>", "y": [1 / 3, float("nan")]})
     '{"name":"\\u003c/script\\u003e","y":[0.333333,null]}'
     """
-    plain = json.dumps(strict.plain(data, digits=6), separators=(",", ":"), allow_nan=False)
-    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    content = json.dumps(plain(data, digits=6), separators=(",", ":"), allow_nan=False)
+    return content.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def by_claim(remarks: Iterable[Remark | Verdict]) -> list[Any]:
@@ -260,7 +486,8 @@ def by_claim(remarks: Iterable[Remark | Verdict]) -> list[Any]:
 
 
 @cache
-def _environment() -> Any:
+def environment() -> Any:
+    """jinja2 with the page's filters. Raises UserError if it is not installed."""
     try:
         import jinja2
         from markupsafe import Markup
@@ -271,7 +498,7 @@ def _environment() -> Any:
         # Every text that a template shows comes through here: what turns the direction of writing is replaced.
         return value if isinstance(value, Markup) else printable(str(value))
 
-    environment = jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.PackageLoader("pyperf_suite.render", "assets"),
         autoescape=True,
         finalize=finalize,
@@ -279,32 +506,22 @@ def _environment() -> Any:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {
-        "island": lambda data: Markup(island(data)),
-        "sentence": text.sentence,
-        "measured": text.measured,
-        "in_words": text.in_words,
-        "point": text.point,
-        "cell": text.cell,
-        "heading": text.heading,
-        "filled": text.filled,
-        "by_claim": by_claim,
-    }
-    environment.tests |= {
-        "caution": lambda told: isinstance(told, Remark) and told.kind == "caution",
-        "remark": lambda told: isinstance(told, Remark),
-        "numeric": lambda place, table: text.is_number(table, place),
-    }
-    environment.globals["asset"] = lambda name: Markup(
+    written: tuple[Callable[..., Any], ...] = (text.sentence, text.measured, text.in_words, text.point, text.written)
+    made.filters |= {each.__name__: each for each in (*written, by_claim)}
+    made.filters["island"] = lambda data: Markup(island(data))
+    made.tests["remark"] = lambda each: isinstance(each, Remark)
+    made.tests["caution"] = lambda each: isinstance(each, Remark) and each.kind == "caution"
+    made.globals["asset"] = lambda name: Markup(
         (resources.files("pyperf_suite.render") / "assets" / name).read_text(encoding="utf-8")
     )
-    return environment
+    return made
 
 
+@cache
 def packed_plotly() -> str:
     """plotly.min.js as base64 of gzip, the same bytes each time: it is nine tenths of the page otherwise.
 
-    Raises UserError where plotly is not installed.
+    Raises UserError if plotly is not installed.
     """
     try:
         script = (resources.files("plotly") / "package_data" / "plotly.min.js").read_bytes()

@@ -1,33 +1,59 @@
-"""What a report is made from: the runs of a results folder, of one machine's folder, or a single run, read leniently.
+"""What a report is made from: the runs of a results folder, of one machine's folder, or a single run.
 
-What is no record is named and passed over, as the store of history does: the records after it still count.
+What is no record is named and passed over, as in the history: the records after it still count.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
+import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pyperf_suite import files
-from pyperf_suite.errors import UserError
-from pyperf_suite.nearest import nearest
-from pyperf_suite.render.helpers import helpers
-from pyperf_suite.runner.journal import record_of, sharing_machines
+from pyperf_suite.errors import UserError, nearest
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Record
-from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES
+from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES, record_of, sharing_machines
 from pyperf_suite.spec.rows import grouped
 
 RECORDS = "records.jsonl"
 STRONGEST, LATEST, ALL = "strongest", "latest", "all"
-# Of cases, beside the run that measured most: who measures a part again does not replace the whole.
+# Relative to the run with the most cases: who measures a part again does not replace the whole.
 _WHOLE = 0.5
+# Less is read sooner than processes are started.
+WORTH_BYTES = 8 * 2**20
+
+Submit = Callable[..., Future[Any]]
+
+
+@contextlib.contextmanager
+def helpers(work_bytes: int) -> Iterator[Submit]:
+    """Spreads work over the cores: what to submit a function and its arguments to; little work is done at once."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    if work_bytes < WORTH_BYTES or cores == 1:
+        yield _at_once
+        return
+    # Forked, so that nothing is imported again. Python warns of threads: numpy's, which know how to stand it.
+    with ProcessPoolExecutor(min(cores, 4), multiprocessing.get_context("fork")) as pool, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield pool.submit
+
+
+def _at_once(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    done: Future[Any] = Future()
+    try:
+        done.set_result(work(*arguments))
+    except Exception as error:
+        done.set_exception(error)
+    return done
 
 
 @dataclass
@@ -62,13 +88,17 @@ class Evidence:
             10 * self.converged // max(1, self.measured),
         )
 
+    def __str__(self) -> str:
+        processes = len(self.processes)
+        return f"{self.profile or 'no profile'}, {processes} process{'es' if processes != 1 else ''}"
+
 
 @dataclass(frozen=True)
-class Run:
+class ReadRun:
     """One run as its journal was read through; `place` is the journal within the results folder, with forward slashes.
 
-    Of its records only what every run is asked for is held: how many of each outcome, what is known of each probe, the
-    first record, and the last that says anything of the machine's state.
+    It holds how many records there are of each outcome, what is known of each probe, the first record, and the last
+    that has the machine's state.
     """
 
     machine: str
@@ -82,7 +112,7 @@ class Run:
     last: Record
 
     def said(self, name: str) -> str:
-        """A word of the manifest; empty where it does not say."""
+        """A word of the manifest; empty if it has none of that name."""
         value = self.manifest.get(name)
         return str(value) if isinstance(value, str | int) else ""
 
@@ -91,9 +121,16 @@ class Run:
         """ISO 8601, by the manifest or else by the first record."""
         return self.said("started_at") or self.first.started_at
 
+    @property
+    def commit(self) -> str:
+        """Nine digits, with + for changes that were not committed."""
+        source = self.first.state.get("source")
+        source = source if isinstance(source, dict) else {}
+        return f"{str(source.get('commit') or '')[:9]}{'+' if source.get('dirty') else ''}"
+
     def records(self) -> list[Record]:
         """All records, read anew."""
-        return [record for _, record in _records(self.path, [])]
+        return list(_records(self.path, []))
 
 
 @dataclass(frozen=True)
@@ -101,33 +138,40 @@ class Results:
     """All runs, oldest first within a machine; `root` is the folder that holds machines' folders."""
 
     root: Path
-    runs: tuple[Run, ...]
+    runs: tuple[ReadRun, ...]
     notes: tuple[str, ...] = ()
     single: bool = False
 
-    def of_machine(self, machine: str) -> list[Run]:
+    def of_machine(self, machine: str) -> list[ReadRun]:
         """The runs of a machine, oldest first."""
         return [run for run in self.runs if run.machine == machine]
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenRun:
     """One probe as one run measured it; `others` are the runs that hold it too and are not shown, newest first."""
 
     probe: str
-    run: Run
-    others: tuple[Run, ...] = ()
+    run: ReadRun
+    others: tuple[ReadRun, ...] = ()
 
 
 def read_results(asked: Path, machine: str | None = None) -> Results:
     """Every run below the folder, whichever of the three it is.
 
-    Raises UserError where there is no such folder, nothing in it was measured, or the machine is not in it.
+    Raises UserError if there is no such folder, nothing in it was measured, or the machine is not in it.
     """
-    if not _is_folder(asked):
+    try:
+        is_folder = asked.is_dir()
+    except OSError:  # a name longer than any system takes
+        is_folder = False
+    if not is_folder:
         raise UserError(f"There is no results folder {asked}: measure one with `pyperf-suite run`, or name another.")
     asked = asked.resolve()
-    root, places, single = _layout(asked)
+    single = (asked / RECORDS).is_file()
+    places = [asked / RECORDS] if single else sorted(asked.glob(f"*/{RECORDS}"))
+    root = asked.parent.parent if single else asked.parent if places else asked
+    places = places or sorted(asked.glob(f"*/*/{RECORDS}"))
     if machine is not None:
         known = sorted({path.parent.parent.name for path in places})
         places = [path for path in places if path.parent.parent.name == machine]
@@ -146,10 +190,8 @@ def read_results(asked: Path, machine: str | None = None) -> Results:
         warnings.warn(note, stacklevel=2)
     if not read:
         damage = f" ({notes[0]})" if notes else ""
-        raise UserError(
-            f"No measured run was found in {asked}{damage}: measure one with `pyperf-suite run`, or name another "
-            "folder."
-        )
+        advice = "measure one with `pyperf-suite run`, or name another folder."
+        raise UserError(f"No measured run was found in {asked}{damage}: {advice}")
     return Results(root, tuple(read), tuple(notes), single)
 
 
@@ -161,70 +203,50 @@ def _bring_history_up_to_date(root: Path) -> None:
         store.update()
 
 
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # a name longer than any system takes
-        return False
-
-
-def choose(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> dict[str, list[Choice]]:
+def choose(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> dict[str, list[ChosenRun]]:
     """By machine what is shown: each probe's strongest evidence, its newest run, all runs, or those named.
 
-    Raises UserError for a run that there is not, or where none is wanted.
+    Raises UserError if a named run is not there, or none is wanted.
     """
     words = (STRONGEST, LATEST, ALL)
     if not wanted:
         raise UserError(f"--runs names no run: ask for {', '.join(words)}, or runs by their ids.")
-    named = set(wanted) - set(words)
-    unknown = sorted(named - {run.run_id for run in results.runs})
+    unknown = sorted(set(wanted) - set(words) - {run.run_id for run in results.runs})
     if unknown:
         near = nearest(unknown[0], words)
         known = ", ".join(run.run_id for run in results.runs[-5:])
         offered = f"did you mean {near[0]}?" if near else f"the newest are {known}."
         raise UserError(f"There is no run {unknown[0][:80]} in these results: {offered}")
-    chosen: dict[str, list[Choice]] = {}
+    chosen: dict[str, list[ChosenRun]] = {}
     for machine, runs in grouped(results.runs, lambda run: run.machine).items():
-        holding = grouped(((probe, run) for run in runs for probe in run.probes), lambda item: item[0])
-        found = [
-            choice for probe, held in holding.items() for choice in _of_probe(probe, [run for _, run in held], wanted)
-        ]
-        chosen |= {machine: found} if found else {}
+        for probe in dict.fromkeys(probe for run in runs for probe in run.probes):
+            found = _of_probe(probe, [run for run in runs[::-1] if probe in run.probes], wanted)
+            if found:
+                chosen.setdefault(machine, []).extend(found)
     return chosen
 
 
-def _of_probe(probe: str, runs: list[Run], wanted: Sequence[str]) -> list[Choice]:
+def _of_probe(probe: str, newest_first: list[ReadRun], wanted: Sequence[str]) -> list[ChosenRun]:
     """The probe with each run that is shown, and the others that hold it."""
-    newest_first = runs[::-1]
-    most = max(len(run.probes[probe].cases) for run in runs)
-    shown = [run for run in newest_first if ALL in wanted or run.run_id in wanted]
+    most = max(len(run.probes[probe].cases) for run in newest_first)
     first = {
         STRONGEST: max(newest_first, key=lambda run: run.probes[probe].strength(most)),
         LATEST: next((run for run in newest_first if run.probes[probe].measured), newest_first[0]),
     }
-    shown = list({run.place: run for run in (*(first[word] for word in first if word in wanted), *shown)}.values())
-    others = tuple(run for run in newest_first if run not in shown)
-    return [Choice(probe, run, others) for run in shown]
+    named = [run for run in newest_first if ALL in wanted or run.run_id in wanted]
+    shown = {run.place: run for run in (*(first[word] for word in first if word in wanted), *named)}
+    others = tuple(run for run in newest_first if run.place not in shown)
+    return [ChosenRun(probe, run, others) for run in shown.values()]
 
 
-def _layout(asked: Path) -> tuple[Path, list[Path], bool]:
-    """The root, the journals, and whether a single run was asked for."""
-    if (asked / RECORDS).is_file():
-        return asked.parent.parent, [asked / RECORDS], True
-    runs = sorted(asked.glob(f"*/{RECORDS}"))
-    if runs:
-        return asked.parent, runs, False
-    return asked, sorted(asked.glob(f"*/*/{RECORDS}")), False
-
-
-def _run(path: Path, root: Path) -> tuple[Run | None, str]:
-    """The run of a journal, None where it holds no record, and what of it was passed over."""
+def _run(path: Path, root: Path) -> tuple[ReadRun | None, str]:
+    """The run of a journal, None if it holds no record, and what of it was passed over."""
     place = path.relative_to(root).as_posix()
     damaged: list[str] = []
     outcomes: Counter[str] = Counter()
     probes: dict[str, Evidence] = {}
     first = last = None
-    for _, record in _records(path, damaged):
+    for record in _records(path, damaged):
         first = first or record
         last = record if last is None or record.state else last
         if record.kind != "sentinel":
@@ -234,12 +256,18 @@ def _run(path: Path, root: Path) -> tuple[Run | None, str]:
     note = f"{place}: {damaged[0].rstrip('.')}.{more}" if damaged else ""
     if first is None or last is None:
         return None, note
-    manifest = _manifest(path)
-    return Run(path.parent.parent.name, path.parent.name, place, path, manifest, outcomes, probes, first, last), note
+    try:
+        # Records say most of it themselves, so that it may be absent or damaged.
+        manifest = json.loads(files.read_text(path.with_name("run.json"), LARGEST_MANIFEST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        manifest = {}
+    manifest = manifest if isinstance(manifest, dict) else {}
+    run = ReadRun(path.parent.parent.name, path.parent.name, place, path, manifest, outcomes, probes, first, last)
+    return run, note
 
 
-def _records(path: Path, damaged: list[str]) -> Iterator[tuple[int, Record]]:
-    """Every record with the number of its line; why others are none goes to `damaged`."""
+def _records(path: Path, damaged: list[str]) -> Iterator[Record]:
+    """Every record; why other lines are none goes to `damaged`."""
 
     def readable() -> Iterator[tuple[int, Record]]:
         parsed: set[str] = set()
@@ -259,13 +287,4 @@ def _records(path: Path, damaged: list[str]) -> Iterator[tuple[int, Record]]:
         except OSError as error:
             damaged.append(f"it cannot be read: {error.strerror}")
 
-    return sharing_machines(readable())
-
-
-def _manifest(path: Path) -> Mapping[str, Any]:
-    """run.json beside the records; empty where it is absent or damaged, for the records say most of it themselves."""
-    try:
-        manifest = json.loads(files.read_text(path.with_name("run.json"), LARGEST_MANIFEST_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return manifest if isinstance(manifest, dict) else {}
+    return (record for _, record in sharing_machines(readable()))

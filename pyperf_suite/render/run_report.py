@@ -1,25 +1,37 @@
-"""Report of a finished run: every probe's findings from its records, printed, and kept beside them."""
+"""Report of a finished run: its findings printed, and kept as findings.md, findings.json and pictures.
+
+All are derived from the records and the laws of the version that wrote them: they may be deleted, and made again.
+"""
 
 from __future__ import annotations
 
+import shlex
 import warnings
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from pyperf_suite import files
-from pyperf_suite.render import findings_json, markdown, text
-from pyperf_suite.render.command import command_of
-from pyperf_suite.render.picture import draw
+from pyperf_suite.render import markdown, text
+from pyperf_suite.render.charts import draw
+from pyperf_suite.render.findings_json import SCHEMA, VERSION, as_data, as_text, findings_as_data
 from pyperf_suite.render.terminal import print_findings, print_places, print_summary
+from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import RunFolder
+from pyperf_suite.spec.axes import overrides_for
 from pyperf_suite.spec.discovery import all_probes, find_probe, is_users
 from pyperf_suite.spec.findings import Findings
-from pyperf_suite.spec.rows import grouped
-from pyperf_suite.spec.summary import summary_of
+from pyperf_suite.spec.rows import grouped, readings
+from pyperf_suite.spec.summary import cautions_of, summary_of
+from pyperf_suite.spec.user_probe import is_test
+
+FILE = "findings.json"
+STUDY = "study"
+# What is measured under a name that no probe has: the command, which needs a model as well.
+_OTHER_COMMANDS = {"sizing": ("size", "--measure")}
 
 
 def findings_of(records: Sequence[Record]) -> dict[str, Findings]:
@@ -29,6 +41,45 @@ def findings_of(records: Sequence[Record]) -> dict[str, Findings]:
     return {
         probe.name: probe.findings(by_probe[probe.name]) for probe in [*all_probes(), *theirs] if probe.name in by_probe
     }
+
+
+def report_run(
+    console: Console, folder: RunFolder, records: Sequence[Record], probes: Container[str] | None = None
+) -> None:
+    """Print the summary of a run and its findings, those of `probes` alone if given; write its pictures and files."""
+    findings = findings_of(records)
+    printed = {name: found for name, found in findings.items() if probes is None or name in probes}
+    print_summary(console, summary_of(printed))
+    print_findings(console, printed, records)
+    print_places(console, folder.records_path, write_all(findings, records, folder))
+
+
+def run_as_json(folder: RunFolder, records: Sequence[Record], extra: Mapping[str, Any] | None = None) -> str:
+    """The content of findings.json, and with it what is in `extra`; all files are written as well."""
+    findings = findings_of(records)
+    write_all(findings, records, folder)
+    return as_text({**as_document(findings, records, folder), **(extra or {})})
+
+
+def write_all(findings: Mapping[str, Findings], records: Sequence[Record], folder: RunFolder) -> list[Path]:
+    """The pictures, findings.md that shows them, findings.json, and what probes have in forms that others know."""
+    written = draw_all(findings, folder.path)
+    title = f"{folder.run_id} on {folder.path.parent.name}"
+    profiles = {record.probe: record.profile for record in records}
+    commands = {name: command_of(name, folder.manifest, profiles.get(name, "")) for name in findings}
+    summary = [text.point(point) for point in summary_of(findings)]
+    texts = {
+        "findings.md": markdown.page(title, findings, records, written, commands, summary),
+        FILE: as_text(as_document(findings, records, folder)),
+        **{document.name: document.text for found in findings.values() for document in found.documents},
+    }
+    for name, content in texts.items():
+        try:
+            files.write_whole(folder.path / name, content)
+            written.append(folder.path / name)
+        except OSError as error:
+            warnings.warn(f"{name} could not be written: {error.strerror}.", stacklevel=2)
+    return written
 
 
 def draw_all(findings: Mapping[str, Findings], folder: Path) -> list[Path]:
@@ -42,45 +93,87 @@ def draw_all(findings: Mapping[str, Findings], folder: Path) -> list[Path]:
     return paths
 
 
-def write_all(findings: Mapping[str, Findings], records: Sequence[Record], folder: RunFolder) -> list[Path]:
-    """The pictures, findings.md that shows them, findings.json, and what probes have in forms that others know."""
-    pictures = draw_all(findings, folder.path)
-    title = f"{folder.run_id} on {folder.path.parent.name}"
-    profiles = {record.probe: record.profile for record in records}
-    commands = {name: command_of(name, folder.manifest, profiles.get(name, "")) for name in findings}
-    summary = [text.point(point) for point in summary_of(findings)]
-    texts = {"findings.md": markdown.page(title, findings, records, pictures, commands, summary)}
-    texts[findings_json.FILE] = findings_json.as_text(as_document(findings, records, folder))
-    texts |= {document.name: document.text for found in findings.values() for document in found.documents}
-    written = []
-    for name, content in texts.items():
-        path = folder.path / name
-        try:
-            files.write_whole(path, content)
-            written.append(path)
-        except OSError as error:
-            warnings.warn(f"{name} could not be written: {error.strerror}.", stacklevel=2)
-    return [*pictures, *written]
+def command_of(probe: str, manifest: Mapping[str, Any], profile: str = "") -> str:
+    """One line of shell that measures a probe again; `profile` is the records' own, for a manifest that was lost.
+
+    Manifests of runs before axes were kept in them name none: their command measures the sweep as the profile has it.
+
+    >>> command_of("tile_wave", {"profile": "standard", "device": "cpu", "seed": 3, "asked": ["tile=64x64x256"]})
+    'pyperf-suite run tile_wave -a tile=64x64x256 --profile standard --device cpu --seed 3'
+    >>> command_of("study", {"profile": "20 steps after 3", "device": "cpu", "asked": ["--data=1,2", "--steps=20"]})
+    'pyperf-suite study --data=1,2 --steps=20 --device cpu'
+    """
+    strings = {name: value for name, value in manifest.items() if isinstance(value, str)}
+    profile, device, seed = strings.get("profile") or profile, strings.get("device", ""), manifest.get("seed")
+    kept = manifest.get("asked")
+    asked = [word for word in kept if isinstance(word, str)] if isinstance(kept, list) else []
+    if is_test(probe):
+        run_by = ["pytest", probe, "--suite-measure", *(["--suite-profile", profile] if profile else [])]
+        return shlex.join([*run_by, *(["--suite-device", device] if device else [])])
+    if probe == STUDY and profile not in PROFILES:
+        # A study's steps and seed are arguments of its own, and the profile is made from them.
+        words = [STUDY, *asked]
+    elif probe in _OTHER_COMMANDS:
+        words = [*_OTHER_COMMANDS[probe], *(["--profile", profile] if profile else [])]
+    else:
+        replaced = overrides_for(probe, dict(word.split("=", 1) for word in asked if "=" in word))
+        words = ["run", probe, *(word for name, values in replaced.items() for word in ("-a", f"{name}={values}"))]
+        words += ["--profile", profile] if profile else []
+    words += ["--device", device] if device else []
+    words += ["--seed", str(seed)] if seed and isinstance(seed, int) and words[0] == "run" else []
+    return shlex.join(["pyperf-suite", *words])
 
 
 def as_document(findings: Mapping[str, Findings], records: Sequence[Record], folder: RunFolder) -> dict[str, Any]:
-    """What findings.json of that run holds."""
-    return findings_json.document(folder.path.parent.name, folder.run_id, folder.manifest, findings, records)
+    """What findings.json of a run holds, as plain data; numbers that are not finite are for `as_text` to leave out."""
+    of_the_run, of_probes = cautions_of(records, findings)
+    by_probe = grouped(records, lambda record: record.probe)
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "run_id": folder.run_id,
+        "machine": folder.path.parent.name,
+        "run": dict(folder.manifest),
+        **_effort(records),
+        "summary": as_data(summary_of(findings)),
+        "cautions": as_data(of_the_run),
+        "probes": [
+            {
+                **_probe(name, by_probe.get(name, []), folder.manifest),
+                **findings_as_data(Findings(tuple(of_probes[name])) + found),
+            }
+            for name, found in findings.items()
+        ],
+    }
 
 
-def run_as_json(folder: RunFolder, records: Sequence[Record], extra: Mapping[str, Any] | None = None) -> str:
-    """The content of findings.json, with `extra` beside it; all files are written as well."""
-    findings = findings_of(records)
-    write_all(findings, records, folder)
-    return findings_json.as_text({**as_document(findings, records, folder), **(extra or {})})
+def _probe(name: str, records: Sequence[Record], manifest: Mapping[str, Any]) -> dict[str, Any]:
+    probe, effort = find_probe(name), _effort(records)
+    return {
+        "name": name,
+        "title": probe.heading,
+        "question": probe.question,
+        "topic": probe.topic,
+        "command": command_of(name, manifest, effort["profile"]),
+        **effort,
+        "cases": [
+            {
+                "case": each.case.to_json(),
+                "case_id": each.case.case_id,
+                "label": each.case.label,
+                "seconds": each.seconds,
+                "low_s": each.low,
+                "high_s": each.high,
+                "tflop_per_s": each.tflop_per_s if each.flop else None,
+                "processes": len(each.by_process),
+                "converged": each.converged,
+            }
+            for each in readings(records)
+        ],
+    }
 
 
-def report_run(
-    console: Console, folder: RunFolder, records: Sequence[Record], probes: Container[str] | None = None
-) -> None:
-    """Print the summary of a run and its findings, those of `probes` alone if given; write its pictures and files."""
-    findings = findings_of(records)
-    printed = {name: found for name, found in findings.items() if probes is None or name in probes}
-    print_summary(console, summary_of(printed))
-    print_findings(console, printed, records)
-    print_places(console, folder.records_path, write_all(findings, records, folder))
+def _effort(records: Iterable[Record]) -> dict[str, Any]:
+    timed = [record for record in records if record.kind == "timing" and record.outcome == "ok"]
+    profiles = dict.fromkeys(record.profile for record in records if record.profile)
+    return {"profile": ", ".join(profiles), "processes": len({record.process for record in timed})}

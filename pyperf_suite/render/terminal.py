@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING
 from rich import markup
 from rich.console import Console
 
-from pyperf_suite.printable import printable
+from pyperf_suite.errors import printable
 from pyperf_suite.render import text
-from pyperf_suite.spec.cautions import cautions_of
 from pyperf_suite.spec.findings import Claim, Findings, Remark, Table, Verdict
 from pyperf_suite.spec.rows import grouped
-from pyperf_suite.spec.summary import Point
+from pyperf_suite.spec.summary import Point, cautions_of
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.record import Record
 
-# No line is broken and no column left out: for `--wide`, and where output goes into a file.
+# No line is broken and no column left out: for `--wide`, and if output goes into a file.
 WIDE = 100_000
 _GAP = "  "
 # Of a summary, its heading among them.
@@ -37,11 +36,9 @@ _CAUTION = "[yellow]caution[/yellow]"
 
 
 def console_for(wide: bool = False) -> Console:
-    """Standard output, as wide as its terminal or as COLUMNS says; where neither is there, nothing is left out."""
-    console = Console(emoji=False)
-    return (
-        Console(emoji=False, width=WIDE) if wide or not (console.is_terminal or os.environ.get("COLUMNS")) else console
-    )
+    """Standard output, as wide as its terminal or as COLUMNS says; without either of them nothing is left out."""
+    known = Console().is_terminal or os.environ.get("COLUMNS")
+    return Console(emoji=False, width=None if known and not wide else WIDE)
 
 
 def print_findings(console: Console, findings: Mapping[str, Findings], records: Sequence[Record]) -> None:
@@ -55,7 +52,7 @@ def print_findings(console: Console, findings: Mapping[str, Findings], records: 
 
 
 def print_summary(console: Console, points: Sequence[Point]) -> None:
-    """At most seven lines of the terminal: where points take several each, fewer of them, the weakest left out."""
+    """At most seven lines of the terminal: if points take several each, fewer of them, the weakest left out."""
     shown = list(points)
     many = len({point.probe for point in points if point.probe}) > 1
 
@@ -95,10 +92,9 @@ def _print_claim(console: Console, claim: Claim, verdicts: Sequence[Verdict]) ->
 
 def print_places(console: Console, records_path: Path, written: Sequence[Path]) -> None:
     """Where the records, the pictures and the texts of a run lie."""
-    console.print(f"\nrecords   {escape(str(records_path))}", highlight=False, soft_wrap=True)
-    for path in written:
-        kind = "picture" if path.suffix == ".png" else "text"
-        console.print(f"{kind:9} {escape(str(path))}", highlight=False, soft_wrap=True)
+    console.print()
+    for kind, path in (("records", records_path), *(("picture" if p.suffix == ".png" else "text", p) for p in written)):
+        _line(console, f"{kind:9} {escape(str(path))}")
 
 
 def escape(said: str) -> str:
@@ -107,18 +103,21 @@ def escape(said: str) -> str:
 
 
 def note(console: Console, said: str) -> None:
-    """A sentence beside the findings."""
+    """A sentence about the findings."""
     say(console, "[yellow]note[/yellow]", said)
 
 
 def say(console: Console, mark: str, said: str, style: str = "") -> None:
     """The mark and the words in lines of the console's width; paragraphs of the words become one."""
     first, *others = _wrapped(console, markup.render(mark).plain, said)
-    console.print(
-        f"{mark} " if mark else "", markup.escape(first), sep="", style=style, highlight=False, soft_wrap=True
-    )
+    _line(console, f"{mark} {markup.escape(first)}" if mark else markup.escape(first), style)
     for line in others:
-        console.print(markup.escape(line), style=style, highlight=False, soft_wrap=True)
+        _line(console, markup.escape(line), style)
+
+
+def _line(console: Console, line: str, style: str = "") -> None:
+    """One line of rich's markup, neither coloured nor broken by rich."""
+    console.print(line, style=style, highlight=False, soft_wrap=True)
 
 
 def _wrapped(console: Console, mark: str, said: str) -> list[str]:
@@ -136,44 +135,38 @@ def _wrapped(console: Console, mark: str, said: str) -> list[str]:
 
 def print_table(console: Console, table: Table) -> None:
     """At most as wide as the console: words are broken into lines, then columns of least priority are left out."""
-    table = text.filled(table)
-    if not table.rows or not table.columns:
+    shown = text.written(table)
+    if not shown.rows or not shown.columns:
         return
-    names = [printable(text.heading(column)) for column in table.columns]
-    cells = [[text.cell(value) for value in row] for row in table.rows]
-    numeric = [text.is_number(table, place) for place in range(len(names))]
-    widths = _widths(table, names, cells, numeric, console.width - len(_GAP))
-    for line in textwrap.wrap(printable(table.title), max(20, console.width - 2)):
-        console.print(f"{_GAP}[italic]{markup.escape(line)}[/italic]", highlight=False, soft_wrap=True)
-    for line in _lines(names, widths, numeric, bottom=True):
-        console.print(f"[bold]{markup.escape(line)}[/bold]", highlight=False, soft_wrap=True)
-    for row in cells:
-        for line in _lines(row, widths, numeric):
-            console.print(markup.escape(line), highlight=False, soft_wrap=True)
-    missing = [name for place, name in enumerate(names) if place not in widths]
-    if missing:
+    widths = _widths(shown, console.width - len(_GAP))
+    for line in textwrap.wrap(shown.title, max(20, console.width - 2)):
+        _line(console, f"{_GAP}[italic]{markup.escape(line)}[/italic]")
+    for line in _lines(shown.headings, widths, shown.numeric, bottom=True):
+        _line(console, f"[bold]{markup.escape(line)}[/bold]")
+    for row in shown.rows:
+        for line in _lines(row, widths, shown.numeric):
+            _line(console, markup.escape(line))
+    if missing := [name for place, name in enumerate(shown.headings) if place not in widths]:
         columns = "column is" if len(missing) == 1 else "columns are"
         say(console, "  [dim]…[/dim]", f"{len(missing)} {columns} left out ({'; '.join(missing)}): --wide shows all")
 
 
-def _widths(
-    table: Table, names: Sequence[str], cells: Sequence[Sequence[str]], numeric: Sequence[bool], room: int
-) -> dict[int, int]:
+def _widths(table: text.WrittenTable, room: int) -> dict[int, int]:
     """Columns that are shown, by place, and how wide each is; names of columns break at words, numbers never."""
-    needed = [max(len(row[place]) for row in cells) for place in range(len(names))]
-    wanted = [max(need, len(name)) for need, name in zip(needed, names, strict=True)]
-    words = [max(map(len, name.split()), default=0) for name in names]
+    needed = [max(map(len, cells)) for cells in zip(*table.rows, strict=True)]
+    words = [max(map(len, name.split()), default=0) for name in table.headings]
 
     def least(place: int, narrow: int) -> int:
-        own = needed[place] if numeric[place] else min(needed[place], narrow)
-        return max(own, words[place] if numeric[place] else min(words[place], narrow))
+        if table.numeric[place]:
+            return max(needed[place], words[place])
+        return max(min(needed[place], narrow), min(words[place], narrow))
 
     def total(widths: Mapping[int, int]) -> int:
         return sum(widths.values()) + len(_GAP) * (len(widths) - 1)
 
     # The first column says which row it is, and stays. Words break only once what may go first is gone.
-    order = sorted(range(1, len(names)), key=lambda place: (table.columns[place].priority, -place))
-    shown = {place: least(place, room) for place in range(len(names))}
+    order = sorted(range(1, len(needed)), key=lambda place: (table.columns[place].priority, -place))
+    shown = {place: least(place, room) for place in range(len(needed))}
     for place in order:
         if table.columns[place].priority > 0:
             shown = {place: least(place, _NARROW) for place in shown}
@@ -181,10 +174,10 @@ def _widths(
             break
         del shown[place]
     while total(shown) > room and max(shown.values()) > _NARROWEST:
-        widest = max(shown, key=shown.__getitem__)
-        shown[widest] -= 1
+        shown[max(shown, key=shown.__getitem__)] -= 1
     for place in shown:
-        shown[place] = min(wanted[place], shown[place] + max(0, room - total(shown)))
+        wanted = max(needed[place], len(table.headings[place]))
+        shown[place] = min(wanted, shown[place] + max(0, room - total(shown)))
     return shown
 
 
@@ -192,13 +185,11 @@ def _lines(
     cells: Sequence[str], widths: Mapping[int, int], numeric: Sequence[bool], bottom: bool = False
 ) -> Iterable[str]:
     """One row, of as many lines as its longest cell needs."""
-    parts = {
-        place: textwrap.wrap(cells[place], width, break_on_hyphens=False) or [""] for place, width in widths.items()
-    }
-    height = max(map(len, parts.values()))
+    parts = [textwrap.wrap(cells[place], width, break_on_hyphens=False) or [""] for place, width in widths.items()]
     if bottom:
-        parts = {place: [""] * (height - len(lines)) + lines for place, lines in parts.items()}
-    for line in itertools.zip_longest(*parts.values(), fillvalue=""):
+        height = max(map(len, parts))
+        parts = [[""] * (height - len(lines)) + lines for lines in parts]
+    for line in itertools.zip_longest(*parts, fillvalue=""):
         padded = (
             part.rjust(width) if numeric[place] else part.ljust(width)
             for part, (place, width) in zip(line, widths.items(), strict=True)

@@ -1,4 +1,4 @@
-"""Quantities, cells, remarks and verdicts as text; every number that the suite shows is written here.
+"""Quantities, tables, remarks and verdicts as text; every number that the suite shows is written here.
 
 A number has three significant digits and its unit; a ratio two decimals, so that two of them can be compared at sight.
 """
@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from pyperf_suite.printable import printable
-from pyperf_suite.spec.findings import Cell, Claim, Heading, Remark, Table, Verdict
-from pyperf_suite.spec.quantity import UNITS, Quantity
+from pyperf_suite.errors import printable
+from pyperf_suite.spec.findings import UNITS, Cell, Claim, Heading, Quantity, Remark, Table, Verdict
 from pyperf_suite.spec.summary import Point
 
 NOT_KNOWN = "-"
@@ -22,53 +21,70 @@ FINE = 0.1
 # A change beyond this is easier to read as a factor.
 AS_FACTOR = 9.0
 SUFFIX = {"x": "×", "count": "", "+%": "%", "%": "%"}
-DURATIONS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
-POWERS_OF_1024 = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
+PERCENTAGES = ("%", "+%")
+SCALES = {
+    "duration": (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)),
+    "size": (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0)),
+}
 
 
 def told(quantity: Quantity) -> str:
     """With unit and interval, as in a sentence: `1.25 × [1.20, 1.31]`, `3.14 ms`, `+39 %`."""
-    shown = _as_read(quantity)
-    return " ".join(filter(None, (*_parts(shown), _interval(shown))))
+    number, unit, interval = _parts(quantity)
+    return " ".join(filter(None, (number, unit, interval)))
 
 
 def bare(quantity: Quantity) -> str:
-    """Without the unit where the column's heading has it: `1.25 [1.20, 1.31]`, `3.14`, `39 %`."""
-    shown = _as_read(quantity)
-    number, unit = _parts(shown)
-    return " ".join(filter(None, (number, unit if unit != _in_heading(quantity.unit) else "", _interval(shown))))
+    """Without the unit if the column's heading has it: `1.25 [1.20, 1.31]`, `3.14`, `39 %`."""
+    number, unit, interval = _parts(quantity)
+    return " ".join(filter(None, (number, unit if unit != _in_heading(quantity.unit) else "", interval)))
 
 
 def cell(value: Cell) -> str:
-    """What stands in a table."""
+    """The text of one cell of a table."""
     if value is None:
         return NOT_KNOWN
     return bare(value) if isinstance(value, Quantity) else printable(str(value))
 
 
 def heading(column: Heading) -> str:
-    """A column's name with the unit of its numbers: `time, ms`, `beside the loop, ×`."""
-    unit = _in_heading(column.unit)
-    return f"{column.name}, {unit}" if unit else column.name
+    """A column's name with the unit of its numbers: `time, ms`, `gain, ×`."""
+    return with_unit(column.name, _in_heading(column.unit))
+
+
+def with_unit(label: str, unit: str) -> str:
+    """`time, ms`; the label alone if there is no unit."""
+    return f"{label}, {unit}" if unit else label
 
 
 def _in_heading(unit: str) -> str:
-    return SUFFIX.get(unit, unit) if unit not in ("duration", "size", "%", "+%") else ""
+    return SUFFIX.get(unit, unit) if unit not in (*SCALES, *PERCENTAGES) else ""
 
 
-def is_number(table: Table, place: int) -> bool:
-    """Whether a column holds numbers, which stand to the right."""
-    if table.columns[place].unit:
-        return True
-    cells = [row[place] for row in table.rows if row[place] is not None]
-    return bool(cells) and all(isinstance(each, int | Quantity) for each in cells)
+@dataclass(frozen=True)
+class WrittenTable:
+    """A table as text, without columns that have no value in any row. Columns of numbers stand to the right."""
+
+    title: str
+    columns: tuple[Heading, ...]
+    headings: tuple[str, ...]
+    numeric: tuple[bool, ...]
+    rows: tuple[tuple[str, ...], ...]
+    cells: tuple[tuple[Cell, ...], ...]
 
 
-def filled(table: Table) -> Table:
-    """The table without columns that have no value in any row."""
+def written(table: Table) -> WrittenTable:
+    """What the terminal, Markdown and the page show of a table."""
     places = [place for place in range(len(table.columns)) if any(row[place] not in (None, "") for row in table.rows)]
     columns = tuple(table.columns[place] for place in places)
-    return replace(table, columns=columns, rows=tuple(tuple(row[place] for place in places) for row in table.rows))
+    cells = tuple(tuple(row[place] for place in places) for row in table.rows)
+    numeric = tuple(
+        bool(column.unit) or all(isinstance(row[place], int | Quantity | None) for row in cells)
+        for place, column in enumerate(columns)
+    )
+    rows = tuple(tuple(map(cell, row)) for row in cells)
+    headings = tuple(printable(heading(column)) for column in columns)
+    return WrittenTable(printable(table.title), columns, headings, numeric, rows, cells)
 
 
 def sentence(remark: Remark | Verdict) -> str:
@@ -80,7 +96,7 @@ def sentence(remark: Remark | Verdict) -> str:
 
 
 def measured(verdict: Verdict) -> str:
-    """What was measured, without the claim: it stands beside, or above, others that were tried on the same claim."""
+    """What was measured, without the claim, which several verdicts may share."""
     return f"{_fill(verdict.told)}{_why(verdict)}."
 
 
@@ -94,25 +110,32 @@ def point(of: Point) -> str:
 
 
 def in_words(claim: Claim) -> str:
-    """The claim and where it stands."""
+    """The claim and its source."""
     return f"{claim.text}: {claim.source}"
 
 
 def by_claim(remarks: Iterable[Remark | Verdict]) -> Iterator[Remark | tuple[Claim, list[Verdict]]]:
-    """Remarks that are no noise, cautions first; the verdicts on one claim together, where the first of them is."""
-    told = [each for each in remarks if isinstance(each, Verdict) or not each.is_noise]
-    told.sort(key=lambda each: isinstance(each, Verdict) or each.kind != "caution")
+    """Remarks that are no noise, cautions first; the verdicts on one claim together, at the place of the first."""
+    held = [each for each in remarks if isinstance(each, Verdict) or not each.is_noise]
+    held.sort(key=lambda each: isinstance(each, Verdict) or each.kind != "caution")
     seen = []
-    for each in told:
+    for each in held:
         if isinstance(each, Remark):
             yield each
         elif each.claim not in seen:
             seen.append(each.claim)
-            yield each.claim, [one for one in told if isinstance(one, Verdict) and one.claim == each.claim]
+            yield each.claim, [one for one in held if isinstance(one, Verdict) and one.claim == each.claim]
+
+
+def shown_in(unit: str, values: Sequence[float]) -> tuple[str, float]:
+    """The unit that an axis of these values shows, and what they are divided by; one that fits the largest."""
+    if unit in PERCENTAGES:
+        return "%", 0.01
+    return _scale(unit, max((abs(value) for value in values if math.isfinite(value)), default=0.0))
 
 
 def _why(verdict: Verdict) -> str:
-    """What leaves it undecided, and what would decide it; empty for the others."""
+    """Why it is undecided and what would decide it; empty for the others."""
     return f": {verdict.why}, {verdict.remedy}" if verdict.why else ""
 
 
@@ -121,43 +144,33 @@ def _fill(remark: Remark) -> str:
     return printable(string.Formatter().vformat(remark.template, (), words))
 
 
-def _parts(quantity: Quantity) -> tuple[str, str]:
-    """The number and its unit."""
-    unit, scale = _shown_in(quantity)
-    if math.isnan(quantity.value):
-        return NOT_KNOWN, ""
-    if quantity.unit in ("%", "+%"):
-        return _percent(quantity.value, "+" if quantity.unit == "+%" else ""), "%"
-    return _number(quantity.value / scale, quantity), unit
+def _parts(quantity: Quantity) -> tuple[str, str, str]:
+    """The number, its unit and its interval, all in the same unit; a large change as a factor."""
+    if quantity.unit == "+%" and quantity.value >= AS_FACTOR:
+        value, low, high = (1 + each for each in (quantity.value, quantity.low, quantity.high))
+        quantity = replace(quantity, unit="x", value=value, low=low, high=high)
+    unit, scale = _scale(quantity.unit, quantity.value)
+    known = not math.isnan(quantity.value)
+    number = _number(quantity.value / scale, quantity) if known else NOT_KNOWN
+    interval = ""
+    if not math.isnan(quantity.low) and (quantity.processes or quantity.predicted):
+        interval = f"[{_number(quantity.low / scale, quantity)}, {_number(quantity.high / scale, quantity)}]"
+    return number, unit if known else "", interval
 
 
-def _as_read(quantity: Quantity) -> Quantity:
-    """A large change as a factor."""
-    if quantity.unit != "+%" or not quantity.value >= AS_FACTOR:
-        return quantity
-    value, low, high = (1 + each for each in (quantity.value, quantity.low, quantity.high))
-    return replace(quantity, unit="x", value=value, low=low, high=high)
-
-
-def _shown_in(quantity: Quantity) -> tuple[str, float]:
-    """The unit, and what its number is divided by."""
-    if quantity.unit in ("duration", "size"):
-        sizes = DURATIONS if quantity.unit == "duration" else POWERS_OF_1024
-        return next((each for each in sizes if abs(quantity.value) >= each[1]), sizes[-1])
-    return SUFFIX.get(quantity.unit, quantity.unit), UNITS[quantity.unit][1]
-
-
-def shown_in(unit: str, values: Sequence[float]) -> tuple[str, float]:
-    """The unit that an axis of these values shows, and what they are divided by; one that fits the largest."""
-    if unit in ("%", "+%"):
-        return "%", 0.01
-    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
-    return _shown_in(Quantity(largest, unit))
+def _scale(unit: str, value: float) -> tuple[str, float]:
+    """The unit in which a value is shown, and what its number is divided by."""
+    if scales := SCALES.get(unit):
+        return next((each for each in scales if abs(value) >= each[1]), scales[-1])
+    return SUFFIX.get(unit, unit), 1.0 if unit in PERCENTAGES else UNITS[unit][1]
 
 
 def _number(value: float, of: Quantity) -> str:
     if not math.isfinite(value):
         return NOT_KNOWN if math.isnan(value) else "any"
+    if of.unit in PERCENTAGES:
+        form = ".3g" if abs(value) >= HUGE else f".{1 if 0 < abs(value) < 0.1 else 0}f"
+        return f"{100 * value:{'+' if of.unit == '+%' else ''}{form}}"
     if of.unit in ("x", "count") and abs(value) >= HUGE:
         return f"{value:.3g}"
     if of.unit == "x":
@@ -168,25 +181,5 @@ def _number(value: float, of: Quantity) -> str:
         return f"{value:.0f}"
     # Three significant digits, but no whole number is rounded to fewer than it has.
     digits = 4 if of.unit in ("size", "ms", "us") else 3
-    written = f"{value:.{digits}g}"
-    return f"{value:.0f}" if "e" in written and 1 <= abs(value) < HUGE else written
-
-
-def _percent(value: float, sign: str) -> str:
-    if not math.isfinite(value):
-        return "any"
-    if abs(value) >= HUGE:
-        return f"{100 * value:{sign}.3g}"
-    decimals = 1 if 0 < abs(value) < 0.1 else 0
-    return f"{100 * value:{sign}.{decimals}f}"
-
-
-def _interval(quantity: Quantity) -> str:
-    if math.isnan(quantity.low) or not (quantity.processes or quantity.predicted):
-        return ""
-    if quantity.unit in ("%", "+%"):
-        sign = "+" if quantity.unit == "+%" else ""
-        return f"[{_percent(quantity.low, sign)}, {_percent(quantity.high, sign)}]"
-    _, scale = _shown_in(quantity)
-    low, high = (_number(bound / scale, quantity) for bound in (quantity.low, quantity.high))
-    return f"[{low}, {high}]"
+    short = f"{value:.{digits}g}"
+    return f"{value:.0f}" if "e" in short and 1 <= abs(value) < HUGE else short

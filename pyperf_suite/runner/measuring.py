@@ -1,28 +1,48 @@
-"""What a worker does with one case: prepare, verify, warm up, sample, verify again, tell.
+"""What a worker does with one case: prepare, verify, warm up, sample, verify again, report.
 
 Runs inside the worker process, which owns the device; returns plain JSON, so that the parent never touches a tensor.
+Ranks of a group do every step together, and rank 0 decides each. A failure on any rank is agreed on before the next
+collective, so no rank is ever left in one; a rank that does not answer ends the group by name (ranks/watchdog.py).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import math
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pyperf_suite.errors import Failed, Unsupported, UserError
+from pyperf_suite.errors import OUT_OF_MEMORY, Failed, Unsupported, UserError, out_of_memory
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.ranks.group import Group, RanksMissing
-from pyperf_suite.runner.case import Case
+from pyperf_suite.measure.estimates import median_and_quantiles, median_interval
+from pyperf_suite.measure.sampling import Measurement
+from pyperf_suite.measure.spot_checks import CONFIDENCE, Verdict, WrongLaunch, excluded_rate
+from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch, Stopwatch
+from pyperf_suite.measure.telemetry import Around, around_gpu
+from pyperf_suite.ranks.group import Clock, Group, RanksMissing, align, machine_id
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.ranked import measure_ranked
-from pyperf_suite.runner.timing import timed
+from pyperf_suite.runner.record import Case, Metric
+from pyperf_suite.runner.timing import as_plain, timed
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.cuda import context_is_lost
-from pyperf_suite.workloads.torch_device import leave_nothing_behind
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.backends import context_is_lost, leave_nothing_behind
+from pyperf_suite.workloads.on_ranks import do_together
+from pyperf_suite.workloads.workload import Checked, Kernel, Place, Prepared, RankTimes, Transfers, Workload, together
+
+# At most this share of the time goes to looking at outputs of iterations that were timed.
+CHECKING_SHARE = 0.05
+
+# Samples of so many ranks are kept one by one; of more, each rank's quantiles.
+RANKS_KEPT_WHOLE = 16
+
+Answer = TypeVar("Answer")
 
 
 def measure_case(
@@ -79,12 +99,290 @@ def _measure(
         return timed(prepared, workload.work(case.parameters), case, effort, device)
 
 
-def as_plain(value: Any) -> Any:
-    """As JSON: it has no NaN or infinity, so null stands for them; nine digits are more than any clock here sees."""
-    if isinstance(value, dict):
-        return {str(key): as_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_plain(item) for item in value]
-    if isinstance(value, float | np.floating):
-        return float(f"{value:.9g}") if math.isfinite(value) else None
-    return value.item() if isinstance(value, np.generic) else value
+def measure_ranked(workload: Workload[Any], case: Case, effort: Effort | None, place: Place) -> dict[str, Any]:
+    """This rank's part of one case; on rank 0 the measured part of its record, elsewhere of no meaning.
+
+    Raises RanksMissing, after which the group is of no use, where a rank does not answer within the deadline of a step.
+    """
+    group = place.ranks
+    transfers, trouble = _prepare(workload, case, place)
+    try:
+        outcome = _agreed_trouble(group.gather(f"prepare {case.label}", trouble, place.deadline_s))
+        if outcome is not None or transfers is None:
+            return outcome or {}
+        rank = _Rank(transfers, case, place)
+        if group.rank != 0:
+            rank.follow(is_timed=effort is not None)
+            return {}
+        lead = _Lead(rank)
+        try:
+            return timed(lead, workload.work(case.parameters), case, effort, place.device, lead, lead.finish)
+        except RanksMissing:
+            raise
+        except Exception as error:
+            raise group.broken("measure", error) from error
+    finally:
+        if transfers is not None:
+            transfers.close()
+
+
+def _prepare(workload: Workload[Any], case: Case, place: Place) -> tuple[Transfers | None, tuple[str, str] | None]:
+    """The case made ready on this rank, or (outcome, reason)."""
+    asked, there = workload.ranks(case.parameters), place.ranks.count
+    if asked != there:
+        return None, ("unsupported", f"{asked} ranks were asked for, but this group has {there}.")
+    try:
+        prepared = workload.prepare(case.parameters, case.implementation, place)
+        assert isinstance(prepared, Transfers)
+        return prepared, None
+    except (Unsupported, UserError) as reason:
+        return None, ("unsupported", str(reason))
+    except RanksMissing:
+        raise
+    except Exception as error:
+        return None, ("failed", out_of_memory(error) or f"{type(error).__name__}: {error}")
+
+
+def _agreed_trouble(troubles: Sequence[Sequence[str] | None]) -> dict[str, Any] | None:
+    """One outcome for all ranks where any has trouble; a reason that is not everyone's names its rank."""
+    found = [(rank, str(trouble[0]), str(trouble[1])) for rank, trouble in enumerate(troubles) if trouble is not None]
+    if not found:
+        return None
+    rank, outcome, reason = next((each for each in found if each[1] == "failed"), found[0])
+    everyone = len(found) == len(troubles) and len({each[2] for each in found}) == 1
+    # The words by which readers recognise an outcome come first.
+    if everyone or reason.startswith(OUT_OF_MEMORY):
+        return {"outcome": outcome, "reason": reason if everyone else f"{reason} on rank {rank}"}
+    return {"outcome": outcome, "reason": f"Rank {rank}: {reason}"}
+
+
+class _Rank:
+    """This rank's part of the steps of one prepared case that all ranks are in."""
+
+    def __init__(self, transfers: Transfers, case: Case, place: Place) -> None:
+        self.transfers, self.place, self.group, self.deadline_s = transfers, place, place.ranks, place.deadline_s
+        transfers.deadline_s = place.deadline_s
+        self._label = case.label
+        self._clock = Clock(0, 0)
+        self.iterations = 0  # of those that are timed, warm-up included
+        self.checking_s = 0.0  # what went to fresh inputs and looking at outputs since timing began
+
+    def follow(self, is_timed: bool) -> None:
+        """Other ranks: check, run the blocks that rank 0 publishes until there are no more, and check again."""
+        if not self.checked().passed or not is_timed:
+            return
+        self.align()
+        with Around() as telemetry, around_gpu(self.place.device) as gpu:
+            while (block := self.group.from_first("next block", None, self.deadline_s)) is not None:
+                self.group.to_first("collect times", self.time(*block), self.deadline_s)
+        self.compare(telemetry.report, gpu.report if gpu else None)
+        if self.group.from_first("last check", None, self.deadline_s):
+            self.checked()
+
+    def align(self) -> None:
+        self._clock = self._doing("align clocks", lambda: align(self.group, self.deadline_s))
+
+    def compare(self, report: Mapping[str, Any], gpu: Mapping[str, Any] | None) -> list[Any]:
+        """How far off its clock may be, machine, CPU time and GPU of every rank."""
+        seen = [self._clock.uncertainty_ns, machine_id(self.group), report["process_cpu_s"], gpu]
+        return list(self.group.gather("compare telemetry", seen, self.deadline_s))
+
+    def time(self, iterations: int, is_checked: bool) -> tuple[list[list[float]], dict[str, Any] | None]:
+        """One block on this rank as JSON: seconds, arrivals and departures by rank 0's clock; what its output is."""
+        begin_s = time.monotonic()
+        if is_checked:
+            self._doing(f"fill {self._label}", self.transfers.poison)
+        filled_s = time.monotonic()
+        times = self._doing(self._label, lambda: self.transfers.time(iterations, self.deadline_s))
+        self.iterations += iterations * self.transfers.calls
+        offset_ns = 0 if self.group.rank == 0 else self._clock.offset_ns
+        columns = [times.seconds, times.arrived_ns + offset_ns, times.done_ns + offset_ns]
+        timed_s = time.monotonic()
+        found = self._doing(f"check {self._label}", self.transfers.left) if is_checked else None
+        self.checking_s += filled_s - begin_s + time.monotonic() - timed_s
+        return [column.tolist() for column in columns], None if found is None else dataclasses.asdict(found)
+
+    def checked(self) -> Checked:
+        """Run once on fresh inputs and compare on every rank: the same configuration as is timed."""
+
+        def once() -> Checked:
+            self.transfers.poison()
+            self.transfers.launch(0)
+            return self.transfers.left()
+
+        found = dataclasses.asdict(self._doing(f"check {self._label}", once))
+        return _everywhere(self.group.gather("compare outputs", found, self.deadline_s))
+
+    def _doing(self, doing: str, action: Callable[[], Answer]) -> Answer:
+        return do_together(self.group, doing, action, self.deadline_s)
+
+
+def _everywhere(found: Sequence[Mapping[str, Any]]) -> Checked:
+    checks = [Checked(**each) for each in found]
+    return together(
+        [
+            replace(each, first=f"rank {rank} has {each.wrong} of {each.compared} elements wrong: {each.first}")
+            for rank, each in enumerate(checks)
+        ]
+    )
+
+
+class _Lead(Prepared):
+    """The case as rank 0 measures it: its stopwatch lets all ranks run each block, and now and then look at it."""
+
+    def __init__(self, rank: _Rank) -> None:
+        self._rank, self._group, self._deadline_s = rank, rank.group, rank.deadline_s
+        self.unchecked = rank.transfers.unchecked
+        self._blocks: list[list[RankTimes]] = []  # of each block, each rank's times
+        self._launches_checked = 0
+        self._wrong: Checked | None = None  # the first that was found while timing
+        self._began_s = 0.0
+
+    @property
+    def kernel(self) -> Kernel:  # type: ignore[override]
+        """As this rank's transfers report it: only what has run knows all about its kernel."""
+        return self._rank.transfers.kernel
+
+    def launch(self, index: int) -> None:
+        return
+
+    def before_timing(self) -> Verdict:
+        verdict = self._rank.checked()
+        if not verdict.passed:
+            raise WrongLaunch(verdict)
+        return verdict
+
+    def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
+        self._rank.align()
+        self._began_s = time.monotonic()
+        return RankedStopwatch(self._block)
+
+    def after_block(self) -> None:
+        return
+
+    def finish(self, measurement: Measurement, result: dict[str, Any]) -> None:
+        """Let the others leave the blocks, and add what all of them saw."""
+        self._group.from_first("next block", None, self._deadline_s)
+        times = _last(self._blocks, len(measurement.seconds) * measurement.launches_per_sample)
+        result["metrics"] |= {name: dataclasses.asdict(metric) for name, metric in _waits(times).items()}
+        seen = self._rank.compare(result["quality"], result["quality"].get("gpu"))
+        uncertain_ns, machines, cpu_s, gpus = zip(*seen, strict=True)
+        result["sampling"] |= _seen_by(times) | {
+            "nodes": self._group.environment.nodes,
+            "clock_uncertainty_s": max(uncertain_ns) * 1e-9,
+            # What the GPUs' counters saw is of all of these.
+            "iterations": self._rank.iterations,
+        }
+        # In rank 0's telemetry the other ranks of its machine are not other processes.
+        here = [seconds for machine, seconds in zip(machines, cpu_s, strict=True) if machine == machines[0]]
+        result["quality"] |= {"process_cpu_s": sum(here)} | ({"rank_gpus": list(gpus)} if any(gpus) else {})
+
+    def after_timing(self) -> None:
+        self._group.from_first("last check", self._wrong is None, self._deadline_s)
+        if self._wrong is not None:
+            raise WrongLaunch(self._wrong)
+        self.before_timing()
+
+    def report(self) -> dict[str, Any]:
+        """How many iterations were looked at while they were timed, or why none could be."""
+        if self._launches_checked:
+            return {
+                "launches_checked": self._launches_checked,
+                "excludes_errors_in_one_of": math.floor(1 / excluded_rate(self._launches_checked)),
+                "confidence": CONFIDENCE,
+            }
+        return {"unchecked": self.unchecked} if self.unchecked else {}
+
+    def _block(self, iterations: int) -> NDArray[np.float64]:
+        """The seconds of each iteration over ranks; now and then one drawn at random is the last of its part.
+
+        Only what ran last can be looked at, and nothing that runs can know when that will be.
+        """
+        affordable_s = CHECKING_SHARE * (time.monotonic() - self._began_s)
+        if self.unchecked or self._rank.checking_s > affordable_s:
+            return self._part(iterations, is_checked=False)
+        drawn = 1 + secrets.randbelow(iterations)
+        parts = [self._part(drawn, is_checked=True)]
+        parts += [self._part(iterations - drawn, is_checked=False)] if drawn < iterations else []
+        return np.concatenate(parts)
+
+    def _part(self, iterations: int, is_checked: bool) -> NDArray[np.float64]:
+        """Publish iterations, run them with the others, and return the seconds of each over ranks."""
+        self._group.from_first("next block", [iterations, is_checked], self._deadline_s)
+        mine = self._rank.time(iterations, is_checked)
+        answers = self._group.to_first("collect times", mine, self._deadline_s)
+        block = [RankTimes(*(np.array(column) for column in columns)) for columns, _ in answers]
+        self._blocks.append(block)
+        if is_checked:
+            verdict = _everywhere([found for _, found in answers])
+            self._launches_checked += 1
+            self._wrong = self._wrong or (None if verdict.passed else verdict)
+        seconds: NDArray[np.float64] = np.mean([times.seconds for times in _busy(block)], axis=0)
+        return seconds
+
+
+class RankedStopwatch:
+    """Rank 0's stopwatch: a sample is what the ranks saw of an iteration, averaged over ranks as nccl-tests does."""
+
+    name = "ranks"
+
+    def __init__(self, block: Callable[[int], NDArray[np.float64]]) -> None:
+        self._block = block
+        self.resolution_s = CpuStopwatch().resolution_s
+
+    def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
+        """Seconds of each sample; `launch` is not called, the ranks know what they run."""
+        iterations = self._block(samples * launches_per_sample)
+        summed: list[float] = iterations.reshape(samples, launches_per_sample).sum(axis=1).tolist()
+        return summed
+
+
+def _last(blocks: Sequence[Sequence[RankTimes]], iterations: int) -> list[RankTimes]:
+    """Each rank's times of the last iterations, which are those that were sampled and not warm-up."""
+
+    def joined(times: Sequence[RankTimes]) -> RankTimes:
+        columns = ([getattr(each, name) for each in times] for name in ("seconds", "arrived_ns", "done_ns"))
+        return RankTimes(*(np.concatenate(column)[-iterations:] for column in columns))
+
+    return [joined(of_rank) for of_rank in zip(*blocks, strict=True)]
+
+
+def _busy(times: Sequence[RankTimes]) -> list[RankTimes]:
+    return [each for each in times if each.seconds.size]
+
+
+def _waits(times: Sequence[RankTimes]) -> dict[str, Metric]:
+    """By one clock, transfer after the last arrived and the skew of arrivals."""
+    arrived = np.array([each.arrived_ns for each in _busy(times)])
+    done = np.array([each.done_ns for each in _busy(times)])
+    return {
+        "transfer": _metric((done.max(axis=0) - arrived.max(axis=0)) * 1e-9),
+        "skew": _metric((arrived.max(axis=0) - arrived.min(axis=0)) * 1e-9),
+    }
+
+
+def _metric(seconds: NDArray[np.float64]) -> Metric:
+    median, q20, q80 = median_and_quantiles(seconds)
+    interval = median_interval(seconds, 0.95)
+    return Metric("s", median, interval.low, interval.high, q20, q80, [float(f"{value:.4g}") for value in seconds])
+
+
+def _seen_by(times: Sequence[RankTimes]) -> dict[str, Any]:
+    """What each rank saw; null for one that took no part."""
+    first_ns = np.min([each.arrived_ns for each in _busy(times)], axis=0)
+
+    def quantiles(share: float) -> list[float | None]:
+        return [float(np.quantile(each.seconds, share)) if each.seconds.size else None for each in times]
+
+    seen: dict[str, Any] = {
+        "ranks": len(times),
+        "rank_median_s": quantiles(0.5),
+        "rank_q20_s": quantiles(0.2),
+        "rank_q80_s": quantiles(0.8),
+        "rank_lag_s": [
+            float(np.median((each.arrived_ns - first_ns) * 1e-9)) if each.seconds.size else None for each in times
+        ],
+    }
+    if len(times) <= RANKS_KEPT_WHOLE:
+        seen["rank_samples_s"] = [[float(f"{value:.4g}") for value in each.seconds] for each in times]
+    return seen

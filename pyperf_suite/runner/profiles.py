@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.nearest import offer
+from pyperf_suite.errors import UserError, offer
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
 
 # Clocks under a power cap settle within this; so long a GPU works before a sustained measurement begins.
 SUSTAINED_S = 2.0
@@ -18,7 +16,7 @@ SUSTAINED_S = 2.0
 
 @dataclass(frozen=True)
 class Effort:
-    """What one visit to a case may spend: on warming up, and on samples."""
+    """What one trial of a case may spend: on warming up, and on samples."""
 
     warm_up: SteadyRule
     stop: StopRule
@@ -28,23 +26,21 @@ class Effort:
         return Effort(replace(self.warm_up, min_time_s=SUSTAINED_S, time_cap_s=2 * SUSTAINED_S), self.stop)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON, as it is sent to workers."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Effort:
-        """The inverse of `to_json`."""
         return cls(SteadyRule(**data["warm_up"]), StopRule(**data["stop"]))
 
     @property
     def seconds_at_most(self) -> float:
-        """Warm-up and samples together, for launches that are short beside the caps."""
+        """Warm-up and samples together, for launches that are short compared with the caps."""
         return self.warm_up.time_cap_s + self.stop.time_cap_s
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One way to run every probe. The process is the unit of statistics: `processes` of them visit each case."""
+    """One way to run every probe. The process is the unit of statistics: `processes` of them measure each case."""
 
     name: str
     processes: int

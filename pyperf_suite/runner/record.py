@@ -1,17 +1,129 @@
-"""A record is one case's outcome in one process: what was measured, how, and on what; never a prediction.
+"""Cases and records as plain data: what is measured, and what was measured of it; never a prediction.
 
-Readers join laws to records; nothing derived is stored in them.
+A case is an operator, that operator's parameters, an implementation and a seed. Its id hashes canonical JSON with
+fields at their default left out, so a new field with a default keeps old ids. A record is one case's outcome in one
+process. Readers join laws to records; nothing derived is stored in them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
+import json
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import UnionType
 from typing import Any, Literal
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.runner.case import Case
+from pyperf_suite.workloads import find_workload
+
+MODES = ("burst", "sustained")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure. `parameters` is the operator's own frozen dataclass.
+
+    `mode` "burst" measures what a device does when asked; "sustained" after two seconds of work without a pause, when
+    heat and power caps have had their say.
+    """
+
+    operator: str
+    parameters: Any
+    implementation: str
+    seed: int = 0
+    mode: str = "burst"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON with defaults left out: the form that is stored, hashed and sent to workers."""
+        encoded = {
+            "operator": self.operator,
+            "parameters": encode_fields(self.parameters),
+            "implementation": self.implementation,
+        }
+        return (
+            encoded | ({"seed": self.seed} if self.seed else {}) | ({"mode": self.mode} if self.mode != "burst" else {})
+        )
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Case:
+        """The inverse of `to_json`. Raises UserError for an unknown operator or parameters it does not have."""
+        try:
+            operator = find_workload(data["operator"])
+            parameters = decode_fields(operator.type_for(data["parameters"]), data["parameters"])
+            return cls(
+                operator.name, parameters, data["implementation"], data.get("seed", 0), data.get("mode", "burst")
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"This is not a case of the suite ({repr(error)[:200]}): {str(data)[:200]}") from None
+
+    @functools.cached_property
+    def case_id(self) -> str:
+        """16 hexadecimal digits of the SHA-256 of the canonical JSON."""
+        canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    @functools.cached_property
+    def label(self) -> str:
+        """What a person reads: `matmul[native m=128 n=257 k=1024 schedule=persistent@2 tile=128x128x256]`."""
+        fields = [f"{name}={value}" for name, value in encode_fields(self.parameters).items()]
+        mode = [] if self.mode == "burst" else [f"mode={self.mode}"]
+        return f"{self.operator}[{' '.join((self.implementation, *fields, *mode))}]"
+
+    def validate(self) -> None:
+        """Raise UserError where the case can never be measured, naming what is allowed."""
+        if self.mode not in MODES:
+            raise UserError(f"Unknown mode {self.mode!r}: choose from {', '.join(MODES)}.")
+        operator = find_workload(self.operator)
+        operator.validate(self.parameters)
+        operator.implementation(self.implementation).validate(self.parameters)
+
+
+def encode_fields(parameters: Any) -> dict[str, Any]:
+    """A parameter dataclass as plain JSON: defaults left out, words like Tile and Schedule as they are written."""
+    encoded = {}
+    for each in dataclasses.fields(parameters):
+        value = getattr(parameters, each.name)
+        if value != each.default:
+            encoded[each.name] = value if isinstance(value, bool | int | float | str) else str(value)
+    return encoded
+
+
+def decode_fields(parameters_type: type, data: Mapping[str, Any]) -> Any:
+    """The inverse of `encode_fields`: text becomes the field's type again through its `parse`.
+
+    Raises UserError for a field that there is not, and for a value that is not of its field's type.
+    """
+    fields = _fields(parameters_type)
+    values = {}
+    for name, value in data.items():
+        if name not in fields:
+            raise UserError(f"{parameters_type.__name__} has no field {name!r}: it has {', '.join(fields)}.")
+        parse, types = fields[name]
+        if type(value) not in types:
+            raise UserError(
+                f"{parameters_type.__name__}.{name} cannot be {repr(value)[:80]}: it is of type "
+                f"{' or '.join(each.__name__ for each in types)}."
+            )
+        values[name] = parse(value) if parse is not None and value is not None else value
+    return parameters_type(**values)
+
+
+@functools.cache
+def _fields(parameters_type: type) -> dict[str, tuple[Any, tuple[type, ...]]]:
+    """For each field the `parse` of its type, None where JSON already holds the value, and the types JSON may have."""
+    fields = {}
+    for name, hint in typing.get_type_hints(parameters_type).items():
+        choices = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
+        parse = next((choice.parse for choice in choices if hasattr(choice, "parse")), None)
+        plain = tuple(each for each in choices if each in (bool, int, float, str, type(None)))
+        words = (str,) if parse is not None and str not in plain else ()
+        fields[name] = (parse, (*plain, *words, *((int,) if float in plain and int not in plain else ())))
+    return fields
+
 
 SCHEMA_VERSION = 1
 
@@ -19,7 +131,7 @@ Outcome = Literal["ok", "failed", "unsupported"]
 OUTCOMES: tuple[Outcome, ...] = ("ok", "failed", "unsupported")
 
 # "timing" is a measured case, "static" the exact figures of a kernel's machine code; "sentinel" is the fixed kernel at
-# the start and the end of a run that tells machine drift from code.
+# the start and the end of a run that distinguishes drift of the machine from a change of code.
 KINDS = ("timing", "static", "sentinel")
 
 # No unit makes a larger number of anything measured.
@@ -66,7 +178,6 @@ def _is_finite(value: Any) -> bool:
 
 
 def _are_samples(samples: Any) -> bool:
-    """Whether it is a list of numbers, or one of such lists where several ranks measured."""
     if not isinstance(samples, list):
         return False
     return _are_finite(samples) or all(isinstance(of_rank, list) and _are_finite(of_rank) for of_rank in samples)
@@ -103,12 +214,11 @@ class Record:
     verification: Mapping[str, Any] = field(default_factory=dict)
     identity: Mapping[str, Any] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
-    # Wall seconds of the visit, from asking the worker to its answer, the worker's start included; 0 if not known.
+    # Wall seconds of the trial, from asking the worker to its answer, the worker's start included; 0 if not known.
     visit_s: float = 0.0
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON, ready for one line of the journal."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -164,7 +274,7 @@ class Record:
             raise UserError("A timed record took no time, or less than none.")
         discarded = self.quality.get("discarded", [])
         if not isinstance(discarded, list) or not all(isinstance(one, list) and len(one) == 2 for one in discarded):
-            raise UserError("A timed record does not tell which of its samples were discarded, and why.")
+            raise UserError("A timed record does not say which of its samples were discarded, and why.")
 
     def parsed_case(self) -> Case:
         """The case as data again. Raises UserError where this version no longer has its operator."""
@@ -183,7 +293,6 @@ class Record:
 
     @property
     def label(self) -> str:
-        """What a person reads for the case."""
         return self.parsed_case().label
 
 

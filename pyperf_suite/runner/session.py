@@ -14,19 +14,15 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyperf_suite.hardware.identity import identity as identify
-from pyperf_suite.hardware.state import state as machine_state
-from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.journal import Journal, KeptRecords, placed_records
-from pyperf_suite.runner.outlook import Outlook, Progress, Visit
-from pyperf_suite.runner.plan import Plan, PlannedCase
+from pyperf_suite.hardware.machine import identity as identify
+from pyperf_suite.hardware.machine import state as machine_state
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, Progress, Visit
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Metric, Record
-from pyperf_suite.runner.results import RunFolder
-from pyperf_suite.runner.worker_pool import DEADLINE_S, WorkerPool, Workers
+from pyperf_suite.runner.record import Case, Metric, Record
+from pyperf_suite.runner.results import Journal, KeptRecords, RunFolder, placed_records
+from pyperf_suite.runner.workers import DEADLINE_S, WorkerPool, Workers
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 # A library's product that no change of ours can slow down: when it moves between the start and the end of a run,
@@ -45,7 +41,7 @@ CLOSING_S = 10.0
 
 @dataclass
 class Session:
-    """A run in progress: `open` it, visit each case of the plan, `finish` or `close` it."""
+    """A run in progress: `open` it, `visit` each case of the plan, `finish` or `close` it."""
 
     plan: Plan
     folder: RunFolder
@@ -66,9 +62,9 @@ class Session:
         self.records = KeptRecords(self.folder.records_path)
         self._resources = ExitStack()
         self._began_s = self.clock()
-        # The last visit of each case that is visited again, for a soak that asks tens of thousands of times.
+        # The last trial of each case that is measured again, for a soak that asks tens of thousands of times.
         self._last_visits: dict[tuple[str, str], int] = {}
-        # By visit, the place of its record.
+        # By trial, the place of its record.
         self._finished: dict[tuple[str, str, int], int] = {}
 
     def open(self) -> Session:
@@ -90,7 +86,6 @@ class Session:
         return self
 
     def finish(self) -> None:
-        """Measure the sentinel once more and close."""
         try:
             with WorkerPool(self.plan.device, self.deadline_s) as fresh:
                 self._measure_sentinel(fresh)
@@ -98,11 +93,10 @@ class Session:
             self.close()
 
     def close(self) -> None:
-        """End the workers and close the journal; a second call does nothing."""
         self._resources.close()
 
     def visits(self) -> list[Visit]:
-        """Every visit of the plan in its order: all cases in one process before any case in the next.
+        """Every trial of the plan in its order: all cases in one process before any case in the next.
 
         A run that is cut short then has every case once before it has any case twice.
         """
@@ -114,9 +108,9 @@ class Session:
         ]
 
     def within_budget(self, visits: Iterable[Visit]) -> Iterator[Visit]:
-        """The visits that are expected to end within the budget; the others are kept in `left_out`.
+        """The trials that are expected to end within the budget; the others are kept in `left_out`.
 
-        Visits that a resumed run already holds take no time.
+        Trials that a resumed run already holds take no time.
         """
         for visit in visits:
             spent_s = self.clock() - self._began_s
@@ -126,13 +120,13 @@ class Session:
                 self.left_out.add(visit)
 
     def seconds_left(self, visits: Iterable[Visit]) -> float:
-        """How long these visits are expected to take, as far as the run does not hold them yet."""
+        """How long these trials are expected to take, as far as the run does not hold them yet."""
         return sum(self.outlook.visit_s(*visit) for visit in visits if not self._is_held(*visit))
 
     def visit_all(
         self, visits: Sequence[Visit], show: Progress, describe: Callable[[PlannedCase, Record], str]
     ) -> None:
-        """Make the visits, as many as the budget allows, and show how far they are."""
+        """Make the trials, as many as the budget allows, and show how far they are."""
         for done, visit in enumerate(visits, 1):
             for planned, process in self.within_budget([visit]):
                 record = self.visit(planned, process)
@@ -147,7 +141,7 @@ class Session:
         whole = sum(self.is_finished(planned) for planned in self.plan.cases)
         begun = len({planned for planned, _ in self.visits()} - {p for p, process in self.left_out if process == 0})
         return (
-            f"The budget of {self.budget_s:g} s left out {len(self.left_out)} visits: of {len(self.plan.cases)} cases, "
+            f"The budget of {self.budget_s:g} s left out {len(self.left_out)} trials: of {len(self.plan.cases)} cases, "
             f"{begun} were measured by at least one process and {whole} by all. "
             f"Go on with --resume {self.folder.run_id}."
         )
@@ -173,7 +167,7 @@ class Session:
         return self.record(planned, process, answer, seconds=self.clock() - began_s)
 
     def visit_again(self, planned: PlannedCase) -> Record:
-        """One more visit by the first worker, numbered after those there are: what a soak repeats for minutes."""
+        """One more trial by the first worker, numbered after those there are: what a soak repeats for minutes."""
         if planned.key not in self._last_visits:
             visits = [visit[-1] for visit in self._finished if visit[:2] == planned.key]
             self._last_visits[planned.key] = max(visits, default=-1)
@@ -189,7 +183,7 @@ class Session:
         return (*planned.key, process) in self._finished
 
     def processes(self, planned: PlannedCase) -> range:
-        """The numbers of the processes that visit a case: one alone where its figures are read and not timed."""
+        """The numbers of the processes that measure a case: one alone where its figures are read and not timed."""
         return range(1 if planned.is_exact else self.plan.profile.processes)
 
     def _measure_sentinel(self, fresh: Workers) -> None:

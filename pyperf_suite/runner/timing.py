@@ -1,4 +1,4 @@
-"""The one way in which launches are measured: check, warm up, sample, check again, and tell how it went.
+"""The one way in which launches are measured: check, warm up, sample, check again, and report how it went.
 
 Whatever is launched, on one process or by a group of ranks, comes through `timed`.
 """
@@ -14,15 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
-from pyperf_suite.measure.gpu_telemetry import around_gpu
 from pyperf_suite.measure.sampling import Measurement, measure
 from pyperf_suite.measure.spot_checks import SpotChecks, Verdict, WrongLaunch
-from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch, Stopwatch
-from pyperf_suite.measure.telemetry import Around
-from pyperf_suite.runner.case import Case
+from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Launch, Stopwatch
+from pyperf_suite.measure.telemetry import Around, around_gpu
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Metric
+from pyperf_suite.runner.record import Case, Metric
 from pyperf_suite.workloads.workload import Observed, Prepared, Work
 
 
@@ -117,7 +114,6 @@ class Unchecked:
 
 
 def _require_right(prepared: Prepared) -> Verdict:
-    """The whole, done once more. Raises WrongLaunch."""
     verdict = prepared.check()
     if not verdict.passed:
         raise WrongLaunch(verdict)
@@ -136,7 +132,6 @@ def _read(prepared: Prepared) -> dict[str, Any]:
 
 
 def _observe(prepared: Prepared, _measurement: Measurement, result: dict[str, Any]) -> None:
-    """What else is told of the launches."""
     observed = {name: dataclasses.asdict(observed_metric(each)) for name, each in prepared.observed().items()}
     result["metrics"] |= observed
     result["sampling"] |= prepared.sampling
@@ -190,17 +185,27 @@ def time_metric(measurement: Measurement) -> Metric:
 
 
 def observed_metric(observed: Observed, digits: int = 9) -> Metric:
-    """A quantity beside time: its median, and quantiles where it was seen more than once."""
+    """A quantity other than time: its median, and quantiles where it was seen more than once."""
     low, q20, median, q80, high = np.quantile(list(observed.samples), (0.0, 0.2, 0.5, 0.8, 1.0)).tolist()
     samples = [float(f"{value:.{digits}g}") for value in observed.samples]
     return Metric(observed.unit, median, low, high, q20, q80, samples)
 
 
 def _how_sampled(measurement: Measurement, stopwatch: Stopwatch) -> dict[str, Any]:
-    """Everything about the taking of the samples that a reader needs to judge them."""
     return {
         "stopwatch": stopwatch.name,
         "resolution_s": stopwatch.resolution_s,
         **{name: getattr(measurement, name) for name in TOLD},
         "confidence": measurement.interval[2],
     }
+
+
+def as_plain(value: Any) -> Any:
+    """As JSON: it has no NaN or infinity, so null stands for them; nine digits are more than any clock here sees."""
+    if isinstance(value, dict):
+        return {str(key): as_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_plain(item) for item in value]
+    if isinstance(value, float | np.floating):
+        return float(f"{value:.9g}") if math.isfinite(value) else None
+    return value.item() if isinstance(value, np.generic) else value

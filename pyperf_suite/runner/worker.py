@@ -14,8 +14,8 @@ import traceback
 from typing import IO, TYPE_CHECKING, Any
 
 from pyperf_suite.processes import end_with_parent
-from pyperf_suite.ranks.environment import rank_environment
-from pyperf_suite.ranks.starting import say, stand_by
+from pyperf_suite.ranks.launch import rank_environment
+from pyperf_suite.ranks.watchdog import say, stand_by
 
 if TYPE_CHECKING:
     from pyperf_suite.ranks.group import Group
@@ -83,12 +83,12 @@ def _answer(request: dict[str, Any], group: Group | None = None) -> dict[str, An
 
 
 def _measured(request: dict[str, Any], group: Group | None) -> dict[str, Any]:
-    # Here and not above: before this comes the wait for other ranks, in which deaths have to be told.
+    # Here and not above: before this comes the wait for other ranks, in which deaths have to be reported.
     from pyperf_suite.hardware.devices import Device, resolve
     from pyperf_suite.ranks.group import RanksMissing
-    from pyperf_suite.runner.case import Case
     from pyperf_suite.runner.measuring import measure_case
     from pyperf_suite.runner.profiles import Effort
+    from pyperf_suite.runner.record import Case
 
     effort = Effort.from_json(request["effort"]) if request["effort"] is not None else None
     try:

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.nearest import offer
+from pyperf_suite.errors import UserError, offer
 
 Axes = TypeVar("Axes")
 Numbers = TypeVar("Numbers", bound="Dimensions")

@@ -2,7 +2,8 @@
 
 A package brings probes by entry points of the group `pyperf_suite.probes`, each named as its probe. One that cannot be
 imported is named in a warning and passed over; only who asks for it is refused. A name that ends in `.py` or holds `:`
-is a user's own: a file with all its kernels, one kernel of a file or module, or a test that pytest measured.
+is a user's own: a file with all its kernels, one kernel of a file or module, or a test that pytest measured. While a
+run goes on, probes may ask for more cases: `follow_ups`.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import functools
 import importlib
 import pkgutil
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.nearest import offer
+from pyperf_suite.errors import UserError, offer
 from pyperf_suite.spec.axes import parse_overrides
 
 if TYPE_CHECKING:
+    from pyperf_suite.runner.plan import Plan, PlannedCase
+    from pyperf_suite.runner.record import Record
     from pyperf_suite.spec.probe import Probe
 
 TOPICS = ("products", "attention", "network", "training", "the whole step", "laws", "the machine", "your kernels")
@@ -126,10 +128,6 @@ def listed() -> list[Listed]:
     return sorted(found, key=lambda each: places.get(each.topic, len(TOPICS)))
 
 
-def _listed(probe: Probe) -> Listed:
-    return Listed(probe.topic, probe.name, probe.question)
-
-
 def _read(name: str) -> Listed:
     """From the call that makes PROBE, whose topic and question are written out."""
     path = PROBES / f"{name}.py"
@@ -158,3 +156,45 @@ def overrides_of(texts: Iterable[str]) -> dict[str, str]:
         if dot:
             find_probe(probe)
     return overrides
+
+
+# A bisection of 4096 sizes; a probe that still asks then is not searching but wandering.
+MOST_ROUNDS = 12
+
+
+def follow_ups(plan: Plan, records: Sequence[Record]) -> Iterator[PlannedCase]:
+    """The cases that the plan's probes ask for after it, each to be measured before the next is drawn.
+
+    `records` must grow as cases are measured: it is read anew before each round. What an interrupted run began beyond
+    its plan comes first, so that every process measures it. Raises UserError for a case that can never be measured.
+    """
+    from pyperf_suite.runner.plan import PlannedCase
+
+    known = {(planned.probe, planned.case.case_id) for planned in plan.cases}
+    begun = [PlannedCase(r.probe, r.parsed_case()) for r in records if r.probe in plan.probes]
+    yield from _new(begun, known)
+    asking = {name: ask for name in plan.probes if (ask := find_probe(name).follow_up) is not None}
+    for _ in range(MOST_ROUNDS if asking else 0):
+        # Read once a round: records may lie on a disk.
+        theirs = [record for record in records if record.probe in asking]
+        asked = [
+            PlannedCase(name, case)
+            for name, ask in asking.items()
+            for case in ask([record for record in theirs if record.probe == name])
+        ]
+        wanted = _new(asked, known)
+        if not wanted:
+            return
+        yield from wanted
+
+
+def _new(asked: Sequence[PlannedCase], known: set[tuple[str, str]]) -> list[PlannedCase]:
+    """Those not asked for before, which from now on are known."""
+    found = []
+    for planned in asked:
+        key = (planned.probe, planned.case.case_id)
+        if key not in known:
+            planned.case.validate()
+            known.add(key)
+            found.append(planned)
+    return found

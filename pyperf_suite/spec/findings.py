@@ -4,13 +4,96 @@ from __future__ import annotations
 
 import math
 import operator
-import string
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pyperf_suite.measure.ratio import Ratio, exactly
-from pyperf_suite.spec.quantity import Quantity, quantity
+from pyperf_suite.measure.estimates import Ratio, exactly
+
+BEKMAN = "Bekman, Machine Learning Engineering"
+TRANSFORMERS = "Hugging Face Transformers, Performance and Scalability"
+BIGSCIENCE = "BigScience, tflops_optimization.md"
+
+UNITS: Mapping[str, tuple[str, float]] = {
+    "": ("", 1.0),
+    "s": ("s", 1.0),
+    "ms": ("s", 1e-3),
+    "us": ("s", 1e-6),
+    "ns": ("s", 1e-9),
+    "min": ("s", 60.0),
+    "duration": ("s", 1.0),
+    "B": ("B", 1.0),
+    "MB": ("B", 1e6),
+    "GB": ("B", 1e9),
+    "GiB": ("B", 2.0**30),
+    "size": ("B", 1.0),
+    "GB/s": ("B/s", 1e9),
+    "Gbps": ("B/s", 1e9 / 8),
+    "TFLOP": ("FLOP", 1e12),
+    "GFLOP/s": ("FLOP/s", 1e9),
+    "TFLOP/s": ("FLOP/s", 1e12),
+    "/s": ("/s", 1.0),
+    "samples/s": ("/s", 1.0),
+    "tokens/s": ("/s", 1.0),
+    "x": ("ratio", 1.0),
+    "%": ("ratio", 1.0),
+    "+%": ("change", 1.0),
+    "count": ("count", 1.0),
+    "billion": ("count", 1e9),
+}
+"""Each unit that something is shown in: what its values are counted in, and how many of that it is.
+
+`duration` and `size` choose the unit by the value, `size` with powers of 1024. `%` shows a share, `+%` a change, of
+which 0 is none.
+"""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A value counted in the base of `unit`: seconds for "ms", bytes for "MB", FLOP a second for "TFLOP/s".
+
+    `low` and `high` bound it with a confidence of 95 %, NaN where that is not known. `processes` is over how many
+    processes the interval was taken, 0 for what was counted and not timed. `predicted` is what a law says.
+    """
+
+    value: float
+    unit: str = ""
+    low: float = math.nan
+    high: float = math.nan
+    processes: int = 0
+    predicted: bool = False
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise ValueError(f"{self.unit!r} is no unit: {', '.join(UNITS)}")
+
+    @property
+    def base(self) -> str:
+        return UNITS[self.unit][0]
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether its bounds are known and apart."""
+        return self.low < self.high
+
+    def excludes(self, value: float) -> bool:
+        """Whether the whole interval lies on one side of a value: above or below 1, a ratio is no noise."""
+        return self.low > value or self.high < value
+
+    def scaled(self, value: float) -> float:
+        return value / UNITS[self.unit][1]
+
+
+def quantity(value: Any, unit: str = "", predicted: bool = False) -> Quantity:
+    """A number or a Ratio as a quantity of that unit; a Quantity as it stands."""
+    if isinstance(value, Quantity):
+        return value
+    if isinstance(value, Ratio):
+        # A counted ratio has bounds that equal it: they tell of no spread, but of certainty.
+        return Quantity(value.value, unit or "x", value.low, value.high, value.processes, predicted)
+    return Quantity(float(value), unit, predicted=predicted)
+
 
 # Text and whole numbers are names: of an implementation, a dtype, a size of a dimension. None is "not known".
 Cell = str | int | Quantity | None
@@ -45,24 +128,33 @@ class Remark:
         return not found.excludes(none) if found.has_interval else found.value == none
 
 
-def remark(template: str, *, kind: Kind = "", effect: str = "", **values: Any) -> Remark:
-    """A remark whose Ratios become quantities and whose plain floats lose nothing: `{faster}` with faster=a_ratio."""
-    cells: dict[str, Cell] = {}
-    for name, value in values.items():
-        is_name = value is None or isinstance(value, str | int | Quantity)
-        cells[name] = value if is_name else quantity(value) if isinstance(value, Ratio | float) else str(value)
-    return Remark(template, cells, kind, effect)
+def remark(template: str, item: Any = None, *, kind: Kind = "", effect: str = "", **values: Any) -> Remark:
+    """A remark on an item: `remark("{sweep.setting}: {size} takes {seconds:ms}, {faster} as fast", cliff)`.
 
-
-def remark_on(item: Any, template: str, *, kind: Kind = "", effect: str = "", **values: Any) -> Remark:
-    """A remark whose gaps name attributes of an item, or theirs: `{sweep.setting}: {size} runs {gain} as fast`.
-
-    What `values` has is not asked of the item.
+    What the template names and `values` lack is an attribute of the item, or one of its attribute's; of an item only
+    what is named is kept. A unit after the colon makes a quantity of a number, which is predicted where `~` follows the
+    unit; a Ratio or a float is one anyway.
     """
-    for name in {name for _, name, _, _ in string.Formatter().parse(template) if name} - values.keys():
-        values[name.replace(".", "_")] = operator.attrgetter(name)(item)
-        template = template.replace(f"{{{name}}}", f"{{{name.replace('.', '_')}}}")
-    return remark(template, kind=kind, effect=effect, **values)
+    found, units = dict(values), {}
+
+    def plain(gap: re.Match[str]) -> str:
+        name = gap[1].replace(".", "_")
+        if name not in found:
+            found[name] = operator.attrgetter(gap[1])(item)
+        units[name] = gap[2] or ""
+        return f"{{{name}}}"
+
+    template = re.sub(r"\{([\w.]+)(?::([^}]+))?\}", plain, template)
+    names = found if item is None else [name for name in found if name in units]
+    return Remark(template, {name: _cell(found[name], units.get(name, "")) for name in names}, kind, effect)
+
+
+def _cell(value: Any, unit: str) -> Cell:
+    if value is None or isinstance(value, str | Quantity):
+        return value
+    if unit or isinstance(value, Ratio | float):
+        return quantity(value, unit.removesuffix("~"), predicted=unit.endswith("~"))
+    return value if isinstance(value, int) else str(value)
 
 
 Outcome = Literal["holds", "does not hold here", "undecided"]
@@ -96,11 +188,18 @@ class Claim:
         return "undecided"
 
     def judge(
-        self, template: str, measured: Ratio | Quantity | float, *, remedy: str = "", unit: str = "x", **values: Any
+        self,
+        template: str,
+        measured: Ratio | Quantity | float,
+        item: Any = None,
+        *,
+        remedy: str = "",
+        unit: str = "x",
+        **values: Any,
     ) -> Verdict:
-        """The verdict on what was measured; the template tells of it as `{measured}`, a float is counted, not timed.
+        """The verdict on what was measured, in a sentence as `remark` fills it, with `{measured}`.
 
-        `remedy` says how to have more processes, where --profile standard is not the way.
+        A float is counted, not timed. `remedy` says how to have more processes if --profile standard is not the way.
         """
         known = quantity(exactly(measured) if isinstance(measured, float | int) else measured, unit)
         if known.processes == 0 and math.isnan(known.low):
@@ -113,7 +212,7 @@ class Claim:
             why, decide = ONE_PROCESS, remedy or "--profile standard has three"
         elif outcome == "undecided":
             why, decide = OPEN_INTERVAL, "more processes narrow it"
-        return Verdict(self, remark(template, measured=known, **values), known, outcome, why, decide)
+        return Verdict(self, remark(template, item, measured=known, **values), known, outcome, why, decide)
 
 
 @dataclass(frozen=True)
@@ -239,6 +338,15 @@ class Figure:
     rows: tuple[tuple[Panel | HeatMap | Bars, ...], ...]
 
 
+def figure(
+    name: str, title: str, caption: str, panels: Iterable[Panel | HeatMap | Bars], across: int = 1
+) -> Figure | None:
+    """A figure of so many panels in a row; None without any."""
+    found = tuple(panels)
+    rows = tuple(found[start : start + across] for start in range(0, len(found), across))
+    return Figure(name, title, caption, rows) if found else None
+
+
 @dataclass(frozen=True)
 class Document:
     """Text in a form that others know, to be kept as a file of that name beside the records."""
@@ -258,11 +366,9 @@ class Findings:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """The verdicts among the remarks."""
         return [each for each in self.remarks if isinstance(each, Verdict)]
 
     def __add__(self, other: Findings) -> Findings:
-        """These, then the others."""
         return Findings(
             self.remarks + other.remarks,
             self.tables + other.tables,

@@ -8,17 +8,11 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Record
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.axes import replace_axes
-from pyperf_suite.spec.findings import Claim, Findings, Verdict, findings
-from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, named, rows_of, table
-
-
-def _every(_: Row) -> bool:
-    return True
+from pyperf_suite.spec.findings import Claim, Findings, Quantity, Verdict, findings
+from pyperf_suite.spec.rows import Column, Row, Rows, asked, rows_of, table
 
 
 @dataclass(frozen=True)
@@ -27,31 +21,29 @@ class RowTable:
 
     title: str
     columns: Sequence[Column]
-    where: Callable[[Row], bool] = _every
+    where: Callable[[Row], bool] | str = ""
 
 
 @dataclass(frozen=True)
 class RowClaim:
     """A claim, tried on each row that `where` holds for.
 
-    `told` names in braces what a row has, `{hidden}`, or one of `values`, and `{measured}`. Rows without a ratio,
-    because what they are set beside was not measured, say nothing.
+    `told` is a sentence on the row as `remark` fills it, with `{measured}`, which is the row's `ratio`. Rows without a
+    ratio, because what they are compared with was not measured, say nothing. As text, `ratio` and `where` name what a
+    row has.
     """
 
     claim: Claim
     told: str
-    ratio: Callable[[Row], Ratio | Quantity | float | None]
-    where: Callable[[Row], bool] = _every
-    values: Mapping[str, Callable[[Row], Any]] = field(default_factory=dict)
+    ratio: Callable[[Row], Ratio | Quantity | float | None] | str
+    where: Callable[[Row], bool] | str = ""
     unit: str = "x"
 
-    def verdicts(self, rows: Iterable[Row]) -> Iterable[Verdict]:
-        """One for each row that it can be tried on."""
-        for row in filter(self.where, rows):
-            ratio = self.ratio(row)
+    def verdicts(self, rows: Rows) -> Iterable[Verdict]:
+        for row in rows.where(asked(self.where)):
+            ratio = asked(self.ratio)(row)
             if ratio is not None:
-                own = {name: value(row) for name, value in self.values.items()}
-                yield self.claim.judge(self.told, ratio, unit=self.unit, **named(row, self.told, own))
+                yield self.claim.judge(self.told, ratio, row, unit=self.unit)
 
 
 @dataclass(frozen=True)
@@ -84,7 +76,6 @@ class Probe:
 
     @property
     def heading(self) -> str:
-        """What its section is called."""
         return self.title or self.name.replace("_", " ").capitalize()
 
     def cases(self, profile: str, device: Device, overrides: Mapping[str, str] | None = None) -> list[Case]:
@@ -103,6 +94,6 @@ class Probe:
         rows = rows_of(records, self.order, self.computed)
         own = findings(
             (claim.verdicts(rows) for claim in self.claims),
-            (table(each.title, each.columns, filter(each.where, rows)) for each in self.tables),
+            (table(each.title, each.columns, rows.where(asked(each.where))) for each in self.tables),
         )
         return self.analyse(rows) + own if self.analyse else own

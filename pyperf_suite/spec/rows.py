@@ -7,20 +7,29 @@ such pairs, groups, and the case that differs from a row in named parameters alo
 from __future__ import annotations
 
 import math
-import string
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyperf_suite.measure.ratio import Ratio, ratio_over_processes
-from pyperf_suite.spec.findings import Cell, Claim, Heading, Kind, Remark, Series, Table, Verdict, remark
-from pyperf_suite.spec.quantity import Quantity, quantity
+from pyperf_suite.measure.estimates import Ratio, ratio_over_processes
+from pyperf_suite.spec.findings import (
+    Cell,
+    Claim,
+    Heading,
+    Kind,
+    Quantity,
+    Remark,
+    Series,
+    Table,
+    Verdict,
+    quantity,
+    remark,
+)
 
 if TYPE_CHECKING:
-    from pyperf_suite.runner.case import Case
-    from pyperf_suite.runner.record import Record
+    from pyperf_suite.runner.record import Case, Record
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -53,17 +62,14 @@ class Reading:
 
     @property
     def tflop_per_s(self) -> float:
-        """Useful work in units of 1e12 FLOP a second."""
         return self.flop_per_s / 1e12
 
     @property
     def details(self) -> Mapping[str, Any]:
-        """What the kernel told of itself."""
         return self.kernel.get("details", {})
 
     @property
     def time(self) -> Quantity:
-        """Seconds with their bounds."""
         return Quantity(self.seconds, "ms", self.low, self.high, len(self.by_process))
 
     @property
@@ -78,19 +84,19 @@ class Reading:
 
 
 def readings(records: Iterable[Record]) -> list[Reading]:
-    """One reading for each case that was measured; failed and unsupported visits take no part."""
+    """One reading for each case that was measured; failed and unsupported trials take no part."""
     by_case: dict[str, list[Record]] = {}
     for record in records:
         if record.kind == "timing" and record.outcome == "ok":
             by_case.setdefault(record.case_id, []).append(record)
-    return [_reading(visits) for visits in by_case.values()]
+    return [_reading(trials) for trials in by_case.values()]
 
 
-def _reading(visits: list[Record]) -> Reading:
+def _reading(trials: list[Record]) -> Reading:
     import statistics
 
-    # A resumed run may hold a second visit of the same process; the later one stands.
-    latest = list({record.process: record for record in visits}.values())
+    # A resumed run may hold a second trial of the same process; the later one stands.
+    latest = list({record.process: record for record in trials}.values())
     times = [record.metrics["time"] for record in latest]
     medians = [time.value for time in times]
     alone = len(times) == 1
@@ -107,14 +113,8 @@ def _reading(visits: list[Record]) -> Reading:
 
 
 def _counted(record: Record) -> Reading:
-    """Of a case that is not timed."""
     unknown = (math.nan, math.nan, math.nan)
     return Reading(record.parsed_case(), *unknown, flop=0, converged=True, kernel=dict(record.kernel), by_process={})
-
-
-def observed(records: Iterable[Record], metric: str) -> dict[str, float]:
-    """That metric's median over the processes that measured it, by case id; cases that lack it are left out."""
-    return {case_id: told[metric] for case_id, told in all_observed(records).items() if metric in told}
 
 
 def all_observed(records: Iterable[Record]) -> dict[str, Mapping[str, float]]:
@@ -197,7 +197,6 @@ class Row:
 
     @property
     def parameters(self) -> Any:
-        """Of its case."""
         return self.reading.case.parameters
 
     def key(self, *but: str) -> tuple[Any, ...]:
@@ -226,11 +225,11 @@ class Row:
 
     def remark(self, template: str, *, kind: Kind = "", effect: str = "", **values: Any) -> Remark:
         """A remark on this row: what the template names and `values` lack is the row's own, as `{dtype}` is."""
-        return remark(template, kind=kind, effect=effect, **named(self, template, values))
+        return remark(template, self, kind=kind, effect=effect, **values)
 
     def judge(self, claim: Claim, template: str, measured: Ratio | Quantity | float, **values: Any) -> Verdict:
         """The verdict of a claim on this row, whose template is filled as that of a remark."""
-        return claim.judge(template, measured, **named(self, template, values))
+        return claim.judge(template, measured, self, **values)
 
 
 class Rows(list[Row]):
@@ -272,12 +271,10 @@ class Rows(list[Row]):
         return [Rows(group) for group in grouped(self, lambda row: row.key(*but)).values()]
 
     def against(self, **base: Any) -> Ratio | None:
-        """How many times as fast as what differs in the named parameters alone: the mean of all that have such."""
         pairs = [(other.reading, row.reading) for row in self if (other := row.like(**base)) and other is not row]
         return mean_speedup(pairs)
 
     def first(self, **values: Any) -> Row | None:
-        """The first with these values of its parameters."""
         return next(iter(self.where(**values)), None)
 
 
@@ -298,13 +295,6 @@ def rows_of(
     return rows
 
 
-def named(row: Row, template: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a template names: from `values`, else what the row has; of a verdict `measured` is its own."""
-    names = [name for _, name, _, _ in string.Formatter().parse(template) if name]
-    names = [name for name in names if name in values or name != "measured"]
-    return {name: values[name] if name in values else getattr(row, name) for name in names}
-
-
 def series(
     label: str,
     items: Iterable[Item],
@@ -316,7 +306,7 @@ def series(
 
     As text, `x` and `y` name attributes. Each point has a bar, of no length where no bounds are known; lines have none.
     """
-    place, height = (attrgetter(each) if isinstance(each, str) else each for each in (x, y))
+    place, height = asked(x), asked(y)
     points = [(place(item), quantity(value)) for item in items if (value := height(item)) is not None]
     places, values = [at for at, _ in points], [value for _, value in points]
     barred = values if style == "points" else []
@@ -325,10 +315,38 @@ def series(
     return Series(label, places, [value.value for value in values], style, low, high)
 
 
-def series_by(by: str, rows: Iterable[Row], x: str, y: str) -> tuple[Series, ...]:
-    """Points of rows, a series for each value of `by`; all three name what a row has."""
+def series_by(by: str, rows: Iterable[Row], x: str, y: str, fewest: int = 1) -> tuple[Series, ...]:
+    """Points of rows, a series for each value of `by` that has `fewest` places; all three name what a row has."""
     groups = grouped(rows, lambda row: str(getattr(row, by)))
-    return tuple(series(label, group, x, y) for label, group in groups.items())
+    drawn = (series(label, group, x, y) for label, group in groups.items())
+    return tuple(each for each in drawn if len(set(each.x)) >= fewest)
+
+
+def law_over_sizes(label: str, law: Any, smallest: float, largest: float, points: int, factor: float = 1.0) -> Series:
+    """The rate that a law of seconds over bytes promises between two sizes, times a factor."""
+    import numpy as np
+
+    sizes = np.geomspace(smallest, largest, points)
+    return Series(label, sizes.tolist(), (sizes / law.seconds(sizes) * factor).tolist(), "line")
+
+
+def asked(what: Callable[[Any], Any] | str) -> Callable[[Any], Any]:
+    """A function of an item, where text names an attribute of it, or one of its attribute's; true without text."""
+    if callable(what):
+        return what
+    return attrgetter(what) if what else lambda _: True
+
+
+def misses(errors: Iterable[float]) -> dict[str, Any]:
+    """Of the errors of a law how many there are, the `median` and the `worst`, as values of a remark."""
+    import statistics
+
+    known = [*map(float, errors)]
+    return {
+        "count": len(known),
+        "median": Quantity(statistics.median(known), "%"),
+        "worst": Quantity(max(known), "%"),
+    }
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -355,7 +373,6 @@ class Column:
     predicted: bool = False
 
     def cell(self, item: Any) -> Cell:
-        """What the item has, as a cell."""
         if callable(self.value):
             value = self.value(item)
         elif isinstance(item, Mapping):

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields, make_dataclass, replace
 from typing import Any
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.nearest import offer
-from pyperf_suite.runner.case import Case
+from pyperf_suite.errors import UserError, offer
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import Flag, crossed
 from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, findings
 from pyperf_suite.spec.probe import Probe

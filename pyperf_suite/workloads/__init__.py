@@ -9,26 +9,26 @@ from typing import Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.workloads.workload import Workload
 
-# The module and class of each whose module has another name than itself; all others are found by theirs, as WORKLOAD.
+# The module and class of each, imported when it is asked for.
 OPERATORS = {
-    "matmul": "matmul.product:Matmul",
+    "matmul": "matmul.matmul:Matmul",
+    "grouped_matmul": "matmul.libraries:GroupedMatmul",
     "attention": "attention.attention:Attention",
     "collective": "collective.collective:Collective",
-    "grouped_matmul": "grouped_matmul:GroupedMatmul",
-    "compiled_kernel": "compiled_kernel:CompiledKernel",
+    "compiled_kernel": "exact:CompiledKernel",
+    "topology": "exact:Topology",
     "training_step": "training.training_step:TrainingStep",
-    "topology": "training.topology:Topology",
-    "data_parallel": "training.data_parallel:DataParallel",
-    "overlap": "training.overlap:Overlap",
-    "parallel_step": "training.parallel.parallel_step:ParallelStep",
-    "training_memory": "training.step_memory:TrainingMemory",
-    "block_part": "training.block_part:BlockPart",
-    "layer_pass": "training.layer_pass:LayerPass",
     "precision_step": "training.training_step:PrecisionStep",
     "checkpointed_step": "training.step_memory:CheckpointedStep",
+    "training_memory": "training.step_memory:TrainingMemory",
+    "data_parallel": "training.data_parallel:DataParallel",
+    "parallel_step": "training.parallel_step:ParallelStep",
+    "overlap": "training.overlap:Overlap",
+    "block_part": "training.layers:BlockPart",
+    "layer_pass": "training.layers:LayerPass",
+    "optimizer_update": "training.optimizer:OptimizerUpdate",
     "input_pipeline": "training.input_pipeline:InputPipeline",
     "transfer": "training.transfer:Transfer",
-    "optimizer_update": "training.optimizer_update:OptimizerUpdate",
 }
 
 

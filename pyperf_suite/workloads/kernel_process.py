@@ -47,7 +47,6 @@ class SuiteFinder:
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-        """The spec of the package, or of its `kernels`, which lies beside it in a checkout."""
         folder = {"pyperf_suite": PACKAGE, "pyperf_suite.kernels": PACKAGE.parent / "kernels"}.get(name)
         if folder is None or (name != "pyperf_suite" and (PACKAGE / "kernels").is_dir()):
             return None
@@ -186,12 +185,11 @@ class KernelProcess:
         }
 
     def _gpu(self) -> Any:
-        from pyperf_suite.workloads.cuda import cuda_device
+        from pyperf_suite.workloads.backends import cuda_device
 
         return cuda_device(int(self._api._device.partition(":")[2] or 0))
 
     def _kernels(self, named: str) -> list[Any]:
-        """The kernels that the file itself declares, in its order, or the one of that name."""
         of_file = [
             each
             for each in vars(self._module).values()
@@ -208,7 +206,6 @@ class KernelProcess:
         return [found]
 
     def _describe(self, kernel: str, seed: int) -> dict[str, Any]:
-        """Each kernel with its axes and what its first case that can be built has as implementations."""
         kernels = self._kernels(kernel)
         if not kernels:
             raise Told("it declares no kernel: put @suite.kernel above a function that returns suite.launch(...)")
@@ -243,7 +240,6 @@ class KernelProcess:
     # -- one case ------------------------------------------------------------------------------------------------
 
     def _build(self, kernel: str, axes: dict[str, Any], implementation: str, seed: int, library: str) -> dict[str, Any]:
-        """Run the function that makes the inputs, once, and say what they are."""
         self._api._library = library
         self._axes, self._kernel = axes, self._kernels(kernel)[0]
         self._subject, self._shown_where = self._kernel.name, (self._kernel.file, self._kernel.line)
@@ -289,7 +285,6 @@ class KernelProcess:
             raise
 
     def _find_leaves(self, launch: Any) -> list[Leaf]:
-        """Arrays and plain data among the arguments; the same array in two places is one leaf."""
         found: list[Leaf] = []
         self._order: list[int] = []  # of what `_walk` gives, which leaf it is
         outputs = {id(each) for each in launch.outputs}
@@ -311,7 +306,6 @@ class KernelProcess:
     # -- the reference process -----------------------------------------------------------------------------------
 
     def _make(self, seed: int, slot: str) -> dict[str, Any]:
-        """Make inputs under a seed and write them to `slot`."""
         self._subject = self._kernel.name
         launch = self._launch = self._built(seed)
         leaves = self._find_leaves(launch)
@@ -347,7 +341,6 @@ class KernelProcess:
         return {"overlaps": shared, "replaced": self._guards.replaced()}
 
     def _check(self, result: str) -> dict[str, Any]:
-        """Ask the user's own check about a result, with the inputs made last."""
         launch = self._launch
         with open(f"{result}.json") as file:
             tree = json.load(file)
@@ -389,7 +382,6 @@ class KernelProcess:
         self._load(list(enumerate(self._slot_of)))
 
     def _load(self, sets: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """Give sets the values of slots, in place: `[[set, slot], ...]`."""
         for index, slot in sets:
             self._slot_of[index] = slot
             self._fill(index, _is_any)
@@ -487,18 +479,15 @@ class KernelProcess:
         self._last.append(self._called(*self._calls[index % len(self._calls)]))
 
     def _enqueue(self, first: int, count: int) -> dict[str, Any]:
-        """Launch so many times on a GPU and wait for nothing."""
         for index in range(first, first + count):
             self._launch_on_gpu(index)
         return {}
 
     def _settle(self) -> dict[str, Any]:
-        """Wait until a GPU has nothing left to do, on whatever stream."""
         self._gpu().context.synchronize()
         return {}
 
     def _restore(self, start: int, count: int) -> None:
-        """Give modified arguments of these sets their values back."""
         for index in range(start, start + count):
             self._fill(index % len(self._sets), _is_modified)
 
@@ -574,7 +563,6 @@ class KernelProcess:
     # -- words ---------------------------------------------------------------------------------------------------
 
     def _shown(self, file: str) -> str:
-        """A file as a person calls it: from the root on, where it lies below."""
         try:
             return Path(file).resolve().relative_to(self._root.resolve()).as_posix() if file else ""
         except ValueError:
@@ -606,7 +594,6 @@ def _arrays_closed_over(function: Any) -> list[str]:
 
 
 def _versions() -> dict[str, str]:
-    """Of the libraries that the user's code has imported, those that decide how fast it is."""
     return {
         name: str(getattr(sys.modules[name], "__version__", ""))
         for name in ("numpy", "torch", "triton", "scipy", "numba", "jax")
@@ -640,7 +627,6 @@ def _nothing(*_: Any) -> None:
 
 
 def _die_with_parent() -> None:
-    """Have Linux end this process when the judge dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL)
 

@@ -14,9 +14,6 @@ import functools
 import math
 import os
 import random
-import secrets
-import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -27,40 +24,42 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite import __version__, processes
+from pyperf_suite import __version__
 from pyperf_suite.errors import Failed, Unsupported, UserError
-from pyperf_suite.hardware import memory
-from pyperf_suite.hardware.source import source_of
+from pyperf_suite.hardware.machine import source_of
 from pyperf_suite.kernel_arrays import lay_out
 from pyperf_suite.measure.spot_checks import WrongLaunch
-from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_result import compare, refused
 from pyperf_suite.workloads.operator import sets_to_rotate
-from pyperf_suite.workloads.part_checks import PartChecks, PartStopwatch
-from pyperf_suite.workloads.user_process import (
-    UserProcess,
+from pyperf_suite.workloads.user_checks import (
+    PartChecks,
+    PartLaunches,
     float_bytes,
     holds_poison,
     read_array,
     read_bytes,
     read_tree,
 )
-from pyperf_suite.workloads.workload import Kernel, Observed, Place, Prepared, Way, Work, Workload
+from pyperf_suite.workloads.user_process import (
+    ReferenceProcess,
+    UserProcess,
+    interpreter,
+    limit_bytes,
+    memory_folder,
+    secret_seed,
+)
+from pyperf_suite.workloads.workload import Kernel, Observed, Place, Way, Work, Workload
 
-# Which interpreter runs a user's code, what comes first on its path, and what a FILE is relative to.
-PYTHON_VARIABLE, PATH_VARIABLE, ROOT_VARIABLE = "PYPERF_KERNEL_PYTHON", "PYPERF_KERNEL_PATH", "PYPERF_KERNEL_ROOT"
+# What comes first on the path of a user's code, and what a FILE is relative to.
+PATH_VARIABLE, ROOT_VARIABLE = "PYPERF_KERNEL_PATH", "PYPERF_KERNEL_ROOT"
 
 # Sets of the same values are copies elsewhere in memory; so many have values of their own.
 DISTINCT_SETS = 3
 
-
 # Of a result, as much more than its reference as a kernel may write before it is stopped.
 LARGEST_RESULT = 4
 SMALLEST_LIMIT_BYTES = 64 << 20
-
-# Of the memory that is free, what a kernel process may take.
-MEMORY_SHARE = 0.8
 
 # So long after a wrong result was seen, it is looked at again: work that goes on by itself is seen to end.
 LATE_S = 0.05
@@ -71,16 +70,12 @@ REMEMBERED_SEEDS, STALE_S = 4, 3.0
 # Before the runner gives up on this process, so that it can say which line hung.
 DEADLINE_SHARE, DEADLINE_SPARE_S = 0.9, 1.0
 
-
-# Threads of the reference process that wait for work take no core from what is timed.
-NO_SPINNING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
-
 Array = NDArray[Any]
 Scalar = bool | int | float | str
 
 
 def root() -> Path:
-    """What FILE is relative to: as told by PYPERF_KERNEL_ROOT, else the top of the git checkout, else this folder."""
+    """What FILE is relative to: PYPERF_KERNEL_ROOT, else the top of the git checkout, else this folder."""
     told = os.environ.get(ROOT_VARIABLE)
     if told:
         return Path(told)
@@ -117,17 +112,17 @@ class Described:
 
 @functools.cache
 def describe(target: str) -> tuple[Described, ...]:
-    """The kernels of a user's file, module or of one name in it, as a process of their own tells.
+    """The kernels of a user's file, module or of one name in it, as a process of its own describes them.
 
     Raises UserError for what cannot be imported, holds no kernel, or whose inputs cannot be made for any case.
     """
     target = canonical(target)
-    with _folder() as folder:
+    with memory_folder() as folder:
         try:
-            process = UserProcess(_python(), folder, _split(target)[0], 60.0, _limit_bytes())
+            process = UserProcess(interpreter(), folder, _split(target)[0], 60.0, limit_bytes())
             with contextlib.closing(process):
                 process.ask("start", **_start(target, "cpu"))
-                told = process.ask("describe", kernel=_split(target)[1], seed=_seed())["kernels"]
+                told = process.ask("describe", kernel=_split(target)[1], seed=secret_seed())["kernels"]
         except (Failed, Unsupported) as reason:
             raise UserError(str(reason)) from None
     source = _split(target)[0]
@@ -176,7 +171,6 @@ class UserKernel(Workload[Any]):
         self.name = name
 
     def type_for(self, data: Mapping[str, Any]) -> type:
-        """Parameters have the fields that a case's JSON holds: reports import no user's code."""
         return parameters_of(tuple(data))
 
     def validate(self, parameters: Any) -> None:
@@ -193,7 +187,7 @@ class UserKernel(Workload[Any]):
         return UserLaunches(self.name, asdict(parameters), implementation, place)
 
 
-class UserLaunches(Prepared):
+class UserLaunches(PartLaunches):
     """A user's case made ready in its kernel process; `launch` is for whoever times through `stopwatch`."""
 
     def __init__(self, name: str, axes: dict[str, Any], implementation: str, place: Place) -> None:
@@ -201,7 +195,7 @@ class UserLaunches(Prepared):
         self._resources = contextlib.ExitStack()
         self._clocks_hz: list[float] = []
         try:
-            self._folder = self._resources.enter_context(_folder())
+            self._folder = self._resources.enter_context(memory_folder())
             self._prepare(name, axes, implementation, place)
         except BaseException:
             self.close()
@@ -211,8 +205,8 @@ class UserLaunches(Prepared):
     def _prepare(self, name: str, axes: dict[str, Any], implementation: str, place: Place) -> None:
         device = str(place.device)
         self._reference = _reference_process(name, device, self._end_s)
-        limit = _limit_bytes()
-        self._process = UserProcess(_python(), self._folder, implementation, self._end_s - time.monotonic(), limit)
+        limit = limit_bytes()
+        self._process = UserProcess(interpreter(), self._folder, implementation, self._end_s - time.monotonic(), limit)
         self._resources.callback(self._process.close)
         # Both import what the user's code imports, side by side.
         began = self._process.begin("start", **_start(name, device))
@@ -242,7 +236,6 @@ class UserLaunches(Prepared):
         }
 
     def _require_same_inputs(self, mine: Mapping[str, Any]) -> None:
-        """Raise Failed where the two processes were given inputs of other shapes."""
         ours, theirs = (
             [{name: value for name, value in leaf.items() if name != "offset"} for leaf in built["leaves"]]
             for built in (self._built, mine)
@@ -266,7 +259,7 @@ class UserLaunches(Prepared):
             self.sets = place.sets
         distinct = min(self.sets, DISTINCT_SETS)
         # Inputs of each, those that are looked at, a result and its reference in float64.
-        self._files = self._resources.enter_context(_folder((distinct + 2 + 1 + 8) * slot_bytes))
+        self._files = self._resources.enter_context(memory_folder((distinct + 2 + 1 + 8) * slot_bytes))
         self._slots = [self._path_of(f"slot{number}", slot_bytes) for number in range(distinct + 1)]
         self._inputs = self._path_of("inputs", slot_bytes)
         self._unseen = self._path_of("unseen", slot_bytes)
@@ -274,10 +267,10 @@ class UserLaunches(Prepared):
         made = [self._reference.make(slot, self._end_s, seed) for slot, seed in zip(self._slots, drawn, strict=True)]
         self._slot_seeds = [each["seed"] for each in made]
         self._seeds: deque[int] = deque(maxlen=REMEMBERED_SEEDS)
-        self._expected_bytes = _limit_bytes() // LARGEST_RESULT
+        self._expected_bytes = limit_bytes() // LARGEST_RESULT
         placed = self._process.ask("place", sets=self.sets, slots=self._slots[:-1], spare=self._slots[-1])
         self._path = placed["path"]
-        self._clock_name, self._resolution_s = placed["stopwatch"], placed["resolution_s"]
+        self.clock = (placed["stopwatch"], placed["resolution_s"])
         self.sampling = {"cache": cache, "operand_sets": self.sets}
 
     def _path_of(self, name: str, size_bytes: int) -> str:
@@ -287,26 +280,10 @@ class UserLaunches(Prepared):
         return str(path)
 
     @property
-    def stopwatch(self) -> Stopwatch:
-        """The kernel process's clock."""
-        return PartStopwatch(self)
-
-    @property
-    def clock(self) -> tuple[str, float]:
-        """Its name and resolution in seconds."""
-        return self._clock_name, self._resolution_s
-
-    @property
     def pid(self) -> int:
-        """Of the process that launches."""
         return self._process.pid
 
-    def launch(self, index: int) -> None:
-        """Once, untimed."""
-        self.time(index, 1, 1)
-
     def time(self, first: int, samples: int, batch: int) -> tuple[list[float], float]:
-        """Seconds of each sample as the kernel process tells, and of all as the judge saw them pass."""
         begin = time.perf_counter()
         told = self._process.ask("time", first=first, samples=samples, batch=batch)
         wall_s = time.perf_counter() - begin
@@ -319,7 +296,6 @@ class UserLaunches(Prepared):
         return seconds, wall_s
 
     def cpu_seconds(self) -> float:
-        """CPU time that the kernel process and its children have used."""
         return self._process.cpu_seconds()
 
     def _require_left_alone(self, told: Mapping[str, Any]) -> None:
@@ -334,7 +310,6 @@ class UserLaunches(Prepared):
                 raise WrongLaunch(refused(reason, f"{self.where}: {words} {shown}"))
 
     def settling_s(self, launches: int) -> float:
-        """Seconds that a GPU still works after so many launches were queued: the judge's, of all its streams."""
         self._process.ask("settle")
         self._process.ask("enqueue", first=0, count=launches)
         begin = time.perf_counter()
@@ -342,34 +317,28 @@ class UserLaunches(Prepared):
         return time.perf_counter() - begin
 
     def observed(self) -> dict[str, Observed]:
-        """The clock of a GPU's multiprocessors while it was timed."""
         return {"sm_clock": Observed("Hz", self._clocks_hz)} if self._clocks_hz else {}
 
     def refresh(self, index: int) -> None:
-        """Give a set inputs that no process has seen, made under a seed drawn now."""
         self._made = self._reference.make(self._slots[-1], self._end_s)
         self._seeds.append(self._made["seed"])
         self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]])
 
     def fresh(self) -> bool:
-        """Whether inputs differ from seed to seed; where they do not, what a kernel remembers of them is right."""
         slots = (self._slots[0], self._slots[-1]), (f"{self._slots[0]}.plain", f"{self._slots[-1]}.plain")
         return not all(filecmp.cmp(*pair, shallow=False) for pair in slots)
 
     def repeat(self, index: int) -> None:
-        """Give a set the inputs that were made last once more, by as much work as `refresh` does."""
         self._reference.make(self._unseen, self._end_s)
         self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]])
 
     def give_back(self, index: int) -> None:
-        """Give a set the inputs that it had before `refresh`, where they are to be those of another process."""
         if self._given is not None:
             index %= self.sets
             self._process.ask("load", sets=[[index, index % (len(self._slots) - 1)]])
 
     def _drawn(self) -> int:
-        """The seed of inputs that are timed."""
-        return _seed() if self._given is None else self._given.getrandbits(63)
+        return secret_seed() if self._given is None else self._given.getrandbits(63)
 
     def left(self, index: int) -> Verification:
         """Compare what the last launch left with the reference of the inputs that its set was given by `refresh`.
@@ -400,7 +369,6 @@ class UserLaunches(Prepared):
         return verdict if verdict.passed else replace(verdict, message=f"{self.where}: {verdict.message}")
 
     def _narrowed(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Verification | None:
-        """A verdict where a result is of a narrower type than both the reference's and any input."""
         if found["kind"] in ("tuple", "dict"):
             keys = range(len(found["items"])) if found["kind"] == "tuple" else found["items"]
             pairs = ((found["items"][key], wanted["items"][key]) for key in keys)
@@ -418,7 +386,6 @@ class UserLaunches(Prepared):
         )
 
     def _changed_late(self, told: Mapping[str, Any]) -> Verification | None:
-        """A verdict where the result changed after the clock had stopped."""
         if not told.get("changed"):
             return None
         return refused("late work", "its result was written after the launch had returned and the clock had stopped")
@@ -443,7 +410,6 @@ class UserLaunches(Prepared):
         return verdict
 
     def _unchanged(self, fetched: Mapping[str, Any]) -> Verification | None:
-        """A verdict where inputs were modified that the launch does not say it modifies."""
         for number, leaf in enumerate(self._built["leaves"]):
             if leaf["kind"] != "array" or leaf["role"] != "input":
                 continue
@@ -509,7 +475,6 @@ class UserLaunches(Prepared):
         return self._cpu_s() - self._cpu_before_s
 
     def begin(self) -> None:
-        """From now on launches are timed."""
         self._clocks_hz = []
         self._cpu_before_s = self._cpu_s()
 
@@ -517,7 +482,6 @@ class UserLaunches(Prepared):
         return self._process.cpu_seconds() + self._reference.cpu_seconds()
 
     def references(self) -> dict[str, Any]:
-        """Who judged."""
         if self._built["has_reference"]:
             return {"references": ["the file's reference"]}
         if self._built["has_check"]:
@@ -529,65 +493,14 @@ class UserLaunches(Prepared):
         self._resources.close()
 
 
-class ReferenceProcess:
-    """The process that makes inputs and computes references; kept for the next case of the same file."""
-
-    def __init__(self, name: str, device: str, end_s: float) -> None:
-        self._resources = contextlib.ExitStack()
-        folder = self._resources.enter_context(_folder())
-        left_s = end_s - time.monotonic()
-        self._process = UserProcess(_python(), folder, "the reference", left_s, _limit_bytes(), NO_SPINNING)
-        self._resources.callback(self._process.close)
-        try:
-            self.library: str = self._process.ask("start", **_start(name, device))["library"]
-        except BaseException:
-            self.close()
-            raise
-
-    def build(self, asked: Mapping[str, Any], end_s: float) -> dict[str, Any]:
-        """What the case launches."""
-        return self.ask("build", end_s, **asked, seed=_seed(), library=self.library)
-
-    def make(self, slot: str, end_s: float, seed: int | None = None) -> dict[str, Any]:
-        """Inputs under a seed that is drawn now, or under one that was, written to a slot."""
-        seed = _seed() if seed is None else seed
-        return {**self.ask("make", end_s, seed=seed, slot=slot), "seed": seed}
-
-    def expect(self, expected: str, end_s: float) -> dict[str, Any]:
-        """What the reference makes of the inputs made last; whether that shares memory with them."""
-        return self.ask("expect", end_s, expected=expected)
-
-    def ask(self, what: str, end_s: float, **arguments: Any) -> dict[str, Any]:
-        """One request; a process that is lost is not asked again. Raises Failed."""
-        self._process.deadline_in(end_s - time.monotonic())
-        self._process.pause(False)
-        try:
-            return self._process.ask(what, **arguments)
-        except Failed:
-            forget_reference()
-            raise
-        finally:
-            # While others are timed it takes no core.
-            self._process.pause(True)
-
-    def cpu_seconds(self) -> float:
-        """What it has used so far."""
-        return self._process.cpu_seconds()
-
-    def close(self) -> None:
-        self._process.pause(False)
-        self._resources.close()
-
-
 _kept: dict[tuple[str, ...], ReferenceProcess] = {}
 
 
 def _reference_process(name: str, device: str, end_s: float) -> ReferenceProcess:
-    """The one that is kept, where it has the same code; else a new one."""
-    key = (_split(name)[0], device, _python(), os.environ.get(PATH_VARIABLE, ""), str(root()))
-    if key not in _kept:
+    key = (_split(name)[0], device, interpreter(), os.environ.get(PATH_VARIABLE, ""), str(root()))
+    if key not in _kept or _kept[key].is_lost:
         forget_reference()
-        _kept[key] = ReferenceProcess(name, device, end_s)
+        _kept[key] = ReferenceProcess(_start(name, device), end_s)
     return _kept[key]
 
 
@@ -604,45 +517,16 @@ def _start(name: str, device: str) -> dict[str, Any]:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """FILE or module, and the kernel in it."""
     if name.endswith(".py") or ":" not in name:
         return name, ""
     source, _, function = name.rpartition(":")
     return source, function
 
 
-def _python() -> str:
-    import sys
-
-    return os.environ.get(PYTHON_VARIABLE) or sys.executable
-
-
-def _seed() -> int:
-    """63 secret bits."""
-    return secrets.randbits(63)
-
-
 @functools.cache
 def _source(top: str, file: str) -> dict[str, Any]:
-    """The commit of the user's repository, where it tracks the file."""
     path = Path(top) / file
     return source_of(path.parent, path.name) if file else {}
-
-
-def _limit_bytes() -> int:
-    return int(MEMORY_SHARE * memory.available_bytes())
-
-
-@contextlib.contextmanager
-def _folder(size_bytes: int = 0) -> Any:
-    """A folder in memory where there is room, else where temporary files lie; removed at the end."""
-    shared = Path(processes.SHARED_MEMORY)
-    roomy = shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > size_bytes + (1 << 26)
-    name = processes.owned_name("kernel", os.getpid())
-    with tempfile.TemporaryDirectory(
-        prefix=name, dir=str(shared) if roomy else None, ignore_cleanup_errors=True
-    ) as path:
-        yield Path(path)
 
 
 def _is_time(value: Any) -> bool:

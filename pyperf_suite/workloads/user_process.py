@@ -1,4 +1,4 @@
-"""The judge's handle on a process in which a user's code runs: ask with a deadline, bound it, and say how it ended.
+"""The judge's handle on the processes in which a user's code runs: ask with a deadline, bound them, say how they ended.
 
 Whatever the code does, it costs one case: it is ended with all that it started, by its group and by its descent.
 """
@@ -7,29 +7,28 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import secrets
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
-from numpy.typing import NDArray
 
+from pyperf_suite import processes
 from pyperf_suite.errors import Failed, Unsupported
-from pyperf_suite.kernel_arrays import POISON
+from pyperf_suite.hardware import memory
 from pyperf_suite.workloads import kernel_process
-from pyperf_suite.workloads.dtypes import widen
 
 # How often a waiting judge looks at the memory that the process holds.
 WATCH_S = 0.05
@@ -43,8 +42,17 @@ LARGEST_ANSWER_BYTES = 64 << 20
 # The reason in a record where the process ended while it was asked something.
 ENDED = "process ended"
 
-# After this much of silence a process that was told to end is killed.
+# After this much of silence a process that was asked to end is killed.
 POLITE_S = 0.3
+
+# Which interpreter runs a user's code, by default this one's.
+PYTHON_VARIABLE = "PYPERF_KERNEL_PYTHON"
+
+# Of the memory that is free, what a kernel process may take.
+MEMORY_SHARE = 0.8
+
+# Threads of the reference process that wait for work take no core from what is timed.
+NO_SPINNING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 
 _PR_SET_CHILD_SUBREAPER = 36
 _CPU_CLOCK_OF_A_PROCESS = 2
@@ -102,15 +110,13 @@ class UserProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process itself."""
         return self._process.pid
 
     def about(self, built: Mapping[str, Any]) -> None:
-        """From now on a failure is told of the function at that place."""
+        """From now on a failure is reported for the function at that place."""
         self._where = f"{built['file']}:{built['line']}" if built["file"] else ""
 
     def deadline_in(self, seconds: float) -> None:
-        """How long all that is asked from now on may take together."""
         self._end_s, self._deadline_s = time.monotonic() + seconds, seconds
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
@@ -118,7 +124,6 @@ class UserProcess:
         return self.finish(self.begin(what, **arguments))
 
     def begin(self, what: str, **arguments: Any) -> str:
-        """Send a request; `finish` waits for its answer."""
         if what == "start":
             self._where = arguments["target"].rpartition(":")[0] or arguments["target"]
         self._token = secrets.token_hex(8)
@@ -132,7 +137,6 @@ class UserProcess:
         return what
 
     def finish(self, what: str) -> dict[str, Any]:
-        """The answer to what was begun. Raises as `ask` does."""
         answer, *others = map(_parsed, [self._read_line(what), *self._unread.splitlines()])
         # The copy may come to speak when the next request is under way.
         if any(each.get("forked") and each.get("token") in self._tokens for each in (answer, *others)):
@@ -161,12 +165,10 @@ class UserProcess:
         return total
 
     def last_words(self) -> str:
-        """The last line that it printed."""
         lines = b"".join(self._log).decode(errors="replace").strip().splitlines()
         return lines[-1][:300] if lines else ""
 
     def close(self) -> None:
-        """End it and all that it started; a second call does nothing."""
         if self._to < 0:
             return
         family = self._family()
@@ -216,7 +218,6 @@ class UserProcess:
             return []
 
     def _hung(self, what: str) -> Failed:
-        """Ask it where it is, then end it."""
         place = ""
         with contextlib.suppress(OSError):
             self._process.send_signal(signal.SIGUSR2)
@@ -282,8 +283,85 @@ class UserProcess:
                     kept -= len(self._log.popleft())
 
 
+class ReferenceProcess:
+    """The process that makes inputs and computes references; kept for the next case of the same file."""
+
+    def __init__(self, start: Mapping[str, Any], end_s: float) -> None:
+        """`start` is what a process is asked first: the file or module, and where to find what it imports."""
+        self._resources = contextlib.ExitStack()
+        folder = self._resources.enter_context(memory_folder())
+        left_s = end_s - time.monotonic()
+        self._process = UserProcess(interpreter(), folder, "the reference", left_s, limit_bytes(), NO_SPINNING)
+        self._resources.callback(self._process.close)
+        self.is_lost = False
+        try:
+            self.library: str = self._process.ask("start", **start)["library"]
+        except BaseException:
+            self.close()
+            raise
+
+    def build(self, asked: Mapping[str, Any], end_s: float) -> dict[str, Any]:
+        return self.ask("build", end_s, **asked, seed=secret_seed(), library=self.library)
+
+    def make(self, slot: str, end_s: float, seed: int | None = None) -> dict[str, Any]:
+        """Inputs under a seed, by default one that is drawn now, written to a slot."""
+        seed = secret_seed() if seed is None else seed
+        return {**self.ask("make", end_s, seed=seed, slot=slot), "seed": seed}
+
+    def expect(self, expected: str, end_s: float) -> dict[str, Any]:
+        """What the reference makes of the inputs made last; whether that shares memory with them."""
+        return self.ask("expect", end_s, expected=expected)
+
+    def ask(self, what: str, end_s: float, **arguments: Any) -> dict[str, Any]:
+        """One request; a process that is lost is not asked again. Raises Failed."""
+        self._process.deadline_in(end_s - time.monotonic())
+        self._process.pause(False)
+        try:
+            return self._process.ask(what, **arguments)
+        except Failed:
+            self.close()
+            raise
+        finally:
+            # While others are timed it takes no core.
+            self._process.pause(True)
+
+    def cpu_seconds(self) -> float:
+        return self._process.cpu_seconds()
+
+    def close(self) -> None:
+        self.is_lost = True
+        self._process.pause(False)
+        self._resources.close()
+
+
+def interpreter() -> str:
+    """What runs a user's code."""
+    return os.environ.get(PYTHON_VARIABLE) or sys.executable
+
+
+def secret_seed() -> int:
+    """63 bits that nobody knows."""
+    return secrets.randbits(63)
+
+
+def limit_bytes() -> int:
+    """What a kernel process may take of the memory that is free."""
+    return int(MEMORY_SHARE * memory.available_bytes())
+
+
+@contextlib.contextmanager
+def memory_folder(size_bytes: int = 0) -> Iterator[Path]:
+    """A folder in memory where there is room, else where temporary files lie; removed at the end."""
+    shared = Path(processes.SHARED_MEMORY)
+    roomy = shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > size_bytes + (1 << 26)
+    name = processes.owned_name("kernel", os.getpid())
+    with tempfile.TemporaryDirectory(
+        prefix=name, dir=str(shared) if roomy else None, ignore_cleanup_errors=True
+    ) as path:
+        yield Path(path)
+
+
 def _parsed(line: bytes) -> dict[str, Any]:
-    """An answer; an empty one where the line is none."""
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
@@ -292,7 +370,6 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def _short(file: str) -> str:
-    """A path relative to this folder, where it lies below."""
     with contextlib.suppress(ValueError):
         return Path(file).relative_to(Path.cwd()).as_posix()
     return file
@@ -304,77 +381,3 @@ def _adopt_orphans() -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-# bfloat16 and float8 are bits to numpy.
-BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
-
-Array = NDArray[Any]
-
-
-def read_tree(path: str) -> dict[str, Any]:
-    """What a process wrote of a result; a Failed where it is none, for the process may write anything."""
-    try:
-        tree = json.loads(Path(f"{path}.json").read_text("utf-8"))
-        _require_tree(tree, Path(path).stat().st_size)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Failed(f"The kernel process wrote a result that cannot be read ({error!r:.100}).") from None
-    return dict(tree)
-
-
-def _require_tree(tree: Any, size_bytes: int) -> None:
-    if tree["kind"] in ("tuple", "dict"):
-        for each in tree["items"] if tree["kind"] == "tuple" else tree["items"].values():
-            _require_tree(each, size_bytes)
-    elif tree["kind"] == "array":
-        storage = stored_type(tree["dtype"])
-        if math.prod(tree["shape"]) * storage.itemsize != tree["bytes"]:
-            raise ValueError("an array of another size than its shape")
-        if not 0 <= tree["offset"] <= tree["offset"] + tree["bytes"] <= size_bytes:
-            raise ValueError("an array outside of its file")
-    elif tree["kind"] != "plain" or "value" not in tree:
-        raise ValueError("no result")
-
-
-def float_bytes(dtype: str) -> int:
-    """The size of a real or complex floating-point type's real part; 0 for other types."""
-    if not dtype.startswith(("float", "bfloat", "complex")):
-        return 0
-    return stored_type(dtype).itemsize // (2 if dtype.startswith("complex") else 1)
-
-
-def stored_type(dtype: str) -> np.dtype[Any]:
-    """As numpy stores it. Raises ValueError for objects."""
-    found = np.dtype(BITS.get(dtype, dtype))
-    if found.hasobject:
-        raise ValueError("objects")
-    return found
-
-
-def read_array(path: str, spec: Mapping[str, Any]) -> Array:
-    """The values of an array in a file; of bfloat16 and float8 as float32."""
-    count = math.prod(spec["shape"])
-    values = np.fromfile(path, stored_type(spec["dtype"]), count, offset=spec["offset"]).reshape(spec["shape"])
-    if spec["dtype"] == "float8_e5m2":  # the upper half of a float16
-        return (values.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)
-    return widen(values, spec["dtype"]) if spec["dtype"] in BITS else values
-
-
-def holds_poison(tree: Mapping[str, Any], path: str) -> bool:
-    """Whether a result holds a NaN that the suite put in its place."""
-    if tree["kind"] in ("tuple", "dict"):
-        items = tree["items"] if tree["kind"] == "tuple" else tree["items"].values()
-        return any(holds_poison(each, path) for each in items)
-    if tree["kind"] != "array":
-        return False
-    storage = stored_type(tree["dtype"])
-    size = storage.itemsize // (2 if storage.kind == "c" else 1)
-    if size not in POISON or not ("float" in tree["dtype"] or storage.kind == "c"):
-        return False
-    bits = read_bytes(path, tree["offset"], tree["bytes"]).view(f"i{size}")
-    return bool((bits == POISON[size]).any())
-
-
-def read_bytes(path: str, offset: int, size_bytes: int) -> Array:
-    """Part of a file."""
-    return np.fromfile(path, np.uint8, size_bytes, offset=offset)

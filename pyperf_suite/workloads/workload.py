@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import UserError, check_limits
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.limits import check_limits
 from pyperf_suite.measure.spot_checks import Verdict
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch
 
@@ -68,7 +67,6 @@ class Place:
 
     @property
     def ranks(self) -> Group:
-        """The group that this process is a rank of."""
         assert self.group is not None
         return self.group
 
@@ -83,18 +81,15 @@ class Checked:
 
     @property
     def passed(self) -> bool:
-        """Whether something was compared and nothing was wrong."""
         return self.wrong == 0 and self.compared > 0
 
     @property
     def message(self) -> str:
-        """One sentence for people."""
         if self.passed:
             return f"correct: {self.compared} values compared"
         return f"{self.wrong} of {self.compared} values are wrong: {self.first or 'nothing was compared'}"
 
     def to_json(self) -> dict[str, Any]:
-        """As a record keeps it."""
         return {"passed": self.passed, "method": "own", **asdict(self), "message": self.message}
 
 
@@ -164,7 +159,7 @@ class Prepared(ABC):
         return together([self.left(index) for index in range(self.sets)])
 
     def observed(self) -> Mapping[str, Observed]:
-        """What else is told of these launches, measured after they were timed: bytes, shares, counts."""
+        """What else is reported of these launches, measured after they were timed: bytes, shares, counts."""
         return {}
 
     def cpu_elsewhere_s(self) -> float:
@@ -181,7 +176,7 @@ class Prepared(ABC):
 
 
 class Exact(Prepared):
-    """Figures that are the same each time: one visit of one process is all there is."""
+    """Figures that are the same each time: one trial is all there is."""
 
     def __init__(self, kernel: Kernel, metrics: Mapping[str, Mapping[str, Any]]) -> None:
         self.kernel, self.exact = kernel, metrics
@@ -229,7 +224,6 @@ class Transfers(Prepared):
         """Compare the output of what ran last after `poison`, exactly."""
 
     def launch(self, index: int) -> None:
-        """One iteration."""
         self.time(1, self.deadline_s)
 
 
@@ -257,7 +251,7 @@ class Workload(ABC, Generic[Parameters]):
     """What cases are about: parameters, and implementations that measure under them.
 
     `is_exact`: its figures are read and not timed. `own_check`: it compares with what a pass of its own
-    computes, by the first process of a run. `fresh_ranks`: each visit starts a group of its own.
+    computes, by the first process of a run. `fresh_ranks`: each trial starts a group of its own.
     """
 
     name: str
@@ -278,7 +272,6 @@ class Workload(ABC, Generic[Parameters]):
             own()
 
     def type_for(self, data: Mapping[str, Any]) -> type:
-        """The class of parameters that plain JSON holds."""
         return self.parameters_type
 
     def footprint_bytes(self, parameters: Parameters) -> int:
@@ -298,7 +291,6 @@ class Workload(ABC, Generic[Parameters]):
         return {}
 
     def implementation(self, name: str) -> Any:
-        """The implementation of that name. Raises UserError that names those there are."""
         if name not in self.implementations:
             raise UserError(
                 f"{self.name} has no implementation {name!r}: choose from {', '.join(sorted(self.implementations))}."

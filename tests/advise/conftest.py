@@ -1,4 +1,4 @@
-"""Laws made up for tests, whose right answers can be told without a GPU or a calibration."""
+"""Made-up laws for tests, whose right answers are known without a GPU or a calibration."""
 
 from __future__ import annotations
 
@@ -21,30 +21,29 @@ class MadeUpPrices:
     asked: list[tuple[str, int, int, int]] = field(default_factory=list)
 
     def gemm(self, layout, m, n, k):
+        m, n, k = map(np.asarray, np.broadcast_arrays(m, n, k))
         assert min(m.min(), n.min(), k.min()) >= 1
-        self.asked += [(layout, *row) for row in np.stack([m, n, k], axis=1).tolist()]
+        self.asked += [(layout, *row) for row in np.stack([m, n, k], axis=-1).reshape(-1, 3).tolist()]
         ideal = 2.0 * m * n * k / 1e14
         tiled = 2.0 * (-(-m // 128) * 128) * (-(-n // 128) * 128) * k / 1e14
         penalty = np.where((m % 8 == 0) & (n % 8 == 0) & (k % 8 == 0), 0.0, tiled)
-        parts = {"ideal": ideal, "tile": tiled - ideal, "alignment": penalty, "launch": np.full(len(m), 1e-6)}
+        parts = {"ideal": ideal, "tile": tiled - ideal, "alignment": penalty, "launch": np.full(m.shape, 1e-6)}
         return self._explained(parts, m > 1 << 20)
 
     def attention(self, causal, backward, batch, seq, heads, kv_heads, head_dim):
-        assert heads.min() >= 1
+        assert np.min(heads) >= 1
         assert not np.any(heads % kv_heads)
         ideal = (2.5 if backward else 1.0) * 4.0 * batch * heads * head_dim * seq * seq / (2 if causal else 1) / 5e13
         padded = -(-head_dim // 64) * 64 / head_dim
-        return self._explained({"ideal": ideal, "head_dim": ideal * (padded - 1)}, np.zeros(len(batch), dtype=bool))
+        return self._explained({"ideal": ideal, "head_dim": ideal * (padded - 1)})
 
     def memory_bound(self, nbytes):
-        return self._explained({"bandwidth": nbytes / 1e12}, np.zeros(len(nbytes), dtype=bool))
+        return self._explained({"bandwidth": nbytes / 1e12})
 
-    def collective(self, op, nbytes, ranks):
-        return self._explained(
-            {"bandwidth": 2 * nbytes / 1e11 * (ranks - 1) / ranks}, np.zeros(len(nbytes), dtype=bool)
-        )
+    def collective(self, op, nbytes, ranks, ranks_per_node=None, network_bytes_per_s=None):
+        return self._explained({"bandwidth": 2 * nbytes / 1e11 * (ranks - 1) / ranks})
 
-    def _explained(self, parts, extrapolated):
+    def _explained(self, parts, extrapolated=False):
         return Explained(sum(parts.values()), parts, extrapolated, self.error_percent, "made up")
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.advise.model.config import model_config, read_model_config
+from pyperf_suite.advise.model_config import model_config, read_model_config
 from pyperf_suite.errors import UserError
 
 
@@ -28,15 +28,8 @@ def decoder(family: str, layers: int, hidden: int, ffn: int, heads: int, vocab: 
 
 
 def gpt2(layers: int, hidden: int, heads: int) -> dict[str, Any]:
-    return {
-        "model_type": "gpt2",
-        "n_layer": layers,
-        "n_embd": hidden,
-        "n_head": heads,
-        "n_positions": 1024,
-        "vocab_size": 50257,
-        "n_inner": None,
-    }
+    sizes = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "n_positions": 1024, "n_inner": None}
+    return {"model_type": "gpt2", "vocab_size": 50257, **sizes}
 
 
 def opt(layers: int, hidden: int, heads: int, **more: Any) -> dict[str, Any]:
@@ -45,14 +38,8 @@ def opt(layers: int, hidden: int, heads: int, **more: Any) -> dict[str, Any]:
 
 
 def bloom(layers: int, hidden: int, heads: int) -> dict[str, Any]:
-    return {
-        "model_type": "bloom",
-        "n_layer": layers,
-        "n_embed": hidden,
-        "num_attention_heads": heads,
-        "vocab_size": 250880,
-        "seq_length": 2048,
-    }
+    sizes = {"n_layer": layers, "n_embed": hidden, "num_attention_heads": heads, "seq_length": 2048}
+    return {"model_type": "bloom", "vocab_size": 250880, **sizes}
 
 
 GQA = {"num_key_value_heads": 8}
@@ -76,32 +63,24 @@ QWEN2_MOE = {
     "shared_expert_intermediate_size": 5632,
     "decoder_sparse_step": 1,
 }
+GPT_OSS = {"head_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 4, "attention_bias": True}
 FALCON = {"bias": False, "parallel_attn": True, "multi_query": True}
 
 # Parameters: those of the published weights, as Hugging Face counts them; biases and norms included.
 PUBLISHED = {
     "gpt2": (gpt2(12, 768, 12), 124_439_808),
-    "gpt2-xl": (gpt2(48, 1600, 25), 1_557_611_200),
     "Llama-2-7b": (decoder("llama", 32, 4096, 11008, 32, 32000), 6_738_415_616),
-    "Llama-2-13b": (decoder("llama", 40, 5120, 13824, 40, 32000, num_key_value_heads=40), 13_015_864_320),
     "Llama-2-70b": (decoder("llama", 80, 8192, 28672, 64, 32000, **GQA), 68_976_648_192),
     "Meta-Llama-3-8B": (LLAMA_3, 8_030_261_248),
-    "Llama-3.1-405B": (decoder("llama", 126, 16384, 53248, 128, 128256, **GQA), 405_853_388_800),
     "Llama-3.2-1B": (decoder("llama", 16, 2048, 8192, 32, 128256, **GQA, **TIED, head_dim=64), 1_235_814_400),
     "Mistral-7B-v0.1": (decoder("mistral", 32, 4096, 14336, 32, 32000, **GQA), 7_241_732_096),
     "Mixtral-8x7B-v0.1": (
         decoder("mixtral", 32, 4096, 14336, 32, 32000, **GQA, num_local_experts=8, num_experts_per_tok=2),
         46_702_792_704,
     ),
-    "Mixtral-8x22B-v0.1": (
-        decoder("mixtral", 56, 6144, 16384, 48, 32000, **GQA, num_local_experts=8, num_experts_per_tok=2),
-        140_620_634_112,
-    ),
     "Qwen2.5-0.5B": (decoder("qwen2", 24, 896, 4864, 14, 151936, num_key_value_heads=2, **TIED), 494_032_768),
     "Qwen2-7B": (decoder("qwen2", 28, 3584, 18944, 28, 152064, num_key_value_heads=4), 7_615_616_512),
-    "Qwen2-72B": (decoder("qwen2", 80, 8192, 29568, 64, 152064, **GQA), 72_706_203_648),
     "Qwen3-8B": (decoder("qwen3", 36, 4096, 12288, 32, 151936, **GQA, head_dim=128), 8_190_735_360),
-    "Qwen3-0.6B": (decoder("qwen3", 28, 1024, 3072, 16, 151936, **GQA, **TIED, head_dim=128), 596_049_920),
     "Qwen1.5-MoE-A2.7B": (
         decoder("qwen2_moe", 24, 2048, 5632, 16, 151936, num_key_value_heads=16, **QWEN2_MOE),
         14_315_784_192,
@@ -110,18 +89,14 @@ PUBLISHED = {
         decoder("qwen3_moe", 48, 2048, 6144, 32, 151936, num_key_value_heads=4, head_dim=128, **QWEN3_MOE),
         30_532_122_624,
     ),
-    "bloom-560m": (bloom(24, 1024, 16), 559_214_592),
     "bloom": (bloom(70, 14336, 112), 176_247_271_424),
-    "pythia-160m": (decoder("gpt_neox", 12, 768, 3072, 12, 50304, **PYTHIA), 162_322_944),
     "pythia-6.9b": (decoder("gpt_neox", 32, 4096, 16384, 32, 50432, **PYTHIA), 6_857_302_016),
-    "pythia-12b": (decoder("gpt_neox", 36, 5120, 20480, 40, 50688, **PYTHIA), 11_846_072_320),
     "falcon-7b": (decoder("falcon", 32, 4544, 18176, 71, 65024, **FALCON), 6_921_720_704),
     "falcon-40b": (
         decoder("falcon", 60, 8192, 0, 128, 65024, **FALCON, new_decoder_architecture=True, num_kv_heads=8),
         41_303_293_952,
     ),
     "gemma-2b": (decoder("gemma", 18, 2048, 16384, 8, 256000, num_key_value_heads=1, head_dim=256), 2_506_172_416),
-    "gemma-7b": (decoder("gemma", 28, 3072, 24576, 16, 256000, num_key_value_heads=16, head_dim=256), 8_537_680_896),
     "gemma-2-9b": (decoder("gemma2", 42, 3584, 14336, 16, 256000, **GQA, head_dim=256), 9_241_705_984),
     "gemma-3-1b-pt": (
         decoder("gemma3_text", 26, 1152, 6912, 4, 262144, num_key_value_heads=1, head_dim=256),
@@ -130,7 +105,6 @@ PUBLISHED = {
     "phi-2": (decoder("phi", 32, 2560, 10240, 32, 51200, num_key_value_heads=32), 2_779_683_840),
     "Phi-3-mini-4k-instruct": (decoder("phi3", 32, 3072, 8192, 32, 32064, num_key_value_heads=32), 3_821_079_552),
     "opt-125m": (opt(12, 768, 12), 125_239_296),
-    "opt-6.7b": (opt(32, 4096, 32), 6_658_473_984),
     "DeepSeek-V2-Lite": (
         decoder("deepseek_v2", 27, 2048, 10944, 16, 102400, **LATENT, **V2 | {"moe_intermediate_size": 1408})
         | {"n_routed_experts": 64, "q_lora_rank": None},
@@ -154,19 +128,7 @@ PUBLISHED = {
         103_810_674_688,
     ),
     "gpt-oss-20b": (
-        decoder(
-            "gpt_oss",
-            24,
-            2880,
-            2880,
-            64,
-            201088,
-            **GQA,
-            head_dim=64,
-            num_local_experts=32,
-            num_experts_per_tok=4,
-            attention_bias=True,
-        ),
+        decoder("gpt_oss", 24, 2880, 2880, 64, 201088, **GQA, **GPT_OSS),
         20_914_757_184,
     ),
     "granite-3.1-8b-base": (decoder("granite", 40, 4096, 12800, 32, 49155, **GQA, **TIED), 8_170_848_256),
@@ -281,7 +243,7 @@ def test_layers_without_experts_are_counted_as_their_family_places_them() -> Non
         ),
         ({"model_type": "qwen3_moe", **QWEN3_MOE, "num_experts_per_tok": 999}, "cannot visit 999 of 128 experts"),
         ({"model_type": "phi", "qk_layernorm": True}, "norms queries and keys"),
-        (opt(24, 1024, 16, word_embed_proj_dim=512), "embeddings of 512 beside a hidden_size of 1024"),
+        (opt(24, 1024, 16, word_embed_proj_dim=512), "embeddings of 512 and a hidden_size of 1024"),
     ],
 )
 def test_a_configuration_that_cannot_be_counted_says_why_in_one_sentence(change: dict[str, Any], sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""The search finds what a made-up GPU is known to like, says nothing where there is nothing, and prices shapes once."""
+"""The search finds what a made-up GPU likes, proposes nothing within the laws' error, and prices shapes once."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from pyperf_suite.advise.sizing.candidates import Bounds, neighbours, shapes_of
-from pyperf_suite.advise.sizing.costs import costs_of
-from pyperf_suite.advise.sizing.prices import distinct, price
-from pyperf_suite.advise.sizing.search import judged, search
-from pyperf_suite.advise.sizing.setting import Setting
-from pyperf_suite.advise.sizing.step import parts_of
+from pyperf_suite.advise.sizing_search import Bounds, costs_of, judged, neighbours, search
+from pyperf_suite.advise.sizing_step import Setting, distinct, parts_of, price, shapes_of
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.transformer import ModelDimensions
 
 GPT = ModelDimensions(layers=32, hidden=2560, ffn=10240, heads=32, vocab=50257, bias=True)
 LLAMA = ModelDimensions(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256, gated=True)
@@ -32,19 +28,23 @@ def test_padding_the_vocabulary_is_found_with_its_gain(made_up):
     assert found.alone["vocab"].is_faster
     assert found.alone["vocab"].speed == pytest.approx(padded.speed, rel=1e-3)
     assert padded.changes == (("vocab", 50257, 50304),)
-    assert present.speed == present.time_ratio == 1
-    assert present.low == present.high == 1
+    assert present.speed == present.time_ratio == present.low == present.high == 1
 
 
 def test_heads_that_the_attention_kernel_pads_are_traded_for_whole_ones(made_up):
-    found = search(Setting(GPT, 4096), Bounds(vary=("heads",)), made_up)
-    heads = found.alone["heads"]
+    heads = search(Setting(GPT, 4096), Bounds(vary=("heads",)), made_up).alone["heads"]
     assert (heads.setting.model.heads, heads.setting.model.head_dim) == (40, 64)
     assert heads.is_faster
     assert heads.parameter_change == 0
 
 
-def test_nothing_is_proposed_below_what_the_laws_may_err(made_up_with):
+def test_an_odd_sequence_length_is_priced_as_such(made_up):
+    _, odd = judged([Setting(GPT, 4096), Setting(GPT, 4097)], made_up)
+    assert odd.is_slower
+    assert odd.changes == (("seq", 4096, 4097),)
+
+
+def test_nothing_is_proposed_below_the_laws_error(made_up_with):
     found = search(Setting(LLAMA, 4096), Bounds(), made_up_with(error_percent=5.0))
     assert found.pareto == ()
     assert found.faster == 0
@@ -68,8 +68,7 @@ def test_parts_that_both_models_have_do_not_blur_their_difference(made_up):
 @MODELS
 def test_every_candidate_of_the_list_keeps_to_the_bounds(model, made_up):
     setting = Setting(model, 4096, micro_batch=2, tp=2, shards=8)
-    bounds = Bounds(parameter_change=0.03, memory_bytes=80e9)
-    found = search(setting, bounds, made_up)
+    found = search(setting, Bounds(parameter_change=0.03, memory_bytes=80e9), made_up)
     for candidate in [*found.pareto, *found.alone.values()]:
         assert abs(candidate.parameter_change) <= 0.03
         assert candidate.memory_bytes <= found.memory_limit_bytes
@@ -81,17 +80,14 @@ def test_every_candidate_of_the_list_keeps_to_the_bounds(model, made_up):
 def test_the_grid_costs_each_candidate_what_it_costs_alone(model, made_up):
     setting = Setting(model, 2048, micro_batch=2, tp=2)
     candidates = neighbours(setting, Bounds(vary=("hidden", "heads", "ffn", "vocab", "tp")))
-    costs = costs_of(candidates.shapes, setting, made_up)
+    costs = costs_of(candidates.shapes, setting, made_up).flat(candidates.shape)
     trainable = np.flatnonzero(np.broadcast_to(candidates.trainable, candidates.shape))
-    chosen = np.random.default_rng(0).choice(trainable, 12).tolist()
-    alone = judged([setting, *map(candidates.at, chosen)], made_up)[1:]
-    for index, candidate in zip(chosen, alone, strict=True):
-        assert np.broadcast_to(costs.cost_s, candidates.shape).ravel()[index] == pytest.approx(candidate.cost_s)
-        assert np.broadcast_to(costs.parameters, candidates.shape).ravel()[index] == candidate.parameters
-        assert np.broadcast_to(costs.memory_bytes, candidates.shape).ravel()[index] == candidate.memory_bytes
-        assert np.broadcast_to(costs.flop / costs.flop.flat[0], candidates.shape).ravel()[index] == pytest.approx(
-            candidate.speed * candidate.time_ratio
-        )
+    picked = np.random.default_rng(0).choice(trainable, 12).tolist()
+    for index, alone in zip(picked, judged([setting, *map(candidates.at, picked)], made_up)[1:], strict=True):
+        assert costs.cost_s[index] == pytest.approx(alone.cost_s)
+        assert costs.speed[index] == pytest.approx(alone.speed)
+        assert costs.parameters[index] == alone.parameters
+        assert costs.memory_bytes[index] == alone.memory_bytes
 
 
 def test_the_list_is_a_pareto_front(made_up):
@@ -114,17 +110,12 @@ def test_a_million_candidates_ask_for_each_shape_once(made_up):
 
 
 def test_memory_that_the_present_model_exceeds_is_hardly_exceeded_further(made_up):
-    setting = Setting(GPT, 4096)
-    found = search(setting, Bounds(memory_bytes=1e9), made_up)
+    found = search(Setting(GPT, 4096), Bounds(memory_bytes=1e9), made_up)
     assert found.memory_limit_bytes == pytest.approx(1.02 * found.present.memory_bytes)
     assert found.alone["vocab"].is_faster, "a few columns more are no reason to keep an odd vocabulary"
     assert all(candidate.memory_bytes <= found.memory_limit_bytes for candidate in found.pareto)
-
-
-def test_memory_that_the_present_model_keeps_to_is_kept_to(made_up):
-    setting = Setting(GPT, 4096)
-    needed = judged([setting], made_up)[0].memory_bytes
-    assert search(setting, Bounds(memory_bytes=needed), made_up).memory_limit_bytes == needed
+    needed = found.present.memory_bytes
+    assert search(Setting(GPT, 4096), Bounds(memory_bytes=needed), made_up).memory_limit_bytes == needed
 
 
 def test_only_the_dimensions_asked_for_vary(made_up):
@@ -136,8 +127,7 @@ def test_only_the_dimensions_asked_for_vary(made_up):
 def test_laws_are_asked_for_no_size_that_a_group_too_large_would_leave(made_up):
     """The made-up laws refuse sizes of 0 and heads that do not divide, as real ones do."""
     few_heads = ModelDimensions(layers=4, hidden=1024, ffn=4608, heads=12, kv_heads=6, head_dim=128, vocab=1000)
-    found = search(Setting(few_heads, 1024, tp=6), Bounds(), made_up)
-    assert found.within >= 1
+    assert search(Setting(few_heads, 1024, tp=6), Bounds(), made_up).within >= 1
 
 
 def test_what_is_extrapolated_is_marked(made_up):
@@ -147,21 +137,10 @@ def test_what_is_extrapolated_is_marked(made_up):
 
 
 def test_tensor_parallelism_costs_its_collectives(made_up):
-    setting = Setting(LLAMA, 4096, tp=4)
-    parts = parts_of(shapes_of([setting]))
+    parts = parts_of(shapes_of([Setting(LLAMA, 4096, tp=4)]))
     priced = {part.name: its for part, its in zip(parts, price(parts, made_up), strict=True)}
     assert priced["all_reduce"].seconds.item() == pytest.approx(2 * 2 * 4096 * 4096 / 1e11 * 3 / 4)
     assert "all_reduce" not in {part.name for part in parts_of(shapes_of([Setting(LLAMA, 4096)]))}
-
-
-def test_layers_without_experts_compute_their_own_activations(made_up):
-    sparse = ModelDimensions(
-        layers=6, hidden=2048, ffn=8192, heads=16, vocab=32000, experts=8, top_k=2, expert_ffn=1024, dense_layers=2
-    )
-    work = {part.name: part for part in parts_of(shapes_of([Setting(sparse, 1024)]))}
-    assert int(work["activation function"].calls[0]) == 3 * 4
-    assert int(work["dense activation function"].calls) == 3 * 2
-    assert work["dense activation function"].sizes[0][0] == 4 * work["activation function"].sizes[0][0]
 
 
 def test_distinct_rows_and_the_way_back_make_the_columns_again():
@@ -173,29 +152,21 @@ def test_distinct_rows_and_the_way_back_make_the_columns_again():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("make", "wrong", "words"),
     [
-        ({"tp": 3}, "TP over 3 ranks cannot divide heads = 32 evenly: take tp = 2 or 4"),
-        ({"tp": 0}, "tp has to lie between 1 and"),
-        ({"seq": 0}, "seq has to lie between 1 and"),
-        ({"micro_batch": -1}, "micro_batch has to lie between"),
-        ({"seq": 1 << 20, "micro_batch": 1 << 12}, "tokens at a time, beyond"),
+        (Setting, {"tp": 3}, "TP over 3 ranks cannot divide heads = 32 evenly: take tp = 2 or 4"),
+        (Setting, {"tp": 0}, "tp has to lie between 1 and"),
+        (Setting, {"seq": 0}, "seq has to lie between 1 and"),
+        (Setting, {"micro_batch": -1}, "micro_batch has to lie between"),
+        (Setting, {"seq": 1 << 20, "micro_batch": 1 << 12}, "tokens at a time, beyond"),
+        (Bounds, {"vary": ("depth",)}, "choose from hidden, heads"),
+        (Bounds, {"vary": ("head",)}, "did you mean heads"),
+        (Bounds, {"parameter_change": -0.1}, "shares of the model's own figures"),
+        (Bounds, {"reach": 2.0}, "shares of the model's own figures"),
+        (Bounds, {"head_dims": (0,)}, "head dimensions of 1 to 512"),
     ],
 )
-def test_a_setting_that_cannot_be_trained_is_refused_in_a_sentence(wrong, words):
+def test_settings_and_bounds_that_cannot_be_are_refused_in_a_sentence(make, wrong, words):
+    usual = {"model": GPT, "seq": 2048} if make is Setting else {}
     with pytest.raises(UserError, match=words):
-        Setting(**{"model": GPT, "seq": 2048, **wrong})
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"vary": ("depth",)}, "choose from hidden, heads"),
-        ({"parameter_change": -0.1}, "shares of the model's own figures"),
-        ({"reach": 2.0}, "shares of the model's own figures"),
-        ({"head_dims": (0,)}, "head dimensions of 1 to 512"),
-    ],
-)
-def test_bounds_that_leave_nothing_to_search_are_refused_in_a_sentence(wrong, words):
-    with pytest.raises(UserError, match=words):
-        Bounds(**wrong)
+        make(**{**usual, **wrong})

@@ -13,25 +13,31 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite.advise.sizing import measured as measured_sizing
-from pyperf_suite.advise.sizing.candidates import Bounds
-from pyperf_suite.advise.sizing.measured import SizingRun, chosen, name_of
-from pyperf_suite.advise.sizing.search import Search, judged
-from pyperf_suite.advise.sizing.setting import Setting
-from pyperf_suite.advise.validation import validation
-from pyperf_suite.advise.validation.findings import validation_findings
-from pyperf_suite.advise.validation.validation import PROBE, measure, plan_of, require_gpu, validate
+from pyperf_suite.advise import sizing_measured
+from pyperf_suite.advise.sizing_measured import (
+    PROBE,
+    SizingRun,
+    chosen,
+    measure,
+    measuring_plan,
+    name_of,
+    require_gpu,
+    validate,
+    validation_findings,
+)
+from pyperf_suite.advise.sizing_search import Bounds, Search, judged
+from pyperf_suite.advise.sizing_step import Setting
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.explained import Explained
+from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.runner import plan
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.workloads import find_workload
+from tests.records import a_record
 
 GPU = Device("cuda")
 FLOP_PER_S, BYTES_PER_S = 100e12, 1e12
@@ -44,21 +50,19 @@ class Rates:
         return explained(2.0 * m * n * k / FLOP_PER_S)
 
     def attention(
-        self, causal: bool, backward: bool, batch: Any, seq: Any, heads: Any, kv_heads: Any, head_dim: Any
+        self, causal: bool, backward: bool, batch: Any, seq: Any, heads: Any, kv: Any, size: Any
     ) -> Explained:
-        flop = (10.0 if backward else 4.0) * batch * heads * head_dim * seq * (seq + 1) / 2
-        return explained(flop / FLOP_PER_S)
+        return explained((10.0 if backward else 4.0) * batch * heads * size * seq * (seq + 1) / 2 / FLOP_PER_S)
 
     def memory_bound(self, nbytes: Any) -> Explained:
         return explained(nbytes / BYTES_PER_S)
 
-    def collective(self, op: str, nbytes: Any, ranks: Any) -> Explained:
+    def collective(self, op: str, nbytes: Any, *_: Any) -> Explained:
         return explained(nbytes / BYTES_PER_S)
 
 
 def explained(seconds: Any) -> Explained:
-    array = np.asarray(seconds, dtype=np.float64)
-    return Explained(array, {"ideal": array}, np.zeros(array.shape, dtype=bool), 5.0, "made up")
+    return Explained(np.asarray(seconds, dtype=np.float64), {"ideal": seconds}, False, 5.0, "made up")
 
 
 def a_setting(**changed: int) -> Setting:
@@ -74,24 +78,7 @@ def rate_s(case: Case) -> float:
 
 
 def record(case: Case, seconds: float, process: int, outcome: str = "ok") -> Record:
-    work = find_workload(case.operator).work(case.parameters)
-    time = Metric("s", seconds, seconds, seconds, seconds, seconds, [seconds])
-    return Record(
-        run_id="made-up",
-        kind="timing",
-        case=case.to_json(),
-        case_id=case.case_id,
-        process=process,
-        position=0,
-        started_at="",
-        outcome=outcome,  # type: ignore[arg-type]
-        reason="" if outcome == "ok" else "This machine has no abacus.",
-        probe=PROBE,
-        metrics={"time": time} if outcome == "ok" else {},
-        work={"flop": work.flop, "bytes": work.bytes},
-        kernel={"details": {}},
-        quality={"converged": True},
-    )
+    return a_record(case, seconds, process=process, outcome=outcome, probe=PROBE, reason="This machine has no abacus.")
 
 
 def measured_at(settings: list[Setting], factors: Mapping[int, float], odd_vocab: float = 1.0) -> list[Record]:
@@ -99,7 +86,7 @@ def measured_at(settings: list[Setting], factors: Mapping[int, float], odd_vocab
     return [
         record(case, rate_s(case) * factor * (odd_vocab if touches(case, 1000) else 1.0), process)
         for process, factor in factors.items()
-        for case in (planned.case for planned in plan_of(settings, GPU, QUICK).cases)
+        for case in (planned.case for planned in measuring_plan(settings, GPU, QUICK).cases)
     ]
 
 
@@ -115,26 +102,14 @@ def a_gpu_with_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shapes_that_settings_share_are_planned_once_and_all_phases_are_there() -> None:
-    one, both = (plan_of(settings, GPU, QUICK).cases for settings in ([PRESENT], [PRESENT, PADDED]))
+    one, both = (measuring_plan(settings, GPU, QUICK).cases for settings in ([PRESENT], [PRESENT, PADDED]))
     new = {planned.case.case_id for planned in both} - {planned.case.case_id for planned in one}
     assert len(both) == len({planned.case.case_id for planned in both})
     assert len(new) == 3, "the logits forward, dgrad and wgrad"
-    assert {planned.case.parameters.layout for planned in one if planned.case.operator == "matmul"} == {
-        "TN",
-        "NN",
-        "NT",
-    }
-    assert {planned.case.parameters.backward for planned in one if planned.case.operator == "attention"} == {
-        True,
-        False,
-    }
-
-
-def test_the_order_mixes_the_settings() -> None:
-    planned = plan_of([PRESENT, PADDED], GPU, QUICK).cases
-    own = [touches(each.case, 1000) for each in planned]
-    assert own != sorted(own)
-    assert own != sorted(own, reverse=True)
+    assert {each.case.parameters.layout for each in one if each.case.operator == "matmul"} == {"TN", "NN", "NT"}
+    assert {each.case.parameters.backward for each in one if each.case.operator == "attention"} == {True, False}
+    own = [touches(each.case, 1000) for each in both]
+    assert own not in (sorted(own), sorted(own, reverse=True)), "settings are mixed"
 
 
 def test_what_runs_as_predicted_is_told_to_be_predicted_exactly() -> None:
@@ -172,7 +147,7 @@ def test_a_candidate_within_the_interval_is_not_called_faster() -> None:
     records = [
         record(case, rate_s(case) * float(np.exp(0.1 * random.standard_normal())), process)
         for process in range(3)
-        for case in (planned.case for planned in plan_of([PRESENT, WIDER], GPU, QUICK).cases)
+        for case in (planned.case for planned in measuring_plan([PRESENT, WIDER], GPU, QUICK).cases)
     ]
     told = validation_findings(["present", "ffn 832"], validate([PRESENT, WIDER], Rates(), records, GPU))
     assert told.remarks[0].template.startswith("None of the {count} candidates is")
@@ -193,7 +168,7 @@ def test_what_a_process_could_not_measure_keeps_its_predicted_time() -> None:
 
 
 def test_where_nothing_could_be_measured_the_first_reason_is_told() -> None:
-    records = [record(planned.case, 1.0, 0, "unsupported") for planned in plan_of([PRESENT], GPU, QUICK).cases]
+    records = [record(planned.case, 1.0, 0, "unsupported") for planned in measuring_plan([PRESENT], GPU, QUICK).cases]
     with pytest.raises(UserError, match="no abacus"):
         validate([PRESENT], Rates(), records, GPU)
 
@@ -215,7 +190,7 @@ def test_settings_are_measured_through_the_runner_into_a_folder_of_their_own(tmp
     device = resolve("cpu")
     small = Setting(ModelDimensions(layers=1, hidden=32, ffn=64, heads=2, vocab=64), seq=16)
     settings = [small, Setting(ModelDimensions(layers=1, hidden=32, ffn=96, heads=2, vocab=64), seq=16)]
-    plan = plan_of(settings, device, QUICK)
+    plan = measuring_plan(settings, device, QUICK)
     told: list[Record] = []
     folder, records = measure(replace(plan, cases=plan.cases[:3]), tmp_path, told.append)
     assert folder.records() == records
@@ -231,7 +206,7 @@ def test_the_fastest_candidates_beyond_the_noise_are_measured_once_each_and_padd
     found = Search(present, Bounds(), {"vocab": faster, "hidden": slow}, (fast, faster), 4, 4, 2, 1e12)
     assert chosen(found) == [faster, fast]
     assert [name_of(each) for each in (present, faster)] == ["present", "vocab 1000 -> 1024"]
-    run = SizingRun((present, padded), plan_of([PRESENT, PADDED], GPU, QUICK))
+    run = SizingRun((present, padded), measuring_plan([PRESENT, PADDED], GPU, QUICK))
     told = run.judged(Rates(), measured_at([PRESENT, PADDED], {0: 1.0, 1: 1.0})).settings[1]
     assert told.speedup.value == pytest.approx(padded.speed, rel=1e-6)
     assert told.speedup.value == pytest.approx(1 / padded.time_ratio, rel=0.02)
@@ -244,15 +219,14 @@ def test_size_measures_and_tells_predicted_beside_measured(tmp_path: Path, monke
     """The runner's place is taken by times of half the made-up rate, on a machine whose GPU is the one asked for."""
     folder = SimpleNamespace(records_path=tmp_path / "records.jsonl", records=list)
 
-    def run(plan: Any, results: Path, told: Any, deadline_s: float) -> tuple[Any, list[Record]]:
+    def run(plan: Any, results: Path, told: Any) -> tuple[Any, list[Record]]:
         records = [record(each.case, 2 * rate_s(each.case), process) for process in range(3) for each in plan.cases]
         for each in records[: len(plan.cases)]:
             told(each)
         return folder, records
 
-    monkeypatch.setattr(measured_sizing, "measure", run)
-    monkeypatch.setattr(measured_sizing, "require_gpu", lambda *asked: None)
-    monkeypatch.setattr(validation, "require_gpu", lambda *asked: None)
+    monkeypatch.setattr(sizing_measured, "measure", run)
+    monkeypatch.setattr(sizing_measured, "require_gpu", lambda *asked: None)
     asked = ["size", *MODEL, "--gpu", "H200", "--vary", "vocab", "--measure", "--device", "cpu", "--json"]
     done = CliRunner().invoke(main, asked, catch_exceptions=False)
     assert done.exit_code == 0, done.output

@@ -10,9 +10,9 @@ import pytest
 
 from pyperf_suite.doctor.gpu import GpuReading, GpuReadings
 from pyperf_suite.doctor.software import SoftwareReadings
-from pyperf_suite.hardware.cuda_driver import Gpu
+from pyperf_suite.hardware.devices import Gpu
 from pyperf_suite.hardware.kernel_files import KernelFiles
-from pyperf_suite.hardware.toolkits import Compiler
+from pyperf_suite.hardware.software import Compiler
 
 Machine = Callable[[Mapping[str, str]], KernelFiles]
 

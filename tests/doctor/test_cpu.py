@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from pyperf_suite.doctor import cpu
+from pyperf_suite.doctor import host
 
 CPUS = "sys/devices/system/cpu"
 NODES = "sys/devices/system/node"
@@ -19,7 +19,7 @@ SERVER = {
     f"{CPUS}/cpu0/cpufreq/scaling_governor": "performance\n",
     f"{CPUS}/intel_pstate/no_turbo": "1\n",
     f"{NODES}/node0/cpulist": "0-3\n",
-    cpu.CLOCK_SOURCE: "tsc\n",
+    host.CLOCK_SOURCE: "tsc\n",
     **{f"{CPUS}/cpu{n}/topology/thread_siblings_list": f"{n % 2},{n % 2 + 2}\n" for n in range(4)},
 }
 OWN_CORES = {f"{CPUS}/cpu{n}/topology/thread_siblings_list": f"{n}\n" for n in range(4)}
@@ -27,7 +27,7 @@ FAR_NODE = {f"{NODES}/node0/cpulist": "0-1\n", f"{NODES}/node1/cpulist": "2-3\n"
 
 
 def verdicts(machine, **contents):
-    return {check.name: check for check in cpu.cpu_checks(cpu.read_cpu(machine(SERVER | contents)))}
+    return {check.name: check for check in host.cpu_checks(host.read_cpu(machine(SERVER | contents)))}
 
 
 def test_a_server_set_up_for_measuring_has_nothing_but_ok(machine):
@@ -48,7 +48,7 @@ def test_a_server_set_up_for_measuring_has_nothing_but_ok(machine):
         ("NUMA", FAR_NODE, "warning", "2 nodes"),
         ("NUMA", FAR_NODE | {"proc/sys/kernel/numa_balancing": "1"}, "warning", "moves memory between them"),
         ("NUMA", FAR_NODE | {"proc/self/status": "Cpus_allowed_list: 2-3\nMems_allowed_list: 1"}, "ok", "node 1 of 2"),
-        ("clock", {cpu.CLOCK_SOURCE: "hpet"}, "warning", "hpet"),
+        ("clock", {host.CLOCK_SOURCE: "hpet"}, "warning", "hpet"),
         ("machine", {"sys/hypervisor/type": "xen"}, "warning", "a virtual machine (xen)"),
         ("machine", {".dockerenv": ""}, "ok", "in a container (docker)"),
     ],
@@ -65,10 +65,10 @@ def test_pinning_to_one_thread_of_each_core_is_offered_as_a_command(machine):
 
 
 def test_a_kernel_that_tells_nothing_is_no_fault_of_the_machine(machine):
-    checks = cpu.cpu_checks(cpu.read_cpu(machine({})))
+    checks = host.cpu_checks(host.read_cpu(machine({})))
     assert {check.verdict for check in checks} <= {"ok", "not applicable"}
 
 
 def test_a_clock_in_coarse_steps_is_told(machine):
-    readings = dataclasses.replace(cpu.read_cpu(machine(SERVER)), clock_resolution_s=1e-3)
-    assert cpu.clock(readings).verdict == "warning"
+    readings = dataclasses.replace(host.read_cpu(machine(SERVER)), clock_resolution_s=1e-3)
+    assert host.clock(readings).verdict == "warning"

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from pyperf_suite.cli import main
-from pyperf_suite.doctor import examination
+from pyperf_suite.commands import doctor
 from pyperf_suite.doctor.check import Check, Group
-from pyperf_suite.doctor.places import place_check, read_place
+from pyperf_suite.doctor.host import place_check, read_place
 
 # Stands in for every way a Python program writes, removes or starts something; told on standard error at the end.
 WATCHED = """
@@ -94,8 +94,8 @@ def test_its_json_names_every_check_with_a_verdict_and_advice_where_there_is_som
     ],
 )
 def test_only_a_problem_makes_the_exit_code_other_than_0(monkeypatch, verdicts, code, words):
-    checks = tuple(Check(f"check {n}", verdict, f"found {n}") for n, verdict in enumerate(verdicts))
-    monkeypatch.setattr(examination, "examine", lambda results, **_: (Group("Part", checks),))
+    checks = tuple(Check(verdict, f"found {n}") for n, verdict in enumerate(verdicts))
+    monkeypatch.setattr(doctor, "examine", lambda results, **_: (Group("Part", checks),))
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == code
     assert words in result.output
@@ -103,8 +103,8 @@ def test_only_a_problem_makes_the_exit_code_other_than_0(monkeypatch, verdicts, 
 
 
 def test_hostile_names_are_shown_and_not_obeyed(monkeypatch):
-    check = Check("other processes", "warning", "90% busy: [red]x[/red] \x1b[2J", "Stop it.")
-    monkeypatch.setattr(examination, "examine", lambda results, **_: (Group("Load", (check,)),))
+    check = Check("warning", "90% busy: [red]x[/red] \x1b[2J", "Stop it.", name="other processes")
+    monkeypatch.setattr(doctor, "examine", lambda results, **_: (Group("Load", (check,)),))
     output = CliRunner().invoke(main, ["doctor"]).output
     assert "[red]x[/red]" in output
     assert "\x1b" not in output

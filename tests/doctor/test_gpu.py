@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyperf_suite.doctor.gpu import gpu_checks, read_gpus
-from pyperf_suite.hardware.shared_library import Unavailable
+from pyperf_suite.hardware.devices import Unavailable
 
 ABSENT = Unavailable("libcuda.so.1 cannot be opened, so there is no NVIDIA driver here")
 

@@ -8,8 +8,7 @@ import pytest
 
 from pyperf_suite.doctor.children import ANSWER, Child, nccl_version
 from pyperf_suite.doctor.software import NCCL, NVRTC, Opened, software_checks
-from pyperf_suite.hardware.library_copies import Copy
-from pyperf_suite.hardware.toolkits import Compiler, Toolkit
+from pyperf_suite.hardware.software import Compiler, Copy, Toolkit
 
 WHEEL = Opened(Copy("/env/nvidia/nccl/lib/libnccl.so.2", "wheel"), {"version": "2.27.5"})
 SYSTEM = Opened(Copy("/usr/lib/libnccl.so.2", "loader"), {"version": "2.18.3"})

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from pyperf_suite.advise.calibrate.cross_validation import folds, site_numbers
-from pyperf_suite.advise.layout.grid import Cluster, Grid, Training, layouts
-from pyperf_suite.advise.layout.planned import Planned, evaluated
-from pyperf_suite.advise.layout.report import SELENE_ERROR_PERCENT
+from pyperf_suite.advise.calibrate_laws import folds, site_numbers
+from pyperf_suite.advise.layout_grid import Cluster, Grid, Training, layouts
+from pyperf_suite.advise.layout_plan import Planned, evaluated
+from pyperf_suite.advise.layout_report import SELENE_ERROR_PERCENT
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.kernel_prices import LawPrices
-from pyperf_suite.laws.model_flops import RECOMPUTES, Recompute
-from pyperf_suite.laws.training.micro_batch import StepConstants
-from pyperf_suite.laws.training.step_time import step_time
-from tools.fit.step import (
-    MULTI_NODE,
-    Iteration,
-    Remembered,
-    fit_constants,
-    read_iterations,
-)
+from pyperf_suite.laws.prices import Prices
+from pyperf_suite.laws.training.step import StepConstants, step_time
+from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute
+from tools.fit.published import SAMPLE
+from tools.fit.step import MULTI_NODE, Iteration, Remembered, fit_constants, read_iterations
 
 A100 = find_gpu("A100")
 
@@ -46,18 +37,16 @@ def planned_seconds(iteration: Iteration, constants: StepConstants | None = None
     return float(evaluated(training, cluster, grid, A100, constants=constants).seconds[0])
 
 
-def test_the_planner_tells_published_iterations_by_the_very_law_that_was_fitted_to_some(measured_tables: Path) -> None:
-    pytest.importorskip("pyarrow")
-    for iteration in read_iterations(measured_tables, MULTI_NODE)[::8]:
-        by_law = step_time("A100", iteration.model, iteration.plan).seconds
+def test_the_planner_tells_published_iterations_by_the_very_law_that_was_fitted_to_some() -> None:
+    for iteration in read_iterations(SAMPLE, MULTI_NODE)[::8]:
+        by_law = step_time("A100", iteration.model, iteration.plan, None, Prices("A100")).seconds
         assert planned_seconds(iteration) == pytest.approx(float(by_law), rel=1e-12)
 
 
 @pytest.mark.slow
-def test_iterations_over_many_nodes_that_were_not_fitted_are_planned_within_ten_percent(measured_tables: Path) -> None:
-    pytest.importorskip("pyarrow")
-    iterations = read_iterations(measured_tables, MULTI_NODE)
-    prices = Remembered(LawPrices("A100 SXM"))
+def test_iterations_over_many_nodes_that_were_not_fitted_are_planned_within_ten_percent() -> None:
+    iterations = read_iterations(SAMPLE, MULTI_NODE)
+    prices = Remembered(Prices("A100 SXM"))
     plans = [each.plan for each in iterations]
     sites = site_numbers(
         [each.model.hidden for each in iterations],
@@ -89,10 +78,7 @@ def selene_errors() -> dict[tuple[str, str], float]:
     for name, (layers, hidden, heads, stages, chunks, batch, micro_batch, full_s, selective_s) in SELENE.items():
         model = ModelDimensions(layers, hidden, 4 * hidden, heads, 51200, bias=True, tied=True, positions=2048)
         cluster = Cluster(A100, 8 * stages, 8, A100.memory_bytes)
-        ways: tuple[tuple[Recompute, bool, float], ...] = (
-            ("layers", False, full_s),
-            ("attention", True, selective_s),
-        )
+        ways: tuple[tuple[Recompute, bool, float], ...] = (("layers", False, full_s), ("attention", True, selective_s))
         for recompute, sequence_parallel, measured_s in ways:
             training = Training(model, batch, 2048, False, sequence_parallel, False)
             grid = one(recompute, tensor=8, pipeline=stages, chunks=chunks, micro_batch=micro_batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyperf_suite.advise.calibrate.cross_validation import error_percent
+from pyperf_suite.advise.calibrate_laws import error_percent
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.calibration import shipped_calibration
@@ -21,7 +21,6 @@ from tools.fit.memory import fit_memory, read_streams
 
 @pytest.fixture(scope="module")
 def blocks(measured_tables):
-    pytest.importorskip("pyarrow")
     return fit_memory(measured_tables)
 
 
@@ -46,7 +45,7 @@ def test_weights_that_were_not_seen_are_streamed_as_fast_as_told(blocks):
 def test_large_weights_are_streamed_within_a_few_percent(blocks, measured_tables):
     for name, block in blocks.items():
         gpu = find_gpu(name)
-        nbytes, seconds, _ = read_streams(measured_tables / f"gemm_bf16_{gpu.slug}.parquet")
+        nbytes, seconds, _ = read_streams(measured_tables, gpu)
         large = nbytes > 64 * 2**20
         predicted = sum(unpack_law(block).parts(gpu, nbytes[large]).values())
         assert error_percent(predicted, seconds[large]).mean() < 7
@@ -58,7 +57,7 @@ def test_a_gpu_left_out_is_as_far_off_as_is_told_of_those_without_a_table(blocks
     for name in laws:
         gpu = find_gpu(name)
         law = transferred_law(gpu, {other: law for other, law in laws.items() if other != name})
-        nbytes, seconds, _ = read_streams(measured_tables / f"gemm_bf16_{gpu.slug}.parquet")
+        nbytes, seconds, _ = read_streams(measured_tables, gpu)
         told[law.error_percent].append(error_percent(sum(law.parts(gpu, nbytes).values()), seconds).mean())
     for said, errors in told.items():
         assert np.mean(errors) == pytest.approx(said, abs=0.1)

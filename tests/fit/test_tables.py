@@ -12,6 +12,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import POOLED, Block, Calibration, all_shipped, load_calibration, shipped_calibration
 from tools.fit import tables
 from tools.fit.__main__ import main
+from tools.fit.published import SAMPLE
 from tools.fit.tables import FITS, is_as_shipped, save
 
 
@@ -20,10 +21,8 @@ def invoke(*arguments: str) -> Result:
 
 
 @pytest.mark.slow
-def test_collectives_fitted_again_are_as_shipped_and_other_laws_stay_as_they_are(
-    measured_tables: Path, tmp_path: Path
-) -> None:
-    done = invoke(str(measured_tables), "--law", "collectives", "--output", str(tmp_path))
+def test_collectives_fitted_again_are_as_shipped_and_other_laws_stay_as_they_are(tmp_path: Path) -> None:
+    done = invoke(str(SAMPLE), "--law", "collectives", "--output", str(tmp_path))
     assert done.exit_code == 0, done.output
     told = [line for line in done.output.splitlines() if "held-out error" in line]
     assert len(told) == 5
@@ -65,10 +64,7 @@ def test_a_folder_that_cannot_be_written_is_told_in_one_sentence(tmp_path: Path)
         save({"H100 SXM": Calibration("H100 SXM")}, tmp_path / "file" / "folder")
 
 
-@pytest.mark.parametrize(
-    ("law", "sentence"),
-    [("gravity", "gravity"), ("memory", "There is no gemm_bf16_")],
-)
+@pytest.mark.parametrize(("law", "sentence"), [("gravity", "gravity"), ("memory", "There is no gemm_bf16_")])
 def test_an_unknown_law_or_a_folder_without_tables_ends_in_one_sentence(
     tmp_path: Path, law: str, sentence: str
 ) -> None:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from pyperf_suite.cli import main
-from pyperf_suite.runner.journal import read_journal
+from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.results import read_journal
 from pyperf_suite.runner.session import Session
 from pyperf_suite.spec.discovery import probe_names
-
-pytestmark = pytest.mark.slow
 
 SMALL = ("-a", "tile=32x32x32", "-a", "k=40", "-a", "workers=1", "-a", "schedule=data_parallel,stream_k")
 
@@ -33,6 +35,23 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     return results, invoke("run", "tile_wave", *SMALL, "--results", str(results))
 
 
+@pytest.fixture
+def kept(finished: tuple[Path, Result], tmp_path: Path) -> Path:
+    """The journal of a copy of that run, which a test may spoil."""
+    shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
+    (records,) = tmp_path.glob("*/*/records.jsonl")
+    return records
+
+
+def resume(records: Path, *arguments: str) -> Result:
+    return invoke("run", "tile_wave", *SMALL, "--results", str(records.parents[2]), "--resume", *arguments)
+
+
+def timed(records: Path) -> list[Record]:
+    return [record for record in read_journal(records) if record.kind == "timing"]
+
+
+@pytest.mark.slow
 def test_a_run_ends_with_sentences_a_table_the_records_and_a_picture(finished: tuple[Path, Result]) -> None:
     results, result = finished
     assert result.exit_code == 0, result.output
@@ -46,31 +65,28 @@ def test_a_run_ends_with_sentences_a_table_the_records_and_a_picture(finished: t
     assert {record.outcome for record in read_journal(records)} == {"ok"}
 
 
-def test_resuming_a_finished_run_measures_nothing_and_tells_it_as_json(finished: tuple[Path, Result]) -> None:
-    results, _ = finished
-    (records,) = results.glob("*/*/records.jsonl")
-    before = [record for record in read_journal(records) if record.kind == "timing"]
-    result = invoke("run", "tile_wave", *SMALL, "--results", str(results), "--resume", "--json")
+@pytest.mark.slow
+def test_resuming_a_finished_run_measures_nothing_and_reports_it_as_json(kept: Path) -> None:
+    before = timed(kept)
+    result = resume(kept, "--json")
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    [probe] = told["probes"]
-    assert (told["run_id"], probe["name"]) == (records.parent.name, "tile_wave")
+    found = json.loads(result.stdout)
+    [probe] = found["probes"]
+    assert (found["run_id"], probe["name"]) == (kept.parent.name, "tile_wave")
     assert len(probe["cases"]) == len({record.case_id for record in before})
-    assert told == json.loads((records.parent / "findings.json").read_text())
-    assert [record for record in read_journal(records) if record.kind == "timing"] == before
+    assert found == json.loads((kept.parent / "findings.json").read_text())
+    assert timed(kept) == before
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pyperf_suite.errors.DamagedJournal")
-def test_a_damaged_record_is_measured_again_on_resume_and_nothing_else_is(tmp_path: Path) -> None:
-    invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path))
-    (records,) = tmp_path.glob("*/*/records.jsonl")
-    before = read_journal(records)
-    lines = records.read_bytes().splitlines(keepends=True)
+def test_a_damaged_record_is_measured_again_on_resume_and_nothing_else_is(kept: Path, instant_workers: Any) -> None:
+    before = read_journal(kept)
+    lines = kept.read_bytes().splitlines(keepends=True)
     lines[1] = lines[1].replace(b'"outcome"', b'"outcom"', 1)
-    records.write_bytes(b"".join(lines))
-    result = invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path), "--resume")
-    assert result.exit_code == 0
-    added = read_journal(records)[len(before) - 1 :]
+    kept.write_bytes(b"".join(lines))
+    assert resume(kept).exit_code == 0
+    added = read_journal(kept)[len(before) - 1 :]
     assert [(record.kind, record.case_id) for record in added] == [
         ("sentinel", before[0].case_id),
         ("timing", before[1].case_id),
@@ -78,27 +94,28 @@ def test_a_damaged_record_is_measured_again_on_resume_and_nothing_else_is(tmp_pa
     ]
 
 
-def test_a_journal_of_a_newer_schema_stops_a_resume_in_one_sentence_and_stays_as_it_is(tmp_path: Path) -> None:
-    invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path))
-    (records,) = tmp_path.glob("*/*/records.jsonl")
-    newer = b'{"schema_version": 99}\n' + records.read_bytes()
-    records.write_bytes(newer)
-    result = invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path), "--resume")
+@pytest.mark.slow
+def test_a_journal_of_a_newer_schema_stops_a_resume_in_one_sentence_and_stays_as_it_is(kept: Path) -> None:
+    newer = b'{"schema_version": 99}\n' + kept.read_bytes()
+    kept.write_bytes(newer)
+    result = resume(kept)
     assert result.exit_code == 2
     assert "line 1" in result.output
-    assert records.read_bytes() == newer
+    assert kept.read_bytes() == newer
 
 
-def test_a_torn_last_line_is_a_plain_warning_and_the_run_goes_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pyperf_suite", "run", "baseline", "-a", "shape=8x8x8", "-a", "workers=1"]
-    command += ["--results", str(tmp_path)]
-    assert subprocess.run(command, capture_output=True).returncode == 0
-    (records,) = tmp_path.glob("*/*/records.jsonl")
-    records.write_bytes(records.read_bytes()[:-30])
-    done = subprocess.run([*command, "--resume"], capture_output=True, text=True)
-    assert done.returncode == 0
-    assert any(line.startswith("Warning: ") and "torn" in line for line in done.stderr.splitlines())
-    assert "DamagedJournal" not in done.stderr
+@pytest.mark.slow
+def test_a_torn_last_line_is_a_plain_warning_and_the_run_goes_on(
+    kept: Path, instant_workers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # which the command replaces
+    kept.write_bytes(kept.read_bytes()[:-30])
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        result = resume(kept)
+    assert result.exit_code == 0
+    assert any(line.startswith("Warning: ") and "torn" in line for line in result.stderr.splitlines())
+    assert "DamagedJournal" not in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -181,7 +198,11 @@ def test_a_model_whose_training_cannot_be_judged_is_refused_before_anything_is_m
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_run_that_is_ended_from_outside_ends_its_workers_and_says_how_to_go_on(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    name: str,
+    tmp_path: Path,
+    instant_workers: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     closed, usual = [], Session.close
     # Whoever started the tests may ignore it, as nohup does, and a run keeps that.
@@ -202,7 +223,9 @@ def test_a_run_that_is_ended_from_outside_ends_its_workers_and_says_how_to_go_on
     assert signal.getsignal(getattr(signal, name)) is signal.SIG_DFL
 
 
-def test_who_ignores_the_end_of_a_terminal_keeps_ignoring_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_ignores_the_end_of_a_terminal_keeps_ignoring_it(
+    tmp_path: Path, instant_workers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
 
     def visit(session: Session, *visit: object) -> None:

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from pyperf_suite.cli import main
 from pyperf_suite.commands.completions import axes_of
 from pyperf_suite.commands.group import MAP
-from pyperf_suite.nearest import nearest, offer
+from pyperf_suite.errors import nearest, offer
 from pyperf_suite.spec.discovery import probe_names
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench_results"

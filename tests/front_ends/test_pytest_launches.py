@@ -10,13 +10,11 @@ import pytest
 
 from pyperf_suite import api
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.pytests.calls import CallStopwatch, effort_of
-from pyperf_suite.pytests.launches import FunctionLaunches, answer, device_of
-from pyperf_suite.pytests.replay import Call
-from pyperf_suite.runner.case import Case
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.pytests import Call
+from pyperf_suite.pytests.launches import CallStopwatch, FunctionLaunches, answer, device_of, effort_of
 from pyperf_suite.runner.profiles import QUICK, Effort
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload
 
 CPU = Device("cpu")

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from pyperf_suite.runner.journal import read_journal
+from pyperf_suite.cli import main
 from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.results import read_journal
 
-pytestmark = pytest.mark.slow
+pytest_plugins = ("pytester",)
 
 BENCHMARKS = """
 import asyncio, os, pathlib, sys, time, unittest
@@ -158,6 +160,16 @@ def test_after(benchmark):
     assert benchmark(len, "ab") == 2
 """
 
+# A product so small that it takes no torch: what the machine does meanwhile is not what is tested.
+QUICK_SENTINEL = """
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.runner import session
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.matmul import MatmulParameters
+
+session.SENTINELS["cpu"] = Case("matmul", MatmulParameters(8, 8, 8, Schedule("data_parallel", 1)), "native")
+"""
+
 # pytest.main, so that the tests above know the asking process.
 STARTED = "import os, sys, pytest; os.environ['PARENT'] = str(os.getpid()); sys.exit(pytest.main(sys.argv[1:]))"
 
@@ -192,6 +204,7 @@ class Run:
 def pytest_in(folder: Path, source: str, *arguments: str) -> Run:
     """A session of its own, in which `source` is the only file of tests."""
     (folder / "test_theirs.py").write_text(source)
+    (folder / "conftest.py").write_text(QUICK_SENTINEL)
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -rA --strict-markers\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
@@ -211,11 +224,12 @@ def drop_in(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return pytest_in(
         tmp_path_factory.mktemp("drop_in"),
         BENCHMARKS,
-        *("--suite-measure", "--suite-processes=2", "--suite-deadline=20", "--suite-device=cpu"),
+        *("--suite-measure", "--suite-processes=2", "--suite-deadline=10", "--suite-device=cpu"),
         *("--benchmark-json=out.json", "--junitxml=junit.xml", "--lf", "--basetemp=base"),
     )
 
 
+@pytest.mark.slow
 def test_existing_benchmarks_end_as_they_do_without_the_suite(drop_in: Run) -> None:
     failing = {"test_wrong", "test_wrong_elsewhere", "test_exit", "test_hangs"}
     assert {name for name, outcome in drop_in.outcomes.items() if outcome == "FAILED"} == failing
@@ -233,6 +247,7 @@ def test_existing_benchmarks_end_as_they_do_without_the_suite(drop_in: Run) -> N
     assert drop_in.code == 1
 
 
+@pytest.mark.slow
 def test_each_process_measures_every_parametrisation_and_the_journal_keeps_it(drop_in: Run) -> None:
     records = drop_in.of("test_sorted")
     cases = {(record.case["parameters"]["key"], record.case["parameters"]["reverse"]) for record in records}
@@ -244,6 +259,7 @@ def test_each_process_measures_every_parametrisation_and_the_journal_keeps_it(dr
     )
 
 
+@pytest.mark.slow
 def test_the_samples_of_all_processes_are_what_pytest_benchmark_exports(drop_in: Run) -> None:
     exported = drop_in.exported["test_sorted[abs-False]"]
     records = [each for each in drop_in.of("test_sorted") if each.case_id == exported["extra_info"]["case_id"]]
@@ -251,12 +267,14 @@ def test_the_samples_of_all_processes_are_what_pytest_benchmark_exports(drop_in:
     assert exported["extra_info"]["processes"] == 2
 
 
+@pytest.mark.slow
 def test_group_and_extra_info_of_a_test_stay(drop_in: Run) -> None:
     exported = drop_in.exported["test_method"]
     assert (exported["group"], exported["extra_info"]["own"]) == ("of a class", "kept")
     assert drop_in.of("TestClass::test_method")[0].outcome == "ok"
 
 
+@pytest.mark.slow
 def test_pedantic_makes_its_rounds_and_no_others(drop_in: Run) -> None:
     calls = (drop_in.folder / "pedantic").read_text().split()
     assert sorted(calls.count(process) for process in set(calls)) == [1, 6, 6]  # one in the session itself
@@ -265,14 +283,16 @@ def test_pedantic_makes_its_rounds_and_no_others(drop_in: Run) -> None:
     assert drop_in.exported["test_iterations"]["stats"]["rounds"] == 6
 
 
+@pytest.mark.slow
 def test_a_fixture_of_a_module_is_made_once_in_each_process(drop_in: Run) -> None:
     made = (drop_in.folder / "fixture").read_text().split()
     assert len(made) == len(set(made)) == 3
 
 
+@pytest.mark.slow
 def test_a_test_that_costs_its_process_is_not_tried_again_and_the_rest_goes_on(drop_in: Run) -> None:
     assert [record.outcome for record in drop_in.of("test_forks")] == ["ok", "ok"]
-    for test, why in (("test_exit", "exit code 3"), ("test_hangs", "deadline of 20 s")):
+    for test, why in (("test_exit", "exit code 3"), ("test_hangs", "deadline of 10 s")):
         (record,) = drop_in.of(test)
         assert record.outcome == "failed"
         assert why in record.reason
@@ -280,6 +300,7 @@ def test_a_test_that_costs_its_process_is_not_tried_again_and_the_rest_goes_on(d
     assert [record.outcome for record in drop_in.of("test_after")] == ["ok", "ok"]
 
 
+@pytest.mark.slow
 def test_a_wrong_result_is_recorded_and_told_also_where_the_session_itself_has_it_right(drop_in: Run) -> None:
     assert {record.outcome for record in drop_in.of("test_wrong")} == {"failed"}
     assert "assert 3 == 4" in drop_in.of("test_wrong")[0].reason
@@ -288,15 +309,18 @@ def test_a_wrong_result_is_recorded_and_told_also_where_the_session_itself_has_i
     )
 
 
+@pytest.mark.slow
 def test_what_a_test_says_of_its_time_is_for_all_processes_together(drop_in: Run) -> None:
     assert {record.outcome for record in drop_in.of("test_judges_its_time")} == {"ok"}
 
 
+@pytest.mark.slow
 def test_a_test_with_a_clock_of_its_own_is_left_to_pytest_benchmark(drop_in: Run) -> None:
     assert not drop_in.of("test_own_clock")
     assert "process_time" in drop_in.exported["test_own_clock"]["options"]["timer"]
 
 
+@pytest.mark.slow
 def test_processes_write_none_of_the_sessions_files(drop_in: Run) -> None:
     report = (drop_in.folder / "junit.xml").read_text()
     assert report.count("<testcase") == len(re.findall(r"^\s*def test_", BENCHMARKS, re.MULTILINE)) + 3
@@ -377,6 +401,7 @@ def with_fixture(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return pytest_in(folder, SUITE, "--suite-processes=2", "--suite-device=cpu", "--benchmark-json=out.json")
 
 
+@pytest.mark.slow
 def test_a_test_can_measure_verify_and_assert_on_the_result(with_fixture: Run) -> None:
     failing = {"test_slow", "test_wrong", "test_raises", "test_exit"}
     assert {name for name, outcome in with_fixture.outcomes.items() if outcome == "FAILED"} == failing
@@ -388,16 +413,19 @@ def test_a_test_can_measure_verify_and_assert_on_the_result(with_fixture: Run) -
     assert all(record.work["bytes"] == 2 * 4 * 32 * record.case["parameters"]["n"] for record in records)
 
 
+@pytest.mark.slow
 def test_a_wrong_result_fails_the_test_with_a_sentence_and_is_recorded(with_fixture: Run) -> None:
     (sentence,) = {record.reason for record in with_fixture.of("test_wrong")}
     assert "out[0] is 2.71828, where 3.71828 is right" in sentence
     assert sentence in with_fixture.output
 
 
+@pytest.mark.slow
 def test_an_assertion_on_time_is_judged_by_the_session_and_not_by_a_process(with_fixture: Run) -> None:
     assert {record.outcome for record in with_fixture.of("test_slow")} == {"ok"}
 
 
+@pytest.mark.slow
 def test_what_raises_is_told_with_the_line_of_the_test(with_fixture: Run) -> None:
     line = SUITE.splitlines().index('        raise RuntimeError("oops")') + 1
     assert {record.reason for record in with_fixture.of("test_raises")} == {
@@ -405,6 +433,7 @@ def test_what_raises_is_told_with_the_line_of_the_test(with_fixture: Run) -> Non
     }
 
 
+@pytest.mark.slow
 def test_several_implementations_are_recorded_and_the_first_is_in_the_table(with_fixture: Run) -> None:
     records = with_fixture.of("test_two")
     assert [record.case["implementation"] for record in records] == ["dot", "einsum"] * 2
@@ -414,18 +443,17 @@ def test_several_implementations_are_recorded_and_the_first_is_in_the_table(with
     assert set(exported["extra_info"]["seconds"]) == {"dot", "einsum"}
 
 
+@pytest.mark.slow
 def test_a_report_and_a_history_know_the_tests(with_fixture: Run) -> None:
-    for command in (["report", "bench_results", "-o", "page.html"], ["history"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "pyperf_suite", *command],
-            cwd=with_fixture.folder, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-    assert "test_theirs.py::test_softmax" in done.stdout
-    page = (with_fixture.folder / "page.html").read_text()
-    assert "pytest test_theirs.py::test_softmax" in page
+    results, page = str(with_fixture.folder / "bench_results"), with_fixture.folder / "page.html"
+    for command in (["report", results, "-o", str(page)], ["history", "--results", results]):
+        done = CliRunner().invoke(main, command, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    assert "test_theirs.py::test_softmax" in done.output
+    assert "pytest test_theirs.py::test_softmax" in page.read_text()
 
 
+@pytest.mark.slow
 def test_with_benchmarks_disabled_results_are_verified_and_times_are_skipped(tmp_path: Path) -> None:
     run = pytest_in(tmp_path, SUITE, "--benchmark-disable", "-k", "softmax or wrong or slow")
     assert run.outcomes["test_wrong"] == "FAILED"
@@ -437,6 +465,7 @@ def test_with_benchmarks_disabled_results_are_verified_and_times_are_skipped(tmp
 SMALL = "def test_a(benchmark):\n    assert benchmark(len, 'a') == 1\ndef test_b(benchmark):\n    benchmark(len, '')\n"
 
 
+@pytest.mark.slow
 def test_a_resumed_session_measures_only_what_is_missing(tmp_path: Path) -> None:
     options = ("--suite-measure", "--suite-device=cpu")
     first = pytest_in(tmp_path, SMALL, *options, "-p", "no:cacheprovider")
@@ -447,6 +476,7 @@ def test_a_resumed_session_measures_only_what_is_missing(tmp_path: Path) -> None
     assert again.exported["test_a"]["stats"]["data"] == again.of("test_a")[0].kept_seconds
 
 
+@pytest.mark.slow
 def test_tests_that_a_budget_leaves_out_are_skipped(tmp_path: Path) -> None:
     run = pytest_in(tmp_path, SMALL, "--suite-measure", "--suite-budget=0.001")
     assert re.search(r"SKIPPED \[2\].*the budget was used up", run.output)
@@ -454,19 +484,39 @@ def test_tests_that_a_budget_leaves_out_are_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "words"),
     [
-        (("-n", "2"), "pytest-xdist runs tests side by side"),
-        (("-p", "no:benchmark"), "pytest-benchmark, whose fixture it measures for, is switched off"),
-        (("--suite-processes", "0"), "at least one process"),
-        (("--suite-deadline", "0"), "takes longer than no time"),
-        (("--suite-profile", "thorough"), "Unknown profile 'thorough'"),
-        (("-p", "breaks_children"), "A fresh pytest process, in which tests are measured, could not be started"),
+        (("--suite-processes", "0"), "--suite-processes 0"),
+        (("--suite-deadline", "0"), "--suite-deadline 0"),
+        (("--suite-profile", "thorough"), "'thorough'"),
     ],
-    ids=["xdist", "no-benchmark", "processes", "deadline", "profile", "child"],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_where_tests_cannot_be_measured_one_sentence_says_why(
-    tmp_path: Path, arguments: tuple[str, ...], sentence: str
+    pytester: pytest.Pytester, arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
+        monkeypatch.delenv(name)
+    pytester.makepyfile(test_small=SMALL)
+    result = pytester.runpytest_inprocess("--suite-measure", *arguments)
+    output = "\n".join(result.outlines + result.errlines)
+    assert result.ret == 2
+    assert words in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-n", "1"), "pytest-xdist"),
+        (("-p", "no:benchmark"), "pytest-benchmark"),
+        (("-p", "breaks_children"), "could not be started"),
+    ],
+    ids=["xdist", "no-benchmark", "child"],
+)
+def test_where_no_process_can_measure_one_sentence_says_why(
+    tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     if "-n" in arguments:
         pytest.importorskip("xdist")
@@ -475,11 +525,12 @@ def test_where_tests_cannot_be_measured_one_sentence_says_why(
     )
     run = pytest_in(tmp_path, SMALL, "--suite-measure", *arguments)
     assert run.code == 2
-    assert sentence in run.output
+    assert words in run.output
     assert "Traceback" not in run.output
 
 
+@pytest.mark.slow
 def test_with_xdist_tests_that_ask_for_the_fixture_are_verified(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
-    run = pytest_in(tmp_path, SUITE, "-n", "2", "-k", "wrong or meant_otherwise")
+    run = pytest_in(tmp_path, SUITE, "-n", "1", "-k", "wrong or meant_otherwise")
     assert run.outcomes == {"test_wrong": "FAILED", "test_meant_otherwise": "PASSED"}

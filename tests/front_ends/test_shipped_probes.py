@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from pyperf_suite.runner.journal import read_journal
+from pyperf_suite.cli import main
+from pyperf_suite.runner.results import read_journal
 
 pytestmark = pytest.mark.slow
 
 MODULE = """
 from dataclasses import dataclass
 
-from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.runner.case import Case
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.probe import Probe, RowTable
 from pyperf_suite.spec.rows import Column
 from pyperf_suite.workloads.matmul import MatmulParameters
@@ -47,65 +49,68 @@ METADATA = "Metadata-Version: 2.1\nName: shipped-probes\nVersion: 1.0\n"
 ENTRY_POINTS = "[pyperf_suite.probes]\nsquares = shipped_probes:PROBE\nbroken = shipped_probes:ABSENT\n"
 
 
+COMMANDS = {
+    "list": ["run", "--list"],
+    "run": ["run", "squares", "-a", "size=16", "--device", "cpu"],
+    "report": ["report", "bench_results", "-o", "page.html"],
+    "broken": ["run", "broken"],
+}
+PROGRAM = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from click.testing import CliRunner
+from pyperf_suite.cli import main
+ended = {name: CliRunner().invoke(main, command) for name, command in json.loads(sys.argv[2]).items()}
+print(json.dumps({name: (result.exit_code, result.output) for name, result in ended.items()}))
+"""
+
+
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of installed packages that holds the package alone, put there by pip from a wheel."""
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tuple[int, str]]]:
+    """Exit code and output of the commands where the package alone is installed, and the folder they ran in."""
     folder = tmp_path_factory.mktemp("packages")
-    wheel = folder / "shipped_probes-1.0-py3-none-any.whl"
-    info = "shipped_probes-1.0.dist-info"
-    contents = {
-        "shipped_probes.py": MODULE,
-        f"{info}/METADATA": METADATA,
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: by-hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/entry_points.txt": ENTRY_POINTS,
-    }
-    contents[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in (*contents, f"{info}/RECORD"))
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, text in contents.items():
-            archive.writestr(name, text)
-    target = folder / "site"
-    install = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--target", str(target), str(wheel)]
-    done = subprocess.run(install, capture_output=True, text=True, timeout=120)
-    if "No module named pip" in done.stderr:
-        pytest.skip("pip is not installed here")
-    assert done.returncode == 0, done.stderr
-    return target
-
-
-def suite(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`pyperf-suite` where the package is installed."""
-    code = f"import sys; sys.path.insert(0, {str(installed)!r}); from pyperf_suite.__main__ import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=folder, capture_output=True, text=True, timeout=120
+    info = folder / "site" / "shipped_probes-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info.parent / "shipped_probes.py").write_text(MODULE)
+    (info / "METADATA").write_text(METADATA)
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(info.parent), json.dumps(COMMANDS)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_shipped_probe_is_listed_run_and_reported(installed: Path, tmp_path: Path) -> None:
-    listed = suite(installed, tmp_path, "run", "--list")
-    assert listed.returncode == 0, listed.stderr
-    assert "How fast are small square products?" in " ".join(listed.stdout.split())
-    run = suite(installed, tmp_path, "run", "squares", "-a", "size=16", "--device", "cpu")
-    assert run.returncode == 0, run.stderr
-    assert "Square products" in run.stdout
-    (journal,) = tmp_path.glob("bench_results/*/*/records.jsonl")
+def test_a_shipped_probe_is_listed_run_and_reported(ended: tuple[Path, dict[str, tuple[int, str]]]) -> None:
+    folder, outputs = ended
+    assert [outputs[name][0] for name in ("list", "run", "report")] == [0, 0, 0], outputs
+    assert "How fast are small square products?" in " ".join(outputs["list"][1].split())
+    assert "Square products" in outputs["run"][1]
+    assert "Square products" in (folder / "page.html").read_text()
+    (journal,) = folder.glob("bench_results/*/*/records.jsonl")
     timed = [record for record in read_journal(journal) if record.kind == "timing"]
     assert [(record.probe, record.outcome) for record in timed] == [("squares", "ok")]
-    report = suite(installed, tmp_path, "report", "bench_results", "-o", "page.html")
-    assert report.returncode == 0, report.stderr
-    assert "Square products" in (tmp_path / "page.html").read_text()
 
 
-def test_a_shipped_probe_that_cannot_be_imported_costs_only_itself(installed: Path, tmp_path: Path) -> None:
-    listed = suite(installed, tmp_path, "run", "--list")
-    assert "The probe broken of shipped_probes:ABSENT cannot be imported" in listed.stdout + listed.stderr
-    asked = suite(installed, tmp_path, "run", "broken")
-    assert asked.returncode == 2
-    assert "cannot be imported" in asked.stderr
-    assert "Traceback" not in asked.stderr
+def test_a_shipped_probe_that_cannot_be_imported_costs_only_itself(
+    ended: tuple[Path, dict[str, tuple[int, str]]],
+) -> None:
+    _, outputs = ended
+    assert "shipped_probes:ABSENT cannot be imported" in outputs["list"][1]
+    code, output = outputs["broken"]
+    assert code == 2
+    assert "cannot be imported" in output
+    assert "Traceback" not in output
 
 
-def test_without_the_package_its_records_are_still_shown(installed: Path, tmp_path: Path) -> None:
-    assert suite(installed, tmp_path, "run", "squares", "-a", "size=16", "--device", "cpu").returncode == 0
-    report = suite(tmp_path, tmp_path, "report", "bench_results", "-o", "page.html")
-    assert report.returncode == 0, report.stderr
-    assert "This version has no probe squares" in (tmp_path / "page.html").read_text()
+def test_without_the_package_its_records_are_still_shown(
+    ended: tuple[Path, dict[str, tuple[int, str]]], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    result = CliRunner().invoke(main, ["report", str(ended[0] / "bench_results"), "-o", str(page)])
+    assert result.exit_code == 0, result.output
+    assert "This version has no probe squares" in page.read_text()

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pyperf_suite.cli import main
-from pyperf_suite.runner.journal import read_journal
+from pyperf_suite.runner.results import read_journal
 from pyperf_suite.workloads.user_kernel import describe
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are bounded by what Linux offers")
@@ -52,7 +52,6 @@ def checkout(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def below(checkout, monkeypatch):
     monkeypatch.chdir(checkout / "benches")
-    describe.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +68,7 @@ def records_of(checkout: Path):
     return [record for record in read_journal(path) if record.kind == "timing"]
 
 
+@pytest.mark.slow
 def test_a_run_measures_every_case_and_tells_a_table_and_a_figure(finished):
     checkout, result = finished
     assert result.exit_code == 0, result.output
@@ -82,12 +82,15 @@ def test_a_run_measures_every_case_and_tells_a_table_and_a_figure(finished):
     assert {record.reason for record in by_outcome["failed"]} == {"benches/bench.py:5: fails raised OSError: never."}
 
 
+@pytest.mark.slow
 def test_a_kernel_has_the_same_name_from_wherever_its_checkout_it_is_asked_for(finished, checkout, monkeypatch):
     assert {record.probe for record in records_of(checkout)} == {"benches/bench.py:sorting"}
     monkeypatch.chdir(checkout)
+    describe.cache_clear()
     assert describe("benches/bench.py")[0].name == "benches/bench.py:sorting"
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_and_only_what_failed_is_measured_again(finished, checkout):
     before = len(records_of(checkout))
     result = invoke("run", "bench.py:sorting", "--results", str(checkout / "results"), "--resume", "--json")
@@ -98,9 +101,9 @@ def test_a_run_is_resumed_and_only_what_failed_is_measured_again(finished, check
     assert len(probe["cases"]) == 4
 
 
+@pytest.mark.slow
 def test_what_reads_a_run_needs_no_file_of_the_users(finished, checkout, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    describe.cache_clear()
     results = str(checkout / "results")
     told = json.loads(invoke("findings", "latest", "--results", results).stdout)
     [table] = told["probes"][0]["tables"]
@@ -135,6 +138,7 @@ def test_what_cannot_be_planned_is_one_sentence_and_exit_code_2(arguments, words
     assert len(result.output.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_kernel_whose_name_is_that_of_an_emoji_keeps_it(tmp_path):
     one = BENCH.replace("def other()", "def one()")
     Path("emoji.py").write_text(one)

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 from golden.written import numbers_said
 from pyperf_suite.render.text import bare, sentence
-from pyperf_suite.runner.journal import read_journal
+from pyperf_suite.runner.results import read_journal
 from pyperf_suite.spec.discovery import find_probe
-from pyperf_suite.spec.findings import Bars, Cell, Findings, HeatMap, Panel
+from pyperf_suite.spec.findings import UNITS, Bars, Cell, Findings, HeatMap, Panel, Quantity
 from pyperf_suite.spec.findings import Verdict as Judged
-from pyperf_suite.spec.quantity import UNITS, Quantity
 
 
 class Table(NamedTuple):

@@ -57,7 +57,7 @@ def pytest_runtest_logfinish(nodeid: str) -> Iterator[None]:
 
 def _lost_context() -> str:
     """What the primary context, which torch and our extension share, answers if it is lost; else empty."""
-    torch, ours = sys.modules.get("torch"), sys.modules.get("pyperf_suite.workloads.cuda")
+    torch, ours = sys.modules.get("torch"), sys.modules.get("pyperf_suite.workloads.backends")
     if ours is None or not (ours.cuda_device.cache_info().currsize or (torch and torch.cuda.is_initialized())):
         return ""
     try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import QUICK
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.attention import AttentionParameters
 
 pytestmark = pytest.mark.gpu

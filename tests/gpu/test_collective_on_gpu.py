@@ -12,9 +12,9 @@ import sys
 import pytest
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.worker_pool import WorkerPool
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.collective import CollectiveParameters
 
 pytestmark = pytest.mark.gpu
@@ -34,8 +34,8 @@ RANK = """
 import sys
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.workloads.collective import Collective, CollectiveParameters
-from pyperf_suite.workloads.collective.parameters import DTYPES, OPERATIONS, REDUCTIONS
+from pyperf_suite.workloads.collective.collective import Collective
+from pyperf_suite.workloads.collective import CollectiveParameters, DTYPES, OPERATIONS, REDUCTIONS
 from pyperf_suite.workloads.workload import Place
 from pyperf_suite.ranks.group import Group
 

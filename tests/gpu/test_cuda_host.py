@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.hardware.cuda_driver import gpus
-from pyperf_suite.measure.sampling import measure
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.workloads.cuda import CudaDevice, cuda_device
+from pyperf_suite.hardware.devices import gpus
+from pyperf_suite.measure.sampling import StopRule, measure
+from pyperf_suite.workloads.backends import CudaDevice, cuda_device
 
 pytestmark = pytest.mark.gpu
 
@@ -286,7 +285,7 @@ def test_machine_code_of_another_architecture_is_not_available(device):
 def test_a_kernel_that_leaves_its_memory_ends_the_process_it_was_in_and_no_other(device):
     program = f"""
 import numpy as np
-from pyperf_suite.workloads.cuda import cuda_device
+from pyperf_suite.workloads.backends import cuda_device
 device = cuda_device(0)
 add = device.kernel(device.compile("add.cu", {ADD!r}, {{}}), "add")
 device.native.Launch(add, (1, 1, 1), (1, 1, 1), [np.uint64(0)] * 3 + [np.int32(1)]).run()

@@ -10,7 +10,7 @@ import pytest
 from pyperf_suite.kernels import gemm_sm80
 from pyperf_suite.kernels.gemm_sm80 import Specialisation, default_set, in_layout, specialise
 from pyperf_suite.kernels.schedule import Schedule
-from pyperf_suite.workloads.cuda import CudaDevice, cuda_device
+from pyperf_suite.workloads.backends import CudaDevice, cuda_device
 
 pytestmark = pytest.mark.gpu
 

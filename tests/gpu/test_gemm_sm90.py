@@ -14,7 +14,7 @@ import pytest
 
 from pyperf_suite.kernels import gemm_sm90
 from pyperf_suite.kernels.gemm_sm90 import TILE_N, Specialisation, default_set, in_layout, specialise
-from pyperf_suite.workloads.cuda import CudaDevice, cuda_device
+from pyperf_suite.workloads.backends import CudaDevice, cuda_device
 
 pytestmark = pytest.mark.gpu
 

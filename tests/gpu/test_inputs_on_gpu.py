@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.runner.case import Case
+from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import operator
 from pyperf_suite.workloads.attention import AttentionParameters
-from pyperf_suite.workloads.cuda import cuda_device
-from pyperf_suite.workloads.inputs import Operand, Operands
+from pyperf_suite.workloads.backends import cuda_device
 from pyperf_suite.workloads.matmul import MatmulParameters
-from pyperf_suite.workloads.operand_sets import DeviceMemory
+from pyperf_suite.workloads.operands import Operand, Operands
+from pyperf_suite.workloads.operator import DeviceMemory
 from pyperf_suite.workloads.workload import Place
 
 pytestmark = pytest.mark.gpu

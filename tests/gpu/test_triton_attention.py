@@ -8,10 +8,9 @@ import pytest
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.attention.counted import Blocks
-from pyperf_suite.workloads.attention.attention import Attention
-from pyperf_suite.workloads.attention.parameters import AttentionParameters
-from pyperf_suite.workloads.attention.triton_own import TritonAttention
+from pyperf_suite.laws.tiled_attention import Blocks
+from pyperf_suite.workloads.attention import AttentionParameters
+from pyperf_suite.workloads.attention.attention import Attention, TritonAttention
 from pyperf_suite.workloads.workload import Place
 
 pytestmark = pytest.mark.gpu

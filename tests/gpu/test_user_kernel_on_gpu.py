@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import QUICK
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import user_kernel
 from pyperf_suite.workloads.user_kernel import parameters_of
 

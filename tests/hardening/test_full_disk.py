@@ -14,22 +14,13 @@ from click.testing import CliRunner
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import write_for_user
-from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.hardware.identity import identity
+from pyperf_suite.hardware.machine import identity
 from pyperf_suite.history.stored.store import Store
 from pyperf_suite.laws.calibration import shipped_calibration
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.render.run_report import write_all
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.journal import Journal, read_journal
-from pyperf_suite.runner.plan import Plan, PlannedCase
-from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.results import create_run, find_run
+from pyperf_suite.runner.results import Journal, create_run, find_run, open_run, read_journal
 from pyperf_suite.spec.findings import Figure, Findings, Panel, Series, remark
-from pyperf_suite.workloads.matmul import MatmulParameters
 
-CASE = Case("matmul", MatmulParameters(64, 64, 64, Schedule("persistent", 1), Tile(32, 32, 32)), "native")
-PLAN = Plan((PlannedCase("tile_wave", CASE),), QUICK, resolve("cpu"))
 DISK_KIB = 256
 
 
@@ -59,7 +50,7 @@ def fill(disk: Path) -> None:
             pass
 
 
-def test_a_journal_keeps_all_that_it_said_it_kept_and_goes_on_when_there_is_space_again(disk, timed_record):
+def test_a_journal_keeps_all_that_it_said_it_kept_and_goes_on_when_there_is_space_again(disk, case, timed_record):
     path = disk / "records.jsonl"
     (disk / "others").write_bytes(b"x" * 100_000)
     kept = 0
@@ -67,7 +58,7 @@ def test_a_journal_keeps_all_that_it_said_it_kept_and_goes_on_when_there_is_spac
     def append_until_refused(journal: Journal) -> None:
         nonlocal kept
         while kept < 10_000:
-            journal.append(timed_record(CASE, 1e-3, reason="why " * 100, position=kept))
+            journal.append(timed_record(case, 1e-3, reason="why " * 100, position=kept))
             kept += 1
 
     with Journal(path) as journal, pytest.raises(UserError, match="free some space and go on with --resume"):
@@ -77,26 +68,22 @@ def test_a_journal_keeps_all_that_it_said_it_kept_and_goes_on_when_there_is_spac
     assert [record.position for record in read_journal(path)] == list(range(kept))
     (disk / "others").unlink()
     with Journal(path) as journal:
-        journal.append(timed_record(CASE, 1e-3, position=kept))
+        journal.append(timed_record(case, 1e-3, position=kept))
     assert [record.position for record in read_journal(path)] == list(range(kept + 1))
 
 
-def test_a_run_that_cannot_begin_leaves_nothing_that_the_next_one_stumbles_over(disk):
+def test_a_run_that_cannot_begin_leaves_nothing_that_the_next_one_stumbles_over(disk, plan):
     fill(disk)
     with pytest.raises(UserError, match="cannot be written"):
-        create_run(disk / "results", identity(PLAN.device), PLAN)
+        create_run(disk / "results", identity(plan.device), plan)
     (disk / "others").unlink()
-    run = create_run(disk / "results", identity(PLAN.device), PLAN)
-    assert find_run(disk / "results", identity(PLAN.device), PLAN).path == run.path
+    run = create_run(disk / "results", identity(plan.device), plan)
+    assert find_run(disk / "results", identity(plan.device), plan).path == run.path
     assert not [path for path in run.path.parent.iterdir() if not (path / "run.json").exists()]
 
 
-def test_an_index_that_has_no_space_is_kept_in_memory_and_told_of(disk, timed_record):
-    run = create_run(disk, identity(PLAN.device), PLAN)
-    with Journal(run.records_path) as journal:
-        journal.append(
-            timed_record(CASE, 1e-3, run_id=run.run_id, started_at="2026-01-01T00:00:00+00:00", probe="tile_wave")
-        )
+def test_an_index_that_has_no_space_is_kept_in_memory_and_reported(disk, a_run):
+    a_run(disk)
     fill(disk)
     with Store(disk) as store:
         store.update()
@@ -110,15 +97,15 @@ def test_an_index_that_has_no_space_is_kept_in_memory_and_told_of(disk, timed_re
         assert len(store.benchmarks()) == 1
 
 
-def test_pages_and_pictures_without_space_are_warned_of_and_none_is_left_half(disk):
-    run = create_run(disk, identity(PLAN.device), PLAN)
+def test_pages_and_pictures_without_space_are_warned_of_and_none_is_left_half(disk, a_run):
+    run = open_run(a_run(disk, timestamps=()))
     panel = Panel("a", "m", "s", (Series("measured", (1, 2), (1, 2), "line"),))
     found = {"tile_wave": Findings((remark("word " * 5000),), figures=(Figure("drawn", "t", "c", ((panel,),)),))}
     fill(disk)
     with pytest.warns(UserWarning, match="could not be written") as warned:
         assert write_all(found, [], run) == []
     assert len(warned) == 3
-    assert [path.name for path in run.path.iterdir()] == ["run.json"]
+    assert {path.name for path in run.path.iterdir()} == {"run.json", "records.jsonl"}
 
 
 def test_what_a_new_file_would_replace_survives_a_full_disk(disk):
@@ -136,31 +123,26 @@ def test_what_a_new_file_would_replace_survives_a_full_disk(disk):
     assert {path.name for path in disk.iterdir()} == {"export.csv", "own.npz", "others"}
 
 
-def test_a_results_folder_deleted_in_mid_run_is_one_sentence(tmp_path, timed_record):
-    run = create_run(tmp_path / "results", identity(PLAN.device), PLAN)
-    with Journal(run.records_path) as journal:
-        journal.append(timed_record(CASE, 1e-3))
+def test_a_results_folder_deleted_in_mid_run_is_one_sentence(tmp_path, a_run, case, timed_record):
+    with Journal(a_run(tmp_path / "results") / "records.jsonl") as journal:
+        journal.append(timed_record(case, 1e-3))
         shutil.rmtree(tmp_path / "results")
         with pytest.raises(UserError, match="was deleted while the run was writing it"):
-            journal.append(timed_record(CASE, 1e-3))
+            journal.append(timed_record(case, 1e-3))
 
 
-def test_a_results_folder_moved_in_mid_run_takes_the_records_along(tmp_path, timed_record):
-    run = create_run(tmp_path / "results", identity(PLAN.device), PLAN)
-    with Journal(run.records_path) as journal:
-        journal.append(timed_record(CASE, 1e-3, position=0))
+def test_a_results_folder_moved_in_mid_run_takes_the_records_along(tmp_path, a_run, case, timed_record):
+    with Journal(a_run(tmp_path / "results") / "records.jsonl") as journal:
         (tmp_path / "results").rename(tmp_path / "moved")
-        journal.append(timed_record(CASE, 1e-3, position=1))
+        journal.append(timed_record(case, 1e-3, position=1))
     (moved,) = (tmp_path / "moved").glob("*/*/records.jsonl")
     assert [record.position for record in read_journal(moved)] == [0, 1]
 
 
 @pytest.mark.parametrize("command", [["run", "tile_wave"], ["history"], ["export", "--format", "json"]])
-def test_commands_on_a_read_only_disk_say_one_sentence_or_work(disk, command, timed_record):
-    run = create_run(disk, identity(PLAN.device), PLAN)
-    with Journal(run.records_path) as journal:
-        record = timed_record(CASE, 1e-3, run_id=run.run_id, started_at="2026-01-01T00:00:00+00:00", probe="tile_wave")
-        journal.append(record)
+def test_commands_on_a_read_only_disk_say_one_sentence_or_work(disk, command, a_run):
+    journal = a_run(disk) / "records.jsonl"
+    before = journal.read_bytes()
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     answer = CliRunner().invoke(main, [*command, "--results", str(disk)])
     if command[0] == "run":
@@ -171,4 +153,4 @@ def test_commands_on_a_read_only_disk_say_one_sentence_or_work(disk, command, ti
         assert answer.exit_code == 0, answer.output
         assert "cannot be kept" in answer.stderr
     assert answer.exception is None or isinstance(answer.exception, SystemExit)
-    assert read_journal(run.records_path) == [record]
+    assert journal.read_bytes() == before

@@ -13,12 +13,9 @@ from rich.console import Console
 
 from pyperf_suite import cli
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.render.markdown import page
 from pyperf_suite.render.terminal import print_findings
-from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.findings import Findings, Heading, Table, remark
-from pyperf_suite.workloads.matmul import MatmulParameters
 
 # Clears a terminal, names its window, ends a tag that was never begun, begins one, turns the writing round.
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[/bold][red]x[/red]\u202eabc\x9b31m<script>alert(1)</script>"
@@ -26,28 +23,19 @@ OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 
 
 @pytest.fixture
-def hostile_record(timed_record):
-    case = Case("matmul", MatmulParameters(64, 64, 64, Schedule("persistent", 1), Tile(32, 32, 32)), "native")
+def hostile_record(timed_record, case):
     return dataclasses.replace(timed_record(case, 1e-3), outcome="failed", reason=HOSTILE, metrics={})
 
 
 def test_the_report_of_a_run_shows_it_and_does_not_obey(hostile_record):
     table = Table(HOSTILE, (Heading(HOSTILE), Heading("b")), ((HOSTILE, 1),))
+    found = {HOSTILE: Findings((remark("{said}", said=HOSTILE),), (table,))}
     text = io.StringIO()
-    print_findings(
-        Console(file=text, width=200),
-        {HOSTILE: Findings((remark("{said}", said=HOSTILE),), (table,))},
-        [hostile_record],
-    )
-    assert not OBEYED.search(text.getvalue())
+    print_findings(Console(file=text, width=200), found, [hostile_record])
     assert text.getvalue().count("[/bold][red]x[/red]") == 6
-
-
-def test_the_page_of_a_run_shows_it_and_does_not_obey(hostile_record):
-    table = Table(HOSTILE, (Heading(HOSTILE), Heading("b")), ((HOSTILE, 1),))
-    text = page("title", {"probe": Findings((remark("{said}", said=HOSTILE),), (table,))}, [hostile_record], [])
-    assert not OBEYED.search(text)
-    assert "<script" not in text.replace("\\<script", "")
+    as_markdown = page("title", found, [hostile_record], [])
+    assert "<script" not in as_markdown.replace("\\<script", "")
+    assert not OBEYED.search(text.getvalue() + as_markdown)
 
 
 def test_the_progress_of_a_run_survives_a_reason_with_markup_in_it(hostile_record, tmp_path, monkeypatch):
@@ -72,7 +60,7 @@ def test_an_error_shows_it_and_does_not_obey():
     def wrong() -> None:
         raise UserError(HOSTILE)
 
-    answer = CliRunner().invoke(cli.SpokenErrors("group", commands={"wrong": wrong}), ["wrong"])
+    answer = CliRunner().invoke(cli.CommandLine("group", commands={"wrong": wrong}), ["wrong"])
     assert answer.exit_code == 2
     assert "owned" in answer.stderr
     assert not OBEYED.search(answer.stderr)

@@ -10,11 +10,11 @@ import psutil
 import pytest
 
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.hardware.identity import identity
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.runner.case import Case
+from pyperf_suite.hardware.machine import identity
+from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK
+from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.results import create_run
 from pyperf_suite.runner.session import Session
 from pyperf_suite.workloads.matmul import MatmulParameters

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -30,8 +30,33 @@ def machine(tmp_path: Path) -> Machine:
     return write
 
 
-class FakeCuda:
-    """A libcuda of which only the answers are there."""
+class Double:
+    """A library of which only the answers are there: `answers` has what each function writes where its pointers are."""
+
+    answers: ClassVar[Mapping[str, Any]] = {}
+
+    def __getattr__(self, function: str) -> Callable[..., int]:
+        if function not in self.answers:
+            raise AttributeError(function)
+
+        def call(*arguments: Any) -> int:
+            answer = self.answers[function]
+            answer = answer(*arguments) if callable(answer) else answer
+            if isinstance(answer, bytes):
+                next(each for each in arguments if isinstance(each, ctypes.Array)).value = answer
+            elif answer is not None:
+                pointers = [each._obj for each in arguments if hasattr(each, "_obj")]
+                for pointer, value in zip(pointers, answer if isinstance(answer, tuple) else (answer,), strict=False):
+                    pointer.value = value
+            return 0
+
+        return call
+
+
+class FakeCuda(Double):
+    """A libcuda whose devices have the given names."""
+
+    answers: ClassVar = {"cuDriverGetVersion": 13010, "cuDeviceTotalMem_v2": 150_110_011_392}
 
     def __init__(self, names: list[str], initialises: int = 0) -> None:
         self.names = names
@@ -42,10 +67,6 @@ class FakeCuda:
 
     def cuGetErrorString(self, code: int, text: Any) -> int:
         text._obj.value = b"driver words"
-        return 0
-
-    def cuDriverGetVersion(self, version: Any) -> int:
-        version._obj.value = 13010
         return 0
 
     def cuDeviceGetCount(self, count: Any) -> int:
@@ -60,10 +81,6 @@ class FakeCuda:
         name.value = self.names[device].encode()
         return 0
 
-    def cuDeviceTotalMem_v2(self, memory: Any, device: int) -> int:
-        memory._obj.value = 150_110_011_392
-        return 0
-
     def cuDeviceGetUuid_v2(self, raw: Any, device: int) -> int:
         raw[:] = bytes(range(device, device + 16))
         return 0
@@ -73,122 +90,58 @@ class FakeCuda:
         return 0
 
 
-class FakeNvml:
+WHOLE_GPU, PARENT_OF_A_SLICE = 7, 8  # the handles that the double gives
+
+
+class FakeNvml(Double):
     """A libnvidia-ml whose GPUs have a number of active NVLinks, a status of copies, and an H200's settings."""
+
+    answers: ClassVar = {
+        "nvmlInit_v2": None,
+        "nvmlSystemGetDriverVersion": b"580.82.07",
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": PARENT_OF_A_SLICE,
+        "nvmlDeviceGetIndex": 3,
+        "nvmlDeviceGetCurrPcieLinkGeneration": 3,
+        "nvmlDeviceGetCurrPcieLinkWidth": 8,
+        "nvmlDeviceGetMaxPcieLinkGeneration": 4,
+        "nvmlDeviceGetMaxPcieLinkWidth": 16,
+        "nvmlDeviceGetGpuMaxPcieLinkGeneration": 5,
+        "nvmlDeviceGetPcieReplayCounter": lambda device, count: {WHOLE_GPU: 12, PARENT_OF_A_SLICE: 3}[device.value],
+        "nvmlDeviceGetEnforcedPowerLimit": lambda device, mw: {WHOLE_GPU: 700_000, PARENT_OF_A_SLICE: 650_000}[
+            device.value
+        ],
+        "nvmlDeviceGetEccMode": (1, 1),  # now, and from the next reset on
+        "nvmlDeviceGetMaxClockInfo": lambda device, clock, mhz: {1: 1980}[clock],
+        "nvmlDeviceGetClockInfo": lambda device, clock, mhz: {1: 1755, 2: 3201}[clock],
+        "nvmlDeviceGetPowerUsage": 688_500,
+        "nvmlDeviceGetTemperature": lambda device, sensor, celsius: {0: 61}[sensor],
+        "nvmlDeviceGetCurrentClocksThrottleReasons": 0x4 | 0x1,  # power cap, and idle, which is none
+        "nvmlDeviceGetComputeMode": 3,
+        "nvmlDeviceGetPowerManagementDefaultLimit": 700_000,
+        "nvmlDeviceGetMigMode": (1, 1),
+        "nvmlDeviceGetTotalEccErrors": lambda device, kind, counter, errors: {(1, 0): 3}[kind, counter],
+        "nvmlDeviceGetRemappedRows": (2, 1, 1, 0),
+        "nvmlDeviceGetTemperatureThreshold": lambda device, threshold, celsius: {1: 87}[threshold],
+        "nvmlDeviceGetNvLinkVersion": 4,
+    }
 
     def __init__(self, links: int = 18, peers: tuple[int, int] = (0, 0)) -> None:
         self.links = links
         self.peers = peers  # nvmlGpuP2PStatus_t of reads and writes between any two
 
-    def nvmlInit_v2(self) -> int:
-        return 0
-
-    def nvmlSystemGetDriverVersion(self, text: Any, length: int) -> int:
-        text.value = b"580.82.07"
-        return 0
-
     def nvmlDeviceGetHandleByUUID(self, uuid: bytes, device: Any) -> int:
-        device._obj.value = 7
+        device._obj.value = WHOLE_GPU
         return 0 if uuid.startswith((b"GPU-", b"MIG-")) else 2
 
-    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, device: ctypes.c_void_p, parent: Any) -> int:
-        parent._obj.value = 8
-        return 0
-
-    def nvmlDeviceGetName(self, device: ctypes.c_void_p, text: Any, length: int) -> int:
-        text.value = b"NVIDIA H200"
-        return 0
-
-    def nvmlDeviceGetIndex(self, device: ctypes.c_void_p, index: Any) -> int:
-        index._obj.value = 3
-        return 0
+    def nvmlDeviceGetPersistenceMode(self, device: ctypes.c_void_p, mode: Any) -> int:
+        return 3  # NVML_ERROR_NOT_SUPPORTED
 
     def nvmlDeviceGetPciInfo_v3(self, device: ctypes.c_void_p, place: Any) -> int:
         place._obj.domain, place._obj.bus, place._obj.device = 0, 0x17, 0
         return 0
 
-    def nvmlDeviceGetCurrPcieLinkGeneration(self, device: ctypes.c_void_p, generation: Any) -> int:
-        generation._obj.value = 3
-        return 0
-
-    def nvmlDeviceGetCurrPcieLinkWidth(self, device: ctypes.c_void_p, lanes: Any) -> int:
-        lanes._obj.value = 8
-        return 0
-
-    def nvmlDeviceGetMaxPcieLinkGeneration(self, device: ctypes.c_void_p, generation: Any) -> int:
-        generation._obj.value = 4
-        return 0
-
-    def nvmlDeviceGetMaxPcieLinkWidth(self, device: ctypes.c_void_p, lanes: Any) -> int:
-        lanes._obj.value = 16
-        return 0
-
-    def nvmlDeviceGetGpuMaxPcieLinkGeneration(self, device: ctypes.c_void_p, generation: Any) -> int:
-        generation._obj.value = 5
-        return 0
-
-    def nvmlDeviceGetPcieReplayCounter(self, device: ctypes.c_void_p, count: Any) -> int:
-        count._obj.value = {7: 12, 8: 3}[device.value or 0]
-        return 0
-
     def nvmlDeviceGetP2PStatus(self, one: ctypes.c_void_p, other: ctypes.c_void_p, way: int, status: Any) -> int:
         status._obj.value = self.peers[way]
-        return 0
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, device: ctypes.c_void_p, milliwatts: Any) -> int:
-        milliwatts._obj.value = {7: 700_000, 8: 650_000}[device.value or 0]
-        return 0
-
-    def nvmlDeviceGetEccMode(self, device: ctypes.c_void_p, current: Any, pending: Any) -> int:
-        current._obj.value = 1
-        return 0
-
-    def nvmlDeviceGetPersistenceMode(self, device: ctypes.c_void_p, mode: Any) -> int:
-        return 3  # NVML_ERROR_NOT_SUPPORTED
-
-    def nvmlDeviceGetMaxClockInfo(self, device: ctypes.c_void_p, clock: int, mhz: Any) -> int:
-        mhz._obj.value = {1: 1980}[clock]
-        return 0
-
-    def nvmlDeviceGetClockInfo(self, device: ctypes.c_void_p, clock: int, mhz: Any) -> int:
-        mhz._obj.value = {1: 1755, 2: 3201}[clock]
-        return 0
-
-    def nvmlDeviceGetPowerUsage(self, device: ctypes.c_void_p, milliwatts: Any) -> int:
-        milliwatts._obj.value = 688_500
-        return 0
-
-    def nvmlDeviceGetTemperature(self, device: ctypes.c_void_p, sensor: int, celsius: Any) -> int:
-        celsius._obj.value = {0: 61}[sensor]
-        return 0
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device: ctypes.c_void_p, mask: Any) -> int:
-        mask._obj.value = 0x4 | 0x1  # power cap, and idle, which is none
-        return 0
-
-    def nvmlDeviceGetComputeMode(self, device: ctypes.c_void_p, mode: Any) -> int:
-        mode._obj.value = 3
-        return 0
-
-    def nvmlDeviceGetPowerManagementDefaultLimit(self, device: ctypes.c_void_p, milliwatts: Any) -> int:
-        milliwatts._obj.value = 700_000
-        return 0
-
-    def nvmlDeviceGetMigMode(self, device: ctypes.c_void_p, current: Any, pending: Any) -> int:
-        current._obj.value = 1
-        return 0
-
-    def nvmlDeviceGetTotalEccErrors(self, device: ctypes.c_void_p, kind: int, counter: int, errors: Any) -> int:
-        errors._obj.value = {(1, 0): 3}[(kind, counter)]
-        return 0
-
-    def nvmlDeviceGetRemappedRows(self, device: ctypes.c_void_p, *answers: Any) -> int:
-        for answer, value in zip(answers, (2, 1, 1, 0), strict=True):
-            answer._obj.value = value
-        return 0
-
-    def nvmlDeviceGetTemperatureThreshold(self, device: ctypes.c_void_p, threshold: int, celsius: Any) -> int:
-        celsius._obj.value = {1: 87}[threshold]
         return 0
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, device: ctypes.c_void_p, count: Any, found: Any) -> int:
@@ -200,10 +153,6 @@ class FakeNvml:
     def nvmlDeviceGetNvLinkState(self, device: ctypes.c_void_p, link: int, active: Any) -> int:
         active._obj.value = int(link < self.links)
         return 0 if link < 18 else 2
-
-    def nvmlDeviceGetNvLinkVersion(self, device: ctypes.c_void_p, link: int, version: Any) -> int:
-        version._obj.value = 4
-        return 0
 
     def nvmlDeviceGetFieldValues(self, device: ctypes.c_void_p, count: int, asked: Any) -> int:
         for question in asked[:count]:

@@ -6,15 +6,22 @@ import contextlib
 import copy
 import csv
 import re
+from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.hardware import catalogue
 from pyperf_suite.hardware.catalogue import DTYPES, GpuSpec, all_gpus, capability_of, find_gpu
-from pyperf_suite.hardware.links import nvlink_of, pcie_of
+from pyperf_suite.hardware.links import nvlink_of, pcie_of, peak_of
+from pyperf_suite.kernels import attention_defaults, gemm_sm80, gemm_sm90, matmul, static
+from pyperf_suite.kernels.occupancy import occupancy
+from pyperf_suite.laws.collectives import link_bytes_per_s
+from pyperf_suite.laws.tiling import cliffs_of
 
 every_gpu = pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.slug)
 
@@ -180,3 +187,70 @@ def test_all_gpus_of_the_published_list_are_there_with_its_values(measured_table
             assert getattr(gpu, field) == (expected if expected is None else pytest.approx(expected)), (gpu, field)
         published = {peaks[column]: float(value) * 1e12 for column, value in row.items() if column in peaks and value}
         assert gpu.peak_flop_per_s == pytest.approx(published), gpu
+
+
+ADDED = """
+[[architecture]]
+compute_capability = [11, 5]
+generation = "Blackwell"
+cuda_kernels = "sm80"
+features = ["tma", "float8_sums"]
+resident_blocks = 32
+resident_warps = 64
+shared_kib = 256
+shared_block_kib = 255
+nvlink = "NVLink 5"
+pcie = "PCIe 6 x16"
+
+[[gpu]]
+name = "R900 SXM"
+aliases = ["R900"]
+architecture = "Rubin"
+compute_capability = [11, 5]
+sms = 160
+boost_mhz = 2000
+memory_gib = 288
+memory_gb_per_s = 13000
+l2_mib = 128
+peak_tflop_per_s = { fp32 = 100, fp16 = 4000, bf16 = 4000 }
+link_gb_per_s = 900
+power_w = 1800
+source = "a data sheet made up for this test"
+"""
+
+
+@pytest.fixture
+def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuSpec]:
+    """A GPU of a new architecture that only the catalogue's file knows."""
+    caches = (catalogue._catalogue, catalogue.architectures, catalogue.all_gpus, catalogue._by_key)
+    (tmp_path / "gpus.toml").write_text(catalogue.CATALOGUE.read_text(encoding="utf-8") + ADDED)
+    monkeypatch.setattr(catalogue, "CATALOGUE", tmp_path / "gpus.toml")
+    for cached in caches:
+        cached.cache_clear()
+    yield catalogue.find_gpu("R900")
+    for cached in caches:
+        cached.cache_clear()
+
+
+def test_a_gpu_added_to_the_file_alone_is_detected_and_its_links_are_known(added: GpuSpec) -> None:
+    identity = {"kind": "cuda", "model": "NVIDIA R900 SXM", "link": "nvlink5x18"}
+    assert catalogue.gpu_of(identity) is added
+    assert catalogue.capability_of("NVIDIA R900 NVL") == (11, 5)
+    assert nvlink_of(added.compute_capability).name == "NVLink 5"
+    assert pcie_of(added.compute_capability).name == "PCIe 6 x16"
+    assert peak_of(identity).gb_per_s == 900
+
+
+def test_a_gpu_added_to_the_file_alone_has_occupancy_kernels_and_default_blocks(added: GpuSpec) -> None:
+    assert occupancy("sm_115a", 128, 32, 100 << 10).blocks == 2
+    assert catalogue.architecture(added.compute_capability).cuda_kernels in static.families()
+    gemm_sm80.default_set()[0].check_device("11.5")
+    with pytest.raises(ValueError, match="whose wgmma no other has"):
+        gemm_sm90.default_set()[0].check_device("11.5")
+    assert matmul.default_set("sm_115") == matmul.default_set("sm_100")
+    assert attention_defaults.generation_of("sm_115") == "Blackwell"
+
+
+def test_a_gpu_added_to_the_file_alone_is_priced_by_its_data_sheet(added: GpuSpec) -> None:
+    assert link_bytes_per_s(added) == 900e9
+    assert cliffs_of(added) == cliffs_of(find_gpu("B200"))

@@ -1,4 +1,4 @@
-"""The CPU of several kinds of machine, each told by the kernel files such a machine has."""
+"""The CPU of several kinds of machine: cores, caches, sockets, memory nodes, hypervisors and containers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.hardware import caches, cpu
-from pyperf_suite.hardware.arm import core_name
+from pyperf_suite.hardware import cpu
+from pyperf_suite.hardware.cpu import CPUS, NODES, NumaNode, core_name, read_layout
+from pyperf_suite.hardware.kernel_files import cpu_list, parse_cpu_list
 
 SYSTEM = "sys/devices/system/cpu"
 
@@ -148,19 +149,20 @@ def test_caches_that_nothing_tells_of_are_assumed_and_said_to_be(machine, monkey
     monkeypatch.setattr(os, "sysconf", lambda name: 0)
     found = cpu.read_cpu(machine(CONTAINER_ON_VM), affinity=8)
     assert found.caches_assumed
-    assert found.l2_bytes == caches.ASSUMED_BYTES[2]
+    assert found.l2_bytes == cpu.ASSUMED_BYTES[2]
 
 
 def test_sysctl_tells_the_caches_where_linux_files_and_c_library_do_not(machine, monkeypatch):
     monkeypatch.setattr(os, "sysconf", lambda name: -1)
     told = {"hw.l1dcachesize": "65536", "hw.l2cachesize": "4194304"}
-    found = caches.read_caches(machine({}), logical_cores=8, sysctl=told.get)
-    assert (found.l1d_bytes, found.l2_bytes, found.l3_bytes, found.assumed) == (65536, 4 << 20, 0, False)
+    monkeypatch.setattr(cpu, "_sysctl", told.get)
+    found = cpu.read_cpu(machine({}), affinity=None)
+    assert (found.l1d_bytes, found.l2_bytes, found.l3_bytes, found.caches_assumed) == (65536, 4 << 20, 0, False)
 
 
 def test_cores_of_two_kinds_are_sized_by_the_larger(machine):
     files = machine({**caches_of_core(0, "0", ("48K", "2048K", "36M"), "0-1"), **cache(1, 2, 2, "Unified", "4M", "1")})
-    found = caches.read_caches(files, logical_cores=2, sysctl=lambda name: None)
+    found = cpu.read_cpu(files, affinity=None)
     assert (found.l2_bytes, found.l2_total_bytes) == (4 << 20, 6 << 20)
 
 
@@ -206,3 +208,97 @@ def test_this_machine_is_described_once_and_remembered():
     assert found is cpu.detect()
     assert 1 <= found.usable_cores <= found.logical_cores
     assert dataclasses.asdict(found)["model"]
+
+
+def two_sockets(allowed: str = "0-7", memory: str = "0-1") -> dict[str, str]:
+    """Two sockets of two cores with two threads each: thread n + 4 is the sibling of n."""
+    files = {
+        f"{CPUS}/online": "0-7",
+        "proc/self/status": f"Name:\tpython\nCpus_allowed:\tff\n"
+        f"Cpus_allowed_list:\t{allowed}\nMems_allowed_list:\t{memory}\n",
+    }
+    for core in range(8):
+        files[f"{CPUS}/cpu{core}/topology/physical_package_id"] = str(core % 4 // 2)
+        files[f"{CPUS}/cpu{core}/topology/core_id"] = str(core % 2)
+    for node in range(2):
+        folder = f"{NODES}/node{node}"
+        files[f"{folder}/cpulist"] = f"{2 * node}-{2 * node + 1},{2 * node + 4}-{2 * node + 5}"
+        files[f"{folder}/meminfo"] = f"Node {node} MemTotal:       {node + 1}024 kB\nNode {node} MemFree: 1 kB"
+        files[f"{folder}/distance"] = "10 21" if node == 0 else "21 10"
+    return files
+
+
+def test_two_sockets_are_told_from_their_cores_and_threads(machine):
+    layout = read_layout(machine(two_sockets()))
+    assert (layout.sockets, layout.cores, len(layout.online)) == (2, 4, 8)
+    assert layout.nodes == (
+        NumaNode(0, frozenset({0, 1, 4, 5}), 1024 * 1024, (10, 21)),
+        NumaNode(1, frozenset({2, 3, 6, 7}), 2024 * 1024, (21, 10)),
+    )
+
+
+@pytest.mark.parametrize(("allowed", "nodes"), [("0-7", (0, 1)), ("2,6", (1,)), ("0-1", (0,))])
+def test_the_nodes_of_a_process_are_those_of_its_cpus(machine, allowed, nodes):
+    layout = read_layout(machine(two_sockets(allowed, "1")))
+    assert layout.nodes_of(layout.allowed_cpus) == nodes
+    assert layout.allowed_nodes == {1}
+
+
+def test_cpus_that_are_allowed_but_not_there_do_not_count(machine):
+    assert read_layout(machine(two_sockets("0-1023"))).allowed_cpus == frozenset(range(8))
+
+
+def test_a_node_with_neither_cpus_nor_memory_is_none(machine):
+    absent = {f"{NODES}/node2/cpulist": "", f"{NODES}/node2/meminfo": "Node 2 MemTotal: 0 kB"}
+    assert len(read_layout(machine(two_sockets() | absent)).nodes) == 2
+
+
+def test_a_machine_without_these_files_tells_nothing(machine):
+    layout = read_layout(machine({}))
+    assert (layout.sockets, layout.cores, layout.nodes, layout.allowed_cpus) == (0, 0, (), frozenset())
+
+
+@given(st.frozensets(st.integers(0, 40)))
+def test_a_list_of_cpus_is_written_as_the_kernel_reads_it(cpus):
+    assert parse_cpu_list(cpu_list(cpus)) == cpus
+    assert cpu_list({3, 1, 2, 8}) == "1-3,8"
+
+
+VENDOR, PRODUCT = "sys/class/dmi/id/sys_vendor", "sys/class/dmi/id/product_name"
+GUEST = frozenset({"avx2", "hypervisor"})
+METAL = frozenset({"avx2"})
+
+
+@pytest.mark.parametrize(
+    ("contents", "flags", "name"),
+    [
+        ({VENDOR: "QEMU", PRODUCT: "Standard PC (Q35 + ICH9, 2009)"}, GUEST, "qemu"),
+        ({VENDOR: "Microsoft Corporation", PRODUCT: "Virtual Machine"}, GUEST, "hyper-v"),
+        ({VENDOR: "Google", PRODUCT: "Google Compute Engine"}, GUEST, "kvm"),
+        ({VENDOR: "Amazon EC2", PRODUCT: "c5.9xlarge"}, GUEST, "nitro"),
+        ({VENDOR: "Amazon EC2", PRODUCT: "c5.metal"}, METAL, None),
+        ({VENDOR: "Amazon EC2", PRODUCT: "c7g.xlarge"}, frozenset({"asimd"}), None),
+        ({VENDOR: "Dell Inc.", PRODUCT: "PowerEdge R750"}, METAL, None),
+        ({"sys/hypervisor/type": "xen"}, GUEST, "xen"),
+        ({"proc/device-tree/hypervisor/compatible": "linux,kvm\0kvm\0"}, frozenset({"asimd"}), "kvm"),
+        ({}, GUEST, "unnamed"),
+        ({}, METAL, None),
+        ({}, frozenset(), None),
+    ],
+)
+def test_the_hypervisor_is_named_only_where_there_is_one(machine, contents, flags, name):
+    assert cpu.hypervisor(machine(contents), flags) == name
+
+
+@pytest.mark.parametrize(
+    ("contents", "kind"),
+    [
+        ({".dockerenv": ""}, "docker"),
+        ({"run/.containerenv": 'engine="podman"'}, "podman"),
+        ({"proc/self/cgroup": "0::/kubepods.slice/kubepods-pod1.slice"}, "kubepods"),
+        ({"proc/self/cgroup": "0::/user.slice"}, None),
+        ({}, None),
+    ],
+)
+def test_a_container_is_told_by_its_marks(machine, contents, kind):
+    assert cpu.container(machine(contents)) == kind

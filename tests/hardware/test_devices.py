@@ -6,9 +6,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import devices
-from pyperf_suite.hardware.cuda_driver import CudaDriver
-from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.hardware.shared_library import Unavailable
+from pyperf_suite.hardware.devices import CudaDriver, Device, Unavailable, resolve
 
 
 @pytest.fixture

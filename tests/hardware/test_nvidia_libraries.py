@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pyperf_suite.hardware import cuda_driver, nvml
-from pyperf_suite.hardware.cuda_driver import CudaDriver
+from pyperf_suite.hardware import devices, nvml
+from pyperf_suite.hardware.devices import CudaDriver, Unavailable, open_library
 from pyperf_suite.hardware.nvml import Nvml
-from pyperf_suite.hardware.shared_library import Unavailable, open_library
 
 UUID = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
 
@@ -60,7 +59,7 @@ def test_links_are_named_by_version_and_number(fake_nvml):
     assert Nvml(fake_nvml(0)).nvlink(UUID) is None
 
 
-@pytest.mark.parametrize("module", [cuda_driver, nvml])
+@pytest.mark.parametrize("module", [devices, nvml])
 def test_an_override_that_cannot_be_opened_is_not_passed_over(module, monkeypatch):
     monkeypatch.setenv(module.OVERRIDE, "/nowhere/library.so")
     with pytest.raises(Unavailable, match=rf"{module.OVERRIDE}=/nowhere/library.so cannot be opened"):
@@ -68,14 +67,14 @@ def test_an_override_that_cannot_be_opened_is_not_passed_over(module, monkeypatc
 
 
 def test_a_machine_without_the_library_has_no_gpus(monkeypatch):
-    monkeypatch.setattr(cuda_driver, "driver", lambda: Unavailable("absent"))
-    assert cuda_driver.gpus() == []
+    monkeypatch.setattr(devices, "driver", lambda: Unavailable("absent"))
+    assert devices.gpus() == []
 
 
 def test_opening_no_library_says_that_there_is_no_driver(monkeypatch):
-    monkeypatch.delenv(cuda_driver.OVERRIDE, raising=False)
+    monkeypatch.delenv(devices.OVERRIDE, raising=False)
     with pytest.raises(Unavailable, match=r"libnothing.so.1 cannot be opened, so there is no NVIDIA driver"):
-        open_library(cuda_driver.OVERRIDE, ["libnothing.so.1", "libnothing.so"])
+        open_library(devices.OVERRIDE, ["libnothing.so.1", "libnothing.so"])
 
 
 def test_a_gpus_readings_are_told_in_units_and_words(fake_nvml):

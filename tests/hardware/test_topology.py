@@ -1,4 +1,4 @@
-"""The matrices of real machines read as link graphs, and what is no matrix refused in one sentence."""
+"""The matrices of real machines read as link graphs; what is no matrix is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import links, topology
-from pyperf_suite.hardware.shared_library import Unavailable
-from pyperf_suite.hardware.topology import LinkGraph, parse
+from pyperf_suite.hardware.devices import Gpu, Unavailable
+from pyperf_suite.hardware.nvml import Nvml
+from pyperf_suite.hardware.topology import LinkGraph, parse, wiring
 
 # Where each text was published; the legends are nvidia-smi's own.
 ORIGINS = {
@@ -244,10 +245,7 @@ def test_a_machine_that_cannot_be_asked_says_why(nvidia_smi, answer, reason):
 def test_the_catalogue_of_links_is_consistent():
     for nvlink, per_gpu in zip(links.NVLINK.values(), (6, 12, 18, 18), strict=True):
         assert nvlink.per_link_gb_per_s is not None
-        assert nvlink.nccl_gb_per_s is not None
         assert nvlink.gb_per_s == per_gpu * nvlink.per_link_gb_per_s
-        # NCCL's model is what was seen to remain after protocol overhead.
-        assert 0.78 < nvlink.nccl_gb_per_s / nvlink.gb_per_s < 0.85
     for peaks in (links.NVLINK, links.PCIE, links.INFINIBAND):
         rates = [peak.gb_per_s for peak in peaks.values()]
         assert rates == sorted(rates)
@@ -281,3 +279,41 @@ def test_a_network_is_called_by_its_name_or_its_rate(rate, gb_per_s):
 def test_what_is_no_rate_of_a_network_is_refused(rate):
     with pytest.raises(UserError, match="not the rate of a network"):
         links.network(rate)
+
+
+class Manager:
+    """NVML that knows GPUs by the last digit of their UUID."""
+
+    def index(self, uuid: str) -> int | None:
+        return int(uuid[-1]) if uuid.startswith("GPU-") else None
+
+
+def bridged_gpus(*uuids: str) -> list[Gpu]:
+    return [Gpu(index, "RTX A6000", uuid, (8, 6), 84, 48 << 30) for index, uuid in enumerate(uuids)]
+
+
+@pytest.fixture
+def bridged() -> LinkGraph:
+    """GPU0 and GPU1 are bridged by four NVLinks, GPU2 stands alone."""
+    return parse((Path(__file__).parent / "topologies" / "3xa6000_bridged.txt").read_text())
+
+
+def test_paths_follow_the_gpus_and_not_their_numbers(bridged: LinkGraph) -> None:
+    told = wiring(bridged_gpus("GPU-2", "GPU-1", "GPU-0"), Manager(), bridged)
+    assert {pair: link["path"] for pair, link in told.items()} == {"0-1": "NODE", "0-2": "NODE", "1-2": "NV4"}
+    assert told["1-2"]["gb_per_s"] > told["0-1"]["gb_per_s"] > 0
+
+
+def test_a_process_that_sees_fewer_is_told_of_those(bridged: LinkGraph) -> None:
+    assert set(wiring(bridged_gpus("GPU-0", "GPU-2"), Manager(), bridged)) == {"0-1"}
+    assert wiring(bridged_gpus("GPU-0"), Manager(), bridged) == {}
+
+
+def test_what_nobody_tells_is_left_out(bridged: LinkGraph) -> None:
+    assert wiring(bridged_gpus("GPU-0", "MIG-1"), Manager(), bridged) == {}
+    assert wiring(bridged_gpus("GPU-0", "GPU-1"), Manager(), Unavailable("there is no nvidia-smi")) == {}
+
+
+def test_nvml_tells_the_number_of_a_gpu(fake_nvml: type) -> None:
+    assert Nvml(fake_nvml()).index("GPU-1") == 3
+    assert Nvml(fake_nvml()).index("unknown") is None

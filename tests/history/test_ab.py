@@ -12,9 +12,9 @@ from pyperf_suite.history.pairs import ab
 from pyperf_suite.history.pairs.ab import compare_arms, compare_case
 from pyperf_suite.history.pairs.arms import Arm, PairedCase, this_code
 from pyperf_suite.history.pairs.live_pair import ArmFailed, Pace, Pair
-from pyperf_suite.history.statistics.sequential import SequentialRule
-from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.runner.case import Case
+from pyperf_suite.history.verdict import SequentialRule
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 CPU = Device("cpu")

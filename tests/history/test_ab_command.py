@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite.cli import SpokenErrors
+from pyperf_suite.cli import CommandLine
 from pyperf_suite.commands.ab import ab
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.finding import Finding
+from pyperf_suite.history.pairs.ab import comparison_folder
 from pyperf_suite.history.pairs.arms import this_code
-from pyperf_suite.history.pairs.pair_journal import comparison_folder
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.history.verdict import Judgement
+from pyperf_suite.measure.estimates import Ratio
 
 VARIANTS = ("--old", "schedule=data_parallel", "--new", "schedule=stream_k", "--device", "cpu")
 
@@ -24,7 +24,7 @@ VARIANTS = ("--old", "schedule=data_parallel", "--new", "schedule=stream_k", "--
 def run(tmp_path, monkeypatch):
     """Runs the command in an empty folder, as the program does."""
     monkeypatch.chdir(tmp_path)
-    group = SpokenErrors(commands={"ab": ab})
+    group = CommandLine(commands={"ab": ab})
     return lambda *arguments: CliRunner().invoke(group, ["ab", *arguments], catch_exceptions=False)
 
 
@@ -38,7 +38,7 @@ def checkout(monkeypatch):
                 raise UserError("no such revision")
             return "a" * 40
 
-    monkeypatch.setattr("pyperf_suite.history.pairs.checkout.find_checkout", Checkout)
+    monkeypatch.setattr("pyperf_suite.history.pairs.builds.find_checkout", Checkout)
 
 
 @pytest.fixture
@@ -48,14 +48,14 @@ def compared(monkeypatch):
     def replace(verdict, **details):
         asked = []
 
-        def compare_arms(old, new, cases, device, rule, budget_s, seed, journal, progress):
+        def compare_arms(old, new, cases, device, rule, seed, budget_s, journal, progress):
             asked.append({"old": old, "new": new, "cases": cases, "rule": rule, "budget_s": budget_s})
             if isinstance(verdict, BaseException):
                 journal({"pair": 0})
                 raise verdict
             journal({"pair": 0})
             return [
-                Finding(case.label, case.probe, case.case_id, verdict, Ratio(1.1, 1.05, 1.15), 0.01, "So.", details)
+                Judgement(case.label, case.probe, case.case_id, verdict, Ratio(1.1, 1.05, 1.15), 0.01, "So.", details)
                 for case in cases
             ]
 
@@ -111,6 +111,7 @@ def test_what_there_is_nothing_to_compare_with_is_a_note_and_no_finding(run, com
     assert any("left out, the first matmul" in note for note in told["notes"])
 
 
+@pytest.mark.slow
 def test_the_whole_suite_without_a_name_leaves_out_what_takes_a_group_of_processes(run, compared):
     asked = compared("equivalent")
     run(*VARIANTS)
@@ -120,12 +121,9 @@ def test_the_whole_suite_without_a_name_leaves_out_what_takes_a_group_of_process
 
 def test_each_side_is_what_its_word_names(run, compared, checkout, monkeypatch):
     monkeypatch.setattr("pyperf_suite.history.pairs.builds.revision_arm", lambda checkout, asked, own: this_code(asked))
-    monkeypatch.setattr(
-        "pyperf_suite.history.pairs.builds.working_tree_arm", lambda checkout, own: this_code("changes")
-    )
     asked = compared("equivalent")
     run("--old", "v1", "--new", ".", "baseline", "--device", "cpu")
-    assert (asked[0]["old"].name, asked[0]["new"].name) == ("v1", "changes")
+    assert (asked[0]["old"].name, asked[0]["new"].name) == ("v1", ".")
     assert all(case.old == case.new for case in asked[0]["cases"])
 
 
@@ -165,7 +163,7 @@ def test_a_disk_that_refuses_a_pair_is_one_sentence(run, monkeypatch):
             raise OSError(28, "No space left on device")
         sync(descriptor)
 
-    monkeypatch.setattr("pyperf_suite.history.pairs.pair_journal.os.fsync", refuse)
+    monkeypatch.setattr("pyperf_suite.history.pairs.ab.os.fsync", refuse)
     ended = run(*VARIANTS, "baseline", "-k", "native m=256 @1")
     assert ended.exit_code == 2
     assert "No space left on device. All 0 earlier pairs are kept" in ended.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite.cli import SpokenErrors
+from pyperf_suite.cli import CommandLine
 from pyperf_suite.commands.ab import ab
 from pyperf_suite.commands.selfcheck import selfcheck
 from pyperf_suite.hardware.devices import Device
@@ -19,7 +19,7 @@ from pyperf_suite.history.pairs.ab import compare_case
 from pyperf_suite.history.pairs.arms import PairedCase
 from pyperf_suite.history.pairs.live_pair import ArmFailed, Pace, measure_pair
 from pyperf_suite.history.pairs.user_arms import present_arm
-from pyperf_suite.history.statistics.sequential import SequentialRule
+from pyperf_suite.history.verdict import SequentialRule
 from pyperf_suite.spec.discovery import find_probe
 from pyperf_suite.workloads.user_kernel import describe
 
@@ -72,7 +72,7 @@ def repository(tmp_path, monkeypatch):
 @pytest.fixture
 def run():
     """Runs the command as the program does, with one pair a benchmark."""
-    group = SpokenErrors(commands={"ab": ab})
+    group = CommandLine(commands={"ab": ab})
     given = ("--device", "cpu", "--max-pairs", "1", "--json", "--results", "../results")
     return lambda *arguments: CliRunner().invoke(group, ["ab", *given, *arguments], catch_exceptions=False)
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_compared_is_one_sentence(repository, run, arguments, wor
 
 
 def test_selfcheck_compares_the_users_kernels_with_themselves(repository, tmp_path):
-    group = SpokenErrors(commands={"selfcheck": selfcheck})
+    group = CommandLine(commands={"selfcheck": selfcheck})
     given = ("selfcheck", "bench.py", "-k", "loop n=64", "--max-pairs", "1", "--results", str(tmp_path / "results"))
     done = CliRunner().invoke(group, [*given, "--shifts", "0:2"], catch_exceptions=False)
     assert done.exit_code == 0, done.stderr

@@ -9,9 +9,13 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.pairs import builds
-from pyperf_suite.history.pairs.builds import interpreter_arm, revision_arm, working_tree_arm
-from pyperf_suite.history.pairs.checkout import Checkout, find_checkout
-from pyperf_suite.history.pairs.kept import builds_folder
+from pyperf_suite.history.pairs.builds import (
+    Checkout,
+    builds_folder,
+    find_checkout,
+    interpreter_arm,
+    revision_arm,
+)
 
 SETUP = "from setuptools import setup\nsetup(name='made-up', packages=['pyperf_suite'])\n"
 
@@ -64,6 +68,7 @@ def test_a_build_is_kept_by_commit(checkout, monkeypatch):
     assert revision_arm(checkout, first.commit[:12]).build == first.build
 
 
+@pytest.mark.slow
 def test_a_build_that_was_cut_off_is_made_anew(checkout):
     arm = revision_arm(checkout, "v1")
     (arm.build.parent / "done").unlink()
@@ -82,17 +87,17 @@ def test_a_revision_that_does_not_build_names_the_error_and_keeps_its_log(checko
 def test_the_working_tree_is_built_as_it_is_with_new_files_and_without_ignored_ones(checkout):
     (checkout.root / "pyperf_suite" / "__init__.py").write_text("__version__ = 'changed'\n")
     (checkout.root / "pyperf_suite" / "new.py").write_text("")
-    arm = working_tree_arm(checkout)
+    arm = revision_arm(checkout, ".")
     assert arm.dirty
     assert "and changes" in arm.name
     assert source_of(arm) == "__version__ = 'changed'\n"
     assert (arm.build / "pyperf_suite" / "new.py").exists()
     (checkout.root / "pyperf_suite" / "__init__.py").write_text("__version__ = 'once more'\n")
-    assert source_of(working_tree_arm(checkout)) == "__version__ = 'once more'\n"
+    assert source_of(revision_arm(checkout, ".")) == "__version__ = 'once more'\n"
 
 
 def test_a_working_tree_without_changes_is_its_commit(checkout):
-    arm = working_tree_arm(checkout)
+    arm = revision_arm(checkout, ".")
     assert not arm.dirty
     assert arm.build == revision_arm(checkout, "v2").build
 
@@ -105,9 +110,9 @@ def test_revisions_with_the_same_native_sources_share_one_extension(checkout):
         "    (library / '_native.so').write_text('compiled')\n"
     )
     (checkout.root / "setup.py").write_text(compiles)
-    first = working_tree_arm(checkout)
+    first = revision_arm(checkout, ".")
     (checkout.root / "pyperf_suite" / "__init__.py").write_text("")
-    second = working_tree_arm(checkout)
+    second = revision_arm(checkout, ".")
     assert "running build_ext" not in second.log.read_text()
     assert "running build\n" in first.log.read_text()
     assert "running build\n" not in second.log.read_text()
@@ -143,6 +148,7 @@ def test_a_cache_folder_that_cannot_be_written_is_one_sentence(checkout, monkeyp
         revision_arm(checkout, "v1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["all builds", "this build"])
 def test_a_build_in_a_folder_that_others_can_write_is_not_imported(checkout, which):
     arm = revision_arm(checkout, "HEAD")

@@ -6,20 +6,30 @@ import numpy as np
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.compare import compare_sides, difference, one_sided, sentinel_sentence
-from pyperf_suite.history.statistics.run_noise import RunNoise
-from pyperf_suite.history.stored.sides import Measured, Side
+from pyperf_suite.history.compare import (
+    RunNoise,
+    compare_sides,
+    difference,
+    noise_from_store,
+    one_sided,
+    run_noise,
+    sentinel_sentence,
+)
+from pyperf_suite.history.stored.journals import Measured
+from pyperf_suite.history.stored.series import Break, Point, Series
+from pyperf_suite.history.stored.store import Side, Store
 
 QUIET = RunNoise(0.002, math.inf, "9 runs of its own")
 LOUD = RunNoise(0.05, 8.0, "12 runs of its own")
 
 
-def timed(medians, label="product", kind="timing", **told) -> Measured:
-    return Measured("baseline", label, label, kind, medians=tuple(medians), **told)
+def timed(medians, label="product", kind="timing", commit="", probe="baseline", state=None, **fields) -> Measured:
+    state = (state or {}) | ({"source": {"commit": commit}} if commit else {})
+    return Measured("cpu-2c", "run", probe, label, label, kind, medians=tuple(medians), state=state, **fields)
 
 
 def side(*measured: Measured, name="run", machine="cpu-2c") -> Side:
-    return Side(name, machine, {one.key: one for one in measured})
+    return Side(name, machine, {(one.probe, one.case_id): one for one in measured})
 
 
 def compared(old, new, noise=QUIET, margin=0.01):
@@ -62,22 +72,22 @@ def test_where_the_noise_of_runs_is_unknown_nothing_is_called_slower(factor, loo
 def test_no_paired_run_is_advised_for_the_same_commit_or_for_what_another_project_measured():
     same = judged(timed([1.0], commit="a" * 40), timed([1.3], commit="a" * 40), LOUD)
     changed = judged(timed([1.0], commit="a" * 40), timed([1.3], commit="a" * 40, dirty=True), LOUD)
-    foreign = [Measured("pytest-benchmark", "test_x", "test_x", "timing", (seconds,)) for seconds in (1.0, 1.3)]
+    foreign = [timed([seconds], probe="pytest-benchmark") for seconds in (1.0, 1.3)]
     assert "ab --old" not in same.sentence
     assert "ab --old" in changed.sentence
     assert "ab --old" not in judged(*foreign, LOUD).sentence
 
 
 def test_a_slower_clock_is_told_from_slower_code():
-    old = timed([1.0] * 3, clock_hz=(2e9,) * 3)
-    throttled = judged(old, timed([1.25] * 3, clock_hz=(1.6e9,) * 3))
+    old = timed([1.0] * 3, clock_hz=2e9)
+    throttled = judged(old, timed([1.25] * 3, clock_hz=1.6e9))
     assert throttled.verdict == "undecided"
     assert "The clock was -20.0 % in the new run." in throttled.sentence
     assert "accounts for the difference as well as the code" in throttled.sentence
-    beyond = judged(old, timed([1.6] * 3, clock_hz=(1.6e9,) * 3))
+    beyond = judged(old, timed([1.6] * 3, clock_hz=1.6e9))
     assert beyond.verdict == "slower"
     assert "The clock was" in beyond.sentence
-    assert judged(old, timed([1.25] * 3, clock_hz=(2.5e9,) * 3)).verdict == "slower"
+    assert judged(old, timed([1.25] * 3, clock_hz=2.5e9)).verdict == "slower"
 
 
 def test_a_machine_that_moved_is_told_from_slower_code_by_its_sentinel():
@@ -116,8 +126,8 @@ def test_runs_without_a_common_benchmark_are_refused_even_where_both_have_a_sent
 
 
 def test_what_only_one_side_holds_is_named():
-    old = side(timed([1.0], "both"), timed([1.0], "gone"), timed([], "never", failures=("unsupported: no GPU",)))
-    new = side(timed([1.0], "both"), timed([1.0], "added"), timed([], "never", failures=("unsupported: no GPU",)))
+    old = side(timed([1.0], "both"), timed([1.0], "gone"), timed([], "never", reason="unsupported: no GPU"))
+    new = side(timed([1.0], "both"), timed([1.0], "added"), timed([], "never", reason="unsupported: no GPU"))
     assert one_sided(old, new) == {"only_old": ["gone"], "only_new": ["added"], "neither": ["never"]}
     assert [finding.benchmark for finding in compared(old, new)] == ["both"]
 
@@ -125,7 +135,7 @@ def test_what_only_one_side_holds_is_named():
 @pytest.mark.parametrize("lost", ["old", "new"])
 def test_what_failed_in_one_run_is_failed_with_its_reason(lost):
     sides = {"old": timed([1.0]), "new": timed([1.0])}
-    sides[lost] = timed([], failures=("failed: out of memory",))
+    sides[lost] = timed([], reason="failed: out of memory")
     finding = judged(sides["old"], sides["new"])
     assert (finding.verdict, finding.ratio) == ("failed", None)
     assert finding.sentence == f"Not measured in the {lost} run: failed: out of memory"
@@ -141,8 +151,10 @@ def test_what_failed_in_one_run_is_failed_with_its_reason(lost):
     ],
 )
 def test_static_figures_are_compared_exactly(figures, verdict):
-    old = Measured("static_kernels", "k", "k", "static", metrics={"registers": 64.0, "local_memory": 0.0})
-    new = Measured("static_kernels", "k", "k", "static", metrics=figures)
+    old, new = (
+        timed([], kind="static", exact={name: ("x", value) for name, value in each.items()})
+        for each in ({"registers": 64.0, "local_memory": 0.0}, figures)
+    )
     (finding,) = compared(side(old), side(new), noise=None)
     assert finding.verdict == verdict
 
@@ -190,3 +202,65 @@ def test_the_paired_run_that_is_proposed_has_the_benchmarks_of_the_profile():
     assert judged(old, new).sentence.endswith("baseline -k product --profile standard")
     quick = [timed([1.1], commit="b" * 40, profile=profile) for profile in ("quick", "")]
     assert all("--profile" not in judged(old, each).sentence for each in quick)
+
+
+def series(logs, breaks=(), unit=lambda index: "") -> Series:
+    points = [Point(f"run-{i}", "", math.exp(log), 0.0, 0.0, unit=unit(i)) for i, log in enumerate(logs)]
+    return Series("machine", "probe", "case", "label", "s", tuple(points), tuple(Break(i, "driver") for i in breaks))
+
+
+def noise(count: int, deviation: float = 0.03) -> np.ndarray:
+    return np.random.default_rng(0).normal(0, deviation, count)
+
+
+def test_the_noise_is_the_standard_deviation_of_runs():
+    assert run_noise(series(noise(400))).deviation == pytest.approx(0.03, rel=0.1)
+
+
+def test_a_slow_drift_of_the_machine_is_not_taken_for_noise():
+    drifting = run_noise(series(noise(400) + np.linspace(0, 1, 400)))
+    assert drifting.deviation == pytest.approx(run_noise(series(noise(400))).deviation, rel=0.05)
+
+
+def test_a_step_widens_the_noise_but_a_break_and_another_gpu_do_not():
+    step = np.where(np.arange(40) < 20, 0.0, 0.5)
+    quiet = run_noise(series(noise(40))).deviation
+    assert run_noise(series(noise(40) + step)).deviation > 1.5 * quiet
+    assert run_noise(series(noise(40) + step, breaks=[20])).deviation == pytest.approx(quiet, rel=0.1)
+    other_gpu = series(noise(40) + step, unit=lambda index: "a" if index < 20 else "b")
+    assert run_noise(other_gpu).deviation == pytest.approx(quiet, rel=0.1)
+
+
+def test_the_runs_that_are_compared_do_not_tell_their_own_noise():
+    logs = [*noise(6), 0.4]
+    assert run_noise(series(logs), without=["run-6"]).deviation < 0.04 < run_noise(series(logs)).deviation
+
+
+def test_fewer_than_five_runs_tell_nothing_and_few_tell_little():
+    assert run_noise(series(noise(4))) is None
+    assert run_noise(series(noise(6)), without=["run-1", "run-3"]) is None
+    assert run_noise(series(noise(8), breaks=[2, 3, 5, 6, 7])) is None
+    assert run_noise(series(noise(5))).freedom < 3 < run_noise(series(noise(9))).freedom
+
+
+def test_a_benchmark_without_a_history_is_taken_to_be_as_noisy_as_the_noisier_of_its_machine(results, write_run):
+    spreads = {"quiet": 0.001, "loud": 0.1}
+    for run in range(8):
+        for number, (case_id, spread) in enumerate(spreads.items()):
+            seconds = 1e-3 * math.exp(spread * (-1) ** run)
+            write_run(f"202601{run + 1:02}T000000Z-0001", [seconds], case_id=case_id, position=number)
+    machine = next(results.iterdir()).name
+    with Store(results) as store:
+        store.update()
+        noise_of = noise_from_store(store, machine)
+        quiet, loud, new = (noise_of(timed([1.0], case_id, probe="tile_wave")) for case_id in ("quiet", "loud", "new"))
+        elsewhere = noise_from_store(store, "another-machine")(timed([1.0], "loud", probe="tile_wave"))
+        left = noise_from_store(store, machine, [f"202601{run + 1:02}T000000Z-0001" for run in range(4)])
+        assert left(timed([1.0], "loud", probe="tile_wave")) is None
+    # Values to and fro, each as far from the next as two spreads.
+    assert loud.deviation == pytest.approx(0.2 / math.sqrt(2))
+    assert quiet.deviation == pytest.approx(0.002 / math.sqrt(2))
+    assert "8 runs of its own" in loud.source
+    assert 0.8 * loud.deviation < new.deviation < loud.deviation
+    assert "noisier of 2 benchmarks" in new.source
+    assert elsewhere is None

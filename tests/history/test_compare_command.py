@@ -7,7 +7,7 @@ from click.testing import CliRunner, Result
 
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.stored.find_side import find_side
+from pyperf_suite.history.stored.store import find_side
 
 
 def run_id(day: int) -> str:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.changes.steps import Step
 from pyperf_suite.history.shown.drawing import MOST_PANELS, draw_series
 from pyperf_suite.history.stored.series import Break, Point, Series
+from pyperf_suite.history.tracking import Step
 
 
 def series(values: list[float], units: str = "", breaks: tuple[Break, ...] = ()) -> Series:

@@ -1,4 +1,4 @@
-"""pytest-benchmark's JSON of other projects, of any age and from anybody."""
+"""The JSON of other tools, of any age and from anybody."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.stored import foreign
 from pyperf_suite.history.stored.foreign import read_foreign
+from pyperf_suite.history.stored.journals import RunSummary
 
 ROUNDS = [1e-3, 1.1e-3, 0.9e-3, 1.05e-3, 0.95e-3, 1e-3, 1.02e-3, 0.98e-3, 1.01e-3]
 
@@ -41,6 +42,13 @@ def benchmark(name="tests/test_a.py::test_a[1]", **stats):
     return {"name": name.rpartition(":")[2], "fullname": name, "stats": told | stats}
 
 
+def only(summary):
+    """The one benchmark of a file that is read without a note."""
+    assert summary.damage == []
+    (found,) = summary.measured
+    return found
+
+
 @pytest.fixture
 def written(tmp_path):
     """Writes a document, or text as it is, and returns its path."""
@@ -54,15 +62,13 @@ def written(tmp_path):
 
 
 def test_a_current_file_gives_a_median_with_its_interval_commit_and_machine(written):
-    (found,), notes = read_foreign(written(document()))
-    (figure,) = found.figures
-    assert notes == []
-    assert (found.probe, found.label, found.outcome) == ("pytest-benchmark", "tests/test_a.py::test_a[1]", "ok")
+    found = only(read_foreign(written(document())))
+    assert (found.probe, found.label, found.ok) == ("pytest-benchmark", "tests/test_a.py::test_a[1]", 1)
     assert found.machine == "cpu-amd-epyc-7763-linux-64c"
     assert found.started_at == "2026-02-03T04:05:06.789+00:00"
     assert found.state["source"] == {"commit": "c" * 40, "dirty": True}
-    assert (figure.metric, figure.unit, figure.value, figure.samples) == ("time", "s", 1e-3, 9)
-    assert figure.high - figure.value == pytest.approx(1.57 * 0.06e-3 / math.sqrt(9))
+    assert found.medians == (1e-3,)
+    assert found.high - 1e-3 == pytest.approx(1.57 * 0.06e-3 / math.sqrt(9))
 
 
 def test_the_nodes_name_is_kept_nowhere(written):
@@ -70,32 +76,28 @@ def test_the_nodes_name_is_kept_nowhere(written):
 
 
 def test_the_rounds_give_the_interval_where_the_file_has_them(written):
-    ((found,), _) = read_foreign(written(document(benchmarks=[benchmark(data=ROUNDS)])))
-    (figure,) = found.figures
-    assert figure.samples == len(ROUNDS)
-    assert min(ROUNDS) <= figure.low < figure.value < figure.high <= max(ROUNDS)
+    found = only(read_foreign(written(document(benchmarks=[benchmark(data=ROUNDS)]))))
+    assert min(ROUNDS) <= found.low < found.seconds < found.high <= max(ROUNDS)
 
 
 def test_a_file_of_version_3_is_read_without_its_later_fields(written):
     old = document(machine_info={"processor": "x86_64", "system": "Darwin"}, datetime="2016-10-02T10:00:00.123456")
     del old["version"]
     old["commit_info"] = {"id": "unknown", "dirty": False}
-    ((found,), notes) = read_foreign(written(old))
+    found = only(read_foreign(written(old)))
     assert (found.machine, found.started_at) == ("cpu-x86-64-darwin-unknown-c", "2016-10-02T10:00:00.123+00:00")
     assert "source" not in found.state
-    assert notes == []
 
 
 def test_brand_is_read_by_its_older_name_too(written):
     info = {"system": "Linux", "cpu": {"brand": "AMD EPYC 7763", "count": 64}}
-    ((found,), _) = read_foreign(written(document(machine_info=info)))
+    found = only(read_foreign(written(document(machine_info=info))))
     assert found.machine == "cpu-amd-epyc-7763-linux-64c"
 
 
 def test_the_same_name_again_is_one_more_process(written):
-    found, _ = read_foreign(written(document(benchmarks=[benchmark(), benchmark(median=1.01e-3)])))
-    assert [one.visit for one in found] == [0, 1]
-    assert len({one.case_id for one in found}) == 1
+    found = only(read_foreign(written(document(benchmarks=[benchmark(), benchmark(median=1.01e-3)]))))
+    assert (found.ok, found.medians) == (2, (1e-3, 1.01e-3))
 
 
 @pytest.mark.parametrize(
@@ -116,21 +118,21 @@ def test_the_same_name_again_is_one_more_process(written):
     ids=str,
 )
 def test_a_benchmark_that_is_none_is_noted_and_the_others_are_kept(written, bad):
-    found, notes = read_foreign(written(document(benchmarks=[bad, benchmark()])))
-    assert [one.label for one in found] == ["tests/test_a.py::test_a[1]"]
-    assert len(notes) == 1
-    assert "benchmark 1 cannot be used" in notes[0]
+    found = read_foreign(written(document(benchmarks=[bad, benchmark()])))
+    assert [one.label for one in found.measured] == ["tests/test_a.py::test_a[1]"]
+    (note,) = found.damage
+    assert "benchmark 1 cannot be used" in note
 
 
 def test_a_number_beyond_all_floats_is_no_time(written):
     text = json.dumps(document()).replace('"median": 0.001', '"median": 1e999')
-    found, notes = read_foreign(written(text))
-    assert found == []
-    assert "inf, not a positive number of seconds" in notes[0]
+    found = read_foreign(written(text))
+    assert found.measured == []
+    assert "inf, not a positive number of seconds" in found.damage[0]
 
 
 def test_of_very_many_bad_benchmarks_only_the_number_is_told(written):
-    _, notes = read_foreign(written(document(benchmarks=[None] * 1000)))
+    notes = read_foreign(written(document(benchmarks=[None] * 1000))).damage
     assert len(notes) == foreign.MOST_NOTES + 1
     assert f"{1000 - foreign.MOST_NOTES} more" in notes[-1]
 
@@ -168,7 +170,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
 
 
 def test_half_a_surrogate_pair_in_a_name_does_no_harm(written):
-    ((found,), _) = read_foreign(written(document(benchmarks=[benchmark("test_\ud800")])))
+    found = only(read_foreign(written(document(benchmarks=[benchmark("test_\ud800")]))))
     assert found.label.encode().startswith(b"test_")
 
 
@@ -182,5 +184,90 @@ def test_a_pipe_that_nobody_writes_is_refused_and_one_that_is_written_is_waited_
         found = pool.submit(read_foreign, Path(f"/dev/fd/{reading}"))
         os.write(writing, b'{"benchmarks": [], "datetime": "2026-01-01T00:00:00"}')
         os.close(writing)
-        assert found.result() == ([], [])
+        assert found.result() == RunSummary()
     os.close(reading)
+
+
+def google(*entries):
+    context = {
+        "date": "2026-02-03T04:05:06+01:00",
+        "host_name": "secret-host",
+        "num_cpus": 8,
+        "mhz_per_cpu": 2400,
+        "caches": [{"type": "Data", "level": 1, "size": 32768}, {"type": "Unified", "level": 2, "size": 1048576}],
+        "library_build_type": "release",
+    }
+    return {"context": context, "benchmarks": list(entries)}
+
+
+def entry(real_time, name="BM_copy/8", **fields):
+    return {"name": name, "run_name": name, "run_type": "iteration", "real_time": real_time, "time_unit": "us"} | fields
+
+
+def test_google_benchmarks_repetitions_are_samples_of_one_process(written):
+    found = only(read_foreign(written(google(*map(entry, (3.0, 1.0, 2.0)), entry(9, run_type="aggregate")))))
+    assert (found.probe, found.label) == ("google-benchmark", "BM_copy/8")
+    assert (found.medians, found.low, found.high) == (
+        (pytest.approx(2e-6),),
+        pytest.approx(1e-6),
+        pytest.approx(3e-6),
+    )
+    assert (found.machine, found.started_at) == ("cpu-2400mhz-32k-1024k-8c", "2026-02-03T03:05:06.000+00:00")
+    assert "secret-host" not in str(found)
+
+
+def test_of_google_benchmarks_aggregates_alone_the_median_counts(written):
+    values = {"mean": 5.0, "median": 4.0, "stddev": 1.0}
+    entries = [entry(value, run_type="aggregate", aggregate_name=name) for name, value in values.items()]
+    assert only(read_foreign(written(google(*entries)))).medians == (pytest.approx(4e-6),)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        entry(0.0),
+        entry("fast"),
+        entry(1.0, time_unit="fortnights"),
+        entry(1.0, error_occurred=True),
+        entry(1.0, run_type="aggregate", aggregate_name="mean"),
+    ],
+    ids=str,
+)
+def test_a_google_benchmark_that_is_none_is_noted(written, bad):
+    found = read_foreign(written(google(bad | {"run_name": "bad"}, entry(1.0))))
+    assert [one.label for one in found.measured] == ["BM_copy/8"]
+    assert len(found.damage) == 1
+
+
+def nvbench(mean="3.0e-05", **fields):
+    summaries = {"nv/cold/time/gpu/mean": mean, "nv/cold/time/gpu/stdev/relative": "0.1", "nv/cold/sample_size": "100"}
+    state = {
+        "name": "Device=0 BlockSize=2^6",
+        "device": 0,
+        "summaries": [{"tag": tag, "data": [{"name": "value", "value": value}]} for tag, value in summaries.items()],
+        "is_skipped": False,
+    } | fields
+    device = {"id": 0, "name": "NVIDIA H200", "number_of_sms": 132, "global_memory_size": 150 * 10**9}
+    return {
+        "meta": {"version": {"nvbench": {"string": "0.1.0"}}},
+        "devices": [device],
+        "benchmarks": [{"name": "copy", "states": [state, state | {"is_skipped": True}]}],
+    }
+
+
+def test_nvbenchs_cold_gpu_times_are_read_with_their_standard_error(written):
+    found = only(read_foreign(written(nvbench())))
+    assert (found.probe, found.label, found.machine) == (
+        "nvbench",
+        "copy Device=0 BlockSize=2^6",
+        "cuda-nvidia-h200-132sm-140gib",
+    )
+    assert found.medians == (3e-5,)
+    assert (found.low, found.high) == (pytest.approx(3e-5 * 0.9804), pytest.approx(3e-5 * 1.0196))
+    assert found.state["harness"] == "nvbench 0.1.0"
+
+
+@pytest.mark.parametrize("bad", [{"mean": "none"}, {"mean": "-1"}, {"summaries": 3}, {"summaries": [{"tag": 3}]}])
+def test_an_nvbench_state_without_a_time_is_noted(written, bad):
+    found = read_foreign(written(nvbench(**bad)))
+    assert (found.measured, len(found.damage)) == ([], 1)

@@ -14,9 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pyperf_suite.cli import main
-from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 MACHINE = "cpu-someones-2c"

@@ -4,13 +4,14 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from pyperf_suite.history.statistics.intervals import (
+from pyperf_suite.history.intervals import (
     EXACT_UP_TO,
     RESAMPLES,
+    Proportion,
     bca_bootstrap,
     critical_sum,
     hodges_lehmann,
@@ -103,3 +104,24 @@ def test_one_value_is_its_own_t_and_bca_interval():
 def test_no_values_or_values_that_are_no_numbers_are_refused(interval, values):
     with pytest.raises(ValueError, match="an interval needs"):
         interval(values)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 400).flatmap(lambda tries: st.tuples(st.integers(0, tries), st.just(tries))))
+def test_the_interval_of_a_rate_is_that_of_clopper_and_pearson(counts):
+    hits, tries = counts
+    exact = stats.binomtest(hits, tries).proportion_ci(0.95, "exact")
+    found = Proportion(hits, tries)
+    assert (found.low, found.high) == pytest.approx((exact.low, exact.high), abs=1e-9)
+
+
+def test_no_alarm_in_200_still_allows_a_rate_of_1_8_percent_and_of_no_tries_nothing_is_known():
+    assert str(Proportion(0, 200)) == "0.0 % [0.0, 1.8]"
+    none = Proportion(0, 0)
+    assert (none.low, none.high, str(none)) == (0.0, 1.0, "none tried")
+
+
+@pytest.mark.parametrize(("hits", "tries"), [(1, 0), (-1, 3), (4, 3)])
+def test_more_hits_than_tries_are_no_proportion(hits, tries):
+    with pytest.raises(ValueError, match="no proportion"):
+        Proportion(hits, tries)

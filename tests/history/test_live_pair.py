@@ -12,8 +12,8 @@ import pytest
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.history.pairs.arms import Arm, PairedCase, this_code
 from pyperf_suite.history.pairs.live_pair import ArmFailed, Pace, measure_pair
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.runner.case import Case
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters
 
@@ -51,11 +51,13 @@ def test_both_sides_take_turns_abba_and_as_often():
     assert pair.seconds > pair.startup_s > 0
 
 
+@pytest.mark.slow
 def test_chance_decides_who_begins():
     firsts = {measure_pair(THIS, THIS, CASE, CPU, seed=seed, pace=SHORT).order[0] for seed in (1, 2)}
     assert firsts == {"o", "n"}
 
 
+@pytest.mark.slow
 def test_an_injected_slowdown_is_that_much_of_each_launch():
     ratios = [measure_pair(THIS, THIS, CASE, CPU, seed=s, spin_share=1.0, pace=SHORT).log_ratio for s in range(3)]
     assert sorted(ratios)[1] == pytest.approx(math.log(2), abs=0.3)

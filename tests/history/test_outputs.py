@@ -9,29 +9,28 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pyperf_suite.cli import SpokenErrors
+from pyperf_suite.cli import CommandLine
 from pyperf_suite.commands.outcome import OutcomeOptions, finish, outcome_options
-from pyperf_suite.history.exit_code import exit_code
-from pyperf_suite.history.finding import Finding
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.history.verdict import Judgement, exit_code
+from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.render.comparisons import (
     MOST_ROWS,
     by_urgency,
     change,
     comparisons_as_json,
+    junit_xml,
     print_comparisons,
     summary,
 )
-from pyperf_suite.render.junit import junit_xml
 from pyperf_suite.render.text import told as in_words
 
 
 def finding(verdict="equivalent", benchmark="matmul[native]", ratio=1.0, sentence="As before.", **details):
-    return Finding(
+    return Judgement(
         benchmark,
         "tile_wave",
         "c0ffee",
@@ -184,13 +183,14 @@ def test_junit_has_no_failure_where_none_is_minded():
     assert (suite.get("failures"), suite.get("errors")) == ("0", "0")
 
 
+@settings(max_examples=30)
 @given(st.text(st.characters(codec=None, exclude_categories=()), max_size=20), st.floats() | st.text(max_size=3))
 def test_junit_is_well_formed_whatever_a_benchmark_is_called(name, seconds):
     text = junit_xml(name, [finding("slower", name, sentence=name, seconds=seconds)])
     assert len(ElementTree.fromstring(text)) == 1
 
 
-@click.group(cls=SpokenErrors)
+@click.group(cls=CommandLine)
 def front_end():
     pass
 

@@ -12,7 +12,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.stored.prune import Rules, delete, plan_pruning
-from pyperf_suite.runner.journal import Journal
+from pyperf_suite.runner.results import Journal
 
 NOW = datetime.datetime(2026, 6, 1, tzinfo=datetime.timezone.utc)
 MACHINE = "cpu-someones-2c"

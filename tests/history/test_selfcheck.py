@@ -7,17 +7,25 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite.cli import SpokenErrors
+from pyperf_suite.cli import CommandLine
 from pyperf_suite.commands import selfcheck as selfcheck_command
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.hardware.identity import identity
-from pyperf_suite.history.finding import Finding
-from pyperf_suite.history.selfcheck.cases import selfcheck_cases
-from pyperf_suite.history.selfcheck.report import findings_of_selfcheck
-from pyperf_suite.history.selfcheck.run import make_comparisons, planned, resumable, start
-from pyperf_suite.history.selfcheck.selfcheck import COMPARISONS, MANIFEST, latest_selfcheck, open_selfcheck
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.hardware.machine import identity
+from pyperf_suite.history.selfcheck import (
+    COMPARISONS,
+    MANIFEST,
+    findings_of_selfcheck,
+    latest_selfcheck,
+    make_comparisons,
+    open_selfcheck,
+    planned,
+    resumable,
+    selfcheck_cases,
+    start,
+)
+from pyperf_suite.history.verdict import Judgement
+from pyperf_suite.measure.estimates import Ratio
 
 CPU = Device("cpu", 0)
 CASES = selfcheck_cases(CPU)
@@ -37,11 +45,11 @@ def verdict_of(case, shift, seed, write):
         write({"log_ratio": shift + chance.gauss(0, 0.01)})
     seen = {0.0: 0.1, 0.03: 0.5, 0.05: 1.0}[shift]
     verdict = "slower" if chance.random() < seen else "equivalent"
-    return Finding(case.label, case.probe, case.case_id, verdict, Ratio(1 + shift, 1, 2), 0.01, "So it is.", {})
+    return Judgement(case.label, case.probe, case.case_id, verdict, Ratio(1 + shift, 1, 2), 0.01, "So it is.", {})
 
 
 def failing(case, shift, seed, write):
-    return Finding(case.label, case.probe, case.case_id, "failed", None, 0.01, "The worker died.", {})
+    return Judgement(case.label, case.probe, case.case_id, "failed", None, 0.01, "The worker died.", {})
 
 
 def made(folder, counts, compare=verdict_of, machine="cpu-x", **options):
@@ -212,7 +220,7 @@ def invoke(tmp_path, monkeypatch):
     """The command with made-up comparisons, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(selfcheck_command, "_comparing", lambda *_: verdict_of)
-    group = SpokenErrors(commands={"selfcheck": selfcheck_command.selfcheck})
+    group = CommandLine(commands={"selfcheck": selfcheck_command.selfcheck})
     return lambda *arguments: CliRunner().invoke(group, ["selfcheck", "--device", "cpu", *arguments])
 
 

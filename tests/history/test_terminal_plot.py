@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.history.shown.quantities import scale_for
-from pyperf_suite.history.shown.terminal_plot import Column, plot, sparkline
+from pyperf_suite.history.shown.listing import Column, plot, scale_for, sparkline
 
 
 def columns(*values: float) -> list[Column]:
@@ -73,8 +72,8 @@ def test_no_points_give_no_lines():
     [(2.5, "2.500 s"), (1.2345e-3, "1.234 ms"), (0.00015, "150.0 us"), (3.2e-9, "3.200 ns"), (5e-12, "0.0050 ns")],
 )
 def test_seconds_are_told_in_the_unit_that_suits_them(seconds, told):
-    assert scale_for([seconds], "s").told(seconds) == told
+    assert scale_for([seconds], "s").text(seconds) == told
 
 
 def test_counts_are_told_as_they_are():
-    assert scale_for([182.0, 40960.0], "bytes").told(40960.0) == "40960 bytes"
+    assert scale_for([182.0, 40960.0], "bytes").text(40960.0) == "40960 bytes"

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.pairs import kept, user_arms
-from pyperf_suite.history.pairs.checkout import find_repository
-from pyperf_suite.history.pairs.user_arms import arm_of, notes_on, parse_requirements
+from pyperf_suite.history.pairs import builds, user_arms
+from pyperf_suite.history.pairs.arms import parse_requirements
+from pyperf_suite.history.pairs.builds import find_repository
+from pyperf_suite.history.pairs.user_arms import arm_of, notes_on
 
 EXTENSION = """
 #include <Python.h>
@@ -148,7 +149,7 @@ def test_a_setup_py_with_an_extension_is_built_for_each_revision_once(repository
     assert not (Path(arms[0].environment[user_arms.ROOT_VARIABLE]) / "build").exists(), (
         "what was built is no part of it"
     )
-    monkeypatch.setattr(kept, "logged", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(builds, "logged", lambda *_: pytest.fail("built again"))
     assert repository.arm("v1", "bench.py").environment == arms[0].environment
 
 
@@ -251,6 +252,7 @@ def test_what_is_no_requirement_is_refused_in_one_sentence(text):
         parse_requirements(text)
 
 
+@pytest.mark.slow
 def test_a_bench_file_that_a_revision_lacks_is_borrowed_and_that_is_said(repository):
     repository.commit("v1", **{"made_up.py": "version = 1\n"})
     repository.commit("v2", **{"made_up.py": "version = 2\n", "benches/bench.py": "two\n", "benches/helper.py": "x\n"})
@@ -274,6 +276,7 @@ def test_a_borrowed_file_at_the_root_does_not_bring_the_present_code(repository)
     assert [each.name for each in Path(arm.environment[user_arms.ROOT_VARIABLE]).iterdir()] == ["bench.py"]
 
 
+@pytest.mark.slow
 def test_bench_files_that_are_the_same_need_no_note(repository):
     repository.commit("v1", **{"bench.py": ""})
     repository.commit("v2", **{"made_up.py": "version = 2\n"})

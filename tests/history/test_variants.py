@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.pairs.arms import PairedCase
-from pyperf_suite.history.pairs.variants import choose, pair_variants, parse_variant
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.runner.case import Case
+from pyperf_suite.history.pairs.arms import PairedCase, choose, pair_variants, parse_variant
+from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.runner.plan import PlannedCase
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 

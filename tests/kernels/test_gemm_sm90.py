@@ -77,7 +77,7 @@ def test_other_types_have_their_own_wgmma(in_type):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tools")
-@pytest.mark.parametrize("n", [16, 24, 40, 56, 80, 96, 136, 200, 248])
+@pytest.mark.parametrize("n", [16, 40, 96, 136, 248])
 def test_wgmma_of_any_width_compiles_without_local_memory(n):
     check_machine_code(specialise(64, n, stages=2))
 

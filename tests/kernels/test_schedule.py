@@ -50,7 +50,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 
 @given(schedule=schedules())
-@settings(max_examples=500)
+@settings(max_examples=200)
 def test_triton_visits_the_same_segments_in_the_same_order_as_the_native_schedule(
     native: ModuleType, schedule: Schedule
 ) -> None:

@@ -54,6 +54,7 @@ def test_sequences_that_break_things_come_out_right(interpreted, sequences, caus
     assert_right(interpreted(*sequences, causal=causal, backward=backward))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 def test_more_queries_than_keys_come_out_right_without_a_mask(interpreted, backward):
     assert_right(interpreted(37, 21, backward=backward))
@@ -67,6 +68,7 @@ def test_a_head_dim_that_is_no_power_of_two_is_padded_unseen(interpreted, head_d
     assert_right(interpreted(19, 41, head_dim=head_dim, operands=operands, causal=True, backward=backward))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [1, 7, 33])
 def test_a_head_dim_that_tma_cannot_take_comes_out_right_by_addresses(interpreted, head_dim):
     assert_right(interpreted(19, 41, head_dim=head_dim))
@@ -248,13 +250,12 @@ def cases() -> list[tuple[str, Configuration, str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", cases(), ids=lambda case: f"{case[0]}-{case[1].name}-{case[2]}")
-def test_the_default_set_compiles_to_tensor_core_code_without_spills(case, tmp_path, monkeypatch):
+def test_the_default_set_compiles_to_tensor_core_code_without_spills(case, triton_cache):
     pytest.importorskip("triton")
     try:
         disassembler()
     except NoDisassembler as missing:
         pytest.skip(str(missing))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     target, asked, kernel = case
     binary = attention_backward.compile_for(target, asked, kernel) if asked.backward else compile_for(target, asked)
     assert binary.threads % (asked.warps * 32) == 0

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,11 +14,21 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws import collective_time
 from pyperf_suite.laws.calibration import Block, Calibration
-from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
-from pyperf_suite.laws.network.collectives import BLOCK, CollectiveLaws, pack_curves, transferred_laws, unpack_laws
-from pyperf_suite.laws.network.communication import OPERATIONS, busbw
+from pyperf_suite.laws.collectives import (
+    BLOCK,
+    AlphaBetaOverRanks,
+    CollectiveLaws,
+    PiecewiseAlphaBeta,
+    collective_time,
+    held_out_errors,
+    pack_curves,
+    seconds_of,
+    transferred_laws,
+    unpack_laws,
+)
+from pyperf_suite.laws.traffic import OPERATIONS, busbw
+from tools.fit.published import read_columns
 
 CALIBRATED = ("H200 SXM", "H100 SXM", "A100 SXM", "L40S", "B200 SXM")
 MIB = 2**20
@@ -40,7 +55,7 @@ def made_up() -> Calibration:
 @pytest.mark.parametrize("gpu", CALIBRATED)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_operation_has_a_time_that_grows_with_bytes(gpu: str, operation: str) -> None:
-    seconds = collective_time(gpu, operation, np.geomspace(512, 2**33, 60), 8)
+    seconds = collective_time(gpu, operation, np.geomspace(512, 2**33, 60), 8).seconds
     assert np.all(seconds > 0)
     assert np.all(np.diff(seconds) >= 0)
 
@@ -48,7 +63,7 @@ def test_every_operation_has_a_time_that_grows_with_bytes(gpu: str, operation: s
 def test_large_messages_over_nvlink_run_near_the_rates_that_are_published_for_eight_h200() -> None:
     # stas00/ml-engineering: 16 GiB among 8 H200 with NVLS 480 GB/s, all_gather 361, reduce_scatter 363.
     for operation, published in (("all_reduce", 480), ("all_gather", 361), ("reduce_scatter", 363)):
-        seconds = collective_time("H200", operation, 16 * 2**30, 8)
+        seconds = collective_time("H200", operation, 16 * 2**30, 8).seconds
         assert float(busbw(operation, 16 * 2**30, seconds, 8)) == pytest.approx(published, rel=0.1)
 
 
@@ -60,26 +75,25 @@ def test_large_messages_over_nvlink_run_near_the_rates_that_are_published_for_ei
     st.integers(1, 512),
 )
 def test_the_causes_add_up_to_the_time(gpu: str, operation: str, nbytes: float, ranks: int) -> None:
-    explained = collective_time(gpu, operation, nbytes, ranks, explain=True)
+    explained = collective_time(gpu, operation, nbytes, ranks)
     assert sum(explained.parts.values()) == pytest.approx(float(explained.seconds), rel=1e-9, abs=1e-15)
-    np.testing.assert_array_equal(explained.seconds, collective_time(gpu, operation, nbytes, ranks))
 
 
 def test_arrays_of_sizes_and_ranks_broadcast() -> None:
     size, ranks = np.array([[1024.0], [MIB]]), np.array([1, 2, 4, 8, 64])
-    seconds = collective_time("H100", "all_reduce", size, ranks)
+    seconds = collective_time("H100", "all_reduce", size, ranks).seconds
     assert seconds.shape == (2, 5)
-    assert seconds[1, 3] == collective_time("H100", "all_reduce", MIB, 8)
+    assert seconds[1, 3] == collective_time("H100", "all_reduce", MIB, 8).seconds
     assert np.all(seconds[:, 0] == 0)
 
 
 def test_names_without_underscores_mean_the_same() -> None:
     for name, same in (("allreduce", "all_reduce"), ("alltoall", "all_to_all"), ("allgather", "all_gather")):
-        assert collective_time("A100", name, MIB, 4) == collective_time("A100", same, MIB, 4)
+        assert collective_time("A100", name, MIB, 4).seconds == collective_time("A100", same, MIB, 4).seconds
 
 
 def test_a_calibration_of_ones_own_is_read_in_place_of_the_shipped_one(made_up: Calibration) -> None:
-    explained = collective_time(made_up, "all_reduce", [0, 1e8], 2, explain=True)
+    explained = collective_time(made_up, "all_reduce", [0, 1e8], 2)
     np.testing.assert_allclose(explained.seconds, [10e-6, 10e-6 + 1e-3])
     np.testing.assert_allclose(explained.parts["launch"], 10e-6)
     assert explained.error_percent == 4.0
@@ -89,12 +103,12 @@ def test_a_calibration_of_ones_own_is_read_in_place_of_the_shipped_one(made_up: 
 def test_a_calibration_of_products_alone_leaves_collectives_as_they_are() -> None:
     for gpu in ("RTX 4090", "H200 SXM"):
         sizes = ("all_reduce", [1e6, 1e8], [2, 8])
-        assert np.array_equal(collective_time(Calibration(gpu), *sizes), collective_time(gpu, *sizes))
+        assert np.array_equal(collective_time(Calibration(gpu), *sizes).seconds, collective_time(gpu, *sizes).seconds)
 
 
 def test_what_was_not_measured_is_marked_as_extrapolated(made_up: Calibration) -> None:
     def marked(operation: str, nbytes: float, ranks: int) -> bool:
-        return bool(collective_time(made_up, operation, nbytes, ranks, explain=True).extrapolated)
+        return bool(collective_time(made_up, operation, nbytes, ranks).extrapolated)
 
     assert not marked("all_reduce", MIB, 8)
     assert not marked("all_reduce", MIB, 1)
@@ -103,24 +117,26 @@ def test_what_was_not_measured_is_marked_as_extrapolated(made_up: Calibration) -
     assert marked("all_reduce", MIB, 16)
     assert marked("all_gather", MIB, 8)
     assert marked("broadcast", MIB, 2)
-    assert collective_time("B300", "all_reduce", MIB, 8, explain=True).extrapolated
+    assert collective_time("B300", "all_reduce", MIB, 8).extrapolated
 
 
 def test_operations_without_a_table_take_as_long_as_those_that_load_the_bus_alike(made_up: Calibration) -> None:
     # Between two, a broadcast puts S on the bus, and an all_gather half of its S.
-    broadcast = collective_time(made_up, "broadcast", 1e8, 2)
-    assert broadcast == pytest.approx(float(collective_time(made_up, "all_gather", 2e8, 2)))
+    broadcast = collective_time(made_up, "broadcast", 1e8, 2).seconds
+    assert broadcast == pytest.approx(float(collective_time(made_up, "all_gather", 2e8, 2).seconds))
 
 
 def test_beyond_a_node_the_slower_of_network_and_links_decides(made_up: Calibration) -> None:
     def seconds(network_bytes_per_s: float, operation: str = "all_reduce") -> float:
         return float(
-            collective_time(made_up, operation, 1e9, 16, ranks_per_node=8, network_bytes_per_s=network_bytes_per_s)
+            collective_time(
+                made_up, operation, 1e9, 16, ranks_per_node=8, network_bytes_per_s=network_bytes_per_s
+            ).seconds
         )
 
     fast, slow = seconds(1e15), seconds(1e9)
     # As many bytes on the bus as 15/14 of the message puts there among the eight of one node.
-    assert fast == pytest.approx(float(collective_time(made_up, "all_reduce", 1e9 * 15 / 14, 8)) + 10e-6)
+    assert fast == pytest.approx(float(collective_time(made_up, "all_reduce", 1e9 * 15 / 14, 8).seconds) + 10e-6)
     # Of 2·15/16 of the message on the bus, a tree between two nodes sends a fifteenth for each of eight GPUs.
     assert slow == pytest.approx(1e9 * 2 / 16 / 1e9 + 10e-6)
     assert seconds(1e9, "all_gather") == pytest.approx(1e9 * 15 / 16 / 8 / 1e9 + 5e-6)
@@ -128,8 +144,8 @@ def test_beyond_a_node_the_slower_of_network_and_links_decides(made_up: Calibrat
 
 
 def test_racks_of_72_send_nothing_over_a_network_among_64() -> None:
-    assert collective_time("GB200", "all_reduce", 1e9, 64, explain=True).parts["network"] == 0
-    assert collective_time("B200", "all_reduce", 1e9, 64, explain=True).parts["network"] > 0
+    assert collective_time("GB200", "all_reduce", 1e9, 64).parts["network"] == 0
+    assert collective_time("B200", "all_reduce", 1e9, 64).parts["network"] > 0
 
 
 def test_curves_survive_packing() -> None:
@@ -200,3 +216,153 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(arguments: tuple, sentence
 def test_a_network_that_carries_nothing_is_refused() -> None:
     with pytest.raises(UserError, match="carries nothing"):
         collective_time("H200", "all_reduce", 1, 16, network_bytes_per_s=-1)
+
+
+SIZES = 2.0 ** np.arange(3, 34)
+CURVE = ("gpu", "file", "lib", "lib_version", "kernel_source", "op_name", "dtype")
+
+
+@pytest.fixture(scope="module")
+def measured(measured_tables: Path) -> dict[tuple[Any, ...], np.ndarray]:
+    """Bytes, ranks and seconds of each library's operation on each GPU, as published."""
+    columns = read_columns(measured_tables, "collectives")
+    curves = defaultdict(list)
+    for row, key in enumerate(zip(*(columns[name] for name in CURVE), strict=True)):
+        curves[key].append((columns["bytes"][row], columns["num_gpus"][row], columns["latency_us"][row] * 1e-6))
+    # One in six, over the whole table: as many as take a few seconds.
+    return {key: np.array(curve) for key, curve in list(curves.items())[::6]}
+
+
+@pytest.mark.slow
+def test_the_law_errs_by_less_than_a_tenth_at_measured_sizes_that_it_has_not_seen(measured) -> None:
+    errors = []
+    for curve in measured.values():
+        for ranks in np.unique(curve[:, 1]):
+            size, _, seconds = curve[curve[:, 1] == ranks].T
+            errors.append(held_out_errors(size, seconds))
+            assert np.median(errors[-1]) < 0.1
+    assert len(errors) > 40
+    assert np.median(np.concatenate(errors)) < 0.04
+
+
+@pytest.mark.slow
+def test_one_straight_line_misses_the_same_sizes_by_more_than_twice_as_much(measured) -> None:
+    piecewise, straight = [], []
+    for curve in list(measured.values())[::4]:
+        size, _, seconds = curve[curve[:, 1] == curve[0, 1]].T
+        piecewise.append(held_out_errors(size, seconds))
+        straight.append(held_out_errors(size, seconds, most_segments=1))
+    assert np.median(np.concatenate(straight)) > 2 * np.median(np.concatenate(piecewise))
+
+
+@pytest.mark.slow
+def test_curves_of_two_and_eight_ranks_tell_most_of_the_curve_of_four(measured) -> None:
+    errors = []
+    for key, curve in measured.items():
+        if key[0] == "l40s" or set(np.unique(curve[:, 1])) != {2, 4, 8}:
+            continue  # over PCIe, the step from one socket to two is between those
+        size, ranks, seconds = curve[curve[:, 1] != 4].T
+        held_out = curve[curve[:, 1] == 4]
+        law = AlphaBetaOverRanks.fit({"alltoall": "all_to_all"}.get(key[5], key[5]), size, ranks, seconds)
+        errors.append(np.abs(law.seconds(held_out[:, 0], 4) / held_out[:, 2] - 1))
+    assert len(errors) >= 5
+    assert np.median(np.concatenate(errors)) < 0.12
+
+
+@pytest.mark.slow
+@settings(max_examples=25)
+@given(st.floats(1e-6, 1e-4), st.floats(1e9, 1e12))
+def test_a_straight_line_is_recovered_with_one_segment(alpha_s: float, bytes_per_s: float) -> None:
+    law = PiecewiseAlphaBeta.fit(SIZES, alpha_s + SIZES / bytes_per_s)
+    [segment] = law.segments()
+    np.testing.assert_allclose([segment.alpha_s, 1 / segment.beta_s_per_byte], [alpha_s, bytes_per_s], rtol=1e-4)
+    assert law.held_out_error == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.slow
+@settings(max_examples=25)
+@given(st.integers(0, 2**32 - 1))
+def test_more_bytes_never_take_less_time_whatever_the_noise(seed: int) -> None:
+    law = PiecewiseAlphaBeta.fit(SIZES, np.random.default_rng(seed).uniform(1e-6, 1e-2, SIZES.size))
+    seconds = law.seconds(np.concatenate([[0.0], np.geomspace(1, 1e12, 200)]))
+    assert np.all(np.diff(seconds) >= 0)
+    assert seconds[0] >= 0
+
+
+def test_the_segments_are_joined_and_together_are_the_law() -> None:
+    seconds = np.maximum(10e-6, 8e-6 + SIZES / 20e9) + np.maximum(0, SIZES - 2**22) / 100e9
+    law = PiecewiseAlphaBeta.fit(SIZES, seconds)
+    segments = law.segments()
+    assert len(segments) > 1
+    assert segments[0].from_bytes == 0
+    assert segments[-1].to_bytes == np.inf
+    for segment, following in pairwise(segments):
+        end = segment.to_bytes
+        assert end == following.from_bytes
+        at_end = [part.alpha_s + part.beta_s_per_byte * end for part in (segment, following)]
+        np.testing.assert_allclose(at_end, float(law.seconds(end)), rtol=1e-9)
+
+
+def test_one_outlier_bends_nothing() -> None:
+    seconds = 10e-6 + SIZES / 100e9
+    seconds[12] *= 5
+    law = PiecewiseAlphaBeta.fit(SIZES, seconds)
+    others = np.arange(SIZES.size) != 12
+    np.testing.assert_allclose(law.seconds(SIZES[others]), seconds[others], rtol=0.05)
+
+
+def test_the_stated_error_is_of_sizes_that_were_left_out() -> None:
+    seconds = (10e-6 + SIZES / 100e9) * np.random.default_rng(5).lognormal(0, 0.1, SIZES.size)
+    law = PiecewiseAlphaBeta.fit(SIZES, seconds)
+    seen = np.median(np.abs(law.seconds(SIZES) / seconds - 1))
+    assert law.held_out_error is not None
+    assert law.held_out_error >= seen
+    assert law.held_out_error == np.median(held_out_errors(SIZES, seconds))
+
+
+def test_too_few_sizes_give_a_line_that_states_no_error() -> None:
+    law = PiecewiseAlphaBeta.fit([8, 1024, 2**20], [1e-5, 1e-5, 2e-5])
+    assert len(law.segments()) == 1
+    assert law.held_out_error is None
+    assert PiecewiseAlphaBeta.fit([1024], [3e-6]).seconds(1024) == pytest.approx(3e-6)
+
+
+def test_between_measured_numbers_of_ranks_the_time_lies_between_theirs() -> None:
+    law = AlphaBetaOverRanks.fit(
+        "all_reduce", np.tile(SIZES, 2), np.repeat([2, 8], SIZES.size), np.repeat([1e-5, 3e-5], SIZES.size)
+    )
+    np.testing.assert_allclose([law.seconds(64, ranks) for ranks in (1, 2, 4, 8)], [0, 1e-5, 2e-5, 3e-5], rtol=1e-6)
+
+
+def test_beyond_measured_ranks_as_many_bytes_on_the_bus_take_as_long() -> None:
+    law = AlphaBetaOverRanks.fit("all_reduce", SIZES, np.full(SIZES.size, 8), 1e-5 + SIZES / 100e9)
+    # 2(n-1)/n is 7/4 for 8 ranks and 1 for 2: a message of 7 MB among 2 loads the bus as one of 4 MB among 8.
+    np.testing.assert_allclose(law.seconds(7e6, 2), law.seconds(4e6, 8), rtol=1e-9)
+    assert law.seconds(4e6, 1024) > law.seconds(4e6, 8)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "seconds", "sentence"),
+    [
+        ([], [], "no measurements"),
+        ([-1], [1e-6], "at least 0 bytes"),
+        ([8], [0.0], "above 0 seconds"),
+        ([8], [np.nan], "above 0 seconds"),
+    ],
+)
+def test_what_is_no_measurement_is_refused(size_bytes: list[float], seconds: list[float], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        PiecewiseAlphaBeta.fit(size_bytes, seconds)
+
+
+def test_a_law_over_ranks_needs_two_ranks_at_least() -> None:
+    with pytest.raises(ValueError, match="No times of all_gather"):
+        AlphaBetaOverRanks.fit("all_gather", [8], [1], [1e-6])
+
+
+def test_an_operation_without_a_law_is_refused_with_those_that_have_one() -> None:
+    law = AlphaBetaOverRanks.fit("broadcast", SIZES, np.full(SIZES.size, 2), 1e-5 + SIZES / 1e9)
+    seconds = seconds_of({"broadcast": law})
+    assert seconds("broadcast", 1e9, 2) == pytest.approx(1, rel=1e-3)
+    with pytest.raises(UserError, match="all_to_all was not measured, only broadcast"):
+        seconds("all_to_all", 1e9, 2)

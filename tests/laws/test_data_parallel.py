@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.laws.training.data_parallel import DataParallelLaw, Exchange, fit, held_out_errors, tail_s
+from pyperf_suite.laws.training.data_parallel import (
+    DataParallelLaw,
+    Exchange,
+    InputPipeline,
+    fit_data_parallel,
+    held_out_step_errors,
+    tail_s,
+)
 
 MB = 1e6
 BUCKETS = st.lists(st.floats(1e3, 1e8), min_size=1, max_size=20).map(tuple)
@@ -75,7 +82,7 @@ def test_exchanging_in_each_micro_batch_costs_as_many_exchanges():
 @pytest.mark.parametrize(("slowdown", "hidden"), [(1.0, 0.9), (2.5, 0.3), (0.7, 0.0), (4.0, 1.0)])
 def test_constants_are_found_again(slowdown, hidden):
     true = DataParallelLaw(all_reduce_s, slowdown, hidden)
-    found = fit(all_reduce_s, exchanges(), [true.seconds(each) for each in exchanges()])
+    found = fit_data_parallel(all_reduce_s, exchanges(), [true.seconds(each) for each in exchanges()])
     assert found.slowdown == pytest.approx(slowdown, rel=0.01)
     assert found.hidden == pytest.approx(hidden, abs=0.02)
 
@@ -84,7 +91,7 @@ def test_one_disturbed_step_does_not_bend_the_law():
     true = DataParallelLaw(all_reduce_s, 2.0, 0.5)
     measured = [true.seconds(each) for each in exchanges()]
     measured[3] *= 2
-    found = fit(all_reduce_s, exchanges(), measured)
+    found = fit_data_parallel(all_reduce_s, exchanges(), measured)
     assert found.slowdown == pytest.approx(2.0, rel=0.1)
 
 
@@ -92,7 +99,7 @@ def test_steps_that_follow_the_law_are_foretold_when_left_out():
     true = DataParallelLaw(all_reduce_s, 2.0, 0.5)
     noise = np.exp(0.03 * np.random.default_rng(0).standard_normal(len(exchanges())))
     measured = [true.seconds(each) * factor for each, factor in zip(exchanges(), noise, strict=True)]
-    errors = held_out_errors(all_reduce_s, exchanges(), measured, range(len(measured)))
+    errors = held_out_step_errors(all_reduce_s, exchanges(), measured, range(len(measured)))
     assert len(errors) == len(measured)
     assert 0 < np.median(errors) < 0.06
 
@@ -101,11 +108,64 @@ def test_a_group_is_left_out_as_a_whole():
     true = DataParallelLaw(all_reduce_s, 2.0, 0.5)
     measured = [true.seconds(each) for each in exchanges()]
     measured[:5] = [2 * seconds for seconds in measured[:5]]
-    errors = held_out_errors(all_reduce_s, exchanges(), measured, [0] * 5 + [1] * 5)
+    errors = held_out_step_errors(all_reduce_s, exchanges(), measured, [0] * 5 + [1] * 5)
     assert min(errors[:5]) > 0.3
 
 
 def test_too_few_steps_leave_nothing_to_hold_out():
-    assert held_out_errors(all_reduce_s, exchanges()[:2], [1.0, 1.0], [0, 1]).size == 0
+    assert held_out_step_errors(all_reduce_s, exchanges()[:2], [1.0, 1.0], [0, 1]).size == 0
     with pytest.raises(ValueError, match="two constants"):
-        fit(all_reduce_s, exchanges()[:1], [1.0])
+        fit_data_parallel(all_reduce_s, exchanges()[:1], [1.0])
+
+
+SECONDS = st.floats(1e-6, 10.0)
+COUNTS = st.integers(1, 64)
+
+
+def test_without_loaders_nothing_overlaps():
+    pipeline = InputPipeline(load_s=0.003, step_s=0.005, cores=8)
+    assert pipeline.seconds(0) == pytest.approx(0.008)
+    assert pipeline.starved(0) == pytest.approx(3 / 8)
+
+
+def test_the_slowest_stage_binds():
+    pipeline = InputPipeline(load_s=0.012, step_s=0.005, cores=8)
+    assert (pipeline.binds(1), pipeline.seconds(1)) == ("the loaders", pytest.approx(0.012))
+    assert (pipeline.binds(3), pipeline.seconds(3)) == ("the model", pytest.approx(0.005))
+    assert pipeline.enough(8) == 3
+    assert pipeline.enough(2) is None
+
+
+def test_more_loaders_than_cores_give_nothing():
+    pipeline = InputPipeline(load_s=0.012, step_s=0.001, cores=2)
+    assert pipeline.seconds(64) == pytest.approx(0.006)
+    assert pipeline.binds(64) == "the cores"
+
+
+def test_a_model_on_the_host_takes_cores_from_its_loaders():
+    beside = InputPipeline(load_s=0.012, step_s=0.008, cores=2)
+    on_host = InputPipeline(load_s=0.012, step_s=0.008, cores=2, on_host=True)
+    assert beside.seconds(2) == pytest.approx(0.008)
+    assert on_host.seconds(2) == pytest.approx(0.010)
+
+
+@given(SECONDS, SECONDS, COUNTS, st.booleans(), COUNTS)
+def test_a_loader_more_never_makes_it_slower_and_never_faster_than_the_model(load_s, step_s, cores, on_host, loaders):
+    pipeline = InputPipeline(load_s, step_s, cores, on_host)
+    assert step_s <= pipeline.seconds(loaders + 1) <= pipeline.seconds(loaders)
+    assert 0 <= pipeline.starved(loaders) <= 1
+
+
+@given(SECONDS, SECONDS, COUNTS)
+def test_loading_beside_the_model_is_never_slower_than_loading_in_turns(load_s, step_s, cores):
+    assert InputPipeline(load_s, step_s, cores).seconds(1) <= InputPipeline(load_s, step_s, cores).seconds(0)
+
+
+def test_a_model_that_takes_no_time_never_stops_waiting():
+    assert InputPipeline(0.001, 0.0, cores=4).starved(4) == 1
+    assert InputPipeline(0.0, 0.0, cores=4).starved(4) == 0
+
+
+def test_fewer_than_no_loaders_are_refused():
+    with pytest.raises(ValueError, match="-1 loaders"):
+        InputPipeline(1.0, 1.0, 1).seconds(-1)

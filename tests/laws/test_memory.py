@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.model_grid import ModelGrid
-from pyperf_suite.laws.training.memory import activation_bytes, rank_parameters, training_memory
-from pyperf_suite.laws.transformer import Sharding
+from pyperf_suite.laws.training.memory import (
+    FLOAT32,
+    MIXED,
+    Held,
+    Weight,
+    activation_bytes,
+    gpt_weights,
+    held_by_rank,
+    rank_parameters,
+    rank_weights,
+    training_memory,
+)
+from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid, Sharding
+from pyperf_suite.workloads.training import TransformerShape
 
 GPT = ModelDimensions(96, 12288, 49152, 96, 51200, positions=2048, bias=True, tied=True)
 LLAMA = ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True)
@@ -186,3 +198,152 @@ def test_a_grid_of_schedules_needs_what_each_needs_alone() -> None:
 def test_what_cannot_be_is_refused_in_one_sentence(asked: dict, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         training_memory(LLAMA, 1, 8192, **asked)
+
+
+SMALL = {"hidden": 32, "heads": 4, "layers": 3, "seq": 7, "vocab": 101}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        TransformerShape(**SMALL),
+        TransformerShape(**SMALL, tied=False),
+        TransformerShape(**SMALL, gated=True, kv_heads=2),
+        TransformerShape(**SMALL, gated=True, kv_heads=1, tied=False, ffn=24),
+    ],
+    ids=str,
+)
+def test_weights_are_those_of_the_modules_in_their_order(shape):
+    pytest.importorskip("torch")
+    from pyperf_suite.workloads.training import gpt
+
+    built = [(name, tuple(weight.shape)) for name, weight in gpt.build(shape).named_parameters()]
+    assert [(weight.name, weight.shape) for weight in gpt_weights(shape.dimensions)] == built
+
+
+@given(
+    st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.sampled_from([1, 2, 4]), st.booleans(), st.booleans()
+)
+def test_all_ranks_together_have_each_weight_once_and_what_is_whole_as_often_as_there_are_ranks(
+    layers_each, stages, chunks, tensor, gated, tied
+):
+    shape = TransformerShape(
+        hidden=16, heads=4, layers=layers_each * stages * chunks, seq=8, vocab=24, gated=gated, tied=tied
+    )
+    model = shape.dimensions
+    whole = gpt_weights(model)
+    per_stage = [rank_weights(model, tensor, stages, chunks, stage) for stage in range(stages)]
+    assert sorted(weight.name for weights in per_stage for weight in weights) == sorted(w.name for w in whole)
+    together = tensor * sum(weight.elements for weights in per_stage for weight in weights)
+    copies = (tensor - 1) * sum(weight.elements for weight in whole if weight.cut is None)
+    assert together == model.parameters + copies
+
+
+def test_interleaved_stages_have_every_so_manieth_group_of_layers():
+    model = TransformerShape(hidden=16, heads=4, layers=8, seq=8, vocab=24, tied=False).dimensions
+    places = [{w.place for w in rank_weights(model, stages=2, chunks=2, stage=stage)} for stage in (0, 1)]
+    assert {place for place in places[0] if place >= 0} == {0, 1, 4, 5}
+    assert {place for place in places[1] if place >= 0} == {2, 3, 6, 7}
+
+
+# Nothing in it divides by 2 or 3 throughout.
+SHAPES = {
+    "gpt": TransformerShape(hidden=20, heads=4, layers=3, seq=7, batch=1, vocab=101, tied=False),
+    "tied": TransformerShape(hidden=20, heads=4, layers=2, seq=7, batch=1, vocab=50),
+    "gated": TransformerShape(hidden=24, heads=4, layers=2, seq=7, batch=1, vocab=50, gated=True, kv_heads=2),
+}
+
+shapes = st.lists(st.integers(1, 40), min_size=1, max_size=2).map(tuple)
+weight_lists = st.lists(shapes, min_size=1, max_size=12).map(
+    lambda found: [Weight(f"w{number}", shape, 0) for number, shape in enumerate(found)]
+)
+
+
+def allocated(shape: TransformerShape, engine: str, rank: int, ranks: int) -> Held:
+    """What torch has after a step on that rank."""
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from pyperf_suite.workloads.training import gpt
+    from pyperf_suite.workloads.training.held_bytes import bytes_of
+
+    def local(tensors):
+        return [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    try:
+        model = gpt.build(shape)
+        if engine == "fsdp":
+            from torch.distributed.fsdp import fully_shard
+
+            for block in model.blocks.blocks:
+                fully_shard(block, mesh=dist.init_device_mesh("cpu", (ranks,)))
+            fully_shard(model, mesh=dist.init_device_mesh("cpu", (ranks,)))
+        model(*gpt.inputs(shape)).backward()
+        optimizer = torch.optim.AdamW(model.parameters())
+        if engine == "zero_optimizer":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # torch imports its own deprecated parts here
+                from torch.distributed.optim import ZeroRedundancyOptimizer
+            optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW).optim
+        optimizer.step()
+        weights = list(model.parameters())
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        found = (weights, [weight.grad for weight in weights], states)
+        return Held(*(bytes_of(local(tensors)) for tensors in found))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "engine", "ranks"),
+    [
+        ("gpt", "fsdp", 3),
+        ("tied", "fsdp", 2),
+        ("gated", "zero_optimizer", 2),
+        ("gpt", "zero_optimizer", 3),
+        ("tied", "ddp", 1),
+    ],
+)
+def test_weights_gradients_and_states_are_those_that_torch_allocates_on_every_rank(name, engine, ranks):
+    pytest.importorskip("torch")
+    shape = SHAPES[name]
+    expected = [allocated(shape, engine, rank, ranks) for rank in range(ranks)]
+    assert list(held_by_rank(gpt_weights(shape.dimensions), engine, ranks)) == expected
+
+
+@given(weight_lists, st.integers(1, 6))
+def test_states_are_dealt_out_whole_and_none_twice(weights, ranks):
+    shares = held_by_rank(weights, "zero_optimizer", ranks)
+    elements = sum(weight.elements for weight in weights)
+    assert sum(share.optimizer for share in shares) == FLOAT32.optimizer * elements + FLOAT32.step * len(weights)
+    largest = max(weight.elements for weight in weights)
+    sizes = [share.optimizer for share in shares]
+    assert max(sizes) - min(sizes) <= FLOAT32.optimizer * largest + FLOAT32.step * len(weights)
+
+
+@given(weight_lists, st.integers(1, 6))
+def test_shards_together_are_all_of_it_and_padding_is_less_than_a_row_a_rank(weights, ranks):
+    shares = held_by_rank(weights, "fsdp", ranks)
+    elements = sum(weight.elements for weight in weights)
+    states = sum(share.optimizer for share in shares) - ranks * FLOAT32.step * len(weights)
+    assert states == FLOAT32.optimizer * elements
+    rows = sum(weight.elements // weight.shape[0] for weight in weights)
+    assert 0 <= sum(share.weights for share in shares) - FLOAT32.weight * elements <= FLOAT32.weight * ranks * rows
+
+
+@given(weight_lists, st.sampled_from(["ddp", "zero_optimizer", "fsdp"]))
+def test_one_rank_has_everything_with_any_engine(weights, engine):
+    elements = sum(weight.elements for weight in weights)
+    (held,) = held_by_rank(weights, engine, 1, MIXED)
+    assert held == Held(2 * elements, 4 * elements, 12 * elements + 4 * len(weights))
+    assert held.total == 18 * elements + 4 * len(weights)
+
+
+def test_planning_takes_other_bytes_a_parameter_than_mixed_precision():
+    model = SHAPES["gpt"].dimensions
+    mixed, single = (training_memory(model, 1, 7, storage=storage) for storage in (MIXED, FLOAT32))
+    assert (mixed.weights, mixed.gradients, mixed.optimizer) == tuple(n * model.parameters for n in (2, 4, 12))
+    assert (single.weights, single.gradients, single.optimizer) == tuple(n * model.parameters for n in (4, 4, 8))

@@ -1,58 +1,64 @@
-"""The time of a training iteration: what it adds up from, how it scales, and what it refuses."""
+"""The time of a training iteration: what it adds up from, how it scales and is cut, whole grids, what it refuses."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import Calibration
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.network.traffic import pipeline_bubble
-from pyperf_suite.laws.training.micro_batch import StepConstants
-from pyperf_suite.laws.training.plan import Plan
-from pyperf_suite.laws.training.step_time import pack_constants, step_time
+from pyperf_suite.laws.explained import Explained
+from pyperf_suite.laws.prices import Prices
+from pyperf_suite.laws.traffic import pipeline_bubble
+from pyperf_suite.laws.training.step import TAKEN_IN_NODE, Plan, StepConstants, pack_constants, step_time, waited_s
+from pyperf_suite.laws.transformer import ModelDimensions
 
 MODEL = ModelDimensions(layers=24, hidden=1024, ffn=4096, heads=16, vocab=51200, bias=True, tied=True)
+EXPERTS = replace(MODEL, experts=8, top_k=2)
 # A vocabulary of one, so that the last stage computes as much as the others.
 WITHOUT_LOGITS = replace(MODEL, vocab=1)
 PLAN = Plan(global_batch=64, micro_batch=2, seq=1024)
 IDLE_HOST = StepConstants(slowdown=1.0, host_s_per_layer=0.0, network_bytes_per_s=10e9)
+STREAM_S = 2 * 2 * 1024 * 1024 / 1e9  # of one micro-batch's activations, where a GB takes a second
 
 
 @dataclass
 class MadeUpPrices:
-    """A GPU that multiplies at 100 TFLOP/s and moves 1 TB/s; collectives take a second a GB where `linked`."""
+    """100 TFLOP/s, 1 TB/s; a collective takes a second a GB where `linked`."""
 
     linked: bool = True
 
-    def gemm(self, layout: str, m: int, n: int, k: int) -> float:
-        return 2.0 * m * n * k / 1e14
+    def gemm(self, layout: str, m: Any, n: Any, k: Any) -> Explained:
+        return Explained(2.0 * m * n * k / 1e14)
 
     def attention(
-        self, causal: bool, backward: bool, batch: int, seq: int, heads: int, kv_heads: int, head_dim: int
-    ) -> float:
-        return (2.5 if backward else 1.0) * 4 * batch * heads * seq**2 * head_dim / (2 if causal else 1) / 1e14
+        self, causal: bool, backward: bool, batch: Any, seq: Any, heads: Any, kv_heads: Any, head_dim: Any
+    ) -> Explained:
+        flop = (2.5 if backward else 1.0) * 4.0 * batch * heads * seq**2 * head_dim / (2 if causal else 1)
+        return Explained(flop / 1e14)
 
-    def memory_bound(self, nbytes: float) -> float:
-        return nbytes / 1e12
+    def memory_bound(self, nbytes: Any) -> Explained:
+        return Explained(nbytes / 1e12)
 
     def collective(
-        self, op: str, nbytes: float, ranks: int, ranks_per_node: int, network_bytes_per_s: float | None
-    ) -> float:
-        return nbytes / 1e9 if self.linked and ranks > 1 else 0.0
+        self, op: str, nbytes: Any, ranks: Any, ranks_per_node: Any = None, network_bytes_per_s: float | None = None
+    ) -> Explained:
+        return Explained(np.where(np.asarray(ranks) > 1, nbytes / 1e9 if self.linked else 0.0, 0.0))
 
 
-def parts(plan: Plan, constants: StepConstants = IDLE_HOST, linked: bool = True) -> dict[str, float]:
+def parts(
+    plan: Plan, model: ModelDimensions = MODEL, linked: bool = True, constants: StepConstants = IDLE_HOST
+) -> dict[str, float]:
     """Where a made-up iteration's seconds go."""
-    return dict(step_time("A100", MODEL, plan, constants, MadeUpPrices(linked)).parts)
+    found = step_time("A100", model, plan, constants, MadeUpPrices(linked)).parts
+    return {name: float(part) for name, part in found.items()}
 
 
-def seconds(plan: Plan, constants: StepConstants = IDLE_HOST, linked: bool = True) -> float:
-    """Of a made-up iteration."""
-    return step_time("A100", MODEL, plan, constants, MadeUpPrices(linked)).seconds
+def seconds(plan: Plan) -> float:
+    return float(step_time("A100", MODEL, plan, IDLE_HOST, MadeUpPrices()).seconds)
 
 
 def test_the_parts_add_up_to_the_iteration() -> None:
@@ -102,7 +108,7 @@ def test_a_host_that_launches_slower_than_the_gpu_computes_is_waited_for() -> No
 
 def test_kernels_that_run_slower_in_a_step_slow_all_but_what_is_sent() -> None:
     plan = replace(PLAN, tensor=2, data=2)
-    alone, within = parts(plan), parts(plan, replace(IDLE_HOST, slowdown=1.5))
+    alone, within = parts(plan), parts(plan, constants=replace(IDLE_HOST, slowdown=1.5))
     for name in ("products", "attention", "memory bound", "optimizer"):
         assert within[name] == pytest.approx(1.5 * alone[name])
     for name in ("tensor", "gradients"):
@@ -130,14 +136,115 @@ def test_gradients_in_single_precision_take_twice_as_long() -> None:
 
 def test_a_calibrations_own_constants_are_used_and_those_of_another_gpu_are_said_to_be() -> None:
     block = pack_constants(StepConstants(2.0, 0.0, 10e9), {"mape": 5.0}, "made up")
-    own = step_time(Calibration("A100 SXM", {"step": block}), MODEL, PLAN, prices=MadeUpPrices())
+    own = step_time(Calibration("A100 SXM", {"step": block}), MODEL, PLAN, None, MadeUpPrices())
     assert own.seconds == pytest.approx(2 * seconds(PLAN))
     assert own.error_percent == 5.0
     assert not own.extrapolated
-    of_another = step_time("H100", MODEL, PLAN, prices=MadeUpPrices())
+    of_another = step_time("H100", MODEL, PLAN, None, MadeUpPrices())
     assert of_another.extrapolated
     assert of_another.error_percent is None
-    assert not step_time("A100", MODEL, PLAN, prices=MadeUpPrices()).extrapolated
+    assert not step_time("A100", MODEL, PLAN, None, MadeUpPrices()).extrapolated
+
+
+def test_chunks_divide_the_bubble() -> None:
+    plan = replace(PLAN, pipeline=4)
+    whole, halves, thirds = (parts(replace(plan, chunks=chunks), linked=False)["bubble"] for chunks in (1, 2, 3))
+    assert whole == pytest.approx(2 * halves)
+    assert whole == pytest.approx(3 * thirds)
+
+
+def test_chunks_send_more_often_beside_computation() -> None:
+    plan = replace(PLAN, pipeline=4)
+    unlinked = parts(replace(plan, chunks=6), linked=False)["bubble"]
+    assert parts(replace(plan, chunks=6))["bubble"] > unlinked + 3 * 2 * STREAM_S
+
+
+def test_sequence_parallelism_sends_as_much_and_cuts_passes_over_memory() -> None:
+    plan = replace(PLAN, tensor=4)
+    plain, split = parts(plan), parts(replace(plan, sequence_parallel=True))
+    again = 24 * 32 * float(waited_s(2 * STREAM_S, 0.0, TAKEN_IN_NODE))
+    # A reduce_scatter and an all_gather have the S of the all_reduce each, and here the price of it.
+    assert 2 * plain["tensor"] <= split["tensor"] <= 2 * plain["tensor"] + again
+    assert split["memory bound"] < plain["memory bound"]
+    assert split["products"] == plain["products"]
+
+
+def test_selective_recomputation_repeats_attention_alone() -> None:
+    plan = replace(PLAN, fused_attention=False)
+    nothing, attention, layers = (
+        parts(replace(plan, recompute=recompute)) for recompute in ("nothing", "attention", "layers")
+    )
+    assert attention["attention"] == pytest.approx(4 / 3 * nothing["attention"])
+    assert attention["products"] == nothing["products"] < layers["products"]
+    assert nothing["memory bound"] < attention["memory bound"] < layers["memory bound"]
+
+
+def test_context_parallelism_cuts_tokens_and_attention_and_passes_keys_round() -> None:
+    plan = replace(PLAN, seq=65536)
+    alone, cut = parts(plan, linked=False), parts(replace(plan, context=4), linked=False)
+    assert cut["products"] == pytest.approx(alone["products"] / 4)
+    assert cut["attention"] == pytest.approx(alone["attention"] / 4, rel=0.05)
+    assert cut["attention"] > alone["attention"] / 4  # pieces are merged
+    assert cut["context"] == 0 < parts(replace(plan, context=4))["context"]
+
+
+def test_experts_send_their_tokens_four_times_a_layer_and_six_where_layers_are_computed_again() -> None:
+    plan = replace(PLAN, data=4, expert=4)
+    of_two_experts = 2 * STREAM_S
+    assert parts(plan, EXPERTS)["experts"] == pytest.approx(8 * 24 * 4 * of_two_experts)
+    again = parts(replace(plan, recompute="layers"), EXPERTS)["experts"]
+    assert again == pytest.approx(8 * 24 * 6 * of_two_experts)
+    assert parts(replace(plan, expert=1), EXPERTS)["experts"] == 0
+
+
+def test_stages_of_zero_send_what_the_paper_says() -> None:
+    plan = replace(PLAN, data=4)  # 8 micro-batches
+    psi_s = 2 * (24 * MODEL.layer_parameters + MODEL.hidden * MODEL.vocab) / 1e9
+    sent = [parts(replace(plan, zero_stage=stage)) for stage in range(4)]
+    assert [each["gradients"] / psi_s for each in sent] == pytest.approx([1, 1, 8, 8])
+    assert [each["parameters"] / psi_s for each in sent] == pytest.approx([0, 1, 1, 16])
+    assert sent[1]["optimizer"] == pytest.approx(sent[0]["optimizer"] / 4)
+    assert {each["products"] for each in sent} == {sent[0]["products"]}
+
+
+def test_zero_hides_beside_computation_but_not_wholly() -> None:
+    for stage in range(4):
+        plan = replace(PLAN, data=4, zero_stage=stage)
+        plain, beside = parts(plan), parts(replace(plan, overlap_gradients=True))
+        waited = [each["gradients"] + each["parameters"] for each in (beside, plain)]
+        assert 0 < waited[0] < waited[1]
+
+
+def test_what_is_hidden_still_takes_its_share_of_the_computation_beside_it() -> None:
+    assert waited_s(1.0, 10.0, 0.15) == pytest.approx(0.15)
+    assert waited_s(10.0, 4.0, 0.02) == pytest.approx(6 + 0.02 * 4)
+    assert waited_s(3.0, 0.0, 0.15) == 3.0
+
+
+def test_a_grid_is_told_as_its_plans_alone() -> None:
+    counts = {
+        "micro_batch": [1, 2, 4, 1, 2], "tensor": [1, 2, 4, 2, 1], "data": [4, 2, 1, 2, 8], "pipeline": [1, 2, 4, 2, 1],
+        "chunks": [1, 3, 2, 1, 1], "context": [2, 1, 1, 2, 1], "expert": [8, 2, 1, 4, 2], "zero_stage": [3, 1, 0, 2, 3],
+    }  # fmt: skip
+    for recompute in ("nothing", "attention", "layers"):
+        for fused in (True, False):
+            usual = replace(PLAN, recompute=recompute, fused_attention=fused, sequence_parallel=True)
+            grid = replace(usual, **{name: np.array(column) for name, column in counts.items()})
+            together = step_time("A100", EXPERTS, grid, IDLE_HOST, MadeUpPrices()).parts
+            for place in range(5):
+                plan = replace(usual, **{name: column[place] for name, column in counts.items()})
+                for name, part in parts(plan, EXPERTS).items():
+                    assert together[name][place] == pytest.approx(part, abs=1e-12), (name, place)
+
+
+def test_the_laws_of_a_gpu_take_grids_too() -> None:
+    grid = replace(PLAN, tensor=np.array([1, 2, 16]), data=np.array([8, 2, 1]), sequence_parallel=True)
+    together = step_time("A100", MODEL, grid, None, Prices("A100")).seconds
+    alone = [
+        step_time("A100", MODEL, replace(grid, tensor=t, data=d), None, Prices("A100")).seconds
+        for t, d in ((1, 8), (2, 2), (16, 1))
+    ]
+    assert together == pytest.approx(np.array(alone, dtype=float), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -148,13 +255,20 @@ def test_a_calibrations_own_constants_are_used_and_those_of_another_gpu_are_said
         ({"micro_batch": 3}, "cannot be cut into micro-batches of 3"),
         ({"micro_batch": 0}, "sizes of at least 1"),
         ({"gradient_bytes": 0}, "sizes of at least 1"),
+        ({"zero_stage": 4}, "ZeRO has stages 0 to 3, but 4"),
+        ({"context": 3}, "1024 tokens cannot be cut over 3"),
+        ({"data": 4, "expert": 8}, "spread over 8 of 4 ranks"),
+        ({"pipeline": 6, "chunks": 2}, "a multiple of 6 stages of micro-batches, but there are 32"),
+        ({"pipeline": 4, "chunks": 4}, "24 layers cannot be cut into 4 stages of 4 chunks"),
+        ({"recompute": "some"}, "cannot recompute 'some'"),
+        ({"chunks": 0}, "sizes of at least 1"),
     ],
 )
-def test_a_plan_that_does_not_divide_is_refused_in_a_sentence(change: dict[str, Any], sentence: str) -> None:
+def test_a_plan_that_cannot_be_is_refused_in_a_sentence(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         seconds(replace(PLAN, **change))
 
 
 def test_an_unknown_gpu_is_refused() -> None:
     with pytest.raises(UserError, match="no GPU 'H2000'"):
-        step_time("H2000", MODEL, PLAN, prices=MadeUpPrices())
+        step_time("H2000", MODEL, PLAN, None, MadeUpPrices())

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import csv
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.network.traffic import (
+from pyperf_suite.laws.traffic import (
     BUCKET_BYTES,
+    OPERATIONS,
     Traffic,
     Transfer,
     Workload,
+    algbw,
     bound_below_s,
+    bus_factor,
+    busbw,
     ddp,
+    element_count,
     expert_parallel,
+    inter_node_rate,
+    message_bytes,
+    nvls_wire_rate,
     pipeline_bubble,
     pipeline_parallel,
     tensor_and_sequence_parallel,
@@ -27,6 +36,8 @@ from pyperf_suite.laws.network.traffic import (
     zero_2,
     zero_3,
 )
+from pyperf_suite.laws.transformer import ModelDimensions
+from tools.fit.published import SAMPLE
 
 GPT2 = {"vocab": 50257, "positions": 1024, "bias": True, "tied": True}
 MODELS = {
@@ -66,21 +77,6 @@ def test_dimensions_add_up_to_the_parameters_of_the_published_weights(name: str,
 def test_a_token_meets_its_experts_only() -> None:
     assert MODELS["mixtral-8x7b"].active_parameters == 12_879_925_248
     assert LLAMA.active_parameters == LLAMA.parameters
-
-
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        ({"layers": 0}, "layers of at least 1"),
-        ({"heads": 7}, "divided into 7 heads"),
-        ({"kv_heads": 5}, "share 5 key-value heads"),
-        ({"top_k": 2}, "2 of 1 experts"),
-        ({"positions": -1}, "cannot be negative"),
-    ],
-)
-def test_dimensions_that_no_model_can_have_are_refused(wrong: dict[str, int], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        ModelDimensions(**{"layers": 2, "hidden": 64, "ffn": 256, "heads": 4, "vocab": 100, **wrong})
 
 
 def sent(traffic: Traffic, operation: str) -> float:
@@ -248,3 +244,122 @@ def test_below_its_bound_of_computing_a_step_is_network_bound_and_above_it_is_no
     assert not verdict(sent, 1.01 * bound_s, seconds).network_bound
     assert bound_below_s(sent, lambda *_: 0.0) == 0
     assert bound_below_s(sent, lambda *_: 1e9) == math.inf
+
+
+FLOAT_BYTES = 4
+NCCL_TESTS_NAMES = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+}
+
+operations = st.sampled_from(OPERATIONS)
+rank_counts = st.integers(1, 100_000)
+
+
+def printed_time_bounds_s(microseconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The times that nccl-tests prints so: none of 10 ms and more has decimals, of 0.1 ms and more one, else two."""
+    half = np.select([microseconds >= 10_000, microseconds >= 100], [0.5, 0.05], 0.005)
+    return (microseconds - half) * 1e-6, (microseconds + half) * 1e-6
+
+
+def test_every_size_and_rate_that_nccl_tests_printed_comes_out() -> None:
+    with (SAMPLE / "nccl_tests_8xa100.csv").open(newline="") as table:
+        rows = list(csv.DictReader(table))
+    assert len(rows) == 204
+    mismatches = 0
+    for name, operation in NCCL_TESTS_NAMES.items():
+        of_this = [row for row in rows if row["op"] == name]
+        columns = {key: np.array([float(row[key]) for row in of_this]) for key in rows[0] if key != "op"}
+        size = message_bytes(operation, columns["count"], FLOAT_BYTES, columns["nranks"])
+        wrong = size != columns["bytes"]
+        for place in ("oop", "ip"):
+            shortest, longest = printed_time_bounds_s(columns[f"{place}_us"])
+            for rate, factor in ((f"{place}_algbw", 1.0), (f"{place}_busbw", bus_factor(operation, columns["nranks"]))):
+                # Rates have two decimals; a little more, for a time that lies on the edge of its rounding.
+                wrong |= columns[rate] > algbw(size, shortest) * factor + 0.00501
+                wrong |= columns[rate] < algbw(size, longest) * factor - 0.00501
+        mismatches += int(wrong.sum())
+    assert mismatches == 0
+
+
+def test_the_wire_rate_of_nvls_is_flat_where_busbw_climbs() -> None:
+    # 8 x H200, all_reduce with NVLS on 5 to 8 of its GPUs, as published: the ends of the ramp of busbw in GB/s.
+    ranks, published_busbw, published_wire = np.array([5, 8]), np.array([414, 473]), np.array([310.6, 304.1])
+    wire = nvls_wire_rate(published_busbw / bus_factor("all_reduce", ranks), ranks)
+    np.testing.assert_allclose(wire, published_wire, rtol=1e-3)
+    assert published_busbw[1] / published_busbw[0] > 1.14
+    assert 0.975 < wire[1] / wire[0] < 1
+
+
+@pytest.mark.parametrize(
+    ("operation", "size_in_buffers", "factor", "factor_alone"),
+    [
+        ("all_reduce", 1, 1.75, 0),
+        ("all_gather", 8, 0.875, 0),
+        ("reduce_scatter", 8, 0.875, 0),
+        ("all_to_all", 8, 0.875, 0),
+        ("gather", 8, 0.875, 0),
+        ("scatter", 8, 0.875, 0),
+        ("all_to_all_v", 1, 0.875, 0),
+        ("broadcast", 1, 1, 1),
+        ("reduce", 1, 1, 1),
+        ("send_receive", 1, 1, 1),
+    ],
+)
+def test_each_operation_is_counted_as_nccl_tests_counts_it(
+    operation: str, size_in_buffers: int, factor: float, factor_alone: float
+) -> None:
+    assert message_bytes(operation, 1000, 2, 8) == size_in_buffers * 2000
+    assert bus_factor(operation, 8) == factor
+    assert bus_factor(operation, 1) == factor_alone
+
+
+def test_an_all_reduce_moves_what_a_reduce_scatter_and_an_all_gather_move() -> None:
+    ranks = np.arange(1, 65)
+    both = bus_factor("reduce_scatter", ranks) + bus_factor("all_gather", ranks)
+    np.testing.assert_allclose(bus_factor("all_reduce", ranks), both)
+
+
+@given(operations, st.integers(0, 2**40), st.sampled_from([1, 2, 4, 8]), rank_counts)
+def test_the_count_for_a_size_is_the_largest_that_fits(
+    operation: str, size_bytes: int, element_bytes: int, ranks: int
+) -> None:
+    count = element_count(operation, size_bytes, element_bytes, ranks)
+    assert message_bytes(operation, count, element_bytes, ranks) <= size_bytes
+    assert message_bytes(operation, count + 1, element_bytes, ranks) > size_bytes
+
+
+@given(operations, rank_counts, st.floats(1e-6, 10), st.integers(1, 2**40))
+def test_busbw_is_at_most_twice_algbw_and_never_negative(
+    operation: str, ranks: int, seconds: float, size_bytes: int
+) -> None:
+    assert 0 <= busbw(operation, size_bytes, seconds, ranks) < 2 * algbw(size_bytes, seconds)
+
+
+def test_rates_are_in_units_of_a_thousand_million_bytes_a_second() -> None:
+    np.testing.assert_allclose(algbw([1e9, 8e9], [1.0, 2.0]), [1.0, 4.0])
+
+
+def test_the_network_carries_nothing_on_one_node_and_busbw_where_every_rank_is_a_node() -> None:
+    np.testing.assert_allclose(inter_node_rate(100.0, [8, 16, 16], [1, 2, 16]), [0.0, 100 / 15, 100.0])
+    assert inter_node_rate(100.0, 1, 1) == 0
+
+
+@pytest.mark.parametrize("nodes", [0, 9])
+def test_nodes_that_the_ranks_cannot_be_spread_over_are_refused(nodes: int) -> None:
+    with pytest.raises(UserError, match=r"8 ranks .* nodes"):
+        inter_node_rate(100.0, 8, nodes)
+
+
+def test_an_unknown_collective_is_refused_with_those_there_are() -> None:
+    with pytest.raises(UserError, match=r"'allreduce'.*all_reduce, all_gather"):
+        bus_factor("allreduce", 8)
+
+
+def test_less_than_one_rank_is_refused() -> None:
+    with pytest.raises(UserError, match="at least 1 rank, but 0"):
+        message_bytes("all_gather", 1, 4, [8, 0])

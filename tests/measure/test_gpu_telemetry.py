@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pyperf_suite.measure.gpu_telemetry import DISCARD_REASONS, AroundGpu
-from pyperf_suite.measure.sampling import measure
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.measure.sampling import SteadyRule, StopRule, measure
 from pyperf_suite.measure.stopwatch import CpuStopwatch
+from pyperf_suite.measure.telemetry import DISCARD_REASONS, AroundGpu
 
 
 class FakeManager:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import signal, stats
 
-from pyperf_suite.measure.median import effective_samples, median_and_quantiles, median_interval
+from pyperf_suite.measure.estimates import effective_samples, median_and_quantiles, median_interval
 
 finite = st.floats(-1e6, 1e6).map(lambda value: round(value, 3))
 series = st.lists(finite, min_size=1, max_size=200)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pyperf_suite.measure.ratio import Ratio, ratio_over_processes
+from pyperf_suite.measure.estimates import Ratio, ratio_over_processes
 
 
 def test_the_interval_is_students_on_the_logarithms() -> None:

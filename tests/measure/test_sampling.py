@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import signal
 
-from pyperf_suite.measure.sampling import measure
-from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.measure.sampling import StopRule, measure
 from pyperf_suite.measure.stopwatch import CpuStopwatch
 
 NOISE = np.random.default_rng(4).standard_normal(1 << 16)

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.measure.sampling import measure
+from pyperf_suite.measure.sampling import SteadyRule, StopRule, measure
 from pyperf_suite.measure.spot_checks import SpotChecks, WrongLaunch, excluded_rate
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.measure.verify import Verification
 
 LAUNCH_S, CHECK_S = 25e-6, 8e-6

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.measure.steady import SteadyRule, is_steady, warm_up
+from pyperf_suite.measure.sampling import SteadyRule, is_steady, warm_up
 
 
 def ignore(index: int) -> None:

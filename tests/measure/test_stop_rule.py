@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import signal
 
-from pyperf_suite.measure.median import median_interval
-from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.measure.estimates import median_interval
+from pyperf_suite.measure.sampling import StopRule
 
 QUIET = np.random.default_rng(0).normal(1.0, 0.01, 2000).tolist()
 NOISY = np.random.default_rng(0).normal(1.0, 0.2, 2000).tolist()

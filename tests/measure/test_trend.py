@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyperf_suite.measure.trend import chance_of_no_trend, pettitt
+from pyperf_suite.measure.estimates import chance_of_no_trend, pettitt
 
 
 def test_what_is_not_there_is_rarely_seen_and_what_is_there_is() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pyperf_suite.measure import verify
 from pyperf_suite.measure.verify import Verification, verify_product
-from pyperf_suite.workloads.dtypes import round_to, widen
+from pyperf_suite.workloads.operands import round_to, widen
 
 
 def operands(m: int, n: int, k: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -127,7 +127,7 @@ def test_tensors_are_judged_on_their_device_as_arrays_are_on_the_host(small, fau
 
 def test_tensors_larger_than_a_block_are_compared_block_by_block(small, monkeypatch):
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(verify, "_DEVICE_ELEMENTS", 1000)
+    monkeypatch.setattr(verify, "_DEVICE_ELEMENTS", 10_000)
     a, b, out = small
     faulty = out.copy()
     faulty[131, 157] += 1.0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.measure.verify_attention import verify_attention
-from pyperf_suite.workloads.dtypes import round_to, widen
+from pyperf_suite.workloads.operands import round_to, widen
 
 # (batch, heads, kv_heads, seq_q, seq_k, head_dim)
 Shape = tuple[int, int, int, int, int, int]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.workloads.dtypes import round_to, widen
+from pyperf_suite.workloads.operands import round_to, widen
 
 CANARY = np.uint16(0x4321)
 

@@ -11,7 +11,7 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner import measuring
 from pyperf_suite.runner.session import SENTINELS
-from pyperf_suite.workloads.cuda import CudaDevice, cuda_device
+from pyperf_suite.workloads.backends import CudaDevice, cuda_device
 
 pytestmark = pytest.mark.slow
 

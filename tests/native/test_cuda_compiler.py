@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.workloads.kernel_cache import MAGIC, KernelCache
+from pyperf_suite.workloads.scratch import MAGIC, KernelCache
 
 OPTIONS = ["--std=c++17"]
 ADD_ONE = 'extern "C" __global__ void add_one(float* x) { x[threadIdx.x] += 1.0f; }'
@@ -70,21 +70,19 @@ def test_tensor_core_kernels_compile_without_a_gpu(compiler, architecture, sourc
     assert not result.from_cache
 
 
-def test_the_kernels_of_the_stopwatch_compile_for_every_architecture_taken(compiler):
-    source = (Path(__file__).parents[2] / "kernels" / "cuda" / "stopwatch.cu").read_text()
-    for architecture in ("sm_80", "sm_90a", "sm_100a"):
-        result = compiled(compiler(), source, architecture=architecture)
-        assert result.log == ""  # not even a warning
-        assert b"pyperf_hold_stream" in result.cubin
-        assert b"pyperf_read_clocks" in result.cubin
-
-
-def test_the_kernels_that_compare_compile_for_every_architecture_taken(compiler):
-    source = (Path(__file__).parents[2] / "kernels" / "cuda" / "periodic.cu").read_text()
-    for architecture in ("sm_80", "sm_90a", "sm_100a"):
-        result = compiled(compiler(), source, architecture=architecture)
-        assert result.log == ""
-        assert all(b"pyperf_outside_%d" % size in result.cubin for size in (1, 2, 4))
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize(
+    ("file", "kernels"),
+    [
+        ("stopwatch.cu", ("hold_stream", "read_clocks")),
+        ("periodic.cu", ("outside_1", "outside_2", "outside_4")),
+    ],
+)
+def test_the_suites_small_kernels_compile_for_every_architecture_taken(compiler, file, kernels, architecture):
+    source = (Path(__file__).parents[2] / "kernels" / "cuda" / file).read_text()
+    result = compiled(compiler(), source, architecture=architecture)
+    assert result.log == ""  # not even a warning
+    assert all(f"pyperf_{kernel}".encode() in result.cubin for kernel in kernels)
 
 
 EMULATED = r"""
@@ -232,46 +230,22 @@ def test_a_folder_that_is_made_is_its_users_alone(compiler, folder):
     assert entry(folder).stat().st_mode & 0o077 == 0
 
 
-def damage_by_truncating(content: bytes) -> bytes:
-    return content[: len(content) // 2]
+LENGTH = len(MAGIC) + 32 + 7  # the lowest byte of the machine code's length
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "cut off": lambda content: content[: len(content) // 2],
+    "one bit": lambda content: content[:-100] + bytes([content[-100] ^ 1]) + content[-99:],
+    "a length": lambda content: content[:LENGTH] + b"\xff" + content[LENGTH + 1 :],
+    "empty": lambda content: b"",
+    "longer": lambda content: content + b"more",
+    "replaced": lambda content: b"something else altogether" * 1000,
+}
 
 
-def damage_one_bit(content: bytes) -> bytes:
-    return content[:-100] + bytes([content[-100] ^ 1]) + content[-99:]
-
-
-def damage_a_length(content: bytes) -> bytes:
-    length = len(MAGIC) + 32 + 7
-    return content[:length] + b"\xff" + content[length + 1 :]
-
-
-def damage_by_emptying(content: bytes) -> bytes:
-    return b""
-
-
-def damage_by_appending(content: bytes) -> bytes:
-    return content + b"more"
-
-
-def damage_by_replacing(content: bytes) -> bytes:
-    return b"something else altogether" * 1000
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        damage_by_truncating,
-        damage_one_bit,
-        damage_a_length,
-        damage_by_emptying,
-        damage_by_appending,
-        damage_by_replacing,
-    ],
-)
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_compiled_again_and_replaced(compiler, folder, damage):
     whole = compiled(compiler())
     file = entry(folder)
-    file.write_bytes(damage(file.read_bytes()))
+    file.write_bytes(DAMAGES[damage](file.read_bytes()))
     again = compiled(compiler())
     assert (again.from_cache, again.cubin) == (False, whole.cubin)
     assert compiled(compiler()).from_cache
@@ -291,7 +265,7 @@ def test_another_kernels_file_under_ones_name_is_not_taken_for_it(compiler, fold
 def test_processes_that_compile_the_same_kernel_at_once_leave_one_whole_file(compiler, folder, nvrtc):
     program = (
         "import sys; from pyperf_suite import _native\n"
-        "from pyperf_suite.workloads.kernel_cache import KernelCache\n"
+        "from pyperf_suite.workloads.scratch import KernelCache\n"
         "compiler = KernelCache(_native.cuda.Compiler([sys.argv[1]]), sys.argv[2])\n"
         "sys.stdin.readline()\n"  # both are ready before either begins
         "compiler.compile('test.cu', sys.argv[3], {}, 'sm_80', ['--std=c++17'])"

@@ -10,11 +10,12 @@ import pytest
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.workloads.cuda import CudaDevice
-from pyperf_suite.workloads.dtypes import widen
-from pyperf_suite.workloads.matmul import Matmul, MatmulParameters, cuda_own
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.measure.sampling import StopRule
+from pyperf_suite.workloads.backends import CudaDevice
+from pyperf_suite.workloads.matmul import MatmulParameters, matmul
+from pyperf_suite.workloads.matmul.matmul import Matmul
+from pyperf_suite.workloads.operands import widen
 from pyperf_suite.workloads.operator import Launches
 from pyperf_suite.workloads.workload import Place
 
@@ -28,7 +29,7 @@ def prepare(cuda, fake, nvrtc, tmp_path_factory, monkeypatch: pytest.MonkeyPatch
     """Make launches of an implementation on the double, which is a Hopper."""
     monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "kernels"))
     # Made when a case is prepared: a test may change the double before.
-    monkeypatch.setattr(cuda_own, "cuda_device", CudaDevice)
+    monkeypatch.setattr(matmul, "cuda_device", CudaDevice)
 
     def made(name: str, parameters: MatmulParameters, sets: int = 2) -> Launches:
         operator = Matmul()
@@ -98,7 +99,7 @@ def test_a_multiprocessor_without_a_neighbour_gets_no_worker_of_a_pair(prepare, 
 )
 def test_a_pair_of_the_largest_tiles_is_the_default_where_every_worker_gets_one(m: int, n: int, tile: str) -> None:
     asked = MatmulParameters(m, n, 4096, Schedule("persistent", 132), dtype="bfloat16", layout="TN")
-    assert str(cuda_own.Sm90Matmul().tile(asked)) == tile
+    assert str(Matmul().implementation("cuda_sm90").tile(asked)) == tile
 
 
 @pytest.mark.parametrize("name", ["cuda_sm80", "triton"])

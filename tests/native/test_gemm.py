@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.workloads.dtypes import not_a_number, round_to, widen
+from pyperf_suite.workloads.operands import not_a_number, round_to, widen
 
 SCHEDULES = ("data_parallel", "persistent", "split_k", "stream_k")
 CANARY = np.uint16(0x4321)

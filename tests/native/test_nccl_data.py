@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.workloads.dtypes import widen
+from pyperf_suite.workloads.operands import widen
 
 COUNTS = (1, 1031)  # one element; a prime that fills several of the double's slots, and the last in part
 DTYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")

@@ -300,6 +300,7 @@ except nccl.NcclError as failure:
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_in_the_middle_ends_all_others_at_the_deadline(nccl, fault):
     fault("die", operation=5, rank=1)
     asked = [sys.executable, "-c", RANK, nccl.Library().unique_id().hex()]

@@ -164,7 +164,7 @@ def test_what_it_did_is_on_disk_when_it_is_killed(checkout, tmp_path):
 
 LOSES = """
 import types, pytest
-from pyperf_suite.workloads import cuda
+from pyperf_suite.workloads import backends
 
 class Lost:
     lost = False
@@ -176,7 +176,7 @@ class Lost:
 def device(monkeypatch):
     made = lambda index: types.SimpleNamespace(context=Lost())
     made.cache_info = lambda: types.SimpleNamespace(currsize=1)
-    cuda.cuda_device = made  # for good: the context is looked at after the test
+    backends.cuda_device = made  # for good: the context is looked at after the test
 
 def test_before():
     pass
@@ -232,7 +232,7 @@ def test_against_a_double_of_the_driver_it_runs_to_its_end_and_names_what_failed
         [compiler, "-shared", "-fPIC", "-I", checkout / "csrc", "-o", double, source, "-lm", "-lrt"], check=True
     )
     done = subprocess.run(
-        [checkout / "tools" / "gpu_check.sh", "1", "--python", sys.executable, "--seconds", "30"],
+        [checkout / "tools" / "gpu_check.sh", "1", "--python", sys.executable, "--seconds", "6"],
         env=os.environ | {"PYPERF_LIBCUDA": str(double), "OUT": str(out), "PYTHON": sys.executable},
         capture_output=True,
         text=True,

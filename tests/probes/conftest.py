@@ -10,10 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.laws.network.communication import bus_factor
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.laws.traffic import bus_factor
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.workloads.collective import CollectiveParameters
+from tests.records import a_record, metric
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test runs as a rank of a launcher."""
+    for name in ("RANK", "TORCHELASTIC_RUN_ID", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
 ITERATIONS = 40
@@ -83,40 +91,23 @@ class Network:
         time_s = np.mean([samples for samples in sampling["rank_samples_s"] if samples], axis=0)
         skew_s = max(self.late.values(), default=0.0)
         usual: dict[str, Any] = {
-            "run_id": "made-up",
-            "kind": "timing",
-            "case": case.to_json(),
-            "case_id": case.case_id,
             "process": process,
             "position": position,
             "started_at": (START + datetime.timedelta(minutes=process)).isoformat(timespec="milliseconds"),
-            "outcome": "ok",
             "probe": "collectives",
             "profile": self.profile,
-            "metrics": {
-                "time": metric(time_s.tolist()),
-                "transfer": metric([scale * self.seconds(case)]),
-                "skew": metric([skew_s]),
-            },
-            "work": {"flop": 0, "bytes": case.parameters.message_bytes},
-            "kernel": {"name": "a function", "path": "a path", "details": self.details},
+            "metrics": {"transfer": scale * self.seconds(case), "skew": skew_s},
+            "details": self.details,
             "sampling": sampling,
-            "quality": {"converged": True},
             "verification": {"passed": True, "wrong": 0, "compared": 100, "message": "correct"},
             "identity": self.identity,
         }
-        return Record(**usual | changed)
+        return a_record(case, metric(float(np.median(time_s)), samples=time_s.tolist()), **usual | changed)
 
     def records(self, cases: Sequence[Case], processes: int = 2) -> list[Record]:
         """Every case in every process."""
         visits = [(process, case) for process in range(processes) for case in cases]
         return [self.record(case, process, position) for position, (process, case) in enumerate(visits)]
-
-
-def metric(samples: list[float]) -> Metric:
-    """Their median, for all figures."""
-    median = float(np.median(samples))
-    return Metric("s", median, median, median, median, median, samples)
 
 
 @pytest.fixture

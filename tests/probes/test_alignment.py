@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.cuda_driver import Gpu
-from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.probes.alignment import PROBE, AlignmentAxes
-from pyperf_suite.probes.alignment.sizes import Base
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.profiles import PROFILES
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.probes.alignment import PROBE, AlignmentAxes, Base
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.findings import Findings, Remark
-from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.matmul import MatmulParameters
+from tests import records as made_up
+from tests.records import remarks
 
 CPU = resolve("cpu")
 Seconds = Callable[[Case], float]
@@ -38,30 +33,10 @@ def odd_is_half(case: Case) -> float:
 
 
 def records(cases: list[Case], seconds: Seconds, processes: int = 3, noise: float = 0.002) -> list[Record]:
-    random = np.random.default_rng(0)
-    made = []
-    for process in range(processes):
-        for case in cases:
-            t = seconds(case) * float(np.exp(noise * random.standard_normal()))
-            work = find_workload(case.operator).work(case.parameters)
-            made.append(
-                Record(
-                    run_id="made-up",
-                    kind="timing",
-                    case=case.to_json(),
-                    case_id=case.case_id,
-                    process=process,
-                    position=len(made),
-                    started_at="",
-                    outcome="ok",
-                    probe="alignment",
-                    metrics={"time": Metric("s", t, t, t, t, t, [t])},
-                    work={"flop": work.flop, "bytes": work.bytes},
-                    kernel={"name": "wide" if case.parameters.n > 1300 else "narrow", "path": "16-byte"},
-                    quality={"converged": True},
-                )
-            )
-    return made
+    def kernel(case: Case) -> dict[str, str]:
+        return {"name": "wide" if case.parameters.n > 1300 else "narrow", "path": "16-byte"}
+
+    return made_up.records(cases, seconds, processes=processes, noise=noise, probe="alignment", kernel=kernel)
 
 
 def axes(**changed: object) -> AlignmentAxes:
@@ -85,15 +60,9 @@ def sweep(axes: AlignmentAxes) -> list[Case]:
 
 
 def rows(found: Findings, title: str, implementation: str = "") -> list[dict[str, object]]:
-    """The rows of a table by its columns, those of one implementation where it is named."""
-    (table,) = [table for table in found.tables if table.title.startswith(title)]
-    named = [{column.name: cell for column, cell in zip(table.columns, row, strict=True)} for row in table.rows]
+    """The lines of a table, those of one implementation if it is named."""
+    named = made_up.lines(found, title)
     return [row for row in named if row["implementation, dtype, layout"].startswith(implementation)]
-
-
-def remarks(found: Findings, *values: str) -> list[Remark]:
-    """Those that have values of these names."""
-    return [each for each in found.remarks if set(values) <= each.values.keys()]
 
 
 def shapes(cases: list[Case], implementation: str) -> set[tuple[int, int, int]]:
@@ -158,12 +127,6 @@ def test_padding_that_costs_more_at_each_call_than_it_wins_is_only_advised_once(
     assert (calls.values["winning"], calls.values["tried"]) == (0, 3)
 
 
-def test_where_divisors_are_nothing_padding_is_not_advised() -> None:
-    found = findings(by_work)
-    assert remarks(found, "divisor") == []
-    assert {row["verdict"] for row in rows(found, "Pad or not")} == {"leave it"}
-
-
 def test_noise_wider_than_the_gain_leaves_the_advice_undecided() -> None:
     slightly = records(
         sweep(axes(along=("k",))),
@@ -177,16 +140,6 @@ def test_noise_wider_than_the_gain_leaves_the_advice_undecided() -> None:
 def vocabulary(seconds: Seconds, **changed: object) -> Remark:
     (advice,) = remarks(findings(seconds, real=("vocabulary",), ladder=(64,), **changed), "known_as")
     return advice
-
-
-def test_real_life_sizes_are_told_by_name() -> None:
-    advice = vocabulary(by_work)
-    told = ("known_as", "size", "other", "sweep_setting", "sweep_shape", "verdict")
-    assert [advice.values[name] for name in told] == [
-        *("vocabulary of GPT-2", 50257, 50304),
-        *("torch, float32, TN", "64 x N x 256", "leave it"),
-    ]
-    assert not advice.is_noise
 
 
 def test_advice_that_noise_explains_is_not_told_and_advice_to_pad_names_what_it_wins() -> None:
@@ -282,16 +235,6 @@ def test_what_an_implementation_cannot_take_is_told_with_its_reason() -> None:
     assert refusal.values == {"implementation": "native", "count": 2, "dtype": "float32", "reason": reason}
 
 
-@pytest.mark.parametrize("keep", [0, 1, 2, 9])
-@pytest.mark.parametrize("outcome", ["ok", "failed", "unsupported"])
-def test_few_failed_or_no_records_are_told_without_a_traceback(keep: int, outcome: str) -> None:
-    some = records(sweep(axes(real=("hidden",))), odd_is_half)[:keep]
-    if outcome != "ok":
-        some = [replace(record, outcome=outcome, metrics={}, reason="A fuse blew.") for record in some]
-    assert isinstance(PROBE.findings(some), Findings)
-    assert all(isinstance(case, Case) for case in PROBE.follow_up(some))
-
-
 def test_one_process_has_the_interval_of_its_own_samples() -> None:
     found = PROBE.findings(records(sweep(axes(along=("k",))), odd_is_half, processes=1, noise=0.0))
     gains = {row["size"]: row["gain if built so"] for row in rows(found, "Pad or not", "torch")}
@@ -305,89 +248,9 @@ def test_one_process_has_the_interval_of_its_own_samples() -> None:
     assert not [each for each in findings(odd_is_half, along=("k",)).remarks if each.kind == "caution"]
 
 
-def test_the_picture_has_a_row_for_each_implementation_and_a_column_for_each_dimension() -> None:
-    (figure,) = findings(by_work, real=("hidden",)).figures
-    assert [[panel.x_label for panel in row] for row in figure.rows] == [["M", "N", "K"]] * 2
-    labels = [series.label for series in figure.rows[0][2].series]
-    assert labels == ["divides by 1", "divides by 2", "divides by 8", "divides by 64", "divides by 128"]
-    panel = figure.rows[0][2]
-    assert panel.y_unit == "TFLOP/s"
-    assert panel.series[0].y == pytest.approx([100e9], rel=0.01)
-    assert panel.series[0].low[0] < panel.series[0].y[0] < panel.series[0].high[0]
-
-
-def test_implementations_without_a_sweep_in_common_share_no_picture() -> None:
-    made = [
-        record
-        for record in records(sweep(axes()), by_work)
-        if (record.parsed_case().parameters.k == 1024) == (record.case["implementation"] == "native")
-    ]
-    assert PROBE.findings(made).figures == ()
-
-
-def test_sizes_far_from_the_base_do_not_squeeze_the_picture() -> None:
-    (figure,) = findings(by_work, along=("n",), span=(0.5, 1.0)).figures
-    drawn = {size for row in figure.rows for panel in row for series in panel.series for size in series.x}
-    assert drawn == {960, 1016, 1022, 1023, 1024}
-
-
 def test_what_an_implementation_never_takes_is_left_out_unless_nothing_is_left() -> None:
     # The kernel for compute capability 8.0 multiplies in tensor cores, and float32 is not for them.
     mixed = sweep(axes(implementation=("native", "cuda_sm80")))
     assert {case.implementation for case in mixed} == {"native", "torch", "torch_padded"}
     with pytest.raises(UserError, match="workers were asked for"):
         PROBE.cases("quick", CPU, {"workers": "4096"})
-
-
-@pytest.mark.parametrize(
-    ("axis", "value", "said"),
-    [
-        ("along", "x", "choose from m, n, k"),
-        ("ladder", "3", "choose from 1, 2, 4, 8"),
-        ("pad_to", "1", "pad_to is at least 2"),
-        ("span", "0", "span lies between"),
-        ("base", "fprop:1x2", "not a shape"),
-        ("base", "64x64x64", "PART:MxNxK"),
-        ("real", "vocab", "choose from vocabulary"),
-        ("tokens", "0", "at least 1"),
-        ("implementation", "navite", "choose from native, torch"),
-        ("library", "troch", "choose from native, torch"),
-        ("padded", "padded_torch", "choose from native, torch"),
-        ("dtype", "float32,flaot32", "dtype=flaot32 was asked for: choose from float32"),
-    ],
-)
-def test_an_axis_that_cannot_be_is_refused_in_a_sentence(axis: str, value: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        PROBE.cases("quick", CPU, {axis: value})
-
-
-def test_axes_are_written_as_they_are_read() -> None:
-    assert str(Base.parse("dgrad:1x2x3")) == "dgrad:1x2x3"
-    cases = PROBE.cases("quick", CPU, {"base": "dgrad:64x64x64", "real": "hidden", "ladder": "1,4"})
-    assert {case.parameters.layout for case in cases if case.parameters.k <= 64} == {"NN"}
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("capability", [(9, 0), (8, 0), (10, 0)])
-def test_on_a_gpu_every_profile_is_valid(
-    profile: str, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpu = Gpu(0, "a GPU", "GPU-0", capability, 132, 80 << 30)
-    monkeypatch.setattr("pyperf_suite.probes._products.gpus", lambda: [gpu])
-    if profile == "full":
-        # The night's run, with fewer offsets: as many kinds of cases, in a tenth of the time.
-        cases = PROBE.cases(profile, Device("cuda"), {"offset": "0", "ladder": "1"})
-        assert {"int8", "tfloat32", "float8_e4m3fn"} <= {case.parameters.dtype for case in cases}
-    else:
-        cases = PROBE.cases(profile, Device("cuda"))
-    assert {"cublas", "cublas_padded", "cuda_sm90" if capability == (9, 0) else "cuda_sm80"} <= {
-        case.implementation for case in cases
-    }
-    assert len({case.case_id for case in cases}) == len(cases)
-
-
-def test_padded_products_keep_the_work_of_those_asked_for() -> None:
-    (case,) = [c for c in PROBE.cases("quick", CPU) if c.implementation == "torch_padded" and c.parameters.k % 2]
-    p = case.parameters
-    assert isinstance(p, MatmulParameters)
-    assert find_workload("matmul").work(p).flop == 2 * p.m * p.n * p.k

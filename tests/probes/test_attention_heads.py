@@ -6,21 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.laws.attention.counted import Blocks, TiledAttention
-from pyperf_suite.laws.attention.law import AttentionLaw
-from pyperf_suite.probes.attention_heads import PROBE, AttentionHeadsAxes
-from pyperf_suite.probes.attention_heads.findings import CAUSES
-from pyperf_suite.render.picture import draw
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.profiles import PROFILES
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.laws.tiled_attention import AttentionLaw, Blocks, TiledAttention
+from pyperf_suite.probes.attention_heads import CAUSES, PROBE, AttentionHeadsAxes
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.findings import Findings, Remark
-from pyperf_suite.workloads.attention import Attention, AttentionParameters
+from pyperf_suite.workloads.attention import AttentionParameters
+from tests.records import records
 
 CPU = resolve("cpu")
 # Products at 1 TFLOP/s on each slot; a score costs as much as 16 head dimensions.
@@ -63,30 +57,8 @@ class Machine:
         return {"path": "packed", "details": own}
 
     def records(self, cases: list[Case], processes: int = 2) -> list[Record]:
-        random = np.random.default_rng(0)
-        made = []
-        for process in range(processes):
-            for position, case in enumerate(cases):
-                t = self.seconds(case) * float(np.exp(self.noise * random.standard_normal()))
-                work = Attention().work(case.parameters)
-                made.append(
-                    Record(
-                        run_id="made-up",
-                        kind="timing",
-                        case=case.to_json(),
-                        case_id=case.case_id,
-                        process=process,
-                        position=position,
-                        started_at="",
-                        outcome="ok",
-                        probe="attention_heads",
-                        metrics={"time": Metric("s", t, t, t, t, t, [t])},
-                        work={"flop": work.flop, "bytes": work.bytes},
-                        kernel=self.kernel(case),
-                        quality={"converged": True},
-                    )
-                )
-        return made
+        fields = {"processes": processes, "noise": self.noise, "probe": "attention_heads", "kernel": self.kernel}
+        return records(cases, self.seconds, **fields)
 
 
 def axes(**changed: object) -> AttentionHeadsAxes:
@@ -141,31 +113,6 @@ def test_every_split_shares_the_hidden_size_and_its_parameters() -> None:
     assert {case.parameters.backward for case in swept if case.implementation != "native"} == {False, True}
 
 
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ({"heads": "7"}, "7 heads .* do not divide the hidden size 512: take 4 or 8"),
-        ({"heads": "3"}, "do not divide the hidden size 512: take 2 or 4"),
-        ({"heads": "513"}, "do not divide the hidden size 512: take 512"),
-        ({"heads": "511"}, "do not divide the hidden size 512: take 256 or 512"),
-        ({"kv_ratio": "3"}, "kv_ratio=3 .* does not divide 8 heads: take 2 or 4"),
-        ({"kv_ratio": "none"}, "write a number of query heads to a key head, or all"),
-        ({"kv_ratio": "²"}, "write a number of query heads to a key head, or all"),
-        ({"mask": "top-left"}, "choose from full, causal"),
-        ({"phase": "sideways"}, "choose from forward, backward, decode"),
-        ({"heads": "0"}, "heads=0 .* between 1 and"),
-        ({"seq": "-5"}, "seq=-5 .* between 1 and"),
-        ({"hidden": "1" + 30 * "0"}, "hidden=10+ .* and 2147483648"),
-        ({"hidden": "2147483647"}, "8 heads .* do not divide the hidden size 2147483647: take 1 or 2147483647"),
-        ({"varied_splits": "-1"}, "varied_splits=-1 .* at least 0"),
-        ({"blocks": "64"}, "write QUERIESxKEYS"),
-    ],
-)
-def test_what_no_attention_has_is_refused_in_one_sentence(changed: dict[str, str], told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        PROBE.cases("quick", CPU, {"hidden": "512", "heads": "8,4"} | changed)
-
-
 def test_other_masks_key_heads_and_lengths_are_varied_one_at_a_time_on_the_first_split() -> None:
     swept = cases(
         implementation=("sdpa_default",),
@@ -177,17 +124,6 @@ def test_other_masks_key_heads_and_lengths_are_varied_one_at_a_time_on_the_first
     varied = {(p.heads, p.key_heads, p.causal, p.seq_q) for p in (case.parameters for case in swept)}
     base = {(8, 8, False, 256), (4, 4, False, 256)}
     assert varied == base | {(8, 2, False, 256), (8, 1, False, 256), (8, 8, True, 256), (8, 8, False, 512)}
-
-
-def test_decoding_asks_one_query_of_all_keys() -> None:
-    swept = cases(phase=("forward", "decode"), mask=("causal",))
-    decoding = {case.parameters for case in swept if case.parameters.seq_q == 1}
-    assert {(p.heads, p.keys, p.causal) for p in decoding} == {(8, 256, False)}
-
-
-def test_blocks_are_asked_of_our_kernel_and_of_no_library() -> None:
-    asked = {(case.implementation, str(case.parameters.blocks)) for case in cases(blocks=("64x64", "32x64"))}
-    assert asked == {("native", "64x64"), ("native", "32x64"), ("sdpa_default", "None")}
 
 
 def test_the_recommendation_has_both_passes_and_no_cause_that_nothing_tells() -> None:
@@ -217,12 +153,6 @@ def test_a_split_that_only_its_backward_pass_makes_the_best_is_slower_in_forward
         "forward": pytest.approx(0.5),
         "backward": pytest.approx(2),
     }
-
-
-def test_multi_query_attention_is_not_said_to_have_the_same_parameters() -> None:
-    found = told(findings(Machine(), kv_ratio=("all",)), "slow", kernel="sdpa_default, float32")
-    assert {each.values["split"] for each in found} == {"4 x 128"}
-    assert not any("same parameters" in each.template for each in found)
 
 
 def test_noise_is_not_turned_into_advice() -> None:
@@ -338,78 +268,8 @@ def test_the_bucket_that_flash_attention_tells_in_its_kernels_name_is_a_cause() 
     assert line["heads x head_dim"] == "8 x 80"
 
 
-def test_the_fastest_split_stands_beside_every_length() -> None:
-    changed = {"heads": (8, 4, 2), "seq": (256, 512), "varied_splits": (2,), "implementation": ("native",)}
-    found = findings(Machine(), **changed)
-    ends = {line["what"]: (line["fastest"], line["slowest"]) for line in lines(found, "Fastest and slowest")}
-    assert ends == {"1 x 256 tokens": ("2 x 256", "8 x 64"), "1 x 512 tokens": ("4 x 128", "8 x 64")}
-    assert {each.values["what"] for each in told(found, "slow")} == {"1 x 256 tokens", "1 x 512 tokens"}
-
-
-def test_figures_draw_every_implementation_beside_the_law(tmp_path: Any) -> None:
-    machine = Machine(noise=1e-5)
-    found = findings(machine, heads=(8, 4, 2), head_dim=(40, 64, 72, 96), mask=("full", "causal"), seq=(256, 512))
-    assert {figure.name.split("_b1")[0] for figure in found.figures} == {
-        "attention_heads_hidden_512_burst_float32_w2",
-        "attention_head_dim_4_heads_burst_float32_w2",
-    }
-    for figure in found.figures:
-        ((forward, backward),) = figure.rows
-        assert [series.label for series in forward.series] == ["native", "law of native", "sdpa_default"]
-        assert [series.label for series in backward.series] == ["sdpa_default"]
-        points, law = forward.series[:2]
-        if figure.name.startswith("attention_heads_hidden"):
-            np.testing.assert_allclose(law.y, points.y, rtol=1e-3)
-        assert draw(figure, tmp_path).stat().st_size > 10_000
-
-
-def test_every_row_is_in_a_sweep_or_in_a_table_of_its_own() -> None:
-    found = findings(Machine(), mask=("full", "causal"), phase=("forward", "decode"))
-    native = {"implementation": "native, float32"}
-    others = lines(found, "Other masks", **native)
-    assert [(line["what"], line["heads x head_dim"], line["pass"]) for line in others] == [
-        ("1 x 1 tokens to 256 keys", "8 x 64", "forward"),
-        ("1 x 256 tokens, causal", "8 x 64", "forward"),
-    ]
-    assert others[1]["time"].value == pytest.approx(others[1]["rate"].value ** -1 * Attention().work(CAUSAL).flop)
-    best, other = lines(found, "Throughput by number", **native)
-    assert (best["hidden"], best["beside the best"], best["heads x head_dim"]) == (512, "best", "4 x 128")
-    assert other["beside the best"].value == pytest.approx(other["forward"].value / best["forward"].value)
-
-
-@pytest.mark.parametrize("keep", [0, 1, 2, 5])
-def test_few_or_no_records_are_told_without_a_traceback(keep: int) -> None:
-    records = Machine().records(cases(heads=(8, 4, 2), head_dim=(72, 96, 128)), processes=1)[:keep]
-    refused = [replace(r, outcome="unsupported", reason="the head dimension is too large", metrics={}) for r in records]
-    assert isinstance(PROBE.findings(records), Findings)
-    assert PROBE.findings(refused) == Findings()
-
-
 def test_cases_that_different_processes_measured_are_not_compared() -> None:
     records = Machine().records(cases(implementation=("native",)), processes=2)
     found = PROBE.findings([record for position, record in enumerate(records) if position in (0, 3)])
     assert told(found, "faster") == []
     assert [line["faster"] for line in lines(found, "Fastest and slowest")] == [None]
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-def test_on_a_gpu_every_profile_is_valid_and_asks_our_triton_kernel(profile: str) -> None:
-    swept = PROBE.cases(profile, Device("cuda"))
-    assert {"triton", "sdpa_default"} <= {case.implementation for case in swept}
-    assert {(40, 128), (64, 80)} <= {(case.parameters.heads, case.parameters.head_dim) for case in swept}
-    assert {case.parameters.backward for case in swept if case.implementation == "triton"} == {False, True}
-    assert len({case.case_id for case in swept}) == len(swept)
-
-
-def test_on_a_cpu_the_quick_profile_adds_few_cases() -> None:
-    assert len(PROBE.cases("quick", CPU)) <= 8
-
-
-def test_each_implementation_and_pass_is_under_a_heading_of_its_own() -> None:
-    assert {PROBE.group(case) for case in cases(phase=("forward", "backward", "decode"))} == {
-        "attention_heads native forward",
-        "attention_heads native decode",
-        "attention_heads sdpa_default forward",
-        "attention_heads sdpa_default backward",
-        "attention_heads sdpa_default decode",
-    }

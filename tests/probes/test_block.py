@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.block import FORMULA, PROBE
-from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Findings
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.training.shape import asked_flop
+from pyperf_suite.workloads.training import asked_flop
+from tests.records import lines, records
 
 CPU, GPU = Device("cpu"), Device("cuda")
-
-
-def records(seconds_of, gpu="", processes=3, **overrides):
-    """One for each case and process, whose time is what `seconds_of(case)` says."""
-    made = []
-    for case in PROBE.cases("standard", CPU, overrides):
-        for process in range(processes):
-            seconds = seconds_of(case) * (1 + 0.001 * process)
-            details = {"parameters": 789_760} | ({"gpu": gpu} if gpu else {})
-            fields = {
-                "kind": "timing",
-                "outcome": "ok",
-                "case": case.to_json(),
-                "case_id": case.case_id,
-                "process": process,
-                "work": {"flop": find_workload(case.operator).work(case.parameters).flop, "bytes": 0},
-                "kernel": {"name": "step", "path": "eager", "details": details},
-                "quality": {"converged": True},
-                "metrics": {"time": Metric("s", *5 * (seconds,), [seconds])},
-            }
-            made.append(Record(**{**dict.fromkeys(Record.__dataclass_fields__), **fields}))
-    return made
 
 
 def at_one_gflop(case):
@@ -46,22 +21,20 @@ def at_one_gflop(case):
     return (flop or 1e6) / 1e9
 
 
+def found(seconds_of=at_one_gflop, gpu="", **overrides) -> Findings:
+    """Of every case in three processes, whose time is what `seconds_of(case)` says."""
+    details = {"parameters": 789_760} | ({"gpu": gpu} if gpu else {})
+    cases = PROBE.cases("standard", CPU, overrides)
+    return PROBE.findings(records(cases, seconds_of, wobble=0.001, details=details))
+
+
 def slow_norm(case):
     is_norm = case.operator == "block_part" and case.parameters.part == "norm"
     return 10.0 if is_norm else at_one_gflop(case)
 
 
-def found(seconds_of=at_one_gflop, **made) -> Findings:
-    return PROBE.findings(records(seconds_of, **made))
-
-
-def rows(findings, title):
-    (table,) = (each for each in findings.tables if each.title.startswith(title))
-    return [dict(zip([column.name for column in table.columns], row, strict=True)) for row in table.rows]
-
-
 def of_gpu(gpu):
-    return rows(found(gpu=gpu, precision="bfloat16"), "Steps")
+    return lines(found(gpu=gpu, precision="bfloat16"), "Steps")
 
 
 def remarks(findings, name):
@@ -69,17 +42,10 @@ def remarks(findings, name):
 
 
 def test_steps_as_fast_as_the_product_use_all_of_it():
-    plain = [row for row in rows(found(), "Steps") if "checkpointing" not in row["step"]]
+    plain = [row for row in lines(found(), "Steps") if "checkpointing" not in row["step"]]
     assert len(plain) == 2
     assert [row["MFU"].value for row in plain] == pytest.approx([1.0, 1.0])
     assert {row["MFU by data sheet"] for row in plain} == {None}
-
-
-def test_a_remark_says_what_mfu_is_a_share_of():
-    first, *_ = remarks(found(), "mfu")
-    assert first["mfu"].value == pytest.approx(1.0)
-    assert first["throughput"].value == pytest.approx(1e9, rel=2e-3)
-    assert first["m"] == 1024
 
 
 def test_the_fastest_product_is_what_all_is_held_against():
@@ -98,7 +64,7 @@ def test_on_a_gpu_the_data_sheets_peak_stands_beside_it():
 
 
 def test_what_is_computed_again_is_in_the_hardwares_share_alone():
-    (row,) = (row for row in rows(found(), "Steps") if "checkpointing" in row["step"])
+    (row,) = (row for row in lines(found(), "Steps") if "checkpointing" in row["step"])
     assert row["MFU"].value == pytest.approx(1.0, abs=1e-3)
     assert 1.10 < row["HFU"].value < 1.34
 
@@ -111,7 +77,7 @@ def test_a_slow_part_is_named_with_its_share():
 
 
 def test_a_part_stands_under_the_roof_that_binds_it():
-    of_part = {row["part"]: row for row in rows(found(), "Roofline")}
+    of_part = {row["part"]: row for row in lines(found(), "Roofline")}
     assert (of_part["up"]["bound by"], of_part["norm"]["bound by"]) == ("arithmetic", "bytes")
     assert of_part["up"]["of its roof"].value == pytest.approx(1.0, rel=0.01)
     # Both take a millisecond, and an activation has four times the width to read and to write.
@@ -119,51 +85,7 @@ def test_a_part_stands_under_the_roof_that_binds_it():
     assert of_part["norm"]["of its roof"].value == pytest.approx(0.25, rel=0.01)
 
 
-def test_every_profile_has_cases_that_can_be_on_both_kinds_of_device():
-    for profile in ("quick", "standard", "full"):
-        for device in (CPU, GPU):
-            assert PROBE.cases(profile, device)
-
-
-def test_compiled_steps_stand_beside_eager_ones():
-    cases = PROBE.cases("quick", CPU, {"compiled": "no,yes"})
-    steps = [case.parameters for case in cases if case.operator == "training_step"]
-    assert {replace(p, compiled=False) for p in steps} == {p for p in steps if not p.compiled}
-    assert len(steps) == 2
-
-
-@pytest.mark.parametrize("overrides", [{"model": "bert"}, {"compiled": "maybe"}, {"part": "soul"}])
-def test_a_word_that_is_none_says_which_there_are(overrides):
-    with pytest.raises(UserError, match="choose from"):
-        PROBE.cases("standard", CPU, overrides)
-
-
-def test_parts_are_timed_of_every_block_that_is_asked_for():
-    cases = PROBE.cases("standard", CPU, {"hidden": "64,128", "seq": "32,64"})
-    parts = {(c.parameters.hidden, c.parameters.seq) for c in cases if c.operator == "block_part"}
-    assert parts == {(64, 32), (64, 64), (128, 32), (128, 64)}
-
-
-def test_dropped_activations_alone_are_measured_where_nothing_else_is_asked_for():
-    cases = PROBE.cases("quick", CPU, {"checkpointing": "every:1"})
-    assert [str(c.parameters.checkpointing) for c in cases if c.operator == "training_step"] == ["every:1"]
-
-
-def test_of_a_single_part_no_share_is_told():
-    assert remarks(found(part="norm"), "slowest") == []
-
-
-@pytest.mark.parametrize("overrides", [{"layers": "0"}, {"vocab": "-1"}])
-def test_a_size_that_only_the_other_model_has_is_refused_too(overrides):
-    with pytest.raises(UserError, match="is at least"):
-        PROBE.cases("quick", CPU, overrides)
-
-
 def test_the_guides_formula_is_judged_once_for_steps_of_the_same_flops():
     findings = found(lambda case: at_one_gflop(case) / (1 + getattr(case.parameters, "compiled", 0)), compiled="no,yes")
     assert [each.claim for each in findings.verdicts] == [FORMULA] * 3
     assert [told["faster"].value for told in remarks(findings, "faster")] == pytest.approx([2.0, 2.0])
-
-
-def test_nothing_is_said_of_no_records():
-    assert PROBE.findings([]) == Findings()

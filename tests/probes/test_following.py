@@ -13,18 +13,18 @@ from click.testing import CliRunner
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.journal import read_journal
+from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.runner.results import read_journal
 from pyperf_suite.spec import discovery
+from pyperf_suite.spec.discovery import MOST_ROUNDS, follow_ups
 from pyperf_suite.spec.findings import Findings, findings, remark
-from pyperf_suite.spec.following import MOST_ROUNDS, follow_ups
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.rows import Rows
 from pyperf_suite.workloads.matmul import MatmulParameters
+from tests import records as made_up
 
 
 def a_case(n: int) -> Case:
@@ -77,7 +77,7 @@ def a_plan() -> Plan:
 
 
 def a_record(case: Case) -> Record:
-    return Record("made-up", "timing", case.to_json(), case.case_id, 0, 0, "", "failed", probe="halving")
+    return made_up.a_record(case, outcome="failed", probe="halving")
 
 
 @pytest.mark.slow

@@ -6,19 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.activations import kept_bytes
 from pyperf_suite.laws.training.memory import activation_bytes
-from pyperf_suite.probes.memory import ANATOMY, BYTES_A_PARAMETER, EIGHTEEN, FORMULA, PROBE, RULE
-from pyperf_suite.runner.case import Case
+from pyperf_suite.probes.memory import ANATOMY, BYTES_A_PARAMETER, EIGHTEEN, FORMULA, PARTS, PROBE, RULE
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.runner.record import Metric, Record
-from pyperf_suite.spec.findings import Claim, Findings, Verdict
-from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.workloads.training.shape import Checkpointing
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.spec.findings import Claim, Quantity, Verdict
+from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.step_memory import TrainingMemory, TrainingMemoryParameters
 from pyperf_suite.workloads.workload import Place
+from tests.records import a_record, cells, verdicts
 
 torch = pytest.importorskip("torch")
 
@@ -52,12 +50,6 @@ def test_checkpointing_lowers_the_peak():
     assert dropped["peak"] < 0.7 * plain["peak"]
 
 
-def test_other_threads_are_left_as_they_were():
-    before = torch.get_num_threads()
-    read()
-    assert torch.get_num_threads() == before
-
-
 def test_a_case_without_a_gpu_is_unsupported_with_the_reason():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -66,39 +58,18 @@ def test_a_case_without_a_gpu_is_unsupported_with_the_reason():
     assert "cannot use the GPU" in answer["reason"]
 
 
-def test_the_standard_sweep_crosses_more_than_forty_configurations():
-    cases = PROBE.cases("standard", CPU)
-    assert len(cases) >= 40
-    assert len({case.case_id for case in cases}) == len(cases)
-    assert {case.parameters.checkpointing.kind for case in cases} == {"none", "every", "selective"}
-
-
 def record(parameters, **changed):
     parts = {"parameters": 1000, "weights": 4000, "gradients": 4000, "optimizer": 8000, "weight_copies": 2000}
     values = {**parts, "activations": 5000, "peak": 20000, "capacity": 1e9, **changed}
-    return Record(
-        **{
-            **dict.fromkeys(Record.__dataclass_fields__),
-            "kind": "static",
-            "outcome": "ok",
-            "case": Case("training_memory", parameters, "storages").to_json(),
-            "case_id": Case("training_memory", parameters, "storages").case_id,
-            "kernel": {"name": "transformer_step", "path": "cpu"},
-            "metrics": {name: Metric("B", *5 * (value,), [value]) for name, value in values.items()},
-        }
-    )
-
-
-def cells(table):
-    names = [column.name for column in table.columns]
-    return [dict(zip(names, row, strict=True)) for row in table.rows]
+    case = Case("training_memory", parameters, "storages")
+    return a_record(case, None, kind="static", metrics=values, kernel={"name": "transformer_step", "path": "cpu"})
 
 
 MIXED = replace(SMALL, precision="autocast_bfloat16")
 
 
 def judged(claim: Claim, *records: Record) -> Verdict:
-    (found,) = (each for each in PROBE.findings(records).verdicts if each.claim == claim)
+    (found,) = verdicts(PROBE.findings(records), claim)
     return found
 
 
@@ -112,7 +83,7 @@ def test_eighteen_bytes_a_parameter_hold_or_do_not_by_what_was_counted(copies, b
 def test_the_peak_is_compared_with_the_sum_of_the_parts_and_their_shares_are_told():
     found = judged(ANATOMY, record(MIXED))
     assert (found.measured.value, found.outcome) == (pytest.approx(20 / 23), "holds")
-    shares = {name: found.told.values[name].value for name in ("weights", "gradients", "optimizer", "activations")}
+    shares = {name: found.told.values[f"share_of_{name}"].value for name in PARTS[:4]}
     assert shares == pytest.approx({"weights": 6 / 23, "gradients": 4 / 23, "optimizer": 8 / 23, "activations": 5 / 23})
 
 
@@ -160,29 +131,6 @@ def test_checkpointing_keeps_a_share_of_the_activations():
     assert (row["every:1"].value, row["every:2"], row["selective"].value) == (0.2, None, 0.8)
 
 
-def test_batches_are_drawn_as_points_on_the_law():
-    batches = [replace(SMALL, batch=batch) for batch in (4, 1, 2)]
-    laws = [kept_bytes(p.dimensions, p.batch, p.seq, p.keeping("cpu")).total for p in batches]
-    counted = [record(p, activations=law) for p, law in zip(batches, laws, strict=True)]
-    (figure,) = PROBE.findings([record(MIXED), *counted]).figures  # that stands first in the table
-    (panel,) = figure.rows[0]
-    law, points = panel.series
-    assert list(points.x) == [1, 2, 4]
-    drawn = dict(zip(law.x, law.y, strict=True))
-    assert [drawn[x] for x in points.x] == pytest.approx(points.y)
-
-
-def test_panels_of_one_model_are_told_apart_by_their_titles():
-    sizes = [replace(SMALL, **changed) for changed in ({}, {"batch": 4}, {"seq": 32})]
-    (figure,) = PROBE.findings([record(p) for p in sizes]).figures
-    titles = [panel.title for panel in figure.rows[0]]
-    assert titles == ["gpt, sdpa, float32, seq 16", "gpt, sdpa, float32, batch 2"]
-
-
-def test_one_size_alone_is_not_drawn():
-    assert PROBE.findings([record(SMALL)]).figures == ()
-
-
 def test_ranks_and_recomputing_lower_the_need_by_the_law():
     (table,) = (each for each in PROBE.findings([record(SMALL)]).tables if "tensor-parallel" in each.title)
     assert all(row[-1].predicted for row in table.rows)
@@ -193,19 +141,3 @@ def test_ranks_and_recomputing_lower_the_need_by_the_law():
         assert by_dropped == sorted(by_dropped, reverse=True)
     for dropped in {key[2] for key in needs}:
         assert needs[1, "no", dropped] > needs[8, "no", dropped] > needs[8, "yes", dropped]
-
-
-def test_a_block_there_is_not_is_refused():
-    with pytest.raises(UserError, match="block=bert was asked for: choose from gpt, llama"):
-        PROBE.cases("quick", CPU, {"block": "bert"})
-
-
-def test_nothing_is_said_of_no_records():
-    assert PROBE.findings([]) == Findings()
-
-
-def test_every_row_of_every_table_has_a_cell_under_each_heading():
-    tables = PROBE.findings([record(SMALL)]).tables
-    assert len(tables) == 4
-    for table in tables:
-        assert {len(row) for row in table.rows} == {len(table.columns)}, table.title

@@ -6,23 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.devices import Device, resolve
+from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.probes.optimizer import ADAMW_STATE, MANY_SMALL, PROBE
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.findings import Findings, Remark
-from pyperf_suite.workloads.training.optimizer_update import TensorSet
+from pyperf_suite.workloads.training.optimizer import TensorSet
+from tests import records as made_up
 
 CPU = resolve("cpu")
 SMALL, LARGE = TensorSet(400, 64, 64), TensorSet(4, 640, 640)
 AXES = replace(PROBE.axes("standard", CPU), tensors=(LARGE, SMALL), workers=(1,))
 STATE = {"AdamW": 8.0, "SGD": 4.0, "Adafactor": 0.1}
 PASSING = {"loop": 0.01, "foreach": 4.0, "fused": 0.0}
-
-
-def metric(unit: str, value: float) -> Metric:
-    return Metric(unit, value, value, value, value, value, [value])
 
 
 def seconds(case: Case) -> float:
@@ -33,34 +28,21 @@ def seconds(case: Case) -> float:
 
 
 def records(cases: list[Case], wobble: float = 0.001) -> list[Record]:
-    made = []
-    for case in cases:
-        way, p = case.implementation, case.parameters
-        installed = way in PASSING
-        for process in range(3):
-            time_s = seconds(case) * (1 + wobble * process * len(way))
-            metrics = {
-                "time": metric("s", time_s),
-                "state": metric("B", STATE[p.optimizer] * p.tensors.elements),
-                "passing": metric("B", PASSING.get(way, 0.0) * p.tensors.elements),
-            }
-            made.append(
-                Record(
-                    run_id="made-up",
-                    kind="timing",
-                    case=case.to_json(),
-                    case_id=case.case_id,
-                    process=process,
-                    position=0,
-                    started_at="",
-                    outcome="ok" if installed else "unsupported",
-                    reason="" if installed else "not installed",
-                    metrics=metrics if installed else {},
-                    work={"flop": 0, "bytes": 1},
-                    quality={"converged": True},
-                )
-            )
-    return made
+    def held(case: Case) -> dict[str, float]:
+        p = case.parameters
+        each = {"state": STATE[p.optimizer], "passing": PASSING.get(case.implementation, 0.0)}
+        return {name: value * p.tensors.elements for name, value in each.items()}
+
+    def outcome(case: Case) -> str:
+        return "ok" if case.implementation in PASSING else "unsupported"
+
+    return [
+        record
+        for case in cases
+        for record in made_up.records(
+            [case], seconds, wobble=wobble * len(case.implementation), outcome=outcome, metrics=held
+        )
+    ]
 
 
 def test_every_way_there_is_takes_the_same_tensors():
@@ -93,24 +75,9 @@ def test_a_gain_below_what_counts_as_significant_is_not_one():
     assert {each.outcome for each in tried if each.told.values["implementation"] == "foreach"} == {"does not hold here"}
 
 
-def test_without_a_loop_nothing_is_compared():
-    assert {each.claim for each in found(implementation=("foreach", "fused")).verdicts} == {ADAMW_STATE}
-
-
 def test_states_stand_beside_the_claim():
     states = [each for each in found().verdicts if each.claim == ADAMW_STATE]
     assert {(each.measured.value, each.measured.base, each.outcome) for each in states} == {(8.0, "B", "holds")}
-
-
-def test_the_table_has_every_case_that_was_measured():
-    (table,) = found().tables
-    assert len(table.rows) == sum(case.implementation in PASSING for case in PROBE.sweep(AXES))
-    names = [column.name for column in table.columns]
-    rows = [dict(zip(names, row, strict=True)) for row in table.rows]
-    row = next(row for row in rows if (row["optimizer"], row["way"], row["tensors"]) == ("AdamW", "fused", str(SMALL)))
-    # AdamW touches 7 x 4 bytes of each of 400 x 64 x 64 elements; fused takes 1 ms.
-    assert row["rate"].value == pytest.approx(28 * SMALL.elements / 1e-3, rel=0.02)
-    assert (row["state a parameter"].value, row["passing a parameter"].value) == (8.0, 0.0)
 
 
 def test_what_processes_do_not_agree_on_is_noise():
@@ -118,29 +85,3 @@ def test_what_processes_do_not_agree_on_is_noise():
     few = [each for each in told if isinstance(each, Remark)]
     assert len(few) == 2
     assert all(each.is_noise for each in few)
-
-
-def test_nothing_measured_is_nothing_said():
-    assert PROBE.findings([]) == Findings()
-
-
-@pytest.mark.parametrize("profile", ["quick", "standard", "full"])
-@pytest.mark.parametrize("device", [CPU, Device("cuda")])
-def test_sets_of_a_profile_have_the_same_total(profile, device):
-    totals = {case.parameters.tensors.elements for case in PROBE.sweep(PROBE.axes(profile, device))}
-    assert len(totals) == 1
-
-
-@pytest.mark.parametrize(
-    ("axis", "value", "sentence"),
-    [
-        ("optimizer", "Lion", "choose from AdamW"),
-        ("implementation", "jit", "choose from loop"),
-        ("tensors", "12", "TENSORSxROWSxCOLUMNS"),
-        ("workers", "0", "workers is at least 1"),
-        ("dtype", "int8", "choose from float32"),
-    ],
-)
-def test_an_axis_that_cannot_be_says_so(axis, value, sentence):
-    with pytest.raises(UserError, match=sentence):
-        PROBE.cases("quick", CPU, {axis: value})

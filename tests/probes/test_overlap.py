@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.overlap import HIDES, OVERLAPS, PROBE
-from pyperf_suite.runner.profiles import PROFILES
-from pyperf_suite.runner.record import Metric, Record
-from pyperf_suite.spec.discovery import find_probe
 from pyperf_suite.spec.findings import Cell, Claim, Findings, Remark, Verdict
-from pyperf_suite.workloads.training.overlap import RUNS
+from tests import records as made_up
+from tests.records import records
 
 CPU = Device("cpu")
 # The message is half as long as the product and four fifths of it hide.
@@ -27,45 +24,14 @@ PARTLY = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "TORCHELASTIC_RUN_ID", "SLURM_NTASKS"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def records_of(seconds: dict[str, float], details: dict[str, Any] | None = None) -> list[Record]:
-    found = []
-    for process in range(3):
-        for case in PROBE.sweep(PROBE.axes("standard", CPU)):
-            if case.parameters.run not in seconds:
-                continue
-            # Processes are faster and slower as a whole.
-            time = seconds[case.parameters.run] * (1 + 0.2 * process)
-            found.append(
-                Record(
-                    run_id="made-up",
-                    kind="timing",
-                    case=case.to_json(),
-                    case_id=case.case_id,
-                    process=process,
-                    position=len(found),
-                    started_at="",
-                    outcome="ok",
-                    metrics={"time": Metric("s", time, time, time, time, time, [time])},
-                    work={"flop": 0, "bytes": 0},
-                    kernel={"details": details or {}},
-                    quality={"converged": True},
-                )
-            )
-    return found
-
-
 def found(seconds: dict[str, float], details: dict[str, Any] | None = None) -> Findings:
-    return PROBE.findings(records_of(seconds, details))
+    """Processes are faster and slower as a whole."""
+    cases = [case for case in PROBE.sweep(PROBE.axes("standard", CPU)) if case.parameters.run in seconds]
+    return PROBE.findings(records(cases, lambda case: seconds[case.parameters.run], wobble=0.2, details=details))
 
 
 def verdicts(seconds: dict[str, float], claim: Claim) -> list[Verdict]:
-    return [each for each in found(seconds).verdicts if each.claim == claim]
+    return made_up.verdicts(found(seconds), claim)
 
 
 def cells(findings: Findings) -> dict[str, Cell]:
@@ -73,27 +39,6 @@ def cells(findings: Findings) -> dict[str, Cell]:
     (table,) = findings.tables
     (row,) = table.rows
     return {column.name: cell for column, cell in zip(table.columns, row, strict=True)}
-
-
-def test_the_probe_can_be_found_and_every_profile_has_cases():
-    assert find_probe("overlap").name == "overlap"
-    counts = [len(PROBE.cases(profile, CPU)) for profile in PROFILES]
-    assert counts[:2] == [2, len(RUNS)]
-    assert counts == sorted(counts)
-
-
-@pytest.mark.parametrize(
-    ("axis", "sentence"),
-    [
-        ({"run": "apart"}, "choose from product"),
-        ({"size": "0"}, "size=0"),
-        ({"message": "much"}, "is not a size"),
-        ({"dtype": "int8"}, "choose from float32"),
-    ],
-)
-def test_an_axis_that_cannot_be_says_so(axis, sentence):
-    with pytest.raises(UserError, match=sentence):
-        PROBE.cases("standard", CPU, axis)
 
 
 def test_what_hides_is_a_share_of_the_shorter():
@@ -111,10 +56,6 @@ def test_a_message_that_is_shorter_than_compute_and_does_not_hide_fails_its_clai
     assert verdict.outcome == "holds"
 
 
-def test_a_message_that_is_longer_than_compute_is_no_case_of_that_claim():
-    assert verdicts(PARTLY | {"all_reduce": 25e-3}, HIDES) == []
-
-
 def test_each_is_told_how_the_other_slows_it():
     findings = found(PARTLY)
     told = {each.values["run"]: each.values["longer"] for each in findings.remarks if isinstance(each, Remark)}
@@ -126,12 +67,3 @@ def test_each_is_told_how_the_other_slows_it():
 def test_on_a_gpu_nccls_share_of_it_is_told_where_it_is_known(blocks):
     row = cells(found(PARTLY, {"nccl_blocks": blocks, "multiprocessors": 132}))
     assert (row["blocks of NCCL"], row["SMs"]) == (blocks, 132)
-
-
-def test_the_table_shows_what_was_measured_and_leaves_out_what_was_not():
-    row = cells(found({name: PARTLY[name] for name in ("in_turn", "together")}))
-    assert row["together"].value == pytest.approx(26.4e-3)
-    assert sorted(name for name, cell in row.items() if cell is None) == sorted(
-        ("product", "all_reduce", "hidden", "product beside", "all_reduce beside", "blocks of NCCL", "SMs")
-    )
-    assert PROBE.findings([]) == Findings()

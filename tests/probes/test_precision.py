@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.precision import (
     CACHE_IS_FASTER,
@@ -20,11 +19,10 @@ from pyperf_suite.probes.precision import (
     TWICE_AS_FAST,
     PrecisionAxes,
 )
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.profiles import PROFILES
-from pyperf_suite.runner.record import Metric, Record
-from pyperf_suite.spec.findings import Claim, Findings, Remark, Table, Verdict
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.spec.findings import Claim, Findings, Remark, Verdict
 from pyperf_suite.workloads.training.training_step import PrecisionStep, PrecisionStepParameters
+from tests.records import a_record, cells
 
 CPU = Device("cpu")
 MB = 1_000_000
@@ -59,34 +57,15 @@ class Machine:
         p = case.parameters
         cast = p.precision.startswith("autocast_")
         weights = WEIGHTS // 2 if p.precision == "bfloat16" else WEIGHTS
-        share = self.share if cast else weights / WEIGHTS
         seen = {
-            "activations": 2 * MB * p.batch * share,
+            "activations": 2 * MB * p.batch * (self.share if cast else weights / WEIGHTS),
             "weight_copies": WEIGHTS // 2 if cast else 0,
             "weights": weights,
             "gradients": weights,
             "casts": self.casts(p),
             "cast": self.casts(p) * WEIGHTS // 2,
         } | ({"peak": 99 * MB} if self.peak else {})
-        metrics = {name: exactly("B", value) for name, value in seen.items()}
-        return Record(
-            run_id="made-up",
-            kind="timing",
-            case=case.to_json(),
-            case_id=case.case_id,
-            process=process,
-            position=0,
-            started_at="",
-            outcome="ok",
-            probe="precision",
-            metrics=metrics | {"time": exactly("s", self.seconds(p, process))},
-            work={"flop": PrecisionStep().work(p).flop, "bytes": 0},
-            quality={"converged": True},
-        )
-
-
-def exactly(unit: str, value: float) -> Metric:
-    return Metric(unit, value, value, value, value, value, [value])
+        return a_record(case, self.seconds(p, process), process=process, metrics=seen)
 
 
 def axes(**changed: Any) -> PrecisionAxes:
@@ -110,24 +89,6 @@ def remarks(**values: str) -> list[Remark]:
     return [each for each in found if values.items() <= each.values.items()]
 
 
-def cells(table: Table) -> list[dict[str, Any]]:
-    names = [column.name for column in table.columns]
-    return [dict(zip(names, row, strict=True)) for row in table.rows]
-
-
-@pytest.mark.parametrize("device", [CPU, Device("cuda")])
-@pytest.mark.parametrize("profile", PROFILES)
-def test_every_profile_has_cases_that_can_be(profile: str, device: Device) -> None:
-    cases = PROBE.cases(profile, device)
-    assert cases
-    for case in cases:
-        PrecisionStep().validate(case.parameters)
-
-
-def test_a_quick_look_takes_few_cases() -> None:
-    assert [case.parameters.precision for case in PROBE.cases("quick", CPU)] == ["float32", "autocast_bfloat16"]
-
-
 @pytest.mark.parametrize("device", [CPU, Device("cuda")])
 def test_of_the_unaligned_model_no_dimension_is_a_multiple_of_8(device: Device) -> None:
     chosen = PROBE.axes("standard", device)
@@ -136,21 +97,6 @@ def test_of_the_unaligned_model_no_dimension_is_a_multiple_of_8(device: Device) 
     assert {p.precision for p in odd} == {"float32", "autocast_bfloat16"}
     assert not [p for p in odd if not all(n % 8 for n in (p.hidden, p.hidden // p.heads, p.width, p.vocab))]
     assert all(p.width % 8 == p.hidden % 8 == p.vocab % 8 == 0 for p in shapes if p not in odd)
-
-
-@pytest.mark.parametrize(
-    ("axis", "value", "sentence"),
-    [
-        ("precision", "int3", "precision=int3 was asked for: choose from float32"),
-        ("beside", "int3", "beside=int3 was asked for: choose from float32"),
-        ("cast_cache", "always", "choose from iteration, nested, off"),
-        ("batch", "0", "batch=0 was asked for, but batch is at least 1"),
-        ("vocab", "-1", "vocab=-1 was asked for, but vocab is at least 0"),
-    ],
-)
-def test_what_no_step_has_is_refused_in_one_sentence(axis: str, value: str, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        PROBE.cases("standard", CPU, {axis: value})
 
 
 def test_twice_as_fast_or_more_is_what_the_guide_claims() -> None:
@@ -178,10 +124,10 @@ def test_pure_half_precision_is_compared_with_float32_and_autocast_without_a_cla
 def test_memory_is_saved_by_activations_alone_and_from_a_batch_on() -> None:
     share, grows = judged(NOT_HALF), judged(GROWS)
     assert (share.measured.value, share.told.values["batch"], share.outcome) == (pytest.approx(0.6), 16, "holds")
-    assert (grows.measured.value, grows.told.values["smallest"], grows.outcome) == (pytest.approx(16), 1, "holds")
+    assert (grows.measured.value, grows.told.values["smallest_batch"], grows.outcome) == (pytest.approx(16), 1, "holds")
     (told,) = (each for each in remarks(precision="autocast_bfloat16") if each.kind == "predicted")
     assert told.values["of_one"].value == pytest.approx(0.8 * MB)
-    assert told.values["copies"].value == 5 * MB
+    assert told.values["weight_copies"].value == 5 * MB
     assert (told.values["break_even"].value, told.values["break_even"].predicted) == (6, True)
 
 
@@ -245,39 +191,3 @@ def test_the_guides_table_stands_beside_the_measured_one_and_not_in_it() -> None
         16: pytest.approx(7.8),
     }
     assert saved[16, "float32"] is None
-
-
-def test_a_gpus_peak_is_told_where_it_was_measured() -> None:
-    assert {row["peak"].value for row in cells(findings(Machine(peak=True)).tables[1])} == {99 * MB}
-    assert {row["peak"] for row in cells(findings().tables[1])} == {None}
-
-
-def test_enough_batches_are_drawn() -> None:
-    memory, speed = (figure.rows[0][0] for figure in findings().figures)
-    assert [(series.label, [y / MB for y in series.y]) for series in memory.series] == [
-        ("float32", [42, 48, 72]),
-        ("autocast_bfloat16", [46.2, 49.8, 64.2]),
-    ]
-    assert [(series.label, len(series.x)) for series in speed.series] == [("autocast_bfloat16", 3)]
-
-
-def test_two_batches_or_float32_alone_are_not_drawn() -> None:
-    assert findings(batch=(1, 4)).figures == ()
-    assert findings(precision=("float32",)).figures == ()
-
-
-def test_findings_do_not_depend_on_the_order_of_visits() -> None:
-    records = Machine().records(cases())
-    assert PROBE.findings(records[::-1]) == PROBE.findings(records)
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "autocast_bfloat16"])
-def test_a_single_precision_has_nothing_beside_it(precision: str) -> None:
-    chosen = findings(precision=(precision,), beside=(), cast_cache=("iteration",), unaligned_hidden=(0,))
-    assert chosen.remarks == ()
-    (steps,) = (table for table in chosen.tables if "step by precision" in table.title)
-    assert {row["precision"] for row in cells(steps)} == {precision}
-
-
-def test_no_records_say_nothing() -> None:
-    assert PROBE.findings([]) == Findings()

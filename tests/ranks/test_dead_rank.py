@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -53,7 +54,7 @@ def test_the_dead_rank_is_named_on_all_others_in_time(drill: int, start_ranks: C
     for process in ranks.processes:
         assert process.stdout.readline() == "ready\n"
     time.sleep(chance.uniform(0, 0.3))
-    ranks.processes[victim].kill()
+    ranks.processes[victim].send_signal(signal.SIGKILL)
     killed = time.monotonic()
     for rank, process in enumerate(ranks.processes):
         if rank == victim:

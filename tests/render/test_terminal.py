@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.render.terminal import MOST_LINES, WIDE, console_for, print_findings, print_summary, print_table
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.findings import Claim, Findings, Heading, Quantity, Table, remark

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.runner.case import Case, decode_fields, encode_fields
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.runner.record import Case, decode_fields, encode_fields
 from pyperf_suite.workloads.matmul import LAYOUTS, MatmulParameters
 
 dimensions = st.integers(1, 1 << 31)

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.laws.matmul.tiling import Schedule
+from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.spot_checks import SpotChecks, WrongLaunch
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload, operator
 from pyperf_suite.workloads.attention import AttentionParameters
-from pyperf_suite.workloads.matmul import Matmul, MatmulParameters
-from pyperf_suite.workloads.operand_sets import as_stored
-from pyperf_suite.workloads.operator import Judge, Launches
+from pyperf_suite.workloads.matmul import MatmulParameters
+from pyperf_suite.workloads.matmul.matmul import Matmul
+from pyperf_suite.workloads.operator import Judge, Launches, as_stored
 from pyperf_suite.workloads.workload import Kernel
 
 torch = pytest.importorskip("torch")

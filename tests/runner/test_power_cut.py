@@ -16,13 +16,12 @@ import pytest
 
 from pyperf_suite.errors import DamagedJournal, UserError
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.hardware.identity import identity
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.journal import Journal, read_journal
+from pyperf_suite.hardware.machine import identity
+from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.results import RunFolder, create_run, open_run
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.results import Journal, RunFolder, create_run, open_run, read_journal
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 Operation = tuple[Any, ...]

@@ -20,19 +20,16 @@ import psutil
 import pytest
 
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.ranks.environment import ALONE
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.ranks.group import Group
-from pyperf_suite.runner import ranked
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.journal import read_journal
+from pyperf_suite.ranks.launch import ALONE
+from pyperf_suite.runner import measuring
+from pyperf_suite.runner.measuring import measure_ranked
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.ranked import measure_ranked
-from pyperf_suite.runner.worker_pool import WorkerPool
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.results import read_journal
+from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.collective import CollectiveParameters
-from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.workload import BUILD_ON_EACH_OTHER, Checked, Kernel, Place, RankTimes, Transfers, Work
 
 pytest.importorskip("torch.distributed")
@@ -137,7 +134,7 @@ def measured_alone(transfers: Transfers) -> dict[str, Any]:
 
 
 def test_what_is_wrong_only_while_it_is_timed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranked, "CHECKING_SHARE", 100)
+    monkeypatch.setattr(measuring, "CHECKING_SHARE", 100)
     answer = measured_alone(SometimesWrong(lambda number: True, repeatable=True))
     assert answer["outcome"] == "failed"
     assert "while it was timed" in answer["reason"]
@@ -145,7 +142,7 @@ def test_what_is_wrong_only_while_it_is_timed_is_seen(monkeypatch: pytest.Monkey
 
 
 def test_errors_in_a_few_launches_are_seen_by_those_drawn_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranked, "CHECKING_SHARE", 100)
+    monkeypatch.setattr(measuring, "CHECKING_SHARE", 100)
     monkeypatch.setattr(secrets, "randbelow", random.Random(3).randrange)
     answer = measured_alone(SometimesWrong(lambda number: number % 4 == 0, repeatable=True))
     assert "while it was timed" in answer["reason"]
@@ -154,7 +151,7 @@ def test_errors_in_a_few_launches_are_seen_by_those_drawn_at_random(monkeypatch:
 def test_the_record_tells_how_many_timed_launches_were_looked_at_and_what_that_excludes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ranked, "CHECKING_SHARE", 100)
+    monkeypatch.setattr(measuring, "CHECKING_SHARE", 100)
     verification = measured_alone(SometimesWrong(lambda number: False, repeatable=True))["verification"]
     checked = verification["launches_checked"]
     assert checked >= 5
@@ -170,101 +167,77 @@ def test_what_changes_its_own_input_is_looked_at_before_and_after_alone() -> Non
     assert answer["verification"]["unchecked"] == "Each iteration starts from what the last one left."
 
 
-def test_verifying_alone_takes_no_samples(pool: WorkerPool) -> None:
-    answer = pool.measure(0, all_reduce(64), None)
-    assert answer["outcome"] == "ok"
-    assert "metrics" not in answer
-
-
+@pytest.mark.slow
 def test_what_no_rank_can_do_is_unsupported_in_everyones_words_and_the_group_goes_on(pool: WorkerPool) -> None:
     refused = pool.measure(0, all_reduce(64, implementation="c10d_nccl"), EFFORT)
     assert refused["outcome"] == "unsupported"
     assert not refused["reason"].startswith("Rank ")
-    assert pool.measure(0, all_reduce(64), EFFORT)["outcome"] == "ok"
+    verified = pool.measure(0, all_reduce(64), None)
+    assert verified["outcome"] == "ok"
+    assert "metrics" not in verified, "verifying alone takes no samples"
 
 
 @pytest.mark.slow
-def test_a_rank_killed_under_load_is_named_and_a_fresh_group_takes_the_next_case(pool: WorkerPool) -> None:
+@pytest.mark.parametrize("victim", [1, 0])
+def test_a_rank_killed_under_load_is_named_and_a_fresh_group_takes_the_next_case(pool: WorkerPool, victim: int) -> None:
     pool.measure(0, all_reduce(64), None)
     before = ranks_of(os.getpid())
     assert len(before) == 2
     # Long enough to be in it, far from its own end.
     long = Effort(SteadyRule(min_time_s=5.0, time_cap_s=6.0), StopRule(time_cap_s=5.0))
-    killer = threading.Timer(1.0, before[1].kill)
+    killer = threading.Timer(0.5, before[victim].kill)
     killer.start()
     began = time.monotonic()
     answer = pool.measure(0, all_reduce(1 << 20), long)
     assert answer["outcome"] == "failed"
-    assert "Rank 1 stopped answering" in answer["reason"]
-    assert time.monotonic() - began < 1.0 + DEADLINE_S + 2
-    assert pool.measure(0, all_reduce(64), EFFORT)["outcome"] == "ok"
+    assert f"Rank {victim} stopped answering" in answer["reason"]
+    assert time.monotonic() - began < 0.5 + DEADLINE_S + 2
     _, alive = psutil.wait_procs(before, timeout=5)
     assert alive == []
+    if victim == 1:  # the next parameter starts with it
+        assert pool.measure(0, all_reduce(64), EFFORT)["outcome"] == "ok"
 
 
-@pytest.mark.slow
-def test_a_killed_rank_0_is_named_by_the_others(pool: WorkerPool) -> None:
-    pool.measure(0, all_reduce(64), None)
-    first, _ = ranks_of(os.getpid())
-    long = Effort(SteadyRule(min_time_s=5.0, time_cap_s=6.0), StopRule(time_cap_s=5.0))
-    killer = threading.Timer(1.0, first.kill)
-    killer.start()
-    answer = pool.measure(0, all_reduce(1 << 20), long)
-    assert answer["outcome"] == "failed"
-    assert "Rank 0 stopped answering" in answer["reason"]
-
-
-@pytest.mark.slow
-def test_a_case_without_ranks_is_still_measured_by_one_process(pool: WorkerPool) -> None:
-    plain = Case("matmul", MatmulParameters(16, 16, 16, Schedule("library", 1)), "torch")
-    assert pool.measure(0, plain, EFFORT)["outcome"] == "ok"
-
-
-@pytest.mark.slow
-def test_under_torchrun_rank_0_alone_tells_and_records(tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*launch, "-m", *COLLECTIVES[2:], *SMALL, "--results", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("records  ") == 1
-    (journal,) = tmp_path.glob("*/*/records.jsonl")
-    timing = [record for record in read_journal(journal) if record.kind == "timing"]
-    assert sorted(record.parsed_case().parameters.bytes for record in timing) == [8, 1024]
-    assert {record.outcome for record in timing} == {"ok"}
-
-
-@pytest.mark.slow
-def test_what_cannot_be_is_said_by_rank_0_alone_and_no_rank_is_called_missing(tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*launch, "-m", *COLLECTIVES[2:], "-a", "op=allreduce", "--results", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode != 0
-    assert done.stderr.count("op=allreduce was asked for: choose from all_reduce") == 1
-    assert "stopped answering" not in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_ranks_started_with_other_sizes_measure_what_rank_0_was_asked(tmp_path: Path) -> None:
-    distributed = pytest.importorskip("torch.distributed")
-    store = distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+def two_ranks(results: Path, *options: tuple[str, ...]) -> list[tuple[int, str]]:
+    """Exit code and output of two ranks of the command line, each with its own options, as a launcher starts them."""
+    store = pytest.importorskip("torch.distributed").TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
     place |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(
-            [*COLLECTIVES, "-a", "op=all_reduce", "-a", f"size={size}", "--results", str(tmp_path)],
+            [*COLLECTIVES, *of_rank, "--results", str(results)],
             env=os.environ | place | {"RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank, size in enumerate((64, 4096))
+        for rank, of_rank in enumerate(options)
     ]
     outputs = [process.communicate(timeout=100)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0], outputs
+    return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
+
+
+@pytest.mark.slow
+def test_what_cannot_be_is_said_by_rank_0_alone_and_no_rank_is_called_missing(tmp_path: Path) -> None:
+    (code, first), (_, second) = two_ranks(tmp_path, *[("-a", "op=allreduce")] * 2)
+    assert code == 2
+    assert first.count("op=allreduce") == 1
+    assert "op=allreduce" not in second
+    assert "stopped answering" not in first + second
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_all_ranks_measure_what_rank_0_was_asked_which_alone_reports_and_records(tmp_path: Path) -> None:
+    sizes = [("-a", "op=all_reduce", "-a", "dtype=float32", "-a", f"size={size}") for size in ("64,1024", "4096")]
+    (code, output), (other_code, other) = two_ranks(tmp_path, *sizes)
+    assert (code, other_code) == (0, 0), output + other
+    assert output.count("records  ") == 1
+    assert "records  " not in other
     (journal,) = tmp_path.glob("*/*/records.jsonl")
     timing = [record for record in read_journal(journal) if record.kind == "timing"]
-    assert [record.parsed_case().parameters.bytes for record in timing] == [64]
+    assert sorted(record.parsed_case().parameters.bytes for record in timing) == [64, 1024]
+    assert {record.outcome for record in timing} == {"ok"}
 
 
 @pytest.mark.slow

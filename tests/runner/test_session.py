@@ -12,18 +12,16 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.hardware.identity import identity
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.journal import read_journal
-from pyperf_suite.runner.outlook import Outlook, ProgressLines
-from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order, most_informative_first
+from pyperf_suite.hardware.machine import identity
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, ProgressLines, in_random_order, most_informative_first
 from pyperf_suite.runner.profiles import PROFILES, Effort, Profile, find_profile, fixed_steps
-from pyperf_suite.runner.results import create_run, find_run, open_run
-from pyperf_suite.runner.session import CLOSING_S, Session
-from pyperf_suite.runner.worker_pool import SparingWorkers
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.results import create_run, find_run, open_run, read_journal
+from pyperf_suite.runner.session import CLOSING_S, SENTINELS, Session
+from pyperf_suite.runner.workers import SparingWorkers
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 CPU = resolve("cpu")
@@ -37,18 +35,55 @@ def a_plan(sizes: tuple[int, ...] = (16, 33), profile: Profile = TWO_PROCESSES) 
     return Plan(tuple(PlannedCase("tile_wave", case) for case in cases), profile, CPU)
 
 
-def run(plan: Plan, folder: Path, stop_after: int | None = None) -> Session:
-    session = Session(plan, create_run(folder, identity(CPU), plan))
-    session.open()
-    for planned in plan.cases[:stop_after]:
-        session.measure(planned)
-    session.close() if stop_after is not None else session.finish()
-    return session
+class InThisProcess:
+    """Workers that measure without a process of their own."""
+
+    def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, object]:
+        return measure_case(case, effort, CPU)
+
+    def close(self) -> None:
+        return
+
+
+class Instant:
+    """Workers whose trials take as long as the test says, by the test's own clock."""
+
+    def __init__(self, seconds: float = 1.0, outcome: str = "unsupported") -> None:
+        self.now_s = 0.0
+        self.seconds, self.outcome = seconds, outcome
+        self.visits: list[tuple[int, str]] = []
+
+    def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, object]:
+        self.now_s += self.seconds
+        self.visits.append((process, case.case_id))
+        return {"outcome": self.outcome, "reason": "a double"}
+
+    def close(self) -> None:
+        return
+
+
+@pytest.fixture
+def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
+    """Opens a session of that plan over instant workers; the sentinel is left out."""
+    monkeypatch.setattr(Session, "_measure_sentinel", lambda *_: None)
+
+    def opened(plan: Plan, workers: Instant, **options: float) -> Session:
+        folder = create_run(tmp_path, identity(CPU), plan)
+        return Session(plan, folder, workers=workers, clock=lambda: workers.now_s, **options).open()
+
+    return opened
 
 
 @pytest.mark.slow
-def test_every_case_is_visited_by_every_process_between_two_sentinels(tmp_path: Path) -> None:
-    session = run(a_plan(), tmp_path)
+def test_every_case_is_measured_in_every_process_between_two_sentinels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = a_plan()
+    monkeypatch.setitem(SENTINELS, "cpu", plan.cases[0].case)
+    session = Session(plan, create_run(tmp_path, identity(CPU), plan), workers=InThisProcess()).open()
+    for planned in plan.cases:
+        session.measure(planned)
+    session.finish()
     records = read_journal(session.folder.records_path)
     assert [record.kind for record in records] == ["sentinel"] + ["timing"] * 4 + ["sentinel"]
     assert [record.position for record in records] == list(range(6))
@@ -60,33 +95,30 @@ def test_every_case_is_visited_by_every_process_between_two_sentinels(tmp_path: 
     assert all(record.identity["kind"] == "cpu" and record.state for record in records)
 
 
-@pytest.mark.slow
-def test_a_stopped_run_resumes_with_what_it_lacks_and_repeats_nothing(tmp_path: Path) -> None:
-    plan = a_plan()
-    first = run(plan, tmp_path, stop_after=1)
+def test_a_stopped_run_resumes_with_what_it_lacks_and_repeats_nothing(
+    begin: Callable[..., Session], tmp_path: Path
+) -> None:
+    plan, workers = a_plan(), Instant()
+    first = begin(plan, workers)
+    first.measure(plan.cases[0])
+    first.close()
     folder = find_run(tmp_path, identity(CPU), plan)
     assert folder.path == first.folder.path
-    resumed = Session(plan, folder).open()
-    assert resumed.is_finished(plan.cases[0])
-    assert not resumed.is_finished(plan.cases[1])
+    resumed = Session(plan, folder, workers=workers).open()
+    assert [resumed.is_finished(planned) for planned in plan.cases] == [True, False]
     for planned in plan.cases:
         resumed.measure(planned)
-    resumed.finish()
-    timing = [record for record in read_journal(folder.records_path) if record.kind == "timing"]
-    assert len(timing) == 4
-    assert len({(record.case_id, record.process) for record in timing}) == 4
+    resumed.close()
+    assert len(read_journal(folder.records_path)) == len(set(workers.visits)) == len(workers.visits) == 4
 
 
-@pytest.mark.slow
-def test_a_failed_visit_is_recorded_and_tried_again_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_trial_is_recorded_and_made_again_on_resume(begin: Callable[..., Session]) -> None:
     plan = a_plan(sizes=(16,), profile=Profile("quick", 1, EFFORT, "for tests"))
-    session = Session(plan, create_run(tmp_path, identity(CPU), plan), deadline_s=60)
-    session.open()
-    monkeypatch.setattr(session._workers, "measure", lambda *_: {"outcome": "failed", "reason": "a fuse blew"})
+    session = begin(plan, Instant(outcome="failed"))
     (record,) = session.measure(plan.cases[0])
-    assert (record.outcome, record.reason) == ("failed", "a fuse blew")
+    assert (record.outcome, record.reason) == ("failed", "a double")
     session.close()
-    with closing(Session(plan, session.folder).open()) as again:
+    with closing(Session(plan, session.folder, workers=Instant()).open()) as again:
         assert not again.is_finished(plan.cases[0])
 
 
@@ -160,15 +192,17 @@ def test_standard_profiles_take_the_process_as_their_unit() -> None:
         find_profile("thorough")
 
 
-@pytest.mark.slow
-def test_experiments_one_at_a_time_can_be_added_to_and_are_visited_once(tmp_path: Path) -> None:
+def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "_measure_sentinel", lambda *_: None)
     plan = a_plan(profile=fixed_steps(4, 1, 1, block_s=0.1))
     folder = create_run(tmp_path, identity(CPU), plan)
     with_more = a_plan(profile=fixed_steps(4, 1, 2, block_s=0.1))
     assert with_more.plan_id == plan.plan_id
     assert a_plan(profile=fixed_steps(5, 1, 1, block_s=0.1)).plan_id != plan.plan_id
     for longer in (plan, with_more):
-        session = Session(longer, folder).open()
+        session = Session(longer, folder, workers=InThisProcess()).open()
         for process in range(longer.profile.processes):
             session.visit(longer.cases[0], process)
         session.close()
@@ -178,58 +212,13 @@ def test_experiments_one_at_a_time_can_be_added_to_and_are_visited_once(tmp_path
     assert all(record.sampling["warmup_launches"] == 1 and record.quality["converged"] for record in timing)
 
 
-class Asked:
-    """Workers that remember what they were asked."""
-
-    def __init__(self) -> None:
-        self.cases: list[Case] = []
-
-    def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, object]:
-        self.cases.append(case)
-        return {"outcome": "failed", "reason": "a double"}
-
-    def close(self) -> None:
-        self.cases.clear()
-
-
 def test_refused_cases_are_answered_with_their_reason_and_never_reach_the_workers() -> None:
     refused, wanted = (planned.case for planned in a_plan().cases)
-    asked = Asked()
+    asked = Instant()
     workers = SparingWorkers(asked, {refused.case_id: "no room"})
     assert workers.measure(0, refused, None) == {"outcome": "unsupported", "reason": "no room"}
     assert workers.measure(0, wanted, None)["reason"] == "a double"
-    assert asked.cases == [wanted]
-    workers.close()
-    assert asked.cases == []
-
-
-class Instant:
-    """Workers whose visits take as long as the test says, by the test's own clock."""
-
-    def __init__(self, seconds: float = 1.0) -> None:
-        self.now_s = 0.0
-        self.seconds = seconds
-        self.visits: list[tuple[int, str]] = []
-
-    def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, object]:
-        self.now_s += self.seconds
-        self.visits.append((process, case.case_id))
-        return {"outcome": "unsupported", "reason": "a double"}
-
-    def close(self) -> None:
-        return
-
-
-@pytest.fixture
-def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
-    """Opens a session of that plan over instant workers; the sentinel is left out."""
-    monkeypatch.setattr(Session, "_measure_sentinel", lambda *_: None)
-
-    def opened(plan: Plan, workers: Instant, **options: float) -> Session:
-        folder = create_run(tmp_path, identity(CPU), plan)
-        return Session(plan, folder, workers=workers, clock=lambda: workers.now_s, **options).open()
-
-    return opened
+    assert asked.visits == [(0, wanted.case_id)]
 
 
 def test_a_run_that_is_cut_short_has_every_case_once_before_any_case_twice(begin: Callable[..., Session]) -> None:
@@ -309,7 +298,7 @@ def test_without_a_terminal_a_line_is_written_every_ten_seconds() -> None:
         now_s += 0.5
         show(done, 100, "matmul: 1 TFLOP/s", lambda: 120.0)
     assert len(lines) == 5
-    assert all("of 100 visits" in line for line in lines)
+    assert all("of 100 trials" in line for line in lines)
 
 
 def test_the_outlook_learns_from_visits_what_the_others_of_an_operator_will_take() -> None:

@@ -16,13 +16,11 @@ from pathlib import Path
 import pytest
 
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.runner.case import Case
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.worker_pool import WorkerPool
-from pyperf_suite.runner.worker_process import WorkerLost, WorkerProcess
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.workers import WorkerLost, WorkerPool, WorkerProcess
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 CPU = resolve("cpu")
@@ -39,8 +37,11 @@ def test_a_worker_measures_a_case_and_says_how() -> None:
     worker = WorkerProcess(CPU)
     try:
         answer = worker.measure(CASE, EFFORT, 60)
+        verified = worker.measure(CASE, None, 60)
     finally:
         worker.close()
+    assert verified["outcome"] == "ok"
+    assert "metrics" not in verified, "verifying alone takes no samples"
     assert answer["outcome"] == "ok", answer
     assert answer["verification"]["passed"]
     assert answer["kernel"]["details"]["tile"] == "32x32x32"
@@ -50,16 +51,6 @@ def test_a_worker_measures_a_case_and_says_how() -> None:
     assert 0 < time_metric["low"] <= time_metric["value"] <= time_metric["high"]
     assert answer["sampling"]["operand_sets"] > 1
     assert answer["sampling"]["cache"] == "cold_l2"
-
-
-def test_verifying_alone_takes_no_samples() -> None:
-    worker = WorkerProcess(CPU)
-    try:
-        answer = worker.measure(CASE, None, 60)
-    finally:
-        worker.close()
-    assert answer["outcome"] == "ok"
-    assert "metrics" not in answer
 
 
 @pytest.mark.parametrize(
@@ -121,9 +112,9 @@ def test_a_worker_dies_with_its_parent() -> None:
     program = f"""
         import os, signal
         from pyperf_suite.hardware.devices import resolve
-        from pyperf_suite.runner.case import Case
+        from pyperf_suite.runner.record import Case
         from pyperf_suite.runner.profiles import QUICK
-        from pyperf_suite.runner.worker_process import WorkerProcess
+        from pyperf_suite.runner.workers import WorkerProcess
         worker = WorkerProcess(resolve("cpu"))
         worker.measure(Case.from_json({CASE.to_json()!r}), QUICK.effort, 60)
         print(worker._process.pid, flush=True)
@@ -195,8 +186,8 @@ def test_a_pool_removes_what_a_killed_run_left(monkeypatch: pytest.MonkeyPatch, 
         import os, tempfile
         tempfile.tempdir = {str(tmp_path)!r}
         from pyperf_suite.hardware.devices import resolve
-        from pyperf_suite.runner.worker_pool import WorkerPool
-        from pyperf_suite.runner.worker_process import WorkerProcess
+        from pyperf_suite.runner.workers import WorkerPool
+        from pyperf_suite.runner.workers import WorkerProcess
         pool, worker = WorkerPool(resolve("cpu")), WorkerProcess(resolve("cpu"))
         os.kill(os.getpid(), 9)
         """

@@ -8,8 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.workloads import operator
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.workloads.matmul import MatmulParameters
+from tests.records import a_record
 
 
 class Product:
@@ -22,27 +22,9 @@ class Product:
         self, *seconds: float, processes: Sequence[int] = (), outcome: str = "ok", **seen: float
     ) -> list[Record]:
         """One for each time, of processes 0, 1, ... or those named; `seen` is observed beside time."""
-        return [
-            Record(
-                run_id="made-up",
-                kind="timing",
-                case=self.case.to_json(),
-                case_id=self.case.case_id,
-                process=process,
-                position=0,
-                started_at="",
-                outcome=outcome,
-                metrics={name: exactly(value) for name, value in {"time": time_s, **seen}.items()},
-                work={"flop": 1000, "bytes": 10},
-                quality={"converged": True},
-            )
-            for process, time_s in zip(processes or range(len(seconds)), seconds, strict=True)
-        ]
-
-
-def exactly(value: float) -> Metric:
-    """Without spread."""
-    return Metric("s", value, value, value, value, value, [value])
+        numbered = zip(processes or range(len(seconds)), seconds, strict=True)
+        fields = {"metrics": seen, "outcome": outcome, "work": {"flop": 1000, "bytes": 10}}
+        return [a_record(self.case, time_s, process=process, **fields) for process, time_s in numbered]
 
 
 @pytest.fixture

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import pytest
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.laws.matmul.tiling import Tile
-from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.spec.axes import check_axes, crossed, overrides_for, parse_overrides, replace_axes
+from pyperf_suite.errors import OneOf, UserError, Within
+from pyperf_suite.laws.tiling import Tile
+from pyperf_suite.spec.axes import crossed, overrides_for, parse_overrides, replace_axes
 
 
 @dataclass(frozen=True)
@@ -84,9 +83,3 @@ def test_a_limit_has_its_bounds_in_it_and_names_them(
     for value in refused:
         with pytest.raises(UserError, match=f"axis={value} was asked for.*{bound}"):
             limit.check("axis", value)
-
-
-def test_a_profile_is_checked_as_a_person_is() -> None:
-    check_axes(SomeAxes(k=(), share=()))
-    with pytest.raises(UserError, match="k=0"):
-        check_axes(SomeAxes(k=(2, 0)))

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.runner.record import Metric, Record
-from pyperf_suite.spec.cautions import cautions_of
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.spec.summary import cautions_of
+from pyperf_suite.workloads.matmul import MatmulParameters
+from tests import records as made_up
 
 BUSY = {"elapsed_s": 1.0, "process_cpu_s": 0.5, "cpu_busy_s": 2.0}
 
@@ -15,21 +18,9 @@ BUSY = {"elapsed_s": 1.0, "process_cpu_s": 0.5, "cpu_busy_s": 2.0}
 def a_record(
     kind: str = "timing", outcome: str = "ok", seconds: float = 1.0, converged: bool = True, **quality: object
 ) -> Record:
-    parameters = {"m": 1, "n": 2, "k": 3, "schedule": "library@1"}
-    metric = Metric("s", seconds, seconds, seconds, seconds, seconds, [seconds])
-    return Record(
-        "run",
-        kind,
-        {"operator": "matmul", "parameters": parameters, "implementation": "torch"},
-        "0",
-        0,
-        0,
-        "",
-        outcome,  # type: ignore[arg-type]
-        "because" if outcome != "ok" else "",
-        metrics={"time": metric} if outcome == "ok" else {},
-        quality={"converged": converged} | quality,
-    )
+    case = Case("matmul", MatmulParameters(1, 2, 3, Schedule("library", 1)), "torch")
+    fields = {"kind": kind, "outcome": outcome, "quality": {"converged": converged} | quality}
+    return made_up.a_record(case, seconds, reason="" if outcome == "ok" else "because", **fields)
 
 
 def test_a_sound_run_needs_no_caution() -> None:

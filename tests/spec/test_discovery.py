@@ -16,7 +16,7 @@ from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.spec import discovery
-from pyperf_suite.spec.discovery import all_probes, find_probe, listed, overrides_of, probe_names, replace_probe
+from pyperf_suite.spec.discovery import all_probes, find_probe, listed, probe_names, replace_probe
 from pyperf_suite.spec.probe import Probe
 
 GOOD = """
@@ -135,12 +135,6 @@ def test_a_command_ends_with_2_only_where_the_broken_one_was_asked_for(bring: Ca
 def test_an_unknown_name_offers_the_nearest() -> None:
     with pytest.raises(UserError, match=r"Unknown probe 'optimiser': .*optimizer"):
         find_probe("optimiser")
-
-
-def test_an_axis_of_a_probe_there_is_not_is_refused_before_the_run() -> None:
-    assert overrides_of(["optimizer.workers=1", "dtype=float32"]) == {"optimizer.workers": "1", "dtype": "float32"}
-    with pytest.raises(UserError, match="Unknown probe 'optimiser'"):
-        overrides_of(["optimiser.workers=1"])
 
 
 def test_a_probe_can_be_replaced_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

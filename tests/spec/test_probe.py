@@ -7,12 +7,11 @@ from typing import Annotated, Any
 
 import pytest
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import UserError, Within
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.limits import Within
-from pyperf_suite.measure.ratio import exactly
-from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.findings import Claim, Findings, findings, remark
+from pyperf_suite.measure.estimates import exactly
+from pyperf_suite.runner.record import Case
+from pyperf_suite.spec.findings import Claim, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.rows import Column, rows_of
 
@@ -22,8 +21,10 @@ BESIDE = RowClaim(
     TWICE,
     "{n} columns: {measured} by {implementation}, {loud}",
     ratio=lambda row: row.against(implementation="torch"),
-    values={"loud": lambda row: row.implementation.upper()},
 )
+
+
+COMPUTED = {"loud": lambda row: row.implementation.upper()}
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def probe(product: Any) -> Probe:
     def sweep(axes: SomeAxes) -> list[Case]:
         return [product(n).case for n in axes.n if n < 1000]
 
-    return Probe("some_thing", "What?", "products", lambda profile, device: SomeAxes(), sweep)
+    return Probe("some_thing", "What?", "products", lambda profile, device: SomeAxes(), sweep, computed=COMPUTED)
 
 
 def test_cases_are_those_of_the_profile_each_once(probe: Probe) -> None:
@@ -74,10 +75,10 @@ def test_a_claim_is_tried_on_each_row_that_has_a_ratio(product: Any) -> None:
         *product(32, "numpy").records(1.0, 1.0, 1.0),
     ]
     # Torch itself and the numpy without a torch beside it say nothing.
-    (verdict,) = BESIDE.verdicts(rows_of(records))
+    (verdict,) = BESIDE.verdicts(rows_of(records, computed=COMPUTED))
     assert (verdict.claim, verdict.outcome, verdict.measured.value) == (TWICE, "holds", pytest.approx(4.0))
     assert verdict.told.values == {"n": 16, "implementation": "numpy", "loud": "NUMPY", "measured": verdict.measured}
-    assert list(BESIDE.verdicts([])) == []
+    assert list(BESIDE.verdicts(rows_of([]))) == []
     assert list(replace(BESIDE, where=lambda row: row.n > 16).verdicts(rows_of(records))) == []
 
 
@@ -86,11 +87,6 @@ def test_a_counted_ratio_is_judged_without_processes(product: Any) -> None:
     rows = rows_of([*product(16).records(1.0, bytes=4.0), *product(32).records(1.0, bytes=3.0)])
     assert [each.outcome for each in counted.verdicts(rows)] == ["holds", "does not hold here"]
     assert {each.measured.unit for each in counted.verdicts(rows)} == {"B"}
-
-
-def test_one_process_decides_nothing(product: Any) -> None:
-    rows = rows_of([*product(16).records(4.0), *product(16, "numpy").records(1.0)])
-    assert [each.outcome for each in BESIDE.verdicts(rows)] == ["undecided"]
 
 
 def test_what_a_probe_computes_comes_first_and_tables_without_rows_are_left_out(probe: Probe, product: Any) -> None:
@@ -113,12 +109,3 @@ def test_what_a_probe_computes_comes_first_and_tables_without_rows_are_left_out(
     assert verdicts == found.verdicts
     assert len(verdicts) == 2
     assert [(table.title, table.rows) for table in found.tables] == [("All", ((32,), (16,))), ("Small", ((16,),))]
-
-
-def test_no_records_are_no_findings(probe: Probe) -> None:
-    assert replace(probe, claims=(BESIDE,), tables=(RowTable("All", ()),)).findings([]) == Findings()
-
-
-def test_a_probe_without_a_title_is_called_by_its_name(probe: Probe, product: Any) -> None:
-    assert (probe.heading, replace(probe, title="A thing").heading) == ("Some thing", "A thing")
-    assert probe.group(product(16).case) == "matmul torch"

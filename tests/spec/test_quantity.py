@@ -6,20 +6,13 @@ import math
 
 import pytest
 
-from pyperf_suite.measure.ratio import Ratio, exactly
-from pyperf_suite.spec.quantity import UNITS, Quantity, quantity
+from pyperf_suite.measure.estimates import Ratio, exactly
+from pyperf_suite.spec.findings import Quantity, quantity
 
 
 def test_a_unit_that_nothing_is_shown_in_is_refused_with_those_there_are():
     with pytest.raises(ValueError, match=r"'furlong' is no unit: .*GB/s"):
         Quantity(1.0, "furlong")
-
-
-@pytest.mark.parametrize("unit", UNITS)
-def test_a_value_in_its_unit_is_scaled_from_its_base(unit):
-    base, scale = UNITS[unit]
-    found = Quantity(3 * scale, unit)
-    assert (found.base, found.scaled(found.value)) == (base, pytest.approx(3))
 
 
 @pytest.mark.parametrize(
@@ -44,9 +37,3 @@ def test_a_ratio_keeps_its_bounds_and_processes():
     assert quantity(Ratio(2, 1.5, 2.5, 3)) == Quantity(2, "x", 1.5, 2.5, 3)
     assert quantity(Ratio(2, 1.5, 2.5, 3), "%", predicted=True) == Quantity(2, "%", 1.5, 2.5, 3, predicted=True)
     assert quantity(exactly(2)) == Quantity(2, "x", 2, 2)
-
-
-def test_a_number_has_no_bounds_and_a_quantity_stays_as_it_is():
-    plain = quantity(4, "ms", predicted=True)
-    assert (plain.value, plain.unit, plain.predicted, plain.has_interval) == (4.0, "ms", True, False)
-    assert quantity(plain, "s") is plain

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
-from pyperf_suite.spec.findings import Claim, Heading
-from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.runner.record import Case
+from pyperf_suite.spec.findings import Claim, Heading, Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, rows_of, series, series_by, table
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
+from tests.records import a_record
 
 
 def of(rows: Rows, n: int, implementation: str = "torch") -> Row:
@@ -85,18 +83,6 @@ def test_the_later_of_two_visits_of_a_process_stands(product: Any) -> None:
     assert (row.by_process, row.seconds) == ({0: 3.0, 1: 1.0}, 2.0)
 
 
-def test_a_record_whose_case_has_another_id_does_no_harm(product: Any) -> None:
-    (record,) = product(8).records(1.0, passing=3.0)
-    (row,) = rows_of([replace(record, case_id="another")])
-    assert (row.seconds, row.seen) == (1.0, {})
-
-
-def test_an_order_sorts_the_rows(rows: Rows) -> None:
-    sorted_rows = rows_of(rows.records, lambda row: (-row.n, row.implementation))
-    assert [(row.n, row.implementation) for row in sorted_rows[:2]] == [(32, "numpy"), (32, "torch")]
-    assert of(sorted_rows, 16).like(implementation="numpy") is of(sorted_rows, 16, "numpy")
-
-
 def test_the_row_like_another_differs_in_what_is_named_and_in_nothing_else(rows: Rows) -> None:
     torch = of(rows, 16)
     assert torch.like(implementation="numpy") is of(rows, 16, "numpy")
@@ -133,18 +119,6 @@ def test_nothing_is_compared_with_itself_or_with_what_no_common_process_measured
     assert of(rows, 32).against(implementation="numpy") is None
 
 
-def test_groups_and_choices_keep_the_order(rows: Rows) -> None:
-    groups = [[row.implementation for row in group] for group in rows.groups("implementation")]
-    assert groups == [["torch", "numpy"], ["torch", "numpy"], ["torch"]]
-    assert [row.n for row in rows.where(lambda row: row.seconds > 3, k=8)] == [16, 32, 32]
-    assert rows.first(n=64) is None
-
-
-def test_an_unknown_unit_is_refused() -> None:
-    with pytest.raises(ValueError, match="'furlong' is no unit"):
-        Column("c", lambda item: item, "furlong").cell(1.0)
-
-
 def test_a_table_has_a_line_an_item_and_the_headings_of_its_columns() -> None:
     # Without a value, or with one as text, a column has an attribute of the item.
     columns = (Column("name", str), Column("real", unit="ms", priority=2), Column("again", "numerator"))
@@ -171,18 +145,8 @@ def test_a_rate_lies_between_those_of_the_slowest_and_the_fastest_process(rows: 
 
 def counted(outcome="ok", batch=2):
     case = Case("training_memory", TrainingMemoryParameters(batch=batch), "storages")
-    return Record(
-        run_id="made-up",
-        kind="static",
-        case=case.to_json(),
-        case_id=case.case_id,
-        process=0,
-        position=0,
-        started_at="",
-        outcome=outcome,
-        metrics={"peak": Metric("B", *5 * (7.0,), [7.0])} if outcome == "ok" else {},
-        kernel={"path": "cpu"},
-    )
+    fields = {"kind": "static", "outcome": outcome, "metrics": {"peak": 7.0}, "kernel": {"path": "cpu"}}
+    return a_record(case, None, **fields)
 
 
 def test_counted_cases_have_rows_without_a_time():
@@ -213,11 +177,6 @@ def test_a_cell_is_a_quantity_a_name_or_unknown(value, unit, cell):
     found = Column("c", lambda item: item, unit).cell(value)
     assert (found.value, found.unit) == (cell.value, cell.unit) if isinstance(cell, Quantity) else found == cell
     assert type(found) is type(cell)
-
-
-def test_numbers_of_a_laws_column_are_predicted():
-    assert Column("c", float, "GB", predicted=True).cell(3).predicted
-    assert not Column("c", float, "GB").cell(3).predicted
 
 
 def test_a_row_tells_of_itself_and_of_what_it_is_given():

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.spec.findings import Claim, Findings, Quantity, Remark, Verdict, remark
-from pyperf_suite.spec.summary import MOST_POINTS, certain_weight, summary_of
+from pyperf_suite.spec.summary import MOST_POINTS, summary_of
 
 TWICE = Claim("twice as fast", "A Guide", 1.9, 2.1)
 
@@ -73,12 +71,3 @@ def test_there_are_at_most_seven_points_however_much_was_found() -> None:
     assert [each.told.values for each in told if isinstance(each.told, Remark) and "count" in each.told.values] == [
         {"count": 7}
     ]
-
-
-@pytest.mark.parametrize("quantity", [Quantity(8.0, "B"), Quantity(0.02, "%"), Quantity(float("nan"), "x")])
-def test_only_ratios_and_changes_have_a_weight(quantity: Quantity) -> None:
-    assert certain_weight(quantity) == 0.0
-
-
-def test_a_change_weighs_as_much_as_the_ratio_it_is() -> None:
-    assert certain_weight(Quantity(1.0, "+%", 0.5, 1.5, 3)) == certain_weight(Quantity(2.0, "x", 1.5, 2.5, 3))

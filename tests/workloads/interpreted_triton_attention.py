@@ -15,11 +15,10 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.attention.counted import Blocks
-from pyperf_suite.workloads.attention import triton_own
+from pyperf_suite.laws.tiled_attention import Blocks
+from pyperf_suite.workloads.attention import AttentionParameters, attention
 from pyperf_suite.workloads.attention.attention import Attention
-from pyperf_suite.workloads.attention.parameters import AttentionParameters
-from pyperf_suite.workloads.operand_sets import TorchTensors
+from pyperf_suite.workloads.operator import TorchTensors
 from pyperf_suite.workloads.workload import Place
 
 
@@ -32,20 +31,20 @@ class HostTensors(TorchTensors):
 
 def answer(target: str, blocks: str, **named: Any) -> dict[str, Any]:
     """Two operand sets, each poisoned and launched."""
-    triton_own.TorchTensors = HostTensors
-    triton_own.gpu_of = lambda tensors: (target, 3)
+    attention.TorchTensors = HostTensors
+    attention.gpu_of = lambda tensors: (target, 3)
     parameters = AttentionParameters(**named, blocks=Blocks.parse(blocks) if blocks else None)
-    operator, implementation = Attention(), triton_own.TritonAttention()
-    operator.validate(parameters)
+    workload, implementation = Attention(), attention.TritonAttention()
+    workload.validate(parameters)
     implementation.validate(parameters)
-    operands = operator.operands(parameters, seed=1)
+    operands = workload.operands(parameters, seed=1)
     launches = implementation.prepare(parameters, operands, Place(Device("cuda"), sets=2))
     outcomes = []
     for index in (0, 1):
         launches.poison()
-        before = operator.verify(parameters, operands, launches.outputs(index)).passed
+        before = workload.verify(parameters, operands, launches.outputs(index)).passed
         launches.launch(index)
-        outcomes.append((before, operator.verify(parameters, operands, launches.outputs(index)).message))
+        outcomes.append((before, workload.verify(parameters, operands, launches.outputs(index)).message))
     kernel = launches.kernel
     return {"outcomes": outcomes, "name": kernel.name, "path": kernel.path, "details": kernel.details}
 

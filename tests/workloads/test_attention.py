@@ -7,17 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.attention.counted import Blocks
-from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.attention import Attention, AttentionParameters
-from pyperf_suite.workloads.attention.flex import time_limit
-from pyperf_suite.workloads.attention.torch_sdpa import reason_of_refusal
-from pyperf_suite.workloads.dtypes import widen
+from pyperf_suite.laws.tiled_attention import Blocks
+from pyperf_suite.workloads.attention import AttentionParameters
+from pyperf_suite.workloads.attention.attention import Attention, NativeCpuAttention, default_native_blocks
+from pyperf_suite.workloads.attention.by_torch import reason_of_refusal, time_limit
 from pyperf_suite.workloads.workload import Kernel, Place
 
 CPU = resolve("cpu")
@@ -48,8 +45,10 @@ def verified(implementation: str, parameters: AttentionParameters) -> Kernel:
     operator.implementation(implementation).validate(parameters)
     operands = operator.operands(parameters, seed=1)
     launches = operator.implementation(implementation).prepare(parameters, operands, Place(CPU, sets=2))
+    launches.launch(0)
     launches.poison()
     for index in (0, 1):
+        assert not operator.verify(parameters, operands, launches.outputs(index)).passed
         launches.launch(index)
         verdict = operator.verify(parameters, operands, launches.outputs(index))
         assert verdict.passed, verdict.message
@@ -69,19 +68,8 @@ def test_every_implementation_of_torch_agrees_with_the_reference(
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("implementation", EVERYWHERE)
-def test_each_operand_set_has_its_own_result_and_none_before_it_was_launched(
-    implementation: str, backward: bool
-) -> None:
-    operator, parameters = Attention(), replace(CASES[1], dtype="float32", backward=backward)
-    operands = operator.operands(parameters, seed=3)
-    launches = operator.implementation(implementation).prepare(parameters, operands, Place(CPU, sets=3))
-    launches.launch(0)
-    launches.poison()
-    for index in (0, 1, 2):
-        assert not operator.verify(parameters, operands, launches.outputs(index)).passed
-        launches.launch(index)
-        verdict = operator.verify(parameters, operands, launches.outputs(index))
-        assert verdict.passed, verdict.message
+def test_each_operand_set_has_its_own_result(implementation: str, backward: bool) -> None:
+    verified(implementation, replace(CASES[1], dtype="float32", backward=backward))
 
 
 def test_the_backend_that_torch_picks_is_recorded_and_so_is_how_it_was_asked() -> None:
@@ -203,23 +191,6 @@ def test_a_library_refuses_blocks_of_ours(implementation: str) -> None:
         Attention().implementation(implementation).validate(parameters)
 
 
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ({"kv_heads": 5}, "must divide the 12 heads: choose from 1, 2, 3, 4, 6, 12"),
-        ({"kv_heads": 24}, "24 key heads"),
-        ({"causal": True, "seq_k": 60}, "the first 4 queries would see no key"),
-        ({"dtype": "float8_e4m3fn"}, "choose from float32, float16, bfloat16"),
-        ({"head_dim": 0}, "head_dim=0"),
-        ({"seq_k": -1}, "seq_k=-1"),
-        ({"seq_q": 1 << 40}, "seq_q=1099511627776"),
-    ],
-)
-def test_parameters_that_cannot_be_are_refused_with_what_can(changed: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        find_workload("attention").validate(replace(AttentionParameters(1, 12, 64, 64), **changed))
-
-
 def test_work_counts_what_is_visible_and_each_operand_once() -> None:
     parameters = AttentionParameters(2, 4, 8, 3, 5, kv_heads=2, causal=True)
     work = Attention().work(parameters)
@@ -231,13 +202,47 @@ def test_work_counts_what_is_visible_and_each_operand_once() -> None:
     assert backward.bytes == 2 * (4 * queries + 4 * keys)
 
 
-def test_operands_are_the_seeds_own_and_normal() -> None:
-    operator, parameters = Attention(), AttentionParameters(2, 4, 32, 64, backward=True)
-    operands = operator.operands(parameters, seed=3)
-    for name in ("q", "k", "v", "do"):
-        np.testing.assert_array_equal(operands[name], operator.operands(parameters, seed=3)[name])
-        assert not np.array_equal(operands[name], operator.operands(parameters, seed=4)[name])
-        values = widen(operands[name], "bfloat16")
-        assert abs(float(np.mean(values))) < 0.05
-        assert abs(float(np.std(values)) - 1) < 0.05
-    assert set(operands) == {"q", "k", "v", "o", "do", "dq", "dk", "dv"}
+NATIVE = AttentionParameters(2, 4, 40, 67, 91, kv_heads=2, dtype="float32", blocks=Blocks(16, 64))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("blocks", [None, Blocks(16, 64), Blocks(67, 128)], ids=str)
+@pytest.mark.parametrize("seq_q", [1, 67])
+def test_our_cpu_kernel_agrees_with_the_reference(seq_q: int, blocks: Blocks | None, causal: bool, dtype: str) -> None:
+    verified("native", replace(NATIVE, seq_q=seq_q, blocks=blocks, causal=causal, dtype=dtype))
+
+
+def test_the_record_says_which_blocks_slots_and_padding_there_were() -> None:
+    parameters = replace(NATIVE, blocks=None)
+    kernel = verified("native", parameters)
+    assert kernel.name == f"native_attention_{kernel.details['isa']}"
+    assert kernel.details["blocks"] == str(default_native_blocks(parameters))
+    assert kernel.details["slots"] == 1
+    assert 40 <= kernel.details["padded_head_dim"] < 40 + 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"backward": True}, "computes the forward pass only"),
+        ({"workers": 4096}, "4096 workers were asked for"),
+        ({"blocks": Blocks(64, 33)}, "Blocks 64x33 cannot be computed"),
+        ({"blocks": Blocks(64, 64, stages=3)}, "Blocks 64x64:s3 name stages or warps.*ask for 64x64"),
+        ({"blocks": Blocks(64, 64, warps=4)}, "Blocks 64x64:w4 name stages or warps"),
+    ],
+)
+def test_what_no_machine_can_do_is_refused_before_anything_is_measured(changes: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        NativeCpuAttention().validate(replace(NATIVE, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"dtype": "float16"}, "choose float32 or bfloat16"), ({"head_dim": 520}, "head_dim = 520 is out of range")],
+)
+@pytest.mark.parametrize("blocks", [None, Blocks(16, 64)], ids=str)
+def test_a_dtype_or_head_dim_beyond_the_kernel_is_unsupported(changes: dict, words: str, blocks: Blocks | None) -> None:
+    parameters = replace(NATIVE, blocks=blocks, **changes)
+    with pytest.raises(Unsupported, match=words):
+        verified("native", parameters)

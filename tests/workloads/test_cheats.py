@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.runner.case import Case
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import user_kernel
 from pyperf_suite.workloads.user_kernel import parameters_of
 
@@ -107,12 +106,12 @@ EFFORT = Effort(
 NAMES = ("measured", "softmax_v2", "kernel")
 
 
-def visit(entry: Entry, folder: Path, function: str) -> dict[str, Any]:
-    """What a worker answers to a visit of the kernel under that name."""
-    (folder / "bench.py").write_text(entry.text(function))
-    return measure_case(
-        Case("bench.py:case", parameters_of(())(), function), EFFORT, Device("cuda" if entry.on_gpu else "cpu")
-    )
+def visit(entry: Entry, folder: Path, function: str, written_as: str = "") -> dict[str, Any]:
+    """What a worker answers to a trial of the kernel under that name, in a file of its own if none has it."""
+    if not written_as:
+        (folder / "bench.py").write_text(entry.text(function))
+    case = Case(written_as or "bench.py:case", parameters_of(())(), function)
+    return measure_case(case, EFFORT, Device("cuda" if entry.on_gpu else "cpu"))
 
 
 def name_of(entry: Entry) -> str:
@@ -133,6 +132,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     user_kernel.forget_reference()
 
 
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Where each kernel stands: in a module of its own, imported by one file for all, so one process makes inputs."""
+    folder, places = tmp_path_factory.mktemp("honest"), {}
+    for number, entry in enumerate(HONEST):
+        library = next((each for each in ("triton", "torch") if f"import {each}" in entry.lines), "numpy")
+        (folder / f"honest_{number}.py").write_text(entry.text(name_of(entry)))
+        with (folder / f"all_{library}.py").open("a") as file:
+            file.write(f"from honest_{number} import case as case_{number}\n")
+        places[entry.name] = f"all_{library}.py:case_{number}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(user_kernel.ROOT_VARIABLE, str(folder))
+        yield places
+        user_kernel.forget_reference()
+
+
 def require(entry: Entry) -> None:
     """Skip where what the kernel is written with is not installed."""
     for module in ("torch", "triton"):
@@ -151,9 +166,9 @@ def test_a_kernel_that_cheats_fails_for_what_it_does(entry: Entry, folder: Path)
 
 
 @pytest.mark.parametrize("entry", list(map(marks, HONEST)))
-def test_a_kernel_that_does_its_work_passes(entry: Entry, folder: Path) -> None:
+def test_a_kernel_that_does_its_work_passes(entry: Entry, honest: dict[str, str], tmp_path: Path) -> None:
     require(entry)
-    answer = visit(entry, folder, name_of(entry))
+    answer = visit(entry, tmp_path, name_of(entry), honest[entry.name])
     assert answer["outcome"] == "ok", answer["reason"]
     assert answer["verification"]["passed"]
     assert answer["metrics"]["time"]["value"] > 0

@@ -7,14 +7,9 @@ import pytest
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.kernels import nvrtc
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.workloads.compiled_kernel import (
-    CompiledKernel,
-    CompiledKernelParameters,
-    cuda_kernels,
-    triton_kernels,
-)
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.exact import CompiledKernel, CompiledKernelParameters, cuda_kernels, triton_kernels
 from pyperf_suite.workloads.workload import Place
 
 KERNEL = "sm80_bf16_bf16_tn_64x64x64_s4_w2x2"
@@ -40,6 +35,7 @@ def test_the_attention_kernels_of_each_target_stand_beside_its_products() -> Non
     assert triton_kernels("sm_70") == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["addresses", "dq"])
 def test_an_attention_kernel_becomes_exact_figures_of_its_own_source(ending: str) -> None:
     pytest.importorskip("triton")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.grouped_matmul import GroupedMatmulParameters
+from pyperf_suite.workloads.matmul.libraries import GroupedMatmulParameters
 from pyperf_suite.workloads.workload import Place
 
 CPU = resolve("cpu")
@@ -73,18 +73,3 @@ def test_work_counts_useful_flop_and_experts_that_are_read():
 def test_triton_is_not_timed_where_it_would_interpret():
     with pytest.raises(Unsupported, match="compiles for GPUs"):
         OPERATOR.prepare(asked(), "triton", Place(CPU))
-
-
-@pytest.mark.parametrize(
-    ("changed", "sentence"),
-    [
-        ({"experts": 0}, "experts lies between 1"),
-        ({"rows": 0}, "rows lies between 1"),
-        ({"n": 1 << 40}, "n lies between 1"),
-        ({"skew": -1.0}, "skew lies between 0"),
-        ({"dtype": "int8"}, "choose from float32"),
-    ],
-)
-def test_what_cannot_be_is_one_sentence(changed, sentence):
-    with pytest.raises(UserError, match=sentence):
-        OPERATOR.validate(asked(**changed))

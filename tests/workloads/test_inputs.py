@@ -17,10 +17,18 @@ import pytest
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels import nvrtc
-from pyperf_suite.workloads import operand_sets
-from pyperf_suite.workloads.dtypes import aligned_empty, element_type, widen
-from pyperf_suite.workloads.inputs import INT8_DEVIATION, Operand, Operands, fill, values_of
-from pyperf_suite.workloads.operand_sets import TorchTensors
+from pyperf_suite.workloads import operator
+from pyperf_suite.workloads.operands import (
+    INT8_DEVIATION,
+    Operand,
+    Operands,
+    aligned_empty,
+    element_type,
+    fill,
+    values_of,
+    widen,
+)
+from pyperf_suite.workloads.operator import TorchTensors
 from pyperf_suite.workloads.workload import Place
 
 CUDA = Path(nvrtc.__file__).parent / "cuda"
@@ -143,9 +151,9 @@ def test_tensors_are_filled_on_the_device_and_never_made_on_the_host(kernel_on_h
         ctypes.memmove(address, values.ctypes.data, values.nbytes)
 
     on_host = SimpleNamespace(torch=torch, device=torch.device("cpu"), stopwatch=None, is_gpu=True)
-    monkeypatch.setattr(operand_sets, "fill_on_device", fill_there)
-    monkeypatch.setattr(operand_sets, "cuda_device", lambda index: None)
-    monkeypatch.setattr(operand_sets, "TorchDevice", lambda device, workers: on_host)
+    monkeypatch.setattr(operator, "fill_on_device", fill_there)
+    monkeypatch.setattr(operator, "cuda_device", lambda index: None)
+    monkeypatch.setattr(operator, "TorchDevice", lambda device, workers: on_host)
     described = {"a": Operand((33, 7), "bfloat16", 0), "c": Operand((5,), "float32")}
     operands = Operands(described, seed=3)
     sets = TorchTensors(operands, Place(Device("cuda"), sets=3)).sets

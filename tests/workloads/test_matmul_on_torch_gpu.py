@@ -13,10 +13,10 @@ import pytest
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels import matmul as triton_matmul
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.workloads.matmul import Matmul, MatmulParameters, libraries, triton_own
-from pyperf_suite.workloads.operand_sets import TorchTensors
-from pyperf_suite.workloads.operator import Launches
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.workloads.matmul import MatmulParameters, libraries, matmul
+from pyperf_suite.workloads.matmul.matmul import Matmul
+from pyperf_suite.workloads.operator import Launches, TorchTensors
 from pyperf_suite.workloads.workload import Place
 
 TWO_ON_A_GPU = Place(Device("cuda"), sets=2)
@@ -43,10 +43,10 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> Callable[[MatmulParameters], Lau
     monkeypatch.setattr(libraries, "TorchTensors", HostTensors)
 
     def prepared(parameters: MatmulParameters) -> Launches:
-        operator = Matmul()
-        implementation = operator.implementation("cublas" if parameters.pad_to == 1 else "cublas_padded")
+        matmul = Matmul()
+        implementation = matmul.implementation("cublas" if parameters.pad_to == 1 else "cublas_padded")
         implementation.validate(parameters)
-        return implementation.prepare(parameters, operator.operands(parameters, seed=1), TWO_ON_A_GPU)
+        return implementation.prepare(parameters, matmul.operands(parameters, seed=1), TWO_ON_A_GPU)
 
     return prepared
 
@@ -125,10 +125,10 @@ def prepare_triton(monkeypatch: pytest.MonkeyPatch):
         torch = pytest.importorskip("torch")
         pytest.importorskip("triton")
         monkeypatch.setattr(triton_matmul, "Product", Product)
-        monkeypatch.setattr(triton_own, "TorchTensors", HostTensors)
+        monkeypatch.setattr(matmul, "TorchTensors", HostTensors)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
-        operator = Matmul()
-        return operator.implementation("triton").prepare(parameters, operator.operands(parameters, 1), TWO_ON_A_GPU)
+        product = Matmul()
+        return product.implementation("triton").prepare(parameters, product.operands(parameters, 1), TWO_ON_A_GPU)
 
     return prepared
 

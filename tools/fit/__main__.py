@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from pyperf_suite.advise.calibrate.cross_validation import described
+from pyperf_suite.advise.calibrate_laws import described
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import Calibration
 from tools.fit.tables import FITS, calibrate_tables, is_as_shipped, save
@@ -18,7 +18,7 @@ from tools.fit.tables import FITS, calibrate_tables, is_as_shipped, save
 @click.option("--law", "laws", multiple=True, type=click.Choice(list(FITS)), help="Only this one; may be repeated.")
 @click.option("--output", type=click.Path(path_type=Path), help="The folder to write to; by default the package's own.")
 def main(tables: Path, laws: tuple[str, ...], output: Path | None) -> None:
-    """Fit law by law, each told as soon as it is done; then write a file a GPU."""
+    """Fit law by law and report each as soon as it is done; then write a file a GPU."""
     fitted: dict[str, Calibration] = {}
     try:
         for gpu, name, block, fitted[gpu] in calibrate_tables(tables, laws):

@@ -1,4 +1,4 @@
-"""Fits the law of attention to the published tables of causal prefill, kernel by kernel, and tells its error.
+"""Fits the law of attention to the published tables of causal prefill, kernel by kernel, and states its error.
 
 The error is that of whole head shapes (heads, kv_heads, head_dim) left out: all batches and lengths of one together.
 """
@@ -8,29 +8,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.advise.calibrate.cross_validation import HeldOutError, cross_validate, site_numbers, summary
+from pyperf_suite.advise.calibrate_laws import HeldOutError, cross_validate, site_numbers, summary
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.attention.kernel import Costs, KernelLaw, grid_sizes, pack_kernels
-from pyperf_suite.laws.attention.library import BLOCK, AttentionKernels, transferred_attention, unpack_attention
-from pyperf_suite.laws.attention.work import AttentionShape
-from pyperf_suite.laws.calibration import Block
-from pyperf_suite.laws.matmul.octave_grid import fit_grid
-from pyperf_suite.laws.matmul.staircase import nonnegative_fit
+from pyperf_suite.laws.attention import (
+    AttentionKernels,
+    AttentionShape,
+    Costs,
+    KernelLaw,
+    grid_sizes,
+    pack_kernels,
+    transferred_attention,
+    unpack_attention,
+)
+from pyperf_suite.laws.calibration import Block, ResidualGrid
+from pyperf_suite.laws.collectives import HUBER, LEAST_SCATTER
+from pyperf_suite.laws.tiling import nonnegative_fit
+from tools.fit.published import read_columns, tables_like
 
-TABLE = "attention_prefill_bf16_{}.parquet"
+if TYPE_CHECKING:
+    from scipy import sparse
+
+TABLE = "attention_prefill_bf16_"
 ORIGIN = "causal prefill attention as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
-GPU_OF_TABLE = {
-    "a100_sxm": "A100 SXM",
-    "b200_sxm": "B200 SXM",
-    "h100_sxm": "H100 SXM",
-    "h200_sxm": "H200 SXM",
-    "l40s": "L40S",
-}
 # Measured with random inputs; other versions in the tables used uninitialised ones or ran into the power limit.
 LIBRARIES = (("trtllm", "1.3.0rc20"), ("sglang", "0.5.14"))
 LIBRARIES_OF_TABLE = {"a100_sxm": (("sglang", "0.5.10"),)}
@@ -40,8 +45,11 @@ BLOCKS = (64, 128, 192, 256)
 RESIDENT = (1, 2, 3)
 # Powers of two: batch·heads up to 2^15, sequences up to 2^14, up to 2^7 heads a key head.
 GRID = (16, 15, 8)
-# A step of the grid to a neighbour, beside a row's residual: chosen on head shapes left out, flat from 0.01 to 0.1.
+# A step of the grid to a neighbour, over a row's residual: chosen on head shapes left out, flat from 0.01 to 0.1.
 SMOOTHNESS = 0.03
+REWEIGHTINGS = 3
+# Held against the level, so that what no row says anything of is determined: it follows its neighbours.
+LEVEL = 1e-4
 # A library that knows fewer than this share of the head shapes of a head dimension has no law there: it would make
 # some heads look faster than others for having been measured.
 BROAD = 0.5
@@ -76,18 +84,16 @@ class PrefillTable:
         return AttentionShape(batch, seq, seq, heads, kv_heads, causal=True)
 
 
-def fit_attention(tables_folder: Path) -> dict[str, dict[str, Block]]:
-    """The block of every GPU that the folder has a table of, by its name in the catalogue and the block's own.
+def fit_attention(tables_folder: Path) -> dict[str, Block]:
+    """The block of every GPU that the folder has a table of, by its name in the catalogue.
 
     Raises UserError where the folder has no such table.
     """
-    blocks = {}
-    for name, gpu in GPU_OF_TABLE.items():
-        if (tables_folder / TABLE.format(name)).is_file():
-            blocks[gpu] = {BLOCK: fit_block(read_prefill(tables_folder, name), find_gpu(gpu))}
-    if not blocks:
-        raise UserError(f"{tables_folder} has no table of attention ({TABLE.format('GPU')}): name the folder that has.")
-    return blocks
+    names = tables_like(tables_folder, TABLE)
+    if not names:
+        raise UserError(f"{tables_folder} has no table of attention ({TABLE}GPU.parquet): name the folder that has.")
+    gpus = map(find_gpu, names)
+    return {gpu.name: fit_block(read_prefill(tables_folder, gpu.slug), gpu) for gpu in gpus}
 
 
 def read_prefill(tables_folder: Path, name: str) -> PrefillTable:
@@ -96,13 +102,10 @@ def read_prefill(tables_folder: Path, name: str) -> PrefillTable:
     Of each library its truth column and, at each head dimension, the kernel that it used for most shapes: the others
     (on B200 of heads of 256, three times slower) stand in for it where it has no shape.
     """
-    import pyarrow.parquet
-
     versions = LIBRARIES_OF_TABLE.get(name, LIBRARIES)
-    table = pyarrow.parquet.read_table(tables_folder / TABLE.format(name))
-    column = {field: table[field].to_numpy() for field in table.schema.names}
-    wanted = np.zeros(table.num_rows, dtype=bool)
-    library = np.zeros(table.num_rows, dtype=np.intp)
+    column = read_columns(tables_folder, TABLE + name)
+    wanted = np.zeros(column["isl"].size, dtype=bool)
+    library = np.zeros(column["isl"].size, dtype=np.intp)
     for position, (lib, version) in enumerate(versions):
         own = (column["backend_lib"] == lib) & (column["backend_version"] == version)
         own &= column["kv_cache_dtype"] == "bfloat16"
@@ -240,3 +243,44 @@ def _medians(number: NDArray[np.intp], values: NDArray[np.float64]) -> NDArray[n
     order = np.argsort(number, kind="stable")
     groups = np.split(values[order], np.cumsum(np.bincount(number))[:-1])
     return np.array([float(np.median(group)) for group in groups])
+
+
+def fit_grid(
+    values: NDArray[np.float64], sizes: Sequence[NDArray[np.float64]], shape: tuple[int, ...], smoothness: float
+) -> NDArray[np.float64]:
+    """The grid of that shape that reads `values` at `sizes`, with least squared steps between neighbours.
+
+    `smoothness` is what a squared step costs over a row's squared residual. Rows that nothing near agrees with are
+    held to less and less (Huber's weights). Raises ValueError for no rows.
+    """
+    from scipy import sparse
+    from scipy.sparse.linalg import spsolve
+
+    if values.size == 0:
+        raise ValueError("a grid cannot be fitted to no rows")
+    rows = np.arange(values.size)
+    reading = sum(
+        sparse.csr_matrix((weight, (rows, corner)), shape=(values.size, int(np.prod(shape))))
+        for corner, weight in ResidualGrid.octaves(np.empty(shape)).corners(sizes)
+    )
+    penalty = smoothness * _roughness(shape) + LEVEL * sparse.identity(int(np.prod(shape)))
+    weights = np.ones(values.size)
+    for _ in range(REWEIGHTINGS):
+        weighted = reading.T @ sparse.diags_array(weights)
+        grid = spsolve((weighted @ reading + penalty).tocsc(), weighted @ values)
+        residuals = np.abs(reading @ grid - values)
+        scatter = HUBER * max(1.4826 * float(np.median(residuals)), LEAST_SCATTER)
+        weights = np.minimum(1.0, scatter / np.maximum(residuals, scatter))
+    return np.asarray(grid.reshape(shape))
+
+
+def _roughness(shape: tuple[int, ...]) -> sparse.csr_matrix:
+    """The quadratic form of squared steps along every axis."""
+    from scipy import sparse
+
+    form = sparse.csr_matrix((int(np.prod(shape)),) * 2)
+    for axis, count in enumerate(shape):
+        step = np.diff(np.eye(count), axis=0)
+        outer, inner = (sparse.identity(int(np.prod(part))) for part in (shape[:axis], shape[axis + 1 :]))
+        form += sparse.kron(sparse.kron(outer, step.T @ step), inner)
+    return form

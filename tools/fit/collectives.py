@@ -1,12 +1,13 @@
 """Fits the curves of NCCL's collectives on each GPU of the published tables, and infers those that no table has.
 
 Half the curves of a GPU are usually missing: an operation was timed among 4 and 8 ranks, another among 2. What they
-share — operation, ranks, architecture, kind of link — tells the missing ones; the error is that of whole curves left
+share — operation, ranks, architecture, kind of link — predicts the missing ones; the error is that of whole curves left
 out.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,13 +16,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.calibration import Block
-from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta, held_out_errors
-from pyperf_suite.laws.network.collectives import has_nvlink, pack_curves, transferred_laws, unpack_laws
+from pyperf_suite.laws.collectives import (
+    PiecewiseAlphaBeta,
+    has_nvlink,
+    held_out_errors,
+    pack_curves,
+    transferred_laws,
+    unpack_laws,
+)
+from tools.fit.published import read_columns, rows_of
 
-TABLE = "collectives.parquet"
+TABLE = "collectives"
 ORIGIN = "NCCL's collectives in half precision as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
 # NCCL's own kernels, in one dtype: reductions of int8 run up to 8 % slower at the same bytes.
 FILE, DTYPE = "nccl_perf", "half"
@@ -55,11 +62,12 @@ class Curve(NamedTuple):
     ranks: int
 
 
+@functools.cache
 def fit_collectives(tables_folder: Path) -> dict[str, Block]:
     """The block "collectives" of every GPU in the folder's table of collectives, by the GPU's name in the catalogue.
 
     Every operation of `OPERATIONS` gets a curve at every number of `RANKS`. The block's stated error is of this GPU's
-    curves left out whole; that of sizes left out stands beside it. Raises UserError where the folder has no such table.
+    curves left out whole; that of sizes left out is stated too. Raises UserError where the folder has no such table.
     """
     measured = read_curves(tables_folder)
     sizes = np.array(sorted(next(iter(measured.values()))), dtype=np.float64)
@@ -102,13 +110,8 @@ def read_curves(tables_folder: Path) -> dict[Curve, dict[float, float]]:
 
     Sizes that not every curve has are left out. Raises UserError where the folder has no table of collectives.
     """
-    path = tables_folder / TABLE
-    if not path.is_file():
-        raise UserError(f"{tables_folder} has no {TABLE}: name the folder that the published tables lie in.")
-    from pyarrow import parquet
-
     repeated: dict[Curve, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in parquet.read_table(path).to_pylist():
+    for row in rows_of(read_columns(tables_folder, TABLE)):
         if row["file"] == FILE and row["dtype"] == DTYPE:
             operation = OPERATION_OF.get(row["op_name"], row["op_name"])
             curve = Curve(find_gpu(row["gpu"]).name, operation, row["num_gpus"])

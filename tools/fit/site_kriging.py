@@ -1,4 +1,4 @@
-"""Smooths what a law leaves unexplained over sites (n, k) and rows m, and tells it at sites that were not measured.
+"""Smooths what a law leaves unexplained over sites (n, k) and rows m, and predicts it at sites that were not measured.
 
 A site resembles those near it, and more so those of its own n, its own k or as large a weight matrix; a product
 resembles those of any site with as many tiles and as deep a K, or with as many bytes. So the residual is the sum of a
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Linear = Callable[[Floats], Floats]
 
-# Single measurements are up to twice too long where something else ran beside them: those off by more than the usual
+# Single measurements are up to twice too long where something else ran too: those off by more than the usual
 # deviation at their m count as off by that (Huber, Annals of Mathematical Statistics 35, 1964), found in a few rounds.
 ROUNDS = 4
 # Times this the median absolute deviation of normal noise is its standard deviation.
@@ -33,7 +33,7 @@ ENOUGH, STEPS = 1e-4, 200
 class Alike:
     """Products alike by two logarithms: of tiles of `tile`, or of bytes where it is None, and of k or m (`beside`).
 
-    `variance` is relative to a `Likeness`'s others; lengths are doublings over which likeness decays. It is told at
+    `variance` is relative to a `Likeness`'s others; lengths are doublings over which likeness decays. It is kept at
     nodes `steps` doublings apart and goes straight between them.
     """
 

@@ -14,17 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.advise.calibrate.cross_validation import folds, site_numbers
-from pyperf_suite.errors import UserError
+from pyperf_suite.advise.calibrate_laws import folds, site_numbers
 from pyperf_suite.laws.calibration import Block
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.kernel_prices import KernelPrices, LawPrices
-from pyperf_suite.laws.training.micro_batch import StepConstants
-from pyperf_suite.laws.training.plan import Plan
-from pyperf_suite.laws.training.step_time import MEASURED_GPU, pack_constants, step_time
+from pyperf_suite.laws.explained import KernelPrices
+from pyperf_suite.laws.prices import Prices
+from pyperf_suite.laws.training.step import MEASURED_GPU, Plan, StepConstants, pack_constants, step_time
+from pyperf_suite.laws.transformer import ModelDimensions
+from tools.fit.published import read_columns, rows_of
 
-MULTI_NODE = "train_iteration_multi_node_a100.parquet"
-SINGLE_NODE = "train_iteration_single_node_a100.parquet"
+MULTI_NODE = "train_iteration_multi_node_a100"
+SINGLE_NODE = "train_iteration_single_node_a100"
 ORIGIN = "training iterations of GPT models on up to 512 A100, as published with vTrain (f8dda847)"
 # The tables do not state it; Megatron-LM's padding of GPT-2's vocabulary.
 VOCAB = 51200
@@ -32,7 +31,7 @@ VOCAB = 51200
 START = StepConstants(1.0, 0.6e-3, 12.5e9)
 # A residual beyond this counts by its size, not its square: a few rows are off by half, and their neighbours are not.
 ROBUST_SHARE = 0.05
-# Of the single-node table one row in so many is fitted to: it has one constant to tell.
+# Of the single-node table one row in so many is fitted to: one constant is found on it.
 EVERY = 9
 
 
@@ -49,10 +48,10 @@ def fit_step(tables_folder: Path, prices: KernelPrices | None = None) -> dict[st
     """The block "step" of the A100; `prices` are by default the laws of `pyperf_suite.laws` on that GPU.
 
     The stated error is of iterations over many nodes, all those of one model and parallelism left out together; that of
-    iterations in one node stands beside it, on rows that were not fitted. Raises UserError where the folder has not
+    iterations in one node is stated too, on rows that were not fitted. Raises UserError where the folder has not
     both tables.
     """
-    remembered = Remembered(prices or LawPrices(MEASURED_GPU))
+    remembered = Remembered(prices or Prices(MEASURED_GPU))
     multi, single = (read_iterations(tables_folder, table) for table in (MULTI_NODE, SINGLE_NODE))
     constants = fit_constants(multi, single[::EVERY], remembered)
     errors = left_out_errors(multi, constants, remembered)
@@ -74,11 +73,6 @@ def read_iterations(tables_folder: Path, table: str) -> list[Iteration]:
 
     They are GPT-2's kind of model under Megatron-LM of 2022: attention not fused, activations recomputed.
     """
-    path = tables_folder / table
-    if not path.is_file():
-        raise UserError(f"{tables_folder} has no {table}: name the folder that the published tables lie in.")
-    from pyarrow import parquet
-
     return [
         Iteration(
             ModelDimensions(
@@ -103,7 +97,7 @@ def read_iterations(tables_folder: Path, table: str) -> list[Iteration]:
             ),
             row["iteration_time_(ms)"] * 1e-3,
         )
-        for row in parquet.read_table(path).to_pylist()
+        for row in rows_of(read_columns(tables_folder, table))
     ]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.calibration import Block, Calibration, shipped_calibration, shipped_path
-from pyperf_suite.laws.kernel_prices import LawPrices
+from pyperf_suite.laws.prices import Prices
 from tools.fit.attention import fit_attention
 from tools.fit.collectives import fit_collectives
 from tools.fit.gemm import fit_gemm
@@ -37,14 +37,14 @@ def _alone(name: str, fit: Callable[[Path], Mapping[str, Block]]) -> Fit:
 def _step(folder: Path, fitted: Mapping[str, Calibration]) -> Blocks:
     """The constants of an iteration, on top of the laws of its kernels as they were just fitted."""
     gpu = find_gpu(STEP_GPU)
-    prices = LawPrices(fitted.get(gpu.name, gpu))
+    prices = Prices(fitted.get(gpu.name, gpu))
     return {name: {"step": block} for name, block in fit_step(folder, prices).items()}
 
 
-# In the order in which they are made: iterations are told from the laws of kernels.
+# In the order in which they are made: iterations are predicted by the laws of kernels.
 FITS: Mapping[str, Fit] = {
     "gemm": lambda folder, _: fit_gemm(folder),
-    "attention": lambda folder, _: fit_attention(folder),
+    "attention": _alone("attention_bf16", fit_attention),
     "memory": _alone("memory", fit_memory),
     "collectives": _alone("collectives", fit_collectives),
     "step": _step,

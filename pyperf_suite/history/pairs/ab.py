@@ -5,26 +5,88 @@ The rule is stated before the first pair; a suite's verdicts must also survive b
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import datetime
+import json
 import math
+import os
 import random
+import secrets
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from pyperf_suite import files
+from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.history.finding import Finding, Verdict
+from pyperf_suite.history.intervals import bca_bootstrap, student_t
 from pyperf_suite.history.pairs.arms import Arm, PairedCase
 from pyperf_suite.history.pairs.live_pair import PACE, SIDES, ArmFailed, Pace, Pair, measure_pair
-from pyperf_suite.history.pairs.pair_journal import WritePair
-from pyperf_suite.history.static_figures import judge_figures
-from pyperf_suite.history.statistics.decision import Decision
-from pyperf_suite.history.statistics.multiple import suite_verdicts
-from pyperf_suite.history.statistics.sequential import SequentialRule
-from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.runner.worker_process import WorkerProcess
+from pyperf_suite.history.verdict import Judgement, SequentialRule, Verdict, Word, judge_figures, percent, suite_words
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.runner.workers import WorkerProcess
 from pyperf_suite.spec.discovery import is_users
+
+WritePair = Callable[[Mapping[str, Any]], None]
+
+
+class PairJournal:
+    """pairs.jsonl of one comparison, open for appending. Use as a context manager; call it with each pair."""
+
+    def __init__(self, path: Path) -> None:
+        """Open for appending. Raises UserError where the file cannot be written."""
+        self.path = path
+        self.written = 0
+        try:
+            self._file = files.open_for_appending(path)
+            files.sync_folder(path.parent)
+        except OSError as error:
+            raise UserError(f"The pairs file {path} cannot be written: {error.strerror}.") from None
+
+    def __call__(self, pair: Mapping[str, Any]) -> None:
+        """Write one pair and wait until it is on disk. Raises UserError where the disk refuses."""
+        line = json.dumps(pair, separators=(",", ":"), allow_nan=False) + "\n"
+        try:
+            self._file.write(line.encode())
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise UserError(
+                f"A pair could not be written to {self.path}: {error.strerror}. All {self.written} earlier pairs are "
+                "kept; free some space, or name another folder with --results."
+            ) from None
+        self.written += 1
+
+    def __enter__(self) -> PairJournal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # What is still in the buffer could not be written before and will not be now.
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def comparison_folder(results: Path, machine: str, manifest: Mapping[str, Any], kind: str = "ab") -> Path:
+    """Make `<results>/<machine>/<kind>-<stamp>/` with the manifest as `<kind>.json` in it.
+
+    Raises UserError where the results folder cannot be written.
+    """
+    now = datetime.datetime.now(datetime.timezone.utc)
+    path = results / machine / f"{kind}-{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+    stamped = {"started_at": now.isoformat(timespec="seconds"), **manifest}
+    try:
+        files.make_folder(path)
+        files.write_whole(path / f"{kind}.json", json.dumps(stamped, indent=2) + "\n")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        raise UserError(
+            f"The results folder {results} cannot be written ({error.strerror}): name another with --results."
+        ) from None
+    return path
+
 
 BUDGET_S = 30.0
 
@@ -39,8 +101,11 @@ RuleFor = Callable[[PairedCase], SequentialRule]
 
 
 @dataclasses.dataclass
-class Comparison:
-    """One benchmark on its way to a verdict."""
+class LiveComparison:
+    """One benchmark on its way to a verdict.
+
+    `spin_share` slows every launch of the new arm down by that share, as selfcheck does.
+    """
 
     old: Arm
     new: Arm
@@ -50,17 +115,20 @@ class Comparison:
     budget_s: float = BUDGET_S
     seed: int = 0
     spin_share: float = 0.0
-    write: WritePair | None = None
+    journal: WritePair | None = None
     pace: Pace = PACE
     progress: Progress | None = None
     pairs: list[Pair] = dataclasses.field(default_factory=list)
     spent_s: float = 0.0
     failure: ArmFailed | None = None
-    decision: Decision | None = None
+    decision: Verdict | None = None
     judges: dict[str, WorkerProcess] | None = None
 
     def run(self) -> None:
         """Measure pairs until the rule decides, pairs or budget are used up, or an arm fails."""
+        unbuilt = {side: arm.failure for side, arm in zip(SIDES, (self.old, self.new), strict=True) if arm.failure}
+        if unbuilt:
+            self.failure = ArmFailed(unbuilt, unsupported=False)
         if is_users(self.case.old.operator):
             self.judges = {}
         try:
@@ -114,8 +182,8 @@ class Comparison:
             break
         self.spent_s += time.monotonic() - begin
         if len(self.pairs) > number:
-            if self.write is not None:
-                self.write(self._line(number, self.pairs[-1]))
+            if self.journal is not None:
+                self.journal(self._line(number, self.pairs[-1]))
             if self.progress is not None:
                 self.progress(self.case, self.pairs)
 
@@ -125,42 +193,46 @@ class Comparison:
         measured = {name: value for name, value in vars(pair).items() if value is not None}
         return what | slowed | measured | {"old": self.case.old.to_json(), "new": self.case.new.to_json()}
 
-    def finding(self, as_one_of_many: Verdict | None = None) -> Finding:
+    def judgement(self, as_one_of_many: Word | None = None) -> Judgement:
         """The verdict with everything a reader may ask about it; `as_one_of_many` is that beside the suite's others."""
         if self.failure is not None:
             return self._failed(self.failure)
         if self.pairs[-1].static is not None:
-            verdict, sentence, figures = judge_figures(*self.pairs[-1].static)
-            return self._finding(verdict, None, sentence, {"figures": figures})
+            sides = [{name: one["value"] for name, one in side.items()} for side in self.pairs[-1].static]
+            verdict, sentence, figures = judge_figures(*sides)
+            return self._judgement(verdict, None, sentence, {"figures": figures})
         decision = self.decision
         assert decision is not None
-        verdict = as_one_of_many or decision.verdict
+        verdict = as_one_of_many or decision.word
         sentence = _sentence(verdict, decision, self.rule, self.spent_s)
         if verdict == "undecided" and decision.is_decided:
-            sentence += f" Alone it would be {decision.verdict}; as one of several that is not sure enough."
+            sentence += f" Alone it would be {decision.word}; as one of several that is not sure enough."
         cautions = self._cautions()
+        log_ratios = [pair.log_ratio for pair in self.pairs]
         details = {
             "p_value": decision.p_value,
             "confidence": decision.confidence,
             "further_pairs": decision.further_pairs,
-            "t": _plain(decision.t),
-            "bca": _plain(decision.bca),
+            "t": _interval(student_t, log_ratios),
+            "bca": _interval(bca_bootstrap, log_ratios),
             "old_s": statistics.median(pair.old_s for pair in self.pairs),
             "new_s": statistics.median(pair.new_s for pair in self.pairs),
             "machine": self._machine(),
         }
-        return self._finding(verdict, decision.ratio, " ".join([sentence, *cautions]), details)
+        return self._judgement(verdict, decision.ratio, " ".join([sentence, *cautions]), details)
 
-    def _failed(self, failure: ArmFailed) -> Finding:
+    def _failed(self, failure: ArmFailed) -> Judgement:
         arms = {"old": self.old, "new": self.new}
         reasons = "; ".join(
             reason if reason.startswith(arms[side].name) else f"{arms[side].name}: {reason}"
             for side, reason in failure.reasons.items()
         )
         sentence = f"Nothing to compare with: {reasons}" if failure.unsupported else reasons
-        return self._finding("failed", None, sentence, {"reasons": failure.reasons, "unsupported": failure.unsupported})
+        return self._judgement(
+            "failed", None, sentence, {"reasons": failure.reasons, "unsupported": failure.unsupported}
+        )
 
-    def _finding(self, verdict: Verdict, ratio: Ratio | None, sentence: str, details: Mapping[str, Any]) -> Finding:
+    def _judgement(self, verdict: Word, ratio: Ratio | None, sentence: str, details: Mapping[str, Any]) -> Judgement:
         common: dict[str, Any] = {
             "pairs": len(self.pairs),
             "seconds": self.spent_s,
@@ -171,19 +243,19 @@ class Comparison:
             common["kernels"] = dict(zip(SIDES, self.pairs[0].kernels, strict=True))
         if self.spin_share:
             common["spin_share"] = self.spin_share
-        return Finding(
+        return Judgement(
             self.case.label, self.case.probe, self.case.case_id, verdict, ratio, self.rule.margin, sentence,
             common | dict(details),
         )  # fmt: skip
 
     def _machine(self) -> dict[str, float]:
         """Clocks of both sides and stolen time over the pairs, where the machine tells."""
-        told: dict[str, float] = {}
+        found: dict[str, float] = {}
         clocks = [pair.machine["clock_hz"] for pair in self.pairs if pair.machine.get("clock_hz")]
         if clocks:
-            told |= {f"{side}_clock_hz": statistics.median(clock[side] for clock in clocks) for side in SIDES}
+            found |= {f"{side}_clock_hz": statistics.median(clock[side] for clock in clocks) for side in SIDES}
         stolen = [pair.machine.get("steal_share", 0.0) for pair in self.pairs]
-        return told | {"steal_share": statistics.fmean(stolen)}
+        return found | {"steal_share": statistics.fmean(stolen)}
 
     def _cautions(self) -> list[str]:
         """What beside the code may have made the difference."""
@@ -192,7 +264,7 @@ class Comparison:
         if "old_clock_hz" in machine:
             change = machine["new_clock_hz"] / machine["old_clock_hz"] - 1
             if abs(change) > CLOCK_DIFFERENCE:
-                found.append(f"The GPU's clock was {_percent(change)} under the new one: its power may have changed.")
+                found.append(f"The GPU's clock was {percent(change)} under the new one: its power may have changed.")
         if machine["steal_share"] > STOLEN_SHARE:
             found.append(f"Other guests of this machine took {100 * machine['steal_share']:.0f} % of its time.")
         assert self.pairs[0].kernels is not None
@@ -203,30 +275,15 @@ class Comparison:
 
 
 def compare_case(
-    old: Arm,
-    new: Arm,
-    case: PairedCase,
-    device: Device,
-    rule: SequentialRule | None = None,
-    budget_s: float = BUDGET_S,
-    seed: int = 0,
-    journal: WritePair | None = None,
-    spin_share: float = 0.0,
-    pace: Pace = PACE,
-    progress: Progress | None = None,
-) -> Finding:
-    """Compare one benchmark; `spin_share` slows every launch of the new arm down by that share, as selfcheck does.
+    old: Arm, new: Arm, case: PairedCase, device: Device, rule: SequentialRule | None = None, **how: Any
+) -> Judgement:
+    """Compare one benchmark; `how` are the further fields of `LiveComparison`.
 
-    Raises UserError where a pair cannot be written to the journal.
+    Raises UserError if a pair cannot be written to the journal.
     """
-    rule = rule or SequentialRule()
-    comparison = Comparison(
-        old, new, case, device, rule, budget_s, seed, spin_share, journal, pace, progress
-    )  # fmt: skip
-    if (unbuilt := _unbuilt(comparison)) is not None:
-        return unbuilt
+    comparison = LiveComparison(old, new, case, device, rule or SequentialRule(), **how)
     comparison.run()
-    return comparison.finding()
+    return comparison.judgement()
 
 
 def compare_arms(
@@ -235,64 +292,34 @@ def compare_arms(
     cases: Sequence[PairedCase],
     device: Device,
     rule: SequentialRule | RuleFor | None = None,
-    budget_s: float = BUDGET_S,
     seed: int = 0,
-    journal: WritePair | None = None,
-    spin_share: float = 0.0,
-    pace: Pace = PACE,
-    progress: Progress | None = None,
-) -> list[Finding]:
-    """Compare a suite, in random order; `budget_s` is for each benchmark. Findings come in the order of `cases`.
+    **how: Any,
+) -> list[Judgement]:
+    """Compare a suite, in random order; the budget is for each benchmark. Judgements come in the order of `cases`.
 
-    Each benchmark is judged by the rule for one of so many, and the verdicts must stand together. Raises UserError
-    where a pair cannot be written to the journal.
+    Each benchmark is judged by the rule for one of so many, and the verdicts must stand together. Raises UserError if
+    a pair cannot be written to the journal.
     """
     rule_for = rule if callable(rule) else lambda _: rule or SequentialRule()
     comparisons = [
-        Comparison(
-            old,
-            new,
-            case,
-            device,
-            rule_for(case).for_suite(len(cases)),
-            budget_s,
-            seed,
-            spin_share,
-            journal,
-            pace,
-            progress,
-        )
-        for case in cases
+        LiveComparison(old, new, case, device, rule_for(case).for_suite(len(cases)), seed=seed, **how) for case in cases
     ]
-    unbuilt = [_unbuilt(comparison) for comparison in comparisons]
-    if any(unbuilt):
-        return [finding for finding in unbuilt if finding is not None]
     for comparison in random.Random(seed).sample(comparisons, len(comparisons)):
         comparison.run()
-    decided = [comparison for comparison in comparisons if comparison.decision is not None]
-    verdicts = suite_verdicts([comparison.decision for comparison in decided if comparison.decision is not None])
-    together = {id(comparison): verdict for comparison, verdict in zip(decided, verdicts, strict=True)}
-    return [comparison.finding(together.get(id(comparison))) for comparison in comparisons]
+    decided = {id(each): each.decision for each in comparisons if each.decision is not None}
+    together = dict(zip(decided, suite_words(list(decided.values())), strict=True))
+    return [comparison.judgement(together.get(id(comparison))) for comparison in comparisons]
 
 
-def _unbuilt(comparison: Comparison) -> Finding | None:
-    """The finding where an arm has nothing to run, since it was not built."""
-    reasons = {side: arm.failure for side in SIDES if (arm := getattr(comparison, side)).failure}
-    if not reasons:
-        return None
-    comparison.failure = ArmFailed(reasons, unsupported=False)
-    return comparison.finding()
-
-
-def _sentence(verdict: Verdict, decision: Decision, rule: SequentialRule, seconds: float) -> str:
+def _sentence(verdict: Word, decision: Verdict, rule: SequentialRule, seconds: float) -> str:
     ratio, margin = decision.ratio, rule.margin
-    interval = f"{_percent(ratio.low - 1)} to {_percent(ratio.high - 1)}"
+    interval = f"{percent(ratio.low - 1)} to {percent(ratio.high - 1)}"
     cost = f"{decision.pairs} {'pair' if decision.pairs == 1 else 'pairs'} in {seconds:.0f} s"
     if verdict == "equivalent":
-        return f"No difference beyond {100 * margin:g} %: {_percent(ratio.value - 1)} ({interval}; {cost})."
+        return f"No difference beyond {100 * margin:g} %: {percent(ratio.value - 1)} ({interval}; {cost})."
     if verdict in ("slower", "faster"):
         return f"{100 * abs(ratio.value - 1):.1f} % {verdict} ({interval}; {cost})."
-    seen = f"{_percent(ratio.value - 1)} ({interval}) after {cost}"
+    seen = f"{percent(ratio.value - 1)} ({interval}) after {cost}"
     if decision.is_decided:
         return f"Undecided: {seen}."
     each_s = seconds / decision.pairs
@@ -308,9 +335,5 @@ def _sentence(verdict: Verdict, decision: Decision, rule: SequentialRule, second
     )
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:+.1f} %"
-
-
-def _plain(ratio: Ratio) -> list[float]:
-    return [ratio.value, ratio.low, ratio.high]
+def _interval(of: Callable[[Sequence[float]], Sequence[float]], log_ratios: Sequence[float]) -> list[float]:
+    return [math.exp(end) for end in of(log_ratios)]

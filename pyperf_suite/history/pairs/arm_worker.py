@@ -100,7 +100,7 @@ class Bench:
         _import_numpy()
         import pyperf_suite
         from pyperf_suite.hardware.devices import resolve
-        from pyperf_suite.runner.case import Case
+        from pyperf_suite.runner.record import Case
 
         if importlib.util.find_spec("pyperf_suite.workloads"):
             from pyperf_suite.workloads import find_workload
@@ -186,7 +186,6 @@ class Bench:
         return max(0.0, 1 - main / whole)
 
     def _pin(self, cores: list[int]) -> dict[str, Any]:
-        """Keep this process and the kernel's main thread on these cores."""
         for pid in (0, self._users.pid):
             os.sched_setaffinity(pid, cores)
         return {"outcome": "ok"}
@@ -200,7 +199,6 @@ class Bench:
         return {"outcome": "ok"}
 
     def close(self) -> None:
-        """End processes of what was prepared, and remove its files."""
         if self._close is not None:
             self._close()
             self._close = None
@@ -248,7 +246,7 @@ def _prepared_of_old(
 def _sets(footprint_bytes: int, device: Any) -> int:
     """How many operand sets to rotate through, so that no launch finds in cache what the last one left there."""
     if device.kind == "cuda":
-        from pyperf_suite.workloads.cuda import cuda_device
+        from pyperf_suite.workloads.backends import cuda_device
 
         cache_bytes = cuda_device(device.index).context.properties.l2_bytes
     else:

@@ -1,18 +1,30 @@
-"""The two sides of a paired comparison: which interpreter runs which build, and what a person calls it."""
+"""The two sides of a paired comparison: which interpreter runs which build, and which case each of them measures.
+
+Two variants of one code differ in a field of the case, as a tile is; the rest of each case stays as it is.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyperf_suite
-from pyperf_suite.runner.case import Case
+from pyperf_suite.errors import UserError
+from pyperf_suite.runner.plan import PlannedCase
+from pyperf_suite.runner.record import Case, encode_fields
 
 WORKER = Path(__file__).with_name("arm_worker.py")
+
+# A name with extras and versions, as `numpy==1.26.4` or `torch[opt] >=2.5,<2.6`, or a name alone.
+_VERSION = r"\s*(?:===?|~=|!=|<=|>=|<|>)\s*[A-Za-z0-9][A-Za-z0-9.*+!_-]*"
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:\[[A-Za-z0-9._,\s-]*\])?"
+_REQUIREMENT = re.compile(rf"\s*({_NAME}(?:{_VERSION}(?:\s*,{_VERSION})*)?)\s*(?:,|$|(?<=\s)(?=\S))")
+_COMPARES = re.compile(r"[=~!<>]=|[<>]")
 
 
 @dataclass(frozen=True)
@@ -37,7 +49,6 @@ class Arm:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """How to start one of its processes."""
         return (str(self.python), str(WORKER))
 
     @property
@@ -54,8 +65,8 @@ class Arm:
     def to_json(self) -> dict[str, object]:
         """What a reader of the results needs to know of it; no path, for those name people."""
         known = {"software": dict(self.software), "borrowed": list(self.borrowed)}
-        told = {"name": self.name, "commit": self.commit, "dirty": self.dirty, "failure": self.failure}
-        return told | {name: value for name, value in known.items() if value}
+        always = {"name": self.name, "commit": self.commit, "dirty": self.dirty, "failure": self.failure}
+        return always | {name: value for name, value in known.items() if value}
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,6 @@ class PairedCase:
 
     @classmethod
     def same(cls, probe: str, case: Case) -> PairedCase:
-        """The same case on both sides."""
         return cls(probe, case, case)
 
     @property
@@ -85,3 +95,130 @@ class PairedCase:
 def this_code(name: str) -> Arm:
     """An arm that runs the very code that is running now: both sides of a selfcheck."""
     return Arm(name, build=Path(pyperf_suite.__file__).resolve().parent.parent)
+
+
+def parse_requirements(text: str) -> tuple[str, ...] | None:
+    """`numpy==1.26.4 scipy==1.11.4` as its requirements; None for a text that asks for no version of anything.
+
+    Raises UserError for one that compares but is no requirement.
+    """
+    if not _COMPARES.search(text):
+        return None
+    found: list[str] = []
+    at = 0
+    while at < len(text):
+        match = _REQUIREMENT.match(text, at)
+        if match is None:
+            raise UserError(
+                f"{text!r} is no list of requirements, from {text[at:].strip()!r} on: write NAME==VERSION "
+                "[NAME==VERSION …], as in 'numpy==1.26.4 scipy==1.11.4'."
+            )
+        found.append(re.sub(r"\s+", "", match[1]))
+        at = match.end()
+    return tuple(found)
+
+
+def parse_variant(text: str) -> dict[str, str] | None:
+    """`tile=64x64x256,implementation=native` as a mapping; None for a text that is no variant, as numpy==2.1.0 is none.
+
+    Raises UserError for one that names a field twice or leaves a value out.
+    """
+    if "=" not in text or parse_requirements(text) is not None:
+        return None
+    fields: dict[str, str] = {}
+    for part in text.split(","):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if not (name and equals and value) or name in fields:
+            raise UserError(f"{text!r} is not a variant: write FIELD=VALUE[,FIELD=VALUE], as in tile=64x64x256.")
+        fields[name] = value
+    return fields
+
+
+def pair_variants(cases: Sequence[PlannedCase], old: Mapping[str, str], new: Mapping[str, str]) -> list[PairedCase]:
+    """Each case as both variants have it; cases that lack a field, or cannot be so, are left out.
+
+    Raises UserError where none is left, with the reason of the first.
+    """
+    if old == new:
+        both = ",".join(f"{name}={value}" for name, value in old.items())
+        raise UserError(f"--old and --new are both {both}: name two variants that differ.")
+    pairs: dict[tuple[str, str, str], PairedCase] = {}
+    reasons: list[str] = []
+    for planned in cases:
+        try:
+            pair = PairedCase(planned.probe, _changed(planned.case, old), _changed(planned.case, new))
+        except UserError as reason:
+            reasons.append(str(reason))
+            continue
+        if pair.old != pair.new:
+            pairs[pair.probe, pair.old.case_id, pair.new.case_id] = pair
+    if not pairs:
+        why = f" The first reason: {reasons[0]}" if reasons else " Both sides are the same."
+        raise UserError(f"No case can be had in both variants.{why}")
+    return list(pairs.values())
+
+
+def _changed(case: Case, fields: Mapping[str, str]) -> Case:
+    """The case with these fields; a schedule without workers keeps the case's own. Raises UserError."""
+    data = case.to_json()
+    parameters = dict(data["parameters"])
+    for name, value in fields.items():
+        if name == "implementation":
+            data["implementation"] = value
+        elif not hasattr(case.parameters, name):
+            known = ", ".join(["implementation", *vars(case.parameters)])
+            raise UserError(f"{case.operator} has no field {name!r}: it has {known}.")
+        elif name == "schedule" and "@" not in value:
+            parameters[name] = f"{value}@{case.parameters.schedule.workers}"
+        else:
+            parameters[name] = _typed(value, getattr(case.parameters, name))
+    changed = Case.from_json(data | {"parameters": parameters})
+    changed.validate()
+    # As it would be written: a value spelled in another way, or one that is the default, is the same case.
+    return Case.from_json(changed.to_json() | {"parameters": encode_fields(changed.parameters)})
+
+
+def _typed(value: str, present: object) -> object:
+    """The value as the field holds it in JSON: numbers and truth values as such, else the text."""
+    if isinstance(present, bool):
+        if value.lower() not in ("true", "false"):
+            raise UserError(f"{value!r} is neither true nor false.")
+        return value.lower() == "true"
+    if isinstance(present, int | float):
+        try:
+            return type(present)(value)
+        except ValueError:
+            raise UserError(f"{value!r} is not a number.") from None
+    return value
+
+
+def choose(cases: Sequence[PairedCase], expression: str) -> list[PairedCase]:
+    """The cases whose probe and label hold every word of the expression; `not WORD` leaves out those that hold it.
+
+    Raises UserError where nothing is left, a `not` has nothing behind it, or an `or` asks for what is not known here:
+    as a word it would hold in every "torch".
+    """
+    wanted, unwanted = [], []
+    words = iter(expression.lower().replace(",", " ").split())
+    for word in words:
+        if word == "and":
+            continue
+        if word == "or" or word in "()":
+            raise UserError(f"-k {expression!r}: {word!r} is not known, for all words must hold; ask twice instead.")
+        if word != "not":
+            wanted.append(word)
+            continue
+        refused = next(words, None)
+        if refused is None:
+            raise UserError(f"-k {expression!r} ends in `not`: say what is not wanted.")
+        unwanted.append(refused)
+    texts = {case: f"{case.probe} {case.label}".lower() for case in cases}
+    chosen = [
+        case
+        for case, text in texts.items()
+        if all(word in text for word in wanted) and not any(word in text for word in unwanted)
+    ]
+    if not chosen:
+        first = cases[0].label if cases else "none"
+        raise UserError(f"-k {expression!r} leaves none of the {len(cases)} benchmarks; the first is {first}.")
+    return chosen

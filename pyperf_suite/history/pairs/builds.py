@@ -1,34 +1,44 @@
-"""The suite's own code as an arm: a revision of its repository, its working tree, or an interpreter that has it.
+"""Builds of revisions, made once in the cache folder and found there again, and the suite's own code as an arm.
 
-What does not build is an arm with a reason and a log, not an error: the other arm may still have something to tell.
+Each build has a folder of its own, a lock and a log, and is whole or absent: what was cut off is made anew. What does
+not build is an arm with a reason and a log, not an error: the other arm may still be of use. Nothing in the checkout
+whose revisions are compared is changed, and no shell is involved.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyperf_suite
 from pyperf_suite.errors import UserError
+from pyperf_suite.files import why_not_private
 from pyperf_suite.history.pairs.arms import Arm
-from pyperf_suite.history.pairs.checkout import Checkout, last_line
-from pyperf_suite.history.pairs.kept import (
-    builds_folder,
-    content,
-    copy,
-    interpreter_key,
-    keep,
-    logged,
-    name_of,
-    require_own,
-    worktree,
-)
+from pyperf_suite.workloads.backends import cache_folder
+
+# A checkout that can be built holds these.
+OF_THE_PROJECT = ("setup.py", "pyperf_suite/__init__.py")
+GIT_DEADLINE_S = 120.0
+BUILD_DEADLINE_S = 1200.0
+
+# Fills a folder; gets the folder and its log, and returns the reason of a failure, or nothing.
+Make = Callable[[Path, Path], str]
+
+_LOCK, _LOG, _DONE = "lock", "build.log", "done"
+
+# pip announces a failed build before it prints what failed.
+_ERROR = re.compile(rb"error: (?!subprocess-exited-with-error)")
 
 # What the extension is compiled from, and what tells the compiler how.
 NATIVE_SOURCES = ("csrc/**/*", "kernels/cuda/*.cuh", "setup.py", "tools/compiler.py")
@@ -36,35 +46,277 @@ NATIVE_SOURCES = ("csrc/**/*", "kernels/cuda/*.cuh", "setup.py", "tools/compiler
 FillTree = Callable[[Path], AbstractContextManager[None]]
 
 
-def revision_arm(checkout: Checkout, revision: str, environment: bool = False) -> Arm:
-    """The arm of a revision; `environment` gives it a virtual environment of its own with its own requirements.
+@dataclass(frozen=True)
+class Checkout:
+    """A folder that git knows as the top of a checkout."""
 
-    Raises UserError where there is no such revision, or the cache folder cannot be written.
+    root: Path
+
+    def commit(self, revision: str) -> str:
+        """The full id of the commit that a revision names. Raises UserError where it names none."""
+        if revision.startswith("-"):
+            raise UserError(f"{revision!r} is no revision, for it begins like an option: name a commit, branch or tag.")
+        done = git(self.root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+        found = done.stdout.decode().strip()
+        if done.returncode or not found:
+            raise UserError(
+                f"{revision!r} is neither a revision of {self.root} nor an interpreter, NAME==VERSION or FIELD=VALUE: "
+                "name one."
+                + (" This clone is shallow: git fetch --unshallow brings older commits." if self._is_shallow() else "")
+            )
+        return found
+
+    def _is_shallow(self) -> bool:
+        return git(self.root, "rev-parse", "--is-shallow-repository").stdout.strip() == b"true"
+
+    def is_clean(self) -> bool:
+        done = git(self.root, "status", "--porcelain", "--untracked-files=all")
+        return done.returncode == 0 and not done.stdout.strip()
+
+    def files(self) -> list[Path]:
+        """Every file of the working tree that git does not ignore, relative to the root, sorted."""
+        done = git(self.root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        if done.returncode:
+            raise UserError(f"git cannot list the files of {self.root}: {last_line(done.stderr)}")
+        names = {Path(os.fsdecode(name)) for name in done.stdout.split(b"\0") if name}
+        return sorted(name for name in names if (self.root / name).is_file())
+
+
+def find_checkout(start: Path | None = None) -> Checkout:
+    """The checkout of the project that a folder (by default the current one) lies in, else the running package's.
+
+    Raises UserError where there is no git, or neither is a checkout.
     """
-    commit = checkout.commit(revision)
-    arm = Arm(name=name_of(revision, commit), commit=commit)
-    return _with_build(arm, commit, lambda tree: worktree(checkout, commit, tree), environment)
+    for place in (start or Path.cwd(), Path(pyperf_suite.__file__).resolve().parent):
+        done = git(place, "rev-parse", "--show-toplevel")
+        root = Path(os.fsdecode(done.stdout.rstrip(b"\n")))
+        if done.returncode == 0 and all((root / name).is_file() for name in OF_THE_PROJECT):
+            return Checkout(root)
+    raise UserError(
+        "Revisions can only be compared in a git checkout of the project, and neither the current folder nor the "
+        "running package lies in one: go there, or name two interpreters."
+    )
 
 
-def working_tree_arm(checkout: Checkout, environment: bool = False) -> Arm:
-    """The arm of the working tree as it is: its commit's where nothing was changed, else of a copy of its files."""
-    commit = checkout.commit("HEAD")
-    if checkout.is_clean():
-        arm = Arm(name=name_of(".", commit), commit=commit)
-        return _with_build(arm, commit, lambda tree: worktree(checkout, commit, tree), environment)
-    files = checkout.files()
-    arm = Arm(name=f". ({commit[:10]} and changes)", commit=commit, dirty=True)
-    key = f"changed-{content(checkout.root, files)}"
-    return _with_build(arm, key, lambda tree: copy(checkout, files, tree), environment)
+def find_repository(folder: Path) -> Checkout:
+    """The checkout that a folder lies in, of whatever project.
+
+    Raises UserError where there is no git, or the folder lies in no checkout.
+    """
+    done = git(folder, "rev-parse", "--show-toplevel")
+    if done.returncode:
+        raise UserError(
+            f"{folder} lies in no git checkout, so there are no revisions: name requirements, as numpy==2.1.0, "
+            "or interpreters."
+        )
+    return Checkout(Path(os.fsdecode(done.stdout.rstrip(b"\n"))))
+
+
+def git(folder: Path, *arguments: str, deadline_s: float = GIT_DEADLINE_S) -> subprocess.CompletedProcess[bytes]:
+    """Run git in a folder. Raises UserError where there is no git or it does not come back."""
+    # Variables that a hook sets would have git look elsewhere than in the folder.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        return subprocess.run(
+            ["git", *arguments],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=deadline_s,
+            env=inherited | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
+        )
+    except FileNotFoundError:
+        raise UserError(
+            "Comparing revisions takes git, which is not installed: install it, or name two interpreters."
+        ) from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"git {' '.join(arguments)[:80]} did not work in {folder}: {error}") from None
+
+
+def last_line(output: bytes) -> str:
+    """The last line with words in it of what a program printed, for a sentence."""
+    lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "it says nothing"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A folder of the cache. `failure` says why there is nothing in it."""
+
+    folder: Path
+    failure: str = ""
+
+    @property
+    def log(self) -> Path:
+        return self.folder / _LOG
+
+
+def keep(key: str, make: Make, *holds: str) -> Kept:
+    """The folder of that key with the entries `holds` in it, made now unless it is kept from before.
+
+    Raises UserError where the cache folder cannot be written, or others could have written it.
+    """
+    folder = builds_folder() / key
+    try:
+        folder.parent.parent.mkdir(parents=True, exist_ok=True)
+        for made in (folder.parent, folder):  # `parents` would leave the mode to the umask
+            made.mkdir(exist_ok=True, mode=0o700)
+        require_own(folder)
+        with _locked(folder / _LOCK):
+            if not all((folder / name).exists() for name in (_DONE, *holds)):
+                _empty(folder)
+                failure = make(folder, folder / _LOG)
+                if failure:
+                    return Kept(folder, failure)
+                (folder / _DONE).touch()
+    except OSError as error:
+        raise UserError(
+            f"The cache folder {folder} cannot be written ({error.strerror}): name another in PYPERF_CACHE_DIR."
+        ) from None
+    return Kept(folder)
+
+
+def builds_folder() -> Path:
+    """Where builds are kept: `arms` beside the compiled kernels. Raises UserError where there is no cache folder."""
+    kernels = cache_folder()
+    if not kernels:
+        raise UserError("There is no cache folder to build in: name one in the environment variable PYPERF_CACHE_DIR.")
+    return (Path(kernels).parent if Path(kernels).name == "kernels" else Path(kernels)) / "arms"
+
+
+def require_own(folder: Path) -> None:
+    """Raise UserError where others could have put something into the folder: what is built there is imported."""
+    foreign = why_not_private(folder.parent) or why_not_private(folder)
+    if foreign:
+        raise UserError(f"{foreign}, so it is no place for builds: name a folder of your own in PYPERF_CACHE_DIR.")
+
+
+def logged(command: list[str], folder: Path, log: Path) -> str:
+    """Run a command in the folder with its output in the log; the reason of a failure, or nothing."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "GIT_DIR")}
+    begin = log.stat().st_size if log.exists() else 0
+    with log.open("ab") as output:
+        try:
+            done = subprocess.run(
+                command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                timeout=BUILD_DEADLINE_S, env=environment,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return f"it took longer than {BUILD_DEADLINE_S:g} s"
+    return _reason(log.read_bytes()[begin:]) if done.returncode else ""
+
+
+@contextlib.contextmanager
+def worktree(checkout: Checkout, commit: str, tree: Path) -> Iterator[None]:
+    """The commit checked out in the folder `tree`, which is gone afterwards. Raises UserError where git refuses."""
+    # The user's hooks are for the user's own checkouts.
+    settings = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
+    add = ("worktree", "add", "--detach", "--force", str(tree), commit)
+    done = git(checkout.root, *settings, *add, deadline_s=BUILD_DEADLINE_S)
+    if done.returncode:
+        raise UserError(f"git cannot check out {commit[:10]}: {last_line(done.stderr)}")
+    try:
+        yield
+    finally:
+        git(checkout.root, "worktree", "remove", "--force", str(tree))
+
+
+@contextlib.contextmanager
+def copy(checkout: Checkout, files: list[Path], tree: Path) -> Iterator[None]:
+    """These files of the working tree, copied into the folder `tree`."""
+    for name in files:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(checkout.root / name, tree / name)
+    yield
+
+
+def content(root: Path, files: list[Path]) -> str:
+    """A hash of all names and contents."""
+    digest = hashlib.sha256()
+    for name in files:
+        whole = (root / name).read_bytes()
+        digest.update(f"{name}\0{len(whole)}\0".encode(errors="surrogateescape") + whole)
+    return digest.hexdigest()[:24]
+
+
+def interpreter_key() -> str:
+    """Builds of one interpreter are of no use to another, nor those with one compiler to a comparison with another."""
+    compilers = [os.environ.get(name, "") for name in ("CXX", "CXXFLAGS", "CFLAGS", "PYPERF_SANITIZE")]
+    parts = "\0".join([os.path.realpath(sys.executable), sys.version, platform.machine(), *compilers])
+    return f"{sys.implementation.cache_tag}-{hashlib.sha256(parts.encode()).hexdigest()[:8]}"
+
+
+def _empty(folder: Path) -> None:
+    """Remove what an earlier attempt left, but not the lock that is held."""
+    for left in folder.iterdir():
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        elif left.name != _LOCK:
+            left.unlink()
+
+
+def _reason(output: bytes) -> str:
+    """The first line that names an error, as compilers write it, else the last one."""
+    for line in output.splitlines():
+        if _ERROR.search(line):
+            return last_line(line)
+    return last_line(output)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("ab") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except ImportError:  # Windows
+            pass
+        yield
+
+
+def revision_arm(checkout: Checkout, revision: str, environment: bool = False) -> Arm:
+    """The arm of a revision, or of the working tree for `.`.
+
+    `environment` gives it a virtual environment of its own with its own requirements. Raises UserError if there is no
+    such revision, or the cache folder cannot be written.
+    """
+    return _with_build(*source_of(checkout, revision), environment)
+
+
+def source_of(checkout: Checkout, revision: str) -> tuple[Arm, str, FillTree]:
+    """An arm of a revision that is not built yet, the key of its sources, and what fills a folder with them.
+
+    For `.` it is the working tree as it is: its commit if nothing was changed, else a copy of its files. Raises
+    UserError if there is no such revision.
+    """
+    commit = checkout.commit("HEAD" if revision == "." else revision)
+    if revision == "." and not checkout.is_clean():
+        files = checkout.files()
+        arm = Arm(f". ({commit[:10]} and changes)", commit=commit, dirty=True)
+        return arm, f"changed-{content(checkout.root, files)}", lambda tree: copy(checkout, files, tree)
+    # A branch's name says nothing of its commit.
+    name = revision if commit.startswith(revision) else f"{revision} ({commit[:10]})"
+    return Arm(name, commit=commit), commit, lambda tree: worktree(checkout, commit, tree)
 
 
 def interpreter_arm(python: Path) -> Arm:
     """The arm of an environment in which the suite is installed. Raises UserError where it is not."""
     name = str(python)
     python = python.absolute()  # not resolved: a link into an environment is what makes it that environment
-    program = "import pyperf_suite; print(pyperf_suite.__version__)"
+    done = run_program(python, "import pyperf_suite; print(pyperf_suite.__version__)")
+    if done.returncode:
+        raise UserError(f"The interpreter {python} has no pyperf_suite ({last_line(done.stderr)}): install it there.")
+    version = last_line(done.stdout) if done.stdout.strip() else ""
+    if not version:
+        raise UserError(f"{python} is no Python interpreter, for it did nothing with a program: name one.")
+    return Arm(name=f"{name} ({version})", python=python)
+
+
+def run_program(python: Path, program: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a program in another interpreter with nothing of this one's. Raises UserError if it does not run."""
     try:
-        done = subprocess.run(
+        return subprocess.run(
             [str(python), "-c", program],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -73,13 +325,7 @@ def interpreter_arm(python: Path) -> Arm:
             cwd="/",  # where no pyperf_suite lies, for the current folder would be searched first
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"The interpreter {python} does not run ({error}): name one that has pyperf_suite.") from None
-    if done.returncode:
-        raise UserError(f"The interpreter {python} has no pyperf_suite ({last_line(done.stderr)}): install it there.")
-    version = last_line(done.stdout) if done.stdout.strip() else ""
-    if not version:
-        raise UserError(f"{python} is no Python interpreter, for it did nothing with a program: name one.")
-    return Arm(name=f"{name} ({version})", python=python)
+        raise UserError(f"The interpreter {python} does not run ({error}): name another.") from None
 
 
 def _with_build(arm: Arm, key: str, fill: FillTree, environment: bool) -> Arm:

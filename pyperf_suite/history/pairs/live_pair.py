@@ -21,8 +21,8 @@ from typing import Any
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.history.pairs.arms import Arm, PairedCase
 from pyperf_suite.measure.telemetry import Around
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.worker_process import WorkerLost, WorkerProcess
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.workers import WorkerLost, WorkerProcess
 
 # A sample is long enough when the clock's resolution is at most this share of it.
 RESOLUTION_SHARE = 0.01
@@ -256,7 +256,6 @@ class _Turns:
         self.order += side[0]
 
     def ask_both(self, what: str, **arguments: Any) -> None:
-        """The same of either side, one after the other. Raises ArmFailed."""
         for side in SIDES:
             self._answer(side, {what: arguments})
 

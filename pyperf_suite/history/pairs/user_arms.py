@@ -12,29 +12,29 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import read_bytes
-from pyperf_suite.history.pairs.arms import Arm, this_code
-from pyperf_suite.history.pairs.checkout import Checkout, find_repository, last_line
-from pyperf_suite.history.pairs.kept import (
-    content,
-    copy,
+from pyperf_suite.history.pairs.arms import Arm, parse_requirements, this_code
+from pyperf_suite.history.pairs.builds import (
+    Checkout,
+    FillTree,
+    find_repository,
     interpreter_key,
     keep,
+    last_line,
     logged,
-    name_of,
-    worktree,
+    run_program,
+    source_of,
 )
-from pyperf_suite.workloads.user_kernel import PATH_VARIABLE, PYTHON_VARIABLE, ROOT_VARIABLE
+from pyperf_suite.workloads.user_kernel import PATH_VARIABLE, ROOT_VARIABLE
+from pyperf_suite.workloads.user_process import PYTHON_VARIABLE
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -42,12 +42,6 @@ else:
     import tomli as tomllib
 
 OLDEST_PYTHON = (3, 9)
-
-# A name with extras and versions, as `numpy==1.26.4` or `torch[opt] >=2.5,<2.6`, or a name alone.
-_VERSION = r"\s*(?:===?|~=|!=|<=|>=|<|>)\s*[A-Za-z0-9][A-Za-z0-9.*+!_-]*"
-_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:\[[A-Za-z0-9._,\s-]*\])?"
-_REQUIREMENT = re.compile(rf"\s*({_NAME}(?:{_VERSION}(?:\s*,{_VERSION})*)?)\s*(?:,|$|(?<=\s)(?=\S))")
-_COMPARES = re.compile(r"[=~!<>]=|[<>]")
 
 # Build backends that make nothing but copies of Python files, unless their settings below say otherwise.
 _PURE_BACKENDS = ("setuptools", "hatchling", "flit", "flit_core", "poetry", "pdm", "uv_build")
@@ -66,29 +60,6 @@ from importlib import metadata
 packages = {d.metadata["Name"]: d.version for d in metadata.distributions() if d.metadata["Name"]}
 print(json.dumps({"python": list(sys.version_info[:3]), "packages": packages}))
 """
-
-FillTree = Callable[[Path], AbstractContextManager[None]]
-
-
-def parse_requirements(text: str) -> tuple[str, ...] | None:
-    """`numpy==1.26.4 scipy==1.11.4` as its requirements; None for a text that asks for no version of anything.
-
-    Raises UserError for one that compares but is no requirement.
-    """
-    if not _COMPARES.search(text):
-        return None
-    found: list[str] = []
-    at = 0
-    while at < len(text):
-        match = _REQUIREMENT.match(text, at)
-        if match is None:
-            raise UserError(
-                f"{text!r} is no list of requirements, from {text[at:].strip()!r} on: write NAME==VERSION "
-                "[NAME==VERSION …], as in 'numpy==1.26.4 scipy==1.11.4'."
-            )
-        found.append(re.sub(r"\s+", "", match[1]))
-        at = match.end()
-    return tuple(found)
 
 
 def requirements_arm(requirements: Sequence[str], root: Path) -> Arm:
@@ -128,16 +99,7 @@ def repository_arm(checkout: Checkout, revision: str, benches: Sequence[str], en
     installed with all that it requires. `benches` are files relative to the repository's root: each is the
     revision's own, or the present one where the revision has none. Raises UserError where there is no such revision.
     """
-    commit = checkout.commit("HEAD" if revision == "." else revision)
-    if revision == "." and not checkout.is_clean():
-        files = checkout.files()
-        arm = Arm(f". ({commit[:10]} and changes)", commit=commit, dirty=True)
-        return _with_tree(
-            arm, f"changed-{content(checkout.root, files)}", lambda tree: copy(checkout, files, tree),
-            checkout.root, benches, environment,
-        )  # fmt: skip
-    arm = Arm(name_of(revision, commit), commit=commit)
-    return _with_tree(arm, commit, lambda tree: worktree(checkout, commit, tree), checkout.root, benches, environment)
+    return _with_tree(*source_of(checkout, revision), checkout.root, benches, environment)
 
 
 def require(asked: str, root: Path) -> None:
@@ -212,7 +174,6 @@ def kernels_of(arm: Arm, root: Path, names: Sequence[str]) -> Iterator[list[str]
 
 
 def _source_of(name: str) -> str:
-    """The file or module that a kernel's name begins with."""
     return name if name.endswith(".py") else name.rpartition(":")[0] or name
 
 
@@ -285,7 +246,6 @@ def _make_tree(folder: Path, log: Path, fill: FillTree, environment: bool) -> st
 
 
 def _make_venv(folder: Path, cwd: Path, log: Path, wanted: Sequence[str]) -> str:
-    """A virtual environment with what is wanted installed in it; the reason of a failure, or nothing."""
     uv, venv = shutil.which("uv"), str(folder / "venv")
     make = [uv, "venv", "--python", sys.executable, venv] if uv else [sys.executable, "-m", "venv", venv]
     failure = logged(make, cwd, log)
@@ -295,7 +255,6 @@ def _make_venv(folder: Path, cwd: Path, log: Path, wanted: Sequence[str]) -> str
 
 
 def _installer(python: str) -> list[str]:
-    """The command that installs packages for an interpreter."""
     uv = shutil.which("uv")
     if uv:
         return [uv, "pip", "install", "--python", python]
@@ -307,7 +266,6 @@ def _python_of(folder: Path) -> Path:
 
 
 def _is_project(tree: Path) -> bool:
-    """Whether pip can install the tree."""
     return (tree / "setup.py").exists() or bool({"build-system", "project"} & _settings(tree).keys())
 
 
@@ -379,18 +337,9 @@ def _kernel_arm(arm: Arm, root: Path, path: Sequence[Path] = (), python: Path | 
 
 def _software(python: Path) -> dict[str, Any]:
     """Version and packages of an interpreter. Raises UserError where it is none, or too old for a kernel process."""
+    done = run_program(python, _DESCRIBE)
     try:
-        done = subprocess.run(
-            [str(python), "-c", _DESCRIBE],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=60,
-            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-            cwd="/",
-        )
         found = json.loads(done.stdout) if done.returncode == 0 else None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"The interpreter {python} does not run ({error}): name another.") from None
     except ValueError:
         found = None
     if not isinstance(found, dict):

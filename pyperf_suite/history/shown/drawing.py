@@ -16,10 +16,9 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import write_for_user
-from pyperf_suite.history.changes.steps import Step
-from pyperf_suite.history.shown.quantities import scale_for
-from pyperf_suite.history.shown.terminal_plot import LEAST_SPREAD
+from pyperf_suite.history.shown.listing import LEAST_SPREAD, scale_for, short_commit, unit_name
 from pyperf_suite.history.stored.series import Point, Series
+from pyperf_suite.history.tracking import Step
 
 MOST_PANELS = 12
 _WIDTH_IN, _PANEL_HEIGHT_IN = 9.0, 3.0
@@ -29,7 +28,7 @@ _LYING_BREAKS = 4
 # Units that the legend names one by one; of a fleet it names the first and leaves the rest to their colours.
 _NAMED_UNITS = 8
 
-# Readable for the colour-blind (Okabe and Ito 2008), and told apart by shape as well.
+# Readable for the colour-blind (Okabe and Ito 2008), and distinct by shape as well.
 _MARKS = tuple(zip(("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"), "osD^vP", strict=True))
 _CAPTION = (
     "A point is the median over the processes of one run, with its interval; lines are the medians between changes. "
@@ -159,12 +158,12 @@ def _draw_effect(axis: Any, step: Step, top: float, colour: str) -> None:
 
 def _draw_breaks(axis: Any, series: Series) -> None:
     """A dashed line and the words of each break: each below those before it, upright where they are many."""
-    told: dict[int, list[str]] = {}
+    texts: dict[int, list[str]] = {}
     for each in series.breaks:
-        told.setdefault(each.index, []).extend(textwrap.wrap(each.what, 48, max_lines=3, placeholder=" ..."))
-    upright = sum(map(len, told.values())) > _LYING_BREAKS
+        texts.setdefault(each.index, []).extend(textwrap.wrap(each.what, 48, max_lines=3, placeholder=" ..."))
+    upright = sum(map(len, texts.values())) > _LYING_BREAKS
     lines_above = 0
-    for index, words in sorted(told.items()):
+    for index, words in sorted(texts.items()):
         axis.axvline(index - 0.5, color=_GREY, linewidth=1, linestyle="--", zorder=1)
         # Towards the right edge there is room at the left alone.
         to_the_left = index > 0.6 * len(series.points) and not upright
@@ -190,16 +189,6 @@ def _keep_noise_small(axis: Any, legend: bool) -> None:
     middle = (low + high) / 2
     half = max((high - low) / 2, abs(middle) * LEAST_SPREAD / 2) or 0.5
     axis.set_ylim(middle - half * (1.25 if legend else 1.0), middle + half * 1.35)
-
-
-def unit_name(unit: str) -> str:
-    """As much of a GPU's UUID as tells a handful of them apart."""
-    return unit[:12] or "unnamed unit"
-
-
-def short_commit(point: Point) -> str:
-    """The commit as git shortens it, with + where files were changed beside it; empty where it is not known."""
-    return f"{point.commit[:9]}{'+' if point.dirty else ''}" if point.commit else ""
 
 
 def _tick_labels(points: Sequence[Point]) -> list[str]:

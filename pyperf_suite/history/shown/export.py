@@ -15,8 +15,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.static_figures import MORE_IS_WORSE
 from pyperf_suite.history.stored.series import Series
+from pyperf_suite.history.verdict import MORE_IS_WORSE
 
 
 @dataclass(frozen=True)
@@ -58,25 +58,10 @@ def rows_of(exported: Iterable[Series]) -> list[Row]:
         for index, point in enumerate(series.points):
             rows.append(
                 Row(
-                    series.machine,
-                    series.probe,
-                    series.case_id,
-                    series.label,
-                    series.metric,
-                    series.kind,
-                    point.run_id,
-                    point.started_at,
-                    point.value,
-                    point.low,
-                    point.high,
-                    series.unit_of_measure,
-                    point.processes,
-                    point.failed,
-                    point.unsupported,
-                    point.commit,
-                    point.dirty,
-                    point.unit,
-                    "; ".join(breaks.get(index, ())),
+                    *(series.machine, series.probe, series.case_id, series.label, series.metric, series.kind),
+                    *(point.run_id, point.started_at, point.value, point.low, point.high, series.unit_of_measure),
+                    *(point.processes, point.failed, point.unsupported, point.commit, point.dirty, point.unit),
+                    breaks="; ".join(breaks.get(index, ())),
                 )
             )
     return rows

@@ -2,19 +2,164 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pyperf_suite.history.changes.steps import Step
-from pyperf_suite.history.shown.drawing import short_commit, unit_name
-from pyperf_suite.history.shown.quantities import scale_for
-from pyperf_suite.history.shown.terminal_plot import MARKS, Column, plot, sparkline
-from pyperf_suite.history.stored.foreign import PROBE as FOREIGN_PROBE
-from pyperf_suite.history.stored.series import Series
-from pyperf_suite.printable import printable
+from pyperf_suite.errors import printable
+from pyperf_suite.history.stored.foreign import FOREIGN_PROBES
+from pyperf_suite.history.stored.series import Point, Series
+from pyperf_suite.history.tracking import Step
+
+_STEPS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What a value is multiplied with to be read in `unit`; `counted` quantities are written in whole digits."""
+
+    factor: float
+    unit: str
+    counted: bool = False
+
+    def number(self, value: float) -> str:
+        scaled = value * self.factor
+        if self.counted and scaled == round(scaled):
+            return f"{scaled:.0f}"
+        digits = max(0, 4 - len(f"{abs(int(scaled))}")) if abs(scaled) >= 1 else 4
+        return f"{scaled:.{digits}f}" if 1e-3 <= abs(scaled) < 1e6 else f"{scaled:.4g}"
+
+    def text(self, value: float) -> str:
+        return f"{self.number(value)} {self.unit}".rstrip()
+
+
+def scale_for(values: Sequence[float], unit_of_measure: str) -> Scale:
+    """The scale in which a series' median has one to three digits before the point; only seconds are scaled."""
+    if unit_of_measure not in ("s", "seconds") or not values:
+        return Scale(1.0, unit_of_measure, counted=True)
+    middle = statistics.median(values)
+    for step, unit in _STEPS:
+        if middle >= step:
+            return Scale(1 / step, unit)
+    return Scale(1 / _STEPS[-1][0], _STEPS[-1][1])
+
+
+Item = TypeVar("Item")
+
+_BARS = "▁▂▃▄▅▆▇█"
+_INTERVAL, _BREAK = "│", "┊"
+# Of the units of one identity each has its own mark, in the order of their first point.
+MARKS = "●○◆◇■□▲△"
+
+# Less of a spread than this is drawn flat: otherwise the eye takes noise for change.
+LEAST_SPREAD = 0.05
+
+
+@dataclass(frozen=True)
+class Column:
+    """One or several neighbouring points of a series: their median, what their intervals span, and their unit."""
+
+    value: float
+    low: float
+    high: float
+    unit: int = 0
+
+
+def sparkline(values: Sequence[float], width: int = 24) -> str:
+    """The newest at the right, the lowest as the lowest bar; more values than `width` are put together by medians."""
+    if not values:
+        return ""
+    heights = [statistics.median(part) for part in _parts(values, width)]
+    bottom, top = _span(min(heights), max(heights))
+    # With an even number of bars the middle lies between two: a quarter off, what is flat stays on one of them.
+    bars = (max(0.0, (height - bottom) / (top - bottom) * (len(_BARS) - 1) - 0.25) for height in heights)
+    return "".join(_BARS[round(bar)] for bar in bars)
+
+
+def plot(
+    columns: Sequence[Column],
+    breaks: Sequence[int],
+    text: Callable[[float], str],
+    width: int = 72,
+    height: int = 11,
+) -> list[str]:
+    """Lines of characters with an axis at the left.
+
+    Args:
+        columns: The series, oldest first; where it is longer than `width`, neighbours between two breaks share a place.
+        breaks: Indices of the points that a break stands before.
+        text: How a value is written at the axis.
+        width: Characters for the points, the axis not counted.
+        height: Lines.
+    """
+    places = _places(columns, breaks, width)
+    drawn = [place for place in places if place is not None]
+    if not drawn:
+        return []
+    bottom, top = _span(min(place.low for place in drawn), max(place.high for place in drawn))
+
+    def line_of(value: float) -> int:
+        return round((top - value) / (top - bottom) * (height - 1))
+
+    cells = [[" "] * len(places) for _ in range(height)]
+    for column, place in enumerate(places):
+        if place is None:
+            for row in cells:
+                row[column] = _BREAK
+            continue
+        for line in range(line_of(place.high), line_of(place.low) + 1):
+            cells[line][column] = _INTERVAL
+        cells[line_of(place.value)][column] = MARKS[place.unit % len(MARKS)]
+    labels = [""] * height
+    for line in (0, (height - 1) // 2, height - 1):
+        labels[line] = text(top - (top - bottom) * line / (height - 1))
+    widest = max(map(len, labels))
+    gap = " " if len(places) * 2 <= width else ""
+    return [f"{label:>{widest}} ┤{gap.join(row)}".rstrip() for label, row in zip(labels, cells, strict=True)]
+
+
+def _places(columns: Sequence[Column], breaks: Sequence[int], width: int) -> list[Column | None]:
+    """A column for each place of the plot, None for a break."""
+    starts = [0, *sorted({index for index in breaks if 0 < index < len(columns)}), len(columns)]
+    segments = [list(columns[start:end]) for start, end in itertools.pairwise(starts) if end > start]
+    room = max(len(segments), width - len(segments) + 1)
+    together = -(-len(columns) // room)
+    places: list[Column | None] = []
+    for number, segment in enumerate(segments):
+        places += [None] if number else []
+        places += [_joined(part) for part in _parts(segment, -(-len(segment) // together))]
+    return places
+
+
+def _joined(part: Sequence[Column]) -> Column:
+    """Several points as one; of their units the newest."""
+    return Column(
+        statistics.median(each.value for each in part),
+        min(each.low for each in part),
+        max(each.high for each in part),
+        part[-1].unit,
+    )
+
+
+def _parts(values: Sequence[Item], count: int) -> list[Sequence[Item]]:
+    """`values` in at most `count` runs of neighbours, as equal in length as can be."""
+    count = max(1, min(count, len(values)))
+    edges = [round(number * len(values) / count) for number in range(count + 1)]
+    return [values[start:end] for start, end in itertools.pairwise(edges)]
+
+
+def _span(lowest: float, highest: float) -> tuple[float, float]:
+    """The range to draw: what there is, widened about its middle where it is next to nothing."""
+    middle = (lowest + highest) / 2
+    half = max((highest - lowest) / 2, abs(middle) * LEAST_SPREAD / 2) or 0.5
+    return middle - half, middle + half
+
 
 _NEWEST = 20
 
@@ -31,7 +176,7 @@ def print_list(console: Console, listed: Sequence[Series], left_out: Sequence[st
             table.add_row(
                 sparkline(series.values),
                 str(len(series.points)),
-                scale.told(newest.value) if newest else "failed",
+                scale.text(newest.value) if newest else "failed",
                 newest.started_at[:10] if newest else "",
                 shown(series.probe),
                 shown(series.title),
@@ -59,7 +204,7 @@ def print_series(console: Console, series: Series, steps: Sequence[Step], show_a
         for point in series.points
     ]
     width = max(20, min(console.width - 14, 100))
-    for line in plot(columns, [each.index for each in series.breaks], scale.told, width):
+    for line in plot(columns, [each.index for each in series.breaks], scale.text, width):
         console.print(line, highlight=False, markup=False, no_wrap=True, overflow="ignore", crop=False)
     if len(units) > 1:
         named = "  ".join(f"{MARKS[number % len(MARKS)]} {unit_name(unit)}" for number, unit in enumerate(units))
@@ -69,12 +214,11 @@ def print_series(console: Console, series: Series, steps: Sequence[Step], show_a
 
 
 def _print_changes(console: Console, series: Series, steps: Sequence[Step]) -> None:
-    """A sentence for every break, and for every step."""
     for each in series.breaks:
         when = series.points[each.index].started_at[:10]
         console.print(f"[yellow]break[/yellow] {when}: {shown(each.what)}", highlight=False, soft_wrap=True)
     nominated = "" if series.kind == "static" else "; nominated, not confirmed"
-    if nominated and series.probe != FOREIGN_PROBE:  # what another project measures cannot be rerun here
+    if nominated and series.probe not in FOREIGN_PROBES:  # what another project measures cannot be rerun here
         nominated += ": `pyperf-suite track --confirm`"
     for step in steps:
         known = step.commit_before and step.commit_after
@@ -117,6 +261,16 @@ def _print_points(console: Console, series: Series, show_all: bool) -> None:
             highlight=False,
             soft_wrap=True,
         )
+
+
+def unit_name(unit: str) -> str:
+    """As much of a GPU's UUID as tells a handful of them apart."""
+    return unit[:12] or "unnamed unit"
+
+
+def short_commit(point: Point) -> str:
+    """The commit as git shortens it, with + where files were changed beside it; empty where it is not known."""
+    return f"{point.commit[:9]}{'+' if point.dirty else ''}" if point.commit else ""
 
 
 def shown(text: str) -> str:

@@ -23,6 +23,7 @@ RUN_NAME = re.compile(r"(?P<started>\d{8}T\d{6}Z)-[0-9a-f]{4}")
 
 # After the last record a run still draws its pictures, and before the first there is no journal that could be locked.
 SETTLED_S = 600.0
+_BEING_WRITTEN = "another process is writing it"
 
 Benchmark = tuple[str, ...]
 
@@ -40,26 +41,16 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Doomed:
-    """A run that the rules let go: its folder, its files by name, what they take, and why it goes."""
+class PrunedRun:
+    """A run that the rules let go: its folder, and the reason why it goes, or why it is left alone all the same.
 
-    path: Path
-    files: tuple[str, ...]
-    size_bytes: int
-    reason: str
-
-    @property
-    def name(self) -> str:
-        """Machine and run, as a person finds it in the results folder."""
-        return f"{self.path.parent.name}/{self.path.name}"
-
-
-@dataclass(frozen=True)
-class Spared:
-    """A folder that looks like a run and that the rules would let go, but which is left alone, and why."""
+    One that goes has its `files` by name, and what they take.
+    """
 
     path: Path
     reason: str
+    files: tuple[str, ...] = ()
+    size_bytes: int = 0
 
     @property
     def name(self) -> str:
@@ -71,13 +62,12 @@ class Spared:
 class Pruning:
     """What would go, what is left alone for a reason that no rule knows, and how many runs stay by the rules."""
 
-    doomed: tuple[Doomed, ...]
-    spared: tuple[Spared, ...]
+    doomed: tuple[PrunedRun, ...]
+    spared: tuple[PrunedRun, ...]
     staying: int
 
     @property
     def size_bytes(self) -> int:
-        """What deleting would free."""
         return sum(each.size_bytes for each in self.doomed)
 
 
@@ -93,7 +83,7 @@ def plan_pruning(
     Args:
         results: The folder that holds a folder a machine.
         rules: At least one of age and number must be given.
-        holdings: For each run's folder the benchmarks that it has a time of; runs not named there hold none.
+        holdings: For each run's folder the benchmarks that it has a value of; runs not named there hold none.
         now: The time that ages are counted from; by default the present.
         unread: The runs' folders with records that this version cannot read. What those hold is not known, so
             `keep_last` lets none of them go.
@@ -106,31 +96,30 @@ def plan_pruning(
     now = now or datetime.datetime.now(datetime.timezone.utc)
     runs = list(_runs(results, rules.machine))
     newest = _newest(runs, holdings, rules.keep_last)
-    doomed: list[Doomed] = []
-    spared: list[Spared] = []
+    doomed: list[PrunedRun] = []
+    spared: list[PrunedRun] = []
     for path in runs:
-        reasons = _reasons(path, rules, now, newest)
-        if reasons is None:
+        reason = _reason(path, rules, now, newest)
+        if reason is None:
             continue
         obstacle = _obstacle(path)
         if not obstacle and rules.keep_last is not None and path in unread:
             obstacle = "it holds records that this version cannot read, so what it has measured is not known"
         if obstacle:
-            spared.append(Spared(path, obstacle))
+            spared.append(PrunedRun(path, obstacle))
         else:
-            files = sorted(path.iterdir())
-            size_bytes = sum(file.stat().st_size for file in files)
-            doomed.append(Doomed(path, tuple(file.name for file in files), size_bytes, reasons))
+            held = sorted(path.iterdir())
+            doomed.append(
+                PrunedRun(path, reason, tuple(file.name for file in held), sum(file.stat().st_size for file in held))
+            )
     return Pruning(tuple(doomed), tuple(spared), len(runs) - len(doomed) - len(spared))
 
 
-def delete(doomed: Doomed) -> None:
+def delete(doomed: PrunedRun) -> None:
     """Delete one run: its other files, then its records, its manifest and its folder.
 
-    A kill on the way leaves what is still a run, so that the next pruning names it again.
-
-    Raises:
-        UserError: somebody writes the run, it holds other files than were named, or the system refuses.
+    A kill on the way leaves what is still a run, so that the next pruning names it again. Raises UserError if somebody
+    writes the run, it holds other files than were named, or the system refuses.
     """
     obstacle = _obstacle(doomed.path)
     if obstacle:
@@ -141,23 +130,22 @@ def delete(doomed: Doomed) -> None:
                 raise UserError(f"{doomed.name} was not deleted: {_BEING_WRITTEN}.")
             if {file.name for file in doomed.path.iterdir()} != set(doomed.files):
                 raise UserError(f"{doomed.name} was not deleted: its files are no longer those that were named.")
-            for name in sorted(doomed.files, key=_last_of_all):
+            last = ("records.jsonl", "run.json")
+            for name in sorted(doomed.files, key=lambda name: last.index(name) if name in last else -1):
                 (doomed.path / name).unlink()
             doomed.path.rmdir()
     except OSError as error:
         raise UserError(f"{doomed.name} could not be deleted whole: {error.strerror or error}.") from None
 
 
-def started_at(path: Path) -> datetime.datetime:
-    """When a run began, by its folder's name. Raises ValueError for a folder that is not named as runs are."""
+def _began(path: Path) -> datetime.datetime | None:
+    """When a run began, by its folder's name; None for a folder that is not named as runs are."""
     match = RUN_NAME.fullmatch(path.name)
-    if match is None:
-        raise ValueError(f"{path.name} is not a run's name")
-    began = datetime.datetime.strptime(match["started"], "%Y%m%dT%H%M%SZ")
-    return began.replace(tzinfo=datetime.timezone.utc)
-
-
-_BEING_WRITTEN = "another process is writing it"
+    try:
+        began = datetime.datetime.strptime(match["started"], "%Y%m%dT%H%M%SZ") if match else None
+    except ValueError:
+        return None
+    return began.replace(tzinfo=datetime.timezone.utc) if began else None
 
 
 def _runs(results: Path, machine: str | None) -> Iterator[Path]:
@@ -168,15 +156,9 @@ def _runs(results: Path, machine: str | None) -> Iterator[Path]:
         raise UserError(f"The results folder {results} cannot be read: {error.strerror}.") from None
     for folder in machines:
         if machine in (None, folder.name):
-            yield from sorted(path for path in folder.iterdir() if _has_a_date(path))
-
-
-def _has_a_date(path: Path) -> bool:
-    try:
-        started_at(path)
-    except ValueError:
-        return False
-    return path.is_dir() and not path.is_symlink()
+            yield from sorted(
+                path for path in folder.iterdir() if _began(path) and path.is_dir() and not path.is_symlink()
+            )
 
 
 def _newest(runs: list[Path], holdings: Mapping[Path, frozenset[Benchmark]], count: int | None) -> frozenset[Path]:
@@ -193,11 +175,11 @@ def _newest(runs: list[Path], holdings: Mapping[Path, frozenset[Benchmark]], cou
     return frozenset(newest)
 
 
-def _reasons(path: Path, rules: Rules, now: datetime.datetime, newest: frozenset[Path]) -> str | None:
-    """Why the rules let a run go; None where they keep it."""
+def _reason(path: Path, rules: Rules, now: datetime.datetime, newest: frozenset[Path]) -> str | None:
     reasons = []
-    if rules.older_than is not None:
-        age = now - started_at(path)
+    began = _began(path)
+    if rules.older_than is not None and began is not None:
+        age = now - began
         if age <= rules.older_than:
             return None
         reasons.append(f"{age / datetime.timedelta(days=1):.0f} days old")
@@ -209,11 +191,11 @@ def _reasons(path: Path, rules: Rules, now: datetime.datetime, newest: frozenset
 
 
 def _obstacle(path: Path) -> str | None:
-    """What speaks against deleting a folder that is named as runs are, in words; None if nothing does."""
+    """Why a folder that is named as runs are cannot be deleted; None if nothing speaks against it."""
     try:
         manifest = open_run(path).manifest
-        files = list(path.iterdir())
-        touched = max(file.lstat().st_mtime for file in [path, *files])
+        held = list(path.iterdir())
+        touched = max(file.lstat().st_mtime for file in [path, *held])
         with _locked(path / "records.jsonl") as free:
             if not free:
                 return _BEING_WRITTEN
@@ -223,7 +205,7 @@ def _obstacle(path: Path) -> str | None:
         return f"it cannot be read ({error.strerror})"
     if manifest.get("run_id") != path.name:
         return f"its manifest is that of run {manifest.get('run_id')}"
-    others = [file.name for file in files if file.is_symlink() or not file.is_file()]
+    others = [file.name for file in held if file.is_symlink() or not file.is_file()]
     if others:
         return f"it holds what no run writes: {', '.join(sorted(others))}"
     if time.time() - touched < SETTLED_S:
@@ -233,7 +215,7 @@ def _obstacle(path: Path) -> str | None:
 
 @contextmanager
 def _locked(journal: Path) -> Iterator[bool]:
-    """Hold the journal's lock, which every writer takes, and tell whether it was free; where no journal is, it is."""
+    """Hold the journal's lock, which every writer takes, and tell whether it was free, as it is without a journal."""
     try:
         import fcntl
     except ImportError:  # Windows refuses to delete a file that is open
@@ -249,8 +231,3 @@ def _locked(journal: Path) -> Iterator[bool]:
             yield False
         else:
             yield True
-
-
-def _last_of_all(name: str) -> int:
-    """The manifest goes last and the records before it."""
-    return {"records.jsonl": 1, "run.json": 2}.get(name, 0)

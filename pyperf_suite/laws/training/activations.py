@@ -1,19 +1,21 @@
 """What torch keeps of a transformer's forward pass for the backward one, to the byte: each operation by what it saves.
 
-`laws/training/memory.py` has Korthikanti's formula for planning: 16 bits, fused masks, several GPUs. This one is for
-one device and a model written in torch's own operations; it says what such a model keeps today, on a CPU or a GPU, in
-any element. With 16 bits on a GPU both are the same but for statistics, and for what torch keeps and the formula does
-not: SiLU's result in a gated MLP.
+`laws/training/memory.py` has Korthikanti's formula for planning: 16 bits, fused masks, several GPUs. `kept_bytes` is
+for one device and a model written in torch's own operations, on a CPU or a GPU, in any element; `saved_bytes` is for a
+rank of tensor parallelism or a stage of a pipeline. With 16 bits on a GPU both laws are the same but
+for statistics, and for what torch keeps and the formula does not: SiLU's result in a gated MLP.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.matmul.tiling import ceil_div
+from pyperf_suite.laws.tiling import ceil_div
+from pyperf_suite.laws.training.engine_step import Action
+from pyperf_suite.laws.transformer import ModelDimensions
 
 # float32, in which torch keeps statistics, and int64, in which it has tokens.
 FLOAT, INTEGER = 4, 8
@@ -50,7 +52,6 @@ class Keeping:
 
     @property
     def autocast(self) -> bool:
-        """Whether results of products are narrower than the stream."""
         return self.element_bytes < self.stream_bytes
 
     @property
@@ -77,7 +78,6 @@ class KeptBytes:
 
     @property
     def total(self) -> float:
-        """Bytes of all together."""
         return sum(getattr(self, field.name) for field in fields(self))
 
     def __add__(self, other: KeptBytes) -> KeptBytes:
@@ -98,7 +98,7 @@ def kept_bytes(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -
 
 
 def working_bytes(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -> float:
-    """What backward holds besides at the most: one group's activations, once they are computed again."""
+    """What backward holds in addition at the most: one group's activations, once they are computed again."""
     if keeping.checkpointing == "none":
         return 0.0
     plain = replace(keeping, checkpointing="none")
@@ -211,10 +211,75 @@ def _ends(model: ModelDimensions, keeping: Keeping) -> KeptBytes:
 
 
 def _once(keeping: Keeping) -> KeptBytes:
-    """The sum of weights that the loss divides by."""
     return KeptBytes(statistics=FLOAT if keeping.ends else 0)
 
 
 def _mask_bytes(element_bytes: int, keeping: Keeping) -> int:
     """Of one element: a byte where dropout is one kernel, else a factor in the element's own type."""
     return 1 if keeping.device == "cuda" else element_bytes
+
+
+def saved_bytes(
+    model: ModelDimensions,
+    batch: int,
+    seq: int,
+    keeping: Keeping,
+    *,
+    tensor: int = 1,
+    chunk_layers: int | None = None,
+    last_chunk: int = 0,
+    order: Sequence[Action] = (Action(False, 0, 0),),
+    micro_batches: int = 1,
+) -> float:
+    """The most that is kept at the end of any forward of a rank which does `order`, in bytes.
+
+    Chunks have `chunk_layers` layers each, by default all; chunk 0 has the embeddings and `last_chunk` the logits. With
+    `tensor` ranks of TP and SP, heads, MLP and vocabulary are cut, and what stands between blocks along the sequence;
+    but DTensor keeps the gathered input of both blocks. In a pipeline the tokens and targets of all micro-batches lie
+    together and live as long as one of them is kept.
+    """
+    layers = chunk_layers or model.layers
+    group, ends = _group_and_ends(model, batch, seq, keeping, tensor)
+    of_chunk = group * float(ceil_div(layers, _layers_of_group(keeping)))
+    numbers = float(INTEGER * batch * seq)
+    most = under_way = 0.0
+    own = {action.chunk for action in order}
+    for action in order:
+        kept = of_chunk + (ends - 2 * numbers if action.chunk == last_chunk else 0.0)
+        under_way += -kept if action.backward else kept
+        most = max(most, under_way)
+    together = numbers * micro_batches
+    return most + (together if 0 in own else 0.0) + (together if last_chunk in own else 0.0)
+
+
+def _layers_of_group(keeping: Keeping) -> int:
+    return keeping.every if keeping.checkpointing == "every" else 1
+
+
+def _group_and_ends(model: ModelDimensions, batch: int, seq: int, keeping: Keeping, tensor: int) -> tuple[float, float]:
+    """Bytes of one group of layers, and of what stands before and behind all of them."""
+    cut = _cut(model, tensor)
+    layers = _layers_of_group(keeping)
+    one, two = (kept_bytes(replace(cut, layers=layers * groups), batch, seq, keeping) for groups in (1, 2))
+    group = KeptBytes(*(getattr(two, name) - getattr(one, name) for name in vars(one)))
+    tokens = batch * seq
+    of_attention = 0.0 if keeping.written_out or keeping.checkpointing == "every" else FLOAT * cut.heads * tokens
+    norms = group.norms + group.inputs + group.statistics - layers * of_attention
+    last_norm = keeping.stream_bytes * model.hidden * tokens + one.statistics - group.statistics - FLOAT
+    elsewhere = 1 - 1 / tensor
+    return group.total - elsewhere * norms, one.total - group.total - elsewhere * last_norm
+
+
+def _cut(model: ModelDimensions, tensor: int) -> ModelDimensions:
+    """A model whose layers keep what a rank of TP keeps between its gathers and scatters."""
+    if tensor == 1:
+        return model
+    return replace(
+        model,
+        heads=model.heads // tensor,
+        kv_heads=model.kv_heads // tensor,
+        head_dim=model.head_dim,
+        ffn=model.ffn // tensor,
+        expert_ffn=model.ffn // tensor,
+        vocab=model.vocab // tensor,
+    )

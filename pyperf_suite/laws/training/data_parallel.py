@@ -1,4 +1,4 @@
-"""The time of a data-parallel step: what a rank computes, and what of the exchange of gradients is not hidden.
+"""Steps in which something runs next to computation: the exchange of gradients, and the loading of batches.
 
 Gradients are exchanged in buckets while backward goes on (Li et al. 2020, PyTorch Distributed, VLDB 13, section 3.2); a
 bucket starts when it is full and the one before it is through.
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 BACKWARD_SHARE = 2 / 3
 # Relative errors beyond this count by their size and not their square, so that one disturbed setting bends nothing.
 TRUSTED_ERROR = 0.05
-# How much longer than alone an all_reduce may take beside compute; more is a bound that a fit runs into by mistake.
+# How much longer than alone an all_reduce may take during compute; more is a bound that a fit runs into by mistake.
 MOST_SLOWDOWN = 20.0
 # Where fits begin: least squares finds the nearest minimum, and the best of them stands.
 STARTS = ((1.0, 0.9), (1.0, 0.1), (2.0, 0.5), (0.5, 0.5))
@@ -40,18 +40,17 @@ class Exchange:
 
     @property
     def exchanges(self) -> int:
-        """In one step."""
         return self.micro_batches if self.every_micro_batch else 1
 
 
 @dataclass(frozen=True)
 class DataParallelLaw:
-    """seconds = compute + exchange − hidden · (what of the exchange runs beside backward).
+    """seconds = compute + exchange − hidden · (what of the exchange runs during backward).
 
     Attributes:
         all_reduce_s: seconds of an all_reduce of so many bytes alone, as an α–β law gives them.
         slowdown: how many times longer it takes in a step, with what copies gradients into buckets and out of them.
-        hidden: of the time that it runs beside backward, the share that the step does not get longer by: 1 where it
+        hidden: of the time that it runs during backward, the share that the step does not get longer by: 1 where it
             needs nothing that computing needs, 0 where they take turns.
     """
 
@@ -60,11 +59,9 @@ class DataParallelLaw:
     hidden: float
 
     def seconds(self, exchange: Exchange) -> float:
-        """Of one step."""
         return exchange.compute_s + self.exposed_s(exchange)
 
     def exposed_s(self, exchange: Exchange) -> float:
-        """By which a step is longer than without exchange."""
         costs = [self.slowdown * self.all_reduce_s(size) for size in exchange.buckets_bytes]
         beside_s = 0.0
         if exchange.overlapped:
@@ -87,7 +84,9 @@ def tail_s(buckets_bytes: Sequence[float], costs_s: Sequence[float], backward_s:
     return max(0.0, end_s - backward_s)
 
 
-def fit(all_reduce_s: AllReduceSeconds, exchanges: Sequence[Exchange], measured_s: Sequence[float]) -> DataParallelLaw:
+def fit_data_parallel(
+    all_reduce_s: AllReduceSeconds, exchanges: Sequence[Exchange], measured_s: Sequence[float]
+) -> DataParallelLaw:
     """The slowdown and the hidden share that come nearest to the measured steps, by relative error.
 
     Raises ValueError for fewer than two steps, which leave two constants open.
@@ -111,11 +110,8 @@ def fit(all_reduce_s: AllReduceSeconds, exchanges: Sequence[Exchange], measured_
     return DataParallelLaw(all_reduce_s, float(slowdown), float(hidden))
 
 
-def held_out_errors(
-    all_reduce_s: AllReduceSeconds,
-    exchanges: Sequence[Exchange],
-    measured_s: Sequence[float],
-    groups: Sequence[object],
+def held_out_step_errors(
+    all_reduce_s: AllReduceSeconds, exchanges: Sequence[Exchange], measured_s: Sequence[float], groups: Sequence[object]
 ) -> NDArray[np.float64]:
     """|predicted − measured| / measured of every step, by a law that saw no step of its group.
 
@@ -127,10 +123,54 @@ def held_out_errors(
         seen = [place for place, label in enumerate(labels) if label != group]
         if len(seen) < 2:
             return np.empty(0)
-        law = fit(all_reduce_s, [exchanges[place] for place in seen], [measured_s[place] for place in seen])
+        law = fit_data_parallel(
+            all_reduce_s, [exchanges[place] for place in seen], [measured_s[place] for place in seen]
+        )
         errors += [
             abs(law.seconds(exchanges[place]) / measured_s[place] - 1)
             for place, label in enumerate(labels)
             if label == group
         ]
     return np.array(errors)
+
+
+@dataclass(frozen=True)
+class InputPipeline:
+    """A batch takes `load_s` seconds of one core, the model's step `step_s`, on its own device or a core of the host.
+
+    Loaders work while the model does, each on a core of its own as long as there are `cores`; queues between them never
+    run empty or full by chance. It is the bound of a pipeline, its slowest stage, and so no iteration is shorter.
+    """
+
+    load_s: float
+    step_s: float
+    cores: int
+    on_host: bool = False
+
+    def stages(self, loaders: int) -> dict[str, float]:
+        """Seconds of an iteration that each possible bottleneck asks for.
+
+        0 loaders load in the training process, where nothing overlaps. Raises ValueError for fewer.
+        """
+        if loaders < 0:
+            raise ValueError(f"there cannot be {loaders} loaders")
+        if loaders == 0:
+            return {"loading in the training process": self.load_s + self.step_s}
+        stages = {"the model": self.step_s, "the loaders": self.load_s / loaders}
+        work_s = self.load_s + (self.step_s if self.on_host else 0.0)
+        return stages | {"the cores": work_s / self.cores}
+
+    def seconds(self, loaders: int) -> float:
+        return max(self.stages(loaders).values())
+
+    def binds(self, loaders: int) -> str:
+        stages = self.stages(loaders)
+        return max(stages, key=lambda name: stages[name])
+
+    def starved(self, loaders: int) -> float:
+        seconds = self.seconds(loaders)
+        return (seconds - self.step_s) / seconds if seconds else 0.0
+
+    def enough(self, most: int) -> int | None:
+        """The fewest loaders, up to `most`, with which the model binds; None where it never does."""
+        return next((count for count in range(1, most + 1) if self.binds(count) == "the model"), None)

@@ -1,23 +1,206 @@
-"""What of a GPU's memory training takes: weights with their gradients and optimizer states, and kept activations.
+"""What training holds in a GPU's memory: weights, gradients, optimizer states and kept activations.
 
-Closed forms of the literature; what a framework allocates besides is left room for, not counted.
+`training_memory` has the closed forms of the literature for planning, which divide evenly; room is left for what a
+framework allocates in addition. `held_by_rank` has what torch's engines allocate on each rank to the byte, over the
+weights of a GPT by name and shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.matmul.tiling import ceil_div
-from pyperf_suite.laws.model_flops import Recompute, check_recompute
-from pyperf_suite.laws.training.engine_memory import MIXED, Storage
-from pyperf_suite.laws.transformer import Linear, Sharding, Sizes, attention_call, linears
+from pyperf_suite.laws.tiling import ceil_div
+from pyperf_suite.laws.transformer import (
+    Linear,
+    ModelDimensions,
+    Recompute,
+    Sharding,
+    Sizes,
+    attention_call,
+    check_recompute,
+    linears,
+)
+
+FIRST, LAST = -1, -2
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight of a model; `cut` is the dimension that TP cuts, None where each rank has all of it.
+
+    `place` is the number of its layer, FIRST in front of all layers or LAST behind them.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    place: int
+    cut: int | None = None
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    def over_tensor(self, ranks: int) -> Weight:
+        if self.cut is None or ranks == 1:
+            return self
+        shape = tuple(size // ranks if place == self.cut else size for place, size in enumerate(self.shape))
+        return replace(self, shape=shape)
+
+
+def gpt_weights(model: ModelDimensions) -> tuple[Weight, ...]:
+    """All of a decoder with dense layers, embeddings and logits: GPT-2's, or Llama's block where gated.
+
+    Columns into a block are cut over TP, rows out of it (Shoeybi et al. 2019, Megatron-LM), as are the rows of both
+    embeddings and of the output matrix; norms and biases behind a sum over ranks are whole on every rank.
+    """
+    hidden, vocab = model.hidden, model.vocab
+    ends = [Weight("tokens.weight", (vocab, hidden), FIRST, 0)]
+    if model.positions:
+        ends.append(Weight("positions.weight", (model.positions, hidden), FIRST, 0))
+    layers = (weight for layer in range(model.layers) for weight in _layer(model, layer))
+    last = [*_norm(model, "norm", LAST)]
+    if not model.tied:
+        last.append(Weight("logits.weight", (vocab, hidden), LAST, 0))
+    return (*ends, *layers, *last)
+
+
+def stage_of(weight: Weight, layers: int, stages: int, chunks: int) -> int:
+    """Of the pipeline stage that has it: layers are dealt out in stages · chunks groups, the i-th to stage i mod p."""
+    if weight.place == FIRST:
+        return 0
+    if weight.place == LAST:
+        return stages - 1
+    return weight.place // (layers // (stages * chunks)) % stages
+
+
+def rank_weights(
+    model: ModelDimensions, tensor: int = 1, stages: int = 1, chunks: int = 1, stage: int = 0
+) -> tuple[Weight, ...]:
+    """What a rank of that pipeline stage has, cut over TP; layers and dimensions have to divide."""
+    return tuple(
+        weight.over_tensor(tensor)
+        for weight in gpt_weights(model)
+        if stage_of(weight, model.layers, stages, chunks) == stage
+    )
+
+
+def _layer(model: ModelDimensions, layer: int) -> Iterator[Weight]:
+    hidden, width = model.hidden, model.ffn
+    result = model.heads * model.head_dim
+    projected = result + 2 * model.kv_heads * model.head_dim
+    into = [("mlp.gate", width)] if model.gated else []
+
+    def linear(name: str, outputs: int, inputs: int, cut: int, bias: bool) -> Iterator[Weight]:
+        yield Weight(f"{prefix}.{name}.weight", (outputs, inputs), layer, cut)
+        if bias:
+            # Behind rows that are cut stands a sum over ranks, and only then the bias.
+            yield Weight(f"{prefix}.{name}.bias", (outputs,), layer, 0 if cut == 0 else None)
+
+    prefix = f"blocks.blocks.{layer}"
+    yield from _norm(model, f"{prefix}.attention_norm", layer)
+    yield from _norm(model, f"{prefix}.mlp_norm", layer)
+    yield from linear("attention.qkv", projected, hidden, 0, model.qkv_bias)
+    yield from linear("attention.out", hidden, result, 1, model.output_bias)
+    for name, outputs in [*into, ("mlp.up", width)]:
+        yield from linear(name, outputs, hidden, 0, model.mlp_bias)
+    yield from linear("mlp.down", hidden, width, 1, model.mlp_bias)
+
+
+def _norm(model: ModelDimensions, name: str, place: int) -> Iterator[Weight]:
+    yield Weight(f"{name}.weight", (model.hidden,), place)
+    if model.norm_bias:
+        yield Weight(f"{name}.bias", (model.hidden,), place)
+
+
+Engine = Literal["ddp", "zero_optimizer", "fsdp"]
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Bytes a parameter: the `weight` computed with, its `gradient`, the `optimizer`'s moments, a `master` copy.
+
+    `step` is what the optimizer keeps once a tensor: torch's AdamW counts its steps in a float32 each.
+    """
+
+    weight: int
+    gradient: int
+    optimizer: int
+    master: int = 0
+    step: int = 4
+
+    @property
+    def state(self) -> int:
+        """What the optimizer has of a parameter: its moments, and the master copy that it updates."""
+        return self.optimizer + self.master
+
+
+# AdamW of torch on weights in one type, whose moments have the type of the weights.
+FLOAT32 = Storage(weight=4, gradient=4, optimizer=8)
+BFLOAT16 = Storage(weight=2, gradient=2, optimizer=4)
+# Weights in 16 bits with a master copy, gradients and moments in 32 (laws/training/memory.py).
+MIXED = Storage(weight=2, gradient=4, optimizer=8, master=4)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes that live from step to step on one rank."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer
+
+
+def held_by_rank(weights: Sequence[Weight], engine: Engine, ranks: int, storage: Storage = FLOAT32) -> tuple[Held, ...]:
+    """What each of `ranks` data-parallel ranks holds of the `weights` that they have in common.
+
+    "ddp" keeps all of it on each, gradients as views of its buckets; "zero_optimizer" is DDP whose optimizer states are
+    dealt out by whole tensors; "fsdp" cuts each tensor along its first dimension, with or without resharding.
+    """
+    if engine == "fsdp":
+        return tuple(_sharded(weights, ranks, rank, storage) for rank in range(ranks))
+    elements = sum(weight.elements for weight in weights)
+    shares = dealt_out(weights, ranks) if engine == "zero_optimizer" else [weights] * ranks
+    kept = storage.weight * elements
+    return tuple(Held(kept, storage.gradient * elements, _states(share, storage)) for share in shares)
+
+
+def _states(weights: Sequence[Weight], storage: Storage) -> int:
+    return sum(storage.state * weight.elements + storage.step for weight in weights)
+
+
+def dealt_out(weights: Sequence[Weight], ranks: int) -> list[list[Weight]]:
+    """Largest first, each to the rank that has the least so far, as ZeroRedundancyOptimizer does."""
+    shares: list[list[Weight]] = [[] for _ in range(ranks)]
+    sizes = [0] * ranks
+    for weight in sorted(weights, key=lambda weight: weight.elements, reverse=True):
+        least = sizes.index(min(sizes))
+        shares[least].append(weight)
+        sizes[least] += weight.elements
+    return shares
+
+
+def _sharded(weights: Sequence[Weight], ranks: int, rank: int, storage: Storage) -> Held:
+    """FSDP2's share: weights and gradients are padded to the first rank's rows, optimizer states are not."""
+    padded = own = 0
+    for weight in weights:
+        rows, *_ = weight.shape
+        across = weight.elements // rows
+        most = int(ceil_div(rows, ranks))
+        padded += most * across
+        own += max(0, min(most, rows - rank * most)) * across
+    return Held(storage.weight * padded, storage.gradient * padded, storage.state * own + storage.step * len(weights))
+
 
 # Bytes a parameter with AdamW in mixed precision, 18 in all (Bekman, Machine Learning Engineering): weights in 16 bits
 # and the master copy in 32, gradients in 32, two moments in 32.
@@ -47,7 +230,6 @@ class MemoryNeed:
 
     @property
     def total(self) -> Any:
-        """Bytes of all together."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.gathered
 
     def fits(self, memory_bytes: float) -> Any:
@@ -139,7 +321,7 @@ def training_memory(
 def rank_parameters(model: ModelDimensions, sharding: Sharding, stages: Sizes = 1) -> Any:
     """Parameters on the first rank: its share of every matrix, embeddings cut over TP, and norms and biases whole.
 
-    With a pipeline, its share of the layers beside the larger of what stands at the ends: embedding or output matrix.
+    With a pipeline, its share of the layers and the larger of what stands at the ends: embedding or output matrix.
     """
     # A matrix of a rank has the shape of its product.
     ours, every = linears(model, 1, sharding), linears(model, 1)
@@ -194,7 +376,6 @@ def _scheduled_bytes(
 
 
 def _layers_share(model: ModelDimensions, stages: Sizes) -> Any:
-    """Of all layers, those of the fullest stage."""
     return ceil_div(model.layers, stages) / np.asarray(model.layers)
 
 
@@ -206,7 +387,6 @@ def _largest_gathered(model: ModelDimensions, sharding: Sharding) -> Any:
 
 
 def _layers_bytes(model: ModelDimensions, seq: Sizes, sharding: Sharding, recompute: Recompute) -> Any:
-    """Bytes a token of all layers."""
     sequence_ranks = _sequence_ranks(sharding)
     if recompute == "layers":
         return 2.0 * model.hidden * model.layers / sequence_ranks

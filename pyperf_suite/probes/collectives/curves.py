@@ -1,26 +1,28 @@
-"""Records of collectives in order: what stays fixed, and time over size as a curve with its law."""
+"""Time of a collective over sizes as a curve with its law; rates, paths and laws compared, as tables and pictures."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.hardware.links import LinkPeak, peak_of
-from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
-from pyperf_suite.laws.network.communication import GIGA, bus_factor, nvls_wire_rate
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Row, Rows, grouped
-from pyperf_suite.workloads.collective import CollectiveParameters
-from pyperf_suite.workloads.collective.parameters import OPERATIONS
+from pyperf_suite.laws.collectives import PiecewiseAlphaBeta
+from pyperf_suite.laws.traffic import GIGA, bus_factor, inter_node_rate, nvls_wire_rate
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.spec.axes import size_ticks
+from pyperf_suite.spec.findings import Claim, Figure, Panel, Quantity, Remark, Series, Table, Verdict, figure, remark
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, law_over_sizes, mean_speedup, misses, series, table
+from pyperf_suite.workloads.collective import OPERATIONS, CollectiveParameters
 
 # Our own path first: the others are compared with it.
 IMPLEMENTATIONS = ("nccl", "nccl_graph", "c10d_nccl", "gloo")
@@ -57,7 +59,6 @@ class Point:
 
     @property
     def seconds(self) -> float:
-        """Of one message."""
         return self.row.reading.seconds / self.trips
 
     def algbw(self, seconds: float | None = None) -> float:
@@ -90,7 +91,6 @@ class Point:
 
     @property
     def tail(self) -> float:
-        """p99 over p50."""
         return self.quantile_s(0.99) / self.quantile_s(0.5)
 
     @property
@@ -105,7 +105,6 @@ class Point:
 
     @property
     def share_of_peak(self) -> Quantity | None:
-        """What a link carries of that."""
         return Quantity(self.busbw / GIGA / self.peak.gb_per_s, "%") if self.peak else None
 
     @property
@@ -141,7 +140,6 @@ class Curve:
         return f"{self.what}, {self.how}"
 
     def __getattr__(self, name: str) -> Any:
-        """One of its parameters."""
         if name.startswith("_") or name == "parameters":
             raise AttributeError(name)
         return getattr(self.parameters, name)
@@ -183,12 +181,10 @@ class Curve:
 
     @property
     def largest(self) -> Point:
-        """The point of most bytes. Raises ValueError where there is none."""
         return self.points[max(self.points)]
 
     @property
     def best(self) -> Point:
-        """The point of the highest rate. Raises ValueError where there is none."""
         return max(self.points.values(), key=lambda point: point.rate.value)
 
     @cached_property
@@ -237,3 +233,193 @@ def plain(curves: Iterable[Curve]) -> list[Curve]:
     """Of each operation, ranks and dtype the curve that speaks for it: plain, and our own path where there is one."""
     usual = (curve for curve in curves if curve.points and not curve.variant)
     return [together[0] for together in grouped(usual, lambda curve: curve.what).values()]
+
+
+PLAYBOOK = 'Hugging Face, Large Language Model Training Playbook, "How to Maximize Training Throughput"'
+GBPS = 1e9 / 8
+# Of all_reduce between nodes, the highest threshold first.
+BETWEEN_NODES = (
+    Claim("a network between nodes carries 400 Gbps or more, so that it is no bottleneck", PLAYBOOK, 400 * GBPS),
+    Claim("a network between nodes carries the 50 Gbps or more that BLOOM was trained on", PLAYBOOK, 50 * GBPS),
+    Claim("networks between nodes carry 5 to 1600 Gbps", PLAYBOOK, 5 * GBPS, 1600 * GBPS),
+)
+FEWEST_NODES = 4
+
+# Up to here the time of a message is mostly its start: what a layer above adds shows.
+SMALL_BYTES = 64 * 2**10
+
+# Panels of one row are still readable side by side.
+MOST_IN_A_ROW = 3
+LAW_POINTS = 120
+MOST_TICKS = 5
+
+
+def wrong(curves: Sequence[Curve]) -> Iterator[Remark]:
+    """What was computed wrongly."""
+    told = "{curve}: {elements} elements are wrong at {sizes} of its sizes, so its figures there mean nothing"
+    for curve in curves:
+        if curve.wrong:
+            elements = sum(curve.wrong.values())
+            yield remark(told, kind="caution", curve=curve, elements=elements, sizes=len(curve.wrong))
+
+
+def highest_rates(curves: Sequence[Curve]) -> Iterator[Remark]:
+    """The highest rate of each operation, and its share of the links' peak."""
+    for curve in plain(curves):
+        best, told = curve.best, "{curve}: {rate} busbw at {size}"
+        if curve.ranks == 1:
+            told = "{curve}: {rate} algbw at {size}; one rank has no bus"
+        elif best.peak:
+            told += ", {share} of the {peak} of {link}"
+        peak, link = (Quantity(best.peak.gb_per_s * GIGA, "GB/s"), best.peak.name) if best.peak else (None, None)
+        share = best.share_of_peak
+        yield remark(told, curve=curve, rate=best.rate, size=best.size, share=share, peak=peak, link=link)
+
+
+def between_nodes(curves: Sequence[Curve]) -> Iterator[Remark | Verdict]:
+    """The guide's thresholds for all_reduce over several nodes, and its advice where there are too few."""
+    several = [each for each in plain(curves) if each.counted_as == "all_reduce" and each.best.nodes > 1]
+    told = "{curve}: the network between nodes carries {measured} (busbw), each accelerator's share of it {each}"
+    for curve in several:
+        carried = replace(curve.best.rate, unit="Gbps")
+        each = Quantity(float(inter_node_rate(carried.value, curve.ranks, curve.best.nodes)), "Gbps")
+        for claim in BETWEEN_NODES:
+            verdict = claim.judge(told, carried, curve=curve, each=each)
+            yield verdict
+            if verdict.outcome == "holds":
+                break
+    fewest = min((curve.best.nodes for curve in several), default=FEWEST_NODES)
+    if fewest < FEWEST_NODES:
+        told = "{nodes} nodes are measured: {enough} or more are recommended, best all that the training will use"
+        yield remark(told, kind="caution", nodes=fewest, enough=FEWEST_NODES)
+
+
+def paths(curves: Sequence[Curve]) -> Iterator[Remark]:
+    """What each other path or variant costs relative to ours or the plain one, over all operations measured by both."""
+    pairs = [
+        (first, other, size)
+        for first in plain(curves)
+        for other in curves
+        if other.what == first.what
+        # They differ in a single thing, so that a difference in time is that thing's.
+        if len({*first.variant} ^ {*other.variant}) + (first.implementation != other.implementation) == 1
+        for size in sorted(first.points.keys() & other.points.keys())
+    ]
+
+    def compared(pair: tuple[Curve, Curve, int]) -> tuple[str, int, str, str, str]:
+        first, other, size = pair
+        return first.dtype, first.ranks, first.how, other.how, "up to" if size <= SMALL_BYTES else "above"
+
+    for (dtype, ranks, first_how, other_how, where), alike in grouped(pairs, compared).items():
+        yield remark(
+            "{other} takes {slower} the time of {first} {where} {size} ({operations}, {dtype}, {ranks} ranks)",
+            effect="slower",
+            other=other_how,
+            slower=mean_speedup([(b.points[size].row.reading, a.points[size].row.reading) for a, b, size in alike]),
+            first=first_how,
+            where=where,
+            size=Quantity(SMALL_BYTES, "size"),
+            operations=", ".join(dict.fromkeys(first.op for first, _, _ in alike)),
+            dtype=dtype,
+            ranks=ranks,
+        )
+
+
+LAWS = (
+    Column("what", str, priority=2),
+    Column("start", lambda curve: curve.law.segments()[0].alpha_s, "us", 2),
+    Column("last rate", lambda curve: 1 / beta if (beta := curve.law.betas_s_per_byte[-1]) else math.inf, "GB/s", 2),
+    Column("from", lambda curve: curve.law.segments()[-1].from_bytes, "size"),
+    Column("pieces", lambda curve: len(curve.law.betas_s_per_byte)),
+    Column("off at sizes held out", lambda curve: curve.law.held_out_error, "%"),
+    Column("calls a graph", lambda curve: curve.largest.details.get("calls_per_graph"), priority=0),
+)
+
+
+def laws(curves: Sequence[Curve]) -> Iterator[Remark | Table]:
+    """How far all laws are off at sizes they have not seen, and their constants."""
+    fitted = [curve for curve in plain(curves) if curve.law is not None]
+    errors = [curve.law.held_out_error for curve in fitted if curve.law and curve.law.held_out_error is not None]
+    if errors:
+        told = "The laws of {count} curves miss sizes held out by {median} (median; worst curve {worst})"
+        yield remark(told, kind="law", **misses(errors))
+    if any(curve.implementation == "nccl" for curve in fitted):
+        yield remark(
+            "The start time of nccl includes a host thread that NCCL starts for each call on a communicator that does "
+            "not block: that of nccl_graph is the network's",
+            kind="caution",
+        )
+    every = [curve for curve in curves if curve.law and not curve.variant]
+    yield table("Laws: time = start + size / rate, in straight pieces", LAWS, every)
+
+
+POINTS = (
+    Column("size", lambda point: point.size.value, "B", 2),
+    Column("count", lambda point: point.row.count, priority=0),
+    Column("type", lambda point: point.row.dtype, priority=0),
+    Column("redop", lambda point: point.row.reduction if point.row.operation.reduces else "none", priority=0),
+    Column("root", lambda point: point.row.root if point.row.operation.has_root else -1, priority=0),
+    Column("p50", "seconds", "us", 2),
+    Column("algbw", lambda point: point.algbw(), "GB/s"),
+    Column("busbw", unit="GB/s", priority=2),
+    Column("#wrong", "wrong"),
+    Column("p95", lambda point: point.quantile_s(0.95), "us", 0),
+    Column("p99", lambda point: point.quantile_s(0.99), "us"),
+    Column("p99 / p50", "tail", "x", 0),
+    # After the last rank arrived, and how far apart they arrived.
+    Column("transfer", lambda point: point.row.seen.get("transfer"), "us"),
+    Column("skew", lambda point: point.row.seen.get("skew"), "us"),
+    Column("of the link's peak", "share_of_peak", "%"),
+    Column("NVLS wire", "wire_rate", "GB/s", 0),
+    Column("NVLink counters", "counted_rate", "GB/s", 0),
+    Column("algorithm", lambda point: point.details.get("algorithm")),
+)
+
+
+def tables(curves: Sequence[Curve]) -> Iterator[Table]:
+    """One for each curve: what nccl-tests shows, tails, and what else is known, as times relative to the first path."""
+    for together in grouped((curve for curve in curves if curve.points), lambda curve: curve.what).values():
+        first = together[0]
+
+        def relative(point: Point, first: Curve = first) -> Ratio | None:
+            other = first.points.get(point.row.message_bytes)
+            return other.row.faster_than(point.row) if other else None
+
+        for curve in together:
+            points = curve.points.values()
+            columns = [column for column in POINTS if any(column.cell(point) is not None for point in points)]
+            columns += [Column(f"relative to {first.how}", relative, "x")] if curve is not first else []
+            yield table(str(curve), columns, points)
+
+
+def figures(curves: Sequence[Curve]) -> Iterator[Figure | None]:
+    """One for each number of ranks and dtype: a panel an operation, a series a path or variant."""
+    long = [curve for curve in curves if len(curve.points) >= FEWEST_SIZES]
+    for (ranks, dtype), together in grouped(long, attrgetter("ranks", "dtype")).items():
+        alike = grouped(together, lambda curve: " ".join(curve.varied))
+        peak = together[0].largest.peak
+        caption = "Points: measured, bars span the trials. Line: the law, α + β·size in pieces."
+        yield figure(
+            f"collectives_{ranks}_ranks_{dtype}",
+            f"Collectives among {ranks} ranks, {dtype}",
+            caption + (f" Dashed: the peak of {peak.name}." if peak else ""),
+            map(_panel, alike, alike.values()),
+            MOST_IN_A_ROW,
+        )
+
+
+def _panel(title: str, curves: Sequence[Curve]) -> Panel:
+    drawn = [series(each.how, each.points.values(), "size.value", "rate") for each in curves]
+    first = curves[0]
+    ends, peak = (min(first.points), max(first.points)), first.largest.peak
+    if first.law is not None:
+        factor = 1.0 if first.ranks == 1 else float(bus_factor(first.counted_as, first.ranks))
+        drawn.append(law_over_sizes(f"law of {first.how}", first.law, *ends, LAW_POINTS, factor))
+    if peak is not None and first.ranks > 1:
+        drawn.append(Series(f"peak of {peak.name}", ends, [peak.gb_per_s * GIGA] * 2, "beside"))
+    # About so many powers of two as have room, evenly spaced, the largest among them.
+    every = [size for curve in curves for size in curve.points]
+    powers = range(int(math.log2(max(every))), math.ceil(math.log2(min(every))) - 1, -1)
+    ticks = size_ticks(2**power for power in reversed(powers[:: math.ceil(len(powers) / MOST_TICKS) or 1]))
+    label = "algbw" if first.ranks == 1 else "busbw"
+    return Panel(title, "size", label, tuple(drawn), x_ticks=ticks, x_unit="B", y_unit="GB/s")

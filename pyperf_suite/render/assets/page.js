@@ -86,7 +86,7 @@
       type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, layer: "below",
       line: { color: colour("edge"), width: 1, dash }, opacity: 0.6,
     });
-    const across = axis({ title: titled(data.x_label), range: data.log ? data.x_range.map(Math.log10) : data.x_range, type: data.log ? "log" : "linear" });
+    const across = axis({ title: titled(data.x_title), range: data.log ? data.x_range.map(Math.log10) : data.x_range, type: data.log ? "log" : "linear" });
     if (data.ticks.length) {
       across.tickvals = data.ticks.map(([x]) => x);
       across.ticktext = data.ticks.map(([, name]) => plain(name));

@@ -1,23 +1,229 @@
-"""Attention as an operator: its implementations, its float64 reference, its FLOPs and bytes, forward and backward."""
+"""Attention as an operator, forward and backward, and our own kernels of it: C++ on a CPU, Triton on a GPU.
+
+A kernel's details say what the law needs: blocks, the padded head_dim, and the slots that programs share.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from pyperf_suite.laws.attention.counted import attention_flop
-from pyperf_suite.measure.arrays import Keep
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.kernels.attention import Attention as ForwardKernel
+from pyperf_suite.kernels.attention import Configuration, Shape
+from pyperf_suite.kernels.attention_backward import Gradients
+from pyperf_suite.kernels.attention_defaults import default_configuration
+from pyperf_suite.kernels.occupancy import occupancy
+from pyperf_suite.laws.tiled_attention import Blocks, attention_flop
+from pyperf_suite.measure.tolerance import Keep
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_attention import verify_attention
-from pyperf_suite.workloads.attention.flex import FlexAttention
-from pyperf_suite.workloads.attention.native_cpu import NativeCpuAttention
-from pyperf_suite.workloads.attention.parameters import INPUTS, AttentionParameters
-from pyperf_suite.workloads.attention.torch_sdpa import TorchSdpa
-from pyperf_suite.workloads.attention.triton_own import TritonAttention
-from pyperf_suite.workloads.attention.two_gemm import TwoGemm
-from pyperf_suite.workloads.inputs import Operand
-from pyperf_suite.workloads.operator import Operator
-from pyperf_suite.workloads.workload import Work, by_name
+from pyperf_suite.workloads.attention import GRADIENTS, INPUTS, AttentionParameters
+from pyperf_suite.workloads.attention.by_torch import FlexAttention, TorchSdpa, TwoGemm
+from pyperf_suite.workloads.backends import native_extension, require_cores
+from pyperf_suite.workloads.operands import Operand, Operands
+from pyperf_suite.workloads.operator import (
+    Bound,
+    HostArrays,
+    Launches,
+    Operator,
+    TimedImplementation,
+    TorchTensors,
+    refusing,
+)
+from pyperf_suite.workloads.workload import Kernel, Place, Work, by_name
+
+# What parameters are checked for before the device is known: addresses take all that any target takes.
+ANY_TARGET = "sm_80"
+
+
+class TritonAttention(TimedImplementation[AttentionParameters]):
+    """`kernels/attention.py`: through tensor descriptors where the device and the rows allow, else by addresses."""
+
+    name = "triton"
+    device_kind = "cuda"
+
+    def validate(self, parameters: AttentionParameters) -> None:
+        with refusing(UserError):
+            configuration_of(parameters, ANY_TARGET)
+            shape_of(parameters)
+
+    def prepare(self, parameters: AttentionParameters, operands: Operands, place: Place) -> Launches:
+        if importlib.util.find_spec("triton") is None:
+            raise Unsupported("triton is not installed.")
+        tensors = TorchTensors(operands, place)
+        with refusing(Unsupported):
+            return _bound(parameters, tensors, *gpu_of(tensors))
+
+
+def _bound(parameters: AttentionParameters, tensors: TorchTensors, target: str, multiprocessors: int) -> Launches:
+    """Launches on each operand set; those of the backward pass keep the forward's O and log-sum-exp.
+
+    Raises ValueError where the device has too little of what the blocks need.
+    """
+    configuration, shape = configuration_of(parameters, target), shape_of(parameters)
+    # Its own blocks are asked of the backward pass alone.
+    own = replace(parameters, blocks=None) if parameters.backward else parameters
+    forward = ForwardKernel(configuration_of(replace(own, backward=False), target), shape, tensors.device)
+    bound = []
+    for each in tensors.sets:
+        lse = tensors.torch.empty(shape.lse, dtype=tensors.torch.float32, device=tensors.device)
+        operands = [each[name] for name in ("q", "k", "v", "o")]
+        launch = forward.bind(*operands, lse)
+        if parameters.backward:
+            launch()
+            gradients = [each[name] for name in ("do", *GRADIENTS)]
+            launch = Gradients(configuration, shape, tensors.device).bind(*operands, lse, *gradients)
+        bound.append(Bound.into(launch, **{name: each[name] for name in parameters.results}))
+    compiled = bound[0].launch()
+    tensors.synchronize()
+    kernels = compiled if isinstance(compiled, dict) else {"forward": compiled}
+    costs = {name: costs_of(kernel, target, multiprocessors) for name, kernel in kernels.items()}
+    details = {
+        "blocks": str(blocks_of(configuration)),
+        "padded_head_dim": configuration.padded_head_dim,
+        "padding_waste": configuration.waste,
+        "heads_together": forward.together,
+        "target": target,
+        # Of a backward pass the first, dk_dv, has the most work.
+        **next(iter(costs.values())),
+        "kernels": costs,
+    }
+    return Launches(tensors, bound, Kernel(configuration.name, configuration.operands, details))
+
+
+def default_triton_blocks(parameters: AttentionParameters, target: str) -> Blocks:
+    """The blocks that are taken on a target such as "sm_90" where none, or not all of them, are asked for."""
+    return blocks_of(_default(parameters, target))
+
+
+def _default(parameters: AttentionParameters, target: str) -> Configuration:
+    p = parameters
+    return default_configuration(target, p.head_dim, p.dtype, p.causal, p.backward, p.seq_q)
+
+
+def configuration_of(parameters: AttentionParameters, target: str) -> Configuration:
+    """The Triton configuration for a case on a target. Raises ValueError where there is none.
+
+    Stages and warps that the blocks leave at 1 are the target's own. Blocks larger than TMA's go by addresses.
+    """
+    default, asked = _default(parameters, target), parameters.blocks
+    if asked is None:
+        return default
+    sizes = {
+        "block_m": asked.m,
+        "block_n": asked.n,
+        "stages": asked.stages if asked.stages > 1 else default.stages,
+        "warps": asked.warps if asked.warps > 1 else default.warps,
+    }
+    try:
+        return replace(default, **sizes)
+    except ValueError:
+        return replace(default, **sizes, operands="addresses")
+
+
+def shape_of(parameters: AttentionParameters) -> Shape:
+    """The sizes as the kernels take them. Raises ValueError for more rows than they count."""
+    return Shape(parameters.batch, parameters.heads, parameters.key_heads, parameters.seq_q, parameters.keys)
+
+
+def blocks_of(configuration: Configuration) -> Blocks:
+    """The blocks of a configuration as parameters name them."""
+    return Blocks(configuration.block_m, configuration.block_n, configuration.stages, configuration.warps)
+
+
+def gpu_of(tensors: TorchTensors) -> tuple[str, int]:
+    """The target that the device is, as in "sm_90", and its multiprocessors."""
+    major, minor = tensors.torch.cuda.get_device_capability(tensors.device)
+    return f"sm_{major}{minor}", tensors.torch.cuda.get_device_properties(tensors.device).multi_processor_count
+
+
+def costs_of(compiled: Any, target: str, multiprocessors: int) -> dict[str, int | None]:
+    """Registers, spills, shared memory and slots of a compiled kernel; None where they are not known.
+
+    Slots are the programs that the whole device holds at once.
+    """
+    registers = getattr(compiled, "n_regs", None)
+    shared_bytes = None if compiled is None else compiled.metadata.shared
+    resident = None
+    if registers is not None and shared_bytes is not None:
+        # ValueError for a target whose limits are not in the table.
+        with suppress(ValueError):
+            resident = occupancy(target, 32 * compiled.metadata.num_warps, registers, shared_bytes).blocks
+    return {
+        "registers": registers,
+        "spills": getattr(compiled, "n_spills", None),
+        "shared_bytes": shared_bytes,
+        "resident": resident,
+        "slots": None if resident is None else resident * multiprocessors,
+    }
+
+
+class NativeCpuAttention(TimedImplementation[AttentionParameters]):
+    """`csrc/cpu`: the GEMM's packing and micro-kernels with the online softmax between them, forward only."""
+
+    name = "native"
+    device_kind = "cpu"
+
+    def validate(self, parameters: AttentionParameters) -> None:
+        if parameters.backward:
+            raise UserError(
+                "The native attention computes the forward pass only, but the backward pass was asked of it: "
+                "ask a library for that."
+            )
+        require_cores(parameters.workers)
+        blocks = parameters.blocks
+        if blocks is not None:
+            if blocks.stages != 1 or blocks.warps != 1:
+                raise UserError(
+                    f"Blocks {blocks} name stages or warps, which a CPU kernel does not have: "
+                    f"ask for {blocks.m}x{blocks.n}."
+                )
+            with refusing(UserError):
+                native_extension().check_blocks(blocks.m, blocks.n)
+
+    def prepare(self, parameters: AttentionParameters, operands: Operands, place: Place) -> Launches:
+        p = parameters
+        with refusing(Unsupported):
+            blocks = p.blocks or default_native_blocks(p)
+            attention = native_extension().Attention(
+                p.batch,
+                p.heads,
+                p.key_heads,
+                p.seq_q,
+                p.keys,
+                p.head_dim,
+                p.dtype,
+                p.causal,
+                blocks=(blocks.m, blocks.n),
+                workers=p.workers,
+            )
+        memory = HostArrays(operands, place)
+        bound = [
+            Bound.into(partial(attention.run, *(each[name].ctypes.data for name in "qkvo")), o=each["o"])
+            for each in memory.sets
+        ]
+        details = {
+            "blocks": str(blocks),
+            "isa": attention.isa,
+            "micro_tile": "x".join(map(str, attention.micro_tile)),
+            "padded_head_dim": attention.padded_head_dim,
+            "slots": attention.workers,
+            "pinned": attention.pinned,
+            "workspace_bytes": attention.workspace_bytes,
+        }
+        return Launches(memory, bound, Kernel(f"native_attention_{attention.isa}", "packed", details))
+
+
+def default_native_blocks(parameters: AttentionParameters) -> Blocks:
+    """The blocks that the native kernel takes where none are asked for. Raises ValueError where it has none."""
+    p = parameters
+    sizes = native_extension().default_blocks(p.batch, p.heads, p.seq_q, p.keys, p.head_dim, p.causal, p.workers)
+    return Blocks(*sizes)
 
 
 class Attention(Operator[AttentionParameters]):
@@ -41,17 +247,14 @@ class Attention(Operator[AttentionParameters]):
         return Work(int(flop), self.footprint_bytes(parameters))
 
     def described(self, parameters: AttentionParameters) -> dict[str, Operand]:
-        """Standard normal Q, K, V and dO, rounded to dtype, so that scores are near standard normal too."""
         streams = {"q": 0, "k": 1, "v": 2, "do": 3}
         return {name: Operand(shape, parameters.dtype, streams.get(name)) for name, shape in parameters.shapes.items()}
 
     def compare(self, parameters: AttentionParameters, values: Mapping[str, Any], keep: Keep) -> Verification:
-        """Against float64 attention of the rounded inputs (see measure.verify_attention)."""
         outputs = {name: values[name] for name in parameters.results}
         q, k, v = (values[name] for name in INPUTS)
         return verify_attention(outputs, q, k, v, values.get("do"), parameters.causal, parameters.dtype, keep=keep)
 
     def reference_key(self, parameters: AttentionParameters) -> str:
-        """Shapes, element type, mask and direction; who computes, in which blocks, is of no matter."""
         shapes = f"{parameters.q_shape} {parameters.k_shape} {parameters.dtype}"
         return f"{shapes} causal={parameters.causal} backward={parameters.backward}"

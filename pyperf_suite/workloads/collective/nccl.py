@@ -19,14 +19,13 @@ import numpy as np
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware import nccl_log
+from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.ranks.group import Group
-from pyperf_suite.workloads.collective.data import POISON_BYTE, Exchange, Stored
-from pyperf_suite.workloads.collective.parameters import CollectiveParameters
-from pyperf_suite.workloads.collective.ranks import agree, do_together, require_started_so
-from pyperf_suite.workloads.cuda import cuda_device
-from pyperf_suite.workloads.dtypes import element_type
-from pyperf_suite.workloads.native import native_extension
+from pyperf_suite.workloads.backends import cuda_device, native_extension
+from pyperf_suite.workloads.collective import POISON_BYTE, CollectiveParameters, Exchange, Stored
+from pyperf_suite.workloads.on_ranks import agree, do_together, require_started_so
+from pyperf_suite.workloads.operands import element_type
 from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, RankTimes, Transfers
 
 # Below site-packages: where the wheels of NVIDIA put it, of which torch brings one along.
@@ -53,9 +52,6 @@ SEND_AND_RECEIVE = "ncclSend, ncclRecv"
 # Calls in one graph of a short message: launching the graph, and the two events around it, then weigh a sixteenth.
 GRAPH_CALLS = 16
 SHORT_BYTES = 1 << 20
-
-# NCCL 2.24 and later add float8 on Hopper and newer alone (src/enqueue.cc, "FP8 reduction support begins with sm90").
-FLOAT8_SUMS_SINCE = (9, 0)
 
 
 class Nccl(Implementation[CollectiveParameters]):
@@ -93,7 +89,6 @@ _CONNECTIONS: dict[str, Connection] = {}
 
 
 def _connection(group: Group, device: Device, deadline_s: float) -> Connection:
-    """This process's connection on that device, made when first asked for; all ranks call it together."""
     if device.kind in _CONNECTIONS:
         return _CONNECTIONS[device.kind]
     nccl, library, memory, unique_id = agree(group, "look for NCCL", lambda: _open(group, device), deadline_s)
@@ -120,7 +115,6 @@ def _connection(group: Group, device: Device, deadline_s: float) -> Connection:
 
 
 def _open(group: Group, device: Device) -> tuple[ModuleType, Any, Any, bytes]:
-    """(the extension's nccl, the library, the memory it works in, a unique id on rank 0)."""
     if device.kind != "cuda" and not os.environ.get(OVERRIDE):
         raise Unsupported("NCCL needs GPUs, and the device asked for is the CPU: ask for gloo.")
     nccl = native_extension().nccl
@@ -144,7 +138,6 @@ def wheels() -> Iterator[str]:
 
 @contextmanager
 def _translated(nccl: ModuleType) -> Iterator[None]:
-    """Turn the extension's NotAvailable, and a device's memory that is used up, into Unsupported."""
     try:
         yield
     except (nccl.NotAvailable, native_extension().cuda.OutOfMemory) as reason:
@@ -165,7 +158,7 @@ def _require_supported(parameters: CollectiveParameters, connection: Connection,
         )
     if parameters.dtype.startswith("float8") and parameters.operation.reduces and device.kind == "cuda":
         capability = tuple(cuda_device(device.index).context.properties.compute_capability)
-        if capability < FLOAT8_SUMS_SINCE:
+        if "float8_sums" not in architecture(capability).features:
             raise Unsupported(
                 f"NCCL reduces float8 on GPUs of compute capability 9.0 or more, and this one has "
                 f"{capability[0]}.{capability[1]}: ask for bfloat16."
@@ -241,7 +234,6 @@ class NcclTransfers(Exchange):
         super().close()
 
     def _keep_choice(self) -> None:
-        """The algorithm and protocol of the run that just ended, from what NCCL wrote down."""
         parameters, path = self.data.parameters, nccl_log.own_file()
         text = path.read_text("utf-8", "replace") if path is not None and path.exists() else ""
         found = nccl_log.parse(text).choice(parameters.operation.counted_as, parameters.message_bytes, parameters.ranks)

@@ -13,22 +13,24 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.laws.network.communication import bus_factor
+from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
+from pyperf_suite.laws.traffic import bus_factor
 from pyperf_suite.laws.training.activations import Keeping, kept_bytes
-from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.workloads.collective.ranks import OnRanks, torch_place
-from pyperf_suite.workloads.training.gradients import exchanged_limit, same_on_all, seed_of, summed
-from pyperf_suite.workloads.training.on_ranks import (
+from pyperf_suite.workloads.on_ranks import (
     DTYPES,
     MOST_RANKS,
+    OnRanks,
     OverGloo,
     OverNccl,
     RankSteps,
     average,
     distributed,
+    exchanged_limit,
+    same_on_all,
+    seed_of,
+    torch_place,
 )
-from pyperf_suite.workloads.training.shape import TransformerShape
+from pyperf_suite.workloads.training import TransformerShape
 from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, Transfers, Work, by_name
 
 # "ddp" exchanges buckets while backward goes on; "after" all gradients at once when it is over; "none" not at all, so
@@ -63,14 +65,12 @@ class DataParallelParameters(TransformerShape):
 
     @property
     def gradient_bytes(self) -> int:
-        """Of one rank's gradients."""
         counted = self.dimensions.parameters
         # The laws' model always has an embedding and a last norm: a stack of blocks has neither.
         return DTYPES[self.dtype] * (counted if self.vocab else counted - self.dimensions.outer_parameters)
 
     @property
     def footprint_bytes(self) -> int:
-        """Of one rank: weights, gradients and the single process's to compare them with, and what forward keeps."""
         width = DTYPES[self.dtype]
         kind, every = self.checkpointing.kind, self.checkpointing.every
         keeping = Keeping(width, width, checkpointing=kind, every=every, ends=bool(self.vocab))
@@ -79,11 +79,9 @@ class DataParallelParameters(TransformerShape):
 
     @property
     def exchanges(self) -> int:
-        """How many times a step all gradients are exchanged."""
         return 0 if self.exchange == "none" else 1 if self.no_sync or self.exchange != "ddp" else self.accumulate
 
     def validate(self) -> None:
-        """Raise UserError for what cannot be, whoever implements it."""
         super().validate()
         if self.dropout:
             raise UserError("Gradients of a step with dropout cannot be compared with a single process's: leave it 0.")
@@ -117,11 +115,9 @@ class Replica(RankSteps):
         self.call = self._wrapped(self.model)
 
     def poison(self, index: int | None = None) -> None:
-        """Gradients are made anew in each step; one that nobody makes is missed."""
         self.model.zero_grad(set_to_none=True)
 
     def step(self) -> None:
-        """Forward and backward of every micro-batch, with the exchange that was asked for."""
         self._run(self.call)
         if self._parameters.exchange == "after":
             average([each.grad for each in self.model.parameters()], self._parameters.ranks, self._group)
@@ -131,7 +127,6 @@ class Replica(RankSteps):
             super().meet()
 
     def left(self, index: int = 0) -> Checked:
-        """Each element of gradients against the single process's, and a digest of all against the other ranks'."""
         p = self._parameters
         names = [f"the gradient of {name}" for name, _ in self.model.named_parameters()]
         self._due = self._due or self._single_process()
@@ -201,7 +196,6 @@ class Replica(RankSteps):
         return [] if timed == counted else [f"buckets of {timed} bytes are timed, and {counted} were counted"]
 
     def _wrapped(self, model: Any) -> Any:
-        """What is called: DDP around the model, DataParallel, or the model itself."""
         p = self._parameters
         if p.exchange == "dp":
             return self.torch.nn.DataParallel(model, device_ids=list(range(p.ranks)))
@@ -211,7 +205,6 @@ class Replica(RankSteps):
         return distributed(model, self._group, bucket_cap_mb=bucket_cap_mb, static_graph=p.static_graph)
 
     def _run(self, call: Any) -> None:
-        """All micro-batches; the weights' gradients are what they add up to."""
         call.zero_grad(set_to_none=True)
         last = len(self._batches) - 1
         for index, (inputs, upstream) in enumerate(self._batches):
@@ -247,13 +240,15 @@ class Replica(RankSteps):
     def _single_process(self) -> list[Any]:
         """Each weight's gradient: the mean over ranks, each rank's being this process's own work.
 
-        In float64, or on a GPU, whose models are large, where they are in float32: what is told apart is far above its
-        rounding.
+        In float64; on a GPU, whose models are large, in float32 where they are, whose rounding is far below any error
+        that is looked for.
         """
+        from pyperf_suite.workloads.training import gpt
+
         wide = self.torch.float32 if self.is_gpu else self.torch.float64
         everyone = range(self._parameters.ranks) if self._parameters.exchange != "none" else [self._rank]
-        batches = (batch for rank in everyone for batch in self._micro_batches([rank]))
-        return summed(self.model, list(self.model.parameters()), batches, len(everyone), wide)
+        batches = ((*each, 1 / len(everyone)) for rank in everyone for each in self._micro_batches([rank]))
+        return gpt.summed(self.model, batches, wide)[1]
 
 
 class InThreads(Implementation[DataParallelParameters]):
@@ -290,9 +285,7 @@ class DataParallel(OnRanks[DataParallelParameters]):
     implementations = by_name(OverGloo(Replica.of, _refuse_dp), OverNccl(Replica.of, _refuse_dp), InThreads())
 
     def ranks(self, parameters: DataParallelParameters) -> int:
-        """DataParallel is one."""
         return 1 if parameters.exchange == "dp" else parameters.ranks
 
     def work(self, parameters: DataParallelParameters) -> Work:
-        """Bytes of gradients that one rank hands over in a step."""
         return Work(bytes=parameters.exchanges * parameters.gradient_bytes)

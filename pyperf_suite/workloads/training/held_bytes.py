@@ -6,8 +6,10 @@ counts peaks for itself. Imported where a case is prepared and nowhere else, for
 
 from __future__ import annotations
 
+import functools
 import gc
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +61,7 @@ def kept(model: nn.Module, call: Callable[[], Any]) -> Kept:
     finally:
         gc.unfreeze()
     not_kept = weights | (_addresses(result) - saved)
-    sizes = {address: size for address, size in watch.living() if address not in not_kept}
+    sizes = {address: size for address, size in watch.living().items() if address not in not_kept}
     copies = sum(size for address, size in sizes.items() if address in watch.casts)
     return Kept(sum(sizes.values()) - copies, copies)
 
@@ -91,6 +93,24 @@ def peak_bytes(call: Callable[[], Any], device: torch.device) -> int:
     return watch.most
 
 
+def most_saved(parts: Sequence[Any], iteration: Callable[[], None]) -> int:
+    """The most bytes that autograd keeps for backward at the end of any forward pass of a part during `iteration()`.
+
+    What was saved, and, where checkpointing hides it, what was made under autograd and lives on; each storage counts
+    once and whole. Neither parameters nor their gathered copies are among it, nor what a part returns, unless it was
+    saved. The tokens that embeddings save count, in a pipeline those of all its micro-batches, which lie together.
+    """
+    watch = _SavedInForward()
+    for part in parts:
+        watch.over(part)
+    try:
+        iteration()
+    finally:
+        for hook in watch.hooks:
+            hook.remove()
+    return watch.most
+
+
 def bytes_of(values: Any) -> int:
     """Bytes that the tensors anywhere in `values` keep alive: each storage once and whole, a view's included."""
     return sum({storage._cdata: storage.nbytes() for storage in storages(values)}.values())
@@ -117,9 +137,9 @@ class _Watch(TorchDispatchMode):
 
     def __init__(self, weights: Set[int] = frozenset()) -> None:
         super().__init__()
-        self._weights = weights
+        self._weights = set(weights)
         # By address, which nothing else takes while there is a reference to it, however weak.
-        self._seen: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._seen: dict[int, StorageWeakRef] = {}
         self.casts: set[int] = set()
         self.cast_bytes: list[int] = []
 
@@ -133,16 +153,18 @@ class _Watch(TorchDispatchMode):
         return result
 
     def remember(self, tensors: Any) -> list[int]:
-        """Addresses of their storages, which are seen from now on."""
         found = list(storages(tensors))
         for storage in found:
             if storage._cdata not in self._seen:
-                self._seen[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+                self._seen[storage._cdata] = StorageWeakRef(storage)
         return [storage._cdata for storage in found]
 
-    def living(self) -> Iterator[tuple[int, int]]:
-        """Address and bytes of each storage that somebody holds."""
-        return ((address, size) for address, (seen, size) in self._seen.items() if not seen.expired())
+    def living(self) -> dict[int, int]:
+        """Bytes of each storage that somebody holds, as large as it is now; the others are forgotten."""
+        found = {key: torch.UntypedStorage._new_with_weak_ptr(each.cdata) for key, each in self._seen.items()}
+        sizes = {key: int(storage.nbytes()) for key, storage in found.items() if storage is not None}
+        self._seen = {key: self._seen[key] for key in sizes}
+        return sizes
 
 
 class _Peak(_Watch):
@@ -153,9 +175,80 @@ class _Peak(_Watch):
     def remember(self, tensors: Any) -> list[int]:
         made = super().remember(tensors)
         if made:
-            self._seen = {address: self._seen[address] for address, _ in self.living()}
-            self.most = max(self.most, sum(size for _, size in self._seen.values()))
+            self.most = max(self.most, sum(self.living().values()))
         return made
+
+
+class _SavedInForward(_Watch):
+    """Knows the most bytes that were saved or made, and live, at the end of a forward pass of one of several parts."""
+
+    most = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hooks: list[Any] = []
+        self._held: Counter[int] = Counter()
+        self._made: set[int] = set()
+        self._entered: list[Any] = []
+
+    def over(self, part: Any) -> None:
+        self.hooks += [part.register_forward_pre_hook(self._begin), part.register_forward_hook(self._end)]
+        # These run behind the hooks by which FSDP gathers parameters: before, they are not what forward uses.
+        self.hooks += [module.register_forward_pre_hook(self._note_weights) for module in part.modules()]
+
+    def remember(self, tensors: Any) -> list[int]:
+        found = super().remember(tensors)
+        # FSDP gathers without autograd.
+        if torch.is_grad_enabled():
+            self._made.update(found)
+        return found
+
+    def _begin(self, _part: Any, inputs: Any) -> None:
+        # What another stage sent is kept by the first group of blocks, where they are checkpointed, until its gradient
+        # is there; the schedule has buffers for it all the time.
+        for each in inputs:
+            if each.requires_grad:
+                keys = set(super().remember(each))
+                self._made |= keys
+                self.hooks.append(each.register_hook(functools.partial(self._forget, keys)))
+        self._entered = [torch.autograd.graph.saved_tensors_hooks(self._save, _give_back), self]
+        for each in self._entered:
+            each.__enter__()
+
+    def _end(self, _part: Any, _inputs: Any, result: Any) -> None:
+        for each in reversed(self._entered):
+            each.__exit__(None, None, None)
+        # A schedule holds what is returned until its backward.
+        self._made -= _addresses(result)
+        sizes = self.living()
+        self._made &= sizes.keys()
+        kept = {key for key in sizes if key in self._made or self._held[key] > 0} - self._weights
+        self.most = max(self.most, sum(sizes[key] for key in kept))
+
+    def _forget(self, keys: set[int], _gradient: Tensor) -> None:
+        self._made -= keys
+
+    def _note_weights(self, module: Any, _inputs: Any) -> None:
+        self._weights |= _addresses([*module.parameters(recurse=False), *module.buffers(recurse=False)])
+
+    def _save(self, tensor: Tensor) -> _Held:
+        super().remember(tensor)
+        return _Held(tensor, self._held)
+
+
+class _Held:
+    """A saved tensor for as long as autograd has it; whoever `held` it counts one less when this dies."""
+
+    def __init__(self, tensor: Tensor, held: Counter[int]) -> None:
+        self.tensor, self._counts, self._keys = tensor, held, _addresses(tensor)
+        held.update(self._keys)
+
+    def __del__(self) -> None:
+        self._counts.subtract(self._keys)
+
+
+def _give_back(held: _Held) -> Tensor:
+    return held.tensor
 
 
 def _addresses(values: Any) -> set[int]:

@@ -1,11 +1,19 @@
-"""A training loop's input: batches that torch's DataLoader decodes, each followed by a model step of given length."""
+"""A training loop's input: batches that torch's DataLoader decodes, each followed by a model step of given length.
+
+Files hold text to tokenise or pictures as JPEG. Every sample is made anew from its number, so that what a loader hands
+out can be compared without having been kept.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import itertools
 import multiprocessing
+import re
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -14,12 +22,13 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
-from pyperf_suite.errors import Unsupported, UserError
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
 from pyperf_suite.hardware import cpu
-from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.workloads import scratch
-from pyperf_suite.workloads.torch_device import TorchDevice
-from pyperf_suite.workloads.training.data_files import KINDS, DataFiles, wrong_samples
+from pyperf_suite.workloads.backends import TorchDevice
 from pyperf_suite.workloads.workload import (
     Checked,
     Implementation,
@@ -31,6 +40,18 @@ from pyperf_suite.workloads.workload import (
     by_name,
 )
 
+Sample = NDArray[np.generic]
+
+# Words of the text, and so tokens it can be cut into.
+VOCABULARY = 8192
+WORD = re.compile(r"[^\W_]+|[^\w\s]")
+
+PICTURE = 224  # edge in pixels, as models of pictures are fed
+BLOCK = 32  # edge of the squares that a picture is made of
+GRAIN = 24  # levels by which pixels of a square differ from its colour: what makes a file as long as a photograph's
+# Levels of 255 a pixel, in the mean: JPEG of quality 90 loses about 4, and another sample's picture differs by 80.
+MOST_LOST = 8.0
+
 # What a step of the model keeps busy: a device of its own, on which the host waits; or a core of the host.
 MODELS = ("device", "host")
 
@@ -40,11 +61,138 @@ STARTS = ("fork", "forkserver", "spawn")
 # Files are written first, and a case has minutes for all it does.
 MOST_LOADERS, MOST_FILES, MOST_ITERATIONS, MOST_STEP_US = 256, 1 << 14, 1024, 10_000_000
 
-# The last ones are told of; a standard visit sees far fewer.
+# The last ones are reported; a standard trial has far fewer.
 MOST_TOLD = 4096
 
 # Edge of the float32 product that a model's step is made of: well below a millisecond on a core, and on a GPU.
 PRODUCT = {"cpu": 128, "cuda": 2048}
+
+
+class DataFiles(ABC):
+    """One file a sample in a folder; index it for the decoded sample, as torch's DataLoader does in its workers.
+
+    Instances hold no handles: a worker that is started rather than forked gets a copy.
+    """
+
+    suffix: str
+
+    def __init__(self, folder: Path, count: int, seed: int) -> None:
+        self._folder, self._count, self._seed = folder, count, seed
+        for index in range(count):
+            self._write(self.path(index), self.expected(index))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[int, Sample]:
+        return index, self._read(self.path(index))
+
+    def path(self, index: int) -> Path:
+        return self._folder / f"{index:06d}{self.suffix}"
+
+    @property
+    def bytes_a_file(self) -> float:
+        return sum(self.path(index).stat().st_size for index in range(self._count)) / self._count
+
+    def wrong(self, numbers: Any, samples: Any) -> list[str]:
+        pairs = zip(numbers.tolist(), samples.cpu().numpy(), strict=True)
+        return [f"sample {number} is not what was written" for number, each in pairs if not self.is_right(number, each)]
+
+    @abstractmethod
+    def expected(self, index: int) -> Sample:
+        """What the sample must decode to."""
+
+    def is_right(self, index: int, decoded: Sample) -> bool:
+        """Whether it did."""
+        return bool(np.array_equal(self.expected(index), decoded))
+
+    @abstractmethod
+    def _write(self, path: Path, sample: Sample) -> None: ...
+
+    @abstractmethod
+    def _read(self, path: Path) -> Sample: ...
+
+    def _random(self, index: int) -> np.random.Generator:
+        return np.random.default_rng((self._seed, index))
+
+
+class TextFiles(DataFiles):
+    """Words by which a tokeniser of a fixed vocabulary finds their numbers: [length] int64 tokens a sample."""
+
+    suffix = ".txt"
+
+    def __init__(self, folder: Path, count: int, seed: int, length: int = 1024) -> None:
+        self._length = length
+        self._number = {_word(number): number for number in range(VOCABULARY)}
+        super().__init__(folder, count, seed)
+
+    def expected(self, index: int) -> Sample:
+        return self._random(index).integers(0, VOCABULARY, self._length)
+
+    def _write(self, path: Path, sample: Sample) -> None:
+        path.write_text(" ".join(_word(number) for number in sample.tolist()))
+
+    def _read(self, path: Path) -> Sample:
+        words = WORD.findall(path.read_text().lower())
+        return np.array([self._number[word] for word in words], dtype=np.int64)
+
+
+class PictureFiles(DataFiles):
+    """Squares of random colours, and grain: [PICTURE, PICTURE, 3] levels of 0 to 255 a sample."""
+
+    suffix = ".jpg"
+
+    def __init__(self, folder: Path, count: int, seed: int) -> None:
+        if importlib.util.find_spec("PIL") is None:
+            raise Unsupported("Pillow, which decodes JPEG, is not installed.")
+        super().__init__(folder, count, seed)
+
+    def expected(self, index: int) -> Sample:
+        random, squares = self._random(index), PICTURE // BLOCK
+        colours = random.integers(GRAIN, 256 - GRAIN, (squares, squares, 3), dtype=np.int16)
+        grain = random.integers(-GRAIN, GRAIN + 1, (PICTURE, PICTURE, 1), dtype=np.int16)
+        return (colours.repeat(BLOCK, axis=0).repeat(BLOCK, axis=1) + grain).astype(np.uint8)
+
+    def is_right(self, index: int, decoded: Sample) -> bool:
+        expected = self.expected(index)
+        if decoded.shape != expected.shape or decoded.dtype != expected.dtype:
+            return False
+        # What the format loses hides a single pixel: each must be as this process decodes the file itself.
+        lost = np.abs(decoded.astype(np.int16) - expected.astype(np.int16)).mean()
+        return bool(lost <= MOST_LOST) and np.array_equal(decoded, self._read(self.path(index)))
+
+    def _write(self, path: Path, sample: Sample) -> None:
+        from PIL import Image
+
+        Image.fromarray(sample).save(path, quality=90)
+
+    def _read(self, path: Path) -> Sample:
+        from PIL import Image
+
+        with Image.open(path) as picture:
+            return np.array(picture.convert("RGB"))
+
+
+KINDS: dict[str, type[DataFiles]] = {"text": TextFiles, "jpeg": PictureFiles}
+
+
+def _word(number: int) -> str:
+    """Letters for a number of the vocabulary, as long as words are on average: `zabab` and so on."""
+    return "z" + "".join(chr(ord("a") + (number >> shift) % 16) for shift in (0, 4, 8, 12))
+
+
+def wrong_samples(files: DataFiles, batches: Any) -> tuple[int, str]:
+    """How many samples of one epoch are not as written, come twice or never, and the first of them in words.
+
+    `batches` yields pairs of numbers and samples, of tensors that lie in host memory.
+    """
+    seen = np.zeros(len(files), dtype=int)
+    wrong: list[str] = []
+    for numbers, samples in batches:
+        np.add.at(seen, numbers.numpy(), 1)
+        wrong += files.wrong(numbers, samples)
+    wrong += [f"sample {number} came {seen[number]} times" for number in np.flatnonzero(seen != 1).tolist()]
+    return len(wrong), wrong[0] if wrong else ""
 
 
 @dataclass(frozen=True)
@@ -71,7 +219,6 @@ class InputPipelineParameters:
     iterations: Annotated[int, Within(1, MOST_ITERATIONS)] = 4
 
     def validate(self) -> None:
-        """Raise UserError for an epoch without a batch."""
         if self.files < self.batch:
             raise UserError(f"{self.files} files do not fill a batch of {self.batch}: ask for more files.")
 
@@ -82,7 +229,6 @@ class TorchLoader(Implementation[InputPipelineParameters]):
     name = "torch"
 
     def prepare(self, parameters: InputPipelineParameters, place: Place) -> Prepared:
-        """Write the files. Raises Unsupported for a decoder, a way to start processes or a GPU that is not there."""
         if parameters.start not in multiprocessing.get_all_start_methods():
             raise Unsupported(f"This system starts no process by {parameters.start}.")
         if parameters.pinned and place.device.kind == "cpu":
@@ -99,7 +245,7 @@ class InputPipeline(Workload[InputPipelineParameters]):
 
 
 class LoaderSteps(Prepared):
-    """A loop over an epoch without end: where one begins, workers start, which is told apart (see `observed`).
+    """A loop over an epoch without end: where one begins, workers start, which is reported separately (see `observed`).
 
     The host's clock is right on a GPU too, as an iteration ends when the device is done. While timed, a step's last
     batch is checked, before and after a whole epoch.
@@ -136,16 +282,13 @@ class LoaderSteps(Prepared):
         self._told.append((waited, modelled))
 
     def untimed(self, index: int) -> None:
-        """A step whose times are not told of."""
         self.launch(index)
         self._told.pop()
 
     def poison(self, index: int | None = None) -> None:
-        """No batch: one that no step hands out is missed."""
         self._last = None
 
     def left(self, index: int) -> Checked:
-        """Each sample of the last batch, as it was written."""
         if self._last is None:
             return Checked(1, 1, "no batch came")
         wrong = self._files.wrong(*self._last)
@@ -184,7 +327,6 @@ class LoaderSteps(Prepared):
         self._held.close()
 
     def _iterate(self) -> tuple[float, float]:
-        """Seconds of waiting for a batch and having it where the model is, and of the model's step."""
         assert self._batches is not None
         begin = time.perf_counter()
         numbers, samples = next(self._batches)
@@ -207,7 +349,6 @@ class LoaderSteps(Prepared):
         )
 
     def _on_host(self, batches: Any) -> Iterator[Any]:
-        """Batches as they come back from where the model is."""
         return ((numbers, self._moved(samples).cpu()) for numbers, samples in batches)
 
     def _moved(self, samples: Any) -> Any:
@@ -239,7 +380,6 @@ class Model:
         self.products = 0 if self._sleeps else self._calibrated(seconds)
 
     def step(self) -> None:
-        """Do it, and wait until it is done."""
         if self._sleeps:
             time.sleep(self._seconds)
         else:
@@ -252,7 +392,6 @@ class Model:
         self._where.synchronize()
 
     def _calibrated(self, seconds: float) -> int:
-        """How many products take that long where nothing else runs."""
         tried = 16
         self._multiply(tried)
         spent = []

@@ -18,12 +18,10 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.limits import OneOf, Within
+from pyperf_suite.errors import OneOf, UserError, Within
 from pyperf_suite.measure.verify import Verification, verify_product
 from pyperf_suite.workloads import scratch
-from pyperf_suite.workloads.collective.ranks import OnRanks
-from pyperf_suite.workloads.training.on_ranks import DTYPES, MOST_RANKS, OverGloo, OverNccl, RankSteps
+from pyperf_suite.workloads.on_ranks import DTYPES, MOST_RANKS, OnRanks, OverGloo, OverNccl, RankSteps
 from pyperf_suite.workloads.workload import BUILD_ON_EACH_OTHER, Checked, Kernel, RankTimes, Work, by_name
 
 # What is timed. "product_beside" times products while all_reduces go on throughout, "all_reduce_beside" the other way.
@@ -59,26 +57,21 @@ class OverlapParameters:
 
     @property
     def count(self) -> int:
-        """Elements of the message."""
         return self.bytes // DTYPES[self.dtype]
 
     @property
     def footprint_bytes(self) -> int:
-        """Of one rank: operands and product, the message, and of each what it is compared with."""
         return (3 * DTYPES[self.dtype] + WIDE_BYTES) * self.size**2 + self.bytes + 2 * WIDE_BYTES * self.count
 
     @property
     def has_product(self) -> bool:
-        """Whether a product runs."""
         return self.run != "all_reduce"
 
     @property
     def has_all_reduce(self) -> bool:
-        """Whether anything is sent."""
         return self.run != "product"
 
     def validate(self) -> None:
-        """Raise UserError for a message of less than one element."""
         if self.count == 0:
             least = DTYPES[self.dtype]
             raise UserError(f"bytes={self.bytes} was asked for, but one {self.dtype} takes {least}: ask for that.")
@@ -144,7 +137,6 @@ class SideBySide(RankSteps):
         self._a = self._b = self._out = self._message = None
 
     def _product_verified(self) -> Verification:
-        """Of every element, on a GPU by the GPU; a large one on a CPU by Freivalds' check (measure/verify.py)."""
         p = self._parameters
         if self.is_gpu:
             return verify_product(self._out, self._a, self._b, p.dtype, p.dtype)
@@ -158,7 +150,6 @@ class SideBySide(RankSteps):
         return bool(p.ranks & (p.ranks - 1) == 0 and p.ranks <= RANKS_EXACT[p.dtype])
 
     def _input(self) -> Any:
-        """What rank 0 holds; each next one has one more."""
         return self.torch.arange(self._parameters.count, device=self._where) % PERIOD
 
     def _product(self) -> None:
@@ -169,7 +160,7 @@ class SideBySide(RankSteps):
         return self.torch.distributed.all_reduce(message, op=self._mean, group=self._group, async_op=asynchronous)
 
     def _agreed_beside(self) -> int:
-        """How often the other runs beside what is timed: rank 0 times both alone and tells, as all must send alike."""
+        """How often the other runs beside what is timed: rank 0 times both alone, as all must send alike."""
         run = self._parameters.run
         if not run.endswith("_beside"):
             return 0
@@ -299,7 +290,6 @@ def _clocked(action: Callable[[], object]) -> Times:
 
 
 def _blocks_of_nccl(torch: Any, all_reduce: Callable[[], object]) -> int | None:
-    """Thread blocks of NCCL's kernel as torch's profiler traced it; None where it traced none."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         all_reduce()
@@ -327,5 +317,4 @@ class Overlap(OnRanks[OverlapParameters]):
     implementations = by_name(OverGloo(OnCpu.of), OverNccl(OnGpu.of))
 
     def work(self, parameters: OverlapParameters) -> Work:
-        """Bytes of the message, where there is one."""
         return Work(bytes=parameters.bytes if parameters.has_all_reduce else 0)

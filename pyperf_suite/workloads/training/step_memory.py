@@ -14,15 +14,13 @@ from typing import Annotated, Any
 
 import psutil
 
-from pyperf_suite.errors import Unsupported, UserError, out_of_memory
+from pyperf_suite.errors import Unsupported, UserError, Within, out_of_memory
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.model_flops import PASSES
-from pyperf_suite.limits import Within
-from pyperf_suite.workloads.dtypes import torch_name
-from pyperf_suite.workloads.torch_device import TorchDevice, leave_nothing_behind
-from pyperf_suite.workloads.training.shape import Checkpointing, TrainedShape
-from pyperf_suite.workloads.training.torch_steps import ByTorch
+from pyperf_suite.laws.transformer import PASSES
+from pyperf_suite.workloads.backends import ByTorch, TorchDevice, leave_nothing_behind
+from pyperf_suite.workloads.operands import torch_name
+from pyperf_suite.workloads.training import Checkpointing, TrainedShape
 from pyperf_suite.workloads.training.training_step import TorchSteps, TrainingStep, TrainingStepParameters
 from pyperf_suite.workloads.workload import (
     Checked,
@@ -56,7 +54,6 @@ class WatchedSteps(TorchSteps):
         super().__init__(TrainingStepParameters(**fields, part="train"), seed, where)
 
     def backward(self, result: Any) -> None:
-        """From a sum, which takes no memory for a gradient from above."""
         (result if result.ndim == 0 else result.float().sum()).backward()
 
     def bytes_by_kind(self) -> dict[str, int]:
@@ -98,7 +95,6 @@ class Storages(Implementation[TrainingMemoryParameters]):
     device_kind = "cpu"
 
     def prepare(self, parameters: TrainingMemoryParameters, place: Place) -> Exact:
-        """Take two steps. Raises Unsupported where torch is not installed."""
         where = TorchDevice(place.device)
         threads = where.torch.get_num_threads()
         where.torch.set_num_threads(1)  # to wait for others would take longer than these small products
@@ -116,7 +112,6 @@ class Allocator(Implementation[TrainingMemoryParameters]):
     device_kind = "cuda"
 
     def prepare(self, parameters: TrainingMemoryParameters, place: Place) -> Exact:
-        """Take three steps. Raises Unsupported where torch is not installed or has no GPU."""
         where = TorchDevice(Device("cuda", place.device.index), queueing="open")
         steps, cuda = WatchedSteps(parameters, place.seed, where), where.torch.cuda
         found = steps.bytes_by_kind()
@@ -150,7 +145,6 @@ class CheckpointedStepParameters(TrainingStepParameters):
     budget_bytes: Annotated[int, Within(0)] = 0
 
     def validate(self) -> None:
-        """Raise UserError for a transformer that cannot be, and for a step that cannot be watched."""
         super().validate()
         if self.compiled:
             raise UserError("What a compiled step holds cannot be watched: leave compiled off.")
@@ -169,14 +163,13 @@ class CheckpointedSteps(TorchSteps):
             self.unchecked = self.unchecked or "A whole batch would take too long in float64: one sequence is compared."
         with self._one_sequence():
             kept_of_one = self._kept_bytes()
-        # What is kept grows with the batch exactly; so a batch far too large is told without being tried.
+        # What is kept grows with the batch exactly; so a batch far too large is refused without being tried.
         self._require_fits(self._fixed() + kept_of_one * self._batch, "a step holds at least {:.4g} MB")
         self.launch(0)  # moments are made by the first update and stay
         self._peak = self._held_at_most(lambda: self.launch(0))
         self._require_fits(self._peak, "a step holds up to {:.4g} MB")
 
     def _require_fits(self, nbytes: int, why: str) -> None:
-        """Raise Unsupported where that is more than is allowed; `why` may name it in MB."""
         if nbytes > self._budget:
             why = why.format(nbytes / 1e6)
             raise Unsupported(f"Batch {self._batch} does not fit: {why}, and {self._budget / 1e6:.4g} MB are allowed.")
@@ -219,14 +212,13 @@ class CheckpointedSteps(TorchSteps):
             self.backward(result)
 
     def _held_at_most(self, call: Callable[[], None]) -> int:
-        """Weights and moments, and the most that a step adds to them: activations, gradients, what is passing."""
+        """Weights and moments, and the most that a step adds to them: activations, gradients, temporary memory."""
         from pyperf_suite.workloads.training.held_bytes import peak_bytes
 
         self.model.zero_grad(set_to_none=True)
         return self._fixed() + peak_bytes(call, self._where.device)
 
     def _fixed(self) -> int:
-        """Bytes that stay from step to step, inputs included."""
         from pyperf_suite.workloads.training.held_bytes import bytes_of
 
         moments = self._optimizer.state_dict()["state"] if self._optimizer is not None else ()
@@ -235,7 +227,6 @@ class CheckpointedSteps(TorchSteps):
 
     @contextmanager
     def _one_sequence(self) -> Iterator[None]:
-        """The first of the batch alone, for as long as this is entered."""
         whole, upstream = self.inputs, self._upstream
         self.inputs, self._upstream = tuple(each[:1].clone() for each in whole), None
         try:
@@ -263,7 +254,6 @@ class WithinBudget(ByTorch):
     """The model of gpt.py by torch's autograd and torch.utils.checkpoint."""
 
     def prepare(self, parameters: CheckpointedStepParameters, place: Place) -> Prepared:
-        """Build the model and try a step. Raises Unsupported where a step needs more than the budget."""
         try:
             return super().prepare(parameters, place)
         except RuntimeError as error:
@@ -282,12 +272,10 @@ class CheckpointedStep(TrainingStep):
     implementations = by_name(WithinBudget(CheckpointedSteps))
 
     def footprint_bytes(self, parameters: TrainingStepParameters) -> int:
-        """Of weights, gradients and moments alone: a batch that does not fit is what is looked for."""
         return parameters.state_bytes(updated=parameters.updates)
 
 
 def _free_bytes(where: TorchDevice) -> int:
-    """What the device has free for this process, before anything is placed there."""
     if where.is_gpu:
         return int(where.torch.cuda.mem_get_info(where.device)[0])
     return memory.available_bytes()

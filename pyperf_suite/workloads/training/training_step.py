@@ -13,17 +13,15 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.laws.model_flops import PASSES
-from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.measure.arrays import computed_anew
+from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
+from pyperf_suite.laws.transformer import PASSES
+from pyperf_suite.measure.tolerance import computed_anew
 from pyperf_suite.workloads import scratch
-from pyperf_suite.workloads.dtypes import torch_name
-from pyperf_suite.workloads.torch_device import TorchDevice
-from pyperf_suite.workloads.training import optimizer_reference as reference
-from pyperf_suite.workloads.training.gradients import fingerprint
-from pyperf_suite.workloads.training.shape import Checkpointing, TrainedShape, asked_flop
-from pyperf_suite.workloads.training.torch_steps import RESULT, ByTorch, ComparedLaunches, Due, use_products_of
+from pyperf_suite.workloads.backends import RESULT, ByTorch, ComparedLaunches, Due, TorchDevice, use_products_of
+from pyperf_suite.workloads.on_ranks import fingerprint
+from pyperf_suite.workloads.operands import torch_name
+from pyperf_suite.workloads.training import Checkpointing, TrainedShape, asked_flop
+from pyperf_suite.workloads.training.optimizer import Standing, compared_update, tensor_states
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Work, Workload, by_name, together
 
 # Forward alone, with what backward needs being kept; with backward; with AdamW's update as well.
@@ -52,7 +50,6 @@ class TrainingStepParameters(TrainedShape):
 
     @property
     def micro_batches(self) -> int:
-        """Forward and backward passes whose gradients add up."""
         return 1
 
     @property
@@ -61,7 +58,6 @@ class TrainingStepParameters(TrainedShape):
 
     @property
     def updates(self) -> bool:
-        """Whether a step ends with an update of the weights."""
         return self.part == "train"
 
     @property
@@ -77,7 +73,6 @@ class PrecisionStepParameters(TrainingStepParameters):
     cast_cache: Annotated[str, OneOf(CAST_CACHES)] = CAST_CACHES[0]
 
     def validate(self) -> None:
-        """Raise UserError for a step that cannot be, or a cache of casts where nothing is cast."""
         super().validate()
         if self.part != "step":
             raise UserError(f"A precision_step is forward and backward: its part is step, not {self.part}.")
@@ -132,12 +127,10 @@ class TorchSteps(ComparedLaunches):
             self._optimizer.step()
 
     def forward(self) -> Any:
-        """The loss, or the last block's output."""
         with self._precision():
             return self._call(*self.inputs)
 
     def backward(self, result: Any) -> None:
-        """Gradients of the loss, or of the output's product with a seeded standard normal."""
         result.backward(self._above() if result.ndim else None)
 
     def check(self) -> Checked:
@@ -151,7 +144,6 @@ class TorchSteps(ComparedLaunches):
         return together([self.left(0), *([self._updated()] if self._p.updates else ())])
 
     def poison(self, index: int | None = None) -> None:
-        """No result and no gradients: what a step does not make is missed."""
         self._result = None
         self.model.zero_grad(set_to_none=True)
 
@@ -162,7 +154,6 @@ class TorchSteps(ComparedLaunches):
         return found
 
     def kept(self, index: int) -> Any:
-        """Their bits in few: a copy would take as much memory as the weights."""
         return fingerprint(each for each in self.results(index).values() if each is not None)
 
     def equals(self, index: int, kept: Any) -> bool:
@@ -187,27 +178,23 @@ class TorchSteps(ComparedLaunches):
         return self._due[sequences]
 
     def _above(self) -> Any:
-        """The gradient of a last block's output."""
         if self._upstream is None:
             generator = self._where.torch.Generator().manual_seed(self._seed + 1)
             self._upstream = self._placed(self._where.torch.randn(self.inputs[0].shape, generator=generator))
         return self._upstream
 
     def _plain(self) -> TrainedShape:
-        """The model whose formula is the reference: attention written out, nothing dropped."""
         shape = TrainedShape(**{each.name: getattr(self._p, each.name) for each in fields(TrainedShape)})
         return replace(shape, attention="explicit", checkpointing=Checkpointing(), dropout=0.0)
 
     def _seeded(self) -> Any:
-        """The plain model on the CPU, with the weights that steps began with, as rounded there."""
         return self._gpt.build(self._plain(), self._seed).to(getattr(self._where.torch, self._p.weights))
 
     def _reference(self) -> dict[str, Any]:
-        """The exact result or gradient and its limits, as pairs by name, in host memory."""
         return dict(self._where_there_is_room(self._computed_on))
 
     def _computed_on(self, device: Any) -> dict[str, Any]:
-        from pyperf_suite.workloads.training.rounding import RoundedOperations, Rounding, exact_and_limits
+        from pyperf_suite.workloads.training.gpt import RoundedOperations, Rounding, exact_and_limits
 
         p, wide = self._p, self._where.torch.float64
         if str(device) == "cpu":
@@ -231,27 +218,26 @@ class TorchSteps(ComparedLaunches):
 
     def _by_formula(self, model: Any, device: Any, dtype: Any) -> dict[str, Any]:
         """Result and gradients of the first step, some sequences at a time: those of a mean are a mean."""
-        torch, count = self._where.torch, len(self.inputs[0])
-        names, weights = zip(*model.named_parameters(), strict=True)
-        results, sums = [], [torch.zeros_like(each, dtype=torch.float64) for each in weights]
-        for first in range(0, count, REFERENCE_SEQUENCES):
-            part = tuple(each[first : first + REFERENCE_SEQUENCES].to(device) for each in self.inputs)
-            result = model(*(each.to(dtype) if each.is_floating_point() else each for each in part))
-            is_loss = result.ndim == 0
-            share = len(part[0]) / count if is_loss else 1.0
-            results.append(result.detach().double() * share)
-            if not self._p.goes_back:
-                continue
-            upstream = None if is_loss else self._above()[first : first + REFERENCE_SEQUENCES].to(device, dtype)
-            for total, gradient in zip(sums, torch.autograd.grad(result, weights, upstream), strict=True):
-                total += gradient.double() * share
+        torch, count, is_loss = self._where.torch, len(self.inputs[0]), bool(self._p.vocab)
+
+        def batches() -> Iterator[tuple[Any, Any, float]]:
+            for first in range(0, count, REFERENCE_SEQUENCES):
+                part = [each[first : first + REFERENCE_SEQUENCES].to(device) for each in self.inputs]
+                upstream = None
+                if self._p.goes_back and not is_loss:
+                    upstream = self._above()[first : first + REFERENCE_SEQUENCES].to(device, dtype)
+                inputs = tuple(each.to(dtype) if each.is_floating_point() else each for each in part)
+                yield inputs, upstream, len(part[0]) / count if is_loss else 1.0
+
+        results, sums = self._gpt.summed(model, batches(), torch.float64, self._p.goes_back)
         found = {RESULT: torch.stack(results).sum() if is_loss else torch.cat(results)}
         if self._p.goes_back:
-            found |= {f"the gradient of {name}": each.detach() for name, each in zip(names, sums, strict=True)}
+            found |= {
+                f"the gradient of {name}": due for (name, _), due in zip(model.named_parameters(), sums, strict=True)
+            }
         return found
 
     def _start_anew(self) -> None:
-        """The seeded weights, and an optimizer that has seen no step."""
         assert self._optimizer is not None
         self.model.load_state_dict(self._seeded().state_dict())
         self._optimizer.state.clear()
@@ -261,9 +247,9 @@ class TorchSteps(ComparedLaunches):
         assert self._optimizer is not None
         seeded, checks = dict(self._seeded().named_parameters()), []
         for name, weight in self.model.named_parameters():
-            before = reference.Standing(seeded[name].detach().to(weight.device), weight.grad, {})
-            after = reference.Standing(weight.detach(), None, reference.states(self._optimizer.state[weight]))
-            found = reference.compared("AdamW", before, after, 1, self._p.weights, LEARNING_RATE, DECAY)
+            before = Standing(seeded[name].detach().to(weight.device), weight.grad, {})
+            after = Standing(weight.detach(), None, tensor_states(self._optimizer.state[weight]))
+            found = compared_update("AdamW", before, after, 1, self._p.weights, LEARNING_RATE, DECAY)
             checks.append(replace(found, first=found.first and f"{name}: {found.first}"))
         return together(checks)
 
@@ -295,7 +281,6 @@ class TorchSteps(ComparedLaunches):
 
 
 def _require_compiler(where: TorchDevice) -> None:
-    """Raise Unsupported where torch.compile has nothing to turn a graph into machine code with."""
     if where.is_gpu:
         if importlib.util.find_spec("triton") is None:
             raise Unsupported("torch.compile needs Triton on a GPU, and it is not installed.")
@@ -304,7 +289,7 @@ def _require_compiler(where: TorchDevice) -> None:
 
 
 class PrecisionSteps(TorchSteps):
-    """Steps that tell what they keep in memory, and how often autocast casts their weights."""
+    """Steps that report what they keep in memory, and how often autocast casts their weights."""
 
     def observed(self) -> Mapping[str, Observed]:
         """Bytes between forward and backward and of the model, casts of weights in a step; a GPU's peak of a step.
@@ -340,17 +325,16 @@ class TrainingStep(Workload[TrainingStepParameters]):
     implementations: Mapping[str, Any] = by_name(ByTorch(TorchSteps))
 
     def footprint_bytes(self, parameters: TrainingStepParameters) -> int:
-        """Weights, gradients, moments where they are updated, and what forward keeps of a micro-batch."""
         return parameters.step_bytes(updated=parameters.updates)
 
     def work(self, parameters: TrainingStepParameters) -> Work:
-        """Model FLOPs of the part, causal pairs alone (laws/model_flops.py); what is recomputed is no work done."""
+        """Model FLOPs of the part, causal pairs alone (laws/transformer.py); what is recomputed is no work done."""
         flop = asked_flop(parameters) / (1 if parameters.goes_back else PASSES)
         return Work(parameters.micro_batches * round(flop))
 
 
 class PrecisionStep(TrainingStep):
-    """Forward and backward passes in one precision, with what they keep in memory told beside their time."""
+    """Forward and backward passes in one precision, with what they keep in memory reported with their time."""
 
     name = "precision_step"
     parameters_type = PrecisionStepParameters

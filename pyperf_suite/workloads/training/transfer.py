@@ -19,15 +19,13 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported, UserError, Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.kernel_files import KernelFiles, parse_cpu_list
-from pyperf_suite.limits import Within
 from pyperf_suite.measure.stopwatch import Stopwatch
-from pyperf_suite.workloads.cores import require_cores
+from pyperf_suite.workloads.backends import TorchDevice, require_cores
 from pyperf_suite.workloads.operator import sets_to_rotate
-from pyperf_suite.workloads.torch_device import TorchDevice
 from pyperf_suite.workloads.workload import (
     Checked,
     Implementation,
@@ -51,7 +49,7 @@ WORTH_LARGE_PAGES = 1 << 22
 # More slots would prove nothing more, and take longer to make than to copy.
 MOST_SLOTS = 4096
 
-# Where runs are kept unless told otherwise (runner/results.py, which stands above this layer).
+# Where runs are kept by default (runner/results.py, which stands above this layer).
 RESULTS = Path("bench_results")
 
 # A read takes the next piece of a file of this size, or of its own where it is larger.
@@ -83,7 +81,6 @@ class TransferParameters:
     folder: str = ""
 
     def validate(self) -> None:
-        """Raise UserError for a NUMA node that there is not."""
         require_node(self.numa_node)
 
 
@@ -120,11 +117,9 @@ class Copies(Compared):
         self.details = {"slots": self.sets, "buffer_bytes": self.total_bytes}
 
     def cut(self, buffer: Any) -> list[Any]:
-        """The slots of a tensor or array, in order."""
         return [buffer[self.slot(index)] for index in range(self.sets)]
 
     def slot(self, index: int | None) -> slice:
-        """Where that slot lies; all of them."""
         return slice(None) if index is None else slice(index * self.size_bytes, (index + 1) * self.size_bytes)
 
 
@@ -138,7 +133,7 @@ class HostCopies(Copies):
             self.source = page_aligned(self.total_bytes)
             fill(self.source, place.seed)
         if parameters.numa_node != ANY_NODE:
-            # Only a thread that stays can tell a near node from a far one.
+            # Only a thread that stays can distinguish a near node from a far one.
             self._held.enter_context(running_on(nodes()[0]))
         self.target = page_aligned(self.total_bytes)
         self.poison()
@@ -238,7 +233,6 @@ class FileReads(Compared):
     sees_more = True
 
     def __init__(self, parameters: TransferParameters, place: Place, flag: int = 0, path: str = "page cache") -> None:
-        """Write the file in the folder asked for, open with that flag too. Raises Unsupported where it cannot be."""
         folder = folder_of(parameters)
         self._size_bytes = parameters.size_bytes
         self._pieces = max(1, FILE_BYTES // self._size_bytes)
@@ -248,7 +242,7 @@ class FileReads(Compared):
         self._begin = 0  # of the piece that was read last
         self._room = self._target.data
         self._file = _written_file(folder, self._written, flag)
-        # Not where it lies: results tell of no path on a machine.
+        # Not where it lies: results contain no path of a machine.
         details = {"file_bytes": self._written.size, "file_system": file_system(folder)}
         details["virtualised"] = cpu.detect().virtualised
         self.kernel = Kernel("preadv", path, details)
@@ -263,19 +257,16 @@ class FileReads(Compared):
             done += more
 
     def untimed(self, index: int) -> None:
-        """Of any piece."""
         self.launch(random.randrange(self._pieces))
 
     def poison(self, index: int | None = None) -> None:
         np.invert(self.compared(0)[1], out=self._target)
 
     def compared(self, index: int) -> tuple[Bytes, Bytes, str]:
-        """The piece that was read last."""
         sent = self._written[self._begin : self._begin + self._size_bytes]
         return self._target, sent, f"the file from {self._begin} on"
 
     def check(self) -> Checked:
-        """Pieces spread over the whole file, first and last among them, byte by byte."""
         checks = []
         for piece in np.unique(np.linspace(0, self._pieces - 1, MOST_CHECKED, dtype=int)).tolist():
             self._begin = piece * self._size_bytes
@@ -315,13 +306,12 @@ def folder_of(parameters: TransferParameters) -> Path:
 
 
 def file_system(folder: Path) -> str:
-    """The kind of file system that a folder lies on, as the system names it; empty where it does not tell."""
+    """The kind of file system that a folder lies on, as the system names it; empty where it does not say."""
     mounted = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
     return next((mounted[above] for above in (folder, *folder.parents) if above in mounted), "")
 
 
 def _written_file(folder: Path, content: Bytes, flag: int) -> int:
-    """A descriptor of a file with that content on the disk and no name. Raises Unsupported."""
     try:
         with tempfile.NamedTemporaryFile(prefix=".pyperf_transfer_", dir=folder) as named:
             try:
@@ -356,7 +346,7 @@ def fill(buffer: Bytes, seed: int) -> None:
 
 
 def nodes(files: KernelFiles | None = None) -> tuple[int, ...]:
-    """The numbers of the machine's NUMA nodes; none where the system does not tell."""
+    """The numbers of the machine's NUMA nodes; none where the system does not say."""
     return tuple(sorted(parse_cpu_list((files or KernelFiles()).text("sys/devices/system/node/online"))))
 
 
@@ -395,7 +385,7 @@ Maker = Callable[[TransferParameters, Place], Prepared]
 
 
 @dataclass(frozen=True)
-class Way(Implementation[TransferParameters]):
+class TransferWay(Implementation[TransferParameters]):
     """One way for bytes to go; of `workers`, `pinned` and `numa_node` it takes those that are named."""
 
     name: str  # type: ignore[misc]
@@ -424,15 +414,15 @@ class Way(Implementation[TransferParameters]):
         return self.make(parameters, place)
 
 
-WAYS: dict[str, Way] = by_name(
-    Way("memcpy", MemcpySteps, takes=("numa_node",)),
+WAYS: dict[str, TransferWay] = by_name(
+    TransferWay("memcpy", MemcpySteps, takes=("numa_node",)),
     # None of its threads is kept on a node.
-    Way("torch", TorchHostCopies, takes=("workers",)),
+    TransferWay("torch", TorchHostCopies, takes=("workers",)),
     # As batches and offloaded states travel, and as offloaded gradients and activations do.
-    Way("host_to_device", partial(DeviceCopies, to_device=True), ("pinned", "numa_node"), "cuda"),
-    Way("device_to_host", partial(DeviceCopies, to_device=False), ("pinned", "numa_node"), "cuda"),
-    Way("disk_cached", FileReads),
-    Way("disk_direct", DirectReads, whole_blocks=True),
+    TransferWay("host_to_device", partial(DeviceCopies, to_device=True), ("pinned", "numa_node"), "cuda"),
+    TransferWay("device_to_host", partial(DeviceCopies, to_device=False), ("pinned", "numa_node"), "cuda"),
+    TransferWay("disk_cached", FileReads),
+    TransferWay("disk_direct", DirectReads, whole_blocks=True),
 )
 
 
@@ -447,5 +437,4 @@ class Transfer(Workload[TransferParameters]):
         return Work(0, parameters.size_bytes)
 
     def footprint_bytes(self, parameters: TransferParameters) -> int:
-        """Source, target, and as much again by which they are compared."""
         return 3 * parameters.size_bytes

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.probes.study.grid import OPERATOR
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
-from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
+from pyperf_suite.probes.study import OPERATOR
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
+from tests.records import a_record, metric
 
 SHAPE: dict[str, Any] = {"hidden": 128, "heads": 4, "layers": 4, "seq": 128, "vocab": 512, "tied": False}
 
@@ -32,27 +32,12 @@ def visits() -> Callable[..., list[Record]]:
     """visits(case, [0.1, 0.11]): one experiment for each time, all of whose steps take it; None is one that failed."""
 
     def made(case: Case, seconds: list[float | None], memory: Any = None, **otherwise: Any) -> list[Record]:
-        found = []
-        for process, each in enumerate(seconds):
-            lost = {"outcome": "failed", "reason": "rank 1 died", "metrics": {}, "quality": {}}
-            usual: dict[str, Any] = {
-                "run_id": "made-up",
-                "kind": "timing",
-                "case": case.to_json(),
-                "case_id": case.case_id,
-                "process": process,
-                "position": process,
-                "started_at": "",
-                "outcome": "ok",
-                "probe": "study",
-                "work": {"flop": 0, "bytes": 0},
-                "kernel": {"name": "parallel_step", "details": memory or {}},
-                "quality": {"converged": True},
-                "identity": {"kind": "cpu", "model": "a CPU"},
-            }
-            if each is not None:
-                usual["metrics"] = {"time": Metric("s", each, each, each, each, each, [each] * 5)}
-            found.append(Record(**(usual | (lost if each is None else {}) | otherwise)))
-        return found
+        usual = {"probe": "study", "identity": {"kind": "cpu", "model": "a CPU"}, "details": memory}
+        lost = {"outcome": "failed", "reason": "rank 1 died"}
+        return [
+            a_record(case, each and metric(each, samples=[each] * 5), process=process, position=process,
+                     **usual | (lost if each is None else {}) | otherwise)
+            for process, each in enumerate(seconds)
+        ]  # fmt: skip
 
     return made

@@ -8,7 +8,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.probes.study.grid import (
+from pyperf_suite.probes.study import (
     MOST_CONFIGURATIONS,
     Configuration,
     StudyAxes,
@@ -18,7 +18,7 @@ from pyperf_suite.probes.study.grid import (
     worlds_of,
 )
 from pyperf_suite.spec.discovery import find_probe
-from pyperf_suite.workloads.training.shape import Checkpointing
+from pyperf_suite.workloads.training import Checkpointing
 
 CPU = Device("cpu")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.runner.worker_pool import WorkerPool
+from pyperf_suite.runner.workers import WorkerPool
 
 
 @pytest.fixture(scope="module")

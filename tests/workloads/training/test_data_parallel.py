@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.data_parallel import DataParallel, DataParallelParameters, Replica
-from pyperf_suite.workloads.training.shape import Checkpointing
 from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")
@@ -142,29 +142,3 @@ def test_data_parallel_is_one_process_and_others_are_as_many_as_ranks():
     assert DataParallel().ranks(replace(SMALL, ranks=4)) == 4
     assert DataParallel().environment(SMALL) == {}
     assert DataParallel().environment(replace(SMALL, peer_to_peer=False)) == {"NCCL_P2P_DISABLE": "1"}
-
-
-@pytest.mark.parametrize(
-    ("change", "implementation", "sentence"),
-    [
-        ({"exchange": "magic"}, "gloo", "choose from ddp, after"),
-        ({"ranks": 0}, "gloo", "ranks=0"),
-        ({"accumulate": 0}, "gloo", "accumulate=0"),
-        ({"bucket_bytes": 0}, "gloo", "at least 1"),
-        ({"dropout": 0.1}, "gloo", "leave it 0"),
-        ({"dtype": "int8"}, "gloo", "choose from float32"),
-        ({"exchange": "after", "static_graph": True}, "gloo", "static_graph is DDP's"),
-        ({"exchange": "none", "bucket_bytes": 5}, "gloo", "bucket_bytes is DDP's"),
-        ({"no_sync": False}, "gloo", "several micro-batches"),
-        ({"static_graph": True, "accumulate": 2}, "gloo", "no static graph"),
-        ({"ranks": 30000}, "gloo", "launch them on several machines"),
-        ({"peer_to_peer": False}, "gloo", "NCCL's alone"),
-        ({"exchange": "dp"}, "gloo", "ask for the implementation dp"),
-        ({"exchange": "dp"}, "nccl", "ask for the implementation dp"),
-        ({}, "dp", "ask for dp"),
-        ({"hidden": 65}, "gloo", "cannot be divided"),
-    ],
-)
-def test_what_cannot_be_says_so(change, implementation, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Case("data_parallel", replace(SMALL, **change), implementation).validate()

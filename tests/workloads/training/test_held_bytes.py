@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.workloads.training.shape import Checkpointing, TransformerShape
+from pyperf_suite.workloads.training import Checkpointing, TransformerShape
 
 torch = pytest.importorskip("torch")
 

@@ -8,13 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.workloads.training import data_files
-from pyperf_suite.workloads.training.data_files import KINDS, PictureFiles, TextFiles, wrong_samples
-from pyperf_suite.workloads.training.input_pipeline import InputPipeline, InputPipelineParameters
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.training import input_pipeline
+from pyperf_suite.workloads.training.input_pipeline import (
+    KINDS,
+    InputPipeline,
+    InputPipelineParameters,
+    PictureFiles,
+    TextFiles,
+    wrong_samples,
+)
 from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")
@@ -60,7 +66,9 @@ def test_every_sample_decodes_to_what_was_written_and_to_no_other(kind, tmp_path
 
 
 def test_words_of_the_vocabulary_are_all_different():
-    assert len({data_files._word(number) for number in range(data_files.VOCABULARY)}) == data_files.VOCABULARY
+    assert (
+        len({input_pipeline._word(number) for number in range(input_pipeline.VOCABULARY)}) == input_pipeline.VOCABULARY
+    )
 
 
 def test_a_picture_of_another_shape_or_type_is_wrong(tmp_path):
@@ -98,7 +106,7 @@ def test_a_sample_under_another_number_is_found(tmp_path):
 
 
 def test_without_pillow_pictures_are_unsupported_and_say_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_files.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(input_pipeline.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Unsupported, match="Pillow"):
         PictureFiles(tmp_path, 1, seed=0)
     assert list(tmp_path.iterdir()) == []
@@ -164,7 +172,7 @@ def test_files_are_gone_when_a_case_is_over(prepare):
 
 def test_files_are_gone_where_a_case_cannot_be_prepared(prepare, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(data_files.importlib.util, "find_spec", lambda name: None if name == "PIL" else object())
+    monkeypatch.setattr(input_pipeline.importlib.util, "find_spec", lambda name: None if name == "PIL" else object())
     with pytest.raises(Unsupported, match="Pillow"):
         prepare(replace(SMALL, data="jpeg"))
     assert list(Path(tmp_path).iterdir()) == []
@@ -196,25 +204,3 @@ def test_batches_reach_a_gpu_as_they_were_written(pinned):
     steps.launch(0)
     assert steps.check().wrong == 0
     steps.close()
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"data": "sound"}, "choose from text, jpeg"),
-        ({"model": "cloud"}, "choose from device, host"),
-        ({"start": "jump"}, "choose from fork"),
-        ({"loaders": -1}, "loaders lies between 0 and 256"),
-        ({"loaders": 10_000}, "loaders lies between 0 and 256"),
-        ({"files": 10**11}, "files=100000000000 was asked for"),
-        ({"prefetch": 10**9}, "prefetch=1000000000"),
-        ({"step_us": 10**13}, "step_us=10000000000000"),
-        ({"prefetch": 0}, "prefetch lies between 1"),
-        ({"batch": 7}, "do not fill a batch of 7"),
-        ({"step_us": -1}, "step_us lies between 0"),
-        ({"iterations": 0}, "iterations lies between 1"),
-    ],
-)
-def test_what_cannot_be_loaded_says_so(change, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Case("input_pipeline", replace(SMALL, **change), "torch").validate()

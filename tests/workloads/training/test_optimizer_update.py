@@ -10,8 +10,8 @@ import pytest
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.workloads.training import optimizer_reference, optimizer_update
-from pyperf_suite.workloads.training.optimizer_update import OptimizerUpdate, OptimizerUpdateParameters, TensorSet
+from pyperf_suite.workloads.training import optimizer
+from pyperf_suite.workloads.training.optimizer import OptimizerUpdate, OptimizerUpdateParameters, TensorSet
 from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")
@@ -113,17 +113,15 @@ def test_foreach_holds_a_copy_of_all_tensors_and_the_loop_of_one():
 
 @pytest.mark.parametrize("package", ["bitsandbytes", "torchao"])
 def test_a_package_that_is_not_installed_says_so(package, monkeypatch):
-    find = optimizer_update.importlib.util.find_spec
-    monkeypatch.setattr(
-        optimizer_update.importlib.util, "find_spec", lambda name: None if name == package else find(name)
-    )
+    find = optimizer.importlib.util.find_spec
+    monkeypatch.setattr(optimizer.importlib.util, "find_spec", lambda name: None if name == package else find(name))
     with pytest.raises(Unsupported, match=f"{package} is not installed"):
         prepared(f"{package}_8bit")
 
 
 def test_states_in_8_bits_are_checked_by_a_first_update(monkeypatch):
-    where = optimizer_update.TorchDevice(CPU, 1)
-    settings = optimizer_update.settings("AdamW")
+    where = optimizer.TorchDevice(CPU, 1)
+    settings = optimizer.settings("AdamW")
 
     def wrong(tensors):
         return torch.optim.AdamW(tensors, **settings | {"lr": 2e-3})
@@ -132,15 +130,14 @@ def test_states_in_8_bits_are_checked_by_a_first_update(monkeypatch):
         return torch.optim.AdamW(tensors, **settings)
 
     found = [
-        optimizer_update.UpdateSteps(ADAMW, "8bit", 0, where, make, low_memory=True).check().wrong
-        for make in (right, wrong)
+        optimizer.UpdateSteps(ADAMW, "8bit", 0, where, make, low_memory=True).check().wrong for make in (right, wrong)
     ]
     assert found == [0, ELEMENTS]
 
 
 def test_adafactor_leaves_a_matrix_of_equal_gradients_with_one_scale():
     gradient, weight = np.full((3, 4), 0.5), np.full((3, 4), 2.0)
-    after, state = optimizer_reference.adafactor(weight, gradient, {}, 1, 1e-3, 0.1)
+    after, state = optimizer.adafactor(weight, gradient, {}, 1, 1e-3, 0.1)
     assert state["row_var"] == pytest.approx(np.full((3, 1), 0.25))
     assert weight * (1 - 1e-4) - after == pytest.approx(np.full((3, 4), 2.0 * 1e-3))
 

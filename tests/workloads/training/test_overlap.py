@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.case import Case
-from pyperf_suite.workloads.collective import ranks
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads import on_ranks
 from pyperf_suite.workloads.training import overlap
 from pyperf_suite.workloads.training.overlap import RUNS, OnCpu, OnGpu, Overlap, OverlapParameters, blocks_in_trace
 from pyperf_suite.workloads.workload import Place
@@ -135,45 +135,23 @@ def test_blocks_of_nccl_are_read_from_a_trace():
     assert blocks_in_trace([{"name": "ncclDevKernel", "args": {}}]) is None
 
 
-def test_environment_tells_nccl_to_go_without_direct_copies():
-    assert Overlap().environment(replace(SMALL, peer_to_peer=False)) == {"NCCL_P2P_DISABLE": "1"}
-    assert Overlap().environment(SMALL) == {}
-
-
 def test_a_rank_counts_what_it_holds_and_what_it_compares_with():
     assert replace(SMALL, size=1000, bytes=4000).footprint_bytes == 20 * 1000**2 + 4000 + 16 * 1000
     assert Overlap().footprint_bytes(replace(SMALL, size=1 << 17, bytes=4)) > 300e9
 
 
 def test_ranks_that_do_not_fit_into_memory_together_are_refused(monkeypatch):
-    monkeypatch.setattr(ranks.memory, "available_bytes", lambda: 10**9)
+    monkeypatch.setattr(on_ranks.memory, "available_bytes", lambda: 10**9)
     need = "2 ranks on this machine need 1.2 GB, but 1.0 GB of memory are free: ask for fewer"
     with pytest.raises(Unsupported, match=need):
-        ranks.require_memory(TWO_HERE, 600_000_000)
-    ranks.require_memory(TWO_HERE, 400_000_000)
+        on_ranks.require_memory(TWO_HERE, 600_000_000)
+    on_ranks.require_memory(TWO_HERE, 400_000_000)
 
 
 def test_ranks_started_with_direct_copies_are_not_timed_as_if_without(monkeypatch):
     monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
-    ranks.require_started_so(peer_to_peer=True)
+    on_ranks.require_started_so(peer_to_peer=True)
     with pytest.raises(Unsupported, match="start them with NCCL_P2P_DISABLE=1"):
         Overlap().prepare(replace(SMALL, peer_to_peer=False), "nccl", Place(Device("cuda"), group=TWO_HERE))
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
-    ranks.require_started_so(peer_to_peer=False)
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"run": "apart"}, "choose from product"),
-        ({"dtype": "int8"}, "choose from float32"),
-        ({"size": 0}, "size=0"),
-        ({"bytes": 3}, "bytes=3"),
-        ({"ranks": 0}, "ranks=0"),
-        ({"ranks": 30000}, "launch them on several machines"),
-        ({"peer_to_peer": False}, "NCCL's alone"),
-    ],
-)
-def test_what_cannot_be_says_so(change, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Case("overlap", replace(SMALL, **change), "gloo").validate()
+    on_ranks.require_started_so(peer_to_peer=False)

@@ -13,23 +13,23 @@ from typing import Any
 import psutil
 import pytest
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.training.activations import kept_bytes
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.runner.case import Case
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.worker_pool import WorkerPool
-from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
-from pyperf_suite.workloads.training.shape import Checkpointing
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.workers import WorkerPool
+from pyperf_suite.workloads.training import Checkpointing
+from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 
 pytestmark = pytest.mark.slow
 
 torch = pytest.importorskip("torch")
 
-SMALL = ParallelStepParameters(hidden=32, heads=4, layers=4, seq=8, batch=2, vocab=48, tied=False)
+SMALL = ParallelStepParameters(hidden=32, heads=4, layers=2, seq=8, batch=2, vocab=48, tied=False)
+INTERLEAVED = replace(SMALL, layers=4, pipeline=2, chunks=2)
 EVERY, SELECTIVE = Checkpointing("every", 2), Checkpointing("selective")
 # Checkpointing, backends of attention, precisions and odd sizes are spread over the ways to cut.
 OF_TWO = {
@@ -50,16 +50,13 @@ OF_TWO = {
     "tp explicit every": replace(SMALL, tensor=2, attention="explicit", checkpointing=EVERY),
     "pp": replace(SMALL, pipeline=2, micro_batches=3),
     "pp math every": replace(SMALL, pipeline=2, micro_batches=2, attention="math", checkpointing=EVERY),
-    "pp v2 selective": replace(SMALL, pipeline=2, chunks=2, micro_batches=4, checkpointing=SELECTIVE),
+    "pp v2 selective": replace(INTERLEAVED, micro_batches=4, checkpointing=SELECTIVE),
 }
 OF_FOUR = {
-    "dp tp": replace(SMALL, data=2, tensor=2, micro_batches=2),
-    "dp tp zero1": replace(SMALL, data=2, tensor=2, zero_stage=1),
-    "dp tp zero2": replace(SMALL, data=2, tensor=2, zero_stage=2),
+    "dp tp zero1": replace(SMALL, data=2, tensor=2, zero_stage=1, micro_batches=2),
     "dp tp zero3 every": replace(SMALL, data=2, tensor=2, zero_stage=3, checkpointing=EVERY),
-    "dp pp zero1": replace(SMALL, data=2, pipeline=2, micro_batches=2, zero_stage=1),
-    "dp pp v2 zero2": replace(SMALL, data=2, pipeline=2, chunks=2, micro_batches=2, zero_stage=2),
-    "tp pp v2 zero3": replace(SMALL, tensor=2, pipeline=2, chunks=2, micro_batches=2, zero_stage=3),
+    "dp pp v2 zero2": replace(INTERLEAVED, data=2, micro_batches=2, zero_stage=2),
+    "tp pp v2 zero3": replace(INTERLEAVED, tensor=2, micro_batches=2, zero_stage=3),
     "tp pp": replace(SMALL, tensor=2, pipeline=2, micro_batches=2, checkpointing=SELECTIVE),
 }
 FAULTS = {
@@ -135,8 +132,9 @@ def test_the_path_says_what_ran(by_two, by_four):
     assert by_two[0]["zero3"]["kernel"]["path"] == "FSDP2 reshard_after_forward=True, AdamW"
     assert by_two[0]["zero3 bfloat16"]["kernel"]["path"].endswith("AdamW, bfloat16 over float32 shards")
     assert by_two[0]["pp v2 selective"]["kernel"]["path"] == "AdamW, interleaved 1F1B"
-    assert by_four[0]["dp tp"]["kernel"]["path"] == (
-        "all_reduce of local gradients after backward, AdamW, DTensor tensor parallel, sequence parallel"
+    assert by_four[0]["dp tp zero1"]["kernel"]["path"] == (
+        "all_reduce of local gradients after backward, ZeroRedundancyOptimizer, DTensor tensor parallel, "
+        "sequence parallel"
     )
 
 
@@ -184,12 +182,12 @@ def test_tensor_parallel_ranks_keep_norms_and_second_biases_whole(by_two):
     assert found["optimizer_bytes"] == [8 * share, 8 * share]
 
 
-def test_stages_have_their_layers_and_the_ends_what_is_theirs(by_two):
-    p = SMALL
+@pytest.mark.parametrize("name", ["pp", "pp v2 selective"])
+def test_stages_have_their_layers_and_the_ends_what_is_theirs(by_two, name):
+    p = OF_TWO[name]
     layers = (p.dimensions.parameters - 2 * p.hidden - (2 * p.vocab + p.seq) * p.hidden) // 2
     ends = [layers + (p.vocab + p.seq) * p.hidden, layers + p.vocab * p.hidden + 2 * p.hidden]
-    assert figures(by_two, "pp")["rank_bytes"]["parameter_bytes"] == [4 * each for each in ends]
-    assert figures(by_two, "pp v2 selective")["rank_bytes"]["parameter_bytes"] == [4 * each for each in ends]
+    assert figures(by_two, name)["rank_bytes"]["parameter_bytes"] == [4 * each for each in ends]
 
 
 @pytest.mark.parametrize("name", ["ddp", "zero1 math every", "zero2 flash selective", "zero3", "zero3 gated every"])
@@ -233,23 +231,8 @@ def environ_of(process: psutil.Process) -> dict[str, str]:
 
 
 def test_what_torch_cannot_do_names_the_nearest_that_works():
-    from pyperf_suite.workloads.training.parallel.parallel_step import require_possible
+    from pyperf_suite.workloads.training.parallel_step import require_possible
 
     with pytest.raises(Unsupported, match="ask for micro_batches=4"):
         require_possible(replace(SMALL, pipeline=4, micro_batches=2), "cpu")
     require_possible(replace(SMALL, attention="flash"), "cpu")
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"data": 100000}, "data lies between 1 and"),
-        ({"data": 1000}, "launch them on several machines"),
-        ({"attention": "magic"}, "choose from sdpa, flash, math, explicit"),
-        ({"tensor": 3}, "cannot be cut over TP = 3"),
-        ({"zero_stage": 4}, "zero_stage lies between 0 and 3"),
-    ],
-)
-def test_what_cannot_be_says_so(change, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Case("parallel_step", replace(SMALL, **change), "gloo").validate()

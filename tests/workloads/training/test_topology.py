@@ -10,15 +10,13 @@ import pytest
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import topology as wires
-from pyperf_suite.hardware.cuda_driver import Gpu
-from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware.devices import Device, Gpu, Unavailable
 from pyperf_suite.hardware.kernel_files import KernelFiles, parse_cpu_list
-from pyperf_suite.hardware.pcie import PcieLink
-from pyperf_suite.hardware.shared_library import Unavailable
-from pyperf_suite.runner.case import Case
+from pyperf_suite.hardware.links import PcieLink
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.workloads.training import topology
-from pyperf_suite.workloads.training.topology import NCCL_SWITCHES, Topology, TopologyParameters, gpu_details
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads import exact
+from pyperf_suite.workloads.exact import NCCL_SWITCHES, Topology, TopologyParameters, gpu_details
 from pyperf_suite.workloads.workload import Place
 
 MATRICES = Path(__file__).parents[2] / "hardware" / "topologies"
@@ -59,9 +57,9 @@ def eight_gpus(monkeypatch: pytest.MonkeyPatch):
     def see(manager: Any) -> None:
         found = [Gpu(index, "NVIDIA H200", f"GPU-{index}", (9, 0), 132, 141 << 30) for index in range(8)]
         matrix = wires.parse((MATRICES / "8xh200_sxm.txt").read_text())
-        monkeypatch.setattr(topology, "gpus", lambda: found)
-        monkeypatch.setattr(topology, "nvml", lambda: manager)
-        monkeypatch.setattr(topology.topology, "read", lambda: matrix)
+        monkeypatch.setattr(exact, "gpus", lambda: found)
+        monkeypatch.setattr(exact, "nvml", lambda: manager)
+        monkeypatch.setattr(exact.topology, "read", lambda: matrix)
 
     return see
 
@@ -101,7 +99,7 @@ def test_a_link_that_is_down_while_idle_is_asked_again_at_work(eight_gpus, tmp_p
         asked.append(ask())
         return PcieLink(5, 16) if index else PcieLink(4, 16)
 
-    monkeypatch.setattr(topology, "_at_work", at_work)
+    monkeypatch.setattr(exact, "_at_work", at_work)
     links = [(gpu["now"], gpu["awake"]) for gpu in gpu_details(empty(tmp_path))["gpus"]]
     assert links == [("gen 4 x16", True), *[("gen 5 x16", True)] * 7]
     assert asked == [PcieLink(1, 16)] * 8
@@ -109,14 +107,14 @@ def test_a_link_that_is_down_while_idle_is_asked_again_at_work(eight_gpus, tmp_p
 
 def test_a_gpu_that_cannot_be_woken_is_marked_as_seen_idle(eight_gpus, tmp_path, monkeypatch):
     eight_gpus(Manager(generation=1))
-    monkeypatch.setattr(topology, "_at_work", lambda index, ask: None)
+    monkeypatch.setattr(exact, "_at_work", lambda index, ask: None)
     gpu = gpu_details(empty(tmp_path))["gpus"][0]
     assert (gpu["now"], gpu["awake"]) == ("gen 1 x16", False)
 
 
 def test_what_nvml_or_nvidia_smi_does_not_tell_is_left_out_with_the_reason(eight_gpus, tmp_path, monkeypatch):
     eight_gpus(Unavailable("libnvidia-ml cannot be opened"))
-    monkeypatch.setattr(topology.topology, "read", lambda: Unavailable("nvidia-smi cannot be run"))
+    monkeypatch.setattr(exact.topology, "read", lambda: Unavailable("nvidia-smi cannot be run"))
     found = gpu_details(empty(tmp_path))
     assert found["gpus"][0] == {"index": 0, "name": "NVIDIA H200", "compute_capability": [9, 0]}
     assert found["unavailable"] == ["libnvidia-ml cannot be opened", "nvidia-smi cannot be run"]
@@ -129,7 +127,7 @@ def test_what_takes_paths_away_from_nccl_is_kept(eight_gpus, tmp_path, monkeypat
 
 
 def test_a_machine_without_a_gpu_and_a_part_there_is_not_are_refused_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(topology, "gpus", list)
+    monkeypatch.setattr(exact, "gpus", list)
     with pytest.raises(Unsupported, match=r"sees no GPU\."):
         Topology().prepare(TopologyParameters("gpus"), "system", Place(Device("cpu")))
     with pytest.raises(UserError, match="choose from host, gpus"):
@@ -146,4 +144,4 @@ def test_a_torch_that_cannot_reach_the_gpu_leaves_it_asleep():
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("this torch reaches a GPU")
-    assert topology._at_work(0, lambda: PcieLink(5, 16)) is None
+    assert exact._at_work(0, lambda: PcieLink(5, 16)) is None

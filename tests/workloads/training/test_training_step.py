@@ -9,14 +9,18 @@ import pytest
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.runner.case import Case
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.workloads.training import training_step
-from pyperf_suite.workloads.training.shape import PRECISIONS, Checkpointing, TransformerShape
-from pyperf_suite.workloads.training.training_step import TrainingStep, TrainingStepParameters
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.training import PRECISIONS, Checkpointing, TransformerShape, training_step
+from pyperf_suite.workloads.training.training_step import (
+    CAST_CACHES,
+    PrecisionStep,
+    PrecisionStepParameters,
+    TrainingStep,
+    TrainingStepParameters,
+)
 from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")
@@ -37,7 +41,8 @@ SHAPES = {
 
 
 def prepared(parameters: TrainingStepParameters):
-    return TrainingStep().implementation("torch").prepare(parameters, Place(CPU))
+    workload = PrecisionStep() if isinstance(parameters, PrecisionStepParameters) else TrainingStep()
+    return workload.implementation("torch").prepare(parameters, Place(CPU))
 
 
 @pytest.mark.parametrize("parameters", SHAPES.values(), ids=SHAPES)
@@ -208,7 +213,7 @@ def test_unknown_checkpointing_names_the_forms_there_are(text):
 
 @pytest.mark.parametrize("attention", ["flash", "math"])
 def test_attention_is_pinned_to_the_backend_that_was_asked_for(attention):
-    from pyperf_suite.workloads.attention.torch_sdpa import backend_of, operators_seen
+    from pyperf_suite.workloads.attention.by_torch import backend_of, operators_seen
     from pyperf_suite.workloads.training import gpt
 
     shape = TrainingStepParameters(hidden=32, heads=4, kv_heads=2, layers=1, seq=8, attention=attention)
@@ -256,3 +261,63 @@ def test_a_record_says_how_many_steps_were_checked_or_why_none_were():
     assert answer["verification"]["bitwise"]
     answer = measure_case(Case("training_step", replace(SMALL, part="train"), "torch"), BRIEF, CPU)
     assert "weights that the last one left" in answer["verification"]["unchecked"]
+
+
+PRECISE = PrecisionStepParameters(hidden=64, heads=4, layers=2, seq=16, batch=2, vocab=96)
+AUTOCAST = replace(PRECISE, precision="autocast_bfloat16")
+# Weights and biases of qkv, out, up and down in each block, and the logits' weight.
+CAST_BY_AUTOCAST = 2 * 4 * 2 + 1
+
+
+def observed(parameters):
+    return {name: each.samples[0] for name, each in prepared(parameters).observed().items()}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16", "autocast_bfloat16", "autocast_float16"])
+def test_gradients_add_up_over_micro_batches_in_every_precision(precision):
+    checked = prepared(replace(PRECISE, precision=precision, micro_batches=3)).check()
+    assert checked.compared > 40
+    assert checked.wrong == 0, checked.first
+
+
+@pytest.mark.parametrize("cast_cache", CAST_CACHES)
+def test_gradients_are_the_same_however_long_casts_are_kept(cast_cache):
+    checked = prepared(replace(AUTOCAST, micro_batches=2, cast_cache=cast_cache)).check()
+    assert checked.wrong == 0, checked.first
+
+
+def test_a_micro_batch_that_is_left_out_is_found(monkeypatch):
+    steps = prepared(replace(AUTOCAST, micro_batches=3))
+    backward, calls = steps.backward, []
+
+    def all_but_the_last(result):
+        calls.append(1)
+        if len(calls) != 3:
+            backward(result)
+
+    monkeypatch.setattr(steps, "backward", all_but_the_last)
+    assert steps.check().wrong > 0
+
+
+@pytest.mark.parametrize(("cast_cache", "casts"), [("iteration", 3), ("nested", 1), ("off", 3)])
+def test_weights_are_cast_once_as_long_as_the_outermost_context_lasts(cast_cache, casts):
+    told = observed(replace(AUTOCAST, micro_batches=3, cast_cache=cast_cache))
+    assert told["casts"] == casts * CAST_BY_AUTOCAST
+
+
+def test_only_autocast_keeps_copies_of_weights():
+    told = {each: observed(replace(PRECISE, precision=each)) for each in ("float32", "bfloat16", "autocast_bfloat16")}
+    assert told["float32"]["casts"] == told["bfloat16"]["weight_copies"] == 0
+    # All of it but embeddings' rows, norms and biases: their casts backward does not need.
+    matrices = 2 * 12 * 64**2 + 96 * 64
+    assert told["autocast_bfloat16"]["weight_copies"] == 2 * matrices
+    assert told["autocast_bfloat16"]["weights"] == told["float32"]["weights"] == 2 * told["bfloat16"]["weights"]
+    assert told["autocast_bfloat16"]["gradients"] == told["float32"]["gradients"] == 2 * told["bfloat16"]["gradients"]
+
+
+def test_autocast_keeps_fewer_activations_but_more_than_half_of_them():
+    full, half, autocast = (
+        observed(replace(PRECISE, precision=each))["activations"]
+        for each in ("float32", "bfloat16", "autocast_bfloat16")
+    )
+    assert full / 2 < half < autocast < full

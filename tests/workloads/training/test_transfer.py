@@ -14,11 +14,10 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.kernel_files import KernelFiles
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.runner.case import Case
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training import transfer
 from pyperf_suite.workloads.training.transfer import MOST_SLOTS, Transfer, TransferParameters
 from pyperf_suite.workloads.workload import Place
@@ -230,23 +229,3 @@ def test_a_case_is_measured_like_any_other():
     answer = measure_case(case, None, CPU)
     assert answer["outcome"] == "ok", answer
     assert answer["work"] == {"flop": 0, "bytes": 1 << 16}
-
-
-@pytest.mark.parametrize(
-    ("way", "settings", "sentence"),
-    [
-        ("memcpy", {"size_bytes": 0}, "size_bytes is at least 1"),
-        ("memcpy", {"workers": 2}, "workers=2 was asked for, which memcpy does not take: .* ask for one of torch"),
-        ("memcpy", {"pinned": True}, "or ask for one of host_to_device, device_to_host"),
-        ("memcpy", {"numa_node": 4096}, "NUMA node 4096"),
-        ("torch", {"workers": 4096}, "4096 workers"),
-        ("torch", {"pinned": True}, "which torch does not take"),
-        ("disk_direct", {"size_bytes": 4097}, "whole blocks of 4096"),
-        ("disk_cached", {"workers": 2}, "which disk_cached does not take"),
-        ("host_to_device", {"workers": 2}, "which host_to_device does not take"),
-        ("pigeon", {}, "choose from"),
-    ],
-)
-def test_what_cannot_be_copied_says_so(way, settings, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Case("transfer", TransferParameters(**{"size_bytes": 4096} | settings), way).validate()

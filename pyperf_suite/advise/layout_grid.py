@@ -1,0 +1,290 @@
+"""Every way to cut a training over a cluster's GPUs that comes out even, as columns of a table; why others do not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.laws.training.memory import LAST_STAGE, USABLE_SHARE
+from pyperf_suite.laws.training.step import Plan
+from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute, Sharding, Sizes
+
+Column = NDArray[np.int64]
+
+# Far above any cluster or batch there is, and low enough that every product of sizes stays exact.
+LARGEST = {"gpus": 1 << 20, "gpus_per_node": 1 << 10, "global_batch": 1 << 24, "seq": 1 << 24}
+MOST_TOKENS = 1 << 26  # of a micro-batch on one rank: laws count no further
+# At once: some ten seconds' and a gigabyte's worth.
+MOST_LAYOUTS = 2_000_000
+# By the name of a `Layout`'s field, as people write it.
+WRITTEN = {
+    "data": "DP",
+    "tensor": "TP",
+    "pipeline": "PP",
+    "chunks": "virtual PP",
+    "context": "CP",
+    "expert": "EP",
+    "zero_stage": "ZeRO",
+    "micro_batch": "micro-batch",
+    "recompute": "recompute",
+}
+SPLIT = ("data", "tensor", "pipeline", "context", "expert")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`gpus` of a kind in nodes of `gpus_per_node`; `memory_bytes` of each, of which a tenth is kept free.
+
+    `network_bytes_per_s` is what each really sends out of its node in one direction, None what the laws reckon with.
+    Raises UserError for numbers that no cluster has, and for a last node that is not full.
+    """
+
+    gpu: GpuSpec
+    gpus: int
+    gpus_per_node: int
+    memory_bytes: float
+    network_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "gpus_per_node"):
+            _check_range(name, getattr(self, name))
+        if self.gpus % self.gpus_per_node:
+            below = self.gpus // self.gpus_per_node * self.gpus_per_node
+            nearest = " or ".join(str(n) for n in (below, below + self.gpus_per_node) if n)
+            raise UserError(
+                f"{self.gpus} GPUs do not fill nodes of {self.gpus_per_node}: take {nearest}, or name another "
+                "--gpus-per-node."
+            )
+
+    @property
+    def usable_bytes(self) -> float:
+        """Of one GPU's memory."""
+        return USABLE_SHARE * self.memory_bytes
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is to be trained: `global_batch` sequences of `seq` tokens an iteration; the rest as in `Plan`.
+
+    Raises UserError for numbers that no training has.
+    """
+
+    model: ModelDimensions
+    global_batch: int
+    seq: int
+    fused_attention: bool = True
+    sequence_parallel: bool = True
+    overlap: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("global_batch", "seq"):
+            _check_range(name, getattr(self, name))
+
+    @property
+    def recomputes(self) -> tuple[Recompute, ...]:
+        """Ways that differ: a fused kernel keeps no scores that could be computed again instead."""
+        return ("nothing", "layers") if self.fused_attention else RECOMPUTES
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to cut a training over a cluster; fields as of `Plan`."""
+
+    data: int
+    tensor: int
+    pipeline: int
+    chunks: int
+    context: int
+    expert: int
+    zero_stage: int
+    micro_batch: int
+    recompute: Recompute
+
+    def __str__(self) -> str:
+        always = ("data", "tensor", "pipeline", "zero_stage", "micro_batch", "recompute")
+        shown = [name for name in WRITTEN if name in always or getattr(self, name) > 1]
+        return ", ".join(f"{WRITTEN[name]} {getattr(self, name)}" for name in shown)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Layouts in columns of equal length, one for each field of `Layout`; of recompute its place in `RECOMPUTES`.
+
+    `uneven` says how many splits of the GPUs into TP, CP, PP and DP come out uneven, by the first reason for it.
+    """
+
+    columns: Mapping[str, Column]
+    uneven: Mapping[str, int]
+
+    def __len__(self) -> int:
+        return len(self.columns["data"])
+
+    def at(self, index: int) -> Layout:
+        """One layout."""
+        values = {name: int(column[index]) for name, column in self.columns.items()}
+        recompute = RECOMPUTES[values.pop("recompute")]
+        return Layout(**values, recompute=recompute)
+
+    def taken(self, places: NDArray[np.bool_]) -> Grid:
+        """Those layouts alone."""
+        return replace(self, columns={name: column[places] for name, column in self.columns.items()})
+
+
+def plan_of(training: Training, ranks_per_node: int, columns: Mapping[str, Sizes], recompute: Recompute) -> Plan:
+    """The laws' plan of layouts that recompute alike."""
+    return Plan(
+        training.global_batch, columns["micro_batch"], training.seq, columns["tensor"], columns["data"],
+        columns["pipeline"], recompute, training.fused_attention, training.overlap,
+        ranks_per_node=ranks_per_node, chunks=columns["chunks"], context=columns["context"],
+        expert=columns["expert"], zero_stage=columns["zero_stage"], sequence_parallel=training.sequence_parallel,
+    )  # fmt: skip
+
+
+def layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int] | None = None) -> Grid:
+    """Every layout that divides.
+
+    Where these would be more than `MOST_LAYOUTS`, those with the `fixed` values alone (as of `held_to`). Raises
+    UserError where there is none, with the nearest numbers of GPUs that do, and where there are too many.
+    """
+    try:
+        grid = _layouts(training, cluster, {})
+    except UserError:
+        if not fixed:
+            raise
+        grid = _layouts(training, cluster, fixed)
+    if not len(grid):
+        why = "; ".join(f"{reason} ({count})" for reason, count in grid.uneven.items())
+        near = list(itertools.islice(_dividing_worlds(training, cluster), 2))
+        advice = f"take {' or '.join(map(str, near))} GPUs" if near else "take another --global-batch"
+        raise UserError(
+            f"{cluster.gpus} GPUs cannot share this model and a global batch of {training.global_batch} in any way "
+            f"({why}): {advice}."
+        )
+    return grid
+
+
+def held_to(grid: Grid, fixed: Mapping[str, int]) -> Grid:
+    """Layouts with these values alone; of recompute its place in `RECOMPUTES`.
+
+    Raises UserError for a value that no layout has, and for values that no layout has together.
+    """
+    places = np.ones(len(grid), dtype=bool)
+    for name, value in fixed.items():
+        asked = f"No layout that divides has {WRITTEN[name]} {_written(name, value)}"
+        column = grid.columns[name]
+        if not (column == value).any():
+            uneven = f" (uneven: {'; '.join(grid.uneven)})" if name in SPLIT and grid.uneven else ""
+            raise UserError(f"{asked}{uneven}: take {_values(name, column)}.")
+        if not (places & (column == value)).any():
+            others = ", ".join(f"{WRITTEN[each]} {_written(each, fixed[each])}" for each in fixed if each != name)
+            raise UserError(f"{asked} with {others}: take {WRITTEN[name]} {_values(name, column[places])}.")
+        places &= column == value
+    return grid.taken(places)
+
+
+def _values(name: str, column: Column) -> str:
+    return ", ".join(_written(name, each) for each in np.unique(column).tolist()[:16])
+
+
+def divisors(number: int) -> list[int]:
+    """All of them, the smallest first."""
+    low = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    return sorted({*low, *(number // divisor for divisor in low)})
+
+
+def _layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int]) -> Grid:
+    uneven: dict[str, int] = {}
+    blocks: list[Column] = []
+    found = 0
+    names = [field.name for field in fields(Layout)]
+    for tensor, context, pipeline in _splits(cluster.gpus):
+        data = cluster.gpus // (tensor * context * pipeline)
+        reason = _uneven(training, cluster, tensor, context, pipeline, data)
+        if reason:
+            uneven[reason] = uneven.get(reason, 0) + 1
+        else:
+            block = _variants(training, tensor, context, pipeline, data)
+            for name, value in fixed.items():
+                block = block[:, block[names.index(name)] == value]
+            blocks.append(block)
+            found += block.shape[1]
+        if found > MOST_LAYOUTS:
+            raise UserError(
+                f"More than {MOST_LAYOUTS} layouts divide, too many to evaluate at once: hold some axis to a value, as "
+                "with --cp 1, --virtual-pp 1 or --recompute layers."
+            )
+    table = np.concatenate(blocks, axis=1) if blocks else np.empty((len(names), 0), dtype=np.int64)
+    return Grid(dict(zip(names, table, strict=True)), uneven)
+
+
+def _splits(gpus: int) -> Iterator[tuple[int, int, int]]:
+    """Every TP, CP and PP whose product divides the GPUs."""
+    for tensor in divisors(gpus):
+        for context in divisors(gpus // tensor):
+            for pipeline in divisors(gpus // tensor // context):
+                yield tensor, context, pipeline
+
+
+def _uneven(training: Training, cluster: Cluster, tensor: int, context: int, pipeline: int, data: int) -> str | None:
+    """The first thing that such a split cannot divide."""
+    model = training.model
+    if not bool(Sharding(tensor).divides(model)):
+        return "TP does not divide the heads or the MLP"
+    if cluster.gpus_per_node % tensor and tensor % cluster.gpus_per_node:
+        return "TP fills no whole nodes, nor a share of one"
+    if model.layers % pipeline:
+        return "PP does not divide the layers"
+    # Causal work is even where each rank has a piece of the sequence's front and one of its back.
+    if training.seq % (2 * context if context > 1 else 1):
+        return "CP does not divide the sequence in pairs of pieces"
+    if training.sequence_parallel and (training.seq // context) % tensor:
+        return "TP does not divide the sequence (SP)"
+    return "DP does not divide the global batch" if training.global_batch % data else None
+
+
+def _variants(training: Training, tensor: int, context: int, pipeline: int, data: int) -> Column:
+    """Every way to fill such a split, a column each: virtual PP, EP, ZeRO, micro-batch, recompute."""
+    model, per_rank = training.model, training.global_batch // data
+    longest = max(1, MOST_TOKENS // training.seq)
+    axes = (
+        divisors(model.layers // pipeline) if pipeline > 1 else [1],
+        divisors(int(np.gcd(model.experts, data * context))),
+        range(LAST_STAGE + 1) if data * context > 1 else [0],
+        [size for size in divisors(per_rank) if size <= longest],
+        [RECOMPUTES.index(recompute) for recompute in training.recomputes],
+    )
+    chunks, expert, zero_stage, micro_batch, recompute = (
+        axis.ravel() for axis in np.meshgrid(*(np.array(axis, dtype=np.int64) for axis in axes))
+    )
+    same = [np.full(len(chunks), size) for size in (data, tensor, pipeline, context)]
+    table = np.stack([*same[:3], chunks, same[3], expert, zero_stage, micro_batch, recompute])
+    # The interleaved schedule goes round the stages with as many micro-batches each time.
+    return np.asarray(table[:, (chunks == 1) | (per_rank // micro_batch % pipeline == 0)], dtype=np.int64)
+
+
+def _dividing_worlds(training: Training, cluster: Cluster) -> Iterator[int]:
+    """Other numbers of GPUs, the nearest first, that have a layout."""
+    step = cluster.gpus_per_node if cluster.gpus > cluster.gpus_per_node else 1
+    for away in range(step, min(cluster.gpus, 64 * step) + 1, step):
+        for gpus in (cluster.gpus - away, cluster.gpus + away):
+            if gpus < 1:
+                continue
+            per_node = cluster.gpus_per_node if step > 1 else gpus
+            if len(_layouts(training, replace(cluster, gpus=gpus, gpus_per_node=per_node), {})):
+                yield gpus
+
+
+def _written(name: str, value: int) -> str:
+    return RECOMPUTES[value] if name == "recompute" else str(value)
+
+
+def _check_range(name: str, value: int) -> None:
+    if not 1 <= value <= LARGEST[name]:
+        option = f"--{name.replace('_', '-')}"
+        raise UserError(f"{option} has to lie between 1 and {LARGEST[name]}, but {value} was asked for.")

@@ -1,0 +1,343 @@
+"""The answer of `layout` as findings: the fastest layouts, where time and memory go, the rules, what was excluded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from pyperf_suite.advise.layout_grid import WRITTEN, Layout
+from pyperf_suite.advise.layout_plan import LayoutRule, Planned, PredictedLayout, described_step, rules
+from pyperf_suite.laws.collectives import usual_network_bytes_per_s
+from pyperf_suite.laws.prices import UnseenPrices
+from pyperf_suite.laws.training.step import MEASURED_GPU
+from pyperf_suite.spec.findings import Findings, Quantity, Remark, Table, findings, remark
+from pyperf_suite.spec.rows import Column, table
+
+# The law's mean error on the eight iterations that Korthikanti et al. 2022 publish in table 5, none of them fitted to:
+# TP 8, PP 1 to 64, interleaved, full recomputation or SP with selective (tests/fit/test_layout_published.py).
+SELENE_ERROR_PERCENT = 2.6
+# Extrapolated shares of the time that are worth a mark.
+MARKED_SHARE = 0.05
+
+# A ranked layout, and the share of its time for which the laws extrapolate.
+Ranked = tuple[PredictedLayout, float]
+
+
+@dataclass(frozen=True)
+class LayoutAnswer:
+    """The answer: `top` ranked, `splits` the best of each split, and `excluded`, which are faster but do not fit.
+
+    With each excluded layout stands the nearest that fits.
+    """
+
+    planned: Planned
+    top: tuple[Ranked, ...]
+    splits: tuple[Ranked, ...]
+    rules: tuple[LayoutRule, ...]
+    excluded: tuple[tuple[PredictedLayout, PredictedLayout], ...]
+    laws: UnseenPrices
+    notes: tuple[str, ...] = ()
+
+
+def layout_answer(planned: Planned, most: int, notes: Sequence[str] = ()) -> LayoutAnswer:
+    """Work out the answer, of each list at most so many."""
+    top = planned.ranked[:most].tolist()
+    splits = planned.best_of_splits(planned.ranked, most)
+    shares, laws = planned.unseen([*top, *splits])
+    ranked = [(planned.at(place), share) for place, share in zip([*top, *splits], shares, strict=True)]
+    faster = planned.fastest(~planned.fits & (planned.seconds < planned.best.seconds))
+    excluded = [(planned.at(place), planned.nearest_that_fits(place)) for place in planned.best_of_splits(faster, most)]
+    return LayoutAnswer(
+        planned,
+        tuple(ranked[: len(top)]),
+        tuple(ranked[len(top) :]),
+        tuple(rules(planned)),
+        tuple(excluded),
+        laws,
+        tuple(notes),
+    )
+
+
+def findings_of_layouts(answer: LayoutAnswer) -> Findings:
+    """The fastest layout, how sure that is, what it stands on, and tables."""
+    return findings(
+        _fastest(answer.planned),
+        _choice(answer.planned),
+        _network(answer.planned),
+        _engines(answer),
+        _errors(answer),
+        (remark(note, kind="caution") for note in answer.notes),
+        _ranking("Fastest layouts (predicted)", answer.top),
+        _ranking("Best of each split (predicted)", answer.splits),
+        _shares(answer.top),
+        _memory(answer.top),
+        table("The recipe's rules", RULES, answer.rules),
+        table("Faster, but too large", EXCLUDED, answer.excluded),
+        table(
+            "Splits of the GPUs into TP, CP, PP and DP that come out uneven",
+            (Column("reason", lambda row: row[0]), Column("splits", lambda row: row[1])),
+            answer.planned.grid.uneven.items(),
+        ),
+    )
+
+
+def layouts_as_json(answer: LayoutAnswer) -> dict[str, Any]:
+    """Plain data of everything that was worked out; seconds, bytes, shares."""
+    planned = answer.planned
+    training, cluster = planned.training, planned.cluster
+    return {
+        "predicted": True,
+        "gpu": cluster.gpu.name,
+        "gpus": cluster.gpus,
+        "gpus_per_node": cluster.gpus_per_node,
+        "usable_bytes": cluster.usable_bytes,
+        "network_bytes_per_s": planned.constants.network_bytes_per_s or usual_network_bytes_per_s(cluster.gpu),
+        "parameters": training.model.parameters,
+        **{name: value for name, value in vars(training).items() if name != "model"},
+        "held_out_error_percent": {"step": planned.error_percent, **answer.laws.errors},
+        "constants_of_another_gpu": planned.of_another_gpu,
+        "origins": list(answer.laws.origins),
+        "evaluated": len(planned.grid),
+        "fitting": int(planned.fits.sum()),
+        "uneven_splits": dict(planned.grid.uneven),
+        "layouts": [_as_json(priced, unseen) for priced, unseen in answer.top],
+        "best_of_splits": [_as_json(priced, unseen) for priced, unseen in answer.splits],
+        "rules": [
+            {
+                "rule": rule.rule,
+                "here": rule.here,
+                "laws_agree": rule.agrees,
+                "longer_where_broken": rule.gain,
+                "kept": rule.kept and _as_json(rule.kept),
+                "broken": rule.broken and _as_json(rule.broken),
+            }
+            for rule in answer.rules
+        ],
+        "excluded": [{**_as_json(each), "nearest_that_fits": _as_json(near)} for each, near in answer.excluded],
+        "notes": list(answer.notes),
+    }
+
+
+def _as_json(predicted: PredictedLayout, unseen: float | None = None) -> dict[str, Any]:
+    return {
+        "layout": {name: getattr(predicted.layout, name) for name in WRITTEN},
+        "step_s": predicted.seconds,
+        "parts_s": dict(predicted.parts),
+        "memory_bytes": dict(predicted.memory),
+        "total_memory_bytes": predicted.memory_bytes,
+        "flop_per_s_a_gpu": predicted.flop_per_s,
+        **{name: getattr(predicted, name) for name in ("over_bytes", "tokens_per_s", "mfu", "untested")},
+        **({} if unseen is None else {"extrapolated_share": unseen}),
+    }
+
+
+def _fastest(planned: Planned) -> Iterator[Remark]:
+    training, cluster, best = planned.training, planned.cluster, planned.best
+    yield remark(
+        "Fastest is {layout}: {time} an iteration, {tokens} tokens a second, {mfu} of the peak (MFU), {memory} of "
+        "{usable} usable on a GPU.",
+        kind="predicted",
+        layout=str(best.layout),
+        time=Quantity(best.seconds, "duration", predicted=True),
+        tokens=Quantity(best.tokens_per_s, "count", predicted=True),
+        mfu=Quantity(best.mfu, "%", predicted=True),
+        memory=Quantity(best.memory_bytes, "size", predicted=True),
+        usable=Quantity(cluster.usable_bytes, "size"),
+    )
+    yield remark(
+        "{parameters} billion parameters, {batch} an iteration, on {gpus} {gpu} in nodes of {node}, at the clocks of a "
+        "sustained load. MFU is of the whole iteration and does not count masked pairs; by 6 FLOP a parameter and "
+        "token, 8 where layers are recomputed, a GPU does {rate}.",
+        kind="predicted",
+        parameters=Quantity(training.model.parameters / 1e9),
+        batch=f"{_counted(training.global_batch, 'sequence')} of {training.seq} tokens",
+        gpus=cluster.gpus,
+        gpu=cluster.gpu.name,
+        node=cluster.gpus_per_node,
+        rate=Quantity(best.flop_per_s, "TFLOP/s", predicted=True),
+    )
+    fitting = int(planned.fits.sum())
+    yield remark(
+        "{evaluated} evaluated: {fitting} fit, {others} are too large for a GPU. All times are predictions, none was "
+        "measured.",
+        kind="predicted",
+        evaluated=_counted(len(planned.grid), "layout"),
+        fitting=fitting,
+        others=len(planned.grid) - fitting,
+    )
+
+
+def _choice(planned: Planned) -> Remark:
+    """How many layouts the laws cannot tell from the best."""
+    error = (planned.error_percent or 0.0) / 100
+    if not error:
+        return remark(
+            "The laws' error on this GPU is not known: layouts that are a few percent apart are as good as each other.",
+            kind="caution",
+        )
+    near = planned.ranked[planned.seconds[planned.ranked] <= (1 + error) * planned.best.seconds]
+    return remark(
+        "Within the law's error of the fastest: {count} in {splits} of the GPUs. Try the best of a few splits.",
+        kind="predicted",
+        count=_counted(len(near), "layout"),
+        splits=_counted(len(planned.best_of_splits(near, len(near) or 1)), "split"),
+    )
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count} {name}{'' if count == 1 else 's'}"
+
+
+def _network(planned: Planned) -> Remark | None:
+    cluster, network = planned.cluster, planned.constants.network_bytes_per_s
+    if cluster.gpus <= cluster.gpus_per_node:
+        return None
+    return remark(
+        "Between nodes a GPU is assumed to send {rate} in one direction{whose} (--network names another); "
+        "gradients and gathered parameters are sent {how}.",
+        rate=Quantity(network or usual_network_bytes_per_s(cluster.gpu), "GB/s"),
+        whose="" if network else ", the peak of what its maker's servers have",
+        how="during computation where possible" if planned.training.overlap else "after computation",
+    )
+
+
+def _engines(answer: LayoutAnswer) -> Remark | None:
+    """Which engines can run the layouts shown (DeepSpeed's pipeline engine refuses ZeRO 2 and 3)."""
+    shown = [predicted.layout for predicted, _ in (*answer.top, *answer.splits)]
+    if not any(layout.pipeline > 1 and layout.zero_stage > 1 for layout in shown):
+        return None
+    return remark(
+        "FSDP2 with torch.distributed.pipelining runs ZeRO 2 and 3 together with PP. DeepSpeed runs only ZeRO 1 with "
+        "PP: --zero 1 leaves the others out."
+    )
+
+
+def _errors(answer: LayoutAnswer) -> Iterator[Remark]:
+    planned = answer.planned
+    if planned.of_another_gpu or planned.error_percent is None:
+        yield remark(
+            "No iteration of {gpu} is published, so the constants of a step are those of {measured}.",
+            kind="caution",
+            gpu=planned.cluster.gpu.name,
+            measured=MEASURED_GPU,
+        )
+    else:
+        yield remark(
+            "The law of a step errs by {error} on iterations that its constants were not fitted on.",
+            kind="law",
+            error=Quantity(planned.error_percent / 100, "%"),
+        )
+    yield remark(
+        "It errs by {error} on eight published iterations of 22 B to 1 T parameters on A100 (TP, PP, SP).",
+        kind="law",
+        error=Quantity(SELENE_ERROR_PERCENT / 100, "%"),
+    )
+    for law, error in answer.laws.errors.items():
+        yield remark(
+            "The law of {law} errs by {error} on measurements that it was not fitted on.",
+            kind="law",
+            law=law,
+            error="an unknown amount" if error is None else Quantity(error / 100, "%"),
+        )
+    untested = sorted({name for predicted, _ in (*answer.top, *answer.splits) for name in predicted.untested})
+    if untested:
+        yield remark(
+            "The law was not compared with any iteration that uses {what}: none is published.",
+            kind="caution",
+            what=", ".join(untested),
+        )
+
+
+def _ranking(title: str, rows: Sequence[Ranked]) -> Table:
+    """Axes with one value in all rows are in the first remark, and the first to go on a narrow terminal."""
+    axes = []
+    for name, written in WRITTEN.items():
+        values = {getattr(predicted.layout, name) for predicted, _ in rows}
+        axes.append(Column(written, _of(f"layout.{name}"), priority=2 if len(values) > 1 else 0))
+    return table(
+        title,
+        (
+            *axes,
+            Column("iteration", _of("seconds"), "duration", priority=2),
+            Column("tokens/s", _of("tokens_per_s"), "count"),
+            Column("MFU", _of("mfu"), "%"),
+            Column("a GPU", _of("memory_bytes"), "GiB"),
+            Column("extrapolated share of the time", lambda row: row[1] if row[1] >= MARKED_SHARE else None, "%"),
+            Column("untested", lambda row: ", ".join(row[0].untested) or None, priority=0),
+        ),
+        rows,
+    )
+
+
+def _of(name: str) -> Any:
+    """The value of a ranked layout's attribute."""
+    get = attrgetter(name)
+    return lambda row: get(row[0])
+
+
+def _shares(rows: Sequence[Ranked]) -> Table:
+    def share(name: str) -> Any:
+        return lambda row: row[0].parts[name] / row[0].seconds
+
+    return table(
+        "Where the iteration goes (tensor, context, experts, gradients, parameters: what is waited for)",
+        (LAYOUT, *(Column(name, share(name), "%") for name in _parts([each.parts for each, _ in rows], 0.0005))),
+        rows,
+    )
+
+
+def _memory(rows: Sequence[Ranked]) -> Table:
+    def taken(name: str) -> Any:
+        return lambda row: row[0].memory[name]
+
+    parts = [Column(name, taken(name), "GiB") for name in _parts([each.memory for each, _ in rows], 0.0)]
+    total = Column("in all", _of("memory_bytes"), "GiB", priority=2)
+    return table("Memory on the fullest GPU", (LAYOUT, *parts, total), rows)
+
+
+def _parts(rows: Sequence[Mapping[str, float]], share: float) -> list[str]:
+    """The parts that are anything in any row."""
+    names = rows[0] if rows else ()
+    return [name for name in names if any(row[name] > share * float(np.sum(list(row.values()))) for row in rows)]
+
+
+def _short(layout: Layout) -> str:
+    """A layout in few letters: "DP8 TP4 PP2x3 Z1 mb2 re-layers"."""
+    chunks = f"x{layout.chunks}" if layout.chunks > 1 else ""
+    words = [f"DP{layout.data}", f"TP{layout.tensor}", f"PP{layout.pipeline}{chunks}"]
+    words += [f"{name}{size}" for name, size in (("CP", layout.context), ("EP", layout.expert)) if size > 1]
+    words += [f"Z{layout.zero_stage}", f"mb{layout.micro_batch}"]
+    return " ".join(words + ([f"re-{layout.recompute}"] if layout.recompute != "nothing" else []))
+
+
+def _name(predicted: PredictedLayout | None) -> str:
+    return "none fits" if predicted is None else _short(predicted.layout)
+
+
+def _time(predicted: PredictedLayout | None) -> Quantity | None:
+    return None if predicted is None else Quantity(predicted.seconds, "duration", predicted=True)
+
+
+LAYOUT = Column("layout", lambda row: _short(row[0].layout), priority=2)
+RULES = (
+    Column("rule", lambda rule: rule.rule, priority=2),
+    Column("here", lambda rule: rule.here),
+    Column("laws agree", lambda rule: {True: "yes", False: "no", None: None}[rule.agrees], priority=2),
+    Column("fastest that keeps it", lambda rule: _name(rule.kept)),
+    Column("iteration", lambda rule: _time(rule.kept), "duration"),
+    Column("fastest that does not", lambda rule: _name(rule.broken)),
+    Column("iteration", lambda rule: _time(rule.broken), "duration"),
+    Column("breaking it takes", lambda rule: rule.gain, "+%", priority=2),
+)
+EXCLUDED = (
+    LAYOUT,
+    Column("iteration", lambda row: _time(row[0]), "duration", priority=2),
+    Column("a GPU", _of("memory_bytes"), "GiB"),
+    Column("too much by", _of("over_bytes"), "size"),
+    Column("nearest that fits", lambda row: described_step(row[0].layout, row[1].layout)),
+    Column("iteration then", lambda row: _time(row[1]), "duration"),
+)

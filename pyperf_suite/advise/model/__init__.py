@@ -1,1 +1,0 @@
-"""Models as their makers publish them: config.json of many families read into dimensions."""

@@ -1,0 +1,484 @@
+"""The dimensions of a model from its Hugging Face `config.json`, for the families of models in `FAMILIES`.
+
+The file may come from anywhere, so whatever is wrong with it is reported in one sentence.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.transformer import LARGEST, ModelDimensions
+
+# No dimension of a model comes near; larger numbers are not worth repeating to the user.
+LARGEST_COUNT = 1 << 31
+# One name of a field, or several of which the first that is there counts.
+Names = str | tuple[str, ...]
+
+
+class ConfigFields:
+    """The fields of a configuration. `origin` names it in errors; a field that is null counts as absent."""
+
+    def __init__(self, values: Mapping[str, Any], origin: str) -> None:
+        self._values = values
+        self._origin = origin
+
+    def count(self, *names: str, default: int | None = None, at_least: int = 0) -> int:
+        """The first of the names that is there, a whole number; else the default.
+
+        Raises UserError for anything else than a whole number within bounds, and where no name and no default is there.
+        """
+        for name in names:
+            if not self.lacks(name):
+                return self._whole(name, self._values[name], at_least)
+        if default is None:
+            raise UserError(f"{self._origin}, lacks the field {' or '.join(names)}: add it.")
+        return default
+
+    def lacks(self, *names: str) -> bool:
+        """Whether none of the names is there."""
+        return all(self._values.get(name) is None for name in names)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """A truth value. Raises UserError for anything else."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise UserError(f"{self._origin}, has {name} = {_shown(value)}, where true or false is expected.")
+        return value
+
+    def counts(self, name: str) -> frozenset[int]:
+        """A list of whole numbers, empty where absent. Raises UserError for anything else."""
+        values = self._values.get(name)
+        if values is None:
+            return frozenset()
+        if not isinstance(values, list):
+            raise UserError(f"{self._origin}, has {name} = {_shown(values)}, where a list is expected.")
+        return frozenset(self._whole(name, value, 0) for value in values)
+
+    def refuse_unless(self, holds: bool, sentence: str) -> None:
+        """Raise UserError that this configuration is of a kind which is not counted, unless something holds."""
+        if not holds:
+            raise UserError(f"{self._origin}, {sentence}.")
+
+    def _whole(self, name: str, value: Any, at_least: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise UserError(f"{self._origin}, has {name} = {_shown(value)}, where a whole number is expected.")
+        if not at_least <= value <= LARGEST_COUNT:
+            raise UserError(f"{self._origin}, has a {name} that is not within {at_least} to {LARGEST_COUNT}.")
+        return value
+
+
+def _shown(value: Any) -> str:
+    """A value as it may stand in a sentence: a nested or long one by its kind."""
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def _llama_like(fields: ConfigFields, **more: Any) -> ModelDimensions:
+    """What Llama's descendants have in common: gated MLPs, RMSNorm, no learned positions; `more` is what differs."""
+    common: dict[str, Any] = {
+        "layers": fields.count("num_hidden_layers"),
+        "hidden": fields.count("hidden_size"),
+        "ffn": fields.count("intermediate_size"),
+        "kv_heads": _count_or_follows(fields, "num_key_value_heads"),
+        "head_dim": _count_or_follows(fields, "head_dim"),
+        "gated": True,
+        "tied": fields.flag("tie_word_embeddings"),
+    }
+    # Read only where a family has no default of its own.
+    if "heads" not in more:
+        common["heads"] = fields.count("num_attention_heads")
+    if "vocab" not in more:
+        common["vocab"] = fields.count("vocab_size")
+    return ModelDimensions(**common | more)
+
+
+def _count_or_follows(fields: ConfigFields, *names: str) -> int:
+    """A size of at least 1; 0 if there is none, which has it follow from others."""
+    return fields.count(*names, default=0, at_least=0 if fields.lacks(*names) else 1)
+
+
+def _attention_biases(fields: ConfigFields, name: str = "attention_bias", default: bool = False) -> dict[str, Any]:
+    bias = fields.flag(name, default)
+    return {"qkv_bias": bias, "output_bias": bias}
+
+
+def _tied(fields: ConfigFields) -> dict[str, Any]:
+    """One matrix for embedding and logits unless the file says otherwise."""
+    return {"tied": fields.flag("tie_word_embeddings", True)}
+
+
+def _head_dim(fields: ConfigFields, default: int) -> dict[str, int]:
+    return {"head_dim": fields.count("head_dim", default=default, at_least=1)}
+
+
+def _experts(fields: ConfigFields, name: str, default: int | None = None, top_k: int | None = None) -> dict[str, int]:
+    names = ("num_experts_per_tok", "experts_per_token")
+    return {"experts": fields.count(name, default=default), "top_k": fields.count(*names, default=top_k)}
+
+
+def _llama(fields: ConfigFields) -> ModelDimensions:
+    return _llama_like(fields, **_attention_biases(fields), mlp_bias=fields.flag("mlp_bias"))
+
+
+def _qwen3(fields: ConfigFields) -> ModelDimensions:
+    return _llama_like(fields, **_head_dim(fields, 128), **_attention_biases(fields), qk_norm=True)
+
+
+def _qwen2_moe(fields: ConfigFields) -> ModelDimensions:
+    return _llama_like(
+        fields,
+        **_qwen_experts(fields),
+        qkv_bias=fields.flag("qkv_bias", True),
+        shared_ffn=fields.count("shared_expert_intermediate_size"),
+        shared_gate=True,
+    )
+
+
+def _qwen3_moe(fields: ConfigFields) -> ModelDimensions:
+    return _llama_like(fields, **_qwen_experts(fields), **_attention_biases(fields), qk_norm=True)
+
+
+def _qwen_experts(fields: ConfigFields) -> dict[str, int]:
+    step = fields.count("decoder_sparse_step", default=1, at_least=1)
+    dense = fields.counts("mlp_only_layers")
+    return {
+        **_experts(fields, "num_experts"),
+        "expert_ffn": fields.count("moe_intermediate_size", at_least=1),
+        "dense_layers": _layers_where(fields, lambda layer: layer in dense or (layer + 1) % step != 0),
+    }
+
+
+def _gemma3(fields: ConfigFields) -> ModelDimensions:
+    # Published configurations leave out what is Gemma3TextConfig's default.
+    return _llama_like(
+        fields,
+        heads=fields.count("num_attention_heads", default=8),
+        kv_heads=fields.count("num_key_value_heads", default=4, at_least=1),
+        vocab=fields.count("vocab_size", default=262_208),
+        **_head_dim(fields, 256),
+        **_tied(fields),
+        norms=4,
+        qk_norm=True,
+    )
+
+
+def _olmoe(fields: ConfigFields) -> ModelDimensions:
+    return _llama_like(
+        fields,
+        **_experts(fields, "num_experts", default=64, top_k=8),
+        other_parameters=_norms_over_all_heads(fields),
+    )
+
+
+def _cohere(fields: ConfigFields) -> ModelDimensions:
+    # One norm serves attention and MLP, which stand side by side.
+    other = _norms_over_all_heads(fields) if fields.flag("use_qk_norm") else 0
+    return _llama_like(fields, norms=1, **_tied(fields), other_parameters=other)
+
+
+def _starcoder2(fields: ConfigFields) -> ModelDimensions:
+    biases = _attention_biases(fields, "use_bias", True)
+    return _llama_like(fields, gated=False, **biases, mlp_bias=biases["qkv_bias"], norm_bias=True, **_tied(fields))
+
+
+def _gpt_oss(fields: ConfigFields) -> ModelDimensions:
+    return _llama_like(
+        fields,
+        **_experts(fields, "num_local_experts", top_k=4),
+        **_attention_biases(fields, default=True),
+        mlp_bias=True,
+        router_bias=True,
+        # A learned sink for each head's softmax.
+        other_parameters=fields.count("num_hidden_layers") * fields.count("num_attention_heads"),
+    )
+
+
+def _norms_over_all_heads(fields: ConfigFields) -> int:
+    """Of norms with a weight for each element of all queries and of all keys, where `qk_norm` has one head's."""
+    layers, heads = fields.count("num_hidden_layers"), fields.count("num_attention_heads", at_least=1)
+    head_dim = fields.count("head_dim", default=fields.count("hidden_size") // heads)
+    return layers * head_dim * (heads + fields.count("num_key_value_heads", default=heads))
+
+
+def _phi(fields: ConfigFields) -> ModelDimensions:
+    fields.refuse_unless(not fields.flag("qk_layernorm"), "norms queries and keys with a bias, which is not counted")
+    # One norm serves attention and MLP, which stand side by side; the output matrix has a bias.
+    return _llama_like(fields, gated=False, bias=True, norms=1, other_parameters=fields.count("vocab_size"))
+
+
+def _plain(
+    fields: ConfigFields, layers: Names = "num_hidden_layers", hidden: Names = "hidden_size",
+    heads: Names = "num_attention_heads", **more: Any
+) -> ModelDimensions:  # fmt: skip
+    """A model without Llama's traits; families differ in the names of these three sizes, some of which have two."""
+
+    def count(names: Names) -> int:
+        return fields.count(*([names] if isinstance(names, str) else names))
+
+    return ModelDimensions(
+        layers=count(layers), hidden=count(hidden), heads=count(heads), vocab=fields.count("vocab_size"), **more
+    )
+
+
+def _gpt2(fields: ConfigFields) -> ModelDimensions:
+    ffn = fields.count("n_inner", default=4 * fields.count("n_embd"), at_least=1)
+    positions = fields.count("n_positions", "n_ctx")
+    return _plain(fields, "n_layer", "n_embd", "n_head", ffn=ffn, positions=positions, bias=True, **_tied(fields))
+
+
+def _gpt_neox(fields: ConfigFields) -> ModelDimensions:
+    return _plain(
+        fields,
+        ffn=fields.count("intermediate_size"),
+        **_attention_biases(fields, default=True),
+        mlp_bias=True,
+        norm_bias=True,
+        tied=fields.flag("tie_word_embeddings"),
+    )
+
+
+def _bloom(fields: ConfigFields) -> ModelDimensions:
+    names = (("n_layer", "num_hidden_layers"), ("hidden_size", "n_embed"), ("n_head", "num_attention_heads"))
+    hidden = fields.count(*names[1])
+    # Of the others: the norm of the embeddings.
+    return _plain(fields, *names, ffn=4 * hidden, bias=True, **_tied(fields), other_parameters=2 * hidden)
+
+
+def _falcon(fields: ConfigFields) -> ModelDimensions:
+    names = (("num_hidden_layers", "n_layer"), ("hidden_size", "n_embed"), ("num_attention_heads", "n_head"))
+    hidden, heads = fields.count(*names[1]), fields.count(*names[2])
+    if fields.flag("new_decoder_architecture"):
+        norms = fields.count("num_ln_in_parallel_attn", default=2)
+        kv_heads = fields.count("num_kv_heads", "n_head_kv", default=heads, at_least=1)
+    else:
+        norms = 1 if fields.flag("parallel_attn", True) else 2
+        kv_heads = 1 if fields.flag("multi_query", True) else heads
+    return _plain(
+        fields,
+        *names,
+        ffn=fields.count("ffn_hidden_size", default=4 * hidden),
+        kv_heads=kv_heads,
+        bias=fields.flag("bias"),
+        norm_bias=True,
+        norms=norms,
+        **_tied(fields),
+    )
+
+
+def _deepseek(fields: ConfigFields, router_bias: bool) -> ModelDimensions:
+    more: dict[str, Any] = {}
+    if experts := fields.count("n_routed_experts", default=0):
+        width = fields.count("moe_intermediate_size", at_least=1)
+        first = fields.count("first_k_dense_replace", default=0)
+        step = fields.count("moe_layer_freq", default=1, at_least=1)
+        more = {
+            "experts": experts,
+            "top_k": fields.count("num_experts_per_tok"),
+            "expert_ffn": width,
+            "shared_ffn": width * fields.count("n_shared_experts", default=0),
+            "router_bias": router_bias,
+            "dense_layers": _layers_where(fields, lambda layer: layer < first or layer % step != 0),
+        }
+    rotated = fields.count("qk_rope_head_dim")
+    return _llama_like(
+        fields,
+        kv_heads=0,
+        head_dim=fields.count("qk_nope_head_dim") + rotated,
+        rope_head_dim=rotated,
+        value_head_dim=fields.count("v_head_dim"),
+        query_rank=fields.count("q_lora_rank", default=0),
+        latent_rank=fields.count("kv_lora_rank", at_least=1),
+        **_attention_biases(fields),
+        **more,
+    )
+
+
+def _opt(fields: ConfigFields) -> ModelDimensions:
+    hidden = fields.count("hidden_size")
+    narrow = fields.count("word_embed_proj_dim", default=hidden)
+    fields.refuse_unless(
+        narrow == hidden, f"has embeddings of {narrow} and a hidden_size of {hidden}, which are not counted"
+    )
+    positions = fields.count("max_position_embeddings") + 2  # two are kept for padding
+    return _plain(fields, ffn=fields.count("ffn_dim"), positions=positions, bias=True, **_tied(fields))
+
+
+def _bert(fields: ConfigFields) -> ModelDimensions:
+    """With the head that predicts masked words, which BERT is trained through, and without the pooler."""
+    return _plain(
+        fields,
+        ffn=fields.count("intermediate_size"),
+        positions=fields.count("max_position_embeddings"),
+        bias=True,
+        **_tied(fields),
+        causal=False,
+        head_transform=True,
+        other_parameters=fields.count("hidden_size") * fields.count("type_vocab_size", default=2),
+    )
+
+
+def _layers_where(fields: ConfigFields, holds: Callable[[int], bool]) -> int:
+    layers = fields.count("num_hidden_layers")
+    # ModelDimensions refuses more layers than any model has; they need not be counted first.
+    return sum(map(holds, range(min(layers, LARGEST["layers"]))))
+
+
+# Sources: each family's configuration and modelling code in huggingface/transformers.
+FAMILIES: dict[str, Callable[[ConfigFields], ModelDimensions]] = {
+    "bert": _bert,
+    "bloom": _bloom,
+    "cohere": _cohere,
+    "deepseek_v2": lambda fields: _deepseek(fields, router_bias=False),
+    "deepseek_v3": lambda fields: _deepseek(fields, router_bias=True),  # which balances the load instead of a loss
+    "falcon": _falcon,
+    "gemma": lambda fields: _llama_like(fields, **_head_dim(fields, 256), **_tied(fields)),
+    "gemma2": lambda fields: _llama_like(fields, **_head_dim(fields, 256), **_tied(fields), norms=4),
+    "gemma3_text": _gemma3,
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "gpt_oss": _gpt_oss,
+    "granite": _llama,
+    "llama": _llama,
+    "mistral": _llama_like,
+    "mixtral": lambda fields: _llama_like(fields, **_experts(fields, "num_local_experts", top_k=2)),
+    "olmo": lambda fields: _llama_like(fields, **_attention_biases(fields), norm_weight=False),
+    "olmo2": lambda fields: _llama_like(fields, other_parameters=_norms_over_all_heads(fields)),
+    "olmoe": _olmoe,
+    "opt": _opt,
+    "phi": _phi,
+    "phi3": _llama_like,
+    "qwen2": lambda fields: _llama_like(fields, qkv_bias=True),
+    "qwen2_moe": _qwen2_moe,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+    "roberta": _bert,
+    "smollm3": lambda fields: _llama_like(fields, **_tied(fields)),
+    "starcoder2": _starcoder2,
+}
+
+
+# Configurations of published models are a few KiB; with labels of classes in it one may be longer.
+MOST_BYTES = 1 << 20
+BY_HAND = (
+    "of a transformer give --layers, --hidden, --heads, --ffn and --vocab instead, and --kv-heads, --experts, --top-k "
+    "where it has them"
+)
+# What any decoder's configuration calls these six, to say which of them a file of an unknown family has.
+USUAL_FIELDS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size",
+                "vocab_size")  # fmt: skip
+LONGEST_SEQ = ("max_position_embeddings", "n_positions", "seq_length")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What a `config.json` says: its family, the model's dimensions, the longest sequence it names (0: none).
+
+    `notes` are sentences about what of it the dimensions leave out.
+    """
+
+    family: str
+    dimensions: ModelDimensions
+    longest_seq: int
+    notes: tuple[str, ...]
+
+
+def read_model_config(path: Path) -> ModelConfig:
+    """Read a `config.json`, or that of a model's folder.
+
+    Raises UserError where there is none, where it is larger than 1 MiB, not JSON, of an unknown family, lacks a field
+    that its family needs, or has one that no model can have.
+    """
+    return model_config(_object_in(_bytes_of(path), str(path)), str(path))
+
+
+def model_config(values: Mapping[str, Any], origin: str) -> ModelConfig:
+    """What a configuration says, its fields already read; `origin` names it in errors.
+
+    Of a model of text and images, the model of text is taken. Raises UserError as `read_model_config` does.
+    """
+    notes = []
+    if not _is_known(values.get("model_type")) and isinstance(values.get("text_config"), dict):
+        notes.append("Of this model of several kinds of input only the part that reads and writes text is taken.")
+        values = values["text_config"]
+    family, read = _family(values, origin)
+    fields = ConfigFields(values, f"{origin}, a {family} model")
+    if fields.flag("use_sliding_window", True) and fields.count("sliding_window", default=0):
+        notes.append("Attention is taken over the whole sequence, though some of this model's layers see a window.")
+    if fields.count("num_nextn_predict_layers", default=0):
+        notes.append("The layers that predict several tokens at once are not counted.")
+    try:
+        dimensions = read(fields)
+    except UserError as wrong:
+        raise wrong if str(wrong).startswith(origin) else UserError(f"{origin}: {wrong}") from None
+    return ModelConfig(family, dimensions, fields.count(*LONGEST_SEQ, default=0), tuple(notes))
+
+
+def _is_known(family: Any) -> bool:
+    return isinstance(family, str) and family in FAMILIES
+
+
+def _family(values: Mapping[str, Any], origin: str) -> tuple[str, Callable[[ConfigFields], ModelDimensions]]:
+    family = values.get("model_type")
+    if not isinstance(family, str):
+        raise UserError(f"{origin} does not say its model_type, so its fields cannot be read: {BY_HAND}.")
+    if not _is_known(family):
+        has = ", ".join(f"{name} = {values[name]}" for name in USUAL_FIELDS if isinstance(values.get(name), int))
+        raise UserError(
+            f"{origin} is of the unknown family {family[:40]!r}, where {', '.join(sorted(FAMILIES))} are known: "
+            f"{BY_HAND}{f' (it has {has[:200]})' if has else ''}."
+        )
+    return family, FAMILIES[family]
+
+
+def _bytes_of(path: Path) -> bytes:
+    """The file's content, of a folder that of its `config.json`; no more of it than tells that it is too long."""
+    try:
+        path = path / "config.json" if path.is_dir() else path
+        # A pipe or a device would have the reader wait, or never end.
+        if not path.is_file():
+            raise UserError(f"There is no model configuration at {path}: name a config.json, or the folder it lies in.")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"The model configuration {path} cannot be read: {error.strerror}.") from None
+    if len(content) > MOST_BYTES:
+        raise UserError(f"{path} is larger than the 1 MiB that a model configuration may have: name a config.json.")
+    return content
+
+
+def _object_in(content: bytes, origin: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(content.decode("utf-8-sig"), object_pairs_hook=functools.partial(_without_repeats, origin))
+    except RecursionError:
+        raise UserError(f"{origin} is nested too deeply for a model configuration: name a config.json.") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{origin} is not text in UTF-8, as JSON is: name a config.json.") from None
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{origin} is not whole JSON: {error.msg} in line {error.lineno}, column {error.colno}; fetch it again."
+        ) from None
+    except ValueError:  # which Python raises for such numbers alone
+        raise UserError(f"{origin} has a number of thousands of digits, as no model has: name a config.json.") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{origin} holds no JSON object, as a model configuration does: name a config.json.")
+    return found
+
+
+def _without_repeats(origin: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises UserError where it has a name twice: readers differ in which of the two they take."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise UserError(f"{origin} has the field {name[:40]!r} twice: keep the right one.")
+        found[name] = value
+    return found

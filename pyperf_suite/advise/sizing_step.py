@@ -1,0 +1,294 @@
+"""The work of one micro-batch on one GPU, forward and backward, and its price by the laws of kernels.
+
+It is the work that the law of an iteration prices, so that `size` and `layout` agree. Here each kind of work is apart,
+and dimensions may be arrays that broadcast over a grid of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.explained import Causes, Explained, KernelPrices
+from pyperf_suite.laws.training.step import (
+    ALL_REDUCES_PER_PASS,
+    BACKWARD_BYTES_RATIO,
+    HALF,
+    LOSS_BYTES_PER_ELEMENT,
+    MLP_BYTES_PER_ELEMENT,
+    WHOLE_BYTES_PER_ELEMENT,
+    Plan,
+)
+from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid, Sharding, attention_call, products
+
+Sizes = NDArray[np.int64]
+
+# The cause of what a kernel takes longer within a step than alone.
+IN_STEP = "slower within a step"
+# Far above what anyone trains with, and low enough that a product's sizes stay exact.
+LARGEST = {"seq": 1 << 24, "micro_batch": 1 << 16, "tp": 1 << 10, "shards": 1 << 16}
+MOST_TOKENS = 1 << 26
+# A law that was compared with no measurement is trusted this far, in %: the error on a GPU that was left out whole.
+UNTESTED_ERROR_PERCENT = 15.0
+# The standard deviation of a normal error over its mean absolute value.
+DEVIATION_OVER_MEAN = (np.pi / 2) ** 0.5
+# Nine in ten: the interval given with each gain.
+NORMAL_QUANTILE = 1.645
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model as it is trained: `micro_batch` sequences of `seq` tokens, over `tp` GPUs that share each layer.
+
+    `shards` data-parallel GPUs share weights, gradients and optimizer state (ZeRO-3, FSDP). Raises UserError for what
+    cannot be trained so.
+    """
+
+    model: ModelDimensions
+    seq: int
+    micro_batch: int = 1
+    tp: int = 1
+    shards: int = 1
+    dtype: str = "bf16"
+
+    def __post_init__(self) -> None:
+        for name, most in LARGEST.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise UserError(f"{name} has to lie between 1 and {most}, but {getattr(self, name)} was asked for.")
+        if self.tokens > MOST_TOKENS:
+            raise UserError(
+                f"{self.micro_batch} sequences of {self.seq} are {self.tokens} tokens at a time, beyond the "
+                f"{MOST_TOKENS} that are counted with: ask for less."
+            )
+        try:
+            Sharding(self.tp).check(self.model)
+        except UserError as uneven:
+            raise UserError(f"{str(uneven).rstrip('.')}: take tp = {self._nearest_tp()}.") from None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro-batch."""
+        return self.seq * self.micro_batch
+
+    @property
+    def plan(self) -> Plan:
+        """The iteration of this one micro-batch on each data-parallel GPU."""
+        return Plan(
+            self.micro_batch * self.shards,
+            self.micro_batch,
+            self.seq,
+            tensor=self.tp,
+            data=self.shards,
+            zero_stage=3 if self.shards > 1 else 0,
+        )
+
+    def _nearest_tp(self) -> str:
+        """The numbers of GPUs on either side of the one asked for that can share the layers evenly."""
+        ranks = np.arange(1, 2 * self.tp + 1)
+        dividing = ranks[np.broadcast_to(Sharding(ranks).divides(self.model), ranks.shape)].tolist()
+        below = [tp for tp in dividing if tp < self.tp]
+        above = [tp for tp in dividing if tp > self.tp]
+        return " or ".join(map(str, below[-1:] + above[:1]))
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What the price of a micro-batch depends on: dimensions as arrays that broadcast together."""
+
+    model: ModelGrid
+    seq: int | Sizes
+    micro_batch: Sizes
+    tp: Sizes
+    shards: int
+
+    @property
+    def tokens(self) -> Sizes:
+        """Tokens of one micro-batch."""
+        return self.micro_batch * self.seq
+
+    @property
+    def sharding(self) -> Sharding:
+        """How the layers are cut over the GPUs of a group."""
+        return Sharding(self.tp)
+
+
+def shapes_of(settings: Sequence[Setting]) -> Shapes:
+    """The same few settings as arrays of one axis, in their order."""
+    first = settings[0].model
+    names = ("hidden", "heads", "kv_heads", "head_dim", width_of_mlp(first), "vocab", "layers")
+    columns = {name: [getattr(setting.model, name) for setting in settings] for name in names}
+    return Shapes(
+        ModelGrid.around(first, **columns),
+        np.array([setting.seq for setting in settings], dtype=np.int64),
+        np.array([setting.micro_batch for setting in settings], dtype=np.int64),
+        np.array([setting.tp for setting in settings], dtype=np.int64),
+        settings[0].shards,
+    )
+
+
+def width_of_mlp(model: ModelDimensions) -> str:
+    """The field that the widths of most of its MLPs come from."""
+    return "expert_ffn" if model.experts > 1 and model.expert_ffn != model.ffn else "ffn"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One kind of work: `calls` of a method `law` of the prices, with `fixed` arguments and sizes that broadcast."""
+
+    name: str
+    law: str
+    fixed: tuple[Any, ...]
+    sizes: tuple[Any, ...]
+    calls: Any
+
+
+def parts_of(shapes: Shapes) -> list[Part]:
+    """Every kind of work of one micro-batch on one GPU.
+
+    A grid has places where a group of GPUs is larger than what it shares. Laws refuse such sizes, so there they are
+    asked for the nearest possible ones, and `Candidates.trainable` leaves those places out.
+    """
+    return [*_products(shapes), *_attention(shapes), *_memory_bound(shapes), *_collectives(shapes)]
+
+
+def _products(shapes: Shapes) -> Iterator[Part]:
+    for product in products(shapes.model, shapes.tokens, shapes.sharding):
+        sizes = tuple(np.maximum(size, 1) for size in (product.m, product.n, product.k))
+        yield Part(f"{product.part}, {product.phase}", "gemm", (product.layout,), sizes, product.calls)
+
+
+def _attention(shapes: Shapes) -> Iterator[Part]:
+    call = attention_call(shapes.model, shapes.micro_batch, shapes.seq, shapes.sharding)
+    # Queries and values of latent attention differ in width: as much work is done at their mean.
+    head_dim = (np.asarray(call.head_dim) + call.value_head_dim) // 2
+    heads = np.maximum(call.heads, 1)
+    sizes = (call.batch, call.seq, heads, np.where(heads % call.kv_heads == 0, call.kv_heads, 1), head_dim)
+    for phase, backward in (("forward", False), ("backward", True)):
+        yield Part(f"attention, {phase}", "attention", (call.causal, backward), sizes, call.calls)
+
+
+def _memory_bound(shapes: Shapes) -> Iterator[Part]:
+    model, tokens, tp = shapes.model, shapes.tokens, shapes.tp
+    passes = (1 + BACKWARD_BYTES_RATIO) * np.asarray(model.layers)
+    stream = WHOLE_BYTES_PER_ELEMENT * tokens * model.hidden
+    yield Part("norms and residuals", "memory_bound", (), (stream,), passes)
+    width = model.top_k * np.asarray(model.expert_ffn) + model.shared_ffn
+    activation = MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * tokens * width / tp
+    yield Part("activation function", "memory_bound", (), (activation,), passes)
+    logits = LOSS_BYTES_PER_ELEMENT * tokens * np.asarray(model.vocab) / tp
+    yield Part("loss", "memory_bound", (), (logits,), np.asarray(1))
+
+
+def _collectives(shapes: Shapes) -> Iterator[Part]:
+    """The all_reduces of tensor parallelism, of which none is hidden (Shoeybi et al. 2019, Megatron-LM, section 3)."""
+    tp = np.asarray(shapes.tp)
+    if not np.any(tp > 1):
+        return
+    nbytes = HALF * shapes.tokens * shapes.model.hidden
+    # Forward and backward of each layer, and both ends. A group of one sends nothing; laws need at least two.
+    calls = np.where(tp > 1, 2 * ALL_REDUCES_PER_PASS * np.asarray(shapes.model.layers) + 2, 0)
+    yield Part("all_reduce", "collective", ("all_reduce",), (nbytes, np.maximum(tp, 2)), calls)
+
+
+class StepPrices:
+    """Prices of kernels within a training step, where they take `slowdown` times as long as alone.
+
+    `errors` collects the stated error of each law that was asked, `origins` the measurements behind the laws.
+    """
+
+    def __init__(self, alone: KernelPrices, slowdown: float = 1.0) -> None:
+        self.alone = alone
+        self.slowdown = slowdown
+        self.errors: dict[str, float | None] = {}
+        self.origins: dict[str, None] = {}
+
+    def gemm(self, *sizes: Any) -> Explained:
+        return self._slower("gemm", *sizes)
+
+    def attention(self, *sizes: Any) -> Explained:
+        return self._slower("attention", *sizes)
+
+    def memory_bound(self, nbytes: Any) -> Explained:
+        return self._slower("memory_bound", nbytes)
+
+    def collective(self, *sizes: Any) -> Explained:
+        return self._noted("collective", *sizes)
+
+    def _slower(self, law: str, *sizes: Any) -> Explained:
+        price = self._noted(law, *sizes)
+        extra = (self.slowdown - 1) * price.seconds
+        parts = Causes(lambda: {**price.parts, IN_STEP: extra})
+        return replace(price, seconds=price.seconds + extra, parts=parts)
+
+    def _noted(self, law: str, *sizes: Any) -> Explained:
+        price: Explained = getattr(self.alone, law)(*sizes)
+        self.errors[law] = price.error_percent
+        if price.origin:
+            self.origins[price.origin] = None
+        return price
+
+
+@dataclass(frozen=True)
+class PricedPart:
+    """The price of one call of a part; `back` has the shape of its sizes and holds their places in `explained`."""
+
+    explained: Explained
+    back: NDArray[np.int64]
+
+    @property
+    def seconds(self) -> NDArray[np.float64]:
+        return np.asarray(self.explained.seconds)[self.back]
+
+    @property
+    def causes(self) -> dict[str, NDArray[np.float64]]:
+        """Seconds of one call by cause; they add up to `seconds`."""
+        whole = np.shape(self.explained.seconds)
+        return {cause: np.broadcast_to(part, whole)[self.back] for cause, part in self.explained.parts.items()}
+
+    @property
+    def extrapolated(self) -> NDArray[np.bool_]:
+        return np.broadcast_to(self.explained.extrapolated, np.shape(self.explained.seconds))[self.back]
+
+    @property
+    def deviation(self) -> float:
+        return deviation_of(self.explained)
+
+
+def deviation_of(explained: Explained) -> float:
+    """Standard deviation of a law's error relative to the time, by the law's own statement."""
+    error = explained.error_percent
+    return (UNTESTED_ERROR_PERCENT if error is None else error) / 100 * DEVIATION_OVER_MEAN
+
+
+def price(parts: Sequence[Part], prices: KernelPrices) -> list[PricedPart]:
+    """The price of each part, in order. Equal sizes of a law are priced once, all sizes of a law together."""
+    priced: dict[int, PricedPart] = {}
+    asked: dict[tuple[str, tuple[Any, ...]], list[int]] = {}
+    for place, part in enumerate(parts):
+        asked.setdefault((part.law, part.fixed), []).append(place)
+    for (law, fixed), places in asked.items():
+        columns = [np.broadcast_arrays(*map(np.asarray, parts[place].sizes)) for place in places]
+        flat = [np.concatenate([column[n].ravel() for column in columns]) for n in range(len(columns[0]))]
+        rows, inverse = distinct(flat)
+        explained = getattr(prices, law)(*fixed, *rows)
+        ends = np.cumsum([column[0].size for column in columns])
+        for place, column, back in zip(places, columns, np.split(inverse, ends[:-1]), strict=True):
+            priced[place] = PricedPart(explained, back.reshape(column[0].shape))
+    return [priced[place] for place in range(len(parts))]
+
+
+def distinct(columns: Sequence[Sizes]) -> tuple[list[Sizes], NDArray[np.int64]]:
+    """The distinct rows of columns of equal length, as columns, and the place of each row among them."""
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        # The key so far and the column are renumbered before they are combined: their product stays far below 2⁶³.
+        values, places = np.unique(column, return_inverse=True)
+        _, key = np.unique(key, return_inverse=True)
+        key = key * len(values) + places
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    return [np.asarray(column[first], dtype=np.int64) for column in columns], np.asarray(inverse, dtype=np.int64)

@@ -1,1 +1,0 @@
-"""The laws held against what this machine measured."""

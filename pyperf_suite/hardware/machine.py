@@ -1,0 +1,222 @@
+"""What records say about a machine: its identity, and the state it was measured in.
+
+The identity is what the user cannot change without changing the machine: results of one identity are comparable, and
+are kept in a folder of its name. All else is state: a change of state between two runs is a marked break in a series.
+Neither has a host name or a path.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyperf_suite import __version__
+from pyperf_suite.hardware import cpu, memory
+from pyperf_suite.hardware.devices import Device, Gpu, Unavailable, driver, gpus
+from pyperf_suite.hardware.kernel_files import KernelFiles
+from pyperf_suite.hardware.nvml import Nvml, nvml
+from pyperf_suite.hardware.software import installed_version
+from pyperf_suite.hardware.topology import wiring
+
+PACKAGE = Path(__file__).resolve().parent.parent
+GIT_DEADLINE_S = 5.0
+# A file name may hold 255 bytes; a run's folder and a suffix must fit into a path.
+LONGEST_SLUG = 96
+PACKAGES = ("numpy", "pytest-benchmark", "torch", "triton")
+CPU_SETTINGS = "sys/devices/system/cpu"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A machine as far as comparison goes: equal fields, comparable times."""
+
+    kind: str  # "cpu" or "cuda"
+    fields: Mapping[str, Any]  # plain JSON values
+    slug: str  # of a-z, 0-9, '.' and '-': a folder's name, stable and readable
+
+
+def identity(device: Device) -> Identity:
+    """The identity of this machine for runs on that device.
+
+    Raises:
+        Unavailable: the CUDA driver refuses to describe its devices.
+    """
+    if device.kind == "cpu":
+        return cpu_identity(cpu.detect())
+    return gpu_identity(gpus(), device.index, nvml())
+
+
+def cpu_identity(found: cpu.Cpu) -> Identity:
+    """Model and cores: those cores that this process may use, for the waves of a product run on them."""
+    fields = {"model": found.model, "cores": found.usable_cores}
+    return Identity("cpu", fields, slug("cpu", found.model, f"{found.usable_cores}c"))
+
+
+def gpu_identity(present: list[Gpu], index: int, manager: Nvml | Unavailable) -> Identity:
+    """Model, SM count, memory, MIG profile, count of GPUs and the link between them."""
+    gpu = present[index]
+    mig = re.search(r"\bMIG (\S+)", gpu.name)
+    model = gpu.name[: mig.start()].strip() if mig else gpu.name
+    # Rounded: drivers keep differing small parts of the memory for themselves.
+    memory_gib = round(gpu.memory_bytes / 1024**3)
+    fields = {
+        "model": model,
+        "multiprocessors": gpu.multiprocessors,
+        "memory_gib": memory_gib,
+        "mig_profile": mig[1] if mig else None,
+        "count": len(present),
+        "link": _link(gpu, len(present), manager),
+    }
+    parts = [model, f"{gpu.multiprocessors}sm", f"{memory_gib}gib", fields["mig_profile"]]
+    if len(present) > 1:
+        parts += [f"x{len(present)}", fields["link"]]
+    return Identity("cuda", fields, slug("cuda", *(str(part) for part in parts if part)))
+
+
+def _link(gpu: Gpu, count: int, manager: Nvml | Unavailable) -> str:
+    """How this process's GPUs reach each other: `none` for one alone, `pcie` where no NVLink is active."""
+    if count == 1:
+        return "none"
+    return "unknown" if isinstance(manager, Unavailable) else manager.nvlink(gpu.uuid) or "pcie"
+
+
+def slug(*parts: str) -> str:
+    """Join parts into one name that every file system takes, without the words that tell no two models apart.
+
+    >>> slug("cpu", "Intel(R) Xeon(R) Processor @ 2.60GHz", "2c")
+    'cpu-intel-xeon-processor-2.60ghz-2c'
+    """
+    words = []
+    for part in parts:
+        plain = re.sub(r"\((r|tm|c)\)|\bcpu\b", " ", part.lower()) if part is not parts[0] else part.lower()
+        words.append(re.sub(r"[^a-z0-9.]+", "-", plain).strip("-."))
+    *head, tail = [word for word in words if word]
+    # The tail (cores, count) tells machines apart: what must go goes from before it.
+    return f"{'-'.join(head)[: LONGEST_SLUG - len(tail) - 1].rstrip('-.')}-{tail}"
+
+
+def state(device: Device) -> dict[str, Any]:
+    """The machine's state now, for a run on that device."""
+    condition: dict[str, Any] = {
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "packages": {"pyperf_suite": __version__, **{name: installed_version(name) for name in PACKAGES}},
+        "compiler": compiler_of_extension(),
+        "source": source(),
+        **kernel_state(KernelFiles(), frozenset(cpu.detect().isa_flags)),
+    }
+    if device.kind == "cuda":
+        condition["gpu"] = gpu_state(device.index)
+    return condition
+
+
+def kernel_state(files: KernelFiles, flags: frozenset[str]) -> dict[str, Any]:
+    """What the kernel reports of itself, of power and scheduling, and of the walls around this process."""
+    return {
+        "kernel": f"{platform.system()} {platform.release()}",
+        "governors": sorted(
+            {files.text(path) or "" for path in files.matching(f"{CPU_SETTINGS}/cpu[0-9]*/cpufreq/scaling_governor")}
+            - {""}
+        ),
+        "turbo": _turbo(files),
+        "smt": files.text(f"{CPU_SETTINGS}/smt/control"),
+        "transparent_hugepages": _chosen(files.text("sys/kernel/mm/transparent_hugepage/enabled")),
+        "cpu_quota_cores": memory.cpu_quota_cores(files),
+        "hypervisor": cpu.hypervisor(files, flags),
+        "container": cpu.container(files),
+    }
+
+
+def gpu_state(index: int) -> dict[str, Any]:
+    """UUID, driver, CUDA version and settings of a GPU, and how it and others are wired.
+
+    What cannot be asked says why under `unavailable`.
+    """
+    found, manager = driver(), nvml()
+    condition: dict[str, Any] = {}
+    try:
+        if isinstance(found, Unavailable):
+            raise found
+        uuid = found.gpu(index).uuid
+        condition |= {"uuid": uuid, "cuda": found.version()}
+        if isinstance(manager, Unavailable):
+            raise manager
+        condition |= {"driver": manager.driver_version(), **manager.settings(uuid)}
+        condition |= {"links": links} if (links := wiring(gpus(), manager)) else {}
+    except Unavailable as reason:
+        condition["unavailable"] = str(reason)
+    return condition
+
+
+def compiler_of_extension() -> str | None:
+    """The compiler that built the C++ extension, by the note compilers leave in it; None if not built."""
+    extension = importlib.util.find_spec("pyperf_suite._native")
+    if extension is None or extension.origin is None:
+        return None
+    return compiler_note(Path(extension.origin))
+
+
+def compiler_note(binary: Path) -> str | None:
+    """The first GCC or clang version string in a binary file (its ELF section .comment)."""
+    try:
+        note = re.search(rb"GCC: \([^)\0]{1,80}\) [0-9.]{1,16}|clang version [0-9.]{1,16}", binary.read_bytes())
+    except OSError:
+        return None
+    return note[0].decode("ascii", "replace") if note else None
+
+
+def _turbo(files: KernelFiles) -> bool | None:
+    """Whether the CPU may exceed its base clock; None where the kernel does not say."""
+    no_turbo = files.integer(f"{CPU_SETTINGS}/intel_pstate/no_turbo")
+    if no_turbo is not None:
+        return no_turbo == 0
+    boost = files.integer(f"{CPU_SETTINGS}/cpufreq/boost")
+    return None if boost is None else boost == 1
+
+
+def _chosen(setting: str | None) -> str | None:
+    """The bracketed word of a setting such as `always [madvise] never`."""
+    match = re.search(r"\[(\w+)\]", setting or "")
+    return match[1] if match else None
+
+
+@functools.cache
+def source() -> dict[str, Any]:
+    """`{"commit": 40 hexadecimal digits, "dirty": whether tracked files differ from it}`, or {} if there is none."""
+    return source_of(PACKAGE)
+
+
+def source_of(package: Path, file: str = "__init__.py") -> dict[str, Any]:
+    """The same for the package in that folder, or for whatever has that file there."""
+    # A folder in a checkout that does not track the package, as a virtual environment in somebody's project, is not it.
+    if _git(package, "ls-files", "--error-unmatch", file) is None:
+        return {}
+    commit = _git(package, "rev-parse", "--verify", "HEAD")
+    changed = _git(package, "status", "--porcelain", "--untracked-files=no")
+    return {} if commit is None or changed is None else {"commit": commit, "dirty": bool(changed)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git answers; None where it fails, hangs, or is not there."""
+    # GIT_DIR and the like, as a hook sets them, would answer for another repository.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=GIT_DEADLINE_S,
+            env=environment,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode("utf-8", "replace").strip()

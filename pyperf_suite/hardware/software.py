@@ -1,0 +1,185 @@
+"""Software that lies on this machine: copies of shared libraries, the C++ compiler, CUDA toolkits.
+
+Copies are in the order in which `csrc/shared_library.cpp` tries them: a variable that names one, a copy already in the
+process, the wheels' paths, then whatever the system's loader finds by name. Running the suite needs neither compiler
+nor toolkit, but both explain why a build fails.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pyperf_suite.hardware.kernel_files import KernelFiles
+
+# Where installers that no loader configuration knows of put CUDA's libraries.
+FOLDERS = (
+    "usr/local/cuda*/lib64",
+    "usr/local/cuda*/targets/*/lib",
+    "opt/cuda/lib64",
+    "opt/nvidia/*/lib",
+    "opt/conda/lib",
+)
+# The loader's own, searched last (ld.so(8)).
+TRUSTED = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "usr/lib/aarch64-linux-gnu",
+           "lib64", "usr/lib64", "lib", "usr/lib")  # fmt: skip
+COMPILERS = ("c++", "g++", "clang++")
+DEADLINE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One file, and what led to it: a variable's name, `wheel`, `loader` or `elsewhere`, which no one looks at."""
+
+    path: str
+    found_by: str
+
+
+def copies(
+    files: KernelFiles, sonames: Sequence[str], override: str, wheels: Iterable[str], environment: Mapping[str, str]
+) -> tuple[Copy, ...]:
+    """Each copy once, in the order in which they are tried, those that are never tried last."""
+    found: dict[str, str] = {}
+    if environment.get(override):
+        found[environment[override]] = override
+    for path in wheels:
+        found.setdefault(path, "wheel")
+    loader = [
+        *(folder for folder in environment.get("LD_LIBRARY_PATH", "").split(":") if folder),
+        *loader_folders(files),
+        *TRUSTED,
+    ]
+    for soname in sonames:
+        for folder in loader:
+            _add(files, found, f"{folder.strip('/')}/{soname}", "loader")
+    prefix = environment.get("CONDA_PREFIX", "").strip("/")
+    for folder in (*FOLDERS, *([f"{prefix}/lib"] if prefix else [])):
+        for soname in sonames:
+            for path in files.matching(f"{folder}/{soname}"):
+                _add(files, found, path, "elsewhere")
+    return _without_aliases(files, found)
+
+
+def _add(files: KernelFiles, found: dict[str, str], path: str, found_by: str) -> None:
+    if files.exists(path):
+        found.setdefault(f"/{path}", found_by)
+
+
+def _without_aliases(files: KernelFiles, found: Mapping[str, str]) -> tuple[Copy, ...]:
+    """One name a file: folders such as /lib are often links to others."""
+    seen, kept = set(), []
+    for path, found_by in found.items():
+        real = files.resolved(path.lstrip("/"))
+        if real not in seen:
+            seen.add(real)
+            kept.append(Copy(path, found_by))
+    return tuple(kept)
+
+
+def loader_folders(files: KernelFiles) -> tuple[str, ...]:
+    """The folders that /etc/ld.so.conf and what it includes name, in order (ldconfig(8))."""
+    return tuple(dict.fromkeys(_configured(files, "etc/ld.so.conf", depth=4)))
+
+
+def _configured(files: KernelFiles, path: str, depth: int) -> list[str]:
+    folders: list[str] = []
+    for line in (files.text(path) or "").splitlines():
+        words = line.partition("#")[0].split()
+        if len(words) == 2 and words[0] == "include" and depth:
+            pattern = words[1] if words[1].startswith("/") else f"/etc/{words[1]}"
+            for included in files.matching(pattern.lstrip("/")):
+                folders += _configured(files, included, depth - 1)
+        elif len(words) == 1 and words[0].startswith("/"):
+            folders.append(words[0])
+    return folders
+
+
+def mapped(maps: str, stem: str) -> str | None:
+    """The file of a library that lies in a process, by its /proc/self/maps; builtins and stubs are other libraries."""
+    for path in re.findall(r"(/\S.*)$", maps, re.MULTILINE):
+        name = path.rpartition("/")[2]
+        if re.fullmatch(rf"{re.escape(stem)}(-[^/]*)?\.so[.0-9]*", name) and "builtins" not in name:
+            return str(path)
+    return None
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """The command that an install would use, and the first line of its `--version`, None where it does not answer."""
+
+    command: str
+    version: str | None
+    asked: bool  # $CXX names it
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """A folder with CUDA's compiler in it, and the toolkit's version, None if no file names it."""
+
+    folder: str
+    version: str | None
+
+
+def installed_version(distribution: str) -> str | None:
+    """The version of a Python distribution without importing it; None if it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def compiler(environment: Mapping[str, str]) -> Compiler | None:
+    """$CXX where it is set, else the first of `COMPILERS` on the PATH; None where there is none."""
+    asked = environment.get("CXX", "").strip()
+    for command in [asked] if asked else COMPILERS:
+        words = _words(command)
+        if words and shutil.which(words[0], path=environment.get("PATH")):
+            return Compiler(command, _first_line([*words, "--version"]), bool(asked))
+    return Compiler(asked, None, True) if asked else None
+
+
+def toolkits(files: KernelFiles, environment: Mapping[str, str]) -> tuple[Toolkit, ...]:
+    """Those of CUDA_HOME, CUDA_PATH, the PATH and the usual folders, each once."""
+    named = [environment[name].strip("/") for name in ("CUDA_HOME", "CUDA_PATH") if environment.get(name)]
+    on_path = [folder.strip("/").rpartition("/")[0] for folder in environment.get("PATH", "").split(":") if folder]
+    usual = [*files.matching("usr/local/cuda*"), "opt/cuda"]
+    found: dict[str, Toolkit] = {}
+    for folder in (*named, *on_path, *usual):
+        if folder and files.exists(f"{folder}/bin/nvcc"):
+            found.setdefault(
+                files.resolved(f"{folder}/bin/nvcc"), Toolkit(f"/{folder}", _toolkit_version(files, folder))
+            )
+    return tuple(found.values())
+
+
+def _toolkit_version(files: KernelFiles, folder: str) -> str | None:
+    """What version.json says, or version.txt, which toolkits before 11.1 had."""
+    try:
+        version = json.loads(files.text(f"{folder}/version.json") or "{}")["cuda"]["version"]
+    except (ValueError, KeyError, TypeError):
+        match = re.search(r"CUDA Version (\S+)", files.text(f"{folder}/version.txt") or "")
+        return match[1] if match else None
+    return str(version)
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # a quotation that does not end
+        return []
+
+
+def _first_line(command: Sequence[str]) -> str | None:
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=DEADLINE_S
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip().partition("\n")[0] or None if done.returncode == 0 else None

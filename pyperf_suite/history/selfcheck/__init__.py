@@ -1,1 +1,0 @@
-"""How often a machine's verdicts are wrong: code against itself, and against itself slowed down."""

@@ -1,0 +1,448 @@
+"""The time of a matrix product on a GPU, and its causes.
+
+A library keeps kernels for several tiles and picks one for each shape; the law picks the tile and split of K with the
+least time on a menu. A coarse residual is what the library makes of that on the GPU; misaligned sizes and running for
+seconds on end come on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.laws.calibration import (
+    POOLED,
+    Block,
+    Calibration,
+    ResidualGrid,
+    correction_of,
+    shipped_calibration,
+    spec_of,
+    stated,
+)
+from pyperf_suite.laws.explained import Causes, Explained
+from pyperf_suite.laws.tiling import SIDE_BY_SIDE, alignment_penalty
+
+# Tiles of C that cuBLAS and CUTLASS have kernels for, rows × columns; each has a share of the peak of its own.
+TILES = (
+    *((64, 64), (64, 128), (128, 64), (128, 128), (64, 256)),
+    *((256, 64), (128, 192), (192, 128), (128, 256), (256, 128)),
+)
+SPLITS = (2, 3, 4, 6, 8, 16)
+# A slice of K is worth a worker of its own from about two of its steps on.
+LEAST_SLICE = 128
+STEP_BYTES = 128  # of K that a kernel loads at a time: a line of shared memory with 128-byte swizzling
+# What an SM's share of L2 delivers each clock; fitted factors multiply it.
+L2_BYTES_PER_CLOCK = 32.0
+# Shapes are priced in pieces that stay in a core's cache.
+PIECE = 16384
+# More waves than this leave nothing to split.
+WAVES_WORTH_SPLITTING = 1.5
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class MenuCoefficients:
+    """The constants of the law; each but the launch is relative to the GPU's data sheet, so that it can be transferred.
+
+    `tile_rates` is each tile's share of the peak, `launch_s` the time of the smallest product, `prologue_clocks` a
+    tile's cost before its steps through K, `softness` how far a wave that is not full is hidden by the next tiles
+    (0: waves are hard), `overlap` the exponent that joins compute and memory (∞: the longer one counts),
+    `memory_share` that of the memory bandwidth, `l2_share` that of L2's, `resident_share` the part of L2 below which
+    operands are found there, `resident_steepness` how sharp that bound is; a split of K costs `split_s` and its partial
+    sums `split_traffic` times their bytes at L2's rate.
+    """
+
+    tile_rates: Floats
+    launch_s: float
+    prologue_clocks: float
+    softness: float
+    overlap: float
+    memory_share: float
+    l2_share: float
+    resident_share: float
+    resident_steepness: float
+    split_s: float
+    split_traffic: float
+
+    def as_arrays(self) -> dict[str, Floats]:
+        return {name: np.asarray(value, dtype=np.float64) for name, value in vars(self).items()}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[np.float64]]) -> MenuCoefficients:
+        """The inverse of `as_arrays`; other names are left alone. Raises KeyError for one that is missing."""
+        scalars = {name: float(arrays[name]) for name in cls.__dataclass_fields__ if name != "tile_rates"}
+        return cls(np.asarray(arrays["tile_rates"], dtype=np.float64), **scalars)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a GPU's data sheet says, in the law's units, for one dtype."""
+
+    sms: int
+    clock_hz: float
+    flop_per_s: float
+    memory_bytes_per_s: float
+    l2_bytes: float
+    operand_bytes: int
+    result_bytes: int
+
+    @classmethod
+    def of(cls, gpu: GpuSpec, dtype: str) -> Rates:
+        operand = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}.get(dtype, 1)
+        flop_per_s = gpu.peak(dtype)
+        clock_hz, bandwidth = gpu.boost_mhz * 1e6, gpu.memory_bytes_per_s
+        return cls(gpu.sms, clock_hz, flop_per_s, bandwidth, float(gpu.l2_bytes), operand, max(operand, 2))
+
+
+@dataclass(frozen=True)
+class MenuTimes:
+    """What the law makes of each product; all arrays of one shape, times in seconds.
+
+    `tile` is the index in `TILES`, `splits` the slices of K, `waves` the quotient of tiles and SMs, `busy_s` what the
+    tiles take where no SM ever idles, `compute_s` with the waves as they are, `memory_s` the operands' and result's
+    way through memory, `split_s` the reduction, and `seconds` all together with the launch.
+    """
+
+    seconds: Floats
+    tile: NDArray[np.int64]
+    splits: NDArray[np.int64]
+    waves: Floats
+    busy_s: Floats
+    compute_s: Floats
+    memory_s: Floats
+    split_s: Floats
+    padded_flop: Floats
+
+
+def menu_seconds(law: MenuCoefficients, rates: Rates, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Floats:
+    """Seconds of products C[m, n] = A[m, k]·B[k, n]; sizes of at least 1, broadcast against each other."""
+    sizes = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (m, n, k)))
+    flat = [np.ravel(size) for size in sizes]
+    seconds = np.empty(flat[0].size)
+    for start in range(0, seconds.size, PIECE):
+        piece = slice(start, start + PIECE)
+        seconds[piece] = _choose(law, rates, *(size[piece] for size in flat))[0]
+    return seconds.reshape(sizes[0].shape)
+
+
+def menu_times(law: MenuCoefficients, rates: Rates, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> MenuTimes:
+    """The same with the tile and split that were chosen, and what each part of the time is."""
+    rows, columns, depth = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (m, n, k)))
+    flat = [np.ravel(size) for size in (rows, columns, depth)]
+    pieces = [
+        _choose(law, rates, *(size[start : start + PIECE] for size in flat)) for start in range(0, flat[0].size, PIECE)
+    ]
+    seconds, tile, splits = (
+        np.concatenate([piece[part] for piece in pieces] or [np.empty(0)]).reshape(rows.shape) for part in range(3)
+    )
+    tile, splits = tile.astype(np.int64), splits.astype(np.int64)
+    height, width = (np.array(sizes, dtype=np.float64)[tile] for sizes in zip(*TILES, strict=True))
+    tiles = np.ceil(rows / height) * np.ceil(columns / width) * splits
+    slice_depth = _stepped(depth / splits, rates)
+    waves = tiles / rates.sms
+    tile_s = _tile_seconds(law, rates, height * width, law.tile_rates[tile], slice_depth)
+    return MenuTimes(
+        seconds=seconds,
+        tile=tile,
+        splits=splits,
+        waves=waves,
+        busy_s=waves * tile_s,
+        compute_s=_waited(law, waves) * tile_s,
+        memory_s=_memory_seconds(law, rates, rows, columns, depth),
+        split_s=np.where(splits > 1, _split_seconds(law, rates, rows, columns, splits), 0.0),
+        padded_flop=2.0 * tiles * height * width * slice_depth,
+    )
+
+
+def _choose(
+    law: MenuCoefficients, rates: Rates, m: Floats, n: Floats, k: Floats
+) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
+    """Seconds, tile and splits of the best on the menu; K is split only where its tiles leave SMs idle."""
+    memory_s = _memory_seconds(law, rates, m, n, k)
+    compute_s, tile, fewest_waves = _best_tile(law, rates, m, n, k, 1)
+    seconds = _joined(law, compute_s, memory_s)
+    splits = np.ones(m.shape, dtype=np.int64)
+    few = np.flatnonzero((fewest_waves < WAVES_WORTH_SPLITTING) & (k >= SPLITS[0] * LEAST_SLICE))
+    for split in SPLITS if few.size else ():
+        few = few[k[few] >= split * LEAST_SLICE]
+        compute_s, split_tile, _ = _best_tile(law, rates, m[few], n[few], k[few], split)
+        total = _joined(law, compute_s, memory_s[few]) + _split_seconds(law, rates, m[few], n[few], split)
+        better = total < seconds[few]
+        chosen = few[better]
+        seconds[chosen], tile[chosen], splits[chosen] = total[better], split_tile[better], split
+    return seconds + law.launch_s, tile, splits
+
+
+def _best_tile(
+    law: MenuCoefficients, rates: Rates, m: Floats, n: Floats, k: Floats, splits: int
+) -> tuple[Floats, NDArray[np.int64], Floats]:
+    """Compute seconds of the tile with the least, its index, and the fewest waves that any tile needs."""
+    depth = _stepped(k / splits, rates)
+    high = {height: np.ceil(m / height) for height in {height for height, _ in TILES}}
+    wide = {width: np.ceil(n / width) * (splits / rates.sms) for width in {width for _, width in TILES}}
+    best, chosen = np.full(m.shape, np.inf), np.zeros(m.shape, dtype=np.int64)
+    fewest = np.full(m.shape, np.inf)
+    for index, (height, width) in enumerate(TILES):
+        waves = high[height] * wide[width]
+        seconds = _waited(law, waves) * _tile_seconds(law, rates, height * width, law.tile_rates[index], depth)
+        chosen[seconds < best] = index
+        np.minimum(best, seconds, out=best)
+        np.minimum(fewest, waves, out=fewest)
+    return best, chosen, fewest
+
+
+def _stepped(depth: Floats, rates: Rates) -> Floats:
+    step = STEP_BYTES // rates.operand_bytes
+    return np.ceil(depth / step) * step
+
+
+def _tile_seconds(law: MenuCoefficients, rates: Rates, area: ArrayLike, share: ArrayLike, depth: Floats) -> Floats:
+    flop_s = 2.0 * np.asarray(area) / (np.asarray(share) * rates.flop_per_s / rates.sms)
+    return flop_s * depth + law.prologue_clocks / rates.clock_hz
+
+
+def _waited(law: MenuCoefficients, waves: Floats) -> Floats:
+    """Waves as they are waited for: whole ones where hard, their quotient but at least one where soft."""
+    return np.ceil(waves) * (1 - law.softness) + np.maximum(waves, 1.0) * law.softness
+
+
+def _l2_bytes_per_s(law: MenuCoefficients, rates: Rates) -> float:
+    return law.l2_share * L2_BYTES_PER_CLOCK * rates.sms * rates.clock_hz
+
+
+def _memory_seconds(law: MenuCoefficients, rates: Rates, m: Floats, n: Floats, k: Floats) -> Floats:
+    moved = rates.operand_bytes * (m + n) * k + rates.result_bytes * m * n
+    resident = 1.0 / (1.0 + (moved / (law.resident_share * rates.l2_bytes)) ** law.resident_steepness)
+    memory_bytes_per_s = law.memory_share * rates.memory_bytes_per_s
+    # Few warps are in flight then, so that L2 does not outrun HBM; it does GDDR.
+    l2_bytes_per_s = max(_l2_bytes_per_s(law, rates), memory_bytes_per_s)
+    return moved * (resident / l2_bytes_per_s + (1.0 - resident) / memory_bytes_per_s)
+
+
+def _split_seconds(law: MenuCoefficients, rates: Rates, m: Floats, n: Floats, splits: ArrayLike) -> Floats:
+    return law.split_s + law.split_traffic * 8.0 * m * n * np.asarray(splits) / _l2_bytes_per_s(law, rates)
+
+
+def _joined(law: MenuCoefficients, compute_s: Floats, memory_s: Floats) -> Floats:
+    """(aᵖ + bᵖ)^(1/p), with the larger one taken out so that no power overflows."""
+    longer = np.maximum(compute_s, memory_s)
+    ratio = np.minimum(compute_s, memory_s) / longer
+    return longer * (1.0 + ratio**law.overlap) ** (1.0 / law.overlap)
+
+
+MODES = ("burst", "sustained")
+# Which block prices a dtype. Kernels for fp16 are those for bf16; the others have no tables of their own.
+BLOCK_OF = {
+    **dict.fromkeys(("bf16", "fp16", "tf32", "fp32"), "gemm_bf16"),
+    **dict.fromkeys(("fp8", "int8", "fp4"), "gemm_fp8"),
+}
+FITTED_DTYPES = ("bf16", "fp16", "fp8")
+# Larger sizes are no product's: beyond them their FLOP would no longer be counted exactly.
+LARGEST_SIZE = 2**31
+# Fastest bf16 product in a burst and sustained, TFLOP/s, by name in the catalogue (stas00/ml-engineering, mamf-finder
+# tables: maximum achievable matmul FLOPS).
+MAMF_TFLOP_PER_S = {
+    "A100 PCIe": (285.0, 258.0),
+    "H200 SXM": (850.0, 755.0),
+    "B200 SXM": (1737.0, 1439.0),
+    "MI300X": (676.0, 659.0),
+}
+# Below this share of the dense peak the H200 and B200 of ai-dynamo/aiconfigurator's tables run for a second as fast as
+# in a burst.
+UNCAPPED_UTILIZATION = 0.45
+# A GPU that may draw more power than this times a measured one's is not held down as that one is: iterations of
+# training on A100 SXM (400 W, vTrain's tables) take as long as bursts of their products, whose PCIe card has 300 W.
+LIKE_POWER = 1.1
+
+Gpu = str | GpuSpec | Calibration
+
+
+@dataclass(frozen=True)
+class GemmLaw:
+    """What is known of one GPU's products of one dtype.
+
+    `residual` is None where the law was transferred to a GPU or a dtype without measurements: nothing then says how
+    far its library departs from the menu.
+    """
+
+    gpu: GpuSpec
+    dtype: str
+    coefficients: MenuCoefficients
+    residual: ResidualGrid | None
+    block: Block
+
+    @property
+    def rates(self) -> Rates:
+        """The data sheet in the law's units. Raises UserError where the GPU has no units for the dtype."""
+        return Rates.of(self.gpu, self.dtype)
+
+    @property
+    def origin(self) -> str:
+        """The measurements behind the law, and whether they are this GPU's."""
+        if self.residual is not None:
+            return self.block.origin
+        return f"transferred to {self.dtype} on {self.gpu.name} by its data sheet from {self.block.origin}"
+
+    def seconds(self, m: NDArray[np.float64], n: NDArray[np.float64], k: NDArray[np.float64]) -> NDArray[np.float64]:
+        return menu_seconds(self.coefficients, self.rates, m, n, k) * self.library_factor(m, n, k)
+
+    def library_factor(
+        self, m: NDArray[np.float64], n: NDArray[np.float64], k: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        return np.ones(m.shape) if self.residual is None else np.exp(self.residual(m, n, k))
+
+    def beyond_range(self, m: NDArray[np.float64], n: NDArray[np.float64], k: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Where the law was not fitted: sizes outside of the tables, a GPU or dtype without them."""
+        beyond = np.full(m.shape, self.residual is None)
+        for size, name in ((m, "m"), (n, "n"), (k, "k")):
+            low, high = self.block.fitted_range[name]
+            beyond |= (size < low) | (size > high)
+        return beyond
+
+
+def gemm_law(gpu: Gpu, dtype: str = "bf16") -> GemmLaw:
+    """The law of a GPU by its name, its `GpuSpec` or a calibration; transferred where there is none of its own.
+
+    Raises UserError for an unknown GPU or dtype, or one that the GPU has no units for.
+    """
+    if dtype not in BLOCK_OF:
+        raise UserError(f"There is no law for products of {dtype!r}: choose from {', '.join(BLOCK_OF)}.")
+    spec = spec_of(gpu)
+    spec.peak(dtype)
+    own = gpu if isinstance(gpu, Calibration) else shipped_calibration(spec.name)
+    name = BLOCK_OF[dtype]
+    if own is not None and name in own.blocks and dtype in FITTED_DTYPES:
+        block = own.block(name)
+        return GemmLaw(spec, dtype, _coefficients(block), ResidualGrid.from_arrays(block.arrays), block)
+    pooled = shipped_calibration(POOLED)
+    if pooled is None:
+        raise UserError(
+            f"No calibration of products is shipped for {spec.name}: fit one with `pyperf-suite calibrate`."
+        )
+    block = pooled.block(name)
+    return GemmLaw(spec, dtype, _coefficients(block), None, block)
+
+
+def gemm_time(
+    gpu: Gpu, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str = "bf16", layout: str = "TN", mode: str = "burst"
+) -> Explained:
+    """Seconds of products C[m, n] = A[m, k]·B[k, n] by the GPU's library, of the sizes' broadcast shape.
+
+    The tables hold layout TN with random operands and a warm L2; the other layouts differ by alignment alone.
+    The parts are `ideal` 2mnk at the peak, `tile` what edges of tiles and of K add, `kernel` the rest of a tile's time
+    (rate below peak, prologue), `wave` SMs without a tile, `bandwidth` what memory adds, `split` reducing a split K,
+    `launch`, `library` what its choice of kernel makes of that (negative where better), `alignment` and `sustained`.
+
+    Args:
+        gpu: its name, its `GpuSpec`, or a `Calibration`, whose corrections then count.
+        m: rows of C, the tokens of a linear layer.
+        n: columns of C, its outputs.
+        k: the depth, its inputs.
+        dtype: of the operands: fp32, tf32, fp16, bf16, fp8, int8 or fp4. Without tables are all but bf16 and fp8.
+        layout: as in `workloads.matmul.parameters`, TN, NN, NT or TT.
+        mode: burst, or sustained where products run for seconds on end and power holds the clock down.
+
+    Raises:
+        UserError: an unknown GPU, dtype, layout or mode, or sizes below 1.
+    """
+    if mode not in MODES:
+        raise UserError(f"Unknown mode {mode!r}: choose from {', '.join(MODES)}.")
+    if layout not in SIDE_BY_SIDE:
+        raise UserError(f"There is no layout {layout!r}: ask for one of {', '.join(SIDE_BY_SIDE)}.")
+    law = gemm_law(gpu, dtype)
+    sizes = _sizes(m, n, k)
+    here = np.ones(())
+    if isinstance(gpu, Calibration):
+        here = correction_of(gpu, BLOCK_OF[dtype], dict(zip("mnk", sizes, strict=True)))
+    rows, columns, depth = (size.astype(np.int64) for size in sizes)
+    penalty = alignment_penalty(law.gpu, rows, columns, depth, dtype, layout).factor
+    plain = menu_seconds(law.coefficients, law.rates, *sizes)
+    aligned = plain * law.library_factor(*sizes) * here
+    burst = aligned * penalty
+    seconds = burst * _slowdown(law, sizes, burst) if mode == "sustained" else burst
+
+    def parts() -> dict[str, NDArray[np.float64]]:
+        beyond = {"library": aligned - plain, "alignment": burst - aligned, "sustained": seconds - burst}
+        return _menu_parts(law, sizes, menu_times(law.coefficients, law.rates, *sizes)) | beyond
+
+    error_percent, origin = float(law.block.held_out["mape"]), law.origin
+    if isinstance(gpu, Calibration):
+        error_percent, origin = stated(gpu, BLOCK_OF[dtype], error_percent, origin)
+    return Explained(seconds, Causes(parts), law.beyond_range(*sizes), error_percent, origin)
+
+
+def _menu_parts(
+    law: GemmLaw, sizes: tuple[NDArray[np.float64], ...], menu: MenuTimes
+) -> dict[str, NDArray[np.float64]]:
+    m, n, k = sizes
+    ideal = 2.0 * m * n * k / law.rates.flop_per_s
+    padded = menu.padded_flop / law.rates.flop_per_s
+    together = menu.seconds - menu.split_s - law.coefficients.launch_s
+    return {
+        "ideal": ideal,
+        "tile": padded - ideal,
+        "kernel": menu.busy_s - padded,
+        "wave": menu.compute_s - menu.busy_s,
+        "bandwidth": together - menu.compute_s,
+        "split": menu.split_s,
+        "launch": np.full_like(ideal, law.coefficients.launch_s),
+    }
+
+
+def _slowdown(law: GemmLaw, sizes: tuple[NDArray[np.float64], ...], burst: NDArray[np.float64]) -> NDArray[np.float64]:
+    m, n, k = sizes
+    return sustained_slowdown(law.gpu, np.minimum(2.0 * m * n * k / law.rates.flop_per_s / burst, 1.0))
+
+
+def sustained_slowdown(gpu: GpuSpec, utilization: ArrayLike) -> NDArray[np.float64]:
+    """Sustained time over burst time, at least 1, of products by the share of their dtype's dense peak in a burst.
+
+    That share, `utilization`, is 0 to 1, of any shape. The slowdown is 1 up to `UNCAPPED_UTILIZATION`, then rises
+    straight to that of the GPU's fastest product (MAMF). A GPU without a figure has that of its architecture, if it has
+    no more power; where there is none either the answer is 1: on an L40S a second's work was as fast as a burst.
+    """
+    known = _figure(gpu)
+    share = np.asarray(utilization, dtype=np.float64)
+    if known is None:
+        return np.ones_like(share)
+    measured, (burst, sustained) = known
+    fastest = burst * 1e12 / measured.peak("bf16")
+    return np.interp(share, [UNCAPPED_UTILIZATION, fastest], [1.0, burst / sustained])
+
+
+def _figure(gpu: GpuSpec) -> tuple[GpuSpec, tuple[float, float]] | None:
+    """The GPU's own figures, else those of the first of its architecture that has about as much power or more."""
+    measured = [find_gpu(name) for name in MAMF_TFLOP_PER_S]
+    alike = [
+        other
+        for other in measured
+        if other.architecture == gpu.architecture and gpu.power_w <= LIKE_POWER * other.power_w
+    ]
+    chosen = next((other for other in alike if other.name == gpu.name), alike[0] if alike else None)
+    return None if chosen is None else (chosen, MAMF_TFLOP_PER_S[chosen.name])
+
+
+def _coefficients(block: Block) -> MenuCoefficients:
+    return MenuCoefficients.from_arrays(block.arrays)
+
+
+def _sizes(m: ArrayLike, n: ArrayLike, k: ArrayLike) -> tuple[NDArray[np.float64], ...]:
+    """The sizes as floats of one shape. Raises UserError for those that no product has."""
+    try:
+        sizes = tuple(np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (m, n, k))))
+    except (TypeError, ValueError):
+        raise UserError("m, n and k have to be numbers, or arrays of shapes that broadcast together.") from None
+    for name, size in zip("mnk", sizes, strict=True):
+        wrong = ~((size >= 1) & (size <= LARGEST_SIZE))
+        if np.any(wrong):
+            raise UserError(
+                f"A product cannot have {name} = {size[wrong].flat[0]:g}: give sizes of 1 to {LARGEST_SIZE}."
+            )
+    return sizes

@@ -1,1 +1,0 @@
-"""Collectives: bytes and rates, time over size, and whether a network is enough to train over."""

@@ -1,0 +1,205 @@
+"""The one price list: what a kernel or a collective costs on a GPU, by its laws, and whether a calibration has prices.
+
+Whatever adds up kernels (`size`, `layout`, an iteration) asks only `KernelPrices`, so that a test or a measurement can
+answer in the place of a calibration.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.laws.attention import attention_time
+from pyperf_suite.laws.calibration import POOLED, Block, Calibration, all_shipped, shipped_calibration, spec_of
+from pyperf_suite.laws.collectives import collective_time
+from pyperf_suite.laws.explained import Bytes, Count, Explained, KernelPrices
+from pyperf_suite.laws.gemm import gemm_time
+from pyperf_suite.laws.roofline import memory_bound_time
+from pyperf_suite.laws.traffic import OPERATIONS
+
+# The smallest that there are, sizes of models, odd ones, and the largest that was fitted.
+PRODUCTS = np.array(list(product((1, 96, 4097, 32768), (32, 50257, 65536), (32, 1000, 65536))), dtype=np.int64).T
+BYTES = np.array([1 << 9, 10_000, 1 << 20, 1 << 26, 1 << 34], dtype=np.int64)
+# Batch, sequence, heads and key-value heads, from the ends of what was fitted; each with all of these widths.
+ATTENTIONS = ((1, 128, 1, 1), (2, 2048, 32, 8), (1, 16384, 96, 96))
+HEAD_DIMS = (64, 96, 128, 192, 256)
+RANKS = (2, 3, 8, 64)
+# The least and the greatest that anything takes, in seconds: beyond lies no price but a slip.
+SHORTEST_S, LONGEST_S = 1e-9, 1e9
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices by the laws as calibrated for a GPU, or as transferred to it. Raises UserError for an unknown GPU.
+
+    In training products follow one another without a pause, so that power holds the clocks down: `mode` "sustained".
+    "burst" prices a product that runs alone. Attention is computed in 16 bits where products have 8 or 32: in bf16,
+    before Ampere in fp16.
+    """
+
+    gpu: str | GpuSpec | Calibration
+    dtype: str = "bf16"
+    mode: Literal["burst", "sustained"] = "sustained"
+
+    def gemm(self, layout: str, m: Count, n: Count, k: Count) -> Explained:
+        return gemm_time(self.gpu, m, n, k, self.dtype, layout, self.mode)
+
+    def attention(
+        self, causal: bool, backward: bool, batch: Count, seq: Count, heads: Count, kv_heads: Count, head_dim: Count
+    ) -> Explained:
+        dtype = self.dtype
+        if dtype not in ("fp16", "bf16"):
+            dtype = "bf16" if "bf16" in spec_of(self.gpu).peak_flop_per_s else "fp16"
+        return attention_time(self.gpu, batch, seq, seq, heads, kv_heads, head_dim, causal, dtype, backward)
+
+    def memory_bound(self, nbytes: Bytes) -> Explained:
+        return memory_bound_time(self.gpu, nbytes)
+
+    def collective(
+        self,
+        op: str,
+        nbytes: Bytes,
+        ranks: Count,
+        ranks_per_node: Count | None = None,
+        network_bytes_per_s: float | None = None,
+    ) -> Explained:
+        return collective_time(self.gpu, op, nbytes, ranks, ranks_per_node, network_bytes_per_s)
+
+
+@dataclass(frozen=True)
+class UnseenPrices:
+    """The same prices where a law extrapolates, and 0 elsewhere: an iteration of them is its extrapolated share.
+
+    `errors` collects the stated error of each law that was asked, in % (None if nothing was held out), `origins` the
+    measurements behind them.
+    """
+
+    prices: KernelPrices
+    errors: dict[str, float | None] = field(default_factory=dict)
+    origins: dict[str, None] = field(default_factory=dict)
+
+    def gemm(self, *arguments: Any) -> Explained:
+        return self._unseen("products", self.prices.gemm(*arguments))
+
+    def attention(self, *arguments: Any) -> Explained:
+        return self._unseen("attention", self.prices.attention(*arguments))
+
+    def memory_bound(self, nbytes: Bytes) -> Explained:
+        return self._unseen("memory bound", self.prices.memory_bound(nbytes))
+
+    def collective(self, *arguments: Any) -> Explained:
+        price = self.prices.collective(*arguments)
+        return self._unseen("collectives", price) if np.any(np.asarray(price.seconds) > 0) else price
+
+    def _unseen(self, law: str, price: Explained) -> Explained:
+        errors = [error for error in (self.errors.get(law), price.error_percent) if error is not None]
+        self.errors[law] = max(errors, default=None)
+        if price.origin:
+            self.origins[price.origin] = None
+        return Explained(np.where(price.extrapolated, price.seconds, 0.0))
+
+
+def check_form(calibration: Calibration, origin: Path) -> None:
+    """Raise UserError where a block is not what the laws read: one of an older law, or by someone's hand.
+
+    A block is held against those of its name that are shipped; one that none is shipped of has to state its error.
+    Then all laws price a few sizes, for coefficients of the right form may still be of nothing that runs.
+    """
+    pooled = shipped_calibration(POOLED)
+    shipped = [*all_shipped(), *([pooled] if pooled else [])]
+    for name, block in calibration.blocks.items():
+        like = [each.blocks[name] for each in shipped if name in each.blocks]
+        if not (_states_its_error(block) and (not like or any(_has_form(block, each) for each in like))):
+            raise UserError(
+                f"{origin} has a block {name} that this pyperf-suite cannot read: make it anew with `pyperf-suite "
+                "calibrate`."
+            )
+    if why := cannot_price(calibration):
+        raise UserError(f"{origin} is no calibration of a GPU, for {why}: make it anew with `pyperf-suite calibrate`.")
+
+
+def _states_its_error(block: Block) -> bool:
+    mape = block.held_out.get("mape")
+    return isinstance(mape, (int, float)) and 0 <= mape < float("inf")
+
+
+def _has_form(block: Block, like: Block) -> bool:
+    """Whether it has the same arrays, of the same kinds and axes, with numbers where the other one has them.
+
+    None is negative where the other's are not.
+    """
+    if block.arrays.keys() != like.arrays.keys() or block.fitted_range.keys() != like.fitted_range.keys():
+        return False
+    return all(
+        (array.dtype.kind, array.ndim, array.size > 0) == (other.dtype.kind, other.ndim, other.size > 0)
+        and (array.dtype.kind != "f" or not np.isfinite(other).all() or bool(np.isfinite(array).all()))
+        and (array.dtype.kind not in "fi" or bool((other < 0).any()) or not bool((array < 0).any()))
+        for array, other in ((block.arrays[name], like.arrays[name]) for name in block.arrays)
+    )
+
+
+def cannot_price(calibration: Calibration) -> str | None:
+    """Why its laws are none, in a part of a sentence; None where each gives every size a time."""
+    try:
+        find_gpu(calibration.gpu)
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return next(filter(None, (_wrong(*tried) for tried in _tried(calibration))), None)
+    except UserError as reason:
+        return str(reason).rstrip(".")
+    except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError, MemoryError) as error:
+        return f"its laws end in {type(error).__name__}"
+
+
+def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained | NDArray[np.float64]]]:
+    laws = {name.removesuffix("_here") for name in calibration.blocks}
+    m, n, k = PRODUCTS
+    peaks = find_gpu(calibration.gpu).peak_flop_per_s
+    for dtype in ("bf16", "fp8"):
+        if f"gemm_{dtype}" in laws and dtype in peaks:
+            yield "products", gemm_time(calibration, m, n, k, dtype=dtype, layout="TN")
+    if "attention_bf16" in laws and "bf16" in peaks:
+        batch, seq, heads, kv_heads, head_dim = np.array(
+            [(*shape, width) for shape in ATTENTIONS for width in HEAD_DIMS], dtype=np.int64
+        ).T
+        for backward in (False, True):
+            yield (
+                "attention",
+                attention_time(
+                    calibration, batch, seq, seq, heads, kv_heads, head_dim, True, "bf16", backward=backward
+                ),
+            )
+    if "memory" in laws:
+        yield "memory", memory_bound_time(calibration, BYTES)
+    if "collectives" in laws:
+        for operation, ranks in product(OPERATIONS, RANKS):
+            yield "collectives", collective_time(calibration, operation, BYTES, np.full(BYTES.shape, ranks))
+    if "step" in calibration.blocks:
+        arrays = calibration.blocks["step"].arrays
+        slowdown, host_s, network = (
+            float(arrays[name]) for name in ("slowdown", "host_s_per_layer", "network_bytes_per_s")
+        )
+        # As times: a host that takes none is one, a network that carries nothing is none.
+        yield "steps", np.array([slowdown, host_s + SHORTEST_S])
+        yield "steps", np.array([1 << 20]) / network
+
+
+def _wrong(law: str, priced: Explained | NDArray[np.float64]) -> str | None:
+    seconds = np.asarray(priced.seconds if isinstance(priced, Explained) else priced)
+    if seconds.dtype.kind != "f" or not bool(((seconds >= SHORTEST_S) & (seconds <= LONGEST_S)).all()):
+        return f"its law of {law} gives no time for every size"
+    if isinstance(priced, Explained):
+        if not all(bool(np.isfinite(part).all()) for part in priced.parts.values()):
+            return f"its law of {law} gives causes that are no times"
+        if priced.error_percent is not None and not 0 <= priced.error_percent < float("inf"):
+            return f"its law of {law} has no error"
+    return None

@@ -1,0 +1,430 @@
+"""What its sizes do to a matrix product: tiles, waves and the busiest worker, and how rows start in memory.
+
+`Tile` and `Schedule` are the words every kernel of the suite is asked in; `StaircaseLaw` fits the time of a product to
+them. Vector loads, TMA and tensor cores take runs of bytes whole, so a product can also be slower for a divisor of its
+sizes. The published tables hold multiples of 32 alone; what is known of other sizes are a few published cliffs, named
+in `ORIGINS`, so each factor comes with the range it may lie in.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec, architecture
+
+POLICIES = ("data_parallel", "persistent", "split_k", "stream_k", "library")
+
+# No size of a tile has more digits, and Python converts no number of thousands of them.
+_SIZE = "([0-9]{1,9})"
+_TILE = re.compile(f"{_SIZE}x{_SIZE}x{_SIZE}(?::s{_SIZE})?(?::c{_SIZE}(?:x{_SIZE})?)?")
+_SCHEDULE = re.compile(rf"([a-z_]+)(?:\({_SIZE}\))?@{_SIZE}")
+
+
+@dataclass(frozen=True, order=True)
+class Tile:
+    """The piece of C that one worker computes at a time, `m × n`, in steps of `k` elements of K.
+
+    `stages` is the depth of the operand pipeline. `cluster` CTAs along M share their part of B and `cluster_n` CTAs
+    along N share their part of A. All three are 1 on CPUs. Written `128x256x64:s4:c2`, parts at 1 left out; clusters
+    along N have both numbers, as in `256x128x64:c1x2`.
+    """
+
+    m: int
+    n: int
+    k: int
+    stages: int = 1
+    cluster: int = 1
+    cluster_n: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.m, self.n, self.k, self.stages, self.cluster, self.cluster_n) < 1:
+            raise UserError(f"A tile has sizes of at least 1, but {self} was asked for.")
+
+    def __str__(self) -> str:
+        pipeline = f":s{self.stages}" if self.stages != 1 else ""
+        cluster = f":c{self.cluster}" if self.ctas != 1 else ""
+        if self.cluster_n != 1:
+            cluster += f"x{self.cluster_n}"
+        return f"{self.m}x{self.n}x{self.k}{pipeline}{cluster}"
+
+    @property
+    def ctas(self) -> int:
+        return self.cluster * self.cluster_n
+
+    @classmethod
+    def parse(cls, text: str) -> Tile:
+        """The inverse of `str`. Raises UserError for anything else."""
+        match = _TILE.fullmatch(text.strip())
+        if match is None:
+            raise UserError(f"{text[:80]!r} is not a tile: write MxNxK, as in 128x128x256.")
+        return cls(*(int(part) for part in match.groups(default="1")))
+
+
+@dataclass(frozen=True, order=True)
+class Schedule:
+    """Who computes which tile: a policy, the number of workers, and for split_k the slices of K.
+
+    `library` leaves tile and order to the library and only bounds its threads. Written `split_k(4)@2`.
+    """
+
+    policy: str
+    workers: int
+    splits: int = 1
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise UserError(f"Unknown schedule {self.policy!r}: choose from {', '.join(POLICIES)}.")
+        if self.workers < 1:
+            raise UserError(f"A schedule needs at least 1 worker, but {self.workers} were asked for.")
+        if self.splits < 1 or (self.splits > 1 and self.policy != "split_k"):
+            raise UserError(
+                f"{self.splits} slices of K were asked of {self.policy}: only split_k takes more than one, "
+                "as in split_k(4)@2."
+            )
+
+    def __str__(self) -> str:
+        splits = f"({self.splits})" if self.policy == "split_k" else ""
+        return f"{self.policy}{splits}@{self.workers}"
+
+    @classmethod
+    def parse(cls, text: str) -> Schedule:
+        """The inverse of `str`. Raises UserError for anything else."""
+        match = _SCHEDULE.fullmatch(text.strip())
+        if match is None:
+            raise UserError(
+                f"{text[:80]!r} is not a schedule: write POLICY@WORKERS, as in data_parallel@2 or split_k(4)@2."
+            )
+        policy, splits, workers = match.groups()
+        return cls(policy, int(workers), int(splits or 1))
+
+
+def ceil_div(numerator: ArrayLike, denominator: ArrayLike) -> NDArray[np.int64]:
+    """⌈numerator / denominator⌉ in exact integer arithmetic."""
+    return -(-np.asarray(numerator, dtype=np.int64) // np.asarray(denominator, dtype=np.int64))
+
+
+def cluster_count(m: ArrayLike, n: ArrayLike, tile: Tile) -> NDArray[np.int64]:
+    """Tiles of a cluster, which are what a schedule counts: as many as output tiles where a cluster is one CTA."""
+    return ceil_div(m, tile.m * tile.cluster) * ceil_div(n, tile.n * tile.cluster_n)
+
+
+def tile_count(m: ArrayLike, n: ArrayLike, tile: Tile) -> NDArray[np.int64]:
+    """Output tiles C = ⌈M/Tm⌉·⌈N/Tn⌉ (NVIDIA, Matrix Multiplication Background User's Guide), of whole clusters."""
+    return cluster_count(m, n, tile) * tile.ctas
+
+
+def visiting_group(m: int, n: int, tile: Tile, workers: int, splits: int = 1) -> int:
+    """How many rows of tiles are scheduled together: those with which the tiles that run at once read the least.
+
+    W tiles at once, in bands of g rows, read the operands of g rows and ⌈W/g⌉ columns of tiles: g·Tm + ⌈W/g⌉·Tn is
+    least, the rule of DeepGEMM's heuristics. Where that many columns are not there, the tiles at once take more rows.
+    Tiles are a cluster's, W is `workers` in clusters. Of groups that read the same the one whose last band is fullest.
+    """
+    rows, columns = tile.m * tile.cluster, tile.n * tile.cluster_n
+    tiles_m, tiles_n = -(-m // rows), -(-n // columns)
+    at_once = max(1, min(workers // tile.ctas // splits, tiles_m * tiles_n))
+
+    def cost(group: int) -> tuple[int, int, int]:
+        across = min(-(-at_once // group), tiles_n)
+        down = min(max(group, -(-at_once // tiles_n)), tiles_m)
+        return down * rows + across * columns, -tiles_m % group, group
+
+    return min(range(1, min(at_once, tiles_m) + 1), key=cost)
+
+
+def wave_count(units: ArrayLike, slots: ArrayLike) -> NDArray[np.int64]:
+    """Waves W = ⌈units/slots⌉ (same guide); slots are workers that run at once: cores, or SMs × co-resident CTAs."""
+    return ceil_div(units, slots)
+
+
+def tile_efficiency(m: ArrayLike, n: ArrayLike, tile: Tile) -> NDArray[np.float64]:
+    """Share of the computed tile area that is C: MN / (C·Tm·Tn), in (0, 1]."""
+    area = np.asarray(m, dtype=np.float64) * np.asarray(n, dtype=np.float64)
+    return area / (tile_count(m, n, tile) * float(tile.m * tile.n))
+
+
+def wave_efficiency(units: ArrayLike, slots: ArrayLike) -> NDArray[np.float64]:
+    """Share of the slots that work, over all waves: units / (W·slots), in (0, 1]."""
+    return np.asarray(units, dtype=np.float64) / (wave_count(units, slots) * np.asarray(slots, dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class CriticalPath:
+    """What the busiest worker does for one product; each an array over the cases.
+
+    `k_extent` is in elements of K summed over its tiles, `tiles` counts the output tiles it works on, `partials` those
+    whose result is a partial sum that is written, read back and added.
+    """
+
+    k_extent: NDArray[np.float64]
+    tiles: NDArray[np.float64]
+    partials: NDArray[np.float64]
+
+
+def critical_path(m: ArrayLike, n: ArrayLike, k: ArrayLike, tile: Tile, schedule: Schedule) -> CriticalPath:
+    """The busiest worker's share under a schedule; the closed form of what `kernels/cuda/schedule.cuh` enumerates.
+
+    data_parallel and persistent give it ⌈C/S⌉ whole tiles. split_k(s) gives it ⌈C·s/S⌉ slices of ⌈k-tiles/s⌉. stream_k
+    gives it whole tiles for all waves but the last full one, and an even share of the k-tiles of the rest (the two-tile
+    hybrid of Osama et al. 2023). The K edge is not padded. In clusters, a worker is a cluster and a tile is its tiles.
+    Raises UserError for the library's own schedule.
+    """
+    tiles = cluster_count(m, n, tile)
+    depth = np.broadcast_to(np.asarray(k, dtype=np.float64), tiles.shape)
+    workers = max(1, schedule.workers // tile.ctas)
+    waves = wave_count(tiles, workers)
+    if schedule.policy in ("data_parallel", "persistent"):
+        return CriticalPath(waves * depth, waves.astype(np.float64), np.zeros(tiles.shape))
+    if schedule.policy == "split_k":
+        visits = wave_count(tiles * schedule.splits, workers)
+        k_tiles = ceil_div(depth.astype(np.int64), tile.k)
+        slice_extent = np.minimum(ceil_div(k_tiles, schedule.splits) * tile.k, depth)
+        shared = visits if schedule.splits > 1 else np.zeros(tiles.shape)
+        # Slices of a tile are handed out one after the other, so a worker meets long and short ones alike.
+        extent = np.where(visits > 1, visits * depth / schedule.splits, slice_extent)
+        return CriticalPath(extent, visits.astype(np.float64), np.asarray(shared, dtype=np.float64))
+    if schedule.policy == "stream_k":
+        even = tiles % workers == 0
+        whole = np.where(even, waves, np.maximum(tiles // workers - 1, 0))
+        streamed = tiles - whole * workers
+        extent = whole * depth + np.where(even, 0.0, streamed * depth / workers)
+        visits = whole + np.where(even, 0, np.where(streamed > workers, 2, 1))
+        return CriticalPath(extent, visits.astype(np.float64), np.where(even, 0.0, 1.0))
+    raise UserError(f"The schedule {schedule} is the library's own: its critical path is not known.")
+
+
+@dataclass(frozen=True)
+class StaircaseLaw:
+    """seconds = overhead + per_k·k_extent + per_tile·tiles + per_partial·partials, for one tile on one machine.
+
+    With data_parallel this is waves × (per_k·K + per_tile) + overhead: time = waves × tile time + overhead.
+    """
+
+    overhead_s: float
+    per_k_s: float
+    per_tile_s: float
+    per_partial_s: float
+
+    def seconds(self, path: CriticalPath) -> NDArray[np.float64]:
+        return _features(path) @ np.array([self.overhead_s, self.per_k_s, self.per_tile_s, self.per_partial_s])
+
+    def tile_seconds(self, k: float) -> float:
+        """Predicted seconds of one whole tile of depth `k`: the height of one step of the staircase."""
+        return self.per_k_s * k + self.per_tile_s
+
+    @classmethod
+    def fit(cls, path: CriticalPath, seconds: ArrayLike) -> StaircaseLaw:
+        """Fit to measured seconds, one per critical path. Raises ValueError where there are none."""
+        return cls(*nonnegative_fit(_features(path), seconds))
+
+
+@dataclass(frozen=True)
+class JudgedLaw:
+    """A law, on how many cases it was fitted, and its relative errors on the others."""
+
+    law: StaircaseLaw
+    fitted_on: int
+    held_out: tuple[float, ...]
+
+
+def judged_by_waves(paths: Sequence[CriticalPath], seconds: ArrayLike, waves: ArrayLike) -> JudgedLaw | None:
+    """Fit on odd numbers of waves and judge on even ones, which the fit has never seen a neighbour of.
+
+    One path, time and number of waves for each case. None where either part is empty.
+    """
+    measured, odd = np.asarray(seconds, dtype=np.float64), np.asarray(waves, dtype=np.int64) % 2 == 1
+    if odd.all() or not odd.any():
+        return None
+    features = np.stack([_features(path) for path in paths])
+    law = StaircaseLaw(*nonnegative_fit(features[odd], measured[odd]))
+    predicted = np.array([law.seconds(path) for path in paths])
+    return JudgedLaw(law, int(odd.sum()), tuple(relative_error(predicted[~odd], measured[~odd]).tolist()))
+
+
+def nonnegative_fit(features: NDArray[np.float64], seconds: ArrayLike) -> list[float]:
+    """The cost of each feature, none negative, with the least squares of relative residuals.
+
+    `features` has a row for each measurement and a column for each cost. Raises ValueError for no measurements.
+    """
+    from scipy.optimize import nnls
+
+    measured = np.asarray(seconds, dtype=np.float64)
+    if measured.size == 0:
+        raise ValueError("A law cannot be fitted to no measurements.")
+    relative = features / measured[:, None]
+    # Columns differ by ten orders of magnitude; scaled ones keep the solver's tolerance meaningful.
+    scale = np.maximum(np.abs(relative).max(axis=0), np.finfo(np.float64).tiny)
+    solution, _ = nnls(relative / scale, np.ones(measured.size))
+    return [float(constant) for constant in solution / scale]
+
+
+def relative_error(predicted: ArrayLike, measured: ArrayLike) -> NDArray[np.float64]:
+    """|predicted − measured| / measured, element by element."""
+    measured = np.asarray(measured, dtype=np.float64)
+    return np.abs(np.asarray(predicted, dtype=np.float64) - measured) / measured
+
+
+def _features(path: CriticalPath) -> NDArray[np.float64]:
+    return np.stack([np.ones_like(path.k_extent), path.k_extent, path.tiles, path.partials], axis=-1)
+
+
+# One size, or an array of them, each answered for itself.
+Size = TypeVar("Size", int, NDArray[np.int64])
+
+BYTES_OF = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5}
+# Of A, B and C in this order: the size whose elements lie side by side, by layout (workloads/matmul/__init__.py).
+SIDE_BY_SIDE = {"TN": ("k", "k", "n"), "NN": ("k", "n", "n"), "NT": ("m", "n", "n"), "TT": ("m", "k", "n")}
+# Units for these take rows of whole 16 bytes or nothing (cuBLAS, cublasLtMatmul): other sizes have to be padded.
+PADDED_DTYPES = ("fp8", "int8", "fp4")
+PADDED_BYTES = 16
+# From here on no cliff is left: on an H100 K = 10848 and 10912 (64 bytes) run as 10880, 10944 and 11008 do, within 1 %.
+ALIGNED_BYTES = 32
+
+
+def largest_power_of_two(size: Size) -> Size:
+    """The largest power of two that divides a size of at least 1: 1 for odd sizes, 8 for 1000, 1024 for 1024."""
+    return size & -size
+
+
+def round_up(size: Size, multiple: int) -> Size:
+    """The smallest multiple that is not less than the size."""
+    return -(-size // multiple) * multiple
+
+
+def nearest_with(divisor: int, size: int) -> int:
+    """The size nearest to `size` whose largest power of two is exactly `divisor`, itself a power of two.
+
+    These are the odd multiples of the divisor; of two equally near the smaller one, and never less than the divisor.
+    """
+    below = (size // divisor - 1) // 2 * 2 + 1
+    candidates = [odd * divisor for odd in (below, below + 2) if odd >= 1]
+    return min(candidates, key=lambda candidate: (abs(candidate - size), candidate))
+
+
+def elements_in(line_bytes: int, element_bytes: int) -> int:
+    """How many elements fill a line of memory: a row of a multiple of them ends where a line does."""
+    return max(1, line_bytes // element_bytes)
+
+
+@dataclass(frozen=True)
+class Cliff:
+    """How much longer a product takes whose worst row starts at multiples of so many bytes and no more.
+
+    `low` and `high` are the least and the most that measurements leave possible.
+    """
+
+    aligned_bytes: int
+    factor: float
+    low: float
+    high: float
+    origin: str
+
+
+SWIGLU_H100 = "stas00/ml-engineering swiglu-maf-bench, H100, fp16, K = 10922 against 10848 to 11008"
+SQUARE_4090 = "pytorch/pytorch issue 181718, RTX 4090, bf16, M = N = K = 2055 to 2073 against 2040"
+# Without TMA and wgmma, which need rows of whole 16 bytes, Hopper falls back to the instructions of Ampere: the factor
+# is near the ratio of their peaks, so it is taken for all that is below 16 bytes. Odd sizes were not published and may
+# be worse. Where nothing was published at 16 bytes, nothing is taken off.
+ON_HOPPER = (
+    Cliff(2, 1.45, 1.45, 2.5, f"at least that of 4 bytes: {SWIGLU_H100}"),
+    Cliff(4, 1.45, 1.44, 1.46, SWIGLU_H100),
+    Cliff(8, 1.45, 1.0, 1.46, f"the kernels of 4 bytes: {SWIGLU_H100}"),
+    Cliff(16, 1.0, 1.0, 1.46, "nothing published: rows that TMA takes"),
+)
+# 2040 just fills its tiles and 2055 begins new ones. What tile quantization explains is taken out (tiles of 128 x 128,
+# as the kernels are called: 11 %); what the second wave explains may be all of the rest, hence `low`. At 16 bytes the
+# library took a good kernel once and a bad one twice: the geometric mean of the three.
+ON_ADA = (
+    Cliff(2, 1.27, 1.0, 1.46, SQUARE_4090),
+    Cliff(4, 1.27, 1.0, 1.46, f"that of 2 bytes at most: {SQUARE_4090}"),
+    Cliff(8, 1.27, 1.0, 1.46, f"that of 2 bytes at most: {SQUARE_4090}"),
+    Cliff(16, 1.39, 1.0, 1.86, f"{SQUARE_4090}: 2056 and 2072 got tiles of 64 x 64, 2040 did not"),
+)
+ORIGINS = (SWIGLU_H100, SQUARE_4090)
+
+
+@dataclass(frozen=True)
+class AlignmentPenalty:
+    """Factors of at least 1 on a product's time, and the range each may lie in; all arrays of one shape.
+
+    `aligned_bytes` is the largest power of two that divides the bytes of every row, at most `ALIGNED_BYTES`.
+    """
+
+    factor: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    aligned_bytes: NDArray[np.int64]
+    origin: str
+
+
+def cliffs_of(gpu: GpuSpec) -> tuple[Cliff, ...]:
+    """The cliffs to reckon with on a GPU: Hopper's if its tensor cores read operands through TMA, else Ada's."""
+    capability = gpu.compute_capability
+    return ON_ADA if capability is None or architecture(capability).generation == "Ampere" else ON_HOPPER
+
+
+def aligned_bytes(
+    m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str = "bf16", layout: str = "TN"
+) -> NDArray[np.int64]:
+    """The largest power of two that divides the bytes of each row of A, B and C, at most `ALIGNED_BYTES`.
+
+    Sizes of at least 1, of any shapes that broadcast. A dimension that no operand has side by side does not count: M
+    with TN, K with NT. Raises UserError for a dtype or layout that is not known.
+    """
+    if dtype not in BYTES_OF:
+        raise UserError(f"There is no dtype {dtype!r}: ask for one of {', '.join(BYTES_OF)}.")
+    if layout not in SIDE_BY_SIDE:
+        raise UserError(f"There is no layout {layout!r}: ask for one of {', '.join(SIDE_BY_SIDE)}.")
+    sizes = _sizes(m, n, k)
+    # The lowest bit that is set in any of the sizes is the largest power of two that divides all of them.
+    side_by_side = functools.reduce(operator.or_, (sizes[name] for name in SIDE_BY_SIDE[layout]))
+    worst = largest_power_of_two(side_by_side)
+    shape = np.broadcast(*sizes.values()).shape
+    return np.broadcast_to(np.minimum(worst * BYTES_OF[dtype], ALIGNED_BYTES).astype(np.int64), shape)
+
+
+def alignment_penalty(
+    gpu: GpuSpec, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str = "bf16", layout: str = "TN"
+) -> AlignmentPenalty:
+    """What rows that start off 16 and 32 bytes cost a product: factors on its time, of the sizes' broadcast shape.
+
+    The worst row decides, as it does when cuBLAS picks a kernel ("align1", "align8"). A dtype whose units take only
+    whole 16 bytes is priced as padded to them. Raises UserError for a dtype or layout that is not known.
+    """
+    divisor = aligned_bytes(m, n, k, dtype, layout)
+    if dtype in PADDED_DTYPES:
+        factor = _padded(m, n, k, dtype, layout)
+        return AlignmentPenalty(factor, factor, factor, divisor, f"padded to {PADDED_BYTES} bytes, as cuBLAS demands")
+    cliffs = cliffs_of(gpu)
+    alignment_class = np.searchsorted([cliff.aligned_bytes for cliff in cliffs], divisor)
+    factor, low, high = (
+        np.array([*(getattr(cliff, name) for cliff in cliffs), 1.0])[alignment_class]
+        for name in ("factor", "low", "high")
+    )
+    # Not np.unique: it imports numpy.ma.
+    classes = np.flatnonzero(np.bincount(np.ravel(alignment_class)))
+    hit = [cliffs[index].origin for index in classes if index < len(cliffs)]
+    return AlignmentPenalty(factor, low, high, divisor, "; ".join(hit))
+
+
+def _sizes(m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Mapping[str, NDArray[np.int64]]:
+    return {name: np.asarray(size, dtype=np.int64) for name, size in (("m", m), ("n", n), ("k", k))}
+
+
+def _padded(m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str, layout: str) -> NDArray[np.float64]:
+    """The work of the product with each row filled up, over that of the product asked for."""
+    multiple = int(PADDED_BYTES / BYTES_OF[dtype])
+    factor = np.ones(())
+    for name, size in _sizes(m, n, k).items():
+        padded = round_up(size, multiple) if name in SIDE_BY_SIDE[layout] else size
+        factor = factor * (padded / size)
+    return factor

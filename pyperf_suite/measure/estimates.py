@@ -1,0 +1,232 @@
+"""Medians and ratios of samples with their intervals, and tests for a drift or a change.
+
+Neighbouring samples resemble each other, so n of them say less than n independent ones: the interval of a median
+counts fewer. Times of one process resemble each other too, so a ratio takes the process as its unit: each gives one,
+taken within it, and the interval is Student's t on their logarithms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True)
+class MedianInterval:
+    """Where the median lies, in the samples' unit; `confidence` was reached, maybe less than asked."""
+
+    low: float
+    high: float
+    confidence: float
+    effective_samples: float
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+
+def median_and_quantiles(samples: ArrayLike) -> tuple[float, float, float]:
+    """The median and the 20 % and 80 % quantiles (linear between samples); all NaN for no samples."""
+    values = np.asarray(samples, dtype=np.float64)
+    if values.size == 0:
+        return math.nan, math.nan, math.nan
+    low, middle, high = np.quantile(values, (0.2, 0.5, 0.8))
+    return float(middle), float(low), float(high)
+
+
+def median_interval(
+    samples: Sequence[float] | NDArray[np.float64], confidence: float, effective: float | None = None
+) -> MedianInterval:
+    """The order statistics between which the median lies with `confidence`, samples given in the order taken.
+
+    Of n independent samples, Binomial(n, 1/2) lie below the median, whatever their distribution, which gives
+    the distribution-free interval of order statistics (David & Nagaraja, *Order Statistics*, 2003, section
+    7.1). For dependent samples the count below the median spreads as that of `effective_samples(samples,
+    confidence)` independent ones, and the ranks are scaled accordingly; pass `effective=len(samples)` to take
+    them as independent.
+
+    Where that is too few for any pair of order statistics, the interval is the whole range with the
+    confidence that the whole range has, 1 − 2^(1−n), and so says itself that it is not to be relied on.
+
+    Raises ValueError for no samples, or a confidence not strictly between 0 and 1.
+    """
+    from scipy import special
+
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, not {confidence}")
+    values = np.sort(np.asarray(samples, dtype=np.float64))
+    n = values.size
+    if n == 0:
+        raise ValueError("an interval of the median needs at least one sample")
+    if effective is None:
+        effective = effective_samples(samples, confidence)
+    independent = max(1, math.floor(effective))
+    rank = _lower_rank(independent, confidence)
+    if rank == 0:
+        reached = max(0.0, 1 - 2.0 ** (1 - independent))
+        return MedianInterval(float(values[0]), float(values[-1]), min(reached, confidence), effective)
+    reached = 1 - 2 * float(special.bdtr(rank - 1, independent, 0.5))
+    outer = max(1, rank * n // independent)
+    return MedianInterval(float(values[outer - 1]), float(values[n - outer]), reached, effective)
+
+
+def _lower_rank(n: int, confidence: float) -> int:
+    """The largest r with P(fewer than r of n below the median) <= (1 − confidence)/2; 0 if there is none."""
+    from scipy import special
+
+    tail = (1 - confidence) / 2
+    if 0.5**n > tail:
+        return 0
+    rank = max(1, int(special.bdtrik(tail, n, 0.5)) + 1)
+    # bdtrik inverts in floating point: step to the exact answer from either side.
+    while rank > 1 and special.bdtr(rank - 1, n, 0.5) > tail:
+        rank -= 1
+    while special.bdtr(rank, n, 0.5) <= tail:
+        rank += 1
+    return rank
+
+
+def effective_samples(samples: Sequence[float] | NDArray[np.float64], confidence: float = 0.95) -> float:
+    """How many independent samples fix the median as well as these do, never more than there are.
+
+    What matters to the median is which side of it each sample falls on, so the series looked at is sign(x −
+    median), bounded and therefore indifferent to outliers. Its integrated autocorrelation time τ is summed up
+    to Geyer's initial monotone sequence (Practical Markov Chain Monte Carlo, *Statistical Science* 7, 1992,
+    section 3.3), and n/τ would do for long series. For short ones τ is too small and uncertain, and two
+    corrections make up for it:
+
+    * removing the sample's own median lowers each of the 2w+1 autocovariances within the window w by long-run
+      variance / n, hence τ / (1 − (2w+1)/n);
+    * a sum over a window w is an estimate with 2n/(2w+1) degrees of freedom (Priestley, *Spectral Analysis
+      and Time Series*, 1981, section 6.2.4), hence Student's t in place of the normal quantile, expressed as
+      fewer samples.
+
+    No estimator sees a correlation as long as the series: of AR(1) 0.9, where τ is 14, the 95 % interval
+    covers the median in 90 % of series of 50 and in 94 to 96 % from 300 on; with 0.5, in 94 % or more.
+    """
+    from scipy import special
+
+    values = np.asarray(samples, dtype=np.float64)
+    n = values.size
+    if n < 4:
+        return n / 2
+    tau, window = _integrated_autocorrelation(np.sign(values - np.median(values)))
+    seen = (2 * window + 1) / n
+    tau = max(1.0, tau / max(1 - seen, 0.1))
+    tail = (1 + confidence) / 2
+    student = float(special.stdtrit(max(1.0, 2 / seen - 1), tail))
+    return float(min(n, max(1.0, n / tau * (float(special.ndtri(tail)) / student) ** 2)))
+
+
+def _integrated_autocorrelation(signs: NDArray[np.float64]) -> tuple[float, int]:
+    """(1 + 2·Σ autocorrelations, the last lag summed), by the monotone sequence of sums of lag pairs."""
+    n = signs.size
+    spectrum = np.fft.rfft(signs, 1 << (2 * n - 1).bit_length())
+    covariance = np.fft.irfft(np.abs(spectrum) ** 2)[:n] / n
+    if covariance[0] <= 0:  # all samples equal
+        return 1.0, 1
+    correlation = covariance / covariance[0]
+    pairs = correlation[0 : n - n % 2 : 2] + correlation[1::2]
+    negative = np.flatnonzero(pairs <= 0)
+    kept = np.minimum.accumulate(pairs[: negative[0] if negative.size else pairs.size])
+    if kept.size == 0:
+        return 1.0, 1
+    return float(2 * kept.sum() - 1), 2 * kept.size - 1
+
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of times or rates, and where it lies with a confidence of 95 %.
+
+    `processes` is over how many the interval was taken; 0 where the ratio is counted and not timed. One process knows
+    nothing of what differs between processes, so its interval is too narrow to judge by.
+    """
+
+    value: float
+    low: float
+    high: float
+    processes: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+    def __mul__(self, factor: float) -> Ratio:
+        """The ratio in another unit: both ends of the interval move along."""
+        return Ratio(self.value * factor, self.low * factor, self.high * factor, self.processes)
+
+    @property
+    def inverse(self) -> Ratio:
+        """The first relative to the second, turned round."""
+        return Ratio(1 / self.value, 1 / self.high, 1 / self.low, self.processes)
+
+
+def exactly(value: float) -> Ratio:
+    """A ratio of what is counted, as bytes are: it has no spread."""
+    return Ratio(value, value, value)
+
+
+def ratio_over_processes(ratios: Sequence[float], within: float = 0.0) -> Ratio:
+    """The geometric mean of one ratio a process, with its interval.
+
+    A single process has no spread; then the interval is its value times and over 1 + `within`, the relative
+    half-width that its own samples give. Raises ValueError for no ratios.
+    """
+    from scipy import special
+
+    count = len(ratios)
+    if count == 0:
+        raise ValueError("a ratio needs at least one process that measured both sides")
+    logs = [math.log(ratio) for ratio in ratios]
+    mean = math.fsum(logs) / count
+    if count == 1:
+        half_width = math.log1p(within)
+    else:
+        variance = math.fsum((log - mean) ** 2 for log in logs) / (count - 1)
+        student = float(special.stdtrit(count - 1, (1 + CONFIDENCE) / 2))
+        half_width = student * math.sqrt(variance / count)
+    return Ratio(math.exp(mean), math.exp(mean - half_width), math.exp(mean + half_width), count)
+
+
+# With fewer values neither a drift nor a change can be distinguished from chance.
+FEWEST_VALUES = 8
+
+
+def chance_of_no_trend(values: NDArray[np.float64]) -> float:
+    """The probability that values without a trend are ordered as much, by Spearman's rank correlation with time.
+
+    Its statistic r √((n − 2)/(1 − r²)) is Student's t with n − 2 degrees of freedom (Zar 1972).
+    """
+    from scipy import special
+
+    count = len(values)
+    if count < FEWEST_VALUES or not np.ptp(values):
+        return 1.0
+    correlation = float(np.corrcoef(np.arange(count), _ranks(values))[0, 1])
+    student = abs(correlation) * math.sqrt((count - 2) / max(1e-12, 1 - correlation**2))
+    return 2 * float(special.stdtr(count - 2, -student))
+
+
+def pettitt(values: NDArray[np.float64]) -> tuple[int, float]:
+    """The index from which values are of another level, and the probability of such a change in none.
+
+    Pettitt 1979, A non-parametric approach to the change-point problem: K = max |U_t|, p = 2 exp(−6K²/(n³ + n²)).
+    """
+    count = len(values)
+    along = np.arange(1, count)
+    statistic = np.abs(2 * np.cumsum(_ranks(values))[:-1] - along * (count + 1))
+    place = int(statistic.argmax())
+    chance = 2 * math.exp(-6 * float(statistic[place]) ** 2 / (count**3 + count**2))
+    return place + 1, min(1.0, chance)
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """1 for the smallest; equal ones share the mean of their places."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[inverse])

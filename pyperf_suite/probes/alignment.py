@@ -1,0 +1,618 @@
+"""Divisibility: what odd dimensions cost, and whether padding them wins after its own extra work.
+
+Sizes climb a ladder of divisors around the products of transformer layers. Padding is measured as a larger product, as
+with weights padded once, and as padding, product and slice at each call; where rates jump, a search finds the edge.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from pyperf_suite.errors import OneOf, UserError, Within
+from pyperf_suite.hardware import cpu
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.tiling import Schedule, Tile, elements_in, largest_power_of_two, nearest_with, round_up
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.probes.baseline import CHOSEN, IMPLEMENTATIONS, Pair, ProductAxes, Sweep, on_gpu, sweeps_along
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.spec.axes import Shape, parsed
+from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, findings, remark
+from pyperf_suite.spec.probe import Probe
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, is_settled, mean_speedup, rows_of, series, table, wins
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.matmul import MatmulParameters
+from pyperf_suite.workloads.operands import element_type
+
+# The largest power of two of the ladder 1, 2, 4 … of divisors; what divides by more is taken as dividing by this.
+TOP_CLASS = 128
+
+# Tokens of a batch come in multiples of this; one more or less is off by one.
+NAMED_BESIDE = 64
+
+# The layout in which a layer's passes multiply: y = x·Wᵀ, dx = dy·W, dW = dyᵀ·x.
+BASE_LAYOUTS = {"square": "TN", "fprop": "TN", "dgrad": "NN", "wgrad": "NT", "skinny": "TN"}
+
+
+def class_of(size: int) -> int:
+    """The alignment class: the largest power of two that divides the size, the top of the ladder at most."""
+    return min(largest_power_of_two(size), TOP_CLASS)
+
+
+@dataclass(frozen=True)
+class Base:
+    """A product around which one dimension at a time is varied, and what part it has in a network.
+
+    With tokens, in and out features of a linear layer, M x N x K is tokens x out x in for fprop, tokens x in x out for
+    dgrad and out x in x tokens for wgrad.
+    """
+
+    part: str
+    shape: Shape
+
+    def __str__(self) -> str:
+        return f"{self.part}:{self.shape}"
+
+    @classmethod
+    def parse(cls, text: str) -> Base:
+        part, _, shape = text.strip().partition(":")
+        if part not in BASE_LAYOUTS:
+            raise UserError(
+                f"{text!r} is not a base: write PART:MxNxK with one of {', '.join(BASE_LAYOUTS)}, "
+                "as in fprop:256x1024x1024."
+            )
+        return cls(part, Shape.parse(shape))
+
+
+@dataclass(frozen=True)
+class RealLife:
+    """A size of which it is known that people stumble over it, along one dimension of a layer's fprop.
+
+    `sizes` are those of the dimension, `beside` offsets from its usual size, `pad_to` the multiples people pad it to.
+    """
+
+    along: str
+    known_as: str
+    pad_to: tuple[int, ...]
+    sizes: tuple[int, ...] = ()
+    beside: tuple[int, ...] = ()
+
+
+REAL_LIFE = {
+    "vocabulary": RealLife("n", "vocabulary of GPT-2", (64,), sizes=(50257,)),
+    "ffn": RealLife("n", "FFN of 8/3 x 4096", (64, 256), sizes=(10922,)),
+    "ffn_down": RealLife("k", "FFN of 8/3 x 4096, on the way down", (64, 256), sizes=(10922,)),
+    "hidden": RealLife("k", "hidden size off by one", (64,), sizes=(4095, 4097)),
+    "tokens": RealLife("m", "batch x sequence off by one", (8,), beside=(-1, 1)),
+    "none": RealLife("m", "none", ()),
+}
+
+
+def known_as(along: str, size: int) -> str | None:
+    """What people know this size of this dimension as, if it is no size that another would be padded to."""
+    for case in REAL_LIFE.values():
+        off_by_one = any((size - offset) % NAMED_BESIDE == 0 for offset in case.beside)
+        if along == case.along and (size in case.sizes or off_by_one):
+            return case.known_as
+    return None
+
+
+@dataclass(frozen=True)
+class Varied:
+    """One dimension of a product and the sizes it takes, ascending; `pad_to` the multiples they are padded to."""
+
+    shape: Shape
+    layout: str
+    along: str
+    sizes: tuple[int, ...]
+    pad_to: tuple[int, ...]
+
+    def shapes(self) -> list[dict[str, Any]]:
+        """M, N and K for every size, and for every size that one is padded to."""
+        padded = (round_up(size, multiple) for size in self.sizes for multiple in self.pad_to)
+        return [vars(self.shape) | {self.along: size} for size in sorted({*self.sizes, *padded})]
+
+    def padded_at_each_call(self) -> list[dict[str, Any]]:
+        """M, N, K and the multiple to pad them to, where that changes this dimension and no other."""
+        others = [size for name, size in vars(self.shape).items() if name != self.along]
+        return [
+            vars(self.shape) | {self.along: size, "pad_to": multiple}
+            for size in self.sizes
+            for multiple in self.pad_to
+            if size % multiple and not any(other % multiple for other in others)
+        ]
+
+
+# The layout of the base's own part in a network.
+OWN_LAYOUT = "own"
+
+EVERY_OFFSET = tuple(range(-16, 17))
+# Of larger ones the nearest to a base's size is far from it.
+LADDER = tuple(1 << power for power in range(17))
+EVERY_SIZE: dict[str, Any] = {
+    "ladder": tuple(divisor for divisor in LADDER if divisor <= TOP_CLASS),
+    "span": (0.5, 1.0),
+    "real": tuple(name for name in REAL_LIFE if name != "none"),
+}
+
+
+@dataclass(frozen=True)
+class AlignmentAxes(ProductAxes):
+    """What the probe varies, as it is on a CPU in a minute.
+
+    `ladder` are the largest powers of two to divide a size, `span` how many times the base's size others are that the
+    search begins at. `padded` are the implementations that pad at each call, to multiples of `pad_to`. Real-life cases
+    have their own sizes and multiples; their other dimensions are `tokens` and `hidden`.
+    """
+
+    padded: Annotated[tuple[str, ...], IMPLEMENTATIONS] = ("torch_padded",)
+    base: tuple[Base, ...] = parsed(Base, "fprop:128x512x512")
+    along: Annotated[tuple[str, ...], OneOf(("m", "n", "k"))] = ("n", "k")
+    offset: tuple[int, ...] = (0,)
+    ladder: Annotated[tuple[int, ...], OneOf(LADDER)] = (1,)
+    # Further away from its base a product is another one.
+    span: Annotated[tuple[float, ...], Within(0.01, 16)] = (1.0,)
+    pad_to: Annotated[tuple[int, ...], Within(2)] = (64,)
+    real: Annotated[tuple[str, ...], OneOf(REAL_LIFE)] = ("none",)
+    tokens: Annotated[tuple[int, ...], Within(1)] = (64,)
+    hidden: Annotated[tuple[int, ...], Within(1)] = (256,)
+    layout: tuple[str, ...] = (OWN_LAYOUT,)
+    tile: tuple[str, ...] = (CHOSEN,)
+    schedule: tuple[str, ...] = ("data_parallel",)
+
+
+def axes(profile: str, device: Device) -> AlignmentAxes:
+    """A few classes of the ladder in the quick profile; every dimension and the real-life cases in the others."""
+    if device.kind == "cuda":
+        own, shared = on_gpu(device)
+        square = parsed(Base, "square:4096x4096x4096")
+        quick = AlignmentAxes(
+            **shared, padded=("cublas_padded",), base=square, ladder=(1, 8), tokens=(4096,), hidden=(4096,)
+        )
+        standard = replace(
+            quick,
+            # The kernel for compute capability 8.0 takes any size, by narrower paths: they show what TMA wins.
+            implementation=tuple(dict.fromkeys((own, "cuda_sm80", "triton"))),
+            dtype=("bfloat16", "float16"),
+            along=("m", "n", "k"),
+            **EVERY_SIZE,
+            offset=(0, 1, 8),
+        )
+        # A night's work: the layouts are those of the bases' parts, and -a layout=TT is there for the fourth.
+        others = parsed(Base, "fprop:4096x14336x4096 dgrad:4096x4096x14336 wgrad:14336x4096x4096 skinny:64x8192x8192")
+        full = replace(standard, dtype=("float32", "tfloat32", "bfloat16", "float16", "float8_e4m3fn", "int8"))
+    else:
+        cores = cpu.detect().usable_cores
+        quick = AlignmentAxes((cores,))
+        standard = replace(
+            quick,
+            base=parsed(Base, "fprop:256x1024x1024"),
+            along=("m", "n", "k"),
+            ladder=(1, 8),
+            # Tokens off by one are the base's own M here.
+            real=("vocabulary", "ffn", "hidden"),
+        )
+        others = parsed(Base, "square:768x768x768 dgrad:256x1024x4096 wgrad:1024x1024x256 skinny:16x1024x1024")
+        both = tuple(dict.fromkeys((1, cores)))
+        full = replace(standard, workers=both, dtype=("float32", "bfloat16", "int8"), **EVERY_SIZE)
+    full = replace(full, base=standard.base + others, offset=EVERY_OFFSET)
+    return {"quick": quick, "standard": standard, "full": full}[profile]
+
+
+def sweep(axes: AlignmentAxes) -> Iterator[Case]:
+    """Every size by every implementation, and those that can be padded by the ones that pad at each call.
+
+    What an implementation never takes (float8 in another layout than TN) is left out, unless nothing is left then:
+    raises UserError with the first reason.
+    """
+    refusals: dict[tuple[str, str, str], UserError | None] = {}
+    for case in _every_case(axes):
+        # One case speaks for its kind; what is wrong with a later one is for whoever validates the sweep.
+        kind = (case.implementation, case.parameters.dtype, case.parameters.layout)
+        if kind not in refusals:
+            refusals[kind] = None
+            try:
+                case.validate()
+            except UserError as refusal:
+                refusals[kind] = refusal
+        if refusals[kind] is None:
+            yield case
+    reasons = list(refusals.values())
+    if reasons and reasons[0] is not None and None not in reasons:
+        raise reasons[0]
+
+
+def _every_case(axes: AlignmentAxes) -> Iterator[Case]:
+    """Real-life sizes are the library's alone."""
+    sizes = [(varied, axes.implementation) for varied in _around_bases(axes)]
+    sizes += [(varied, ()) for varied in _in_real_life(axes)]
+    for workers, dtype, mode, (varied, kernels) in itertools.product(axes.workers, axes.dtype, axes.mode, sizes):
+        library = MatmulParameters(1, 1, 1, Schedule("library", workers), dtype=dtype, layout=varied.layout)
+        asked: list[tuple[str, MatmulParameters]] = []
+        for implementation, tile, schedule in itertools.product(kernels, axes.tile, axes.schedule):
+            ours = Schedule.parse(f"{schedule}@{workers}")
+            kernel = replace(library, schedule=ours, tile=_tile(tile, implementation, dtype))
+            asked += [(implementation, replace(kernel, **shape)) for shape in varied.shapes()]
+        asked += [(name, replace(library, **shape)) for name in axes.library for shape in varied.shapes()]
+        asked += [(name, replace(library, **shape)) for name in axes.padded for shape in varied.padded_at_each_call()]
+        yield from (Case("matmul", parameters, implementation, mode=mode) for implementation, parameters in asked)
+
+
+def _around_bases(axes: AlignmentAxes) -> Iterator[Varied]:
+    """Sizes at the offsets from each base's, and the nearest ones to it for each class of the ladder of divisors.
+
+    At the base's size times each span stand that size and the nearest of the ladder's least class: the search for
+    cliffs works between sizes that divide alike.
+    """
+    for base, layout, along in itertools.product(axes.base, axes.layout, axes.along):
+        middle = getattr(base.shape, along)
+        sizes = {middle + offset for offset in axes.offset} | {nearest_with(each, middle) for each in axes.ladder}
+        for span in axes.span:
+            far = max(1, round(middle * span))
+            sizes |= {far, nearest_with(min(axes.ladder), far)}
+        own = BASE_LAYOUTS[base.part] if layout == OWN_LAYOUT else layout
+        yield Varied(base.shape, own, along, tuple(sorted(size for size in sizes if size >= 1)), axes.pad_to)
+
+
+def _in_real_life(axes: AlignmentAxes) -> Iterator[Varied]:
+    """The sizes people meet, in the fprop of a layer of `hidden` features in and out."""
+    for name, tokens, hidden in itertools.product(axes.real, axes.tokens, axes.hidden):
+        case, shape = REAL_LIFE[name], Shape(tokens, hidden, hidden)
+        beside = (getattr(shape, case.along) + offset for offset in case.beside)
+        sizes = tuple(sorted({*case.sizes, *(size for size in beside if size >= 1)}))
+        yield Varied(shape, BASE_LAYOUTS["fprop"], case.along, sizes, case.pad_to)
+
+
+def _tile(word: str, implementation: str, dtype: str) -> Tile | None:
+    if word != CHOSEN:
+        return Tile.parse(word)
+    if implementation == "triton":
+        # Our Triton kernel chooses none itself; steps of 128 bytes of K are what the others choose on Hopper.
+        return Tile(128, 128, elements_in(LINE_BYTES["cuda"], element_type(dtype).size_bytes))
+    return None
+
+
+# Lines of memory: of a CPU's caches, and the 128 bytes in which GPUs since A100 like their rows (NVIDIA, Linear/Fully-
+# Connected Layers User's Guide).
+LINE_BYTES = {"cpu": 64, "cuda": 128}
+# Rates that differ by less are a slope, not an edge.
+CLIFF = 1.15
+# Padded by more than this part of itself, a dimension is another one.
+MOST_PADDING = 0.25
+# Of larger sizes that take about the same time, the smallest is the one to pad to.
+ABOUT_THE_SAME = 1.02
+# A search begins between sizes of which one is at most so many times the other.
+WIDEST_SEARCH = 2.5
+# So many edges are closed in on in one round.
+SEARCHES_AT_ONCE = 4
+# What divides by more and yet runs at less than this of its neighbour's rate defies the folklore.
+DEFIANT = 0.95
+# Sizes so near each other differ in their divisors and in little else.
+NEAR = 16
+
+
+@dataclass(frozen=True)
+class Pad(Pair):
+    """A size and the larger one to pad it to: `gain` is what it wins to build the larger one."""
+
+    @property
+    def known_as(self) -> str | None:
+        return known_as(self.sweep.along, self.size)
+
+    @property
+    def at_each_call(self) -> Ratio | None:
+        """What padding wins together with the padding and the slice of each call, if that was measured."""
+        name = f"{self.row.implementation}_padded"
+        calls = [call for call in self.row.rows.alike(self.row, "implementation", "pad_to") if self.size % call.pad_to]
+        gains = [call.faster_than(self.row) for call in calls if call.implementation == name]
+        return max(filter(None, gains), key=lambda gain: gain.value, default=None)
+
+    @property
+    def verdict(self) -> str:
+        """What to do about the size: pad it where it is made, at each call as well, or leave it."""
+        call = self.at_each_call
+        if not wins(self.gain):
+            return "leave it" if is_settled(self.gain) else "undecided"
+        if call is None:
+            return "build it padded"
+        if wins(call):
+            return "pad, even at each call"
+        return f"build it padded{', do not pad at each call' if is_settled(call) else '; at each call undecided'}"
+
+
+@dataclass(frozen=True)
+class AlignmentClass:
+    """All sizes of one setting and dimension that divide alike, each paired with the next aligned size.
+
+    `gain` is the time of these over that of those, so net of the larger products' own work.
+    """
+
+    sweep: Sweep
+    divisor: int
+    pairs: Sequence[Pair]
+    gain: Ratio
+
+    @property
+    def rate(self) -> Ratio:
+        return self.gain.inverse * statistics.geometric_mean(each.size / each.other for each in self.pairs)
+
+
+def sweeps_of(rows: Rows) -> list[Sweep]:
+    """Rows that share all but one dimension, the library's first; a base belongs to the sweeps of all three."""
+    unpadded = rows.where(pad_to=1)
+    unpadded.sort(key=lambda row: (row.m, row.n, row.k, str(row.schedule), str(row.tile)))
+    unpadded.sort(key=lambda row: (row.dtype, row.layout, row.schedule.policy != "library", row.implementation))
+    return [*itertools.chain(*by_setting(sweep for along in "mnk" for sweep in sweeps_along(along, unpadded)))]
+
+
+def by_setting(sweeps: Iterable[Sweep]) -> list[list[Sweep]]:
+    """Those in which the same multiplies in the same way."""
+    return list(grouped(sweeps, lambda sweep: sweep.base.key("m", "n", "k")).values())
+
+
+def pads_of(sweep: Sweep) -> list[Pad]:
+    """Every size with the larger one, dividing by more, that takes about the least time: what to pad to."""
+    targets = {}
+    for size in sweep.rows:
+        seconds = {larger: sweep.rows[larger].seconds for larger in _to_pad_to(sweep, size)}
+        if seconds:
+            least = min(seconds.values())
+            targets[size] = next(larger for larger in seconds if seconds[larger] <= ABOUT_THE_SAME * least)
+    return Pad.each(sweep, targets.items())
+
+
+def _to_pad_to(sweep: Sweep, size: int) -> list[int]:
+    most = size * (1 + MOST_PADDING)
+    return [larger for larger in sweep.rows if size < larger <= most and class_of(larger) > class_of(size)]
+
+
+def _next_aligned(sweep: Sweep) -> Iterator[tuple[int, int]]:
+    """Every size with the next that divides by more and ends on a line of memory."""
+    device = find_workload("matmul").implementation(sweep.base.implementation).device_kind
+    line = elements_in(LINE_BYTES[device], element_type(sweep.base.dtype).size_bytes)
+    for size in sweep.rows:
+        yield from [(size, larger) for larger in _to_pad_to(sweep, size) if larger % line == 0][:1]
+
+
+def classes_of(sweeps: Iterable[Sweep]) -> Iterator[AlignmentClass]:
+    """By setting, dimension and divisor."""
+    for members in grouped(sweeps, lambda sweep: (sweep.base.key("m", "n", "k"), sweep.along)).values():
+        pairs = [pair for sweep in members for pair in Pair.each(sweep, _next_aligned(sweep))]
+        for divisor, alike in sorted(grouped(pairs, lambda pair: class_of(pair.size)).items()):
+            gain = mean_speedup([(pair.row.reading, pair.beside.reading) for pair in alike])
+            if gain is not None:
+                yield AlignmentClass(members[0], divisor, alike, gain)
+
+
+def edges_of(sweep: Sweep) -> list[Pair]:
+    """Every jump in rate between neighbours that divide alike, beyond its interval; the larger size comes first."""
+    alike = grouped(sweep.rows, class_of)
+    neighbours = [each for divisor in sorted(alike) for each in itertools.pairwise(alike[divisor])]
+    near = Pair.each(sweep, ((above, size) for size, above in neighbours if above <= WIDEST_SEARCH * size))
+    return [each for each in near if jump(each) >= CLIFF and not each.rate.low <= 1 <= each.rate.high]
+
+
+def jump(edge: Pair) -> float:
+    """By how much the rates differ, in whichever direction."""
+    return max(edge.rate.value, 1 / edge.rate.value)
+
+
+def _step(edge: Pair) -> int:
+    """Odd multiples of a class lie two classes apart; at the top all its multiples count."""
+    divisor = class_of(edge.size)
+    return divisor if divisor == TOP_CLASS else 2 * divisor
+
+
+def is_found(edge: Pair) -> bool:
+    """Whether no size of this class lies between the two."""
+    return edge.size - edge.other == _step(edge)
+
+
+def next_of_searches(rows: Rows) -> list[Case]:
+    """The middle of each of the widest jumps that are not yet closed in on, but for those asked before."""
+    asked = {record.case_id for record in rows.records}
+    wide = [edge for sweep in sweeps_of(rows) for edge in edges_of(sweep) if not is_found(edge)]
+    cases: dict[str, Case] = {}
+    for edge in sorted(wide, key=jump, reverse=True):
+        middle = edge.other + (edge.size - edge.other) // (2 * _step(edge)) * _step(edge)
+        case = replace(edge.beside.case, parameters=replace(edge.beside.parameters, **{edge.sweep.along: middle}))
+        if case.case_id not in asked:
+            cases[case.case_id] = case
+    return list(cases.values())[:SEARCHES_AT_ONCE]
+
+
+def defiances_of(sweeps: Iterable[Sweep]) -> list[Pair]:
+    """Sizes that divide by more than a neighbour and are slower: the worst of each pair of classes, slowest first."""
+    worst = []
+    for sweep in sweeps:
+        near = [(size, other) for size, other in itertools.permutations(sweep.rows, 2) if abs(size - other) <= NEAR]
+        pairs = Pair.each(sweep, (sizes for sizes in near if class_of(sizes[0]) > class_of(sizes[1])))
+        slow = [each for each in pairs if each.rate.high < DEFIANT]
+        classes = grouped(slow, lambda each: (class_of(each.size), class_of(each.other))).values()
+        worst += [min(alike, key=lambda each: each.rate.value) for alike in classes]
+    return sorted(worst, key=lambda each: each.rate.value)
+
+
+# A cell names so many sizes; the tables of sizes and the picture hold them all.
+MOST_NAMED = 3
+# A sweep of fewer sizes is a table's row, not a picture.
+FEWEST_SIZES = 3
+# Sizes further than this part from the middle one would squeeze the others into a line.
+NEARBY = 0.125
+
+
+def analyse(rows: Rows) -> Findings:
+    """Advice for sizes with a name, what padding wins in each setting, the widest cliff and the worst surprise."""
+    sweeps = sweeps_of(rows)
+    classes = [*classes_of(sweeps)]
+    pads = sorted((pad for sweep in sweeps for pad in pads_of(sweep)), key=lambda pad: pad.known_as is None)
+    # A person pads for the library: kernels of ours have rows of their own only where they were measured alone.
+    of_library = [pad for pad in pads if pad.row.schedule.policy == "library"]
+    edges = sorted((edge for sweep in sweeps for edge in edges_of(sweep) if is_found(edge)), key=jump, reverse=True)
+    defiances = defiances_of(sweeps)
+    return findings(
+        None if not classes or any(len(row.by_process) > 1 for row in rows) else remark(ALONE, kind="caution"),
+        (_advice(pad) for pad in of_library if pad.known_as),
+        (_best(alike) for alike in grouped(classes, lambda each: each.sweep.setting).values()),
+        (_at_each_call(alike) for alike in grouped(of_library, lambda pad: pad.sweep.setting).values()),
+        (remark(JUMPS, edge, effect="rate") for edge in edges[:1]),
+        (remark(DEFIANCE, slow, effect="rate") for slow in defiances[:1]),
+        _refusals(rows.records),
+        table("Throughput by divisor, beside the next aligned size", CLASS_COLUMNS, classes),
+        table("Pad or not, net of the padding's own work", PAD_COLUMNS, of_library or pads),
+        table("Cliffs between sizes that divide alike", EDGE_COLUMNS, edges),
+        table("Where sizes that divide by more run slower", DEFIANCE_COLUMNS, defiances),
+        _figures(sweeps),
+    )
+
+
+ALONE = (
+    "One process measured this, and its intervals know nothing of how processes differ: for advice use "
+    "--profile standard, which has three"
+)
+PLACE = "{sweep.name} = {size} ({sweep.setting}, {sweep.shape})"
+JUMPS = PLACE + " runs at {rate} the rate of {other}, which divides alike"
+DEFIANCE = PLACE + " runs at {rate} the rate of {other}, which divides by less: folklore fails here"
+
+
+def _advice(pad: Pad) -> Remark:
+    call = ", padded at each call {at_each_call}" if pad.at_each_call else ""
+    told = f"{PLACE}, {{known_as}}: built as {{other}} it runs {{gain}} as fast{call}: {{verdict}}"
+    # That padding wins nothing is an answer, that nobody knows is none.
+    return remark(told, pad, effect="" if pad.verdict == "leave it" else "gain")
+
+
+def _best(classes: Sequence[AlignmentClass]) -> Remark | None:
+    best = max(classes, key=lambda each: (wins(each.gain), each.gain.value))
+    told = "{sweep.setting}: where {sweep.name} divides by {divisor}, products built with the next aligned size run "
+    return remark(told + "{gain} as fast, net of their extra work", best, effect="gain") if wins(best.gain) else None
+
+
+def _at_each_call(pads: Sequence[Pad]) -> Remark | None:
+    calls = [call for pad in pads if (call := pad.at_each_call) is not None]
+    if not calls:
+        return None
+    return remark(
+        "{setting}: padded at each call, {winning} of {tried} sizes run faster, the best {gain} as fast",
+        setting=pads[0].sweep.setting,
+        winning=sum(map(wins, calls)),
+        tried=len(calls),
+        gain=max(calls, key=lambda call: call.value),
+    )
+
+
+def _refusals(records: Sequence[Record]) -> Iterator[Remark]:
+    refused = {record.case_id: record for record in records if record.outcome == "unsupported"}
+    kinds = grouped(refused.values(), lambda each: (each.case["implementation"], each.parsed_case().parameters.dtype))
+    for (implementation, dtype), of_kind in sorted(kinds.items()):
+        yield remark(
+            "{implementation} does not take {count} of the {dtype} products: {reason}",
+            kind="caution",
+            implementation=implementation,
+            count=len(of_kind),
+            dtype=dtype,
+            reason=of_kind[0].reason,
+        )
+
+
+def _kernel(row: Row) -> str:
+    """What ran: its name, with the path where that is not all there is to say."""
+    path, name = str(row.kernel.get("path", "")), str(row.kernel.get("name", "")) or "a kernel without a name"
+    return f"{name} ({path})" if path and path not in name else name
+
+
+def _sizes(alike: AlignmentClass) -> str:
+    sizes = sorted({pair.size for pair in alike.pairs})
+    shown, more = ", ".join(map(str, sizes[:MOST_NAMED])), len(sizes) - MOST_NAMED
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _paths(alike: AlignmentClass) -> str | None:
+    paths = {str(pair.row.kernel.get("path", "")) for pair in alike.pairs}
+    return "/".join(sorted(paths - {""})) or None
+
+
+SETTING = Column("implementation, dtype, layout", "sweep.setting")
+SWEPT = (SETTING, Column("M x N x K", "sweep.shape"))
+CLASS_COLUMNS = (
+    SETTING,
+    Column("along", "sweep.name", priority=2),
+    Column("divides by", "divisor", priority=2),
+    Column("sizes", _sizes, priority=0),
+    Column("rate / next aligned", "rate", "x"),
+    Column("gain by padding", "gain", "x", priority=2),
+    Column("path", _paths, priority=0),
+)
+PAD_COLUMNS = (
+    *SWEPT,
+    Column("size", priority=2),
+    Column("known as", "known_as"),
+    Column("pad to", "other", priority=2),
+    Column("rate / padded", "rate.value", "x", priority=0),
+    Column("gain if built so", "gain", "x"),
+    Column("gain at each call", "at_each_call", "x"),
+    Column("verdict", priority=2),
+)
+EDGE_COLUMNS = (
+    *SWEPT,
+    Column("from -> to", lambda edge: f"{edge.other} -> {edge.size}", priority=2),
+    Column("rate", unit="x", priority=2),
+    Column("kernel before", lambda edge: _kernel(edge.beside)),
+    Column("kernel after", lambda edge: _kernel(edge.row)),
+)
+DEFIANCE_COLUMNS = (
+    *SWEPT,
+    Column("size", priority=2),
+    Column("divides by", lambda slow: class_of(slow.size)),
+    Column("rate", unit="x", priority=2),
+    Column("of size", "other", priority=2),
+    Column("which divides by", lambda slow: class_of(slow.other)),
+)
+
+
+def _figures(sweeps: Sequence[Sweep]) -> Iterator[Figure]:
+    """One a dtype, layout and mode: a row for each setting, a column for each sweep that all of them have."""
+    drawn = [sweep for sweep in sweeps if len(sweep.rows) >= FEWEST_SIZES]
+    kinds = grouped(drawn, lambda each: (each.base.mode, each.base.dtype, each.base.layout, each.base.schedule.workers))
+    for (mode, dtype, layout, workers), alike in kinds.items():
+        settings = by_setting(alike)
+        in_all = set.intersection(*({sweep.shape for sweep in setting} for setting in settings))
+        if in_all:
+            yield Figure(
+                name=f"alignment_{mode}_{dtype}_{layout}_w{workers}",
+                title=f"Throughput by divisor: {dtype} matmul, {layout}, {workers} workers",
+                caption="Each mark is a size, by the largest power of two that divides it; its bar spans the "
+                "processes. Useful work alone counts: what padding adds does not. Sizes far from these are in the "
+                "tables.",
+                rows=tuple(tuple(_panel(sweep) for sweep in own if sweep.shape in in_all) for own in settings),
+            )
+
+
+def _panel(sweep: Sweep) -> Panel:
+    middle = statistics.median_low(sweep.rows)
+    near = [row for size, row in sweep.rows.items() if abs(size - middle) <= NEARBY * middle]
+    alike = sorted(grouped(near, lambda row: class_of(getattr(row, sweep.along))).items())
+    return Panel(
+        title=sweep.shape,
+        x_label=sweep.name,
+        y_label=sweep.base.implementation,
+        y_unit="TFLOP/s",
+        series=tuple(series(f"divides by {divisor}", rows, sweep.along, "throughput") for divisor, rows in alike),
+    )
+
+
+PROBE = Probe(
+    name="alignment",
+    question="Which dimensions are worth padding, what does it win after its own work, and where are the cliffs?",
+    topic="products",
+    title="Divisibility and cliffs",
+    axes=axes,
+    sweep=sweep,
+    analyse=analyse,
+    # The middles of the widest jumps in rate between sizes that divide alike: a bisection of each.
+    follow_up=lambda records: next_of_searches(rows_of(records)),
+    group=lambda case: f"alignment {case.parameters.dtype} {case.parameters.layout}",
+)

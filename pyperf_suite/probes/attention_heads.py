@@ -1,0 +1,576 @@
+"""Attention head sizing: which number of heads, and so which head dimension, runs fastest at the same parameters.
+
+Sweeps split a hidden size into heads, and step head_dim over the buckets of known kernels at a fixed number of heads.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Annotated, Any
+
+from pyperf_suite.errors import OneOf, UserError, Within
+from pyperf_suite.hardware import cpu
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.tiled_attention import Blocks, FittedLaw, TiledAttention, causes
+from pyperf_suite.laws.tiling import Tile, tile_efficiency
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.runner.record import Case
+from pyperf_suite.spec.findings import Figure, Findings, Panel, Quantity, Remark, Series, findings, remark
+from pyperf_suite.spec.probe import Probe, RowTable
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series, table, wins
+from pyperf_suite.workloads.attention import AttentionParameters
+from pyperf_suite.workloads.kernel_names import flash_kernel
+
+MASKS = ("full", "causal")
+PHASES = ("forward", "backward", "decode")
+
+# All query heads share a single key head (multi-query attention).
+ALL = "all"
+
+# Blocks that our kernel chooses for the case.
+CHOSEN = "chosen"
+
+SDPA = ("sdpa_default", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
+BESIDE = ("sdpa_math", "flex", "two_gemm", "two_gemm_products")
+
+# Just at and past each bucket of the known implementations (FlashAttention-3's tile_size.h: 64, 96, 128, 192, 256).
+BUCKET_EDGES = (64, 72, 80, 96, 104, 112, 128, 136, 160, 192, 200, 256)
+
+Sizes = Annotated[tuple[int, ...], Within(1, 1 << 31)]
+
+
+@dataclass(frozen=True)
+class AttentionHeadsAxes:
+    """What the probe varies; defaults are those of the quick profile on a CPU.
+
+    Each `heads` splits each `hidden`; each `head_dim` is measured with each number of `heads_of_head_dim`. Forward and
+    backward passes of every implementation are crossed with all of these at the first kv_ratio, mask, seq and batch.
+    The other values of those four, one at a time, decoding, and the implementations `beside` take the first
+    `varied_splits` splits only. `kv_ratio` is how many query heads share a key head, or "all".
+    """
+
+    workers: Sizes
+    implementation: tuple[str, ...] = ("native", "sdpa_default")
+    beside: tuple[str, ...] = ()
+    hidden: Sizes = (768,)
+    heads: Sizes = (12, 6)
+    head_dim: Sizes = ()
+    heads_of_head_dim: Sizes = (8,)
+    kv_ratio: tuple[str, ...] = ("1",)
+    mask: Annotated[tuple[str, ...], OneOf(MASKS)] = ("full",)
+    phase: Annotated[tuple[str, ...], OneOf(PHASES)] = ("forward", "backward")
+    seq: Sizes = (256,)
+    batch: Sizes = (1,)
+    dtype: tuple[str, ...] = ("float32",)
+    blocks: tuple[str, ...] = (CHOSEN,)
+    varied_splits: Annotated[tuple[int, ...], Within(0)] = (1,)
+    mode: tuple[str, ...] = ("burst",)
+
+
+def axes(profile: str, device: Device) -> AttentionHeadsAxes:
+    """Small models on a CPU; on a GPU the splits of hidden size 5120, and head_dim over every bucket."""
+    if device.kind == "cpu":
+        quick = AttentionHeadsAxes(workers=(cpu.detect().usable_cores,))
+        standard = replace(
+            quick, beside=BESIDE[2:], heads=(12, 6, 8, 16), head_dim=(72, 136), mask=MASKS, seq=(256, 512)
+        )
+        full = replace(
+            standard,
+            implementation=("native", *SDPA[:2], *BESIDE),
+            beside=(),
+            heads=(12, 8, 6, 16, 4, 24),
+            head_dim=BUCKET_EDGES,
+            kv_ratio=("1", "4", ALL),
+            phase=PHASES,
+            seq=(512, 1024, 2048),
+            dtype=("float32", "bfloat16"),
+            varied_splits=(2,),
+        )
+    else:
+        # Causal first, as models are trained; 40 and 64 heads of 5120 are the two that have been built most.
+        quick = AttentionHeadsAxes(
+            workers=(1,),
+            implementation=("triton", SDPA[0]),
+            hidden=(5120,),
+            heads=(40, 64),
+            heads_of_head_dim=(32,),
+            mask=("causal",),
+            seq=(4096,),
+            batch=(2,),
+            dtype=("bfloat16",),
+        )
+        standard = replace(
+            quick,
+            implementation=("triton", *SDPA),
+            beside=BESIDE,
+            heads=(40, 64, 20, 32, 80, 160),
+            head_dim=BUCKET_EDGES,
+            kv_ratio=("1", "4", "8", ALL),
+            mask=("causal", "full"),
+            phase=PHASES,
+            seq=(4096, 1024, 16384),
+            varied_splits=(2,),
+        )
+        full = replace(
+            standard,
+            implementation=("triton", *SDPA, *BESIDE),
+            beside=(),
+            heads_of_head_dim=(32, 33),  # with 4 blocks of queries 33 heads fill the 132 multiprocessors of an H200
+            seq=(4096, 512, 1024, 2048, 8192, 16384),
+            dtype=("bfloat16", "float16"),
+        )
+    return {"quick": quick, "standard": standard, "full": full}[profile]
+
+
+def sweep(axes: AttentionHeadsAxes) -> Iterator[Case]:
+    """Every split forward and backward; the other axes on the first splits (see AttentionHeadsAxes)."""
+    splits = [
+        (heads, _share(hidden, heads, f"{heads} heads were asked for, but they do not divide the hidden size {hidden}"))
+        for hidden, heads in itertools.product(axes.hidden, axes.heads)
+    ]
+    base = {name: getattr(axes, name)[0] for name in ("kv_ratio", "mask", "seq", "batch")}
+    varied = [base, *(base | {name: value} for name in base for value in getattr(axes, name)[1:])]
+    passes = [phase for phase in axes.phase if phase != "decode"]
+    asked: list[tuple[tuple[int, int], dict[str, Any], Sequence[str], Sequence[str]]] = []
+    for split in (*splits, *itertools.product(axes.heads_of_head_dim, axes.head_dim)):
+        asked.append((split, base, axes.implementation, passes))
+    for split in splits[: axes.varied_splits[0]]:
+        asked.append((split, base, axes.beside, passes))
+        asked += [(split, other, axes.implementation, axes.phase) for other in varied]
+    for split, other, implementations, phases in asked:
+        everything = itertools.product(implementations, phases, axes.dtype, axes.workers, axes.blocks, axes.mode)
+        for implementation, phase, dtype, workers, blocks, mode in everything:
+            parameters = _parameters(*split, **other, phase=phase, dtype=dtype, workers=workers)
+            # A library chooses its blocks itself; our kernel for CPUs computes no gradients.
+            if blocks != CHOSEN and implementation in OWN:
+                parameters = replace(parameters, blocks=Blocks.parse(blocks))
+            if (implementation, phase) != ("native", "backward"):
+                yield Case("attention", parameters, implementation, mode=mode)
+
+
+def _parameters(
+    heads: int, head_dim: int, kv_ratio: str, mask: str, seq: int, batch: int, phase: str, **other: Any
+) -> AttentionParameters:
+    key_heads = _key_heads(heads, kv_ratio)
+    if phase == "decode":
+        # A single query sees all keys, masked or not.
+        other |= {"seq_q": 1, "seq_k": seq}
+    else:
+        other |= {"seq_q": seq, "causal": mask == "causal", "backward": phase == "backward"}
+    return AttentionParameters(batch, heads, head_dim, kv_heads=0 if key_heads == heads else key_heads, **other)
+
+
+def _key_heads(heads: int, ratio: str) -> int:
+    """Key heads at a grouped-query ratio. Raises UserError for what is no ratio, or does not divide the heads."""
+    if ratio == ALL:
+        return 1
+    if not re.fullmatch("[1-9][0-9]{0,8}", ratio):
+        raise UserError(f"kv_ratio={ratio} was asked for: write a number of query heads to a key head, or all.")
+    return _share(heads, int(ratio), f"kv_ratio={ratio} was asked for, but it does not divide {heads} heads")
+
+
+def _share(whole: int, parts: int, refusal: str) -> int:
+    """One of so many equal parts. Raises UserError with the nearest numbers that divide the whole."""
+    if whole % parts:
+        small = [count for count in range(1, math.isqrt(whole) + 1) if whole % count == 0]
+        divisors = sorted({*small, *(whole // count for count in small)})
+        above = bisect.bisect(divisors, parts)
+        raise UserError(f"{refusal}: take {' or '.join(map(str, divisors[above - 1 : above + 1]))}.")
+    return whole // parts
+
+
+def group(case: Case) -> str:
+    """One table an implementation and pass."""
+    p = case.parameters
+    phase = "backward" if p.backward else "decode" if p.seq_q == 1 else "forward"
+    return f"attention_heads {case.implementation} {phase}"
+
+
+# Our own kernels, whose blocks are asked for.
+OWN = ("native", "triton")
+
+
+def kernel(row: Row) -> str:
+    """Who computes, as in `sustained triton 128x64, bfloat16`."""
+    words = ("" if row.mode == "burst" else row.mode, row.implementation, str(row.blocks or ""))
+    return f"{' '.join(filter(None, words))}, {row.dtype}"
+
+
+def kv_ratio(row: Row) -> str:
+    """How many query heads share a key head, or "all"."""
+    return "all" if row.key_heads == 1 < row.heads else str(row.group)
+
+
+def tiled(row: Row) -> TiledAttention | None:
+    """The tiles that a forward pass was computed in; None where its kernel does not tell them.
+
+    The gradients are computed in tiles of other kinds, which the law does not count. A library does not tell its slots:
+    as on a single one, none of its tiles are too few.
+    """
+    p, details = row.parameters, row.kernel.get("details", {})
+    if p.backward:
+        return None
+    if {"blocks", "padded_head_dim"} <= details.keys():
+        padded_head_dim, blocks = details["padded_head_dim"], Blocks.parse(details["blocks"])
+    elif (flash := flash_kernel(details.get("launched", ()))) is not None:
+        padded_head_dim, blocks = flash.padded_head_dim, flash.blocks
+    else:
+        return None
+    slots, together = details.get("slots") or 1, details.get("heads_together", 0)
+    return TiledAttention(
+        p.batch, p.heads, p.seq_q, p.keys, p.head_dim, padded_head_dim, p.causal, blocks, slots, together
+    )
+
+
+def law_key(row: Row) -> str:
+    """The kernel that a law is fitted for: who computes, and on how many workers."""
+    return f"{kernel(row)}, {row.workers} worker{'s' if row.workers > 1 else ''}"
+
+
+def laws_of(rows: Iterable[Row]) -> dict[str, FittedLaw]:
+    """A law for each of our kernels that has enough cases. With one query a kernel is another one: none decodes."""
+    members = grouped((row for row in rows if row.implementation in OWN and row.seq_q > 1), law_key)
+    measured = {key: [(case, row.seconds) for row in members[key] if (case := tiled(row))] for key in sorted(members)}
+    return {key: law for key, cases in measured.items() if (law := FittedLaw.fit(cases)) is not None}
+
+
+DEFAULT = "sdpa_default"
+
+# What a user can have instead of the default without a kernel of their own.
+CHOICES = ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math", "flex")
+
+# Two points are a table's row, not a picture.
+FEWEST_SIZES = 3
+
+# Where implementations change their kernel: head dimensions beyond these take the next one's (FlashAttention-3).
+BUCKETS = (64, 96, 128, 192, 256)
+
+CAUSES = {
+    "padding": "head_dim is padded to the next bucket",
+    "edges": "fewer of the computed pairs count",
+    "slots": "too few tiles leave slots idle",
+    "softmax": "more heads have more softmax",
+}
+
+
+def what(row: Row) -> str:
+    """What is computed, as in `2 x 4096 tokens, causal, kv ratio 4`."""
+    keys = "" if row.seq_q == row.keys else f" to {row.keys} keys"
+    mask = ", causal" if row.causal else ""
+    ratio = "" if kv_ratio(row) == "1" else f", kv ratio {kv_ratio(row)}"
+    return f"{row.batch} x {row.seq_q} tokens{keys}{mask}{ratio}"
+
+
+def split(row: Row) -> str:
+    """`40 x 128`: heads and their dimension."""
+    return f"{row.heads} x {row.head_dim}"
+
+
+def pass_of(row: Row) -> str:
+    """Which pass was timed."""
+    return "backward" if row.backward else "forward"
+
+
+@dataclass(frozen=True)
+class Along:
+    """The axis of a sweep, what is held along it and how that is said, and how many rows are enough to compare."""
+
+    axis: str
+    held: str
+    fixed: str
+    fewest: int
+
+    def key(self, row: Row) -> tuple[Any, ...]:
+        return (law_key(row), what(row), getattr(row, self.held), row.backward)
+
+    def sweep_of(self, row: Row) -> list[Row]:
+        """The sweep that a row belongs to; nothing where it is too short."""
+        sweep = row.rows.sharing(row, self.key)
+        return sweep if len(sweep) >= self.fewest else []
+
+    def sweeps(self, rows: Rows) -> list[list[Row]]:
+        """All that are long enough; a row may belong to one along each axis."""
+        return [sweep for sweep in grouped(rows, self.key).values() if len(sweep) >= self.fewest]
+
+
+HEADS = Along("heads", "hidden", "hidden {hidden}", 2)
+# A step over head dimensions shows with three.
+HEAD_DIM = Along("head_dim", "heads", "{heads} heads", 3)
+
+
+def ends(sweep: list[Row]) -> tuple[Row, Row]:
+    """The fastest split and the slowest: by forward and backward together, if two splits were measured in both."""
+    both = [(row, row.like(backward=not row.backward)) for row in sweep]
+    seconds = {row.heads: row.seconds + other.seconds for row, other in both if other is not None}
+    if len(seconds) < 2:
+        seconds = {row.heads: row.seconds for row in sweep}
+    ordered = sorted((row for row in sweep if row.heads in seconds), key=lambda row: seconds[row.heads])
+    return ordered[0], ordered[-1]
+
+
+def relative_rate(row: Row, base: Row) -> Ratio | None:
+    """Throughput relative to that of another row; None where no process measured both."""
+    ratio = row.faster_than(base)
+    return ratio and ratio * (row.flop / base.flop)
+
+
+IMPLEMENTATION, WHAT, PASS = Column("implementation", kernel), Column("what", what, priority=0), Column("pass", pass_of)
+SPLIT = Column("heads x head_dim", split, priority=2)
+WHO = (IMPLEMENTATION, WHAT, SPLIT)
+
+Laws = Mapping[str, FittedLaw]
+"""By kernel."""
+
+
+def analyse(rows: Rows) -> Findings:
+    """The recommendation first, then cliffs, what torch picks, the law, and pictures of both kinds of sweep."""
+    laws, by_heads = laws_of(rows), HEADS.sweeps(rows)
+    longest = max(map(len, by_heads), default=0)
+    softmax = Column("softmax", lambda row: softmax_by_law(row, laws), "%", predicted=True)
+    return findings(
+        # Of masks, key heads and lengths with a few splits only the table tells.
+        (advice(sweep, laws.get(law_key(sweep[0]))) for sweep in by_heads if 2 * len(sweep) > longest),
+        map(cliff, HEAD_DIM.sweeps(rows)),
+        picks(rows),
+        (told_law(key, law) for key, law in laws.items()),
+        table("Fastest and slowest split", EXTREMES, (ends(sweep)[0] for sweep in by_heads)),
+        table("What the forward kernels compute", (*COMPUTED, softmax), rows.where(lambda row: tiled(row) is not None)),
+        figures(rows, HEADS, laws),
+        figures(rows, HEAD_DIM, laws),
+    )
+
+
+def of(row: Row) -> dict[str, Any]:
+    """What remarks name of a row beside its parameters."""
+    return {"kernel": kernel(row), "what": what(row), "split": split(row), "of_pass": pass_of(row)}
+
+
+def advice(sweep: list[Row], fitted: FittedLaw | None) -> Iterator[Remark]:
+    """The fastest split beside the slowest, and what makes the difference in the forward pass."""
+    fast, slow = ends(sweep)
+    faster = fast.faster_than(slow)
+    if faster is None:
+        return
+    # Heads of K and V get narrower with those of Q; where all share one, it has other parameters.
+    parameters = "" if kv_ratio(fast) == "all" else ", with the same parameters"
+    template = "{kernel}, {what}, hidden {hidden}: {split} is {faster} as fast as {slow} in {of_pass}" + parameters
+    yield fast.remark(template, effect="faster", faster=faster, slow=split(slow), **of(fast))
+    bad, good = tiled(slow), tiled(fast)
+    if bad is not None and good is not None and wins(faster):
+        for cause in causes(bad, good, slow.seconds / fast.seconds, fitted.law if fitted else None):
+            template = "{kernel}, {what}, hidden {hidden}: {split} is slower than {fast}: {cause}"
+            yield slow.remark(template, fast=split(fast), cause=CAUSES[cause], **of(slow))
+
+
+def cliff(sweep: list[Row]) -> Remark | None:
+    """The largest drop of throughput from one head dimension to the next."""
+    pairs = ((relative_rate(after, before), before, after.head_dim) for before, after in itertools.pairwise(sweep))
+    drops = [(ratio, before, after) for ratio, before, after in pairs if ratio is not None and ratio.value < 1]
+    if not drops:
+        return None
+    drop, before, after = min(drops, key=lambda each: each[0].value)
+    return before.remark(
+        "{kernel}, {what}, {heads} heads: head_dim {after} has {drop} the throughput of {head_dim} in {of_pass}, the "
+        "largest drop",
+        effect="drop",
+        after=after,
+        drop=drop,
+        **of(before),
+    )
+
+
+def picks(rows: Rows) -> Iterator[Remark]:
+    """Which backends torch picked by itself, and where another was faster beyond the interval."""
+    for key, members in grouped(rows.where(implementation=DEFAULT), law_key).items():
+        paths = Counter(str(row.kernel.get("path", "a backend it does not tell")) for row in members)
+        for path, count in sorted(paths.items()):
+            template = "{kernel}: torch picked {path} in {count} of {cases} cases"
+            yield remark(template, kernel=key, path=path, count=count, cases=len(members))
+        others = [other for row in members for name in CHOICES if (other := row.like(implementation=name)) is not None]
+        ratios = [(other.against(implementation=DEFAULT), other) for other in others]
+        faster = [(ratio, other) for ratio, other in ratios if ratio is not None and wins(ratio)]
+        if faster:
+            most, best = max(faster, key=lambda each: each[0].value)
+            template = (
+                "{kernel} is {faster} as fast as what torch picks at {split} in {of_pass} ({what}), the most of "
+                "{count} cases where another backend is faster"
+            )
+            count = len({other.parameters for _, other in faster})
+            yield best.remark(template, effect="faster", faster=most, count=count, **of(best))
+
+
+def told_law(key: str, fitted: FittedLaw) -> Remark:
+    """The law's constants and how far it is off."""
+    return remark(
+        "Law of {kernel}: time = overhead + what the busiest slot computes, {overhead} and {product} a product of "
+        "both, which are {narrow} of a step at head_dim 64 and {wide} at head_dim 128 (the rest is softmax); fitted on "
+        "{fitted_on} forward cases, it misses {held_out} held-out ones by {median} (median; worst {worst})",
+        kind="law",
+        kernel=key,
+        overhead=Quantity(fitted.law.overhead_s, "us"),
+        product=Quantity(fitted.law.per_product_s, "ns"),
+        narrow=Quantity(fitted.law.product_share(64), "%"),
+        wide=Quantity(fitted.law.product_share(128), "%"),
+        fitted_on=fitted.fitted_on,
+        held_out=len(fitted.held_out),
+        median=Quantity(statistics.median(fitted.held_out), "%"),
+        worst=Quantity(max(fitted.held_out), "%"),
+    )
+
+
+def of_tiles(name: str) -> Callable[[Row], Any]:
+    """What is counted of a row's tiles."""
+    return lambda row: getattr(tiled(row), name, None)
+
+
+def softmax_by_law(row: Row, laws: Laws) -> float | None:
+    """The softmax's share of a step, where the kernel has a law."""
+    case, fitted = tiled(row), laws.get(law_key(row))
+    return 1 - fitted.law.product_share(case.padded_head_dim) if case and fitted else None
+
+
+def rate_by_law(row: Row, laws: Laws) -> float | None:
+    """FLOP/s, where the kernel has a law."""
+    case, fitted = tiled(row), laws.get(law_key(row))
+    return row.flop / float(fitted.law.seconds([case])[0]) if case and fitted else None
+
+
+def softmax_share(row: Row) -> Quantity | None:
+    """Softmax's and the mask's share of the two-product form: 1 − t(products) / t(whole)."""
+    ratio = row.against(implementation="two_gemm_products")
+    if ratio is None:
+        return None
+    value, low, high = (max(0.0, 1 - each) for each in (ratio.value, ratio.high, ratio.low))
+    return Quantity(value, "%", low, high, ratio.processes)
+
+
+def tile_of_values(row: Row) -> Tile | None:
+    """The output tile of P·V, rows by columns of a row-major result (see workloads/kernel_names.py)."""
+    products = row.kernel.get("details", {}).get("products", ())
+    tile = products[-1].get("tile") if len(products) > 1 and not row.backward else None
+    if not tile or len(tile) < 2:
+        return None
+    rows_first = products[-1].get("family") == "nvjet" and str(products[-1].get("name", "")).endswith("N")
+    m, n = tile[:2] if rows_first else tile[1::-1]
+    return Tile(m, n, 1)
+
+
+def filled(row: Row, tile: Tile) -> float:
+    """Share of what P·V computes that is its result: poor tiles are the saw-tooth of the two-product form."""
+    return float(tile_efficiency(row.seq_q * row.group, row.head_dim, tile))
+
+
+def figures(rows: Rows, along: Along, laws: Laws) -> Iterator[Figure]:
+    """One figure for each dtype, way of measuring and number fixed: a panel a pass, a series an implementation."""
+
+    def fixed(row: Row) -> str:
+        return along.fixed.format(hidden=row.hidden, heads=row.heads)
+
+    def stem(row: Row) -> str:
+        sizes = f"b{row.batch}_q{row.seq_q}_k{row.keys}_{'causal' if row.causal else 'full'}_kv{kv_ratio(row)}"
+        return f"{fixed(row).replace(' ', '_')}_{row.mode}_{row.dtype}_w{row.workers}_{sizes}"
+
+    drawn = (sweep for sweep in along.sweeps(rows) if len(sweep) >= FEWEST_SIZES)
+    for name, sweeps in grouped(drawn, lambda sweep: stem(sweep[0])).items():
+        row, passes = sweeps[0][0], grouped(sweeps, lambda sweep: pass_of(sweep[0]))
+        title = f"Attention by {along.axis}: {fixed(row)}, {row.dtype}, {what(row)}"
+        caption = "Points: measured, bars span the processes; line: the law of our own kernel; dotted: known buckets."
+        panels = tuple(panel(each, passes[each], along, laws) for each in passes)
+        yield Figure(f"attention_{along.axis}_{name}", title, caption, (panels,))
+
+
+def panel(title: str, sweeps: list[list[Row]], along: Along, laws: Laws) -> Panel:
+    """What was measured in a pass, the law where a kernel has one, and the buckets of head_dim."""
+    head_dims = [row.head_dim for sweep in sweeps for row in sweep]
+    buckets = [float(bucket) for bucket in BUCKETS if min(head_dims) <= bucket <= max(head_dims)]
+    place, drawn = attrgetter(along.axis), list[Series]()
+    for sweep in sweeps:
+        label = f"{sweep[0].implementation} {sweep[0].blocks or ''}".rstrip()
+        law = series(f"law of {label}", sweep, place, lambda row: rate_by_law(row, laws), "line")
+        drawn += [series(label, sweep, place, lambda row: row.throughput), *([law] if law.x else [])]
+    edges = tuple(buckets) if along is HEAD_DIM else ()
+    return Panel(title, along.axis, "throughput", tuple(drawn), weak_edges=edges, y_unit="TFLOP/s")
+
+
+def by_size(title: str, along: Along) -> RowTable:
+    """A line for each size of each sweep, both passes in it."""
+
+    def in_pass(backward: bool, value: Callable[[Row], Any]) -> Callable[[Row], Any]:
+        return lambda row: None if (timed := row.like(backward=backward)) is None else value(timed)
+
+    def beside_best(row: Row) -> Ratio | str | None:
+        best = max(row.rows.sharing(row, along.key), key=lambda each: each.flop_per_s)
+        return "best" if best is row else relative_rate(row, best)
+
+    return RowTable(
+        title,
+        (
+            *(IMPLEMENTATION, WHAT, Column(along.held, priority=0), SPLIT),
+            Column("computed as", of_tiles("padded_head_dim"), priority=0),
+            Column("forward", in_pass(False, lambda row: row.flop_per_s), "TFLOP/s", 2),
+            Column("beside the best", in_pass(False, beside_best), "x"),
+            Column("backward", in_pass(True, lambda row: row.flop_per_s), "TFLOP/s", 2),
+            Column("beside the best", in_pass(True, beside_best), "x"),
+        ),
+        where=lambda row: bool(along.sweep_of(row)) and not (row.backward and row.like(backward=False)),
+    )
+
+
+EXTREMES = (
+    *(IMPLEMENTATION, WHAT, PASS, Column("hidden", priority=0)),
+    Column("fastest", split, priority=2),
+    Column("slowest", lambda row: split(ends(HEADS.sweep_of(row))[1]), priority=2),
+    Column("faster", lambda row: row.faster_than(ends(HEADS.sweep_of(row))[1]), "x", 2),
+)
+COMPUTED = (
+    *WHO,
+    Column("padding", lambda row: 1 - of_tiles("padding_efficiency")(row), "%"),
+    Column("pairs that count", of_tiles("tile_efficiency"), "%"),
+    Column("tiles", of_tiles("tiles")),
+    Column("slots", lambda row: row.kernel["details"].get("slots")),
+)
+TABLES = (
+    by_size("Throughput by number of heads at constant hidden size", HEADS),
+    by_size("Throughput by head dimension at a fixed number of heads", HEAD_DIM),
+    RowTable(
+        "Other masks, key heads and lengths",
+        (*WHO, PASS, Column("time", "seconds", "us"), Column("rate", "flop_per_s", "TFLOP/s", 2)),
+        where=lambda row: not (HEADS.sweep_of(row) or HEAD_DIM.sweep_of(row)),
+    ),
+    RowTable(
+        "Two products with a softmax between them",
+        (
+            *WHO,
+            PASS,
+            Column("softmax and mask", softmax_share, "%", 2),
+            Column("tile of P·V", lambda row: (tile := tile_of_values(row)) and f"{tile.m}x{tile.n}", priority=0),
+            Column("tile filled", lambda row: (tile := tile_of_values(row)) and filled(row, tile), "%", 0),
+        ),
+        where=lambda row: row.implementation == "two_gemm",
+    ),
+)
+
+
+PROBE = Probe(
+    name="attention_heads",
+    question="How many heads should a hidden size be split into on this machine, and what does another number cost?",
+    topic="attention",
+    title="Heads and head size",
+    axes=axes,
+    sweep=sweep,
+    order=lambda row: (
+        *(law_key(row), row.batch, row.seq_q, row.keys, kv_ratio(row), row.causal),
+        *(row.hidden, row.heads, row.backward),
+    ),
+    tables=TABLES,
+    analyse=analyse,
+    group=group,
+)

@@ -1,0 +1,299 @@
+"""Whoever measures cases for a session: processes of its own, or the ranks that torchrun or SLURM started for it.
+
+A worker is asked with a deadline; how it ended is reported where it did not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.processes import PARENT_VARIABLE, owned_folder, sweep
+from pyperf_suite.ranks.group import Group, RanksMissing
+from pyperf_suite.ranks.launch import LAUNCHER_VARIABLES
+from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.worker import lead
+from pyperf_suite.workloads import find_workload, scratch
+
+MODULE = "pyperf_suite.runner.worker"
+COMMAND = (sys.executable, "-m", MODULE)
+
+# A worker that is still at a case so long after it should have been ended ends itself: its parent is stopped or gone.
+GIVE_UP_S = 10.0
+
+# How much of a dead worker's log is searched for its last words.
+_LOG_TAIL_BYTES = 20_000
+
+
+def ranks_command(count: int) -> tuple[str, ...]:
+    """How torchrun starts a worker of so many ranks on this machine, and ends with this process."""
+    return (sys.executable, "-m", "pyperf_suite.ranks.launch", str(count), MODULE)
+
+
+def request_for(case: Case, effort: Effort | None, device: Device, deadline_s: float) -> dict[str, Any]:
+    """What a worker is asked, as one line of JSON."""
+    return {
+        "case": case.to_json(),
+        "effort": effort.to_json() if effort is not None else None,
+        "device": str(device),
+        "deadline_s": deadline_s,
+    }
+
+
+class WorkerLost(Exception):
+    """The worker died or ran past its deadline; the message is the reason for the case it was in."""
+
+
+class WorkerProcess:
+    """One worker, started at once, alive until `close` or until it is lost."""
+
+    def __init__(
+        self, device: Device, command: tuple[str, ...] = COMMAND, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start the process; `command` is another way to start the same worker (torchrun, or a test's double).
+
+        `environment` is added to this process's own.
+        """
+        self._device = device
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
+        self._scratch = owned_folder("worker")
+        self._unread = b""
+        # Where torchrun keeps its logs: a folder of its own, which it leaves behind, unless it is given one.
+        own = {scratch.VARIABLE: self._scratch.name, "PET_LOG_DIR": self._scratch.name}
+        own[PARENT_VARIABLE] = str(os.getpid())
+        # A worker that is no rank must not think it is.
+        inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,
+            env=inherited | own | dict(environment or {}),
+        )
+
+    def measure(self, case: Case, effort: Effort | None, deadline_s: float, patience_s: float = 0.0) -> dict[str, Any]:
+        """The worker's answer to one case. Raises WorkerLost, after which this handle is closed.
+
+        `patience_s` is how much longer than the deadline to wait for a worker that keeps the deadline itself.
+        """
+        give_up = {"give_up_s": deadline_s + patience_s + GIVE_UP_S}
+        self.send(request_for(case, effort, self._device, deadline_s) | give_up)
+        return self.receive(deadline_s + patience_s)
+
+    def send(self, request: dict[str, Any]) -> None:
+        """Send one line of JSON without waiting. Raises WorkerLost where nobody reads it any more."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise self._lost("died before the case was sent") from None
+
+    def receive(self, deadline_s: float) -> dict[str, Any]:
+        """The answer to what was sent first and is not answered yet. Raises WorkerLost, as `measure` does."""
+        line = self._read_line(deadline_s)
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:
+            raise self._lost(f"answered something that is not JSON ({line[:60]!r}) and was ended") from None
+        return answer
+
+    def close(self) -> None:
+        """End the worker: politely through its input, then by a signal to its whole process group."""
+        with contextlib.suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        try:
+            self._process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self._kill()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._log.close()
+        self._scratch.cleanup()
+
+    def _read_line(self, deadline_s: float) -> bytes:
+        assert self._process.stdout is not None
+        end = time.monotonic() + deadline_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._unread:
+                if not selector.select(max(0.0, end - time.monotonic())):
+                    raise self._lost(f"did not answer within its deadline of {deadline_s:g} s and was ended")
+                part = os.read(self._process.stdout.fileno(), 1 << 16)
+                if not part:
+                    raise self._lost("died")
+                self._unread += part
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def _lost(self, what: str) -> WorkerLost:
+        ended_by_itself = self._has_ended()
+        self._kill()
+        how = f" ({_exit_words(self._process.returncode)})" if ended_by_itself else ""
+        self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, self._log.tell() - _LOG_TAIL_BYTES))
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        # Below what ranks say of each other, torchrun writes a page about their exit codes.
+        by_ranks = [line for line in lines if re.match(r"rank \d+: ", line)]
+        last_words = f"; its last words: {(by_ranks or lines)[-1]}" if lines else ""
+        self.close()
+        return WorkerLost(f"The worker process {what}{how}{last_words}")
+
+    def _has_ended(self) -> bool:
+        """Whether the process ended on its own; one whose pipe broke gets a moment to become reapable."""
+        try:
+            self._process.wait(timeout=0.5)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def _exit_words(return_code: int) -> str:
+    """`signal SIGSEGV` or `exit code 3`."""
+    if return_code >= 0:
+        return f"exit code {return_code}"
+    try:
+        return f"signal {signal.Signals(-return_code).name}"
+    except ValueError:
+        return f"signal {-return_code}"
+
+
+# Inputs, reference and sampling of the largest case of any profile together take a small part of this.
+DEADLINE_S = 120.0
+
+# A group keeps the deadline of each of its steps itself; it needs time to start, and to find out which rank is missing.
+GROUP_PATIENCE_S = 30.0
+
+
+class Workers(Protocol):
+    """Whoever measures cases for a session."""
+
+    def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
+        """The measured part of a record; every way a case can end is an outcome."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class WorkerPool:
+    """Processes that stay alive between cases. Use as a context manager.
+
+    A case that several ranks compute together gets a group of its own number of ranks and its own environment, and
+    a group of its own each time where its operator asks for fresh ranks. All of them share a folder, in which they
+    find what one of them computed.
+    """
+
+    def __init__(self, device: Device, deadline_s: float = DEADLINE_S) -> None:
+        self._device = device
+        self._deadline_s = deadline_s
+        self._workers: dict[tuple[object, ...], WorkerProcess] = {}
+        sweep()
+        self._shared = owned_folder("run")
+
+    def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
+        """The answer of worker `process`; one that is lost makes the case failed, and a fresh one takes the next."""
+        workload = find_workload(case.operator)
+        ranks, environment = workload.ranks(case.parameters), workload.environment(case.parameters)
+        if ranks:
+            key: tuple[object, ...] = (process, ranks, tuple(sorted(environment.items())))
+            patience_s = GROUP_PATIENCE_S
+            # torchrun sets this to 1 where nobody has, with a page of warning.
+            environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} | dict(environment)
+        else:
+            key, patience_s = (process,), 0.0
+        if key not in self._workers:
+            environment = {scratch.SHARED_VARIABLE: self._shared.name} | environment
+            self._workers[key] = WorkerProcess(self._device, ranks_command(ranks) if ranks else COMMAND, environment)
+        try:
+            answer = self._workers[key].measure(case, effort, self._deadline_s, patience_s)
+        except WorkerLost as lost:
+            del self._workers[key]
+            return {"outcome": "failed", "reason": str(lost)}
+        if answer.pop("fatal", False) or workload.fresh_ranks:
+            self._workers.pop(key).close()
+        return answer
+
+    def close(self) -> None:
+        while self._workers:
+            self._workers.popitem()[1].close()
+        self._shared.cleanup()
+        # Where ranks met each other as they started: named after their torchrun, which is gone now.
+        sweep()
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class GroupWorkers:
+    """The group that a session runs in rank 0 of, for all trials. What needs no ranks goes to a pool.
+
+    Once a rank is lost the case it was in is failed, and whatever is asked next raises UserError.
+    """
+
+    def __init__(self, group: Group, device: Device, deadline_s: float) -> None:
+        self._group, self._device, self._deadline_s = group, device, deadline_s
+        self._pool = WorkerPool(device, deadline_s)
+        self._lost = ""
+
+    def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
+        """The answer of all ranks together, or of a worker process for a case that takes none."""
+        if self._lost:
+            raise UserError(f"{self._lost} Go on with --resume.")
+        if not find_workload(case.operator).ranks(case.parameters):
+            return self._pool.measure(process, case, effort)
+        try:
+            answer = lead(self._group, request_for(case, effort, self._device, self._deadline_s))
+        except RanksMissing as missing:
+            self._lost = str(missing)
+            return {"outcome": "failed", "reason": self._lost}
+        if answer.pop("fatal", False):
+            # Only a fresh process is sure to have a whole context, and these processes are the launcher's.
+            self._lost = f"The last case may have broken the device's context ({answer.get('reason', '')})."
+            self._group.watchdog.announce(self._lost)
+        return answer
+
+    def close(self) -> None:
+        self._pool.close()
+        if not self._lost:
+            self._lost = "This run is over."
+            lead(self._group, None)
+        self._group.close()
+
+
+class SparingWorkers:
+    """Workers that skip the cases that are known not to run here; `refused` has the reason by case id."""
+
+    def __init__(self, workers: Workers, refused: Mapping[str, str]) -> None:
+        self._workers, self._refused = workers, refused
+
+    def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
+        reason = self._refused.get(case.case_id)
+        if reason is not None:
+            return {"outcome": "unsupported", "reason": reason}
+        return self._workers.measure(process, case, effort)
+
+    def close(self) -> None:
+        self._workers.close()

@@ -1,0 +1,313 @@
+"""What implementations compute with: the native extension, a GPU's context and compiler, torch's device.
+
+What this machine cannot do becomes `Unsupported` here, once for all implementations. So does how launches of torch are
+compared: one is right where every element of its results is as near to float64 as honest rounding leaves it.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import importlib.util
+import os
+import sys
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from pyperf_suite.errors import Unsupported, UserError, out_of_memory
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.kernels.nvrtc import wheels
+from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch
+from pyperf_suite.workloads.scratch import KernelCache
+from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, Prepared
+
+RESULT = "the result"
+
+
+def native_extension() -> ModuleType:
+    """`pyperf_suite._native`. Raises UserError that says how to build it where it is absent or does not load."""
+    try:
+        return importlib.import_module("pyperf_suite._native")
+    except ImportError as error:
+        raise UserError(
+            f"The native extension does not load ({error}): build it with `pip install -e .` in the checkout, "
+            "which needs a C++17 compiler."
+        ) from None
+
+
+class CudaDevice:
+    """A GPU that kernels are compiled for, loaded on and timed on; `context` and `native` are `_native.cuda`'s."""
+
+    def __init__(self, index: int) -> None:
+        """Retain the device's primary context, the one torch uses. Raises Unsupported where that cannot be."""
+        self.index = index
+        self.native: ModuleType = native_extension().cuda
+        with self.translated():
+            self.context = self.native.Context(self.native.Driver(), index)
+            self._compiler = KernelCache(self.native.Compiler(list(wheels())), cache_folder())
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Turn the extension's NotAvailable into Unsupported, so that the case is recorded with its reason."""
+        try:
+            yield
+        except self.native.NotAvailable as reason:
+            raise Unsupported(str(reason)) from None
+
+    def compile(
+        self,
+        name: str,
+        source: str,
+        headers: Mapping[str, str],
+        options: Sequence[str] = (),
+        architecture: str | None = None,
+    ) -> bytes:
+        """Machine code of a source, for this very device if no architecture is named; headers by their include name.
+
+        Raises Unsupported where NVRTC does not know the device, and `native.CompileError` with the compiler's log.
+        """
+        target = architecture or self.context.architecture
+        with self.translated():
+            compiled = self._compiler.compile(name, source, dict(headers), target, list(options))
+        return bytes(compiled.cubin)
+
+    def kernel(self, cubin: bytes, name: str) -> Any:
+        with self.translated():
+            return self.native.Kernel(self.native.Module(self.context, cubin), name)
+
+    def stopwatch(self, queueing: str = "held", **options: float) -> CudaStopwatch:
+        """A stopwatch; `queueing` is held, graph or open, options as `native.Stopwatch`'s.
+
+        Without options all share one stream, for which cuBLAS then keeps one workspace.
+        """
+        device = self._new_stopwatch(**options) if options else self._shared_stopwatch
+        return CudaStopwatch(device, queueing, self.native.QueueTimedOut)
+
+    @functools.cached_property
+    def _shared_stopwatch(self) -> Any:
+        return self._new_stopwatch()
+
+    def _new_stopwatch(self, **options: float) -> Any:
+        source = (files("pyperf_suite.kernels") / "cuda" / "stopwatch.cu").read_text("utf-8")
+        cubin = self.compile("stopwatch.cu", source, {}, ("--std=c++17",))
+        with self.translated():
+            return self.native.Stopwatch(self.context, cubin, **options)
+
+    def is_lost(self) -> bool:
+        """Whether a kernel or the hardware took the context with it, after which only a new process can go on."""
+        try:
+            self.context.synchronize()
+        except self.native.CudaError:
+            return True
+        return False
+
+
+def context_is_lost(device: Device) -> bool:
+    """Whether this process's context on that device is lost; never where it is no GPU, or has no context of ours."""
+    if device.kind != "cuda":
+        return False
+    try:
+        return cuda_device(device.index).is_lost()
+    except Unsupported:
+        return False
+
+
+@functools.cache
+def cuda_device(index: int) -> CudaDevice:
+    """The device of that index, made ready once in a process. Raises Unsupported with the reason if it cannot be."""
+    return CudaDevice(index)
+
+
+def cache_folder() -> str:
+    """Where compiled kernels are kept: $PYPERF_CACHE_DIR, else below $XDG_CACHE_HOME or ~/.cache; '' for nowhere."""
+    asked = os.environ.get("PYPERF_CACHE_DIR")
+    if asked:
+        return asked
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        # The XDG Base Directory Specification has relative paths ignored.
+        base = Path(caches) if Path(caches).is_absolute() else Path.home() / ".cache"
+    except RuntimeError:  # a user without a home
+        return ""
+    return str(base / "pyperf_suite" / "kernels")
+
+
+class TorchDevice:
+    """`torch`, its `device`, and the `stopwatch` that sees what is computed there."""
+
+    def __init__(self, device: Device, workers: int = 0, queueing: str = "held") -> None:
+        """Take `workers` threads of a CPU (0: as many as torch does), or a stream of the GPU.
+
+        `queueing` is how gaps between launches are hidden on a GPU; "open", not at all, is for steps of many kernels,
+        more than could wait behind a held stream. Raises Unsupported where torch is absent or cannot use the GPU.
+        """
+        if importlib.util.find_spec("torch") is None:
+            raise Unsupported("torch is not installed.")
+        import torch
+
+        self.torch = torch
+        self.stopwatch: Stopwatch
+        if device.kind == "cpu":
+            if workers:
+                torch.set_num_threads(workers)
+            self.device = torch.device("cpu")
+            self.stopwatch = CpuStopwatch()
+            return
+        if not torch.cuda.is_available():
+            raise Unsupported(f"This torch ({torch.__version__}) cannot use the GPU.")
+        self.device = torch.device("cuda", device.index)
+        torch.cuda.set_device(self.device)
+        clock = cuda_device(device.index).stopwatch(queueing)
+        torch.cuda.set_stream(torch.cuda.ExternalStream(clock.stream, self.device))
+        self.stopwatch = clock
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def synchronize(self) -> None:
+        if self.is_gpu:
+            self.torch.cuda.synchronize(self.device)
+
+    def details(self) -> dict[str, Any]:
+        if self.is_gpu:
+            return {"gpu": self.torch.cuda.get_device_name(self.device)}
+        return {
+            "threads": self.torch.get_num_threads(),
+            "capability": self.torch.backends.cpu.get_cpu_capability(),
+        }
+
+
+def leave_nothing_behind(device: Device) -> None:
+    """Give a GPU back as a fresh process has it: torch's own stream current, garbage collected, its cache empty."""
+    if device.kind != "cuda":
+        return
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return
+    torch.cuda.set_stream(torch.cuda.default_stream(device.index))
+    torch.cuda.empty_cache()
+
+
+def require_cores(workers: int) -> None:
+    """Raise UserError where more workers are asked for than this process may use cores."""
+    from pyperf_suite.hardware import cpu  # needs psutil, which a user's interpreter may lack
+
+    cores = cpu.detect().usable_cores
+    if workers > cores:
+        raise UserError(
+            f"{workers} workers were asked for, but this process may use {cores} cores: ask for at most that."
+        )
+
+
+class ByTorch(Implementation[Any]):
+    """What torch launches, on as many CPU cores as the parameter `workers` says, or on a GPU."""
+
+    name = "torch"
+    needs_torch = True
+
+    def __init__(self, launches: Callable[[Any, int, TorchDevice], Prepared], queueing: str = "open") -> None:
+        """`launches(parameters, seed, where)` are made; for `queueing` see TorchDevice."""
+        self._launches, self._queueing = launches, queueing
+
+    def validate(self, parameters: Any) -> None:
+        require_cores(parameters.workers)
+
+    def prepare(self, parameters: Any, place: Place) -> Prepared:
+        where = TorchDevice(place.device, parameters.workers, self._queueing)
+        return self._launches(parameters, place.seed, where)
+
+
+def use_products_of(where: TorchDevice, element: str) -> None:
+    """Let a GPU round float32 to tfloat32 in products, or not. Raises Unsupported for tfloat32 on a CPU."""
+    if where.is_gpu:
+        where.torch.set_float32_matmul_precision("high" if element == "tfloat32" else "highest")
+        where.torch.backends.cudnn.allow_tf32 = element == "tfloat32"
+    elif element == "tfloat32":
+        raise Unsupported("A CPU has no tfloat32.")
+
+
+class Due(NamedTuple):
+    """What a launch must leave, by name in float64; by how much each element may be off, and each tensor in norm.
+
+    Where `in_norm`, a share of the tensor's own norm, is None, rounding.compared has its own rule.
+    """
+
+    exact: Mapping[str, Any]
+    allowed: Mapping[str, Any]
+    in_norm: float | None = None
+
+
+class ComparedLaunches(Prepared):
+    """Launches of torch whose results have names and are compared element by element."""
+
+    def __init__(self, where: TorchDevice) -> None:
+        self._where = where
+
+    @property
+    def stopwatch(self) -> Stopwatch:
+        return self._where.stopwatch
+
+    @abstractmethod
+    def results(self, index: int) -> Mapping[str, Any]:
+        """What the last launch on that set left, by name; what it did not make is missing or None."""
+
+    @abstractmethod
+    def due(self) -> Due:
+        """What it must leave, computed once."""
+
+    def left(self, index: int) -> Checked:
+        from pyperf_suite.workloads.training.gpt import compared
+
+        return compared(self.results(index), *self.due())
+
+    def kept(self, index: int) -> Any:
+        return {name: each.detach().clone() for name, each in self.results(index).items()}
+
+    def equals(self, index: int, kept: Any) -> bool:
+        found = self.results(index)
+        return found.keys() == kept.keys() and all(self._where.torch.equal(found[name], kept[name]) for name in kept)
+
+    def _where_there_is_room(self, compute: Callable[[Any], Any]) -> Any:
+        """`compute(device)` where launches run, or on the CPU where a GPU has too little memory for it."""
+        if self._where.is_gpu:
+            try:
+                return compute(self._where.device)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+        return compute("cpu")
+
+
+class Passes(ComparedLaunches):
+    """Launches of one operation that rotate through equal sets of operands; results are allocated at each."""
+
+    def __init__(self, where: TorchDevice, kernel: Kernel, sets: Sequence[Any], names: Sequence[str]) -> None:
+        """`names` are those of what `_run` gives for one of the `sets`."""
+        super().__init__(where)
+        self.kernel, self.sets, self._sets, self._names = kernel, len(sets), sets, names
+        self._left: list[tuple[Any, ...]] = [()] * self.sets
+
+    @abstractmethod
+    def _run(self, operands: Any) -> tuple[Any, ...]:
+        """The operation, once."""
+
+    def launch(self, index: int) -> None:
+        place = index % self.sets
+        self._left[place] = ()  # the last result is gone before the next is made
+        self._left[place] = self._run(self._sets[place])
+
+    def poison(self, index: int | None = None) -> None:
+        """No results: those that no launch makes are missed."""
+        for place in range(self.sets) if index is None else (index % self.sets,):
+            self._left[place] = ()
+
+    def results(self, index: int) -> Mapping[str, Any]:
+        return dict(zip(self._names, self._left[index % self.sets], strict=False))

@@ -1,0 +1,366 @@
+"""What ranks do together: agree, connect, join torch's process group, time steps one by one, compare gradients.
+
+Nobody begins to connect before all have what it takes, so no rank waits for one that cannot come. Which rank draws what
+is fixed by its number, so that any process can make any rank's micro-batches.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import importlib.util
+import inspect
+import math
+import os
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware import cpu, memory
+from pyperf_suite.measure.tolerance import element_limit, operation_unit
+from pyperf_suite.ranks.group import Group, RanksMissing, connect
+from pyperf_suite.ranks.launch import rank_environment
+from pyperf_suite.workloads.workload import (
+    Checked,
+    Implementation,
+    Parameters,
+    Place,
+    RankTimes,
+    Transfers,
+    Workload,
+    together,
+)
+
+Made = TypeVar("Made")
+
+# Longer than any deadline of ours: the watchdog, which knows who is missing, is to speak first.
+TORCH_PATIENCE_S = 3600.0
+
+# With more on a core gloo measures the scheduler, and starting them takes minutes.
+RANKS_A_CORE = 8
+
+# NCCL reads once, when it is loaded, whether it copies between GPUs directly: ranks must be started for it.
+WITHOUT_DIRECT_COPIES = {"NCCL_P2P_DISABLE": "1"}
+
+# The process groups that this process is in, by backend: it belongs to one group of ranks for as long as it lives.
+_JOINED: dict[str, Any] = {}
+
+# What ranks compute in, by bytes an element.
+DTYPES = {"float32": 4, "bfloat16": 2}
+MOST_RANKS = 1 << 15
+
+# Makes a case ready of parameters, where this rank is, and the process group that it has joined.
+Steps = Callable[[Any, Place, Any], Transfers]
+
+# Roundings of sums over ranks: a small multiple of their square root (see measure.tolerance.element_limit).
+EXCHANGED = 4.0
+
+# Knuth's multiplier of a linear congruential generator, odd; elements that are widened to 64 bits at a time.
+_MULTIPLIER = 6364136223846793005
+_FINGERPRINTED = 1 << 20
+
+
+def agree(group: Group, doing: str, attempt: Callable[[], Made], deadline_s: float) -> Made:
+    """What `attempt` makes on this rank alone, once it has on all. Raises Unsupported on all where it fails on any."""
+    made: list[Made] = []
+    trouble = ""
+    try:
+        made.append(attempt())
+    except (Unsupported, UserError) as reason:
+        trouble = str(reason)
+    except Exception as error:  # the others wait to hear of it, whatever it is
+        trouble = f"{type(error).__name__}: {error}"
+    troubles = group.gather(doing, trouble, deadline_s)
+    found = [(rank, told) for rank, told in enumerate(troubles) if told]
+    if found:
+        rank, first = found[0]
+        raise Unsupported(first if len(set(troubles)) == 1 else f"Rank {rank}: {first}")
+    return made[0]
+
+
+def do_together(group: Group, doing: str, action: Callable[[], Made], deadline_s: float) -> Made:
+    """What `action` makes, which all ranks are in: an error on one leaves the others waiting, so it ends the group.
+
+    Raises RanksMissing where it fails.
+    """
+    with group.within(doing, deadline_s):
+        try:
+            return action()
+        except RanksMissing:
+            raise
+        except Exception as error:
+            raise group.broken(doing, error) from error
+
+
+def torch_place(place: Place) -> str:
+    """The device as torch names it."""
+    return "cpu" if place.device.kind == "cpu" else f"cuda:{place.device.index}"
+
+
+def process_group(place: Place, backend: str) -> Any:
+    """The process group of torch with all ranks (None is its default), made when first asked for, by all together.
+
+    Raises Unsupported on all ranks where this torch lacks the backend on any, and RanksMissing where ranks do not come.
+    """
+    if backend in _JOINED:
+        return _JOINED[backend]
+    if importlib.util.find_spec("torch") is None:
+        raise Unsupported("torch is not installed.")
+    group, deadline_s = place.ranks, place.deadline_s
+    torch: Any = importlib.import_module("torch")
+    distributed: Any = importlib.import_module("torch.distributed")
+
+    def require() -> None:
+        if not getattr(distributed, f"is_{backend}_available")():
+            raise Unsupported(f"This torch was built without {backend}.")
+        if backend == "nccl" and not torch.cuda.is_available():
+            raise Unsupported(f"This torch ({torch.__version__}) cannot use the GPU.")
+
+    agree(group, f"look for {backend}", require, deadline_s)
+    # A client of its own, as torch's threads may ask while this one waits; and keys that nobody else writes.
+    store = distributed.PrefixStore(f"process_group/{backend}", connect(group.environment, deadline_s))
+
+    def join() -> Any:
+        options: dict[str, Any] = {"timeout": datetime.timedelta(seconds=TORCH_PATIENCE_S)}
+        if backend == "nccl":
+            torch.cuda.set_device(torch_place(place))
+            # NCCL then connects here, within the deadline, and not in the first collective of some of the ranks.
+            options["device_id"] = torch.device(torch_place(place))
+        if distributed.is_initialized():
+            return distributed.new_group(backend=backend, **options)
+        distributed.init_process_group(backend, store=store, rank=group.rank, world_size=group.count, **options)
+        return None  # the default group: a call that names it takes longer, which nobody's script does
+
+    _JOINED[backend] = do_together(group, f"connect by {backend}", join, deadline_s)
+    return _JOINED[backend]
+
+
+class OnRanks(Workload[Parameters]):
+    """A workload whose parameters say how many ranks, how many bytes on each, and whether GPUs copy directly."""
+
+    def ranks(self, parameters: Any) -> int:
+        return int(parameters.ranks)
+
+    def environment(self, parameters: Any) -> dict[str, str]:
+        return direct_copies(parameters.peer_to_peer)
+
+    def footprint_bytes(self, parameters: Any) -> int:
+        return int(parameters.footprint_bytes)
+
+
+def direct_copies(peer_to_peer: bool) -> dict[str, str]:
+    """The environment of ranks that copy between GPUs directly, or are to go without."""
+    return {} if peer_to_peer else WITHOUT_DIRECT_COPIES
+
+
+def require_started_so(peer_to_peer: bool) -> None:
+    """Raise Unsupported where a launcher started ranks with direct copies that are to go without."""
+    if any(os.environ.get(name) != value for name, value in direct_copies(peer_to_peer).items()):
+        raise Unsupported(
+            "No direct copies between GPUs were asked for, but these ranks were started with them: start them with "
+            "NCCL_P2P_DISABLE=1, or let pyperf-suite start them."
+        )
+
+
+def require_cores_for(ranks: int) -> None:
+    """Raise UserError for more ranks than this machine's cores can keep alive, unless they run on several machines."""
+    cores = cpu.detect().usable_cores
+    if not rank_environment().launched and ranks > RANKS_A_CORE * cores:
+        raise UserError(
+            f"{ranks} ranks were asked for on {cores} cores, where they would spend their time waiting for each other: "
+            f"ask for at most {RANKS_A_CORE * cores}, or launch them on several machines."
+        )
+
+
+def require_memory(group: Group, bytes_a_rank: int) -> None:
+    """Raise Unsupported where the ranks on this machine need more memory together than it has free."""
+    ranks_here = -(-group.count // max(1, group.environment.nodes))
+    needed_bytes, free_bytes = ranks_here * bytes_a_rank, memory.available_bytes()
+    if needed_bytes > free_bytes:
+        raise Unsupported(
+            f"{ranks_here} ranks on this machine need {needed_bytes / 1e9:.1f} GB, but {free_bytes / 1e9:.1f} GB of "
+            "memory are free: ask for fewer ranks or less on each."
+        )
+
+
+def timed_one_by_one(
+    step: Callable[[], object], iterations: int, meet: Callable[[], object], where: str = "cpu"
+) -> RankTimes:
+    """Steps of this rank, each waited for: by the host's clock, or on a GPU by two events on torch's stream around it.
+
+    `meet` lets all ranks begin at once, as they learn of a block one after the other. The loops are as tight as Python
+    allows: stamps go to lists that exist. gloo gives the interpreter's lock back while it waits, and so does waiting
+    for an event: the watchdog costs at most the microseconds of its heartbeat, four times a second.
+    """
+    arrived_ns, done_ns, seconds = [0] * iterations, [0] * iterations, [0.0] * iterations
+    stamp = time.monotonic_ns
+    if where == "cpu":
+        meet()
+        for index in range(iterations):
+            arrived_ns[index] = stamp()
+            step()
+            done_ns[index] = stamp()
+        seconds = [(done - arrived) * 1e-9 for arrived, done in zip(arrived_ns, done_ns, strict=True)]
+    else:
+        torch: Any = importlib.import_module("torch")
+        torch.cuda.set_device(where)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        meet()
+        torch.cuda.synchronize()
+        for index in range(iterations):
+            arrived_ns[index] = stamp()
+            begin.record()
+            step()
+            end.record()
+            end.synchronize()
+            done_ns[index] = stamp()
+            seconds[index] = begin.elapsed_time(end) * 1e-3
+    return RankTimes(np.array(seconds), np.array(arrived_ns, dtype=np.int64), np.array(done_ns, dtype=np.int64))
+
+
+class OverTorch(Implementation[Any]):
+    """By torch's process group; `refuse`, where there is one, raises UserError for parameters under that name."""
+
+    def __init__(self, steps: Steps, refuse: Callable[[Any, str], None] | None = None) -> None:
+        self._steps, self._refuse = steps, refuse
+
+    def validate(self, parameters: Any) -> None:
+        if self._refuse is not None:
+            self._refuse(parameters, self.name)
+
+
+class OverGloo(OverTorch):
+    """Ranks on CPU cores; each computes on as many threads as OMP_NUM_THREADS says, or one, beside gloo's own."""
+
+    name = "gloo"
+    device_kind = "cpu"
+
+    def validate(self, parameters: Any) -> None:
+        super().validate(parameters)
+        if not parameters.peer_to_peer:
+            raise UserError("gloo moves data between CPUs over TCP: peer_to_peer is NCCL's alone.")
+        require_cores_for(parameters.ranks)
+
+    def prepare(self, parameters: Any, place: Place) -> Transfers:
+        joined = process_group(place, self.name)
+        require_memory(place.ranks, parameters.footprint_bytes)
+        return self._steps(parameters, place, joined)
+
+
+class OverNccl(OverTorch):
+    """One GPU a rank."""
+
+    name = "nccl"
+    device_kind = "cuda"
+
+    def prepare(self, parameters: Any, place: Place) -> Transfers:
+        require_started_so(parameters.peer_to_peer)
+        return self._steps(parameters, place, process_group(place, self.name))
+
+
+class RankSteps(Transfers):
+    """Steps of one rank that are over when they return; on a GPU torch's stream waits for what is exchanged."""
+
+    def __init__(self, parameters: Any, rank: int, group: Any, where: str) -> None:
+        """`where` is torch's name of the device; a group of None is torch's default."""
+        torch: Any = importlib.import_module("torch")
+        self.torch, self._parameters, self._rank, self._group, self._where = torch, parameters, rank, group, where
+
+    @classmethod
+    def of(cls, parameters: Any, place: Place, joined: Any) -> Transfers:
+        return cls(parameters, place.ranks.rank, joined, torch_place(place))
+
+    @property
+    def is_gpu(self) -> bool:
+        return self._where != "cpu"
+
+    @abstractmethod
+    def step(self) -> None:
+        """What is timed."""
+
+    def meet(self) -> None:
+        """Wait for all ranks, so that what is timed begins for all at once."""
+        self.torch.distributed.barrier(self._group)
+
+    def time(self, iterations: int, deadline_s: float) -> RankTimes:
+        return timed_one_by_one(self.step, iterations, self.meet, self._where)
+
+    def verdict(self, found: dict[str, Any], exact: dict[str, Any], limits: dict[str, Any], *wrong: str) -> Checked:
+        """Each element of what was found against what it must be, and what else is wrong in words."""
+        from pyperf_suite.workloads.training.gpt import compared
+
+        return together([compared(found, exact, limits), Checked(len(wrong), 1, wrong[0] if wrong else "")])
+
+    def _torch_details(self) -> dict[str, Any]:
+        threads = {} if self.is_gpu else {"threads": self.torch.get_num_threads()}
+        return {"torch": self.torch.__version__, **threads}
+
+
+def distributed(model: Any, group: Any, **options: Any) -> Any:
+    """The model as torch's DistributedDataParallel, which is to leave its buffers, masks and positions, as they are."""
+    torch: Any = importlib.import_module("torch")
+    ddp = torch.nn.parallel.DistributedDataParallel
+    # Older versions of torch have another word for it.
+    names = inspect.signature(ddp).parameters
+    leave_buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+    return ddp(model, process_group=group, **{leave_buffers: False}, **options)
+
+
+def average(gradients: Sequence[Any], count: int, group: Any) -> None:
+    """One all_reduce of all gradients over so many ranks, copied together and back as a bucket is."""
+    torch: Any = importlib.import_module("torch")
+    together = torch.cat([each.flatten() for each in gradients]).div_(count)
+    torch.distributed.all_reduce(together, group=group)
+    for gradient, part in zip(gradients, together.split([each.numel() for each in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def seed_of(rank: int, micro: int, micro_batches: int) -> int:
+    """The seed of micro-batch number `micro` of that rank, of `micro_batches` that each has."""
+    return 1 + rank * micro_batches + micro
+
+
+def exchanged_limit(due: Any, dtype: str, terms: int) -> Any:
+    """By how much each element of a gradient may be off that ranks have summed from so many, each of them right.
+
+    Sums are rounded in their type each time, at random: as measure.tolerance.element_limit has it, but relative to
+    what elements of this row and column are usually as large as, for an element's own terms may cancel.
+    """
+    from pyperf_suite.workloads.training.gpt import spread
+
+    return element_limit(dtype, dtype, terms).smallest + (
+        EXCHANGED * math.sqrt(terms) * operation_unit(dtype, 1) * (due.abs() + spread(due))
+    )
+
+
+def same_on_all(tensors: Iterable[Any], group: Any, place: str) -> bool:
+    """Whether every rank of the group holds the same bits."""
+    torch: Any = importlib.import_module("torch")
+    mine = torch.tensor([fingerprint(tensors)], dtype=torch.int64, device=place)
+    found = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size(group))]
+    torch.distributed.all_gather(found, mine, group=group)
+    return len({int(each) for each in found}) == 1
+
+
+def fingerprint(tensors: Iterable[Any]) -> int:
+    """The bits of all tensors in 64, made where they lie.
+
+    Their elements as integers, times odd numbers that grow with their place, summed modulo 2^64: so one element that
+    changes always shows, and so do two that are swapped.
+    """
+    torch: Any = importlib.import_module("torch")
+    total = 0
+    for each in tensors:
+        kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[each.element_size()]
+        numbers = each.detach().contiguous().reshape(-1).view(kind)
+        total *= _MULTIPLIER
+        for begin in range(0, numbers.numel(), _FINGERPRINTED):
+            part = numbers[begin : begin + _FINGERPRINTED].long()
+            places = torch.arange(begin, begin + part.numel(), device=part.device)
+            total += int((part * (2 * places + 1)).sum())
+        total = (total + numbers.numel()) % 2**64
+    return total - 2**63

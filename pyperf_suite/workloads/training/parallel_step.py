@@ -1,0 +1,251 @@
+"""A whole training iteration of a GPT cut over data-, tensor- and pipeline-parallel ranks, by torch's own engine.
+
+Forward and backward of all micro-batches, exchange of gradients, AdamW's update; the gradients are compared with those
+of one process. Ranks lie as (pipeline, data, tensor), tensor innermost. The whole model is drawn from one seed on every
+rank, which then keeps its own part. The first check counts what is allocated: the kernel's details then have, as the
+most of any rank and for each under `rank_bytes`, `parameter_bytes`, `gradient_bytes`, `bucket_bytes`, `optimizer_bytes`
+and `counter_bytes` (cuts.DataCut.allocated), and `saved_activation_bytes` (held_bytes.most_saved), or on a GPU
+`peak_bytes`, the allocator's most of a whole iteration.
+"""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+from pyperf_suite.errors import Unsupported
+from pyperf_suite.workloads.on_ranks import (
+    DTYPES,
+    OnRanks,
+    OverGloo,
+    OverNccl,
+    RankSteps,
+    agree,
+    do_together,
+    exchanged_limit,
+    same_on_all,
+    seed_of,
+    torch_place,
+)
+from pyperf_suite.workloads.training import Checkpointing
+from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
+from pyperf_suite.workloads.workload import Checked, Kernel, Place, Transfers, Work, by_name
+
+# Of a parameter of the whole model in a single process: itself, a gradient, and the float32 sum of gradients.
+WHOLE_BYTES = 4 + 4 + 4
+
+
+class ParallelSteps(RankSteps):
+    """Iterations of one rank."""
+
+    def __init__(self, parameters: ParallelStepParameters, rank: int, group: Any, where: str) -> None:
+        super().__init__(parameters, rank, group, where)
+        from torch.distributed.device_mesh import init_device_mesh
+
+        from pyperf_suite.workloads.training import cuts
+
+        torch, p, self._cuts = self.torch, parameters, cuts
+        shape = (p.pipeline, p.data, p.tensor)
+        self._mesh = init_device_mesh(torch.device(where).type, shape, mesh_dim_names=("pp", "dp", "tp"))
+        self.parts = self._own_parts()
+        self.data = cuts.cut_by_data(self.parts, p, self._mesh)
+        self._pipeline = cuts.Pipeline(self.data.calls, p, self._mesh, where) if p.pipeline > 1 else None
+        self._batches = [self._drawn(self._mesh["dp"].get_local_rank(), micro) for micro in range(p.micro_batches)]
+        self._all_tokens, self._all_targets = (torch.cat(kind) for kind in zip(*self._batches, strict=True))
+        self._seeded = [cuts.local(each.detach()).cpu().clone() for each in self.data.weights]
+        self._due: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self._observed = False
+        self.kernel = Kernel("parallel_step", self._path, self._torch_details())
+
+    def poison(self, index: int | None = None) -> None:
+        with self.torch.no_grad():
+            for weight, seeded in zip(self.data.weights, self._seeded, strict=True):
+                self._cuts.local(weight).copy_(seeded)
+            for _, state in self.data.moments():
+                state.zero_()
+        self.data.clear()
+
+    def step(self) -> None:
+        self.data.clear()
+        with self._cuts.loss_cut_by_vocabulary(self._parameters):
+            if self._pipeline is not None:
+                self._pipeline.run(self._all_tokens, self._all_targets)
+            else:
+                for index, (tokens, targets) in enumerate(self._batches):
+                    with self.data.micro_batch(index == len(self._batches) - 1):
+                        loss = self.data.calls[0](tokens, targets).sum()
+                        (loss / len(self._batches)).backward()
+        self.data.finish()
+
+    def left(self, index: int = 0) -> Checked:
+        exact, limits = self._due = self._due or self._single_process()
+        found = {f"the gradient of {name}": _whole(weight.grad) for name, weight in self._named_weights()}
+        drifted = not self._parameters.is_sharded and not self._same_weights()
+        wrong = ["updated weights differ between data-parallel ranks"] if drifted else []
+        checked = self.verdict(found, exact, limits, *wrong)
+        if not self._observed:
+            self._observed = True
+            self.kernel = replace(self.kernel, details={**self.kernel.details, **self._everyones(self._allocations())})
+        return checked
+
+    def close(self) -> None:
+        self._pipeline = None
+        self.parts, self._batches, self._seeded, self._due = [], [], [], None
+        del self.data
+
+    @property
+    def _path(self) -> str:
+        p = self._parameters
+        words = [self.data.path]
+        words += ["DTensor tensor parallel, sequence parallel"] if p.tensor > 1 else []
+        words += ["1F1B" if p.chunks == 1 else "interleaved 1F1B"] if p.pipeline > 1 else []
+        if p.dtype != "float32":
+            words += [f"{p.dtype} {'over float32 shards' if p.is_sharded else 'throughout'}"]
+        return ", ".join(words)
+
+    def _allocations(self) -> dict[str, int]:
+        """Bytes on this rank after an iteration, and what one more keeps for backward, or on a GPU holds, at most."""
+        from pyperf_suite.workloads.training.held_bytes import most_saved
+
+        cuda, found = self.torch.cuda, self.data.allocated()
+        if not self.is_gpu:
+            return found | {"saved_activation_bytes": most_saved(self.parts, self.step)}
+        cuda.reset_peak_memory_stats(self._where)
+        self.step()
+        cuda.synchronize(self._where)
+        return found | {"peak_bytes": int(cuda.max_memory_allocated(self._where))}
+
+    def _everyones(self, mine: dict[str, int]) -> dict[str, Any]:
+        """Of each figure the most of any rank, and under `rank_bytes` every rank's, in order."""
+        torch = self.torch
+        row = torch.tensor(list(mine.values()), dtype=torch.int64, device=self._where)
+        rows = [torch.empty_like(row) for _ in range(self._parameters.ranks)]
+        torch.distributed.all_gather(rows, row)
+        columns = dict(zip(mine, torch.stack(rows).T.tolist(), strict=True))
+        return {**{name: max(column) for name, column in columns.items()}, "rank_bytes": columns}
+
+    def _own_parts(self) -> list[Any]:
+        from pyperf_suite.workloads.training import gpt
+
+        p = self._parameters
+        dtype = getattr(self.torch, "float32" if p.is_sharded else p.dtype)
+        each = p.layers // (p.pipeline * p.chunks)
+        parts = []
+        for stage in self._cuts.stages_of(p, self._mesh["pp"].get_local_rank()):
+            part = self._cuts.Part(gpt.build(p), stage * each, (stage + 1) * each, p.layers).to(self._where, dtype)
+            if p.tensor > 1:
+                self._cuts.cut_by_tensor(part, p, self._mesh["tp"])
+            parts.append(part)
+        return parts
+
+    def _named_weights(self) -> list[tuple[str, Any]]:
+        return [named for part in self.parts for named in part.named_weights()]
+
+    def _drawn(self, data_rank: int, micro: int) -> tuple[Any, ...]:
+        from pyperf_suite.workloads.training import gpt
+
+        p = self._parameters
+        return tuple(each.to(self._where) for each in gpt.inputs(p, seed_of(data_rank, micro, p.micro_batches)))
+
+    def _single_process(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Gradients of this rank's weights over the global batch, each rank having computed its share of it whole.
+
+        And by how much each element may be off. In float64 on a CPU, in float32 on a GPU, of the weights as they are
+        rounded for products, with float64 sums; once as it is, and once rounded at random (see gpt.py).
+        """
+        from pyperf_suite.workloads.training.gpt import RoundedOperations, Rounding, limits
+
+        p, where = self._parameters, self._room_for_whole()
+        exact = self._over_all(where, nullcontext())
+        tokens = p.batch * p.seq * p.micro_batches
+        rounding = Rounding.of(p.dtype, max(p.width, p.hidden, p.vocab, tokens))
+        moved = self._over_all(where, RoundedOperations(rounding, self._rank, where))
+        allowed = limits(exact, moved, rounding, 0 if self.is_gpu or p.dtype == "float32" else tokens)
+        for name, due in exact.items():
+            allowed[name] += exchanged_limit(due, p.dtype, p.data * p.micro_batches + 1)
+        return exact, allowed
+
+    def _over_all(self, where: str, rounded: AbstractContextManager[Any]) -> dict[str, Any]:
+        """Gradients of this rank's weights by name; every rank computes its share of the batches, in that context."""
+        from pyperf_suite.workloads.training import gpt
+
+        torch, p = self.torch, self._parameters
+        wide = torch.float64 if where == "cpu" else torch.float32
+        attention = "explicit" if p.attention == "explicit" else "sdpa"
+        model = gpt.build(replace(p, checkpointing=Checkpointing(), attention=attention))
+        model = model.to(getattr(torch, p.dtype)).to(where, wide)
+        pairs = [(rank, micro) for rank in range(p.data) for micro in range(p.micro_batches)]
+        batches = (
+            (tuple(each.to(where) for each in self._drawn(*pair)), None, 1 / len(pairs))
+            for pair in pairs[self._rank :: p.ranks]
+        )
+        order = self._cuts.rows_by_rank(p) if p.tensor > 1 else None
+        own = {name for name, _ in self._named_weights()}
+        with rounded:
+            _, sums = gpt.summed(model, batches, wide)
+        found = {}
+        for (name, _), mine in zip(model.named_parameters(), sums, strict=True):
+            everyones = mine.to(self._where)
+            torch.distributed.all_reduce(everyones)
+            if name in own:
+                due = everyones.cpu().double()
+                found[f"the gradient of {name}"] = due if order is None or self._cuts.FUSED not in name else due[order]
+        return found
+
+    def _room_for_whole(self) -> str:
+        """Where the whole model can be beside what is there.
+
+        On a GPU unless weights, gradients and their float32 sums would take over half of what is free on any rank.
+        """
+        if not self.is_gpu:
+            return self._where
+        torch = self.torch
+        torch.cuda.empty_cache()
+        needed = WHOLE_BYTES * self._parameters.dimensions.parameters
+        fits = torch.tensor([int(2 * needed < torch.cuda.mem_get_info(self._where)[0])], device=self._where)
+        torch.distributed.all_reduce(fits, op=torch.distributed.ReduceOp.MIN)
+        return self._where if int(fits) else "cpu"
+
+    def _same_weights(self) -> bool:
+        mine = (self._cuts.local(each) for each in self.data.weights)
+        return same_on_all(mine, self._mesh["dp"].get_group(), self._where)
+
+
+def _whole(tensor: Any) -> Any:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def require_possible(parameters: ParallelStepParameters, where: str) -> None:
+    """Raise Unsupported for what torch cannot combine, naming the nearest that works."""
+    from pyperf_suite.workloads.training import gpt
+
+    torch: Any = importlib.import_module("torch")
+    p = parameters
+    gpt.require_attention(p, where, getattr(torch, p.dtype))
+    if p.pipeline > 1 and p.micro_batches < p.pipeline:
+        raise Unsupported(
+            f"torch's 1F1B needs as many micro-batches as stages, but there are {p.micro_batches} for {p.pipeline}: "
+            f"ask for micro_batches={p.pipeline}."
+        )
+
+
+def _built(parameters: ParallelStepParameters, place: Place, joined: Any) -> Transfers:
+    group, deadline_s = place.ranks, place.deadline_s
+    possible = "look for what torch can combine"
+    agree(group, possible, lambda: require_possible(parameters, torch_place(place)), deadline_s)
+    return do_together(group, "build parts", lambda: ParallelSteps.of(parameters, place, joined), deadline_s)
+
+
+class ParallelStep(OnRanks[ParallelStepParameters]):
+    """Iterations of all ranks together; each compares its gradients with those of a single process."""
+
+    name = "parallel_step"
+    parameters_type = ParallelStepParameters
+    implementations = by_name(OverGloo(_built), OverNccl(_built))
+    # What one layout leaves allocated, or breaks, is not to be seen in the next.
+    fresh_ranks = True
+
+    def work(self, parameters: ParallelStepParameters) -> Work:
+        return Work(bytes=DTYPES[parameters.dtype] * parameters.dimensions.parameters if parameters.data > 1 else 0)

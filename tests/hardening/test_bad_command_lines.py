@@ -1,0 +1,65 @@
+"""What a person may mistype is answered at once in one sentence that names it, with exit code 2, and leaves no file."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from pyperf_suite.cli import main
+
+MODEL = "--layers 4 --hidden 1024 --heads 8 --ffn 2816 --vocab 32000"
+SIZE = f"size {MODEL} --gpu H200"
+LAYOUT = f"layout {MODEL} --gpu H100"
+
+# What is typed, and what the answer names.
+CATALOGUE = (
+    ("nothing", "choose from ab, calibrate"),
+    ("tile_wave", "`pyperf-suite run tile_wave`"),
+    ("run tile_wav", "did you mean tile_wave?"),
+    ("run --list foo", "'foo'"),
+    ("run tile_wave --profile quik", "did you mean quick?"),
+    ("run tile_wave --device cuda:x", "'cuda:x'"),
+    ("run tile_wave -a tile=64", "'64'"),
+    ("run tile_wave -a tlie=64x64x64", "did you mean tile?"),
+    ("run tile_wave --resume 2026", "2026"),
+    ("run tile_wave --budget 0", "'--budget'"),
+    ("run tile_wave --deadline nan", "'--deadline'"),
+    ("run absent.py", "no file absent.py"),
+    ("collectives --ranks 0", "'--ranks'"),
+    ("size", "--gpu H200"),
+    (f"size {MODEL} --gpu H2000", "did you mean H200"),
+    (f"{SIZE} --vary head", "did you mean heads"),
+    (f"{SIZE} --vary heads,", "--vary has a comma"),
+    (f"{SIZE} --reach 200%", "--reach"),
+    (f"{SIZE} --parameter-change x", "'x'"),
+    (f"{SIZE} --hidden 0", "--hidden has to be at least 1"),
+    ("size --config absent.json --gpu H200", "absent.json"),
+    ("explain 1 2 --gpu H100", "'1 2'"),
+    ("explain 0 1 1 --gpu H100", "0 x 1 x 1"),
+    (f"{LAYOUT} --gpus 0 --global-batch 8", "--gpus"),
+    (f"{LAYOUT} --gpus 8 --global-batch 8 --memory much", "'much'"),
+    ("study absent.toml", "absent.toml"),
+    ("ab --old tile=1 --new tile=2 tile_wave", "'1'"),
+    ("compare latest latest", "no run in bench_results"),
+    ("compare absent.json absent.json", "'absent.json'"),
+    ("track --margin 200%", "'200%'"),
+    ("history --machine none", "machine none"),
+    ("export --format xml", "'xml'"),
+    ("prune --older-than 3x", "'3x'"),
+    ("report absent", "no results folder absent"),
+    ("findings latest --results absent", "no run in absent"),
+    ("calibrate absent", "absent"),
+    ("selfcheck --budget nan", "'--budget'"),
+    ("completion tcsh", "'tcsh'"),
+    ("doctor --expect gpus=x", "gpus=x"),
+)
+
+
+@pytest.mark.parametrize(("line", "named"), CATALOGUE, ids=[line for line, _ in CATALOGUE])
+def test_what_is_mistyped_is_named_in_one_sentence(line, named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer = CliRunner().invoke(main, line.split())
+    assert answer.exit_code == 2, answer.output
+    assert named in answer.stderr
+    assert answer.stderr.splitlines()[-1].startswith("Error: ")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

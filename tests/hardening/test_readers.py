@@ -1,0 +1,553 @@
+"""Whatever text, JSON or bytes stand where a reader expects its own form, it reads them or says no as it documents."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from pyperf_suite.advise.model_config import _object_in, model_config, read_model_config
+from pyperf_suite.commands.layout import _link
+from pyperf_suite.commands.options import Age
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware import cpu, links, memory, nccl_log, topology
+from pyperf_suite.hardware.catalogue import capability_of, find_gpu
+from pyperf_suite.hardware.cpu import read_cpu, read_layout
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware.kernel_files import KernelFiles, parse_bytes, parse_cpu_list, parse_integer
+from pyperf_suite.hardware.links import PcieLink, network
+from pyperf_suite.hardware.machine import kernel_state
+from pyperf_suite.history.confirm import find_case
+from pyperf_suite.history.pairs.arms import parse_variant
+from pyperf_suite.history.selfcheck import COMPARISONS, MANIFEST, Comparison, open_selfcheck
+from pyperf_suite.history.stored.foreign import read_foreign
+from pyperf_suite.history.stored.journals import summarise_journal
+from pyperf_suite.history.stored.store import RunCache, Store
+from pyperf_suite.history.thresholds import load_thresholds, parse_share
+from pyperf_suite.kernels import disassembly
+from pyperf_suite.laws.calibration import load_calibration, shipped_path
+from pyperf_suite.laws.gemm import gemm_time
+from pyperf_suite.laws.prices import check_form
+from pyperf_suite.laws.roofline import memory_bound_time
+from pyperf_suite.laws.tiled_attention import Blocks
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.probes.alignment import Base
+from pyperf_suite.probes.calibration import AttentionShape
+from pyperf_suite.probes.collectives import Training
+from pyperf_suite.ranks.launch import rank_environment
+from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.results import open_run, read_journal
+from pyperf_suite.spec.axes import Flag, Shape, Sizes, overrides_for, parse_overrides, replace_axes
+from pyperf_suite.spec.discovery import all_probes
+from pyperf_suite.workloads import kernel_names
+from pyperf_suite.workloads.kernel_names import flash_kernel
+from pyperf_suite.workloads.training import Checkpointing
+from pyperf_suite.workloads.training.optimizer import TensorSet
+
+SEEDS = st.integers(0, 2**32)
+# A hundred inputs an example: few examples do, unless a profile asks for other ones in each run.
+SOME = settings(max_examples=2, phases=[Phase.generate]) if settings().derandomize else settings()
+ROOT = Path(__file__).parents[2]
+TOPOLOGIES = sorted((ROOT / "tests/hardware/topologies").glob("*.txt"))
+RESULTS = ROOT / "bench_results"
+CPU = Device("cpu")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One reader: good forms to begin from, or what makes them, and the exceptions by which it says no.
+
+    With `file` it is given the path of a file of that name with spoiled bytes in it, else the spoiled value itself.
+    """
+
+    name: str
+    read: Callable[[Any], Any]
+    good: Sequence[Any] | Callable[[], Sequence[Any]]
+    refusals: tuple[type[Exception], ...] = (UserError,)
+    file: str = ""
+
+    def forms(self) -> Sequence[Any]:
+        return self.good() if callable(self.good) else self.good
+
+
+# Texts.
+
+
+class KeptFiles(KernelFiles):
+    """Kernel files kept in memory, as hypothesis would write a hundred thousand of them."""
+
+    def __init__(self, contents: dict[str, str]) -> None:
+        super().__init__()
+        object.__setattr__(self, "contents", contents)
+
+    def text(self, path: str) -> str | None:
+        content = self.contents.get(path)
+        return None if content is None else content.strip("\0 \n\t") or None
+
+    def matching(self, pattern: str) -> list[str]:
+        depth = pattern.count("/") + 1
+        prefixes = {"/".join(path.split("/")[:depth]) for path in self.contents}
+        return sorted(path for path in prefixes if path.count("/") + 1 == depth and fnmatchcase(path, pattern))
+
+    def exists(self, path: str) -> bool:
+        return any(each == path or each.startswith(f"{path}/") for each in self.contents)
+
+
+CPU_FOLDER, NODE_FOLDER = "sys/devices/system/cpu", "sys/devices/system/node"
+DEVICE_FOLDER = "sys/bus/pci/devices/0000:17:00.0"
+MACHINE = {
+    "proc/cpuinfo": "processor\t: 0\nmodel name\t: A CPU @ 2.5GHz\nflags\t\t: fpu avx2 hypervisor\n\nprocessor : 1\n",
+    "proc/self/cgroup": "0::/a/b\n4:memory:/a\n3:cpu,cpuacct:/a/../b\n",
+    "proc/self/status": "Name:\tpython\nCpus_allowed_list:\t0-1\nMems_allowed_list:\t0\n",
+    "sys/fs/cgroup/a/b/cpu.max": "150000 100000",
+    "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+    "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+    "sys/fs/cgroup/a/b/memory.max": "1073741824",
+    "sys/fs/cgroup/a/b/memory.current": "73741824",
+    "sys/fs/cgroup/a/b/memory.stat": "anon 12\ninactive_file 4096\n",
+    f"{CPU_FOLDER}/online": "0-1",
+    f"{CPU_FOLDER}/cpu0/topology/core_id": "0",
+    f"{CPU_FOLDER}/cpu0/topology/physical_package_id": "0",
+    f"{CPU_FOLDER}/cpu0/cpufreq/scaling_governor": "performance",
+    f"{CPU_FOLDER}/intel_pstate/no_turbo": "0",
+    f"{CPU_FOLDER}/cpu0/cache/index2/level": "2",
+    f"{CPU_FOLDER}/cpu0/cache/index2/size": "2048K",
+    f"{CPU_FOLDER}/cpu0/cache/index2/type": "Unified",
+    f"{CPU_FOLDER}/cpu0/cache/index2/shared_cpu_list": "0-1",
+    f"{NODE_FOLDER}/online": "0",
+    f"{NODE_FOLDER}/node0/cpulist": "0-1",
+    f"{NODE_FOLDER}/node0/meminfo": "Node 0 MemTotal:  16000000 kB\n",
+    f"{NODE_FOLDER}/node0/distance": "10",
+    f"{DEVICE_FOLDER}/class": "0x030200",
+    f"{DEVICE_FOLDER}/current_link_speed": "32.0 GT/s PCIe",
+    f"{DEVICE_FOLDER}/current_link_width": "16",
+    f"{DEVICE_FOLDER}/max_link_speed": "32.0 GT/s PCIe",
+    f"{DEVICE_FOLDER}/max_link_width": "16",
+    f"{DEVICE_FOLDER}/numa_node": "0",
+    "sys/class/dmi/id/sys_vendor": "QEMU",
+    "sys/class/dmi/id/product_name": "KVM",
+}
+SEPARATOR = "\n=====\n"
+
+
+def machine_of(text: str) -> None:
+    """Everything that the suite reads below /proc and /sys, each file a part of the text."""
+    files = KeptFiles(dict(zip(MACHINE, text.split(SEPARATOR), strict=False)))
+    flags = frozenset({"hypervisor"})
+    read_cpu(files, None)
+    read_layout(files)
+    json.dumps(kernel_state(files, flags))
+    for each in links.devices(files):
+        assert links.PcieDevice.from_json(each.to_json()) == each
+    memory.memory_available_bytes(files)
+    cpu.container(files)
+    cpu.hypervisor(files, flags)
+
+
+def environment_of(text: str) -> None:
+    """The text's lines as the variables that a launcher sets."""
+    variables = (line.partition("=") for line in text.split("\n"))
+    rank_environment({name: value for name, _, value in variables})
+
+
+def topology_of(text: str) -> None:
+    graph = topology.parse(text)
+    assert topology.LinkGraph.from_json(json.loads(json.dumps(graph.to_json()))).paths == graph.paths
+    graph.expected_gb_per_s((9, 0))
+    for gpu in graph.gpus:
+        graph.nearest_nics(gpu)
+
+
+def log_of(text: str) -> None:
+    log = nccl_log.parse(text)
+    log.choice("all_reduce", 1024, 2)
+    [str(choice) for choice in log.choices]
+
+
+LOG = """\
+node:1:2 [0] NCCL INFO NCCL version 2.28.3+cuda13.0
+node:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read
+node:1:2 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/3/GDRDMA
+node:1:2 [0] NCCL INFO comm 0x55 rank 0 nRanks 8 nNodes 1 localRanks 8 localRank 0 MNNVL 0
+node:1:2 [0] NCCL INFO 24 coll channels, 16 collnet channels, 0 nvls channels, 32 p2p channels, 4 p2p channels per peer
+node:1:2 [0] NCCL INFO AllReduce: 1048576 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}
+node:1:2 [0] NCCL INFO 1024 Bytes -> Algo 1 proto 0 time 9.6
+node:1:2 [0] NCCL WARN Cuda failure 'peer access is not supported'
+"""
+LISTING = """\
+Resource usage:
+ Function kernel:
+  REG:96 STACK:0 SHARED:1024 LOCAL:0 CONSTANT[0]:544 TEXTURE:0 SURFACE:0 SAMPLER:0
+	code for sm_90a
+		Function : kernel
+        /*0000*/                   LDC R1, c[0x0][0x28] ;     /* 0x00000a00ff017b82 */
+        /*0010*/              @!P0 HMMA.16816.F32.BF16 R4, R4, R8, R12 ;
+"""
+NAMES = (
+    "ampere_bf16_s16816gemm_bf16_128x256_sliced1x2_ldg8_f2f_stages_64x3_nn",
+    "cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8",
+    "cutlass3x_sm90_tensorop_s64x128x16gemm_f16_f16_f32_void_f16_128x256x64_2x1x1_0_tnn_align8_warpspecialized",
+    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_cgasize1x2x1_stage4_warpgroupsize1x1x1_tensor64x128x16",
+    "nvjet_sm90_tst_128x256_64x4_2x1_2cta_v_bz_coopA_bias_splitK_TNT",
+    "void cublasLt::splitKreduce_kernel<32, 16, int, float>",
+)
+TRAITS = "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<(int)64, (int)128, 128, 4, false>>"
+ENVIRONMENTS = (
+    "RANK=1\nWORLD_SIZE=4\nLOCAL_RANK=1\nLOCAL_WORLD_SIZE=2\nGROUP_WORLD_SIZE=2\nMASTER_ADDR=localhost\n"
+    "MASTER_PORT=29500\nTORCHELASTIC_RUN_ID=x\nTORCHELASTIC_USE_AGENT_STORE=True\nTORCHELASTIC_RESTART_COUNT=0",
+    "SLURM_PROCID=1\nSLURM_NTASKS=4\nSLURM_LOCALID=1\nSLURM_NNODES=2\nSLURM_JOB_ID=77\nSLURM_LAUNCH_NODE_IPADDR=10.0.0.1",
+)
+
+
+# JSON.
+
+FOREIGN = {
+    "machine_info": {"cpu": {"brand_raw": "A CPU", "count": 8}, "system": "Linux", "python_version": "3.11.7"},
+    "commit_info": {"id": "a" * 40, "dirty": False},
+    "datetime": "2026-01-01T00:00:00+00:00",
+    "version": "5.1.0",
+    "benchmarks": [
+        {"fullname": "test_a.py::test_a", "stats": {"median": 1e-3, "data": [1e-3, 2e-3], "rounds": 2}},
+        {"name": "test_b", "stats": {"median": 2e-3, "min": 1e-3, "max": 3e-3, "iqr": 1e-4, "rounds": 9}},
+    ],
+}
+SIZES = {
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 512,
+    "vocab_size": 1000,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "head_dim": 64,
+}
+CONFIGS = (
+    {"model_type": "llama", **SIZES},
+    {"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4, "n_positions": 1024, "vocab_size": 1000},
+    {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 4096, **SIZES},
+    {"model_type": "unknown", "text_config": {"model_type": "llama", **SIZES}},
+    {
+        "model_type": "deepseek_v3",
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 64,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 32,
+        **SIZES,
+    },
+)
+COMPARISON = {
+    "shift": 0.0,
+    "number": 1,
+    "probe": "tile_wave",
+    "case_id": "0" * 16,
+    "label": "matmul[native m=1]",
+    "verdict": "equivalent",
+    "ratio": 1.01,
+    "seconds": 2.5,
+    "log_ratios": [0.01, -0.01],
+    "commit": "a" * 40,
+    "started_at": "2026-01-01T00:00:00+00:00",
+    "machine": {"load": 0.5},
+}
+
+
+def shortened(value: Any) -> Any:
+    """A record without most of its samples, so that most of what is spoiled is something else."""
+    if isinstance(value, list):
+        return [shortened(each) for each in value[:4]]
+    return {key: shortened(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+@functools.cache
+def real_records() -> list[dict[str, Any]]:
+    """The first record of each probe and outcome among the runs that the checkout has."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for path in sorted(RESULTS.glob("*/*/records.jsonl")):
+        for line in path.read_bytes().splitlines():
+            record = json.loads(line)
+            found.setdefault((record["probe"], record["outcome"]), shortened(record))
+    if not found:
+        pytest.skip(f"there is no record in {RESULTS} to begin from")
+    return list(found.values())
+
+
+def use_record(value: Any) -> None:
+    """Read it, and do with it what the runner and the history do before any probe looks at it."""
+    record = Record.from_json(value)
+    assert hash((record.probe, record.case_id, record.process)) is not None
+    if record.outcome == "ok" and record.kind != "static":
+        assert record.seconds > 0
+        assert len(record.kept_seconds) <= len(record.metrics["time"].samples)
+    summarise_journal(io.BytesIO(json.dumps(value).encode() + b"\n"), "a-machine")
+    record.parsed_case()
+
+
+def use_config(value: Any) -> None:
+    found = model_config(_object_in(json.dumps(value).encode(), "config.json"), "config.json")
+    assert 0 < found.dimensions.parameters < 10**19
+
+
+# Files.
+
+THRESHOLDS = b"""\
+[tool.pyperf_suite.regressions]
+margin = "1 %"
+fail-on = "slower"
+
+[tool.pyperf_suite.regressions.margins]
+"tile_wave" = "3 %"
+"matmul[native * dtype=int8*]" = 0.02
+"""
+AXES = (
+    *(
+        "tile=64x64x256,32x32x32",
+        "workers=1,2",
+        "size=1KiB..1GiB:4",
+        "tile_wave.k=1024",
+        "head_dim=64,80",
+        "op=all_reduce",
+    ),
+    *("base=fprop:256x1024x1024", "schedule=data_parallel,stream_k", "checkpointing=every:2", "tensors=400x256x256"),
+)
+MANIFEST_OF_A_RUN = {"run_id": "x", "plan_id": "0" * 16, "probes": ["a"], "profile": "quick", "cases": 3}
+MANIFEST_OF_A_SELFCHECK = {"schema_version": 1, "shifts": [0.0], "seed": 0}
+
+
+def encoded(*lines: Any) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def journals() -> list[bytes]:
+    """Three records as a run keeps them, one of them failed."""
+    ok = [record for record in real_records() if record["outcome"] == "ok"][:2]
+    failed = ok[0] | {"outcome": "failed", "reason": "a fuse blew", "metrics": {}}
+    return [encoded(*ok, failed)]
+
+
+def use_journal(path: Path) -> None:
+    summary = summarise_journal(io.BytesIO(path.read_bytes()), "a-machine")
+    assert max(map(len, [*summary.damage, summary.torn])) < 1000
+    with contextlib.suppress(UserError):
+        find_case(path, "0123456789abcdef")
+    read_journal(path)
+
+
+def use_selfcheck(path: Path) -> None:
+    content = path.read_bytes()
+    is_manifest = content.startswith(b'{"sch')
+    path.with_name(MANIFEST).write_bytes(content if is_manifest else encoded(MANIFEST_OF_A_SELFCHECK))
+    assert open_selfcheck(path.parent).false_alarms is not None
+
+
+def use_axes(text: str) -> None:
+    overrides = parse_overrides([text])
+    for name, own in axes_by_probe().items():
+        with contextlib.suppress(UserError):
+            replace_axes(own, overrides_for(name, overrides))
+
+
+@functools.cache
+def axes_by_probe() -> dict[str, Any]:
+    return {probe.name: probe.axes("quick", CPU) for probe in all_probes() if probe.name != "topology"}
+
+
+@functools.cache
+def shipped() -> tuple[Any, dict[str, bytes]]:
+    """The header and the arrays of the block that is quickest to use."""
+    with zipfile.ZipFile(shipped_path("H200 SXM")) as archive:
+        header = json.loads(archive.read("header.json"))
+        header["blocks"] = {"memory": header["blocks"]["memory"]}
+        return header, {name: archive.read(name) for name in archive.namelist() if name.startswith("memory/")}
+
+
+def saved(header: Any, arrays: dict[str, bytes]) -> io.BytesIO:
+    """A calibration's file, whole as an archive whatever is in it."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in arrays.items():
+            archive.writestr(name, content)
+        archive.writestr("header.json", json.dumps(header))
+    file.seek(0)
+    return file
+
+
+def use_calibration(source: Any) -> None:
+    calibration = load_calibration(source)
+    check_form(calibration, Path("own.npz"))
+    assert np.all(memory_bound_time(calibration, np.array([1, 10**6, 10**10])).seconds > 0)
+    assert np.all(gemm_time(calibration, np.array([1, 4096]), 4096, 4096).seconds > 0)
+
+
+def use_array(content: bytes) -> None:
+    header, arrays = shipped()
+    name = list(arrays)[len(content) % len(arrays)]
+    use_calibration(saved(header, arrays | {name: content}))
+
+
+READERS = (
+    Reader("topology", topology_of, tuple(path.read_text() for path in TOPOLOGIES)),
+    Reader("nccl_log", log_of, (LOG,), ()),
+    Reader("matmul_kernel_name", lambda text: kernel_names.product_kernel([text]), NAMES, ()),
+    Reader("attention_kernel_name", lambda text: flash_kernel([text]), (TRAITS,), ()),
+    Reader("disassembly", lambda text: disassembly.parse(text, "kernel"), (LISTING,), (ValueError,)),
+    Reader("kernel_files", machine_of, (SEPARATOR.join(MACHINE.values()),), ()),
+    Reader("rank_environment", environment_of, ENVIRONMENTS),
+    Reader("tile", Tile.parse, ("128x256x64:s4:c2", "64x64x256")),
+    Reader("schedule", Schedule.parse, ("split_k(4)@2", "data_parallel@1")),
+    Reader("blocks", Blocks.parse, ("128x64:s3:w8",)),
+    Reader("shape", Shape.parse, ("512x4096x1024",)),
+    Reader("attention_shape", AttentionShape.parse, ("1x32x8x128x4096",)),
+    Reader("base", Base.parse, ("fprop:256x1024x1024",)),
+    Reader("tensor_set", TensorSet.parse, ("400x256x256",)),
+    Reader("checkpointing", Checkpointing.parse, ("every:2", "selective")),
+    Reader("sizes", lambda text: Sizes.parse(text).ladder(), ("1KiB..1GiB:4", "64KiB")),
+    Reader("flag", Flag.parse, ("true",)),
+    Reader(
+        "training",
+        lambda text: str(Training.parse(text)),
+        ("layers=12,hidden=768,ffn=3072,heads=12,vocab=50257,seq=1024,compute_ms=90",),
+    ),
+    Reader("pcie_link", PcieLink.parse, ("gen 4 x16",), (ValueError,)),
+    Reader("network", lambda text: network(text).gb_per_s * 1e9, ("400 Gbps", "HDR")),
+    Reader("link", _link, ("NVLink3", "300GB/s")),
+    Reader("gpu_name", find_gpu, ("NVIDIA H100 80GB HBM3", "A100")),
+    Reader("gpu_capability", capability_of, ("NVIDIA H100 80GB HBM3", "GeForce RTX 4090"), ()),
+    Reader("variant", parse_variant, ("tile=64x64x256,implementation=native",)),
+    Reader("share", parse_share, ("2.5 %", "0.01"), (ValueError,)),
+    Reader("age", lambda text: Age().convert(text, None, None), ("90d",), (click.UsageError,)),
+    Reader("size_in_kernel_files", parse_bytes, ("491520 KB",), ()),
+    Reader("cpu_list", parse_cpu_list, ("0-3,8,10-11",), ()),
+    Reader("whole_number", parse_integer, ("-12",), ()),
+    Reader("record", use_record, real_records),
+    Reader("model_configuration", use_config, CONFIGS),
+    Reader("comparison", Comparison.from_json, (COMPARISON,), (ValueError,)),
+    Reader("axis", use_axes, AXES),
+    Reader("calibration_header", lambda header: use_calibration(saved(header, shipped()[1])), lambda: [shipped()[0]]),
+    Reader("calibration_array", use_array, lambda: list(shipped()[1].values())),
+    Reader("calibration", use_calibration, lambda: [saved(*shipped()).getvalue()], file="own.npz"),
+    Reader("journal", use_journal, journals, file="records.jsonl"),
+    Reader("manifest", lambda path: open_run(path.parent), [encoded(MANIFEST_OF_A_RUN)], file="run.json"),
+    Reader(
+        "selfcheck",
+        use_selfcheck,
+        [encoded(MANIFEST_OF_A_SELFCHECK), encoded(COMPARISON, COMPARISON)],
+        file=COMPARISONS,
+    ),
+    Reader("thresholds", lambda path: load_thresholds(path.parent), (THRESHOLDS,), file="pyproject.toml"),
+    Reader("configuration_file", read_model_config, [encoded(CONFIGS[0])], file="config.json"),
+    Reader("foreign_json", read_foreign, [encoded(FOREIGN)], file="foreign.json"),
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("files")
+
+
+@pytest.mark.filterwarnings("ignore::pyperf_suite.errors.DamagedJournal")
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
+@given(seed=SEEDS)
+@SOME
+def test_anything_is_read_or_refused_as_documented(reader, each_spoiled, place, seed):
+    def read_file(content: bytes) -> None:
+        (place / reader.file).write_bytes(content)
+        reader.read(place / reader.file)
+
+    each_spoiled(seed, reader.forms(), read_file if reader.file else reader.read, reader.refusals)
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
+def test_the_good_forms_are_read(reader, tmp_path):
+    for form in reader.forms():
+        if reader.file:
+            (tmp_path / reader.file).write_bytes(form)
+        reader.read(tmp_path / reader.file if reader.file else form)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(
+            (name, text)
+            for name in ("shape", "attention_shape")
+            for text in ("1x1²024x1", "--1x1x1", f"1x1x{'9' * 5000}")
+        ),
+        ("base", f"fprop:1x1x{'9' * 5000}"),
+        ("tile", f"64x64x{'9' * 5000}"),
+        ("schedule", f"split_k(2)@{'9' * 5000}"),
+        ("blocks", f"64x{'9' * 5000}"),
+        ("network", f"{'9' * 400} Gbps"),
+        ("attention_kernel_name", TRAITS.replace("128", "9" * 5000)),
+        ("attention_kernel_name", TRAITS.replace("128", "0")),
+    ],
+)
+def test_what_once_ended_in_a_traceback_is_refused(name, text):
+    reader = next(reader for reader in READERS if reader.name == name)
+    if reader.refusals:
+        with pytest.raises(reader.refusals) as refused:
+            reader.read(text)
+        assert len(str(refused.value)) < 300
+    else:
+        assert reader.read(text) is None
+
+
+# The cache of a run is made anew, whatever is in it.
+
+
+@pytest.fixture
+def cached(tmp_path) -> Path:
+    run = tmp_path / "a-machine" / "20260101T000000Z-0001"
+    run.mkdir(parents=True)
+    (run / "records.jsonl").write_bytes(journals()[0].splitlines(keepends=True)[0])
+    Store(tmp_path).update()
+    (kept,) = (tmp_path / RunCache.NAME).glob("*.json")
+    return kept
+
+
+def values_in(results: Path) -> list[float]:
+    """What the history holds, all of it read."""
+    store = Store(results)
+    store.update()
+    store.runs(), store.holdings(), store.damaged()
+    found = [store.series(benchmark) for benchmark in store.benchmarks()]
+    json.dumps([[series.values, [point.clock_hz for point in series.points]] for series in found], allow_nan=False)
+    return [point.value for series in found for point in series.points]
+
+
+def test_a_cache_of_any_bytes_is_made_anew_also_where_its_checksum_is_right(cached, each_spoiled):
+    good, results = cached.read_bytes(), cached.parents[1]
+
+    def read(content: Any) -> None:
+        if not isinstance(content, bytes):
+            body = json.dumps(content).encode()
+            content = b"%08x\n" % zlib.crc32(body) + body
+        cached.write_bytes(content)
+        values_in(results)
+
+    each_spoiled(1, (good,), read, (UserError,))
+    each_spoiled(1, (json.loads(good.partition(b"\n")[2]),), read, (UserError,))
+    cached.write_bytes(good)
+    expected = values_in(results)
+    cached.write_bytes(b"spoiled")
+    assert values_in(results) == expected != []

@@ -1,0 +1,272 @@
+"""What records say about a machine: identity, state and the commit that measured."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.hardware import cpu
+from pyperf_suite.hardware import machine as module
+from pyperf_suite.hardware.catalogue import gpu_of
+from pyperf_suite.hardware.devices import CudaDriver, Device, Unavailable, gpus, resolve
+from pyperf_suite.hardware.machine import identity, source_of, state
+from pyperf_suite.hardware.nvml import Nvml
+
+
+def present_gpus(fake_cuda, names):
+    """The GPUs of a machine that has those names."""
+    driver = CudaDriver(fake_cuda(names))
+    return [driver.gpu(index) for index in range(driver.device_count())]
+
+
+def test_a_cpus_identity_is_model_and_cores():
+    found = module.identity(Device("cpu"))
+    assert found.kind == "cpu"
+    assert found.fields == {"model": cpu.detect().model, "cores": cpu.detect().usable_cores}
+    assert found.slug.endswith(f"-{cpu.detect().usable_cores}c")
+
+
+def test_identity_is_the_same_each_time_and_plain_json():
+    first, second = module.identity(Device("cpu")), module.identity(Device("cpu"))
+    assert first == second
+    assert json.loads(json.dumps(first.fields)) == first.fields
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("Intel(R) Xeon(R) Processor", "cpu-intel-xeon-processor-2c"),
+        ("Intel(R) Xeon(R) CPU @ 2.20GHz", "cpu-intel-xeon-2.20ghz-2c"),
+        ("AMD EPYC 7R13 Processor", "cpu-amd-epyc-7r13-processor-2c"),
+        ("Arm Neoverse-V2", "cpu-arm-neoverse-v2-2c"),
+        ("Apple M3 Pro", "cpu-apple-m3-pro-2c"),
+    ],
+)
+def test_slugs_read_as_the_machines_they_name(model, name):
+    assert module.slug("cpu", model, "2c") == name
+
+
+@given(st.text(max_size=300), st.integers(1, 4096))
+def test_every_model_makes_a_folders_name_that_keeps_its_cores(model, cores):
+    made = module.slug("cpu", model, f"{cores}c")
+    assert re.fullmatch(r"cpu-([a-z0-9.-]*[a-z0-9]-)?[0-9]+c", made)
+    assert made.endswith(f"-{cores}c")
+    assert len(made) <= module.LONGEST_SLUG
+
+
+def test_a_single_gpus_identity_has_no_link(fake_cuda, fake_nvml):
+    found = module.gpu_identity(present_gpus(fake_cuda, ["NVIDIA H200"]), 0, Nvml(fake_nvml()))
+    assert found.slug == "cuda-nvidia-h200-132sm-140gib"
+    assert found.fields == {
+        "model": "NVIDIA H200",
+        "multiprocessors": 132,
+        "memory_gib": 140,
+        "mig_profile": None,
+        "count": 1,
+        "link": "none",
+    }
+
+
+def test_several_gpus_are_told_apart_by_their_link(fake_cuda, fake_nvml):
+    present = present_gpus(fake_cuda, ["NVIDIA H200"] * 8)
+    slugs = [
+        module.gpu_identity(present, 0, manager).slug
+        for manager in (Nvml(fake_nvml(18)), Nvml(fake_nvml(0)), Unavailable("no NVML"))
+    ]
+    assert [slug.removeprefix("cuda-nvidia-h200-132sm-140gib-") for slug in slugs] == [
+        "x8-nvlink4x18",
+        "x8-pcie",
+        "x8-unknown",
+    ]
+
+
+def test_a_slice_of_a_gpu_is_another_machine_than_the_whole(fake_cuda, fake_nvml):
+    found = module.gpu_identity(present_gpus(fake_cuda, ["NVIDIA H200 MIG 1g.18gb"]), 0, Nvml(fake_nvml()))
+    assert found.fields["model"] == "NVIDIA H200"
+    assert found.fields["mig_profile"] == "1g.18gb"
+    assert found.slug.endswith("-1g.18gb")
+
+
+CPUS = "sys/devices/system/cpu"
+
+
+def test_state_is_plain_json_with_versions_and_kernel_settings():
+    found = module.state(Device("cpu"))
+    assert json.loads(json.dumps(found)) == found
+    assert found["python"].endswith(platform.python_version())
+    assert found["packages"]["numpy"]
+    assert found["kernel"].startswith(platform.system())
+
+
+def test_state_names_neither_the_host_nor_anyones_folder():
+    text = json.dumps(module.state(Device("cpu")))
+    assert str(Path.home()) not in text.split('"')
+    assert socket.gethostname() not in text.split('"')
+
+
+def test_power_and_scheduling_settings_are_read_from_the_kernel(machine):
+    files = machine(
+        {
+            f"{CPUS}/cpu0/cpufreq/scaling_governor": "powersave\n",
+            f"{CPUS}/cpu1/cpufreq/scaling_governor": "performance\n",
+            f"{CPUS}/cpu2/cpufreq/scaling_governor": "performance\n",
+            f"{CPUS}/intel_pstate/no_turbo": "1\n",
+            f"{CPUS}/smt/control": "on\n",
+            "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
+            "proc/self/cgroup": "0::/\n",
+            "sys/fs/cgroup/cpu.max": "150000 100000\n",
+            ".dockerenv": "",
+        }
+    )
+    found = module.kernel_state(files, frozenset({"hypervisor"}))
+    assert found.pop("kernel")
+    assert found == {
+        "governors": ["performance", "powersave"],
+        "turbo": False,
+        "smt": "on",
+        "transparent_hugepages": "madvise",
+        "cpu_quota_cores": 1.5,
+        "hypervisor": "unnamed",
+        "container": "docker",
+    }
+
+
+def test_boost_on_amd_is_turbo(machine):
+    assert module.kernel_state(machine({f"{CPUS}/cpufreq/boost": "1"}), frozenset())["turbo"] is True
+
+
+def test_what_the_kernel_does_not_tell_is_none(machine):
+    found = module.kernel_state(machine({}), frozenset())
+    assert found["governors"] == []
+    unknown = {name for name, value in found.items() if value is None}
+    assert unknown == {"turbo", "smt", "transparent_hugepages", "cpu_quota_cores", "hypervisor", "container"}
+
+
+def test_the_compiler_is_read_from_the_note_it_leaves_in_a_binary(tmp_path):
+    binary = tmp_path / "extension.so"
+    binary.write_bytes(b"\x7fELF\0GCC: (Debian 12.2.0-14) 12.2.0\0.shstrtab")
+    assert module.compiler_note(binary) == "GCC: (Debian 12.2.0-14) 12.2.0"
+    binary.write_bytes(b"\x7fELF\0Ubuntu clang version 18.1.3 (1ubuntu1)\0")
+    assert module.compiler_note(binary) == "clang version 18.1.3"
+    binary.write_bytes(b"\x7fELF")
+    assert module.compiler_note(binary) is None
+    assert module.compiler_note(tmp_path / "none.so") is None
+
+
+def test_a_gpus_state_has_its_unit_driver_and_settings(monkeypatch, fake_cuda, fake_nvml):
+    monkeypatch.setattr(module, "driver", lambda: CudaDriver(fake_cuda(["NVIDIA H200"])))
+    monkeypatch.setattr(module, "nvml", lambda: Nvml(fake_nvml()))
+    found = module.state(Device("cuda", 0))["gpu"]
+    assert found["uuid"].startswith("GPU-")
+    assert (found["cuda"], found["driver"], found["power_limit_w"]) == ("13.1", "580.82.07", 700.0)
+    assert "unavailable" not in found
+
+
+def test_a_gpus_state_without_nvml_says_so_and_keeps_the_rest(monkeypatch, fake_cuda):
+    monkeypatch.setattr(module, "driver", lambda: CudaDriver(fake_cuda(["NVIDIA H200"])))
+    monkeypatch.setattr(module, "nvml", lambda: Unavailable("libnvidia-ml.so.1 cannot be opened"))
+    found = module.gpu_state(0)
+    assert found["uuid"].startswith("GPU-")
+    assert found["unavailable"] == "libnvidia-ml.so.1 cannot be opened"
+
+
+def git(folder, *arguments):
+    """Run git there, as somebody, and return what it prints."""
+    named = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.org", "-c", "commit.gpgsign=false")
+    done = subprocess.run(["git", *named, *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A package in a checkout of its own, committed once."""
+    folder = tmp_path / "checkout" / "package"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "Begin")
+    return folder
+
+
+def test_a_checkout_names_its_commit(package):
+    assert source_of(package) == {"commit": git(package, "rev-parse", "HEAD"), "dirty": False}
+
+
+def test_changed_files_are_told_and_new_ones_are_not(package):
+    (package / "notes.txt").write_text("of no weight")
+    assert source_of(package)["dirty"] is False
+    (package / "__init__.py").write_text("changed = True")
+    assert source_of(package)["dirty"] is True
+
+
+def test_a_package_installed_inside_another_projects_checkout_has_no_commit(package):
+    installed = package / ".venv" / "package"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").write_text("")
+    assert source_of(installed) == {}
+
+
+def test_where_there_is_no_checkout_there_is_no_commit(tmp_path):
+    assert source_of(tmp_path) == {}
+
+
+def test_where_there_is_no_git_there_is_no_commit(package, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert source_of(package) == {}
+
+
+def test_a_git_that_hangs_is_not_waited_for(package, tmp_path, monkeypatch):
+    fake = tmp_path / "git"
+    fake.write_text("#!/bin/sh\nexec sleep 30\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(module, "GIT_DEADLINE_S", 0.1)
+    assert source_of(package) == {}
+
+
+def test_another_repository_that_the_environment_points_to_is_not_asked(package, tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    assert source_of(package)["commit"] == git_without(package, monkeypatch)
+
+
+def git_without(folder, monkeypatch):
+    """The commit, asked without that variable."""
+    monkeypatch.delenv("GIT_DIR")
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.mark.gpu
+def test_the_first_gpu_is_described_by_the_driver():
+    first = gpus()[0]
+    assert first.name
+    assert first.uuid.startswith(("GPU-", "MIG-"))
+    assert first.multiprocessors > 0
+    assert first.memory_bytes > 1 << 30
+
+
+@pytest.mark.gpu
+def test_the_first_gpu_is_in_the_catalogue_and_as_the_driver_describes_it():
+    first, spec = gpus()[0], gpu_of({"kind": "cuda", "model": gpus()[0].name})
+    assert spec is not None
+    assert spec.compute_capability == first.compute_capability
+    assert spec.sms == first.multiprocessors
+    assert first.memory_bytes < 1.01 * spec.memory_bytes
+
+
+@pytest.mark.gpu
+def test_a_run_on_the_gpu_has_identity_and_state_as_plain_json():
+    device = resolve("cuda:0")
+    assert device == Device("cuda", 0)
+    assert identity(device).slug.startswith("cuda-")
+    found = state(device)
+    assert json.loads(json.dumps(found)) == found
+    assert found["gpu"]["cuda"]

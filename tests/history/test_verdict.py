@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from pyperf_suite.history.verdict import (
+    LogDifference,
+    SequentialRule,
+    Verdict,
+    adjusted_p_values,
+    judge,
+    judge_figures,
+    looks_up_to,
+    suite_words,
+)
+from pyperf_suite.measure.estimates import Ratio
+
+TRIALS = 1000
+TOOL = Path(__file__).parents[2] / "tools" / "simulate_decisions.py"
+
+
+@pytest.fixture(scope="module")
+def simulate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("simulate_decisions", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def shares(simulate):
+    """For a noise and a shift: the share of each verdict, and the median of the pairs that it took."""
+    drawn = {
+        noise: noise(np.random.default_rng(1), trials, SequentialRule().max_pairs)
+        for noise, trials in (
+            (simulate.drifting_noise, 300),
+            (simulate.shared_machine, TRIALS),
+            (simulate.bursts, TRIALS),
+        )
+    }
+
+    def told(noise_name: str, shift: float) -> dict[str, float]:
+        verdicts, taken = simulate.judged(SequentialRule(), drawn[getattr(simulate, noise_name)] + math.log1p(shift))
+        found = {verdict: float(np.mean(verdicts == verdict)) for verdict in set(verdicts)}
+        return {"slower": 0.0, "faster": 0.0} | found | {"pairs": float(np.median(taken))}
+
+    return told
+
+
+@pytest.mark.parametrize("noise", ["drifting_noise", "shared_machine", "bursts"])
+def test_identical_code_raises_no_alarm_in_more_than_one_of_a_hundred_comparisons(shares, noise):
+    told = shares(noise, 0.0)
+    assert told["slower"] + told["faster"] <= 0.01
+
+
+def test_two_percent_are_found_through_drift_and_process_offsets(shares):
+    assert shares("drifting_noise", 0.02)["slower"] >= 0.99
+
+
+@pytest.mark.parametrize("noise", ["shared_machine", "bursts"])
+def test_five_percent_are_found_on_a_noisy_machine_within_twelve_pairs(shares, noise):
+    told = shares(noise, 0.05)
+    assert told["slower"] >= 0.95
+    assert told["pairs"] <= 12
+
+
+@pytest.mark.parametrize("noise", ["shared_machine", "bursts"])
+def test_three_percent_are_found_on_a_noisy_machine_within_sixty_pairs(shares, noise):
+    assert shares(noise, 0.03)["slower"] >= 0.80
+
+
+def test_identical_code_is_mostly_called_equivalent_within_sixty_pairs(shares):
+    assert shares("shared_machine", 0.0)["equivalent"] >= 0.75
+
+
+def test_what_lies_just_at_the_margin_is_called_slower_no_more_often_than_stated(simulate):
+    rule = SequentialRule(alpha=0.05)
+    noise = simulate.shared_machine(np.random.default_rng(2), 4000, rule.max_pairs)
+    verdicts, _ = simulate.judged(rule, noise + math.log1p(rule.margin))
+    assert 0.005 < np.mean(verdicts == "slower") <= 0.025
+    assert np.mean(verdicts == "equivalent") <= rule.alpha_equivalent
+
+
+def test_without_a_margin_looking_often_still_does_not_inflate_the_error_rate(simulate):
+    rule = SequentialRule(margin=0.0, alpha=0.05, looks=tuple(range(8, 61, 2)))
+    verdicts, _ = simulate.judged(rule, simulate.shared_machine(np.random.default_rng(3), 4000, 60))
+    assert np.mean(verdicts != "undecided") <= 0.05
+
+
+def test_the_simulated_verdicts_are_the_rules_own(simulate):
+    rule = SequentialRule()
+    for shift in (-0.03, 0.0, 0.02, 0.05):
+        log_ratios = simulate.shared_machine(np.random.default_rng(4), 25, rule.max_pairs) + math.log1p(shift)
+        verdicts, taken = simulate.judged(rule, log_ratios)
+        for row, verdict, pairs in zip(log_ratios, verdicts, taken, strict=True):
+            decisions = [rule.decide(row[:look]) for look in rule.looks if look <= pairs]
+            assert [decision.is_decided for decision in decisions[:-1]] == [False] * (len(decisions) - 1)
+            assert decisions[-1].word == verdict
+
+
+def quiet(shift: float, pairs: int) -> list[float]:
+    return list(np.random.default_rng(5).normal(math.log1p(shift), 0.002, pairs))
+
+
+@pytest.mark.parametrize(("shift", "verdict"), [(0.05, "slower"), (-0.05, "faster"), (0.0, "equivalent")])
+def test_on_a_quiet_machine_the_first_look_or_the_next_decides(shift, verdict):
+    rule = SequentialRule()
+    decision = rule.decide(quiet(shift, rule.looks[1]))
+    assert decision.word == verdict
+    assert decision.further_pairs == 0
+    assert decision.ratio.low < decision.ratio.value < decision.ratio.high
+    assert decision.ratio.value == pytest.approx(1 + shift, abs=0.003)
+
+
+def test_swapping_the_arms_swaps_slower_and_faster_and_inverts_the_ratio():
+    rule = SequentialRule()
+    there, back = rule.decide(quiet(0.04, 15)), rule.decide([-value for value in quiet(0.04, 15)])
+    assert (there.word, back.word) == ("slower", "faster")
+    assert back.p_value == there.p_value
+    assert back.ratio.inverse.low == pytest.approx(there.ratio.low)
+    assert back.ratio.inverse.high == pytest.approx(there.ratio.high)
+
+
+def test_between_looks_nothing_is_decided_unless_no_more_will_follow():
+    rule = SequentialRule()
+    pairs = rule.looks[0] + 1
+    assert not rule.is_look(pairs)
+    assert rule.decide(quiet(0.05, pairs)).word == "undecided"
+    assert rule.decide(quiet(0.05, pairs), final=True).word == "slower"
+
+
+def test_a_final_look_spends_what_the_looks_that_will_not_come_would_have():
+    rule = SequentialRule()
+    assert [sum(rule.shares(look)[kind] for look in rule.looks) for kind in (0, 1)] == pytest.approx([1, 1])
+    for pairs in (3, 10, 11, 34, 60, 80):
+        for kind in (0, 1):
+            to_come = [rule.shares(look)[kind] for look in rule.looks if look >= pairs] or [rule.shares(pairs)[kind]]
+            assert rule.shares(pairs, final=True)[kind] == pytest.approx(sum(to_come))
+
+
+def test_the_first_look_is_the_first_that_could_raise_an_alarm():
+    for alpha in (0.05, 0.01, 0.001):
+        first = looks_up_to(60, alpha)[0]
+        rule = SequentialRule(alpha=alpha)
+        assert rule.decide([0.5] * first).word == "slower"
+        early = SequentialRule(alpha=alpha, looks=(first - 1, *rule.looks[1:]))
+        assert early.decide([0.5] * (first - 1)).word == "undecided"
+
+
+@pytest.mark.parametrize("max_pairs", [1, 9, 10, 12, 60, 1000])
+def test_looks_rise_and_end_at_the_most_pairs(max_pairs):
+    looks = looks_up_to(max_pairs, 0.01)
+    assert list(looks) == sorted(set(looks))
+    assert looks[-1] == max_pairs
+
+
+def test_too_few_pairs_decide_nothing_and_say_how_little_their_interval_means():
+    rule = SequentialRule()
+    one, five = (rule.decide([0.3] * pairs, final=True) for pairs in (1, 5))
+    assert (one.word, five.word) == ("undecided", "undecided")
+    assert one.confidence == 0.0
+    assert 0.9 < five.confidence < 0.99
+    assert math.isfinite(five.ratio.low)
+    assert five.further_pairs == rule.looks[0] - 5
+    assert SequentialRule(max_pairs=5).decide([0.3] * 5).further_pairs == five.further_pairs
+
+
+def test_the_further_pairs_told_decide_about_every_second_time(simulate):
+    rule = SequentialRule(max_pairs=400)
+    random = np.random.default_rng(6)
+    so_far = simulate.shared_machine(random, 60, 22) + math.log1p(0.02)
+    decided = asked = 0
+    for row in so_far:
+        decision = rule.decide(row)
+        if decision.is_decided or not decision.further_pairs or decision.further_pairs > 300:
+            continue
+        # The estimate's promise: more pairs of this spread, about the ratio seen so far.
+        more = simulate.shared_machine(random, 1, decision.further_pairs)[0] + math.log(decision.ratio.value)
+        asked += 1
+        decided += rule.decide([*row, *more], final=True).is_decided
+    assert asked >= 20
+    assert 0.35 < decided / asked < 0.95
+
+
+def test_what_lies_exactly_at_the_margin_is_never_decided_and_no_number_of_pairs_is_promised():
+    distances = np.arange(1, 31) * 1e-3
+    decision = SequentialRule().decide([*(math.log1p(0.01) + distances), *(math.log1p(0.01) - distances)], final=True)
+    assert decision.word == "undecided"
+    assert decision.further_pairs is None
+
+
+def test_an_alarm_of_one_benchmark_of_a_suite_is_rare_enough_to_stand_among_the_others():
+    alone = SequentialRule()
+    among = alone.for_suite(40)
+    assert alone.for_suite(5) == alone
+    assert among.alpha == pytest.approx(0.05 / 40)
+    assert among.looks[0] > alone.looks[0]
+    assert SequentialRule(looks=(20, 40)).for_suite(40).looks == (20, 40)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"margin": -0.01}, "margin"),
+        ({"margin": math.nan}, "margin"),
+        ({"alpha": 0.0}, "error rate"),
+        ({"alpha_equivalent": 1.0}, "error rate"),
+        ({"looks": (10, 10)}, "looks rise"),
+        ({"looks": (0, 10)}, "looks rise"),
+        ({"max_pairs": 0}, "one pair"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        SequentialRule(**given)
+
+
+@pytest.mark.parametrize(
+    ("centre", "error", "word"),
+    [
+        (0.05, 0.01, "slower"),
+        (-0.05, 0.01, "faster"),
+        (0.0, 0.004, "equivalent"),
+        (0.0, 0.008, "undecided"),
+        (0.02, 0.01, "undecided"),
+        (0.05, 0.0, "slower"),
+        (0.005, 0.0, "equivalent"),
+    ],
+)
+def test_a_difference_of_finished_runs_is_judged_by_the_same_margin(centre, error, word):
+    found = judge(LogDifference(centre, error, math.inf), 0.01)
+    assert found.word == word
+    assert found.ratio.low <= math.exp(centre) <= found.ratio.high
+    assert judge(LogDifference(-centre, error, 9.0), 0.01).p_value == judge(LogDifference(centre, error, 9.0)).p_value
+    assert judge(LogDifference(centre, error, math.inf), may_decide=False).word == "undecided"
+
+
+def test_what_a_difference_excludes_is_what_its_interval_leaves_out():
+    for freedom in (3.0, math.inf):
+        seen = LogDifference(0.04, 0.01, freedom)
+        low, _, _ = seen.interval(0.01)
+        assert seen.p_value(low) == pytest.approx(0.01)
+
+
+FIGURES = {"registers": 64.0, "local_memory": 0.0, "resident_warps": 32.0}
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [
+        ({}, "equivalent"),
+        ({"local_memory": 16.0}, "slower"),
+        ({"resident_warps": 16.0}, "slower"),
+        ({"resident_warps": 64.0}, "faster"),
+        ({"local_memory": 16.0, "resident_warps": 64.0}, "undecided"),
+        ({"registers": 70.0}, "undecided"),
+    ],
+)
+def test_exact_figures_are_worse_by_rule_or_show_that_the_code_changed(changed, word):
+    found, sentence, listed = judge_figures(FIGURES, FIGURES | changed)
+    assert (found, set(listed)) == (word, set(changed))
+    assert all(name in sentence for name in changed)
+
+
+P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=30)
+
+
+@given(P_VALUES)
+def test_adjusted_p_values_are_scipys(p_values):
+    assert adjusted_p_values(p_values) == pytest.approx(list(stats.false_discovery_control(p_values)))
+
+
+@pytest.mark.parametrize("p_value", [-0.1, 1.1, float("nan")])
+def test_what_is_no_probability_is_refused(p_value):
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        adjusted_p_values([0.5, p_value])
+    assert adjusted_p_values([]) == []
+
+
+def alone(word: str, ratio: float, p_value: float) -> Verdict:
+    return Verdict(word, Ratio(ratio, ratio * 0.99, ratio * 1.01), p_value, confidence=0.99)
+
+
+def test_a_suites_verdicts_are_those_that_stand_beside_each_other():
+    one_of_many = [alone("slower", 1.05, 0.009), *[alone("equivalent", 1.0, 1.0)] * 10]
+    assert suite_words(one_of_many) == ["undecided", *["equivalent"] * 10]
+    together = [alone("slower", 1.05, 0.001), alone("faster", 0.9, 0.001), alone("undecided", 1.04, 0.02)]
+    assert suite_words(together) == ["slower", "faster", "slower"]
+
+
+def test_the_share_of_mistaken_alarms_among_real_changes_is_as_stated():
+    random = np.random.default_rng(0)
+    shares = []
+    for _ in range(1000):
+        kept = [each <= 0.2 for each in adjusted_p_values([*random.random(15), *random.random(5) * 1e-3])]
+        assert sum(kept[15:]) == 5
+        shares.append(sum(kept[:15]) / sum(kept))
+    # 15 of 20 hypotheses are true: the procedure's share is 0.2 times that, exactly.
+    assert np.mean(shares) == pytest.approx(0.15, abs=0.015)

@@ -1,0 +1,110 @@
+"""Records that tests make up, and readers of what was found in them: `from tests.records import a_record, records`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pyperf_suite.runner.record import Case, Metric, Record
+from pyperf_suite.spec.findings import Claim, Findings, Remark, Table, Verdict
+from pyperf_suite.workloads import find_workload
+
+
+def metric(
+    value: float, unit: str = "s", low: float | None = None, high: float | None = None, samples: Iterable[Any] = ()
+) -> Metric:
+    """A median without spread, or from `low` to `high`; one sample unless `samples` are given."""
+    low, high = value if low is None else low, value if high is None else high
+    return Metric(unit, value, low, high, low, high, list(samples) or [value])
+
+
+def a_record(
+    case: Case,
+    seconds: float | Metric | None = 1e-3,
+    *,
+    metrics: Mapping[str, float | Metric] | None = None,
+    details: Mapping[str, Any] | None = None,
+    outcome: str = "ok",
+    **fields: Any,
+) -> Record:
+    """The record that a worker leaves of one trial: `a_record(case, 2e-3, process=1, metrics={"saved": 4096})`.
+
+    `metrics` are added to the time; plain numbers become metrics without spread. `details` are those of the kernel.
+    A failed or unsupported record has no metrics and a reason, and so has one without `seconds` no time. `fields` are
+    those of `Record`, and replace the usual ones.
+    """
+    measured = {} if seconds is None else {"time": seconds}
+    measured |= metrics or {}
+    usual: dict[str, Any] = {
+        "run_id": "made-up",
+        "kind": "timing",
+        "case": case.to_json(),
+        "case_id": case.case_id,
+        "process": 0,
+        "position": 0,
+        "started_at": "2026-01-01T00:00:00.000+00:00",
+        "outcome": outcome,
+        "reason": "" if outcome == "ok" else "a made-up reason",
+        "metrics": {name: each if isinstance(each, Metric) else metric(each) for name, each in measured.items()}
+        if outcome == "ok"
+        else {},
+        "kernel": {"name": case.implementation, "path": "", "details": dict(details or {})},
+        "quality": {"converged": True},
+    }
+    if "work" not in fields:
+        work = find_workload(case.operator).work(case.parameters)
+        usual["work"] = {"flop": work.flop, "bytes": work.bytes}
+    return Record(**usual | fields)
+
+
+def records(
+    cases: Iterable[Case],
+    seconds: float | Callable[[Case], float | None] = 1e-3,
+    *,
+    processes: int | Iterable[int] = 3,
+    wobble: float = 0.0,
+    noise: float = 0.0,
+    **fields: Any,
+) -> list[Record]:
+    """A record of every case in every process, in the order of a run: `records(cases, seconds_of_case, wobble=0.001)`.
+
+    Process p takes (1 + wobble·p) times as long, and each time has log-normal noise of that size, the same in each
+    test. A field given as a function is called with the case: `details=lambda case: {"slots": 2}`.
+    """
+    random, made = np.random.default_rng(0), []
+    cases = list(cases)
+    for process in range(processes) if isinstance(processes, int) else processes:
+        for case in cases:
+            value = seconds(case) if callable(seconds) else seconds
+            if value is not None:
+                value *= (1 + wobble * process) * float(np.exp(noise * random.standard_normal()))
+            own = {name: field(case) if callable(field) else field for name, field in fields.items()}
+            made.append(a_record(case, value, **{"process": process, "position": len(made)} | own))
+    return made
+
+
+def cells(table: Table) -> list[dict[str, Any]]:
+    """The lines of a table by the names of its columns."""
+    return [dict(zip((column.name for column in table.columns), row, strict=True)) for row in table.rows]
+
+
+def lines(findings: Findings, title: str) -> list[dict[str, Any]]:
+    """The lines of the only table whose title begins so."""
+    (table,) = [each for each in findings.tables if each.title.startswith(title)]
+    return cells(table)
+
+
+def verdicts(findings: Findings, claim: Claim) -> list[Verdict]:
+    """Those of a claim, in order."""
+    return [each for each in findings.verdicts if each.claim == claim]
+
+
+def remarks(findings: Findings, *names: str, kind: str | None = None) -> list[Remark]:
+    """Those that have values of all these names, and are of that kind if one is given."""
+    return [
+        each
+        for each in findings.remarks
+        if isinstance(each, Remark) and set(names) <= set(each.values) and kind in (None, each.kind)
+    ]

@@ -1,0 +1,316 @@
+"""Products by torch: of types that only some arithmetic has, and padded at each call; refused in one sentence else."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.workloads.matmul import LAYOUTS, MatmulParameters
+from pyperf_suite.workloads.matmul.libraries import bind, refusals
+from pyperf_suite.workloads.matmul.matmul import Matmul
+from pyperf_suite.workloads.operands import not_a_number, round_to, widen
+from pyperf_suite.workloads.operator import Launches
+from pyperf_suite.workloads.workload import Place
+
+CPU = resolve("cpu")
+
+
+def of(dtype: str, m: int = 33, n: int = 65, k: int = 47, **changed: object) -> MatmulParameters:
+    return MatmulParameters(m, n, k, Schedule("library", 1), dtype=dtype, **changed)
+
+
+def prepared(parameters: MatmulParameters) -> Launches:
+    pytest.importorskip("torch")
+    operator = Matmul()
+    operator.validate(parameters)
+    implementation = operator.implementation("torch" if parameters.pad_to == 1 else "torch_padded")
+    implementation.validate(parameters)
+    return implementation.prepare(parameters, operator.operands(parameters, seed=1), Place(CPU, sets=2))
+
+
+@pytest.mark.parametrize("pad_to", [1, 16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (33, 65, 47), (32, 48, 64)], ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "int8", "float8_e4m3fn"])
+def test_torch_multiplies_each_type_as_the_reference_does(
+    dtype: str, shape: tuple[int, int, int], layout: str, pad_to: int
+) -> None:
+    parameters = of(dtype, *shape, layout=layout, pad_to=pad_to)
+    try:
+        launches = prepared(parameters)
+    except Unsupported as refusal:
+        if dtype == "float16":
+            raise
+        # Which shapes and layouts of 8-bit types torch takes on a CPU is its own affair, and changes.
+        pytest.skip(str(refusal))
+    launches.poison()
+    launches.launch(0)
+    verification = Matmul().verify(parameters, Matmul().operands(parameters, seed=1), launches.outputs(0))
+    assert verification.passed, verification.message
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result"),
+    [
+        ("float32", "float32"),
+        ("bfloat16", "bfloat16"),
+        ("tfloat32", "float32"),
+        ("int8", "int32"),
+        ("float8_e4m3fn", "bfloat16"),
+    ],
+)
+def test_a_result_has_the_operands_type_where_that_can_hold_sums(dtype: str, result: str) -> None:
+    assert of(dtype).output_dtype == result
+    Matmul().validate(of(dtype))
+
+
+def test_an_int8_product_counts_four_bytes_for_each_sum() -> None:
+    assert Matmul().work(of("int8", 3, 5, 7)).bytes == 3 * 7 + 7 * 5 + 4 * 3 * 5
+
+
+def test_an_int8_output_nobody_wrote_fails_verification() -> None:
+    parameters = of("int8")
+    launches = prepared(parameters)
+    launches.poison()
+    output = launches.outputs(0)
+    assert (output["c"] == not_a_number("int32")).all()
+    assert not Matmul().verify(parameters, Matmul().operands(parameters, seed=1), output).passed
+
+
+def test_int8_operands_use_their_range_and_never_its_lopsided_end() -> None:
+    a = Matmul().operands(of("int8", 300, 300, 300), seed=1)["a"]
+    assert a.dtype == np.int8
+    assert 30 < float(np.std(a)) < 34
+    assert int(a.min()) == -127
+    assert int(a.max()) == 127
+
+
+def test_tfloat32_operands_have_no_digits_that_tensor_cores_would_round() -> None:
+    a = Matmul().operands(of("tfloat32"), seed=1)["a"]
+    assert not np.any(a.view(np.uint32) & 0x1FFF)
+    np.testing.assert_array_equal(round_to(a, "tfloat32"), a)
+
+
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False), min_size=1, max_size=50))
+def test_tfloat32_is_the_nearest_value_of_eleven_digits(values: list[float]) -> None:
+    array = np.array(values, dtype=np.float32)
+    rounded = widen(round_to(array, "tfloat32"), "tfloat32").astype(np.float64)
+    fraction, exponent = np.frexp(array.astype(np.float64))
+    # np.rint rounds ties to even, as IEEE 754 does.
+    np.testing.assert_array_equal(rounded, np.ldexp(np.rint(fraction * 2.0**11), exponent - 11))
+
+
+def test_tfloat32_keeps_what_is_not_a_number() -> None:
+    array = np.array([np.nan, np.inf, -np.inf], dtype=np.float32)
+    np.testing.assert_array_equal(round_to(array, "tfloat32"), array)
+
+
+@pytest.mark.parametrize("pad_to", [1, 8])
+def test_no_cpu_has_tfloat32(pad_to: int) -> None:
+    with pytest.raises(Unsupported, match="tfloat32 is arithmetic of GPUs"):
+        prepared(of("tfloat32", pad_to=pad_to))
+
+
+def test_float32_is_multiplied_as_tfloat32_during_a_call_and_not_after() -> None:
+    torch = pytest.importorskip("torch")
+    seen = []
+
+    class Recording:
+        get_float32_matmul_precision = staticmethod(torch.get_float32_matmul_precision)
+        set_float32_matmul_precision = staticmethod(torch.set_float32_matmul_precision)
+
+        @staticmethod
+        def mm(a: object, b: object, out: object) -> None:
+            seen.append(torch.get_float32_matmul_precision())
+            raise RuntimeError("and it failed")
+
+    a = torch.ones(2, 2)
+    before = torch.get_float32_matmul_precision()
+    with pytest.raises(RuntimeError, match="and it failed"):
+        bind(Recording, of("tfloat32", 2, 2, 2), a, a, torch.empty(2, 2)).launch()
+    assert seen == ["high"]
+    assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"dtype": "int32"}, "operands of integers are int8"),
+        ({"dtype": "int7"}, "dtype=int7"),
+        ({"dtype": "int8", "out_dtype": "float32"}, "int8 into float32"),
+        ({"dtype": "float32", "out_dtype": "int32"}, "float32 into int32"),
+        ({"dtype": "float32", "out_dtype": "int8"}, "products of int8 are stored as int32"),
+        ({"dtype": "float32", "out_dtype": "tfloat32"}, "products of tfloat32 are stored as float32"),
+    ],
+    ids=str,
+)
+def test_types_that_no_product_has_are_refused_in_one_sentence(changed: dict[str, str], words: str) -> None:
+    with pytest.raises(UserError, match=re.escape(words)) as refusal:
+        Matmul().validate(of(**changed))
+    assert ". " not in str(refusal.value)
+
+
+@pytest.mark.parametrize("implementation", ["torch", "torch_padded", "cublas", "cublas_padded"])
+@pytest.mark.parametrize(
+    ("dtype", "result"), [("float32", "bfloat16"), ("bfloat16", "float32"), ("float8_e4m3fn", "float8_e4m3fn")]
+)
+def test_a_result_that_torch_never_writes_is_refused_with_those_it_does(
+    implementation: str, dtype: str, result: str
+) -> None:
+    parameters = of(dtype, out_dtype=result, pad_to=8 if implementation.endswith("_padded") else 1)
+    with pytest.raises(UserError, match=f"of {dtype} writes .*but {result} was asked for"):
+        Matmul().implementation(implementation).validate(parameters)
+
+
+@pytest.mark.parametrize("implementation", ["cuda_sm80", "cuda_sm90"])
+@pytest.mark.parametrize("dtype", ["int8", "tfloat32"])
+def test_our_cuda_kernels_name_the_types_they_take(implementation: str, dtype: str) -> None:
+    parameters = MatmulParameters(64, 64, 64, Schedule("data_parallel", 1), dtype=dtype)
+    with pytest.raises(UserError, match=f"{dtype} into .* was asked for.*bf16"):
+        Matmul().implementation(implementation).validate(parameters)
+
+
+def test_our_cpu_kernel_has_no_int8_and_says_so() -> None:
+    parameters = MatmulParameters(64, 64, 64, Schedule("data_parallel", 1), dtype="int8")
+    operands = Matmul().operands(parameters, seed=0)
+    with pytest.raises(Unsupported, match="'int8' is unknown: choose float32 or bfloat16"):
+        Matmul().implementation("native").prepare(parameters, operands, Place(CPU))
+
+
+class OutOfMemory(RuntimeError):
+    """Stands for torch's own."""
+
+
+class Torch:
+    """What `refusals` asks of torch."""
+
+    OutOfMemoryError = OutOfMemory
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def enter() -> None:
+        with refusals(Torch, of("int8", 17, 24, 40)):
+            raise error
+
+    return enter
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat2.size(1) needs to be a multiple of 8, but got 3.\nException raised from _int_mm_out_cuda"),
+        ValueError("mat2.size(1) needs to be a multiple of 8, but got 3"),
+        NotImplementedError("mat2.size(1) needs to be a multiple of 8, but got 3"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_shape_that_torch_refuses_is_unsupported_with_its_first_line(error: Exception) -> None:
+    with pytest.raises(Unsupported) as refusal:
+        raising(error)()
+    assert str(refusal.value) == (
+        "torch._int_mm refuses 17x24x40 of int8 in layout NN: mat2.size(1) needs to be a multiple of 8, but got 3."
+    )
+
+
+def test_a_refusal_without_words_is_named_by_its_kind() -> None:
+    with pytest.raises(Unsupported, match="NotImplementedError"):
+        raising(NotImplementedError())()
+
+
+def test_what_cublas_does_not_support_is_a_refusal_and_what_breaks_a_device_is_not() -> None:
+    status = "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul(...)`"
+    with pytest.raises(Unsupported, match="CUBLAS_STATUS_NOT_SUPPORTED"):
+        raising(RuntimeError(status))()
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        raising(RuntimeError("CUDA error: an illegal memory access was encountered"))()
+    with pytest.raises(OutOfMemory):
+        raising(OutOfMemory("CUDA out of memory"))()
+
+
+def padded(m: int, n: int, k: int, pad_to: int = 8, dtype: str = "float32", **changed: object) -> MatmulParameters:
+    return of(dtype, m, n, k, pad_to=pad_to, **changed)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("shape", "operands", "slicing"),
+    [
+        ((33, 40, 48), ["a"], "view"),
+        ((32, 41, 48), ["b"], "copy"),
+        ((32, 40, 47), ["a", "b"], "none"),
+        ((31, 39, 49), ["a", "b"], "copy"),
+        ((1, 1, 1), ["a", "b"], "copy"),
+        ((32, 40, 48), [], "none"),
+    ],
+    ids=str,
+)
+def test_a_padded_product_is_the_product_whatever_is_padded(
+    shape: tuple[int, int, int], operands: list[str], slicing: str, layout: str, dtype: str
+) -> None:
+    parameters = padded(*shape, dtype=dtype, layout=layout)
+    launches = prepared(parameters)
+    assert launches.kernel.details["padded"] == operands
+    assert launches.kernel.details["slice"] == slicing
+    inputs = Matmul().operands(parameters, seed=1)
+    for index in (0, 1):
+        launches.poison()
+        launches.launch(index)
+        verification = Matmul().verify(parameters, inputs, launches.outputs(index))
+        assert verification.passed, verification.message
+
+
+@pytest.mark.parametrize("shape", [(33, 40, 48), (32, 41, 48), (32, 40, 47)], ids=str)
+def test_a_padded_product_nobody_launched_is_all_poison(shape: tuple[int, int, int]) -> None:
+    launches = prepared(padded(*shape))
+    launches.launch(0)
+    launches.poison()
+    assert np.isnan(launches.outputs(0)["c"]).all()
+
+
+def test_operands_padded_before_are_as_they_were() -> None:
+    parameters = padded(5, 7, 3)
+    operator = Matmul()
+    inputs = operator.operands(parameters, seed=1)
+    before = {name: inputs[name].copy() for name in "ab"}
+    pytest.importorskip("torch")
+    launches = operator.implementation("torch_padded").prepare(parameters, inputs, Place(CPU))
+    launches.launch(0)
+    for name, values in before.items():
+        np.testing.assert_array_equal(inputs[name], values)
+
+
+def test_what_is_multiplied_is_named_by_its_padded_sizes() -> None:
+    assert prepared(padded(33, 40, 47)).kernel.details["multiplied"] == "40x40x48"
+
+
+def test_padding_adds_nothing_to_the_work() -> None:
+    as_it_is = dataclasses.replace(padded(33, 41, 47), pad_to=1)
+    assert Matmul().work(padded(33, 41, 47, pad_to=64)) == Matmul().work(as_it_is)
+
+
+@pytest.mark.parametrize("implementation", sorted(set(Matmul.implementations) - {"torch_padded", "cublas_padded"}))
+def test_what_does_not_pad_refuses_to_and_names_what_does(implementation: str) -> None:
+    with pytest.raises(UserError, match="multiples of 8: torch_padded and cublas_padded"):
+        Matmul().implementation(implementation).validate(padded(33, 41, 47))
+
+
+@pytest.mark.parametrize("implementation", ["torch_padded", "cublas_padded"])
+def test_what_pads_wants_to_be_told_to_what(implementation: str) -> None:
+    with pytest.raises(UserError, match="pad_to = 1 leaves them as they are"):
+        Matmul().implementation(implementation).validate(padded(33, 41, 47, pad_to=1))
+
+
+@pytest.mark.parametrize("pad_to", [0, -8])
+def test_a_multiple_below_one_is_refused(pad_to: int) -> None:
+    with pytest.raises(UserError, match=f"pad_to={pad_to} was asked for"):
+        Matmul().validate(padded(33, 41, 47, pad_to=pad_to))

@@ -1,0 +1,171 @@
+"""What no machine can measure is refused in one sentence before anything is measured, whatever the workload."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.attention import AttentionParameters
+from pyperf_suite.workloads.collective import CollectiveParameters
+from pyperf_suite.workloads.matmul.libraries import GroupedMatmulParameters
+from pyperf_suite.workloads.training.data_parallel import DataParallelParameters
+from pyperf_suite.workloads.training.input_pipeline import InputPipelineParameters
+from pyperf_suite.workloads.training.layers import BlockPartParameters, LayerPassParameters
+from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
+from pyperf_suite.workloads.training.overlap import OverlapParameters
+from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
+from pyperf_suite.workloads.training.step_memory import CheckpointedStepParameters
+from pyperf_suite.workloads.training.training_step import PrecisionStepParameters, TrainingStepParameters
+from pyperf_suite.workloads.training.transfer import TransferParameters
+
+SMALL = {"hidden": 64, "heads": 4, "layers": 3, "seq": 16, "batch": 2}
+RIGHT: dict[str, Any] = {
+    "training_step": TrainingStepParameters(**SMALL),
+    "checkpointed_step": CheckpointedStepParameters(**SMALL, part="train"),
+    "precision_step": PrecisionStepParameters(**SMALL, precision="autocast_bfloat16", cast_cache="nested"),
+    "block_part": BlockPartParameters(**SMALL, part="up"),
+    "layer_pass": LayerPassParameters(layer="attention", phase="backward", batch=2, seq=36, hidden=24, heads=3),
+    "optimizer_update": OptimizerUpdateParameters(TensorSet(5, 24, 16), optimizer="SGD"),
+    "overlap": OverlapParameters(96, 1 << 16),
+    "data_parallel": DataParallelParameters(hidden=64, heads=2, layers=2, seq=16, batch=2),
+    "parallel_step": ParallelStepParameters(hidden=32, heads=4, layers=2, seq=8, batch=2, vocab=48, tied=False),
+    "transfer": TransferParameters(4096),
+    "input_pipeline": InputPipelineParameters(files=6, batch=2, step_us=200),
+    "grouped_matmul": GroupedMatmulParameters(experts=4, rows=70, n=24, k=16, dtype="float32"),
+    "collective": CollectiveParameters("all_reduce", 1024, 8),
+    "attention": AttentionParameters(1, 12, 64, 64),
+}
+REFUSED = [
+    ("training_step", "torch", {"hidden": 66}, "cannot be divided into 4 heads"),
+    ("training_step", "torch", {"kv_heads": 3}, "cannot share 3 key-value heads"),
+    ("training_step", "torch", {"dropout": 1.0}, "dropout is a share"),
+    ("training_step", "torch", {"attention": "magic"}, "choose from sdpa, flash, math, explicit"),
+    ("training_step", "torch", {"precision": "int3"}, "choose from float32"),
+    ("training_step", "torch", {"part": "half"}, "choose from forward"),
+    ("training_step", "torch", {"layers": 0}, "layers=0"),
+    ("training_step", "torch", {"ffn": -1}, "ffn=-1"),
+    ("training_step", "torch", {"workers": 4096}, "4096 workers"),
+    ("checkpointed_step", "torch", {"budget_bytes": -1}, "budget_bytes=-1"),
+    ("checkpointed_step", "torch", {"compiled": True}, "leave compiled off"),
+    ("checkpointed_step", "torch", {"heads": 3}, "cannot be divided"),
+    ("precision_step", "torch", {"micro_batches": 0}, "micro_batches=0"),
+    ("precision_step", "torch", {"cast_cache": "always"}, "choose from iteration, nested, off"),
+    ("precision_step", "torch", {"precision": "float32"}, "float32 casts no weights"),
+    ("precision_step", "torch", {"part": "train"}, "its part is step"),
+    ("block_part", "torch", {"part": "soul"}, "choose from norm"),
+    ("block_part", "torch", {"dtype": "int8"}, "choose from float32"),
+    ("layer_pass", "torch", {"layer": "lstm"}, "layer=lstm .* choose from linear"),
+    ("layer_pass", "torch", {"phase": "sideways"}, "phase=sideways"),
+    ("layer_pass", "torch", {"dtype": "int8"}, "choose from float32"),
+    ("layer_pass", "torch", {"batch": 0}, "batch=0"),
+    ("layer_pass", "torch", {"out": -1}, "out=-1"),
+    ("layer_pass", "torch", {"layer": "gelu", "out": 3}, "leave out=3 out"),
+    ("layer_pass", "torch", {"layer": "conv", "seq": 40}, "seq = 40 is no square: take 36 or 49"),
+    ("layer_pass", "torch", {"heads": 5}, "cannot be divided into 5 heads"),
+    (
+        "layer_pass",
+        "torch",
+        {"layer": "gelu", "phase": "wgrad"},
+        "gelu has no wgrad of its own: choose from forward, back",
+    ),
+    ("layer_pass", "torch", {"layer": "copy", "phase": "backward"}, "choose from forward"),
+    ("layer_pass", "torch", {"workers": 4096}, "4096 workers"),
+    ("optimizer_update", "foreach", {"optimizer": "Lion"}, "choose from AdamW, SGD, Adafactor"),
+    ("optimizer_update", "foreach", {"dtype": "int8"}, "choose from float32, bfloat16"),
+    ("optimizer_update", "foreach", {"tensors": TensorSet(1, 1 << 20, 1 << 20)}, "more than"),
+    ("optimizer_update", "fused", {"optimizer": "Adafactor"}, "AdamW and SGD alone"),
+    ("optimizer_update", "torchao_8bit", {}, "with AdamW alone"),
+    ("overlap", "gloo", {"run": "apart"}, "choose from product"),
+    ("overlap", "gloo", {"dtype": "int8"}, "choose from float32"),
+    ("overlap", "gloo", {"size": 0}, "size=0"),
+    ("overlap", "gloo", {"bytes": 3}, "bytes=3"),
+    ("overlap", "gloo", {"ranks": 0}, "ranks=0"),
+    ("overlap", "gloo", {"ranks": 30000}, "launch them on several machines"),
+    ("overlap", "gloo", {"peer_to_peer": False}, "NCCL's alone"),
+    ("data_parallel", "gloo", {"exchange": "magic"}, "choose from ddp, after"),
+    ("data_parallel", "gloo", {"ranks": 0}, "ranks=0"),
+    ("data_parallel", "gloo", {"accumulate": 0}, "accumulate=0"),
+    ("data_parallel", "gloo", {"bucket_bytes": 0}, "at least 1"),
+    ("data_parallel", "gloo", {"dropout": 0.1}, "leave it 0"),
+    ("data_parallel", "gloo", {"dtype": "int8"}, "choose from float32"),
+    ("data_parallel", "gloo", {"exchange": "after", "static_graph": True}, "static_graph is DDP's"),
+    ("data_parallel", "gloo", {"exchange": "none", "bucket_bytes": 5}, "bucket_bytes is DDP's"),
+    ("data_parallel", "gloo", {"no_sync": False}, "several micro-batches"),
+    ("data_parallel", "gloo", {"static_graph": True, "accumulate": 2}, "no static graph"),
+    ("data_parallel", "gloo", {"ranks": 30000}, "launch them on several machines"),
+    ("data_parallel", "gloo", {"peer_to_peer": False}, "NCCL's alone"),
+    ("data_parallel", "gloo", {"exchange": "dp"}, "ask for the implementation dp"),
+    ("data_parallel", "nccl", {"exchange": "dp"}, "ask for the implementation dp"),
+    ("data_parallel", "dp", {}, "ask for dp"),
+    ("data_parallel", "gloo", {"hidden": 65}, "cannot be divided"),
+    ("transfer", "memcpy", {"size_bytes": 0}, "size_bytes is at least 1"),
+    (
+        "transfer",
+        "memcpy",
+        {"workers": 2},
+        "workers=2 was asked for, which memcpy does not take: .* ask for one of torch",
+    ),
+    ("transfer", "memcpy", {"pinned": True}, "or ask for one of host_to_device, device_to_host"),
+    ("transfer", "memcpy", {"numa_node": 4096}, "NUMA node 4096"),
+    ("transfer", "torch", {"workers": 4096}, "4096 workers"),
+    ("transfer", "torch", {"pinned": True}, "which torch does not take"),
+    ("transfer", "disk_direct", {"size_bytes": 4097}, "whole blocks of 4096"),
+    ("transfer", "disk_cached", {"workers": 2}, "which disk_cached does not take"),
+    ("transfer", "host_to_device", {"workers": 2}, "which host_to_device does not take"),
+    ("transfer", "pigeon", {}, "choose from"),
+    ("input_pipeline", "torch", {"data": "sound"}, "choose from text, jpeg"),
+    ("input_pipeline", "torch", {"model": "cloud"}, "choose from device, host"),
+    ("input_pipeline", "torch", {"start": "jump"}, "choose from fork"),
+    ("input_pipeline", "torch", {"loaders": -1}, "loaders lies between 0 and 256"),
+    ("input_pipeline", "torch", {"loaders": 10_000}, "loaders lies between 0 and 256"),
+    ("input_pipeline", "torch", {"files": 10**11}, "files=100000000000 was asked for"),
+    ("input_pipeline", "torch", {"prefetch": 10**9}, "prefetch=1000000000"),
+    ("input_pipeline", "torch", {"step_us": 10**13}, "step_us=10000000000000"),
+    ("input_pipeline", "torch", {"prefetch": 0}, "prefetch lies between 1"),
+    ("input_pipeline", "torch", {"batch": 7}, "do not fill a batch of 7"),
+    ("input_pipeline", "torch", {"step_us": -1}, "step_us lies between 0"),
+    ("input_pipeline", "torch", {"iterations": 0}, "iterations lies between 1"),
+    ("parallel_step", "gloo", {"data": 100000}, "data lies between 1 and"),
+    ("parallel_step", "gloo", {"data": 1000}, "launch them on several machines"),
+    ("parallel_step", "gloo", {"attention": "magic"}, "choose from sdpa, flash, math, explicit"),
+    ("parallel_step", "gloo", {"tensor": 3}, "cannot be cut over TP = 3"),
+    ("parallel_step", "gloo", {"zero_stage": 4}, "zero_stage lies between 0 and 3"),
+    ("grouped_matmul", "loop", {"experts": 0}, "experts lies between 1"),
+    ("grouped_matmul", "loop", {"rows": 0}, "rows lies between 1"),
+    ("grouped_matmul", "loop", {"n": 1 << 40}, "n lies between 1"),
+    ("grouped_matmul", "loop", {"skew": -1.0}, "skew lies between 0"),
+    ("grouped_matmul", "loop", {"dtype": "int8"}, "choose from float32"),
+    ("collective", "nccl", {"op": "all_reduced"}, "op=all_reduced was asked for: choose from all_reduce"),
+    ("collective", "nccl", {"ranks": 0}, "ranks=0 was asked for"),
+    ("collective", "nccl", {"bytes": 0}, "bytes=0 was asked for"),
+    ("collective", "nccl", {"op": "all_gather", "bytes": 31}, "ask for at least 32 bytes"),
+    ("collective", "nccl", {"dtype": "tfloat32"}, "dtype=tfloat32 was asked for: choose from float32"),
+    ("collective", "nccl", {"reduction": "median"}, "reduction=median was asked for: choose from sum"),
+    ("collective", "nccl", {"op": "broadcast", "reduction": "max"}, "broadcast was asked for with reduction"),
+    ("collective", "nccl", {"root": 1}, "all_reduce was asked for with root"),
+    ("collective", "nccl", {"op": "reduce", "root": 8}, "Root 8 was asked for among 8 ranks"),
+    ("collective", "nccl", {"op": "all_to_all", "in_place": True}, "all_to_all was asked for with in_place"),
+    ("collective", "nccl", {"pattern": "0-1"}, "all_reduce was asked for with pattern"),
+    ("collective", "nccl", {"op": "pairs", "pattern": "0,1"}, "write pairs of ranks, as in 0-3 or 0-1,2-3"),
+    ("collective", "nccl", {"op": "pairs", "pattern": "0-8"}, "ranks 0-8 was asked for among 8"),
+    ("collective", "nccl", {"op": "ping_pong", "pattern": "2-2"}, "give two different ones"),
+    ("collective", "nccl", {"op": "ping_pong", "pattern": "0-1,1-2"}, "a rank plays with one other"),
+    ("collective", "nccl", {"op": "bisection", "ranks": 1}, "at least 2"),
+    ("attention", "sdpa_default", {"kv_heads": 5}, "must divide the 12 heads: choose from 1, 2, 3, 4, 6, 12"),
+    ("attention", "sdpa_default", {"kv_heads": 24}, "24 key heads"),
+    ("attention", "sdpa_default", {"causal": True, "seq_k": 60}, "the first 4 queries would see no key"),
+    ("attention", "sdpa_default", {"dtype": "float8_e4m3fn"}, "choose from float32, float16, bfloat16"),
+    ("attention", "sdpa_default", {"head_dim": 0}, "head_dim=0"),
+    ("attention", "sdpa_default", {"seq_k": -1}, "seq_k=-1"),
+    ("attention", "sdpa_default", {"seq_q": 1 << 40}, "seq_q=1099511627776"),
+]
+
+
+@pytest.mark.parametrize(("workload", "implementation", "change", "sentence"), REFUSED)
+def test_what_cannot_be_is_refused_in_one_sentence(workload, implementation, change, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Case(workload, replace(RIGHT[workload], **change), implementation).validate()

@@ -1,0 +1,222 @@
+"""Every pass of every layer is that of float64, counts what torch counts, and finds what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pyperf_suite.errors import Unsupported
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.training import TransformerShape, asked_flop, layers
+from pyperf_suite.workloads.training.layers import (
+    ACTIVATIONS,
+    BLOCK_PARTS,
+    LAYERS,
+    PART_DTYPES,
+    BlockPart,
+    BlockPartParameters,
+    LayerPass,
+    LayerPassParameters,
+    passes_of,
+)
+from pyperf_suite.workloads.workload import Place
+
+torch = pytest.importorskip("torch")
+
+CPU = Device("cpu")
+SMALL = LayerPassParameters(batch=2, seq=36, hidden=24, heads=3)
+EVERY = [(layer, phase) for layer in LAYERS for phase in passes_of(layer)]
+
+
+def prepared(layer, phase="forward", **changed):
+    parameters = replace(SMALL, layer=layer, phase=phase, **changed)
+    parameters.validate()
+    return LayerPass().implementation("torch").prepare(parameters, Place(CPU))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("layer", "phase"), EVERY)
+def test_every_pass_is_that_of_float64(layer, phase, dtype):
+    checked = prepared(layer, phase, dtype=dtype).check()
+    assert checked.compared >= SMALL.hidden
+    assert checked.wrong == 0, checked.first
+
+
+@pytest.mark.parametrize(("layer", "phase"), [each for each in EVERY if each[0] != "copy"])
+def test_a_formula_that_is_slightly_another_is_found(layer, phase, monkeypatch):
+    steps, apply = prepared(layer, phase, dtype="bfloat16"), layers.written_out
+
+    def last_column_larger(*args):
+        result = apply(*args)
+        return torch.cat([result[..., :-1], 1.5 * result[..., -1:]], dim=-1)
+
+    monkeypatch.setattr(layers, "written_out", last_column_larger)
+    assert steps.check().wrong > 0
+
+
+def test_a_single_wrong_element_is_found_and_named(monkeypatch):
+    steps = prepared("gelu", "backward", dtype="bfloat16")
+    run = steps._run
+
+    def once_wrong(own):
+        (gradient,) = run(own)
+        gradient[3, 7] = 0.0 if abs(float(gradient[3, 7])) > 0.5 else 1.0
+        return (gradient,)
+
+    monkeypatch.setattr(steps, "_run", once_wrong)
+    checked = steps.check()
+    assert checked.wrong == steps.sets
+    assert checked.first.startswith("the gradient of input 0 at (3, 7)")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("phase", ["forward", "dgrad", "wgrad"])
+def test_the_largest_element_with_the_wrong_sign_is_found_in_any_operand_set(phase, dtype, monkeypatch):
+    steps = prepared("linear", phase, dtype=dtype)
+    run = steps._run
+
+    def flipped(own):
+        (result,) = run(own)
+        result = result.detach().clone()
+        if own is steps._sets[-1]:
+            result.view(-1)[result.abs().argmax()] *= -1
+        return (result,)
+
+    monkeypatch.setattr(steps, "_run", flipped)
+    assert steps.check().wrong == 1
+
+
+def test_a_pass_that_is_wrong_on_one_operand_set_alone_is_found(monkeypatch):
+    run = layers.LayerSteps._run
+
+    def wrong_on_the_third(steps, own):
+        return tuple(each * (2 if own is steps._sets[2] else 1) for each in run(steps, own))
+
+    monkeypatch.setattr(layers.LayerSteps, "_run", wrong_on_the_third)
+    answer = measure_case(Case("layer_pass", replace(SMALL, layer="gelu"), "torch"), None, CPU)
+    assert answer["outcome"] == "failed"
+
+
+def test_a_result_with_nan_is_wrong(monkeypatch):
+    steps = prepared("copy")
+    run = steps._run
+    monkeypatch.setattr(steps, "_run", lambda own: tuple(each * float("nan") for each in run(own)))
+    checked = steps.check()
+    assert checked.wrong == checked.compared
+
+
+@pytest.mark.parametrize("layer", ["linear", "conv"])
+@pytest.mark.parametrize("phase", ["forward", "backward", "dgrad", "wgrad"])
+@pytest.mark.parametrize("out", [0, 40])
+def test_products_count_the_flops_that_torch_counts(layer, phase, out):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    steps = prepared(layer, phase, out=out)
+    with FlopCounterMode(display=False) as counter:
+        steps.launch(0)
+    # torch counts the taps of a convolution that fall on the border of zeros as well.
+    assert LayerPass().work(steps._p).flop == counter.get_total_flops()
+
+
+def test_backward_of_a_product_is_twice_the_flops_of_forward():
+    for layer in ("linear", "conv"):
+        forward, backward, dgrad, wgrad = (
+            layers.work(replace(SMALL, layer=layer, phase=phase, out=40)).flop for phase in passes_of(layer)
+        )
+        assert backward == dgrad + wgrad == 2 * forward
+
+
+@pytest.mark.parametrize("layer", ACTIVATIONS)
+def test_an_activation_moves_half_as_many_bytes_again_in_backward(layer):
+    forward, backward = (layers.work(replace(SMALL, layer=layer, phase=phase)).bytes for phase in passes_of(layer))
+    assert forward == 2 * SMALL.tokens * SMALL.hidden * 4
+    assert backward / forward == 1.5
+
+
+@pytest.mark.parametrize("layer", ["linear", "conv", *ACTIVATIONS])
+def test_forward_keeps_one_tensor_of_the_input_for_backward(layer):
+    observed = prepared(layer, dtype="bfloat16").observed()
+    assert observed["saved"].unit == "B"
+    assert list(observed["saved"].samples) == [SMALL.tokens * SMALL.hidden * 2]
+
+
+@pytest.mark.parametrize("layer", ["linear", "conv", "layer_norm", "rms_norm", "relu", "attention"])
+def test_what_is_told_of_kept_bytes_is_what_lives_on(layer):
+    from pyperf_suite.workloads.training.held_bytes import kept
+
+    steps = prepared(layer)
+    own, held = steps._sets[0], torch.nn.ParameterList(steps._sets[0].weights)
+    counted = kept(held, lambda: layers.apply(torch, layer, own.inputs, own.weights)).total
+    assert list(steps.observed()["saved"].samples) == [counted]
+
+
+def test_only_forward_tells_what_is_kept():
+    assert prepared("linear", "backward").observed() == {}
+    assert list(prepared("copy").observed()["saved"].samples) == [0]
+
+
+def test_operands_take_turns_until_they_exceed_the_caches():
+    steps = prepared("gelu")
+    assert steps.kernel.details["operand_sets"] == 8
+    assert steps.kernel.details["cache"] == "partly_warm"
+    assert steps._sets[0].inputs[0].data_ptr() != steps._sets[1].inputs[0].data_ptr()
+
+
+def test_a_cpu_says_that_it_has_no_tfloat32():
+    with pytest.raises(Unsupported, match="no tfloat32"):
+        prepared("linear", dtype="tfloat32")
+
+
+PART = BlockPartParameters(hidden=64, heads=4, seq=16, batch=2)
+
+
+@pytest.mark.parametrize("part", BLOCK_PARTS)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_part_is_right(part, gated, dtype):
+    p = replace(PART, part=part, gated=gated, dtype=dtype, kv_heads=2)
+    answer = measure_case(Case("block_part", p, "torch"), None, CPU)
+    assert answer["outcome"] == "ok", answer
+    assert answer["work"]["bytes"] > 0
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_parts_of_a_block_are_its_forward_pass(gated):
+    whole = TransformerShape(hidden=64, heads=4, layers=1, seq=16, batch=2, gated=gated, kv_heads=2)
+    parts = (BlockPartParameters(**vars(whole), part=part) for part in BLOCK_PARTS)
+    assert sum(BlockPart().work(part).flop for part in parts) == asked_flop(whole) / 3
+
+
+def test_a_product_that_leaves_its_bias_out_is_found(monkeypatch):
+    p = replace(PART, part="up")
+    steps = BlockPart().implementation("torch").prepare(p, Place(CPU))
+    right = steps._forward
+    monkeypatch.setattr(
+        steps,
+        "_forward",
+        lambda inputs, weights: right(inputs, weights[: 2 if inputs[0].dtype == torch.float64 else 1]),
+    )
+    assert steps.check().wrong > 0
+
+
+@pytest.mark.parametrize("pick", ["largest", "usual"])
+@pytest.mark.parametrize("dtype", PART_DTYPES)
+@pytest.mark.parametrize("part", BLOCK_PARTS)
+def test_a_single_element_with_the_wrong_sign_is_found(part, dtype, pick, monkeypatch):
+    steps = BlockPart().implementation("torch").prepare(replace(PART, part=part, dtype=dtype, seq=64), Place(CPU))
+    right = steps._forward
+
+    def flipped(inputs, weights):
+        result = right(inputs, weights)
+        if inputs[0].dtype != torch.float64:
+            sizes = result.reshape(-1).abs()
+            place = int(sizes.argmax() if pick == "largest" else sizes.argsort()[3 * len(sizes) // 5])
+            result = result.clone(memory_format=torch.contiguous_format)
+            result.view(-1)[place] *= -1
+        return result
+
+    monkeypatch.setattr(steps, "_forward", flipped)
+    assert steps.check().wrong == 1

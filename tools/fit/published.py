@@ -1,0 +1,110 @@
+"""Reads the published tables, and draws the sample of them that the tests keep: `python -m tools.fit.published TABLES`.
+
+A table is a parquet file, or a CSV file of the same name and columns as in the sample.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.errors import UserError
+
+Columns = dict[str, NDArray[Any]]
+
+SAMPLE = Path(__file__).parents[2] / "tests" / "data" / "published"
+GPUS = ("a100_sxm", "b200_sxm", "h100_sxm", "h200_sxm", "l40s")
+# Of the ascending n and k of products every third, so that sites keep neighbours; columns held for true, and the one
+# that ran for a second at each point.
+EVERY_SITE = 3
+PRODUCT_TIMES = ("trtllm_1.3.0rc20", "sglang_0.5.14", "vllm_0.22.0")
+PRODUCT_TIMES_OF_A100 = ("sglang_0.5.10",)
+# Heads and key-value heads of attention, all batches and lengths of each.
+HEADS = {(4, 4), (8, 1), (16, 8), (32, 8), (40, 40), (64, 4)}
+HEAD_DIMS = (64, 128)
+LIBRARIES = {("trtllm", "1.3.0rc20"), ("sglang", "0.5.14")}
+LIBRARIES_OF_A100 = {("sglang", "0.5.10")}
+ATTENTION = ("backend_lib", "backend_version", "kernel_source", "batch_size", "isl", "num_heads", "num_key_value_heads",
+             "head_dim", "kv_cache_dtype", "latency_us")  # fmt: skip
+
+
+def read_columns(folder: Path, name: str) -> Columns:
+    """A table's columns; empty numbers are NaN. Raises UserError if the folder does not have it."""
+    parquet, text = folder / f"{name}.parquet", folder / f"{name}.csv"
+    if parquet.is_file():
+        from pyarrow import parquet as reader
+
+        table = reader.read_table(parquet)
+        return {column: table[column].to_numpy() for column in table.column_names}
+    if not text.is_file():
+        raise UserError(f"{folder} has no {parquet.name}: name the folder of the published tables.")
+    with text.open(newline="") as lines:
+        header, *rows = csv.reader(lines)
+    return {column: _typed(cells) for column, cells in zip(header, zip(*rows, strict=True), strict=True)}
+
+
+def tables_like(folder: Path, prefix: str) -> dict[str, str]:
+    """The names of a folder's tables that begin so, by the GPU that follows in the name."""
+    found = {path.stem for path in folder.glob(f"{prefix}*") if path.suffix in (".parquet", ".csv")}
+    return {name.removeprefix(prefix): name for name in sorted(found)}
+
+
+def rows_of(columns: Columns) -> list[dict[str, Any]]:
+    """The same row by row, in Python's own numbers."""
+    values = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in values]
+
+
+def _typed(cells: tuple[str, ...]) -> NDArray[Any]:
+    try:
+        numbers = np.array([float(cell) if cell else np.nan for cell in cells])
+    except ValueError:
+        return np.array(cells, dtype=object)
+    whole = np.isfinite(numbers).all() and not any("." in cell or "e" in cell for cell in cells)
+    return numbers.astype(np.int64) if whole else numbers
+
+
+def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
+    """Write the sample: whole sites of products, whole head shapes of attention, all of the smaller tables."""
+    for gpu in GPUS:
+        columns = read_columns(tables, f"gemm_bf16_{gpu}")
+        kept = columns["m"] >= 1
+        for size in ("n", "k"):
+            kept &= np.isin(columns[size], np.unique(columns[size])[::EVERY_SITE])
+        times = PRODUCT_TIMES_OF_A100 if gpu == "a100_sxm" else PRODUCT_TIMES
+        names = (*("m", "n", "k"), *(name for name in times if name in columns))
+        _write(sample, f"gemm_bf16_{gpu}", columns, kept, names)
+        columns = read_columns(tables, f"attention_prefill_bf16_{gpu}")
+        heads = zip(columns["num_heads"].tolist(), columns["num_key_value_heads"].tolist(), strict=True)
+        kept = np.array([pair in HEADS for pair in heads]) & np.isin(columns["head_dim"], HEAD_DIMS)
+        kept &= columns["kv_cache_dtype"] == "bfloat16"
+        libraries = zip(columns["backend_lib"], columns["backend_version"], strict=True)
+        wanted = LIBRARIES_OF_A100 if gpu == "a100_sxm" else LIBRARIES
+        kept &= np.array([library in wanted for library in libraries])
+        _write(sample, f"attention_prefill_bf16_{gpu}", columns, kept, ATTENTION)
+    columns = read_columns(tables, "collectives")
+    kept = (columns["file"] == "nccl_perf") & (columns["dtype"] == "half")
+    _write(sample, "collectives", columns, kept, ("gpu", "file", "op_name", "dtype", "num_gpus", "bytes", "latency_us"))
+    for name in ("train_iteration_multi_node_a100", "train_iteration_single_node_a100"):
+        columns = read_columns(tables, name)
+        _write(sample, name, columns, np.ones(len(columns["GPUs"]), dtype=bool), tuple(columns))
+    for name in ("sdpa_h200.csv", "nccl_tests_8xa100.csv"):
+        (sample / name).write_bytes((tables / name).read_bytes())
+
+
+def _write(sample: Path, name: str, columns: Columns, kept: NDArray[np.bool_], names: tuple[str, ...]) -> None:
+    sample.mkdir(parents=True, exist_ok=True)
+    with (sample / f"{name}.csv").open("w", newline="") as lines:
+        writer = csv.writer(lines, lineterminator="\n")
+        writer.writerow(names)
+        for row in zip(*(columns[column][kept].tolist() for column in names), strict=True):
+            writer.writerow(["" if cell is None or cell != cell else cell for cell in row])
+
+
+if __name__ == "__main__":
+    draw_sample(Path(sys.argv[1]))
