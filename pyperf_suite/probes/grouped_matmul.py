@@ -24,9 +24,9 @@ from pyperf_suite.spec.axes import Shape
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, figure, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, misses, series_by
-from pyperf_suite.workloads.matmul.libraries import DTYPES, GroupedMatmulParameters
+from pyperf_suite.workloads.matmul.libraries import DTYPES, GroupedMatmul, GroupedMatmulParameters
 
-WAYS = ("loop", "padded", "grouped_mm", "triton")
+WAYS = tuple(GroupedMatmul.implementations)
 IN_ONE_LAUNCH = ("grouped_mm", "triton")
 PYTORCH = "PyTorch, Accelerating MoEs with a Triton Persistent Cache-Aware Grouped GEMM Kernel (2025)"
 MEGABLOCKS = "Gale et al. 2022, MegaBlocks"

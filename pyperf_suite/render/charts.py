@@ -512,11 +512,14 @@ def _draw_heat_map(axis: Axes, heat_map: HeatMap) -> None:
     for row, column, value in cells if len(cells) <= _MOST_NUMBERS else ():
         colour = "white" if abs(value - 1) > 0.65 * spread else "black"
         axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
-    if heat_map.here is not None:
-        row, column = heat_map.here
+    best = max(cells, key=lambda cell: cell[2])[:2] if cells and heat_map.here else None
+    for place, colour, label in ((best, "tab:green", "best"), (heat_map.here, "black", "as asked")):
+        if place is None:
+            continue
+        row, column = place
         across = [column + each for each in (-0.5, 0.5, 0.5, -0.5, -0.5)]
         up = [row + each for each in (-0.5, -0.5, 0.5, 0.5, -0.5)]
-        axis.plot(across, up, color="black", linewidth=2, label="as asked", clip_on=False)
+        axis.plot(across, up, color=colour, linewidth=2, label=label, clip_on=False)
     axis.set_xlabel(_plain(heat_map.x_label))
     axis.set_ylabel(_plain(heat_map.y_label))
     axis.figure.colorbar(image, ax=axis, label=_plain(heat_map.value_label))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.workloads.workload import Workload
 
-# The module and class of each, imported when it is asked for.
-OPERATORS = {
+# The module and class of each, imported when it is asked for. A module of the workload's own name needs no line here:
+# it has the workload as WORKLOAD.
+WORKLOADS = {
     "matmul": "matmul.matmul:Matmul",
     "grouped_matmul": "matmul.libraries:GroupedMatmul",
     "attention": "attention.attention:Attention",
@@ -39,8 +41,12 @@ def find_workload(name: str) -> Workload[Any]:
         from pyperf_suite.workloads.user_kernel import UserKernel
 
         return UserKernel(name)
-    if name not in OPERATORS:
-        raise UserError(f"Unknown operator {name!r}: choose from {', '.join(sorted(OPERATORS))}.")
-    module, _, kind = OPERATORS[name].partition(":")
-    made: Workload[Any] = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
-    return made
+    if name in WORKLOADS:
+        module, _, kind = WORKLOADS[name].partition(":")
+        made: Workload[Any] = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
+        return made
+    if name.isidentifier() and importlib.util.find_spec(f"{__name__}.{name}"):
+        own: Workload[Any] | None = getattr(importlib.import_module(f"{__name__}.{name}"), "WORKLOAD", None)
+        if own is not None:
+            return own
+    raise UserError(f"Unknown operator {name!r}: choose from {', '.join(sorted(WORKLOADS))}.")
