@@ -238,6 +238,8 @@ def _measure_all(session: Session, console: Any, soak_min: float = 0.0) -> None:
     console.print(f"{', '.join(plan.probes)}: {session.outlook.line}", highlight=False, soft_wrap=True)
     with kept_when_interrupted(session):
         session.open()
+        if session.kept:
+            console.print(session.kept, highlight=False, soft_wrap=True)
         visits = session.visits()
         with progress_on(console, len(visits)) as show:
             session.visit_all(visits, show, lambda _, record: _speed(record))

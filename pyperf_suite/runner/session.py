@@ -18,7 +18,7 @@ from pyperf_suite.hardware.machine import identity as identify
 from pyperf_suite.hardware.machine import state as machine_state
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
-from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, Progress, Visit
+from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, Progress, Visit, in_words
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.runner.results import Journal, KeptRecords, RunFolder, placed_records
@@ -132,6 +132,16 @@ class Session:
                 record = self.visit(planned, process)
                 left_s = functools.partial(self.seconds_left, visits[done:])
                 show(done, len(visits), describe(planned, record), left_s)
+
+    @property
+    def kept(self) -> str:
+        """What a resumed run already holds, in a sentence; empty for a new run."""
+        visits = self.visits()
+        held = sum(self._is_held(*visit) for visit in visits)
+        if not held:
+            return ""
+        left = in_words(self.seconds_left(visits)) if held < len(visits) else "nothing"
+        return f"Resuming {self.folder.run_id}: {held} of {len(visits)} trials are kept, {left} is left."
 
     @property
     def cut_short(self) -> str:

@@ -100,12 +100,14 @@ def test_a_stopped_run_resumes_with_what_it_lacks_and_repeats_nothing(
 ) -> None:
     plan, workers = a_plan(), Instant()
     first = begin(plan, workers)
+    assert not first.kept
     first.measure(plan.cases[0])
     first.close()
     folder = find_run(tmp_path, identity(CPU), plan)
     assert folder.path == first.folder.path
     resumed = Session(plan, folder, workers=workers).open()
     assert [resumed.is_finished(planned) for planned in plan.cases] == [True, False]
+    assert ("2 of 4" in resumed.kept, first.folder.run_id in resumed.kept) == (True, True)
     for planned in plan.cases:
         resumed.measure(planned)
     resumed.close()
