@@ -102,7 +102,7 @@ class Configuration:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What Triton's compiler is told."""
+        """Options for Triton's compiler."""
         return compiler_options(self.stages, self.warps)
 
     def constants(self, interpreting: bool = False) -> dict[str, Any]:

@@ -131,7 +131,7 @@ class Configuration:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What Triton's compiler is told."""
+        """Options for Triton's compiler."""
         return compiler_options(self.stages, self.warps)
 
     def schedule(self, m: int, n: int, k: int) -> Schedule:

@@ -75,7 +75,7 @@ def interprets(kernel: Any) -> bool:
 
 
 def compiler_options(stages: int, warps: int) -> dict[str, Any]:
-    """What Triton's compiler is told. Fused multiply-adds are asked for because its default is about to change."""
+    """Options for Triton's compiler. Fused multiply-adds are asked for because its default is about to change."""
     return {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
 
 

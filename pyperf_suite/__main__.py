@@ -15,7 +15,7 @@ def main() -> None:
         from pyperf_suite.errors import UserError
         from pyperf_suite.ranks.watchdog import stand_by
 
-        # What is wrong with the launcher's variables is told by the command that needs them.
+        # What is wrong with the launcher's variables is reported by the command that needs them.
         with contextlib.suppress(UserError):
             stand_by()
         from pyperf_suite.cli import main as command_line

@@ -1,6 +1,6 @@
 """Count how often each cheat of tests/workloads/cheats.md is caught, and how often an honest kernel is refused.
 
-python tools/cheats.py 10 [WORD...]: ten visits to each kernel whose name holds one of the words, its function under
+python tools/cheats.py 10 [WORD...]: ten trials of each kernel whose name holds one of the words, its function under
 another name each time. Exits with 1 where a cheat was missed or an honest kernel refused.
 """
 
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def end_of(kernels: Any, entry: Any, number: int) -> str:
-    """The reason that a visit's record gives, or how else it ended."""
+    """The reason that a trial's record gives, or how else it ended."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ[user_kernel.ROOT_VARIABLE] = folder
         answer = kernels.visit(entry, Path(folder), f"kernel_{number}")

@@ -1,7 +1,7 @@
 """Kill runs of the command line at random moments and see that nothing is lost: python tools/kill_runs.py 200.
 
 Small runs, alone and with ranks, are killed and resumed again and again. After each kill a reader of this file's own
-compares the journal's bytes, and no process of the run may live on. In the end every visit has been measured once and
+compares the journal's bytes, and no process of the run may live on. In the end every trial has been measured once and
 no temporary folder is left. Only the sentinel differs from a user's run: most of the time would go to importing torch.
 """
 
@@ -148,7 +148,7 @@ class Campaign:
             self._look()
 
     def finish(self) -> None:
-        """Go on with it undisturbed, and see that each visit has been measured once and nothing is left."""
+        """Go on with it undisturbed, and see that each trial has been measured once and nothing is left."""
         self._end(self._start(), was_killed=False)
         self._wait_for_orphans()
         self._look()
@@ -156,7 +156,7 @@ class Campaign:
         assert not left, f"temporary folders are left: {left}"
         planned = json.loads(next(self.results.glob("*/*/run.json")).read_text())
         visits = measured(self.seen)
-        assert len(visits) >= planned["cases"] * planned["processes"], f"{len(visits)} visits of {planned}"
+        assert len(visits) >= planned["cases"] * planned["processes"], f"{len(visits)} trials of {planned}"
         # By the suite's own readers too: what they show is what this one has read.
         from pyperf_suite.history.stored.store import Store
         from pyperf_suite.runner.results import read_journal
@@ -211,7 +211,7 @@ class Campaign:
         return winner
 
     def _comes_to_a_moment(self, run: subprocess.Popen[bytes]) -> bool:
-        """Wait for a random moment; most lie within the visits, a kill by the clock would mostly meet imports."""
+        """Wait for a random moment; most lie within the trials, a kill by the clock would mostly meet imports."""
         if self.draw.random() < 0.3:
             pause_s = self.draw.uniform(0.0, 4.0)
         else:
@@ -272,7 +272,7 @@ class Campaign:
             time.sleep(0.05)
 
     def _look(self) -> None:
-        """See that all that was there is there, byte by byte, that every line is whole, and no visit measured twice."""
+        """See that all that was there is there, byte by byte, that every line is whole, and no trial measured twice."""
         now = whole_lines(self.journal())
         assert now.startswith(self.seen), "records of before are gone or changed"
         self.seen = now
@@ -286,7 +286,7 @@ def whole_lines(content: bytes) -> bytes:
 
 
 def measured(lines: bytes) -> Counter:
-    """How often each visit was measured in order. Raises AssertionError where a line is not as its seal says."""
+    """How often each trial was measured in order. Raises AssertionError where a line is not as its seal says."""
     visits: Counter = Counter()
     for line in lines.splitlines():
         sealed = re.fullmatch(rb'(.*),"sealed":"(\d+):([0-9a-f]{8})"\}', line)

@@ -39,7 +39,7 @@ OPTIONAL = {
     "ruff": "`make lint`",
     "triton": "Triton kernels",
 }
-# How uv is told what a setting of pip says; the settings below change nothing that is installed. With any other, pip
+# How a setting of pip is passed on to uv; the settings below change nothing that is installed. With any other, pip
 # installs itself.
 UV_OPTIONS = {
     "constraint": "--constraint",

@@ -1,6 +1,6 @@
 """Inject wrong results into the native product and count the runs that see them: python tools/wrong_launches.py 40.
 
-A run visits the case as often as the standard profile has processes, until a visit fails. For each fault: how many of
+A run tries the case as often as the standard profile has processes, until a trial fails. For each fault: how many of
 the runs asked for caught it, and the launches of a run that caught nothing.
 """
 
@@ -60,7 +60,7 @@ def injected(is_wrong: Fault) -> Iterator[list[FaultyLaunches]]:
 
 
 def visit(is_wrong: Fault, effort: Effort = STANDARD.effort) -> tuple[dict[str, Any], int]:
-    """The answer of one visit, and how many launches it made."""
+    """The answer of one trial, and how many launches it made."""
     with injected(is_wrong) as prepared:
         answer = measure_case(CASE, effort, resolve("cpu"))
     return answer, sum(launches.launched for launches in prepared)

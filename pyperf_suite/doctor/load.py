@@ -16,7 +16,7 @@ INTERRUPTION_S = 20e-6
 WATCHED_S = 1.0
 # Of the machine's cores: where others take that much, figures move by more than what profiles promise.
 BUSY_SHARE, CROWDED_SHARE = 0.02, 0.25
-# Of the time that cores wanted. A tick is 10 ms, so less than 1 % cannot be told from nothing within a second.
+# Of the time that cores wanted. A tick is 10 ms, so less than 1 % cannot be distinguished from nothing within a second.
 STOLEN_SHARE, ROBBED_SHARE = 0.015, 0.1
 WHOLE_CORE = 0.95
 CONSUMERS_TOLD = 3

@@ -68,7 +68,7 @@ def find_case(records: Path, case_id: str) -> Case:
                     except UserError as error:
                         why = str(error)
                     except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
-                        continue  # a torn or foreign line; another visit may be whole
+                        continue  # a torn or foreign line; another trial's may be whole
     except OSError as error:
         raise UserError(f"{records} cannot be read: {error.strerror}.") from None
     raise UserError(why)

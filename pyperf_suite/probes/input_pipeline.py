@@ -1,6 +1,6 @@
 """How long a model waits for its batches, and which settings of torch's DataLoader shorten that.
 
-Steady state and the begin of an epoch, where workers start, are told apart.
+Steady state and the begin of an epoch, where workers start, are reported apart.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def rate_by_loaders(task: Rows) -> Figure | None:
 
 
 def is_complete(row: Row) -> bool:
-    """Whether all was observed that is told beside time."""
+    """Whether all was observed that is reported besides time."""
     return {"wait", "model", "starved", "first_batch", "next_epoch"} <= row.seen.keys()
 
 

@@ -187,7 +187,7 @@ def _cross(grid: StudyAxes, asked: Collection[str]) -> list[Case]:
             refused.append((combination, reason))
     if not possible:
         raise refused[0][1]
-    # A refusal is told of the combination that has most first values of the other axes.
+    # A refusal names the combination that has most first values of the other axes.
     refused.sort(key=lambda each: -sum(each[0][name] == values[0] for name, values in lists.items()))
     there = {(name, value) for combination, _ in possible for name, value in combination.items()}
     for axis in asked:
@@ -517,7 +517,7 @@ def _fastest(model: str, timed: Sequence[Result], configurations: int) -> Remark
     place += ", {gain} as fast as the slowest, {slowest}" if gain else ""
     return remark(
         f"{{configuration}} is {place}: {{rate}}, {{flop}} ({{model}}, {{size}} parameters)",
-        # It is told even where noise could explain the gain.
+        # It is reported even where noise could explain the gain.
         effect="gain" if gain and not (gain.has_interval and not gain.excludes(1.0)) else "",
         configuration=best.name,
         configurations=configurations,

@@ -199,7 +199,7 @@ def _missing(records: Sequence[Record]) -> Table | None:
 
 
 def _numbered(sections: Iterable[Section]) -> list[Section]:
-    """Those of one probe in several runs told apart by a number, for the contents."""
+    """Those of one probe in several runs distinguished by a number, for the contents."""
     seen: Counter[str] = Counter()
     found = []
     for section in sections:

@@ -174,7 +174,7 @@ def _number(value: float, of: Quantity) -> str:
     if of.unit in ("x", "count") and abs(value) >= HUGE:
         return f"{value:.3g}"
     if of.unit == "x":
-        # Small gains that are known well are told apart by the third decimal.
+        # Small gains that are known well differ in the third decimal.
         is_fine = abs(of.value - 1) < FINE and 0 < of.high - of.low < FINE
         return f"{value:.{3 if is_fine else 2}f}" if abs(value) < 100 else f"{value:.0f}"
     if of.unit == "count":

@@ -108,7 +108,7 @@ class Remark:
 
     `kind` says what it is: "" for what was measured, "law" for a fitted law and its error, "predicted" for what nobody
     measured, "caution" for what makes other findings less sure. `effect` names the value by whose size a summary weighs
-    it, a ratio or a change; where its interval leaves open that there is none, the remark is noise and not told.
+    it, a ratio or a change; where its interval leaves open that there is none, the remark is noise and not shown.
     """
 
     template: str

@@ -137,7 +137,7 @@ def wins(ratio: Ratio) -> bool:
 
 
 def is_settled(ratio: Ratio) -> bool:
-    """Whether it is told apart from, or shown to be below, what is worth acting on."""
+    """Whether it is distinguished from, or shown to be below, what is worth acting on."""
     return wins(ratio) or ratio.high < WORTH
 
 

@@ -217,7 +217,7 @@ def _figure(name: str, rows: Rows, axes: Sequence[str], work: dict[str, Any]) ->
             :MOST_PANELS
         ]
     ]
-    what = f"{unit} told by the file" if amount else "time of one launch"
+    what = f"{unit} given by the file" if amount else "time of one launch"
     caption = f"Each point is a case's median over processes: {what}, by {along}."
     stem = "".join(letter if letter.isalnum() else "_" for letter in name)
     return Figure(stem, name, caption, tuple((panel,) for panel in panels))

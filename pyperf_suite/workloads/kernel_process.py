@@ -1,4 +1,4 @@
-"""The process in which a user's code runs, and the only one: started by the judge (user_kernel.py), told what to do.
+"""The process in which a user's code runs, and the only one: started by the judge (user_kernel.py), by requests.
 
 It has one of two parts. As the *kernel process* it runs the function that is measured. As the *reference process* it
 makes inputs and computes references, and never runs what is measured but as its own reference. Run as a script by any

@@ -204,7 +204,9 @@ class PartChecks:
         told_s = math.fsum(seconds)
         if told_s > 1.05 * wall_s + 1e-3:
             raise WrongLaunch(
-                refused("clock", f"{self._launches.where}: {told_s:.3g} s were told of a part that took {wall_s:.3g} s")
+                refused(
+                    "clock", f"{self._launches.where}: {told_s:.3g} s were reported for a part that took {wall_s:.3g} s"
+                )
             )
         self._wall_s, self._launch_s = wall_s / (samples * batch), told_s / (samples * batch)
         return seconds
@@ -227,7 +229,7 @@ class PartChecks:
             share = max(share, (math.fsum(seconds) + samples * BETWEEN_SAMPLES_S) / wall_s)
             if share >= TOLD_SHARE:
                 return
-        told = f"the times that were told make up {100 * share:.0f} % of the time that passed at most"
+        told = f"the reported times make up {100 * share:.0f} % of the time that passed at most"
         raise WrongLaunch(refused("clock", f"{self._launches.where}: {told}"))
 
     def _require_that_it_computes(self) -> None:

@@ -290,7 +290,7 @@ class UserLaunches(PartLaunches):
         self._require_left_alone(told)
         seconds = told.get("seconds")
         if not isinstance(seconds, list) or len(seconds) != samples or not all(map(_is_time, seconds)):
-            raise WrongLaunch(refused("clock", f"{self.where}: its process told no time of each sample"))
+            raise WrongLaunch(refused("clock", f"{self.where}: its process reported no time for each sample"))
         clocks = told.get("clocks_hz") or []
         self._clocks_hz = [*self._clocks_hz, *(hz for hz in clocks if isinstance(hz, float) and 0 < hz < 1e11)]
         return seconds, wall_s

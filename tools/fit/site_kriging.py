@@ -25,7 +25,7 @@ Linear = Callable[[Floats], Floats]
 ROUNDS = 4
 # Times this the median absolute deviation of normal noise is its standard deviation.
 SCATTER = 1.4826
-# A system is solved when its residual is this part of what was told, or after so many steps.
+# A system is solved when its residual is this part of what was given, or after so many steps.
 ENOUGH, STEPS = 1e-4, 200
 
 
@@ -173,7 +173,7 @@ def _passed(
 
 
 def _solved(told_by: Linear, by_factors: Linear, told: Floats, start: Floats) -> Floats:
-    """Weights by which `told_by` gives what was told: conjugate gradients, preconditioned by `by_factors`."""
+    """Weights by which `told_by` gives what it was fitted to: conjugate gradients, preconditioned by `by_factors`."""
     weights = start if start.any() else by_factors(told)
     left = told - told_by(weights)
     near = by_factors(left)

@@ -1,4 +1,4 @@
-"""One side of a live pair: prepares one case in a fresh process and times short slices of it when told to.
+"""One side of a live pair: prepares one case in a fresh process and times short slices of it on request.
 
 Run as a script by the interpreter of either arm, with that arm's build on PYTHONPATH. It asks of the build only what
 any revision has (cases, operators, launches and their stopwatch), so that revisions need to know nothing of pairs.

@@ -194,7 +194,7 @@ def pair_figure(found: PairMap) -> Figure:
 
 # A drift or a change is reported where chance would do it in fewer soaks than this, of all cases together.
 SOAK_CHANCE = 0.01
-# Colours that are told apart in one picture.
+# Colours that can be distinguished in one picture.
 MOST_SHOWN = 6
 
 
