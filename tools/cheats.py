@@ -51,8 +51,8 @@ def main() -> int:
             count for end, count in ends.items() if end in (entry.reason.split(" or ") if entry.reason else ["ok"])
         )
         bad += asked.times - right
-        told = ", ".join(f"{end} {count}" for end, count in ends.most_common())
-        print(f"{right:4} of {asked.times:2}  {entry.name}: {told}", flush=True)
+        reported = ", ".join(f"{end} {count}" for end, count in ends.most_common())
+        print(f"{right:4} of {asked.times:2}  {entry.name}: {reported}", flush=True)
     return 1 if bad else 0
 
 

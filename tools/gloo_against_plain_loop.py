@@ -61,10 +61,10 @@ def _compare(group: Group, op: str, size_bytes: int, pairs: int) -> None:
         rows.append([plain_s, *suite])
     transfers.close()
     # Averaged over ranks, as records are.
-    told = np.mean(group.gather("collect", rows, DEADLINE_S), axis=0)
+    reported = np.mean(group.gather("collect", rows, DEADLINE_S), axis=0)
     if group.rank == 0:
-        plain_us, suite_us, adds_us = np.median(told, axis=0) * 1e6
-        ratios = told[:, 1] / told[:, 0]
+        plain_us, suite_us, adds_us = np.median(reported, axis=0) * 1e6
+        ratios = reported[:, 1] / reported[:, 0]
         interval = median_interval(ratios, 0.95)
         ratio = f"{np.median(ratios):.3f} ({interval.low:.3f}-{interval.high:.3f})"
         print(

@@ -349,10 +349,10 @@ def _counted(report: Path) -> tuple[str, bool]:
     names = [
         case.get("name", "") for case in cases if case.find("failure") is not None or case.find("error") is not None
     ]
-    told = f"{total - skipped - sum(wrong)} passed, {sum(wrong)} failed, {skipped} skipped"
+    reported = f"{total - skipped - sum(wrong)} passed, {sum(wrong)} failed, {skipped} skipped"
     reason = next((found.get("message", "") for case in cases if (found := case.find("skipped")) is not None), "")
-    told += f": {', '.join(names[:3])}" * bool(names) + f": {reason}" * (total == skipped)
-    return told[:LONGEST], total > skipped
+    reported += f": {', '.join(names[:3])}" * bool(names) + f": {reason}" * (total == skipped)
+    return reported[:LONGEST], total > skipped
 
 
 def _copy(source: Any, log: Any, last: deque[bytes]) -> None:

@@ -228,11 +228,21 @@ def compared(pair: Pair) -> list[dict]:
 def line(pair: Pair, finding: dict) -> str:
     """A line of the table."""
     ratio = finding["ratio"]
-    told = finding["sentence"]
+    reported = finding["sentence"]
     if ratio:
-        told = "{:+.1f} % [{:+.1f}, {:+.1f}]".format(*(100 * (ratio[each] - 1) for each in ("value", "low", "high")))
+        reported = "{:+.1f} % [{:+.1f}, {:+.1f}]".format(
+            *(100 * (ratio[each] - 1) for each in ("value", "low", "high"))
+        )
     expected = f"[{pair.expected}]({pair.source})" if pair.source else "no step"
-    cells = (pair.old, pair.new, finding["benchmark"], expected, finding["verdict"], told, finding["details"]["pairs"])
+    cells = (
+        pair.old,
+        pair.new,
+        finding["benchmark"],
+        expected,
+        finding["verdict"],
+        reported,
+        finding["details"]["pairs"],
+    )
     return "| " + " | ".join(map(str, cells)) + " |"
 
 

@@ -245,8 +245,8 @@ def _tell(found: Selfcheck, as_json: bool, markdown: Path | None, wide: bool) ->
     if markdown is not None:
         try:
             with markdown.open("a", encoding="utf-8") as file:
-                told = as_markdown.told(findings_of_selfcheck(found))
-                file.write("\n".join([f"## {as_markdown.escape(text.sentence(heading(found)))}", "", *told]))
+                reported = as_markdown.told(findings_of_selfcheck(found))
+                file.write("\n".join([f"## {as_markdown.escape(text.sentence(heading(found)))}", "", *reported]))
         except OSError as error:
             raise UserError(f"{markdown} cannot be written ({error.strerror}).") from None
 

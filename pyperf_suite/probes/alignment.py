@@ -480,15 +480,19 @@ DEFIANCE = PLACE + " runs at {rate} the rate of {other}, which divides by less: 
 
 def _advice(pad: Pad) -> Remark:
     call = ", padded at each call {at_each_call}" if pad.at_each_call else ""
-    told = f"{PLACE}, {{known_as}}: built as {{other}} it runs {{gain}} as fast{call}: {{verdict}}"
+    sentence = f"{PLACE}, {{known_as}}: built as {{other}} it runs {{gain}} as fast{call}: {{verdict}}"
     # That padding wins nothing is an answer, that nobody knows is none.
-    return remark(told, pad, effect="" if pad.verdict == "leave it" else "gain")
+    return remark(sentence, pad, effect="" if pad.verdict == "leave it" else "gain")
 
 
 def _best(classes: Sequence[AlignmentClass]) -> Remark | None:
     best = max(classes, key=lambda each: (wins(each.gain), each.gain.value))
-    told = "{sweep.setting}: where {sweep.name} divides by {divisor}, products built with the next aligned size run "
-    return remark(told + "{gain} as fast, net of their extra work", best, effect="gain") if wins(best.gain) else None
+    sentence = (
+        "{sweep.setting}: where {sweep.name} divides by {divisor}, products built with the next aligned size run "
+    )
+    return (
+        remark(sentence + "{gain} as fast, net of their extra work", best, effect="gain") if wins(best.gain) else None
+    )
 
 
 def _at_each_call(pads: Sequence[Pad]) -> Remark | None:

@@ -109,8 +109,8 @@ def analyse(rows: Rows) -> Findings:
 
 def utilization(row: Row) -> Remark:
     """MFU, and the rate that it is a share of."""
-    told = "A step of {step} reaches {mfu:%} (MFU) of the {throughput} of a product of {m} cubed"
-    return row.best.remark(told, step=row.step, mfu=row.mfu)
+    sentence = "A step of {step} reaches {mfu:%} (MFU) of the {throughput} of a product of {m} cubed"
+    return row.best.remark(sentence, step=row.step, mfu=row.mfu)
 
 
 def time_by_part(parts: Rows) -> Remark:

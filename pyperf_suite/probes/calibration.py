@@ -255,9 +255,9 @@ def kind_of(row: Row) -> str:
 def told_rates(kind: str, rows: Sequence[Row]) -> Remark:
     """Between which rates the rows of a kind lie."""
     rates = [row.flop_per_s for row in rows]
-    told = {"least": min(rates), "most": max(rates), "median": statistics.median(rates)}
+    reported = {"least": min(rates), "most": max(rates), "median": statistics.median(rates)}
     template = "{count} {kind_of} of all sizes ran at {least} to {most}, half of them above {median}"
-    quantities: dict[str, Any] = {name: Quantity(rate, "TFLOP/s") for name, rate in told.items()}
+    quantities: dict[str, Any] = {name: Quantity(rate, "TFLOP/s") for name, rate in reported.items()}
     return remark(template, count=len(rows), kind_of=kind, **quantities)
 
 

@@ -276,17 +276,17 @@ def analyse(rows: Rows) -> Findings:
 
 
 def _costs(ddp: Sequence[Rows]) -> Iterator[Remark]:
-    told = "{model} on {setting}: DDP with buckets of {bucket} takes {longer} the step without exchange"
+    sentence = "{model} on {setting}: DDP with buckets of {bucket} takes {longer} the step without exchange"
     for best in map(fastest, ddp):
         longer, bucket = over_none(best), Quantity(best.bucket_bytes, "size")
         model, setting = described(best), setting_of(best)
-        yield remark(told, effect="longer", model=model, setting=setting, bucket=bucket, longer=longer)
+        yield remark(sentence, effect="longer", model=model, setting=setting, bucket=bucket, longer=longer)
 
 
 def _static_graphs(steps: Rows) -> Iterator[Remark]:
-    told = "With {setting}, a static graph is {faster} as fast as DDP's usual one"
+    sentence = "With {setting}, a static graph is {faster} as fast as DDP's usual one"
     for row in steps.where(static_graph=True):
-        yield remark(told, effect="faster", setting=setting_of(row), faster=row.against(static_graph=False))
+        yield remark(sentence, effect="faster", setting=setting_of(row), faster=row.against(static_graph=False))
 
 
 def _verdicts(setting: str, steps: Rows, ddp: Sequence[Rows]) -> Iterator[Verdict]:
@@ -297,7 +297,7 @@ def _verdicts(setting: str, steps: Rows, ddp: Sequence[Rows]) -> Iterator[Verdic
     linked = [(step, step.like(peer_to_peer=True)) for step in unlinked]
     dp = [(other(step, "dp"), step) for step in best]
     dp_linked = [(step, other(step, "dp", peer_to_peer=True)) for step in best if not step.peer_to_peer]
-    for claim, found, told in (
+    for claim, found, sentence in (
         (OVERLAP, together, "With {setting}, exchanging while backward goes on is {measured} as fast as after it"),
         (BUCKETS, single, "With {setting}, the best of several buckets are {measured} as fast as a single one"),
         (DDP_BEATS_DP, dp, "With {setting}, DDP is {measured} as fast as DP"),
@@ -306,7 +306,7 @@ def _verdicts(setting: str, steps: Rows, ddp: Sequence[Rows]) -> Iterator[Verdic
     ):
         pairs = [(slow.reading, fast.reading) for slow, fast in found if slow and fast]
         if (ratio := mean_speedup(pairs)) is not None:
-            yield claim.judge(f"{told} (models: {{models}})", ratio, setting=setting, models=len(pairs))
+            yield claim.judge(f"{sentence} (models: {{models}})", ratio, setting=setting, models=len(pairs))
 
 
 def _single_and_several(steps: Rows) -> tuple[Row | None, Row | None]:

@@ -111,13 +111,13 @@ def of_nccl(name: str) -> Callable[[Row], int | None]:
 
 def analyse(rows: Rows) -> Findings:
     """What the product and the all_reduce cost each other, on the mean of all settings."""
-    told = "Beside the other, the {run} takes {longer} as long as alone (settings: {settings})"
+    sentence = "Beside the other, the {run} takes {longer} as long as alone (settings: {settings})"
     remarks = []
     for run in ("product", "all_reduce"):
         found = [(row.like(run=f"{run}_beside"), row) for row in rows.where(run=run)]
         pairs = [(beside.reading, alone.reading) for beside, alone in found if beside]
         if pairs:
-            remarks.append(remark(told, effect="longer", run=run, longer=mean_speedup(pairs), settings=len(pairs)))
+            remarks.append(remark(sentence, effect="longer", run=run, longer=mean_speedup(pairs), settings=len(pairs)))
     return findings(remarks)
 
 

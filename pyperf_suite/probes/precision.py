@@ -181,10 +181,10 @@ def _break_even(row: Row) -> Remark:
 
 def _alignment(odd: Row, plain: Rows) -> Iterator[Verdict]:
     """FLOP a second with dimensions that are multiples of 8 compared with odd ones."""
-    told = "{precision} computes {measured} the FLOP a second with {even} as with {model}, batch {batch}"
+    sentence = "{precision} computes {measured} the FLOP a second with {even} as with {model}, batch {batch}"
     for even in plain.where(is_aligned=True, batch=odd.batch, precision=odd.precision):
         if faster := even.faster_than(odd):
-            yield odd.judge(MULTIPLES_OF_8, told, faster * (even.flop / odd.flop), even=even.model)
+            yield odd.judge(MULTIPLES_OF_8, sentence, faster * (even.flop / odd.flop), even=even.model)
 
 
 def _figures(number: int, rows: Rows) -> Iterator[Figure]:

@@ -52,8 +52,8 @@ class Engine:
     parameters: ParallelStepParameters
 
     def __str__(self) -> str:
-        told = ((name, getattr(self.parameters, name)) for name in CUTS)
-        return ";".join(f"{name}={value}" for name, value in told if value != getattr(LEAST, name)) or "data=1"
+        reported = ((name, getattr(self.parameters, name)) for name in CUTS)
+        return ";".join(f"{name}={value}" for name, value in reported if value != getattr(LEAST, name)) or "data=1"
 
     @classmethod
     def parse(cls, text: str) -> Engine:

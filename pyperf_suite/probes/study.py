@@ -318,8 +318,8 @@ class Result:
     @cached_property
     def rank_memory(self) -> tuple[Memory, ...]:
         """Of each rank as the engine counted it; the same in each experiment, so the last one's."""
-        told = self.timed[-1].kernel.get("details", {}).get("rank_bytes") if self.timed else None
-        columns = told if isinstance(told, dict) else {}
+        reported = self.timed[-1].kernel.get("details", {}).get("rank_bytes") if self.timed else None
+        columns = reported if isinstance(reported, dict) else {}
         known = {part: [columns[name] for name in names if name in columns] for part, names in PARTS.items()}
         return tuple(
             {part: float(sum(each[rank] for each in counted)) for part, counted in known.items() if counted}
@@ -482,14 +482,14 @@ def _of_model(found: Sequence[Result], name: str) -> Iterator[Any]:
         f"{p.dtype}, global batch {p.global_batch}"
     )
     if lost := [each.name for each in found if not each.timed]:
-        told = "{lost} of {configurations} configurations gave no time: {names}"
-        yield remark(told, kind="caution", lost=len(lost), configurations=len(found), names=", ".join(lost))
+        sentence = "{lost} of {configurations} configurations gave no time: {names}"
+        yield remark(sentence, kind="caution", lost=len(lost), configurations=len(found), names=", ".join(lost))
     if timed:
         yield _how_taken(min(timed, key=lambda each: len(each.rates)))
         yield _fastest(model, timed, len(found))
         if len(timed) > 1 and (lead := _faster([(timed[1], timed[0])])):
-            told = "{configuration} trains {lead} as fast as the next, {next}"
-            yield remark(told, effect="lead", configuration=timed[0].name, lead=lead, next=timed[1].name)
+            sentence = "{configuration} trains {lead} as fast as the next, {next}"
+            yield remark(sentence, effect="lead", configuration=timed[0].name, lead=lead, next=timed[1].name)
         yield from (_compared(timed, *each) for each in COMPARED)
         yield _least_memory(timed)
         yield table(model, COLUMNS, timed)
@@ -556,11 +556,11 @@ def _compared(
         return None
     slow, fast = pairs[0]
     where = "{fast} compared with {slow}" if len(pairs) == 1 else "mean of {pairs} pairs that differ in nothing else"
-    told = f"Training with {{way}} is {{measured}} as fast as with {{other}} ({where})"
+    sentence = f"Training with {{way}} is {{measured}} as fast as with {{other}} ({where})"
     values: dict[str, Any] = {"way": way, "other": other, "fast": fast.name, "slow": slow.name, "pairs": len(pairs)}
     if claim is not None:
-        return claim.judge(told, measured, remedy="--experiments 3 has three", **values)
-    return remark(told, effect="measured", measured=measured, **values)
+        return claim.judge(sentence, measured, remedy="--experiments 3 has three", **values)
+    return remark(sentence, effect="measured", measured=measured, **values)
 
 
 def _least_memory(timed: Sequence[Result]) -> Remark | None:
@@ -593,8 +593,8 @@ def _agreement(predicted: Sequence[Result]) -> Iterator[Remark | Table]:
     both = [(law.rank_memory, each.rank_memory) for law, each in zip(laws, predicted, strict=True)]
     weighed = [list(zip(*pair, strict=True)) for pair in both if pair[0] and len(pair[0]) == len(pair[1])]
     if worst := memory_errors([rank for ranks in weighed for rank in ranks]):
-        told = "Predicted memory of every rank of {configurations} configurations is off by {error:%} at most"
-        yield remark(told, kind="law", configurations=len(weighed), error=worst[ALL])
+        sentence = "Predicted memory of every rank of {configurations} configurations is off by {error:%} at most"
+        yield remark(sentence, kind="law", configurations=len(weighed), error=worst[ALL])
         columns = (Column("part", lambda each: each[0]), Column("worst error of a rank", lambda each: each[1], "%"))
         yield table("Predicted memory", columns, worst.items())
 

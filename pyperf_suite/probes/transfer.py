@@ -197,18 +197,18 @@ def _cores(rows: Rows) -> Iterator[Remark]:
     fewest, most = (choose((row.workers for row in copies), default=0) for choose in (min, max))
     pairs = [(row, faster) for row in copies.where(workers=most) if (faster := row.against(workers=fewest))]
     for row, faster in pairs[:1] + pairs[1:][-1:]:
-        told = "{workers} cores copy {size} {faster} as fast as {fewest}"
-        yield row.remark(told, effect="faster", faster=faster, fewest=fewest)
+        sentence = "{workers} cores copy {size} {faster} as fast as {fewest}"
+        yield row.remark(sentence, effect="faster", faster=faster, fewest=fewest)
 
 
 def _nodes(rows: Rows) -> Iterator[Remark]:
     """The nearest NUMA node beside the farthest, for each way that was measured on several."""
     placed = rows.where(lambda row: row.numa_node != ANY_NODE)
     largest = {(group[0].implementation, group[0].pinned): group for group in placed.groups("numa_node") if group[1:]}
-    told = "{way} moves {size} {faster} as fast as from node {far}: keep the process near the memory it copies"
+    sentence = "{way} moves {size} {faster} as fast as from node {far}: keep the process near the memory it copies"
     for group in largest.values():
         near, *_, far = sorted(group, key=lambda row: float(row.seconds))
-        yield near.remark(told, effect="faster", faster=near.faster_than(far), far=far.numa_node)
+        yield near.remark(sentence, effect="faster", faster=near.faster_than(far), far=far.numa_node)
 
 
 def _disk(rows: Rows) -> Iterator[Remark | Verdict]:
@@ -218,8 +218,8 @@ def _disk(rows: Rows) -> Iterator[Remark | Verdict]:
     if direct and copied and (faster := faster_a_byte(copied, direct)):
         yield TRADES_BANDWIDTH.judge("A copy in memory moves {measured} the bytes a second of a read from disk", faster)
     if direct and cached:
-        told = "The page cache gives {faster} the bytes a second that the disk gives to O_DIRECT"
-        yield remark(told, effect="faster", faster=faster_a_byte(cached, direct))
+        sentence = "The page cache gives {faster} the bytes a second that the disk gives to O_DIRECT"
+        yield remark(sentence, effect="faster", faster=faster_a_byte(cached, direct))
     if any(row.details.get("virtualised") for row in rows.where(implementation="disk_direct")):
         yield remark("The disk is a virtual machine's: its host may have answered out of its memory", kind="caution")
 
@@ -231,14 +231,14 @@ def faster_a_byte(fast: Row, slow: Row) -> Ratio | None:
 
 
 def _offload(curves: Sequence[Curve]) -> Iterator[Remark]:
-    told = (
+    sentence = (
         "{way}: what AdamW keeps of 1e9 parameters, {each:B} each, takes {time:duration~} to read; each step writes "
         "it too"
     )
     for row in (curve.largest for curve in curves):
         if row.implementation in ("memcpy", "disk_direct", "host_to_device") and row.numa_node in (ANY_NODE, 0):
             seconds = ADAMW_BYTES * OFFLOADED_PARAMETERS / rate(row).value
-            yield row.remark(told, kind="predicted", each=ADAMW_BYTES, time=seconds)
+            yield row.remark(sentence, kind="predicted", each=ADAMW_BYTES, time=seconds)
 
 
 def _tables(rows: Rows, curves: Sequence[Curve]) -> Iterator[Table]:

@@ -111,9 +111,9 @@ class Starting:
 
     def _trouble(self, terminated_s: float | None) -> str:
         """Why to end, or "" if there is no reason, or none that is known yet."""
-        told = self.told()
-        if told or self._folder is None:
-            return told or (
+        reported = self.told()
+        if reported or self._folder is None:
+            return reported or (
                 f"The run was ended by SIGTERM while the ranks were starting: {_THEN}" if terminated_s else ""
             )
         known = self._on_node()
@@ -426,9 +426,9 @@ class Watchdog:
         self._store.set(f"alive/{self._rank}", f"{self._beats} {self._step} {self._doing}")
 
     def _said(self) -> str:
-        told = self._starting.told() if self._starting is not None else ""
-        if told:
-            return str(self._store.compare_set(_ABORT, "", told).decode())
+        reported = self._starting.told() if self._starting is not None else ""
+        if reported:
+            return str(self._store.compare_set(_ABORT, "", reported).decode())
         return self._store.get(_ABORT).decode() if self._store.check([_ABORT]) else ""
 
     def _heard(self) -> list[str]:

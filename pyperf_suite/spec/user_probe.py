@@ -155,8 +155,8 @@ def _parameter(axis: str, row: Row) -> Any:
 
 
 def _rate(work: dict[str, Any], amount: str, unit: str, row: Row) -> Any:
-    told = work.get(row.reading.case.case_id, {}).get(amount)
-    return row.reading.per_second(told, unit) if told else None
+    reported = work.get(row.reading.case.case_id, {}).get(amount)
+    return row.reading.per_second(reported, unit) if reported else None
 
 
 def _gain(rows: Rows, baseline: str, row: Row) -> Any:

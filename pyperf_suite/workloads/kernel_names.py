@@ -153,13 +153,13 @@ def read_cutlass3(kernel: KernelName, words: list[str]) -> KernelName:
     triples = [sizes for word in after if (sizes := sizes_of(word, 3))]
     tile = triples[0] if triples else (None, None, None)
     cluster = triples[1] if len(triples) > 1 else (0, 0, 0)
-    told = next((int(word) for word in after if re.fullmatch(r"\d{1,2}", word)), 0)
+    reported = next((int(word) for word in after if re.fullmatch(r"\d{1,2}", word)), 0)
     operand = DTYPES.get(types[0]) if types else None
     return replace(
         kernel,
         tile=None if tile[0] is None else tile[:2],
         tile_k=tile[2],
-        stages=told or None,  # 0: as many as fit
+        stages=reported or None,  # 0: as many as fit
         cluster=cluster[:2] if cluster[0] and cluster[1] else None,  # 0: chosen at launch
         paired={"1sm": False, "2sm": True}.get(next((word for word in after if word in ("1sm", "2sm")), "")),
         layout=layout_among(after),

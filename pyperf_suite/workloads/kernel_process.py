@@ -135,9 +135,9 @@ class KernelProcess:
         try:
             found: dict[str, Any] = getattr(self, f"_{request.pop('do')}")(**request)
             return found
-        except Told as told:
-            place = {"file": self._shown(told.where[0]), "line": told.where[1]}
-            return {"error": str(told), "reason": told.reason, **place}
+        except Told as reported:
+            place = {"file": self._shown(reported.where[0]), "line": reported.where[1]}
+            return {"error": str(reported), "reason": reported.reason, **place}
         except BaseException as error:  # whatever a user's code raises, SystemExit too
             if type(error).__name__ == "Unsupported":
                 return {"unsupported": str(error)}
@@ -213,7 +213,7 @@ class KernelProcess:
         return {"kernels": [self._described(each, seed) for each in kernels]}
 
     def _described(self, kernel: Any, seed: int) -> dict[str, Any]:
-        told = {
+        reported = {
             "name": kernel.name,
             "file": self._shown(kernel.file),
             "line": kernel.line,
@@ -234,8 +234,8 @@ class KernelProcess:
                     "line": line,
                 }
                 continue
-            return {**told, "implementations": list(launch.functions), "baseline": launch.baseline}
-        return {**told, **failed}
+            return {**reported, "implementations": list(launch.functions), "baseline": launch.baseline}
+        return {**reported, **failed}
 
     # -- one case ------------------------------------------------------------------------------------------------
 
@@ -427,11 +427,11 @@ class KernelProcess:
         # What compiles itself may look around at its first launches.
         self._lookout.on = self._times_called > LOOKS_ALLOWED
         try:
-            told = timed(first, samples, batch)
+            reported = timed(first, samples, batch)
         finally:
             self._lookout.on = False
             _GC_ENABLE()
-        return {**told, "replaced": self._guards.replaced(), "looked": self._lookout.noted()}
+        return {**reported, "replaced": self._guards.replaced(), "looked": self._lookout.noted()}
 
     def _time_on_cpu(self, first: int, samples: int, batch: int) -> dict[str, Any]:
         called, last, calls, chunk = self._called, self._last, self._calls, batch
@@ -527,7 +527,7 @@ class KernelProcess:
     def _fetch(self, result: str, inputs: str, limit_bytes: int) -> dict[str, Any]:
         """Write what the last launch left, and its inputs as they are now. Before the next launch it is poisoned."""
         values, out = self._sets[self._last_set] if self._sets else [], self._result()
-        told = write_result(out, result, exact_types=True, where=self._shown_where, limit_bytes=limit_bytes)
+        reported = write_result(out, result, exact_types=True, where=self._shown_where, limit_bytes=limit_bytes)
         if inputs:
             with open(inputs, "r+b") as file:
                 for leaf, value in zip(self._leaves, values):
@@ -540,11 +540,11 @@ class KernelProcess:
         self._fetched = [each for each in arrays_in(out) if not overlaps(each, owned)]
         shared = len(self._fetched) < sum(1 for _ in arrays_in(out))
         self._last.clear()
-        return {**told, **self._changed(0.0), "set": self._last_set, "overlaps": shared, "plain": plain}
+        return {**reported, **self._changed(0.0), "set": self._last_set, "overlaps": shared, "plain": plain}
 
     def _others(self, result: str, limit_bytes: int) -> dict[str, Any]:
         """What the other implementations make of the set that was launched last, each written to `result`.NAME."""
-        told = {}
+        reported = {}
         measured = self._function
         for number, (name, function) in enumerate(self._launch.functions.items()):
             self._function = function
@@ -556,9 +556,9 @@ class KernelProcess:
                     write_result(out, f"{result}.{number}", exact_types=True, where=("", 0), limit_bytes=limit_bytes)
                 except Exception:
                     continue
-                told[name] = f"{result}.{number}"
+                reported[name] = f"{result}.{number}"
         self._function = measured
-        return {"results": told}
+        return {"results": reported}
 
     # -- words ---------------------------------------------------------------------------------------------------
 

@@ -75,7 +75,7 @@ def agree(group: Group, doing: str, attempt: Callable[[], Made], deadline_s: flo
     except Exception as error:  # the others wait to hear of it, whatever it is
         trouble = f"{type(error).__name__}: {error}"
     troubles = group.gather(doing, trouble, deadline_s)
-    found = [(rank, told) for rank, told in enumerate(troubles) if told]
+    found = [(rank, reported) for rank, reported in enumerate(troubles) if reported]
     if found:
         rank, first = found[0]
         raise Unsupported(first if len(set(troubles)) == 1 else f"Rank {rank}: {first}")

@@ -76,9 +76,9 @@ Scalar = bool | int | float | str
 
 def root() -> Path:
     """What FILE is relative to: PYPERF_KERNEL_ROOT, else the top of the git checkout, else this folder."""
-    told = os.environ.get(ROOT_VARIABLE)
-    if told:
-        return Path(told)
+    reported = os.environ.get(ROOT_VARIABLE)
+    if reported:
+        return Path(reported)
     here = Path.cwd()
     return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
 
@@ -122,11 +122,11 @@ def describe(target: str) -> tuple[Described, ...]:
             process = UserProcess(interpreter(), folder, _split(target)[0], 60.0, limit_bytes())
             with contextlib.closing(process):
                 process.ask("start", **_start(target, "cpu"))
-                told = process.ask("describe", kernel=_split(target)[1], seed=secret_seed())["kernels"]
+                reported = process.ask("describe", kernel=_split(target)[1], seed=secret_seed())["kernels"]
         except (Failed, Unsupported) as reason:
             raise UserError(str(reason)) from None
     source = _split(target)[0]
-    for each in told:
+    for each in reported:
         if "error" in each:
             raise UserError(f"{each['file']}:{each['line']}: {each['error']}")
     return tuple(
@@ -139,7 +139,7 @@ def describe(target: str) -> tuple[Described, ...]:
             each["file"],
             each["line"],
         )
-        for each in told
+        for each in reported
     )
 
 
@@ -285,26 +285,26 @@ class UserLaunches(PartLaunches):
 
     def time(self, first: int, samples: int, batch: int) -> tuple[list[float], float]:
         begin = time.perf_counter()
-        told = self._process.ask("time", first=first, samples=samples, batch=batch)
+        reported = self._process.ask("time", first=first, samples=samples, batch=batch)
         wall_s = time.perf_counter() - begin
-        self._require_left_alone(told)
-        seconds = told.get("seconds")
+        self._require_left_alone(reported)
+        seconds = reported.get("seconds")
         if not isinstance(seconds, list) or len(seconds) != samples or not all(map(_is_time, seconds)):
             raise WrongLaunch(refused("clock", f"{self.where}: its process reported no time for each sample"))
-        clocks = told.get("clocks_hz") or []
+        clocks = reported.get("clocks_hz") or []
         self._clocks_hz = [*self._clocks_hz, *(hz for hz in clocks if isinstance(hz, float) and 0 < hz < 1e11)]
         return seconds, wall_s
 
     def cpu_seconds(self) -> float:
         return self._process.cpu_seconds()
 
-    def _require_left_alone(self, told: Mapping[str, Any]) -> None:
+    def _require_left_alone(self, reported: Mapping[str, Any]) -> None:
         """Raise WrongLaunch where the code put others in the place of functions, or looked at what is not its own."""
         for name, reason, words in (
             ("replaced", "replaced function", "it put something else in the place of"),
             ("looked", "harness inspected", "while it was timed it read what is not its own, by"),
         ):
-            found = told.get(name)
+            found = reported.get(name)
             if found:
                 shown = ", ".join(str(each)[:80] for each in found[:4]) if isinstance(found, list) else repr(found)[:80]
                 raise WrongLaunch(refused(reason, f"{self.where}: {words} {shown}"))
@@ -385,8 +385,8 @@ class UserLaunches(PartLaunches):
             "if that is meant, have the reference return it as well",
         )
 
-    def _changed_late(self, told: Mapping[str, Any]) -> Verification | None:
-        if not told.get("changed"):
+    def _changed_late(self, reported: Mapping[str, Any]) -> Verification | None:
+        if not reported.get("changed"):
             return None
         return refused("late work", "its result was written after the launch had returned and the clock had stopped")
 

@@ -123,12 +123,12 @@ class SiteKriging:
 
     def at(self, sites: Floats) -> Floats:
         """The residual at other sites [T, 2] and every m: [T, M]."""
-        told = self.middle + self.likeness.of_sites(sites, self.sites) @ self.weights @ self.likeness.of_m(self.m)
+        reported = self.middle + self.likeness.of_sites(sites, self.sites) @ self.weights @ self.likeness.of_m(self.m)
         for alike in self.likeness.alike:
             nodes, read = alike.read(self.sites, self.m)
             others, read_others = alike.read(sites, self.m)
-            told = told + _passed(alike.likeness(others, nodes), read_others, read, self.weights)
-        return np.asarray(told)
+            reported = reported + _passed(alike.likeness(others, nodes), read_others, read, self.weights)
+        return np.asarray(reported)
 
     @classmethod
     def fit(cls, sites: Floats, m: Floats, residual: Floats, likeness: Likeness, noise: float) -> SiteKriging:
@@ -148,18 +148,18 @@ class SiteKriging:
         passes = [(alike.likeness(nodes, nodes), read) for alike, nodes, read in reads]
 
         def told_by(weights: Floats) -> Floats:
-            told = by_site @ weights @ by_m + noise * weights
-            return sum((_passed(between, read, read, weights) for between, read in passes), start=told)
+            reported = by_site @ weights @ by_m + noise * weights
+            return sum((_passed(between, read, read, weights) for between, read in passes), start=reported)
 
-        def by_factors(told: Floats) -> Floats:
-            return np.asarray(site_vectors @ (site_vectors.T @ told @ m_vectors / both) @ m_vectors.T)
+        def by_factors(reported: Floats) -> Floats:
+            return np.asarray(site_vectors @ (site_vectors.T @ reported @ m_vectors / both) @ m_vectors.T)
 
-        told, weights = complete, np.zeros_like(complete)
+        reported, weights = complete, np.zeros_like(complete)
         for _ in range(ROUNDS):
-            weights = _solved(told_by, by_factors, told - middle, weights)
-            off = complete - told + noise * weights
+            weights = _solved(told_by, by_factors, reported - middle, weights)
+            off = complete - reported + noise * weights
             usual = SCATTER * np.median(np.abs(off), axis=0)
-            told = complete - off + np.clip(off, -usual, usual)
+            reported = complete - off + np.clip(off, -usual, usual)
         return cls(likeness, sites, m, middle, weights)
 
 
@@ -172,13 +172,13 @@ def _passed(
     return np.asarray((read @ (first @ heaped @ second.T).ravel()).reshape(-1, weights.shape[1]))
 
 
-def _solved(told_by: Linear, by_factors: Linear, told: Floats, start: Floats) -> Floats:
+def _solved(told_by: Linear, by_factors: Linear, reported: Floats, start: Floats) -> Floats:
     """Weights by which `told_by` gives what it was fitted to: conjugate gradients, preconditioned by `by_factors`."""
-    weights = start if start.any() else by_factors(told)
-    left = told - told_by(weights)
+    weights = start if start.any() else by_factors(reported)
+    left = reported - told_by(weights)
     near = by_factors(left)
     course, gain = near, float(np.sum(left * near))
-    enough = ENOUGH * float(np.linalg.norm(told))
+    enough = ENOUGH * float(np.linalg.norm(reported))
     for _ in range(STEPS):
         if np.linalg.norm(left) <= enough:
             break

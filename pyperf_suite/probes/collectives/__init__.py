@@ -161,10 +161,10 @@ class Way:
         return bound if 0 < self.bound_s < math.inf else "any" if self.bound_s else "none"
 
     def remark(self) -> Remark:
-        told = "{way} among {ranks} ranks: {rate} is {judged} for a step that computes for {compute}"
+        sentence = "{way} among {ranks} ranks: {rate} is {judged} for a step that computes for {compute}"
         bound = "; enough from {bound}" if self.judged.network_bound else "; too slow below {bound}"
         return remark(
-            told + (bound if isinstance(self.bound, Quantity) else ""),
+            sentence + (bound if isinstance(self.bound, Quantity) else ""),
             kind="predicted",
             way=self.name,
             ranks=self.ranks,

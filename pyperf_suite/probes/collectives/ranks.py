@@ -54,14 +54,14 @@ def stragglers(curves: Sequence[Curve]) -> Iterator[Remark]:
         others = np.median(np.delete(own, rank, axis=1), axis=1)
         wait = max(0.0, float(np.median(1 - own[:, rank] / others)))
         is_sure = chance < CHANCE and wait > WORTH_NAMING
-        told = "{ranks} ranks: no straggler. Rank {rank} arrives last and waits least in {named} of {trials} trials"
+        reported = "{ranks} ranks: no straggler. Rank {rank} arrives last and waits least in {named} of {trials} trials"
         if is_sure:
-            told = (
+            reported = (
                 "{ranks} ranks: rank {rank} is the straggler. It arrives last and waits least in {named} of {trials} "
                 "trials, {lag} after the first (clocks agree within {clocks})"
             )
         yield remark(
-            f"{told} (chance: {{chance}}); {{wait}} of the others' time is waiting for it",
+            f"{reported} (chance: {{chance}}); {{wait}} of the others' time is waiting for it",
             kind="caution" if is_sure else "",
             ranks=ranks,
             rank=rank,
@@ -164,12 +164,12 @@ def pair_findings(found: PairMap) -> Iterator[Remark | Table | Figure]:
         limit=Quantity(SLOW, "%"),
     )
     for rank in ranks[:MOST_NAMED]:
-        told = "{map}: every link of rank {rank} is slow, so look there and not at a single cable"
-        yield remark(told, kind="caution", map=found.name, rank=rank)
+        reported = "{map}: every link of rank {rank} is slow, so look there and not at a single cable"
+        yield remark(reported, kind="caution", map=found.name, rank=rank)
     for pair in found.slow_pairs[:MOST_NAMED] if not ranks else ():
         wired, share = found.paths.get(pair), Quantity(found.shares[pair], "%")
-        told = "{map}: link {one}-{other} is slow, {share} of the median" + (" of those by {path}" if wired else "")
-        yield remark(told, effect="share", map=found.name, one=pair[0], other=pair[1], share=share, path=wired)
+        reported = "{map}: link {one}-{other} is slow, {share} of the median" + (" of those by {path}" if wired else "")
+        yield remark(reported, effect="share", map=found.name, one=pair[0], other=pair[1], share=share, path=wired)
 
     def to(other: int) -> Column:
         return Column(str(other), lambda one: rates.get((min(one, other), max(one, other))), "GB/s")
@@ -298,8 +298,8 @@ def soak_findings(found: Sequence[Soaked]) -> Iterator[Remark | Table | Figure]:
         at=_minutes(slowest.begun_s[int(slowest.relative.argmax())]),
     )
     if max(len(each.seconds) for each in found) < FEWEST_VALUES:
-        told = "Soak: too short to tell a drift from chance, which takes {fewest} trials of a case"
-        yield remark(told, kind="caution", fewest=FEWEST_VALUES)
+        reported = "Soak: too short to tell a drift from chance, which takes {fewest} trials of a case"
+        yield remark(reported, kind="caution", fewest=FEWEST_VALUES)
         return
     shifts = [
         *_largest("change, {case} most, by {by} at {at}", [(each, each.change) for each in found]),
@@ -308,13 +308,13 @@ def soak_findings(found: Sequence[Soaked]) -> Iterator[Remark | Table | Figure]:
     yield from shifts or [remark("Soak: no case drifts or changes beyond chance")]
 
 
-def _largest(told: str, shifts: Sequence[tuple[Soaked, Shift]]) -> Iterator[Remark]:
+def _largest(reported: str, shifts: Sequence[tuple[Soaked, Shift]]) -> Iterator[Remark]:
     sure = [(case, shift) for case, shift in shifts if shift.chance < SOAK_CHANCE / len(shifts)]
     if sure:
         case, shift = max(sure, key=lambda each: abs(each[1].by))
-        told = f"Soak: {{sure}} of {{cases}} cases {told}"
+        reported = f"Soak: {{sure}} of {{cases}} cases {reported}"
         by, at = Quantity(shift.by, "+%"), _minutes(shift.at_s)
-        yield remark(told, effect="by", sure=len(sure), cases=len(shifts), case=case, by=by, at=at)
+        yield remark(reported, effect="by", sure=len(sure), cases=len(shifts), case=case, by=by, at=at)
 
 
 def _minutes(seconds: float) -> Quantity:

@@ -347,8 +347,8 @@ class TwoGemm(TorchAttention):
 
     def described(self, kernel: Kernel, launched: Sequence[str], where: Mapping[str, Any]) -> Kernel:
         found = [each for each in map(parse, launched) if each is not None]
-        told = [each.told for each in found if each.family != REDUCTION]
-        return Kernel(kernel.name, kernel.path, {"products": told, **where})
+        reported = [each.told for each in found if each.family != REDUCTION]
+        return Kernel(kernel.name, kernel.path, {"products": reported, **where})
 
 
 class BatchedProducts:

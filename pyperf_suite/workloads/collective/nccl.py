@@ -238,8 +238,8 @@ class NcclTransfers(Exchange):
         text = path.read_text("utf-8", "replace") if path is not None and path.exists() else ""
         found = nccl_log.parse(text).choice(parameters.operation.counted_as, parameters.message_bytes, parameters.ranks)
         if found is not None:
-            told = {"algorithm": found.algorithm, "protocol": found.protocol, "channels": found.channels}
-            self.kernel = replace(self.kernel, details={**self.kernel.details, **told})
+            reported = {"algorithm": found.algorithm, "protocol": found.protocol, "channels": found.channels}
+            self.kernel = replace(self.kernel, details={**self.kernel.details, **reported})
 
     def _details(self, library: Any) -> dict[str, Any]:
         """The copy in use and what was set for it: a user's own settings explain many a figure."""

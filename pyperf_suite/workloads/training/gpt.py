@@ -384,8 +384,8 @@ def compared(
         if here:
             at = tuple(int(each) for each in bad.nonzero()[0])
             due = f"{float(right[at]):.6g} ± {float(limit[at]):.1g}"
-            told = (first_number + at[0], *at[1:]) if first_number else at
-            said = f"{name} at {told} is {float(values[at]):.6g} where {due} is right"
+            reported = (first_number + at[0], *at[1:]) if first_number else at
+            said = f"{name} at {reported} is {float(values[at]):.6g} where {due} is right"
         elif off.norm() > whole:
             here = right.numel()
             said = f"{name} is {float(off.norm() / right.norm()):.2g} off in norm"

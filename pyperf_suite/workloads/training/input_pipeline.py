@@ -311,12 +311,12 @@ class LoaderSteps(Prepared):
         Waits are of the later half of the steps, which leaves warming up aside. `first_batch` is the time from asking
         for a first epoch to its first batch, `next_epoch` the same for the second.
         """
-        told = list(self._told)[len(self._told) // 2 :]
+        reported = list(self._told)[len(self._told) // 2 :]
         first, later = self._epoch_begins()
         return {
-            "wait": Observed("s", [wait for wait, _ in told]),
-            "model": Observed("s", [step for _, step in told]),
-            "starved": Observed("1", [wait / (wait + step) for wait, step in told]),
+            "wait": Observed("s", [wait for wait, _ in reported]),
+            "model": Observed("s", [step for _, step in reported]),
+            "starved": Observed("1", [wait / (wait + step) for wait, step in reported]),
             "first_batch": Observed("s", [first]),
             "next_epoch": Observed("s", [later]),
         }

@@ -214,11 +214,11 @@ class OnCpu(SideBySide):
         through: list[int] = []
         arrived = time.monotonic_ns()
         begun = self._all_reduce(asynchronous=True)
-        told = begun.get_future().then(lambda _: through.append(time.monotonic_ns()))
+        reported = begun.get_future().then(lambda _: through.append(time.monotonic_ns()))
         # Products go on until it is through, so that it never runs alone, however slow it gets.
         while not through:
             self._product()
-        told.wait()
+        reported.wait()
         begun.wait()
         return (through[0] - arrived) * 1e-9, arrived, through[0]
 

@@ -301,7 +301,7 @@ class PrecisionSteps(TorchSteps):
         own = kept(self.model, self.forward)
         cast = casts(self.model, lambda: self.launch(0))
         weights: list[Any] = list(self.model.parameters())
-        told = {
+        reported = {
             "activations": own.activations,
             "weight_copies": own.weight_copies,
             "weights": sum(each.nbytes for each in weights),
@@ -311,8 +311,8 @@ class PrecisionSteps(TorchSteps):
         if self._where.is_gpu:
             self.poison()
             there = self._where.torch.cuda.memory_allocated(self._where.device)
-            told["peak"] = there + peak_bytes(lambda: self.launch(0), self._where.device)
-        return {name: Observed("B", (figure,)) for name, figure in told.items()} | {
+            reported["peak"] = there + peak_bytes(lambda: self.launch(0), self._where.device)
+        return {name: Observed("B", (figure,)) for name, figure in reported.items()} | {
             "casts": Observed("1", (len(cast),))
         }
 
