@@ -27,7 +27,7 @@ Size = Union[int, Sequence[int]]
 Grid = Union[Size, Callable[..., Size]]
 
 
-class Kernel:
+class DeclaredKernel:
     """A function that makes the inputs of one case, with the axes of its cases. `softmax(n=64, dtype="float32")`."""
 
     def __init__(self, builder: Callable[..., Launch], axes: Mapping[str, tuple[Scalar, ...]]) -> None:
@@ -51,7 +51,7 @@ class Kernel:
             yield dict(zip(self.axes, values))
 
 
-def kernel(**axes: Any) -> Callable[[Callable[..., Launch]], Kernel]:
+def kernel(**axes: Any) -> Callable[[Callable[..., Launch]], DeclaredKernel]:
     """Declare a kernel with a case for each combination: `@suite.kernel(n=(1024, 4096), dtype="float32")`.
 
     An axis holds numbers, words or booleans, one or a sequence of them, and is an argument of the function. The
@@ -64,7 +64,7 @@ def kernel(**axes: Any) -> Callable[[Callable[..., Launch]], Kernel]:
     if "implementation" in found:
         raise TypeError("implementation is the suite's own axis: give launch several, {'name': function, ...}")
 
-    def decorate(builder: Callable[..., Launch]) -> Kernel:
+    def decorate(builder: Callable[..., Launch]) -> DeclaredKernel:
         parameters = inspect.signature(builder).parameters
         takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         for name in found:
@@ -78,7 +78,7 @@ def kernel(**axes: Any) -> Callable[[Callable[..., Launch]], Kernel]:
                 and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
             ):
                 raise TypeError(f"the argument {name} of {builder.__name__} has neither an axis nor a default")
-        return Kernel(builder, found)
+        return DeclaredKernel(builder, found)
 
     return decorate
 

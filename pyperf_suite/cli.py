@@ -153,10 +153,10 @@ def collectives(
 def _judge_training_of(model: str, device: str) -> None:
     """Have the probe of this process, which measures once and ends, judge that model."""
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.probes.collectives import FLOP_PER_S, PROBE, Training, analyse
+    from pyperf_suite.probes.collectives import FLOP_PER_S, PROBE, TrainingSizes, analyse
     from pyperf_suite.spec.discovery import replace_probe
 
-    training = Training.parse(model, FLOP_PER_S[resolve(device).kind])
+    training = TrainingSizes.parse(model, FLOP_PER_S[resolve(device).kind])
     replace_probe(replace(PROBE, analyse=lambda rows: analyse(rows, training)))
 
 

@@ -18,7 +18,7 @@ from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.ranks.watchdog import stand_by
 
 if TYPE_CHECKING:
-    from pyperf_suite.pytests.child import Child
+    from pyperf_suite.pytests.child import PytestChild
     from pyperf_suite.pytests.fixtures import Measurer, ReplayClock  # noqa: F401 - names inside the keys below, for mypy
     from pyperf_suite.pytests.run import SuiteRun
     from pyperf_suite.runner.plan import PlannedCase  # noqa: F401
@@ -37,9 +37,9 @@ CHILD = "PYPERF_PYTEST_CHILD"
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Options of the suite; without them, tests that do not ask for `suite` run as if it were not there."""
     if os.environ.pop(CHILD, ""):
-        from pyperf_suite.pytests.child import Child
+        from pyperf_suite.pytests.child import PytestChild
 
-        pluginmanager.register(Child(), CHILD)
+        pluginmanager.register(PytestChild(), CHILD)
     group = parser.getgroup("pyperf-suite", "pyperf_suite: microbenchmarks of transformer training")
     group.addoption(
         "--suite-profile",
@@ -167,8 +167,8 @@ def suite(benchmark: Any, request: pytest.FixtureRequest) -> Any:
     return SuiteFixture(benchmark, _measurer(request.config), clock)
 
 
-def _child(config: pytest.Config) -> Child | None:
-    found: Child | None = config.pluginmanager.get_plugin(CHILD)
+def _child(config: pytest.Config) -> PytestChild | None:
+    found: PytestChild | None = config.pluginmanager.get_plugin(CHILD)
     return found
 
 

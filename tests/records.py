@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pyperf_suite.runner.record import Case, Metric, Record
-from pyperf_suite.spec.findings import Claim, Findings, Remark, Table, Verdict
+from pyperf_suite.spec.findings import Claim, ClaimVerdict, Findings, Remark, Table
 from pyperf_suite.workloads import find_workload
 
 
@@ -96,7 +96,7 @@ def lines(findings: Findings, title: str) -> list[dict[str, Any]]:
     return cells(table)
 
 
-def verdicts(findings: Findings, claim: Claim) -> list[Verdict]:
+def verdicts(findings: Findings, claim: Claim) -> list[ClaimVerdict]:
     """Those of a claim, in order."""
     return [each for each in findings.verdicts if each.claim == claim]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from pyperf_suite.advise.calibrate_laws import summary
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.calibration import Block, Calibration
+from pyperf_suite.laws.calibration import Calibration, CalibrationBlock
 from pyperf_suite.laws.collectives import FOLDS, PiecewiseAlphaBeta, pack_curves, unpack_laws
 from pyperf_suite.laws.training.engine_step import BLOCK as ENGINE_BLOCK
 from pyperf_suite.laws.training.engine_step import (
@@ -31,7 +31,7 @@ from pyperf_suite.laws.training.engine_step import (
     unpack_engine,
     unpack_lines,
 )
-from pyperf_suite.laws.training.step import MicroBatch, Plan, StepConstants, work_of_ends, work_of_layer
+from pyperf_suite.laws.training.step import MicroBatch, ParallelPlan, StepConstants, work_of_ends, work_of_layer
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.rows import Reading, readings
@@ -86,10 +86,10 @@ def calibrated_cpu(model: str, cores: int, records: Sequence[Record], origin: st
     return calibration
 
 
-def step_plan(p: ParallelStepParameters) -> Plan:
+def step_plan(p: ParallelStepParameters) -> ParallelPlan:
     """A configuration of a study as the planner names it."""
     element = DTYPES[p.dtype]
-    return Plan(
+    return ParallelPlan(
         p.global_batch,
         p.batch,
         p.seq,
@@ -116,7 +116,7 @@ def predicted_step(laws: CpuLaws, p: ParallelStepParameters, cores: int) -> Any:
     return engine_step(p.dimensions, step_plan(p), laws.prices.of_attention(attention_kind(p)), laws.constants, cores)
 
 
-def _kernel_block(found: Iterable[Reading], origin: str) -> Block:
+def _kernel_block(found: Iterable[Reading], origin: str) -> CalibrationBlock:
     """A line for each kind of kernel; its error is that of single measurements left out."""
     measured: dict[str, list[tuple[tuple[Any, ...], float]]] = {}
     for reading in found:
@@ -158,7 +158,7 @@ def _features(reading: Reading) -> list[tuple[str, tuple[Any, ...]]]:
     return []
 
 
-def _collective_block(found: Iterable[Reading], origin: str) -> Block:
+def _collective_block(found: Iterable[Reading], origin: str) -> CalibrationBlock:
     """A curve for each operation and number of ranks."""
     times: dict[tuple[str, int], dict[int, float]] = {}
     for reading in found:
@@ -181,7 +181,7 @@ def _collective_block(found: Iterable[Reading], origin: str) -> Block:
         "how": "sizes of each curve left out",
     }
     limits = {"nbytes": (float(min(sizes)), float(max(sizes)))}
-    return Block(pack_curves(curves, frozenset(), stated), held_out, limits, origin)
+    return CalibrationBlock(pack_curves(curves, frozenset(), stated), held_out, limits, origin)
 
 
 def _step_constants(

@@ -17,8 +17,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import (
     DEGREES,
-    Block,
     Calibration,
+    CalibrationBlock,
     correction,
     correction_name,
     fit_correction,
@@ -136,7 +136,7 @@ class Corrected:
     law: str
     before: HeldOutError
     after: HeldOutError
-    block: Block | None
+    block: CalibrationBlock | None
 
 
 def runs_of(results: Path, slug: str, probe: str) -> Iterator[RunFolder]:
@@ -229,9 +229,9 @@ def _correct(spec: GpuSpec, law: str, found: Sequence[Reading], origin: str) -> 
     sizes, sites = _sizes(found), _sites(found)
     log_ratio = np.log(measured / predicted)
 
-    def fitted(rows: NDArray[np.intp], degree: int) -> Block:
+    def fitted(rows: NDArray[np.intp], degree: int) -> CalibrationBlock:
         arrays, limits = fit_correction(log_ratio[rows], {name: size[rows] for name, size in sizes.items()}, degree)
-        return Block(arrays, {}, limits, origin)
+        return CalibrationBlock(arrays, {}, limits, origin)
 
     def held_out(degree: int) -> HeldOutError:
         def fit(rows: NDArray[np.intp]):  # type: ignore[no-untyped-def]
@@ -248,5 +248,5 @@ def _correct(spec: GpuSpec, law: str, found: Sequence[Reading], origin: str) -> 
     if errors[best].mape >= before.mape:
         return Corrected(law, before, before, None)
     whole = fitted(np.arange(measured.size), best)
-    block = Block(whole.arrays, errors[best].to_json(), whole.fitted_range, origin)
+    block = CalibrationBlock(whole.arrays, errors[best].to_json(), whole.fitted_range, origin)
     return Corrected(law, before, errors[best], block)

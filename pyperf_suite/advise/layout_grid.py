@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.memory import LAST_STAGE, USABLE_SHARE
-from pyperf_suite.laws.training.step import Plan
+from pyperf_suite.laws.training.step import ParallelPlan
 from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute, Sharding, Sizes
 
 Column = NDArray[np.int64]
@@ -136,9 +136,11 @@ class Grid:
         return replace(self, columns={name: column[places] for name, column in self.columns.items()})
 
 
-def plan_of(training: Training, ranks_per_node: int, columns: Mapping[str, Sizes], recompute: Recompute) -> Plan:
+def plan_of(
+    training: Training, ranks_per_node: int, columns: Mapping[str, Sizes], recompute: Recompute
+) -> ParallelPlan:
     """The laws' plan of layouts that recompute alike."""
-    return Plan(
+    return ParallelPlan(
         training.global_batch, columns["micro_batch"], training.seq, columns["tensor"], columns["data"],
         columns["pipeline"], recompute, training.fused_attention, training.overlap,
         ranks_per_node=ranks_per_node, chunks=columns["chunks"], context=columns["context"],

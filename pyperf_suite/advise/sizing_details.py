@@ -89,7 +89,7 @@ def saved(
 
 
 @dataclass(frozen=True)
-class Check:
+class SizeCheck:
     """One rule of sizing (Anthony et al. 2024, arXiv 2401.14489): what it asks, and what the model has.
 
     `other` is the nearest setting on the other side of the rule: one that breaks a rule which is kept, one that keeps a
@@ -102,7 +102,7 @@ class Check:
     other: Candidate | None
 
 
-def checks(setting: Setting, prices: KernelPrices, memory_limit_bytes: float) -> list[Check]:
+def checks(setting: Setting, prices: KernelPrices, memory_limit_bytes: float) -> list[SizeCheck]:
     """Every rule that concerns the setting, with its predicted effect; a GPU may use so much memory."""
     rules = list(_rules(setting))
     candidates = iter(judged([setting, *(other for *_, other in rules if other is not None)], prices)[1:])
@@ -111,7 +111,7 @@ def checks(setting: Setting, prices: KernelPrices, memory_limit_bytes: float) ->
         candidate = next(candidates) if other is not None else None
         if kept is None:
             kept = candidate is None or candidate.memory_bytes > memory_limit_bytes
-        found.append(Check(rule, size, kept, candidate))
+        found.append(SizeCheck(rule, size, kept, candidate))
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pyperf_suite.advise.sizing_details import Check, Spent, checks, heat_maps, saved, spent_by
+from pyperf_suite.advise.sizing_details import SizeCheck, Spent, checks, heat_maps, saved, spent_by
 from pyperf_suite.advise.sizing_search import REPEATABILITY, Bounds, Candidate, Search, search
 from pyperf_suite.advise.sizing_step import Setting, StepPrices
 from pyperf_suite.hardware.catalogue import GpuSpec
@@ -48,7 +48,7 @@ class Sizing:
     setting: Setting
     iteration: Explained
     spent: tuple[Spent, ...]
-    checks: tuple[Check, ...]
+    checks: tuple[SizeCheck, ...]
     search: Search
     savings: tuple[Savings, ...]
     savings_alone: dict[str, Savings]

@@ -22,7 +22,7 @@ from pyperf_suite.laws.training.step import (
     LOSS_BYTES_PER_ELEMENT,
     MLP_BYTES_PER_ELEMENT,
     WHOLE_BYTES_PER_ELEMENT,
-    Plan,
+    ParallelPlan,
 )
 from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid, Sharding, attention_call, products
 
@@ -76,9 +76,9 @@ class Setting:
         return self.seq * self.micro_batch
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> ParallelPlan:
         """The iteration of this one micro-batch on each data-parallel GPU."""
-        return Plan(
+        return ParallelPlan(
             self.micro_batch * self.shards,
             self.micro_batch,
             self.seq,

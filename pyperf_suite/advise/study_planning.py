@@ -412,7 +412,7 @@ def predictor(calibration: Calibration, device_kind: str, cores: int | None = No
     if device_kind == "cpu":
         _require_times(calibration, cores)
 
-    def predictions(cases: Sequence[Case], records: Sequence[Record]) -> Mapping[str, study.Prediction]:
+    def predictions(cases: Sequence[Case], records: Sequence[Record]) -> Mapping[str, study.StudyPrediction]:
         del records
         found = {}
         for case in cases:
@@ -420,7 +420,7 @@ def predictor(calibration: Calibration, device_kind: str, cores: int | None = No
                 (prediction,) = predict([case.parameters], calibration, cores)
             except UserError:
                 continue  # one that the laws do not know leaves its place empty
-            found[case.case_id] = study.Prediction(prediction.seconds, prediction.rank_memory)
+            found[case.case_id] = study.StudyPrediction(prediction.seconds, prediction.rank_memory)
         return found
 
     return predictions

@@ -12,7 +12,7 @@ from pyperf_suite.commands.options import json_option, results_option
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
-    from pyperf_suite.doctor.check import Group
+    from pyperf_suite.doctor.check import CheckGroup
 
 COLOURS = {"ok": "green", "warning": "yellow", "problem": "red", "not applicable": "dim"}
 SUMMARIES = {
@@ -50,10 +50,10 @@ def doctor(results: Path, expect: str | None, show_all: bool, as_json: bool) -> 
     raise SystemExit(check.exit_code(groups))
 
 
-def examine(results: Path, gpus_expected: int | None = None) -> tuple[Group, ...]:
+def examine(results: Path, gpus_expected: int | None = None) -> tuple[CheckGroup, ...]:
     """Read and judge everything. The load is watched first, before any process of ours adds to it."""
     from pyperf_suite.doctor import gpu, host, load, software
-    from pyperf_suite.doctor.check import Group
+    from pyperf_suite.doctor.check import CheckGroup
     from pyperf_suite.hardware.kernel_files import KernelFiles
 
     files = KernelFiles()
@@ -62,12 +62,12 @@ def examine(results: Path, gpus_expected: int | None = None) -> tuple[Group, ...
     gpus = gpu.read_gpus(files)
     found = software.read_software(files, len(gpus.gpus), driver_cuda=gpus.cuda)
     return (
-        Group("CPU", host.cpu_checks(host.read_cpu(files))),
-        Group("Load", load.load_checks(watched)),
-        Group("Memory", host.memory_checks(host.read_memory(files, swapped_pages))),
-        Group("GPU", gpu.gpu_checks(gpus, gpus_expected)),
-        Group("Software", software.software_checks(found)),
-        Group("Disk", host.place_checks(host.read_places(results))),
+        CheckGroup("CPU", host.cpu_checks(host.read_cpu(files))),
+        CheckGroup("Load", load.load_checks(watched)),
+        CheckGroup("Memory", host.memory_checks(host.read_memory(files, swapped_pages))),
+        CheckGroup("GPU", gpu.gpu_checks(gpus, gpus_expected)),
+        CheckGroup("Software", software.software_checks(found)),
+        CheckGroup("Disk", host.place_checks(host.read_places(results))),
     )
 
 
@@ -78,7 +78,7 @@ def _gpus(expect: str) -> int:
     return int(number)
 
 
-def _print(groups: Sequence[Group], show_all: bool) -> None:
+def _print(groups: Sequence[CheckGroup], show_all: bool) -> None:
     from rich.console import Console
     from rich.markup import escape
 
@@ -120,7 +120,7 @@ def _safe(text: str) -> Any:
     return escape(printable(text))
 
 
-def _counts(groups: Sequence[Group]) -> str:
+def _counts(groups: Sequence[CheckGroup]) -> str:
     verdicts = [check.verdict for group in groups for check in group.checks]
     counts = []
     for verdict in ("problem", "warning", "ok"):

@@ -16,7 +16,7 @@ from pyperf_suite.files import write_for_user
 
 if TYPE_CHECKING:
     from pyperf_suite.history.stored.prune import Pruning
-    from pyperf_suite.history.stored.series import Benchmark, Series
+    from pyperf_suite.history.stored.series import Benchmark, BenchmarkSeries
     from pyperf_suite.history.stored.store import CaseKey, Store
 
 EXPORT_FORMATS = ("csv", "json", "parquet", "github-action-benchmark")
@@ -221,7 +221,7 @@ def _most_recent(found: Sequence[Benchmark], everything: bool) -> tuple[list[Ben
     return [each for each in timed if each.key in kept], tuple(left_out)
 
 
-def _as_json(series: Sequence[Series], warned: Sequence[str]) -> str:
+def _as_json(series: Sequence[BenchmarkSeries], warned: Sequence[str]) -> str:
     import dataclasses
     import json
 

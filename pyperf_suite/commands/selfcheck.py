@@ -24,7 +24,7 @@ from pyperf_suite.errors import Interrupted, UserError
 if TYPE_CHECKING:
     from pyperf_suite.hardware.devices import Device
     from pyperf_suite.history.pairs.arms import PairedCase
-    from pyperf_suite.history.selfcheck import Compare, Comparison, Planned, Selfcheck
+    from pyperf_suite.history.selfcheck import Compare, Comparison, PlannedComparison, Selfcheck
     from pyperf_suite.history.verdict import SequentialRule
 
 # Comparisons are left to be made: the same command with --resume makes them.
@@ -251,7 +251,7 @@ def _tell(found: Selfcheck, as_json: bool, markdown: Path | None, wide: bool) ->
             raise UserError(f"{markdown} cannot be written ({error.strerror}).") from None
 
 
-def _what_is_left(found: Selfcheck, plan: list[Planned]) -> str:
+def _what_is_left(found: Selfcheck, plan: list[PlannedComparison]) -> str:
     """How many of the comparisons are not made and how to make them; empty if all are made."""
     made = {(each.shift, each.number) for each in found.comparisons if each.verdict != "failed"}
     left = sum((each.shift, each.number) not in made for each in plan)

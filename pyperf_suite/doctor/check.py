@@ -39,25 +39,25 @@ def examined(checks: Mapping[str, Callable[[Readings], Check]], readings: Readin
 
 
 @dataclass(frozen=True)
-class Group:
+class CheckGroup:
     """Checks of one part of the machine."""
 
     name: str
     checks: Sequence[Check]
 
 
-def worst(groups: Iterable[Group]) -> Verdict:
+def worst(groups: Iterable[CheckGroup]) -> Verdict:
     """The verdict over all: the worst there is, `ok` where nothing is worse."""
     found = {check.verdict for group in groups for check in group.checks}
     return "problem" if "problem" in found else "warning" if "warning" in found else "ok"
 
 
-def exit_code(groups: Iterable[Group]) -> int:
+def exit_code(groups: Iterable[CheckGroup]) -> int:
     """1 where there is a problem, 0 otherwise: warnings do not stop a job."""
     return int(worst(groups) == "problem")
 
 
-def as_json(groups: Sequence[Group]) -> dict[str, Any]:
+def as_json(groups: Sequence[CheckGroup]) -> dict[str, Any]:
     """Plain JSON of all checks, with the verdict over them."""
     return {
         "schema": SCHEMA,

@@ -22,7 +22,7 @@ ANSWER = "pyperf-suite doctor: "
 LONGEST_REASON = 200
 
 
-class Child:
+class ExaminedProcess:
     """A process that was asked one question. It is started at once, so that several are answered side by side."""
 
     def __init__(self, question: str, *arguments: str, command: Sequence[str] | None = None) -> None:

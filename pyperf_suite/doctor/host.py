@@ -319,7 +319,7 @@ def locked(readings: MemoryReadings) -> Check:
 
 
 @dataclass(frozen=True)
-class Place:
+class DiskPlace:
     """A folder that may not be there yet: what was asked for, its nearest parent that exists, and what that allows."""
 
     name: str
@@ -330,15 +330,15 @@ class Place:
     free_bytes: int | None
 
 
-def read_places(results: Path) -> tuple[Place, ...]:
+def read_places(results: Path) -> tuple[DiskPlace, ...]:
     """The results' folder and the compiled kernels', of this machine. Nothing is created to find out."""
     return (read_place("results", str(results)), read_place("kernel cache", cache_folder()))
 
 
-def read_place(name: str, folder: str, writable: Callable[[Path], bool] | None = None) -> Place:
+def read_place(name: str, folder: str, writable: Callable[[Path], bool] | None = None) -> DiskPlace:
     """The folder's state, or its nearest parent's."""
     if not folder:
-        return Place(name, "", False, False, False, None)
+        return DiskPlace(name, "", False, False, False, None)
     path = Path(folder)
     nearest = path
     is_folder = False
@@ -350,10 +350,10 @@ def read_place(name: str, folder: str, writable: Callable[[Path], bool] | None =
     except OSError:
         free_bytes = None
     may = writable or (lambda place: os.access(place, os.W_OK | os.X_OK))
-    return Place(name, folder, nearest == path, is_folder, may(nearest), free_bytes)
+    return DiskPlace(name, folder, nearest == path, is_folder, may(nearest), free_bytes)
 
 
-def place_check(place: Place) -> Check:
+def place_check(place: DiskPlace) -> Check:
     """Whether the place takes what is to be written; without a cache kernels are compiled anew in each process."""
     is_cache = place.name == "kernel cache"
     choose = "Name another folder in PYPERF_CACHE_DIR." if is_cache else "Name another folder with --results."
@@ -407,6 +407,6 @@ def memory_checks(readings: MemoryReadings) -> list[Check]:
     return examined(MEMORY_CHECKS, readings)
 
 
-def place_checks(places: tuple[Place, ...]) -> list[Check]:
+def place_checks(places: tuple[DiskPlace, ...]) -> list[Check]:
     """One check for each folder."""
     return [replace(place_check(place), name=place.name) for place in places]

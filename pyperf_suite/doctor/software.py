@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from pyperf_suite.doctor.check import Check, examined, gib, not_applicable, ok, problem, warning
-from pyperf_suite.doctor.children import Child
+from pyperf_suite.doctor.children import ExaminedProcess
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import software
 from pyperf_suite.hardware.kernel_files import KernelFiles
@@ -76,10 +76,10 @@ def read_software(
 ) -> SoftwareReadings:
     """Ask this machine; torch and each library are opened in processes of their own, side by side."""
     environment = os.environ if environment is None else environment
-    torch = Child("torch", "yes" if gpus else "no") if software.installed_version("torch") else None
+    torch = ExaminedProcess("torch", "yes" if gpus else "no") if software.installed_version("torch") else None
     waiting = {
         library.name: [
-            (copy, Child("library", copy.path, library.version_function))
+            (copy, ExaminedProcess("library", copy.path, library.version_function))
             for copy in software.copies(files, library.sonames, library.override, wheels, environment)
         ]
         for library, wheels in ((NVRTC, list(nvrtc.wheels())), (NCCL, list(nccl.wheels())))

@@ -19,7 +19,7 @@ import numpy as np
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.stored.foreign import FOREIGN_PROBES
 from pyperf_suite.history.stored.journals import Measured
-from pyperf_suite.history.stored.series import TIME, Series, changes, settings
+from pyperf_suite.history.stored.series import TIME, BenchmarkSeries, changes, settings
 from pyperf_suite.history.stored.store import Side, Store
 from pyperf_suite.history.verdict import (
     FALSE_DISCOVERY_RATE,
@@ -61,7 +61,7 @@ class RunNoise:
 NoiseOf = Callable[[Measured], RunNoise | None]
 
 
-def run_noise(series: Series, without: Iterable[str] = ()) -> RunNoise | None:
+def run_noise(series: BenchmarkSeries, without: Iterable[str] = ()) -> RunNoise | None:
     """The noise of a series' runs, but for the runs named in `without`; None if fewer than five are left.
 
     From the differences of neighbouring runs (von Neumann 1941, doi:10.1214/aoms/1177731677), which a slow drift hardly

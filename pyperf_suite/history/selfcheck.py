@@ -228,7 +228,7 @@ Compare = Callable[[PairedCase, float, int, WritePair], Judgement]
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedComparison:
     """One comparison to be made; `shift` is the injected slowdown as a share."""
 
     shift: float
@@ -236,14 +236,14 @@ class Planned:
     case: PairedCase
 
 
-def planned(counts: Mapping[float, int], cases: Sequence[PairedCase], seed: int) -> list[Planned]:
+def planned(counts: Mapping[float, int], cases: Sequence[PairedCase], seed: int) -> list[PlannedComparison]:
     """So many comparisons of each shift, spread evenly over the cases and, for each shift, over the whole time.
 
     Wherever it is cut, every shift has had its share, and the machine's hours fall on all alike.
     """
     chance = random.Random(seed)
     timed = [
-        ((number + chance.random()) / count, Planned(shift, number, cases[(number + first) % len(cases)]))
+        ((number + chance.random()) / count, PlannedComparison(shift, number, cases[(number + first) % len(cases)]))
         for first, (shift, count) in enumerate(sorted(counts.items()))
         for number in range(count)
     ]
@@ -274,7 +274,7 @@ def _is_same(stored: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
 
 def make_comparisons(
     selfcheck: Selfcheck,
-    plan: Sequence[Planned],
+    plan: Sequence[PlannedComparison],
     compare: Compare,
     *,
     seed: int = 0,
@@ -307,7 +307,7 @@ def make_comparisons(
     return found
 
 
-def _made(each: Planned, compare: Compare, seed: int, commit: str) -> Comparison:
+def _made(each: PlannedComparison, compare: Compare, seed: int, commit: str) -> Comparison:
     log_ratios: list[float] = []
     now = datetime.datetime.now(datetime.timezone.utc)
     begin = time.monotonic()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pyperf_suite.history.changepoints import FEWEST_POINTS, LEAST_EFFECT, SAME_PLACE, Change, find_changes
-from pyperf_suite.history.stored.series import Benchmark, Point, Series
+from pyperf_suite.history.stored.series import Benchmark, BenchmarkSeries, SeriesPoint
 from pyperf_suite.history.stored.store import Store
 from pyperf_suite.history.verdict import LESS_IS_WORSE, MORE_IS_WORSE, NOMINATED, Judgement, Word, percent
 from pyperf_suite.measure.estimates import Ratio
@@ -50,7 +50,7 @@ class Step:
         return f"{self.after / self.before - 1:+.1%}" if self.before else f"from 0 to {self.after:g}"
 
 
-def steps_of(series: Series) -> list[Step]:
+def steps_of(series: BenchmarkSeries) -> list[Step]:
     """The steps to draw in a series, by index: nominated changes of times, every change of an exact figure."""
     points = series.points
     if series.kind == "static":
@@ -71,14 +71,14 @@ def steps_of(series: Series) -> list[Step]:
 class Nomination:
     """A change of one series; `undone` says that a later one made it good, `same_code` that no commit came with it."""
 
-    series: Series
+    series: BenchmarkSeries
     change: Change
     undone: bool
     same_code: bool
     machine_notes: tuple[str, ...] = ()
 
     @property
-    def first(self) -> Point:
+    def first(self) -> SeriesPoint:
         return self.series.points[self.change.index]
 
     @property
@@ -190,7 +190,7 @@ class Tracked:
 def track(store: Store, benchmarks: Sequence[Benchmark], since: str | None = None) -> Tracked:
     """Search the series of these benchmarks; `since` is ISO 8601, UTC: changes that began earlier are not listed."""
     found = Tracked()
-    sentinels: dict[str, list[Series]] = {}
+    sentinels: dict[str, list[BenchmarkSeries]] = {}
     for benchmark in store.benchmarks():
         if benchmark.kind == "sentinel":
             sentinels.setdefault(benchmark.machine, []).append(store.series(benchmark))
@@ -217,7 +217,7 @@ def track(store: Store, benchmarks: Sequence[Benchmark], since: str | None = Non
     return found
 
 
-def nominations(series: Series, sentinels: Iterable[Series] = ()) -> list[Nomination]:
+def nominations(series: BenchmarkSeries, sentinels: Iterable[BenchmarkSeries] = ()) -> list[Nomination]:
     """Every change of a series, the oldest first; `sentinels` are the series of the sentinels of its machine.
 
     Of exact figures every difference is one, if it is known which direction is worse.
@@ -237,7 +237,7 @@ def nominations(series: Series, sentinels: Iterable[Series] = ()) -> list[Nomina
     ]
 
 
-def _changes_of_times(series: Series) -> list[Change]:
+def _changes_of_times(series: BenchmarkSeries) -> list[Change]:
     return find_changes(
         series.values,
         [point.commit for point in series.points],
@@ -246,7 +246,7 @@ def _changes_of_times(series: Series) -> list[Change]:
     )
 
 
-def _exact_changes(series: Series) -> list[Change]:
+def _exact_changes(series: BenchmarkSeries) -> list[Change]:
     """Where an exact figure differs from the run before, unless its compiler or driver does so as well."""
     if series.metric not in (*MORE_IS_WORSE, *LESS_IS_WORSE):
         return []
@@ -276,14 +276,14 @@ def _makes_good(later: Change, change: Change) -> bool:
     return later.after >= change.before / (1 + LEAST_EFFECT)
 
 
-def _is_same_code(series: Series, change: Change) -> bool:
+def _is_same_code(series: BenchmarkSeries, change: Change) -> bool:
     """Whether all points about the change, as exactly as its place is known, are of one commit without changes."""
     first = max(0, change.index - 1 - SAME_PLACE)
     beside = series.points[first : change.index + SAME_PLACE + 1]
     return len({point.commit for point in beside}) == 1 and not any(p.dirty or not p.commit for p in beside)
 
 
-def _what_else_moved(series: Series, change: Change, sentinels: Sequence[Series]) -> list[str]:
+def _what_else_moved(series: BenchmarkSeries, change: Change, sentinels: Sequence[BenchmarkSeries]) -> list[str]:
     """Clock and sentinel, if they moved with the time by a good part of it."""
     own = [point.unit == series.points[change.index].unit for point in series.points]
     before = list(itertools.compress(series.points[: change.index], own))[-min(BESIDE, change.points_before) :]
@@ -312,7 +312,7 @@ def _explains(moved: float, ratio: float) -> bool:
     return (moved - 1) * (ratio - 1) > 0 and abs(moved - 1) >= EXPLAINING_PART * abs(ratio - 1)
 
 
-def _longest_stretch(series: Series) -> int:
+def _longest_stretch(series: BenchmarkSeries) -> int:
     broken = {each.index for each in series.breaks}
     parts = itertools.accumulate(index in broken for index in range(len(series.points)))
     stretches = [(part, point.unit) for part, point in zip(parts, series.points, strict=True)]

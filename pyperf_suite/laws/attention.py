@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.calibration import (
-    Block,
     Calibration,
+    CalibrationBlock,
     ResidualGrid,
     all_shipped,
     correction_of,
@@ -130,7 +130,7 @@ ARRAYS = ("library", "head_dim", "block", "resident", "costs", "grid")
 
 
 @dataclass(frozen=True)
-class Costs:
+class AttentionCosts:
     """Seconds by what is counted; pairs, tiles are those of a slot, bytes those of all."""
 
     launch_s: float
@@ -156,7 +156,7 @@ class KernelLaw:
     block: int
     resident: int
     sms: int
-    costs: Costs
+    costs: AttentionCosts
     grid: Array
 
     def features(self, shape: AttentionShape) -> Array:
@@ -206,7 +206,7 @@ class KernelLaw:
 
     def on(self, sms: int, faster_sm: float, faster_memory: float) -> KernelLaw:
         """The same kernel on another GPU, whose multiprocessors and memory are so many times as fast."""
-        costs = Costs(
+        costs = AttentionCosts(
             self.costs.launch_s,
             self.costs.busiest_pair_s / faster_sm,
             self.costs.even_pair_s / faster_sm,
@@ -234,10 +234,12 @@ def pack_kernels(kernels: list[KernelLaw]) -> Mapping[str, NDArray[np.generic]]:
     }
 
 
-def unpack_kernels(block: Block, sms: int) -> list[KernelLaw]:
+def unpack_kernels(block: CalibrationBlock, sms: int) -> list[KernelLaw]:
     """The inverse of `pack_kernels`, for a GPU of `sms` multiprocessors."""
     return [
-        KernelLaw(str(library), int(head_dim), int(rows), int(resident), sms, Costs(*costs.tolist()), grid / 500)
+        KernelLaw(
+            str(library), int(head_dim), int(rows), int(resident), sms, AttentionCosts(*costs.tolist()), grid / 500
+        )
         for library, head_dim, rows, resident, costs, grid in zip(*(block.arrays[name] for name in ARRAYS), strict=True)
     ]
 
@@ -279,7 +281,7 @@ class AttentionKernels:
         return [(1.0, [kernel.at_head_dim(width) for kernel in self.by_head_dim[nearest]])]
 
 
-def unpack_attention(block: Block, spec: GpuSpec) -> AttentionKernels:
+def unpack_attention(block: CalibrationBlock, spec: GpuSpec) -> AttentionKernels:
     """The kernels that a block of a GPU's calibration keeps."""
     by_head_dim: dict[int, list[KernelLaw]] = {}
     for kernel in unpack_kernels(block, spec.sms):

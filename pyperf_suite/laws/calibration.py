@@ -41,7 +41,7 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Block:
+class CalibrationBlock:
     """The coefficients of one law on one GPU.
 
     `held_out` is the error on what the fit did not see: `mape` and `median` in %, `sites` left out, `how` they were
@@ -60,7 +60,7 @@ class Calibration:
     """All blocks of one GPU, `gpu` being its name in the catalogue; `version` that of the file's format."""
 
     gpu: str
-    blocks: Mapping[str, Block] = field(default_factory=dict)
+    blocks: Mapping[str, CalibrationBlock] = field(default_factory=dict)
     version: int = VERSION
 
     @property
@@ -72,10 +72,10 @@ class Calibration:
     def origin(self) -> str:
         return "; ".join(dict.fromkeys(block.origin for block in self.blocks.values() if block.origin))
 
-    def with_block(self, name: str, block: Block) -> Calibration:
+    def with_block(self, name: str, block: CalibrationBlock) -> Calibration:
         return replace(self, blocks={**self.blocks, name: block})
 
-    def block(self, name: str) -> Block:
+    def block(self, name: str) -> CalibrationBlock:
         """The block of a law. Raises UserError where it was not fitted."""
         if name not in self.blocks:
             known = ", ".join(sorted(self.blocks)) or "nothing"
@@ -183,12 +183,12 @@ def _shipped(path: Path, _changed_ns: int) -> Calibration:
     return load_calibration(path)
 
 
-def _read(archive: zipfile.ZipFile, name: str, block: Mapping[str, Any]) -> Block:
+def _read(archive: zipfile.ZipFile, name: str, block: Mapping[str, Any]) -> CalibrationBlock:
     arrays = {
         array: np.load(io.BytesIO(archive.read(f"{name}/{array}.npy")), allow_pickle=False) for array in block["arrays"]
     }
     limits = {size: (float(low), float(high)) for size, (low, high) in block["fitted_range"].items()}
-    return Block(arrays, dict(block["held_out"]), limits, str(block["origin"]))
+    return CalibrationBlock(arrays, dict(block["held_out"]), limits, str(block["origin"]))
 
 
 def _write(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
@@ -225,7 +225,7 @@ def stated(calibration: Calibration, law: str, error_percent: float, origin: str
     return float(block.held_out["mape"]), f"{origin}; corrected by {block.origin or 'measurements of one machine'}"
 
 
-def correction(block: Block, sizes: Mapping[str, ArrayLike]) -> NDArray[np.float64]:
+def correction(block: CalibrationBlock, sizes: Mapping[str, ArrayLike]) -> NDArray[np.float64]:
     """The factor of a block. Raises KeyError where a size that it was fitted with is not given."""
     inside = [
         np.clip(np.asarray(sizes[name], dtype=np.float64), *block.fitted_range[name]) for name in block.fitted_range

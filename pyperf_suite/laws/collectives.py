@@ -19,8 +19,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.hardware.links import INFINIBAND, pcie_of
 from pyperf_suite.laws.calibration import (
-    Block,
     Calibration,
+    CalibrationBlock,
     all_shipped,
     log_ratio,
     most_alike,
@@ -390,7 +390,7 @@ def pack_curves(
     }
 
 
-def unpack_laws(block: Block) -> CollectiveLaws:
+def unpack_laws(block: CalibrationBlock) -> CollectiveLaws:
     """The inverse of `pack_curves`, with the block's range and origin."""
     by_operation: dict[str, dict[int, PiecewiseAlphaBeta]] = {}
     errors: dict[tuple[str, int], float] = {}

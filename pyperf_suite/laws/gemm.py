@@ -17,8 +17,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.calibration import (
     POOLED,
-    Block,
     Calibration,
+    CalibrationBlock,
     ResidualGrid,
     correction_of,
     shipped_calibration,
@@ -276,7 +276,7 @@ class GemmLaw:
     dtype: str
     coefficients: MenuCoefficients
     residual: ResidualGrid | None
-    block: Block
+    block: CalibrationBlock
 
     @property
     def rates(self) -> Rates:
@@ -429,7 +429,7 @@ def _figure(gpu: GpuSpec) -> tuple[GpuSpec, tuple[float, float]] | None:
     return None if chosen is None else (chosen, MAMF_TFLOP_PER_S[chosen.name])
 
 
-def _coefficients(block: Block) -> MenuCoefficients:
+def _coefficients(block: CalibrationBlock) -> MenuCoefficients:
     return MenuCoefficients.from_arrays(block.arrays)
 
 

@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.attention import attention_time
-from pyperf_suite.laws.calibration import POOLED, Block, Calibration, all_shipped, shipped_calibration, spec_of
+from pyperf_suite.laws.calibration import (
+    POOLED,
+    Calibration,
+    CalibrationBlock,
+    all_shipped,
+    shipped_calibration,
+    spec_of,
+)
 from pyperf_suite.laws.collectives import collective_time
 from pyperf_suite.laws.explained import Bytes, Count, Explained, KernelPrices
 from pyperf_suite.laws.gemm import gemm_time
@@ -127,12 +134,12 @@ def check_form(calibration: Calibration, origin: Path) -> None:
         raise UserError(f"{origin} is no calibration of a GPU, for {why}: make it anew with `pyperf-suite calibrate`.")
 
 
-def _states_its_error(block: Block) -> bool:
+def _states_its_error(block: CalibrationBlock) -> bool:
     mape = block.held_out.get("mape")
     return isinstance(mape, (int, float)) and 0 <= mape < float("inf")
 
 
-def _has_form(block: Block, like: Block) -> bool:
+def _has_form(block: CalibrationBlock, like: CalibrationBlock) -> bool:
     """Whether it has the same arrays, of the same kinds and axes, with numbers where the other one has them.
 
     None is negative where the other's are not.

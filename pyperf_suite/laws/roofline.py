@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import (
-    Block,
     Calibration,
+    CalibrationBlock,
     all_shipped,
     log_ratio,
     most_alike,
@@ -86,7 +86,7 @@ def memory_bound_time(gpu: str | GpuSpec | Calibration, nbytes: ArrayLike) -> Ex
     return Explained(seconds, parts, beyond | law.transferred, law.error_percent, law.origin)
 
 
-def unpack_law(block: Block) -> MemoryLaw:
+def unpack_law(block: CalibrationBlock) -> MemoryLaw:
     """The law that a block of a calibration keeps."""
     launch_s, memory_share, cache_share = (
         float(block.arrays[name]) for name in ("launch_s", "memory_share", "cache_share")

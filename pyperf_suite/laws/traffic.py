@@ -147,7 +147,7 @@ Phase = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True)
-class Workload:
+class TrainingWorkload:
     """What one data-parallel replica does in a step: `micro_batches` times `micro_batch` sequences of `seq` tokens.
 
     `element_bytes` is of parameters and activations, `gradient_bytes` of one element of a gradient as it is sent.
@@ -169,7 +169,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class StepTransfer:
     """One kind of collective in a step: `calls` of it, each of `size_bytes` (S) among `ranks`.
 
     `behind` is the computation that it can overlap, None where the computation has to wait for it.
@@ -196,7 +196,7 @@ class Traffic:
     """Everything that one rank takes part in, in one step, for one kind of parallelism."""
 
     parallelism: str
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[StepTransfer, ...]
 
     @property
     def bus_bytes(self) -> float:
@@ -206,13 +206,13 @@ class Traffic:
         return sum(transfer.seconds(seconds_of) for transfer in self.transfers)
 
 
-def ddp(model: ModelDimensions, work: Workload, ranks: int) -> Traffic:
+def ddp(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffic:
     """DDP: an all_reduce of the gradients, in buckets, once a step (Li et al. 2020, PyTorch Distributed)."""
     size, calls = _buckets(model.parameters * work.gradient_bytes)
-    return Traffic("DDP", (Transfer("gradients", "all_reduce", calls, size, ranks, "backward"),))
+    return Traffic("DDP", (StepTransfer("gradients", "all_reduce", calls, size, ranks, "backward"),))
 
 
-def zero_1(model: ModelDimensions, work: Workload, ranks: int) -> Traffic:
+def zero_1(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffic:
     """Optimizer states sharded: gradients reduce_scattered once a step, updated parameters gathered; 2Ψ as DDP.
 
     Source: Rajbhandari et al. 2020, ZeRO, section 7.
@@ -220,7 +220,7 @@ def zero_1(model: ModelDimensions, work: Workload, ranks: int) -> Traffic:
     return Traffic("ZeRO-1", (_scattered_gradients(model, work, ranks, 1), _gathered_update(model, work, ranks)))
 
 
-def zero_2(model: ModelDimensions, work: Workload, ranks: int) -> Traffic:
+def zero_2(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffic:
     """Gradients sharded too: each micro-batch scatters its own, since no rank has room to add whole ones up.
 
     (m + 1)Ψ for m micro-batches; source as `zero_1`.
@@ -229,7 +229,7 @@ def zero_2(model: ModelDimensions, work: Workload, ranks: int) -> Traffic:
     return Traffic("ZeRO-2", (gradients, _gathered_update(model, work, ranks)))
 
 
-def zero_3(model: ModelDimensions, work: Workload, ranks: int) -> Traffic:
+def zero_3(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffic:
     """Parameters sharded too, as FSDP does: every micro-batch gathers each layer forward and again backward.
 
     3Ψ a micro-batch, 1.5 × DDP (Rajbhandari et al. 2020, section 7.2.2). One call a layer; what stands outside of the
@@ -246,14 +246,14 @@ def zero_3(model: ModelDimensions, work: Workload, ranks: int) -> Traffic:
         calls *= work.micro_batches
         size, gradient_size = parameters * work.element_bytes, parameters * work.gradient_bytes
         transfers += [
-            Transfer(f"parameters of {where}, forward", "all_gather", calls, size, ranks, "forward"),
-            Transfer(f"parameters of {where}, backward", "all_gather", calls, size, ranks, "backward"),
-            Transfer(f"gradients of {where}", "reduce_scatter", calls, gradient_size, ranks, "backward"),
+            StepTransfer(f"parameters of {where}, forward", "all_gather", calls, size, ranks, "forward"),
+            StepTransfer(f"parameters of {where}, backward", "all_gather", calls, size, ranks, "backward"),
+            StepTransfer(f"gradients of {where}", "reduce_scatter", calls, gradient_size, ranks, "backward"),
         ]
     return Traffic("ZeRO-3", tuple(transfers))
 
 
-def tensor_parallel(model: ModelDimensions, work: Workload, ranks: int, recompute: bool = False) -> Traffic:
+def tensor_parallel(model: ModelDimensions, work: TrainingWorkload, ranks: int, recompute: bool = False) -> Traffic:
     """TP: per layer and micro-batch two all_reduces of the activations forward and two backward, none of them hidden.
 
     The embedding sums up once forward, the output matrix once backward; the loss three numbers a token (Shoeybi et al.
@@ -266,16 +266,16 @@ def tensor_parallel(model: ModelDimensions, work: Workload, ranks: int, recomput
     return Traffic(
         "TP",
         (
-            Transfer("activations", "all_reduce", forward * model.layers * m, size, ranks),
-            Transfer("gradients of activations", "all_reduce", 2 * model.layers * m, size, ranks),
-            Transfer("embedding and output", "all_reduce", 2 * m, size, ranks),
-            Transfer("loss", "all_reduce", 3 * m, per_token, ranks),
+            StepTransfer("activations", "all_reduce", forward * model.layers * m, size, ranks),
+            StepTransfer("gradients of activations", "all_reduce", 2 * model.layers * m, size, ranks),
+            StepTransfer("embedding and output", "all_reduce", 2 * m, size, ranks),
+            StepTransfer("loss", "all_reduce", 3 * m, per_token, ranks),
         ),
     )
 
 
 def tensor_and_sequence_parallel(
-    model: ModelDimensions, work: Workload, ranks: int, recompute: bool = False
+    model: ModelDimensions, work: TrainingWorkload, ranks: int, recompute: bool = False
 ) -> Traffic:
     """TP + SP: each all_reduce of TP becomes a reduce_scatter and an all_gather of the same bytes in total.
 
@@ -284,17 +284,17 @@ def tensor_and_sequence_parallel(
     """
     whole = tensor_parallel(model, work, ranks, recompute)
     split = [
-        Transfer(transfer.purpose, operation, transfer.calls, transfer.size_bytes, ranks)
+        StepTransfer(transfer.purpose, operation, transfer.calls, transfer.size_bytes, ranks)
         for transfer in whole.transfers
         for operation in (("all_reduce",) if transfer.purpose == "loss" else ("reduce_scatter", "all_gather"))
     ]
     again = 2 * model.layers * work.micro_batches
     size = work.activation_bytes(model.hidden)
-    return Traffic("TP+SP", (*split, Transfer("inputs of blocks", "all_gather", again, size, ranks, "backward")))
+    return Traffic("TP+SP", (*split, StepTransfer("inputs of blocks", "all_gather", again, size, ranks, "backward")))
 
 
 def pipeline_parallel(
-    model: ModelDimensions, work: Workload, stages: int, chunks: int = 1, tensor_ranks: int = 1
+    model: ModelDimensions, work: TrainingWorkload, stages: int, chunks: int = 1, tensor_ranks: int = 1
 ) -> Traffic:
     """PP: each micro-batch goes to the next stage, and its gradient to the one before, once a chunk of layers.
 
@@ -311,8 +311,8 @@ def pipeline_parallel(
     return Traffic(
         "PP",
         (
-            Transfer("activations", "send_receive", calls, size, 2, "forward" if hides else None),
-            Transfer("gradients of activations", "send_receive", calls, size, 2, "backward" if hides else None),
+            StepTransfer("activations", "send_receive", calls, size, 2, "forward" if hides else None),
+            StepTransfer("gradients of activations", "send_receive", calls, size, 2, "backward" if hides else None),
         ),
     )
 
@@ -322,7 +322,9 @@ def pipeline_bubble(stages: int, micro_batches: int, chunks: int = 1) -> float:
     return (stages - 1) / (chunks * micro_batches)
 
 
-def expert_parallel(model: ModelDimensions, work: Workload, ranks: int, capacity_factor: float = 1.0) -> Traffic:
+def expert_parallel(
+    model: ModelDimensions, work: TrainingWorkload, ranks: int, capacity_factor: float = 1.0
+) -> Traffic:
     """EP: per layer and micro-batch tokens are sent to their experts and back, forward and backward: four all_to_alls.
 
     S is a rank's tokens × top_k × hidden × capacity_factor, for routing that is even (Lepikhin et al. 2020, GShard;
@@ -335,13 +337,13 @@ def expert_parallel(model: ModelDimensions, work: Workload, ranks: int, capacity
     return Traffic(
         "EP",
         (
-            Transfer("tokens to experts and back", "all_to_all", calls, size, ranks),
-            Transfer("their gradients", "all_to_all", calls, size, ranks),
+            StepTransfer("tokens to experts and back", "all_to_all", calls, size, ranks),
+            StepTransfer("their gradients", "all_to_all", calls, size, ranks),
         ),
     )
 
 
-WAYS: Mapping[str, Callable[[ModelDimensions, Workload, int], Traffic]] = {
+WAYS: Mapping[str, Callable[[ModelDimensions, TrainingWorkload, int], Traffic]] = {
     "DDP": ddp,
     "ZeRO-1": zero_1,
     "ZeRO-2": zero_2,
@@ -355,7 +357,7 @@ WAYS: Mapping[str, Callable[[ModelDimensions, Workload, int], Traffic]] = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class NetworkVerdict:
     """Whether the network is enough for one kind of parallelism at one compute time; all in seconds a step.
 
     `exposed_s` is what no computation hides: what has to be waited for, and what is longer than what it overlaps.
@@ -388,7 +390,7 @@ class Verdict:
         )
 
 
-def verdict(traffic: Traffic, compute_s: float, seconds_of: SecondsOf) -> Verdict:
+def verdict(traffic: Traffic, compute_s: float, seconds_of: SecondsOf) -> NetworkVerdict:
     """Judge a parallelism by a measured curve, at `compute_s` of computing a step.
 
     A third of that is taken for the forward pass. The best case: all that can overlap a pass does so from its start
@@ -404,7 +406,7 @@ def verdict(traffic: Traffic, compute_s: float, seconds_of: SecondsOf) -> Verdic
     ):
         busy_s = sum(transfer.seconds(seconds_of) for transfer in traffic.transfers if transfer.behind == phase)
         exposed_s += max(0.0, busy_s - window_s)
-    return Verdict(traffic.parallelism, compute_s, traffic.seconds(seconds_of), exposed_s)
+    return NetworkVerdict(traffic.parallelism, compute_s, traffic.seconds(seconds_of), exposed_s)
 
 
 def bound_below_s(sent: Traffic, seconds_of: SecondsOf) -> float:
@@ -425,15 +427,15 @@ def _buckets(total_bytes: int) -> tuple[float, int]:
     return total_bytes / calls, calls
 
 
-def _scattered_gradients(model: ModelDimensions, work: Workload, ranks: int, times: int) -> Transfer:
+def _scattered_gradients(model: ModelDimensions, work: TrainingWorkload, ranks: int, times: int) -> StepTransfer:
     size, calls = _buckets(model.parameters * work.gradient_bytes)
-    return Transfer("gradients", "reduce_scatter", calls * times, size, ranks, "backward")
+    return StepTransfer("gradients", "reduce_scatter", calls * times, size, ranks, "backward")
 
 
-def _gathered_update(model: ModelDimensions, work: Workload, ranks: int) -> Transfer:
+def _gathered_update(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> StepTransfer:
     size, calls = _buckets(model.parameters * work.element_bytes)
     # Beside the next step's forward pass, which needs one layer at a time.
-    return Transfer("updated parameters", "all_gather", calls, size, ranks, "forward")
+    return StepTransfer("updated parameters", "all_gather", calls, size, ranks, "forward")
 
 
 def _check_divides(model: ModelDimensions, ranks: int) -> None:

@@ -25,7 +25,7 @@ LAST_CHECKS_S = 0.02
 """What checks after the last block may take besides: short measurements would hardly be checked otherwise."""
 
 
-class Verdict(Protocol):
+class CheckVerdict(Protocol):
     """Whether what a launch left is right, and in words."""
 
     @property
@@ -40,7 +40,7 @@ class Verdict(Protocol):
 class WrongLaunch(Exception):
     """What a launch left is wrong: the verdict, and a sentence on where and how."""
 
-    def __init__(self, verdict: Verdict, sentence: str = "") -> None:
+    def __init__(self, verdict: CheckVerdict, sentence: str = "") -> None:
         super().__init__(sentence or verdict.message)
         self.verdict = verdict
 
@@ -54,7 +54,7 @@ class Launched(Protocol):
 
     def poison(self, index: int | None = None) -> None: ...
 
-    def left(self, index: int) -> Verdict: ...
+    def left(self, index: int) -> CheckVerdict: ...
 
     def kept(self, index: int) -> Any: ...
 
@@ -95,7 +95,7 @@ class SpotChecks:
         self._spent_s = self._check_s = self._launch_s = 0.0
         self._begun_s = clock()
 
-    def before_timing(self) -> Verdict:
+    def before_timing(self) -> CheckVerdict:
         """Launch on every set and check each; the verdict on set 0. Raises WrongLaunch."""
         self._launches.poison()
         for index in range(self._launches.sets):

@@ -119,7 +119,7 @@ def verify_product(
     if at is not None:
         found = f"{named('out', at)} is {float(out[at])}"
         return Verification(False, "full" if full else "sampled", np.inf, norm_limit, np.inf, at, found)
-    errors = Comparison("out")
+    errors = ElementComparison("out")
     if full:
         most_elements = _HOST_ELEMENTS if on_host else _DEVICE_ELEMENTS
         for part in _runs(rows, max(columns, inner), most_elements):
@@ -139,7 +139,7 @@ def verify_product(
     return verdict(errors.faults(norm_limit), "sampled", errors.norm, norm_limit, errors)
 
 
-class Comparison:
+class ElementComparison:
     """Errors of one output against their limits: sums of squares for the norm, and the worst element."""
 
     def __init__(self, name: str) -> None:
@@ -173,7 +173,9 @@ class Comparison:
         return [self.worst] * (self.worst_ratio > 1) + [norms] * (self.norm > norm_limit)
 
 
-def verdict(faults: Sequence[str], method: Method, norm: float, norm_limit: float, worst: Comparison) -> Verification:
+def verdict(
+    faults: Sequence[str], method: Method, norm: float, norm_limit: float, worst: ElementComparison
+) -> Verification:
     """Right where there is no fault; `norm` is what of the norms comes nearest to its limit."""
     right = f"correct ({method}): relative norm {norm:.2g}, worst element at {worst.worst_ratio:.2g} of its limit"
     message = "; ".join(faults) or right
@@ -246,7 +248,7 @@ def _mixed_reference(a: Array, b: Array, groups: _Groups) -> dict[str, Array]:
 
 
 def _check_by_groups(
-    errors: Comparison, out: Array, a: Array, b: Array, limit: ElementLimit, groups: _Groups, keep: Keep
+    errors: ElementComparison, out: Array, a: Array, b: Array, limit: ElementLimit, groups: _Groups, keep: Keep
 ) -> None:
     """Freivalds' check on groups of columns: all residuals give the norm, the worst are looked at."""
     rows, columns = out.shape

@@ -43,7 +43,7 @@ from pyperf_suite.measure.tolerance import (
     like,
     module_of,
 )
-from pyperf_suite.measure.verify import Comparison, Method, Place, Verification, named, verdict
+from pyperf_suite.measure.verify import ElementComparison, Method, Place, Verification, named, verdict
 
 PAIR_BUDGET = 1 << 25
 """Pairs of query and key up to which every element is checked: about a second on two cores."""
@@ -131,7 +131,7 @@ def verify_attention(
     return case.verdict(method)
 
 
-class _Comparison(Comparison):
+class _Comparison(ElementComparison):
     def compare(self, out: Array, reference: Array, limit: Array, place: Place) -> Array:
         wide_limit = as_float64(limit)
         self.squared_limit += inner_product(wide_limit, wide_limit)
@@ -335,7 +335,7 @@ class KeyHead:
 
 
 @dataclass(frozen=True)
-class Panel:
+class ScorePanel:
     """Queries of one head against the keys that any of them sees.
 
     `o` [queries, head_dim] is right within `o_limit`; `p` [queries, keys] are the probabilities, `wobble` the size
@@ -355,7 +355,7 @@ class Panel:
 class ScoreGradients:
     """What `do` [queries, head_dim] makes of a panel's scores: dS [queries, keys], and the squares of E."""
 
-    panel: Panel
+    panel: ScorePanel
     do: Array
     ds: Array
     error_squares: Array
@@ -403,7 +403,7 @@ class KeyGradients:
         return self._total | limits
 
 
-def attend(q: Array, visible: Array, head: KeyHead, scale: float, roundings: Roundings) -> Panel:
+def attend(q: Array, visible: Array, head: KeyHead, scale: float, roundings: Roundings) -> ScorePanel:
     """softmax(scale·Q·Kᵀ)·V for `q` [queries, head_dim], of which query i sees the first visible[i] keys."""
     module = module_of(q)
     keys = int(visible.max())
@@ -431,10 +431,10 @@ def attend(q: Array, visible: Array, head: KeyHead, scale: float, roundings: Rou
     squares = wobble**2
     spread = squares @ head.v_squares[:keys] + o**2 * squares.sum(axis=1, keepdims=True)
     log_sum_exp = (highest + module.log(total))[:, 0]
-    return Panel(wide, p, wobble, relative, log_sum_exp, o, roundings.limit(spread, abs(o)))
+    return ScorePanel(wide, p, wobble, relative, log_sum_exp, o, roundings.limit(spread, abs(o)))
 
 
-def differentiate(panel: Panel, do: Array, head: KeyHead, roundings: Roundings) -> ScoreGradients:
+def differentiate(panel: ScorePanel, do: Array, head: KeyHead, roundings: Roundings) -> ScoreGradients:
     """The gradients of a panel's scores, given that of its outputs, `do` [queries, head_dim]."""
     module, keys, unit = module_of(do), panel.p.shape[1], roundings.unit
     wide = as_float64(do)
@@ -472,7 +472,7 @@ _CERTAINTY = 6.0
 _DEVIATIONS_IN_LIMIT = 10.0
 
 
-def mask_weights(panel: Panel, visible: Array, head: KeyHead, scale: float) -> Array:
+def mask_weights(panel: ScorePanel, visible: Array, head: KeyHead, scale: float) -> Array:
     """[mistake, query]: how far each mistake moves an output of a panel along the key's value minus the output."""
     module, keys = module_of(panel.q), head.k.shape[0]
     queries, _, last, beyond = (like(at, panel.q) for at in (np.arange(len(visible)), *_keys_at(visible, keys)))

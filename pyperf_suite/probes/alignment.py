@@ -17,7 +17,7 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import Schedule, Tile, elements_in, largest_power_of_two, nearest_with, round_up
 from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.probes.baseline import CHOSEN, IMPLEMENTATIONS, Pair, ProductAxes, Sweep, on_gpu, sweeps_along
+from pyperf_suite.probes.baseline import CHOSEN, IMPLEMENTATIONS, BaselinePair, ProductAxes, Sweep, on_gpu, sweeps_along
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.axes import Shape, parsed
 from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, findings, remark
@@ -295,7 +295,7 @@ NEAR = 16
 
 
 @dataclass(frozen=True)
-class Pad(Pair):
+class Pad(BaselinePair):
     """A size and the larger one to pad it to: `gain` is what it wins to build the larger one."""
 
     @property
@@ -332,7 +332,7 @@ class AlignmentClass:
 
     sweep: Sweep
     divisor: int
-    pairs: Sequence[Pair]
+    pairs: Sequence[BaselinePair]
     gain: Ratio
 
     @property
@@ -380,33 +380,33 @@ def _next_aligned(sweep: Sweep) -> Iterator[tuple[int, int]]:
 def classes_of(sweeps: Iterable[Sweep]) -> Iterator[AlignmentClass]:
     """By setting, dimension and divisor."""
     for members in grouped(sweeps, lambda sweep: (sweep.base.key("m", "n", "k"), sweep.along)).values():
-        pairs = [pair for sweep in members for pair in Pair.each(sweep, _next_aligned(sweep))]
+        pairs = [pair for sweep in members for pair in BaselinePair.each(sweep, _next_aligned(sweep))]
         for divisor, alike in sorted(grouped(pairs, lambda pair: class_of(pair.size)).items()):
             gain = mean_speedup([(pair.row.reading, pair.beside.reading) for pair in alike])
             if gain is not None:
                 yield AlignmentClass(members[0], divisor, alike, gain)
 
 
-def edges_of(sweep: Sweep) -> list[Pair]:
+def edges_of(sweep: Sweep) -> list[BaselinePair]:
     """Every jump in rate between neighbours that divide alike, beyond its interval; the larger size comes first."""
     alike = grouped(sweep.rows, class_of)
     neighbours = [each for divisor in sorted(alike) for each in itertools.pairwise(alike[divisor])]
-    near = Pair.each(sweep, ((above, size) for size, above in neighbours if above <= WIDEST_SEARCH * size))
+    near = BaselinePair.each(sweep, ((above, size) for size, above in neighbours if above <= WIDEST_SEARCH * size))
     return [each for each in near if jump(each) >= CLIFF and not each.rate.low <= 1 <= each.rate.high]
 
 
-def jump(edge: Pair) -> float:
+def jump(edge: BaselinePair) -> float:
     """By how much the rates differ, in whichever direction."""
     return max(edge.rate.value, 1 / edge.rate.value)
 
 
-def _step(edge: Pair) -> int:
+def _step(edge: BaselinePair) -> int:
     """Odd multiples of a class lie two classes apart; at the top all its multiples count."""
     divisor = class_of(edge.size)
     return divisor if divisor == TOP_CLASS else 2 * divisor
 
 
-def is_found(edge: Pair) -> bool:
+def is_found(edge: BaselinePair) -> bool:
     """Whether no size of this class lies between the two."""
     return edge.size - edge.other == _step(edge)
 
@@ -424,12 +424,12 @@ def next_of_searches(rows: Rows) -> list[Case]:
     return list(cases.values())[:SEARCHES_AT_ONCE]
 
 
-def defiances_of(sweeps: Iterable[Sweep]) -> list[Pair]:
+def defiances_of(sweeps: Iterable[Sweep]) -> list[BaselinePair]:
     """Sizes that divide by more than a neighbour and are slower: the worst of each pair of classes, slowest first."""
     worst = []
     for sweep in sweeps:
         near = [(size, other) for size, other in itertools.permutations(sweep.rows, 2) if abs(size - other) <= NEAR]
-        pairs = Pair.each(sweep, (sizes for sizes in near if class_of(sizes[0]) > class_of(sizes[1])))
+        pairs = BaselinePair.each(sweep, (sizes for sizes in near if class_of(sizes[0]) > class_of(sizes[1])))
         slow = [each for each in pairs if each.rate.high < DEFIANT]
         classes = grouped(slow, lambda each: (class_of(each.size), class_of(each.other))).values()
         worst += [min(alike, key=lambda each: each.rate.value) for alike in classes]

@@ -28,7 +28,7 @@ from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.operands import ELEMENT_TYPES
 
-Pairs = TypeVar("Pairs", bound="Pair")
+Pairs = TypeVar("Pairs", bound="BaselinePair")
 
 # A tile that our kernel chooses for the product.
 CHOSEN = "chosen"
@@ -102,7 +102,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Pair:
+class BaselinePair:
     """Two sizes of a sweep; `gain` is the time of the first over that of the other."""
 
     sweep: Sweep

@@ -99,7 +99,7 @@ class Extent:
 
 
 @dataclass(frozen=True)
-class AttentionShape(Dimensions):
+class AttentionSizes(Dimensions):
     """Batch, heads, key heads, head dimension and tokens of one causal self-attention."""
 
     form = "the shape of an attention: write BATCHxHEADSxKV_HEADSxHEAD_DIMxSEQ, as in 1x32x8x128x4096"
@@ -131,15 +131,15 @@ def spread_products(count: int, extent: Extent) -> tuple[Shape, ...]:
 
 def spread_attentions(
     count: int, tokens: tuple[int, int], heads: tuple[int, int], flop: float
-) -> tuple[AttentionShape, ...]:
+) -> tuple[AttentionSizes, ...]:
     """So many different causal attentions, evenly over the logarithms of tokens, batch x heads and grouping."""
-    found: dict[AttentionShape, None] = {}
+    found: dict[AttentionSizes, None] = {}
     places = _lattice(5)
     while len(found) < count:
         place = next(places)
         ratio, head_dim = (of[int(each * len(of))] for of, each in ((KV_RATIOS, place[2]), (HEAD_DIMS, place[4])))
         all_heads, seq = _between(*heads, place[1], ratio), _between(*tokens, place[0], ROUND_NK)
-        shape = AttentionShape(_between(1, 8, place[3], 1), all_heads, all_heads // ratio, head_dim, seq)
+        shape = AttentionSizes(_between(1, 8, place[3], 1), all_heads, all_heads // ratio, head_dim, seq)
         pairs = int(visible_pairs(seq, seq, causal=True))
         if float(attention_flop(shape.batch, all_heads, head_dim, pairs)) <= flop:
             found[shape] = None
@@ -177,7 +177,7 @@ class CalibrationAxes:
     """Each product by `implementation`, each attention forward by `attention_implementation`, in each dtype."""
 
     shape: tuple[Shape, ...]
-    attention: tuple[AttentionShape, ...]
+    attention: tuple[AttentionSizes, ...]
     implementation: tuple[str, ...] = ("cublas",)
     dtype: tuple[str, ...] = ("bfloat16",)
     workers: tuple[int, ...] = (1,)

@@ -21,12 +21,12 @@ from pyperf_suite.spec.axes import crossed
 from pyperf_suite.spec.findings import (
     BEKMAN,
     Claim,
+    ClaimVerdict,
     Figure,
     Findings,
     Panel,
     Quantity,
     Remark,
-    Verdict,
     figure,
     findings,
 )
@@ -100,7 +100,7 @@ def sweep(axes: CheckpointingAxes) -> Iterator[Case]:
 
 
 @dataclass
-class Search:
+class BatchSearch:
     """One policy of one transformer: parameters (their batch is 1), batches that fit with their bytes, and others.
 
     `broken` where a batch neither fits nor is too large: something failed, and a search would not end.
@@ -144,15 +144,15 @@ class Search:
         return 1 + math.floor((self.parameters.budget_bytes - start) / max(each, 1.0))
 
 
-def searches(records: Sequence[Record]) -> list[Search]:
+def searches(records: Sequence[Record]) -> list[BatchSearch]:
     """What records say of each policy, those without a budget left out."""
     held = all_observed(records)
-    found: dict[CheckpointedStepParameters, Search] = {}
+    found: dict[CheckpointedStepParameters, BatchSearch] = {}
     for record in records:
         p = record.parsed_case().parameters
         if not p.budget_bytes:
             continue
-        search = found.setdefault(replace(p, batch=1), Search(replace(p, batch=1)))
+        search = found.setdefault(replace(p, batch=1), BatchSearch(replace(p, batch=1)))
         if record.outcome == "ok":
             search.fits[p.batch] = held[record.case_id]
         elif record.outcome == "unsupported" and "does not fit" in record.reason:
@@ -226,14 +226,14 @@ STEPS = (
 )
 
 
-def _cost(row: Row) -> Remark | Verdict:
+def _cost(row: Row) -> Remark | ClaimVerdict:
     """The guide speaks of all that blocks made."""
     if row.checkpointing.kind == "every":
         return row.judge(COSTS, TRAINS, row.relative)
     return row.remark(TRAINS, effect="measured", measured=row.relative)
 
 
-def _repaid(rows: Rows) -> Iterator[Remark | Verdict]:
+def _repaid(rows: Rows) -> Iterator[Remark | ClaimVerdict]:
     """The best policy at its largest batch compared with none at its own, where both searches came to an end."""
     plain = rows.first(checkpointing=NONE)
     if plain is None:

@@ -12,7 +12,12 @@ from typing import Annotated, Any
 from pyperf_suite.errors import OneOf, UserError
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.laws.collectives import PiecewiseAlphaBeta
-from pyperf_suite.laws.training.data_parallel import DataParallelLaw, Exchange, fit_data_parallel, held_out_step_errors
+from pyperf_suite.laws.training.data_parallel import (
+    DataParallelLaw,
+    GradientExchange,
+    fit_data_parallel,
+    held_out_step_errors,
+)
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.ranks.launch import rank_environment, ranks_here, require_launched
 from pyperf_suite.runner.record import Case, Record
@@ -21,13 +26,13 @@ from pyperf_suite.spec.findings import (
     BEKMAN,
     TRANSFORMERS,
     Claim,
+    ClaimVerdict,
     Figure,
     Findings,
     Panel,
     Quantity,
     Remark,
     Table,
-    Verdict,
     figure,
     findings,
     remark,
@@ -131,7 +136,7 @@ def fitted_to(steps: Rows, all_reduces: Sequence[Row], slowest_s: Mapping[str, f
         return float(curve.seconds(size_bytes))
 
     exchanges = {
-        step.case.case_id: Exchange(
+        step.case.case_id: GradientExchange(
             # The step computes until the last rank has.
             compute_s=step.accumulate * slowest_s.get(none.case.case_id, none.seconds),
             buckets_bytes=buckets_of(step),
@@ -289,7 +294,7 @@ def _static_graphs(steps: Rows) -> Iterator[Remark]:
         yield remark(sentence, effect="faster", setting=setting_of(row), faster=row.against(static_graph=False))
 
 
-def _verdicts(setting: str, steps: Rows, ddp: Sequence[Rows]) -> Iterator[Verdict]:
+def _verdicts(setting: str, steps: Rows, ddp: Sequence[Rows]) -> Iterator[ClaimVerdict]:
     """Each claim on the mean over (slow, fast) steps, where a process measured them all."""
     best = [fastest(group) for group in ddp]
     unlinked = steps.where(exchange="ddp", peer_to_peer=False)

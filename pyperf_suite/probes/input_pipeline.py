@@ -14,17 +14,17 @@ from typing import Annotated
 from pyperf_suite.errors import OneOf
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.training.data_parallel import InputPipeline
+from pyperf_suite.laws.training.data_parallel import InputPipelineLaw
 from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.findings import (
     TRANSFORMERS,
     Claim,
+    ClaimVerdict,
     Figure,
     Findings,
     Panel,
     Remark,
     Series,
-    Verdict,
     findings,
 )
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
@@ -128,7 +128,7 @@ def analyse(rows: Rows) -> Findings:
     )
 
 
-def with_loaders(task: Rows) -> Iterator[Remark | Verdict]:
+def with_loaders(task: Rows) -> Iterator[Remark | ClaimVerdict]:
     """What loaders give over loading in the training process, more of them, and deeper queues; the law's error."""
     fed, alone = task.where(lambda row: row.loaders > 0), task.first(loaders=0)
     if not fed:
@@ -175,12 +175,12 @@ def fastest(rows: Iterable[Row]) -> Row:
     return min(rows, key=attrgetter("seconds"))
 
 
-def law_of(row: Row) -> InputPipeline | None:
+def law_of(row: Row) -> InputPipelineLaw | None:
     """The bound of its task, from what loading takes in the training process itself; None where none did."""
     for alone in row.rows.alike(row, *SETTINGS):
         if not alone.loaders and not alone.pinned and is_complete(alone):
             cores = int(alone.kernel["details"]["cores"])
-            return InputPipeline(alone.seen["wait"], alone.seen["model"], cores, alone.parameters.model == "host")
+            return InputPipelineLaw(alone.seen["wait"], alone.seen["model"], cores, alone.parameters.model == "host")
     return None
 
 

@@ -16,7 +16,7 @@ from pyperf_suite.errors import OneOf, Within
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import crossed
-from pyperf_suite.spec.findings import TRANSFORMERS, Claim, Figure, Findings, Panel, Remark, Verdict, findings
+from pyperf_suite.spec.findings import TRANSFORMERS, Claim, ClaimVerdict, Figure, Findings, Panel, Remark, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.rows import Column, Row, Rows, series_by, table
 from pyperf_suite.workloads.training import MOMENTS, PRECISIONS
@@ -179,7 +179,7 @@ def _break_even(row: Row) -> Remark:
     )
 
 
-def _alignment(odd: Row, plain: Rows) -> Iterator[Verdict]:
+def _alignment(odd: Row, plain: Rows) -> Iterator[ClaimVerdict]:
     """FLOP a second with dimensions that are multiples of 8 compared with odd ones."""
     sentence = "{precision} computes {measured} the FLOP a second with {even} as with {model}, batch {batch}"
     for even in plain.where(is_aligned=True, batch=odd.batch, precision=odd.precision):

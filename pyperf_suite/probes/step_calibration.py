@@ -14,7 +14,7 @@ from typing import Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.probes.calibration import AttentionShape, Extent, spread_products
+from pyperf_suite.probes.calibration import AttentionSizes, Extent, spread_products
 from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import Dimensions, Shape, Sizes, every_size
 from pyperf_suite.spec.findings import findings, remark
@@ -67,7 +67,7 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class Model(Dimensions):
+class CalibrationModel(Dimensions):
     """A small GPT and its batch."""
 
     form = "a model: write HIDDENxLAYERSxSEQxBATCHxVOCAB, as in 64x2x64x1x256"
@@ -84,7 +84,7 @@ class StepCalibrationAxes:
 
     shape: tuple[Shape, ...] = spread_products(6, EXTENT)
     layout: tuple[str, ...] = ("TN", "NN", "NT")
-    attention: tuple[AttentionShape, ...] = tuple(map(AttentionShape.parse, ATTENTIONS))
+    attention: tuple[AttentionSizes, ...] = tuple(map(AttentionSizes.parse, ATTENTIONS))
     attention_implementation: tuple[str, ...] = ("sdpa_flash", "sdpa_math")
     layer: tuple[str, ...] = ("layer_norm", "gelu", "copy")
     tokens: tuple[int, ...] = (64, 256, 1024)
@@ -92,7 +92,7 @@ class StepCalibrationAxes:
     op: tuple[str, ...] = OPERATIONS
     size: tuple[Sizes, ...] = (Sizes.parse("1KiB..4MiB:8"),)
     ranks: tuple[int, ...] = (2, 4)
-    model: tuple[Model, ...] = tuple(map(Model.parse, MODELS))
+    model: tuple[CalibrationModel, ...] = tuple(map(CalibrationModel.parse, MODELS))
     engine: tuple[Engine, ...] = tuple(map(Engine.parse, ENGINES))
 
 

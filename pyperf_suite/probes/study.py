@@ -30,12 +30,12 @@ from pyperf_suite.spec.findings import (
     Bar,
     Bars,
     Claim,
+    ClaimVerdict,
     Figure,
     Findings,
     Quantity,
     Remark,
     Table,
-    Verdict,
     findings,
     quantity,
     remark,
@@ -238,19 +238,19 @@ Memory = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Prediction:
+class StudyPrediction:
     """What laws say of a configuration: seconds a step, and what each rank holds."""
 
     seconds: float
     rank_memory: tuple[Memory, ...] = ()
 
 
-Predictor = Callable[[Sequence[Case], Sequence[Record]], Mapping[str, Prediction]]
+Predictor = Callable[[Sequence[Case], Sequence[Record]], Mapping[str, StudyPrediction]]
 """Predicts configurations, from their records where it needs them; by case id, those alone that it can."""
 
 
 @dataclass(frozen=True)
-class Result:
+class StudyResult:
     """One configuration: the record of each of its experiments, and what laws say of it.
 
     The experiment, a set of processes started anew, is the unit: steps within one resemble each other. Rates are those
@@ -258,7 +258,7 @@ class Result:
     """
 
     trials: tuple[Record, ...]
-    prediction: Prediction | None = None
+    prediction: StudyPrediction | None = None
 
     @cached_property
     def case(self) -> Case:
@@ -368,14 +368,14 @@ def held(memory: Memory) -> float:
     return memory["peak"] if "peak" in memory else sum(memory.values())
 
 
-def results_of(records: Iterable[Record], predictor: Predictor | None = None) -> list[Result]:
+def results_of(records: Iterable[Record], predictor: Predictor | None = None) -> list[StudyResult]:
     """One result a configuration: the fastest first, then those that gave no time, in the order they were tried."""
     latest: dict[str, dict[int, Record]] = {}
     for record in records:
         if record.case.get("operator") == OPERATOR and record.kind == "timing":
             # A later trial of the same experiment is one that was resumed: it stands.
             latest.setdefault(record.case_id, {})[record.process] = record
-    found = [Result(tuple(trials.values())) for trials in latest.values()]
+    found = [StudyResult(tuple(trials.values())) for trials in latest.values()]
     if predictor is not None and found:
         predicted = predictor([each.case for each in found], [trial for each in found for trial in each.trials])
         found = [replace(each, prediction=predicted.get(each.case.case_id)) for each in found]
@@ -432,7 +432,7 @@ def _bytes_of(part: str) -> Column:
     return Column(part, lambda each: each.memory.get(part), "MB", priority=0)
 
 
-def _sum_of_parts(result: Result) -> float | None:
+def _sum_of_parts(result: StudyResult) -> float | None:
     """None where it says no more than another column."""
     return held(result.memory) if len(result.memory) > 1 and "peak" not in result.memory else None
 
@@ -469,13 +469,13 @@ def analyse(rows: Rows, predictor: Predictor | None = None) -> Findings:
     return findings(map(_of_model, found, names))
 
 
-def _model(result: Result) -> tuple[Any, ...]:
+def _model(result: StudyResult) -> tuple[Any, ...]:
     """What configurations have in common that are compared."""
     p = result.parameters
     return p.dimensions, p.seq, p.global_batch, p.dtype
 
 
-def _of_model(found: Sequence[Result], name: str) -> Iterator[Any]:
+def _of_model(found: Sequence[StudyResult], name: str) -> Iterator[Any]:
     timed, p = [each for each in found if each.timed], found[0].parameters
     model = (
         f"{'Llama' if p.gated else 'GPT'} of {p.layers} layers, hidden {p.hidden}, {p.heads} heads, seq {p.seq}, "
@@ -498,7 +498,7 @@ def _of_model(found: Sequence[Result], name: str) -> Iterator[Any]:
     yield table("Experiments without a time", LOST, (each for each in found if each.lost))
 
 
-def _how_taken(fewest: Result) -> Remark:
+def _how_taken(fewest: StudyResult) -> Remark:
     """How much is known of what differs between experiments."""
     if fewest.error is None:
         return remark("One experiment has no error: --experiments 3 shows how far experiments differ", kind="caution")
@@ -509,7 +509,7 @@ def _how_taken(fewest: Result) -> Remark:
     )
 
 
-def _fastest(model: str, timed: Sequence[Result], configurations: int) -> Remark:
+def _fastest(model: str, timed: Sequence[StudyResult], configurations: int) -> Remark:
     """What it gains is how much the choice matters: its speed relative to the slowest."""
     best, slowest = timed[0], timed[-1]
     gain = _faster([(slowest, best)]) if len(timed) > 1 else None
@@ -530,7 +530,7 @@ def _fastest(model: str, timed: Sequence[Result], configurations: int) -> Remark
     )
 
 
-def _faster(pairs: Sequence[tuple[Result, Result]]) -> Quantity | None:
+def _faster(pairs: Sequence[tuple[StudyResult, StudyResult]]) -> Quantity | None:
     """How many times as fast the second of each pair is, in the mean; of a single experiment without bounds.
 
     Its steps know nothing of what differs between experiments.
@@ -542,8 +542,8 @@ def _faster(pairs: Sequence[tuple[Result, Result]]) -> Quantity | None:
 
 
 def _compared(
-    timed: Sequence[Result], claim: Claim | None, way: str, other: str, change: Change
-) -> Remark | Verdict | None:
+    timed: Sequence[StudyResult], claim: Claim | None, way: str, other: str, change: Change
+) -> Remark | ClaimVerdict | None:
     by_case = {each.case: each for each in timed}
     pairs = [
         (slow, fast)
@@ -563,7 +563,7 @@ def _compared(
     return remark(sentence, effect="measured", measured=measured, **values)
 
 
-def _least_memory(timed: Sequence[Result]) -> Remark | None:
+def _least_memory(timed: Sequence[StudyResult]) -> Remark | None:
     best = timed[0]
     least = min((each for each in timed if each.memory), key=lambda each: held(each.memory), default=best)
     if least is best or not best.memory:
@@ -578,7 +578,7 @@ def _least_memory(timed: Sequence[Result]) -> Remark | None:
     )
 
 
-def _agreement(predicted: Sequence[Result]) -> Iterator[Remark | Table]:
+def _agreement(predicted: Sequence[StudyResult]) -> Iterator[Remark | Table]:
     laws = [each.prediction for each in predicted if each.prediction]
     if not laws:
         return
@@ -620,14 +620,14 @@ def memory_errors(ranks: Sequence[tuple[Memory, Memory]]) -> dict[str, float]:
     return worst
 
 
-def _figure(model: str, found: Sequence[Result], name: str) -> Figure:
+def _figure(model: str, found: Sequence[StudyResult], name: str) -> Figure:
     label, marks = "measured (mean ± standard error over experiments)", "predicted by the laws"
     caption = "Samples per second over all steps of an experiment, the fastest on top, beside what laws predict."
     bars = Bars("", "samples/s", tuple(map(_bar, found)), label, marks, "samples/s")
     return Figure(name, model, caption, ((bars,),))
 
 
-def _bar(result: Result) -> Bar:
+def _bar(result: StudyResult) -> Bar:
     if not result.timed:
         lost = result.lost[0]
         return Bar(result.name, math.nan, note=textwrap.shorten(f"{lost.outcome}: {lost.reason}", LONGEST_NOTE))

@@ -20,7 +20,15 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels.static import families
 from pyperf_suite.laws.tiling import JudgedLaw, Schedule, Tile, critical_path, judged_by_waves, tile_count, wave_count
-from pyperf_suite.probes.baseline import Pair, ProductAxes, Sweep, library_of, on_gpu, relative_rate, sweeps_along
+from pyperf_suite.probes.baseline import (
+    BaselinePair,
+    ProductAxes,
+    Sweep,
+    library_of,
+    on_gpu,
+    relative_rate,
+    sweeps_along,
+)
 from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.findings import Figure, Findings, Panel, Quantity, Remark, Series, findings, remark
 from pyperf_suite.spec.probe import Probe
@@ -142,7 +150,7 @@ def sweeps_of(rows: Rows) -> list[Sweep]:
 
 
 @dataclass(frozen=True)
-class Cliff(Pair):
+class MeasuredCliff(BaselinePair):
     """A step over an edge of tiles."""
 
     @property
@@ -165,11 +173,13 @@ class Cliff(Pair):
         return Quantity(after.seconds / before.seconds - 1, "+%") if before and after else None
 
 
-def cliffs_of(sweep: Sweep) -> list[Cliff]:
+def cliffs_of(sweep: Sweep) -> list[MeasuredCliff]:
     """Every tile edge that was measured on both sides, the far side within a small part of a tile."""
     width = getattr(sweep.base.tile, sweep.along)
     steps = itertools.pairwise(sweep.rows)
-    return Cliff.each(sweep, (s for s in steps if s[0] % width == 0 and s[1] - s[0] <= width // WIDEST_STEP_SHARE))
+    return MeasuredCliff.each(
+        sweep, (s for s in steps if s[0] % width == 0 and s[1] - s[0] <= width // WIDEST_STEP_SHARE)
+    )
 
 
 def in_slots(row: Row) -> Schedule:
@@ -253,7 +263,7 @@ def _law(row: Row, found: JudgedLaw) -> Remark:
     )
 
 
-def _largest(sweep: Sweep) -> Cliff | None:
+def _largest(sweep: Sweep) -> MeasuredCliff | None:
     return max(cliffs_of(sweep), key=lambda cliff: cliff.cost.value, default=None)
 
 

@@ -32,7 +32,7 @@ MUCH = 0.8
 
 
 @dataclass(frozen=True)
-class Check:
+class LinkCheck:
     """A part, what it is and what it could be; `why` says what that means. Links have their rates in B/s as well."""
 
     part: str
@@ -45,7 +45,7 @@ class Check:
     best_rate: float | None = None
 
 
-def troubles(checks: Iterable[Check]) -> Iterator[Remark]:
+def troubles(checks: Iterable[LinkCheck]) -> Iterator[Remark]:
     """One remark for all parts that share what is not as expected, the worst first."""
     found = [check for check in checks if check.verdict in (BELOW, MORE) or check.why]
     same = grouped(found, lambda each: (each.verdict, each.what, each.found, each.expected, each.why))
@@ -63,32 +63,32 @@ def troubles(checks: Iterable[Check]) -> Iterator[Remark]:
         )
 
 
-def host_checks(host: Mapping[str, Any]) -> Iterator[Check]:
+def host_checks(host: Mapping[str, Any]) -> Iterator[LinkCheck]:
     """Of CPUs, memory nodes and PCIe devices that are no GPU of CUDA's."""
     online, allowed = parse_cpu_list(host["online"]), parse_cpu_list(host["allowed_cpus"])
     if online and allowed:
         verdict = MORE if len(allowed) < len(online) else EXPECTED
-        yield Check("this process", "CPUs", host["allowed_cpus"], host["online"], verdict)
+        yield LinkCheck("this process", "CPUs", host["allowed_cpus"], host["online"], verdict)
     quota, cpus = host["quota_cores"], len(allowed or online)
     if quota is None:
-        yield Check("control group", "CPU quota", "none", "none")
+        yield LinkCheck("control group", "CPU quota", "none", "none")
     else:
         told = (MORE, "more threads than that are stopped in between") if quota < cpus else (EXPECTED, "")
-        yield Check("control group", "CPU quota", Quantity(quota), cpus, *told)
+        yield LinkCheck("control group", "CPU quota", Quantity(quota), cpus, *told)
     left, total = host["memory_left_bytes"], sum(node["memory_bytes"] for node in host["nodes"])
     # Some systems write the largest number there is where there is no limit.
     if left is None or left > total:
-        yield Check("control group", "memory limit", "none", "none")
+        yield LinkCheck("control group", "memory limit", "none", "none")
     else:
         verdict = MORE if left < MUCH * total else EXPECTED
-        yield Check("control group", "memory limit", Quantity(left, "size"), Quantity(total, "size"), verdict)
+        yield LinkCheck("control group", "memory limit", Quantity(left, "size"), Quantity(total, "size"), verdict)
     yield from _memory_nodes(host, allowed)
     for device in map(PcieDevice.from_json, host["pcie"]):
         if device.kind != "GPU":
             yield link_check(device.name, device.now, device.slot, device.card)
 
 
-def _memory_nodes(host: Mapping[str, Any], allowed: frozenset[int]) -> Iterator[Check]:
+def _memory_nodes(host: Mapping[str, Any], allowed: frozenset[int]) -> Iterator[LinkCheck]:
     """Whether the memory that this process may take is beside the CPUs that it may run on."""
     mine = {node["number"] for node in host["nodes"] if parse_cpu_list(node["cpus"]) & allowed}
     may = parse_cpu_list(host["allowed_nodes"]) & {node["number"] for node in host["nodes"] if node["memory_bytes"]}
@@ -101,10 +101,10 @@ def _memory_nodes(host: Mapping[str, Any], allowed: frozenset[int]) -> Iterator[
     elif len(mine) > 1:
         why = "threads that move leave their memory behind, unless under numactl --cpunodebind=N --membind=N"
         told = ("one node", MORE, why)
-    yield Check("this process", "memory nodes", found, *told)
+    yield LinkCheck("this process", "memory nodes", found, *told)
 
 
-def gpu_checks(found: Mapping[str, Any]) -> Iterator[Check]:
+def gpu_checks(found: Mapping[str, Any]) -> Iterator[LinkCheck]:
     """Of each GPU its slot, its NVLinks, its distance to this process; of all the copies between them and NCCL's."""
     for gpu in found["gpus"]:
         who, capability = f"GPU {gpu['index']}", tuple(gpu["compute_capability"])
@@ -113,23 +113,23 @@ def gpu_checks(found: Mapping[str, Any]) -> Iterator[Check]:
             yield link_check(who, now, slot, card, awake=gpu["awake"])
         else:
             made_for = PcieLink(int(pcie_of(capability).name.split()[1]), LANES)
-            yield Check(who, "PCIe link", None, str(made_for), NOT_TOLD)
+            yield LinkCheck(who, "PCIe link", None, str(made_for), NOT_TOLD)
         # Packets sent again: a link that is sound has next to none. A count without a time tells of no rate.
         count = gpu.get("pcie_replays")
         if count is not None:
             why = "a few over weeks are harmless; a count that grows while data moves is a bad seat, riser or cable"
-            yield Check(who, "PCIe packets sent again", count, 0, *((NOT_TOLD, why) if count else (EXPECTED, "")))
+            yield LinkCheck(who, "PCIe packets sent again", count, 0, *((NOT_TOLD, why) if count else (EXPECTED, "")))
         if "now" in gpu:
             yield from _nvlinks(who, gpu, is_alone=len(found["gpus"]) == 1)
             yield from _near(who, gpu, found)
     yield from _direct_copies(found)
     for name, value in found["nccl"].items():
-        yield Check(name, "set to", value, "not set", MORE, "it narrows the paths that NCCL may take")
+        yield LinkCheck(name, "set to", value, "not set", MORE, "it narrows the paths that NCCL may take")
 
 
 def link_check(
     who: str, now: PcieLink, slot: PcieLink | None = None, card: PcieLink | None = None, awake: bool = True
-) -> Check:
+) -> LinkCheck:
     """A link beside what card and slot can agree on, and that beside the card.
 
     `awake` is False for a GPU that was seen idle: it may have gone back to an older generation to save power.
@@ -149,11 +149,11 @@ def link_check(
         told = (MORE, "the slot has no more")
     rate, best_rate = (link.gb_per_s and link.gb_per_s * 1e9 for link in (now, could))
     if card is None and slot is None:
-        return Check(who, "PCIe link", str(now), None, NOT_TOLD, rate=rate)
-    return Check(who, "PCIe link", str(now), str(could), *told, rate, best_rate)
+        return LinkCheck(who, "PCIe link", str(now), None, NOT_TOLD, rate=rate)
+    return LinkCheck(who, "PCIe link", str(now), str(could), *told, rate, best_rate)
 
 
-def _nvlinks(who: str, gpu: Mapping[str, Any], is_alone: bool) -> Iterator[Check]:
+def _nvlinks(who: str, gpu: Mapping[str, Any], is_alone: bool) -> Iterator[LinkCheck]:
     """Active links beside those that the catalogue's GPU has; a bridge is the user's to buy, a board has them."""
     try:
         spec = find_gpu(gpu["name"])
@@ -172,10 +172,10 @@ def _nvlinks(who: str, gpu: Mapping[str, Any], is_alone: bool) -> Iterator[Check
     else:
         told = (MORE, "with a bridge")
     if has:
-        yield Check(who, "NVLinks", active, has, *told)
+        yield LinkCheck(who, "NVLinks", active, has, *told)
 
 
-def _near(who: str, gpu: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[Check]:
+def _near(who: str, gpu: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[LinkCheck]:
     """Whether this process may run beside the GPU: its CPUs against those that share the GPU's node."""
     near, allowed = parse_cpu_list(gpu["cpus"]), parse_cpu_list(found["allowed_cpus"])
     if near and allowed and len(found["nodes"]) > 1:
@@ -186,10 +186,10 @@ def _near(who: str, gpu: Mapping[str, Any], found: Mapping[str, Any]) -> Iterato
             told = (MORE, "bound to the GPU's CPUs, no copy crosses the link between nodes")
         place = "unknown node" if gpu["numa_node"] is None else f"node {gpu['numa_node']}"
         mine = f"this process on CPUs {found['allowed_cpus']}"
-        yield Check(who, "near CPUs", f"{mine}, the GPU on {place}", gpu["cpus"], *told)
+        yield LinkCheck(who, "near CPUs", f"{mine}, the GPU on {place}", gpu["cpus"], *told)
 
 
-def _direct_copies(found: Mapping[str, Any]) -> Iterator[Check]:
+def _direct_copies(found: Mapping[str, Any]) -> Iterator[LinkCheck]:
     """What is allowed between the GPUs, one check for all pairs of which the same is said."""
     copies = found.get("direct_copies", {})
     paths = LinkGraph.from_json(found["matrix"]).paths if found["matrix"] else {}
@@ -206,7 +206,7 @@ def _direct_copies(found: Mapping[str, Any]) -> Iterator[Check]:
             who, told = f"{len(pairs)} pair{'' if len(pairs) == 1 else 's'} of GPUs", (EXPECTED, "")
         elif linked:
             told = (BELOW, "though NVLink joins them")
-        yield Check(who, "direct copies", said, ALLOWED, *told)
+        yield LinkCheck(who, "direct copies", said, ALLOWED, *told)
 
 
 CHECKS = (

@@ -23,6 +23,7 @@ from pyperf_suite.spec.axes import Sizes, every_size, size_ticks, sizes
 from pyperf_suite.spec.findings import (
     TRANSFORMERS,
     Claim,
+    ClaimVerdict,
     Figure,
     Findings,
     Panel,
@@ -30,7 +31,6 @@ from pyperf_suite.spec.findings import (
     Remark,
     Series,
     Table,
-    Verdict,
     figure,
     findings,
     remark,
@@ -125,14 +125,14 @@ def sweep(axes: TransferAxes) -> Iterator[Case]:
 
 
 @dataclass(frozen=True)
-class Curve:
+class TransferCurve:
     """One way over sizes, growing, with the law fitted to every process at every size where there are sizes enough."""
 
     rows: Rows
     law: PiecewiseAlphaBeta | None
 
     @classmethod
-    def of(cls, rows: Rows) -> Curve:
+    def of(cls, rows: Rows) -> TransferCurve:
         seen = [(row.size_bytes, seconds) for row in rows for seconds in row.by_process.values()]
         return cls(rows, PiecewiseAlphaBeta.fit(*np.array(seen).T) if len(rows) >= FEWEST_OF_A_LAW else None)
 
@@ -188,7 +188,7 @@ def is_largest_of_both(row: Row) -> bool:
 
 def analyse(rows: Rows) -> Findings:
     """Latency and bandwidth of each way, what cores, nearness and a disk make of them, and what offloading takes."""
-    curves = [Curve.of(group) for group in rows.groups("size_bytes")]
+    curves = [TransferCurve.of(group) for group in rows.groups("size_bytes")]
     return findings(_cores(rows), _nodes(rows), _disk(rows), _offload(curves), _tables(rows, curves), _figure(curves))
 
 
@@ -211,7 +211,7 @@ def _nodes(rows: Rows) -> Iterator[Remark]:
         yield near.remark(sentence, effect="faster", faster=near.faster_than(far), far=far.numa_node)
 
 
-def _disk(rows: Rows) -> Iterator[Remark | Verdict]:
+def _disk(rows: Rows) -> Iterator[Remark | ClaimVerdict]:
     """Copies in memory and reads from the page cache beside reads from the disk, each at its largest size."""
     largest = {row.implementation: row for row in rows if not row.folder}
     direct, cached, copied = (largest.get(way) for way in ("disk_direct", "disk_cached", "memcpy"))
@@ -230,7 +230,7 @@ def faster_a_byte(fast: Row, slow: Row) -> Ratio | None:
     return ratio and ratio * (fast.size_bytes / slow.size_bytes)
 
 
-def _offload(curves: Sequence[Curve]) -> Iterator[Remark]:
+def _offload(curves: Sequence[TransferCurve]) -> Iterator[Remark]:
     sentence = (
         "{way}: what AdamW keeps of 1e9 parameters, {each:B} each, takes {time:duration~} to read; each step writes "
         "it too"
@@ -241,7 +241,7 @@ def _offload(curves: Sequence[Curve]) -> Iterator[Remark]:
             yield row.remark(sentence, kind="predicted", each=ADAMW_BYTES, time=seconds)
 
 
-def _tables(rows: Rows, curves: Sequence[Curve]) -> Iterator[Table]:
+def _tables(rows: Rows, curves: Sequence[TransferCurve]) -> Iterator[Table]:
     columns = (
         Column("way", "name", priority=2),
         Column("largest", "largest.size", "size"),
@@ -266,7 +266,7 @@ def _tables(rows: Rows, curves: Sequence[Curve]) -> Iterator[Table]:
     yield table("Transfers by size", by_size, rows)
 
 
-def _figure(curves: Sequence[Curve]) -> Figure | None:
+def _figure(curves: Sequence[TransferCurve]) -> Figure | None:
     fitted = [curve for curve in curves if curve.law]
     sizes = sorted({row.size_bytes for curve in fitted for row in curve.rows})
     ticks = size_ticks(sizes[:: math.ceil(len(sizes) / MOST_TICKS) or 1])
@@ -276,7 +276,7 @@ def _figure(curves: Sequence[Curve]) -> Figure | None:
     return figure("transfer", "Rate of transfers by size", caption, [panel] if drawn else ())
 
 
-def _series(curve: Curve) -> Iterator[Series]:
+def _series(curve: TransferCurve) -> Iterator[Series]:
     yield series(curve.name, curve.rows, "size_bytes", rate)
     if curve.law:
         sizes = curve.rows[0].size_bytes, curve.largest.size_bytes

@@ -36,7 +36,7 @@ _OFF: dict[str, Any] = {
 }
 
 
-class Child:
+class PytestChild:
     """The plugin that makes a session such a child: options, the loop over requests, and what a test left."""
 
     def __init__(self) -> None:

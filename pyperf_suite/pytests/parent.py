@@ -165,7 +165,7 @@ def following(nodes: Iterable[Node]) -> Iterable[tuple[Node, Node | None]]:
 
 
 @dataclass(frozen=True)
-class Trial:
+class PytestTrial:
     """A test in one fresh process: what it measured, and how it failed there, empty where it did not.
 
     `lost` says why the process gave no answer.
@@ -190,7 +190,7 @@ class MeasuredTests:
         if not deadline_s > 0:
             raise UserError(f"--suite-deadline {deadline_s:g} was asked for: a test takes longer than no time.")
         self._children = Children(config, device, profile.effort, deadline_s)
-        self._trials: dict[str, list[Trial]] = {nodeid: [] for nodeid in self._nodes}
+        self._trials: dict[str, list[PytestTrial]] = {nodeid: [] for nodeid in self._nodes}
         self._left_out: set[str] = set()
         self._records_path = Path()
 
@@ -226,19 +226,19 @@ class MeasuredTests:
         for node in self._nodes.values():
             records = held.get(_key(node.name, asdict(node.parameters), process))
             if records:
-                self._trials[node.nodeid].append(Trial(process, records))
+                self._trials[node.nodeid].append(PytestTrial(process, records))
             elif not any(trial.lost for trial in self._trials[node.nodeid]):
                 wanted.append(node)
         return wanted
 
-    def _trial(self, session: Session, node: Node, after: Node | None, process: int) -> Trial:
+    def _trial(self, session: Session, node: Node, after: Node | None, process: int) -> PytestTrial:
         began_s, now = time.monotonic(), datetime.datetime.now(datetime.timezone.utc)
         try:
             said = self._children.ask(node, after)
         except WorkerLost as lost:
             reason = str(lost).replace("The worker process", "The fresh process in which it was measured")
             record = session.record(node.planned(), process, {"outcome": "failed", "reason": reason})
-            return Trial(process, [record], lost=reason)
+            return PytestTrial(process, [record], lost=reason)
         seconds = time.monotonic() - began_s
         session.outlook.learn(node.planned(), process, seconds)
         failure = "" if said["judged_time"] and said["answers"] else said["reason"]
@@ -250,7 +250,7 @@ class MeasuredTests:
             answer["started_at"] = now.isoformat(timespec="milliseconds")
             share_s = seconds / len(said["answers"])
             records.append(session.record(node.planned(name), process, answer, seconds=share_s))
-        return Trial(process, records, failure)
+        return PytestTrial(process, records, failure)
 
     def time(self, nodeid: str, call: Call) -> Timing:
         """What all processes measured of the test's call, which is made here once, untimed."""
@@ -289,7 +289,7 @@ class MeasuredTests:
             info["seconds"] = {name: reading.seconds for name, reading in by_name.items()}
         return Result(by_name, launch.bytes, first, launch.baseline), samples, info
 
-    def _told(self, nodeid: str) -> list[Trial]:
+    def _told(self, nodeid: str) -> list[PytestTrial]:
         """The trials of a test. Skips one that the budget left out, and fails one that cost a process."""
         trials = self._trials[nodeid]
         lost = next((trial for trial in trials if trial.lost), None)

@@ -13,6 +13,7 @@ from pyperf_suite.render import text
 from pyperf_suite.spec.findings import (
     UNITS,
     Bars,
+    ClaimVerdict,
     Document,
     Findings,
     HeatMap,
@@ -20,9 +21,8 @@ from pyperf_suite.spec.findings import (
     Quantity,
     Remark,
     Series,
-    Verdict,
 )
-from pyperf_suite.spec.summary import Point, summary_of
+from pyperf_suite.spec.summary import SummaryPoint, summary_of
 
 SCHEMA, VERSION = "pyperf-suite findings", 1
 _KINDS = {Panel: "panel", HeatMap: "heat map", Bars: "bars"}
@@ -72,7 +72,7 @@ def as_data(value: Any) -> Any:
         return {"value": held["value"], "unit": value.base, "shown": value.unit} | dict(list(held.items())[2:])
     if isinstance(value, Document):
         return value.name
-    if isinstance(value, Point):
+    if isinstance(value, SummaryPoint):
         return {"kind": value.kind, "probe": value.probe or None, "text": text.point(value)}
     if isinstance(value, Mapping):
         return {name: as_data(each) for name, each in value.items()}
@@ -86,7 +86,7 @@ def as_data(value: Any) -> Any:
     }
     if isinstance(value, Remark):
         return {"text": text.sentence(value), **fields, "noise": value.is_noise}
-    if isinstance(value, Verdict):
+    if isinstance(value, ClaimVerdict):
         return {"text": text.sentence(value), **fields}
     if isinstance(value, Series):
         return {**fields, "predicted": value.predicted}

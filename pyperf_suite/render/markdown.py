@@ -9,7 +9,7 @@ from types import MappingProxyType
 from pyperf_suite.errors import printable
 from pyperf_suite.render import text
 from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.findings import Findings, Remark, Table, Verdict
+from pyperf_suite.spec.findings import ClaimVerdict, Findings, Remark, Table
 from pyperf_suite.spec.summary import cautions_of
 
 
@@ -45,7 +45,7 @@ def told(found: Findings, drawn: Mapping[str, str] = MappingProxyType({})) -> li
     return lines
 
 
-def remarks(of: Iterable[Remark | Verdict]) -> Iterator[str]:
+def remarks(of: Iterable[Remark | ClaimVerdict]) -> Iterator[str]:
     """A list; the verdicts on one claim below it."""
     for each in text.by_claim(of):
         if isinstance(each, Remark):

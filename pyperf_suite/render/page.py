@@ -30,13 +30,13 @@ from pyperf_suite.render.results import ChosenRun, ReadRun, Results, Submit, hel
 from pyperf_suite.render.run_report import command_of
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.discovery import TOPICS, find_probe, is_known, probe_names
-from pyperf_suite.spec.findings import Figure, Findings, Heading, Panel, Remark, Series, Table, Verdict, remark
+from pyperf_suite.spec.findings import ClaimVerdict, Figure, Findings, Heading, Panel, Remark, Series, Table, remark
 from pyperf_suite.spec.rows import Column, grouped, table
 from pyperf_suite.spec.summary import about_the_cases, about_the_machine, summary_of
 
 if TYPE_CHECKING:
     from pyperf_suite.history.stored.series import Benchmark
-    from pyperf_suite.history.stored.series import Series as Measured
+    from pyperf_suite.history.stored.series import BenchmarkSeries as Measured
     from pyperf_suite.history.stored.store import Store
     from pyperf_suite.history.tracking import Step, Tracked
 
@@ -480,7 +480,7 @@ def island(data: Any) -> str:
     return content.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def by_claim(remarks: Iterable[Remark | Verdict]) -> list[Any]:
+def by_claim(remarks: Iterable[Remark | ClaimVerdict]) -> list[Any]:
     """As `text.by_claim`, without cautions: they stand in a box of their own."""
     return [each for each in text.by_claim(remarks) if not (isinstance(each, Remark) and each.kind == "caution")]
 

@@ -57,7 +57,7 @@ def _at_once(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
 
 
 @dataclass
-class Evidence:
+class RunEvidence:
     """What a run knows of a probe: how thoroughly its cases were measured, how many of them, and how well."""
 
     profile: str = ""
@@ -107,7 +107,7 @@ class ReadRun:
     path: Path
     manifest: Mapping[str, Any]
     outcomes: Counter[str]
-    probes: Mapping[str, Evidence]
+    probes: Mapping[str, RunEvidence]
     first: Record
     last: Record
 
@@ -244,14 +244,14 @@ def _run(path: Path, root: Path) -> tuple[ReadRun | None, str]:
     place = path.relative_to(root).as_posix()
     damaged: list[str] = []
     outcomes: Counter[str] = Counter()
-    probes: dict[str, Evidence] = {}
+    probes: dict[str, RunEvidence] = {}
     first = last = None
     for record in _records(path, damaged):
         first = first or record
         last = record if last is None or record.state else last
         if record.kind != "sentinel":
             outcomes[record.outcome] += 1
-            probes.setdefault(record.probe, Evidence()).add(record)
+            probes.setdefault(record.probe, RunEvidence()).add(record)
     more = f" {len(damaged) - 1} more such." if len(damaged) > 1 else ""
     note = f"{place}: {damaged[0].rstrip('.')}.{more}" if damaged else ""
     if first is None or last is None:

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from pyperf_suite.errors import printable
 from pyperf_suite.render import text
-from pyperf_suite.spec.findings import Claim, Findings, Remark, Table, Verdict
+from pyperf_suite.spec.findings import Claim, ClaimVerdict, Findings, Remark, Table
 from pyperf_suite.spec.rows import grouped
-from pyperf_suite.spec.summary import Point, cautions_of
+from pyperf_suite.spec.summary import SummaryPoint, cautions_of
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.record import Record
@@ -51,12 +51,12 @@ def print_findings(console: Console, findings: Mapping[str, Findings], records: 
         print_told(console, Findings(tuple(of_probes[name])) + found)
 
 
-def print_summary(console: Console, points: Sequence[Point]) -> None:
+def print_summary(console: Console, points: Sequence[SummaryPoint]) -> None:
     """At most seven lines of the terminal: if points take several each, fewer of them, the weakest left out."""
     shown = list(points)
     many = len({point.probe for point in points if point.probe}) > 1
 
-    def said(point: Point) -> str:
+    def said(point: SummaryPoint) -> str:
         return f"{point.probe}: {text.point(point)}" if many and point.probe else text.point(point)
 
     while len(shown) > 1 and 1 + sum(len(_wrapped(console, "  •", said(each))) for each in shown) > MOST_LINES:
@@ -80,7 +80,7 @@ def print_told(console: Console, found: Findings) -> None:
         print_table(console, table)
 
 
-def _print_claim(console: Console, claim: Claim, verdicts: Sequence[Verdict]) -> None:
+def _print_claim(console: Console, claim: Claim, verdicts: Sequence[ClaimVerdict]) -> None:
     say(console, "  [cyan]•[/cyan]", f"Claim: {text.in_words(claim)}")
     for outcome, held in grouped(verdicts, lambda verdict: verdict.outcome).items():
         most = len(held) if console.width == WIDE or len(held) == _MOST_VERDICTS + 1 else _MOST_VERDICTS

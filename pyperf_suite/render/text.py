@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pyperf_suite.errors import printable
-from pyperf_suite.spec.findings import UNITS, Cell, Claim, Heading, Quantity, Remark, Table, Verdict
-from pyperf_suite.spec.summary import Point
+from pyperf_suite.spec.findings import UNITS, Cell, Claim, ClaimVerdict, Heading, Quantity, Remark, Table
+from pyperf_suite.spec.summary import SummaryPoint
 
 NOT_KNOWN = "-"
 # From here on digits are powers of ten.
@@ -87,7 +87,7 @@ def written(table: Table) -> WrittenTable:
     return WrittenTable(printable(table.title), columns, headings, numeric, rows, cells)
 
 
-def sentence(remark: Remark | Verdict) -> str:
+def sentence(remark: Remark | ClaimVerdict) -> str:
     """A remark with its gaps filled; a verdict with its outcome, the claim and its source."""
     if isinstance(remark, Remark):
         return f"Predicted: {_fill(remark)}" if remark.kind == "predicted" else _fill(remark)
@@ -95,12 +95,12 @@ def sentence(remark: Remark | Verdict) -> str:
     return f"{_fill(remark.told)}; {outcome} ({in_words(remark.claim)}){_why(remark)}."
 
 
-def measured(verdict: Verdict) -> str:
+def measured(verdict: ClaimVerdict) -> str:
     """What was measured, without the claim, which several verdicts may share."""
     return f"{_fill(verdict.told)}{_why(verdict)}."
 
 
-def point(of: Point) -> str:
+def point(of: SummaryPoint) -> str:
     """One line of a summary, without its probe and without the source of a claim."""
     if isinstance(of.told, Remark):
         return _fill(of.told)
@@ -114,17 +114,17 @@ def in_words(claim: Claim) -> str:
     return f"{claim.text}: {claim.source}"
 
 
-def by_claim(remarks: Iterable[Remark | Verdict]) -> Iterator[Remark | tuple[Claim, list[Verdict]]]:
+def by_claim(remarks: Iterable[Remark | ClaimVerdict]) -> Iterator[Remark | tuple[Claim, list[ClaimVerdict]]]:
     """Remarks that are no noise, cautions first; the verdicts on one claim together, at the place of the first."""
-    held = [each for each in remarks if isinstance(each, Verdict) or not each.is_noise]
-    held.sort(key=lambda each: isinstance(each, Verdict) or each.kind != "caution")
+    held = [each for each in remarks if isinstance(each, ClaimVerdict) or not each.is_noise]
+    held.sort(key=lambda each: isinstance(each, ClaimVerdict) or each.kind != "caution")
     seen = []
     for each in held:
         if isinstance(each, Remark):
             yield each
         elif each.claim not in seen:
             seen.append(each.claim)
-            yield each.claim, [one for one in held if isinstance(one, Verdict) and one.claim == each.claim]
+            yield each.claim, [one for one in held if isinstance(one, ClaimVerdict) and one.claim == each.claim]
 
 
 def shown_in(unit: str, values: Sequence[float]) -> tuple[str, float]:
@@ -134,7 +134,7 @@ def shown_in(unit: str, values: Sequence[float]) -> tuple[str, float]:
     return _scale(unit, max((abs(value) for value in values if math.isfinite(value)), default=0.0))
 
 
-def _why(verdict: Verdict) -> str:
+def _why(verdict: ClaimVerdict) -> str:
     """Why it is undecided and what would decide it; empty for the others."""
     return f": {verdict.why}, {verdict.remedy}" if verdict.why else ""
 

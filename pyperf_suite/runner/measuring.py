@@ -24,7 +24,7 @@ from pyperf_suite.errors import OUT_OF_MEMORY, Failed, Unsupported, UserError, o
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.estimates import median_and_quantiles, median_interval
 from pyperf_suite.measure.sampling import Measurement
-from pyperf_suite.measure.spot_checks import CONFIDENCE, Verdict, WrongLaunch, excluded_rate
+from pyperf_suite.measure.spot_checks import CONFIDENCE, CheckVerdict, WrongLaunch, excluded_rate
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch, Stopwatch
 from pyperf_suite.measure.telemetry import Around, around_gpu
 from pyperf_suite.ranks.group import Clock, Group, RanksMissing, align, machine_id
@@ -246,7 +246,7 @@ class _Lead(Prepared):
     def launch(self, index: int) -> None:
         return
 
-    def before_timing(self) -> Verdict:
+    def before_timing(self) -> CheckVerdict:
         verdict = self._rank.checked()
         if not verdict.passed:
             raise WrongLaunch(verdict)

@@ -15,7 +15,7 @@ import numpy as np
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import Measurement, measure
-from pyperf_suite.measure.spot_checks import SpotChecks, Verdict, WrongLaunch
+from pyperf_suite.measure.spot_checks import CheckVerdict, SpotChecks, WrongLaunch
 from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Launch, Stopwatch
 from pyperf_suite.measure.telemetry import Around, around_gpu
 from pyperf_suite.runner.profiles import Effort
@@ -74,7 +74,7 @@ def timed(
 class Checks(Protocol):
     """Who looks at what launches leave; each raises WrongLaunch where it is wrong."""
 
-    def before_timing(self) -> Verdict: ...
+    def before_timing(self) -> CheckVerdict: ...
 
     def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch: ...
 
@@ -97,7 +97,7 @@ class Unchecked:
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared
 
-    def before_timing(self) -> Verdict:
+    def before_timing(self) -> CheckVerdict:
         return _require_right(self._prepared)
 
     def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
@@ -113,7 +113,7 @@ class Unchecked:
         return {"unchecked": self._prepared.unchecked}
 
 
-def _require_right(prepared: Prepared) -> Verdict:
+def _require_right(prepared: Prepared) -> CheckVerdict:
     verdict = prepared.check()
     if not verdict.passed:
         raise WrongLaunch(verdict)

@@ -196,7 +196,7 @@ class Claim:
         remedy: str = "",
         unit: str = "x",
         **values: Any,
-    ) -> Verdict:
+    ) -> ClaimVerdict:
         """The verdict on what was measured, in a sentence as `remark` fills it, with `{measured}`.
 
         A float is counted, not timed. `remedy` says how to have more processes if --profile standard is not the way.
@@ -212,11 +212,11 @@ class Claim:
             why, decide = ONE_PROCESS, remedy or "--profile standard has three"
         elif outcome == "undecided":
             why, decide = OPEN_INTERVAL, "more processes narrow it"
-        return Verdict(self, remark(template, item, measured=known, **values), known, outcome, why, decide)
+        return ClaimVerdict(self, remark(template, item, measured=known, **values), known, outcome, why, decide)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """A claim beside what was measured here; `why` and `remedy` say what leaves it undecided and what would decide."""
 
     claim: Claim
@@ -359,14 +359,14 @@ class Document:
 class Findings:
     """Remarks and verdicts, in the order of telling, carry the conclusion; the rest shows where it is from."""
 
-    remarks: tuple[Remark | Verdict, ...] = ()
+    remarks: tuple[Remark | ClaimVerdict, ...] = ()
     tables: tuple[Table, ...] = ()
     figures: tuple[Figure, ...] = ()
     documents: tuple[Document, ...] = ()
 
     @property
-    def verdicts(self) -> list[Verdict]:
-        return [each for each in self.remarks if isinstance(each, Verdict)]
+    def verdicts(self) -> list[ClaimVerdict]:
+        return [each for each in self.remarks if isinstance(each, ClaimVerdict)]
 
     def __add__(self, other: Findings) -> Findings:
         return Findings(
@@ -377,14 +377,14 @@ class Findings:
         )
 
 
-def findings(*parts: Remark | Verdict | Table | Figure | Document | Iterable[Any] | None) -> Findings:
+def findings(*parts: Remark | ClaimVerdict | Table | Figure | Document | Iterable[Any] | None) -> Findings:
     """Whatever was found, sorted by kind; None and tables without rows are left out, what is iterable is unpacked."""
-    remarks: list[Remark | Verdict] = []
+    remarks: list[Remark | ClaimVerdict] = []
     tables: list[Table] = []
     figures: list[Figure] = []
     documents: list[Document] = []
     for part in _flat(parts):
-        if isinstance(part, Remark | Verdict):
+        if isinstance(part, Remark | ClaimVerdict):
             remarks.append(part)
         elif isinstance(part, Table):
             tables += [part] if part.rows else []

@@ -11,7 +11,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.axes import replace_axes
-from pyperf_suite.spec.findings import Claim, Findings, Quantity, Verdict, findings
+from pyperf_suite.spec.findings import Claim, ClaimVerdict, Findings, Quantity, findings
 from pyperf_suite.spec.rows import Column, Row, Rows, asked, rows_of, table
 
 
@@ -39,7 +39,7 @@ class RowClaim:
     where: Callable[[Row], bool] | str = ""
     unit: str = "x"
 
-    def verdicts(self, rows: Rows) -> Iterable[Verdict]:
+    def verdicts(self, rows: Rows) -> Iterable[ClaimVerdict]:
         for row in rows.where(asked(self.where)):
             ratio = asked(self.ratio)(row)
             if ratio is not None:

@@ -17,13 +17,13 @@ from pyperf_suite.measure.estimates import Ratio, ratio_over_processes
 from pyperf_suite.spec.findings import (
     Cell,
     Claim,
+    ClaimVerdict,
     Heading,
     Kind,
     Quantity,
     Remark,
     Series,
     Table,
-    Verdict,
     quantity,
     remark,
 )
@@ -227,7 +227,7 @@ class Row:
         """A remark on this row: what the template names and `values` lack is the row's own, as `{dtype}` is."""
         return remark(template, self, kind=kind, effect=effect, **values)
 
-    def judge(self, claim: Claim, template: str, measured: Ratio | Quantity | float, **values: Any) -> Verdict:
+    def judge(self, claim: Claim, template: str, measured: Ratio | Quantity | float, **values: Any) -> ClaimVerdict:
         """The verdict of a claim on this row, whose template is filled as that of a remark."""
         return claim.judge(template, measured, self, **values)
 

@@ -193,12 +193,12 @@ class KernelProcess:
         of_file = [
             each
             for each in vars(self._module).values()
-            if isinstance(each, self._api.Kernel) and each.builder.__module__ == self._module.__name__
+            if isinstance(each, self._api.DeclaredKernel) and each.builder.__module__ == self._module.__name__
         ]
         if not named:
             return of_file
         found = getattr(self._module, named, None)
-        if not isinstance(found, self._api.Kernel):
+        if not isinstance(found, self._api.DeclaredKernel):
             there = ", ".join(each.name for each in of_file[:10]) or "none"
             what = "there is no kernel" if found is None else "no @suite.kernel stands above"
             where = ("" if found is None else inspect.getsourcefile(self._module) or "", _line_of(found))

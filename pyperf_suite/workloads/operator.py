@@ -22,7 +22,7 @@ import numpy as np
 from pyperf_suite.errors import Unsupported, UserError, out_of_memory
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.spot_checks import Verdict
+from pyperf_suite.measure.spot_checks import CheckVerdict
 from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch
 from pyperf_suite.measure.tolerance import Array, Keep, computed_anew
 from pyperf_suite.measure.verify import Verification
@@ -310,7 +310,7 @@ class Launches(Prepared):
     def left(self, index: int) -> Verification:
         return self.judge(index)
 
-    def check(self) -> Verdict:
+    def check(self) -> CheckVerdict:
         """Launch on every set once more, untimed; the first verdict that is bad, or that on set 0."""
         self.poison()
         for index in range(self.sets):

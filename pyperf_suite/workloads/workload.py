@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError, check_limits
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.spot_checks import Verdict
+from pyperf_suite.measure.spot_checks import CheckVerdict
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Prepared(ABC):
         """Whether it is that, bit for bit."""
         raise NotImplementedError
 
-    def check(self) -> Verdict:
+    def check(self) -> CheckVerdict:
         """Launch on every set once more, untimed, and compare each."""
         self.poison()
         for index in range(self.sets):

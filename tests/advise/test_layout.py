@@ -23,7 +23,7 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.memory import training_memory
-from pyperf_suite.laws.training.step import Plan, StepConstants, pack_constants, step_time
+from pyperf_suite.laws.training.step import ParallelPlan, StepConstants, pack_constants, step_time
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding
 
 A100 = find_gpu("A100")
@@ -89,7 +89,9 @@ def test_layouts_of_a_grid_are_priced_as_each_alone(llama: Planned) -> None:
     for place in rng.integers(len(llama.grid), size=20).tolist():
         layout = llama.grid.at(place)
         counts = {name: getattr(layout, name) for name in WRITTEN if name != "recompute"}
-        plan = Plan(512, seq=4096, recompute=layout.recompute, overlap_gradients=True, sequence_parallel=True, **counts)
+        plan = ParallelPlan(
+            512, seq=4096, recompute=layout.recompute, overlap_gradients=True, sequence_parallel=True, **counts
+        )
         told = step_time("A100", LLAMA, plan, None, Prices("A100"))
         assert llama.seconds[place] == pytest.approx(float(told.seconds), rel=1e-9)
         assert {name: part[place] for name, part in llama.parts.items()} == pytest.approx(

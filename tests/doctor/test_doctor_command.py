@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from pyperf_suite.cli import main
 from pyperf_suite.commands import doctor
-from pyperf_suite.doctor.check import Check, Group
+from pyperf_suite.doctor.check import Check, CheckGroup
 from pyperf_suite.doctor.host import place_check, read_place
 
 # Stands in for every way a Python program writes, removes or starts something; told on standard error at the end.
@@ -95,7 +95,7 @@ def test_its_json_names_every_check_with_a_verdict_and_advice_where_there_is_som
 )
 def test_only_a_problem_makes_the_exit_code_other_than_0(monkeypatch, verdicts, code, words):
     checks = tuple(Check(verdict, f"found {n}") for n, verdict in enumerate(verdicts))
-    monkeypatch.setattr(doctor, "examine", lambda results, **_: (Group("Part", checks),))
+    monkeypatch.setattr(doctor, "examine", lambda results, **_: (CheckGroup("Part", checks),))
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == code
     assert words in result.output
@@ -104,7 +104,7 @@ def test_only_a_problem_makes_the_exit_code_other_than_0(monkeypatch, verdicts, 
 
 def test_hostile_names_are_shown_and_not_obeyed(monkeypatch):
     check = Check("warning", "90% busy: [red]x[/red] \x1b[2J", "Stop it.", name="other processes")
-    monkeypatch.setattr(doctor, "examine", lambda results, **_: (Group("Load", (check,)),))
+    monkeypatch.setattr(doctor, "examine", lambda results, **_: (CheckGroup("Load", (check,)),))
     output = CliRunner().invoke(main, ["doctor"]).output
     assert "[red]x[/red]" in output
     assert "\x1b" not in output

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pyperf_suite.doctor.children import ANSWER, Child, nccl_version
+from pyperf_suite.doctor.children import ANSWER, ExaminedProcess, nccl_version
 from pyperf_suite.doctor.software import NCCL, NVRTC, Opened, software_checks
 from pyperf_suite.hardware.software import Compiler, Copy, Toolkit
 
@@ -137,8 +137,8 @@ def test_a_gpu_that_another_process_fills_is_a_problem_though_nvml_lists_none(so
     assert (check.verdict, "fills the GPU" in check.advice) == ("problem", True)
 
 
-def child(program: str) -> Child:
-    return Child("anything", command=(sys.executable, "-c", program))
+def child(program: str) -> ExaminedProcess:
+    return ExaminedProcess("anything", command=(sys.executable, "-c", program))
 
 
 @pytest.mark.parametrize(
@@ -159,12 +159,12 @@ def test_a_child_that_hangs_is_given_up():
 
 
 def test_a_child_that_cannot_be_started_is_a_finding():
-    assert "nowhere" in Child("anything", command=("/nowhere/python",)).answer()["error"]
+    assert "nowhere" in ExaminedProcess("anything", command=("/nowhere/python",)).answer()["error"]
 
 
 def test_opening_what_is_no_library_is_answered_in_one_line(tmp_path):
     (tmp_path / "libnccl.so.2").write_bytes(b"\x7fELF")
-    told = Child("library", str(tmp_path / "libnccl.so.2"), "ncclGetVersion").answer()
+    told = ExaminedProcess("library", str(tmp_path / "libnccl.so.2"), "ncclGetVersion").answer()
     assert told["error"].startswith("OSError: ")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.calibration import Block, load_calibration, shipped_path
+from pyperf_suite.laws.calibration import CalibrationBlock, load_calibration, shipped_path
 from pyperf_suite.laws.collectives import BLOCK
 from tools.fit import collectives
 from tools.fit.collectives import Curve, fit_collectives, infer_logs, left_out_logs, read_curves
@@ -21,7 +21,7 @@ GPUS = ("A100 SXM", "B200 SXM", "H100 SXM", "H200 SXM")
 
 
 @pytest.fixture(scope="module")
-def blocks() -> dict[str, Block]:
+def blocks() -> dict[str, CalibrationBlock]:
     """What the published table gives."""
     return fit_collectives(SAMPLE)
 
@@ -37,7 +37,7 @@ def effect(curve: Curve) -> float:
     )
 
 
-def test_curves_left_out_whole_are_told_within_eight_percent(blocks: dict[str, Block]) -> None:
+def test_curves_left_out_whole_are_told_within_eight_percent(blocks: dict[str, CalibrationBlock]) -> None:
     measured = read_curves(SAMPLE)
     curves = sorted(measured)
     log_s = np.log([list(measured[curve].values()) for curve in curves])
@@ -46,11 +46,11 @@ def test_curves_left_out_whole_are_told_within_eight_percent(blocks: dict[str, B
         assert float(blocks[gpu].held_out["median"]) < 8
 
 
-def test_sizes_left_out_are_told_within_eight_percent_on_every_gpu(blocks: dict[str, Block]) -> None:
+def test_sizes_left_out_are_told_within_eight_percent_on_every_gpu(blocks: dict[str, CalibrationBlock]) -> None:
     assert all(float(block.held_out["median_of_sizes"]) < 8 for block in blocks.values())
 
 
-def test_what_is_shipped_is_what_the_tables_give(blocks: dict[str, Block]) -> None:
+def test_what_is_shipped_is_what_the_tables_give(blocks: dict[str, CalibrationBlock]) -> None:
     for gpu, block in blocks.items():
         shipped = load_calibration(shipped_path(gpu)).block(BLOCK)
         assert dict(shipped.held_out) == dict(block.held_out)
@@ -61,7 +61,7 @@ def test_what_is_shipped_is_what_the_tables_give(blocks: dict[str, Block]) -> No
                 np.testing.assert_array_equal(shipped.arrays[name], array)
 
 
-def test_a_gpu_left_out_is_no_further_off_than_is_stated_for_its_kind(blocks: dict[str, Block]) -> None:
+def test_a_gpu_left_out_is_no_further_off_than_is_stated_for_its_kind(blocks: dict[str, CalibrationBlock]) -> None:
     from pyperf_suite.laws import collectives as laws
 
     errors = {

@@ -9,7 +9,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.calibration import POOLED, Block, Calibration, all_shipped, load_calibration, shipped_calibration
+from pyperf_suite.laws.calibration import (
+    POOLED,
+    Calibration,
+    CalibrationBlock,
+    all_shipped,
+    load_calibration,
+    shipped_calibration,
+)
 from tools.fit import tables
 from tools.fit.__main__ import main
 from tools.fit.published import SAMPLE
@@ -44,8 +51,8 @@ def test_every_shipped_block_states_its_own_error_and_where_it_comes_from() -> N
 
 def test_a_block_that_moved_is_not_taken_for_the_shipped_one() -> None:
     block = shipped_calibration("H100 SXM").block("memory")
-    moved = Block({name: array * 1.01 for name, array in block.arrays.items()}, block.held_out)
-    rounded = Block({name: array * 1.000001 for name, array in block.arrays.items()}, block.held_out)
+    moved = CalibrationBlock({name: array * 1.01 for name, array in block.arrays.items()}, block.held_out)
+    rounded = CalibrationBlock({name: array * 1.000001 for name, array in block.arrays.items()}, block.held_out)
     assert is_as_shipped("H100 SXM", "memory", rounded)
     assert not is_as_shipped("H100 SXM", "memory", moved)
     assert not is_as_shipped("H100 SXM", "nothing", block)
@@ -55,7 +62,9 @@ def test_a_block_that_moved_is_not_taken_for_the_shipped_one() -> None:
 def test_a_calibration_too_large_to_ship_is_refused(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).standard_normal(50_000)
     with pytest.raises(UserError, match="fit coarser grids"):
-        save({"H100 SXM": Calibration("H100 SXM").with_block("noise", Block({"noise": noise}, {}))}, tmp_path)
+        save(
+            {"H100 SXM": Calibration("H100 SXM").with_block("noise", CalibrationBlock({"noise": noise}, {}))}, tmp_path
+        )
 
 
 def test_a_folder_that_cannot_be_written_is_told_in_one_sentence(tmp_path: Path) -> None:

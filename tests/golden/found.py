@@ -15,7 +15,7 @@ from pyperf_suite.render.text import bare, sentence
 from pyperf_suite.runner.results import read_journal
 from pyperf_suite.spec.discovery import find_probe
 from pyperf_suite.spec.findings import UNITS, Bars, Cell, Findings, HeatMap, Panel, Quantity
-from pyperf_suite.spec.findings import Verdict as Judged
+from pyperf_suite.spec.findings import ClaimVerdict as Judged
 
 
 class Table(NamedTuple):

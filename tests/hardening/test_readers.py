@@ -46,8 +46,8 @@ from pyperf_suite.laws.roofline import memory_bound_time
 from pyperf_suite.laws.tiled_attention import Blocks
 from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.probes.alignment import Base
-from pyperf_suite.probes.calibration import AttentionShape
-from pyperf_suite.probes.collectives import Training
+from pyperf_suite.probes.calibration import AttentionSizes
+from pyperf_suite.probes.collectives import TrainingSizes
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import open_run, read_journal
@@ -417,7 +417,7 @@ READERS = (
     Reader("schedule", Schedule.parse, ("split_k(4)@2", "data_parallel@1")),
     Reader("blocks", Blocks.parse, ("128x64:s3:w8",)),
     Reader("shape", Shape.parse, ("512x4096x1024",)),
-    Reader("attention_shape", AttentionShape.parse, ("1x32x8x128x4096",)),
+    Reader("attention_shape", AttentionSizes.parse, ("1x32x8x128x4096",)),
     Reader("base", Base.parse, ("fprop:256x1024x1024",)),
     Reader("tensor_set", TensorSet.parse, ("400x256x256",)),
     Reader("checkpointing", Checkpointing.parse, ("every:2", "selective")),
@@ -425,7 +425,7 @@ READERS = (
     Reader("flag", Flag.parse, ("true",)),
     Reader(
         "training",
-        lambda text: str(Training.parse(text)),
+        lambda text: str(TrainingSizes.parse(text)),
         ("layers=12,hidden=768,ffn=3072,heads=12,vocab=50257,seq=1024,compute_ms=90",),
     ),
     Reader("pcie_link", PcieLink.parse, ("gen 4 x16",), (ValueError,)),

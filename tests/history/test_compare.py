@@ -16,7 +16,7 @@ from pyperf_suite.history.compare import (
     sentinel_sentence,
 )
 from pyperf_suite.history.stored.journals import Measured
-from pyperf_suite.history.stored.series import Break, Point, Series
+from pyperf_suite.history.stored.series import BenchmarkSeries, Break, SeriesPoint
 from pyperf_suite.history.stored.store import Side, Store
 
 QUIET = RunNoise(0.002, math.inf, "9 runs of its own")
@@ -204,9 +204,11 @@ def test_the_paired_run_that_is_proposed_has_the_benchmarks_of_the_profile():
     assert all("--profile" not in judged(old, each).sentence for each in quick)
 
 
-def series(logs, breaks=(), unit=lambda index: "") -> Series:
-    points = [Point(f"run-{i}", "", math.exp(log), 0.0, 0.0, unit=unit(i)) for i, log in enumerate(logs)]
-    return Series("machine", "probe", "case", "label", "s", tuple(points), tuple(Break(i, "driver") for i in breaks))
+def series(logs, breaks=(), unit=lambda index: "") -> BenchmarkSeries:
+    points = [SeriesPoint(f"run-{i}", "", math.exp(log), 0.0, 0.0, unit=unit(i)) for i, log in enumerate(logs)]
+    return BenchmarkSeries(
+        "machine", "probe", "case", "label", "s", tuple(points), tuple(Break(i, "driver") for i in breaks)
+    )
 
 
 def noise(count: int, deviation: float = 0.03) -> np.ndarray:

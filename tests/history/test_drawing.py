@@ -8,17 +8,17 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.shown.drawing import MOST_PANELS, draw_series
-from pyperf_suite.history.stored.series import Break, Point, Series
+from pyperf_suite.history.stored.series import BenchmarkSeries, Break, SeriesPoint
 from pyperf_suite.history.tracking import Step
 
 
-def series(values: list[float], units: str = "", breaks: tuple[Break, ...] = ()) -> Series:
+def series(values: list[float], units: str = "", breaks: tuple[Break, ...] = ()) -> BenchmarkSeries:
     points = tuple(
-        Point(f"run{index}", f"2026-01-{index + 1:02}T00:00:00", value, 0.9 * value, 1.1 * value,
+        SeriesPoint(f"run{index}", f"2026-01-{index + 1:02}T00:00:00", value, 0.9 * value, 1.1 * value,
               unit=f"GPU-{units[index]}" if units else "", commit=f"{index:040x}")
         for index, value in enumerate(values)
     )  # fmt: skip
-    return Series("cpu-someones-2c", "tile_wave", "aa", "matmul[native m=8]", "s", points, breaks)
+    return BenchmarkSeries("cpu-someones-2c", "tile_wave", "aa", "matmul[native m=8]", "s", points, breaks)
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def test_a_picture_names_benchmark_machine_breaks_commits_units_and_the_size_of_
 
 
 def test_runs_of_one_day_are_labelled_with_their_times(tmp_path, written_words):
-    points = tuple(Point(f"run{hour}", f"2026-01-01T0{hour}:30:00", 1.0, 1.0, 1.0) for hour in range(3))
-    draw_series([Series("m", "p", "aa", "label", "s", points)], tmp_path / "day.png")
+    points = tuple(SeriesPoint(f"run{hour}", f"2026-01-01T0{hour}:30:00", 1.0, 1.0, 1.0) for hour in range(3))
+    draw_series([BenchmarkSeries("m", "p", "aa", "label", "s", points)], tmp_path / "day.png")
     assert "01-01 02:30" in written_words
 
 
@@ -73,7 +73,7 @@ def test_single_equal_and_far_apart_values_can_be_drawn(tmp_path: Path, values: 
 
 
 def test_a_label_that_looks_like_mathematics_is_drawn_as_it_is(tmp_path, written_words):
-    odd = Series("m", "p", "aa", "cost in $\\frac{$ \N{SNOWMAN}\N{BANANA}", "s", series([1.0, 2.0]).points)
+    odd = BenchmarkSeries("m", "p", "aa", "cost in $\\frac{$ \N{SNOWMAN}\N{BANANA}", "s", series([1.0, 2.0]).points)
     draw_series([odd], tmp_path / "odd.png")
     assert any("$\\frac{$" in word for word in written_words)
 

@@ -18,18 +18,18 @@ from pyperf_suite.history.shown.export import (
     as_parquet,
     rows_of,
 )
-from pyperf_suite.history.stored.series import Break, Point, Series
+from pyperf_suite.history.stored.series import BenchmarkSeries, Break, SeriesPoint
 
 MACHINE = "cpu-someones-2c"
 
 
-def point(run: str, value: float = 0.1 + 0.2, **more: object) -> Point:
-    return Point(f"{run}-0000", f"{run[:4]}-{run[4:6]}-{run[6:8]}T00:00:00+00:00", value, value, value, **more)
+def point(run: str, value: float = 0.1 + 0.2, **more: object) -> SeriesPoint:
+    return SeriesPoint(f"{run}-0000", f"{run[:4]}-{run[4:6]}-{run[6:8]}T00:00:00+00:00", value, value, value, **more)
 
 
-def series(*points: Point, label: str = "matmul[native m=8]", **more: object) -> Series:
+def series(*points: SeriesPoint, label: str = "matmul[native m=8]", **more: object) -> BenchmarkSeries:
     fields = {"machine": MACHINE, "probe": "tile_wave", "case_id": "aa", "unit_of_measure": "s"}
-    return Series(**{**fields, "label": label, "points": points, **more})
+    return BenchmarkSeries(**{**fields, "label": label, "points": points, **more})
 
 
 def test_a_csv_has_a_row_a_point_and_loses_no_digit_whatever_the_label():
@@ -85,7 +85,7 @@ def test_without_pyarrow_one_sentence_says_what_to_do(monkeypatch):
 
 
 def test_github_action_benchmark_gets_name_unit_value_range_and_extra():
-    measured = Point("20260101-0000", "2026-01-01T00:00:00+00:00", 2.0, 1.5, 2.25, ok=3, commit="abc", dirty=True)
+    measured = SeriesPoint("20260101-0000", "2026-01-01T00:00:00+00:00", 2.0, 1.5, 2.25, ok=3, commit="abc", dirty=True)
     (entry,) = json.loads(as_github_action_benchmark([series(measured)]))
     assert entry == {
         "name": "matmul[native m=8] (tile_wave) on cpu-someones-2c",

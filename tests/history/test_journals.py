@@ -9,7 +9,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.stored import journals
 from pyperf_suite.history.stored.journals import strict_json
-from pyperf_suite.history.stored.series import Point, breaks_of
+from pyperf_suite.history.stored.series import SeriesPoint, breaks_of
 from pyperf_suite.history.stored.store import Store, read_side
 from pyperf_suite.runner.record import Record
 
@@ -35,7 +35,7 @@ def only_series(results):
 
 
 def breaks(*states, kind="timing"):
-    points = [Point("run", "2026-01-01T00:00:00.000+00:00", 1e-3, 1e-3, 1e-3, state=state) for state in states]
+    points = [SeriesPoint("run", "2026-01-01T00:00:00.000+00:00", 1e-3, 1e-3, 1e-3, state=state) for state in states]
     return [(found.index, found.what) for found in breaks_of(points, kind)]
 
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.history.shown.listing import Column, plot, scale_for, sparkline
+from pyperf_suite.history.shown.listing import ListColumn, plot, scale_for, sparkline
 
 
-def columns(*values: float) -> list[Column]:
-    return [Column(value, value, value) for value in values]
+def columns(*values: float) -> list[ListColumn]:
+    return [ListColumn(value, value, value) for value in values]
 
 
 def test_a_sparkline_rises_from_the_lowest_bar_to_the_highest():
@@ -37,7 +37,7 @@ def test_a_plot_shows_the_highest_point_on_top_and_names_the_ends_of_its_axis():
 
 
 def test_an_interval_is_drawn_from_its_low_to_its_high_end():
-    lines = plot([Column(2.0, 1.0, 3.0)], (), str, height=3)
+    lines = plot([ListColumn(2.0, 1.0, 3.0)], (), str, height=3)
     assert [line[-1] for line in lines] == ["│", "●", "│"]
 
 
@@ -47,7 +47,7 @@ def test_a_break_is_a_line_between_the_points_that_it_parts():
 
 
 def test_units_have_marks_of_their_own():
-    lines = plot([Column(1.0, 1.0, 1.0, unit) for unit in (0, 1, 0)], (), lambda value: "", height=1 + 2)
+    lines = plot([ListColumn(1.0, 1.0, 1.0, unit) for unit in (0, 1, 0)], (), lambda value: "", height=1 + 2)
     assert lines[1] == " ┤● ○ ●"
 
 

@@ -16,7 +16,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.history import confirm, tracking
 from pyperf_suite.history.pairs import builds
 from pyperf_suite.history.pairs.arms import Arm
-from pyperf_suite.history.stored.series import Break, Point, Series
+from pyperf_suite.history.stored.series import BenchmarkSeries, Break, SeriesPoint
 from pyperf_suite.history.tracking import Step, nominations, steps_of
 from pyperf_suite.history.verdict import NOMINATED, Judgement, exit_code
 from pyperf_suite.measure.estimates import Ratio
@@ -253,10 +253,10 @@ def test_what_is_not_told_is_counted_by_why():
     assert note(True, False, False) == "Changes not listed: 2 older, which --since DATE lists; 1 made good again."
 
 
-def series_of(values, commits=None, clocks=None, **fields) -> Series:
+def series_of(values, commits=None, clocks=None, **fields) -> BenchmarkSeries:
     """One run a day, each of a commit of its own."""
     points = tuple(
-        Point(
+        SeriesPoint(
             f"run{index}",
             (BEGIN + datetime.timedelta(days=index)).isoformat(timespec="milliseconds") + "+00:00",
             float(value),
@@ -267,7 +267,7 @@ def series_of(values, commits=None, clocks=None, **fields) -> Series:
         )
         for index, value in enumerate(values)
     )
-    return Series("machine", "tile_wave", "0123456789abcdef", "matmul[x]", "s", points, **fields)
+    return BenchmarkSeries("machine", "tile_wave", "0123456789abcdef", "matmul[x]", "s", points, **fields)
 
 
 def times(*levels: tuple[int, float], seed: int = 0) -> np.ndarray:

@@ -17,8 +17,8 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.calibration import (
     POOLED,
     VERSION,
-    Block,
     Calibration,
+    CalibrationBlock,
     all_shipped,
     correction,
     correction_name,
@@ -31,7 +31,7 @@ from pyperf_suite.laws.calibration import (
 )
 from pyperf_suite.laws.prices import check_form
 
-BLOCK = Block(
+BLOCK = CalibrationBlock(
     {"rates": np.arange(3.0), "step": np.array(0.5)}, {"mape": 4.2, "sites": 7}, {"m": (1.0, 64.0)}, "a table"
 )
 
@@ -61,7 +61,7 @@ def test_a_calibration_that_cannot_be_kept_leaves_nothing_behind(tmp_path):
 def test_a_block_is_added_beside_the_others_and_replaces_its_like():
     both = Calibration("L4").with_block("memory", BLOCK).with_block("gemm_bf16", BLOCK)
     assert set(both.blocks) == {"memory", "gemm_bf16"}
-    assert both.with_block("memory", Block({}, {})).block("memory").arrays == {}
+    assert both.with_block("memory", CalibrationBlock({}, {})).block("memory").arrays == {}
 
 
 def test_a_block_that_was_not_fitted_names_those_that_were():
@@ -182,7 +182,7 @@ def test_a_block_that_none_is_shipped_of_has_to_state_its_error():
     own = Calibration("L4").with_block("another_law", BLOCK)
     check_form(own, "own.npz")
     with pytest.raises(UserError, match="another_law"):
-        check_form(own.with_block("another_law", Block({}, {})), "own.npz")
+        check_form(own.with_block("another_law", CalibrationBlock({}, {})), "own.npz")
 
 
 def test_a_correction_without_its_coefficients_is_refused():
@@ -210,9 +210,9 @@ RANDOM = np.random.default_rng(0)
 SIZES = {name: np.exp(RANDOM.uniform(np.log(64), np.log(16384), 60)) for name in ("m", "n", "k")}
 
 
-def block_of(log_ratio: np.ndarray, degree: int) -> Block:
+def block_of(log_ratio: np.ndarray, degree: int) -> CalibrationBlock:
     arrays, limits = fit_correction(log_ratio, SIZES, degree)
-    return Block(arrays, {}, limits)
+    return CalibrationBlock(arrays, {}, limits)
 
 
 def test_a_machine_that_is_slower_throughout_gets_one_factor() -> None:
@@ -263,7 +263,7 @@ def test_a_calibration_corrects_the_law_that_was_measured_and_no_other() -> None
 
 
 def test_error_and_origin_stated_are_those_of_the_correction_where_there_is_one() -> None:
-    corrected = Block({}, {"mape": 3.5}, origin="run 1 on this machine")
+    corrected = CalibrationBlock({}, {"mape": 3.5}, origin="run 1 on this machine")
     own = Calibration("H200 SXM").with_block(correction_name("gemm_bf16"), corrected)
     assert stated(own, "gemm_bf16", 9.0, "tables") == (3.5, "tables; corrected by run 1 on this machine")
     assert stated(own, "gemm_fp8", 9.0, "tables") == (9.0, "tables")
@@ -278,4 +278,4 @@ def test_what_cannot_be_fitted_is_refused(rows: int, degree: int) -> None:
 @given(st.integers(1, 5), st.floats(-1, 1))
 def test_few_points_of_one_size_give_their_mean(count: int, level: float) -> None:
     arrays, limits = fit_correction(np.full(count, level), {"m": np.full(count, 512.0)}, 2)
-    assert correction(Block(arrays, {}, limits), {"m": 512}) == pytest.approx(np.exp(level))
+    assert correction(CalibrationBlock(arrays, {}, limits), {"m": 512}) == pytest.approx(np.exp(level))

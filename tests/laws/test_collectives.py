@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.calibration import Block, Calibration
+from pyperf_suite.laws.calibration import Calibration, CalibrationBlock
 from pyperf_suite.laws.collectives import (
     BLOCK,
     AlphaBetaOverRanks,
@@ -48,7 +48,9 @@ def made_up() -> Calibration:
         for ranks in (2, 8)
     }
     packed = pack_curves(curves, frozenset({("all_gather", 8)}), dict.fromkeys(curves, 4.0))
-    block = Block(packed, {"median": 4.0, "mape": 6.0}, {"nbytes": (512.0, 2.0**29), "ranks": (2.0, 8.0)}, "made up")
+    block = CalibrationBlock(
+        packed, {"median": 4.0, "mape": 6.0}, {"nbytes": (512.0, 2.0**29), "ranks": (2.0, 8.0)}, "made up"
+    )
     return Calibration("A100 SXM", {BLOCK: block})
 
 
@@ -154,7 +156,7 @@ def test_curves_survive_packing() -> None:
         ("all_gather", 8): straight(2e-5, 1e9),
     }
     packed = pack_curves(curves, frozenset({("all_gather", 8)}), {("all_reduce", 2): 1.0, ("all_gather", 8): 2.0})
-    laws = unpack_laws(Block(packed, {}, {"nbytes": (1.0, 2.0)}))
+    laws = unpack_laws(CalibrationBlock(packed, {}, {"nbytes": (1.0, 2.0)}))
     size = np.geomspace(1, 1e9, 20)
     for (operation, ranks), curve in curves.items():
         np.testing.assert_array_equal(laws.curves[operation].seconds(size, ranks), curve.seconds(size))

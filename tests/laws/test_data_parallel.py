@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pyperf_suite.laws.training.data_parallel import (
     DataParallelLaw,
-    Exchange,
-    InputPipeline,
+    GradientExchange,
+    InputPipelineLaw,
     fit_data_parallel,
     held_out_step_errors,
     tail_s,
@@ -26,22 +26,22 @@ def all_reduce_s(size_bytes: float) -> float:
     return 100e-6 + size_bytes / 1e9
 
 
-def exchanges() -> list[Exchange]:
+def exchanges() -> list[GradientExchange]:
     """Two models in buckets from many to one, after backward, and over several micro-batches."""
     found = []
     for compute_s, total in ((20e-3, 12 * MB), (50e-3, 40 * MB)):
         for count in (1, 3, 12):
-            found.append(Exchange(compute_s, (total / count,) * count))
-        found.append(Exchange(compute_s, (total,), overlapped=False))
-        found.append(Exchange(2 * compute_s, (total / 3,) * 3, micro_batches=2, every_micro_batch=True))
+            found.append(GradientExchange(compute_s, (total / count,) * count))
+        found.append(GradientExchange(compute_s, (total,), overlapped=False))
+        found.append(GradientExchange(2 * compute_s, (total / 3,) * 3, micro_batches=2, every_micro_batch=True))
     return found
 
 
 @given(BUCKETS, st.floats(0, 1), st.floats(0.1, 5), st.floats(1e-3, 1))
 def test_a_step_lasts_from_compute_alone_to_compute_and_exchange_in_turn(buckets, hidden, slowdown, compute_s):
     law = DataParallelLaw(all_reduce_s, slowdown, hidden)
-    beside = law.seconds(Exchange(compute_s, buckets))
-    after = law.seconds(Exchange(compute_s, buckets, overlapped=False))
+    beside = law.seconds(GradientExchange(compute_s, buckets))
+    after = law.seconds(GradientExchange(compute_s, buckets, overlapped=False))
     assert compute_s < beside <= after * (1 + 1e-9)
     assert after == pytest.approx(compute_s + slowdown * sum(map(all_reduce_s, buckets)))
 
@@ -63,19 +63,19 @@ def test_buckets_go_in_order_as_soon_as_they_are_full():
 
 def test_one_bucket_hides_nothing():
     law = DataParallelLaw(all_reduce_s, 1.0, 1.0)
-    single = Exchange(20e-3, (12 * MB,))
+    single = GradientExchange(20e-3, (12 * MB,))
     assert law.seconds(single) == pytest.approx(law.seconds(replace(single, overlapped=False)))
 
 
 def test_a_perfect_network_hides_all_but_the_last_bucket():
     law = DataParallelLaw(all_reduce_s, 1.0, 1.0)
-    step = Exchange(300e-3, (1 * MB,) * 12)
+    step = GradientExchange(300e-3, (1 * MB,) * 12)
     assert law.exposed_s(step) == pytest.approx(all_reduce_s(1 * MB))
 
 
 def test_exchanging_in_each_micro_batch_costs_as_many_exchanges():
     law = DataParallelLaw(all_reduce_s, 1.0, 0.5)
-    last = Exchange(80e-3, (4 * MB,) * 3, micro_batches=4)
+    last = GradientExchange(80e-3, (4 * MB,) * 3, micro_batches=4)
     assert law.exposed_s(replace(last, every_micro_batch=True)) == pytest.approx(4 * law.exposed_s(last))
 
 
@@ -123,13 +123,13 @@ COUNTS = st.integers(1, 64)
 
 
 def test_without_loaders_nothing_overlaps():
-    pipeline = InputPipeline(load_s=0.003, step_s=0.005, cores=8)
+    pipeline = InputPipelineLaw(load_s=0.003, step_s=0.005, cores=8)
     assert pipeline.seconds(0) == pytest.approx(0.008)
     assert pipeline.starved(0) == pytest.approx(3 / 8)
 
 
 def test_the_slowest_stage_binds():
-    pipeline = InputPipeline(load_s=0.012, step_s=0.005, cores=8)
+    pipeline = InputPipelineLaw(load_s=0.012, step_s=0.005, cores=8)
     assert (pipeline.binds(1), pipeline.seconds(1)) == ("the loaders", pytest.approx(0.012))
     assert (pipeline.binds(3), pipeline.seconds(3)) == ("the model", pytest.approx(0.005))
     assert pipeline.enough(8) == 3
@@ -137,35 +137,35 @@ def test_the_slowest_stage_binds():
 
 
 def test_more_loaders_than_cores_give_nothing():
-    pipeline = InputPipeline(load_s=0.012, step_s=0.001, cores=2)
+    pipeline = InputPipelineLaw(load_s=0.012, step_s=0.001, cores=2)
     assert pipeline.seconds(64) == pytest.approx(0.006)
     assert pipeline.binds(64) == "the cores"
 
 
 def test_a_model_on_the_host_takes_cores_from_its_loaders():
-    beside = InputPipeline(load_s=0.012, step_s=0.008, cores=2)
-    on_host = InputPipeline(load_s=0.012, step_s=0.008, cores=2, on_host=True)
+    beside = InputPipelineLaw(load_s=0.012, step_s=0.008, cores=2)
+    on_host = InputPipelineLaw(load_s=0.012, step_s=0.008, cores=2, on_host=True)
     assert beside.seconds(2) == pytest.approx(0.008)
     assert on_host.seconds(2) == pytest.approx(0.010)
 
 
 @given(SECONDS, SECONDS, COUNTS, st.booleans(), COUNTS)
 def test_a_loader_more_never_makes_it_slower_and_never_faster_than_the_model(load_s, step_s, cores, on_host, loaders):
-    pipeline = InputPipeline(load_s, step_s, cores, on_host)
+    pipeline = InputPipelineLaw(load_s, step_s, cores, on_host)
     assert step_s <= pipeline.seconds(loaders + 1) <= pipeline.seconds(loaders)
     assert 0 <= pipeline.starved(loaders) <= 1
 
 
 @given(SECONDS, SECONDS, COUNTS)
 def test_loading_beside_the_model_is_never_slower_than_loading_in_turns(load_s, step_s, cores):
-    assert InputPipeline(load_s, step_s, cores).seconds(1) <= InputPipeline(load_s, step_s, cores).seconds(0)
+    assert InputPipelineLaw(load_s, step_s, cores).seconds(1) <= InputPipelineLaw(load_s, step_s, cores).seconds(0)
 
 
 def test_a_model_that_takes_no_time_never_stops_waiting():
-    assert InputPipeline(0.001, 0.0, cores=4).starved(4) == 1
-    assert InputPipeline(0.0, 0.0, cores=4).starved(4) == 0
+    assert InputPipelineLaw(0.001, 0.0, cores=4).starved(4) == 1
+    assert InputPipelineLaw(0.0, 0.0, cores=4).starved(4) == 0
 
 
 def test_fewer_than_no_loaders_are_refused():
     with pytest.raises(ValueError, match="-1 loaders"):
-        InputPipeline(1.0, 1.0, 1).seconds(-1)
+        InputPipelineLaw(1.0, 1.0, 1).seconds(-1)

@@ -26,7 +26,7 @@ from pyperf_suite.laws.training.engine_step import (
     unpack_engine,
     unpack_lines,
 )
-from pyperf_suite.laws.training.step import Plan
+from pyperf_suite.laws.training.step import ParallelPlan
 from pyperf_suite.workloads.training import TransformerShape
 
 MODEL = TransformerShape(hidden=64, heads=4, layers=4, seq=32, vocab=128, tied=False).dimensions
@@ -52,7 +52,9 @@ CONSTANTS = EngineConstants(
 
 
 def plan(**cuts):
-    return Plan(8, 1, 32, gradient_bytes=4, element_bytes=4, sequence_parallel=cuts.get("tensor", 1) > 1, **cuts)
+    return ParallelPlan(
+        8, 1, 32, gradient_bytes=4, element_bytes=4, sequence_parallel=cuts.get("tensor", 1) > 1, **cuts
+    )
 
 
 def step(cores=2, constants=CONSTANTS, **cuts):

@@ -10,7 +10,13 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.attention import BACKWARD_ERROR_PERCENT, BACKWARD_RATE, BLOCK, FP8_TIME, attention_time
-from pyperf_suite.laws.calibration import Block, Calibration, correction_name, fit_correction, shipped_calibration
+from pyperf_suite.laws.calibration import (
+    Calibration,
+    CalibrationBlock,
+    correction_name,
+    fit_correction,
+    shipped_calibration,
+)
 from tools.fit.published import SAMPLE
 
 CALIBRATED = ("A100", "B200", "H100", "H200", "L40S")
@@ -103,7 +109,7 @@ def test_more_multiprocessors_of_the_same_kind_are_faster():
 
 def test_what_was_measured_on_a_machine_corrects_the_law_there():
     arrays, limits = fit_correction(np.full(4, np.log(1.25)), {"batch": np.array([1, 2, 4, 8])}, degree=0)
-    block = Block(arrays, {"mape": 2.0}, limits)
+    block = CalibrationBlock(arrays, {"mape": 2.0}, limits)
     here = shipped_calibration("H200 SXM").with_block(correction_name("attention_bf16"), block)
     shape = (2, 4096, 4096, 32, 8, 128)
     explained = attention_time(here, *shape)

@@ -7,7 +7,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import all_gpus, find_gpu
-from pyperf_suite.laws.calibration import Block, Calibration
+from pyperf_suite.laws.calibration import Calibration, CalibrationBlock
 from pyperf_suite.laws.roofline import MemoryLaw, memory_bound_time, transferred_law
 
 SIZES = np.logspace(0, 11, 200)
@@ -15,7 +15,7 @@ LAW = MemoryLaw(2e-6, 0.5, 2.0, (1e4, 1e9), 10.0, "made up")
 CALIBRATION = Calibration(
     "L40S",
     {
-        "memory": Block(
+        "memory": CalibrationBlock(
             {"launch_s": np.array(2e-6), "memory_share": np.array(0.5), "cache_share": np.array(2.0)},
             {"mape": 10.0},
             {"nbytes": (1e4, 1e9)},

@@ -13,14 +13,21 @@ from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.explained import Explained
 from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.traffic import pipeline_bubble
-from pyperf_suite.laws.training.step import TAKEN_IN_NODE, Plan, StepConstants, pack_constants, step_time, waited_s
+from pyperf_suite.laws.training.step import (
+    TAKEN_IN_NODE,
+    ParallelPlan,
+    StepConstants,
+    pack_constants,
+    step_time,
+    waited_s,
+)
 from pyperf_suite.laws.transformer import ModelDimensions
 
 MODEL = ModelDimensions(layers=24, hidden=1024, ffn=4096, heads=16, vocab=51200, bias=True, tied=True)
 EXPERTS = replace(MODEL, experts=8, top_k=2)
 # A vocabulary of one, so that the last stage computes as much as the others.
 WITHOUT_LOGITS = replace(MODEL, vocab=1)
-PLAN = Plan(global_batch=64, micro_batch=2, seq=1024)
+PLAN = ParallelPlan(global_batch=64, micro_batch=2, seq=1024)
 IDLE_HOST = StepConstants(slowdown=1.0, host_s_per_layer=0.0, network_bytes_per_s=10e9)
 STREAM_S = 2 * 2 * 1024 * 1024 / 1e9  # of one micro-batch's activations, where a GB takes a second
 
@@ -50,19 +57,19 @@ class MadeUpPrices:
 
 
 def parts(
-    plan: Plan, model: ModelDimensions = MODEL, linked: bool = True, constants: StepConstants = IDLE_HOST
+    plan: ParallelPlan, model: ModelDimensions = MODEL, linked: bool = True, constants: StepConstants = IDLE_HOST
 ) -> dict[str, float]:
     """Where a made-up iteration's seconds go."""
     found = step_time("A100", model, plan, constants, MadeUpPrices(linked)).parts
     return {name: float(part) for name, part in found.items()}
 
 
-def seconds(plan: Plan) -> float:
+def seconds(plan: ParallelPlan) -> float:
     return float(step_time("A100", MODEL, plan, IDLE_HOST, MadeUpPrices()).seconds)
 
 
 def test_the_parts_add_up_to_the_iteration() -> None:
-    plan = Plan(64, 1, 1024, tensor=2, data=2, pipeline=4, recompute="layers", fused_attention=False)
+    plan = ParallelPlan(64, 1, 1024, tensor=2, data=2, pipeline=4, recompute="layers", fused_attention=False)
     found = step_time("A100", MODEL, plan, StepConstants(1.2, 1e-3, 5e9), MadeUpPrices())
     assert sum(found.parts.values()) == pytest.approx(found.seconds)
     assert all(part >= 0 for part in found.parts.values())

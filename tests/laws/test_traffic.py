@@ -14,9 +14,9 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.traffic import (
     BUCKET_BYTES,
     OPERATIONS,
+    StepTransfer,
     Traffic,
-    Transfer,
-    Workload,
+    TrainingWorkload,
     algbw,
     bound_below_s,
     bus_factor,
@@ -51,11 +51,13 @@ MODELS = {
     ),
 }
 LLAMA = MODELS["llama-2-7b"]
-WORK = Workload(seq=4096, micro_batch=2, micro_batches=4)
+WORK = TrainingWorkload(seq=4096, micro_batch=2, micro_batches=4)
 ACTIVATION_BYTES = 2 * 4096 * 4096 * 2
 
 models = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
-works = st.builds(Workload, seq=st.integers(1, 8192), micro_batch=st.integers(1, 8), micro_batches=st.integers(1, 16))
+works = st.builds(
+    TrainingWorkload, seq=st.integers(1, 8192), micro_batch=st.integers(1, 8), micro_batches=st.integers(1, 16)
+)
 ranks_of_data = st.integers(2, 1024)
 
 
@@ -85,7 +87,9 @@ def sent(traffic: Traffic, operation: str) -> float:
 
 
 @given(models, works, ranks_of_data)
-def test_data_parallel_traffic_is_that_of_the_zero_paper(model: ModelDimensions, work: Workload, ranks: int) -> None:
+def test_data_parallel_traffic_is_that_of_the_zero_paper(
+    model: ModelDimensions, work: TrainingWorkload, ranks: int
+) -> None:
     # In units of the bytes of all parameters: DDP and ZeRO-1 move 2, ZeRO-3 moves 3 for each micro-batch.
     psi = model.parameters * 2 * (ranks - 1) / ranks
     m = work.micro_batches
@@ -113,7 +117,7 @@ def test_layers_without_experts_are_gathered_apart_and_send_no_tokens() -> None:
 
 
 def test_gradients_in_another_type_than_parameters_are_counted_as_such() -> None:
-    work = Workload(seq=1, gradient_bytes=4)
+    work = TrainingWorkload(seq=1, gradient_bytes=4)
     assert sent(ddp(LLAMA, work, 8), "all_reduce") == pytest.approx(LLAMA.parameters * 4)
     assert sent(zero_1(LLAMA, work, 8), "all_gather") == pytest.approx(LLAMA.parameters * 2)
 
@@ -130,7 +134,7 @@ def test_tensor_parallelism_reduces_four_times_a_layer() -> None:
 
 @given(works, st.sampled_from([2, 4, 8]), st.booleans())
 def test_sequence_parallelism_waits_for_as_many_bytes_and_gathers_some_beside(
-    work: Workload, ranks: int, recompute: bool
+    work: TrainingWorkload, ranks: int, recompute: bool
 ) -> None:
     whole = tensor_parallel(LLAMA, work, ranks, recompute)
     split = tensor_and_sequence_parallel(LLAMA, work, ranks, recompute)
@@ -148,7 +152,7 @@ def test_a_pipeline_stage_sends_each_micro_batch_on_and_its_gradient_back() -> N
     assert pipeline_parallel(LLAMA, WORK, stages=4, chunks=2).bus_bytes == 2 * traffic.bus_bytes
     assert pipeline_parallel(LLAMA, WORK, stages=4, tensor_ranks=8).bus_bytes == traffic.bus_bytes / 8
     assert pipeline_parallel(LLAMA, WORK, stages=1).bus_bytes == 0
-    assert {t.behind for t in pipeline_parallel(LLAMA, Workload(seq=1), 2).transfers} == {None}
+    assert {t.behind for t in pipeline_parallel(LLAMA, TrainingWorkload(seq=1), 2).transfers} == {None}
 
 
 def test_the_bubble_of_a_pipeline_shrinks_with_micro_batches_and_chunks() -> None:
@@ -171,7 +175,7 @@ def test_tokens_go_to_their_experts_and_back_both_ways() -> None:
         (lambda: pipeline_parallel(LLAMA, WORK, 64), "32 layers cannot be cut into 64 stages"),
         (lambda: expert_parallel(LLAMA, WORK, 8), "1 experts cannot be spread over 8 ranks"),
         (lambda: ddp(LLAMA, WORK, 0), "at least 1 rank"),
-        (lambda: Workload(seq=0), "sizes of at least 1"),
+        (lambda: TrainingWorkload(seq=0), "sizes of at least 1"),
         (lambda: verdict(ddp(LLAMA, WORK, 8), -1.0, lambda *_: 0.0), "cannot compute for -1.0 s"),
     ],
 )
@@ -184,13 +188,13 @@ def over_a_link(gb_per_s: float):
     """The curve of a link of that busbw and no latency."""
 
     def seconds_of(operation: str, size_bytes: float, ranks: int) -> float:
-        return Transfer("", operation, 1, size_bytes, ranks).bus_bytes / (gb_per_s * 1e9)
+        return StepTransfer("", operation, 1, size_bytes, ranks).bus_bytes / (gb_per_s * 1e9)
 
     return seconds_of
 
 
 def test_a_fast_network_is_enough_and_a_slow_one_is_not() -> None:
-    traffic = zero_3(LLAMA, Workload(seq=4096), 64)
+    traffic = zero_3(LLAMA, TrainingWorkload(seq=4096), 64)
     fast, slow = (verdict(traffic, 1.0, over_a_link(gb_per_s)) for gb_per_s in (400, 5))
     assert not fast.network_bound
     assert fast.exposed_s == 0
@@ -204,9 +208,9 @@ def test_only_what_is_longer_than_the_pass_it_runs_beside_is_exposed() -> None:
     traffic = Traffic(
         "made up",
         (
-            Transfer("beside forward", "broadcast", 1, 0.5e9, 2, "forward"),
-            Transfer("beside backward", "broadcast", 1, 0.5e9, 2, "backward"),
-            Transfer("waited for", "broadcast", 2, 0.1e9, 2),
+            StepTransfer("beside forward", "broadcast", 1, 0.5e9, 2, "forward"),
+            StepTransfer("beside backward", "broadcast", 1, 0.5e9, 2, "backward"),
+            StepTransfer("waited for", "broadcast", 2, 0.1e9, 2),
         ),
     )
     judged = verdict(traffic, 0.9, over_a_link(1.0))
@@ -218,7 +222,7 @@ def test_only_what_is_longer_than_the_pass_it_runs_beside_is_exposed() -> None:
 
 @given(models, works, ranks_of_data, st.floats(0, 10), st.floats(1, 1000), st.floats(1, 10))
 def test_a_faster_network_or_more_computing_never_exposes_more(
-    model: ModelDimensions, work: Workload, ranks: int, compute_s: float, gb_per_s: float, times: float
+    model: ModelDimensions, work: TrainingWorkload, ranks: int, compute_s: float, gb_per_s: float, times: float
 ) -> None:
     traffic = zero_3(model, work, ranks)
     judged = verdict(traffic, compute_s, over_a_link(gb_per_s))
@@ -234,7 +238,7 @@ def test_one_rank_alone_sends_nothing() -> None:
 
 
 def test_below_its_bound_of_computing_a_step_is_network_bound_and_above_it_is_not() -> None:
-    sent = ddp(ModelDimensions(layers=2, hidden=64, ffn=256, heads=4, vocab=100), Workload(seq=8), 4)
+    sent = ddp(ModelDimensions(layers=2, hidden=64, ffn=256, heads=4, vocab=100), TrainingWorkload(seq=8), 4)
 
     def seconds(operation: str, size_bytes: float, ranks: int) -> float:
         return 1e-5 + size_bytes / 1e9

@@ -11,7 +11,7 @@ import pytest
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.backward import BANDWIDTH_BOUND, PROBE, READS_MORE, TWICE_THE_TIME, BackwardAxes
 from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.spec.findings import Claim, Findings, Remark, Verdict
+from pyperf_suite.spec.findings import Claim, ClaimVerdict, Findings, Remark
 from pyperf_suite.workloads.training.layers import ACTIVATIONS, LAYERS, LayerPassParameters, work
 from tests.records import a_record, lines, verdicts
 
@@ -46,7 +46,7 @@ def findings(machine: Machine, **changed: Any) -> Findings:
     return PROBE.findings(machine.records(list(PROBE.sweep(axes(**changed)))))
 
 
-def judged(layer: str, claim: Claim, machine: Machine | None = None, **changed: Any) -> list[Verdict]:
+def judged(layer: str, claim: Claim, machine: Machine | None = None, **changed: Any) -> list[ClaimVerdict]:
     found = verdicts(findings(machine or Machine(), **changed), claim)
     return [each for each in found if str(each.told.values["name"]).startswith(layer)]
 

@@ -10,9 +10,9 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.links import peak_of
-from pyperf_suite.laws.traffic import Workload
+from pyperf_suite.laws.traffic import TrainingWorkload
 from pyperf_suite.laws.transformer import ModelDimensions
-from pyperf_suite.probes.collectives import PROBE, CollectivesAxes, Training, analyse
+from pyperf_suite.probes.collectives import PROBE, CollectivesAxes, TrainingSizes, analyse
 from pyperf_suite.probes.collectives.curves import curves_of
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.axes import NO, YES, Sizes
@@ -31,7 +31,7 @@ def cases(**changed: object) -> list[Case]:
     return list(PROBE.sweep(replace(usual, **changed)))  # type: ignore[arg-type]
 
 
-def judged(records: list[Record], training: Training) -> Findings:
+def judged(records: list[Record], training: TrainingSizes) -> Findings:
     return analyse(rows_of(records), training)
 
 
@@ -201,7 +201,7 @@ WAYS = "Ways to train in parallel (predicted)"
 
 
 def test_every_way_to_train_is_judged_and_the_most_demanding_one_told(network: Any) -> None:
-    findings = judged(network().records(cases(op=TRAINED)), Training(compute_s=1.0))
+    findings = judged(network().records(cases(op=TRAINED)), TrainingSizes(compute_s=1.0))
     found = {row["parallelism"]: row for row in table(findings, WAYS)}
     assert [*found] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "TP", "TP+SP", "PP", "EP of 8 experts"]
     assert {row["network"] for row in found.values()} == {"enough", "network-bound"}
@@ -218,7 +218,7 @@ def test_every_way_to_train_is_judged_and_the_most_demanding_one_told(network: A
 def test_a_faster_network_turns_the_verdict(network: Any) -> None:
     words = []
     for gb_per_s in (1.0, 1000.0):
-        findings = judged(network(gb_per_s=gb_per_s).records(cases()), Training(compute_s=1.0))
+        findings = judged(network(gb_per_s=gb_per_s).records(cases()), TrainingSizes(compute_s=1.0))
         first = remarks(findings, "for a step that computes")[0].values
         words.append((first["way"], first["judged"], table(findings, WAYS)[0]["network"]))
     assert words == [("DDP", "too slow", "network-bound"), ("DDP", "enough", "enough")]
@@ -226,7 +226,7 @@ def test_a_faster_network_turns_the_verdict(network: Any) -> None:
 
 def test_what_was_not_measured_or_cannot_be_spread_is_not_judged(network: Any) -> None:
     odd = ModelDimensions(layers=2, hidden=64, ffn=100, heads=8, vocab=10)
-    findings = judged(network().records(cases(ranks=(3,))), Training(1.0, odd, Workload(seq=8)))
+    findings = judged(network().records(cases(ranks=(3,))), TrainingSizes(1.0, odd, TrainingWorkload(seq=8)))
     why = {each.values["ways"]: each.values["why"] for each in remarks(findings, "Not judged")}
     assert why["ZeRO-1, ZeRO-2, ZeRO-3"] == "all_gather and reduce_scatter not measured"
     assert why["TP, TP+SP"] == "TP over 3 ranks cannot divide heads = 8 evenly"
@@ -243,13 +243,15 @@ def test_the_default_step_is_of_a_7b_model_and_says_so(network: Any) -> None:
 
 
 def test_a_model_is_given_by_its_dimensions(network: Any) -> None:
-    training = Training.parse(
+    training = TrainingSizes.parse(
         "layers=12, hidden=768, ffn=3072, heads=12, vocab=50257, tied=true, seq=1024, compute_ms=90"
     )
-    assert training == Training(0.09, ModelDimensions(12, 768, 3072, 12, 50257, tied=True), Workload(seq=1024))
+    assert training == TrainingSizes(
+        0.09, ModelDimensions(12, 768, 3072, 12, 50257, tied=True), TrainingWorkload(seq=1024)
+    )
     model = said(judged(network().records(cases()), training), "Judged for a model")
     assert [model[name] for name in ("layers", "hidden", "tokens")] == [12, 768, 1024]
-    untold = Training.parse("layers=1,hidden=64,ffn=64,heads=1,vocab=64", flop_per_s=1e12)
+    untold = TrainingSizes.parse("layers=1,hidden=64,ffn=64,heads=1,vocab=64", flop_per_s=1e12)
     assert untold.compute_s == pytest.approx(6 * untold.model.parameters * 4096 / 1e12)
 
 
@@ -270,7 +272,7 @@ def test_a_model_is_given_by_its_dimensions(network: Any) -> None:
 )
 def test_a_model_that_cannot_be_is_refused_in_one_sentence(text: str, told: str) -> None:
     with pytest.raises(UserError, match=told):
-        Training.parse(text)
+        TrainingSizes.parse(text)
 
 
 @pytest.mark.parametrize(

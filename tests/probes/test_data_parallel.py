@@ -11,7 +11,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.training.data_parallel import DataParallelLaw, Exchange
+from pyperf_suite.laws.training.data_parallel import DataParallelLaw, GradientExchange
 from pyperf_suite.probes.data_parallel import (
     BUCKETS,
     DDP_BEATS_DP,
@@ -24,7 +24,7 @@ from pyperf_suite.probes.data_parallel import (
 )
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.axes import NO, YES, Sizes
-from pyperf_suite.spec.findings import Findings, Verdict
+from pyperf_suite.spec.findings import ClaimVerdict, Findings
 from tests.records import a_record, remarks
 
 CPU = Device("cpu")
@@ -56,7 +56,7 @@ def seconds_of(case: Case) -> float:
     if p.exchange == "none":
         return compute_s
     shape = p if p.exchange != "dp" else replace(p, exchange="ddp")
-    exchange = Exchange(
+    exchange = GradientExchange(
         p.accumulate * compute_s,
         tuple(buckets_of(shape)),
         p.exchange != "after",
@@ -84,7 +84,7 @@ def swept(axes: DataParallelAxes) -> list[Case]:
     return list(PROBE.sweep(axes))
 
 
-def verdicts(findings: Findings) -> dict[str, Verdict]:
+def verdicts(findings: Findings) -> dict[str, ClaimVerdict]:
     return {each.claim.text: each for each in findings.verdicts}
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.training.data_parallel import InputPipeline
+from pyperf_suite.laws.training.data_parallel import InputPipelineLaw
 from pyperf_suite.probes.input_pipeline import MORE_DO_NOT, PINNED_HELPS, PROBE, WORKERS_HELP
 from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.spec.findings import Claim, Findings, Remark, Verdict
+from pyperf_suite.spec.findings import Claim, ClaimVerdict, Findings, Remark
 from pyperf_suite.workloads.training.input_pipeline import InputPipelineParameters
 from tests.records import lines, records, remarks, verdicts
 
@@ -25,7 +25,7 @@ DRIFT = 0.01
 def visits(parameters: InputPipelineParameters, load_s: float, scale: float = 1.0, cores: int = CORES) -> list[Record]:
     """Three processes' records of a machine that keeps to the law; `scale` makes this one case slower or faster."""
     step_s = parameters.step_us * 1e-6
-    law = InputPipeline(load_s, step_s, cores, parameters.model == "host")
+    law = InputPipelineLaw(load_s, step_s, cores, parameters.model == "host")
     iteration_s, starts = law.seconds(parameters.loaders) * scale, parameters.loaders > 0
     metrics = {
         "wait": iteration_s - step_s,
@@ -45,7 +45,7 @@ def over_loaders(load_s: float, loaders=(0, 1, 2, 4), base: InputPipelineParamet
     return [each for count in loaders for each in visits(replace(base, loaders=count), load_s, **more)]
 
 
-def judged(findings: Findings, claim: Claim) -> Verdict:
+def judged(findings: Findings, claim: Claim) -> ClaimVerdict:
     (verdict,) = verdicts(findings, claim)
     return verdict
 

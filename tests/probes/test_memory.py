@@ -12,7 +12,7 @@ from pyperf_suite.laws.training.memory import activation_bytes
 from pyperf_suite.probes.memory import ANATOMY, BYTES_A_PARAMETER, EIGHTEEN, FORMULA, PARTS, PROBE, RULE
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.spec.findings import Claim, Quantity, Verdict
+from pyperf_suite.spec.findings import Claim, ClaimVerdict, Quantity
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.step_memory import TrainingMemory, TrainingMemoryParameters
 from pyperf_suite.workloads.workload import Place
@@ -68,7 +68,7 @@ def record(parameters, **changed):
 MIXED = replace(SMALL, precision="autocast_bfloat16")
 
 
-def judged(claim: Claim, *records: Record) -> Verdict:
+def judged(claim: Claim, *records: Record) -> ClaimVerdict:
     (found,) = verdicts(PROBE.findings(records), claim)
     return found
 

@@ -8,7 +8,7 @@ import pytest
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.overlap import HIDES, OVERLAPS, PROBE
-from pyperf_suite.spec.findings import Cell, Claim, Findings, Remark, Verdict
+from pyperf_suite.spec.findings import Cell, Claim, ClaimVerdict, Findings, Remark
 from tests import records as made_up
 from tests.records import records
 
@@ -30,7 +30,7 @@ def found(seconds: dict[str, float], details: dict[str, Any] | None = None) -> F
     return PROBE.findings(records(cases, lambda case: seconds[case.parameters.run], wobble=0.2, details=details))
 
 
-def verdicts(seconds: dict[str, float], claim: Claim) -> list[Verdict]:
+def verdicts(seconds: dict[str, float], claim: Claim) -> list[ClaimVerdict]:
     return made_up.verdicts(found(seconds), claim)
 
 

@@ -20,7 +20,7 @@ from pyperf_suite.probes.precision import (
     PrecisionAxes,
 )
 from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.spec.findings import Claim, Findings, Remark, Verdict
+from pyperf_suite.spec.findings import Claim, ClaimVerdict, Findings, Remark
 from pyperf_suite.workloads.training.training_step import PrecisionStep, PrecisionStepParameters
 from tests.records import a_record, cells
 
@@ -80,7 +80,7 @@ def findings(machine: Machine | None = None, **changed: Any) -> Findings:
     return PROBE.findings((machine or Machine()).records(cases(**changed)))
 
 
-def judged(claim: Claim, machine: Machine | None = None, **changed: Any) -> Verdict:
+def judged(claim: Claim, machine: Machine | None = None, **changed: Any) -> ClaimVerdict:
     return next(each for each in findings(machine, **changed).verdicts if each.claim == claim)
 
 

@@ -13,11 +13,11 @@ from pyperf_suite.spec.findings import (
     ONE_PROCESS,
     OPEN_INTERVAL,
     Claim,
+    ClaimVerdict,
     Findings,
     Quantity,
     Remark,
     Table,
-    Verdict,
     findings,
     remark,
 )
@@ -124,7 +124,7 @@ def test_findings_are_sorted_by_kind_and_empty_tables_left_out():
     assert found == Findings((told, verdict), (full,))
     assert found.verdicts == [verdict]
     assert (found + found).remarks == (told, verdict, told, verdict)
-    assert isinstance(verdict, Verdict)
+    assert isinstance(verdict, ClaimVerdict)
 
 
 def test_a_remark_on_an_item_names_its_attributes_and_theirs():

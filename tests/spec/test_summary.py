@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.spec.findings import Claim, Findings, Quantity, Remark, Verdict, remark
+from pyperf_suite.spec.findings import Claim, ClaimVerdict, Findings, Quantity, Remark, remark
 from pyperf_suite.spec.summary import MOST_POINTS, summary_of
 
 TWICE = Claim("twice as fast", "A Guide", 1.9, 2.1)
@@ -14,11 +14,11 @@ def effect(name: str, value: float, width: float = 0.01, processes: int = 3) -> 
     return remark(f"{name} is {{faster}} as fast", effect="faster", faster=ratio)
 
 
-def judged(claim: Claim, value: float, processes: int = 3) -> Verdict:
+def judged(claim: Claim, value: float, processes: int = 3) -> ClaimVerdict:
     return claim.judge("it is {measured}", Ratio(value, value - 0.05, value + 0.05, processes))
 
 
-def points(*remarks: Remark | Verdict) -> list[str]:
+def points(*remarks: Remark | ClaimVerdict) -> list[str]:
     return [each.told.template if isinstance(each.told, Remark) else each.told.claim.text
             for each in summary_of({"probe": Findings(remarks)})]  # fmt: skip
 

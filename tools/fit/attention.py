@@ -17,16 +17,16 @@ from pyperf_suite.advise.calibrate_laws import HeldOutError, cross_validate, sit
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.attention import (
+    AttentionCosts,
     AttentionKernels,
     AttentionShape,
-    Costs,
     KernelLaw,
     grid_sizes,
     pack_kernels,
     transferred_attention,
     unpack_attention,
 )
-from pyperf_suite.laws.calibration import Block, ResidualGrid
+from pyperf_suite.laws.calibration import CalibrationBlock, ResidualGrid
 from pyperf_suite.laws.collectives import HUBER, LEAST_SCATTER
 from pyperf_suite.laws.tiling import nonnegative_fit
 from tools.fit.published import read_columns, tables_like
@@ -84,7 +84,7 @@ class PrefillTable:
         return AttentionShape(batch, seq, seq, heads, kv_heads, causal=True)
 
 
-def fit_attention(tables_folder: Path) -> dict[str, Block]:
+def fit_attention(tables_folder: Path) -> dict[str, CalibrationBlock]:
     """The block of every GPU that the folder has a table of, by its name in the catalogue.
 
     Raises UserError where the folder has no such table.
@@ -143,7 +143,7 @@ def fit_kernel(rows: PrefillTable, library: str, head_dim: int, sms: int) -> Ker
     """The tile whose counted seconds come nearest, its costs, and the grid of what these miss."""
     shape = rows.shape()
     tiles = [
-        KernelLaw(library, head_dim, block, resident, sms, Costs(0, 0, 0, 0, 0), np.zeros(GRID))
+        KernelLaw(library, head_dim, block, resident, sms, AttentionCosts(0, 0, 0, 0, 0), np.zeros(GRID))
         for block in BLOCKS
         for resident in RESIDENT
     ]
@@ -154,7 +154,7 @@ def fit_kernel(rows: PrefillTable, library: str, head_dim: int, sms: int) -> Ker
     ]
     best = int(np.argmin(apart))
     fitted = _log_fit(features[best], costs[best], rows.seconds)
-    kernel = replace(tiles[best], costs=Costs(*fitted.tolist()))
+    kernel = replace(tiles[best], costs=AttentionCosts(*fitted.tolist()))
     missed = np.log(rows.seconds / kernel.counted_seconds(shape))
     return replace(kernel, grid=fit_grid(missed, grid_sizes(shape), GRID, SMOOTHNESS))
 
@@ -183,10 +183,10 @@ def _log_fit(
     return np.asarray(np.exp(found.x))
 
 
-def fit_block(table: PrefillTable, spec: GpuSpec) -> Block:
+def fit_block(table: PrefillTable, spec: GpuSpec) -> CalibrationBlock:
     """The block of one GPU, with its error on head shapes left out."""
     batch, seq, heads, kv_heads, _ = ((float(size.min()), float(size.max())) for size in table.sizes.T)
-    return Block(
+    return CalibrationBlock(
         pack_kernels(fit_kernels(table, spec.sms)),
         held_out_error(table, spec.sms, by_head_shape=True).to_json(),
         {"batch": batch, "seq": seq, "heads": heads, "kv_heads": kv_heads},
@@ -211,7 +211,7 @@ def held_out_error(table: PrefillTable, sms: int, by_head_shape: bool) -> HeldOu
     return cross_validate(fit, wanted.seconds, sites)
 
 
-def left_out_error(blocks: dict[str, Block], table: PrefillTable, gpu: str) -> HeldOutError:
+def left_out_error(blocks: dict[str, CalibrationBlock], table: PrefillTable, gpu: str) -> HeldOutError:
     """The error on a GPU's whole table of laws read off the other GPUs' blocks and its data sheet."""
     spec = find_gpu(gpu)
     others = {name: unpack_attention(block, find_gpu(name)) for name, block in blocks.items() if name != gpu}

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.calibration import Block
+from pyperf_suite.laws.calibration import CalibrationBlock
 from pyperf_suite.laws.collectives import (
     PiecewiseAlphaBeta,
     has_nvlink,
@@ -63,7 +63,7 @@ class Curve(NamedTuple):
 
 
 @functools.cache
-def fit_collectives(tables_folder: Path) -> dict[str, Block]:
+def fit_collectives(tables_folder: Path) -> dict[str, CalibrationBlock]:
     """The block "collectives" of every GPU in the folder's table of collectives, by the GPU's name in the catalogue.
 
     Every operation of `OPERATIONS` gets a curve at every number of `RANKS`. The block's stated error is of this GPU's
@@ -101,7 +101,7 @@ def fit_collectives(tables_folder: Path) -> dict[str, Block]:
             "median_of_sizes": round(float(np.median(at_sizes)) * 100, 2),
         }
         limits = {"nbytes": (float(sizes[0]), float(sizes[-1])), "ranks": (float(RANKS[0]), float(RANKS[-1]))}
-        blocks[gpu] = Block(packed, held_out, limits, ORIGIN)
+        blocks[gpu] = CalibrationBlock(packed, held_out, limits, ORIGIN)
     return blocks
 
 
@@ -144,7 +144,7 @@ def left_out_logs(curves: Sequence[Curve], log_s: NDArray[np.float64]) -> NDArra
     return np.asarray(-(inverse @ log_s) / np.diag(inverse)[:, None])
 
 
-def left_out_gpu_errors(blocks: dict[str, Block], tables_folder: Path) -> dict[str, NDArray[np.float64]]:
+def left_out_gpu_errors(blocks: dict[str, CalibrationBlock], tables_folder: Path) -> dict[str, NDArray[np.float64]]:
     """|predicted − measured| / measured of all a GPU's curves, read off the other GPUs' as if it had no table."""
     laws = {gpu: unpack_laws(block) for gpu, block in blocks.items()}
     errors: dict[str, list[NDArray[np.float64]]] = defaultdict(list)

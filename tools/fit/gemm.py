@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pyperf_suite.advise.calibrate_laws import folds, site_numbers, summary
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.calibration import POOLED, Block, ResidualGrid
+from pyperf_suite.laws.calibration import POOLED, CalibrationBlock, ResidualGrid
 from pyperf_suite.laws.gemm import TILES, MenuCoefficients, Rates, menu_seconds
 from tools.fit.published import read_columns, tables_like
 from tools.fit.site_kriging import Alike, Likeness, SiteKriging
@@ -114,7 +114,7 @@ START = MenuCoefficients(
 SCALARS = tuple(name for name in START.as_arrays() if name != "tile_rates")
 
 
-def fit_gemm(tables_folder: Path) -> dict[str, dict[str, Block]]:
+def fit_gemm(tables_folder: Path) -> dict[str, dict[str, CalibrationBlock]]:
     """The blocks gemm_bf16 and gemm_fp8 of each GPU with a table, by its name, and of `POOLED` for all without.
 
     Raises UserError where the folder has no such table.
@@ -122,7 +122,7 @@ def fit_gemm(tables_folder: Path) -> dict[str, dict[str, Block]]:
     tables = gemm_tables(tables_folder)
     if not tables:
         raise UserError(f"There is no gemm_*.parquet in {tables_folder}: name the folder of the published tables.")
-    blocks: dict[str, dict[str, Block]] = {}
+    blocks: dict[str, dict[str, CalibrationBlock]] = {}
     for table in tables:
         blocks.setdefault(table.gpu.name, {})[f"gemm_{table.dtype}"] = fit_block(table)
     for dtype in dict.fromkeys(table.dtype for table in tables):
@@ -132,7 +132,7 @@ def fit_gemm(tables_folder: Path) -> dict[str, dict[str, Block]]:
     return blocks
 
 
-def fit_block(table: GemmTable) -> Block:
+def fit_block(table: GemmTable) -> CalibrationBlock:
     """The law of one table, with its error on held-out sites."""
     unseen = held_out_rows(table)
     coefficients, residual = fit_law(table.rows(~unseen))
@@ -143,10 +143,12 @@ def fit_block(table: GemmTable) -> Block:
         f"{HELD_OUT:.0%} of the sites (n, k) held out whole",
     )
     coefficients, residual = fit_law(table)
-    return Block({**coefficients.as_arrays(), **residual.as_arrays()}, errors.to_json(), _range([table]), table.origin)
+    return CalibrationBlock(
+        {**coefficients.as_arrays(), **residual.as_arrays()}, errors.to_json(), _range([table]), table.origin
+    )
 
 
-def pooled_block(tables: Sequence[GemmTable]) -> Block:
+def pooled_block(tables: Sequence[GemmTable]) -> CalibrationBlock:
     """One law for several GPUs by their data sheets, with the error on each when it was fitted to the others."""
     errors = {
         left_out.gpu.name: np.abs(
@@ -164,7 +166,7 @@ def pooled_block(tables: Sequence[GemmTable]) -> Block:
         "how": "whole GPUs left out: " + ", ".join(f"{name} {error} %" for name, error in each.items()),
     }
     origin = f"{ORIGIN}, {tables[0].dtype} on {', '.join(errors)}"
-    return Block(fit_coefficients(tables).as_arrays(), held_out, _range(tables), origin)
+    return CalibrationBlock(fit_coefficients(tables).as_arrays(), held_out, _range(tables), origin)
 
 
 def held_out_rows(table: GemmTable, share: float = HELD_OUT, seed: int = SEED) -> NDArray[np.bool_]:

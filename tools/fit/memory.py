@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pyperf_suite.advise.calibrate_laws import cross_validate, site_numbers
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.calibration import Block
+from pyperf_suite.laws.calibration import CalibrationBlock
 from pyperf_suite.laws.roofline import MemoryLaw
 from tools.fit.published import read_columns, tables_like
 
@@ -31,7 +31,7 @@ Streams = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]
 START = MemoryLaw(3e-6, 0.8, 0.8, (0.0, np.inf), 0.0, ORIGIN)
 
 
-def fit_memory(tables_folder: Path) -> dict[str, Block]:
+def fit_memory(tables_folder: Path) -> dict[str, CalibrationBlock]:
     """The block "memory" of each GPU that the folder has a table of bf16 products of, by its name in the catalogue.
 
     Raises UserError where it has none.
@@ -55,7 +55,7 @@ def read_streams(
     return ELEMENT_BYTES * (m * n + n * k + m * k), seconds, site_numbers(n, k)
 
 
-def _fit_gpu(gpu: GpuSpec, streams: Streams) -> Block:
+def _fit_gpu(gpu: GpuSpec, streams: Streams) -> CalibrationBlock:
     nbytes, seconds, sites = streams
 
     def fit(rows: NDArray[np.intp]):  # type: ignore[no-untyped-def]
@@ -63,7 +63,7 @@ def _fit_gpu(gpu: GpuSpec, streams: Streams) -> Block:
         return lambda unseen: sum(law.parts(gpu, nbytes[unseen]).values())
 
     law = _fit_law(gpu, nbytes, seconds)
-    return Block(
+    return CalibrationBlock(
         {name: np.array(getattr(law, name)) for name in ("launch_s", "memory_share", "cache_share")},
         cross_validate(fit, seconds, sites).to_json(),
         {"nbytes": (float(nbytes.min()), float(nbytes.max()))},

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.advise.calibrate_laws import folds, site_numbers
-from pyperf_suite.laws.calibration import Block
+from pyperf_suite.laws.calibration import CalibrationBlock
 from pyperf_suite.laws.explained import KernelPrices
 from pyperf_suite.laws.prices import Prices
-from pyperf_suite.laws.training.step import MEASURED_GPU, Plan, StepConstants, pack_constants, step_time
+from pyperf_suite.laws.training.step import MEASURED_GPU, ParallelPlan, StepConstants, pack_constants, step_time
 from pyperf_suite.laws.transformer import ModelDimensions
 from tools.fit.published import read_columns, rows_of
 
@@ -40,11 +40,11 @@ class Iteration:
     """One published iteration: what was trained, how, and the seconds that it took."""
 
     model: ModelDimensions
-    plan: Plan
+    plan: ParallelPlan
     seconds: float
 
 
-def fit_step(tables_folder: Path, prices: KernelPrices | None = None) -> dict[str, Block]:
+def fit_step(tables_folder: Path, prices: KernelPrices | None = None) -> dict[str, CalibrationBlock]:
     """The block "step" of the A100; `prices` are by default the laws of `pyperf_suite.laws` on that GPU.
 
     The stated error is of iterations over many nodes, all those of one model and parallelism left out together; that of
@@ -85,7 +85,7 @@ def read_iterations(tables_folder: Path, table: str) -> list[Iteration]:
                 tied=True,
                 positions=row["sequence_length"],
             ),
-            Plan(
+            ParallelPlan(
                 row["global_batch"],
                 row["micro_batch"],
                 row["sequence_length"],

@@ -9,7 +9,7 @@ import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.calibration import Block, Calibration, shipped_calibration, shipped_path
+from pyperf_suite.laws.calibration import Calibration, CalibrationBlock, shipped_calibration, shipped_path
 from pyperf_suite.laws.prices import Prices
 from tools.fit.attention import fit_attention
 from tools.fit.collectives import fit_collectives
@@ -24,12 +24,12 @@ ROUNDING = 1e-3
 # Whose iterations are published.
 STEP_GPU = "A100"
 
-Blocks = Mapping[str, Mapping[str, Block]]
+Blocks = Mapping[str, Mapping[str, CalibrationBlock]]
 # Blocks by GPU and name, from the folder of tables and what was fitted before, by GPU.
 Fit = Callable[[Path, Mapping[str, Calibration]], Blocks]
 
 
-def _alone(name: str, fit: Callable[[Path], Mapping[str, Block]]) -> Fit:
+def _alone(name: str, fit: Callable[[Path], Mapping[str, CalibrationBlock]]) -> Fit:
     """A fit of one block a GPU, under its name."""
     return lambda folder, _: {gpu: {name: block} for gpu, block in fit(folder).items()}
 
@@ -51,7 +51,9 @@ FITS: Mapping[str, Fit] = {
 }
 
 
-def calibrate_tables(folder: Path, laws: tuple[str, ...] = ()) -> Iterator[tuple[str, str, Block, Calibration]]:
+def calibrate_tables(
+    folder: Path, laws: tuple[str, ...] = ()
+) -> Iterator[tuple[str, str, CalibrationBlock, Calibration]]:
     """Each block as it is fitted: the GPU, the block's name, itself, and the GPU's calibration with it.
 
     `laws` names some of `FITS`, all where it is empty; blocks of others stay as they are shipped. Raises UserError for
@@ -72,7 +74,7 @@ def calibrate_tables(folder: Path, laws: tuple[str, ...] = ()) -> Iterator[tuple
                 yield gpu, name, block, fitted[gpu]
 
 
-def is_as_shipped(gpu: str, name: str, block: Block) -> bool:
+def is_as_shipped(gpu: str, name: str, block: CalibrationBlock) -> bool:
     """Whether a block is the shipped one within rounding."""
     shipped = shipped_calibration(gpu)
     other = None if shipped is None else shipped.blocks.get(name)

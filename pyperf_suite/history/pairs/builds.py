@@ -140,7 +140,7 @@ def last_line(output: bytes) -> str:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptBuild:
     """A folder of the cache. `failure` says why there is nothing in it."""
 
     folder: Path
@@ -151,7 +151,7 @@ class Kept:
         return self.folder / _LOG
 
 
-def keep(key: str, make: Make, *holds: str) -> Kept:
+def keep(key: str, make: Make, *holds: str) -> KeptBuild:
     """The folder of that key with the entries `holds` in it, made now unless it is kept from before.
 
     Raises UserError where the cache folder cannot be written, or others could have written it.
@@ -167,13 +167,13 @@ def keep(key: str, make: Make, *holds: str) -> Kept:
                 _empty(folder)
                 failure = make(folder, folder / _LOG)
                 if failure:
-                    return Kept(folder, failure)
+                    return KeptBuild(folder, failure)
                 (folder / _DONE).touch()
     except OSError as error:
         raise UserError(
             f"The cache folder {folder} cannot be written ({error.strerror}): name another in PYPERF_CACHE_DIR."
         ) from None
-    return Kept(folder)
+    return KeptBuild(folder)
 
 
 def builds_folder() -> Path:

@@ -17,7 +17,7 @@ from typing import Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import write_for_user
 from pyperf_suite.history.shown.listing import LEAST_SPREAD, scale_for, short_commit, unit_name
-from pyperf_suite.history.stored.series import Point, Series
+from pyperf_suite.history.stored.series import BenchmarkSeries, SeriesPoint
 from pyperf_suite.history.tracking import Step
 
 MOST_PANELS = 12
@@ -37,7 +37,7 @@ _CAPTION = (
 _ORANGE, _GREY = "#D55E00", "#777777"
 
 
-def draw_series(drawn: Sequence[Series], path: Path, steps: Sequence[Sequence[Step]] = ()) -> None:
+def draw_series(drawn: Sequence[BenchmarkSeries], path: Path, steps: Sequence[Sequence[Step]] = ()) -> None:
     """Draw one panel for each series, in that order, into the PNG file `path`.
 
     The x axis counts runs and is labelled with their dates and commits; the y axis need not begin at zero. `steps` are
@@ -79,7 +79,7 @@ def draw_series(drawn: Sequence[Series], path: Path, steps: Sequence[Sequence[St
     write_for_user(path, picture.getvalue())
 
 
-def _draw(axis: Any, series: Series, steps: Sequence[Step]) -> None:
+def _draw(axis: Any, series: BenchmarkSeries, steps: Sequence[Step]) -> None:
     points = series.points
     scale = scale_for(series.values, series.unit_of_measure)
     _draw_points(axis, points, scale.factor)
@@ -96,7 +96,7 @@ def _draw(axis: Any, series: Series, steps: Sequence[Step]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_points(axis: Any, points: Sequence[Point], factor: float) -> None:
+def _draw_points(axis: Any, points: Sequence[SeriesPoint], factor: float) -> None:
     """Each unit in its own colour and shape; a legend only where there is more than one."""
     units = list(dict.fromkeys(point.unit for point in points))
     for number, unit in enumerate(units):
@@ -120,7 +120,7 @@ def _draw_points(axis: Any, points: Sequence[Point], factor: float) -> None:
         axis.legend(fontsize=7, frameon=False, loc="lower left", ncols=4)
 
 
-def _draw_levels(axis: Any, series: Series, factor: float, steps: Sequence[Step]) -> None:
+def _draw_levels(axis: Any, series: BenchmarkSeries, factor: float, steps: Sequence[Step]) -> None:
     """For each unit the median of every stretch without a break or step of its own, and at a step how far it moved."""
     points = series.points
     units = list(dict.fromkeys(point.unit for point in points))
@@ -156,7 +156,7 @@ def _draw_effect(axis: Any, step: Step, top: float, colour: str) -> None:
     )
 
 
-def _draw_breaks(axis: Any, series: Series) -> None:
+def _draw_breaks(axis: Any, series: BenchmarkSeries) -> None:
     """A dashed line and the words of each break: each below those before it, upright where they are many."""
     texts: dict[int, list[str]] = {}
     for each in series.breaks:
@@ -191,7 +191,7 @@ def _keep_noise_small(axis: Any, legend: bool) -> None:
     axis.set_ylim(middle - half * (1.25 if legend else 1.0), middle + half * 1.35)
 
 
-def _tick_labels(points: Sequence[Point]) -> list[str]:
+def _tick_labels(points: Sequence[SeriesPoint]) -> list[str]:
     """The day of each run, or its time where several share a day, and below it the commit where it is known."""
     days = [point.started_at[:10] for point in points]
     if len(set(days)) < len(days):

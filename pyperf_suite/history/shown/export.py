@@ -15,12 +15,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.stored.series import Series
+from pyperf_suite.history.stored.series import BenchmarkSeries
 from pyperf_suite.history.verdict import MORE_IS_WORSE
 
 
 @dataclass(frozen=True)
-class Row:
+class ExportRow:
     """The columns of an export, in their order: one point of one series.
 
     `value`, `low` and `high` are in `unit_of_measure`; `unit` is the UUID of the GPU, empty without one; `breaks` names
@@ -48,7 +48,7 @@ class Row:
     breaks: str
 
 
-def rows_of(exported: Iterable[Series]) -> list[Row]:
+def rows_of(exported: Iterable[BenchmarkSeries]) -> list[ExportRow]:
     """A row for every point of every series, in their order."""
     rows = []
     for series in exported:
@@ -57,7 +57,7 @@ def rows_of(exported: Iterable[Series]) -> list[Row]:
             breaks.setdefault(each.index, []).append(each.what)
         for index, point in enumerate(series.points):
             rows.append(
-                Row(
+                ExportRow(
                     *(series.machine, series.probe, series.case_id, series.label, series.metric, series.kind),
                     *(point.run_id, point.started_at, point.value, point.low, point.high, series.unit_of_measure),
                     *(point.processes, point.failed, point.unsupported, point.commit, point.dirty, point.unit),
@@ -67,24 +67,24 @@ def rows_of(exported: Iterable[Series]) -> list[Row]:
     return rows
 
 
-def as_csv(exported: Sequence[Series]) -> bytes:
+def as_csv(exported: Sequence[BenchmarkSeries]) -> bytes:
     """RFC 4180 with a line of column names, UTF-8; numbers as Python writes them, so that none loses a digit."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    names = [column.name for column in fields(Row)]
+    names = [column.name for column in fields(ExportRow)]
     writer.writerow(names)
     writer.writerows([getattr(row, name) for name in names] for row in rows_of(exported))
     return text.getvalue().encode()
 
 
-def as_json(exported: Sequence[Series]) -> bytes:
-    """A list of objects with the columns of `Row`."""
+def as_json(exported: Sequence[BenchmarkSeries]) -> bytes:
+    """A list of objects with the columns of `ExportRow`."""
     rows = [dataclasses.asdict(row) for row in rows_of(exported)]
     return (json.dumps(rows, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def as_parquet(exported: Sequence[Series]) -> bytes:
-    """One Parquet table of the columns of `Row`. Raises UserError where pyarrow is not installed."""
+def as_parquet(exported: Sequence[BenchmarkSeries]) -> bytes:
+    """One Parquet table of the columns of `ExportRow`. Raises UserError where pyarrow is not installed."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -94,7 +94,7 @@ def as_parquet(exported: Sequence[Series]) -> bytes:
             "--format csv."
         ) from None
     kinds = {"str": pyarrow.string(), "float": pyarrow.float64(), "int": pyarrow.int64(), "bool": pyarrow.bool_()}
-    schema = pyarrow.schema([(column.name, kinds[str(column.type)]) for column in fields(Row)])
+    schema = pyarrow.schema([(column.name, kinds[str(column.type)]) for column in fields(ExportRow)])
     rows = rows_of(exported)
     table = pyarrow.table({name: [getattr(row, name) for row in rows] for name in schema.names}, schema=schema)
     sink = pyarrow.BufferOutputStream()
@@ -102,7 +102,7 @@ def as_parquet(exported: Sequence[Series]) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
-def as_github_action_benchmark(exported: Sequence[Series]) -> bytes:
+def as_github_action_benchmark(exported: Sequence[BenchmarkSeries]) -> bytes:
     """What github-action-benchmark takes as `customSmallerIsBetter`: of each machine the newest run's benchmarks.
 
     That action adds what it is given as the values of the commit at hand, so benchmarks that the newest run did not
@@ -137,13 +137,13 @@ def as_github_action_benchmark(exported: Sequence[Series]) -> bytes:
     return (json.dumps(entries, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _smaller_is_better(series: Series) -> bool:
+def _smaller_is_better(series: BenchmarkSeries) -> bool:
     return all(math.isfinite(point.value) for point in series.points) and (
         series.kind == "timing" or (series.kind == "static" and series.metric in MORE_IS_WORSE)
     )
 
 
-FORMATS: dict[str, Callable[[Sequence[Series]], bytes]] = {
+FORMATS: dict[str, Callable[[Sequence[BenchmarkSeries]], bytes]] = {
     "csv": as_csv,
     "json": as_json,
     "parquet": as_parquet,

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from pyperf_suite.errors import printable
 from pyperf_suite.history.stored.foreign import FOREIGN_PROBES
-from pyperf_suite.history.stored.series import Point, Series
+from pyperf_suite.history.stored.series import BenchmarkSeries, SeriesPoint
 from pyperf_suite.history.tracking import Step
 
 _STEPS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
@@ -62,7 +62,7 @@ LEAST_SPREAD = 0.05
 
 
 @dataclass(frozen=True)
-class Column:
+class ListColumn:
     """One or several neighbouring points of a series: their median, what their intervals span, and their unit."""
 
     value: float
@@ -83,7 +83,7 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
 
 
 def plot(
-    columns: Sequence[Column],
+    columns: Sequence[ListColumn],
     breaks: Sequence[int],
     text: Callable[[float], str],
     width: int = 72,
@@ -124,22 +124,22 @@ def plot(
     return [f"{label:>{widest}} ┤{gap.join(row)}".rstrip() for label, row in zip(labels, cells, strict=True)]
 
 
-def _places(columns: Sequence[Column], breaks: Sequence[int], width: int) -> list[Column | None]:
+def _places(columns: Sequence[ListColumn], breaks: Sequence[int], width: int) -> list[ListColumn | None]:
     """A column for each place of the plot, None for a break."""
     starts = [0, *sorted({index for index in breaks if 0 < index < len(columns)}), len(columns)]
     segments = [list(columns[start:end]) for start, end in itertools.pairwise(starts) if end > start]
     room = max(len(segments), width - len(segments) + 1)
     together = -(-len(columns) // room)
-    places: list[Column | None] = []
+    places: list[ListColumn | None] = []
     for number, segment in enumerate(segments):
         places += [None] if number else []
         places += [_joined(part) for part in _parts(segment, -(-len(segment) // together))]
     return places
 
 
-def _joined(part: Sequence[Column]) -> Column:
+def _joined(part: Sequence[ListColumn]) -> ListColumn:
     """Several points as one; of their units the newest."""
-    return Column(
+    return ListColumn(
         statistics.median(each.value for each in part),
         min(each.low for each in part),
         max(each.high for each in part),
@@ -164,7 +164,7 @@ def _span(lowest: float, highest: float) -> tuple[float, float]:
 _NEWEST = 20
 
 
-def print_list(console: Console, listed: Sequence[Series], left_out: Sequence[str]) -> None:
+def print_list(console: Console, listed: Sequence[BenchmarkSeries], left_out: Sequence[str]) -> None:
     """A table for each machine: benchmark, runs, newest value and trend; then what is not listed."""
     for machine in dict.fromkeys(series.machine for series in listed):
         console.print(f"\n[bold]{shown(machine)}[/bold]")
@@ -186,7 +186,7 @@ def print_list(console: Console, listed: Sequence[Series], left_out: Sequence[st
         console.print(f"[yellow]note[/yellow] {shown(sentence)}", highlight=False, soft_wrap=True)
 
 
-def print_series(console: Console, series: Series, steps: Sequence[Step], show_all: bool) -> None:
+def print_series(console: Console, series: BenchmarkSeries, steps: Sequence[Step], show_all: bool) -> None:
     """One series: its name, a plot, what changed in it, and its newest points."""
     for line in (
         f"\n[bold]{shown(series.title)}[/bold]",
@@ -200,7 +200,7 @@ def print_series(console: Console, series: Series, steps: Sequence[Step], show_a
     scale = scale_for(series.values, series.unit_of_measure)
     units = list(series.units)
     columns = [
-        Column(point.value, point.low, point.high, units.index(point.unit) if point.unit else 0)
+        ListColumn(point.value, point.low, point.high, units.index(point.unit) if point.unit else 0)
         for point in series.points
     ]
     width = max(20, min(console.width - 14, 100))
@@ -213,7 +213,7 @@ def print_series(console: Console, series: Series, steps: Sequence[Step], show_a
     _print_points(console, series, show_all)
 
 
-def _print_changes(console: Console, series: Series, steps: Sequence[Step]) -> None:
+def _print_changes(console: Console, series: BenchmarkSeries, steps: Sequence[Step]) -> None:
     for each in series.breaks:
         when = series.points[each.index].started_at[:10]
         console.print(f"[yellow]break[/yellow] {when}: {shown(each.what)}", highlight=False, soft_wrap=True)
@@ -232,7 +232,7 @@ def _print_changes(console: Console, series: Series, steps: Sequence[Step]) -> N
         )
 
 
-def _print_points(console: Console, series: Series, show_all: bool) -> None:
+def _print_points(console: Console, series: BenchmarkSeries, show_all: bool) -> None:
     scale = scale_for(series.values, series.unit_of_measure)
     first = 0 if show_all else max(0, len(series.points) - _NEWEST)
     broken = {each.index for each in series.breaks}
@@ -268,7 +268,7 @@ def unit_name(unit: str) -> str:
     return unit[:12] or "unnamed unit"
 
 
-def short_commit(point: Point) -> str:
+def short_commit(point: SeriesPoint) -> str:
     """The commit as git shortens it, with + where files were changed beside it; empty where it is not known."""
     return f"{point.commit[:9]}{'+' if point.dirty else ''}" if point.commit else ""
 

@@ -72,7 +72,7 @@ class Benchmark:
 
 
 @dataclass(frozen=True)
-class Point:
+class SeriesPoint:
     """One run's value: the median over processes of the processes' medians, in the series' unit of measure.
 
     `low` and `high` are the least and the greatest of the processes' medians, or the one process's own interval.
@@ -109,7 +109,7 @@ class Break:
 
 
 @dataclass(frozen=True)
-class Series:
+class BenchmarkSeries:
     """Points in the order measured. `failed_runs` are those in which no process could measure it."""
 
     machine: str
@@ -117,7 +117,7 @@ class Series:
     case_id: str
     label: str
     unit_of_measure: str
-    points: tuple[Point, ...]
+    points: tuple[SeriesPoint, ...]
     breaks: tuple[Break, ...] = ()
     metric: str = TIME
     kind: str = "timing"
@@ -138,7 +138,7 @@ class Series:
         return tuple(dict.fromkeys(point.unit for point in self.points if point.unit))
 
 
-def breaks_of(points: Sequence[Point], kind: str = "timing") -> list[Break]:
+def breaks_of(points: Sequence[SeriesPoint], kind: str = "timing") -> list[Break]:
     """Where the machine's state differs from what was last reported of it."""
     found, known = [], dict[str, str]()
     previous: Mapping[str, Any] | None = None

@@ -24,7 +24,15 @@ from pyperf_suite import files
 from pyperf_suite.errors import UserError, nearest, offer
 from pyperf_suite.history.stored.foreign import read_foreign
 from pyperf_suite.history.stored.journals import RECORDS, Measured, RunSummary, shallow, strict_json, summarise_journal
-from pyperf_suite.history.stored.series import TIME, Benchmark, Point, Series, breaks_of, commit_of, unit_of
+from pyperf_suite.history.stored.series import (
+    TIME,
+    Benchmark,
+    BenchmarkSeries,
+    SeriesPoint,
+    breaks_of,
+    commit_of,
+    unit_of,
+)
 
 # Also a run may hold thousands of cases, but what is kept of each is short.
 LARGEST_CACHE_BYTES = 512 * 2**20
@@ -137,12 +145,12 @@ class Store:
                     found.append(benchmark)
         return sorted(found, key=lambda one: (one.machine, one.probe, one.label, one.metric))
 
-    def series(self, benchmark: Benchmark) -> Series:
+    def series(self, benchmark: Benchmark) -> BenchmarkSeries:
         """All points of a benchmark in the order measured, with its breaks."""
         runs = {one.run_id: one for one in reversed(self._cases.get(benchmark.key[:3], []))}  # a copy counts once
         in_order = sorted(runs.values(), key=lambda one: (one.started_at, one.run_id))
         points = [_point(one, benchmark.metric) for one in in_order if benchmark.metric in _metrics(one)]
-        return Series(
+        return BenchmarkSeries(
             *(benchmark.machine, benchmark.probe, benchmark.case_id, benchmark.label, benchmark.unit_of_measure),
             points=tuple(points),
             breaks=tuple(breaks_of(points, benchmark.kind)),
@@ -426,10 +434,10 @@ def _value(one: Measured, metric: str) -> float:
     return one.seconds if metric == TIME else one.exact[metric][1]
 
 
-def _point(one: Measured, metric: str) -> Point:
+def _point(one: Measured, metric: str) -> SeriesPoint:
     value = _value(one, metric)
     is_time = metric == TIME
-    return Point(
+    return SeriesPoint(
         run_id=one.run_id,
         started_at=one.started_at,
         value=value,

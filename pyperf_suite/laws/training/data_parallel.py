@@ -25,7 +25,7 @@ AllReduceSeconds = Callable[[float], float]
 
 
 @dataclass(frozen=True)
-class Exchange:
+class GradientExchange:
     """A step and what it exchanges: `compute_s` of all micro-batches without exchange, and the buckets in their order.
 
     `buckets_bytes` are of one exchange; the last of `micro_batches` has one, or each where `every_micro_batch`.
@@ -58,10 +58,10 @@ class DataParallelLaw:
     slowdown: float
     hidden: float
 
-    def seconds(self, exchange: Exchange) -> float:
+    def seconds(self, exchange: GradientExchange) -> float:
         return exchange.compute_s + self.exposed_s(exchange)
 
-    def exposed_s(self, exchange: Exchange) -> float:
+    def exposed_s(self, exchange: GradientExchange) -> float:
         costs = [self.slowdown * self.all_reduce_s(size) for size in exchange.buckets_bytes]
         beside_s = 0.0
         if exchange.overlapped:
@@ -85,7 +85,7 @@ def tail_s(buckets_bytes: Sequence[float], costs_s: Sequence[float], backward_s:
 
 
 def fit_data_parallel(
-    all_reduce_s: AllReduceSeconds, exchanges: Sequence[Exchange], measured_s: Sequence[float]
+    all_reduce_s: AllReduceSeconds, exchanges: Sequence[GradientExchange], measured_s: Sequence[float]
 ) -> DataParallelLaw:
     """The slowdown and the hidden share that come nearest to the measured steps, by relative error.
 
@@ -111,7 +111,10 @@ def fit_data_parallel(
 
 
 def held_out_step_errors(
-    all_reduce_s: AllReduceSeconds, exchanges: Sequence[Exchange], measured_s: Sequence[float], groups: Sequence[object]
+    all_reduce_s: AllReduceSeconds,
+    exchanges: Sequence[GradientExchange],
+    measured_s: Sequence[float],
+    groups: Sequence[object],
 ) -> NDArray[np.float64]:
     """|predicted − measured| / measured of every step, by a law that saw no step of its group.
 
@@ -135,7 +138,7 @@ def held_out_step_errors(
 
 
 @dataclass(frozen=True)
-class InputPipeline:
+class InputPipelineLaw:
     """A batch takes `load_s` seconds of one core, the model's step `step_s`, on its own device or a core of the host.
 
     Loaders work while the model does, each on a core of its own as long as there are `cores`; queues between them never

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.calibration import Block
+from pyperf_suite.laws.calibration import CalibrationBlock
 from pyperf_suite.laws.collectives import AlphaBetaOverRanks
 from pyperf_suite.laws.explained import Bytes, Count, Explained
 from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
 from pyperf_suite.laws.tiling import nonnegative_fit
 from pyperf_suite.laws.training.memory import FIRST, LAST, Weight, dealt_out, rank_weights
-from pyperf_suite.laws.training.step import BACKWARD_SHARE, Plan, StepConstants, work_of_ends, work_of_layer
+from pyperf_suite.laws.training.step import BACKWARD_SHARE, ParallelPlan, StepConstants, work_of_ends, work_of_layer
 from pyperf_suite.laws.transformer import ModelDimensions
 
 FLOAT = 4
@@ -127,12 +127,14 @@ def line_errors(features: ArrayLike, seconds: ArrayLike) -> NDArray[np.float64]:
     return np.array([abs(rows[~seen][0] @ fit_line(rows[seen], time[seen]) / time[~seen][0] - 1) for seen in others])
 
 
-def pack_lines(lines: Mapping[str, tuple[float, ...]], held_out: Mapping[str, float | int | str], origin: str) -> Block:
+def pack_lines(
+    lines: Mapping[str, tuple[float, ...]], held_out: Mapping[str, float | int | str], origin: str
+) -> CalibrationBlock:
     """The lines as a block of a calibration."""
-    return Block({name: np.array(line) for name, line in lines.items()}, held_out, {}, origin)
+    return CalibrationBlock({name: np.array(line) for name, line in lines.items()}, held_out, {}, origin)
 
 
-def unpack_lines(block: Block) -> dict[str, tuple[float, ...]]:
+def unpack_lines(block: CalibrationBlock) -> dict[str, tuple[float, ...]]:
     """The inverse of `pack_lines`."""
     return {name: tuple(np.atleast_1d(array).astype(float).tolist()) for name, array in block.arrays.items()}
 
@@ -257,13 +259,13 @@ class EngineConstants:
         return float(times[-1] * max(1.0, ranks / max(known[-1], cores)))
 
 
-def pack_engine(constants: EngineConstants, held_out: dict[str, float | int | str], origin: str) -> Block:
+def pack_engine(constants: EngineConstants, held_out: dict[str, float | int | str], origin: str) -> CalibrationBlock:
     """The constants as a block of a calibration."""
     arrays = {field.name: np.array(getattr(constants, field.name), dtype=np.float64) for field in fields(constants)}
-    return Block(arrays, held_out, {}, origin)
+    return CalibrationBlock(arrays, held_out, {}, origin)
 
 
-def unpack_engine(block: Block) -> EngineConstants:
+def unpack_engine(block: CalibrationBlock) -> EngineConstants:
     """The inverse of `pack_engine`."""
     numbers = {name: float(array) for name, array in block.arrays.items() if name != "crowd"}
     crowd = tuple((int(ranks), float(times)) for ranks, times in block.arrays["crowd"])
@@ -271,7 +273,7 @@ def unpack_engine(block: Block) -> EngineConstants:
 
 
 def engine_step(
-    model: ModelDimensions, plan: Plan, prices: CpuPrices, constants: EngineConstants, cores: int
+    model: ModelDimensions, plan: ParallelPlan, prices: CpuPrices, constants: EngineConstants, cores: int
 ) -> Explained:
     """One iteration of `plan`, every rank of which has one thread of a machine with so many cores.
 
@@ -285,7 +287,7 @@ class _EngineStep:
     """One plan on one machine; seconds of computation are of a rank that is alone, until `time` adds them up."""
 
     model: ModelDimensions
-    plan: Plan
+    plan: ParallelPlan
     prices: CpuPrices
     constants: EngineConstants
     cores: int

@@ -238,7 +238,7 @@ class MemoryNeed:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class PipelineSchedule:
     """How micro-batches go through a pipeline of `stages`, each of `chunks` groups of layers (interleaved schedule).
 
     `micro_batches` are of an iteration; None where there are enough to fill the pipeline. All may be arrays.
@@ -284,11 +284,12 @@ def training_memory(
 ) -> MemoryNeed:
     """The need of one GPU of `data_ranks` that share by ZeRO stage 0 to 3, in a pipeline of `stages`.
 
-    `recompute` "attention" is also right for FlashAttention, which keeps no scores. Of a pipeline the fullest stage is
-    counted: the first, which holds the most micro-batches (`Schedule`), or the last, which has the logits. `context`
-    ranks (CP) share each sequence; they are among the `data_ranks`. `storage` is bytes a parameter, by default of mixed
-    precision; activations are of 16 bits. Experts are shared by those ranks that have the
-    same ones. Raises UserError for a stage of ZeRO that there is not, for layers that cannot be cut into stages, and
+    `recompute` "attention" is also right for FlashAttention, which keeps no scores. Of a pipeline the fullest stage
+    is counted: the first, which holds the most micro-batches (`PipelineSchedule`), or the last, which has the
+    logits. `context` ranks (CP) share each sequence; they are among the `data_ranks`. `storage` is bytes a
+    parameter, by default of mixed precision; activations are of 16 bits. Experts are shared by those ranks that
+    have the same ones. Raises UserError for a stage of ZeRO that there is not, for layers that cannot be cut into
+    stages, and
     where a dimension cannot be cut over the ranks.
     """
     sharding = sharding or Sharding()
@@ -307,7 +308,7 @@ def training_memory(
         is_shared = stage >= SHARED_FROM_STAGE[name]
         return (ours - experts) / np.where(is_shared, data_ranks, 1) + experts / np.where(is_shared, like, 1)
 
-    schedule = Schedule(stages, chunks, micro_batches)
+    schedule = PipelineSchedule(stages, chunks, micro_batches)
     gathers = (stage >= SHARED_FROM_STAGE["weights"]) & (np.asarray(data_ranks) > 1)
     return MemoryNeed(
         weights=storage.weight * held("weights"),
@@ -355,11 +356,16 @@ def activation_bytes(
     Models, here for any width, shared key-value heads, gated MLPs and experts; masks of dropout are counted. Where
     layers are recomputed, their inputs are kept and the one at work. Raises UserError for an unknown `recompute`.
     """
-    return _scheduled_bytes(model, micro_batch, seq, sharding or Sharding(), Schedule(stages), recompute)
+    return _scheduled_bytes(model, micro_batch, seq, sharding or Sharding(), PipelineSchedule(stages), recompute)
 
 
 def _scheduled_bytes(
-    model: ModelDimensions, micro_batch: Sizes, seq: Sizes, sharding: Sharding, schedule: Schedule, recompute: Recompute
+    model: ModelDimensions,
+    micro_batch: Sizes,
+    seq: Sizes,
+    sharding: Sharding,
+    schedule: PipelineSchedule,
+    recompute: Recompute,
 ) -> Any:
     """Bytes that a stage keeps of whole sequences, of the stage that keeps the most."""
     check_recompute(recompute)

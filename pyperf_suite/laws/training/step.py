@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.calibration import Block, Calibration, shipped_calibration
+from pyperf_suite.laws.calibration import Calibration, CalibrationBlock, shipped_calibration
 from pyperf_suite.laws.explained import Explained, KernelPrices
 from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.memory import LAST_STAGE
@@ -77,7 +77,7 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ParallelPlan:
     """How an iteration is run: `global_batch` sequences of `seq` tokens, over tensor · context · data · pipeline GPUs.
 
     Ranks are placed as Megatron-LM does, TP innermost, then CP, DP and PP, on nodes of `ranks_per_node`. `pipeline`
@@ -206,7 +206,7 @@ class StepConstants:
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """Seconds of one micro-batch, forward and backward: what is computed, and what no computation hides.
 
     `tensor`, `context` and `experts` are what is waited for of TP, CP and EP, `host` waiting for launches.
@@ -224,9 +224,9 @@ class Work:
     def seconds(self) -> Any:
         return sum(getattr(self, field.name) for field in fields(self))
 
-    def at(self, places: NDArray[np.intp], shape: tuple[int, ...]) -> Work:
+    def at(self, places: NDArray[np.intp], shape: tuple[int, ...]) -> StepWork:
         taken = (np.broadcast_to(getattr(self, field.name), np.shape(self.products))[places] for field in fields(self))
-        return Work(*(each.reshape(shape) for each in taken))
+        return StepWork(*(each.reshape(shape) for each in taken))
 
 
 def waited_s(sent_s: Any, beside_s: Any, taken: Any) -> Any:
@@ -240,7 +240,9 @@ def taken_share(ranks: Sizes, per_node: Sizes) -> Any:
     return np.where(np.asarray(ranks) > per_node, TAKEN_BY_NETWORK, TAKEN_IN_NODE)
 
 
-def work_of_layer(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, constants: StepConstants) -> Work:
+def work_of_layer(
+    model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, constants: StepConstants
+) -> StepWork:
     """One layer's passes over one micro-batch; what is computed again in backward counts twice forward."""
     forward = 2 if piece.recompute == "layers" else 1
     products_s = _products_s(model, piece, prices, outside_layers=False) / model.layers
@@ -256,7 +258,7 @@ def work_of_layer(model: ModelDimensions, piece: MicroBatch, prices: KernelPrice
     if piece.sequence_parallel:
         # Backward of products has a third of their time for each gradient, and none of a computed-again forward.
         tensor_s = tensor_s + _gathered_again_s(model, piece, prices, network, slowdown * products_s / (forward + 2))
-    work = Work(
+    work = StepWork(
         slowdown * products_s,
         slowdown * (forward_s + backward_s),
         slowdown * memory_s,
@@ -267,10 +269,10 @@ def work_of_layer(model: ModelDimensions, piece: MicroBatch, prices: KernelPrice
     return replace(work, host=np.maximum(0.0, piece.passes * constants.host_s_per_layer - work.seconds))
 
 
-def work_of_ends(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, constants: StepConstants) -> Work:
+def work_of_ends(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, constants: StepConstants) -> StepWork:
     """The logits and their loss, and what TP sums up at either end."""
     logits = LOSS_BYTES_PER_ELEMENT * piece.tokens * model.vocab / piece.tensor
-    return Work(
+    return StepWork(
         constants.slowdown * _products_s(model, piece, prices, outside_layers=True),
         0.0,
         constants.slowdown * prices.memory_bound(logits).seconds,
@@ -409,7 +411,7 @@ class Exposed:
         return self.gradients_each + self.parameters_each
 
 
-def stage_parameters(model: ModelDimensions, plan: Plan) -> StageParameters:
+def stage_parameters(model: ModelDimensions, plan: ParallelPlan) -> StageParameters:
     """Matrices are cut over TP, layers over PP, experts over EP too."""
     routed = model.sparse_layers * model.experts * model.expert_parameters if model.experts > 1 else 0
     layers = model.sparse_layers * model.layer_parameters + model.dense_layers * model.dense_layer_parameters
@@ -419,7 +421,9 @@ def stage_parameters(model: ModelDimensions, plan: Plan) -> StageParameters:
     )
 
 
-def exposed(model: ModelDimensions, plan: Plan, prices: KernelPrices, network: float | None, stage_s: Any) -> Exposed:
+def exposed(
+    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: float | None, stage_s: Any
+) -> Exposed:
     """What is waited for, where the layers of a stage take `stage_s` a micro-batch.
 
     By stage of ZeRO (Rajbhandari et al. 2020, section 7): 0 all_reduces gradients; 1 reduce_scatters them and gathers
@@ -448,7 +452,7 @@ def exposed(model: ModelDimensions, plan: Plan, prices: KernelPrices, network: f
     )
 
 
-def send_s(model: ModelDimensions, plan: Plan, prices: KernelPrices, network: float | None) -> Any:
+def send_s(model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: float | None) -> Any:
     """Activations to the next stage and their gradients back. Stages share a node where a whole one leaves room."""
     together: Any = np.where(2 * plan.tensor * plan.shards <= plan.ranks_per_node, 2, 1)
     piece = plan.piece
@@ -458,7 +462,7 @@ def send_s(model: ModelDimensions, plan: Plan, prices: KernelPrices, network: fl
     return 2 * prices.collective("send_receive", size, 2, together, network).seconds
 
 
-def interleaved_sends_s(plan: Plan, sends_s: Any, chunk_s: Any) -> Any:
+def interleaved_sends_s(plan: ParallelPlan, sends_s: Any, chunk_s: Any) -> Any:
     """What sending during computation costs where every chunk of `chunk_s` does it, v times as often.
 
     With one chunk a stage it is part of what the constants of a step were found on.
@@ -469,7 +473,12 @@ def interleaved_sends_s(plan: Plan, sends_s: Any, chunk_s: Any) -> Any:
 
 
 def _over_data(
-    operation: str, element_bytes: int, model: ModelDimensions, plan: Plan, prices: KernelPrices, network: float | None
+    operation: str,
+    element_bytes: int,
+    model: ModelDimensions,
+    plan: ParallelPlan,
+    prices: KernelPrices,
+    network: float | None,
 ) -> Any:
     """A rank's parameters over the ranks that have the same: of these TP, and EP, leave every so many of a node."""
     ours = stage_parameters(model, plan)
@@ -504,7 +513,7 @@ class FoundConstants:
 def step_time(
     gpu: str | GpuSpec | Calibration,
     model: ModelDimensions,
-    plan: Plan,
+    plan: ParallelPlan,
     constants: StepConstants | None = None,
     prices: KernelPrices | None = None,
 ) -> Explained:
@@ -555,12 +564,14 @@ def step_time(
     return Explained(sum(parts.values()), parts, found.of_another_gpu, found.error_percent)
 
 
-def pack_constants(constants: StepConstants, held_out: Mapping[str, float | int | str], origin: str) -> Block:
+def pack_constants(
+    constants: StepConstants, held_out: Mapping[str, float | int | str], origin: str
+) -> CalibrationBlock:
     """Constants as the block "step" of a calibration; `network_bytes_per_s` must be given there."""
     arrays = {
         name: np.array(getattr(constants, name)) for name in ("slowdown", "host_s_per_layer", "network_bytes_per_s")
     }
-    return Block(arrays, held_out, {}, origin)
+    return CalibrationBlock(arrays, held_out, {}, origin)
 
 
 def found_constants(gpu: str | GpuSpec | Calibration) -> FoundConstants:
@@ -574,7 +585,7 @@ def found_constants(gpu: str | GpuSpec | Calibration) -> FoundConstants:
     return _of_block(measured.block(BLOCK), spec.name != MEASURED_GPU)
 
 
-def _of_block(block: Block, of_another_gpu: bool) -> FoundConstants:
+def _of_block(block: CalibrationBlock, of_another_gpu: bool) -> FoundConstants:
     slowdown, host_s, network = (
         float(block.arrays[name]) for name in ("slowdown", "host_s_per_layer", "network_bytes_per_s")
     )
@@ -582,7 +593,9 @@ def _of_block(block: Block, of_another_gpu: bool) -> FoundConstants:
     return FoundConstants(constants, of_another_gpu, None if of_another_gpu else float(block.held_out["mape"]))
 
 
-def _works(model: ModelDimensions, plan: Plan, prices: KernelPrices, constants: StepConstants) -> tuple[Work, Work]:
+def _works(
+    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, constants: StepConstants
+) -> tuple[StepWork, StepWork]:
     """Of one micro-batch in a layer and outside of the layers; of a grid each different piece is asked for once."""
     if not plan.shape:
         return tuple(work(model, plan.piece, prices, constants) for work in (work_of_layer, work_of_ends))  # type: ignore[return-value]
@@ -591,7 +604,7 @@ def _works(model: ModelDimensions, plan: Plan, prices: KernelPrices, constants: 
     return layer.at(back, plan.shape), ends.at(back, plan.shape)
 
 
-def _updated_bytes(model: ModelDimensions, plan: Plan) -> Any:
+def _updated_bytes(model: ModelDimensions, plan: ParallelPlan) -> Any:
     ours = stage_parameters(model, plan)
     shared = np.where(np.asarray(plan.zero_stage) > 0, plan.shards, 1)
     of_experts = np.where(np.asarray(plan.zero_stage) > 0, plan.shards // plan.expert, 1)

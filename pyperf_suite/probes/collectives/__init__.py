@@ -17,7 +17,7 @@ from typing import Annotated
 from pyperf_suite.errors import OneOf, UserError
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.laws.collectives import AlphaBetaOverRanks, PiecewiseAlphaBeta, seconds_of
-from pyperf_suite.laws.traffic import GIGA, WAYS, Traffic, Verdict, Workload, bound_below_s, verdict
+from pyperf_suite.laws.traffic import GIGA, WAYS, NetworkVerdict, Traffic, TrainingWorkload, bound_below_s, verdict
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.probes.collectives import curves as curve_findings
 from pyperf_suite.probes.collectives import ranks as of_ranks
@@ -92,30 +92,30 @@ FLOP_PER_S = {"cuda": 400e12, "cpu": 1e12}
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingSizes:
     """The step that is judged: `compute_s` is what a rank computes in it, forward and backward."""
 
     compute_s: float = 0.0
     model: ModelDimensions = DEFAULT_MODEL
-    work: Workload = field(default_factory=lambda: Workload(seq=4096))
+    work: TrainingWorkload = field(default_factory=lambda: TrainingWorkload(seq=4096))
 
     @property
     def tokens(self) -> int:
         return self.work.seq * self.work.micro_batch * self.work.micro_batches
 
-    def at(self, flop_per_s: float) -> Training:
+    def at(self, flop_per_s: float) -> TrainingSizes:
         """Of a rank that computes so fast: 6 FLOP a parameter and token (Kaplan et al. 2020)."""
         return replace(self, compute_s=6 * self.model.active_parameters * self.tokens / flop_per_s)
 
     @classmethod
-    def parse(cls, text: str, flop_per_s: float = FLOP_PER_S["cuda"]) -> Training:
+    def parse(cls, text: str, flop_per_s: float = FLOP_PER_S["cuda"]) -> TrainingSizes:
         """Read `layers=32,hidden=4096,ffn=11008,heads=32,vocab=32000,seq=4096,compute_ms=400`.
 
         The names are the fields of ModelDimensions and Workload; without compute_ms a step computes at `flop_per_s`.
         Raises UserError for a name there is not, a value that is no number, and dimensions that no model can have.
         """
         values = dict(_assignment(part) for part in text.split(","))
-        model_names, work_names = ([each.name for each in fields(kind)] for kind in (ModelDimensions, Workload))
+        model_names, work_names = ([each.name for each in fields(kind)] for kind in (ModelDimensions, TrainingWorkload))
         names = (*model_names, *work_names, "compute_ms")
         unknown = values.keys() - {*names}
         needed = {"layers", "hidden", "ffn", "heads", "vocab"} - values.keys()
@@ -130,7 +130,7 @@ class Training:
             raise UserError(f"compute_ms={compute_ms:g} was asked for, but computing takes some time.")
         whole = {"seq": 4096} | {name: int(value) for name, value in values.items()}
         model = ModelDimensions(**{name: whole[name] for name in model_names if name in whole})  # type: ignore[arg-type]
-        work = Workload(**{name: whole[name] for name in work_names if name in whole})
+        work = TrainingWorkload(**{name: whole[name] for name in work_names if name in whole})
         return cls(model=model, work=work).at(flop_per_s) if compute_ms is None else cls(compute_ms * 1e-3, model, work)
 
 
@@ -143,7 +143,7 @@ def _assignment(part: str) -> tuple[str, float]:
 
 
 @dataclass(frozen=True)
-class Way:
+class CollectiveWay:
     """A way to train in parallel over `ranks`, what it sends in a step, and whether the network is enough for it.
 
     It waits for the network where a step computes for less than `bound_s`: inf where it always does, 0 where never.
@@ -152,7 +152,7 @@ class Way:
     name: str
     ranks: int
     sent: Traffic
-    judged: Verdict
+    judged: NetworkVerdict
     bound_s: float
 
     @property
@@ -188,7 +188,7 @@ WAYS_TO_TRAIN = (
 )
 
 
-def judged(curves: Sequence[Curve], training: Training) -> Iterator[Remark | Table]:
+def judged(curves: Sequence[Curve], training: TrainingSizes) -> Iterator[Remark | Table]:
     """Whether the network is enough for each way to train at the most ranks measured; nothing without a law."""
     laws = measured_laws(curves)
     if not laws:
@@ -196,7 +196,7 @@ def judged(curves: Sequence[Curve], training: Training) -> Iterator[Remark | Tab
     ranks = max(count for law in laws.values() for count in law.curves)
     seconds, model = seconds_of(laws), training.model
     experts = model if model.experts > 1 else replace(model, experts=max(FEWEST_EXPERTS, ranks), top_k=TOP_K)
-    ways: list[Way] = []
+    ways: list[CollectiveWay] = []
     unjudged: dict[str, list[str]] = {}
     for way, traffic in WAYS.items():
         name, of = (f"EP of {experts.experts} experts", experts) if way == "EP" else (way, model)
@@ -210,7 +210,7 @@ def judged(curves: Sequence[Curve], training: Training) -> Iterator[Remark | Tab
             unjudged.setdefault(f"{' and '.join(missing)} not measured", []).append(name)
         else:
             found = verdict(sent, training.compute_s, seconds)
-            ways.append(Way(name, ranks, sent, found, bound_below_s(sent, seconds)))
+            ways.append(CollectiveWay(name, ranks, sent, found, bound_below_s(sent, seconds)))
     if ways:
         # What is asked first, and what asks most of the network; the others are in the table.
         yield from (way.remark() for way in dict.fromkeys((ways[0], max(ways, key=lambda way: way.bound_s))))
@@ -369,7 +369,7 @@ def cases_to_log(records: Sequence[Record]) -> list[Case]:
     return [replace(row.case, parameters=replace(row.parameters, logged=True)) for row in ours if row.ranks > 1]
 
 
-def analyse(rows: Rows, training: Training | None = None) -> Findings:
+def analyse(rows: Rows, training: TrainingSizes | None = None) -> Findings:
     """Rates, ways to train, stragglers, slow links, paths, laws, and the text of nccl-tests; `training` is judged."""
     curves = curves_of(rows)
     if not curves:
@@ -383,7 +383,7 @@ def analyse(rows: Rows, training: Training | None = None) -> Findings:
         curve_findings.wrong(curves),
         curve_findings.highest_rates(sweeps),
         curve_findings.between_nodes(sweeps),
-        judged(sweeps, training or Training().at(FLOP_PER_S[kind])),
+        judged(sweeps, training or TrainingSizes().at(FLOP_PER_S[kind])),
         of_ranks.stragglers(sweeps),
         (of_ranks.pair_findings(found) for found in maps),
         curve_findings.paths(sweeps),

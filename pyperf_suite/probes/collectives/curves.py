@@ -20,7 +20,18 @@ from pyperf_suite.laws.traffic import GIGA, bus_factor, inter_node_rate, nvls_wi
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.axes import size_ticks
-from pyperf_suite.spec.findings import Claim, Figure, Panel, Quantity, Remark, Series, Table, Verdict, figure, remark
+from pyperf_suite.spec.findings import (
+    Claim,
+    ClaimVerdict,
+    Figure,
+    Panel,
+    Quantity,
+    Remark,
+    Series,
+    Table,
+    figure,
+    remark,
+)
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, law_over_sizes, mean_speedup, misses, series, table
 from pyperf_suite.workloads.collective import OPERATIONS, CollectiveParameters
 
@@ -36,7 +47,7 @@ SWITCH_REDUCES = ("NVLink 4", "NVLink 5")
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """One size of a curve: the row of its case, its trials, what the kernel reported of itself, the elements in error.
 
     Rates are of S, the size of nccl-tests, over the time that ranks saw on average, as there, in B/s.
@@ -133,7 +144,7 @@ class Curve:
 
     parameters: CollectiveParameters
     implementation: str
-    points: dict[int, Point] = field(default_factory=dict)
+    points: dict[int, CurvePoint] = field(default_factory=dict)
     wrong: dict[int, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -180,11 +191,11 @@ class Curve:
         return str(self.operation.counted_as)
 
     @property
-    def largest(self) -> Point:
+    def largest(self) -> CurvePoint:
         return self.points[max(self.points)]
 
     @property
-    def best(self) -> Point:
+    def best(self) -> CurvePoint:
         return max(self.points.values(), key=lambda point: point.rate.value)
 
     @cached_property
@@ -225,7 +236,7 @@ def curves_of(rows: Rows) -> list[Curve]:
         details = row.details | {name: told[name] for name in LOGGED if name in told}
         curve, size = curve_of(row.case), row.message_bytes
         well = tuple(trial for trial in trials[row.case.case_id] if trial.outcome == "ok")
-        curve.points[size] = Point(row, well, details, curve.wrong.get(size, 0))
+        curve.points[size] = CurvePoint(row, well, details, curve.wrong.get(size, 0))
     return sorted(curves.values(), key=lambda curve: curve.order)
 
 
@@ -276,7 +287,7 @@ def highest_rates(curves: Sequence[Curve]) -> Iterator[Remark]:
         yield remark(told, curve=curve, rate=best.rate, size=best.size, share=share, peak=peak, link=link)
 
 
-def between_nodes(curves: Sequence[Curve]) -> Iterator[Remark | Verdict]:
+def between_nodes(curves: Sequence[Curve]) -> Iterator[Remark | ClaimVerdict]:
     """The guide's thresholds for all_reduce over several nodes, and its advice where there are too few."""
     several = [each for each in plain(curves) if each.counted_as == "all_reduce" and each.best.nodes > 1]
     told = "{curve}: the network between nodes carries {measured} (busbw), each accelerator's share of it {each}"
@@ -381,7 +392,7 @@ def tables(curves: Sequence[Curve]) -> Iterator[Table]:
     for together in grouped((curve for curve in curves if curve.points), lambda curve: curve.what).values():
         first = together[0]
 
-        def relative(point: Point, first: Curve = first) -> Ratio | None:
+        def relative(point: CurvePoint, first: Curve = first) -> Ratio | None:
             other = first.points.get(point.row.message_bytes)
             return other.row.faster_than(point.row) if other else None
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.measure.estimates import FEWEST_VALUES, chance_of_no_trend, pettitt
-from pyperf_suite.probes.collectives.curves import Curve, Point
+from pyperf_suite.probes.collectives.curves import Curve, CurvePoint
 from pyperf_suite.runner.profiles import find_profile
 from pyperf_suite.spec.axes import size_name
 from pyperf_suite.spec.findings import Figure, HeatMap, Panel, Quantity, Remark, Series, Table, remark
@@ -132,7 +132,7 @@ def pair_maps(curves: Sequence[Curve]) -> list[PairMap]:
     return found
 
 
-def _rates(point: Point) -> Iterator[tuple[Pair, float]]:
+def _rates(point: CurvePoint) -> Iterator[tuple[Pair, float]]:
     """Of each pair in a point, by the slower of its two ranks' own median times; the other ranks are idle."""
     own = np.array([trial.sampling["rank_median_s"] for trial in point.trials], dtype=np.float64)
     seconds = np.median(own, axis=0)
@@ -140,7 +140,7 @@ def _rates(point: Point) -> Iterator[tuple[Pair, float]]:
         yield (min(a, b), max(a, b)), point.algbw(float(max(seconds[a], seconds[b])) / point.trips)
 
 
-def _paths(point: Point) -> Iterator[tuple[Pair, str]]:
+def _paths(point: CurvePoint) -> Iterator[tuple[Pair, str]]:
     """How the pairs are wired, where all ranks are GPUs of one machine; ranks there have CUDA's numbers."""
     links = (point.trials[0].state.get("gpu") or {}).get("links", {}) if point.nodes == 1 else {}
     for pair in point.row.pairs:
@@ -212,7 +212,7 @@ class Soaked:
     """One case over time: when each trial began since the soak's first, and its median, both in seconds, in order."""
 
     curve: Curve
-    point: Point
+    point: CurvePoint
     begun_s: NDArray[np.float64]
     seconds: NDArray[np.float64]
 

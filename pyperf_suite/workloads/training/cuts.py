@@ -34,7 +34,7 @@ def stages_of(parameters: ParallelStepParameters, pipeline_rank: int) -> list[in
     return [pipeline_rank + chunk * parameters.pipeline for chunk in range(parameters.chunks)]
 
 
-class Part(nn.Module):
+class ModelPart(nn.Module):
     """A stage of the GPT: blocks `first` to `last` - 1, whose modules it takes over; `layers` is how many the GPT has.
 
     The embeddings are before the first block and the loss is behind the last. Called with tokens[batch, seq], or what
@@ -109,7 +109,7 @@ def _shapes(p: ParallelStepParameters, number: int, count: int) -> tuple[Any, An
     return (tokens if number == 0 else x,), (loss if number == count - 1 else x,)
 
 
-def cut_by_tensor(part: Part, parameters: ParallelStepParameters, mesh: Any) -> None:
+def cut_by_tensor(part: ModelPart, parameters: ParallelStepParameters, mesh: Any) -> None:
     """Turn the parameters of a part into DTensors over `mesh`, in place: tensor with sequence parallelism.
 
     Between blocks each rank holds its share of the sequence; it is gathered before attention and MLP, whose matrices
@@ -191,7 +191,7 @@ class DataCut:
     path: str
     optimizer: Any
 
-    def __init__(self, parts: Sequence[Part], parameters: ParallelStepParameters, mesh: Any) -> None:
+    def __init__(self, parts: Sequence[ModelPart], parameters: ParallelStepParameters, mesh: Any) -> None:
         self.parts, self._parameters, self._group = parts, parameters, mesh["dp"].get_group()
         self._is_alone = parameters.data == 1
         self.calls: list[Any] = list(parts)
@@ -263,7 +263,7 @@ class Replicated(DataCut):
     Weights, gradients and moments are all of the dtype: torch's DDP keeps no float32 master copy of bfloat16.
     """
 
-    def __init__(self, parts: Sequence[Part], parameters: ParallelStepParameters, mesh: Any) -> None:
+    def __init__(self, parts: Sequence[ModelPart], parameters: ParallelStepParameters, mesh: Any) -> None:
         super().__init__(parts, parameters, mesh)
         self.path = self._update(self.weights)
         if not self._is_alone:
@@ -296,7 +296,7 @@ class ReducedLocally(DataCut):
     after backward, and the optimizer updates the local tensors.
     """
 
-    def __init__(self, parts: Sequence[Part], parameters: ParallelStepParameters, mesh: Any) -> None:
+    def __init__(self, parts: Sequence[ModelPart], parameters: ParallelStepParameters, mesh: Any) -> None:
         super().__init__(parts, parameters, mesh)
         # Of the same storage, so that an update is seen by the model.
         self._locals = [nn.Parameter(local(each.detach())) for each in self.weights]
@@ -326,7 +326,7 @@ class Sharded(DataCut):
     up and are scattered once, and parameters stay gathered from the first backward on.
     """
 
-    def __init__(self, parts: Sequence[Part], parameters: ParallelStepParameters, mesh: Any) -> None:
+    def __init__(self, parts: Sequence[ModelPart], parameters: ParallelStepParameters, mesh: Any) -> None:
         super().__init__(parts, parameters, mesh)
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -348,7 +348,7 @@ class Sharded(DataCut):
         return nullcontext()
 
 
-def cut_by_data(parts: Sequence[Part], parameters: ParallelStepParameters, mesh: Any) -> DataCut:
+def cut_by_data(parts: Sequence[ModelPart], parameters: ParallelStepParameters, mesh: Any) -> DataCut:
     """What the stage of ZeRO asks for, of parts that lie on their device."""
     if parameters.is_sharded:
         return Sharded(parts, parameters, mesh)

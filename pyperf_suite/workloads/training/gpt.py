@@ -56,7 +56,7 @@ _WINDOW = 33
 _NORM_SHARE = 1 / 4
 
 
-class Attention(nn.Module):
+class AttentionLayer(nn.Module):
     """Causal self-attention with shared key-value heads: x[batch, seq, hidden] to the same."""
 
     def __init__(self, shape: TransformerShape) -> None:
@@ -119,13 +119,13 @@ class Mlp(nn.Module):
         return self.down(functional.gelu(self.up(x)))
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and MLP, each behind a norm and beside the residual."""
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
         self.attention_norm, self.mlp_norm = norm(shape), norm(shape)
-        self.attention, self.mlp = Attention(shape), Mlp(shape)
+        self.attention, self.mlp = AttentionLayer(shape), Mlp(shape)
         self.dropout = shape.dropout
 
     def forward(self, x: Tensor) -> Tensor:
@@ -133,12 +133,12 @@ class Block(nn.Module):
         return x + functional.dropout(self.mlp(self.mlp_norm(x)), self.dropout, self.training)
 
 
-class Blocks(nn.Module):
+class TransformerBlocks(nn.Module):
     """A stack of blocks, checkpointed as the shape asks."""
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(TransformerBlock(shape) for _ in range(shape.layers))
         self.checkpointing = shape.checkpointing
 
     def forward(self, x: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ class Gpt(nn.Module):
         self.tokens = nn.Embedding(shape.vocab, shape.hidden)
         self.positions = nn.Embedding(shape.seq, shape.hidden)
         self.dropout = shape.dropout
-        self.blocks = Blocks(shape)
+        self.blocks = TransformerBlocks(shape)
         self.norm = norm(shape)
         self.logits = nn.Linear(shape.hidden, shape.vocab, bias=False)
         if shape.tied:
@@ -188,14 +188,14 @@ def build(shape: TransformerShape, seed: int = 0) -> nn.Module:
     """The seeded model in training mode on the CPU: a Gpt, or Blocks where there is no vocabulary."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Gpt(shape) if shape.vocab else Blocks(shape)
+        return Gpt(shape) if shape.vocab else TransformerBlocks(shape)
 
 
 def require_attention(shape: TransformerShape, device: torch.device | str, dtype: torch.dtype) -> None:
     """Raise Unsupported where the backend that attention is pinned to cannot take the shape there, in torch's words."""
     if shape.attention not in BACKENDS:
         return
-    attention = Attention(replace(shape, batch=1)).to(device, dtype)
+    attention = AttentionLayer(replace(shape, batch=1)).to(device, dtype)
     x = torch.zeros(1, shape.seq, shape.hidden, device=device, dtype=dtype)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")

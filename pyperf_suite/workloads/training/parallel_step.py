@@ -134,7 +134,7 @@ class ParallelSteps(RankSteps):
         each = p.layers // (p.pipeline * p.chunks)
         parts = []
         for stage in self._cuts.stages_of(p, self._mesh["pp"].get_local_rank()):
-            part = self._cuts.Part(gpt.build(p), stage * each, (stage + 1) * each, p.layers).to(self._where, dtype)
+            part = self._cuts.ModelPart(gpt.build(p), stage * each, (stage + 1) * each, p.layers).to(self._where, dtype)
             if p.tensor > 1:
                 self._cuts.cut_by_tensor(part, p, self._mesh["tp"])
             parts.append(part)

@@ -19,8 +19,8 @@ from pyperf_suite.probes.study import (
     ALL,
     OPERATOR,
     PROBE,
-    Prediction,
-    Result,
+    StudyPrediction,
+    StudyResult,
     analyse,
     memory_errors,
     rank_correlation,
@@ -199,14 +199,14 @@ def test_a_single_experiment_decides_nothing_and_has_no_error(layout: Layout, vi
 def predictor(factor: float) -> Any:
     """Predicts each configuration at that multiple of its usual step."""
 
-    def predict(cases: Sequence[Case], records: Sequence[Record]) -> Mapping[str, Prediction]:
+    def predict(cases: Sequence[Case], records: Sequence[Record]) -> Mapping[str, StudyPrediction]:
         times: dict[str, list[float]] = {}
         for record in records:
             if record.outcome == "ok":
                 times.setdefault(record.case_id, []).append(record.seconds)
         usual = {case_id: statistics.median(each) for case_id, each in times.items()}
         memory = {case.case_id: ({"weights": 1e6},) * case.parameters.ranks for case in cases}
-        return {case_id: Prediction(factor * seconds, memory[case_id]) for case_id, seconds in usual.items()}
+        return {case_id: StudyPrediction(factor * seconds, memory[case_id]) for case_id, seconds in usual.items()}
 
     return predict
 
@@ -227,7 +227,7 @@ def test_predictions_stand_beside_each_row_and_are_judged_in_a_remark(studied: l
 
 
 def test_what_was_not_predicted_or_gave_no_time_is_not_compared(layout: Layout, visits: Visits) -> None:
-    known = {layout().case_id: Prediction(0.1), layout(pipeline=2).case_id: Prediction(0.1)}
+    known = {layout().case_id: StudyPrediction(0.1), layout(pipeline=2).case_id: StudyPrediction(0.1)}
     records = [*visits(layout(), [0.2]), *visits(layout(pipeline=2), [None]), *visits(layout(data=2), [0.3])]
     law = remark_with(found(records, lambda *_: known), "order")
     assert (law.values["count"], value(law, "worst")) == (1, 0.5)
@@ -253,7 +253,7 @@ def test_bytes_predicted_where_none_are_have_no_bound() -> None:
 
 def test_memory_errors_are_a_table_by_part(layout: Layout, visits: Visits) -> None:
     counted = ranks(parameter_bytes=[100.0, 50.0], optimizer_bytes=[192.0, 96.0], counter_bytes=[8.0, 4.0])
-    law = Prediction(0.1, ({"weights": 100.0, "optimizer": 210.0}, {"weights": 50.0, "optimizer": 100.0}))
+    law = StudyPrediction(0.1, ({"weights": 100.0, "optimizer": 210.0}, {"weights": 50.0, "optimizer": 100.0}))
     findings = found(visits(layout(data=2), [0.1], counted), lambda cases, _: {cases[0].case_id: law})
     (table,) = [each for each in findings.tables if each.title == "Predicted memory"]
     assert [(name, error.value) for name, error in table.rows] == [
@@ -297,12 +297,12 @@ def test_rates_of_a_gpu_are_compared_with_its_data_sheet(layout: Layout, visits:
     assert unknown.mfu is None
 
 
-def result_of(samples: int, experiments: Sequence[Sequence[float]]) -> Result:
+def result_of(samples: int, experiments: Sequence[Sequence[float]]) -> StudyResult:
     """Of `samples` a step, the seconds of each experiment's steps."""
     case = Case(OPERATOR, ParallelStepParameters(vocab=32, tied=False, batch=samples), "gloo")
     made = partial(Record, "made-up", "timing", case.to_json(), case.case_id, position=0, started_at="", outcome="ok")
     times = [Metric("s", *[1.0] * 5, list(steps)) for steps in experiments]
-    return Result(tuple(made(process=number, metrics={"time": time}) for number, time in enumerate(times)))
+    return StudyResult(tuple(made(process=number, metrics={"time": time}) for number, time in enumerate(times)))
 
 
 def test_mean_and_standard_error_are_those_of_the_experiments_and_not_of_their_steps() -> None:
