@@ -333,11 +333,13 @@ def suite_words(verdicts: Sequence[Verdict], rate: float = FALSE_DISCOVERY_RATE)
     """The verdicts of all benchmarks of a suite together: slower and faster are those whose p-value survives.
 
     Among twenty comparisons of identical code at 1 % each, every fifth suite would hold an alarm. A difference that
-    does not survive is undecided after all; one that was not clear enough by itself may be so beside many others.
+    does not survive is undecided after all. One that was not clear enough by itself is so among others only where it
+    survives at `ALPHA`: a single benchmark is never judged more boldly than by its own rule.
     """
     words: list[Word] = []
     for verdict, adjusted in zip(verdicts, adjusted_p_values([each.p_value for each in verdicts]), strict=True):
-        if adjusted <= rate:
+        limit = rate if verdict.word in ("slower", "faster") else min(rate, ALPHA)
+        if adjusted <= limit:
             words.append("slower" if verdict.ratio.value > 1 else "faster")
         else:
             words.append("equivalent" if verdict.word == "equivalent" else "undecided")

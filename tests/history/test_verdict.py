@@ -292,8 +292,10 @@ def alone(word: str, ratio: float, p_value: float) -> Verdict:
 def test_a_suites_verdicts_are_those_that_stand_beside_each_other():
     one_of_many = [alone("slower", 1.05, 0.009), *[alone("equivalent", 1.0, 1.0)] * 10]
     assert suite_words(one_of_many) == ["undecided", *["equivalent"] * 10]
-    together = [alone("slower", 1.05, 0.001), alone("faster", 0.9, 0.001), alone("undecided", 1.04, 0.02)]
+    together = [alone("slower", 1.05, 0.001), alone("faster", 0.9, 0.001), alone("undecided", 1.04, 0.006)]
     assert suite_words(together) == ["slower", "faster", "slower"]
+    assert suite_words([*together[:2], alone("undecided", 1.04, 0.02)]) == ["slower", "faster", "undecided"]
+    assert suite_words([alone("undecided", 1.04, 0.02)]) == ["undecided"]
 
 
 def test_the_share_of_mistaken_alarms_among_real_changes_is_as_stated():
