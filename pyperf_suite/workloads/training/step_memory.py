@@ -238,7 +238,7 @@ class CheckpointedSteps(TorchSteps):
         """Where float64 would take too long, of this very model while it drops nothing."""
         if self._affords_float64(1):
             return super()._by_formula(model, device, dtype)
-        stacks = [each for each in self.model.modules() if isinstance(each, self._gpt.Blocks)]
+        stacks = [each for each in self.model.modules() if isinstance(each, self._gpt.TransformerBlocks)]
         for stack in stacks:
             stack.checkpointing = Checkpointing()
         try:
