@@ -92,11 +92,17 @@ def cross_validate(
     seconds of every row. Raises ValueError for a single site.
     """
     seconds = np.asarray(measured, dtype=np.float64)
-    predicted = np.empty_like(seconds)
-    for held_out in folds(sites, count, seed):
-        predicted[held_out] = fit(np.flatnonzero(~held_out))(np.flatnonzero(held_out))
+    predicted = cross_predicted(fit, sites, count, seed)
     there = np.unique(np.asarray(sites)).size
     return summary(predicted, seconds, there, f"{min(count, there)}-fold, whole sites held out")
+
+
+def cross_predicted(fit: Fit, sites: ArrayLike, count: int = FOLDS, seed: int = SEED) -> NDArray[np.float64]:
+    """Seconds of every row by the fit to the folds that it is not in, as `cross_validate` judges them."""
+    predicted = np.empty(np.shape(sites))
+    for held_out in folds(sites, count, seed):
+        predicted[held_out] = fit(np.flatnonzero(~held_out))(np.flatnonzero(held_out))
+    return predicted
 
 
 def summary(predicted: ArrayLike, measured: ArrayLike, sites: int, how: str) -> HeldOutError:

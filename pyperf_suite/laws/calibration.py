@@ -28,6 +28,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 
 VERSION = 1
+# Whose kernels a law can be of; the first one that a GPU has tables of answers where none is asked for.
+LIBRARIES = ("trtllm", "sglang", "vllm")
 SHIPPED = Path(__file__).parent / "calibrations"
 # Not a GPU's name: the calibration of laws fitted to all GPUs with tables at once, for those without.
 POOLED = "any GPU"
@@ -81,6 +83,18 @@ class Calibration:
             known = ", ".join(sorted(self.blocks)) or "nothing"
             raise UserError(f"The calibration of {self.gpu} has no {name}, only {known}: fit it with `calibrate`.")
         return self.blocks[name]
+
+    def libraries(self, law: str) -> tuple[str, ...]:
+        """Those that a law was fitted to, the default one first. Blocks are named as in `gemm_bf16.sglang`."""
+        return tuple(library for library in LIBRARIES if f"{law}.{library}" in self.blocks)
+
+    def library(self, law: str, asked: str | None = None) -> str:
+        """The library that answers for a law. Raises UserError where there is none, or not the one asked for."""
+        known = self.libraries(law)
+        if not known or (asked is not None and asked not in known):
+            there = f"there are {', '.join(known)}" if known else "there is none"
+            raise UserError(f"Of {asked or 'any library'} no {law} was measured on {self.gpu}: {there}.")
+        return asked or known[0]
 
     def save(self, path: Path | None = None) -> Path:
         """Write the file, by default among those shipped, whole or not at all; returns where it lies."""

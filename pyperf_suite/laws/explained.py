@@ -37,7 +37,9 @@ class Explained:
 
     `parts` are seconds by cause and add up to `seconds`; one can be negative where it saves time. `extrapolated` says
     where the law was asked beyond the range it was fitted in. `error_percent` is the mean error that the law made on
-    held-out measurements, None if none were held out; `origin` names the measurements behind the law.
+    held-out measurements, None if none were held out; `low` and `high` are the seconds between which nine of ten
+    measurements lie, None where that is unknown. `origin` names the measurements behind the law, `library` whose
+    kernels they are of.
     """
 
     seconds: Any
@@ -45,6 +47,9 @@ class Explained:
     extrapolated: NDArray[np.bool_] | np.bool_ | bool = False
     error_percent: float | None = None
     origin: str = ""
+    low: Any = None
+    high: Any = None
+    library: str = ""
 
 
 class Causes(Mapping[str, Any]):
