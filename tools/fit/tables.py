@@ -46,7 +46,7 @@ FITS: Mapping[str, Fit] = {
     "gemm": lambda folder, _: fit_gemm(folder),
     "attention": _alone("attention_bf16", fit_attention),
     "memory": _alone("memory", fit_memory),
-    "collectives": _alone("collectives", fit_collectives),
+    "collectives": lambda folder, _: fit_collectives(folder),
     "step": _step,
 }
 
