@@ -17,6 +17,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.calibration import Calibration, CalibrationBlock, shipped_calibration
 from pyperf_suite.laws.explained import Explained, KernelPrices
+from pyperf_suite.laws.layer_kinds import attention_call
 from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import (
@@ -25,7 +26,6 @@ from pyperf_suite.laws.transformer import (
     Recompute,
     Sharding,
     Sizes,
-    attention_call,
     check_recompute,
     products,
 )
@@ -414,9 +414,8 @@ class Exposed:
 def stage_parameters(model: ModelDimensions, plan: ParallelPlan) -> StageParameters:
     """Matrices are cut over TP, layers over PP, experts over EP too."""
     routed = model.sparse_layers * model.experts * model.expert_parameters if model.experts > 1 else 0
-    layers = model.sparse_layers * model.layer_parameters + model.dense_layers * model.dense_layer_parameters
     return StageParameters(
-        ((layers - routed) / plan.pipeline + model.hidden * model.vocab) / plan.tensor,
+        ((model.inner_parameters - routed) / plan.pipeline + model.hidden * model.vocab) / plan.tensor,
         routed / plan.pipeline / plan.tensor / plan.expert,
     )
 
