@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.explained import Causes, Explained, KernelPrices
-from pyperf_suite.laws.layer_kinds import attention_calls, expert_block, is_deepseeks_latent, recurrent_bytes
+from pyperf_suite.laws.layer_kinds import (
+    activation_widths,
+    attention_calls,
+    expert_block,
+    is_deepseeks_latent,
+    recurrent_bytes,
+)
 from pyperf_suite.laws.training.step import (
     ALL_REDUCES_PER_PASS,
     BACKWARD_BYTES_RATIO,
@@ -205,14 +211,9 @@ def _memory_bound(shapes: Shapes) -> Iterator[Part]:
     passes = 1 + BACKWARD_BYTES_RATIO
     stream = WHOLE_BYTES_PER_ELEMENT * tokens * model.hidden
     yield Part("norms and residuals", "memory_bound", (), (stream,), passes * np.asarray(model.whole_layers))
-    # That of routed experts is part of their grouped product.
-    activations = [("activation function", model.ffn if model.experts == 1 else model.shared_ffn, model.sparse_layers)]
-    if model.experts > 1:
-        activations.append(("dense activation function", model.ffn, model.dense_layers))
-    for name, width, layers in activations:
-        if np.any(np.asarray(width) * layers):
-            activation = MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * tokens * np.asarray(width) / tp
-            yield Part(name, "memory_bound", (), (activation,), passes * np.asarray(layers))
+    for name, width, layers in activation_widths(model):
+        activation = MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * tokens * np.asarray(width) / tp
+        yield Part(name, "memory_bound", (), (activation,), passes * np.asarray(layers))
     if np.any(model.recurrent_layers):
         scanned = recurrent_bytes(model, tokens, tp)
         yield Part("recurrent scan", "memory_bound", (), (scanned,), passes * np.asarray(model.recurrent_layers))

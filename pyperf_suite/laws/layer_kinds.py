@@ -13,6 +13,9 @@ import numpy as np
 from pyperf_suite.laws.tiled_attention import BACKWARD_FLOP_RATIO, visible_pairs
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding, Sizes, at_least_1
 
+# The name of attention over the whole sequence.
+WHOLE = "attention"
+
 
 @dataclass(frozen=True)
 class AttentionCall:
@@ -31,7 +34,12 @@ class AttentionCall:
     causal: bool
     calls: Sizes
     window: int = 0
-    name: str = "attention"
+    name: str = WHOLE
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether it sees a window or a chunk of the sequence."""
+        return self.name != WHOLE
 
     def flop(self, backward: bool = False, causal_halved: bool = True) -> Any:
         """2·b·a·(d_qk + d_v)·Σᵢ visible(i) forward, 2.5 × that backward (Dao, FlashAttention-2); of all calls.
@@ -113,7 +121,7 @@ class ExpertBlock:
     calls: Sizes
 
     @property
-    def sizes(self) -> tuple[Sizes, ...]:
+    def sizes(self) -> tuple[Sizes, Sizes, Sizes, Sizes, Sizes, Sizes, Sizes]:
         """In the order in which the price of a grouped product takes them."""
         return self.tokens, self.hidden, self.width, self.experts, self.top_k, self.expert, self.tensor
 
@@ -130,6 +138,19 @@ def expert_block(model: ModelDimensions, tokens: Sizes, sharding: Sharding | Non
         tokens * sharding.expert, model.hidden, model.expert_ffn, model.experts, model.top_k, sharding.expert,
         sharding.tensor, model.gated, model.sparse_layers,
     )  # fmt: skip
+
+
+def activation_widths(model: ModelDimensions) -> tuple[tuple[str, Sizes, Sizes], ...]:
+    """The MLPs whose activation function is a kernel of its own: its name, their width, and in how many layers.
+
+    That of routed experts is part of their grouped product.
+    """
+    sparse = model.ffn if model.experts == 1 else model.shared_ffn
+    kinds = (
+        ("activation function", sparse, model.sparse_layers),
+        ("dense activation function", model.ffn, model.dense_layers),
+    )
+    return tuple(kind for kind in kinds if np.any(np.asarray(kind[1]) * kind[2]))
 
 
 # Tokens between which a recurrent layer's kernels keep its state: 64 (Gated DeltaNet) to 256 (Mamba-2).

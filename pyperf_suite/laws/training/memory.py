@@ -398,7 +398,7 @@ def _layers_bytes(model: ModelDimensions, seq: Sizes, sharding: Sharding, recomp
         return 2.0 * model.hidden * model.layers / sequence_ranks
     attention = attention_call(model, 1, seq, sharding)
     # Inputs of norms, of attention and of the MLP, and a byte for each mask after the latter two.
-    whole = model.layers * 2 * model.norms * model.hidden + 2 * model.whole_layers * (2 + 1) * model.hidden
+    whole: Any = model.layers * 2 * model.norms * model.hidden + 2 * model.whole_layers * (2 + 1) * model.hidden
     whole = whole + attention.calls * 2 * (model.query_rank + model.latent_rank + model.rope_head_dim)
     cut = 2 * (attention.heads + attention.kv_heads) * attention.head_dim  # queries and keys
     cut = cut + 2 * (attention.kv_heads + attention.heads) * attention.value_head_dim  # values, and what comes out
