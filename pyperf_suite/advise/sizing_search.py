@@ -29,9 +29,10 @@ from pyperf_suite.advise.sizing_step import (
 from pyperf_suite.errors import UserError, offer
 from pyperf_suite.laws.attention import WIDTHS
 from pyperf_suite.laws.explained import KernelPrices
+from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.laws.tiling import round_up
 from pyperf_suite.laws.training.memory import training_memory
-from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid, model_flop
+from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid
 
 Floats = NDArray[np.float64]
 

@@ -41,9 +41,36 @@ class MadeUpPrices:
         return Explained(2.0 * m * n * k / 1e14)
 
     def attention(
-        self, causal: bool, backward: bool, batch: Any, seq: Any, heads: Any, kv_heads: Any, head_dim: Any
+        self,
+        causal: bool,
+        backward: bool,
+        batch: Any,
+        seq: Any,
+        heads: Any,
+        kv_heads: Any,
+        head_dim: Any,
+        window: Any = 0,
     ) -> Explained:
+        assert not np.any(window)
         flop = (2.5 if backward else 1.0) * 4.0 * batch * heads * seq**2 * head_dim / (2 if causal else 1)
+        return Explained(flop / 1e14)
+
+    def latent_attention(self, backward: bool, batch: Any, seq: Any, heads: Any) -> Explained:
+        return self.attention(True, backward, batch, seq, heads, heads, 160)
+
+    def grouped_gemm(
+        self,
+        tokens: Any,
+        hidden: Any,
+        width: Any,
+        experts: Any,
+        top_k: Any,
+        ep: Any,
+        tp: Any,
+        gated: bool,
+        backward: bool,
+    ) -> Explained:
+        flop = 2.0 * tokens * top_k / ep * hidden * width / tp * (3 if gated else 2) * (2 if backward else 1)
         return Explained(flop / 1e14)
 
     def memory_bound(self, nbytes: Any) -> Explained:
