@@ -26,7 +26,14 @@ GEMM_NAMES = {"bf16": "bf16", "bfloat16": "bf16", "fp8": "fp8_block", "fp8_block
 # What the grids are over.
 GRIDS = (("batch", "length", "heads"), ("streams", "length"), ("tokens", "heads"))
 CAUSES = {
-    **{"launch": "launch", "ideal": "rate", "cache": "bandwidth", "bytes": "bandwidth", "blocks": "wave", "whole heads": "tile"},
+    **{
+        "launch": "launch",
+        "ideal": "rate",
+        "cache": "bandwidth",
+        "bytes": "bandwidth",
+        "blocks": "wave",
+        "whole heads": "tile",
+    },
     **{"splits": "wave", "busiest": "wave", "weights": "bandwidth", "projections": "kernel"},
     "activations": "bandwidth",
 }
