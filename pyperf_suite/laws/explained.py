@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pyperf_suite.laws.internode import Network
+
 IDEAL = "ideal"
 # What the laws' causes are, for those who read them for the first time.
 MEANINGS = {
@@ -108,7 +110,7 @@ class KernelPrices(Protocol):
         nbytes: Bytes,
         ranks: Count,
         ranks_per_node: Count | None = None,
-        network_bytes_per_s: float | None = None,
+        network: Network | None = None,
     ) -> Explained:
         """A collective of S bytes, as of nccl-tests; by default on the nodes and the network of the GPU's maker."""
 

@@ -30,6 +30,7 @@ from pyperf_suite.laws.calibration import (
 from pyperf_suite.laws.collectives import collective_time
 from pyperf_suite.laws.explained import Bytes, Causes, Count, Explained, KernelPrices
 from pyperf_suite.laws.gemm import gemm_time
+from pyperf_suite.laws.internode import Network
 from pyperf_suite.laws.roofline import memory_bound_time
 from pyperf_suite.laws.stand_ins import grouped_gemm_time, mla_time
 from pyperf_suite.laws.traffic import OPERATIONS
@@ -116,9 +117,9 @@ class Prices:
         nbytes: Bytes,
         ranks: Count,
         ranks_per_node: Count | None = None,
-        network_bytes_per_s: float | None = None,
+        network: Network | None = None,
     ) -> Explained:
-        return collective_time(self.gpu, op, nbytes, ranks, ranks_per_node, network_bytes_per_s)
+        return collective_time(self.gpu, op, nbytes, ranks, ranks_per_node, network)
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,8 @@ def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
         _write(sample, f"attention_prefill_bf16_{gpu}", columns, kept, ATTENTION)
     columns = read_columns(tables, "collectives")
     kept = (columns["file"] == "nccl_perf") & (columns["dtype"] == "half")
-    _write(sample, "collectives", columns, kept, ("gpu", "file", "op_name", "dtype", "num_gpus", "bytes", "latency_us"))
+    names = ("gpu", "file", "lib_version", "op_name", "dtype", "num_gpus", "bytes", "latency_us")
+    _write(sample, "collectives", columns, kept, names)
     for name in ("train_iteration_multi_node_a100", "train_iteration_single_node_a100"):
         columns = read_columns(tables, name)
         _write(sample, name, columns, np.ones(len(columns["GPUs"]), dtype=bool), tuple(columns))
