@@ -474,8 +474,7 @@ ALL_MAMBA = ("falcon_mamba", "mamba", "mamba2")
 # Configurations of published models are a few KiB; with labels of classes in it one may be longer.
 MOST_BYTES = 1 << 20
 BY_HAND = (
-    "of a transformer give --layers, --hidden, --heads, --ffn and --vocab instead, and --kv-heads, --experts, --top-k "
-    "where it has them"
+    "give --layers, --hidden, --heads, --ffn and --vocab instead, of a transformer, and --kv-heads, --experts, --top-k"
 )
 # What any decoder's configuration calls these six, to say which of them a file of an unknown family has.
 USUAL_FIELDS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size",
@@ -547,9 +546,10 @@ def _family(values: Mapping[str, Any], origin: str) -> tuple[str, Callable[[Conf
             f"{origin} is a {family} model, whose layers are all Mamba's: it has no attention and no MLP to be sized."
         )
     if not _is_known(family):
+        known = ", ".join(sorted(name.removesuffix("_text") for name in FAMILIES))
         has = ", ".join(f"{name} = {values[name]}" for name in USUAL_FIELDS if isinstance(values.get(name), int))
         raise UserError(
-            f"{origin} is of the unknown family {family[:40]!r}, where {', '.join(sorted(FAMILIES))} are known: "
+            f"{origin} is of the unknown family {family[:40]!r}, where {known} are known: "
             f"{BY_HAND}{f' (it has {has[:200]})' if has else ''}."
         )
     return family, FAMILIES[family]
