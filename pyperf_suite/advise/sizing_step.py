@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.laws.band import deviation
 from pyperf_suite.laws.explained import Causes, Explained, KernelPrices
 from pyperf_suite.laws.layer_kinds import (
     activation_widths,
@@ -266,7 +267,8 @@ class StepPrices:
         price = self._noted(law, *sizes)
         extra = (self.slowdown - 1) * price.seconds
         parts = Causes(lambda: {**price.parts, IN_STEP: extra})
-        return replace(price, seconds=price.seconds + extra, parts=parts)
+        low, high = (None if side is None else self.slowdown * side for side in (price.low, price.high))
+        return replace(price, seconds=price.seconds + extra, parts=parts, low=low, high=high)
 
     def _noted(self, law: str, *sizes: Any) -> Explained:
         price: Explained = getattr(self.alone, law)(*sizes)
@@ -298,14 +300,16 @@ class PricedPart:
         return np.broadcast_to(self.explained.extrapolated, np.shape(self.explained.seconds))[self.back]
 
     @property
-    def deviation(self) -> float:
-        return deviation_of(self.explained)
+    def deviation(self) -> NDArray[np.float64]:
+        return np.broadcast_to(deviation_of(self.explained), np.shape(self.explained.seconds))[self.back]
 
 
-def deviation_of(explained: Explained) -> float:
-    """Standard deviation of a law's error relative to the time, by the law's own statement."""
+def deviation_of(explained: Explained) -> NDArray[np.float64]:
+    """Standard deviation of the logarithm of a law's times, by its own intervals; broadcasts to them."""
+    if explained.low is not None and explained.high is not None:
+        return deviation(explained.low, explained.high)
     error = explained.error_percent
-    return (UNTESTED_ERROR_PERCENT if error is None else error) / 100 * DEVIATION_OVER_MEAN
+    return np.asarray((UNTESTED_ERROR_PERCENT if error is None else error) / 100 * DEVIATION_OVER_MEAN)
 
 
 def price(parts: Sequence[Part], prices: KernelPrices) -> list[PricedPart]:

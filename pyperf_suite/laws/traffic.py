@@ -306,7 +306,7 @@ def pipeline_parallel(
 
     `chunks` is of the interleaved schedule; with `tensor_ranks` each of them sends its share. A stage in the middle is
     counted, which does both (Narayanan et al. 2021, section 2.2). Among more than one micro-batch transfers can run
-    during the computation of another. What waiting adds is `pipeline_bubble`.
+    during the computation of another.
     """
     if stages < 1 or chunks < 1 or stages * chunks > model.layers:
         raise UserError(f"{model.layers} layers cannot be cut into {stages} stages of {chunks} chunks.")
@@ -321,11 +321,6 @@ def pipeline_parallel(
             StepTransfer("gradients of activations", "send_receive", calls, size, 2, "backward" if hides else None),
         ),
     )
-
-
-def pipeline_bubble(stages: int, micro_batches: int, chunks: int = 1) -> float:
-    """Idle time of a pipeline over the time of its computation: (p − 1)/(v·m) (Narayanan et al. 2021, section 2.2)."""
-    return (stages - 1) / (chunks * micro_batches)
 
 
 def expert_parallel(
