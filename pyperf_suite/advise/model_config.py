@@ -473,9 +473,7 @@ ALL_MAMBA = ("falcon_mamba", "mamba", "mamba2")
 
 # Configurations of published models are a few KiB; with labels of classes in it one may be longer.
 MOST_BYTES = 1 << 20
-BY_HAND = (
-    "give --layers, --hidden, --heads, --ffn and --vocab instead, of a transformer, and --kv-heads, --experts, --top-k"
-)
+BY_HAND = "give --layers, --hidden, --heads, --ffn and --vocab, and --kv-heads, --experts, --top-k"
 # What any decoder's configuration calls these six, to say which of them a file of an unknown family has.
 USUAL_FIELDS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size",
                 "vocab_size")  # fmt: skip
@@ -549,8 +547,8 @@ def _family(values: Mapping[str, Any], origin: str) -> tuple[str, Callable[[Conf
         known = ", ".join(sorted(name.removesuffix("_text") for name in FAMILIES))
         has = ", ".join(f"{name} = {values[name]}" for name in USUAL_FIELDS if isinstance(values.get(name), int))
         raise UserError(
-            f"{origin} is of the unknown family {family[:40]!r}, where {known} are known: "
-            f"{BY_HAND}{f' (it has {has[:200]})' if has else ''}."
+            f"{origin} is of the unknown family {family[:40]!r} (known: {known}): "
+            f"{BY_HAND}{f' (has {has[:200]})' if has else ''}."
         )
     return family, FAMILIES[family]
 

@@ -30,8 +30,9 @@ from pyperf_suite.laws.calibration import (
 from pyperf_suite.laws.collectives import collective_time
 from pyperf_suite.laws.explained import Bytes, Causes, Count, Explained, KernelPrices
 from pyperf_suite.laws.gemm import gemm_time
+from pyperf_suite.laws.latent_attention import mla_time
 from pyperf_suite.laws.roofline import memory_bound_time
-from pyperf_suite.laws.stand_ins import grouped_gemm_time, mla_time
+from pyperf_suite.laws.stand_ins import grouped_gemm_time
 from pyperf_suite.laws.traffic import OPERATIONS
 
 # The smallest that there are, sizes of models, odd ones, and the largest that was fitted.
@@ -89,7 +90,7 @@ class Prices:
         """
         as_wide = self.attention(True, backward, batch, seq, heads, heads, LATENT_MEAN_WIDTH)
         try:
-            forward = mla_time(self.gpu, batch, seq, seq, heads, dtype=self._attention_dtype, **self._of_library)
+            forward = mla_time(self.gpu, batch, seq, seq, heads, **self._of_library)
         except UserError:
             return replace(as_wide, low=None, high=None)
         if not backward:

@@ -1,4 +1,4 @@
-"""Stand-ins for the laws of grouped products and of latent attention, until they are there. To be removed."""
+"""Stand-ins for the laws of grouped products, until they are there. To be removed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.laws.explained import Explained
 from pyperf_suite.laws.gemm import gemm_time
 
@@ -23,8 +22,3 @@ def grouped_gemm_time(
     ]
     seconds = (2 if backward else 1) * sum(each.seconds for each in both)
     return Explained(seconds, {"ideal": seconds}, both[0].extrapolated, None)
-
-
-def mla_time(gpu: Any, *sizes: Any, **more: Any) -> Explained:
-    """Not known."""
-    raise UserError("Latent attention was not measured.")
