@@ -36,7 +36,10 @@ HIDDEN_BY_TRAFFIC = (IDEAL, "bandwidth", "cache", "wave", "tile", "kernel", "lib
 
 @dataclass(frozen=True)
 class TiledProduct:
-    """C[m, n] cut into tiles of `rows` by `columns`, each in `splits` slices of K, one at a time on each of `sms`."""
+    """C[m, n] cut into tiles of `rows` by `columns`, each in `splits` slices of K, one at a time on each of `sms`.
+
+    Without `steps` nobody knows at which M the library takes another tile: the law is smooth there.
+    """
 
     m: int
     n: int
@@ -44,6 +47,7 @@ class TiledProduct:
     columns: int
     splits: int
     sms: int
+    steps: bool = True
 
     @property
     def tiles_m(self) -> int:
@@ -162,7 +166,7 @@ def likely_tile(laws: GpuSpec | Calibration, dtype: str, m: int, n: int, k: int)
     """
     law = gemm_law(laws, dtype)
     chosen = menu_times(law.coefficients, law.rates, m, n, k)
-    return TiledProduct(m, n, *TILES[int(chosen.tile)], int(chosen.splits), law.rates.sms)
+    return TiledProduct(m, n, *TILES[int(chosen.tile)], int(chosen.splits), law.rates.sms, law.rates.steps)
 
 
 def explain_product(
@@ -251,6 +255,7 @@ def findings_of_product(product: ProductExplained) -> Findings:
     return findings(
         _time(product),
         _tiles(product),
+        None if product.tiled.steps else _STEPLESS,
         _bound(product),
         _alignment(product),
         _EXTRAPOLATED if product.extrapolated else None,
@@ -309,6 +314,12 @@ def _tiles(product: ProductExplained) -> Remark:
         area=Quantity(tiled.tile_efficiency, "%"),
         used=Quantity(tiled.wave_efficiency, "%"),
     )
+
+
+_STEPLESS = remark(
+    "Where a row more of M makes the library take another tile is not known on this GPU: the law is smooth in M.",
+    kind="law",
+)
 
 
 def _bound(product: ProductExplained) -> Remark:

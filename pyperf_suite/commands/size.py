@@ -73,6 +73,7 @@ def size(
     config: Path | None,
     gpu: str | None,
     calibration: Path | None,
+    library: str | None,
     output: Path | None,
     as_json: bool,
     wide: bool,
@@ -123,18 +124,18 @@ def size(
         memory_bytes=USABLE_SHARE * spec.memory_bytes,
     )
     setting = Setting(model, length, micro_batch, tp, shards, dtype)
-    found = sizing(laws, setting, bounds, _prices(laws, dtype), notes)
-    measured = _measured(found, _prices(laws, dtype, "burst"), profile, device, results) if measure else None
+    found = sizing(laws, setting, bounds, _prices(laws, dtype, library), notes)
+    measured = _measured(found, _prices(laws, dtype, library, "burst"), profile, device, results) if measure else None
     _report(found, output, as_json, wide, measured)
 
 
 Measured = tuple["Findings", dict[str, Any], "RunFolder"]
 
 
-def _prices(laws: GpuSpec | Calibration, dtype: str, mode: Any = "sustained") -> KernelPrices:
+def _prices(laws: GpuSpec | Calibration, dtype: str, library: str | None, mode: Any = "sustained") -> KernelPrices:
     from pyperf_suite.laws.prices import Prices
 
-    return Prices(laws, dtype, mode)
+    return Prices(laws, dtype, mode, library)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -218,6 +219,7 @@ def explain(
     layout: str,
     gpu: str | None,
     calibration: Path | None,
+    library: str | None,
     as_json: bool,
     wide: bool,
 ) -> None:
