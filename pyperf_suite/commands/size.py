@@ -242,8 +242,10 @@ def explain(
     m, n, k = map(int, parts)
     spec, laws = asked_gpu(gpu, calibration)
     product_explained.check_product(m, n, k, layout.upper())
-    tiled = product_explained.likely_tile(laws, dtype, m, n, k)
-    product = product_explained.explain_product(spec, _prices(laws, dtype), tiled, k, dtype, layout.upper())
+    tiled = product_explained.likely_tile(laws, dtype, m, n, k, library)
+    others = product_explained.other_libraries(laws, dtype, m, n, k, library)
+    prices = _prices(laws, dtype, library)
+    product = product_explained.explain_product(spec, prices, tiled, k, dtype, layout.upper(), others)
     findings = {"explain": product_explained.findings_of_product(product)}
     if as_json:
         click.echo(answer(findings, product_explained.product_as_json(product)), nl=False)
