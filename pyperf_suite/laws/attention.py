@@ -292,9 +292,9 @@ def _forward(
             _weigh(found, here, choices, there, head_dim[here] / width, flop_per_s, laws)
     # A kernel's width is read off heads that fill it; how little of it a narrower head can use was not measured.
     beyond = asked & (_beyond(laws.plain, shape) | (head_dim < min(laws.plain.widths)))
-    found.unsure = np.hypot(found.unsure, np.where(beyond, BEYOND_SIZES, 0.0))
     unequal = asked & (shape.seq_q != shape.seq_k)
-    found.unsure = np.hypot(found.unsure, np.where(unequal, UNEQUAL, 0.0))
+    further = np.hypot(np.where(beyond, BEYOND_SIZES, 0.0), np.where(unequal, UNEQUAL, 0.0))
+    found.unsure = np.array(np.hypot(found.unsure, further))
     found.extrapolated |= beyond | unequal
     found.extrapolated |= asked & laws.plain.transferred
     return found
