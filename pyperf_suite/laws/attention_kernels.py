@@ -412,7 +412,8 @@ def _generation(spec: GpuSpec) -> float:
 def transferred(spec: GpuSpec, known: Mapping[GpuSpec, AttentionKernels], dtype: str) -> AttentionKernels:
     """The kernels of the most alike of the known GPUs, as fast as `spec`'s data sheet makes them.
 
-    Most alike is one of its kind, then the nearest in generation and bandwidth. The interval is what leaving whole GPUs out showed.
+    Most alike is one of its kind, then the nearest in generation and bandwidth. The interval is what leaving whole GPUs
+    out showed.
     Raises UserError where none is known or `spec` has no units for that dtype.
     """
     by_name = {gpu.name: gpu for gpu in known}

@@ -13,6 +13,7 @@ from pyperf_suite.laws.calibration import Calibration, CalibrationBlock, shipped
 from pyperf_suite.laws.prices import Prices
 from tools.fit.attention import fit_attention
 from tools.fit.collectives import fit_collectives
+from tools.fit.decode import fit_decode, fit_latent
 from tools.fit.gemm import fit_gemm
 from tools.fit.memory import fit_memory
 from tools.fit.step import fit_step
@@ -45,6 +46,8 @@ def _step(folder: Path, fitted: Mapping[str, Calibration]) -> Blocks:
 FITS: Mapping[str, Fit] = {
     "gemm": lambda folder, _: fit_gemm(folder),
     "attention": lambda folder, _: fit_attention(folder),
+    "decode": lambda folder, _: fit_decode(folder),
+    "mla": lambda folder, _: fit_latent(folder),
     "memory": _alone("memory", fit_memory),
     "collectives": _alone("collectives", fit_collectives),
     "step": _step,
