@@ -19,7 +19,7 @@ from pyperf_suite.laws.attention_kernels import (
     Array,
     AttentionKernels,
     AttentionShape,
-    Choice,
+    KernelChoice,
     transferred,
     unpack_attention,
     windowed,
@@ -309,7 +309,7 @@ def _forward(
 def _weigh(
     found: _Forward,
     here: NDArray[np.bool_],
-    choices: list[Choice],
+    choices: list[KernelChoice],
     shape: AttentionShape,
     filled: Array,
     flop_per_s: float,

@@ -288,7 +288,7 @@ TWIN_RATE, TWIN_POWER = 0.10, 0.20
 
 
 @dataclass(frozen=True)
-class Choice:
+class KernelChoice:
     """A kernel that answers, with its weight, and how much wider than its own the interval is, as a logarithm."""
 
     weight: Any
@@ -323,28 +323,31 @@ class AttentionKernels:
         """Whether what answers for that width is a kernel that nothing else measured supports."""
         return any(choice.kernel.doubt > 0 for choice in self.at_width(width))
 
-    def at_width(self, width: int) -> list[Choice]:
+    def at_width(self, width: int) -> list[KernelChoice]:
         """Which kernels predict heads of a width without a window.
 
         Its own; else the two next to it, straight between them; else the nearest, scaled by what its pairs cost.
         """
         known = {kernel.head_dim: kernel for kernel in self.kernels if kernel.window == 0}
         if width in known:
-            return [Choice(1.0, known[width])]
+            return [KernelChoice(1.0, known[width])]
         known = {each: kernel for each, kernel in known.items() if kernel.doubt == 0} or known
         below, above = ([each for each in known if (each < width) == is_below] for is_below in (True, False))
         if below and above:
             low, high = max(below), min(above)
             share = (width - low) / (high - low)
-            return [Choice(1 - share, known[low], BETWEEN_WIDTHS), Choice(share, known[high], BETWEEN_WIDTHS)]
+            return [
+                KernelChoice(1 - share, known[low], BETWEEN_WIDTHS),
+                KernelChoice(share, known[high], BETWEEN_WIDTHS),
+            ]
         nearest = max(below) if below else min(above)
         octaves = max(1.0, abs(np.log2(width / nearest)))
-        return [Choice(1.0, known[nearest].at_head_dim(width), BEYOND_WIDTHS * octaves)]
+        return [KernelChoice(1.0, known[nearest].at_head_dim(width), BEYOND_WIDTHS * octaves)]
 
 
 def windowed(
     plain: AttentionKernels, known: AttentionKernels | None, width: int, window: int, seq: Array
-) -> list[Choice]:
+) -> list[KernelChoice]:
     """Which kernels predict heads of a width with a window, for sequences of those lengths.
 
     The one measured with both. Else the one of the nearest window, going over to the one without a window where that is
@@ -352,7 +355,7 @@ def windowed(
     """
     there = {} if known is None else known.of_width(width)
     if window in there:
-        return [Choice(1.0, there[window])]
+        return [KernelChoice(1.0, there[window])]
     full = plain.at_width(width)
     if not there:
         unsure = np.where(seq > window, OTHER_WINDOW, 0.0)
@@ -361,7 +364,7 @@ def windowed(
     beyond = np.log(np.maximum(seq / nearest, 1 + 1e-9))
     share = np.where(seq <= window, 1.0, np.clip(np.log(window / nearest) / beyond, 0.0, 1.0))
     return [
-        Choice(1 - share, there[nearest], OTHER_WINDOW),
+        KernelChoice(1 - share, there[nearest], OTHER_WINDOW),
         *(replace(each, weight=share * each.weight) for each in full),
     ]
 

@@ -18,7 +18,7 @@ from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.attention import PLAIN, WINDOWED
 from pyperf_suite.laws.attention_kernels import (
     AttentionKernels,
-    Choice,
+    KernelChoice,
     kind,
     transferred,
     unpack_attention,
@@ -99,7 +99,7 @@ def _by_width(table: PrefillTable) -> Iterator[tuple[int, PrefillTable]]:
         yield int(width), table.take(table.head_dim == width)
 
 
-def _missed(choices: Sequence[Choice], rows: PrefillTable) -> Floats:
+def _missed(choices: Sequence[KernelChoice], rows: PrefillTable) -> Floats:
     predicted = sum(each.weight * each.kernel.seconds(rows.shape()) for each in choices)
     return np.asarray(np.log(rows.seconds / predicted))
 

@@ -24,13 +24,17 @@ GPUS = ("a100_sxm", "b200_sxm", "h100_sxm", "h200_sxm", "l40s")
 EVERY_SITE = 3
 PRODUCT_TIMES = ("trtllm_1.3.0rc20", "sglang_0.5.14", "vllm_0.22.0")
 PRODUCT_TIMES_OF_A100 = ("sglang_0.5.10",)
-# Heads and key-value heads of attention, all batches and lengths of each.
-HEADS = {(4, 4), (8, 1), (16, 8), (32, 8), (40, 40), (64, 4)}
-HEAD_DIMS = (64, 128)
-LIBRARIES = {("trtllm", "1.3.0rc20"), ("sglang", "0.5.14")}
-LIBRARIES_OF_A100 = {("sglang", "0.5.10")}
+# Heads, key-value heads and head dimension of attention, all batches at every other length.
+HEADS = {(64, 8, 64), (40, 40, 128), (32, 8, 128), (32, 4, 192), (16, 8, 256)}
+LENGTHS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384)
+LIBRARIES = {("trtllm", "1.3.0rc20"), ("sglang", "0.5.14"), ("vllm", "0.24.0")}
+LIBRARIES_OF_A100 = {("trtllm", "1.0.0"), ("sglang", "0.5.10"), ("vllm", "0.14.0")}
 ATTENTION = ("backend_lib", "backend_version", "kernel_source", "batch_size", "isl", "num_heads", "num_key_value_heads",
              "head_dim", "kv_cache_dtype", "latency_us")  # fmt: skip
+# Of windows the shapes of single models: GPT-OSS, MiMo, Gemma 3 and Llama 4.
+WINDOWS = {(64, 8, 64), (40, 8, 128), (32, 4, 192), (16, 8, 256)}
+WINDOW = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "window_size", "kv_cache_dtype",
+          "sglang_0.5.14", "trtllm_1.3.0rc20", "vllm_0.24.0")  # fmt: skip
 
 
 def read_columns(folder: Path, name: str) -> Columns:
@@ -80,13 +84,14 @@ def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
         names = (*("m", "n", "k"), *(name for name in times if name in columns))
         _write(sample, f"gemm_bf16_{gpu}", columns, kept, names)
         columns = read_columns(tables, f"attention_prefill_bf16_{gpu}")
-        heads = zip(columns["num_heads"].tolist(), columns["num_key_value_heads"].tolist(), strict=True)
-        kept = np.array([pair in HEADS for pair in heads]) & np.isin(columns["head_dim"], HEAD_DIMS)
-        kept &= columns["kv_cache_dtype"] == "bfloat16"
+        kept = _sampled_heads(columns, HEADS)
         libraries = zip(columns["backend_lib"], columns["backend_version"], strict=True)
         wanted = LIBRARIES_OF_A100 if gpu == "a100_sxm" else LIBRARIES
         kept &= np.array([library in wanted for library in libraries])
         _write(sample, f"attention_prefill_bf16_{gpu}", columns, kept, ATTENTION)
+    for gpu, name in tables_like(tables, "attention_window_bf16_").items():
+        columns = read_columns(tables, name)
+        _write(sample, f"attention_window_bf16_{gpu}", columns, _sampled_heads(columns, WINDOWS), WINDOW)
     columns = read_columns(tables, "collectives")
     kept = (columns["file"] == "nccl_perf") & (columns["dtype"] == "half")
     _write(sample, "collectives", columns, kept, ("gpu", "file", "op_name", "dtype", "num_gpus", "bytes", "latency_us"))
@@ -95,6 +100,12 @@ def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
         _write(sample, name, columns, np.ones(len(columns["GPUs"]), dtype=bool), tuple(columns))
     for name in ("sdpa_h200.csv", "nccl_tests_8xa100.csv"):
         (sample / name).write_bytes((tables / name).read_bytes())
+
+
+def _sampled_heads(columns: Columns, shapes: set[tuple[int, int, int]]) -> NDArray[np.bool_]:
+    """Rows of attention of those heads at the sample's lengths."""
+    heads = zip(*(columns[name].tolist() for name in ("num_heads", "num_key_value_heads", "head_dim")), strict=True)
+    return np.array([shape in shapes for shape in heads]) & np.isin(columns["isl"], LENGTHS)
 
 
 def _write(sample: Path, name: str, columns: Columns, kept: NDArray[np.bool_], names: tuple[str, ...]) -> None:
