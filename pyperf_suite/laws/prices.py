@@ -225,11 +225,7 @@ def cannot_price(calibration: Calibration) -> str | None:
 
 
 def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained | NDArray[np.float64]]]:
-<<<<<<< HEAD
     laws = {name.removesuffix("_here").split(".")[0] for name in calibration.blocks}
-=======
-    laws = {name.removesuffix("_here").partition(".")[0] for name in calibration.blocks}
->>>>>>> attn
     m, n, k = PRODUCTS
     peaks = find_gpu(calibration.gpu).peak_flop_per_s
     for dtype in ("bf16", "fp8"):

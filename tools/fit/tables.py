@@ -49,10 +49,7 @@ FITS: Mapping[str, Fit] = {
     "attention": lambda folder, _: fit_attention(folder),
     "decode": lambda folder, _: fit_decode(folder),
     "mla": lambda folder, _: fit_latent(folder),
-<<<<<<< HEAD
     "grouped_gemm": lambda folder, _: fit_grouped_gemm(folder),
-=======
->>>>>>> attn
     "memory": _alone("memory", fit_memory),
     "collectives": lambda folder, _: fit_collectives(folder),
     "step": _step,
