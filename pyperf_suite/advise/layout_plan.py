@@ -17,10 +17,11 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.explained import KernelPrices
+from pyperf_suite.laws.model_flop import model_flop, six_nd, utilization
 from pyperf_suite.laws.prices import Prices, UnseenPrices
 from pyperf_suite.laws.training.memory import GRADIENT_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES, training_memory
 from pyperf_suite.laws.training.step import StepConstants, found_constants, step_time
-from pyperf_suite.laws.transformer import RECOMPUTES, Recompute, model_flop, six_nd, utilization
+from pyperf_suite.laws.transformer import RECOMPUTES, Recompute
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "gathered")
 # No iteration that uses these was published with all that it depends on, so their laws were compared with none.
@@ -145,7 +146,7 @@ class Planned:
 
     def unseen(self, places: Sequence[int]) -> tuple[list[float], UnseenPrices]:
         """The share of each one's time for which laws extrapolate, and those laws' own errors."""
-        prices = UnseenPrices(Prices(self.laws, dtype_of(self.cluster.gpu)))
+        prices = UnseenPrices(Prices(self.laws, dtype_of(self.cluster.gpu), library=self.training.library))
         constants = replace(self.constants, host_s_per_layer=0.0)
         shares = []
         for place in places:
@@ -190,7 +191,7 @@ def evaluated(
     constants = constants or found.constants
     if cluster.network is not None:
         constants = replace(constants, network=cluster.network)
-    prices = prices or Prices(laws, dtype_of(cluster.gpu))
+    prices = prices or Prices(laws, dtype_of(cluster.gpu), library=training.library)
     seconds = np.empty(len(grid))
     parts: dict[str, NDArray[np.float64]] = {}
     for alike, columns, recompute in _by_recompute(grid):

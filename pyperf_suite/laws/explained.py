@@ -23,10 +23,10 @@ MEANINGS = {
     "cache": "waiting for L2",
     "network": "waiting for the network between nodes",
     "split": "adding up the slices of K",
+    "routing": "ordering tokens by expert and adding up what their experts return",
     "launch": "starting kernels",
     "alignment": "sizes that tensor cores, TMA or attention's kernels do not take whole",
     "library": "what was measured beyond the law of tiles, so the library's choices",
-    "library choice": "the median library beyond the fastest",
     "measured": "what neighbouring shapes were measured to take beyond the law",
     "sustained": "clocks held down under lasting load",
     "this machine": "what the calibration of one's own found",
@@ -86,9 +86,19 @@ class KernelPrices(Protocol):
         """C[M,N] = A[M,K]·B[K,N]."""
 
     def attention(
-        self, causal: bool, backward: bool, batch: Count, seq: Count, heads: Count, kv_heads: Count, head_dim: Count
-    ) -> Explained:
-        """Attention between the projections, forward or backward alone."""
+        self, causal: bool, backward: bool, batch: Count, seq: Count, heads: Count, kv_heads: Count, head_dim: Count,
+        window: Count = 0,
+    ) -> Explained:  # fmt: skip
+        """Attention between the projections, forward or backward alone; a query sees `window` keys, 0: all."""
+
+    def latent_attention(self, backward: bool, batch: Count, seq: Count, heads: Count) -> Explained:
+        """Attention with the widths of DeepSeek's latent one, between its projections."""
+
+    def grouped_gemm(
+        self, tokens: Count, hidden: Count, expert_ffn: Count, experts: Count, top_k: Count, ep: Count, tp: Count,
+        gated: bool, backward: bool,
+    ) -> Explained:  # fmt: skip
+        """The routed experts of one layer on one rank; `tokens` are those of all `ep` ranks that share them."""
 
     def memory_bound(self, nbytes: Bytes) -> Explained:
         """A kernel that moves so many bytes and computes next to nothing."""

@@ -5,25 +5,28 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pyperf_suite.advise.calibrate_laws import folds
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.attention import BLOCK, attention_time
+from pyperf_suite.laws.attention import PLAIN, WINDOWED, attention_time
 from pyperf_suite.laws.calibration import shipped_calibration
 from pyperf_suite.laws.collectives import collective_time
-from pyperf_suite.laws.gemm import gemm_law, gemm_time, sustained_slowdown
+from pyperf_suite.laws.gemm import gemm_law, gemm_time
+from pyperf_suite.laws.measured_maxima import sustained_slowdown
 from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.roofline import memory_bound_time
 from pyperf_suite.laws.training.step import found_constants
-from tools.fit.attention import read_prefill, truth
+from tools.fit.attention import read_tables
 from tools.fit.collectives import read_curves
-from tools.fit.gemm import GemmTable, gemm_tables, held_out_rows, library_residual, predict
+from tools.fit.gemm import GemmTable, gemm_tables, library_residual, predict
 from tools.fit.memory import read_streams
 from tools.fit.published import GPUS, SAMPLE, read_columns
 from tools.fit.step import MULTI_NODE, SINGLE_NODE, Remembered, read_iterations, relative_errors
 
 
 @pytest.fixture(scope="module")
-def products() -> dict[str, GemmTable]:
-    return {table.gpu.slug: table for table in gemm_tables(SAMPLE)}
+def products() -> dict[tuple[str, str, str], GemmTable]:
+    """By GPU, dtype and library."""
+    return {(table.gpu.slug, table.dtype, table.library): table for table in gemm_tables(SAMPLE)}
 
 
 @pytest.fixture(params=GPUS)
@@ -35,21 +38,26 @@ def percent(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
     return 100 * np.abs(predicted / measured - 1)
 
 
-def test_products_are_predicted_within_the_stated_error(products, gpu):
-    table = products[gpu.slug]
-    assert table.m.size == 3552
-    price = gemm_time(gpu, table.m, table.n, table.k)
+@pytest.mark.parametrize("library", ["trtllm", "sglang", "vllm"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_products_are_predicted_within_the_stated_error_and_interval(products, gpu, dtype, library):
+    if (gpu.slug, dtype, library) not in products:
+        pytest.skip("no such table")
+    table = products[gpu.slug, dtype, library]
+    price = gemm_time(gpu, table.m, table.n, table.k, dtype=dtype, library=library)
+    assert table.m.size > 300
     assert percent(price.seconds, table.seconds).mean() < price.error_percent
+    assert ((price.low <= table.seconds) & (table.seconds <= price.high)).mean() > 0.88
     assert not price.extrapolated.any()
 
 
-# With a sixth of the sites, of which a third is left out, neighbours are far: some twice the error of the whole table.
+# With a sixth of the sites, of which a fifth is left out, neighbours are far: some twice the error of the whole table.
 @pytest.mark.parametrize(
-    ("slug", "worst"), [("h200_sxm", 7.5), ("h100_sxm", 7.0), ("a100_sxm", 9.0), ("l40s", 22.0), ("b200_sxm", 9.0)]
+    ("slug", "worst"), [("h200_sxm", 8.0), ("h100_sxm", 7.0), ("a100_sxm", 9.0), ("l40s", 22.0), ("b200_sxm", 9.0)]
 )
 def test_products_at_sites_that_the_residual_never_saw_are_predicted(products, slug, worst):
-    table, law = products[slug], gemm_law(slug).coefficients
-    unseen = held_out_rows(table)
+    table, law = products[slug, "bf16", "sglang"], gemm_law(slug, library="sglang").coefficients
+    unseen = next(folds(table.sites))
     seen, left_out = table.rows(~unseen), table.rows(unseen)
     residual = library_residual(seen, predict(seen, law))
     assert percent(predict(left_out, law, residual), left_out.seconds).mean() < worst
@@ -57,7 +65,8 @@ def test_products_at_sites_that_the_residual_never_saw_are_predicted(products, s
 
 def test_a_second_of_products_is_as_much_slower_as_was_measured_on_an_h200():
     gpu, columns = find_gpu("H200"), read_columns(SAMPLE, "gemm_bf16_h200_sxm")
-    m, n, k, one, other, long_us = (columns[name].astype(float) for name in list(columns)[:6])
+    names = ("m", "n", "k", "trtllm_1.3.0rc20", "sglang_0.5.14", "vllm_0.22.0")
+    m, n, k, one, other, long_us = (columns[name].astype(float) for name in names)
     burst_us = (one + other) / 2
     share = 2 * m * n * k / (burst_us * 1e-6) / gpu.peak("bf16")
     for low in (0.5, 0.6, 0.7):
@@ -67,13 +76,38 @@ def test_a_second_of_products_is_as_much_slower_as_was_measured_on_an_h200():
         assert np.median(sustained_slowdown(gpu, share[band])) == pytest.approx(measured, abs=0.04)
 
 
-def test_attention_is_predicted_within_the_stated_error(gpu):
-    rows = truth(read_prefill(SAMPLE, gpu.slug))
-    batch, seq, heads, kv_heads, head_dim = rows.sizes.T
-    price = attention_time(gpu, batch, seq, seq, heads, kv_heads, head_dim)
-    known = np.isin(head_dim, shipped_calibration(gpu.name).block(BLOCK).arrays["head_dim"])
-    assert known.sum() > 400
-    assert percent(price.seconds, rows.seconds)[known].mean() < 1.05 * price.error_percent
+def test_attention_of_each_library_is_predicted_within_the_stated_error_and_interval(gpu):
+    tables = read_tables(SAMPLE, gpu.slug)
+    assert {name.rpartition(".")[2] for name in tables} == {"trtllm", "sglang", "vllm"}
+    for name, table in tables.items():
+        law, _, library = name.rpartition(".")
+        cache = next(cache for laws in (PLAIN, WINDOWED) for cache, each in laws.items() if each == law)
+        batch, seq, heads, kv_heads, head_dim, window = table.sizes.T
+        price = attention_time(
+            gpu, batch, seq, seq, heads, kv_heads, head_dim, window=window, cache_dtype=cache, library=library
+        )
+        block = shipped_calibration(gpu.name).block(name)
+        missed = percent(price.seconds, table.seconds)
+        assert missed.mean() < max(1.15 * block.held_out["mape"], 3.0), name
+        # The fit saw these rows: more of them lie within than of others.
+        assert ((price.low < table.seconds) & (table.seconds < price.high)).mean() > 0.85, name
+        assert set(price.library.split()) == {library}
+
+
+# Most that the error of whole sites left out may be, in % (issue 21): prefill, and with windows.
+MOST_PERCENT = {**dict.fromkeys(PLAIN.values(), 8.0), **dict.fromkeys(WINDOWED.values(), 15.0)}
+
+
+@pytest.mark.parametrize("law", MOST_PERCENT)
+def test_attention_states_held_out_errors_and_intervals_that_hold(gpu, law):
+    calibration = shipped_calibration(gpu.name)
+    assert calibration.libraries(law) or gpu.slug == "a100_sxm"
+    for library in calibration.libraries(law):
+        held_out = calibration.block(f"{law}.{library}").held_out
+        assert held_out["mape"] < MOST_PERCENT[law]
+        assert "whole sites held out" in held_out["how"]
+        # Of few rows a band is known less exactly.
+        assert held_out["coverage"] == pytest.approx(90, abs=3 if held_out["rows"] > 500 else 4)
 
 
 def test_few_rows_read_their_weights_within_the_stated_error(gpu):

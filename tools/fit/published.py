@@ -19,18 +19,25 @@ Columns = dict[str, NDArray[Any]]
 
 SAMPLE = Path(__file__).parents[2] / "tests" / "data" / "published"
 GPUS = ("a100_sxm", "b200_sxm", "h100_sxm", "h200_sxm", "l40s")
-# Of the ascending n and k of products every third, so that sites keep neighbours; columns held for true, and the one
-# that ran for a second at each point.
-EVERY_SITE = 3
-PRODUCT_TIMES = ("trtllm_1.3.0rc20", "sglang_0.5.14", "vllm_0.22.0")
-PRODUCT_TIMES_OF_A100 = ("sglang_0.5.10",)
-# Heads and key-value heads of attention, all batches and lengths of each.
-HEADS = {(4, 4), (8, 1), (16, 8), (32, 8), (40, 40), (64, 4)}
-HEAD_DIMS = (64, 128)
-LIBRARIES = {("trtllm", "1.3.0rc20"), ("sglang", "0.5.14")}
-LIBRARIES_OF_A100 = {("sglang", "0.5.10")}
+# Of the ascending n and k of products every third, so that sites keep neighbours, in fp8 every seventh and every third
+# m; columns held for true, and of the H200 the one that ran for a second at each point.
+EVERY_SITE = {"bf16": (3, 1), "fp8": (7, 3)}
+PRODUCT_TIMES = ("trtllm_1.3.0rc20", "sglang_0.5.14", "vllm_0.24.0")
+PRODUCT_TIMES_OF = {
+    "a100_sxm": ("trtllm_1.0.0", "sglang_0.5.10", "vllm_0.14.0"),
+    "h200_sxm": (*PRODUCT_TIMES, "vllm_0.22.0"),
+}
+# Heads, key-value heads and head dimension of attention, all batches at every other length.
+HEADS = {(64, 8, 64), (40, 40, 128), (32, 8, 128), (32, 4, 192), (16, 8, 256)}
+LENGTHS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384)
+LIBRARIES = {("trtllm", "1.3.0rc20"), ("sglang", "0.5.14"), ("vllm", "0.24.0")}
+LIBRARIES_OF_A100 = {("trtllm", "1.0.0"), ("sglang", "0.5.10"), ("vllm", "0.14.0")}
 ATTENTION = ("backend_lib", "backend_version", "kernel_source", "batch_size", "isl", "num_heads", "num_key_value_heads",
              "head_dim", "kv_cache_dtype", "latency_us")  # fmt: skip
+# Of windows the shapes of single models: GPT-OSS, MiMo, Gemma 3 and Llama 4.
+WINDOWS = {(64, 8, 64), (40, 8, 128), (32, 4, 192), (16, 8, 256)}
+WINDOW = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "window_size", "kv_cache_dtype",
+          "sglang_0.5.14", "trtllm_1.3.0rc20", "vllm_0.24.0")  # fmt: skip
 
 
 def read_columns(folder: Path, name: str) -> Columns:
@@ -72,21 +79,17 @@ def _typed(cells: tuple[str, ...]) -> NDArray[Any]:
 def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
     """Write the sample: whole sites of products, whole head shapes of attention, all of the smaller tables."""
     for gpu in GPUS:
-        columns = read_columns(tables, f"gemm_bf16_{gpu}")
-        kept = columns["m"] >= 1
-        for size in ("n", "k"):
-            kept &= np.isin(columns[size], np.unique(columns[size])[::EVERY_SITE])
-        times = PRODUCT_TIMES_OF_A100 if gpu == "a100_sxm" else PRODUCT_TIMES
-        names = (*("m", "n", "k"), *(name for name in times if name in columns))
-        _write(sample, f"gemm_bf16_{gpu}", columns, kept, names)
+        for dtype in EVERY_SITE:
+            _draw_products(tables, sample, gpu, dtype)
         columns = read_columns(tables, f"attention_prefill_bf16_{gpu}")
-        heads = zip(columns["num_heads"].tolist(), columns["num_key_value_heads"].tolist(), strict=True)
-        kept = np.array([pair in HEADS for pair in heads]) & np.isin(columns["head_dim"], HEAD_DIMS)
-        kept &= columns["kv_cache_dtype"] == "bfloat16"
+        kept = _sampled_heads(columns, HEADS)
         libraries = zip(columns["backend_lib"], columns["backend_version"], strict=True)
         wanted = LIBRARIES_OF_A100 if gpu == "a100_sxm" else LIBRARIES
         kept &= np.array([library in wanted for library in libraries])
         _write(sample, f"attention_prefill_bf16_{gpu}", columns, kept, ATTENTION)
+    for gpu, name in tables_like(tables, "attention_window_bf16_").items():
+        columns = read_columns(tables, name)
+        _write(sample, f"attention_window_bf16_{gpu}", columns, _sampled_heads(columns, WINDOWS), WINDOW)
     columns = read_columns(tables, "collectives")
     kept = (columns["file"] == "nccl_perf") & (columns["dtype"] == "half")
     names = ("gpu", "file", "lib_version", "op_name", "dtype", "num_gpus", "bytes", "latency_us")
@@ -96,6 +99,26 @@ def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
         _write(sample, name, columns, np.ones(len(columns["GPUs"]), dtype=bool), tuple(columns))
     for name in ("sdpa_h200.csv", "nccl_tests_8xa100.csv"):
         (sample / name).write_bytes((tables / name).read_bytes())
+
+
+def _draw_products(tables: Path, sample: Path, gpu: str, dtype: str) -> None:
+    """Whole sites of a table of products, where there is one."""
+    name = f"gemm_{dtype}_{gpu}"
+    if name not in {path.stem for path in tables.glob("gemm_*")}:
+        return
+    columns = read_columns(tables, name)
+    every_site, every_m = EVERY_SITE[dtype]
+    kept = (columns["m"] >= 1) & np.isin(columns["m"], np.unique(columns["m"][columns["m"] >= 1])[::every_m])
+    for size in ("n", "k"):
+        kept &= np.isin(columns[size], np.unique(columns[size])[::every_site])
+    times = PRODUCT_TIMES_OF.get(gpu, PRODUCT_TIMES)
+    _write(sample, name, columns, kept, (*("m", "n", "k"), *(time for time in times if time in columns)))
+
+
+def _sampled_heads(columns: Columns, shapes: set[tuple[int, int, int]]) -> NDArray[np.bool_]:
+    """Rows of attention of those heads at the sample's lengths."""
+    heads = zip(*(columns[name].tolist() for name in ("num_heads", "num_key_value_heads", "head_dim")), strict=True)
+    return np.array([shape in shapes for shape in heads]) & np.isin(columns["isl"], LENGTHS)
 
 
 def _write(sample: Path, name: str, columns: Columns, kept: NDArray[np.bool_], names: tuple[str, ...]) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.laws import layer_kinds
 from pyperf_suite.laws.calibration import Calibration, CalibrationBlock, shipped_calibration
 from pyperf_suite.laws.explained import Explained, KernelPrices
 from pyperf_suite.laws.internode import Network
@@ -26,7 +27,6 @@ from pyperf_suite.laws.transformer import (
     Recompute,
     Sharding,
     Sizes,
-    attention_call,
     check_recompute,
     products,
 )
@@ -248,15 +248,22 @@ def work_of_layer(
     """One layer's passes over one micro-batch; what is computed again in backward counts twice forward."""
     forward = 2 if piece.recompute == "layers" else 1
     products_s = _products_s(model, piece, prices, outside_layers=False) / model.layers
+    products_s = products_s + _grouped_s(model, piece, prices) / model.layers
     forward_s, backward_s, scores_s = _attention_s(model, piece, prices)
     wider = piece.element_bytes / HALF
     whole = wider * WHOLE_BYTES_PER_ELEMENT * piece.tokens * model.hidden / piece.sequence_ranks
-    width = model.top_k * model.expert_ffn + model.shared_ffn
-    mlp = wider * MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * piece.tokens * width / piece.tensor
     passes = forward + BACKWARD_BYTES_RATIO
-    memory_s = passes * (prices.memory_bound(whole).seconds + prices.memory_bound(mlp).seconds) + scores_s
+    moved_s = prices.memory_bound(whole).seconds * (model.whole_layers / model.layers)
+    for _, width, layers in layer_kinds.activation_widths(model):
+        mlp = wider * MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * piece.tokens * width / piece.tensor
+        moved_s = moved_s + prices.memory_bound(mlp).seconds * (layers / model.layers)
+    if model.recurrent_layers:
+        scanned = wider * layer_kinds.recurrent_bytes(model, piece.tokens, piece.tensor)
+        moved_s = moved_s + prices.memory_bound(scanned).seconds * (model.recurrent_layers / model.layers)
+    memory_s = passes * moved_s + scores_s
     slowdown, network = constants.slowdown, constants.network
-    tensor_s = (forward + 1) * ALL_REDUCES_PER_PASS * _summed_s(model, piece, prices, network)
+    sums = (forward + 1) * ALL_REDUCES_PER_PASS * model.whole_layers / model.layers
+    tensor_s = sums * _summed_s(model, piece, prices, network)
     if piece.sequence_parallel:
         # Backward of products has a third of their time for each gradient, and none of a computed-again forward.
         tensor_s = tensor_s + _gathered_again_s(model, piece, prices, network, slowdown * products_s / (forward + 2))
@@ -286,38 +293,39 @@ def _products_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices,
     """Seconds of all products of one micro-batch, of all layers together or of what stands outside of them."""
     total: Any = 0.0
     for product in products(model, piece.tokens, piece.sharding, phases=PHASES):
-        if product.outside_layers == outside_layers:
+        if product.outside_layers == outside_layers and not product.routed:
             again = 2 if piece.recompute == "layers" and product.phase == "fprop" and not outside_layers else 1
             seconds = prices.gemm(product.layout, _size(product.m), _size(product.n), _size(product.k)).seconds
             total = total + again * _size(product.calls) * seconds
     return total
 
 
+def _grouped_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices) -> Any:
+    """Seconds of the routed experts of all layers, forward and backward, each a grouped product of one micro-batch."""
+    block = layer_kinds.expert_block(model, piece.tokens, piece.sharding)
+    if block is None:
+        return 0.0
+    forward_s, backward_s = (prices.grouped_gemm(*block.sizes, block.gated, way).seconds for way in (False, True))
+    return block.calls * ((2 if piece.recompute == "layers" else 1) * forward_s + backward_s)
+
+
 def _attention_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices) -> tuple[Any, Any, Any]:
     """Seconds of one layer's attention, forward and backward, and of the passes over scores that lie in memory.
 
-    With CP over c ranks each has its share of the queries and meets one share of the keys after the other: c kernels
-    of a c-th of the sequence, as causal as the whole where queries are dealt out evenly (Liu et al. 2023, Ring
-    Attention; Brandon et al. 2023, Striped Attention).
+    It is the mean of all layers. Scores that lie in memory are all there, also those outside of a window.
     """
-    call = attention_call(model, piece.sequences, piece.seq, piece.sharding)
-    batch, seq, heads = _size(call.batch), piece.seq, _size(call.heads)
-    # Queries and values of latent attention differ in width: as much work is done at their mean.
-    head_dim = (int(call.head_dim) + int(call.value_head_dim)) // 2
     forward = 1 if piece.recompute == "nothing" else 2
     if piece.fused_attention:
-        pieces = piece.context
-        shape = (batch, seq // pieces, heads, _size(call.kv_heads), head_dim)
-        merged: Any = MERGED_BYTES_PER_ELEMENT * batch * (seq // pieces) * head_dim
-        merged_s = prices.memory_bound(merged * heads).seconds
-        both_s = merged_s + 2 * prices.memory_bound(merged * call.kv_heads).seconds
-        return (
-            forward * (pieces * prices.attention(call.causal, False, *shape).seconds + (pieces - 1) * merged_s),
-            pieces * prices.attention(call.causal, True, *shape).seconds + (pieces - 1) * both_s,
-            0.0,
-        )
+        kinds = [
+            (call.calls / model.layers, *_fused_attention_s(model, call, piece, prices))
+            for call in layer_kinds.attention_calls(model, piece.sequences, piece.seq, piece.sharding)
+        ]
+        forward_s, backward_s = (sum(kind[0] * kind[way] for kind in kinds) for way in (1, 2))
+        return forward * forward_s, backward_s, 0.0
+    call = layer_kinds.attention_call(model, piece.sequences, piece.seq, piece.sharding)
+    batch, seq, heads = _size(call.batch), piece.seq, _size(call.heads)
     # One product for each head, all of them as one as wide: as much is computed, written and read.
-    ours = piece.context
+    ours = piece.context * model.layers / call.calls
     scores_s = prices.gemm("TN", seq, _size(batch * heads * seq), int(call.head_dim)).seconds / ours
     values_s = prices.gemm("TN", seq, _size(batch * heads * int(call.value_head_dim)), seq).seconds / ours
     wider = piece.element_bytes / HALF
@@ -325,6 +333,37 @@ def _attention_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices
     # Backward has two of each, one for either operand.
     both_s = scores_s + values_s
     return forward * both_s, 2 * both_s, (forward + BACKWARD_BYTES_RATIO) * memory_s
+
+
+def _fused_attention_s(
+    model: ModelDimensions, call: layer_kinds.AttentionCall, piece: MicroBatch, prices: KernelPrices
+) -> tuple[Any, Any]:
+    """Seconds of one layer's attention with a fused kernel, forward and backward.
+
+    With CP over c ranks each has its share of the queries and meets one share of the keys after the other: c kernels
+    of a c-th of the sequence, as causal as the whole where queries are dealt out evenly (Liu et al. 2023, Ring
+    Attention; Brandon et al. 2023, Striped Attention). A window reaches its own share alone, and chunks are dealt out.
+    """
+    pieces = piece.context
+    batch, seq, heads = _size(call.batch), _size(call.seq // pieces), _size(call.heads)
+    if call.is_windowed and not call.window:
+        batch, seq = _size(-(-call.batch // pieces)), _size(call.seq)
+    # Queries and values of latent attention differ in width: as much work is done at their mean.
+    head_dim = (int(call.head_dim) + int(call.value_head_dim)) // 2
+    window = _size(np.where(np.asarray(seq) > call.window, call.window, 0))
+
+    def once_s(backward: bool) -> Any:
+        if layer_kinds.is_deepseeks_latent(model):
+            return prices.latent_attention(backward, batch, seq, heads).seconds
+        shape = (batch, seq, heads, _size(call.kv_heads), head_dim, window)
+        return prices.attention(call.causal, backward, *shape).seconds
+
+    if call.is_windowed:
+        return once_s(False), once_s(True)
+    merged: Any = MERGED_BYTES_PER_ELEMENT * batch * seq * head_dim
+    merged_s = prices.memory_bound(merged * heads).seconds
+    both_s = merged_s + 2 * prices.memory_bound(merged * call.kv_heads).seconds
+    return pieces * once_s(False) + (pieces - 1) * merged_s, pieces * once_s(True) + (pieces - 1) * both_s
 
 
 def _summed_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: Network | None) -> Any:
@@ -362,10 +401,12 @@ def _ring_s(
     """
     if not np.any(np.asarray(piece.context) > 1):
         return 0.0
-    call = attention_call(model, piece.sequences, piece.seq, piece.sharding)
+    call = layer_kinds.attention_call(model, piece.sequences, piece.seq, piece.sharding)
     size: Any = piece.element_bytes * call.batch * call.seq * call.kv_heads * (call.head_dim + call.value_head_dim)
     once_s = prices.collective("all_gather", size, piece.context, piece.per_node_beside_tensor, network).seconds
     forward = 1 if piece.recompute == "nothing" else 2
+    # A window or a chunk needs next to nothing from other ranks.
+    once_s = once_s * ((model.attention_layers - model.windowed_layers) / model.layers)
     taken = taken_share(piece.context, piece.per_node_beside_tensor)
     return waited_s(forward * once_s, forward_s, taken) + waited_s(2 * once_s, backward_s, taken)
 
@@ -416,9 +457,8 @@ class Exposed:
 def stage_parameters(model: ModelDimensions, plan: ParallelPlan) -> StageParameters:
     """Matrices are cut over TP, layers over PP, experts over EP too."""
     routed = model.sparse_layers * model.experts * model.expert_parameters if model.experts > 1 else 0
-    layers = model.sparse_layers * model.layer_parameters + model.dense_layers * model.dense_layer_parameters
     return StageParameters(
-        ((layers - routed) / plan.pipeline + model.hidden * model.vocab) / plan.tensor,
+        ((model.inner_parameters - routed) / plan.pipeline + model.hidden * model.vocab) / plan.tensor,
         routed / plan.pipeline / plan.tensor / plan.expert,
     )
 
