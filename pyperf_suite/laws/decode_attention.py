@@ -20,9 +20,9 @@ from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.band import DEVIATIONS, Band
 from pyperf_suite.laws.band import NAMES as BAND_NAMES
 from pyperf_suite.laws.calibration import (
-    STEPS,
     Calibration,
     CalibrationBlock,
+    STEPS,
     ResidualGrid,
     all_shipped,
     log_ratio,
@@ -94,15 +94,8 @@ GRIDS = (
     ("streams", "kept", "group"),
 )
 CAUSES = {
-    "launch": "launch",
-    "ideal": "bandwidth",
-    "resident": "cache",
-    "queries": "bandwidth",
-    "blocks": "wave",
-    "rows": "wave",
-    "whole rows": "rate",
-    "products": "rate",
-    "splits": "wave",
+    **{"launch": "launch", "ideal": "bandwidth", "resident": "cache", "queries": "bandwidth", "blocks": "wave", "rows": "wave"},
+    **{"whole rows": "rate", "products": "rate", "splits": "wave"},
 }
 # The kept axis has a node of its own where no window is: grids are zero there.
 NO_WINDOW = 1 / 64
@@ -115,12 +108,8 @@ def decode_sizes(
     keys = np.where(window > 0, np.minimum(kv_length, np.maximum(window, 1.0)), kv_length)
     kept = np.where(window > 0, np.maximum(kv_length / np.maximum(window, 1.0), 2 * NO_WINDOW), NO_WINDOW)
     return {
-        "streams": batch * kv_heads,
-        "keys": keys,
-        "group": heads / kv_heads,
-        "head_dim": head_dim,
-        "kv_heads": kv_heads,
-        "kept": kept,
+        **{"streams": batch * kv_heads, "keys": keys, "group": heads / kv_heads, "head_dim": head_dim},
+        **{"kv_heads": kv_heads, "kept": kept},
     }
 
 
@@ -307,7 +296,9 @@ def found_in(
     block = own.block(f"{name}.{having[0]}")
     error = float(block.arrays["mape"][block.arrays["kinds"].tolist().index(kind)])
     origin = block.origin if own.gpu == spec.name else f"read off {own.gpu}, fitted to {block.origin}"
-    return FoundLaw(unpack_law(block, kind, over), having[0], block, error, transferred_deviation(spec, own), origin)
+    return FoundLaw(
+        unpack_law(block, kind, over), having[0], block, error, transferred_deviation(spec, own), origin
+    )
 
 
 @functools.cache
@@ -318,7 +309,7 @@ def donor(spec: GpuSpec, name: str) -> Calibration:
     """
     shipped = {each.gpu: each for each in all_shipped() if each.libraries(name)}
     measured = ", ".join(sorted(shipped)) or "no GPU"
-    if spec.compute_capability is None or ("fp8kv" in name and "fp8" not in spec.peak_flop_per_s):
+    if spec.compute_capability is None or "fp8kv" in name and "fp8" not in spec.peak_flop_per_s:
         raise UserError(f"Nothing like {name} on {spec.name} was measured, only on {measured}.")
 
     def unlike(other: GpuSpec) -> tuple[float, ...]:

@@ -20,9 +20,9 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws import decode_attention as decode
 from pyperf_suite.laws import latent_attention as latent
-from pyperf_suite.laws.alpha_beta import HUBER, LEAST_SCATTER
 from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import LIBRARIES, Calibration, CalibrationBlock, ResidualGrid, all_shipped
+from pyperf_suite.laws.alpha_beta import HUBER, LEAST_SCATTER
 from pyperf_suite.laws.decode_attention import SummedLaw
 from tools.fit.published import Columns, read_columns, tables_like
 
@@ -68,8 +68,7 @@ NODES = {
 @dataclass(frozen=True)
 class Smooth:
     """How smooth a grid is: what a squared step along each of its sizes costs over a row's squared residual, and a
-    squared node itself.
-    """
+    squared node itself."""
 
     steps: tuple[float, ...]
     level: float = LEVEL
@@ -110,9 +109,7 @@ class Form:
 
     def stiffer(self, times: float) -> Form:
         """The same with steps that cost so many times as much, for tables with more noise."""
-        return Form(
-            self.grids, [Smooth(tuple(times * step for step in each.steps), each.level) for each in self.smooth]
-        )
+        return Form(self.grids, [Smooth(tuple(times * step for step in each.steps), each.level) for each in self.smooth])
 
     def predicted(self, law: SummedLaw, rows: Rows) -> Floats:
         return law.explained(rows.work, rows.sizes, self.grids, dict.fromkeys(rows.work, "launch"))[0]
@@ -131,9 +128,7 @@ class Form:
         nodes = _solved(sparse.hstack(reads).tocsr(), sparse.block_diag(forms).tocsr(), values)
         parts = np.split(nodes, np.cumsum([read.shape[1] for read in reads])[:-1])
         axes = [tuple(NODES[name] for name in names) for names in self.grids]
-        grids = [
-            ResidualGrid(on, part.reshape([axis.size for axis in on])) for on, part in zip(axes, parts, strict=True)
-        ]
+        grids = [ResidualGrid(on, part.reshape([axis.size for axis in on])) for on, part in zip(axes, parts, strict=True)]
         for names, grid in zip(self.grids, grids, strict=True):
             if "kept" in names:
                 grid.values[:, 0] = 0.0  # where no window is
@@ -262,9 +257,7 @@ def fit_block(form: Form, kinds: Mapping[str, Rows], limits: Mapping[str, Floats
 def versions(columns: Columns, library: str) -> list[str]:
     """A library's columns, the newest first."""
     own = [name for name in columns if name.startswith(f"{library}_")]
-    return sorted(own, key=lambda name: [int("".join(c for c in n if c.isdigit()) or 0) for n in name.split(".")[1:]])[
-        ::-1
-    ]
+    return sorted(own, key=lambda name: [int("".join(c for c in n if c.isdigit()) or 0) for n in name.split(".")[1:]])[::-1]
 
 
 def decode_rows(columns: Columns, spec: GpuSpec, cache: str, times: str) -> tuple[Rows, Sizes]:
@@ -278,10 +271,11 @@ def decode_rows(columns: Columns, spec: GpuSpec, cache: str, times: str) -> tupl
     return rows, dict(zip(("batch", "kv_length", "heads", "kv_heads", "head_dim"), asked[:5], strict=True))
 
 
-def latent_rows(columns: Columns, spec: GpuSpec, phase: str, library: str) -> tuple[dict[str, Rows], Sizes, list[str]]:
+def latent_rows(
+    columns: Columns, spec: GpuSpec, phase: str, library: str
+) -> tuple[dict[str, Rows], Sizes, list[str]]:
     """The rows of a table of latent attention by kind, each of the newest version that has the kind; and of all of
-    them the sizes, and the versions.
-    """
+    them the sizes, and the versions."""
     kinds: dict[str, Rows] = {}
     asked_of_all, used = [], []
     names = ("scope", "gemm_type", "kv_cache_dtype")

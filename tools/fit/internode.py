@@ -46,11 +46,11 @@ def predicted_s(rows: Rows, network: Callable[[dict[str, Any]], Network] | None 
     groups: dict[tuple[Any, ...], list[int]] = {}
     for index, row in enumerate(rows):
         rate = network(row) if network else row["network_gb_per_s"] * 1e9
-        groups.setdefault((row["gpu"], row["op_name"], row["nodes"], row["ranks_per_node"], rate), []).append(index)
+        groups.setdefault((row["gpu"], row["op_name"], row["num_gpus"], row["ranks_per_node"], rate), []).append(index)
     seconds = np.empty(len(rows))
-    for (gpu, operation, nodes, inside, rate), indices in groups.items():
+    for (gpu, operation, ranks, inside, rate), indices in groups.items():
         sizes = [rows[index]["bytes"] for index in indices]
-        seconds[indices] = collective_time(gpu, operation, sizes, nodes * inside, inside, rate).seconds
+        seconds[indices] = collective_time(gpu, operation, sizes, ranks, inside, rate).seconds
     return seconds
 
 
@@ -87,11 +87,11 @@ def left_out_s(rows: Rows) -> NDArray[np.float64]:
 
 
 def measured_points(rows: Rows) -> dict[tuple[Any, ...], tuple[Point, ...]]:
-    """For each source, operation and number of nodes its own points of `POINTS`, as one would give them."""
+    """For each source, operation and number of ranks its own points of `POINTS`, as one would give them."""
     found: dict[tuple[Any, ...], tuple[Point, ...]] = {}
     for row in rows:
         if row["bytes"] in POINTS:
-            factor = float(bus_factor(row["op_name"], row["nodes"] * row["ranks_per_node"]))
+            factor = float(bus_factor(row["op_name"], row["num_gpus"]))
             point = Point(row["bytes"], factor * row["bytes"] / row["seconds"])
             found[key_of(row)] = tuple(sorted((*found.get(key_of(row), ()), point), key=lambda each: each.nbytes))
     return {key: points for key, points in found.items() if len(points) == len(POINTS)}
@@ -99,7 +99,7 @@ def measured_points(rows: Rows) -> dict[tuple[Any, ...], tuple[Point, ...]]:
 
 def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
     """What one run of nccl-tests is of."""
-    return row["source"], row["op_name"], row["nodes"]
+    return row["source"], row["op_name"], row["num_gpus"]
 
 
 def _with_stage(name: str, stage: Stage, asked: Callable[[], NDArray[np.float64]]) -> NDArray[np.float64]:
