@@ -46,6 +46,8 @@ BETWEEN_NODES = Band(
 THROUGH_POINTS = Band(
     np.array([2e4, 7e5, 3e7, 2e9]), np.array([-0.22, -0.22, -0.23, -0.07]), np.array([0.57, 0.35, 0.40, 0.06])
 )
+# Their median errors.
+BETWEEN_PERCENT, THROUGH_PERCENT = 15.5, 9.2
 # A pipeline between nodes fills with a third of what crosses, up to this much.
 FILL_SHARE, FILL_BYTES = 1 / 3, 5.3e6
 

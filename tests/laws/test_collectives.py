@@ -164,6 +164,10 @@ class TestMeasuredPointsOfANetwork:
         assert slow[1] > 3 * usual[1]
         assert slow[0] == pytest.approx(usual[0], rel=0.1)
 
+    def test_nodes_of_one_gpu_pass_through_them_too(self) -> None:
+        seconds = collective_time("H100", "all_gather", 1e9, 8, ranks_per_node=1, network="1GB:20GB/s").seconds
+        assert float(busbw("all_gather", 1e9, seconds, 8)) == pytest.approx(20)
+
     def test_nothing_changes_within_a_node(self) -> None:
         usual, given = (
             collective_time("H100", "all_reduce", 1e7, [2, 8], network=n).seconds for n in (None, "1GB:90GB/s")
