@@ -24,7 +24,7 @@ from pyperf_suite.laws.collectives import (
     transferred_laws,
     unpack_laws,
 )
-from pyperf_suite.laws.internode import DIRECT, FILL_BYTES, RING, TREE, Point, network_of
+from pyperf_suite.laws.internode import FILL_BYTES, STAGE, Point, network_of
 from pyperf_suite.laws.traffic import OPERATIONS, busbw
 from tools.fit import internode as internode_fit
 from tools.fit.published import SAMPLE, read_columns, rows_of
@@ -133,13 +133,13 @@ def test_beyond_a_node_the_slower_of_network_and_links_decides(made_up: Calibrat
 
     # As many bytes on the bus as 15/14 of the message puts there among the eight of one node.
     in_node = float(collective_time(made_up, "all_reduce", 1e9 * 15 / 14, 8).seconds)
-    switched = TREE.switch_s * 1e9 / (1e9 + TREE.switch_bytes)
-    assert seconds(1e15) == pytest.approx(in_node + TREE.step_s + switched)
+    switched = STAGE.switch_s * 1e9 / (1e9 + STAGE.switch_bytes)
+    assert seconds(1e15) == pytest.approx(in_node + STAGE.step_s + switched)
     # Between two nodes a tree sends an eighth of the message from each of eight GPUs, and fills with 5.3 MB of it.
-    sent = 1e9 / 8 / TREE.efficiency + FILL_BYTES
-    assert seconds(1e9) == pytest.approx(sent / 1e9 + TREE.step_s + switched)
-    for operation, stage, crossing in (("all_gather", RING, 15 / 16 / 8), ("all_to_all", DIRECT, 8 / 16)):
-        assert seconds(1e9, operation) == pytest.approx(crossing / stage.efficiency, rel=0.05)
+    sent = 1e9 / 8 / STAGE.tree + FILL_BYTES
+    assert seconds(1e9) == pytest.approx(sent / 1e9 + STAGE.step_s + switched)
+    for operation, share, crossing in (("all_gather", STAGE.ring, 15 / 16 / 8), ("all_to_all", STAGE.direct, 8 / 16)):
+        assert seconds(1e9, operation) == pytest.approx(crossing / share, rel=0.05)
 
 
 def test_among_more_than_two_nodes_trees_send_twice_as_much() -> None:
@@ -221,12 +221,20 @@ class TestBetweenPublishedNodes:
     def rows(self) -> list[dict[str, Any]]:
         return internode_fit.read_rows()
 
-    def test_all_reduce_is_predicted_within_15_percent_where_it_is_fitted(self, rows: list[dict[str, Any]]) -> None:
-        fitted = [row for row in rows if row["op_name"] == "all_reduce" and row["fabric"] in internode_fit.FITTED]
+    def test_collectives_are_predicted_within_15_percent_where_they_are_fitted(
+        self, rows: list[dict[str, Any]]
+    ) -> None:
+        fitted = [row for row in rows if row["fabric"] in internode_fit.FITTED]
         errors = np.abs(internode_fit.predicted_s(fitted) / [row["seconds"] for row in fitted] - 1)
-        assert len(fitted) > 150
+        assert len(fitted) > 280
         assert errors.mean() < 0.15
-        assert np.median(errors) < 0.10
+        assert np.median(errors) < 0.12
+
+    @pytest.mark.slow
+    def test_sources_left_out_are_too(self, rows: list[dict[str, Any]]) -> None:
+        fitted = [row for row in rows if row["fabric"] in internode_fit.FITTED]
+        errors = np.abs(internode_fit.left_out_s(fitted) / [row["seconds"] for row in fitted] - 1)
+        assert errors.mean() < 0.15
 
     def test_two_points_of_its_own_bring_any_fabric_within_15_percent(self, rows: list[dict[str, Any]]) -> None:
         points = internode_fit.measured_points(rows)
