@@ -259,6 +259,11 @@ BLOCK_OF = {**dict.fromkeys(("bf16", "fp16", "tf32", "fp32"), "gemm_bf16"), "fp8
 FITTED_DTYPES = ("bf16", "fp16", "fp8")
 # SGLang's linear layer in 16 bits is PyTorch's, F.linear, so cuBLAS (collector/sglang/collect_gemm.py of the tables).
 CUBLAS, CUBLAS_COLUMN = "cublas", "sglang"
+# What a product on AMD's GPUs was published of: hipBLASLt by way of it.
+PYTORCH = "pytorch"
+# By how much a band has to be wider at an n between those of the tables: with all sites of an n left out, bands of left
+# out sites cover 82 to 85 % of them (H200, A100 and in fp8 H100), at a k left out 92 to 96 %.
+BETWEEN_NODES = 1.25
 # In the blocks of all GPUs: of a GPU that has the law of another of its kind.
 ALIKE = "alike_"
 # Larger sizes are no product's: beyond them their FLOP would no longer be counted exactly.
@@ -311,6 +316,16 @@ class GemmLaw:
 
     def library_factor(self, m: Floats, n: Floats, k: Floats) -> Floats:
         return np.ones(m.shape) if self.residual is None else np.exp(self.residual(m, n, k))
+
+    def interval(self, seconds: Floats, m: Floats, n: Floats) -> tuple[Floats, Floats]:
+        """The seconds between which nine of ten measurements lie, wider at an n that no table has."""
+        assert self.band is not None
+        low, high = (np.log(side) for side in self.band.around(np.ones(m.shape), m))
+        if self.residual is not None:
+            nodes = self.residual.axes[1]
+            between = nodes[np.clip(np.searchsorted(nodes, n), 0, nodes.size - 1)] != n
+            low, high = (side * np.where(between, BETWEEN_NODES, 1.0) for side in (low, high))
+        return seconds * np.exp(low), seconds * np.exp(high)
 
     def beyond_range(self, m: Floats, n: Floats, k: Floats) -> NDArray[np.bool_]:
         """Where the law was not fitted: sizes outside of the tables, a GPU or dtype without them."""
@@ -383,11 +398,13 @@ def _transferred(gpu: GpuSpec, dtype: str, library: str | None) -> GemmLaw:
     if maximum is None and gpu.compute_capability is None:
         there = "bf16 and fp16" if gpu.name in MEASURED_MAXIMA else "nothing"
         raise UserError(f"No product of {dtype!r} was published of {gpu.name}, but {there}: measure one.")
+    if gpu.compute_capability is None and library not in (None, PYTORCH):
+        raise UserError(f"No products by {library} were published of {gpu.name}: there are those by {PYTORCH}.")
     source = _source(gpu)
     calibration = shipped_calibration(source.name) if source else None
     if calibration is None or not calibration.libraries(name):
         calibration = pooled
-    law = _law(calibration, gpu, dtype, calibration.library(name, library))
+    law = _law(calibration, gpu, dtype, calibration.library(name, library if gpu.compute_capability else None))
     others = pooled.block(f"{name}.{law.library}")
     error, band = float(others.held_out["mape"]), Band.from_arrays(others.arrays)
     if law.source and abs(np.log(gpu.peak(dtype) / law.source.peak(dtype))) < np.log(LIKE_PEAK):
@@ -395,7 +412,7 @@ def _transferred(gpu: GpuSpec, dtype: str, library: str | None) -> GemmLaw:
         band = Band.from_arrays({name[len(ALIKE) :]: values for name, values in others.arrays.items() if ALIKE in name})
     if dtype not in FITTED_DTYPES:
         return replace(law, band=None, error_percent=None)
-    law = replace(law, band=band, error_percent=error)
+    law = replace(law, band=band, error_percent=error, library=law.library if gpu.compute_capability else PYTORCH)
     return law if maximum is None else _held_to(law, maximum)
 
 
@@ -428,10 +445,16 @@ def _held_to(law: GemmLaw, maximum: MeasuredMaximum) -> GemmLaw:
     if law.source and known and known.origin == maximum.origin:
         sheets = law.source.peak(law.dtype) / law.gpu.peak(law.dtype)
         law, within = replace(law, reach=maximum.tflop_per_s / known.tflop_per_s * sheets), WITHIN
+    moved = law
     for _ in range(ROUNDS):
-        ratio = float(law.seconds(m, n, k)[0]) / wanted
-        law = replace(law, reach=law.reach * ratio / float(np.clip(ratio, 1 / within, within)))
-    return law
+        ratio = float(moved.seconds(m, n, k)[0]) / wanted
+        moved = replace(moved, reach=moved.reach * ratio / float(np.clip(ratio, 1 / within, within)))
+    if within == 1.0 or law.band is None:
+        return moved
+    # Where the two disagree, either may be right.
+    apart = float(np.log(moved.reach / law.reach))
+    band = replace(law.band, low=law.band.low + min(apart, 0.0), high=law.band.high + max(apart, 0.0))
+    return replace(moved, band=band)
 
 
 def gemm_time(
@@ -487,7 +510,7 @@ def gemm_time(
 
     low = high = None
     if law.band is not None:
-        low, high = law.band.around(seconds, sizes[0])
+        low, high = law.interval(seconds, sizes[0], sizes[1])
         low, high = low * penalty.low / penalty.factor, high * penalty.high / penalty.factor
     error_percent, origin = law.error_percent, law.origin
     if isinstance(gpu, Calibration) and error_percent is not None:
@@ -506,7 +529,7 @@ def library_spread(gpu: Gpu, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: st
     name = BLOCK_OF[dtype]
     known = gpu if isinstance(gpu, Calibration) and gpu.libraries(name) else None
     known = known or (shipped_calibration(first.source.name) if first.source else shipped_calibration(POOLED))
-    libraries = known.libraries(name) if known else (first.library,)
+    libraries = known.libraries(name) if known and first.library != PYTORCH else (first.library,)
     return {library: gemm_time(gpu, m, n, k, dtype, library=library).seconds for library in libraries}
 
 

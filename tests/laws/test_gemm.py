@@ -180,6 +180,11 @@ def test_every_answer_names_its_library_and_lies_inside_its_interval():
         assert library is None or (told.seconds == library_spread("H100", asked, 4096, 4096, "fp8")[library]).all()
 
 
+def test_the_interval_is_wider_at_widths_that_no_table_has():
+    inside, between = (gemm_time("H200", 512, n, 4096) for n in (4096, 4100 + 28))
+    assert float(between.high / between.low) > float(inside.high / inside.low)
+
+
 def test_cublas_is_what_sglang_calls_in_sixteen_bits_and_nothing_else():
     told = gemm_time("H200", 4096, 4096, 4096, library="cublas")
     assert told.library == "cublas"
@@ -229,6 +234,9 @@ def test_what_nothing_was_published_of_is_refused_with_what_there_is():
         gemm_time("MI300X", 8192, 8192, 8192, dtype="fp8")
     with pytest.raises(UserError, match="No product of 'bf16' was published of MI100, but nothing"):
         gemm_time("MI100", 8192, 8192, 8192)
+    with pytest.raises(UserError, match="No products by trtllm were published of MI300X: there are those by pytorch"):
+        gemm_time("MI300X", 8192, 8192, 8192, library="trtllm")
+    assert list(library_spread("MI300X", 8192, 8192, 8192)) == [gemm_time("MI300X", 1, 1, 1).library] == ["pytorch"]
     for dtype in ("int8", "fp4", "nvfp4", "mxfp4"):
         with pytest.raises(
             UserError, match=f"No table of products of '{dtype}' was published: there are bf16 and fp16"
