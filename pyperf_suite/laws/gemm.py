@@ -110,7 +110,7 @@ class Rates:
         steps = (gpu.compute_capability or (0, 0)) < STEPLESS
         return cls(gpu.sms, clock_hz, flop_per_s, bandwidth, float(gpu.l2_bytes), operand, max(operand, 2), steps)
 
-    def tiles_down(self, m: Floats, height: ArrayLike) -> Floats:
+    def tiles_down(self, m: Floats, height: Floats | int) -> Floats:
         """Tiles of that height that m rows take: whole ones, or as many as neighbouring m take on average."""
         tiles = m / height
         return np.ceil(tiles) if self.steps else np.maximum(tiles + 0.5, 1.0)
