@@ -278,11 +278,11 @@ BEYOND_WIDTHS = 0.45
 # The same for a window that was not measured with that width.
 OTHER_WINDOW = 0.55
 # The same for a GPU that was left out: read off a twin (H100 and H200), or off one of another kind (A100 off H100 0.42,
-# L40S off A100 0.45 to 0.94). Between these two lies one of the same kind, of which the tables have no pair: B300 read
+# L40S off A100 0.55 to 1.04). Between these two lies one of the same kind, of which the tables have no pair: B300 read
 # off B200 was found to err by 14 %, as B200 read off H200 does (TensorRT-LLM, 0.28).
 TWIN = 0.12
 SAME_KIND = 0.30
-OTHER_KIND = 0.80
+OTHER_KIND = 0.95
 # A twin's multiprocessors are as fast, and its power no less, within these logarithms.
 TWIN_RATE, TWIN_POWER = 0.10, 0.20
 

@@ -39,7 +39,7 @@ def left_out(tables_folder: Path) -> Iterator[Missed]:
         (each.gpu, name): unpack_attention(block, name.rpartition(".")[2], gpus[each.gpu])
         for each in all_shipped()
         for name, block in each.blocks.items()
-        if name.startswith("attention")
+        if name.rpartition(".")[0] in (*PLAIN.values(), *WINDOWED.values())
     }
     for gpu, spec in gpus.items():
         for name, table in read_tables(tables_folder, spec.slug).items():
