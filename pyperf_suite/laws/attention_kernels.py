@@ -282,6 +282,9 @@ OTHER_WINDOW = 0.55
 # off B200 was found to err by 14 %, as B200 read off H200 does (TensorRT-LLM, 0.28).
 TWIN = 0.12
 SAME_KIND = 0.30
+# Of the same kind two generations on (RTX 5090 and PRO 6000 off L40S): at least as far as A100 from L40S is. Single
+# published figures of FlashAttention-2 on an RTX 5090 lie up to 0.34 away.
+OTHER_GENERATION = 0.50
 OTHER_KIND = 0.95
 # A twin's multiprocessors are as fast, and its power no less, within these logarithms.
 TWIN_RATE, TWIN_POWER = 0.10, 0.20
@@ -432,9 +435,12 @@ def transferred(spec: GpuSpec, known: Mapping[GpuSpec, AttentionKernels], dtype:
         ),
     )
     theirs = known[by_name[nearest.name]]
-    unsure = SAME_KIND if kind(nearest) == kind(spec) else OTHER_KIND
-    if _are_twins(spec, nearest, dtype):
-        unsure = TWIN
+    if kind(nearest) != kind(spec) or nearest.compute_capability is None or spec.compute_capability is None:
+        unsure = OTHER_KIND
+    elif nearest.compute_capability[0] != spec.compute_capability[0]:
+        unsure = OTHER_GENERATION
+    else:
+        unsure = TWIN if _are_twins(spec, nearest, dtype) else SAME_KIND
     return AttentionKernels(
         theirs.library,
         [replace(kernel.on(spec, nearest, dtype), unsteady=1.0) for kernel in theirs.kernels],
