@@ -299,7 +299,8 @@ def _forward(
                 choices = laws.plain.at_width(int(width))
             _weigh(found, here, choices, there, head_dim[here] / width, flop_per_s, laws)
     # A kernel's width is read off heads that fill it; how little of it a narrower head can use was not measured.
-    beyond = asked & (_beyond(laws.plain, shape) | (head_dim < min(laws.plain.widths)))
+    narrowest = min(width for law in (laws.plain, laws.windowed) if law is not None for width in law.widths)
+    beyond = asked & (_beyond(laws.plain, shape) | (head_dim < narrowest))
     unequal = asked & (shape.seq_q != shape.seq_k)
     further = np.hypot(np.where(beyond, BEYOND_SIZES, 0.0), np.where(unequal, UNEQUAL, 0.0))
     found.unsure = np.array(np.hypot(found.unsure, further))
