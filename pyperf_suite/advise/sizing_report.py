@@ -24,7 +24,9 @@ Savings = tuple[tuple[str, float], ...]
 # By the method of the prices, as `layout` names them too.
 LAW_NAMES = {
     "gemm": "products",
+    "grouped_gemm": "experts",
     "attention": "attention",
+    "latent_attention": "latent attention",
     "memory_bound": "memory bound",
     "collective": "collectives",
 }
@@ -264,6 +266,14 @@ def _memory(sizing: Sizing) -> Remark | None:
     )
 
 
+def _sizes_of(part: Spent) -> str:
+    """As its law takes them; attention without its window where it sees all."""
+    *sizes, window = part.sizes
+    if part.law != "attention":
+        return " x ".join(map(str, part.sizes))
+    return " x ".join(map(str, sizes)) + (f", window {window}" if window else "")
+
+
 def _products(sizing: Sizing) -> Table:
     total = sum(part.seconds for part in sizing.spent)
 
@@ -283,7 +293,7 @@ def _products(sizing: Sizing) -> Table:
         "Where a micro-batch goes",
         (
             Column("work of one GPU", lambda part: part.part + (" *" if part.extrapolated else ""), priority=2),
-            Column("sizes", lambda part: " x ".join(map(str, part.sizes))),
+            Column("sizes", _sizes_of),
             Column("calls", lambda part: f"{part.calls:g}", priority=0),
             Column("time", lambda part: part.seconds, "ms", priority=2),
             Column("of the step", lambda part: part.seconds / total, "%"),

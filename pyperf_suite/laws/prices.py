@@ -30,9 +30,9 @@ from pyperf_suite.laws.calibration import (
 from pyperf_suite.laws.collectives import collective_time
 from pyperf_suite.laws.explained import Bytes, Causes, Count, Explained, KernelPrices
 from pyperf_suite.laws.gemm import gemm_time
+from pyperf_suite.laws.grouped_gemm import grouped_gemm_time
 from pyperf_suite.laws.latent_attention import mla_time
 from pyperf_suite.laws.roofline import memory_bound_time
-from pyperf_suite.laws.stand_ins import grouped_gemm_time
 from pyperf_suite.laws.traffic import OPERATIONS
 
 # The smallest that there are, sizes of models, odd ones, and the largest that was fitted.
