@@ -31,6 +31,7 @@ from pyperf_suite.laws.collectives import collective_time
 from pyperf_suite.laws.explained import Bytes, Causes, Count, Explained, KernelPrices
 from pyperf_suite.laws.gemm import gemm_time
 from pyperf_suite.laws.grouped_gemm import grouped_gemm_time
+from pyperf_suite.laws.internode import Network
 from pyperf_suite.laws.latent_attention import mla_time
 from pyperf_suite.laws.roofline import memory_bound_time
 from pyperf_suite.laws.traffic import OPERATIONS
@@ -117,9 +118,9 @@ class Prices:
         nbytes: Bytes,
         ranks: Count,
         ranks_per_node: Count | None = None,
-        network_bytes_per_s: float | None = None,
+        network: Network | None = None,
     ) -> Explained:
-        return collective_time(self.gpu, op, nbytes, ranks, ranks_per_node, network_bytes_per_s)
+        return collective_time(self.gpu, op, nbytes, ranks, ranks_per_node, network)
 
 
 def _scaled(price: Explained, times: Any, times_low: Any, times_high: Any) -> Explained:

@@ -117,7 +117,7 @@ def fit_constants(
         first = np.log([getattr(start, name) for name in names])
         return given(least_squares(residuals, first, loss="soft_l1", f_scale=ROBUST_SHARE, diff_step=1e-2).x)
 
-    loaded = found(multi_node, START, "slowdown", "network_bytes_per_s")
+    loaded = found(multi_node, START, "slowdown", "network")
     return found(single_node, loaded, "host_s_per_layer") if single_node else loaded
 
 

@@ -18,6 +18,7 @@ from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws import layer_kinds
 from pyperf_suite.laws.calibration import Calibration, CalibrationBlock, shipped_calibration
 from pyperf_suite.laws.explained import Explained, KernelPrices
+from pyperf_suite.laws.internode import Network
 from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import (
@@ -197,12 +198,13 @@ class StepConstants:
     Attributes:
         slowdown: kernels within a step take so many times as long as alone under a sustained load.
         host_s_per_layer: in which the host launches one layer's forward pass; a GPU that is faster than that waits.
-        network_bytes_per_s: what a GPU really sends between nodes, one direction; None: what its maker's servers have.
+        network: what a GPU really sends between nodes in bytes/s, one direction, or measured points of the cluster;
+            None: what its maker's servers have.
     """
 
     slowdown: float
     host_s_per_layer: float
-    network_bytes_per_s: float | None = None
+    network: Network | None = None
 
 
 @dataclass(frozen=True)
@@ -259,7 +261,7 @@ def work_of_layer(
         scanned = wider * layer_kinds.recurrent_bytes(model, piece.tokens, piece.tensor)
         moved_s = moved_s + prices.memory_bound(scanned).seconds * (model.recurrent_layers / model.layers)
     memory_s = passes * moved_s + scores_s
-    slowdown, network = constants.slowdown, constants.network_bytes_per_s
+    slowdown, network = constants.slowdown, constants.network
     sums = (forward + 1) * ALL_REDUCES_PER_PASS * model.whole_layers / model.layers
     tensor_s = sums * _summed_s(model, piece, prices, network)
     if piece.sequence_parallel:
@@ -283,7 +285,7 @@ def work_of_ends(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices
         constants.slowdown * _products_s(model, piece, prices, outside_layers=True),
         0.0,
         constants.slowdown * prices.memory_bound(logits).seconds,
-        2 * _summed_s(model, piece, prices, constants.network_bytes_per_s),
+        2 * _summed_s(model, piece, prices, constants.network),
     )
 
 
@@ -364,7 +366,7 @@ def _fused_attention_s(
     return pieces * once_s(False) + (pieces - 1) * merged_s, pieces * once_s(True) + (pieces - 1) * both_s
 
 
-def _summed_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: float | None) -> Any:
+def _summed_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: Network | None) -> Any:
     """Of one micro-batch's activations over TP: an all_reduce, or with SP its two halves, a layer between them."""
     size, ranks, per_node = piece.element_bytes * piece.tokens * model.hidden, piece.tensor, piece.ranks_per_node
     if not piece.sequence_parallel:
@@ -373,7 +375,7 @@ def _summed_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, n
 
 
 def _gathered_again_s(
-    model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: float | None, beside_s: Any
+    model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: Network | None, beside_s: Any
 ) -> Any:
     """SP keeps a share of each block's input, which backward gathers once more, during products of `beside_s`.
 
@@ -389,7 +391,7 @@ def _ring_s(
     model: ModelDimensions,
     piece: MicroBatch,
     prices: KernelPrices,
-    network: float | None,
+    network: Network | None,
     forward_s: Any,
     backward_s: Any,
 ) -> Any:
@@ -409,7 +411,7 @@ def _ring_s(
     return waited_s(forward * once_s, forward_s, taken) + waited_s(2 * once_s, backward_s, taken)
 
 
-def _experts_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: float | None) -> Any:
+def _experts_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: Network | None) -> Any:
     """Tokens to their experts and back, forward and backward: four all_to_alls a sparse layer, as `expert_parallel`."""
     if not np.any(np.asarray(piece.expert) > 1):
         return 0.0
@@ -462,7 +464,7 @@ def stage_parameters(model: ModelDimensions, plan: ParallelPlan) -> StageParamet
 
 
 def exposed(
-    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: float | None, stage_s: Any
+    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None, stage_s: Any
 ) -> Exposed:
     """What is waited for, where the layers of a stage take `stage_s` a micro-batch.
 
@@ -492,7 +494,7 @@ def exposed(
     )
 
 
-def send_s(model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: float | None) -> Any:
+def send_s(model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None) -> Any:
     """Activations to the next stage and their gradients back. Stages share a node where a whole one leaves room."""
     together: Any = np.where(2 * plan.tensor * plan.shards <= plan.ranks_per_node, 2, 1)
     piece = plan.piece
@@ -518,7 +520,7 @@ def _over_data(
     model: ModelDimensions,
     plan: ParallelPlan,
     prices: KernelPrices,
-    network: float | None,
+    network: Network | None,
 ) -> Any:
     """A rank's parameters over the ranks that have the same: of these TP, and EP, leave every so many of a node."""
     ours = stage_parameters(model, plan)
@@ -586,7 +588,7 @@ def step_time(
     found = FoundConstants(constants, False, None) if constants is not None else found_constants(gpu)
     constants, prices = found.constants, prices or Prices(gpu)
     layer, ends = _works(model, plan, prices, constants)
-    network = constants.network_bytes_per_s
+    network = constants.network
     layers, m, others = model.layers // plan.pipeline, plan.micro_batches, plan.pipeline - 1
     parts = {
         part.replace("_", " "): m * (layers * getattr(layer, part) + getattr(ends, part))
@@ -607,9 +609,11 @@ def step_time(
 def pack_constants(
     constants: StepConstants, held_out: Mapping[str, float | int | str], origin: str
 ) -> CalibrationBlock:
-    """Constants as the block "step" of a calibration; `network_bytes_per_s` must be given there."""
+    """Constants as the block "step" of a calibration; `network` must be a rate there."""
     arrays = {
-        name: np.array(getattr(constants, name)) for name in ("slowdown", "host_s_per_layer", "network_bytes_per_s")
+        "slowdown": np.array(constants.slowdown),
+        "host_s_per_layer": np.array(constants.host_s_per_layer),
+        "network_bytes_per_s": np.array(constants.network),
     }
     return CalibrationBlock(arrays, held_out, {}, origin)
 
