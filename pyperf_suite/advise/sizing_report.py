@@ -16,6 +16,7 @@ from pyperf_suite.laws.model_flop import model_flop, utilization
 from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.memory import USABLE_SHARE
 from pyperf_suite.laws.training.step import found_constants, step_time
+from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.spec.findings import Figure, Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.spec.rows import Column, table
 
@@ -190,7 +191,8 @@ def _step(sizing: Sizing) -> Iterator[Remark]:
         "work forward and backward{each}, at the clocks of a sustained load.",
         kind="predicted",
         parameters=Quantity(present.parameters / 1e9),
-        model=f"{model.layers} layers, hidden {model.hidden}, {model.heads} heads of {model.head_dim}{shared}, "
+        model=f"{model.layers} layers{_kinds_of_layers(model)}, hidden {model.hidden}, "
+        f"{model.heads} heads of {model.head_dim}{shared}, "
         f"ffn {model.ffn if model.experts == 1 else experts}, vocab {model.vocab}",
         micro_batch=setting.micro_batch,
         seq=setting.seq,
@@ -264,6 +266,18 @@ def _memory(sizing: Sizing) -> Remark | None:
         shards=setting.shards,
         more=Quantity(found.bounds.parameter_change, "%"),
     )
+
+
+def _kinds_of_layers(model: ModelDimensions) -> str:
+    """What is not the same in all layers, behind their number."""
+    seen = "a chunk" if model.chunked else "a window"
+    kinds = {
+        f"with attention over {seen} of {model.window}": model.windowed_layers,
+        "with Mamba or linear attention": model.recurrent_layers,
+        "without an MLP": model.mixer_only_layers,
+        "without experts": model.dense_layers,
+    }
+    return "".join(f", {count} {kind}" for kind, count in kinds.items() if count)
 
 
 def _sizes_of(part: Spent) -> str:
