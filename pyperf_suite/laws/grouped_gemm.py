@@ -52,7 +52,7 @@ BACKWARD_PRODUCTS, BACKWARD_ALLOWANCE = 2.0, 1.5
 # 5th and 95th percentile of log(measured / predicted) of a GPU predicted from another one's tables by both data
 # sheets, where the compute capability is the same and where not (`tools.fit.grouped_gemm.left_out_errors`).
 TRANSFERRED = {"same": (-0.25, 1.2), "other": (-0.9, 1.2)}
-PIECE = 8192
+PIECE = 2048
 
 
 @dataclass(frozen=True)
@@ -174,13 +174,19 @@ class LibraryFactor:
             factor[piece] = self.likeness(features[piece]) @ self.weights
         return factor
 
-    def likeness(self, features: Floats) -> Floats:
-        """Of each row with each node."""
-        total = np.zeros((len(features), len(self.nodes)))
+    def likeness(self, features: Floats) -> NDArray[np.float32]:
+        """Of each row with each node, in single precision: a million rows take seconds."""
+        total = np.zeros((len(features), len(self.nodes)), dtype=np.float32)
         for variance, decay in zip(self.variances, self.decays, strict=True):
-            here, there = features * decay, self.nodes * decay
-            apart = (here**2).sum(1)[:, None] + (there**2).sum(1)[None, :] - 2 * here @ there.T
-            total += variance * np.exp(-np.maximum(apart, 0.0) / 2)
+            used = decay > 0
+            middle = self.nodes[:, used].mean(axis=0)
+            here, there = (
+                ((each[:, used] - middle) * decay[used]).astype(np.float32) for each in (features, self.nodes)
+            )
+            exponent = here @ there.T
+            exponent -= (here**2).sum(axis=1)[:, None] / 2
+            exponent -= (there**2).sum(axis=1)[None, :] / 2
+            total += np.float32(variance) * np.exp(np.minimum(exponent, 0, out=exponent), out=exponent)
         return total
 
     def as_arrays(self) -> dict[str, NDArray[np.generic]]:
@@ -413,7 +419,7 @@ class ExpertLaw:
         factor = LibraryFactor.from_arrays(self.block.arrays)(work.features(counted[0]))
         return counted[0] * np.exp(factor), counted
 
-    def around(self, seconds: Floats) -> tuple[Floats, Floats]:
+    def around(self, seconds: Floats, work: ExpertWork) -> tuple[Floats, Floats]:
         """Between which nine of ten measurements lie."""
         if self.transferred:
             same = self.gpu.compute_capability == self.like.compute_capability
@@ -421,7 +427,12 @@ class ExpertLaw:
             return seconds * np.exp(low), seconds * np.exp(high)
         band = Band.from_arrays(self.block.arrays)
         assert band is not None
-        return band.around(seconds)
+        return band.around(seconds, band_figure(self.library, seconds, work))
+
+
+def band_figure(library: str, seconds: Floats, work: ExpertWork) -> Floats:
+    """What the width of an interval depends on: of TensorRT-LLM the weights read, as large ones are often not tuned."""
+    return work.weights if library == "trtllm" else seconds
 
 
 def expert_law(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> ExpertLaw:
@@ -510,7 +521,7 @@ def grouped_gemm_time(
         forward = forward * correction_of(gpu, BLOCK_OF[dtype], sizes)
         error_percent, origin = stated(gpu, BLOCK_OF[dtype], error_percent, origin)
     times = BACKWARD_PRODUCTS if backward else 1.0
-    low, high = (times * end for end in law.around(forward))
+    low, high = (times * end for end in law.around(forward, work))
     if backward:
         low, high = low / BACKWARD_ALLOWANCE, high * BACKWARD_ALLOWANCE
     ideal = work.flop / ExpertRates.of(law.gpu, dtype).flop_per_s

@@ -31,6 +31,12 @@ LIBRARIES = {("trtllm", "1.3.0rc20"), ("sglang", "0.5.14")}
 LIBRARIES_OF_A100 = {("sglang", "0.5.10")}
 ATTENTION = ("backend_lib", "backend_version", "kernel_source", "batch_size", "isl", "num_heads", "num_key_value_heads",
              "head_dim", "kv_cache_dtype", "latency_us")  # fmt: skip
+# Experts of three models, on few ranks: hidden, inter, topk.
+EXPERTS = {(2048, 768, 8), (4096, 2048, 8), (5120, 8192, 1)}
+EXPERT_TOKENS = (16, 1024, 16384)
+EXPERT_RANKS = {(1, 1), (8, 1), (1, 8), (2, 4)}
+EXPERT_COLUMNS = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size",
+                  "distribution", "gated")  # fmt: skip
 
 
 def read_columns(folder: Path, name: str) -> Columns:
@@ -87,6 +93,14 @@ def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
         wanted = LIBRARIES_OF_A100 if gpu == "a100_sxm" else LIBRARIES
         kept &= np.array([library in wanted for library in libraries])
         _write(sample, f"attention_prefill_bf16_{gpu}", columns, kept, ATTENTION)
+    for name in (*tables_like(tables, "moe_bf16_").values(), *tables_like(tables, "moe_fp8_").values()):
+        columns = read_columns(tables, name)
+        kept = _among(columns, ("hidden_size", "inter_size", "topk"), EXPERTS)
+        kept &= _among(columns, ("moe_tp_size", "moe_ep_size"), EXPERT_RANKS)
+        kept &= np.isin(columns["num_tokens"], EXPERT_TOKENS) & (columns["distribution"] != "power_law_1.01")
+        libraries = [column for column in columns if column.startswith(("trtllm_", "sglang_", "vllm_"))]
+        dtype = ("moe_dtype",) if "moe_dtype" in columns else ()
+        _write(sample, name, columns, kept, (*EXPERT_COLUMNS, *dtype, *libraries))
     columns = read_columns(tables, "collectives")
     kept = (columns["file"] == "nccl_perf") & (columns["dtype"] == "half")
     _write(sample, "collectives", columns, kept, ("gpu", "file", "op_name", "dtype", "num_gpus", "bytes", "latency_us"))
@@ -95,6 +109,11 @@ def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
         _write(sample, name, columns, np.ones(len(columns["GPUs"]), dtype=bool), tuple(columns))
     for name in ("sdpa_h200.csv", "nccl_tests_8xa100.csv"):
         (sample / name).write_bytes((tables / name).read_bytes())
+
+
+def _among(columns: Columns, names: tuple[str, ...], wanted: set[tuple[int, ...]]) -> NDArray[np.bool_]:
+    rows = zip(*(columns[name].tolist() for name in names), strict=True)
+    return np.array([row in wanted for row in rows])
 
 
 def _write(sample: Path, name: str, columns: Columns, kept: NDArray[np.bool_], names: tuple[str, ...]) -> None:
