@@ -7,7 +7,7 @@ stretched until it covers nine of ten rows of shapes that neither the law nor th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.band import COVERED, Band
 from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock, all_shipped, most_alike
+from pyperf_suite.laws.gemm import Rates
 from pyperf_suite.laws.grouped_gemm import (
     BLOCK_OF,
     FEATURES,
@@ -26,7 +27,6 @@ from pyperf_suite.laws.grouped_gemm import (
     UNITS_OF,
     ExpertCosts,
     ExpertLaw,
-    ExpertRates,
     ExpertWork,
     LibraryFactor,
     band_figure,
@@ -39,11 +39,11 @@ from tools.fit.published import read_columns, tables_like
 Floats = NDArray[np.float64]
 
 ORIGIN = "experts of MoE layers as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
-SITES = ("hidden_size", "inter_size", "topk", "num_experts", "gated")
+SITES = ("hidden_size", "inter_size", "topk", "num_experts")
 SIZES = ("tokens", "hidden", "width", "top_k", "experts", "ep")
 FEWEST_ROWS = 1000
 # Drawn at random these rows fix the few costs, and the factor over a few hundred nodes, as well as all of them.
-ROWS_OF_COSTS, ROWS, NODES = 2500, 8000, 220
+ROWS_OF_COSTS, ROWS, NODES = 2500, 8000, 320
 SEED = 0
 # Errors in log seconds beyond this count linearly; how firmly costs stay near where they start, in log seconds per
 # factor of e.
@@ -124,7 +124,7 @@ class ExpertTable:
 
     def counted(self, costs: ExpertCosts) -> Floats:
         """Seconds of every row by the law of tiles."""
-        return counted_seconds(costs, ExpertRates.of(self.gpu, self.dtype), self.work, self.library)[0]
+        return counted_seconds(costs, Rates.of(self.gpu, UNITS_OF[self.dtype]), self.work, self.library)[0]
 
 
 def expert_tables(folder: Path, fewest: int = FEWEST_ROWS) -> Iterator[ExpertTable]:
@@ -143,7 +143,7 @@ def expert_tables(folder: Path, fewest: int = FEWEST_ROWS) -> Iterator[ExpertTab
 
 
 def _table(gpu: GpuSpec, dtype: str, library: str, column: str, rows: Mapping[str, NDArray[np.generic]]) -> ExpertTable:
-    hidden, inter, top_k, experts, gated = (rows[name].astype(np.int64) for name in SITES)
+    hidden, inter, top_k, experts = (rows[name].astype(np.int64) for name in SITES)
     gated = np.array([str(each) == "True" for each in rows["gated"]])
     work = expert_work(
         *(rows["num_tokens"].astype(np.int64), hidden, inter, experts, top_k),
@@ -190,7 +190,7 @@ def fit_block(table: ExpertTable) -> CalibrationBlock:
 
 def band_of(missed: Floats, figure: Floats, sites: NDArray[np.intp]) -> tuple[Band, float]:
     """The band of errors, stretched as far as shapes left out of it need, and the share of these that it covers."""
-    stretches = np.linspace(0.8, 2.0, 61)
+    stretches = np.linspace(0.8, 3.0, 111)
     inside = np.zeros(stretches.size)
     for site in np.unique(sites):
         here = sites == site
@@ -235,19 +235,15 @@ def fit_costs(table: ExpertTable) -> ExpertCosts:
 
 def _to_vector(costs: ExpertCosts) -> Floats:
     """Numbers without bounds: logarithms; of the softness its odds, of the overlap what exceeds 1."""
-    bounded = {"softness": costs.softness / (1 - costs.softness), "overlap": costs.overlap - 1}
-    return np.log(np.concatenate([np.ravel(bounded.get(name, value)) for name, value in costs.as_arrays().items()]))
+    free = replace(costs, softness=costs.softness / (1 - costs.softness), overlap=costs.overlap - 1)
+    return np.log(np.concatenate(list(free.as_arrays().values())))
 
 
 def _from_vector(vector: Floats, like: ExpertCosts) -> ExpertCosts:
-    values, arrays = np.exp(vector), {}
-    for each in fields(like):
-        size = np.size(getattr(like, each.name))
-        arrays[each.name] = values[:size] if np.ndim(getattr(like, each.name)) else values[0]
-        values = values[size:]
-    arrays["softness"] = arrays["softness"] / (1 + arrays["softness"])
-    arrays["overlap"] = arrays["overlap"] + 1
-    return ExpertCosts.from_arrays(arrays)
+    arrays = like.as_arrays()
+    ends = np.cumsum([array.size for array in arrays.values()])[:-1]
+    free = ExpertCosts.from_arrays(dict(zip(arrays, np.split(np.exp(vector), ends), strict=True)))
+    return replace(free, softness=free.softness / (1 + free.softness), overlap=free.overlap + 1)
 
 
 def fit_factor(features: Floats, missed: Floats, library: str) -> LibraryFactor:
