@@ -32,6 +32,13 @@ LIBRARIES_OF_A100 = {("sglang", "0.5.10")}
 ATTENTION = ("backend_lib", "backend_version", "kernel_source", "batch_size", "isl", "num_heads", "num_key_value_heads",
              "head_dim", "kv_cache_dtype", "latency_us")  # fmt: skip
 
+# Heads, key-value heads, head_dim and window of decode; heads and lengths of latent attention, whose tables of decode
+# count the new token too in what they time with projections.
+SITE_OF_DECODE = ("num_heads", "num_key_value_heads", "head_dim", "window_size")
+DECODES = {(32, 8, 128, 0), (64, 8, 64, 128)}
+LATENT_HEADS, LATENT_LENGTHS = (16, 64), (128, 129, 2048, 2049, 4096, 16384, 16385)
+FIGURES = 4
+
 
 def read_columns(folder: Path, name: str) -> Columns:
     """A table's columns; empty numbers are NaN. Raises UserError if the folder does not have it."""
@@ -87,6 +94,7 @@ def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
         wanted = LIBRARIES_OF_A100 if gpu == "a100_sxm" else LIBRARIES
         kept &= np.array([library in wanted for library in libraries])
         _write(sample, f"attention_prefill_bf16_{gpu}", columns, kept, ATTENTION)
+    draw_decode(tables, sample)
     columns = read_columns(tables, "collectives")
     kept = (columns["file"] == "nccl_perf") & (columns["dtype"] == "half")
     _write(sample, "collectives", columns, kept, ("gpu", "file", "op_name", "dtype", "num_gpus", "bytes", "latency_us"))
@@ -95,6 +103,21 @@ def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
         _write(sample, name, columns, np.ones(len(columns["GPUs"]), dtype=bool), tuple(columns))
     for name in ("sdpa_h200.csv", "nccl_tests_8xa100.csv"):
         (sample / name).write_bytes((tables / name).read_bytes())
+
+
+def draw_decode(tables: Path, sample: Path = SAMPLE) -> None:
+    """Write whole sites of the tables of decode and of latent attention."""
+    names = [*tables_like(tables, "attention_decode_bf16_").values(), "attention_decode_fp8kv_h100_sxm"]
+    for name in (*names, *tables_like(tables, "mla_prefill_").values(), *tables_like(tables, "mla_decode_").values()):
+        columns = read_columns(tables, name)
+        if name.startswith("mla_"):
+            length = columns["isl" if "isl" in columns else "kv_length"]
+            kept = np.isin(columns["num_heads"], LATENT_HEADS) & np.isin(length, LATENT_LENGTHS)
+        else:
+            site = np.stack([columns[of] for of in SITE_OF_DECODE], axis=1).tolist()
+            kept = np.array([tuple(sizes) in DECODES for sizes in site])
+        times = {of: np.array([float(f"{t:.{FIGURES}g}") for t in columns[of]]) for of in columns if "." in of}
+        _write(sample, name, {**columns, **times}, kept, tuple(columns))
 
 
 def _write(sample: Path, name: str, columns: Columns, kept: NDArray[np.bool_], names: tuple[str, ...]) -> None:
