@@ -229,7 +229,7 @@ def _solved(reading: sparse.csr_matrix, form: sparse.csr_matrix, values: Floats)
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How rows of sites left out were predicted: errors in %, and how many % lay in the band as it was widened."""
+    """How rows of sites left out were predicted: errors in %, and how many % lay in the band of other sites."""
 
     mape: float
     median: float
@@ -250,12 +250,18 @@ def held_out(form: Form, rows: Rows, knots: int) -> tuple[HeldOut, Band]:
     for out in folds(rows.site):
         low, high = np.log(Band.fit(missed[~out], predicted[~out], knots).around(predicted[out]) / predicted[out])
         off[out] = np.abs(2 * missed[out] - low - high) / (high - low)
-    wider = max(1.0, float(np.quantile(off, COVERED)))
+    wider = _widening(off)
+    inside = np.concatenate([off[out] <= _widening(off[~out]) for out in folds(rows.site)])
     band = Band.fit(missed, predicted, knots)
     middle, half = (band.low + band.high) / 2, wider * (band.high - band.low) / 2
     errors = 100 * np.abs(predicted / rows.seconds - 1)
-    figures = HeldOut(float(errors.mean()), float(np.median(errors)), 100 * float(np.mean(off <= wider)))
+    figures = HeldOut(float(errors.mean()), float(np.median(errors)), 100 * float(inside.mean()))
     return figures, Band(band.at, middle - half, middle + half)
+
+
+def _widening(off: Floats) -> float:
+    """How many half widths of a band cover as many rows as they should; not less than one."""
+    return max(1.0, float(np.quantile(off, COVERED)))
 
 
 def fit_block(form: Form, kinds: Mapping[str, Rows], limits: Mapping[str, Floats], origin: str) -> CalibrationBlock:
