@@ -60,11 +60,7 @@ def test_a_block_that_moved_is_not_taken_for_the_shipped_one() -> None:
 
 
 def test_a_calibration_too_large_to_ship_is_refused(tmp_path: Path) -> None:
-<<<<<<< HEAD
     noise = np.random.default_rng(0).standard_normal(200_000)
-=======
-    noise = np.random.default_rng(0).standard_normal(150_000)
->>>>>>> decode
     with pytest.raises(UserError, match="fit coarser grids"):
         save(
             {"H100 SXM": Calibration("H100 SXM").with_block("noise", CalibrationBlock({"noise": noise}, {}))}, tmp_path

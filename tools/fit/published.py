@@ -100,7 +100,6 @@ def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
         wanted = LIBRARIES_OF_A100 if gpu == "a100_sxm" else LIBRARIES
         kept &= np.array([library in wanted for library in libraries])
         _write(sample, f"attention_prefill_bf16_{gpu}", columns, kept, ATTENTION)
-<<<<<<< HEAD
     for gpu, name in tables_like(tables, "attention_window_bf16_").items():
         columns = read_columns(tables, name)
         _write(sample, f"attention_window_bf16_{gpu}", columns, _sampled_heads(columns, WINDOWS), WINDOW)
@@ -112,9 +111,7 @@ def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
         libraries = [column for column in columns if column.startswith(("trtllm_", "sglang_", "vllm_"))]
         dtype = ("moe_dtype",) if "moe_dtype" in columns else ()
         _write(sample, name, columns, kept, (*EXPERT_COLUMNS, *dtype, *libraries))
-=======
     draw_decode(tables, sample)
->>>>>>> decode
     columns = read_columns(tables, "collectives")
     kept = (columns["file"] == "nccl_perf") & (columns["dtype"] == "half")
     names = ("gpu", "file", "lib_version", "op_name", "dtype", "num_gpus", "bytes", "latency_us")
@@ -126,7 +123,6 @@ def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
         (sample / name).write_bytes((tables / name).read_bytes())
 
 
-<<<<<<< HEAD
 def _draw_products(tables: Path, sample: Path, gpu: str, dtype: str) -> None:
     """Whole sites of a table of products, where there is one."""
     name = f"gemm_{dtype}_{gpu}"
@@ -150,7 +146,8 @@ def _sampled_heads(columns: Columns, shapes: set[tuple[int, int, int]]) -> NDArr
 def _among(columns: Columns, names: tuple[str, ...], wanted: set[tuple[int, ...]]) -> NDArray[np.bool_]:
     rows = zip(*(columns[name].tolist() for name in names), strict=True)
     return np.array([row in wanted for row in rows])
-=======
+
+
 def draw_decode(tables: Path, sample: Path = SAMPLE) -> None:
     """Write whole sites of the tables of decode and of latent attention."""
     names = [*tables_like(tables, "attention_decode_bf16_").values(), "attention_decode_fp8kv_h100_sxm"]
@@ -164,7 +161,6 @@ def draw_decode(tables: Path, sample: Path = SAMPLE) -> None:
             kept = np.array([tuple(sizes) in DECODES for sizes in site])
         times = {of: np.array([float(f"{t:.{FIGURES}g}") for t in columns[of]]) for of in columns if "." in of}
         _write(sample, name, {**columns, **times}, kept, tuple(columns))
->>>>>>> decode
 
 
 def _write(sample: Path, name: str, columns: Columns, kept: NDArray[np.bool_], names: tuple[str, ...]) -> None:
