@@ -35,8 +35,8 @@ def shipped_blocks():
 def test_sites_left_out_are_predicted_within_the_target_and_covered(gpu, name, block):
     target = next(percent for start, percent in TARGETS.items() if name.startswith(start))
     assert block.held_out["mape"] <= NOISY.get((gpu, name), target)
-    assert 86 <= block.held_out["coverage"] <= 93.5
-    assert (np.asarray(block.arrays["coverage"]) >= 84).all()
+    assert 87 <= block.held_out["coverage"] <= 93
+    assert (np.asarray(block.arrays["coverage"]) >= 87).all()
 
 
 @pytest.mark.parametrize("gpu", GPUS)
