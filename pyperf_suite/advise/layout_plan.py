@@ -18,8 +18,9 @@ from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.explained import KernelPrices
 from pyperf_suite.laws.prices import Prices, UnseenPrices
+from pyperf_suite.laws.training.framework import StepConstants, found_constants
 from pyperf_suite.laws.training.memory import GRADIENT_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES, training_memory
-from pyperf_suite.laws.training.step import StepConstants, found_constants, step_time
+from pyperf_suite.laws.training.step import step_time
 from pyperf_suite.laws.transformer import RECOMPUTES, Recompute, model_flop, six_nd, utilization
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "gathered")

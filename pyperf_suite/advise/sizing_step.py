@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.explained import Causes, Explained, KernelPrices
-from pyperf_suite.laws.training.step import (
+from pyperf_suite.laws.training.layer_work import (
     ALL_REDUCES_PER_PASS,
     BACKWARD_BYTES_RATIO,
     HALF,
     LOSS_BYTES_PER_ELEMENT,
     MLP_BYTES_PER_ELEMENT,
     WHOLE_BYTES_PER_ELEMENT,
-    ParallelPlan,
 )
+from pyperf_suite.laws.training.step import ParallelPlan
 from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid, Sharding, attention_call, products
 
 Sizes = NDArray[np.int64]

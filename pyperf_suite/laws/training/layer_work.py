@@ -1,0 +1,382 @@
+"""What one layer and the ends of a model cost a rank, a micro-batch: priced kernel by kernel, then as a framework runs.
+
+Prices are apart from constants, so that a fit prices once and tries many constants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.laws.explained import KernelPrices
+from pyperf_suite.laws.training.framework import LOW_PRECISION, StepConstants
+from pyperf_suite.laws.transformer import (
+    PHASES,
+    ModelDimensions,
+    Product,
+    Recompute,
+    Sharding,
+    Sizes,
+    attention_call,
+    products,
+)
+
+# Bytes of an element of activations and parameters in mixed precision.
+HALF = 2
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one GPU sees of a micro-batch of `sequences`: its cut of every layer and of the sequence.
+
+    Only these decide what a layer costs, so plans that differ otherwise share its price. `dtype` is that of products.
+    `expert_tensor` are the ranks that cut each expert, None where as many as cut all else.
+    """
+
+    sequences: Sizes
+    seq: int
+    tensor: Sizes = 1
+    context: Sizes = 1
+    expert: Sizes = 1
+    recompute: Recompute = "nothing"
+    fused_attention: bool = True
+    sequence_parallel: bool = False
+    ranks_per_node: int = 8
+    element_bytes: int = HALF
+    dtype: str = "bf16"
+    recompute_share: float = 1.0
+    overlap_tensor: bool = False
+
+    @property
+    def tokens(self) -> Any:
+        return self.sequences * self.seq // self.context
+
+    @property
+    def sharding(self) -> Sharding:
+        return Sharding(self.tensor, self.sequence_parallel, self.expert)
+
+    @property
+    def sequence_ranks(self) -> Sizes:
+        """Over how many ranks the sequence is cut where TP leaves tokens whole."""
+        return self.tensor if self.sequence_parallel else 1
+
+    @property
+    def per_node_beside_tensor(self) -> Any:
+        """Of ranks that differ in all but TP, those that share a node."""
+        return np.maximum(1, self.ranks_per_node // self.tensor)
+
+    @property
+    def again(self) -> float:
+        """The share of a layer's forward pass that backward computes again."""
+        return self.recompute_share if self.recompute == "layers" else 0.0
+
+    @property
+    def attention_again(self) -> float:
+        return 1.0 if self.recompute == "attention" else self.again
+
+    @property
+    def passes(self) -> float:
+        """Forward passes' worth of launches of a layer: backward launches twice as many kernels."""
+        return 3 + self.again
+
+
+# All of these are of 16 bits an element, and more for wider ones in proportion.
+# Forward passes over a layer's b·s·h elements that TP leaves whole, in bytes an element: two norms read and write (8);
+# two additions of bias, dropout and residual read two, write one and a mask of one byte (14).
+WHOLE_BYTES_PER_ELEMENT = 22
+# Over the b·s·ffn/t elements of an MLP: the activation function reads and writes.
+MLP_BYTES_PER_ELEMENT = 4
+# Over the b·(a/t)·s² scores where attention is not fused: softmax reads and writes, dropout too, with its mask.
+SCORE_BYTES_PER_ELEMENT = 9
+# Backward of what is bound by memory reads the gradient and what the forward read, and writes as much as that.
+BACKWARD_BYTES_RATIO = 1.5
+# Of the logits, in single precision: the loss reads and writes them forward and backward.
+LOSS_BYTES_PER_ELEMENT = 16
+# all_reduces of the activations, a layer, of TP in one pass (Shoeybi et al. 2019, Megatron-LM, section 3).
+ALL_REDUCES_PER_PASS = 2
+# Ring attention adds each piece's result to what is there, in single precision, and scales it: reads both, writes one;
+# backward adds gradients of queries, keys and values likewise.
+MERGED_BYTES_PER_ELEMENT = 12
+# An operand of a product of 8 bits is read in 16 bits and written in 8, once as it is and once transposed.
+CAST_BYTES_PER_ELEMENT = 4
+# A token is copied to its experts' rows and added up again: read and written twice (Megatron-Core, moe/moe_utils.py).
+ROUTED_BYTES_PER_ELEMENT = 8
+# Batched products of heads whose width no tensor core takes whole are so many times slower (BLOOM's 14400 with 150).
+UNALIGNED_HEADS = 2.5
+ALIGNED_HEAD_DIM = 8
+# Of a GPU's multiprocessors, what a collective takes from computation it overlaps: over NVLink, over the network
+# (Isaev et al. 2023, Calculon: a tool for high-level co-design of LLMs; systems/a100_80e.json, processor_usage).
+TAKEN_IN_NODE, TAKEN_BY_NETWORK = 0.15, 0.02
+
+
+@dataclass(frozen=True)
+class LayerPrices:
+    """Seconds of one layer's kernels and collectives as their laws price them, forward unless said, each once.
+
+    `forward` and `backward` are of products, `experts_...` those of experts; `scores` are passes over scores that lie
+    in memory; `merged` what adds up pieces of ring attention; `cast` converts operands, `routed` sorts tokens. `summed`
+    is one exchange of TP, `gathered` its half, `ring` one round of CP, `all_to_all` one way to the experts.
+    """
+
+    forward: Any
+    backward: Any
+    experts_forward: Any
+    experts_backward: Any
+    attention_forward: Any
+    attention_backward: Any
+    scores: Any
+    memory: Any
+    cast: Any
+    routed: Any
+    summed: Any
+    gathered: Any
+    ring: Any
+    all_to_all: Any
+    taken_tensor: Any
+    taken_context: Any
+
+
+@dataclass(frozen=True)
+class EndPrices:
+    """The same of the logits, forward and backward together, of the passes over them, and of TP's exchange."""
+
+    products: Any
+    loss: Any
+    summed: Any
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """Seconds of one micro-batch, forward and backward: what is computed, and what no computation hides.
+
+    `tensor`, `context` and `experts` are what is waited for of TP, CP and EP, `host` waiting for launches.
+    """
+
+    products: Any
+    attention: Any
+    memory_bound: Any
+    tensor: Any
+    context: Any = 0.0
+    experts: Any = 0.0
+    host: Any = 0.0
+
+    @property
+    def seconds(self) -> Any:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+def taken_at(prices: Any, places: NDArray[np.intp], shape: tuple[int, ...]) -> Any:
+    """Prices of distinct pieces, at the places of a grid's plans."""
+    count = max(np.size(getattr(prices, field.name)) for field in fields(prices))
+    whole = {field.name: np.broadcast_to(getattr(prices, field.name), (count,)) for field in fields(prices)}
+    return type(prices)(**{name: each[places].reshape(shape) for name, each in whole.items()})
+
+
+def waited_s(sent_s: Any, beside_s: Any, taken: Any) -> Any:
+    """What sending during a computation of `beside_s` costs: what is longer, and what it takes from the computation."""
+    longer = np.maximum(0.0, sent_s - beside_s)
+    return longer + taken * (sent_s - longer)
+
+
+def taken_share(ranks: Sizes, per_node: Sizes) -> Any:
+    """Of the multiprocessors, by a collective among so many ranks."""
+    return np.where(np.asarray(ranks) > per_node, TAKEN_BY_NETWORK, TAKEN_IN_NODE)
+
+
+def work_of_layer(
+    model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, constants: StepConstants
+) -> StepWork:
+    """One layer's passes over one micro-batch; what is computed again in backward counts twice forward."""
+    return layer_work(price_layer(model, piece, prices, constants.network_bytes_per_s), piece, constants)
+
+
+def work_of_ends(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, constants: StepConstants) -> StepWork:
+    """The logits and their loss, and what TP sums up at either end."""
+    return ends_work(price_ends(model, piece, prices, constants.network_bytes_per_s), piece, constants)
+
+
+def layer_work(layer: LayerPrices, piece: MicroBatch, constants: StepConstants) -> StepWork:
+    """What a framework with these constants takes for a layer of those prices."""
+    c, forward, attended = constants, 1 + piece.again, 1 + piece.attention_again
+    slower = c.of_products(piece.dtype)
+    plain = slower * (forward * layer.forward + layer.backward)
+    routed = slower * c.experts * (forward * layer.experts_forward + layer.experts_backward)
+    kernel = c.slowdown * (c.attention if piece.fused_attention else c.scores)
+    attention_forward, attention_backward = kernel * layer.attention_forward, kernel * layer.attention_backward
+    passes = forward + BACKWARD_BYTES_RATIO
+    memory = c.memory * (passes * layer.memory + (attended + BACKWARD_BYTES_RATIO) * layer.scores)
+    memory = memory + c.routing * passes * layer.routed + c.cast * (forward + 1) / 2 * layer.cast
+    summed = ALL_REDUCES_PER_PASS * (forward + 1) * layer.summed
+    if piece.overlap_tensor:
+        tensor = c.tensor_overlapped * summed
+    else:
+        # SP gathers each block's input once more, during a gradient's product: backward is two such passes.
+        beside = (plain + routed) / (forward + 2)
+        tensor = c.tensor * (summed + waited_s(ALL_REDUCES_PER_PASS * layer.gathered, beside, layer.taken_tensor))
+    context = waited_s(attended * layer.ring, attended * attention_forward, layer.taken_context) + waited_s(
+        2 * layer.ring, attention_backward, layer.taken_context
+    )
+    work = StepWork(
+        plain + routed,
+        attended * attention_forward + attention_backward,
+        c.slowdown * memory,
+        tensor,
+        context,
+        c.all_to_all * (4 + 2 * piece.again) * layer.all_to_all,
+    )
+    return replace(work, host=np.maximum(0.0, piece.passes * c.host_s_per_layer - work.seconds))
+
+
+def ends_work(ends: EndPrices, piece: MicroBatch, constants: StepConstants) -> StepWork:
+    """The same of what stands outside of the layers."""
+    c = constants
+    exposed = c.tensor_overlapped if piece.overlap_tensor else c.tensor
+    return StepWork(
+        c.slowdown * ends.products, 0.0, c.slowdown * c.loss * ends.loss, exposed * ALL_REDUCES_PER_PASS * ends.summed
+    )
+
+
+def price_layer(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: float | None) -> LayerPrices:
+    """The kernels and collectives of one layer, of a model with dense and sparse ones their mean."""
+    plain, routed = dict.fromkeys(PHASES, 0.0), dict.fromkeys(PHASES, 0.0)
+    moved: Any = 0.0
+    for product in products(model, piece.tokens, piece.sharding, phases=PHASES):
+        if product.outside_layers:
+            continue
+        of_experts = product.part.startswith("expert ")
+        if of_experts:
+            product = _together(product, model, piece)
+        low = prices if product.part != "router" else wide(prices)
+        each = low.gemm(product.layout, _size(product.m), _size(product.n), _size(product.k)).seconds
+        (routed if of_experts else plain)[product.phase] += _size(product.calls) * each / model.layers
+        if product.phase == "fprop":
+            moved = moved + product.calls / model.layers * product.m * (1.0 * product.n + product.k)
+    forward_s, backward_s, scores_s = _attention_prices(model, piece, prices)
+    wider = piece.element_bytes / HALF
+    whole = wider * WHOLE_BYTES_PER_ELEMENT * piece.tokens * model.hidden / piece.sequence_ranks
+    width = model.top_k * model.expert_ffn + model.shared_ffn if model.experts > 1 else model.expert_ffn
+    mlp = wider * MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * piece.tokens * width / piece.tensor
+    cast: Any = 0.0
+    if piece.dtype in LOW_PRECISION:
+        cast = prices.memory_bound(CAST_BYTES_PER_ELEMENT * moved).seconds
+    routed_s: Any = 0.0
+    if model.experts > 1:
+        rows = piece.tokens * model.top_k * model.sparse_layers / model.layers / piece.sequence_ranks
+        routed_s = prices.memory_bound(ROUTED_BYTES_PER_ELEMENT * rows * model.hidden).seconds
+    tensor_taken = taken_share(piece.tensor, piece.ranks_per_node)
+    context_taken = taken_share(piece.context, piece.per_node_beside_tensor)
+    gathered: Any = 0.0
+    if piece.sequence_parallel:
+        size = piece.element_bytes * piece.tokens * model.hidden
+        gathered = prices.collective("all_gather", size, piece.tensor, piece.ranks_per_node, network).seconds
+    return LayerPrices(
+        plain["fprop"],
+        plain["dgrad"] + plain["wgrad"],
+        routed["fprop"],
+        routed["dgrad"] + routed["wgrad"],
+        forward_s,
+        backward_s,
+        scores_s,
+        prices.memory_bound(whole).seconds + prices.memory_bound(mlp).seconds,
+        cast,
+        routed_s,
+        _summed_s(model, piece, prices, network),
+        gathered,
+        _ring_s(model, piece, prices, network),
+        _all_to_all_s(model, piece, prices, network),
+        tensor_taken,
+        context_taken,
+    )
+
+
+def price_ends(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: float | None) -> EndPrices:
+    """The logits, which stay in 16 bits, their loss, and one exchange of TP."""
+    total: Any = 0.0
+    for product in products(model, piece.tokens, piece.sharding, phases=PHASES):
+        if product.outside_layers:
+            each = wide(prices).gemm(product.layout, _size(product.m), _size(product.n), _size(product.k)).seconds
+            total = total + _size(product.calls) * each
+    logits = LOSS_BYTES_PER_ELEMENT * piece.tokens * model.vocab / piece.tensor
+    return EndPrices(total, prices.memory_bound(logits).seconds, _summed_s(model, piece, prices, network))
+
+
+def wide(prices: Any) -> KernelPrices:
+    """The prices of the same GPU in 16 bits, for what stays in them."""
+    found: KernelPrices = getattr(prices, "wide", prices)
+    return found
+
+
+def _together(product: Product, model: ModelDimensions, piece: MicroBatch) -> Product:
+    """All experts' products of a rank as one of as many rows: a grouped kernel runs them side by side."""
+    ours = model.experts // piece.expert
+    if product.phase == "wgrad":
+        return replace(product, k=product.k * ours, calls=product.calls // ours)
+    return replace(product, m=product.m * ours, calls=product.calls // ours)
+
+
+def _attention_prices(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices) -> tuple[Any, Any, Any]:
+    """Seconds of one layer's attention, forward and backward, and of the forward passes over scores in memory.
+
+    With CP over c ranks each has its share of the queries and meets one share of the keys after the other: c kernels
+    of a c-th of the sequence, as causal as the whole where queries are dealt out evenly (Liu et al. 2023, Ring
+    Attention; Brandon et al. 2023, Striped Attention).
+    """
+    call = attention_call(model, piece.sequences, piece.seq, piece.sharding)
+    batch, seq, heads = _size(call.batch), piece.seq, _size(call.heads)
+    if piece.fused_attention:
+        pieces = piece.context
+        # Queries and values of latent attention differ in width: kernels do their work at the width of values.
+        head_dim = int(call.value_head_dim)
+        work = (int(call.head_dim) + head_dim) / (2 * head_dim)
+        shape = (batch, seq // pieces, heads, _size(call.kv_heads), head_dim)
+        merged: Any = MERGED_BYTES_PER_ELEMENT * batch * (seq // pieces) * head_dim
+        merged_s = prices.memory_bound(merged * heads).seconds
+        both_s = merged_s + 2 * prices.memory_bound(merged * call.kv_heads).seconds
+        return (
+            work * pieces * prices.attention(call.causal, False, *shape).seconds + (pieces - 1) * merged_s,
+            work * pieces * prices.attention(call.causal, True, *shape).seconds + (pieces - 1) * both_s,
+            0.0,
+        )
+    # One product for each head, all of them as one as wide: as much is computed, written and read.
+    ours = piece.context
+    scores_s = wide(prices).gemm("TN", seq, _size(batch * heads * seq), int(call.head_dim)).seconds / ours
+    values_s = wide(prices).gemm("TN", seq, _size(batch * heads * int(call.value_head_dim)), seq).seconds / ours
+    wider = piece.element_bytes / HALF
+    memory_s = prices.memory_bound(wider * SCORE_BYTES_PER_ELEMENT * batch * heads * seq**2 / ours).seconds
+    unaligned = UNALIGNED_HEADS if int(call.head_dim) % ALIGNED_HEAD_DIM else 1.0
+    # Backward has two of each, one for either operand.
+    both_s = unaligned * (scores_s + values_s)
+    return both_s, 2 * both_s, memory_s
+
+
+def _summed_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: float | None) -> Any:
+    """Of one micro-batch's activations over TP: an all_reduce, or with SP its two halves, a layer between them."""
+    size, ranks, per_node = piece.element_bytes * piece.tokens * model.hidden, piece.tensor, piece.ranks_per_node
+    if not piece.sequence_parallel:
+        return prices.collective("all_reduce", size, ranks, per_node, network).seconds
+    return sum(prices.collective(op, size, ranks, per_node, network).seconds for op in ("reduce_scatter", "all_gather"))
+
+
+def _ring_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: float | None) -> Any:
+    """One round of CP's ring: keys and values (Liu et al. 2023, Ring Attention with Blockwise Transformers)."""
+    if not np.any(np.asarray(piece.context) > 1):
+        return 0.0
+    call = attention_call(model, piece.sequences, piece.seq, piece.sharding)
+    size: Any = piece.element_bytes * call.batch * call.seq * call.kv_heads * (call.head_dim + call.value_head_dim)
+    return prices.collective("all_gather", size, piece.context, piece.per_node_beside_tensor, network).seconds
+
+
+def _all_to_all_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: float | None) -> Any:
+    """Tokens to their experts, or back, in a layer: as `expert_parallel`."""
+    if not np.any(np.asarray(piece.expert) > 1):
+        return 0.0
+    size = piece.element_bytes * piece.tokens * model.hidden * model.top_k / piece.sequence_ranks
+    once_s = prices.collective("all_to_all", size, piece.expert, piece.per_node_beside_tensor, network).seconds
+    return once_s * model.sparse_layers / model.layers
+
+
+def _size(size: Any) -> Any:
+    return int(size) if np.ndim(size) == 0 else size
