@@ -105,7 +105,7 @@ NAMES_OFFERED = 3
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:
-    """The names most like the one asked for, at most `NAMES_OFFERED`, none where none is like it; case is no matter."""
+    """The names most like the one asked for, at most `NAMES_OFFERED`, in upper or lower case; none if no name is."""
     import difflib
 
     by_key = {each.lower(): each for each in names}

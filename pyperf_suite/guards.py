@@ -202,11 +202,6 @@ def recognises(fresh: Sequence[float], seen: Sequence[float]) -> bool:
     return _chance_of(len(fresh) * len(seen) - slower, len(fresh), len(seen)) < SEEN_CHANCE
 
 
-def launches_to_tell() -> int:
-    """How many launches of each kind suffice where every one of the first is slower than any of the second."""
-    return next(count for count in range(2, 100) if 1 / math.comb(2 * count, count) < SEEN_CHANCE)
-
-
 def _chance_of(inversions: int, one: int, other: int) -> float:
     """The share of all orders of two samples of these sizes that have at most so many inversions."""
     ways = [1] + [0] * (one * other)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from pyperf_suite.guards import _chance_of, launches_to_tell, recognises
+from pyperf_suite.guards import SEEN_CHANCE, _chance_of, recognises
 
 
 def in_a_process(program: str) -> str:
@@ -78,8 +78,8 @@ def test_a_small_but_certain_difference_is_no_recognition():
     assert not recognises([1.1] * 30, [1.0] * 30)
 
 
-def test_fewer_launches_than_suffice_tell_nothing():
-    enough = launches_to_tell()
+def test_too_few_launches_say_nothing():
+    enough = next(count for count in range(2, 100) if 1 / math.comb(2 * count, count) < SEEN_CHANCE)
     assert recognises([2.0] * enough, [1.0] * enough)
     assert not recognises([2.0] * (enough - 1), [1.0] * (enough - 1))
 

@@ -198,7 +198,7 @@ def origin_of(run: RunFolder) -> str:
 
 
 def _is_usable(case: Case) -> bool:
-    """Whether a case tells of a GPU's library at sizes like those that laws are fitted to."""
+    """Whether a case is of a GPU's library at sizes like those that laws are fitted to."""
     p = case.parameters
     if case.implementation not in LIBRARIES or case.mode != "burst" or DTYPE_OF_LAW.get(p.dtype) not in FITTED_DTYPES:
         return False

@@ -17,11 +17,12 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.explained import KernelPrices
+from pyperf_suite.laws.model_flop import model_flop, six_nd, utilization
 from pyperf_suite.laws.prices import Prices, UnseenPrices
 from pyperf_suite.laws.training.framework import StepConstants, found_constants
 from pyperf_suite.laws.training.memory import GRADIENT_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES, training_memory
 from pyperf_suite.laws.training.step import step_time
-from pyperf_suite.laws.transformer import RECOMPUTES, Recompute, model_flop, six_nd, utilization
+from pyperf_suite.laws.transformer import RECOMPUTES, Recompute
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "gathered")
 # No iteration that uses these was published with all that it depends on, so their laws were compared with none.

@@ -229,7 +229,8 @@ def _better_sizes(prices: KernelPrices, sizes: dict[str, int], element_bytes: in
         tried = {other: np.full(len(around) + 1, size) for other, size in sizes.items()}
         tried[name] = np.concatenate([[present], around.astype(np.int64)])
         price = prices.gemm(layout, tried["M"], tried["N"], tried["K"])
-        seconds, margin = np.asarray(price.seconds), float(np.exp(NORMAL_QUANTILE * 2**0.5 * deviation_of(price)))
+        seconds = np.asarray(price.seconds)
+        deviations = np.broadcast_to(deviation_of(price), seconds.shape)
         rate = tried[name] / seconds
         for side in (tried[name] < present, tried[name] > present):
             good = np.flatnonzero(side & (rate >= (1 - AS_GOOD) * np.max(rate[side], initial=0.0)))
@@ -239,6 +240,7 @@ def _better_sizes(prices: KernelPrices, sizes: dict[str, int], element_bytes: in
             ratio = float(rate[nearest] / rate[0])
             if ratio > 1 + AS_GOOD:
                 size = int(tried[name][nearest])
+                margin = float(np.exp(NORMAL_QUANTILE * np.hypot(deviations[0], deviations[nearest])))
                 yield BetterSize(name, present, size, float(seconds[nearest]), ratio, ratio / margin, ratio * margin)
 
 

@@ -312,8 +312,8 @@ def _launches(settings: Sequence[Setting], prices: KernelPrices, device: Device)
 
 
 def _cases(part: Part, settings: Sequence[Setting], device: Device) -> list[Case | None]:
-    """What measures a part, one case a setting; None for work that takes more than one device or kernel."""
-    if part.law not in ("gemm", "attention"):
+    """What measures a part, one case a setting; None for work of several devices or kernels, or with a window."""
+    if part.law not in ("gemm", "attention") or (part.law == "attention" and np.any(part.sizes[-1])):
         return [None] * len(settings)
     rows = zip(*(np.broadcast_to(size, (len(settings),)).tolist() for size in part.sizes), strict=True)
     return [_case(part, row, setting.dtype, device) for setting, row in zip(settings, rows, strict=True)]
@@ -329,7 +329,7 @@ def _case(part: Part, sizes: Sequence[int], dtype: str, device: Device) -> Case:
         parameters = MatmulParameters(m, n, k, schedule, dtype=DTYPE_OF_OPERATOR[dtype], layout=layout)
         return Case("matmul", parameters, product)
     causal, backward = part.fixed
-    batch, seq, heads, kv_heads, head_dim = sizes
+    batch, seq, heads, kv_heads, head_dim, _ = sizes
     attended = AttentionParameters(
         batch=batch,
         heads=heads,

@@ -12,11 +12,11 @@ from pyperf_suite.advise.sizing_step import Setting, StepPrices
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import Calibration, spec_of
 from pyperf_suite.laws.explained import IDEAL, Explained, KernelPrices, legend
+from pyperf_suite.laws.model_flop import model_flop, utilization
 from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.framework import found_constants
 from pyperf_suite.laws.training.memory import USABLE_SHARE
 from pyperf_suite.laws.training.step import step_time
-from pyperf_suite.laws.transformer import model_flop, utilization
 from pyperf_suite.spec.findings import Figure, Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.spec.rows import Column, table
 

@@ -29,9 +29,10 @@ from pyperf_suite.advise.sizing_step import (
 from pyperf_suite.errors import UserError, offer
 from pyperf_suite.laws.attention import WIDTHS
 from pyperf_suite.laws.explained import KernelPrices
+from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.laws.tiling import round_up
 from pyperf_suite.laws.training.memory import training_memory
-from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid, model_flop
+from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid
 
 Floats = NDArray[np.float64]
 
@@ -257,7 +258,7 @@ def costs_of(shapes: Shapes, present: Setting, prices: KernelPrices) -> Costs:
             same = _same_sizes(part, alike[part.name][0])
             shared.append(same * its.deviation**2 * spent * spent_here[part.name])
     cost_here = sum(spent_here.values())
-    square_here = sum((its.deviation * spent_here[name]) ** 2 for name, (_, its) in alike.items())
+    square_here = sum((float(np.squeeze(its.deviation)) * spent_here[name]) ** 2 for name, (_, its) in alike.items())
     cost = _combined(times, operator.add)
     # Var(log(a/b)) of sums a and b of parts with relative errors e: Σe²a²/A² + Σe²b²/B² - 2 Σ_same e²ab/(AB).
     variance = (

@@ -14,7 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.laws.band import deviation
 from pyperf_suite.laws.explained import Causes, Explained, KernelPrices
+from pyperf_suite.laws.layer_kinds import (
+    activation_widths,
+    attention_calls,
+    expert_block,
+    is_deepseeks_latent,
+    recurrent_bytes,
+)
 from pyperf_suite.laws.training.layer_work import (
     ALL_REDUCES_PER_PASS,
     BACKWARD_BYTES_RATIO,
@@ -24,10 +32,12 @@ from pyperf_suite.laws.training.layer_work import (
     WHOLE_BYTES_PER_ELEMENT,
 )
 from pyperf_suite.laws.training.step import ParallelPlan
-from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid, Sharding, attention_call, products
+from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid, Sharding, products
 
 Sizes = NDArray[np.int64]
 
+# Of an attention or of experts, with whether it is the backward one.
+PASSES = (("forward", False), ("backward", True))
 # The cause of what a kernel takes longer within a step than alone.
 IN_STEP = "slower within a step"
 # Far above what anyone trains with, and low enough that a product's sizes stay exact.
@@ -138,13 +148,17 @@ def width_of_mlp(model: ModelDimensions) -> str:
 
 @dataclass(frozen=True)
 class Part:
-    """One kind of work: `calls` of a method `law` of the prices, with `fixed` arguments and sizes that broadcast."""
+    """One kind of work: `calls` of a method `law` of the prices, with `fixed` arguments and sizes that broadcast.
+
+    `flags` are fixed arguments behind the sizes.
+    """
 
     name: str
     law: str
     fixed: tuple[Any, ...]
     sizes: tuple[Any, ...]
     calls: Any
+    flags: tuple[Any, ...] = ()
 
 
 def parts_of(shapes: Shapes) -> list[Part]:
@@ -153,33 +167,57 @@ def parts_of(shapes: Shapes) -> list[Part]:
     A grid has places where a group of GPUs is larger than what it shares. Laws refuse such sizes, so there they are
     asked for the nearest possible ones, and `Candidates.trainable` leaves those places out.
     """
-    return [*_products(shapes), *_attention(shapes), *_memory_bound(shapes), *_collectives(shapes)]
+    kinds = (_products, _experts, _attention, _memory_bound, _collectives)
+    return [part for kind in kinds for part in kind(shapes)]
 
 
 def _products(shapes: Shapes) -> Iterator[Part]:
     for product in products(shapes.model, shapes.tokens, shapes.sharding):
+        if product.routed:
+            continue
         sizes = tuple(np.maximum(size, 1) for size in (product.m, product.n, product.k))
         yield Part(f"{product.part}, {product.phase}", "gemm", (product.layout,), sizes, product.calls)
 
 
+def _experts(shapes: Shapes) -> Iterator[Part]:
+    """Routed experts with their activation function: one grouped product forward, and one for both gradients."""
+    block = expert_block(shapes.model, shapes.tokens, shapes.sharding)
+    if block is None:
+        return
+    *sizes, tp = map(np.asarray, block.sizes)
+    tp = np.where(np.asarray(block.width) % tp == 0, tp, 1)
+    for phase, backward in PASSES:
+        yield Part(f"experts, {phase}", "grouped_gemm", (), (*sizes, tp), block.calls, (block.gated, backward))
+
+
 def _attention(shapes: Shapes) -> Iterator[Part]:
-    call = attention_call(shapes.model, shapes.micro_batch, shapes.seq, shapes.sharding)
-    # Queries and values of latent attention differ in width: as much work is done at their mean.
-    head_dim = (np.asarray(call.head_dim) + call.value_head_dim) // 2
-    heads = np.maximum(call.heads, 1)
-    sizes = (call.batch, call.seq, heads, np.where(heads % call.kv_heads == 0, call.kv_heads, 1), head_dim)
-    for phase, backward in (("forward", False), ("backward", True)):
-        yield Part(f"attention, {phase}", "attention", (call.causal, backward), sizes, call.calls)
+    for call in attention_calls(shapes.model, shapes.micro_batch, shapes.seq, shapes.sharding):
+        heads = np.maximum(call.heads, 1)
+        kv_heads = np.where(heads % call.kv_heads == 0, call.kv_heads, 1)
+        # Queries and values of latent attention differ in width: as much work is done at their mean.
+        head_dim = (np.asarray(call.head_dim) + call.value_head_dim) // 2
+        # A window as long as the sequence is none.
+        window = np.where(np.asarray(call.seq) > call.window, call.window, 0)
+        for phase, backward in PASSES:
+            name = f"{call.name}, {phase}"
+            if is_deepseeks_latent(shapes.model):
+                yield Part(name, "latent_attention", (backward,), (call.batch, call.seq, heads), call.calls)
+            else:
+                sizes = (call.batch, call.seq, heads, kv_heads, head_dim, window)
+                yield Part(name, "attention", (call.causal, backward), sizes, call.calls)
 
 
 def _memory_bound(shapes: Shapes) -> Iterator[Part]:
     model, tokens, tp = shapes.model, shapes.tokens, shapes.tp
-    passes = (1 + BACKWARD_BYTES_RATIO) * np.asarray(model.layers)
+    passes = 1 + BACKWARD_BYTES_RATIO
     stream = WHOLE_BYTES_PER_ELEMENT * tokens * model.hidden
-    yield Part("norms and residuals", "memory_bound", (), (stream,), passes)
-    width = model.top_k * np.asarray(model.expert_ffn) + model.shared_ffn
-    activation = MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * tokens * width / tp
-    yield Part("activation function", "memory_bound", (), (activation,), passes)
+    yield Part("norms and residuals", "memory_bound", (), (stream,), passes * np.asarray(model.whole_layers))
+    for name, width, layers in activation_widths(model):
+        activation = MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * tokens * np.asarray(width) / tp
+        yield Part(name, "memory_bound", (), (activation,), passes * np.asarray(layers))
+    if np.any(model.recurrent_layers):
+        scanned = recurrent_bytes(model, tokens, tp)
+        yield Part("recurrent scan", "memory_bound", (), (scanned,), passes * np.asarray(model.recurrent_layers))
     logits = LOSS_BYTES_PER_ELEMENT * tokens * np.asarray(model.vocab) / tp
     yield Part("loss", "memory_bound", (), (logits,), np.asarray(1))
 
@@ -213,6 +251,12 @@ class StepPrices:
     def attention(self, *sizes: Any) -> Explained:
         return self._slower("attention", *sizes)
 
+    def latent_attention(self, *sizes: Any) -> Explained:
+        return self._slower("latent_attention", *sizes)
+
+    def grouped_gemm(self, *sizes: Any) -> Explained:
+        return self._slower("grouped_gemm", *sizes)
+
     def memory_bound(self, nbytes: Any) -> Explained:
         return self._slower("memory_bound", nbytes)
 
@@ -223,7 +267,8 @@ class StepPrices:
         price = self._noted(law, *sizes)
         extra = (self.slowdown - 1) * price.seconds
         parts = Causes(lambda: {**price.parts, IN_STEP: extra})
-        return replace(price, seconds=price.seconds + extra, parts=parts)
+        low, high = (None if side is None else self.slowdown * side for side in (price.low, price.high))
+        return replace(price, seconds=price.seconds + extra, parts=parts, low=low, high=high)
 
     def _noted(self, law: str, *sizes: Any) -> Explained:
         price: Explained = getattr(self.alone, law)(*sizes)
@@ -255,27 +300,29 @@ class PricedPart:
         return np.broadcast_to(self.explained.extrapolated, np.shape(self.explained.seconds))[self.back]
 
     @property
-    def deviation(self) -> float:
-        return deviation_of(self.explained)
+    def deviation(self) -> NDArray[np.float64]:
+        return np.broadcast_to(deviation_of(self.explained), np.shape(self.explained.seconds))[self.back]
 
 
-def deviation_of(explained: Explained) -> float:
-    """Standard deviation of a law's error relative to the time, by the law's own statement."""
+def deviation_of(explained: Explained) -> NDArray[np.float64]:
+    """Standard deviation of the logarithm of a law's times, by its own intervals; broadcasts to them."""
+    if explained.low is not None and explained.high is not None:
+        return deviation(explained.low, explained.high)
     error = explained.error_percent
-    return (UNTESTED_ERROR_PERCENT if error is None else error) / 100 * DEVIATION_OVER_MEAN
+    return np.asarray((UNTESTED_ERROR_PERCENT if error is None else error) / 100 * DEVIATION_OVER_MEAN)
 
 
 def price(parts: Sequence[Part], prices: KernelPrices) -> list[PricedPart]:
     """The price of each part, in order. Equal sizes of a law are priced once, all sizes of a law together."""
     priced: dict[int, PricedPart] = {}
-    asked: dict[tuple[str, tuple[Any, ...]], list[int]] = {}
+    asked: dict[tuple[str, tuple[Any, ...], tuple[Any, ...]], list[int]] = {}
     for place, part in enumerate(parts):
-        asked.setdefault((part.law, part.fixed), []).append(place)
-    for (law, fixed), places in asked.items():
+        asked.setdefault((part.law, part.fixed, part.flags), []).append(place)
+    for (law, fixed, flags), places in asked.items():
         columns = [np.broadcast_arrays(*map(np.asarray, parts[place].sizes)) for place in places]
         flat = [np.concatenate([column[n].ravel() for column in columns]) for n in range(len(columns[0]))]
         rows, inverse = distinct(flat)
-        explained = getattr(prices, law)(*fixed, *rows)
+        explained = getattr(prices, law)(*fixed, *rows, *flags)
         ends = np.cumsum([column[0].size for column in columns])
         for place, column, back in zip(places, columns, np.split(inverse, ends[:-1]), strict=True):
             priced[place] = PricedPart(explained, back.reshape(column[0].shape))

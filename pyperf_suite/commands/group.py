@@ -27,6 +27,7 @@ MODULES = {
     "size": "size",
     "study": "study",
     "track": "track",
+    "validate": "validate",
 }
 
 MAP = """\

@@ -211,7 +211,7 @@ class Nvml:
         return None if device is None else self._unsigned("nvmlDeviceGetIndex", device)
 
     def nvlink(self, uuid: str) -> str | None:
-        """The GPU's active NVLinks as `nvlink<version>x<links>`; None where none is active."""
+        """The GPU's active NVLinks as `nvlink<version>x<links>`; None if no link is active."""
         device = self._physical(uuid)
         active = [link for link, is_active in enumerate(self.nvlink_states(uuid)) if is_active]
         if device is None or not active:
@@ -248,7 +248,7 @@ class Nvml:
         return {name: value for name, value in answers.items() if value is not None}
 
     def pcie_replays(self, uuid: str) -> int | None:
-        """Packets that the GPU's PCIe link had to send again since its driver was loaded; None where none counts."""
+        """Packets that the GPU's PCIe link had to send again since its driver was loaded; None without a counter."""
         device = self._physical(uuid)
         return None if device is None else self._unsigned("nvmlDeviceGetPcieReplayCounter", device)
 

@@ -211,7 +211,7 @@ def selfchecks(results: Path, machine: str) -> list[Selfcheck]:
 
 
 def latest_selfcheck(results: Path, machine: str) -> Selfcheck | None:
-    """The selfcheck that speaks for a machine (its slug); None where none compared identical code.
+    """The selfcheck that speaks for a machine (its slug); None if no run compared identical code.
 
     That is the newest with enough comparisons of identical code, else the one with most: a short trial does not take
     the place of an hour's measurement.

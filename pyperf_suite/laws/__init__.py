@@ -17,6 +17,7 @@ _HOME = {
     "collective_time": "collectives",
     "gemm_time": "gemm",
     "memory_bound_time": "roofline",
+    "mla_time": "latent_attention",
 }
 
 
@@ -30,4 +31,4 @@ def _law(name: str) -> Callable[..., Any]:
     return law
 
 
-attention_time, collective_time, gemm_time, memory_bound_time = map(_law, sorted(_HOME))
+attention_time, collective_time, gemm_time, memory_bound_time, mla_time = map(_law, sorted(_HOME))

@@ -1,29 +1,34 @@
-"""The time of attention on a named GPU: what the kernels of the libraries that were measured there would take.
+"""The time of attention on a named GPU by a named library: prefill, with or without a window, and its backward.
 
-Prefill runs kernels of `KernelLaw`: (launch + pairs of the busiest slot + pairs spread evenly + tiles + bytes) times
-what neighbouring shapes showed the sum to miss. A few queries against many keys read memory. The answer is the
-median of the libraries, and what the fastest of them would save is reported as `library choice`.
+A few queries against many cached keys are another law (`decode_attention`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.laws.attention_kernels import (
+    Array,
+    AttentionKernels,
+    AttentionShape,
+    Choice,
+    transferred,
+    unpack_attention,
+    windowed,
+)
 from pyperf_suite.laws.calibration import (
+    LIBRARIES,
     Calibration,
-    CalibrationBlock,
-    ResidualGrid,
     all_shipped,
     correction_of,
-    log_ratio,
-    most_alike,
     shipped_calibration,
     spec_of,
     stated,
@@ -32,332 +37,100 @@ from pyperf_suite.laws.explained import Explained
 from pyperf_suite.laws.roofline import memory_bound_time
 from pyperf_suite.laws.tiled_attention import BACKWARD_FLOP_RATIO
 
-Array = NDArray[np.float64]
-
-# More rounds of unequal tiles than this even out; the bound would be the mean load.
-MOST_ROUNDS = 10
-ELEMENT_BYTES = 2
-
-
-@dataclass(frozen=True)
-class AttentionShape:
-    """Sizes of one attention, float64 arrays of one shape each; causal is bottom-right aligned."""
-
-    batch: Array
-    seq_q: Array
-    seq_k: Array
-    heads: Array
-    kv_heads: Array
-    causal: bool
-
-    def where(self, chosen: NDArray[np.bool_]) -> AttentionShape:
-        batch, seq_q, seq_k, heads, kv_heads = (
-            size[chosen] for size in (self.batch, self.seq_q, self.seq_k, self.heads, self.kv_heads)
-        )
-        return AttentionShape(batch, seq_q, seq_k, heads, kv_heads, self.causal)
-
-    @property
-    def instances(self) -> Array:
-        return self.batch * self.heads
-
-    @property
-    def group(self) -> Array:
-        return self.heads / self.kv_heads
-
-    @property
-    def visible_pairs(self) -> Array:
-        """Pairs of query and key of all heads that count; `tiled_attention.visible_pairs` per head."""
-        if not self.causal:
-            return self.instances * self.seq_q * self.seq_k
-        return self.instances * self.seq_q * (self.seq_k - (self.seq_q - 1) / 2)
-
-    def nbytes(self, head_dim: Array | float) -> Array:
-        rows = 2 * (self.heads * self.seq_q + self.kv_heads * self.seq_k)
-        return ELEMENT_BYTES * self.batch * rows * head_dim
-
-
-@dataclass(frozen=True)
-class SpreadWork:
-    """An attention cut into blocks of queries over slots; pairs are counted per slot.
-
-    `busiest_pairs` are those of the slot that is done last, `even_pairs` what each would have were they spread evenly,
-    `visible_pairs` the part of these that counts. `rounds` is how many tiles come to a slot, at least one.
-    """
-
-    busiest_pairs: Array
-    even_pairs: Array
-    visible_pairs: Array
-    rounds: Array
-
-
-def spread(shape: AttentionShape, block: int, slots: int) -> SpreadWork:
-    """Tiles of `block` queries that step over `block` keys at a time, handed to `slots`, the heaviest first.
-
-    The busiest slot has no less than the mean, and no less than (j+1) times the (j·slots+1)-th heaviest tile for every
-    j: of so many tiles two or more must share a slot (Graham, SIAM J. Appl. Math. 17, 1969). Longest-first comes close
-    to the largest of these bounds.
-    """
-    query_blocks, key_blocks = np.ceil(shape.seq_q / block), np.ceil(shape.seq_k / block)
-    tiles = shape.instances * query_blocks
-    if shape.causal:
-        before = np.ceil((shape.seq_k - shape.seq_q) / block)
-        # The last block sees all keys, each earlier one a block less.
-        head_steps = key_blocks + (query_blocks - 1) * (query_blocks / 2 + before)
-    else:
-        head_steps = query_blocks * key_blocks
-    even = shape.instances * head_steps / slots
-    busiest = np.maximum(even, key_blocks)
-    for round_ in range(1, MOST_ROUNDS):
-        shared = round_ * slots < tiles
-        if not shared.any():
-            break
-        if shape.causal:
-            rank = np.floor(round_ * slots / shape.instances)
-            steps = np.where(rank > 0, query_blocks - rank + before, key_blocks)
-        else:
-            steps = key_blocks
-        busiest = np.maximum(busiest, np.where(shared, (round_ + 1) * steps, 0.0))
-    pairs_of_step = float(block * block)
-    return SpreadWork(
-        busiest * pairs_of_step, even * pairs_of_step, shape.visible_pairs / slots, np.maximum(tiles / slots, 1.0)
-    )
-
-
-# What the softmax of a pair costs, in columns of the head that its products would take: a straight line through what a
-# pair costs on H200 in heads of 64 to 256 (TensorRT-LLM). Asked where a GPU's table has no head dimension on one side.
-SOFTMAX_COLUMNS = 25.0
-ARRAYS = ("library", "head_dim", "block", "resident", "costs", "grid")
-
-
-@dataclass(frozen=True)
-class AttentionCosts:
-    """Seconds by what is counted; pairs, tiles are those of a slot, bytes those of all."""
-
-    launch_s: float
-    busiest_pair_s: float
-    even_pair_s: float
-    tile_s: float
-    byte_s: float
-
-    @property
-    def pair_s(self) -> float:
-        return self.busiest_pair_s + self.even_pair_s
-
-
-@dataclass(frozen=True)
-class KernelLaw:
-    """One kernel: tiles of `block` queries, `resident` on a multiprocessor at once, of `sms`.
-
-    `grid` is log(measured / counted) at powers of two of batch·heads, of the sequence and of the heads that share keys.
-    """
-
-    library: str
-    head_dim: int
-    block: int
-    resident: int
-    sms: int
-    costs: AttentionCosts
-    grid: Array
-
-    def features(self, shape: AttentionShape) -> Array:
-        """What the costs are of: one row a shape, one column a cost."""
-        work = spread(shape, self.block, self.resident * self.sms)
-        one, nbytes = np.ones(shape.batch.shape), shape.nbytes(self.head_dim)
-        return np.stack([one, work.busiest_pairs, work.even_pairs, work.rounds, nbytes], axis=-1)
-
-    def counted_seconds(self, shape: AttentionShape) -> Array:
-        """Seconds without the grid, of one axis of shapes."""
-        return np.asarray(self.features(shape) @ np.array(astuple(self.costs)))
-
-    def seconds(self, shape: AttentionShape) -> Array:
-        return self.counted_seconds(shape) * np.exp(self.missed(shape))
-
-    def missed(self, shape: AttentionShape) -> Array:
-        return ResidualGrid.octaves(self.grid)(*grid_sizes(shape))
-
-    def parts(self, shape: AttentionShape, filled: Array, flop_per_s: float) -> dict[str, Array]:
-        """Seconds by cause, of one axis of shapes; where all of the width is `filled` they add up to `seconds`.
-
-        `filled` is the share of the kernel's width that is the model's head dimension, the rest being computed in vain.
-        """
-        work = spread(shape, self.block, self.resident * self.sms)
-        counting = work.visible_pairs * self.costs.pair_s
-        ideal = 4 * shape.visible_pairs * self.head_dim * filled / flop_per_s
-        padding = counting * (1 - filled)
-        parts = {
-            "ideal": ideal,
-            "alignment": padding,
-            "tile": (work.even_pairs - work.visible_pairs) * self.costs.pair_s + work.rounds * self.costs.tile_s,
-            "wave": (work.busiest_pairs - work.even_pairs) * self.costs.busiest_pair_s,
-            "rate": counting - padding - ideal,
-            "bandwidth": shape.nbytes(self.head_dim * filled) * self.costs.byte_s,
-            "launch": np.full(shape.batch.shape, self.costs.launch_s),
-        }
-        counted = np.asarray(sum(parts.values()))
-        return {**parts, "measured": counted * np.expm1(self.missed(shape))}
-
-    def at_head_dim(self, head_dim: int) -> KernelLaw:
-        """The same kernel for heads of another width, its pairs as much dearer as their products and softmax."""
-        dearer = (head_dim + SOFTMAX_COLUMNS) / (self.head_dim + SOFTMAX_COLUMNS)
-        costs = replace(
-            self.costs, busiest_pair_s=self.costs.busiest_pair_s * dearer, even_pair_s=self.costs.even_pair_s * dearer
-        )
-        return replace(self, head_dim=head_dim, costs=costs)
-
-    def on(self, sms: int, faster_sm: float, faster_memory: float) -> KernelLaw:
-        """The same kernel on another GPU, whose multiprocessors and memory are so many times as fast."""
-        costs = AttentionCosts(
-            self.costs.launch_s,
-            self.costs.busiest_pair_s / faster_sm,
-            self.costs.even_pair_s / faster_sm,
-            self.costs.tile_s / faster_sm,
-            self.costs.byte_s / faster_memory,
-        )
-        return replace(self, sms=sms, costs=costs)
-
-
-def grid_sizes(shape: AttentionShape) -> tuple[Array, Array, Array]:
-    """The sizes that a kernel's grid is over."""
-    return shape.instances, np.sqrt(shape.seq_q * shape.seq_k), shape.group
-
-
-def pack_kernels(kernels: list[KernelLaw]) -> Mapping[str, NDArray[np.generic]]:
-    """Kernels as the arrays of a calibration's block, one row each."""
-    return {
-        "library": np.array([kernel.library for kernel in kernels]),
-        "head_dim": np.array([kernel.head_dim for kernel in kernels]),
-        "block": np.array([kernel.block for kernel in kernels]),
-        "resident": np.array([kernel.resident for kernel in kernels]),
-        "costs": np.array([astuple(kernel.costs) for kernel in kernels]),
-        # A thousandth of the logarithm is a thousandth of the time; what is finer would only not compress.
-        "grid": np.array([np.round(kernel.grid * 500).astype(np.int16) for kernel in kernels]),
-    }
-
-
-def unpack_kernels(block: CalibrationBlock, sms: int) -> list[KernelLaw]:
-    """The inverse of `pack_kernels`, for a GPU of `sms` multiprocessors."""
-    return [
-        KernelLaw(
-            str(library), int(head_dim), int(rows), int(resident), sms, AttentionCosts(*costs.tolist()), grid / 500
-        )
-        for library, head_dim, rows, resident, costs, grid in zip(*(block.arrays[name] for name in ARRAYS), strict=True)
-    ]
-
-
-BLOCK = "attention_bf16"
-# How the time of a kernel's bytes follows the memory's bandwidth from GPU to GPU: kernels that wait for memory only now
-# and then gain less. H200 took 10 % less time a byte than H100, of whose kind it is, with 43 % more bandwidth.
-MEMORY_EXPONENT = 0.3
-# Mean error on a GPU whose own table was left out (tools/fit/attention.py): read off one of the same architecture,
-# off another (B200 18 %, A100 38 %, L40S 42 %).
-ERROR_PERCENT_SAME_ARCHITECTURE = 4.0
-ERROR_PERCENT_OTHER_ARCHITECTURE = 42.0
-
-
-@dataclass(frozen=True)
-class AttentionKernels:
-    """The kernels of one GPU by the head dimension that each was measured at, one a library."""
-
-    by_head_dim: Mapping[int, Sequence[KernelLaw]]
-    fitted_range: Mapping[str, tuple[float, float]]
-    error_percent: float
-    origin: str
-    transferred: bool = False
-
-    def at_width(self, width: int) -> list[tuple[float, Sequence[KernelLaw]]]:
-        """Which kernels predict heads of a width, with their weights.
-
-        Its own; else the two next to it, straight between them; else the nearest, scaled by what its pairs cost.
-        """
-        if width in self.by_head_dim:
-            return [(1.0, self.by_head_dim[width])]
-        below = [known for known in self.by_head_dim if known < width]
-        above = [known for known in self.by_head_dim if known > width]
-        if below and above:
-            low, high = max(below), min(above)
-            share = (width - low) / (high - low)
-            return [(1 - share, self.by_head_dim[low]), (share, self.by_head_dim[high])]
-        nearest = max(below) if below else min(above)
-        return [(1.0, [kernel.at_head_dim(width) for kernel in self.by_head_dim[nearest]])]
-
-
-def unpack_attention(block: CalibrationBlock, spec: GpuSpec) -> AttentionKernels:
-    """The kernels that a block of a GPU's calibration keeps."""
-    by_head_dim: dict[int, list[KernelLaw]] = {}
-    for kernel in unpack_kernels(block, spec.sms):
-        by_head_dim.setdefault(kernel.head_dim, []).append(kernel)
-    return AttentionKernels(by_head_dim, block.fitted_range, float(block.held_out["mape"]), block.origin)
-
-
-def transferred_attention(
-    spec: GpuSpec, known: Mapping[str, AttentionKernels], dtype: str = "bf16"
-) -> AttentionKernels:
-    """The kernels of the most alike of GPUs known by name, as fast as `spec`'s units and memory make them.
-
-    Most alike is one of its architecture, then the nearest in bandwidth, as for `roofline.transferred_law`. Raises
-    UserError where none is known or `spec` has no units for that dtype.
-    """
-
-    def sm_rate(gpu: GpuSpec) -> float:
-        return gpu.peak(dtype) / gpu.sms
-
-    nearest = most_alike(
-        spec,
-        known,
-        "attention is",
-        lambda other: (
-            other.architecture != spec.architecture,
-            log_ratio(other.memory_bytes_per_s, spec.memory_bytes_per_s),
-            log_ratio(other.peak(dtype), spec.peak(dtype)),
-        ),
-    )
-    faster_sm = sm_rate(spec) / sm_rate(nearest)
-    faster_memory = (spec.memory_bytes_per_s / nearest.memory_bytes_per_s) ** MEMORY_EXPONENT
-    theirs = known[nearest.name]
-    same = nearest.architecture == spec.architecture
-    return AttentionKernels(
-        {
-            head_dim: [kernel.on(spec.sms, faster_sm, faster_memory) for kernel in kernels]
-            for head_dim, kernels in theirs.by_head_dim.items()
-        },
-        theirs.fitted_range,
-        ERROR_PERCENT_SAME_ARCHITECTURE if same else ERROR_PERCENT_OTHER_ARCHITECTURE,
-        f"read off {nearest.name}, fitted to {theirs.origin}",
-        transferred=True,
-    )
-
-
-def kernels_of(gpu: str | GpuSpec | Calibration, spec: GpuSpec, dtype: str) -> AttentionKernels:
-    """The kernels of `gpu`, whose data sheet is `spec`, for products in that dtype."""
-    if isinstance(gpu, Calibration) and BLOCK in gpu.blocks:
-        return unpack_attention(gpu.block(BLOCK), spec)
-    return _shipped_kernels(spec, dtype)
-
-
-@functools.cache
-def _shipped_kernels(spec: GpuSpec, dtype: str) -> AttentionKernels:
-    own = shipped_calibration(spec.name)
-    if own is not None and BLOCK in own.blocks:
-        return unpack_attention(own.block(BLOCK), spec)
-    shipped = [calibration for calibration in all_shipped() if BLOCK in calibration.blocks]
-    known = {each.gpu: unpack_attention(each.block(BLOCK), find_gpu(each.gpu)) for each in shipped}
-    return transferred_attention(spec, known, dtype)
-
-
+# The laws of prefill by what the cache holds, and those of layers with a window.
+PLAIN = {"bf16": "attention_bf16", "fp8": "attention_fp8kv"}
+WINDOWED = {"bf16": "attention_window_bf16", "fp8": "attention_window_fp8kv"}
 # Widths that kernels are built for; a head in between is padded to the next (FlashAttention-3 hopper/tile_size.h).
 WIDTHS = (64, 96, 128, 192, 256, 512)
-# cuDNN on an H200 (cudnn-frontend's benchmarks, sdpa_h200.csv): medians over ten shapes of head dimension 128. The
-# backward reaches 0.84 of the forward's FLOP rate; fp8 takes two thirds of the time of bf16, forward only.
-BACKWARD_RATE = 0.84
+# The backward's FLOP rate over the forward's in long sequences, and the queries at which it is half of that. From the
+# FlashAttention-3 paper (arXiv:2407.08608, figures 5 and 6: FlashAttention-2, -3 and cuDNN on an H100, 512 to 16k
+# queries); cuDNN on an H200 (cudnn-frontend's benchmarks, sdpa_h200.csv) and FlashAttention-2 on an RTX A5000
+# (gpu-mode/ring-attention issue 10, heads of 64) lie within 6 %. Heads wider than 128 were not published.
+BACKWARD_RATE = {64: 0.96, 128: 0.86}
+BACKWARD_HALF_SEQ = 150.0
+# fp8 takes two thirds of the time of bf16, forward only, by the same table of cuDNN.
 FP8_TIME = 0.67
-# What single shapes there differ from that ratio, on average: it adds to the error that is stated.
-BACKWARD_ERROR_PERCENT = 3.0
+# How much wider than the forward's an interval is, as half the 90 % width of a logarithm: the backward and fp8 as
+# published for a GPU like it and that width, or elsewhere; attention without a mask; unequal queries and keys; sizes
+# beyond those measured.
+PUBLISHED, UNPUBLISHED = 0.10, 0.25
+WITHOUT_MASK = 0.10
+UNEQUAL = 0.25
+BEYOND_SIZES = 0.20
 # Up to so many queries a key head keys are split over the slots, and reading them takes longer than the products
 # (Flash-Decoding, Dao et al. 2023): twice as many FLOP a byte of K and V are below the balance of every GPU here.
 DECODE_ROWS = 64
+# Of a normal distribution, the mean error is so much of what 90 % lie within.
+MEAN_OF_HALF_WIDTH = 0.8 / 1.645
 
 DTYPES = ("bf16", "fp16", "fp8")
-PARTS = (*("ideal", "alignment", "tile", "wave", "rate", "bandwidth", "launch", "measured"), "library choice")
+CACHES = ("bf16", "fp16", "fp8")
+PHASES = (None, "prefill", "decode")
+PARTS = ("ideal", "alignment", "tile", "wave", "rate", "bandwidth", "launch", "measured")
+
+
+@dataclass(frozen=True)
+class _Laws:
+    """Kernels without a window and, if there are any, with one."""
+
+    plain: AttentionKernels
+    windowed: AttentionKernels | None
+
+
+@dataclass
+class _Forward:
+    """What is put together for each shape: seconds by cause, ends of the interval as logarithms, what is unsure."""
+
+    parts: dict[str, Array]
+    low: Array
+    high: Array
+    unsure: Array
+    extrapolated: NDArray[np.bool_]
+
+
+def kernels_of(
+    gpu: str | GpuSpec | Calibration, dtype: str = "bf16", library: str | None = None, cache_dtype: str = "bf16"
+) -> AttentionKernels:
+    """The kernels without a window that a library has on a GPU; `doubtful` says which widths not to trust.
+
+    Raises UserError for a library or a cache that nothing was measured of.
+    """
+    return _laws(gpu, spec_of(gpu), dtype, library, cache_dtype).plain
+
+
+def _laws(gpu: str | GpuSpec | Calibration, spec: GpuSpec, dtype: str, library: str | None, cache_dtype: str) -> _Laws:
+    cache = "fp8" if cache_dtype == "fp8" else "bf16"
+    if isinstance(gpu, Calibration) and gpu.libraries(PLAIN["bf16"]):
+        return _own(gpu, spec, library, cache)
+    return _shipped(spec, dtype, library, cache)
+
+
+def _own(calibration: Calibration, spec: GpuSpec, library: str | None, cache: str) -> _Laws:
+    chosen = calibration.library(PLAIN[cache], library)
+    with_window = f"{WINDOWED[cache]}.{chosen}"
+    return _Laws(
+        unpack_attention(calibration.block(f"{PLAIN[cache]}.{chosen}"), chosen, spec),
+        unpack_attention(calibration.block(with_window), chosen, spec) if with_window in calibration.blocks else None,
+    )
+
+
+@functools.cache
+def _shipped(spec: GpuSpec, dtype: str, library: str | None, cache: str) -> _Laws:
+    own = shipped_calibration(spec.name)
+    if own is not None and own.libraries(PLAIN["bf16"]):
+        return _own(own, spec, library, cache)
+    chosen = library or LIBRARIES[0]
+    found = []
+    for law in (PLAIN[cache], WINDOWED[cache]):
+        known = {
+            find_gpu(each.gpu): unpack_attention(each.block(f"{law}.{chosen}"), chosen, find_gpu(each.gpu))
+            for each in all_shipped()
+            if f"{law}.{chosen}" in each.blocks
+        }
+        if not known:
+            raise UserError(f"Of {chosen} no {law} was measured on any GPU: choose from {', '.join(LIBRARIES)}.")
+        found.append(transferred(spec, known, dtype))
+    return _Laws(*found)
 
 
 def attention_time(
@@ -371,16 +144,21 @@ def attention_time(
     causal: bool = True,
     dtype: str = "bf16",
     backward: bool = False,
+    window: ArrayLike = 0,
+    phase: str | None = None,
+    cache_dtype: str | None = None,
+    library: str | None = None,
 ) -> Explained:
-    """Seconds of softmax(Q·Kᵀ)·V, forward or the backward pass alone; arrays broadcast.
+    """Seconds of softmax(Q·Kᵀ)·V by one library, forward or the backward pass alone; arrays broadcast.
 
     The parts are ideal (visible pairs at the data sheet's peak), alignment (heads padded to the kernel's width), tile
     (blocks over the diagonal and the edges), wave (the busiest slot beyond the mean), rate (what kernels fall short of
-    the peak), bandwidth, launch, measured (what neighbouring shapes showed the rest to miss), library choice (the
-    median beyond the fastest library) and, from a calibration of one's own, this machine.
+    the peak), bandwidth, launch, measured (what neighbouring shapes showed the rest to miss) and, from a calibration of
+    one's own, this machine.
 
-    Fitted were causal forward passes with as many queries as keys, by libraries of which some prepare Q, K and V in the
-    same time. The backward has 2.5 times the forward's FLOP at `BACKWARD_RATE` of its rate, as cuDNN on an H200.
+    Fitted were causal forward passes with as many queries as keys; libraries prepare Q, K and V in the same time. The
+    backward has 2.5 times the forward's FLOP at `BACKWARD_RATE` of its rate. Where a kernel is one that nothing else
+    measured supports (`AttentionKernels.doubtful`), the interval reaches down to what others support.
 
     Args:
         gpu: its name, its `GpuSpec`, or a `Calibration`.
@@ -393,30 +171,65 @@ def attention_time(
         causal: bottom-right aligned: query i sees keys j ≤ i + seq_k − seq_q.
         dtype: "bf16", "fp16" (the same law), or "fp8", forward only.
         backward: the backward pass instead of the forward.
+        window: how many of the last keys a query sees; 0 for all. Causal only.
+        phase: "prefill", "decode", or None for what the shape says: decode has one query a sequence, and more keys.
+        cache_dtype: what keys and values are written to the cache in; None for 16 bits.
+        library: "trtllm", "sglang" or "vllm"; None for the first of them that was measured on the GPU.
 
     Raises:
-        UserError: an unknown GPU, a dtype without units or law, sizes below 1, heads that do not divide, causal with
-            more queries than keys.
+        UserError: an unknown GPU, a dtype without units or law, a library or cache without measurements, sizes below 1,
+            heads that do not divide, causal with more queries than keys, a window without causal.
     """
     spec = spec_of(gpu)
+    _check_choices(dtype, backward, phase, cache_dtype)
+    shape, width, windows = _checked(batch, seq_q, seq_k, heads, kv_heads, head_dim, causal, window)
+    if phase == "decode":
+        return _decode(gpu, shape, width, dtype)
+    laws = _laws(gpu, spec, "fp16" if dtype == "fp16" else "bf16", library, cache_dtype or "bf16")
+    decode = _is_decode(shape) & (phase is None)
+    forward = _forward(laws, shape, width, windows, ~decode, spec.peak("bf16" if dtype == "fp8" else dtype))
+    if decode.any():
+        _put(forward, decode, _decode(gpu, shape.where(decode), width[decode], dtype))
+    parts, unsure = forward.parts, np.hypot(forward.unsure, 0.0 if causal else WITHOUT_MASK)
+    if dtype == "fp8":
+        parts = _rescaled(parts, FP8_TIME, spec.peak("bf16") / spec.peak("fp8"))
+        unsure = np.hypot(unsure, PUBLISHED if _is_like_published(spec) else UNPUBLISHED)
+    if backward:
+        rate = np.interp(width, list(BACKWARD_RATE), list(BACKWARD_RATE.values())) / (
+            1 + BACKWARD_HALF_SEQ / shape.seq_q
+        )
+        parts = _rescaled(parts, BACKWARD_FLOP_RATIO / rate, BACKWARD_FLOP_RATIO)
+        is_published = _is_like_published(spec) & (width <= max(BACKWARD_RATE))
+        unsure = np.hypot(unsure, np.where(is_published, PUBLISHED, UNPUBLISHED))
+    law = laws.windowed if laws.windowed is not None and bool((windows > 0).all()) else laws.plain
+    error_percent, origin = law.error_percent, law.origin
+    if isinstance(gpu, Calibration):
+        error_percent, origin = stated(gpu, f"attention_{dtype}", error_percent, origin)
+        sizes = {"batch": shape.batch, "seq_q": shape.seq_q, "heads": shape.heads, "head_dim": width}
+        parts["this machine"] = _total(parts) * (correction_of(gpu, f"attention_{dtype}", sizes) - 1)
+    seconds = _total(parts)
+    beyond = 100 * MEAN_OF_HALF_WIDTH * float(np.median(unsure)) if unsure.size else 0.0
+    return Explained(
+        seconds,
+        parts,
+        forward.extrapolated,
+        float(np.hypot(error_percent, beyond)),
+        origin,
+        seconds * np.exp(-_wider(forward.low, unsure)),
+        seconds * np.exp(_wider(forward.high, unsure)),
+        laws.plain.library,
+    )
+
+
+def _check_choices(dtype: str, backward: bool, phase: str | None, cache_dtype: str | None) -> None:
     if dtype not in DTYPES:
         raise UserError(f"Attention in {dtype} was not measured: ask for {', '.join(DTYPES)}.")
     if backward and dtype == "fp8":
         raise UserError("No library's backward of attention was faster in fp8 than in bf16: ask for bf16.")
-    shape, head_dim = _checked(batch, seq_q, seq_k, heads, kv_heads, head_dim, causal)
-    kernels = kernels_of(gpu, spec, "fp16" if dtype == "fp16" else "bf16")
-    parts = _forward_parts(gpu, spec, kernels, shape, head_dim, dtype)
-    error_percent, origin = kernels.error_percent, kernels.origin
-    if isinstance(gpu, Calibration):
-        error_percent, origin = stated(gpu, f"attention_{dtype}", error_percent, origin)
-    if backward:
-        parts = _rescaled(parts, BACKWARD_FLOP_RATIO / BACKWARD_RATE, BACKWARD_FLOP_RATIO)
-        error_percent += BACKWARD_ERROR_PERCENT
-    if isinstance(gpu, Calibration):
-        sizes = {"batch": shape.batch, "seq_q": shape.seq_q, "heads": shape.heads, "head_dim": head_dim}
-        parts["this machine"] = _total(parts) * (correction_of(gpu, f"attention_{dtype}", sizes) - 1)
-    seconds = _total(parts)
-    return Explained(seconds, parts, _extrapolated(kernels, shape, head_dim), error_percent, origin)
+    if phase not in PHASES:
+        raise UserError(f"Attention has no phase {phase!r}: ask for prefill or decode.")
+    if cache_dtype is not None and cache_dtype not in CACHES:
+        raise UserError(f"Attention with a cache in {cache_dtype} was not measured: ask for {', '.join(CACHES)}.")
 
 
 def _checked(
@@ -427,14 +240,16 @@ def _checked(
     kv_heads: ArrayLike,
     head_dim: ArrayLike,
     causal: bool,
-) -> tuple[AttentionShape, Array]:
-    names = ("batch", "seq_q", "seq_k", "heads", "kv_heads", "head_dim")
-    sizes = [np.asarray(size, dtype=np.float64) for size in (batch, seq_q, seq_k, heads, kv_heads, head_dim)]
+    window: ArrayLike,
+) -> tuple[AttentionShape, Array, Array]:
+    names = ("batch", "seq_q", "seq_k", "heads", "kv_heads", "head_dim", "window")
+    sizes = [np.asarray(size, dtype=np.float64) for size in (batch, seq_q, seq_k, heads, kv_heads, head_dim, window)]
     for name, size in zip(names, sizes, strict=True):
-        wrong = size[~((size >= 1) & np.isfinite(size))]
+        least = 0 if name == "window" else 1
+        wrong = size[~((size >= least) & np.isfinite(size))]
         if wrong.size:
-            raise UserError(f"Attention with a {name} of {wrong.flat[0]:g} was asked for: give 1 or more.")
-    batches, queries, keys, query_heads, key_heads, width = np.broadcast_arrays(*sizes)
+            raise UserError(f"Attention with a {name} of {wrong.flat[0]:g} was asked for: give {least} or more.")
+    batches, queries, keys, query_heads, key_heads, width, windows = np.broadcast_arrays(*sizes)
     if np.any(width > WIDTHS[-1]):
         raise UserError(
             f"Heads of {width.max():g} are wider than any kernel that was measured: give a head_dim up to {WIDTHS[-1]}."
@@ -448,54 +263,100 @@ def _checked(
         )
     if causal and np.any(divided.seq_q > divided.seq_k):
         raise UserError("Causal attention with more queries than keys leaves queries that see nothing: give more keys.")
-    return divided, width
+    if not causal and np.any(windows > 0):
+        raise UserError("A window of attention without a causal mask was not measured: ask for causal or no window.")
+    return divided, width, windows
 
 
-def _forward_parts(
-    gpu: str | GpuSpec | Calibration,
-    spec: GpuSpec,
-    kernels: AttentionKernels,
+def _forward(
+    laws: _Laws, shape: AttentionShape, head_dim: Array, windows: Array, asked: NDArray[np.bool_], flop_per_s: float
+) -> _Forward:
+    """Prefill of the shapes that are asked for; the others stay 0."""
+    every = head_dim.shape
+    found = _Forward(
+        {name: np.zeros(every) for name in PARTS},
+        np.zeros(every),
+        np.zeros(every),
+        np.zeros(every),
+        np.zeros(every, bool),
+    )
+    widths = padded(head_dim)
+    for window in np.unique(windows[asked]):
+        for width in np.unique(widths[asked & (windows == window)]):
+            here = asked & (windows == window) & (widths == width)
+            there = shape.where(here, window or np.inf)
+            if window:
+                choices = windowed(laws.plain, laws.windowed, int(width), int(window), there.seq_k)
+            else:
+                choices = laws.plain.at_width(int(width))
+            _weigh(found, here, choices, there, head_dim[here] / width, flop_per_s, laws)
+    # A kernel's width is read off heads that fill it; how little of it a narrower head can use was not measured.
+    beyond = asked & (_beyond(laws.plain, shape) | (head_dim < min(laws.plain.widths)))
+    found.unsure = np.hypot(found.unsure, np.where(beyond, BEYOND_SIZES, 0.0))
+    unequal = asked & (shape.seq_q != shape.seq_k)
+    found.unsure = np.hypot(found.unsure, np.where(unequal, UNEQUAL, 0.0))
+    found.extrapolated |= beyond | unequal
+    found.extrapolated |= asked & laws.plain.transferred
+    return found
+
+
+def _weigh(
+    found: _Forward,
+    here: NDArray[np.bool_],
+    choices: list[Choice],
     shape: AttentionShape,
-    head_dim: Array,
-    dtype: str,
-) -> dict[str, Array]:
-    parts = {name: np.zeros(head_dim.shape) for name in PARTS}
-    flop_per_s = spec.peak("bf16" if dtype == "fp8" else dtype)
-    widths, decode = padded(head_dim), _is_decode(shape)
-    for width in np.unique(widths[~decode]):
-        here = (widths == width) & ~decode
-        for weight, libraries in kernels.at_width(int(width)):
-            found = _median(libraries, shape.where(here), head_dim[here] / width, flop_per_s)
-            for name, seconds in found.items():
-                parts[name][here] += weight * seconds
-    if dtype == "fp8":
-        parts = _rescaled(parts, FP8_TIME, flop_per_s / spec.peak("fp8"))
-    if decode.any():
-        element_share = 0.5 if dtype == "fp8" else 1.0
-        nbytes = shape.where(decode).nbytes(head_dim[decode]) * element_share
-        reading = memory_bound_time(gpu, nbytes).parts
-        parts["launch"][decode] = reading["launch"]
-        parts["bandwidth"][decode] = _total(reading) - reading["launch"]
-    return parts
+    filled: Array,
+    flop_per_s: float,
+    laws: _Laws,
+) -> None:
+    """Add what the kernels that were chosen say, by their weights."""
+    for choice in choices:
+        kernel, weight = choice.kernel, np.broadcast_to(choice.weight, filled.shape)
+        parts = kernel.parts(shape, filled, flop_per_s)
+        law = laws.windowed if kernel.window and laws.windowed is not None else laws.plain
+        low, high = law.band.around(1.0, _total(parts))
+        for name, seconds in parts.items():
+            found.parts[name][here] += weight * seconds
+        found.low[here] += weight * (kernel.unsteady * -np.log(low) + kernel.doubt)
+        found.high[here] += weight * kernel.unsteady * np.log(high)
+        found.unsure[here] += weight * choice.unsure
+        found.extrapolated[here] |= (weight > 0) & ((np.asarray(choice.unsure) > 0) | (kernel.doubt > 0))
 
 
-def _median(
-    libraries: Sequence[KernelLaw], shape: AttentionShape, filled: Array, flop_per_s: float
-) -> dict[str, Array]:
-    """The parts of the fastest library, and what the median of all takes longer; of one axis of shapes."""
-    found = [kernel.parts(shape, filled, flop_per_s) for kernel in libraries]
-    totals = np.stack([_total(parts) for parts in found])
-    fastest = totals.argmin(axis=0)
-    rows = np.arange(fastest.size)
-    parts = {name: np.stack([parts[name] for parts in found])[fastest, rows] for name in found[0]}
-    return {**parts, "library choice": np.median(totals, axis=0) - totals[fastest, rows]}
+def _decode(gpu: str | GpuSpec | Calibration, shape: AttentionShape, head_dim: Array, dtype: str) -> Explained:
+    """One query against many keys, as long as reading these takes."""
+    nbytes = shape.nbytes(head_dim) * (0.5 if dtype == "fp8" else 1.0)
+    reading = memory_bound_time(gpu, nbytes)
+    launch = reading.parts["launch"]
+    return replace(
+        reading,
+        parts={"bandwidth": reading.seconds - launch, "launch": launch},
+        extrapolated=np.ones(nbytes.shape, bool),
+    )
 
 
-def _rescaled(parts: Mapping[str, Array], factor: float, ideal_factor: float) -> dict[str, Array]:
+def _put(forward: _Forward, here: NDArray[np.bool_], answer: Explained) -> None:
+    """Put another law's answer in the place of these shapes."""
+    for name, seconds in answer.parts.items():
+        forward.parts.setdefault(name, np.zeros(here.shape))[here] = seconds
+    forward.extrapolated[here] = answer.extrapolated
+    if answer.low is None:
+        forward.unsure[here] = UNPUBLISHED
+    else:
+        forward.low[here] = np.log(answer.seconds / answer.low)
+        forward.high[here] = np.log(answer.high / answer.seconds)
+
+
+def _rescaled(parts: Mapping[str, Array], factor: Any, ideal_factor: float) -> dict[str, Array]:
     """Every part times `factor`, but the ideal times its own; what they differ by is the rate's."""
     scaled = {name: part * factor for name, part in parts.items()}
     ideal = parts["ideal"] * ideal_factor
     return {**scaled, "ideal": ideal, "rate": scaled["rate"] + scaled["ideal"] - ideal}
+
+
+def _wider(side: Array, unsure: Array) -> Array:
+    """A side of an interval with a further cause of error that is independent of it."""
+    return np.asarray(np.where(unsure > 0, np.hypot(np.maximum(side, 0.0), unsure), side))
 
 
 def _total(parts: Mapping[str, Array]) -> Array:
@@ -507,18 +368,18 @@ def _is_decode(shape: AttentionShape) -> NDArray[np.bool_]:
     return (shape.seq_q * shape.group <= DECODE_ROWS) & (shape.seq_q < shape.seq_k)
 
 
-def _extrapolated(kernels: AttentionKernels, shape: AttentionShape, head_dim: Array) -> NDArray[np.bool_]:
-    """Where the law was asked for what no measurement of this GPU is near to."""
-    if kernels.transferred:
-        return np.ones(head_dim.shape, dtype=bool)
-    beyond = ~np.isin(padded(head_dim), list(kernels.by_head_dim)) | (shape.seq_q != shape.seq_k)
-    # A kernel's width is read off heads that fill it; how little of it a narrower head can use was not measured.
-    beyond |= head_dim < min(kernels.by_head_dim)
+def _is_like_published(spec: GpuSpec) -> bool:
+    """Whether the ratios of the backward and fp8 were published for a GPU of this kind: Hopper."""
+    return spec.compute_capability is not None and spec.compute_capability[0] == 9
+
+
+def _beyond(kernels: AttentionKernels, shape: AttentionShape) -> NDArray[np.bool_]:
+    """Where the law was asked for sizes that it was not fitted to."""
     sizes = {"batch": shape.batch, "seq": shape.seq_k, "heads": shape.heads, "kv_heads": shape.kv_heads}
-    for name, size in sizes.items():
-        low, high = kernels.fitted_range[name]
-        beyond |= (size < low) | (size > high)
-    return np.asarray(beyond)
+    outside = [
+        (size < kernels.fitted_range[name][0]) | (size > kernels.fitted_range[name][1]) for name, size in sizes.items()
+    ]
+    return np.asarray(np.any(outside, axis=0))
 
 
 def padded(head_dim: Array) -> Array:

@@ -28,9 +28,10 @@ from pyperf_suite.laws.calibration import (
     spec_of,
 )
 from pyperf_suite.laws.collectives import collective_time
-from pyperf_suite.laws.explained import Bytes, Count, Explained, KernelPrices
+from pyperf_suite.laws.explained import Bytes, Causes, Count, Explained, KernelPrices
 from pyperf_suite.laws.gemm import gemm_time
 from pyperf_suite.laws.roofline import memory_bound_time
+from pyperf_suite.laws.stand_ins import grouped_gemm_time, mla_time
 from pyperf_suite.laws.traffic import OPERATIONS
 
 # The smallest that there are, sizes of models, odd ones, and the largest that was fitted.
@@ -40,6 +41,8 @@ BYTES = np.array([1 << 9, 10_000, 1 << 20, 1 << 26, 1 << 34], dtype=np.int64)
 ATTENTIONS = ((1, 128, 1, 1), (2, 2048, 32, 8), (1, 16384, 96, 96))
 HEAD_DIMS = (64, 96, 128, 192, 256)
 RANKS = (2, 3, 8, 64)
+# Of the keys and the values of DeepSeek's latent attention: 192 and 128.
+LATENT_MEAN_WIDTH = 160
 # The least and the greatest that anything takes, in seconds: beyond lies no price but a slip.
 SHORTEST_S, LONGEST_S = 1e-9, 1e9
 
@@ -50,12 +53,23 @@ class Prices:
 
     In training products follow one another without a pause, so that power holds the clocks down: `mode` "sustained".
     "burst" prices a product that runs alone. Attention is computed in 16 bits where products have 8 or 32: in bf16,
-    before Ampere in fp16.
+    before Ampere in fp16. `library` is whose kernels are priced, None the default of each law.
     """
 
     gpu: str | GpuSpec | Calibration
     dtype: str = "bf16"
     mode: Literal["burst", "sustained"] = "sustained"
+    library: str | None = None
+
+    @property
+    def _attention_dtype(self) -> str:
+        if self.dtype in ("fp16", "bf16"):
+            return self.dtype
+        return "bf16" if "bf16" in spec_of(self.gpu).peak_flop_per_s else "fp16"
+
+    @property
+    def _of_library(self) -> dict[str, Any]:
+        return {} if self.library is None else {"library": self.library}
 
     @property
     def wide(self) -> Prices:
@@ -64,15 +78,40 @@ class Prices:
         return replace(self, dtype="bf16") if narrow else self
 
     def gemm(self, layout: str, m: Count, n: Count, k: Count) -> Explained:
-        return gemm_time(self.gpu, m, n, k, self.dtype, layout, self.mode)
+        return gemm_time(self.gpu, m, n, k, self.dtype, layout, self.mode, **self._of_library)
 
     def attention(
-        self, causal: bool, backward: bool, batch: Count, seq: Count, heads: Count, kv_heads: Count, head_dim: Count
-    ) -> Explained:
-        dtype = self.dtype
-        if dtype not in ("fp16", "bf16"):
-            dtype = "bf16" if "bf16" in spec_of(self.gpu).peak_flop_per_s else "fp16"
-        return attention_time(self.gpu, batch, seq, seq, heads, kv_heads, head_dim, causal, dtype, backward)
+        self, causal: bool, backward: bool, batch: Count, seq: Count, heads: Count, kv_heads: Count, head_dim: Count,
+        window: Count = 0,
+    ) -> Explained:  # fmt: skip
+        more = self._of_library | ({"window": window} if np.any(window) else {})
+        dtype = self._attention_dtype
+        return attention_time(self.gpu, batch, seq, seq, heads, kv_heads, head_dim, causal, dtype, backward, **more)
+
+    def latent_attention(self, backward: bool, batch: Count, seq: Count, heads: Count) -> Explained:
+        """By the law of MLA, and where it knows nothing as attention of the mean width of keys and values.
+
+        Its backward takes as many times the forward as that attention's; no one measured it, so no interval is known.
+        """
+        as_wide = self.attention(True, backward, batch, seq, heads, heads, LATENT_MEAN_WIDTH)
+        try:
+            forward = mla_time(self.gpu, batch, seq, seq, heads, dtype=self._attention_dtype, **self._of_library)
+        except UserError:
+            return replace(as_wide, low=None, high=None)
+        if not backward:
+            return forward
+        longer = as_wide.seconds / self.attention(True, False, batch, seq, heads, heads, LATENT_MEAN_WIDTH).seconds
+        parts = Causes(lambda: {cause: longer * seconds for cause, seconds in forward.parts.items()})
+        return replace(forward, seconds=longer * forward.seconds, parts=parts, low=None, high=None)
+
+    def grouped_gemm(
+        self, tokens: Count, hidden: Count, expert_ffn: Count, experts: Count, top_k: Count, ep: Count, tp: Count,
+        gated: bool, backward: bool,
+    ) -> Explained:  # fmt: skip
+        return grouped_gemm_time(
+            self.gpu, tokens, hidden, expert_ffn, experts, top_k, self.dtype, ep, tp, gated=gated, backward=backward,
+            **self._of_library,
+        )  # fmt: skip
 
     def memory_bound(self, nbytes: Bytes) -> Explained:
         return memory_bound_time(self.gpu, nbytes)
@@ -109,6 +148,12 @@ class UnseenPrices:
 
     def attention(self, *arguments: Any) -> Explained:
         return self._unseen("attention", self.prices.attention(*arguments))
+
+    def latent_attention(self, *arguments: Any) -> Explained:
+        return self._unseen("attention", self.prices.latent_attention(*arguments))
+
+    def grouped_gemm(self, *arguments: Any) -> Explained:
+        return self._unseen("experts", self.prices.grouped_gemm(*arguments))
 
     def memory_bound(self, nbytes: Bytes) -> Explained:
         return self._unseen("memory bound", self.prices.memory_bound(nbytes))

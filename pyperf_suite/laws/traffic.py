@@ -237,7 +237,7 @@ def zero_3(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffi
     """
     transfers = []
     for where, calls, parameters in (
-        ("layers", model.sparse_layers, model.layer_parameters),
+        ("layers", model.layers - model.dense_layers, _others_parameters(model)),
         ("dense layers", model.dense_layers, model.dense_layer_parameters),
         ("embeddings", 1, model.outer_parameters),
     ):
@@ -251,6 +251,12 @@ def zero_3(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffi
             StepTransfer(f"gradients of {where}", "reduce_scatter", calls, gradient_size, ranks, "backward"),
         ]
     return Traffic("ZeRO-3", tuple(transfers))
+
+
+def _others_parameters(model: ModelDimensions) -> int:
+    """Of a layer that is not one of the dense ones; the mean where these are of several kinds."""
+    others = model.layers - model.dense_layers
+    return (model.inner_parameters - model.dense_layers * model.dense_layer_parameters) // max(1, others)
 
 
 def tensor_parallel(model: ModelDimensions, work: TrainingWorkload, ranks: int, recompute: bool = False) -> Traffic:
@@ -300,7 +306,7 @@ def pipeline_parallel(
 
     `chunks` is of the interleaved schedule; with `tensor_ranks` each of them sends its share. A stage in the middle is
     counted, which does both (Narayanan et al. 2021, section 2.2). Among more than one micro-batch transfers can run
-    during the computation of another. What waiting adds is `pipeline_bubble`.
+    during the computation of another.
     """
     if stages < 1 or chunks < 1 or stages * chunks > model.layers:
         raise UserError(f"{model.layers} layers cannot be cut into {stages} stages of {chunks} chunks.")
@@ -315,11 +321,6 @@ def pipeline_parallel(
             StepTransfer("gradients of activations", "send_receive", calls, size, 2, "backward" if hides else None),
         ),
     )
-
-
-def pipeline_bubble(stages: int, micro_batches: int, chunks: int = 1) -> float:
-    """Idle time of a pipeline over the time of its computation: (p − 1)/(v·m) (Narayanan et al. 2021, section 2.2)."""
-    return (stages - 1) / (chunks * micro_batches)
 
 
 def expert_parallel(

@@ -1,8 +1,7 @@
-"""A transformer by its dimensions: its parameters, its matrix products on one rank of a sharded model, its FLOP.
+"""A transformer by its dimensions: its parameters, and its matrix products on one rank of a sharded model.
 
 What a model costs to train follows from these few numbers; no weights are needed. `ModelGrid` has many models at once,
-so that every formula is computed on whole arrays. Model FLOP are what the mathematics asks for, hardware FLOP what is
-computed, recomputation included: MFU and HFU.
+so that every formula is computed on whole arrays.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.tiled_attention import BACKWARD_FLOP_RATIO, visible_pairs
 
 # Far above any model there is; and even all of them together are fewer parameters than 64 bits can count.
 LARGEST = {
@@ -31,12 +29,18 @@ LARGEST = {
     "query_rank": 1 << 18,
     "latent_rank": 1 << 18,
     "norms": 1 << 4,
+    "window": 1 << 25,
+    "recurrent_width": 1 << 20,
+    "recurrent_keys": 1 << 20,
+    "recurrent_gates": 1 << 20,
+    "recurrent_state": 1 << 13,
     # Last, as they may follow from others.
     "head_dim": 1 << 13,
     "value_head_dim": 1 << 13,
 }
 ALWAYS_GIVEN = ("layers", "hidden", "ffn", "heads", "vocab")
 _AT_LEAST_1 = (*ALWAYS_GIVEN, "experts", "top_k")
+SHARES_OF_LAYERS = ("windowed_layers", "recurrent_layers", "mlp_only_layers", "mixer_only_layers")
 _BIASES = ("qkv_bias", "output_bias", "mlp_bias", "norm_bias")
 
 
@@ -52,7 +56,14 @@ class ModelDimensions:
     With a `latent_rank` attention is DeepSeek-V2's latent one (MLA): keys and values come from a vector of that rank,
     queries from one of `query_rank` (0: straight from the hidden state), `rope_head_dim` of a head's `head_dim` are
     rotated and the keys' part of it is shared by all heads, values have `value_head_dim`. `other_parameters` stand
-    once in the model and enter no product worth counting. Raises UserError for dimensions that no model can have.
+    once in the model and enter no product worth counting.
+
+    Layers may be of several kinds. In `windowed_layers` a query sees `window` keys, or those of its `chunked` piece of
+    the sequence, elsewhere all before it. `recurrent_layers` have Mamba-2 or Gated DeltaNet in the place of attention:
+    values `recurrent_width` wide, keys and queries (Mamba's B and C) each `recurrent_keys`, `recurrent_gates` numbers a
+    token, and per value a state of `recurrent_state` elements; `recurrent_parameters` are of such a layer besides its
+    two projections. `mlp_only_layers` have no attention, `mixer_only_layers` no MLP. Raises UserError for dimensions
+    that no model can have.
     """
 
     layers: int
@@ -87,6 +98,18 @@ class ModelDimensions:
     causal: bool = True
     head_transform: bool = False  # BERT's: a square matrix and a norm before the output matrix, which has a bias
     other_parameters: int = 0
+    window: int = 0
+    windowed_layers: int = 0
+    chunked: bool = False
+    query_gate: bool = False  # attention's result is multiplied by a gate as wide, projected like the queries
+    recurrent_layers: int = 0
+    recurrent_width: int = 0
+    recurrent_keys: int = 0
+    recurrent_gates: int = 0
+    recurrent_state: int = 0
+    recurrent_parameters: int = 0
+    mlp_only_layers: int = 0
+    mixer_only_layers: int = 0
 
     def __post_init__(self) -> None:
         self._check_signs()
@@ -111,8 +134,22 @@ class ModelDimensions:
         return ModelDimensions(**following(self, changes))
 
     @property
+    def attention_layers(self) -> int:
+        return self.layers - self.recurrent_layers - self.mlp_only_layers
+
+    @property
+    def mlp_layers(self) -> int:
+        return self.layers - self.mixer_only_layers
+
+    @property
     def sparse_layers(self) -> int:
-        return self.layers - self.dense_layers
+        """Layers with experts; with the MLP, where there are no experts."""
+        return self.mlp_layers - self.dense_layers
+
+    @property
+    def whole_layers(self) -> float:
+        """Layers with attention and an MLP; one that has either alone counts half."""
+        return (self.attention_layers + self.recurrent_layers + self.mlp_layers) / 2
 
     @property
     def attention_parameters(self) -> int:
@@ -124,9 +161,7 @@ class ModelDimensions:
 
     @property
     def layer_parameters(self) -> int:
-        router = self.experts * (self.hidden + self.router_bias) if self.experts > 1 else 0
-        shared = self._mlp_parameters(self.shared_ffn) + self.hidden * self.shared_gate if self.shared_ffn else 0
-        return self._outside_mlp + self.experts * self.expert_parameters + router + shared
+        return self._outside_mlp + self._sparse_mlp_parameters
 
     @property
     def dense_layer_parameters(self) -> int:
@@ -141,9 +176,16 @@ class ModelDimensions:
         return embeddings + self._norm_parameters + transform + self.other_parameters
 
     @property
+    def inner_parameters(self) -> int:
+        """Of all layers."""
+        mlps = self.sparse_layers * self._sparse_mlp_parameters + self.dense_layers * self._mlp_parameters(self.ffn)
+        recurrent = self.recurrent_layers * (self._recurrent_projections + self.recurrent_parameters)
+        norms = self.layers * self.norms * self._norm_parameters
+        return self.attention_layers * self.attention_parameters + recurrent + mlps + norms
+
+    @property
     def parameters(self) -> int:
-        layers = self.sparse_layers * self.layer_parameters + self.dense_layers * self.dense_layer_parameters
-        return layers + self.outer_parameters
+        return self.inner_parameters + self.outer_parameters
 
     @property
     def active_parameters(self) -> int:
@@ -153,7 +195,7 @@ class ModelDimensions:
     def _projections(self) -> int:
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         if not self.latent_rank:
-            return self.hidden * (2 * queries + 2 * keys)
+            return self.hidden * ((2 + self.query_gate) * queries + 2 * keys)
         down_and_up = self.query_rank * (self.hidden + 1 + queries) if self.query_rank else self.hidden * queries
         from_latent = self.heads * (self.head_dim - self.rope_head_dim + self.value_head_dim)
         latent = self.hidden * (self.latent_rank + self.rope_head_dim) + self.latent_rank * (1 + from_latent)
@@ -166,6 +208,16 @@ class ModelDimensions:
         else:
             inner = (self.heads + 2 * self.kv_heads) * self.head_dim
         return inner * self.qkv_bias + self.hidden * self.output_bias
+
+    @property
+    def _recurrent_projections(self) -> int:
+        return self.hidden * (3 * self.recurrent_width + 2 * self.recurrent_keys + self.recurrent_gates)
+
+    @property
+    def _sparse_mlp_parameters(self) -> int:
+        router = self.experts * (self.hidden + self.router_bias) if self.experts > 1 else 0
+        shared = self._mlp_parameters(self.shared_ffn) + self.hidden * self.shared_gate if self.shared_ffn else 0
+        return self.experts * self.expert_parameters + router + shared
 
     @property
     def _outside_mlp(self) -> int:
@@ -214,8 +266,14 @@ class ModelDimensions:
             raise UserError(f"A token cannot visit {self.top_k} of {self.experts} experts.")
         if self.experts == 1 and self.expert_ffn != self.ffn:
             raise UserError(f"expert_ffn = {self.expert_ffn} is of one of several experts: give experts, or ffn alone.")
-        if self.dense_layers > self.layers:
+        if self.dense_layers > self.mlp_layers:
             raise UserError(f"{self.dense_layers} of {self.layers} layers cannot be dense.")
+        if self.windowed_layers > self.attention_layers:
+            raise UserError(f"{self.windowed_layers} of {self.attention_layers} attention layers cannot have a window.")
+        if self.attention_layers < 1 or self.mlp_layers < 1:
+            raise UserError(f"A model without attention or without an MLP is none that is counted with, but {self} is.")
+        if self.windowed_layers and not self.window:
+            raise UserError(f"{self.windowed_layers} layers with a window need its size: give window.")
         if self.latent_rank and not (self.value_head_dim and self.rope_head_dim < self.head_dim):
             raise UserError(
                 "Latent attention needs a value_head_dim, and a rope_head_dim below head_dim, but "
@@ -244,6 +302,10 @@ def following(model: ModelDimensions, changes: dict[str, Any]) -> dict[str, Any]
         values["expert_ffn"] = 0
     if not model.latent_rank:
         values["value_head_dim"] = 0
+    if "layers" in changes:
+        # Layers of a kind keep their share of all.
+        for name in filter(values.get, SHARES_OF_LAYERS):
+            values[name] = (2 * values[name] * changes["layers"] + model.layers) // (2 * model.layers)
     return values | changes
 
 
@@ -251,6 +313,7 @@ def following(model: ModelDimensions, changes: dict[str, Any]) -> dict[str, Any]
 Sizes = int | NDArray[np.int64]
 Phase = Literal["fprop", "dgrad", "wgrad"]
 PHASES: tuple[Phase, ...] = ("fprop", "dgrad", "wgrad")
+ROUTED = ("expert in", "expert out")
 # How a linear layer's passes multiply: y = x·Wᵀ, dx = dy·W, dW = dyᵀ·x.
 LAYOUTS: dict[Phase, str] = {"fprop": "TN", "dgrad": "NN", "wgrad": "NT"}
 
@@ -294,6 +357,8 @@ class Sharding:
             # More ranks than key-value heads keep copies of them.
             copied = (self.tensor % model.kv_heads == 0) | (model.kv_heads % self.tensor == 0)
             yield "kv_heads", self.tensor, copied
+        if model.recurrent_width:
+            yield "recurrent_gates", self.tensor, model.recurrent_gates % self.tensor == 0
         widths = ("ffn", "expert_ffn", "shared_ffn") if np.any(model.dense_layers) else ("expert_ffn", "shared_ffn")
         for name in widths if model.experts > 1 else ("ffn",):
             yield name, self.tensor, getattr(model, name) % self.tensor == 0
@@ -320,6 +385,11 @@ class Product:
         return LAYOUTS[self.phase]
 
     @property
+    def routed(self) -> bool:
+        """Whether it is of experts that tokens are routed to, which libraries compute together."""
+        return self.part in ROUTED
+
+    @property
     def flop(self) -> Any:
         """2·M·N·K of all calls, in floating point: a large grid's would not fit into 64 bits."""
         return 2.0 * self.m * self.n * self.k * self.calls
@@ -344,33 +414,6 @@ class Linear:
             "wgrad": (self.outputs, self.inputs, self.tokens),
         }
         return Product(self.part, phase, *sizes[phase], self.calls, self.outside_layers)
-
-
-@dataclass(frozen=True)
-class AttentionCall:
-    """The attention of one micro-batch on one rank, between its projections: `calls` of it, one a layer.
-
-    Latent attention is trained with keys and values of every head; then `head_dim` is of queries and keys, and
-    `value_head_dim` differs from it.
-    """
-
-    batch: Sizes
-    seq: Sizes
-    heads: Sizes
-    kv_heads: Sizes
-    head_dim: Sizes
-    value_head_dim: Sizes
-    causal: bool
-    calls: Sizes
-
-    def flop(self, backward: bool = False, causal_halved: bool = True) -> Any:
-        """2·b·a·(d_qk + d_v)·Σᵢ visible(i) forward, 2.5 × that backward (Dao, FlashAttention-2); of all calls.
-
-        With `causal_halved` off, masked pairs count too, as in the published formulas of training throughput.
-        """
-        pairs = visible_pairs(self.seq, self.seq, self.causal and causal_halved)
-        forward = 2.0 * self.batch * self.heads * (self.head_dim + self.value_head_dim) * pairs * self.calls
-        return forward * BACKWARD_FLOP_RATIO if backward else forward
 
 
 def linears(
@@ -407,26 +450,8 @@ def products(
     return tuple(linear.product(phase) for linear in linears(model, tokens, sharding, fused) for phase in phases)
 
 
-def attention_call(
-    model: ModelDimensions, micro_batch: Sizes, seq: Sizes, sharding: Sharding | None = None
-) -> AttentionCall:
-    """The attention of one micro-batch on one rank. Heads are cut over TP; with SP the sequence is whole here."""
-    ranks = (sharding or Sharding()).tensor
-    heads = model.heads // ranks
-    return AttentionCall(
-        batch=micro_batch,
-        seq=seq,
-        heads=heads,
-        kv_heads=heads if model.latent_rank else _at_least_1(model.kv_heads // ranks),
-        head_dim=model.head_dim,
-        value_head_dim=model.value_head_dim,
-        causal=model.causal,
-        calls=model.layers,
-    )
-
-
 def _attention_linears(model: ModelDimensions, tokens: Sizes, sharding: Sharding, fused: bool) -> Iterator[Linear]:
-    heads, layers = model.heads // sharding.tensor, model.layers
+    heads, layers = model.heads // sharding.tensor, model.attention_layers
     queries = heads * model.head_dim
     if model.latent_rank:
         some = _share_of_sequence(tokens, sharding)
@@ -439,13 +464,19 @@ def _attention_linears(model: ModelDimensions, tokens: Sizes, sharding: Sharding
         yield Linear("latent down", some, model.latent_rank + model.rope_head_dim, model.hidden, layers)
         yield Linear("latent up", tokens, heads * (unrotated + model.value_head_dim), model.latent_rank, layers)
     else:
-        keys = _at_least_1(model.kv_heads // sharding.tensor) * model.head_dim
+        keys = at_least_1(model.kv_heads // sharding.tensor) * model.head_dim
+        gated_queries = (1 + model.query_gate) * queries
         if fused:
-            yield Linear("qkv", tokens, queries + 2 * keys, model.hidden, layers)
+            yield Linear("qkv", tokens, gated_queries + 2 * keys, model.hidden, layers)
         else:
-            yield Linear("query", tokens, queries, model.hidden, layers)
+            yield Linear("query", tokens, gated_queries, model.hidden, layers)
             yield Linear("key and value", tokens, keys, model.hidden, 2 * layers)
     yield Linear("attention output", tokens, model.hidden, heads * model.value_head_dim, layers)
+    if model.recurrent_width:
+        ours = model.recurrent_width // sharding.tensor
+        into = (2 * model.recurrent_width + 2 * model.recurrent_keys + model.recurrent_gates) // sharding.tensor
+        yield Linear("recurrent in", tokens, into, model.hidden, model.recurrent_layers)
+        yield Linear("recurrent out", tokens, model.hidden, ours, model.recurrent_layers)
 
 
 def _mlp_linears(model: ModelDimensions, tokens: Sizes, sharding: Sharding, fused: bool) -> Iterator[Linear]:
@@ -483,7 +514,8 @@ def _share_of_sequence(tokens: Sizes, sharding: Sharding) -> Sizes:
     return -(-tokens // sharding.tensor) if sharding.sequence_parallel else tokens
 
 
-def _at_least_1(size: Sizes) -> Sizes:
+def at_least_1(size: Sizes) -> Sizes:
+    """The size, or 1 where it is less."""
     return max(size, 1) if isinstance(size, int) else np.maximum(size, 1)
 
 
@@ -491,7 +523,8 @@ def _at_least_1(size: Sizes) -> Sizes:
 ONE_FOR_ALL = tuple(
     field.name
     for field in fields(ModelDimensions)
-    if isinstance(field.default, bool) or field.name in ("experts", "shared_ffn", "latent_rank", "query_rank")
+    if isinstance(field.default, bool)
+    or field.name in ("experts", "shared_ffn", "latent_rank", "query_rank", "window", "recurrent_width")
 )
 
 
@@ -528,7 +561,8 @@ class ModelGrid(ModelDimensions):
     @property
     def valid(self) -> NDArray[np.bool_]:
         """Where the dimensions are those of a model: within bounds, and dividing as they must."""
-        valid = self._heads_fill_hidden & (self.heads % self.kv_heads == 0) & (self.dense_layers <= self.layers)
+        valid = self._heads_fill_hidden & (self.heads % self.kv_heads == 0) & (self.dense_layers <= self.mlp_layers)
+        valid = valid & (self.windowed_layers <= self.attention_layers) & (self.attention_layers > 0)
         for name, most in LARGEST.items():
             valid = valid & (getattr(self, name) <= most)
         return np.asarray(valid)
@@ -538,64 +572,9 @@ class ModelGrid(ModelDimensions):
 # (selective recomputation; FlashAttention does at least its scores), or whole layers (activation checkpointing).
 Recompute = Literal["nothing", "attention", "layers"]
 RECOMPUTES: tuple[Recompute, ...] = ("nothing", "attention", "layers")
-# Backward computes two gradients for each product of the forward pass.
-PASSES = 3
-
-
-def six_nd(parameters: Sizes, tokens: Sizes) -> Any:
-    """6·N·D: 2 FLOP a parameter and token forward, 4 backward, attention left out (Kaplan et al. 2020, section 2.1)."""
-    return 6.0 * parameters * tokens
-
-
-def model_flop(model: ModelDimensions, batch: Sizes, seq: Sizes, causal_halved: bool = True) -> Any:
-    """Forward and backward over `batch` sequences of `seq` tokens: three times the forward pass's products.
-
-    With `causal_halved` off, the pairs that a causal mask hides count too, as in most published figures (Chowdhery et
-    al. 2022, PaLM, appendix B: 6·N + 12·L·H·Q·T a token).
-    """
-    inside, outside, attention = _forward(model, batch, seq, causal_halved)
-    return PASSES * (inside + outside + attention)
-
-
-def hardware_flop(
-    model: ModelDimensions, batch: Sizes, seq: Sizes, recompute: Recompute, causal_halved: bool = True
-) -> Any:
-    """What is computed with this much recomputation: of "attention" or "layers" one forward pass more, logits never.
-
-    Raises UserError for another word.
-    """
-    check_recompute(recompute)
-    inside, outside, attention = _forward(model, batch, seq, causal_halved)
-    once_more = {"nothing": 0.0, "attention": attention, "layers": inside + attention}[recompute]
-    return PASSES * (inside + outside + attention) + once_more
-
-
-def utilization(flop: Any, step_s: Any, gpus: Sizes, peak_flop_per_s: float) -> Any:
-    """The share of the GPUs' peak that a step made use of: MFU from `model_flop`, HFU from `hardware_flop`.
-
-    Raises UserError where time, GPUs or peak are not above 0.
-    """
-    if not (step_s > 0 and gpus > 0 and peak_flop_per_s > 0):
-        raise UserError(
-            f"A step of {step_s} s on {gpus} GPUs with a peak of {peak_flop_per_s} FLOP/s makes no share of it: "
-            "all three have to be above 0."
-        )
-    return flop / (step_s * gpus * peak_flop_per_s)
 
 
 def check_recompute(recompute: str) -> None:
     """Raise UserError for anything but what can be recomputed."""
     if recompute not in RECOMPUTES:
         raise UserError(f"Backward cannot recompute {recompute!r}: choose from {', '.join(RECOMPUTES)}.")
-
-
-def _forward(model: ModelDimensions, batch: Sizes, seq: Sizes, causal_halved: bool) -> tuple[Any, Any, Any]:
-    """FLOP of one forward pass: products inside the layers, those outside, and attention between its projections."""
-    inside: Any = 0.0
-    outside: Any = 0.0
-    for product in products(model, batch * seq, phases=("fprop",)):
-        if product.outside_layers:
-            outside = outside + product.flop
-        else:
-            inside = inside + product.flop
-    return inside, outside, attention_call(model, batch, seq).flop(causal_halved=causal_halved)

@@ -502,7 +502,7 @@ class MaskErrors:
             self._noise[mistake] += inner_product(moved, moved)
 
     def explanation(self) -> str | None:
-        """The mistake that explains the errors; None where none does, and where rounding could pass for it."""
+        """The mistake that explains the errors; None if no mistake does, or if rounding could pass for it."""
         for mistake, found, size, noise in zip(MISTAKES, self._found, self._size, self._noise, strict=True):
             deviation = np.sqrt(noise) / _DEVIATIONS_IN_LIMIT
             if found > _DECISIVE_SHARE * size > _CERTAINTY * deviation:

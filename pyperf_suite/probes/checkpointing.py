@@ -15,7 +15,8 @@ from typing import Annotated, Any
 from pyperf_suite.errors import Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device, gpus
-from pyperf_suite.laws.transformer import Recompute, hardware_flop, model_flop
+from pyperf_suite.laws.model_flop import hardware_flop, model_flop
+from pyperf_suite.laws.transformer import Recompute
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.axes import crossed
 from pyperf_suite.spec.findings import (

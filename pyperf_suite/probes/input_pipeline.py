@@ -176,7 +176,7 @@ def fastest(rows: Iterable[Row]) -> Row:
 
 
 def law_of(row: Row) -> InputPipelineLaw | None:
-    """The bound of its task, from what loading takes in the training process itself; None where none did."""
+    """The bound of its task, from what loading takes in the training process itself; None if it loaded nothing."""
     for alone in row.rows.alike(row, *SETTINGS):
         if not alone.loaders and not alone.pinned and is_complete(alone):
             cores = int(alone.kernel["details"]["cores"])

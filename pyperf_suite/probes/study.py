@@ -20,7 +20,7 @@ import numpy as np
 from pyperf_suite.errors import UserError, Within
 from pyperf_suite.hardware.catalogue import gpu_of
 from pyperf_suite.hardware.devices import Device, gpus
-from pyperf_suite.laws.transformer import model_flop, utilization
+from pyperf_suite.laws.model_flop import model_flop, utilization
 from pyperf_suite.measure.estimates import median_interval
 from pyperf_suite.probes.calibration import DTYPE_OF_LAW
 from pyperf_suite.ranks.launch import rank_environment

@@ -114,7 +114,7 @@ def gpu_checks(found: Mapping[str, Any]) -> Iterator[LinkCheck]:
         else:
             made_for = PcieLink(int(pcie_of(capability).name.split()[1]), LANES)
             yield LinkCheck(who, "PCIe link", None, str(made_for), NOT_TOLD)
-        # Packets sent again: a link that is sound has next to none. A count without a time tells of no rate.
+        # Packets sent again: a link that is sound has next to none. A count without a time is no rate.
         count = gpu.get("pcie_replays")
         if count is not None:
             why = "a few over weeks are harmless; a count that grows while data moves is a bad seat, riser or cable"

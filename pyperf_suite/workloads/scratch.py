@@ -43,7 +43,7 @@ LARGEST_BYTES = 256 * 2**20
 
 
 def folder() -> str | None:
-    """The worker's own; None where none was made, for the system's own place for temporary files."""
+    """The worker's own; None if none was made: then the system's own place for temporary files."""
     return os.environ.get(VARIABLE) or None
 
 

@@ -277,7 +277,7 @@ class PartChecks:
         told_s = launches * self._launch_s
         seen_s = min(self._launches.settling_s(launches) for _ in range(3))
         if seen_s > told_s / TOLD_SHARE + LONG_PART_S:
-            words = f"the GPU worked for {seen_s:.3g} s after {launches} launches, whose events tell of {told_s:.3g} s"
+            words = f"the GPU worked for {seen_s:.3g} s after {launches} launches, whose events say {told_s:.3g} s"
             raise WrongLaunch(refused("late work", f"{self._launches.where}: {words}"))
 
     def _launch_and_check(self, index: int) -> Verification:

@@ -225,7 +225,6 @@ class UserLaunches(PartLaunches):
         versions = started["versions"] | mine["versions"]
         self.work = Work(self._built["flop"], self._built["bytes"])
         self.where = f"{mine['file']}:{mine['line']}" if mine["file"] else name
-        self._kernel_at = f"{mine['kernel_file']}:{mine['kernel_line']}"
         details = {"where": self.where, "doc": mine["doc"], "python": started["python"], "versions": versions}
         details |= {"baseline": mine["baseline"], "implementations": mine["implementations"]}
         self.kernel = Kernel(implementation, self._path, details)

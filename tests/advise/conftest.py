@@ -30,12 +30,20 @@ class MadeUpPrices:
         parts = {"ideal": ideal, "tile": tiled - ideal, "alignment": penalty, "launch": np.full(m.shape, 1e-6)}
         return self._explained(parts, m > 1 << 20)
 
-    def attention(self, causal, backward, batch, seq, heads, kv_heads, head_dim):
+    def attention(self, causal, backward, batch, seq, heads, kv_heads, head_dim, window=0):
         assert np.min(heads) >= 1
         assert not np.any(heads % kv_heads)
-        ideal = (2.5 if backward else 1.0) * 4.0 * batch * heads * head_dim * seq * seq / (2 if causal else 1) / 5e13
+        seen = np.where(np.asarray(window) > 0, np.minimum(window, seq) * 2, seq)
+        ideal = (2.5 if backward else 1.0) * 4.0 * batch * heads * head_dim * seq * seen / (2 if causal else 1) / 5e13
         padded = -(-head_dim // 64) * 64 / head_dim
         return self._explained({"ideal": ideal, "head_dim": ideal * (padded - 1)})
+
+    def latent_attention(self, backward, batch, seq, heads):
+        return self.attention(True, backward, batch, seq, heads, heads, 160)
+
+    def grouped_gemm(self, tokens, hidden, expert_ffn, experts, top_k, ep, tp, gated, backward):
+        flop = 2.0 * tokens * top_k // ep * hidden * expert_ffn // tp * (3 if gated else 2) * (2 if backward else 1)
+        return self._explained({"ideal": flop / 1e14, "launch": np.full(np.shape(flop), 1e-6)})
 
     def memory_bound(self, nbytes):
         return self._explained({"bandwidth": nbytes / 1e12})

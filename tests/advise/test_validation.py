@@ -50,9 +50,16 @@ class Rates:
         return explained(2.0 * m * n * k / FLOP_PER_S)
 
     def attention(
-        self, causal: bool, backward: bool, batch: Any, seq: Any, heads: Any, kv: Any, size: Any
+        self, causal: bool, backward: bool, batch: Any, seq: Any, heads: Any, kv: Any, size: Any, window: Any = 0
     ) -> Explained:
+        assert not np.any(window)
         return explained((10.0 if backward else 4.0) * batch * heads * size * seq * (seq + 1) / 2 / FLOP_PER_S)
+
+    def latent_attention(self, backward: bool, batch: Any, seq: Any, heads: Any) -> Explained:
+        return self.attention(True, backward, batch, seq, heads, heads, 160)
+
+    def grouped_gemm(self, tokens: Any, hidden: Any, width: Any, experts: Any, top_k: Any, *_: Any) -> Explained:
+        return explained(6.0 * tokens * top_k * hidden * width / FLOP_PER_S)
 
     def memory_bound(self, nbytes: Any) -> Explained:
         return explained(nbytes / BYTES_PER_S)

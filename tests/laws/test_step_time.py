@@ -12,7 +12,6 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.explained import Explained
 from pyperf_suite.laws.prices import Prices
-from pyperf_suite.laws.traffic import pipeline_bubble
 from pyperf_suite.laws.training.step import (
     TAKEN_IN_NODE,
     ParallelPlan,
@@ -42,9 +41,36 @@ class MadeUpPrices:
         return Explained(2.0 * m * n * k / 1e14)
 
     def attention(
-        self, causal: bool, backward: bool, batch: Any, seq: Any, heads: Any, kv_heads: Any, head_dim: Any
+        self,
+        causal: bool,
+        backward: bool,
+        batch: Any,
+        seq: Any,
+        heads: Any,
+        kv_heads: Any,
+        head_dim: Any,
+        window: Any = 0,
     ) -> Explained:
+        assert not np.any(window)
         flop = (2.5 if backward else 1.0) * 4.0 * batch * heads * seq**2 * head_dim / (2 if causal else 1)
+        return Explained(flop / 1e14)
+
+    def latent_attention(self, backward: bool, batch: Any, seq: Any, heads: Any) -> Explained:
+        return self.attention(True, backward, batch, seq, heads, heads, 160)
+
+    def grouped_gemm(
+        self,
+        tokens: Any,
+        hidden: Any,
+        width: Any,
+        experts: Any,
+        top_k: Any,
+        ep: Any,
+        tp: Any,
+        gated: bool,
+        backward: bool,
+    ) -> Explained:
+        flop = 2.0 * tokens * top_k / ep * hidden * width / tp * (3 if gated else 2) * (2 if backward else 1)
         return Explained(flop / 1e14)
 
     def memory_bound(self, nbytes: Any) -> Explained:
@@ -95,7 +121,8 @@ def test_the_bubble_is_that_of_the_published_formula_where_stages_are_alike() ->
     plan = replace(PLAN, pipeline=4)
     found = step_time("A100", WITHOUT_LOGITS, plan, IDLE_HOST, MadeUpPrices(linked=False)).parts
     of_layers = sum(found[name] for name in ("products", "attention", "memory bound"))
-    assert found["bubble"] == pytest.approx(pipeline_bubble(4, plan.micro_batches) * of_layers, rel=1e-3)
+    # (p − 1)/m of the computation (Narayanan et al. 2021, section 2.2).
+    assert found["bubble"] == pytest.approx((4 - 1) / plan.micro_batches * of_layers, rel=1e-3)
 
 
 def test_more_micro_batches_shrink_the_share_of_the_bubble() -> None:

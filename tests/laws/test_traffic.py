@@ -27,7 +27,6 @@ from pyperf_suite.laws.traffic import (
     inter_node_rate,
     message_bytes,
     nvls_wire_rate,
-    pipeline_bubble,
     pipeline_parallel,
     tensor_and_sequence_parallel,
     tensor_parallel,
@@ -153,12 +152,6 @@ def test_a_pipeline_stage_sends_each_micro_batch_on_and_its_gradient_back() -> N
     assert pipeline_parallel(LLAMA, WORK, stages=4, tensor_ranks=8).bus_bytes == traffic.bus_bytes / 8
     assert pipeline_parallel(LLAMA, WORK, stages=1).bus_bytes == 0
     assert {t.behind for t in pipeline_parallel(LLAMA, TrainingWorkload(seq=1), 2).transfers} == {None}
-
-
-def test_the_bubble_of_a_pipeline_shrinks_with_micro_batches_and_chunks() -> None:
-    assert pipeline_bubble(4, 8) == 3 / 8
-    assert pipeline_bubble(4, 8, chunks=2) == 3 / 16
-    assert pipeline_bubble(1, 1) == 0
 
 
 def test_tokens_go_to_their_experts_and_back_both_ways() -> None:

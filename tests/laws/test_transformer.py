@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.laws.layer_kinds import attention_call
+from pyperf_suite.laws.model_flop import hardware_flop, model_flop, six_nd, utilization
 from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
 from pyperf_suite.laws.transformer import (
     LARGEST,
@@ -18,13 +20,8 @@ from pyperf_suite.laws.transformer import (
     ModelDimensions,
     ModelGrid,
     Sharding,
-    attention_call,
-    hardware_flop,
     linears,
-    model_flop,
     products,
-    six_nd,
-    utilization,
 )
 
 MODELS = {

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.matmul.libraries import GroupedMatmulParameters
@@ -169,3 +173,15 @@ REFUSED = [
 def test_what_cannot_be_is_refused_in_one_sentence(workload, implementation, change, sentence):
     with pytest.raises(UserError, match=sentence):
         Case(workload, replace(RIGHT[workload], **change), implementation).validate()
+
+
+def test_a_module_of_its_name_brings_a_workload_and_one_without_is_refused(monkeypatch):
+    own = object()
+    found = ModuleType("pyperf_suite.workloads.brought")
+    found.__spec__ = ModuleSpec(found.__name__, None)
+    monkeypatch.setattr(found, "WORKLOAD", own, raising=False)
+    monkeypatch.setitem(sys.modules, found.__name__, found)
+    assert find_workload("brought") is own
+    with pytest.raises(UserError, match="operator"):
+        find_workload("operator")  # a module of the package, but no workload
+    find_workload.cache_clear()

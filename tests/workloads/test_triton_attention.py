@@ -20,7 +20,6 @@ from pyperf_suite.workloads.attention.attention import (
     TritonAttention,
     configuration_of,
     costs_of,
-    default_triton_blocks,
 )
 from pyperf_suite.workloads.workload import Place
 
@@ -69,7 +68,7 @@ def test_both_passes_write_what_verifies_and_say_what_ran(interpreted):
 
 def test_blocks_that_are_asked_for_are_taken_and_what_they_leave_open_is_the_target_s_own():
     asked = AttentionParameters(1, 8, 64, 512, dtype="bfloat16", blocks=Blocks(64, 32))
-    own = default_triton_blocks(asked, "sm_90")
+    own = configuration_of(AttentionParameters(1, 8, 64, 512, dtype="bfloat16"), "sm_90")
     configuration = configuration_of(asked, "sm_90")
     assert (configuration.block_m, configuration.block_n) == (64, 32)
     assert (configuration.stages, configuration.warps) == (own.stages, own.warps)

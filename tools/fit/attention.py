@@ -1,11 +1,12 @@
 """Fits the law of attention to the published tables of causal prefill, kernel by kernel, and states its error.
 
-The error is that of whole head shapes (heads, kv_heads, head_dim) left out: all batches and lengths of one together.
+One law a library and cache, another for layers with a window. The error is that of whole sites left out: of prefill the
+head shapes (heads, kv_heads, head_dim) with all their batches and lengths, of windows (heads, kv_heads, length).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,32 +14,35 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.advise.calibrate_laws import HeldOutError, cross_validate, site_numbers, summary
+from pyperf_suite.advise.calibrate_laws import cross_predicted, folds, site_numbers, summary
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.attention import (
+from pyperf_suite.laws.attention import PLAIN, WINDOWED
+from pyperf_suite.laws.attention_kernels import (
     AttentionCosts,
-    AttentionKernels,
     AttentionShape,
     KernelLaw,
     grid_sizes,
     pack_kernels,
-    transferred_attention,
-    unpack_attention,
 )
+from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import CalibrationBlock, ResidualGrid
 from pyperf_suite.laws.collectives import HUBER, LEAST_SCATTER
 from pyperf_suite.laws.tiling import nonnegative_fit
-from tools.fit.published import read_columns, tables_like
+from tools.fit.published import Columns, read_columns, tables_like
 
 if TYPE_CHECKING:
     from scipy import sparse
 
-TABLE = "attention_prefill_bf16_"
-ORIGIN = "causal prefill attention as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
-# Measured with random inputs; other versions in the tables used uninitialised ones or ran into the power limit.
-LIBRARIES = (("trtllm", "1.3.0rc20"), ("sglang", "0.5.14"))
-LIBRARIES_OF_TABLE = {"a100_sxm": (("sglang", "0.5.10"),)}
+Floats = NDArray[np.float64]
+
+TABLE, WINDOW_TABLE = "attention_prefill_bf16_", "attention_window_bf16_"
+ORIGIN = "{} {}, causal prefill attention as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
+UNINITIALISED = ", of uninitialised inputs"
+# Whose times are held for true: trtllm's and sglang's were measured with random inputs.
+VERSIONS = {"trtllm": "1.3.0rc20", "sglang": "0.5.14", "vllm": "0.24.0"}
+VERSIONS_OF_TABLE = {"a100_sxm": {"trtllm": "1.0.0", "sglang": "0.5.10", "vllm": "0.14.0"}}
+CACHES = {"bf16": "bfloat16", "fp8": "fp8"}
 SIZES = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim")
 # Tiles that kernels were seen to have, and how many of them fit on a multiprocessor.
 BLOCKS = (64, 128, 192, 256)
@@ -50,23 +54,24 @@ SMOOTHNESS = 0.03
 REWEIGHTINGS = 3
 # Held against the level, so that what no row says anything of is determined: it follows its neighbours.
 LEVEL = 1e-4
-# A library that knows fewer than this share of the head shapes of a head dimension has no law there: it would make
-# some heads look faster than others for having been measured.
-BROAD = 0.5
+# A kernel of fewer rows than this is none: nothing could be held out.
+FEWEST_ROWS = 50
+# Slower than what supports it by less than this is no outlier: libraries differ by as much.
+OUTLIER = 2.0
+# Where kernels are compared: long enough that the products count, small enough that it was measured at every width.
+REFERENCE = AttentionShape(*(np.array([float(size)]) for size in (4, 4096, 4096, 16, 4)), causal=True)
 
 
 @dataclass(frozen=True)
 class PrefillTable:
-    """Rows of one GPU's table: `sizes` has the columns of `SIZES`, `library` the position among `libraries`."""
+    """Rows of one library and cache on one GPU: `sizes` has the columns of `SIZES` and the window, 0 for none."""
 
-    libraries: Sequence[str]
-    library: NDArray[np.intp]
     sizes: NDArray[np.int64]
-    seconds: NDArray[np.float64]
+    seconds: Floats
 
     def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> PrefillTable:
         """The same table with those rows alone."""
-        return PrefillTable(self.libraries, self.library[rows], self.sizes[rows], self.seconds[rows])
+        return PrefillTable(self.sizes[rows], self.seconds[rows])
 
     @property
     def head_dim(self) -> NDArray[np.int64]:
@@ -74,76 +79,206 @@ class PrefillTable:
         return self.sizes[:, 4]
 
     @property
-    def head_shapes(self) -> NDArray[np.intp]:
-        """A number for each row, equal where heads, kv_heads and head_dim are."""
-        return site_numbers(*self.sizes[:, 2:].T)
+    def window(self) -> NDArray[np.int64]:
+        """Window of each row, 0 for none."""
+        return self.sizes[:, 5]
+
+    @property
+    def sites(self) -> NDArray[np.intp]:
+        """A number for each row, equal where rows are left out together."""
+        _, seq, heads, kv_heads, head_dim, window = self.sizes.T
+        return site_numbers(heads, kv_heads, np.where(window > 0, -seq, head_dim))
 
     def shape(self) -> AttentionShape:
-        """The rows as causal attention with as many queries as keys."""
-        batch, seq, heads, kv_heads, _ = self.sizes.T.astype(np.float64)
-        return AttentionShape(batch, seq, seq, heads, kv_heads, causal=True)
+        """The rows, all of one window, as causal attention with as many queries as keys."""
+        batch, seq, heads, kv_heads, _, window = self.sizes.T.astype(np.float64)
+        return AttentionShape(batch, seq, seq, heads, kv_heads, True, float(window[0]) or np.inf)
 
 
-def fit_attention(tables_folder: Path) -> dict[str, CalibrationBlock]:
-    """The block of every GPU that the folder has a table of, by its name in the catalogue.
+def fit_attention(tables_folder: Path) -> dict[str, dict[str, CalibrationBlock]]:
+    """The blocks of every GPU that the folder has a table of, by its name in the catalogue and theirs.
 
     Raises UserError where the folder has no such table.
     """
     names = tables_like(tables_folder, TABLE)
     if not names:
         raise UserError(f"{tables_folder} has no table of attention ({TABLE}GPU.parquet): name the folder that has.")
-    gpus = map(find_gpu, names)
-    return {gpu.name: fit_block(read_prefill(tables_folder, gpu.slug), gpu) for gpu in gpus}
+    laws: dict[tuple[str, str], FittedLaw] = {}
+    for gpu in map(find_gpu, names):
+        for name, table in read_tables(tables_folder, gpu.slug).items():
+            laws[gpu.name, name] = fit_law(table, gpu)
+    blocks: dict[str, dict[str, CalibrationBlock]] = {}
+    for (gpu_name, name), law in laws.items():
+        doubted = replace(law, kernels=with_doubts(gpu_name, name, laws))
+        blocks.setdefault(gpu_name, {})[name] = block_of(doubted, find_gpu(gpu_name).slug, name)
+    return blocks
 
 
-def read_prefill(tables_folder: Path, name: str) -> PrefillTable:
-    """The rows of a GPU's table that the law is fitted to, repeats of one joined by their median.
+def read_tables(tables_folder: Path, slug: str) -> dict[str, PrefillTable]:
+    """A GPU's rows by the block that is fitted to them, repeats joined by their median.
 
-    Of each library its truth column and, at each head dimension, the kernel that it used for most shapes: the others
-    (on B200 of heads of 256, three times slower) stand in for it where it has no shape.
+    At each head dimension those of the kernel that the library used for most shapes: the others (on B200 of heads of
+    256, up to eight times slower) only at lengths that it has no row of.
     """
-    versions = LIBRARIES_OF_TABLE.get(name, LIBRARIES)
-    column = read_columns(tables_folder, TABLE + name)
-    wanted = np.zeros(column["isl"].size, dtype=bool)
-    library = np.zeros(column["isl"].size, dtype=np.intp)
-    for position, (lib, version) in enumerate(versions):
-        own = (column["backend_lib"] == lib) & (column["backend_version"] == version)
-        own &= column["kv_cache_dtype"] == "bfloat16"
-        library[own] = position
-        for head_dim in np.unique(column["head_dim"][own]):
-            there = own & (column["head_dim"] == head_dim)
-            kernels, rows = np.unique(column["kernel_source"][there].astype(str), return_counts=True)
-            wanted |= there & (column["kernel_source"] == kernels[rows.argmax()])
-    sizes = np.stack([column[field][wanted].astype(np.int64) for field in SIZES], axis=1)
-    keys, number = np.unique(np.column_stack([library[wanted], sizes]), axis=0, return_inverse=True)
-    seconds = _medians(number.reshape(-1), column["latency_us"][wanted] * 1e-6)
-    return PrefillTable([lib for lib, _ in versions], keys[:, 0].astype(np.intp), keys[:, 1:], seconds)
+    found = {}
+    versions = VERSIONS_OF_TABLE.get(slug, VERSIONS)
+    plain = read_columns(tables_folder, TABLE + slug)
+    has_windows = slug in tables_like(tables_folder, WINDOW_TABLE)
+    window = read_columns(tables_folder, WINDOW_TABLE + slug) if has_windows else {}
+    for library, version in versions.items():
+        for cache, written in CACHES.items():
+            rows = plain["kv_cache_dtype"] == written
+            rows &= (plain["backend_lib"] == library) & (plain["backend_version"] == version)
+            rows &= _main_kernels(plain, rows)
+            if rows.sum() >= FEWEST_ROWS:
+                found[f"{PLAIN[cache]}.{library}"] = _joined(plain, rows, "latency_us")
+            column = f"{library}_{version}"
+            if column in window:
+                rows = (window["kv_cache_dtype"] == written) & np.isfinite(window[column].astype(np.float64))
+                if rows.sum() >= FEWEST_ROWS:
+                    found[f"{WINDOWED[cache]}.{library}"] = _joined(window, rows, column)
+    return found
 
 
-def truth(table: PrefillTable) -> PrefillTable:
-    """One row a shape: the median over the libraries that have it."""
-    keys, number = np.unique(table.sizes, axis=0, return_inverse=True)
-    seconds = _medians(number.reshape(-1), table.seconds)
-    return PrefillTable(("median",), np.zeros(len(keys), dtype=np.intp), keys, seconds)
+def _main_kernels(columns: Columns, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Rows of the kernel used most at their head dimension, or of lengths that this one has no row of there."""
+    kept = np.zeros(rows.size, dtype=bool)
+    for head_dim in np.unique(columns["head_dim"][rows]):
+        there = rows & (columns["head_dim"] == head_dim)
+        kernels, counts = np.unique(columns["kernel_source"][there].astype(str), return_counts=True)
+        main = there & (columns["kernel_source"] == kernels[counts.argmax()])
+        kept |= main | (there & ~np.isin(columns["isl"], columns["isl"][main]))
+    return kept
 
 
-def fit_kernels(table: PrefillTable, sms: int) -> list[KernelLaw]:
-    """A law for each library and head dimension that the table has broadly."""
-    kernels = []
-    for head_dim in np.unique(table.head_dim):
-        there = [table.take((table.head_dim == head_dim) & (table.library == i)) for i in range(len(table.libraries))]
-        broad = BROAD * max(np.unique(rows.head_shapes).size for rows in there)
-        for library, rows in zip(table.libraries, there, strict=True):
-            if rows.seconds.size and np.unique(rows.head_shapes).size >= broad:
-                kernels.append(fit_kernel(rows, library, int(head_dim), sms))
-    return kernels
+def _joined(columns: Columns, rows: NDArray[np.bool_], times: str) -> PrefillTable:
+    sizes = [columns[field][rows].astype(np.int64) for field in SIZES]
+    window = columns["window_size"][rows].astype(np.int64) if "window_size" in columns else 0 * sizes[0]
+    keys, number = np.unique(np.stack([*sizes, window], axis=1), axis=0, return_inverse=True)
+    order = np.argsort(number.reshape(-1), kind="stable")
+    groups = np.split(columns[times][rows].astype(np.float64)[order], np.cumsum(np.bincount(number.reshape(-1)))[:-1])
+    return PrefillTable(keys, np.array([float(np.median(group)) for group in groups]) * 1e-6)
 
 
-def fit_kernel(rows: PrefillTable, library: str, head_dim: int, sms: int) -> KernelLaw:
+@dataclass(frozen=True)
+class FittedLaw:
+    """Kernels fitted to a table, and what each of its rows was predicted to take by a fit that did not see its site."""
+
+    table: PrefillTable
+    kernels: Sequence[KernelLaw]
+    unseen: Floats
+
+    @property
+    def missed(self) -> Floats:
+        """Logarithm of measured over predicted of each row."""
+        return np.asarray(np.log(self.table.seconds / self.unseen))
+
+
+def fit_law(table: PrefillTable, spec: GpuSpec) -> FittedLaw:
+    """A kernel for each head dimension and window of the table that has enough rows."""
+    kernels, kept, unseen = [], np.zeros(table.seconds.size, dtype=bool), np.ones(table.seconds.size)
+    for head_dim, window in np.unique(table.sizes[:, 4:], axis=0):
+        there = np.flatnonzero((table.head_dim == head_dim) & (table.window == window))
+        if there.size < FEWEST_ROWS:
+            continue
+        rows = table.take(there)
+
+        def fit(seen: NDArray[np.intp], rows: PrefillTable = rows):  # type: ignore[no-untyped-def]
+            kernel = fit_kernel(rows.take(seen), spec.sms)
+            return lambda left_out: kernel.seconds(rows.take(left_out).shape())
+
+        kernels.append(fit_kernel(rows, spec.sms))
+        unseen[there], kept[there] = cross_predicted(fit, rows.sites), True
+    law = FittedLaw(table.take(kept), kernels, unseen[kept])
+    return replace(law, kernels=[replace(each, unsteady=_unsteady(law, each)) for each in kernels])
+
+
+def _unsteady(law: FittedLaw, kernel: KernelLaw) -> float:
+    """How widely the errors of a kernel scatter, relative to all of them: by where nine of ten lie."""
+    here = (law.table.head_dim == kernel.head_dim) & (law.table.window == kernel.window)
+    wide, every = (float(np.quantile(np.abs(missed), 0.9)) for missed in (law.missed[here], law.missed))
+    return wide / every
+
+
+def steadied(law: FittedLaw) -> Floats:
+    """Errors of all rows as those of one kernel."""
+    scatter = np.ones(law.unseen.size)
+    for kernel in law.kernels:
+        scatter[(law.table.head_dim == kernel.head_dim) & (law.table.window == kernel.window)] = kernel.unsteady
+    return np.asarray(law.missed / scatter)
+
+
+def block_of(law: FittedLaw, slug: str, name: str) -> CalibrationBlock:
+    """The block of a law with its error, band and range."""
+    errors = steadied(law)
+    held_out = summary(law.unseen, law.table.seconds, np.unique(law.table.sites).size, "5-fold, whole sites held out")
+    library = name.rpartition(".")[2]
+    version = VERSIONS_OF_TABLE.get(slug, VERSIONS)[library]
+    batch, seq, heads, kv_heads, *_ = ((float(size.min()), float(size.max())) for size in law.table.sizes.T)
+    return CalibrationBlock(
+        pack_kernels(law.kernels, Band.fit(errors, law.unseen)),
+        held_out.to_json() | {"coverage": round(100 * coverage(law, errors), 1)},
+        {"batch": batch, "seq": seq, "heads": heads, "kv_heads": kv_heads},
+        ORIGIN.format(library, version) + (UNINITIALISED if library == "vllm" else ""),
+    )
+
+
+def coverage(law: FittedLaw, errors: Floats) -> float:
+    """The share of rows that a band fitted to other sites holds."""
+    inside = np.zeros(errors.size, dtype=bool)
+    for held_out in folds(law.table.sites, seed=1):
+        low, high = Band.fit(errors[~held_out], law.unseen[~held_out]).around(1.0, law.unseen[held_out])
+        inside[held_out] = (np.log(low) <= errors[held_out]) & (errors[held_out] <= np.log(high))
+    return float(inside.mean())
+
+
+def with_doubts(gpu: str, name: str, laws: Mapping[tuple[str, str], FittedLaw]) -> list[KernelLaw]:
+    """The kernels of a law with what each is slower than what anything else measured supports.
+
+    That is another library at the same head dimension, the same kernel on another GPU relative to its heads of 128, or
+    the next head dimension of the same library.
+    """
+    law = name.rpartition(".")[0]
+    own = _shares(laws[gpu, name], gpu)
+    doubted = []
+    for kernel in laws[gpu, name].kernels:
+        width = kernel.head_dim
+        support = [own[other] for other in own if _next(own, other, width)]
+        for (other_gpu, other), fitted in laws.items():
+            theirs = _shares(fitted, other_gpu)
+            if other.rpartition(".")[0] != law or width not in theirs or (other_gpu, other) == (gpu, name):
+                continue
+            if other_gpu == gpu:
+                support.append(theirs[width])
+            elif other == name and 128 in own and 128 in theirs:
+                support.append(theirs[width] / theirs[128] * own[128])
+        is_outlier = kernel.window == 0 and min(support, default=0.0) > OUTLIER * own[width]
+        slower = float(np.median(support)) / own[width] if is_outlier else 1.0
+        doubted.append(replace(kernel, doubt=float(np.log(slower))))
+    return doubted
+
+
+def _next(widths: Mapping[int, float], width: int, to: int) -> bool:
+    """Whether a width is the next known one below or above another."""
+    between = [each for each in widths if min(width, to) < each < max(width, to)]
+    return width != to and not between
+
+
+def _shares(law: FittedLaw, gpu: str) -> dict[int, float]:
+    """The share of the peak that each kernel without a window reaches at the reference shape, by its width."""
+    flop_per_s = find_gpu(gpu).peak("bf16") / (4 * REFERENCE.visible_pairs[0])
+    return {
+        each.head_dim: each.head_dim / float(each.seconds(REFERENCE)[0]) / flop_per_s
+        for each in law.kernels
+        if each.window == 0
+    }
+
+
+def fit_kernel(rows: PrefillTable, sms: int) -> KernelLaw:
     """The tile whose counted seconds come nearest, its costs, and the grid of what these miss."""
-    shape = rows.shape()
+    shape, (head_dim, window) = rows.shape(), rows.sizes[0, 4:].tolist()
     tiles = [
-        KernelLaw(library, head_dim, block, resident, sms, AttentionCosts(0, 0, 0, 0, 0), np.zeros(GRID))
+        KernelLaw(head_dim, window, block, resident, sms, AttentionCosts(0, 0, 0, 0, 0), np.zeros(GRID))
         for block in BLOCKS
         for resident in RESIDENT
     ]
@@ -181,68 +316,6 @@ def _log_fit(
     first = np.log(np.maximum(start, floor))
     found = least_squares(missed, first, slope, loss="soft_l1", f_scale=0.05, bounds=(np.log(floor) - 5, np.inf))
     return np.asarray(np.exp(found.x))
-
-
-def fit_block(table: PrefillTable, spec: GpuSpec) -> CalibrationBlock:
-    """The block of one GPU, with its error on head shapes left out."""
-    batch, seq, heads, kv_heads, _ = ((float(size.min()), float(size.max())) for size in table.sizes.T)
-    return CalibrationBlock(
-        pack_kernels(fit_kernels(table, spec.sms)),
-        held_out_error(table, spec.sms, by_head_shape=True).to_json(),
-        {"batch": batch, "seq": seq, "heads": heads, "kv_heads": kv_heads},
-        ORIGIN,
-    )
-
-
-def held_out_error(table: PrefillTable, sms: int, by_head_shape: bool) -> HeldOutError:
-    """The error of the median of libraries in five folds: on whole head shapes left out, or on single rows.
-
-    Single rows have neighbours in batch and length that were seen, so their error is the smaller one.
-    """
-    wanted = truth(table)
-    rows_of = {tuple(size): number for number, size in enumerate(wanted.sizes.tolist())}
-    row_of = np.array([rows_of[tuple(size)] for size in table.sizes.tolist()])
-
-    def fit(seen: NDArray[np.intp]):  # type: ignore[no-untyped-def]
-        kernels = fit_kernels(table.take(np.isin(row_of, seen)), sms)
-        return lambda unseen: predicted(kernels, wanted.take(unseen))
-
-    sites = wanted.head_shapes if by_head_shape else np.arange(wanted.seconds.size)
-    return cross_validate(fit, wanted.seconds, sites)
-
-
-def left_out_error(blocks: dict[str, CalibrationBlock], table: PrefillTable, gpu: str) -> HeldOutError:
-    """The error on a GPU's whole table of laws read off the other GPUs' blocks and its data sheet."""
-    spec = find_gpu(gpu)
-    others = {name: unpack_attention(block, find_gpu(name)) for name, block in blocks.items() if name != gpu}
-    moved, wanted = transferred_attention(spec, others), truth(table)
-    return summary(predicted_by(moved, wanted), wanted.seconds, 1, "this GPU's own table left out")
-
-
-def predicted(kernels: Sequence[KernelLaw], rows: PrefillTable) -> NDArray[np.float64]:
-    """Seconds of each row, the median of the kernels of its head dimension."""
-    by_head_dim: dict[int, list[KernelLaw]] = {}
-    for kernel in kernels:
-        by_head_dim.setdefault(kernel.head_dim, []).append(kernel)
-    return predicted_by(AttentionKernels(by_head_dim, {}, 0.0, ""), rows)
-
-
-def predicted_by(kernels: AttentionKernels, rows: PrefillTable) -> NDArray[np.float64]:
-    """Seconds of each row by a GPU's kernels, one of another width where they have none of the row's."""
-    seconds = np.zeros(rows.seconds.size)
-    for head_dim in np.unique(rows.head_dim):
-        here = rows.head_dim == head_dim
-        shape = rows.take(here).shape()
-        for weight, libraries in kernels.at_width(int(head_dim)):
-            seconds[here] += weight * np.median([kernel.seconds(shape) for kernel in libraries], axis=0)
-    return seconds
-
-
-def _medians(number: NDArray[np.intp], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The median of the values that share each number, 0 and up."""
-    order = np.argsort(number, kind="stable")
-    groups = np.split(values[order], np.cumsum(np.bincount(number))[:-1])
-    return np.array([float(np.median(group)) for group in groups])
 
 
 def fit_grid(

@@ -57,7 +57,7 @@ class Pair:
     """What a pair measured: for each side the median of each of its slices and of all its samples, in seconds a launch.
 
     `order` has a letter a slice, o for the old side and n for the new one; `seconds` is what the pair cost,
-    start-up included; `machine` tells of clocks, load and stolen time during it.
+    start-up included; `machine` has clocks, load and stolen time during it.
     """
 
     old_s: float

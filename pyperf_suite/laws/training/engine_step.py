@@ -62,12 +62,23 @@ class CpuPrices:
         return self._at(f"product_{layout}", product_features(m, n, k))
 
     def attention(
-        self, causal: bool, backward: bool, batch: Count, seq: Count, heads: Count, kv_heads: Count, head_dim: Count
-    ) -> Explained:
+        self, causal: bool, backward: bool, batch: Count, seq: Count, heads: Count, kv_heads: Count, head_dim: Count,
+        window: Count = 0,
+    ) -> Explained:  # fmt: skip
         """One attention, forward or backward alone; shared key-value heads save no computation."""
+        if np.any(window):
+            raise UserError("Attention with a window was not measured on this CPU.")
         way = "backward" if backward else "forward"
         features = attention_features(causal, backward, batch, seq, heads, head_dim)
         return self._at(f"attention_{self.attention_kind}_{way}", features)
+
+    def latent_attention(self, *sizes: Any) -> Explained:
+        """Raises UserError."""
+        raise UserError("Latent attention was not measured on this CPU.")
+
+    def grouped_gemm(self, *sizes: Any) -> Explained:
+        """Raises UserError."""
+        raise UserError("Grouped products of experts were not measured on this CPU.")
 
     def memory_bound(self, nbytes: Bytes) -> Explained:
         """A pass as norms and activation functions make them: on one core they are no faster than their arithmetic."""

@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pyperf_suite.laws import layer_kinds
 from pyperf_suite.laws.explained import KernelPrices
 from pyperf_suite.laws.training.framework import LOW_PRECISION, StepConstants
 from pyperf_suite.laws.transformer import (
     PHASES,
     ModelDimensions,
-    Product,
     Recompute,
     Sharding,
     Sizes,
-    attention_call,
     products,
 )
 
@@ -33,7 +32,7 @@ class MicroBatch:
     """What one GPU sees of a micro-batch of `sequences`: its cut of every layer and of the sequence.
 
     Only these decide what a layer costs, so plans that differ otherwise share its price. `dtype` is that of products.
-    `expert_tensor` are the ranks that cut each expert, None where as many as cut all else.
+    `expert_groups` of the ranks of TP have experts of their own, which are then cut over the others alone.
     """
 
     sequences: Sizes
@@ -49,6 +48,7 @@ class MicroBatch:
     dtype: str = "bf16"
     recompute_share: float = 1.0
     overlap_tensor: bool = False
+    expert_groups: Sizes = 1
 
     @property
     def tokens(self) -> Any:
@@ -241,31 +241,31 @@ def ends_work(ends: EndPrices, piece: MicroBatch, constants: StepConstants) -> S
 
 def price_layer(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: float | None) -> LayerPrices:
     """The kernels and collectives of one layer, of a model with dense and sparse ones their mean."""
-    plain, routed = dict.fromkeys(PHASES, 0.0), dict.fromkeys(PHASES, 0.0)
-    moved: Any = 0.0
+    plain = dict.fromkeys(PHASES, 0.0)
+    cast_elements: Any = 0.0
     for product in products(model, piece.tokens, piece.sharding, phases=PHASES):
-        if product.outside_layers:
+        if product.outside_layers or product.routed:
             continue
-        of_experts = product.part.startswith("expert ")
-        if of_experts:
-            product = _together(product, model, piece)
-        low = prices if product.part != "router" else wide(prices)
-        each = low.gemm(product.layout, _size(product.m), _size(product.n), _size(product.k)).seconds
-        (routed if of_experts else plain)[product.phase] += _size(product.calls) * each / model.layers
+        kept = wide(prices) if product.part == "router" else prices
+        each = kept.gemm(product.layout, _size(product.m), _size(product.n), _size(product.k)).seconds
+        plain[product.phase] += _size(product.calls) * each / model.layers
         if product.phase == "fprop":
-            moved = moved + product.calls / model.layers * product.m * (1.0 * product.n + product.k)
+            cast_elements = cast_elements + product.calls / model.layers * product.m * (1.0 * product.n + product.k)
+    experts_s, routed_s, rows = _expert_prices(model, piece, prices)
+    cast_elements = cast_elements + rows * (2.0 * model.hidden + 3.0 * model.expert_ffn / piece.tensor)
     forward_s, backward_s, scores_s = _attention_prices(model, piece, prices)
     wider = piece.element_bytes / HALF
     whole = wider * WHOLE_BYTES_PER_ELEMENT * piece.tokens * model.hidden / piece.sequence_ranks
-    width = model.top_k * model.expert_ffn + model.shared_ffn if model.experts > 1 else model.expert_ffn
-    mlp = wider * MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * piece.tokens * width / piece.tensor
+    moved_s = prices.memory_bound(whole).seconds * (model.whole_layers / model.layers)
+    for _, width, layers in layer_kinds.activation_widths(model):
+        mlp = wider * MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * piece.tokens * width / piece.tensor
+        moved_s = moved_s + prices.memory_bound(mlp).seconds * (layers / model.layers)
+    if model.recurrent_layers:
+        scanned = wider * layer_kinds.recurrent_bytes(model, piece.tokens, piece.tensor)
+        moved_s = moved_s + prices.memory_bound(scanned).seconds * (model.recurrent_layers / model.layers)
     cast: Any = 0.0
     if piece.dtype in LOW_PRECISION:
-        cast = prices.memory_bound(CAST_BYTES_PER_ELEMENT * moved).seconds
-    routed_s: Any = 0.0
-    if model.experts > 1:
-        rows = piece.tokens * model.top_k * model.sparse_layers / model.layers / piece.sequence_ranks
-        routed_s = prices.memory_bound(ROUTED_BYTES_PER_ELEMENT * rows * model.hidden).seconds
+        cast = prices.memory_bound(CAST_BYTES_PER_ELEMENT * cast_elements).seconds
     tensor_taken = taken_share(piece.tensor, piece.ranks_per_node)
     context_taken = taken_share(piece.context, piece.per_node_beside_tensor)
     gathered: Any = 0.0
@@ -275,16 +275,16 @@ def price_layer(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices,
     return LayerPrices(
         plain["fprop"],
         plain["dgrad"] + plain["wgrad"],
-        routed["fprop"],
-        routed["dgrad"] + routed["wgrad"],
+        experts_s[0],
+        experts_s[1],
         forward_s,
         backward_s,
         scores_s,
-        prices.memory_bound(whole).seconds + prices.memory_bound(mlp).seconds,
+        moved_s,
         cast,
         routed_s,
-        _summed_s(model, piece, prices, network),
-        gathered,
+        _summed_s(model, piece, prices, network) * (model.whole_layers / model.layers),
+        gathered * (model.whole_layers / model.layers),
         _ring_s(model, piece, prices, network),
         _all_to_all_s(model, piece, prices, network),
         tensor_taken,
@@ -309,47 +309,78 @@ def wide(prices: Any) -> KernelPrices:
     return found
 
 
-def _together(product: Product, model: ModelDimensions, piece: MicroBatch) -> Product:
-    """All experts' products of a rank as one of as many rows: a grouped kernel runs them side by side."""
-    ours = model.experts // piece.expert
-    if product.phase == "wgrad":
-        return replace(product, k=product.k * ours, calls=product.calls // ours)
-    return replace(product, m=product.m * ours, calls=product.calls // ours)
+def _expert_prices(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices) -> tuple[tuple[Any, Any], Any, Any]:
+    """Of a layer's routed experts: their grouped products forward and backward, sorting tokens, and their rows."""
+    groups = piece.expert_groups
+    sharding = Sharding(piece.tensor // groups, piece.sequence_parallel, piece.expert)
+    block = layer_kinds.expert_block(model, -(-piece.tokens // groups), sharding)
+    if block is None:
+        return (0.0, 0.0), 0.0, 0.0
+    share = block.calls / model.layers
+    forward_s, backward_s = (
+        prices.grouped_gemm(*block.sizes, block.gated, way).seconds * share for way in (False, True)
+    )
+    rows = share * piece.tokens * model.top_k
+    sorted_bytes = ROUTED_BYTES_PER_ELEMENT * rows * model.hidden / piece.sequence_ranks
+    return (forward_s, backward_s), prices.memory_bound(sorted_bytes).seconds, rows
 
 
 def _attention_prices(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices) -> tuple[Any, Any, Any]:
     """Seconds of one layer's attention, forward and backward, and of the forward passes over scores in memory.
 
-    With CP over c ranks each has its share of the queries and meets one share of the keys after the other: c kernels
-    of a c-th of the sequence, as causal as the whole where queries are dealt out evenly (Liu et al. 2023, Ring
-    Attention; Brandon et al. 2023, Striped Attention).
+    It is the mean of all layers. Scores that lie in memory are all there, also those outside of a window.
     """
-    call = attention_call(model, piece.sequences, piece.seq, piece.sharding)
-    batch, seq, heads = _size(call.batch), piece.seq, _size(call.heads)
     if piece.fused_attention:
-        pieces = piece.context
-        # Queries and values of latent attention differ in width: kernels do their work at the width of values.
-        head_dim = int(call.value_head_dim)
-        work = (int(call.head_dim) + head_dim) / (2 * head_dim)
-        shape = (batch, seq // pieces, heads, _size(call.kv_heads), head_dim)
-        merged: Any = MERGED_BYTES_PER_ELEMENT * batch * (seq // pieces) * head_dim
-        merged_s = prices.memory_bound(merged * heads).seconds
-        both_s = merged_s + 2 * prices.memory_bound(merged * call.kv_heads).seconds
-        return (
-            work * pieces * prices.attention(call.causal, False, *shape).seconds + (pieces - 1) * merged_s,
-            work * pieces * prices.attention(call.causal, True, *shape).seconds + (pieces - 1) * both_s,
-            0.0,
-        )
+        kinds = [
+            (call.calls / model.layers, *_fused_attention_s(model, call, piece, prices))
+            for call in layer_kinds.attention_calls(model, piece.sequences, piece.seq, piece.sharding)
+        ]
+        forward_s, backward_s = (sum(kind[0] * kind[way] for kind in kinds) for way in (1, 2))
+        return forward_s, backward_s, 0.0
+    call = layer_kinds.attention_call(model, piece.sequences, piece.seq, piece.sharding)
+    batch, seq, heads = _size(call.batch), piece.seq, _size(call.heads)
     # One product for each head, all of them as one as wide: as much is computed, written and read.
-    ours = piece.context
-    scores_s = wide(prices).gemm("TN", seq, _size(batch * heads * seq), int(call.head_dim)).seconds / ours
-    values_s = wide(prices).gemm("TN", seq, _size(batch * heads * int(call.value_head_dim)), seq).seconds / ours
+    ours = piece.context * model.layers / call.calls
+    in_16_bits = wide(prices)
+    scores_s = in_16_bits.gemm("TN", seq, _size(batch * heads * seq), int(call.head_dim)).seconds / ours
+    values_s = in_16_bits.gemm("TN", seq, _size(batch * heads * int(call.value_head_dim)), seq).seconds / ours
     wider = piece.element_bytes / HALF
     memory_s = prices.memory_bound(wider * SCORE_BYTES_PER_ELEMENT * batch * heads * seq**2 / ours).seconds
     unaligned = UNALIGNED_HEADS if int(call.head_dim) % ALIGNED_HEAD_DIM else 1.0
     # Backward has two of each, one for either operand.
     both_s = unaligned * (scores_s + values_s)
     return both_s, 2 * both_s, memory_s
+
+
+def _fused_attention_s(
+    model: ModelDimensions, call: layer_kinds.AttentionCall, piece: MicroBatch, prices: KernelPrices
+) -> tuple[Any, Any]:
+    """Seconds of one layer's attention with a fused kernel, forward and backward.
+
+    With CP over c ranks each has its share of the queries and meets one share of the keys after the other: c kernels
+    of a c-th of the sequence, as causal as the whole where queries are dealt out evenly (Liu et al. 2023, Ring
+    Attention; Brandon et al. 2023, Striped Attention). A window reaches its own share alone, and chunks are dealt out.
+    """
+    pieces = piece.context
+    batch, seq, heads = _size(call.batch), _size(call.seq // pieces), _size(call.heads)
+    if call.is_windowed and not call.window:
+        batch, seq = _size(-(-call.batch // pieces)), _size(call.seq)
+    # Queries and values of latent attention differ in width: as much work is done at their mean.
+    head_dim = (int(call.head_dim) + int(call.value_head_dim)) // 2
+    window = _size(np.where(np.asarray(seq) > call.window, call.window, 0))
+
+    def once_s(backward: bool) -> Any:
+        if layer_kinds.is_deepseeks_latent(model):
+            return prices.latent_attention(backward, batch, seq, heads).seconds
+        shape = (batch, seq, heads, _size(call.kv_heads), head_dim, window)
+        return prices.attention(call.causal, backward, *shape).seconds
+
+    if call.is_windowed:
+        return once_s(False), once_s(True)
+    merged: Any = MERGED_BYTES_PER_ELEMENT * batch * seq * head_dim
+    merged_s = prices.memory_bound(merged * heads).seconds
+    both_s = merged_s + 2 * prices.memory_bound(merged * call.kv_heads).seconds
+    return pieces * once_s(False) + (pieces - 1) * merged_s, pieces * once_s(True) + (pieces - 1) * both_s
 
 
 def _summed_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: float | None) -> Any:
@@ -364,9 +395,11 @@ def _ring_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, net
     """One round of CP's ring: keys and values (Liu et al. 2023, Ring Attention with Blockwise Transformers)."""
     if not np.any(np.asarray(piece.context) > 1):
         return 0.0
-    call = attention_call(model, piece.sequences, piece.seq, piece.sharding)
+    call = layer_kinds.attention_call(model, piece.sequences, piece.seq, piece.sharding)
     size: Any = piece.element_bytes * call.batch * call.seq * call.kv_heads * (call.head_dim + call.value_head_dim)
-    return prices.collective("all_gather", size, piece.context, piece.per_node_beside_tensor, network).seconds
+    once_s = prices.collective("all_gather", size, piece.context, piece.per_node_beside_tensor, network).seconds
+    # A window or a chunk needs next to nothing from other ranks.
+    return once_s * ((model.attention_layers - model.windowed_layers) / model.layers)
 
 
 def _all_to_all_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: float | None) -> Any:

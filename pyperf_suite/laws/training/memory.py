@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.laws.layer_kinds import attention_call
 from pyperf_suite.laws.tiling import ceil_div
 from pyperf_suite.laws.transformer import (
     Linear,
@@ -23,7 +24,6 @@ from pyperf_suite.laws.transformer import (
     Recompute,
     Sharding,
     Sizes,
-    attention_call,
     check_recompute,
     linears,
 )
@@ -398,8 +398,8 @@ def _layers_bytes(model: ModelDimensions, seq: Sizes, sharding: Sharding, recomp
         return 2.0 * model.hidden * model.layers / sequence_ranks
     attention = attention_call(model, 1, seq, sharding)
     # Inputs of norms, of attention and of the MLP, and a byte for each mask after the latter two.
-    whole = 2 * model.norms * model.hidden + 2 * (2 + 1) * model.hidden
-    whole = whole + 2 * (model.query_rank + model.latent_rank + model.rope_head_dim)
+    whole: Any = model.layers * 2 * model.norms * model.hidden + 2 * model.whole_layers * (2 + 1) * model.hidden
+    whole = whole + attention.calls * 2 * (model.query_rank + model.latent_rank + model.rope_head_dim)
     cut = 2 * (attention.heads + attention.kv_heads) * attention.head_dim  # queries and keys
     cut = cut + 2 * (attention.kv_heads + attention.heads) * attention.value_head_dim  # values, and what comes out
     if recompute == "nothing":
@@ -410,7 +410,13 @@ def _layers_bytes(model: ModelDimensions, seq: Sizes, sharding: Sharding, recomp
     routed = 4 * model.top_k * model.hidden if model.experts > 1 else 0
     experts = model.sparse_layers * (per_width * visited + routed / sequence_ranks)
     dense = model.dense_layers * per_width * model.ffn
-    return model.layers * (whole / sequence_ranks + cut) + experts + dense
+    recurrent = model.recurrent_layers * _recurrent_bytes(model) / np.asarray(sharding.tensor)
+    return whole / sequence_ranks + attention.calls * cut + experts + dense + recurrent
+
+
+def _recurrent_bytes(model: ModelDimensions) -> Sizes:
+    """A token's, between the projections: what the convolution reads, what it writes, the scan's result, its norm's."""
+    return 2 * (5 * model.recurrent_width + 4 * model.recurrent_keys + model.recurrent_gates)
 
 
 def _outside_bytes(model: ModelDimensions, sharding: Sharding) -> Any:

@@ -147,19 +147,22 @@ class ParallelPlan:
 
     @property
     def piece(self) -> MicroBatch:
-        return self._piece(self.micro_batch, self.tensor, self.context, self.expert)
+        groups = self.expert_groups
+        return self._piece(
+            self.micro_batch, self.tensor, self.context, self.expert, groups if np.ndim(groups) else int(groups)
+        )
 
     def distinct_pieces(self) -> tuple[MicroBatch, NDArray[np.intp]]:
         """The different ones among a grid's pieces, and for each plan, flat, the place of its own."""
-        counts = (self.micro_batch, self.tensor, self.context, self.expert)
+        counts = (self.micro_batch, self.tensor, self.context, self.expert, self.expert_groups)
         rows = np.stack([np.broadcast_to(count, self.shape).ravel() for count in counts], axis=1)
         distinct, back = np.unique(rows, axis=0, return_inverse=True)
         return self._piece(*np.ascontiguousarray(distinct.T)), np.asarray(back, dtype=np.intp).ravel()
 
-    def _piece(self, sequences: Sizes, tensor: Sizes, context: Sizes, expert: Sizes) -> MicroBatch:
+    def _piece(self, sequences: Sizes, tensor: Sizes, context: Sizes, expert: Sizes, groups: Sizes) -> MicroBatch:
         return MicroBatch(
             sequences, self.seq, tensor, context, expert, self.recompute, self.fused_attention, self.sequence_parallel,
-            self.ranks_per_node, self.element_bytes, self.dtype, self.recompute_share, self.overlap_tensor,
+            self.ranks_per_node, self.element_bytes, self.dtype, self.recompute_share, self.overlap_tensor, groups,
         )  # fmt: skip
 
 
@@ -195,9 +198,8 @@ class Exposed:
 def stage_parameters(model: ModelDimensions, plan: ParallelPlan) -> StageParameters:
     """Matrices are cut over TP, layers over PP, experts over EP too."""
     routed = model.sparse_layers * model.experts * model.expert_parameters if model.experts > 1 else 0
-    layers = model.sparse_layers * model.layer_parameters + model.dense_layers * model.dense_layer_parameters
     return StageParameters(
-        ((layers - routed) / plan.pipeline + model.hidden * model.vocab) / plan.tensor,
+        ((model.inner_parameters - routed) / plan.pipeline + model.hidden * model.vocab) / plan.tensor,
         routed / plan.pipeline / plan.tensor / plan.expert * plan.expert_groups,
     )
 

@@ -120,7 +120,7 @@ class CurvePoint:
 
     @property
     def counted_rate(self) -> float | None:
-        """Over the busiest GPU's NVLinks, one direction, by its own counters; None where none counted."""
+        """Over the busiest GPU's NVLinks, one direction, by its own counters; None without counters."""
         rates = []
         for trial in self.trials:
             counted = [(report or {}).get("nvlink_bytes") for report in trial.quality.get("rank_gpus", ())]

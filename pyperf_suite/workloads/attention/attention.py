@@ -96,11 +96,6 @@ def _bound(parameters: AttentionParameters, tensors: TorchTensors, target: str, 
     return Launches(tensors, bound, Kernel(configuration.name, configuration.operands, details))
 
 
-def default_triton_blocks(parameters: AttentionParameters, target: str) -> Blocks:
-    """The blocks that are taken on a target such as "sm_90" where none, or not all of them, are asked for."""
-    return blocks_of(_default(parameters, target))
-
-
 def _default(parameters: AttentionParameters, target: str) -> Configuration:
     p = parameters
     return default_configuration(target, p.head_dim, p.dtype, p.causal, p.backward, p.seq_q)

@@ -354,7 +354,7 @@ def require_node(node: int, files: KernelFiles | None = None) -> None:
     """Raise UserError for a node that there is not; ANY_NODE is always there."""
     there = nodes(files)
     if node != ANY_NODE and node not in there:
-        named = ", ".join(map(str, there)) or "none that the system tells of"
+        named = ", ".join(map(str, there)) or "none that the system lists"
         raise UserError(
             f"NUMA node {node} was asked for, but this machine has {named}: leave it at {ANY_NODE} for wherever it is."
         )

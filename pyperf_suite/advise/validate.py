@@ -1,0 +1,411 @@
+"""Holds the laws against measured tables, published ones or a team's own: error, bias and what the intervals cover.
+
+A table is known by its columns. Every row is accounted for: compared, without a time, or refused with the reason.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.errors import UserError, printable
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.laws.attention import attention_time
+from pyperf_suite.laws.collectives import collective_time
+from pyperf_suite.laws.explained import Explained
+from pyperf_suite.laws.gemm import gemm_time
+from pyperf_suite.laws.grouped_gemm import grouped_gemm_time
+from pyperf_suite.laws.latent_attention import mla_time
+from pyperf_suite.spec.findings import Findings, Remark, remark
+from pyperf_suite.spec.rows import Column, table
+
+Columns = Mapping[str, NDArray[Any]]
+
+# Published tables have a column of microseconds for each library and version.
+TIMES_OF = re.compile(r"(trtllm|sglang|vllm|cublas|nccl)(?:_(.+))?")
+DTYPES = {name: name for name in ("bf16", "fp16", "fp8", "fp8_block", "int8", "nvfp4", "mxfp4", "tf32", "fp32")} | {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+    "fp8kv": "bf16",
+}
+# Of rows that a law refuses together so many are asked one by one before all of them count as refused.
+ASKED_APART = 3
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Rows of one GPU, dtype and library; `kind` has the values of the format's `kinds`, `rows` all columns."""
+
+    gpu: GpuSpec
+    dtype: str
+    cache_dtype: str | None
+    library: str | None
+    rows: Columns
+    kind: Mapping[str, Any] = field(default_factory=dict)
+
+    def sizes(self, *names: str) -> tuple[NDArray[np.int64], ...]:
+        return tuple(np.asarray(self.rows[name], dtype=np.int64) for name in names)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of table: the columns that it is known by, and how its rows are priced.
+
+    Rows that differ in one of `kinds` are priced apart.
+    """
+
+    law: str
+    columns: tuple[str, ...]
+    price: Callable[[Asked], Explained]
+    kinds: tuple[str, ...] = ()
+
+
+def _product(asked: Asked) -> Explained:
+    return gemm_time(asked.gpu, *asked.sizes("m", "n", "k"), dtype=asked.dtype, library=asked.library)
+
+
+def _attention(asked: Asked) -> Explained:
+    decodes = "kv_length" in asked.rows
+    batch, seq_k, heads, kv_heads, width = asked.sizes("batch_size", "kv_length" if decodes else "isl", *HEADS)
+    return attention_time(
+        asked.gpu,
+        batch,
+        np.ones_like(seq_k) if decodes else seq_k,
+        seq_k,
+        heads,
+        kv_heads,
+        width,
+        dtype=asked.dtype,
+        window=int(asked.kind.get("window_size", 0)),
+        phase="decode" if decodes else "prefill",
+        cache_dtype=asked.cache_dtype,
+        library=asked.library,
+    )
+
+
+def _latent(asked: Asked) -> Explained:
+    decodes = "kv_length" in asked.rows
+    batch, seq_k, heads = asked.sizes("batch_size", "kv_length" if decodes else "isl", "num_heads")
+    gemm = asked.kind["gemm_type"]
+    return mla_time(
+        asked.gpu,
+        batch,
+        np.ones_like(seq_k) if decodes else seq_k,
+        seq_k,
+        heads,
+        phase="decode" if decodes else "prefill",
+        dtype=asked.dtype,
+        cache_dtype=asked.cache_dtype,
+        scope=asked.kind["scope"],
+        gemm_dtype=DTYPES.get(gemm, gemm) or None,
+        library=asked.library,
+    )
+
+
+def _grouped(asked: Asked) -> Explained:
+    ep, tp = asked.sizes("moe_ep_size", "moe_tp_size")
+    return grouped_gemm_time(
+        asked.gpu,
+        *asked.sizes("num_tokens", "hidden_size", "inter_size", "num_experts", "topk"),
+        dtype=asked.dtype,
+        ep=ep,
+        tp=tp,
+        balance=asked.kind["distribution"],
+        gated=bool(asked.kind.get("gated", True)),
+        library=asked.library,
+    )
+
+
+def _collective(asked: Asked) -> Explained:
+    nbytes, ranks = asked.sizes("bytes", "num_gpus")
+    operation = {"alltoall": "all_to_all"}.get(asked.kind["op_name"], asked.kind["op_name"])
+    return collective_time(asked.gpu, operation, nbytes, ranks, library=asked.library)
+
+
+HEADS = ("num_heads", "num_key_value_heads", "head_dim")
+EXPERTS = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+WINDOWED = ("head_dim", "window_size")
+LATENT = ("scope", "num_heads", "batch_size", "gemm_type")
+# A table is of the first format whose columns it has.
+FORMATS = (
+    Format("grouped GEMM", (*EXPERTS, "distribution"), _grouped, ("distribution", "gated")),
+    Format("MLA prefill", (*LATENT, "isl"), _latent, ("scope", "gemm_type")),
+    Format("MLA decode", (*LATENT, "kv_length"), _latent, ("scope", "gemm_type")),
+    Format(
+        "attention, windowed", ("batch_size", "isl", *HEADS, "window_size"), _attention, ("head_dim", "window_size")
+    ),
+    Format("attention, prefill", ("batch_size", "isl", *HEADS), _attention, ("head_dim",)),
+    Format("attention, decode", ("batch_size", "kv_length", *HEADS), _attention, WINDOWED),
+    Format("collectives", ("op_name", "num_gpus", "bytes"), _collective, ("op_name", "num_gpus")),
+    Format("GEMM", ("m", "n", "k"), _product),
+)
+
+
+@dataclass(frozen=True)
+class Validated:
+    """What the laws are worth on the rows of one GPU, dtype and library version of a file.
+
+    Errors are in %: `mape` and `median` of |predicted / measured − 1|, `bias` the mean with its sign. `coverage` is the
+    share of rows, in %, whose time lies in the stated 90 % interval, None where no interval was stated. `blank` rows
+    have no time, `refused` ones no prediction: `reasons` says how many for which. `extrapolated` rows lie beyond what
+    the law was fitted on.
+    """
+
+    file: str
+    law: str
+    gpu: str
+    dtype: str
+    library: str
+    rows: int
+    mape: float | None
+    median: float | None
+    bias: float | None
+    coverage: float | None
+    extrapolated: int
+    blank: int
+    refused: int
+    reasons: Mapping[str, int]
+
+
+def validate(path: Path, gpu: str | None = None, dtype: str | None = None) -> list[Validated]:
+    """Hold the laws against a table. `gpu` and `dtype` stand for what neither its columns nor its name say.
+
+    Raises UserError for a file that is no such table, or whose GPU is not named.
+    """
+    columns = read_table(path)
+    form = format_of(columns, path)
+    return [_judged(path, form, *group) for group in _groups(columns, path, gpu, dtype)]
+
+
+def read_table(path: Path) -> dict[str, NDArray[Any]]:
+    """The columns of a CSV or Parquet file; empty numbers are NaN. Raises UserError where it is neither."""
+    try:
+        if path.suffix == ".parquet":
+            return _read_parquet(path)
+        with path.open(newline="", encoding="utf-8") as lines:
+            header, *rows = csv.reader(lines)
+        return {column: _typed(cells) for column, cells in zip(header, zip(*rows, strict=True), strict=True)}
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except (ValueError, csv.Error) as error:
+        raise UserError(f"{path} is no table of measured times: {printable(str(error))[:120]}.") from None
+
+
+def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        from pyarrow import ArrowInvalid, parquet
+    except ImportError:
+        raise UserError("Parquet is read by pyarrow: install it (pip install pyarrow), or name a CSV file.") from None
+    try:
+        table = parquet.read_table(path)
+    except ArrowInvalid as error:
+        raise ValueError(str(error)) from None
+    return {column: table[column].to_numpy() for column in table.column_names}
+
+
+def _typed(cells: Sequence[str]) -> NDArray[Any]:
+    try:
+        numbers = np.array([float(cell) if cell else np.nan for cell in cells])
+    except ValueError:
+        return np.array(cells, dtype=object)
+    whole = np.isfinite(numbers).all() and not any("." in cell or "e" in cell for cell in cells)
+    return numbers.astype(np.int64) if whole else numbers
+
+
+def format_of(columns: Columns, path: Path) -> Format:
+    """The format whose columns a table has. Raises UserError that says which columns each format needs."""
+    for form in FORMATS:
+        if set(form.columns) <= columns.keys():
+            return form
+    needed = "; ".join(f"{form.law}: {', '.join(form.columns)}" for form in FORMATS)
+    raise UserError(f"{path} has none of the known sets of columns. {needed}.")
+
+
+def _groups(
+    columns: Columns, path: Path, gpu: str | None, dtype: str | None
+) -> Iterator[tuple[Asked, str, NDArray[np.float64]]]:
+    """The rows of each GPU, dtype, dtype of the cache, library and version, with the version and their seconds."""
+    named_gpu, named_dtype = _named(path)
+    count = len(next(iter(columns.values())))
+
+    def column(names: Sequence[str], otherwise: str | None) -> NDArray[Any]:
+        written = (columns[name] for name in names if name in columns)
+        return next(written, np.full(count, otherwise, dtype=object))
+
+    gpus = column(("gpu",), gpu or named_gpu)
+    dtypes = column(("moe_dtype", "attn_dtype", "dtype"), dtype or named_dtype or "bf16")
+    caches = column(("kv_cache_dtype",), "fp8" if named_dtype == "fp8kv" else None)
+    keys = list(zip(gpus.tolist(), dtypes.tolist(), caches.tolist(), strict=True))
+    for key in dict.fromkeys(keys):
+        if not key[0]:
+            raise UserError(f"{path} does not say which GPU it was measured on: name it with --gpu.")
+        chosen = np.array([each == key for each in keys])
+        rows = {name: values[chosen] for name, values in columns.items()}
+        spec, (of, cache) = find_gpu(str(key[0])), (DTYPES.get(name, name) for name in key[1:])
+        for library, version, here, seconds in _times(rows, path):
+            yield Asked(spec, of, cache, library, {name: each[here] for name, each in rows.items()}), version, seconds
+
+
+def _times(rows: Columns, path: Path) -> Iterator[tuple[str | None, str, NDArray[np.bool_], NDArray[np.float64]]]:
+    """Library, its version, the rows, and their seconds."""
+    everywhere = np.ones(len(next(iter(rows.values()))), dtype=bool)
+    wide = [(match, name) for name in rows if (match := TIMES_OF.fullmatch(name))]
+    for match, name in wide:
+        yield match[1], match[2] or "", everywhere, _seconds(rows[name])
+    if "latency_us" in rows:
+        libraries = next((rows[name] for name in ("backend_lib", "lib") if name in rows), None)
+        versions = next((rows[name] for name in ("backend_version", "lib_version") if name in rows), None)
+        if libraries is None:
+            yield None, "", everywhere, _seconds(rows["latency_us"])
+            return
+        of = libraries if versions is None else np.array([f"{a} {b}" for a, b in zip(libraries, versions, strict=True)])
+        for each in dict.fromkeys(of.tolist()):
+            library, _, version = str(each).partition(" ")
+            yield library, version, of == each, _seconds(rows["latency_us"][of == each])
+    elif not wide:
+        raise UserError(
+            f"{path} has no column of times: name it latency_us, or by the library and its version as in sglang_0.5.14."
+        )
+
+
+def _seconds(microseconds: NDArray[Any]) -> NDArray[np.float64]:
+    return np.asarray(microseconds, dtype=np.float64) * 1e-6
+
+
+def _named(path: Path) -> tuple[str | None, str | None]:
+    """GPU and dtype by a file's name, as in attention_decode_fp8kv_h100_sxm."""
+    words = path.stem.split("_")
+    gpu = None
+    for first in range(len(words)):
+        try:
+            gpu = find_gpu(" ".join(words[first:])).name
+            break
+        except UserError:
+            continue
+    return gpu, next((word for word in words if word in DTYPES), None)
+
+
+def _judged(path: Path, form: Format, asked: Asked, version: str, seconds: NDArray[np.float64]) -> Validated:
+    timed = np.flatnonzero(np.isfinite(seconds) & (seconds > 0))
+    predicted, low, high = (np.full(seconds.size, np.nan) for _ in range(3))
+    beyond = np.zeros(seconds.size, dtype=bool)
+    reasons: Counter[str] = Counter()
+    kinds = [name for name in form.kinds if name in asked.rows]
+    of_kind: dict[tuple[Any, ...], list[int]] = {}
+    for row, kind in zip(timed.tolist(), _tuples(asked.rows, kinds, timed), strict=True):
+        of_kind.setdefault(kind, []).append(row)
+    for kind, members in of_kind.items():
+        alike = replace(asked, kind=dict(zip(kinds, kind, strict=True)))
+        for chosen, price in _priced(form, alike, np.array(members)):
+            if isinstance(price, str):
+                reasons[price] += chosen.size
+                continue
+            predicted[chosen], beyond[chosen] = price.seconds, price.extrapolated
+            if price.low is not None and price.high is not None:
+                low[chosen], high[chosen] = price.low, price.high
+    there = np.isfinite(predicted)
+    errors = (predicted[there] / seconds[there] - 1) * 100
+    stated = there & np.isfinite(low) & np.isfinite(high)
+    inside = (low[stated] <= seconds[stated]) & (seconds[stated] <= high[stated])
+    return Validated(
+        file=path.name,
+        law=form.law,
+        gpu=asked.gpu.name,
+        dtype=asked.dtype if asked.cache_dtype in (None, asked.dtype) else f"{asked.dtype}, {asked.cache_dtype} cache",
+        library=" ".join(filter(None, (asked.library, version))),
+        rows=int(there.sum()),
+        mape=_or_none(np.mean, np.abs(errors)),
+        median=_or_none(np.median, np.abs(errors)),
+        bias=_or_none(np.mean, errors),
+        coverage=_or_none(np.mean, 100.0 * inside),
+        extrapolated=int(beyond[there].sum()),
+        blank=int(seconds.size - timed.size),
+        refused=sum(reasons.values()),
+        reasons=dict(reasons.most_common()),
+    )
+
+
+def _tuples(rows: Columns, names: Sequence[str], members: NDArray[np.intp]) -> list[tuple[Any, ...]]:
+    if not names:
+        return [()] * members.size
+    return list(zip(*(rows[name][members].tolist() for name in names), strict=True))
+
+
+def _or_none(of: Callable[[Any], Any], values: NDArray[np.float64]) -> float | None:
+    return float(of(values)) if values.size else None
+
+
+def _priced(
+    form: Format, asked: Asked, members: NDArray[np.intp]
+) -> Iterator[tuple[NDArray[np.intp], Explained | str]]:
+    """The rows with their price, or with the sentence that refuses them; where some are refused they are halved."""
+    try:
+        yield members, form.price(_rows(asked, members))
+        return
+    except UserError as error:
+        reason = str(error)
+    if members.size > 1 and not _all_refused(form, asked, members):
+        for half in np.array_split(members, 2):
+            yield from _priced(form, asked, half)
+    else:
+        yield members, reason
+
+
+def _all_refused(form: Format, asked: Asked, members: NDArray[np.intp]) -> bool:
+    for row in members[np.linspace(0, members.size - 1, ASKED_APART).astype(np.intp)]:
+        try:
+            form.price(_rows(asked, np.array([row])))
+        except UserError:
+            continue
+        return False
+    return True
+
+
+def _rows(asked: Asked, members: NDArray[np.intp]) -> Asked:
+    return replace(asked, rows={name: column[members] for name, column in asked.rows.items()})
+
+
+def _share(name: str, percent: str) -> Column:
+    return Column(name, lambda each: None if getattr(each, percent) is None else getattr(each, percent) / 100, "%")
+
+
+COLUMNS = (
+    *(
+        Column(name, field)
+        for name, field in (("law", "law"), ("GPU", "gpu"), ("dtype", "dtype"), ("library", "library"))
+    ),
+    Column("rows", unit="count"),
+    *map(_share, ("MAPE", "median", "bias", "in interval"), ("mape", "median", "bias", "coverage")),
+    Column("beyond fit", "extrapolated", "count"),
+    Column("no time", "blank", "count"),
+    Column("refused", unit="count"),
+)
+
+
+def findings_of(found: Sequence[Validated]) -> Findings:
+    """What a person reads: why rows were refused, and a table with a row a GPU, dtype and library."""
+    title = "Predicted against measured; nine of ten rows should lie in the stated interval"
+    return Findings(tuple(_refusals(found)), (table(title, COLUMNS, found),))
+
+
+def _refusals(found: Sequence[Validated]) -> Iterator[Remark]:
+    reasons: Counter[str] = Counter()
+    for each in found:
+        reasons.update(each.reasons)
+    for reason, rows in reasons.most_common():
+        yield remark("{rows} rows were refused: {reason}", kind="caution", rows=rows, reason=reason.rstrip("."))
+
+
+def as_json(found: Sequence[Validated]) -> list[dict[str, Any]]:
+    """The same as plain data, with the reasons of refusals."""
+    return [asdict(each) for each in found]

@@ -1,0 +1,283 @@
+"""The time of attention of one new token a sequence against cached keys, as a library's decode kernels take it.
+
+Work is counted from the sizes (bytes of the cache, blocks of keys a multiprocessor, products, launch) and priced by
+costs in units of the data sheet; grids over the sizes say what the measured kernels make of that. `SummedLaw` is that
+form: the law of latent attention has it too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.laws.band import DEVIATIONS, Band
+from pyperf_suite.laws.band import NAMES as BAND_NAMES
+from pyperf_suite.laws.calibration import (
+    Calibration,
+    CalibrationBlock,
+    ResidualGrid,
+    all_shipped,
+    log_ratio,
+    most_alike,
+    shipped_calibration,
+    spec_of,
+)
+from pyperf_suite.laws.explained import Causes, Explained
+
+Floats = NDArray[np.float64]
+# Names of sizes, and of counted work, with their arrays.
+Sizes = Mapping[str, Floats]
+
+# Tensor cores take rows of queries by 16, and kernels keys by 64.
+QUERY_ROWS = 16
+KEY_BLOCK = 64.0
+ELEMENT_BYTES = 2
+
+
+@dataclass(frozen=True)
+class SummedLaw:
+    """Seconds = (sum of cost × counted work) · exp(sum of grids).
+
+    `costs` are one for each work counted, in its order; `grids` one for each tuple of names of sizes that the law of
+    the kind has; `band` is how far measurements lie around it.
+    """
+
+    costs: Floats
+    grids: tuple[ResidualGrid, ...]
+    band: Band
+
+    def missed(self, sizes: Sizes, over: Sequence[tuple[str, ...]]) -> Floats:
+        """The sum of the grids: log(measured / counted)."""
+        total = np.zeros(np.broadcast_shapes(*(size.shape for size in sizes.values())))
+        for grid, names in zip(self.grids, over, strict=True):
+            total = total + grid(*(sizes[name] for name in names))
+        return total
+
+    def explained(
+        self, work: Sizes, sizes: Sizes, over: Sequence[tuple[str, ...]], causes: Mapping[str, str]
+    ) -> tuple[Floats, Causes]:
+        """Seconds, and by cause; `causes` names that of each work counted, "ideal" being at the data sheet's rate."""
+        counted = np.asarray(sum(cost * each for cost, each in zip(self.costs, work.values(), strict=True)))
+        missed = self.missed(sizes, over)
+
+        def parts() -> dict[str, Floats]:
+            found: dict[str, Floats] = {"ideal": np.asarray(work["ideal"])} if "ideal" in work else {}
+            for cost, (name, each) in zip(self.costs, work.items(), strict=True):
+                priced = cost * each - (each if name == "ideal" else 0.0)
+                found[causes[name]] = np.asarray(found.get(causes[name], 0.0) + priced)
+            return {**found, "measured": counted * np.expm1(missed)}
+
+        return counted * np.exp(missed), Causes(parts)
+
+
+LAWS = {"bf16": "attention_decode_bf16", "fp8": "attention_decode_fp8kv"}
+CACHE_BYTES = {"bf16": 2, "fp8": 1}
+# What the grids are over: streams are key heads of all sequences, each read once; `keys` are those that a token sees,
+# `kept` those in the cache over those that it sees.
+GRIDS = (("streams", "keys", "group", "head_dim"), ("streams", "kv_heads", "head_dim"), ("streams", "kept", "head_dim"))
+CAUSES = {
+    **{"launch": "launch", "ideal": "bandwidth", "queries": "bandwidth", "blocks": "wave", "rows": "wave"},
+    **{"whole rows": "rate", "products": "rate", "splits": "wave"},
+}
+# The kept axis has a node of its own where no window is: grids are zero there.
+NO_WINDOW = 1 / 64
+
+
+def decode_sizes(
+    batch: Floats, kv_length: Floats, heads: Floats, kv_heads: Floats, head_dim: Floats, window: Floats
+) -> Sizes:
+    """The sizes that costs and grids are of, float64 arrays of one shape."""
+    keys = np.where(window > 0, np.minimum(kv_length, np.maximum(window, 1.0)), kv_length)
+    kept = np.where(window > 0, np.maximum(kv_length / np.maximum(window, 1.0), 2 * NO_WINDOW), NO_WINDOW)
+    return {
+        **{"streams": batch * kv_heads, "keys": keys, "group": heads / kv_heads, "head_dim": head_dim},
+        **{"kv_heads": kv_heads, "kept": kept},
+    }
+
+
+def decode_work(gpu: GpuSpec, sizes: Sizes, cache_bytes: float) -> Sizes:
+    """What a decode is counted to do, in seconds at the data sheet's rates or in numbers a multiprocessor."""
+    streams, keys, group, head_dim = (sizes[name] for name in GRIDS[0])
+    pair_flop = 4.0 * streams * keys * head_dim / gpu.peak("bf16")
+    # Keys of a stream are split until all multiprocessors have work; their partial sums are added up.
+    split = np.minimum(keys, gpu.sms * KEY_BLOCK / np.minimum(streams, gpu.sms))
+    return {
+        "launch": np.ones_like(streams),
+        "ideal": 2.0 * cache_bytes * head_dim * streams * keys / gpu.memory_bytes_per_s,
+        "queries": 2.0 * ELEMENT_BYTES * head_dim * streams * group / gpu.memory_bytes_per_s,
+        "blocks": streams / gpu.sms,
+        "rows": streams * group / gpu.sms,
+        "whole rows": pair_flop * np.ceil(group / QUERY_ROWS) * QUERY_ROWS,
+        "products": pair_flop * group,
+        "splits": np.log2(split),
+    }
+
+
+def decode_time(
+    gpu: str | GpuSpec | Calibration,
+    batch: ArrayLike,
+    kv_length: ArrayLike,
+    heads: ArrayLike,
+    kv_heads: ArrayLike,
+    head_dim: ArrayLike,
+    window: ArrayLike = 0,
+    dtype: str = "bf16",
+    cache_dtype: str | None = None,
+    library: str | None = None,
+) -> Explained:
+    """Seconds of attention of one new token for each of `batch` sequences, `kv_length` keys in the cache of each.
+
+    Sizes broadcast together. A token sees the last `window` keys, all for 0. `cache_dtype` is "bf16" or "fp8", by
+    default as `dtype`; queries and products are in bf16.
+
+    Raises UserError for a size below 1, heads that do not share kv_heads evenly, and a dtype, library or GPU that no
+    table is known to be like.
+    """
+    asked = np.broadcast_arrays(*(np.asarray(s, dtype=np.float64) for s in (
+        batch, kv_length, heads, kv_heads, head_dim, window)))  # fmt: skip
+    if any((each < 1).any() for each in asked[:5]) or (asked[5] < 0).any():
+        raise UserError("Sizes of attention are at least 1, and a window at least 0, which is none.")
+    if (asked[2] % asked[3]).any():
+        raise UserError("Heads are a multiple of the key heads that they share.")
+    cache = cache_dtype or ("bf16" if dtype == "fp16" else dtype)
+    if dtype not in ("bf16", "fp16", "fp8") or cache not in LAWS:
+        raise UserError(f"Decode was measured in bf16 with caches in bf16 and fp8, not {dtype} with {cache}.")
+    found = law_of(gpu, LAWS[cache], library=library)
+    spec = spec_of(gpu)
+    sizes = decode_sizes(*asked)
+    work = decode_work(spec, sizes, CACHE_BYTES[cache])
+    seconds, parts = found.law.explained(work, sizes, GRIDS, CAUSES)
+    names = ("batch", "kv_length", "heads", "kv_heads", "head_dim")
+    return found.answer(seconds, parts, dict(zip(names, asked[:5], strict=True)))
+
+
+def pack_laws(laws: Mapping[str, SummedLaw]) -> dict[str, NDArray[Any]]:
+    """Laws by kind as arrays of one block; all have the same nodes of their grids and as many knots of their bands."""
+    first, *_ = laws.values()
+    arrays: dict[str, NDArray[Any]] = {
+        "kinds": np.array(list(laws)),
+        "costs": np.array([law.costs for law in laws.values()]),
+    }
+    for name in first.band.as_arrays():
+        arrays[name] = np.array([law.band.as_arrays()[name] for law in laws.values()])
+    for place, grid in enumerate(first.grids):
+        packed = [law.grids[place].as_arrays() for law in laws.values()]
+        for name in ("residual", "residual_step"):
+            arrays[f"{name}_of_{place}"] = np.array([each[name] for each in packed])
+        for axis, nodes in enumerate(grid.axes):
+            arrays[f"nodes_{axis}_of_{place}"] = nodes
+    return arrays
+
+
+def unpack_law(block: CalibrationBlock, kind: str) -> SummedLaw:
+    """The law of a kind that a block keeps."""
+    arrays = block.arrays
+    place = arrays["kinds"].tolist().index(kind)
+    grids: list[ResidualGrid] = []
+    while f"residual_of_{len(grids)}" in arrays:
+        number = len(grids)
+        values = arrays[f"residual_of_{number}"][place] * float(arrays[f"residual_step_of_{number}"][place])
+        axes = tuple(arrays[f"nodes_{axis}_of_{number}"] for axis in range(values.ndim))
+        grids.append(ResidualGrid(axes, values))
+    band = Band(*(arrays[name][place] for name in BAND_NAMES))
+    return SummedLaw(arrays["costs"][place], tuple(grids), band)
+
+
+# What a law read off another GPU misses beyond what it misses on its own, as a standard deviation of the logarithm:
+# a level, more for each factor e of bandwidth and of multiprocessors apart; and of another architecture. Chosen so
+# that tables of GPUs left out whole are covered (`python -m tools.fit.decode TABLES`).
+ALIKE_LEVEL, A_BANDWIDTH, A_MULTIPROCESSOR = 0.03, 0.2, 0.3
+OTHER_ARCHITECTURE = 0.5
+# The mean of |x| over the standard deviation of a normal x, in percent.
+MEAN_OF_DEVIATION = 80.0
+# Multiprocessors without warpgroup or tensor memory instructions, on memory without stacks: kernels are alike there.
+DESKTOP = ((8, 6), (8, 9), (12, 0))
+
+
+@dataclass(frozen=True)
+class FoundLaw:
+    """The law that answers for a GPU: of which library, from which block; `apart` is 0 where it is the GPU's own."""
+
+    law: SummedLaw
+    library: str
+    block: CalibrationBlock
+    error_percent: float
+    apart: float
+    origin: str
+
+    def answer(self, seconds: Floats, parts: Causes, asked: Sizes) -> Explained:
+        """Seconds with the interval around them, and whether the sizes are within what was fitted."""
+        low, high = self.law.band.around(seconds)
+        beyond = DEVIATIONS * self.apart
+        outside = np.zeros(seconds.shape, dtype=bool)
+        for name, (least, most) in self.block.fitted_range.items():
+            outside |= (asked[name] < least) | (asked[name] > most)
+        return Explained(
+            seconds,
+            parts,
+            outside,
+            float(np.hypot(self.error_percent, MEAN_OF_DEVIATION * self.apart)),
+            self.origin,
+            seconds * np.exp(-np.hypot(np.log(seconds / low), beyond)),
+            seconds * np.exp(np.hypot(np.log(high / seconds), beyond)),
+            self.library,
+        )
+
+
+def law_of(gpu: str | GpuSpec | Calibration, name: str, kind: str = "", library: str | None = None) -> FoundLaw:
+    """The law of that name and kind: the GPU's own, or that of the GPU most like it. Raises UserError without one."""
+    spec = spec_of(gpu)
+    own = gpu if isinstance(gpu, Calibration) and gpu.libraries(name) else shipped_calibration(spec.name)
+    if own is None or not own.libraries(name):
+        own = donor(spec, name)
+    if library is not None:
+        own.library(name, library)
+    kinds = {each: own.block(f"{name}.{each}").arrays["kinds"].tolist() for each in own.libraries(name)}
+    having = [each for each in kinds if kind in kinds[each] and library in (None, each)]
+    if not having:
+        there = "; ".join(f"{each}: {', '.join(sorted(known))}" for each, known in kinds.items())
+        raise UserError(f"Of {library or 'any library'} no {name} of {kind} was measured on {own.gpu}, but {there}.")
+    block = own.block(f"{name}.{having[0]}")
+    error = float(block.arrays["mape"][block.arrays["kinds"].tolist().index(kind)])
+    origin = block.origin if own.gpu == spec.name else f"read off {own.gpu}, fitted to {block.origin}"
+    return FoundLaw(unpack_law(block, kind), having[0], block, error, transferred_deviation(spec, own), origin)
+
+
+@functools.cache
+def donor(spec: GpuSpec, name: str) -> Calibration:
+    """The shipped calibration of the GPU most like `spec` with a law of that name.
+
+    Raises UserError where there is none, or `spec` is no GPU that CUDA runs on.
+    """
+    shipped = {each.gpu: each for each in all_shipped() if each.libraries(name)}
+    measured = ", ".join(sorted(shipped)) or "no GPU"
+    if spec.compute_capability is None or "fp8kv" in name and "fp8" not in spec.peak_flop_per_s:
+        raise UserError(f"Nothing like {name} on {spec.name} was measured, only on {measured}.")
+
+    def unlike(other: GpuSpec) -> tuple[float, ...]:
+        return (
+            other.architecture != spec.architecture,
+            (other.compute_capability in DESKTOP) != (spec.compute_capability in DESKTOP),
+            log_ratio(other.memory_bytes_per_s, spec.memory_bytes_per_s),
+        )
+
+    return shipped[most_alike(spec, shipped, f"{name} is", unlike).name]
+
+
+def transferred_deviation(spec: GpuSpec, own: Calibration) -> float:
+    """How far a law read off another GPU's calibration misses beyond its own error; 0 for the GPU's own."""
+    if own.gpu == spec.name:
+        return 0.0
+    other = find_gpu(own.gpu)
+    alike = ALIKE_LEVEL + A_BANDWIDTH * log_ratio(other.memory_bytes_per_s, spec.memory_bytes_per_s)
+    alike += A_MULTIPROCESSOR * log_ratio(other.sms, spec.sms)
+    if other.architecture != spec.architecture:
+        return float(np.hypot(alike, OTHER_ARCHITECTURE))
+    return alike

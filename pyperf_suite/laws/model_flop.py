@@ -1,0 +1,71 @@
+"""The FLOP of a training step of a transformer, and the shares of a peak that they are: MFU and HFU.
+
+Model FLOP are what the mathematics asks for, hardware FLOP what is computed, recomputation included.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.layer_kinds import attention_calls, recurrent_flop
+from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sizes, check_recompute, products
+
+# Backward computes two gradients for each product of the forward pass.
+PASSES = 3
+
+
+def six_nd(parameters: Sizes, tokens: Sizes) -> Any:
+    """6·N·D: 2 FLOP a parameter and token forward, 4 backward, attention left out (Kaplan et al. 2020, section 2.1)."""
+    return 6.0 * parameters * tokens
+
+
+def model_flop(model: ModelDimensions, batch: Sizes, seq: Sizes, causal_halved: bool = True) -> Any:
+    """Forward and backward over `batch` sequences of `seq` tokens: three times the forward pass's products.
+
+    With `causal_halved` off, the pairs that a causal mask hides count too, as in most published figures (Chowdhery et
+    al. 2022, PaLM, appendix B: 6·N + 12·L·H·Q·T a token).
+    """
+    inside, outside, attention = _forward(model, batch, seq, causal_halved)
+    return PASSES * (inside + outside + attention)
+
+
+def hardware_flop(
+    model: ModelDimensions, batch: Sizes, seq: Sizes, recompute: Recompute, causal_halved: bool = True
+) -> Any:
+    """What is computed with this much recomputation: of "attention" or "layers" one forward pass more, logits never.
+
+    Raises UserError for another word.
+    """
+    check_recompute(recompute)
+    inside, outside, attention = _forward(model, batch, seq, causal_halved)
+    once_more = {"nothing": 0.0, "attention": attention, "layers": inside + attention}[recompute]
+    return PASSES * (inside + outside + attention) + once_more
+
+
+def utilization(flop: Any, step_s: Any, gpus: Sizes, peak_flop_per_s: float) -> Any:
+    """The share of the GPUs' peak that a step made use of: MFU from `model_flop`, HFU from `hardware_flop`.
+
+    Raises UserError where time, GPUs or peak are not above 0.
+    """
+    if not (step_s > 0 and gpus > 0 and peak_flop_per_s > 0):
+        raise UserError(
+            f"A step of {step_s} s on {gpus} GPUs with a peak of {peak_flop_per_s} FLOP/s makes no share of it: "
+            "all three have to be above 0."
+        )
+    return flop / (step_s * gpus * peak_flop_per_s)
+
+
+def _forward(model: ModelDimensions, batch: Sizes, seq: Sizes, causal_halved: bool) -> tuple[Any, Any, Any]:
+    """FLOP of one forward pass: products inside the layers, those outside, and attention between its projections."""
+    inside: Any = 0.0
+    outside: Any = 0.0
+    for product in products(model, batch * seq, phases=("fprop",)):
+        if product.outside_layers:
+            outside = outside + product.flop
+        else:
+            inside = inside + product.flop
+    if model.recurrent_width:
+        inside = inside + recurrent_flop(model, batch * seq)
+    attention = [call.flop(causal_halved=causal_halved) for call in attention_calls(model, batch, seq)]
+    return inside, outside, sum(attention[1:], attention[0])

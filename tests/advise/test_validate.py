@@ -1,0 +1,106 @@
+"""`validate` compares every row of a table with the law of its kind, or says why not."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from pyperf_suite.advise.validate import FORMATS, validate
+from pyperf_suite.cli import main
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.gemm import gemm_time
+from tools.fit.published import SAMPLE
+
+SIZES = [(m, n, k) for m in (512, 4096) for n in (1024, 8192) for k in (2048, 12288)]
+
+
+def written(path, header, rows):
+    with path.open("w", newline="") as lines:
+        csv.writer(lines).writerows([header, *rows])
+    return path
+
+
+def products(path, factor=1.0, extra=()):
+    rows = [(*size, 1e6 * factor * float(gemm_time("H100", *size).seconds)) for size in SIZES]
+    return written(path / "gemm_bf16_h100_sxm.csv", ("m", "n", "k", "latency_us"), [*rows, *extra])
+
+
+def test_errors_bias_and_coverage_are_those_of_the_rows(tmp_path):
+    (right,) = validate(products(tmp_path))
+    assert (right.gpu, right.dtype, right.law, right.rows) == ("H100 SXM", "bf16", "GEMM", len(SIZES))
+    assert (right.mape, right.bias, right.coverage) == (pytest.approx(0, abs=1e-3), pytest.approx(0, abs=1e-3), 100)
+    (slow,) = validate(products(tmp_path, factor=2.0))
+    assert (slow.mape, slow.median, slow.bias) == pytest.approx((50, 50, -50), abs=1e-3)
+    assert slow.coverage == 0
+
+
+def test_every_row_is_accounted_for(tmp_path):
+    (found,) = validate(products(tmp_path, extra=[(0, 1024, 1024, 5.0), (64, 1024, 1024, ""), (64, 0, 1024, 5.0)]))
+    assert (found.rows, found.blank, found.refused) == (len(SIZES), 1, 2)
+    assert sum(found.reasons.values()) == 2
+    assert len(found.reasons) == 2
+
+
+def test_a_column_of_times_is_a_library_and_its_version(tmp_path):
+    path = written(
+        tmp_path / "mine.csv",
+        ("m", "n", "k", "sglang_0.5.14", "trtllm_1.3.0rc20"),
+        [(4096, 4096, 4096, 250.0, 240.0), (4096, 4096, 8192, 480.0, "")],
+    )
+    found = {each.library: each for each in validate(path, gpu="H100", dtype="bf16")}
+    assert found.keys() == {"sglang 0.5.14", "trtllm 1.3.0rc20"}
+    assert [(each.rows, each.blank) for each in found.values()] == [(2, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "law"),
+    [
+        ("gemm_bf16_a100_sxm.csv", "GEMM"),
+        ("attention_prefill_bf16_h100_sxm.csv", "attention, prefill"),
+        ("collectives.csv", "collectives"),
+    ],
+)
+def test_published_tables_are_known_by_their_columns(name, law):
+    found = validate(SAMPLE / name)
+    assert {each.law for each in found} == {law}
+    assert all(each.rows for each in found)
+
+
+def test_a_table_of_no_known_kind_names_the_columns_of_each(tmp_path):
+    with pytest.raises(UserError) as refused:
+        validate(written(tmp_path / "other.csv", ("size", "latency_us"), [(1, 2)]))
+    assert all(form.law in str(refused.value) for form in FORMATS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("gemm.csv", "m,n,k,latency_us\n64,64,64,1\n"),  # no GPU
+        ("gemm_h100.csv", "m,n,k\n64,64,64\n"),  # no times
+        ("gemm_h100.csv", "m,n,k,latency_us\n64,64\n"),  # a row that is cut off
+        ("gemm_h100.csv", ""),
+        ("gemm_h100.parquet", "no parquet"),
+        ("gemm_h100.csv", "m,n,k,latency_us\n"),
+    ],
+)
+def test_what_is_no_table_ends_in_one_sentence(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    ended = CliRunner().invoke(main, ["validate", str(tmp_path / name)])
+    assert ended.exit_code == 2
+    assert "Error: " in ended.output
+    assert name in ended.output
+
+
+def test_the_command_prints_a_row_a_library_and_the_same_as_json(tmp_path):
+    path = str(products(tmp_path, extra=[(0, 1, 1, 5.0)]))
+    shown = CliRunner().invoke(main, ["validate", path, "--wide"])
+    assert shown.exit_code == 0
+    assert "H100 SXM" in shown.output
+    ((row,),) = [json.loads(CliRunner().invoke(main, ["validate", path, "--json"]).output)]
+    assert row["rows"] == len(SIZES)
+    assert row["refused"] == 1
+    assert np.isfinite(row["mape"])

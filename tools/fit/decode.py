@@ -1,0 +1,344 @@
+"""Fits the laws of decode and of latent attention to the published tables, library by library.
+
+Errors and bands are those of whole sites left out: (heads, kv heads, head_dim, window) of decode, (heads, length) of
+latent attention. `python -m tools.fit.decode TABLES` reports how each GPU is predicted by the laws of another.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.advise.calibrate_laws import cross_predicted, folds, site_numbers
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.laws import decode_attention as decode
+from pyperf_suite.laws import latent_attention as latent
+from pyperf_suite.laws.band import Band
+from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock, ResidualGrid
+from pyperf_suite.laws.collectives import HUBER, LEAST_SCATTER
+from pyperf_suite.laws.decode_attention import SummedLaw
+from tools.fit.published import Columns, read_columns, tables_like
+
+if TYPE_CHECKING:
+    from scipy import sparse
+
+Floats = NDArray[np.float64]
+Sizes = Mapping[str, Floats]
+
+ORIGIN = "{} attention as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0), {}"
+# Rows that nothing near agrees with are held to less and less (Huber's weights), in so many rounds; each ends when the
+# residual of its system is this part of what was given, or after so many steps.
+ROUNDS, STEPS, ENOUGH = 3, 400, 1e-4
+# Held against the level, so that nodes without rows are determined.
+LEVEL = 1e-4
+# A cost is at least this part of one that would take all of the median row's time.
+LEAST_COST = 1e-4
+# Knots of a band where several laws share a block.
+SHARED_KNOTS = 3
+
+
+def octaves(low: int, high: int) -> Floats:
+    """Powers of two."""
+    return np.power(2.0, np.arange(low, high + 1))
+
+
+NODES = {
+    "streams": octaves(0, 17),
+    "keys": np.concatenate([[4.0, 16.0, 32.0, 64.0], octaves(7, 17)]),
+    "group": np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 48.0, 64.0, 128.0]),
+    "head_dim": np.array([64.0, 128.0, 192.0, 256.0, 512.0]),
+    "kv_heads": octaves(0, 6),
+    "kept": np.concatenate([[decode.NO_WINDOW, 2 * decode.NO_WINDOW], octaves(-3, 4), octaves(5, 10)[1::2]]),
+    "batch": octaves(0, 10),
+    "length": octaves(0, 17),
+    "heads": octaves(0, 7),
+    "tokens": octaves(0, 18),
+}
+
+
+@dataclass(frozen=True)
+class Summand:
+    """A grid over some sizes of the stored grid `part`; a squared step along each size costs `smoothness` times a
+    row's squared residual."""
+
+    part: int
+    names: tuple[str, ...]
+    smoothness: tuple[float, ...]
+
+
+# Chosen on whole sites left out of tables of H100, B200 and L40S.
+DECODE = (
+    Summand(0, ("streams", "keys", "group"), (0.01, 0.01, 0.01)),
+    Summand(0, ("streams", "keys", "head_dim"), (0.01, 0.01, 0.003)),
+    Summand(0, ("streams", "keys", "group", "head_dim"), (0.03, 0.03, 0.1, 0.01)),
+    Summand(1, ("streams", "kv_heads", "head_dim"), (0.03, 0.03, 0.03)),
+    Summand(2, ("streams", "kept", "head_dim"), (0.03, 0.03, 0.1)),
+)
+LATENT = (
+    Summand(0, ("batch", "length", "heads"), (0.03, 0.03, 0.1)),
+    Summand(1, ("streams", "length"), (0.03, 0.03)),
+    Summand(2, ("tokens", "heads"), (0.03, 0.03)),
+)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Measured rows of one law: counted work and sizes by name, seconds, and the site of each row."""
+
+    work: Sizes
+    sizes: Sizes
+    seconds: Floats
+    site: NDArray[np.intp]
+
+    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> Rows:
+        work, sizes = ({name: each[rows] for name, each in held.items()} for held in (self.work, self.sizes))
+        return Rows(work, sizes, self.seconds[rows], self.site[rows])
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the laws of a kind are sums of: the stored grids, and what is fitted into them."""
+
+    grids: Sequence[tuple[str, ...]]
+    summands: Sequence[Summand]
+
+    def predicted(self, law: SummedLaw, rows: Rows) -> Floats:
+        return law.explained(rows.work, rows.sizes, self.grids, dict.fromkeys(rows.work, "launch"))[0]
+
+    def fit(self, rows: Rows) -> SummedLaw:
+        """Costs, and grids of what they miss; the band is left to held-out errors."""
+        costs = fit_costs(np.stack(list(rows.work.values()), axis=-1), rows.seconds)
+        counted = sum(cost * each for cost, each in zip(costs, rows.work.values(), strict=True))
+        return SummedLaw(costs, self.fit_grids(np.log(rows.seconds / counted), rows.sizes), Band(*np.zeros((3, 1))))
+
+    def fit_grids(self, values: Floats, sizes: Sizes) -> tuple[ResidualGrid, ...]:
+        """Grids whose sum reads `values` at the sizes, smooth as the summands ask."""
+        from scipy import sparse
+
+        reads, penalties = zip(*(_read(each, sizes) for each in self.summands), strict=True)
+        fitted = _solved(sparse.hstack(reads).tocsr(), sparse.block_diag(penalties).tocsr(), values)
+        stored = [np.zeros([NODES[name].size for name in names]) for names in self.grids]
+        start = 0
+        for each in self.summands:
+            shape = [NODES[name].size for name in each.names]
+            own = fitted[start : start + int(np.prod(shape))]
+            names = self.grids[each.part]
+            stored[each.part] += own.reshape([NODES[name].size if name in each.names else 1 for name in names])
+            start += own.size
+            if "kept" in names:
+                stored[each.part][:, 0] = 0.0
+        return tuple(
+            ResidualGrid(tuple(NODES[name] for name in names), values)
+            for names, values in zip(self.grids, stored, strict=True)
+        )
+
+
+FORMS = {"attention": Form(decode.GRIDS, DECODE), "mla": Form(latent.GRIDS, LATENT)}
+
+
+def fit_costs(work: Floats, seconds: Floats) -> Floats:
+    """Costs of counted work [rows, kinds] that make log(counted / measured) small, far rows counting less."""
+    from scipy.optimize import least_squares, nnls
+
+    there = work.any(axis=0)
+    own = work[:, there]
+    least = LEAST_COST * np.median(seconds[:, None] / np.maximum(own, 1e-30), axis=0)
+    start = np.maximum(nnls(own / seconds[:, None], np.ones(seconds.size))[0], 1.01 * least)
+
+    def missed(log_costs: Floats) -> Floats:
+        return np.asarray(np.log(own @ np.exp(log_costs) / seconds))
+
+    def slope(log_costs: Floats) -> Floats:
+        shares = own * np.exp(log_costs)
+        return np.asarray(shares / shares.sum(axis=1, keepdims=True))
+
+    found = least_squares(missed, np.log(start), slope, loss="soft_l1", f_scale=0.1, bounds=(np.log(least), np.inf))
+    costs = np.zeros(work.shape[1])
+    costs[there] = np.exp(found.x)
+    return costs
+
+
+def _read(summand: Summand, sizes: Sizes) -> tuple[sparse.csr_matrix, sparse.csr_matrix]:
+    """What reads a grid's nodes at the sizes, and the quadratic form of its roughness."""
+    from scipy import sparse
+
+    axes = tuple(NODES[name] for name in summand.names)
+    shape = tuple(axis.size for axis in axes)
+    count, rows = int(np.prod(shape)), sizes[summand.names[0]].size
+    counts = sizes["kept"] > decode.NO_WINDOW if "kept" in summand.names else np.ones(rows, dtype=bool)
+    grid = ResidualGrid(axes, np.zeros(shape))
+    reading = sum(
+        sparse.csr_matrix((weight * counts, (np.arange(rows), node)), shape=(rows, count))
+        for node, weight in grid.corners([sizes[name] for name in summand.names])
+    )
+    form = LEVEL * sparse.identity(count, format="csr")
+    for axis, (nodes, smoothness) in enumerate(zip(shape, summand.smoothness, strict=True)):
+        step = sparse.diags([-np.ones(nodes - 1), np.ones(nodes - 1)], [0, 1], shape=(nodes - 1, nodes))
+        outer, inner = (sparse.identity(int(np.prod(part))) for part in (shape[:axis], shape[axis + 1 :]))
+        form = form + smoothness * sparse.kron(sparse.kron(outer, step.T @ step), inner)
+    return reading, form
+
+
+def _solved(reading: sparse.csr_matrix, form: sparse.csr_matrix, values: Floats) -> Floats:
+    """Nodes with the least squared residuals and roughness: conjugate gradients, preconditioned by the diagonal."""
+    from scipy import sparse
+
+    weights, nodes = np.ones(values.size), np.zeros(reading.shape[1])
+    for _ in range(ROUNDS):
+        system = (reading.T @ sparse.diags(weights) @ reading + form).tocsr()
+        wanted, diagonal = reading.T @ (weights * values), system.diagonal()
+        left = wanted - system @ nodes
+        course = near = left / diagonal
+        gain, enough = left @ near, ENOUGH * np.linalg.norm(wanted)
+        for _ in range(STEPS):
+            if np.linalg.norm(left) <= enough:
+                break
+            moved = system @ course
+            step = gain / (course @ moved)
+            nodes, left = nodes + step * course, left - step * moved
+            near, before = left / diagonal, gain
+            gain = left @ near
+            course = near + gain / before * course
+        off = np.abs(reading @ nodes - values)
+        scatter = HUBER * max(1.4826 * float(np.median(off)), LEAST_SCATTER)
+        weights = np.minimum(1.0, scatter / np.maximum(off, scatter))
+    return nodes
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """How rows of sites left out were predicted: errors in %, and how many lay in the band fitted to other sites."""
+
+    mape: float
+    median: float
+    coverage: float
+
+
+def held_out(form: Form, rows: Rows, knots: int) -> tuple[HeldOut, Band]:
+    """The errors on whole sites left out, and the band of all of them."""
+
+    def fit(seen: NDArray[np.intp]):  # type: ignore[no-untyped-def]
+        law = form.fit(rows.take(seen))
+        return lambda unseen: form.predicted(law, rows.take(unseen))
+
+    predicted = cross_predicted(fit, rows.site)
+    missed = np.log(rows.seconds / predicted)
+    inside = np.zeros(missed.size, dtype=bool)
+    for out in folds(rows.site):
+        low, high = Band.fit(missed[~out], predicted[~out], knots).around(predicted[out])
+        inside[out] = (rows.seconds[out] >= low) & (rows.seconds[out] <= high)
+    errors = 100 * np.abs(predicted / rows.seconds - 1)
+    return HeldOut(errors.mean(), float(np.median(errors)), 100 * inside.mean()), Band.fit(missed, predicted, knots)
+
+
+def fit_block(form: Form, kinds: Mapping[str, Rows], limits: Mapping[str, Floats], origin: str) -> CalibrationBlock:
+    """The block of one library's laws on one GPU, by kind; `limits` are the sizes that the range is stated of."""
+    knots = 10 if len(kinds) == 1 else SHARED_KNOTS
+    laws, errors = {}, {}
+    for kind, rows in kinds.items():
+        errors[kind], band = held_out(form, rows, knots)
+        law = form.fit(rows)
+        laws[kind] = SummedLaw(law.costs, law.grids, band)
+    counts = [rows.seconds.size for rows in kinds.values()]
+    means = {
+        name: float(np.average([getattr(each, name) for each in errors.values()], weights=counts))
+        for name in ("mape", "median", "coverage")
+    }
+    by_kind = {name: np.array([getattr(each, name) for each in errors.values()]).round(2) for name in means}
+    sites = sum(np.unique(rows.site).size for rows in kinds.values())
+    how = {"rows": sum(counts), "sites": sites, "how": "5-fold, whole sites held out"}
+    ranges = {name: (float(size.min()), float(size.max())) for name, size in limits.items()}
+    return CalibrationBlock(decode.pack_laws(laws) | by_kind, means | how, ranges, origin)
+
+
+def versions(columns: Columns, library: str) -> list[str]:
+    """A library's columns, the newest first."""
+    own = [name for name in columns if name.startswith(f"{library}_")]
+    return sorted(own, key=lambda name: [int("".join(c for c in n if c.isdigit()) or 0) for n in name.split(".")[1:]])[::-1]
+
+
+def decode_rows(columns: Columns, spec: GpuSpec, cache: str, times: str) -> tuple[Rows, Sizes]:
+    """The rows of a table of decode that a column has, and the sizes as they were asked."""
+    there = np.isfinite(columns[times])
+    names = ("batch_size", "kv_length", "num_heads", "num_key_value_heads", "head_dim", "window_size")
+    asked = [columns[name][there].astype(np.float64) for name in names]
+    sizes = decode.decode_sizes(*asked)
+    work = decode.decode_work(spec, sizes, decode.CACHE_BYTES[cache])
+    rows = Rows(work, sizes, columns[times][there] * 1e-6, site_numbers(*asked[2:]))
+    return rows, dict(zip(("batch", "kv_length", "heads", "kv_heads", "head_dim"), asked[:5], strict=True))
+
+
+def latent_rows(
+    columns: Columns, spec: GpuSpec, phase: str, library: str
+) -> tuple[dict[str, Rows], Sizes, list[str]]:
+    """The rows of a table of latent attention by kind, each of the newest version that has the kind; and of all of
+    them the sizes, and the versions."""
+    kinds: dict[str, Rows] = {}
+    asked_of_all, used = [], []
+    names = ("scope", "gemm_type", "kv_cache_dtype")
+    of_row = np.array(["|".join(map(str, row)) for row in zip(*(columns[name] for name in names), strict=True)])
+    for each in np.unique(of_row):
+        scope, gemm, cache = each.split("|")
+        gemm, cache = latent.GEMM_NAMES.get(gemm, ""), {"bfloat16": "bf16"}.get(cache, cache)
+        for times in versions(columns, library):
+            there = (of_row == each) & np.isfinite(columns[times])
+            if there.any():
+                break
+        else:
+            continue
+        length = columns["isl" if phase == "prefill" else "kv_length"][there].astype(np.float64)
+        batch, heads = (columns[name][there].astype(np.float64) for name in ("batch_size", "num_heads"))
+        asked = (batch, length if phase == "prefill" else np.ones_like(length), length, heads)
+        work = latent.latent_work(spec, phase, gemm, decode.CACHE_BYTES[cache], *asked)
+        kinds[latent.kind_of(scope, gemm, cache)] = Rows(
+            work, latent.latent_sizes(*asked), columns[times][there] * 1e-6, site_numbers(heads, length)
+        )
+        asked_of_all.append(np.stack(asked))
+        used.append(times)
+    sizes = np.concatenate(asked_of_all, axis=1) if used else np.empty((4, 0))
+    return kinds, dict(zip(("batch", "seq_q", "seq_k", "heads"), sizes, strict=True)), sorted(set(used))
+
+
+def fit_decode(folder: Path) -> dict[str, dict[str, CalibrationBlock]]:
+    """Blocks of decode by GPU and name, of every table in the folder. Raises UserError where there is none."""
+    blocks: dict[str, dict[str, CalibrationBlock]] = {}
+    for cache, law in decode.LAWS.items():
+        for gpu, table in tables_like(folder, f"{law}_").items():
+            columns, spec = read_columns(folder, table), find_gpu(gpu)
+            for library in LIBRARIES:
+                for times in versions(columns, library)[:1]:
+                    rows, asked = decode_rows(columns, spec, cache, times)
+                    origin = ORIGIN.format("decode", times.replace("_", " "))
+                    block = fit_block(FORMS["attention"], {"": rows}, asked, origin)
+                    blocks.setdefault(spec.name, {})[f"{law}.{library}"] = block
+    return _found(blocks, folder, "decode attention")
+
+
+def fit_latent(folder: Path) -> dict[str, dict[str, CalibrationBlock]]:
+    """Blocks of latent attention by GPU and name. Raises UserError where the folder has no table of it."""
+    blocks: dict[str, dict[str, CalibrationBlock]] = {}
+    for phase in latent.PHASES:
+        for gpu, table in tables_like(folder, f"mla_{phase}_").items():
+            columns, spec = read_columns(folder, table), find_gpu(gpu)
+            for library in LIBRARIES:
+                kinds, asked, used = latent_rows(columns, spec, phase, library)
+                if kinds:
+                    origin = ORIGIN.format(f"latent {phase}", ", ".join(used).replace("_", " "))
+                    block = fit_block(FORMS["mla"], kinds, asked, origin)
+                    blocks.setdefault(spec.name, {})[f"mla_{phase}.{library}"] = block
+    return _found(blocks, folder, "latent attention")
+
+
+def _found(
+    blocks: dict[str, dict[str, CalibrationBlock]], folder: Path, what: str
+) -> dict[str, dict[str, CalibrationBlock]]:
+    if not blocks:
+        raise UserError(f"{folder} has no table of {what}: name the folder that has.")
+    return blocks
