@@ -6,7 +6,6 @@ latent attention. `python -m tools.fit.decode TABLES` reports how each GPU is pr
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +65,8 @@ NODES = {
 @dataclass(frozen=True)
 class Summand:
     """A grid over some sizes of the stored grid `part`; a squared step along each size costs `smoothness` times a
-    row's squared residual."""
+    row's squared residual.
+    """
 
     part: int
     names: tuple[str, ...]
@@ -279,7 +279,8 @@ def latent_rows(
     columns: Columns, spec: GpuSpec, phase: str, library: str
 ) -> tuple[dict[str, Rows], Sizes, list[str]]:
     """The rows of a table of latent attention by kind, each of the newest version that has the kind; and of all of
-    them the sizes, and the versions."""
+    them the sizes, and the versions.
+    """
     kinds: dict[str, Rows] = {}
     asked_of_all, used = [], []
     names = ("scope", "gemm_type", "kv_cache_dtype")

@@ -36,8 +36,8 @@ GENERATIONS = ("Ampere", "Hopper", "Blackwell")
 # Precisions of products below 16 bits; attention, logits, norms and the optimizer stay as they are.
 LOW_PRECISION = ("fp8", "mxfp8", "nvfp4")
 DTYPES = ("bf16", "fp16", *LOW_PRECISION)
-# What a GPU of vTrain's cluster sent between nodes, where gradients have 16 bits (tools/fit/step.py).
-CARRIED_BYTES_PER_S = {"A100 SXM": 5.79e9}
+# What a GPU of vTrain's cluster could send between nodes: HDR for two.
+CARRIED_BYTES_PER_S = {"A100 SXM": 12.5e9}
 BLOCK = "step"
 # Runs whose errors have one width.
 KINDS = ("16 bits", "below 16 bits", "experts")
@@ -176,9 +176,9 @@ def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundCo
         numbers["nvfp4"] = numbers.get("nvfp4", 1.0) * peaks["fp8"] / peaks["fp4"]
     constants = StepConstants(**numbers, network_bytes_per_s=network or CARRIED_BYTES_PER_S.get(spec.name))
     another = "gpus" in arrays and (spec.name not in arrays["gpus"].tolist() or framework in LIKE)
-    error = block.held_out.get(f"mape_{GENERATIONS[generation].lower()}", block.held_out["mape"])
+    error = float(block.held_out["mape"])
     low, high = (tuple(arrays[side].astype(float).tolist()) if side in arrays else () for side in ("low", "high"))
-    return FoundConstants(constants, another, float(error), framework, block.origin, low, high)
+    return FoundConstants(constants, another, error, framework, block.origin, low, high)
 
 
 def joined(plans: NDArray[np.bool_], where: StepConstants, other: StepConstants) -> StepConstants:

@@ -49,7 +49,7 @@ OLDEST_FUSED_HEAD = "no flash"
 class TrainingRun:
     """One run: `seconds` an iteration and `memory_gib` of the fullest GPU, None where not measured.
 
-    `assumed` says in words what the row leaves open. `ran` is False where memory ran out.
+    `assumed` says in words what the row leaves open. `ran` is False where memory ran out; `note` is the row's own.
     """
 
     name: str
@@ -62,6 +62,7 @@ class TrainingRun:
     memory_gib: float | None
     ran: bool
     assumed: tuple[str, ...] = ()
+    note: str = ""
 
     @property
     def tokens(self) -> int:
@@ -140,7 +141,7 @@ def run_of(row: Mapping[str, str]) -> TrainingRun:
     memory = float(given["memory_gib"]) if given.get("memory_gib") else None
     return TrainingRun(
         given.get("model", ""), given.get("source", ""), gpu, _model(given, number), plan, network, seconds, memory,
-        given.get("ran", "yes") != "no", tuple(assumed),
+        given.get("ran", "yes") != "no", tuple(assumed), note,
     )  # fmt: skip
 
 
