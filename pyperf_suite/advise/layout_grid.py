@@ -72,6 +72,8 @@ class Cluster:
 class Training:
     """What is to be trained: `global_batch` sequences of `seq` tokens an iteration; the rest as in `Plan`.
 
+    `library` is whose kernels are priced, None the default of each law.
+
     Raises UserError for numbers that no training has.
     """
 
@@ -81,6 +83,7 @@ class Training:
     fused_attention: bool = True
     sequence_parallel: bool = True
     overlap: bool = True
+    library: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "seq"):

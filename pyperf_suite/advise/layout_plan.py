@@ -147,7 +147,7 @@ class Planned:
 
     def unseen(self, places: Sequence[int]) -> tuple[list[float], UnseenPrices]:
         """The share of each one's time for which laws extrapolate, and those laws' own errors."""
-        prices = UnseenPrices(Prices(self.laws, dtype_of(self.cluster.gpu)))
+        prices = UnseenPrices(Prices(self.laws, dtype_of(self.cluster.gpu), library=self.training.library))
         constants = replace(self.constants, host_s_per_layer=0.0)
         shares = []
         for place in places:
@@ -192,7 +192,7 @@ def evaluated(
     constants = constants or found.constants
     if cluster.network_bytes_per_s is not None:
         constants = replace(constants, network_bytes_per_s=cluster.network_bytes_per_s)
-    prices = prices or Prices(laws, dtype_of(cluster.gpu))
+    prices = prices or Prices(laws, dtype_of(cluster.gpu), library=training.library)
     seconds = np.empty(len(grid))
     parts: dict[str, NDArray[np.float64]] = {}
     for alike, columns, recompute in _by_recompute(grid):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from pyperf_suite.advise.sizing_step import NORMAL_QUANTILE, deviation_of
+from pyperf_suite.advise.sizing_step import margins_of
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.explained import IDEAL, KernelPrices, legend
-from pyperf_suite.laws.gemm import TILES, gemm_law, menu_times
+from pyperf_suite.laws.gemm import TILES, gemm_law, library_spread, menu_times
 from pyperf_suite.laws.tiling import elements_in, largest_power_of_two
 from pyperf_suite.spec.findings import Findings, Quantity, Remark, findings, remark
 from pyperf_suite.spec.rows import Column, table
@@ -29,6 +31,7 @@ WINDOW = 0.25
 # As good as the best rate in the window: nearer than repeated measurements are to each other.
 AS_GOOD = 0.01
 MOST_SIZES = 4096
+LIBRARY_NAMES = {"trtllm": "TensorRT-LLM", "sglang": "SGLang", "vllm": "vLLM", "cublas": "cuBLAS (PyTorch)"}
 TRAFFIC = "reading and writing once"
 # Causes that cost nothing as long as memory is the bottleneck, in the order in which its traffic hides them.
 HIDDEN_BY_TRAFFIC = (IDEAL, "bandwidth", "cache", "wave", "tile", "kernel", "library", "measured")
@@ -36,7 +39,10 @@ HIDDEN_BY_TRAFFIC = (IDEAL, "bandwidth", "cache", "wave", "tile", "kernel", "lib
 
 @dataclass(frozen=True)
 class TiledProduct:
-    """C[m, n] cut into tiles of `rows` by `columns`, each in `splits` slices of K, one at a time on each of `sms`."""
+    """C[m, n] cut into tiles of `rows` by `columns`, each in `splits` slices of K, one at a time on each of `sms`.
+
+    Without `steps` nobody knows at which M the library takes another tile: the law is smooth there.
+    """
 
     m: int
     n: int
@@ -44,6 +50,7 @@ class TiledProduct:
     columns: int
     splits: int
     sms: int
+    steps: bool = True
 
     @property
     def tiles_m(self) -> int:
@@ -103,7 +110,9 @@ class BetterSize:
 class ProductExplained:
     """The laws' answer for C[m,n] = A[m,k]·B[k,n] on a GPU; `causes` are seconds that add up to `seconds`.
 
-    `seconds` are those under a sustained load, `burst_seconds` those of a product that runs alone.
+    `seconds` are those under a sustained load, `burst_seconds` those of a product that runs alone. Nine of ten
+    measurements lie in `interval_s`, None where that is unknown. `library` is whose kernels these are; `others` has the
+    time of each other library's relative to this one's, in a burst.
     """
 
     gpu: str
@@ -116,8 +125,11 @@ class ProductExplained:
     burst_seconds: float
     causes: Mapping[str, float]
     extrapolated: bool
+    interval_s: tuple[float, float] | None
     error_percent: float | None
     origin: str
+    library: str
+    others: Mapping[str, float]
     tiled: TiledProduct
     peak_flop_per_s: float
     flop_per_byte: float
@@ -155,20 +167,39 @@ def check_product(m: int, n: int, k: int, layout: str) -> None:
         raise UserError(f"There is no layout {layout!r}: choose from {', '.join(LAYOUTS)}.")
 
 
-def likely_tile(laws: GpuSpec | Calibration, dtype: str, m: int, n: int, k: int) -> TiledProduct:
+def likely_tile(
+    laws: GpuSpec | Calibration, dtype: str, m: int, n: int, k: int, library: str | None = None
+) -> TiledProduct:
     """The choice with the least time on the menu of the GPU's law; libraries do not report theirs before they run.
 
     Raises UserError as `gemm_law` does.
     """
-    law = gemm_law(laws, dtype)
+    law = gemm_law(laws, dtype, library)
     chosen = menu_times(law.coefficients, law.rates, m, n, k)
-    return TiledProduct(m, n, *TILES[int(chosen.tile)], int(chosen.splits), law.rates.sms)
+    return TiledProduct(m, n, *TILES[int(chosen.tile)], int(chosen.splits), law.rates.sms, law.rates.steps)
+
+
+def other_libraries(
+    laws: GpuSpec | Calibration, dtype: str, m: int, n: int, k: int, library: str | None
+) -> dict[str, float]:
+    """The time of each other library that was measured on this GPU relative to the one asked for."""
+    found = {name: float(seconds) for name, seconds in library_spread(laws, m, n, k, dtype).items()}
+    own = found.pop(gemm_law(laws, dtype, library).library)
+    return {name: seconds / own for name, seconds in found.items()}
 
 
 def explain_product(
-    gpu: GpuSpec, prices: KernelPrices, tiled: TiledProduct, k: int, dtype: str, layout: str
+    gpu: GpuSpec,
+    prices: KernelPrices,
+    tiled: TiledProduct,
+    k: int,
+    dtype: str,
+    layout: str,
+    others: Mapping[str, float] = MappingProxyType({}),
 ) -> ProductExplained:
     """Price one product and its neighbours under a sustained load; `tiled` is how the library likely cuts it.
+
+    `others` is what other libraries take for it, relative to the one that `prices` are of.
 
     Raises UserError for impossible sizes, unknown dtypes and layouts.
     """
@@ -193,8 +224,11 @@ def explain_product(
         burst_seconds=float(price.seconds[0]) - causes.get("sustained", 0.0),
         causes=causes if intensity >= turning else _beyond_traffic(causes, memory_s),
         extrapolated=bool(np.any(price.extrapolated)),
+        interval_s=None if price.low is None else (float(price.low[0]), float(price.high[0])),
         error_percent=price.error_percent,
         origin=price.origin,
+        library=price.library,
+        others=dict(others),
         tiled=tiled,
         peak_flop_per_s=peak,
         flop_per_byte=intensity,
@@ -230,7 +264,7 @@ def _better_sizes(prices: KernelPrices, sizes: dict[str, int], element_bytes: in
         tried[name] = np.concatenate([[present], around.astype(np.int64)])
         price = prices.gemm(layout, tried["M"], tried["N"], tried["K"])
         seconds = np.asarray(price.seconds)
-        deviations = np.broadcast_to(deviation_of(price), seconds.shape)
+        below, above = (np.broadcast_to(side, seconds.shape) for side in margins_of(price))
         rate = tried[name] / seconds
         for side in (tried[name] < present, tried[name] > present):
             good = np.flatnonzero(side & (rate >= (1 - AS_GOOD) * np.max(rate[side], initial=0.0)))
@@ -240,8 +274,9 @@ def _better_sizes(prices: KernelPrices, sizes: dict[str, int], element_bytes: in
             ratio = float(rate[nearest] / rate[0])
             if ratio > 1 + AS_GOOD:
                 size = int(tried[name][nearest])
-                margin = float(np.exp(NORMAL_QUANTILE * np.hypot(deviations[0], deviations[nearest])))
-                yield BetterSize(name, present, size, float(seconds[nearest]), ratio, ratio / margin, ratio * margin)
+                low = ratio * float(np.exp(-np.hypot(below[0], above[nearest])))
+                high = ratio * float(np.exp(np.hypot(above[0], below[nearest])))
+                yield BetterSize(name, present, size, float(seconds[nearest]), ratio, low, high)
 
 
 def findings_of_product(product: ProductExplained) -> Findings:
@@ -251,6 +286,7 @@ def findings_of_product(product: ProductExplained) -> Findings:
     return findings(
         _time(product),
         _tiles(product),
+        None if product.tiled.steps else _STEPLESS,
         _bound(product),
         _alignment(product),
         _EXTRAPOLATED if product.extrapolated else None,
@@ -274,16 +310,28 @@ _EXTRAPOLATED = remark(
 
 
 def _time(product: ProductExplained) -> Iterator[Remark]:
+    low, high = product.interval_s or (math.nan, math.nan)
     yield remark(
-        "C[{m},{n}] = A[{m},{k}] B[{k},{n}], {dtype} {layout} on {gpu}: {time} under a sustained load, as in training "
-        "({rate}, {share} of the peak), {burst} in a burst.",
+        "C[{m},{n}] = A[{m},{k}] B[{k},{n}], {dtype} {layout} on {gpu}{by}: {time} under a sustained load, as in "
+        "training ({rate}, {share} of the peak), {burst} in a burst.",
         product,
         kind="predicted",
-        time=Quantity(product.seconds, "duration", predicted=True),
+        by=f" by {LIBRARY_NAMES.get(product.library, product.library)}" if product.library else "",
+        time=Quantity(product.seconds, "duration", low, high, predicted=True),
         rate=Quantity(product.flop_per_s, "TFLOP/s", predicted=True),
         share=Quantity(product.flop_per_s / product.peak_flop_per_s, "%", predicted=True),
         burst=Quantity(product.burst_seconds, "duration", predicted=True),
     )
+    if product.interval_s is None:
+        yield remark("How far measurements lie from this is unknown: nothing alike was measured.", kind="caution")
+    if product.others:
+        yield remark(
+            "The kernels of {libraries} as long.",
+            kind="predicted",
+            libraries=" and ".join(
+                f"{LIBRARY_NAMES.get(name, name)} take {ratio:.2f} times" for name, ratio in product.others.items()
+            ),
+        )
     origin = f" ({product.origin})" if product.origin else ""
     if product.error_percent is None:
         yield remark("The law was compared with no measurement{origin}.", kind="law", origin=origin)
@@ -309,6 +357,12 @@ def _tiles(product: ProductExplained) -> Remark:
         area=Quantity(tiled.tile_efficiency, "%"),
         used=Quantity(tiled.wave_efficiency, "%"),
     )
+
+
+_STEPLESS = remark(
+    "Where a row more of M makes the library take another tile is not known on this GPU: the law is smooth in M.",
+    kind="law",
+)
 
 
 def _bound(product: ProductExplained) -> Remark:
@@ -381,6 +435,9 @@ def product_as_json(product: ProductExplained) -> dict[str, Any]:
         "causes_s": product.causes,
         "flop_per_s": product.flop_per_s,
         "share_of_peak": product.flop_per_s / product.peak_flop_per_s,
+        "interval_s": product.interval_s,
+        "library": product.library,
+        "other_libraries": product.others,
         "extrapolated": product.extrapolated,
         "held_out_error_percent": product.error_percent,
         "origin": product.origin,

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.advise.sizing_step import (
-    NORMAL_QUANTILE,
     Part,
     Setting,
     Shapes,
@@ -52,6 +51,7 @@ LEAST_EARNED = 0.005
 # Two candidates closer than this in parameters, or in memory, are one choice.
 PARAMETER_TOLERANCE, MEMORY_TOLERANCE = 0.002, 0.03
 MOST_LISTED = 8
+ROUNDING = 1e-14
 
 
 @dataclass(frozen=True)
@@ -218,14 +218,15 @@ class Costs:
     """The cost of each candidate, as arrays that broadcast to the candidates' shape.
 
     `cost_s` is GPU-seconds a token: the time of a micro-batch times the GPUs that share it, over its tokens. `flop` is
-    the model's own work a token, without the padding of the vocabulary. `deviation` is the standard deviation of the
-    logarithm of the cost relative to the present model's: parts with equal shapes err alike and cancel, others err
-    independently.
+    the model's own work a token, without the padding of the vocabulary. In nine cases of ten the logarithm of the speed
+    relative to the present model's is at most `margin_low` below and `margin_high` above what is predicted: parts with
+    equal shapes err alike and cancel, others err independently.
     """
 
     cost_s: Floats
     flop: Floats
-    deviation: Floats
+    margin_low: Floats
+    margin_high: Floats
     parameters: Floats
     memory_bytes: Floats
     extrapolated: NDArray[np.bool_]
@@ -249,22 +250,34 @@ def costs_of(shapes: Shapes, present: Setting, prices: KernelPrices) -> Costs:
     alike = {part.name: (part, its) for part, its in zip(here, priced[len(parts) :], strict=True)}
     scale, scale_here = np.asarray(shapes.tp) / np.asarray(shapes.tokens), present.tp / present.tokens
     spent_here = {name: float(np.squeeze(its.seconds * part.calls)) * scale_here for name, (part, its) in alike.items()}
-    times, squares, shared = [], [], []
+    times = []
+    # Squares that add up to how much slower than predicted a candidate can be and the present one faster, and the
+    # other way round; and what the two have in common.
+    slower, faster, shared = [], [], []
+    here_faster, here_slower = [], []
     for part, its in zip(parts, priced, strict=False):
-        spent = its.seconds * part.calls * scale
+        spent, here_s = its.seconds * part.calls * scale, spent_here[part.name]
+        below, above = its.margins
+        present_part, price_here = alike[part.name]
+        below_here, above_here = (float(np.squeeze(side)) for side in price_here.margins)
+        same = _same_sizes(part, present_part)
+        even, even_here = (below + above) / 2, (below_here + above_here) / 2
         times.append(spent)
-        squares.append((its.deviation * spent) ** 2)
-        if part.name in alike:
-            same = _same_sizes(part, alike[part.name][0])
-            shared.append(same * its.deviation**2 * spent * spent_here[part.name])
+        slower.append((np.where(same, even, above) * spent) ** 2)
+        faster.append((np.where(same, even, below) * spent) ** 2)
+        shared.append(same * even**2 * spent * here_s)
+        here_faster.append((np.where(same, even_here, below_here) * here_s) ** 2)
+        here_slower.append((np.where(same, even_here, above_here) * here_s) ** 2)
     cost_here = sum(spent_here.values())
-    square_here = sum((float(np.squeeze(its.deviation)) * spent_here[name]) ** 2 for name, (_, its) in alike.items())
     cost = _combined(times, operator.add)
-    # Var(log(a/b)) of sums a and b of parts with relative errors e: Σe²a²/A² + Σe²b²/B² - 2 Σ_same e²ab/(AB).
-    variance = (
-        _combined(squares, operator.add) / cost**2
-        + square_here / cost_here**2
-        - 2 * _combined(shared, operator.add) / (cost * cost_here)
+    # Of log(a/b) of sums a and b of parts with relative errors e: Σe²a²/A² + Σe²b²/B² - 2 Σ_same e²ab/(AB).
+    common = 2 * _combined(shared, operator.add) / (cost * cost_here)
+    low, high = (
+        _root(of_others / cost**2 + of_present / cost_here**2 - common)
+        for of_others, of_present in (
+            (_combined(slower, operator.add), _combined(here_faster, operator.add)),
+            (_combined(faster, operator.add), _combined(here_slower, operator.add)),
+        )
     )
     # Of the shards, weights, gradients and optimizer state are shared (ZeRO stage 3).
     need = training_memory(
@@ -273,11 +286,17 @@ def costs_of(shapes: Shapes, present: Setting, prices: KernelPrices) -> Costs:
     return Costs(
         cost,
         np.asarray(model_flop(replace(shapes.model, vocab=present.model.vocab), 1, shapes.seq) / shapes.seq),
-        np.sqrt(np.maximum(variance, 0.0)),
+        low,
+        high,
         np.asarray(shapes.model.parameters, dtype=np.float64),
         np.asarray(need.total, dtype=np.float64),
         _combined((its.extrapolated for its in priced), operator.or_),
     )
+
+
+def _root(square: Floats) -> Floats:
+    """What is left of squares that cancel is rounding."""
+    return np.sqrt(np.where(square > ROUNDING, square, 0.0))
 
 
 def _combined(arrays: Iterable[Any], combine: Callable[[Any, Any], Any]) -> NDArray[Any]:
@@ -358,7 +377,7 @@ def search(setting: Setting, bounds: Bounds, prices: KernelPrices) -> Search:
     limit = bounds.memory_bytes if here <= bounds.memory_bytes else here * (1 + bounds.parameter_change)
     allowed = (change <= bounds.parameter_change) & (grid.memory_bytes <= limit)
     within = np.flatnonzero(allowed & np.broadcast_to(candidates.trainable, candidates.shape).ravel())
-    noise = np.maximum(NORMAL_QUANTILE * grid.deviation[within], np.log(1 + REPEATABILITY))
+    noise = np.maximum(grid.margin_low[within], np.log(1 + REPEATABILITY))
     speed = grid.speed
     faster = within[np.log(speed[within]) > noise]
     singles = {name: np.intersect1d(where, within) for name, where in _single_changes(candidates).items()}
@@ -380,15 +399,16 @@ def search(setting: Setting, bounds: Bounds, prices: KernelPrices) -> Search:
 def judged(settings: Sequence[Setting], prices: KernelPrices) -> list[Candidate]:
     """Each setting compared with the first one, which is the present."""
     costs = costs_of(shapes_of(settings), settings[0], prices).flat((len(settings),))
-    speed, margin = costs.speed, np.exp(NORMAL_QUANTILE * costs.deviation)
+    speed = costs.speed
+    low, high = speed * np.exp(-costs.margin_low), speed * np.exp(costs.margin_high)
     return [
         Candidate(
             setting,
             float(costs.cost_s[n]),
             float(costs.cost_s[n] / costs.cost_s[0]),
             float(speed[n]),
-            float(speed[n] / margin[n]),
-            float(speed[n] * margin[n]),
+            float(low[n]),
+            float(high[n]),
             int(costs.parameters[n]),
             float(costs.parameters[n] / costs.parameters[0] - 1),
             float(costs.memory_bytes[n]),

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.band import deviation
 from pyperf_suite.laws.explained import Causes, Explained, KernelPrices
 from pyperf_suite.laws.layer_kinds import (
     activation_widths,
@@ -300,16 +299,22 @@ class PricedPart:
         return np.broadcast_to(self.explained.extrapolated, np.shape(self.explained.seconds))[self.back]
 
     @property
-    def deviation(self) -> NDArray[np.float64]:
-        return np.broadcast_to(deviation_of(self.explained), np.shape(self.explained.seconds))[self.back]
+    def margins(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Of each call, by `margins_of`."""
+        whole = np.shape(self.explained.seconds)
+        below, above = (np.broadcast_to(side, whole)[self.back] for side in margins_of(self.explained))
+        return below, above
 
 
-def deviation_of(explained: Explained) -> NDArray[np.float64]:
-    """Standard deviation of the logarithm of a law's times, by its own intervals; broadcasts to them."""
+def margins_of(explained: Explained) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """How far below and above a law's time nine of ten measurements lie, as logarithms; broadcast to the times."""
     if explained.low is not None and explained.high is not None:
-        return deviation(explained.low, explained.high)
+        seconds = np.asarray(explained.seconds)
+        # Where a law is biased its time can lie outside of its own interval.
+        return tuple(np.maximum(np.log(ratio), 0.0) for ratio in (seconds / explained.low, explained.high / seconds))
     error = explained.error_percent
-    return np.asarray((UNTESTED_ERROR_PERCENT if error is None else error) / 100 * DEVIATION_OVER_MEAN)
+    usual = NORMAL_QUANTILE * DEVIATION_OVER_MEAN * (UNTESTED_ERROR_PERCENT if error is None else error) / 100
+    return np.asarray(usual), np.asarray(usual)
 
 
 def price(parts: Sequence[Part], prices: KernelPrices) -> list[PricedPart]:

@@ -71,7 +71,8 @@ class Format:
 
 
 def _product(asked: Asked) -> Explained:
-    return gemm_time(asked.gpu, *asked.sizes("m", "n", "k"), dtype=asked.dtype, library=asked.library)
+    m, n, k = asked.sizes("m", "n", "k")
+    return gemm_time(asked.gpu, m, n, k, dtype=asked.dtype, library=asked.library)
 
 
 def _attention(asked: Asked) -> Explained:

@@ -68,6 +68,7 @@ def layout(
     seq: int | None,
     gpu: str | None,
     calibration: Path | None,
+    library: str | None,
     gpus: int,
     gpus_per_node: int | None,
     memory: float | None,
@@ -109,7 +110,7 @@ def layout(
     usual = min(USUAL_NODE, gpus) if gpus > 0 else USUAL_NODE
     per_node = usual if gpus_per_node is None else gpus_per_node
     cluster = Cluster(spec, gpus, per_node, _memory(spec, memory), _network(network))
-    training = Training(model, global_batch, length, flash, sequence_parallel, overlap)
+    training = Training(model, global_batch, length, flash, sequence_parallel, overlap, library)
     answer = layout_answer(planned(training, cluster, laws, fixed), top, notes)
     findings = {"layout": findings_of_layouts(answer)}
     if as_json:

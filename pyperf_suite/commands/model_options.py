@@ -42,8 +42,11 @@ def count_options(texts: Mapping[str, str]) -> list[Callable[[Any], Any]]:
 gpu_options = options(
     click.option("--gpu", metavar="NAME", help="As in H200 or A100; by default the GPU in this machine."),
     path_option("--calibration", help="Laws fitted by `calibrate` instead of those shipped."),
+    click.option(
+        "--library", metavar="NAME", help="Whose kernels: trtllm, sglang, vllm; by default the first there is."
+    ),
 )
-"""The GPU, and whose calibration."""
+"""The GPU, whose calibration, and whose kernels."""
 
 model_options = options(
     path_option("--config", help="A Hugging Face config.json."),

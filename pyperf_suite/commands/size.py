@@ -73,6 +73,7 @@ def size(
     config: Path | None,
     gpu: str | None,
     calibration: Path | None,
+    library: str | None,
     output: Path | None,
     as_json: bool,
     wide: bool,
@@ -123,18 +124,18 @@ def size(
         memory_bytes=USABLE_SHARE * spec.memory_bytes,
     )
     setting = Setting(model, length, micro_batch, tp, shards, dtype)
-    found = sizing(laws, setting, bounds, _prices(laws, dtype), notes)
-    measured = _measured(found, _prices(laws, dtype, "burst"), profile, device, results) if measure else None
+    found = sizing(laws, setting, bounds, _prices(laws, dtype, library), notes)
+    measured = _measured(found, _prices(laws, dtype, library, "burst"), profile, device, results) if measure else None
     _report(found, output, as_json, wide, measured)
 
 
 Measured = tuple["Findings", dict[str, Any], "RunFolder"]
 
 
-def _prices(laws: GpuSpec | Calibration, dtype: str, mode: Any = "sustained") -> KernelPrices:
+def _prices(laws: GpuSpec | Calibration, dtype: str, library: str | None, mode: Any = "sustained") -> KernelPrices:
     from pyperf_suite.laws.prices import Prices
 
-    return Prices(laws, dtype, mode)
+    return Prices(laws, dtype, mode, library)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -218,6 +219,7 @@ def explain(
     layout: str,
     gpu: str | None,
     calibration: Path | None,
+    library: str | None,
     as_json: bool,
     wide: bool,
 ) -> None:
@@ -240,8 +242,10 @@ def explain(
     m, n, k = map(int, parts)
     spec, laws = asked_gpu(gpu, calibration)
     product_explained.check_product(m, n, k, layout.upper())
-    tiled = product_explained.likely_tile(laws, dtype, m, n, k)
-    product = product_explained.explain_product(spec, _prices(laws, dtype), tiled, k, dtype, layout.upper())
+    tiled = product_explained.likely_tile(laws, dtype, m, n, k, library)
+    others = product_explained.other_libraries(laws, dtype, m, n, k, library)
+    prices = _prices(laws, dtype, library)
+    product = product_explained.explain_product(spec, prices, tiled, k, dtype, layout.upper(), others)
     findings = {"explain": product_explained.findings_of_product(product)}
     if as_json:
         click.echo(answer(findings, product_explained.product_as_json(product)), nl=False)

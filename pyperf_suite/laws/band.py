@@ -15,8 +15,6 @@ COVERED = 0.9
 ROWS_A_KNOT = 150
 MOST_KNOTS = 10
 NAMES = ("band_at", "band_low", "band_high")
-# Of a normal distribution, 90 % lie within so many standard deviations of the mean.
-DEVIATIONS = 1.645
 
 
 @dataclass(frozen=True)
@@ -80,8 +78,3 @@ def _percentiles(errors: Floats) -> tuple[float, float]:
     beyond = max(0.0, (tail * (errors.size + 1) - 1) / max(errors.size - 1, 1))
     low, high = np.quantile(errors, [beyond, 1 - beyond])
     return float(low), float(high)
-
-
-def deviation(low: ArrayLike, high: ArrayLike) -> Floats:
-    """The standard deviation of the logarithm that an interval of 90 % stands for."""
-    return np.asarray(np.log(np.asarray(high) / np.asarray(low)) / (2 * DEVIATIONS))

@@ -83,8 +83,14 @@ CACHE_BYTES = {"bf16": 2, "fp8": 1}
 # `kept` those in the cache over those that it sees.
 GRIDS = (("streams", "keys", "group", "head_dim"), ("streams", "kv_heads", "head_dim"), ("streams", "kept", "head_dim"))
 CAUSES = {
-    **{"launch": "launch", "ideal": "bandwidth", "queries": "bandwidth", "blocks": "wave", "rows": "wave"},
-    **{"whole rows": "rate", "products": "rate", "splits": "wave"},
+    "launch": "launch",
+    "ideal": "bandwidth",
+    "queries": "bandwidth",
+    "blocks": "wave",
+    "rows": "wave",
+    "whole rows": "rate",
+    "products": "rate",
+    "splits": "wave",
 }
 # The kept axis has a node of its own where no window is: grids are zero there.
 NO_WINDOW = 1 / 64
@@ -97,8 +103,12 @@ def decode_sizes(
     keys = np.where(window > 0, np.minimum(kv_length, np.maximum(window, 1.0)), kv_length)
     kept = np.where(window > 0, np.maximum(kv_length / np.maximum(window, 1.0), 2 * NO_WINDOW), NO_WINDOW)
     return {
-        **{"streams": batch * kv_heads, "keys": keys, "group": heads / kv_heads, "head_dim": head_dim},
-        **{"kv_heads": kv_heads, "kept": kept},
+        "streams": batch * kv_heads,
+        "keys": keys,
+        "group": heads / kv_heads,
+        "head_dim": head_dim,
+        "kv_heads": kv_heads,
+        "kept": kept,
     }
 
 
@@ -258,7 +268,7 @@ def donor(spec: GpuSpec, name: str) -> Calibration:
     """
     shipped = {each.gpu: each for each in all_shipped() if each.libraries(name)}
     measured = ", ".join(sorted(shipped)) or "no GPU"
-    if spec.compute_capability is None or "fp8kv" in name and "fp8" not in spec.peak_flop_per_s:
+    if spec.compute_capability is None or ("fp8kv" in name and "fp8" not in spec.peak_flop_per_s):
         raise UserError(f"Nothing like {name} on {spec.name} was measured, only on {measured}.")
 
     def unlike(other: GpuSpec) -> tuple[float, ...]:

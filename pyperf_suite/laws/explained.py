@@ -21,6 +21,7 @@ MEANINGS = {
     "cache": "waiting for L2",
     "network": "waiting for the network between nodes",
     "split": "adding up the slices of K",
+    "routing": "ordering tokens by expert and adding up what their experts return",
     "launch": "starting kernels",
     "alignment": "sizes that tensor cores, TMA or attention's kernels do not take whole",
     "library": "what was measured beyond the law of tiles, so the library's choices",

@@ -1,31 +1,35 @@
-"""The time of a matrix product on a GPU, and its causes.
+"""The time of a matrix product on a GPU by one library, and its causes.
 
 A library keeps kernels for several tiles and picks one for each shape; the law picks the tile and split of K with the
 least time on a menu. A coarse residual is what the library makes of that on the GPU; misaligned sizes and running for
-seconds on end come on top.
+seconds on end come on top. A GPU without tables has the law of the one most alike, by its own data sheet.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import (
     POOLED,
     Calibration,
     CalibrationBlock,
     ResidualGrid,
     correction_of,
+    log_ratio,
     shipped_calibration,
     spec_of,
     stated,
 )
 from pyperf_suite.laws.explained import Causes, Explained
+from pyperf_suite.laws.measured_maxima import MEASURED_MAXIMA, MeasuredMaximum, sustained_slowdown
 from pyperf_suite.laws.tiling import SIDE_BY_SIDE, alignment_penalty
 
 # Tiles of C that cuBLAS and CUTLASS have kernels for, rows × columns; each has a share of the peak of its own.
@@ -39,6 +43,9 @@ LEAST_SLICE = 128
 STEP_BYTES = 128  # of K that a kernel loads at a time: a line of shared memory with 128-byte swizzling
 # What an SM's share of L2 delivers each clock; fitted factors multiply it.
 L2_BYTES_PER_CLOCK = 32.0
+# From Hopper on single rows more cost what no rule of tiles predicts: of the steps above 5 % in a published table of
+# every m of an H100 the tiles' law found 8 %, and 34 % of those that it predicted were there.
+STEPLESS = (9, 0)
 # Shapes are priced in pieces that stay in a core's cache.
 PIECE = 16384
 # More waves than this leave nothing to split.
@@ -83,7 +90,7 @@ class MenuCoefficients:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a GPU's data sheet says, in the law's units, for one dtype."""
+    """What a GPU's data sheet says, in the law's units, for one dtype; without `steps` time is smooth in the rows m."""
 
     sms: int
     clock_hz: float
@@ -92,13 +99,20 @@ class Rates:
     l2_bytes: float
     operand_bytes: int
     result_bytes: int
+    steps: bool = True
 
     @classmethod
     def of(cls, gpu: GpuSpec, dtype: str) -> Rates:
         operand = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}.get(dtype, 1)
         flop_per_s = gpu.peak(dtype)
         clock_hz, bandwidth = gpu.boost_mhz * 1e6, gpu.memory_bytes_per_s
-        return cls(gpu.sms, clock_hz, flop_per_s, bandwidth, float(gpu.l2_bytes), operand, max(operand, 2))
+        steps = (gpu.compute_capability or (0, 0)) < STEPLESS
+        return cls(gpu.sms, clock_hz, flop_per_s, bandwidth, float(gpu.l2_bytes), operand, max(operand, 2), steps)
+
+    def tiles_down(self, m: Floats, height: ArrayLike) -> Floats:
+        """Tiles of that height that m rows take: whole ones, or as many as neighbouring m take on average."""
+        tiles = m / height
+        return np.ceil(tiles) if self.steps else np.maximum(tiles + 0.5, 1.0)
 
 
 @dataclass(frozen=True)
@@ -144,7 +158,7 @@ def menu_times(law: MenuCoefficients, rates: Rates, m: ArrayLike, n: ArrayLike, 
     )
     tile, splits = tile.astype(np.int64), splits.astype(np.int64)
     height, width = (np.array(sizes, dtype=np.float64)[tile] for sizes in zip(*TILES, strict=True))
-    tiles = np.ceil(rows / height) * np.ceil(columns / width) * splits
+    tiles = rates.tiles_down(rows, height) * np.ceil(columns / width) * splits
     slice_depth = _stepped(depth / splits, rates)
     waves = tiles / rates.sms
     tile_s = _tile_seconds(law, rates, height * width, law.tile_rates[tile], slice_depth)
@@ -185,7 +199,7 @@ def _best_tile(
 ) -> tuple[Floats, NDArray[np.int64], Floats]:
     """Compute seconds of the tile with the least, its index, and the fewest waves that any tile needs."""
     depth = _stepped(k / splits, rates)
-    high = {height: np.ceil(m / height) for height in {height for height, _ in TILES}}
+    high = {height: rates.tiles_down(m, height) for height in {height for height, _ in TILES}}
     wide = {width: np.ceil(n / width) * (splits / rates.sms) for width in {width for _, width in TILES}}
     best, chosen = np.full(m.shape, np.inf), np.zeros(m.shape, dtype=np.int64)
     fewest = np.full(m.shape, np.inf)
@@ -238,104 +252,178 @@ def _joined(law: MenuCoefficients, compute_s: Floats, memory_s: Floats) -> Float
 
 
 MODES = ("burst", "sustained")
-# Which block prices a dtype. Kernels for fp16 are those for bf16; the others have no tables of their own.
-BLOCK_OF = {
-    **dict.fromkeys(("bf16", "fp16", "tf32", "fp32"), "gemm_bf16"),
-    **dict.fromkeys(("fp8", "int8", "fp4"), "gemm_fp8"),
-}
+# Which block prices a dtype. Kernels for fp16 are those for bf16.
+BLOCK_OF = {**dict.fromkeys(("bf16", "fp16", "tf32", "fp32"), "gemm_bf16"), "fp8": "gemm_fp8"}
+# The others have no tables of their own: their law is bf16's by the data sheet, how far it errs is not known.
 FITTED_DTYPES = ("bf16", "fp16", "fp8")
+# SGLang's linear layer in 16 bits is PyTorch's, F.linear, so cuBLAS (collector/sglang/collect_gemm.py of the tables).
+CUBLAS, CUBLAS_COLUMN = "cublas", "sglang"
 # Larger sizes are no product's: beyond them their FLOP would no longer be counted exactly.
 LARGEST_SIZE = 2**31
-# Fastest bf16 product in a burst and sustained, TFLOP/s, by name in the catalogue (stas00/ml-engineering, mamf-finder
-# tables: maximum achievable matmul FLOPS).
-MAMF_TFLOP_PER_S = {
-    "A100 PCIe": (285.0, 258.0),
-    "H200 SXM": (850.0, 755.0),
-    "B200 SXM": (1737.0, 1439.0),
-    "MI300X": (676.0, 659.0),
-}
-# Below this share of the dense peak the H200 and B200 of ai-dynamo/aiconfigurator's tables run for a second as fast as
-# in a burst.
-UNCAPPED_UTILIZATION = 0.45
-# A GPU that may draw more power than this times a measured one's is not held down as that one is: iterations of
-# training on A100 SXM (400 W, vTrain's tables) take as long as bursts of their products, whose PCIe card has 300 W.
-LIKE_POWER = 1.1
-
 Gpu = str | GpuSpec | Calibration
 
 
 @dataclass(frozen=True)
 class GemmLaw:
-    """What is known of one GPU's products of one dtype.
+    """What is known of one GPU's products of one dtype by one library.
 
-    `residual` is None where the law was transferred to a GPU or a dtype without measurements: nothing then says how
-    far its library departs from the menu.
+    `source` is the GPU whose tables the law was fitted to, the GPU itself or one that it was transferred from; None
+    where it was pooled over all. `residual` is None where nothing says how far the library departs from the menu,
+    `band` where nothing says how far measurements lie from the law. `reach` is by how much its products come nearer to
+    the data sheet's peak than the source's.
     """
 
     gpu: GpuSpec
     dtype: str
+    library: str
     coefficients: MenuCoefficients
     residual: ResidualGrid | None
     block: CalibrationBlock
+    band: Band | None = None
+    source: GpuSpec | None = None
+    reach: float = 1.0
+
+    @property
+    def is_transferred(self) -> bool:
+        return self.source is None or self.source.name != self.gpu.name or self.dtype not in FITTED_DTYPES
 
     @property
     def rates(self) -> Rates:
         """The data sheet in the law's units. Raises UserError where the GPU has no units for the dtype."""
-        return Rates.of(self.gpu, self.dtype)
+        rates = Rates.of(self.gpu, self.dtype)
+        return replace(rates, flop_per_s=rates.flop_per_s * self.reach)
 
     @property
     def origin(self) -> str:
         """The measurements behind the law, and whether they are this GPU's."""
-        if self.residual is not None:
+        if not self.is_transferred:
             return self.block.origin
-        return f"transferred to {self.dtype} on {self.gpu.name} by its data sheet from {self.block.origin}"
+        maximum = MEASURED_MAXIMA.get(self.gpu.name) if self.reach != 1 else None
+        ceiling = f", held to {maximum.tflop_per_s:g} TFLOP/s of {maximum.origin}" if maximum else ""
+        return f"transferred to {self.dtype} on {self.gpu.name} by its data sheet from {self.block.origin}{ceiling}"
 
-    def seconds(self, m: NDArray[np.float64], n: NDArray[np.float64], k: NDArray[np.float64]) -> NDArray[np.float64]:
+    def seconds(self, m: Floats, n: Floats, k: Floats) -> Floats:
         return menu_seconds(self.coefficients, self.rates, m, n, k) * self.library_factor(m, n, k)
 
-    def library_factor(
-        self, m: NDArray[np.float64], n: NDArray[np.float64], k: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def library_factor(self, m: Floats, n: Floats, k: Floats) -> Floats:
         return np.ones(m.shape) if self.residual is None else np.exp(self.residual(m, n, k))
 
-    def beyond_range(self, m: NDArray[np.float64], n: NDArray[np.float64], k: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def beyond_range(self, m: Floats, n: Floats, k: Floats) -> NDArray[np.bool_]:
         """Where the law was not fitted: sizes outside of the tables, a GPU or dtype without them."""
-        beyond = np.full(m.shape, self.residual is None)
+        beyond = np.full(m.shape, self.is_transferred)
         for size, name in ((m, "m"), (n, "n"), (k, "k")):
             low, high = self.block.fitted_range[name]
             beyond |= (size < low) | (size > high)
         return beyond
 
 
-def gemm_law(gpu: Gpu, dtype: str = "bf16") -> GemmLaw:
+def gemm_law(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> GemmLaw:
     """The law of a GPU by its name, its `GpuSpec` or a calibration; transferred where there is none of its own.
 
-    Raises UserError for an unknown GPU or dtype, or one that the GPU has no units for.
+    Raises UserError for an unknown GPU, dtype or library, a dtype that the GPU has no units for or that nothing was
+    measured of.
     """
     if dtype not in BLOCK_OF:
-        raise UserError(f"There is no law for products of {dtype!r}: choose from {', '.join(BLOCK_OF)}.")
-    spec = spec_of(gpu)
+        raise UserError(
+            f"No table of products of {dtype!r} was published: there are bf16 and fp16 and, with scales for whole "
+            "tensors or rows, fp8; fp32 and tf32 go by the data sheet."
+        )
+    name, spec = BLOCK_OF[dtype], spec_of(gpu)
     spec.peak(dtype)
+    if library == CUBLAS and name == "gemm_bf16":
+        library = CUBLAS_COLUMN
     own = gpu if isinstance(gpu, Calibration) else shipped_calibration(spec.name)
+    if own is not None and own.libraries(name) and dtype in FITTED_DTYPES:
+        return _law(own, spec, dtype, own.library(name, library))
+    return _transferred(spec, dtype, library)
+
+
+def _law(calibration: Calibration, gpu: GpuSpec, dtype: str, library: str) -> GemmLaw:
+    """The law of a calibration's block, for its own GPU or one that it is transferred to."""
+    block = calibration.block(f"{BLOCK_OF[dtype]}.{library}")
+    residual = ResidualGrid.from_arrays(block.arrays) if "residual" in block.arrays else None
+    source = None if calibration.gpu == POOLED else find_gpu(calibration.gpu)
+    coefficients, band = MenuCoefficients.from_arrays(block.arrays), Band.from_arrays(block.arrays)
+    return GemmLaw(gpu, dtype, library, coefficients, residual, block, band, source)
+
+
+# GPUs with tables whose kernels others run, by compute capability: of equals the one with the nearest memory.
+SOURCES = {
+    (8, 0): ("A100 SXM",),
+    (8, 6): ("L40S",),
+    (8, 9): ("L40S",),
+    (9, 0): ("H100 SXM", "H200 SXM"),
+    (10, 0): ("B200 SXM",),
+    (10, 3): ("B200 SXM",),
+    (12, 0): ("L40S",),
+}
+# Rounds of finding the rate with which the law has a published product take its time.
+ROUNDS = 8
+
+
+@functools.cache
+def _transferred(gpu: GpuSpec, dtype: str, library: str | None) -> GemmLaw:
+    """The law of the GPU most alike by the data sheet of this one, or that of all GPUs where none is."""
     name = BLOCK_OF[dtype]
-    if own is not None and name in own.blocks and dtype in FITTED_DTYPES:
-        block = own.block(name)
-        return GemmLaw(spec, dtype, _coefficients(block), ResidualGrid.from_arrays(block.arrays), block)
     pooled = shipped_calibration(POOLED)
     if pooled is None:
-        raise UserError(
-            f"No calibration of products is shipped for {spec.name}: fit one with `pyperf-suite calibrate`."
-        )
-    block = pooled.block(name)
-    return GemmLaw(spec, dtype, _coefficients(block), None, block)
+        raise UserError(f"No calibration of products is shipped for {gpu.name}: fit one with `pyperf-suite calibrate`.")
+    maximum = MEASURED_MAXIMA.get(gpu.name) if BLOCK_OF[dtype] == "gemm_bf16" else None
+    if maximum is None and gpu.compute_capability is None:
+        there = "bf16 and fp16" if gpu.name in MEASURED_MAXIMA else "nothing"
+        raise UserError(f"No product of {dtype!r} was published of {gpu.name}, but {there}: measure one.")
+    calibration = shipped_calibration(_source(gpu) or POOLED)
+    if calibration is None or not calibration.libraries(name):
+        calibration = pooled
+    law = _law(calibration, gpu, dtype, calibration.library(name, library))
+    errors = pooled.block(f"{name}.{law.library}").arrays
+    alike = law.source is not None and law.source.architecture == gpu.architecture
+    band = Band.from_arrays({key.removeprefix("alike_"): errors[key] for key in errors if key.startswith("alike_")})
+    law = replace(
+        law, band=None if dtype not in FITTED_DTYPES else band if alike and band else Band.from_arrays(errors)
+    )
+    return law if maximum is None or dtype not in FITTED_DTYPES else _held_to(law, maximum)
+
+
+def _source(gpu: GpuSpec) -> str | None:
+    """The GPU with tables that is most alike, by its name; None where none has its kernels."""
+    names = SOURCES.get(gpu.compute_capability or (0, 0), ())
+    return min(
+        names, key=lambda name: log_ratio(find_gpu(name).memory_bytes_per_s, gpu.memory_bytes_per_s), default=None
+    )
+
+
+def _held_to(law: GemmLaw, maximum: MeasuredMaximum) -> GemmLaw:
+    """The law with the rate at which a measured product takes the time that it took.
+
+    On a GPU of the source's architecture, whose own is known, the rate is as much higher as its maximum is: there the
+    tables, of other software, say more of the level.
+    """
+    m, n, k = (np.array([float(size)]) for size in maximum.sizes)
+    known = MEASURED_MAXIMA.get(law.source.name) if law.source else None
+    if law.source and known and known.origin == maximum.origin:
+        sheets = law.source.peak(law.dtype) / law.gpu.peak(law.dtype)
+        return replace(law, reach=maximum.tflop_per_s / known.tflop_per_s * sheets)
+    wanted = 2.0 * m * n * k / (maximum.tflop_per_s * 1e12)
+    for _ in range(ROUNDS):
+        law = replace(law, reach=law.reach * float(law.seconds(m, n, k)[0] / wanted[0]))
+    return law
 
 
 def gemm_time(
-    gpu: Gpu, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str = "bf16", layout: str = "TN", mode: str = "burst"
+    gpu: Gpu,
+    m: ArrayLike,
+    n: ArrayLike,
+    k: ArrayLike,
+    dtype: str = "bf16",
+    layout: str = "TN",
+    mode: str = "burst",
+    library: str | None = None,
 ) -> Explained:
-    """Seconds of products C[m, n] = A[m, k]·B[k, n] by the GPU's library, of the sizes' broadcast shape.
+    """Seconds of products C[m, n] = A[m, k]·B[k, n] by a library on a GPU, of the sizes' broadcast shape.
 
-    The tables hold layout TN with random operands and a warm L2; the other layouts differ by alignment alone.
+    The tables hold layout TN with random operands and a warm L2; the other layouts differ by alignment alone. Times of
+    fp8 are those of a linear layer: they include the quantization of A.
     The parts are `ideal` 2mnk at the peak, `tile` what edges of tiles and of K add, `kernel` the rest of a tile's time
     (rate below peak, prologue), `wave` SMs without a tile, `bandwidth` what memory adds, `split` reducing a split K,
     `launch`, `library` what its choice of kernel makes of that (negative where better), `alignment` and `sustained`.
@@ -345,37 +433,57 @@ def gemm_time(
         m: rows of C, the tokens of a linear layer.
         n: columns of C, its outputs.
         k: the depth, its inputs.
-        dtype: of the operands: fp32, tf32, fp16, bf16, fp8, int8 or fp4. Without tables are all but bf16 and fp8.
+        dtype: of the operands: bf16, fp16 or fp8, or fp32 or tf32 by the data sheet, of which no interval is known.
         layout: as in `workloads.matmul.parameters`, TN, NN, NT or TT.
         mode: burst, or sustained where products run for seconds on end and power holds the clock down.
+        library: trtllm, sglang or vllm, or "cublas" in 16 bits; by default the first of them that was measured.
 
     Raises:
-        UserError: an unknown GPU, dtype, layout or mode, or sizes below 1.
+        UserError: an unknown GPU, dtype, layout, mode or library, or sizes below 1.
     """
     if mode not in MODES:
         raise UserError(f"Unknown mode {mode!r}: choose from {', '.join(MODES)}.")
     if layout not in SIDE_BY_SIDE:
         raise UserError(f"There is no layout {layout!r}: ask for one of {', '.join(SIDE_BY_SIDE)}.")
-    law = gemm_law(gpu, dtype)
+    law = gemm_law(gpu, dtype, library)
     sizes = _sizes(m, n, k)
     here = np.ones(())
     if isinstance(gpu, Calibration):
         here = correction_of(gpu, BLOCK_OF[dtype], dict(zip("mnk", sizes, strict=True)))
     rows, columns, depth = (size.astype(np.int64) for size in sizes)
-    penalty = alignment_penalty(law.gpu, rows, columns, depth, dtype, layout).factor
+    penalty = alignment_penalty(law.gpu, rows, columns, depth, dtype, layout)
     plain = menu_seconds(law.coefficients, law.rates, *sizes)
     aligned = plain * law.library_factor(*sizes) * here
-    burst = aligned * penalty
+    burst = aligned * penalty.factor
     seconds = burst * _slowdown(law, sizes, burst) if mode == "sustained" else burst
 
     def parts() -> dict[str, NDArray[np.float64]]:
         beyond = {"library": aligned - plain, "alignment": burst - aligned, "sustained": seconds - burst}
         return _menu_parts(law, sizes, menu_times(law.coefficients, law.rates, *sizes)) | beyond
 
+    low = high = None
+    if law.band is not None:
+        low, high = law.band.around(seconds, sizes[0])
+        low, high = low * penalty.low / penalty.factor, high * penalty.high / penalty.factor
     error_percent, origin = float(law.block.held_out["mape"]), law.origin
     if isinstance(gpu, Calibration):
         error_percent, origin = stated(gpu, BLOCK_OF[dtype], error_percent, origin)
-    return Explained(seconds, Causes(parts), law.beyond_range(*sizes), error_percent, origin)
+    return Explained(
+        seconds, Causes(parts), law.beyond_range(*sizes), error_percent, origin, low, high, library or law.library
+    )
+
+
+def library_spread(gpu: Gpu, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str = "bf16") -> dict[str, Floats]:
+    """Seconds of the same products by each library that was measured, in layout TN and a burst.
+
+    Raises UserError as `gemm_time` does.
+    """
+    first = gemm_law(gpu, dtype)
+    name = BLOCK_OF[dtype]
+    known = gpu if isinstance(gpu, Calibration) and gpu.libraries(name) else None
+    known = known or (shipped_calibration(first.source.name) if first.source else shipped_calibration(POOLED))
+    libraries = known.libraries(name) if known else (first.library,)
+    return {library: gemm_time(gpu, m, n, k, dtype, library=library).seconds for library in libraries}
 
 
 def _menu_parts(
@@ -399,38 +507,6 @@ def _menu_parts(
 def _slowdown(law: GemmLaw, sizes: tuple[NDArray[np.float64], ...], burst: NDArray[np.float64]) -> NDArray[np.float64]:
     m, n, k = sizes
     return sustained_slowdown(law.gpu, np.minimum(2.0 * m * n * k / law.rates.flop_per_s / burst, 1.0))
-
-
-def sustained_slowdown(gpu: GpuSpec, utilization: ArrayLike) -> NDArray[np.float64]:
-    """Sustained time over burst time, at least 1, of products by the share of their dtype's dense peak in a burst.
-
-    That share, `utilization`, is 0 to 1, of any shape. The slowdown is 1 up to `UNCAPPED_UTILIZATION`, then rises
-    straight to that of the GPU's fastest product (MAMF). A GPU without a figure has that of its architecture, if it has
-    no more power; where there is none either the answer is 1: on an L40S a second's work was as fast as a burst.
-    """
-    known = _figure(gpu)
-    share = np.asarray(utilization, dtype=np.float64)
-    if known is None:
-        return np.ones_like(share)
-    measured, (burst, sustained) = known
-    fastest = burst * 1e12 / measured.peak("bf16")
-    return np.interp(share, [UNCAPPED_UTILIZATION, fastest], [1.0, burst / sustained])
-
-
-def _figure(gpu: GpuSpec) -> tuple[GpuSpec, tuple[float, float]] | None:
-    """The GPU's own figures, else those of the first of its architecture that has about as much power or more."""
-    measured = [find_gpu(name) for name in MAMF_TFLOP_PER_S]
-    alike = [
-        other
-        for other in measured
-        if other.architecture == gpu.architecture and gpu.power_w <= LIKE_POWER * other.power_w
-    ]
-    chosen = next((other for other in alike if other.name == gpu.name), alike[0] if alike else None)
-    return None if chosen is None else (chosen, MAMF_TFLOP_PER_S[chosen.name])
-
-
-def _coefficients(block: CalibrationBlock) -> MenuCoefficients:
-    return MenuCoefficients.from_arrays(block.arrays)
 
 
 def _sizes(m: ArrayLike, n: ArrayLike, k: ArrayLike) -> tuple[NDArray[np.float64], ...]:

@@ -26,8 +26,16 @@ GEMM_NAMES = {"bf16": "bf16", "bfloat16": "bf16", "fp8": "fp8_block", "fp8_block
 # What the grids are over.
 GRIDS = (("batch", "length", "heads"), ("streams", "length"), ("tokens", "heads"))
 CAUSES = {
-    **{"launch": "launch", "ideal": "rate", "cache": "bandwidth", "bytes": "bandwidth", "blocks": "wave", "whole heads": "tile"},
-    **{"splits": "wave", "busiest": "wave", "weights": "bandwidth", "projections": "kernel"},
+    "launch": "launch",
+    "ideal": "rate",
+    "cache": "bandwidth",
+    "bytes": "bandwidth",
+    "blocks": "wave",
+    "whole heads": "tile",
+    "splits": "wave",
+    "busiest": "wave",
+    "weights": "bandwidth",
+    "projections": "kernel",
     "activations": "bandwidth",
 }
 
@@ -36,8 +44,11 @@ def latent_sizes(batch: Floats, seq_q: Floats, seq_k: Floats, heads: Floats) -> 
     """The sizes that the grids are of."""
     length = np.where(seq_q > 1, np.sqrt(seq_q * seq_k), seq_k)
     return {
-        **{"batch": batch, "length": length, "heads": heads},
-        **{"streams": batch * heads, "tokens": batch * seq_q},
+        "batch": batch,
+        "length": length,
+        "heads": heads,
+        "streams": batch * heads,
+        "tokens": batch * seq_q,
     }
 
 

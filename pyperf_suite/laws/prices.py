@@ -223,12 +223,13 @@ def cannot_price(calibration: Calibration) -> str | None:
 
 
 def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained | NDArray[np.float64]]]:
-    laws = {name.removesuffix("_here") for name in calibration.blocks}
+    laws = {name.removesuffix("_here").split(".")[0] for name in calibration.blocks}
     m, n, k = PRODUCTS
     peaks = find_gpu(calibration.gpu).peak_flop_per_s
     for dtype in ("bf16", "fp8"):
         if f"gemm_{dtype}" in laws and dtype in peaks:
-            yield "products", gemm_time(calibration, m, n, k, dtype=dtype, layout="TN")
+            for library in calibration.libraries(f"gemm_{dtype}") or (None,):
+                yield "products", gemm_time(calibration, m, n, k, dtype=dtype, layout="TN", library=library)
     if "attention_bf16" in laws and "bf16" in peaks:
         batch, seq, heads, kv_heads, head_dim = np.array(
             [(*shape, width) for shape in ATTENTIONS for width in HEAD_DIMS], dtype=np.int64

@@ -172,7 +172,11 @@ def test_seventy_products_of_a_gpu_bring_a_transferred_law_nearer_to_the_rest_of
     measured_tables: Path, gpu: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The law pooled over other GPUs, corrected by rows near those that the probe measures, judged on all others."""
-    (table,) = (each for each in gemm_tables(measured_tables) if (each.gpu, each.dtype) == (find_gpu(gpu), "bf16"))
+    (table,) = (
+        each
+        for each in gemm_tables(measured_tables)
+        if (each.gpu, each.dtype, each.library) == (find_gpu(gpu), "bf16", "trtllm")
+    )
     logs = np.log([table.m, table.n, table.k])
     rows = {
         int(np.abs(logs - np.log([[p.m], [p.n], [p.k]])).sum(axis=0).argmin()): case
@@ -183,8 +187,8 @@ def test_seventy_products_of_a_gpu_bring_a_transferred_law_nearer_to_the_rest_of
         replace(case, parameters=replace(case.parameters, m=int(table.m[r]), n=int(table.n[r]), k=int(table.k[r])))
         for r, case in rows.items()
     ]
-    block = shipped_calibration(POOLED).block("gemm_bf16")
-    law = GemmLaw(table.gpu, "bf16", MenuCoefficients.from_arrays(block.arrays), None, block)
+    block = shipped_calibration(POOLED).block("gemm_bf16.trtllm")
+    law = GemmLaw(table.gpu, "bf16", "trtllm", MenuCoefficients.from_arrays(block.arrays), None, block)
 
     def pooled(spec: object, asked: Sequence[Case]) -> np.ndarray:
         return law.seconds(*(np.array([float(getattr(c.parameters, size)) for c in asked]) for size in "mnk"))

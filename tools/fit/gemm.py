@@ -1,6 +1,6 @@
-"""Fits the law of matrix products to published tables: the menu's coefficients, then a coarse grid of what is left.
+"""Fits the laws of matrix products to published tables, one a library: the menu's coefficients, then a coarse grid.
 
-The error that is stored with a fit is that of the same fit to 70 % of the sites (n, k) on the other 30 %.
+The error and the band that are stored with a fit are those of the same fit in five folds, whole sites (n, k) left out.
 """
 
 from __future__ import annotations
@@ -8,86 +8,104 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.advise.calibrate_laws import folds, site_numbers, summary
+from pyperf_suite.advise.calibrate_laws import error_percent, folds, site_numbers
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.calibration import POOLED, CalibrationBlock, ResidualGrid
+from pyperf_suite.laws.band import Band
+from pyperf_suite.laws.calibration import LIBRARIES, POOLED, CalibrationBlock, ResidualGrid
 from pyperf_suite.laws.gemm import TILES, MenuCoefficients, Rates, menu_seconds
 from tools.fit.published import read_columns, tables_like
 from tools.fit.site_kriging import Alike, Likeness, SiteKriging
 
 Floats = NDArray[np.float64]
+# Of what columns share, and of what the one held for true departs from it: variances relative to the likeness.
+Noises = tuple[float, float]
 
 ORIGIN = "ai-dynamo/aiconfigurator 095f58a5 (Apache-2.0, NVIDIA)"
-# Re-measurements with random weights, the quietest first: others had weights that were never set, which draw less
-# power and run faster. The A100 has but one.
-TRUTHS = ("trtllm_1.3.0rc20", "sglang_0.5.14")
-TRUTHS_WITHOUT_THESE = ("sglang_0.5.10",)
+# The newest re-measurement of each library, and the older one on the A100. vLLM's had weights that were never set,
+# which draw less power and run faster; its column of a second a point is a sustained figure, not a burst.
+TRUTHS = {
+    "trtllm": ("trtllm_1.3.0rc20", "trtllm_1.0.0"),
+    "sglang": ("sglang_0.5.14", "sglang_0.5.10"),
+    "vllm": ("vllm_0.24.0", "vllm_0.14.0"),
+}
+UNSET_WEIGHTS = "vllm"
 
 
 @dataclass(frozen=True)
 class GemmTable:
-    """The products of one dtype on one GPU: sizes, and seconds of each column held for true, NaN where it has none.
+    """The products of one dtype and library on one GPU: sizes, and the seconds of the column held for true.
 
-    `columns_s` has a row for each product and a column for each of the `truths`; `seconds` is their median. `beside_s`
-    has the columns that are not held for true: their levels are wrong, but they repeat what a product has of its own.
+    `beside_s` has a column for each other re-measurement: their levels are those of other versions and libraries, but
+    they repeat what a product has of its own.
     """
 
     gpu: GpuSpec
     dtype: str
-    truths: tuple[str, ...]
-    m: NDArray[np.float64]
-    n: NDArray[np.float64]
-    k: NDArray[np.float64]
-    columns_s: NDArray[np.float64]
-    beside_s: NDArray[np.float64]
+    truth: str
+    m: Floats
+    n: Floats
+    k: Floats
+    seconds: Floats
+    beside_s: Floats
 
     @property
-    def seconds(self) -> NDArray[np.float64]:
-        """Of each product the median of what is held for true."""
-        return np.asarray(np.nanmedian(self.columns_s, axis=1))
+    def library(self) -> str:
+        return self.truth.split("_")[0]
+
+    @property
+    def sites(self) -> NDArray[np.intp]:
+        """A number for each row, equal where n and k are."""
+        return site_numbers(self.n, self.k)
 
     @property
     def origin(self) -> str:
         """The table and the columns taken from it."""
         beside = ", steadied by its other columns" if self.beside_s.shape[1] else ""
-        return f"{ORIGIN}, {self.dtype} on {self.gpu.name}, {', '.join(self.truths)}{beside}"
+        unset = " (weights not initialised)" if self.library == UNSET_WEIGHTS and self.dtype == "bf16" else ""
+        return f"{ORIGIN}, {self.dtype} on {self.gpu.name}, {self.truth}{unset}{beside}"
 
     def rows(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> GemmTable:
         """The products chosen by mask or number."""
         return GemmTable(
-            *(self.gpu, self.dtype, self.truths),
-            *(column[chosen] for column in (self.m, self.n, self.k, self.columns_s, self.beside_s)),
+            *(self.gpu, self.dtype, self.truth),
+            *(column[chosen] for column in (self.m, self.n, self.k, self.seconds, self.beside_s)),
         )
 
 
 def gemm_tables(folder: Path) -> list[GemmTable]:
-    """Every table of products in a folder, by name. Raises UserError for one of an unknown GPU."""
+    """The tables of every library in a folder, by dtype and GPU. Raises UserError for one of an unknown GPU."""
     return [
-        read_gemm_table(folder, name, dtype, find_gpu(gpu.replace("_", " ")))
+        table
         for dtype in ("bf16", "fp8")
         for gpu, name in tables_like(folder, f"gemm_{dtype}_").items()
+        for table in read_gemm_tables(folder, name, dtype, find_gpu(gpu.replace("_", " ")))
     ]
 
 
-def read_gemm_table(folder: Path, name: str, dtype: str, gpu: GpuSpec) -> GemmTable:
-    """One table; rows without tokens (the H100's has some) and without a column held for true are left out."""
+def read_gemm_tables(folder: Path, name: str, dtype: str, gpu: GpuSpec) -> list[GemmTable]:
+    """One table a library; rows without tokens (the H100's has some) and without its column are left out."""
     columns = read_columns(folder, name)
-    truths = TRUTHS if all(name in columns for name in TRUTHS) else TRUTHS_WITHOUT_THESE
-    beside = [name for name in columns if name not in ("m", "n", "k", *truths)]
-    m, n, k, *times = (columns[name].astype(np.float64) for name in ("m", "n", "k", *truths, *beside))
-    columns_s, beside_s = np.split(np.stack(times, axis=1) * 1e-6, [len(truths)], axis=1)
-    table = GemmTable(gpu, dtype, truths, m, n, k, columns_s, beside_s)
-    return table.rows((m >= 1) & np.isfinite(columns_s).any(axis=1))
+    times = [column for column in columns if column not in ("m", "n", "k")]
+    m, n, k = (columns[size].astype(np.float64) for size in "mnk")
+    tables = []
+    for library in LIBRARIES:
+        truth = next((column for column in TRUTHS[library] if column in columns), None)
+        if truth is not None:
+            seconds, *others = (columns[each].astype(np.float64) * 1e-6 for each in sorted(times, key=truth.__ne__))
+            beside = np.stack(others, axis=1) if others else np.empty((m.size, 0))
+            table = GemmTable(gpu, dtype, truth, m, n, k, seconds, beside)
+            tables.append(table.rows((m >= 1) & np.isfinite(seconds)))
+    return tables
 
 
 SEED = 0
-HELD_OUT = 0.3
 # Of a table's rows so many, drawn at random, fix the few coefficients as well as all of them.
 ROWS = 3000
 ROWS_POOLED = 1000
@@ -111,11 +129,13 @@ START = MenuCoefficients(
     split_s=2e-6,
     split_traffic=0.5,
 )
+# Of a band along m: tables have as many m up to 17 as from there to 4096, and errors change from one to the next.
+KNOTS = 25
 SCALARS = tuple(name for name in START.as_arrays() if name != "tile_rates")
 
 
 def fit_gemm(tables_folder: Path) -> dict[str, dict[str, CalibrationBlock]]:
-    """The blocks gemm_bf16 and gemm_fp8 of each GPU with a table, by its name, and of `POOLED` for all without.
+    """The blocks gemm_bf16.LIBRARY and gemm_fp8.LIBRARY of each GPU with a table, and of `POOLED` for all without.
 
     Raises UserError where the folder has no such table.
     """
@@ -124,62 +144,98 @@ def fit_gemm(tables_folder: Path) -> dict[str, dict[str, CalibrationBlock]]:
         raise UserError(f"There is no gemm_*.parquet in {tables_folder}: name the folder of the published tables.")
     blocks: dict[str, dict[str, CalibrationBlock]] = {}
     for table in tables:
-        blocks.setdefault(table.gpu.name, {})[f"gemm_{table.dtype}"] = fit_block(table)
-    for dtype in dict.fromkeys(table.dtype for table in tables):
-        alike = [table for table in tables if table.dtype == dtype]
+        blocks.setdefault(table.gpu.name, {})[f"gemm_{table.dtype}.{table.library}"] = fit_block(table)
+    for dtype, library in dict.fromkeys((table.dtype, table.library) for table in tables):
+        alike = [table for table in tables if (table.dtype, table.library) == (dtype, library)]
         if len(alike) > 1:
-            blocks.setdefault(POOLED, {})[f"gemm_{dtype}"] = pooled_block(alike)
+            name = f"gemm_{dtype}.{library}"
+            blocks.setdefault(POOLED, {})[name] = pooled_block(
+                alike, {gpu: own.get(name) for gpu, own in blocks.items()}
+            )
     return blocks
 
 
 def fit_block(table: GemmTable) -> CalibrationBlock:
-    """The law of one table, with its error on held-out sites."""
-    unseen = held_out_rows(table)
-    coefficients, residual = fit_law(table.rows(~unseen))
-    errors = summary(
-        predict(table.rows(unseen), coefficients, residual),
-        table.rows(unseen).seconds,
-        np.unique(site_numbers(table.n[unseen], table.k[unseen])).size,
-        f"{HELD_OUT:.0%} of the sites (n, k) held out whole",
-    )
-    coefficients, residual = fit_law(table)
-    return CalibrationBlock(
-        {**coefficients.as_arrays(), **residual.as_arrays()}, errors.to_json(), _range([table]), table.origin
-    )
+    """The law of one table, with its error and its band on sites left out in five folds."""
+    coefficients = fit_coefficients([table])
+    noises, missed = left_out(table, coefficients)
+    residual = library_residual(table, predict(table, coefficients), noises)
+    arrays = {**coefficients.as_arrays(), **residual.as_arrays(), **Band.fit(missed, table.m, KNOTS).as_arrays()}
+    return CalibrationBlock(arrays, _held_out(table, missed), _range([table]), table.origin)
 
 
-def pooled_block(tables: Sequence[GemmTable]) -> CalibrationBlock:
-    """One law for several GPUs by their data sheets, with the error on each when it was fitted to the others."""
-    errors = {
-        left_out.gpu.name: np.abs(
-            predict(left_out, fit_coefficients([table for table in tables if table is not left_out])) / left_out.seconds
-            - 1
-        )
-        * 100
-        for left_out in tables
+def _held_out(table: GemmTable, missed: Floats) -> dict[str, float | int | str]:
+    """The error on sites left out, and how many of them a band lies around that was fitted to the others' errors."""
+    errors, covered = error_percent(np.exp(-missed), 1.0), np.zeros(missed.size, dtype=bool)
+    for unseen in folds(table.sites, seed=SEED + 1):
+        low, high = Band.fit(missed[~unseen], table.m[~unseen], KNOTS).around(np.ones(unseen.sum()), table.m[unseen])
+        covered[unseen] = (np.log(low) <= missed[unseen]) & (missed[unseen] <= np.log(high))
+    return {
+        "mape": round(float(errors.mean()), 3),
+        "median": round(float(np.median(errors)), 3),
+        "coverage": round(100 * float(covered.mean()), 1),
+        "rows": missed.size,
+        "sites": int(np.unique(table.sites).size),
+        "how": "5-fold, whole sites (n, k) held out",
     }
-    each = {name: round(float(error.mean()), 1) for name, error in errors.items()}
+
+
+def pooled_block(tables: Sequence[GemmTable], blocks: Mapping[str, CalibrationBlock | None]) -> CalibrationBlock:
+    """One law for several GPUs by their data sheets, with the error on each when it was fitted to the others.
+
+    Its band is that of a GPU whose architecture was left out; `alike_` names that of a GPU that has the law of another
+    of its architecture, of those in `blocks`.
+    """
+    missed: dict[bool, list[Floats]] = {True: [], False: []}
+    each = []
+    for table in tables:
+        others = [other for other in tables if other.gpu.architecture != table.gpu.architecture]
+        predicted = {False: predict(table, fit_coefficients(others))}
+        for other in tables:
+            block = blocks.get(other.gpu.name)
+            if other.gpu != table.gpu and other.gpu.architecture == table.gpu.architecture and block is not None:
+                law = MenuCoefficients.from_arrays(block.arrays), ResidualGrid.from_arrays(block.arrays)
+                predicted[True] = predict(table, *law)
+        for alike, seconds in predicted.items():
+            missed[alike].append(np.log(table.seconds / seconds))
+            of = "its architecture" if alike else "other architectures"
+            each.append(f"{table.gpu.name} by {of} {error_percent(seconds, table.seconds).mean():.1f} %")
+    m = np.concatenate([table.m for table in tables])
+    errors = error_percent(np.exp(-np.concatenate(missed[False])), 1.0)
+    arrays = {**fit_coefficients(tables).as_arrays(), **Band.fit(np.concatenate(missed[False]), m, KNOTS).as_arrays()}
+    if missed[True]:
+        of_m = np.concatenate([table.m for table in tables if any(f"{table.gpu.name} by its" in said for said in each)])
+        band = Band.fit(np.concatenate(missed[True]), of_m, KNOTS).as_arrays()
+        arrays |= {f"alike_{name}": values for name, values in band.items()}
     held_out: dict[str, float | int | str] = {
-        "mape": round(float(np.mean([error.mean() for error in errors.values()])), 3),
-        "median": round(float(np.mean([np.median(error) for error in errors.values()])), 3),
+        "mape": round(float(errors.mean()), 3),
+        "median": round(float(np.median(errors)), 3),
         "sites": len(tables),
-        "how": "whole GPUs left out: " + ", ".join(f"{name} {error} %" for name, error in each.items()),
+        "how": f"whole GPUs left out: {', '.join(each)}",
     }
-    origin = f"{ORIGIN}, {tables[0].dtype} on {', '.join(errors)}"
-    return CalibrationBlock(fit_coefficients(tables).as_arrays(), held_out, _range(tables), origin)
+    origin = f"{ORIGIN}, {tables[0].dtype} on {', '.join(table.gpu.name for table in tables)}, {tables[0].library}"
+    return CalibrationBlock(arrays, held_out, _range(tables), origin)
 
 
-def held_out_rows(table: GemmTable, share: float = HELD_OUT, seed: int = SEED) -> NDArray[np.bool_]:
-    """A mask of the rows of sites drawn at random, all rows of a site together."""
-    sites = site_numbers(table.n, table.k)
-    drawn = np.random.default_rng(seed).permutation(np.unique(sites))
-    return np.isin(sites, drawn[: round(share * drawn.size)])
+def left_out(table: GemmTable, coefficients: MenuCoefficients) -> tuple[Noises, Floats]:
+    """log(measured / predicted) of every row by the fit to the sites of other folds, and the noises it is least at.
 
-
-def fit_law(table: GemmTable, start: MenuCoefficients = START) -> tuple[MenuCoefficients, ResidualGrid]:
-    """Coefficients and residual of one table, the latter at every n and k that the table has anywhere."""
-    coefficients = fit_coefficients([table], start)
-    return coefficients, library_residual(table, predict(table, coefficients))
+    The 21 coefficients are those of all rows: so few know none of 25,000 rows by heart.
+    """
+    m, menu_s = np.unique(_level_m(table)), predict(table, coefficients)
+    measured, column = np.log(table.seconds / menu_s), np.searchsorted(m, _level_m(table))
+    missed = {noises: measured.copy() for noises in product(NOISES, NOISES_OF_TRUTH)}
+    for unseen in folds(table.sites):
+        rest = table.rows(unseen)
+        sites = np.unique(np.stack([rest.n, rest.k], axis=1), axis=0)
+        at = [
+            {noise: smooth.at(sites)[rest.sites, column[unseen]] for noise, smooth in by_noise.items()}
+            for by_noise in _smoothed(table.rows(~unseen), menu_s[~unseen], NOISES, NOISES_OF_TRUTH)
+        ]
+        for noise, other in missed:
+            missed[noise, other][unseen] -= at[0][noise] + at[1][other]
+    best = min(missed, key=lambda noises: float(np.abs(missed[noises]).mean()))
+    return best, missed[best]
 
 
 def fit_coefficients(tables: Sequence[GemmTable], start: MenuCoefficients = START) -> MenuCoefficients:
@@ -245,9 +301,9 @@ LIBRARY_LIKENESS = Likeness(
         Alike(1.2, None, "m", (0.65, 3.2), (0.25, 1.0)),
     ),
 )
-NOISE = 0.9
-# What the columns held for true depart from that course is smoother, and how noisy differs from table to table: the
-# one of these that predicts left out sites of the fit best.
+# How noisy differs from table to table: the ones of these that predict left out sites best.
+NOISES = (0.9, 3.0, 10.0, 30.0)
+# What the column held for true departs from that course is smoother.
 TRUTH_LIKENESS = Likeness(
     same_n=(2.0, 0.15),
     same_k=(1.7, 4.2),
@@ -258,34 +314,43 @@ TRUTH_LIKENESS = Likeness(
     alike=(Alike(2.6, None, "k", (1.5, 3.0), (0.25, 1.0)),),
 )
 NOISES_OF_TRUTH = (1.5, 5.0, 15.0, 45.0)
-INNER_FOLDS = 4
+# Up to so many rows each m was measured, and is a node of its own.
+FEW_ROWS = 16
 # A column that departs from the first by more, in log seconds and beside a factor for each m, is of other kernels.
 SAME_KERNELS = 0.1
 
 
-def library_residual(table: GemmTable, menu_s: Floats) -> ResidualGrid:
+def library_residual(
+    table: GemmTable, menu_s: Floats, noises: Noises = (NOISES[0], NOISES_OF_TRUTH[1])
+) -> ResidualGrid:
     """The logarithm of measured over `menu_s`, the menu's seconds of each row, at every n and k that the table has.
 
     First the course that all columns of like kernels share, which knows most of the noise of single measurements from
-    what repeats; then, smoother, how those held for true depart from it. Raises ValueError for a single site.
+    what repeats; then, smoother, how the one held for true departs from it. Raises ValueError for a single site.
     """
-    m, n, k = (np.unique(size) for size in (table.m, table.n, table.k))
-    sites = np.unique(np.stack([table.n, table.k], axis=1), axis=0)
+    m, n, k = (np.unique(size) for size in (_level_m(table), table.n, table.k))
     nodes = np.array([(outputs, inputs) for outputs in n for inputs in k])
+    shared, departs = _smoothed(table, menu_s, noises[:1], noises[1:])
+    values = shared[noises[0]].at(nodes) + departs[noises[1]].at(nodes)
+    return ResidualGrid((m, n, k), values.reshape(n.size, k.size, m.size).transpose(2, 0, 1))
+
+
+def _smoothed(
+    table: GemmTable, menu_s: Floats, noises: Sequence[float], noises_of_truth: Sequence[float]
+) -> tuple[dict[float, SiteKriging], dict[float, SiteKriging]]:
+    """The course that columns share beyond `menu_s`, and how the table's own departs from it, by noise."""
+    m, sites = np.unique(_level_m(table)), np.unique(np.stack([table.n, table.k], axis=1), axis=0)
     menu, truth = (_by_site(table, sites, m, np.log(seconds)) for seconds in (menu_s, table.seconds))
     shared = _shared(table, sites, m)
-    values = SiteKriging.fit(sites, m, shared - menu, LIBRARY_LIKENESS, NOISE).at(nodes)
-    departs = truth - shared
-    if np.nanmax(np.abs(departs)) > 0:
-        noise = min(NOISES_OF_TRUTH, key=lambda each: _left_out_error(sites, m, departs, each))
-        values = values + SiteKriging.fit(sites, m, departs, TRUTH_LIKENESS, noise).at(nodes)
-    return ResidualGrid((m, n, k), values.reshape(n.size, k.size, m.size).transpose(2, 0, 1))
+    return (
+        {noise: SiteKriging.fit(sites, m, shared - menu, LIBRARY_LIKENESS, noise) for noise in noises},
+        {noise: SiteKriging.fit(sites, m, truth - shared, TRUTH_LIKENESS, noise) for noise in noises_of_truth},
+    )
 
 
 def _shared(table: GemmTable, sites: Floats, m: Floats) -> Floats:
     """Log seconds [S, M] that columns agree on: the median of each, moved to the level of the first at each m."""
-    first = np.where(np.isfinite(table.columns_s[:, 0]), table.columns_s[:, 0], table.seconds)
-    course = _by_site(table, sites, m, np.log(first))
+    course = _by_site(table, sites, m, np.log(table.seconds))
     columns = [course]
     for seconds in table.beside_s.T:
         column = _by_site(table, sites, m, np.log(seconds))
@@ -303,17 +368,17 @@ def _median(columns: list[Floats]) -> Floats:
         return np.asarray(np.nanmedian(columns, axis=0))
 
 
-def _left_out_error(sites: Floats, m: Floats, residual: Floats, noise: float) -> float:
-    """The mean of what is missed at sites that were left out, within the sites that the fit may see."""
-    missed = np.empty_like(residual)
-    for unseen in folds(np.arange(len(sites)), INNER_FOLDS):
-        predicted = SiteKriging.fit(sites[~unseen], m, residual[~unseen], TRUTH_LIKENESS, noise).at(sites[unseen])
-        missed[unseen] = np.abs(predicted - residual[unseen])
-    return float(np.nanmean(missed))
-
-
 def _by_site(table: GemmTable, sites: Floats, m: Floats, values: Floats) -> Floats:
-    """One value a row of the table as a matrix of sites and m, NaN where there is no row."""
-    matrix = np.full((len(sites), len(m)), np.nan)
-    matrix[site_numbers(table.n, table.k), np.searchsorted(m, table.m)] = values
-    return matrix
+    """One value a row of the table as a matrix of sites and m: NaN without a row, the mean where two share it."""
+    total, count = np.zeros((2, len(sites), len(m)))
+    place, known = (table.sites, np.searchsorted(m, _level_m(table))), np.isfinite(values)
+    np.add.at(total, place, np.where(known, values, 0.0))
+    np.add.at(count, place, known)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _level_m(table: GemmTable) -> Floats:
+    """The m of each row, that of the row before where the GPU's law has no steps: then two neighbours share a node."""
+    if Rates.of(table.gpu, table.dtype).steps:
+        return table.m
+    return np.where((table.m > FEW_ROWS) & np.isin(table.m - 1, table.m), table.m - 1, table.m)

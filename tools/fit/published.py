@@ -19,11 +19,14 @@ Columns = dict[str, NDArray[Any]]
 
 SAMPLE = Path(__file__).parents[2] / "tests" / "data" / "published"
 GPUS = ("a100_sxm", "b200_sxm", "h100_sxm", "h200_sxm", "l40s")
-# Of the ascending n and k of products every third, so that sites keep neighbours; columns held for true, and the one
-# that ran for a second at each point.
-EVERY_SITE = 3
-PRODUCT_TIMES = ("trtllm_1.3.0rc20", "sglang_0.5.14", "vllm_0.22.0")
-PRODUCT_TIMES_OF_A100 = ("sglang_0.5.10",)
+# Of the ascending n and k of products every third, so that sites keep neighbours, in fp8 every seventh and every third
+# m; columns held for true, and of the H200 the one that ran for a second at each point.
+EVERY_SITE = {"bf16": (3, 1), "fp8": (7, 3)}
+PRODUCT_TIMES = ("trtllm_1.3.0rc20", "sglang_0.5.14", "vllm_0.24.0")
+PRODUCT_TIMES_OF = {
+    "a100_sxm": ("trtllm_1.0.0", "sglang_0.5.10", "vllm_0.14.0"),
+    "h200_sxm": (*PRODUCT_TIMES, "vllm_0.22.0"),
+}
 # Heads and key-value heads of attention, all batches and lengths of each.
 HEADS = {(4, 4), (8, 1), (16, 8), (32, 8), (40, 40), (64, 4)}
 HEAD_DIMS = (64, 128)
@@ -72,13 +75,8 @@ def _typed(cells: tuple[str, ...]) -> NDArray[Any]:
 def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
     """Write the sample: whole sites of products, whole head shapes of attention, all of the smaller tables."""
     for gpu in GPUS:
-        columns = read_columns(tables, f"gemm_bf16_{gpu}")
-        kept = columns["m"] >= 1
-        for size in ("n", "k"):
-            kept &= np.isin(columns[size], np.unique(columns[size])[::EVERY_SITE])
-        times = PRODUCT_TIMES_OF_A100 if gpu == "a100_sxm" else PRODUCT_TIMES
-        names = (*("m", "n", "k"), *(name for name in times if name in columns))
-        _write(sample, f"gemm_bf16_{gpu}", columns, kept, names)
+        for dtype in EVERY_SITE:
+            _draw_products(tables, sample, gpu, dtype)
         columns = read_columns(tables, f"attention_prefill_bf16_{gpu}")
         heads = zip(columns["num_heads"].tolist(), columns["num_key_value_heads"].tolist(), strict=True)
         kept = np.array([pair in HEADS for pair in heads]) & np.isin(columns["head_dim"], HEAD_DIMS)
@@ -95,6 +93,20 @@ def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
         _write(sample, name, columns, np.ones(len(columns["GPUs"]), dtype=bool), tuple(columns))
     for name in ("sdpa_h200.csv", "nccl_tests_8xa100.csv"):
         (sample / name).write_bytes((tables / name).read_bytes())
+
+
+def _draw_products(tables: Path, sample: Path, gpu: str, dtype: str) -> None:
+    """Whole sites of a table of products, where there is one."""
+    name = f"gemm_{dtype}_{gpu}"
+    if name not in {path.stem for path in tables.glob("gemm_*")}:
+        return
+    columns = read_columns(tables, name)
+    every_site, every_m = EVERY_SITE[dtype]
+    kept = (columns["m"] >= 1) & np.isin(columns["m"], np.unique(columns["m"][columns["m"] >= 1])[::every_m])
+    for size in ("n", "k"):
+        kept &= np.isin(columns[size], np.unique(columns[size])[::every_site])
+    times = PRODUCT_TIMES_OF.get(gpu, PRODUCT_TIMES)
+    _write(sample, name, columns, kept, (*("m", "n", "k"), *(time for time in times if time in columns)))
 
 
 def _write(sample: Path, name: str, columns: Columns, kept: NDArray[np.bool_], names: tuple[str, ...]) -> None:

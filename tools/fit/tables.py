@@ -14,6 +14,7 @@ from tools.fit.attention import fit_attention
 from tools.fit.collectives import fit_collectives
 from tools.fit.decode import fit_decode, fit_latent
 from tools.fit.gemm import fit_gemm
+from tools.fit.grouped_gemm import fit_grouped_gemm
 from tools.fit.memory import fit_memory
 from tools.fit.step import fit_step
 
@@ -43,6 +44,7 @@ FITS: Mapping[str, Fit] = {
     "attention": lambda folder, _: fit_attention(folder),
     "decode": lambda folder, _: fit_decode(folder),
     "mla": lambda folder, _: fit_latent(folder),
+    "grouped_gemm": lambda folder, _: fit_grouped_gemm(folder),
     "memory": _alone("memory", fit_memory),
     "collectives": _alone("collectives", fit_collectives),
     "step": _step,
