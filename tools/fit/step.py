@@ -29,6 +29,7 @@ from pyperf_suite.laws.training.framework import (
     NAMES,
     StepConstants,
     generation_of,
+    on_gpu,
     pack_constants,
 )
 from pyperf_suite.laws.training.published import TrainingRun, read_runs
@@ -48,8 +49,8 @@ RUNS = "training_published.csv"
 MULTI_NODE = "train_iteration_multi_node_a100"
 SINGLE_NODE = "train_iteration_single_node_a100"
 ORIGIN = (
-    "runs of NVIDIA/dgxc-benchmarking, Megatron-Bridge, mosaicml/llm-foundry, pytorch/torchtitan, bigscience and papers, "
-    "training iterations published with vTrain (f8dda847)"
+    "runs of NVIDIA/dgxc-benchmarking, Megatron-Bridge, mosaicml/llm-foundry, pytorch/torchtitan, bigscience and "
+    "papers, training iterations published with vTrain (f8dda847)"
 )
 # The tables do not state it; Megatron-LM's padding of GPT-2's vocabulary.
 VOCAB = 51200
@@ -63,17 +64,18 @@ PRIORS: Mapping[str, tuple[float, float]] = {
     "scores": (1.0, 0.4),
     "memory": (1.1, 0.15),
     "loss": (1.5, 0.4),
-    "experts": (1.15, 0.25),
-    "routing": (2.0, 0.5),
+    "experts": (1.2, 0.2),
+    "routing": (2.0, 0.4),
+    "expert_host_s": (2e-3, 0.4),
     "fp8": (0.82, 0.06),
     "mxfp8": (0.85, 0.1),
-    "nvfp4": (1.2, 0.2),
+    "nvfp4": (1.3, 0.2),
     "cast": (0.9, 0.3),
     "tensor": (1.0, 0.4),
     "tensor_overlapped": (0.4, 0.4),
     "exchange": (1.3, 0.5),
     "gather": (2.5, 0.5),
-    "all_to_all": (1.5, 0.5),
+    "all_to_all": (0.7, 0.4),
     "send": (0.1, 1.0),
     "finish": (11.0, 0.4),
     "micro_batch_s": (1e-3, 0.1),
@@ -85,6 +87,8 @@ OWN_PRIORS: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "torchtitan": {"attention": (1.5, 0.2)},
     "deepspeed": {"tensor": (2.0, 0.7), "gather": (8.0, 1.0), "micro_batch_s": (10e-3, 1.0), "slowdown": (1.03, 0.04)},
 }
+# What dense runs say nothing of; found on runs with experts, all else held as dense runs gave it.
+OF_EXPERTS = ("experts", "routing", "expert_host_s", "all_to_all")
 # Scatter that runs of one layout have; beyond it a run counts by the size of its error, not the square.
 USUAL_ERROR = 0.03
 # Equal layouts of one source and model say the same many times: together they count as so many runs.
@@ -127,7 +131,7 @@ class PricedRun:
         return self.run.source, self.run.name, self.run.plan.dtype, self.run.gpu.name
 
     def predicted(self, constants: StepConstants) -> float:
-        return float(sum(step_parts(self.priced, constants).values()))
+        return float(sum(step_parts(self.priced, on_gpu(constants, self.run.gpu)).values()))
 
 
 @dataclass
@@ -229,27 +233,42 @@ def fit_generation(runs: Sequence[PricedRun], framework: str, generation: str) -
 
 def fit_constants(runs: Sequence[PricedRun], framework: str) -> tuple[StepConstants, dict[str, float]]:
     """The constants that come nearest to the runs, by relative error, and the deviation of each one's logarithm."""
+    priors = {name: OWN_PRIORS.get(framework, {}).get(name, PRIORS[name]) for name in NAMES}
+    start = StepConstants(**{name: mean for name, (mean, _) in priors.items()})
+    widths = {name: width for name, (_, width) in priors.items()}
+    dense = [run for run in runs if run.kind != KINDS[2]]
+    sparse = [run for run in runs if run.kind == KINDS[2]]
+    found, deviations = _fit(dense, start, {name: widths[name] for name in NAMES if name not in OF_EXPERTS})
+    found, of_experts = _fit(sparse, found, {name: widths[name] for name in OF_EXPERTS})
+    return found, {name: (deviations | of_experts)[name] for name in NAMES}
+
+
+def _fit(
+    runs: Sequence[PricedRun], start: StepConstants, widths: Mapping[str, float]
+) -> tuple[StepConstants, dict[str, float]]:
+    """The named constants, the others as in `start`; without runs they are their priors."""
     from scipy.optimize import least_squares
 
-    priors = {name: OWN_PRIORS.get(framework, {}).get(name, PRIORS[name]) for name in NAMES}
-    means, widths = (np.array([priors[name][place] for name in NAMES]) for place in (0, 1))
+    if not runs:
+        return start, dict(widths)
+    means = np.array([getattr(start, name) for name in widths])
     count = Counter(run.weight for run in runs)
     weights = np.array([np.sqrt(min(1.0, WORTH / count[run.weight])) for run in runs]) / USUAL_ERROR
     measured = np.log([run.seconds for run in runs])
 
     def given(logs: NDArray[np.float64]) -> StepConstants:
-        return StepConstants(**dict(zip(NAMES, (means * np.exp(logs)).tolist(), strict=True)))
+        return replace(start, **dict(zip(widths, (means * np.exp(logs)).tolist(), strict=True)))
 
     def misses(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         constants = given(logs)
         errors = weights * (np.log([run.predicted(constants) for run in runs]) - measured)
         # Beyond the usual scatter an error counts by its size, not its square.
         soft = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
-        return np.concatenate([soft, logs / widths])
+        return np.concatenate([soft, logs / np.array(list(widths.values()))])
 
-    found = least_squares(misses, np.zeros(len(NAMES)), diff_step=1e-3, xtol=1e-4, ftol=1e-4)
+    found = least_squares(misses, np.zeros(len(widths)), diff_step=1e-3, xtol=1e-4, ftol=1e-4)
     deviations = np.sqrt(np.diag(np.linalg.pinv(found.jac.T @ found.jac)))
-    return given(found.x), dict(zip(NAMES, deviations.tolist(), strict=True))
+    return given(found.x), dict(zip(widths, deviations.tolist(), strict=True))
 
 
 def left_out(runs: Sequence[PricedRun], framework: str, group: Callable[[PricedRun], str]) -> NDArray[np.float64]:

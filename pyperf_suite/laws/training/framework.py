@@ -53,7 +53,8 @@ class StepConstants:
         network_bytes_per_s: what a GPU really sends between nodes, one direction; None: what its maker's servers have.
         attention: the framework's fused attention over the law's kernel; `scores` the same where it is not fused.
         memory: passes over activations, over those that are counted as fused; `loss` over those over logits.
-        experts: products of experts; `routing` what sorts tokens to them and back.
+        experts: products of experts; `routing` what sorts tokens to them and back; `expert_host_s` what the host takes
+            to launch a layer with experts in addition.
         fp8, mxfp8, nvfp4: products of that dtype; `cast` the passes that convert their operands.
         tensor: the exchange of TP that is waited for; `tensor_overlapped` what is left of it where products hide it.
         exchange: gradients and parameters over data-parallel ranks, next to computation; `gather` those of ZeRO-3.
@@ -73,6 +74,7 @@ class StepConstants:
     loss: Any = 1.0
     experts: Any = 1.0
     routing: Any = 1.0
+    expert_host_s: Any = 0.0
     fp8: Any = 1.0
     mxfp8: Any = 1.0
     nvfp4: Any = 1.0
@@ -144,6 +146,12 @@ def found_constants(gpu: str | GpuSpec | Calibration, framework: str = "megatron
     return _of_block(pooled.block(f"{BLOCK}.{LIKE.get(framework, framework)}"), spec_of(gpu), framework)
 
 
+def on_gpu(constants: StepConstants, spec: GpuSpec) -> StepConstants:
+    """The constants for one GPU: nvfp4 is priced as fp8, and how much faster its units are differs by GPU."""
+    peaks = spec.peak_flop_per_s
+    return replace(constants, nvfp4=constants.nvfp4 * peaks["fp8"] / peaks["fp4"]) if "fp4" in peaks else constants
+
+
 def pack_constants(
     constants: StepConstants | Mapping[str, StepConstants],
     held_out: Mapping[str, float | int | str],
@@ -170,11 +178,8 @@ def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundCo
     arrays, generation = block.arrays, GENERATIONS.index(generation_of(spec))
     numbers = {name: float(np.ravel(arrays[name])[generation % arrays[name].size]) for name in NAMES if name in arrays}
     network = float(arrays["network_bytes_per_s"]) if "network_bytes_per_s" in arrays else None
-    peaks = spec.peak_flop_per_s
-    if "fp4" in peaks:
-        # They are priced as fp8, whose peak differs.
-        numbers["nvfp4"] = numbers.get("nvfp4", 1.0) * peaks["fp8"] / peaks["fp4"]
-    constants = StepConstants(**numbers, network_bytes_per_s=network or CARRIED_BYTES_PER_S.get(spec.name))
+    network = network or CARRIED_BYTES_PER_S.get(spec.name)
+    constants = on_gpu(StepConstants(**numbers, network_bytes_per_s=network), spec)
     another = "gpus" in arrays and (spec.name not in arrays["gpus"].tolist() or framework in LIKE)
     error = float(block.held_out["mape"])
     low, high = (tuple(arrays[side].astype(float).tolist()) if side in arrays else () for side in ("low", "high"))

@@ -118,7 +118,8 @@ class LayerPrices:
 
     `forward` and `backward` are of products, `experts_...` those of experts; `scores` are passes over scores that lie
     in memory; `merged` what adds up pieces of ring attention; `cast` converts operands, `routed` sorts tokens. `summed`
-    is one exchange of TP, `gathered` its half, `ring` one round of CP, `all_to_all` one way to the experts.
+    is one exchange of TP, `gathered` its half, `ring` one round of CP, `all_to_all` one way to the experts. `sparse` is
+    the share of layers that have experts.
     """
 
     forward: Any
@@ -137,6 +138,7 @@ class LayerPrices:
     all_to_all: Any
     taken_tensor: Any
     taken_context: Any
+    sparse: Any
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,8 @@ def layer_work(layer: LayerPrices, piece: MicroBatch, constants: StepConstants) 
         context,
         c.all_to_all * (4 + 2 * piece.again) * layer.all_to_all,
     )
-    return replace(work, host=np.maximum(0.0, piece.passes * c.host_s_per_layer - work.seconds))
+    launched = c.host_s_per_layer + layer.sparse * c.expert_host_s
+    return replace(work, host=np.maximum(0.0, piece.passes * launched - work.seconds))
 
 
 def ends_work(ends: EndPrices, piece: MicroBatch, constants: StepConstants) -> StepWork:
@@ -289,6 +292,7 @@ def price_layer(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices,
         _all_to_all_s(model, piece, prices, network),
         tensor_taken,
         context_taken,
+        (model.sparse_layers / model.layers if model.experts > 1 else 0.0) + np.zeros(np.shape(moved_s)),
     )
 
 
