@@ -14,8 +14,9 @@ import numpy as np
 
 from pyperf_suite.advise.calibrate_laws import summary
 from pyperf_suite.errors import UserError
+from pyperf_suite.laws.alpha_beta import FOLDS, PiecewiseAlphaBeta
 from pyperf_suite.laws.calibration import Calibration, CalibrationBlock
-from pyperf_suite.laws.collectives import FOLDS, PiecewiseAlphaBeta, pack_curves, unpack_laws
+from pyperf_suite.laws.collectives import pack_curves, unpack_laws
 from pyperf_suite.laws.training.engine_step import BLOCK as ENGINE_BLOCK
 from pyperf_suite.laws.training.engine_step import (
     KERNELS,
@@ -44,6 +45,8 @@ from pyperf_suite.workloads.training.parallel_layout import ParallelStepParamete
 KERNEL_BLOCK, COLLECTIVE_BLOCK = "cpu_kernels", "cpu_collectives"
 PROBE = "step_calibration"
 FEWEST_STEPS = 3
+# Of a normal distribution, half lies within 0.67 and 90 % within 1.64 standard deviations of the middle.
+MEDIANS_IN_COVERED = 2.44
 # Beyond this no constant of an engine is looked for: seconds of one layer, unit or action.
 MOST_SECONDS = 10.0
 ATTENTION_OF = {"sdpa_flash": "flash", "sdpa_math": "math"}
@@ -175,6 +178,8 @@ def _collective_block(found: Iterable[Reading], origin: str) -> CalibrationBlock
         )
     curves = {key: PiecewiseAlphaBeta.fit(list(each), list(each.values())) for key, each in times.items()}
     stated = {key: 100 * (curve.held_out_error or 0.0) for key, curve in curves.items()}
+    ends = {key: MEDIANS_IN_COVERED * np.log1p(error / 100) for key, error in stated.items()}
+    intervals = {key: (-float(ends[key]), float(ends[key]), error) for key, error in stated.items()}
     sizes = [size for each in times.values() for size in each]
     held_out: dict[str, float | int | str] = {
         "mape": round(float(np.mean(list(stated.values()))), 3),
@@ -183,7 +188,7 @@ def _collective_block(found: Iterable[Reading], origin: str) -> CalibrationBlock
         "how": "sizes of each curve left out",
     }
     limits = {"nbytes": (float(min(sizes)), float(max(sizes)))}
-    return CalibrationBlock(pack_curves(curves, frozenset(), stated), held_out, limits, origin)
+    return CalibrationBlock(pack_curves(curves, frozenset(), intervals), held_out, limits, origin)
 
 
 def _step_constants(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.laws.internode import Network
 from pyperf_suite.laws.training.memory import LAST_STAGE, USABLE_SHARE
 from pyperf_suite.laws.training.step import ParallelPlan
 from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute, Sharding, Sizes
@@ -41,7 +42,8 @@ SPLIT = ("data", "tensor", "pipeline", "context", "expert")
 class Cluster:
     """`gpus` of a kind in nodes of `gpus_per_node`; `memory_bytes` of each, of which a tenth is kept free.
 
-    `network_bytes_per_s` is what each really sends out of its node in one direction, None what the laws reckon with.
+    `network` is what each really sends out of its node in bytes/s, one direction, or measured points of the cluster;
+    None what the laws reckon with.
     Raises UserError for numbers that no cluster has, and for a last node that is not full.
     """
 
@@ -49,7 +51,7 @@ class Cluster:
     gpus: int
     gpus_per_node: int
     memory_bytes: float
-    network_bytes_per_s: float | None = None
+    network: Network | None = None
 
     def __post_init__(self) -> None:
         for name in ("gpus", "gpus_per_node"):

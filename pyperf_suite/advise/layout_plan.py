@@ -190,8 +190,8 @@ def evaluated(
     """Time and memory of every layout of a grid."""
     found = found_constants(laws)
     constants = constants or found.constants
-    if cluster.network_bytes_per_s is not None:
-        constants = replace(constants, network_bytes_per_s=cluster.network_bytes_per_s)
+    if cluster.network is not None:
+        constants = replace(constants, network=cluster.network)
     prices = prices or Prices(laws, dtype_of(cluster.gpu), library=training.library)
     seconds = np.empty(len(grid))
     parts: dict[str, NDArray[np.float64]] = {}

@@ -95,7 +95,7 @@ def layouts_as_json(answer: LayoutAnswer) -> dict[str, Any]:
         "gpus": cluster.gpus,
         "gpus_per_node": cluster.gpus_per_node,
         "usable_bytes": cluster.usable_bytes,
-        "network_bytes_per_s": planned.constants.network_bytes_per_s or usual_network_bytes_per_s(cluster.gpu),
+        **_network_as_json(planned),
         "parameters": training.model.parameters,
         **{name: value for name, value in vars(training).items() if name != "model"},
         "held_out_error_percent": {"step": planned.error_percent, **answer.laws.errors},
@@ -192,10 +192,24 @@ def _counted(count: int, name: str) -> str:
     return f"{count} {name}{'' if count == 1 else 's'}"
 
 
+def _network_as_json(planned: Planned) -> dict[str, Any]:
+    network = planned.constants.network
+    if isinstance(network, tuple):
+        return {"network_bytes_per_s": None, "network_points": [vars(point) for point in network]}
+    return {"network_bytes_per_s": network or usual_network_bytes_per_s(planned.cluster.gpu)}
+
+
 def _network(planned: Planned) -> Remark | None:
-    cluster, network = planned.cluster, planned.constants.network_bytes_per_s
+    cluster, network = planned.cluster, planned.constants.network
     if cluster.gpus <= cluster.gpus_per_node:
         return None
+    if isinstance(network, tuple):
+        return remark(
+            "Between nodes collectives take as long as the {count} measured points say; gradients and parameters are "
+            "sent {how}.",
+            count=len(network),
+            how="during computation where possible" if planned.training.overlap else "after computation",
+        )
     return remark(
         "Between nodes a GPU is assumed to send {rate} in one direction{whose} (--network names another); "
         "gradients and gathered parameters are sent {how}.",

@@ -12,75 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyperf_suite.advise.config_fields import ConfigFields
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.transformer import LARGEST, ModelDimensions
 
-# No dimension of a model comes near; larger numbers are not worth repeating to the user.
-LARGEST_COUNT = 1 << 31
 # One name of a field, or several of which the first that is there counts.
 Names = str | tuple[str, ...]
-
-
-class ConfigFields:
-    """The fields of a configuration. `origin` names it in errors; a field that is null counts as absent."""
-
-    def __init__(self, values: Mapping[str, Any], origin: str) -> None:
-        self._values = values
-        self._origin = origin
-
-    def count(self, *names: str, default: int | None = None, at_least: int = 0) -> int:
-        """The first of the names that is there, a whole number; else the default.
-
-        Raises UserError for anything else than a whole number within bounds, and where no name and no default is there.
-        """
-        for name in names:
-            if not self.lacks(name):
-                return self._whole(name, self._values[name], at_least)
-        if default is None:
-            raise UserError(f"{self._origin}, lacks the field {' or '.join(names)}: add it.")
-        return default
-
-    def lacks(self, *names: str) -> bool:
-        """Whether none of the names is there."""
-        return all(self._values.get(name) is None for name in names)
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        """A truth value. Raises UserError for anything else."""
-        value = self._values.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise UserError(f"{self._origin}, has {name} = {_shown(value)}, where true or false is expected.")
-        return value
-
-    def counts(self, name: str) -> frozenset[int]:
-        """A list of whole numbers, empty where absent. Raises UserError for anything else."""
-        values = self._values.get(name)
-        if values is None:
-            return frozenset()
-        if not isinstance(values, list):
-            raise UserError(f"{self._origin}, has {name} = {_shown(values)}, where a list is expected.")
-        return frozenset(self._whole(name, value, 0) for value in values)
-
-    def refuse_unless(self, holds: bool, sentence: str) -> None:
-        """Raise UserError that this configuration is of a kind which is not counted, unless something holds."""
-        if not holds:
-            raise UserError(f"{self._origin}, {sentence}.")
-
-    def _whole(self, name: str, value: Any, at_least: int) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise UserError(f"{self._origin}, has {name} = {_shown(value)}, where a whole number is expected.")
-        if not at_least <= value <= LARGEST_COUNT:
-            raise UserError(f"{self._origin}, has a {name} that is not within {at_least} to {LARGEST_COUNT}.")
-        return value
-
-
-def _shown(value: Any) -> str:
-    """A value as it may stand in a sentence: a nested or long one by its kind."""
-    if isinstance(value, (dict, list)):
-        return "an object" if isinstance(value, dict) else "a list"
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 def _llama_like(fields: ConfigFields, **more: Any) -> ModelDimensions:
@@ -126,18 +63,40 @@ def _experts(fields: ConfigFields, name: str, default: int | None = None, top_k:
     return {"experts": fields.count(name, default=default), "top_k": fields.count(*names, default=top_k)}
 
 
+def _windows(fields: ConfigFields, has_one: Callable[[int], bool], default: int = 0) -> dict[str, int]:
+    """The window, and how many layers have one: those that `layer_types` lists, else those whose number `has_one`."""
+    window = fields.count("sliding_window", default=default)
+    listed = fields.words("layer_types")
+    layers = listed.count("sliding_attention") if listed else _layers_where(fields, has_one)
+    return {"window": window, "windowed_layers": layers} if window and layers else {}
+
+
+def _window_everywhere(fields: ConfigFields) -> dict[str, int]:
+    return _windows(fields, lambda layer: layer >= 0)
+
+
+def _qwen_windows(fields: ConfigFields) -> dict[str, int]:
+    """None unless asked for; then of the layers behind the first so many."""
+    if not fields.flag("use_sliding_window"):
+        return {}
+    first = fields.count("max_window_layers", default=28)
+    return _windows(fields, lambda layer: layer >= first, 4096)
+
+
 def _llama(fields: ConfigFields) -> ModelDimensions:
     return _llama_like(fields, **_attention_biases(fields), mlp_bias=fields.flag("mlp_bias"))
 
 
 def _qwen3(fields: ConfigFields) -> ModelDimensions:
-    return _llama_like(fields, **_head_dim(fields, 128), **_attention_biases(fields), qk_norm=True)
+    windows = _qwen_windows(fields)
+    return _llama_like(fields, **_head_dim(fields, 128), **_attention_biases(fields), **windows, qk_norm=True)
 
 
 def _qwen2_moe(fields: ConfigFields) -> ModelDimensions:
     return _llama_like(
         fields,
         **_qwen_experts(fields),
+        **_qwen_windows(fields),
         qkv_bias=fields.flag("qkv_bias", True),
         shared_ffn=fields.count("shared_expert_intermediate_size"),
         shared_gate=True,
@@ -145,7 +104,36 @@ def _qwen2_moe(fields: ConfigFields) -> ModelDimensions:
 
 
 def _qwen3_moe(fields: ConfigFields) -> ModelDimensions:
-    return _llama_like(fields, **_qwen_experts(fields), **_attention_biases(fields), qk_norm=True)
+    more = _qwen_experts(fields) | _attention_biases(fields) | _qwen_windows(fields)
+    return _llama_like(fields, **more, qk_norm=True)
+
+
+def _qwen3_next(fields: ConfigFields) -> ModelDimensions:
+    every = fields.count("full_attention_interval", default=4, at_least=1)
+    listed = fields.words("layer_types")
+    heads = fields.count("linear_num_value_heads", default=32, at_least=1)
+    head_dim = fields.count("linear_value_head_dim", default=128, at_least=1)
+    state = fields.count("linear_key_head_dim", default=128, at_least=1)
+    keys = state * fields.count("linear_num_key_heads", default=16, at_least=1)
+    convolution = fields.count("linear_conv_kernel_dim", default=4) * (heads * head_dim + 2 * keys)
+    return _llama_like(
+        fields,
+        **_head_dim(fields, 256),
+        **_qwen_experts(fields),
+        **_attention_biases(fields),
+        qk_norm=True,
+        query_gate=True,
+        shared_ffn=fields.count("shared_expert_intermediate_size", default=512),
+        shared_gate=True,
+        recurrent_layers=listed.count("linear_attention")
+        if listed
+        else _layers_where(fields, lambda layer: (layer + 1) % every != 0),
+        recurrent_width=heads * head_dim,
+        recurrent_keys=keys,
+        recurrent_gates=2 * heads,  # how much is forgotten, and how much of a key's value is replaced
+        recurrent_state=state,
+        recurrent_parameters=convolution + 2 * heads + head_dim,
+    )
 
 
 def _qwen_experts(fields: ConfigFields) -> dict[str, int]:
@@ -158,7 +146,13 @@ def _qwen_experts(fields: ConfigFields) -> dict[str, int]:
     }
 
 
+def _gemma2(fields: ConfigFields) -> ModelDimensions:
+    windows = _windows(fields, lambda layer: layer % 2 == 0, 4096)
+    return _llama_like(fields, **_head_dim(fields, 256), **_tied(fields), **windows, norms=4)
+
+
 def _gemma3(fields: ConfigFields) -> ModelDimensions:
+    every = fields.count("sliding_window_pattern", "_sliding_window_pattern", default=6, at_least=1)
     # Published configurations leave out what is Gemma3TextConfig's default.
     return _llama_like(
         fields,
@@ -167,6 +161,7 @@ def _gemma3(fields: ConfigFields) -> ModelDimensions:
         vocab=fields.count("vocab_size", default=262_208),
         **_head_dim(fields, 256),
         **_tied(fields),
+        **_windows(fields, lambda layer: (layer + 1) % every != 0, 4096),
         norms=4,
         qk_norm=True,
     )
@@ -188,7 +183,8 @@ def _cohere(fields: ConfigFields) -> ModelDimensions:
 
 def _starcoder2(fields: ConfigFields) -> ModelDimensions:
     biases = _attention_biases(fields, "use_bias", True)
-    return _llama_like(fields, gated=False, **biases, mlp_bias=biases["qkv_bias"], norm_bias=True, **_tied(fields))
+    more = _tied(fields) | _window_everywhere(fields)
+    return _llama_like(fields, gated=False, **biases, mlp_bias=biases["qkv_bias"], norm_bias=True, **more)
 
 
 def _gpt_oss(fields: ConfigFields) -> ModelDimensions:
@@ -196,10 +192,87 @@ def _gpt_oss(fields: ConfigFields) -> ModelDimensions:
         fields,
         **_experts(fields, "num_local_experts", top_k=4),
         **_attention_biases(fields, default=True),
+        **_windows(fields, lambda layer: layer % 2 == 0, 128),
         mlp_bias=True,
         router_bias=True,
         # A learned sink for each head's softmax.
         other_parameters=fields.count("num_hidden_layers") * fields.count("num_attention_heads"),
+    )
+
+
+def _llama4(fields: ConfigFields) -> ModelDimensions:
+    """Experts and a shared one in every so many layers; most layers see only their chunk of the sequence."""
+    width = fields.count("intermediate_size", at_least=1)
+    step = fields.count("interleave_moe_layer_step", default=1, at_least=1)
+    sparse = fields.counts("moe_layers") or frozenset(range(step - 1, LARGEST["layers"], step))
+    every = fields.count("no_rope_layer_interval", default=4, at_least=1)
+    listed = fields.words("layer_types")
+    chunked = (
+        listed.count("chunked_attention") if listed else _layers_where(fields, lambda layer: (layer + 1) % every != 0)
+    )
+    return _llama_like(
+        fields,
+        ffn=fields.count("intermediate_size_mlp", default=16384, at_least=1),
+        **_head_dim(fields, 128),
+        **_attention_biases(fields),
+        **_experts(fields, "num_local_experts", default=16, top_k=1),
+        expert_ffn=width,
+        shared_ffn=width,
+        dense_layers=_layers_where(fields, lambda layer: layer not in sparse),
+        window=fields.count("attention_chunk_size", default=8192, at_least=1),
+        windowed_layers=chunked,
+        chunked=True,
+    )
+
+
+# What the letters of a hybrid pattern stand for: Mamba-2, attention, an MLP, experts.
+PATTERN = "M*-E"
+PATTERN_WORDS = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E"}
+
+
+def _nemotron_h(fields: ConfigFields) -> ModelDimensions:
+    """Each layer is one of Mamba-2, attention, an MLP, or experts."""
+    listed = fields.words("layers_block_type") or fields.words("layer_types")
+    pattern = "".join(PATTERN_WORDS.get(word, "?") for word in listed) or fields.word("hybrid_override_pattern")
+    fields.refuse_unless(
+        bool(pattern) and set(pattern) <= set(PATTERN),
+        f"has layers that hybrid_override_pattern does not name by {PATTERN}",
+    )
+    fields.refuse_unless(
+        fields.lacks("moe_latent_size"), "computes experts in a latent of its hidden state, which is not counted"
+    )
+    mamba, attention, dense, sparse = (pattern.count(letter) for letter in PATTERN)
+    heads = fields.count("mamba_num_heads", default=128, at_least=1)
+    state = fields.count("ssm_state_size", default=128, at_least=1)
+    width = heads * fields.count("mamba_head_dim", default=64, at_least=1)
+    keys = state * fields.count("n_groups", "mamba_n_groups", default=8, at_least=1)
+    taps = fields.count("conv_kernel", default=4) + fields.flag("use_conv_bias", True)
+    more: dict[str, Any] = {}
+    if sparse:
+        more = {
+            **_experts(fields, "n_routed_experts"),
+            "expert_ffn": fields.count("moe_intermediate_size", at_least=1),
+            "shared_ffn": fields.count("moe_shared_expert_intermediate_size", default=0),
+            "router_bias": True,
+            "dense_layers": dense,
+        }
+    return _llama_like(
+        fields,
+        layers=len(pattern),
+        head_dim=fields.count("head_dim", "attention_head_dim", default=128, at_least=1),
+        gated=False,
+        norms=1,
+        **_attention_biases(fields),
+        mlp_bias=fields.flag("mlp_bias"),
+        mlp_only_layers=dense + sparse,
+        mixer_only_layers=mamba + attention,
+        recurrent_layers=mamba,
+        recurrent_width=width,
+        recurrent_keys=keys,
+        recurrent_gates=heads,
+        recurrent_state=state,
+        recurrent_parameters=taps * (width + 2 * keys) + 3 * heads + width,
+        **more,
     )
 
 
@@ -275,13 +348,12 @@ def _falcon(fields: ConfigFields) -> ModelDimensions:
     )
 
 
-def _deepseek(fields: ConfigFields, router_bias: bool) -> ModelDimensions:
-    more: dict[str, Any] = {}
+def _deepseek_experts(fields: ConfigFields, router_bias: bool = True) -> dict[str, Any]:
     if experts := fields.count("n_routed_experts", default=0):
         width = fields.count("moe_intermediate_size", at_least=1)
         first = fields.count("first_k_dense_replace", default=0)
         step = fields.count("moe_layer_freq", default=1, at_least=1)
-        more = {
+        return {
             "experts": experts,
             "top_k": fields.count("num_experts_per_tok"),
             "expert_ffn": width,
@@ -289,6 +361,28 @@ def _deepseek(fields: ConfigFields, router_bias: bool) -> ModelDimensions:
             "router_bias": router_bias,
             "dense_layers": _layers_where(fields, lambda layer: layer < first or layer % step != 0),
         }
+    return {}
+
+
+def _glm4_moe(fields: ConfigFields) -> ModelDimensions:
+    return _llama_like(
+        fields,
+        **_head_dim(fields, 128),
+        **_deepseek_experts(fields),
+        qkv_bias=fields.flag("attention_bias"),
+        qk_norm=fields.flag("use_qk_norm"),
+    )
+
+
+def _deepseek_v32(fields: ConfigFields) -> ModelDimensions:
+    """DeepSeek-V3 with an indexer, small heads that choose the tokens which a query attends to."""
+    dim, heads = fields.count("index_head_dim", default=128), fields.count("index_n_heads", default=64)
+    queries = fields.count("q_lora_rank", default=fields.count("hidden_size")) * heads * dim
+    indexer = queries + fields.count("hidden_size") * (dim + heads) + 2 * dim
+    return _deepseek(fields, other_parameters=fields.count("num_hidden_layers") * indexer)
+
+
+def _deepseek(fields: ConfigFields, router_bias: bool = True, **more: Any) -> ModelDimensions:
     rotated = fields.count("qk_rope_head_dim")
     return _llama_like(
         fields,
@@ -299,6 +393,7 @@ def _deepseek(fields: ConfigFields, router_bias: bool) -> ModelDimensions:
         query_rank=fields.count("q_lora_rank", default=0),
         latent_rank=fields.count("kv_lora_rank", at_least=1),
         **_attention_biases(fields),
+        **_deepseek_experts(fields, router_bias),
         **more,
     )
 
@@ -339,40 +434,46 @@ FAMILIES: dict[str, Callable[[ConfigFields], ModelDimensions]] = {
     "bloom": _bloom,
     "cohere": _cohere,
     "deepseek_v2": lambda fields: _deepseek(fields, router_bias=False),
-    "deepseek_v3": lambda fields: _deepseek(fields, router_bias=True),  # which balances the load instead of a loss
+    "deepseek_v3": _deepseek,  # whose router has a bias, which balances the load instead of a loss
+    "deepseek_v32": _deepseek_v32,
     "falcon": _falcon,
     "gemma": lambda fields: _llama_like(fields, **_head_dim(fields, 256), **_tied(fields)),
-    "gemma2": lambda fields: _llama_like(fields, **_head_dim(fields, 256), **_tied(fields), norms=4),
+    "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "glm4_moe": _glm4_moe,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "gpt_oss": _gpt_oss,
     "granite": _llama,
+    "kimi_k2": _deepseek,
     "llama": _llama,
-    "mistral": _llama_like,
-    "mixtral": lambda fields: _llama_like(fields, **_experts(fields, "num_local_experts", top_k=2)),
+    "llama4_text": _llama4,
+    "mistral": lambda fields: _llama_like(fields, **_window_everywhere(fields)),
+    "mixtral": lambda fields: _llama_like(
+        fields, **_experts(fields, "num_local_experts", top_k=2), **_window_everywhere(fields)
+    ),
+    "nemotron_h": _nemotron_h,
     "olmo": lambda fields: _llama_like(fields, **_attention_biases(fields), norm_weight=False),
     "olmo2": lambda fields: _llama_like(fields, other_parameters=_norms_over_all_heads(fields)),
     "olmoe": _olmoe,
     "opt": _opt,
     "phi": _phi,
-    "phi3": _llama_like,
-    "qwen2": lambda fields: _llama_like(fields, qkv_bias=True),
+    "phi3": lambda fields: _llama_like(fields, **_window_everywhere(fields)),
+    "qwen2": lambda fields: _llama_like(fields, qkv_bias=True, **_qwen_windows(fields)),
     "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
+    "qwen3_next": _qwen3_next,
     "roberta": _bert,
     "smollm3": lambda fields: _llama_like(fields, **_tied(fields)),
     "starcoder2": _starcoder2,
 }
-
+# Families of Mamba layers alone.
+ALL_MAMBA = ("falcon_mamba", "mamba", "mamba2")
 
 # Configurations of published models are a few KiB; with labels of classes in it one may be longer.
 MOST_BYTES = 1 << 20
-BY_HAND = (
-    "of a transformer give --layers, --hidden, --heads, --ffn and --vocab instead, and --kv-heads, --experts, --top-k "
-    "where it has them"
-)
+BY_HAND = "give --layers, --hidden, --heads, --ffn and --vocab, and --kv-heads, --experts, --top-k"
 # What any decoder's configuration calls these six, to say which of them a file of an unknown family has.
 USUAL_FIELDS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size",
                 "vocab_size")  # fmt: skip
@@ -409,17 +510,24 @@ def model_config(values: Mapping[str, Any], origin: str) -> ModelConfig:
     notes = []
     if not _is_known(values.get("model_type")) and isinstance(values.get("text_config"), dict):
         notes.append("Of this model of several kinds of input only the part that reads and writes text is taken.")
-        values = values["text_config"]
+        values = {"model_type": f"{values.get('model_type')}_text", **values["text_config"]}
     family, read = _family(values, origin)
     fields = ConfigFields(values, f"{origin}, a {family} model")
-    if fields.flag("use_sliding_window", True) and fields.count("sliding_window", default=0):
-        notes.append("Attention is taken over the whole sequence, though some of this model's layers see a window.")
     if fields.count("num_nextn_predict_layers", default=0):
         notes.append("The layers that predict several tokens at once are not counted.")
     try:
         dimensions = read(fields)
     except UserError as wrong:
         raise wrong if str(wrong).startswith(origin) else UserError(f"{origin}: {wrong}") from None
+    if not dimensions.window and fields.flag("use_sliding_window", True) and fields.count("sliding_window", default=0):
+        notes.append("Attention is taken over the whole sequence, though some of this model's layers see a window.")
+    if chosen := fields.count("index_topk", default=0):
+        notes.append(f"Attention is taken over the whole sequence, though its indexer chooses {chosen} tokens a query.")
+    if dimensions.recurrent_layers:
+        notes.append(
+            f"Of the {dimensions.recurrent_layers} Mamba or linear attention layers the projections are priced, and "
+            "between them only the bytes that are moved: no such kernel was measured, and it takes longer."
+        )
     return ModelConfig(family, dimensions, fields.count(*LONGEST_SEQ, default=0), tuple(notes))
 
 
@@ -431,11 +539,16 @@ def _family(values: Mapping[str, Any], origin: str) -> tuple[str, Callable[[Conf
     family = values.get("model_type")
     if not isinstance(family, str):
         raise UserError(f"{origin} does not say its model_type, so its fields cannot be read: {BY_HAND}.")
+    if family in ALL_MAMBA:
+        raise UserError(
+            f"{origin} is a {family} model, whose layers are all Mamba's: it has no attention and no MLP to be sized."
+        )
     if not _is_known(family):
+        known = ", ".join(sorted(name.removesuffix("_text") for name in FAMILIES))
         has = ", ".join(f"{name} = {values[name]}" for name in USUAL_FIELDS if isinstance(values.get(name), int))
         raise UserError(
-            f"{origin} is of the unknown family {family[:40]!r}, where {', '.join(sorted(FAMILIES))} are known: "
-            f"{BY_HAND}{f' (it has {has[:200]})' if has else ''}."
+            f"{origin} is of the unknown family {family[:40]!r} (known: {known}): "
+            f"{BY_HAND}{f' (has {has[:200]})' if has else ''}."
         )
     return family, FAMILIES[family]
 

@@ -228,7 +228,7 @@ def _collectives(shapes: Shapes) -> Iterator[Part]:
         return
     nbytes = HALF * shapes.tokens * shapes.model.hidden
     # Forward and backward of each layer, and both ends. A group of one sends nothing; laws need at least two.
-    calls = np.where(tp > 1, 2 * ALL_REDUCES_PER_PASS * np.asarray(shapes.model.layers) + 2, 0)
+    calls = np.where(tp > 1, 2 * ALL_REDUCES_PER_PASS * np.asarray(shapes.model.whole_layers) + 2, 0)
     yield Part("all_reduce", "collective", ("all_reduce",), (nbytes, np.maximum(tp, 2)), calls)
 
 

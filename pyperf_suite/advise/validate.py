@@ -114,10 +114,16 @@ def _latent(asked: Asked) -> Explained:
 
 
 def _grouped(asked: Asked) -> Explained:
-    ep, tp = asked.sizes("moe_ep_size", "moe_tp_size")
+    tokens, hidden, width, experts, top_k, ep, tp = asked.sizes(
+        "num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "moe_ep_size", "moe_tp_size"
+    )
     return grouped_gemm_time(
         asked.gpu,
-        *asked.sizes("num_tokens", "hidden_size", "inter_size", "num_experts", "topk"),
+        tokens,
+        hidden,
+        width,
+        experts,
+        top_k,
         dtype=asked.dtype,
         ep=ep,
         tp=tp,

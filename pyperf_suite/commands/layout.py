@@ -15,6 +15,7 @@ from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.hardware.catalogue import GpuSpec
+    from pyperf_suite.laws.internode import Network
 
 USUAL_NODE = 8
 MOST_MEMORY_GIB = 1 << 14
@@ -46,7 +47,8 @@ AXES = {
     click.option(
         "--network",
         metavar="RATE",
-        help="What each GPU really sends out of its node: HDR, NDR, 200Gbps; by default as the laws have it.",
+        help="What each GPU really sends out of its node: HDR, NDR, 200Gbps; or bus bandwidths measured between the "
+        "nodes, as in 1GB:180GB/s,1MB:20GB/s; by default as the laws have it.",
     ),
     click.option("--global-batch", type=int, required=True, metavar="N", help="Sequences of one iteration."),
     *count_options({name.replace("_", "-"): "Only this value." for name in AXES if name != "recompute"}),
@@ -147,10 +149,10 @@ def _memory(spec: GpuSpec, gib: float | None) -> float:
     return gib * 2**30
 
 
-def _network(rate: str | None) -> float | None:
-    from pyperf_suite.hardware.links import network
+def _network(rate: str | None) -> Network | None:
+    from pyperf_suite.laws.internode import network_of
 
-    return None if rate is None else network(rate).gb_per_s * 1e9
+    return None if rate is None else network_of(rate)
 
 
 def _link(rate: str) -> float:

@@ -6,7 +6,7 @@ A few queries against many cached keys are another law (`decode_attention`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from pyperf_suite.laws.attention_kernels import (
     Array,
     AttentionKernels,
     AttentionShape,
-    Choice,
+    KernelChoice,
     transferred,
     unpack_attention,
     windowed,
@@ -33,6 +33,7 @@ from pyperf_suite.laws.calibration import (
     spec_of,
     stated,
 )
+from pyperf_suite.laws.decode_attention import decode_time
 from pyperf_suite.laws.explained import Explained
 from pyperf_suite.laws.roofline import memory_bound_time
 from pyperf_suite.laws.tiled_attention import BACKWARD_FLOP_RATIO
@@ -57,6 +58,8 @@ PUBLISHED, UNPUBLISHED = 0.10, 0.25
 WITHOUT_MASK = 0.10
 UNEQUAL = 0.25
 BEYOND_SIZES = 0.20
+# The same of a few queries against many keys, whose time is taken to be that of reading these. Not measured.
+FEW_QUERIES = 0.70
 # Up to so many queries a key head keys are split over the slots, and reading them takes longer than the products
 # (Flash-Decoding, Dao et al. 2023): twice as many FLOP a byte of K and V are below the balance of every GPU here.
 DECODE_ROWS = 64
@@ -184,12 +187,12 @@ def attention_time(
     _check_choices(dtype, backward, phase, cache_dtype)
     shape, width, windows = _checked(batch, seq_q, seq_k, heads, kv_heads, head_dim, causal, window)
     if phase == "decode":
-        return _decode(gpu, shape, width, dtype)
+        if np.any(shape.seq_q != 1):
+            raise UserError("Decode has one query a sequence: give seq_q = 1.")
+        return _decode(gpu, shape, width, windows, dtype, cache_dtype, library)
     laws = _laws(gpu, spec, "fp16" if dtype == "fp16" else "bf16", library, cache_dtype or "bf16")
-    decode = _is_decode(shape) & (phase is None)
+    decode = _is_decode(shape) & (phase is None) & (not backward)
     forward = _forward(laws, shape, width, windows, ~decode, spec.peak("bf16" if dtype == "fp8" else dtype))
-    if decode.any():
-        _put(forward, decode, _decode(gpu, shape.where(decode), width[decode], dtype))
     parts, unsure = forward.parts, np.hypot(forward.unsure, 0.0 if causal else WITHOUT_MASK)
     if dtype == "fp8":
         parts = _rescaled(parts, FP8_TIME, spec.peak("bf16") / spec.peak("fp8"))
@@ -201,6 +204,9 @@ def attention_time(
         parts = _rescaled(parts, BACKWARD_FLOP_RATIO / rate, BACKWARD_FLOP_RATIO)
         is_published = _is_like_published(spec) & (width <= max(BACKWARD_RATE))
         unsure = np.hypot(unsure, np.where(is_published, PUBLISHED, UNPUBLISHED))
+    for here, answer in _answers_of_decode(gpu, shape, width, windows, decode, (dtype, cache_dtype, library)):
+        unsure = np.where(here, 0.0, unsure)
+        _put(forward, parts, here, answer)
     law = laws.windowed if laws.windowed is not None and bool((windows > 0).all()) else laws.plain
     error_percent, origin = law.error_percent, law.origin
     if isinstance(gpu, Calibration):
@@ -292,9 +298,9 @@ def _forward(
             _weigh(found, here, choices, there, head_dim[here] / width, flop_per_s, laws)
     # A kernel's width is read off heads that fill it; how little of it a narrower head can use was not measured.
     beyond = asked & (_beyond(laws.plain, shape) | (head_dim < min(laws.plain.widths)))
-    found.unsure = np.hypot(found.unsure, np.where(beyond, BEYOND_SIZES, 0.0))
     unequal = asked & (shape.seq_q != shape.seq_k)
-    found.unsure = np.hypot(found.unsure, np.where(unequal, UNEQUAL, 0.0))
+    further = np.hypot(np.where(beyond, BEYOND_SIZES, 0.0), np.where(unequal, UNEQUAL, 0.0))
+    found.unsure = np.array(np.hypot(found.unsure, further))
     found.extrapolated |= beyond | unequal
     found.extrapolated |= asked & laws.plain.transferred
     return found
@@ -303,7 +309,7 @@ def _forward(
 def _weigh(
     found: _Forward,
     here: NDArray[np.bool_],
-    choices: list[Choice],
+    choices: list[KernelChoice],
     shape: AttentionShape,
     filled: Array,
     flop_per_s: float,
@@ -323,28 +329,54 @@ def _weigh(
         found.extrapolated[here] |= (weight > 0) & ((np.asarray(choice.unsure) > 0) | (kernel.doubt > 0))
 
 
-def _decode(gpu: str | GpuSpec | Calibration, shape: AttentionShape, head_dim: Array, dtype: str) -> Explained:
-    """One query against many keys, as long as reading these takes."""
-    nbytes = shape.nbytes(head_dim) * (0.5 if dtype == "fp8" else 1.0)
-    reading = memory_bound_time(gpu, nbytes)
-    launch = reading.parts["launch"]
-    return replace(
-        reading,
-        parts={"bandwidth": reading.seconds - launch, "launch": launch},
-        extrapolated=np.ones(nbytes.shape, bool),
-    )
+def _decode(
+    gpu: str | GpuSpec | Calibration,
+    shape: AttentionShape,
+    head_dim: Array,
+    windows: Array,
+    dtype: str,
+    cache_dtype: str | None,
+    library: str | None,
+) -> Explained:
+    """One query a sequence against the keys of a cache."""
+    sizes = (shape.batch, shape.seq_k, shape.heads, shape.kv_heads, head_dim, windows)
+    return decode_time(gpu, *sizes, dtype, cache_dtype, library)
 
 
-def _put(forward: _Forward, here: NDArray[np.bool_], answer: Explained) -> None:
+def _answers_of_decode(
+    gpu: str | GpuSpec | Calibration,
+    shape: AttentionShape,
+    head_dim: Array,
+    windows: Array,
+    decode: NDArray[np.bool_],
+    how: tuple[str, str | None, str | None],
+) -> Iterator[tuple[NDArray[np.bool_], Explained]]:
+    """The law of decode for one query a sequence; for a few queries the time of reading the keys and values."""
+    one = decode & (shape.seq_q == 1)
+    if one.any():
+        yield one, _decode(gpu, shape.where(one), head_dim[one], windows[one], *how)
+    few = decode & (shape.seq_q > 1)
+    if few.any():
+        seen = np.where(windows > 0, np.minimum(shape.seq_k, windows + shape.seq_q - 1), shape.seq_k)
+        nbytes = replace(shape, seq_k=seen).where(few).nbytes(head_dim[few]) * (0.5 if how[0] == "fp8" else 1.0)
+        reading = memory_bound_time(gpu, nbytes)
+        launch = reading.parts["launch"]
+        low, high = (reading.seconds * np.exp(side) for side in (-FEW_QUERIES, FEW_QUERIES))
+        yield (
+            few,
+            Explained(
+                reading.seconds, {"bandwidth": reading.seconds - launch, "launch": launch}, True, low=low, high=high
+            ),
+        )
+
+
+def _put(forward: _Forward, parts: dict[str, Array], here: NDArray[np.bool_], answer: Explained) -> None:
     """Put another law's answer in the place of these shapes."""
     for name, seconds in answer.parts.items():
-        forward.parts.setdefault(name, np.zeros(here.shape))[here] = seconds
+        parts.setdefault(name, np.zeros(here.shape))[here] = seconds
     forward.extrapolated[here] = answer.extrapolated
-    if answer.low is None:
-        forward.unsure[here] = UNPUBLISHED
-    else:
-        forward.low[here] = np.log(answer.seconds / answer.low)
-        forward.high[here] = np.log(answer.high / answer.seconds)
+    forward.low[here] = np.log(answer.seconds / answer.low)
+    forward.high[here] = np.log(answer.high / answer.seconds)
 
 
 def _rescaled(parts: Mapping[str, Array], factor: Any, ideal_factor: float) -> dict[str, Array]:

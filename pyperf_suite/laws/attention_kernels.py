@@ -26,6 +26,11 @@ ELEMENT_BYTES = 2
 # What the softmax of a pair costs, in columns of the head that its products would take: a straight line through what a
 # pair costs on H200 in heads of 64 to 256 (TensorRT-LLM). Asked where a GPU's table has no head dimension on one side.
 SOFTMAX_COLUMNS = 25.0
+# The same below the narrowest that was measured: 64 left out and read off 128, the median of GPUs and libraries.
+NARROW_COLUMNS = 60.0
+# Watts per TFLOP/s of the peak that GPUs with mma.sync kernels need to hold their clock. L40S has 0.97: so its
+# attention reaches 49 % of the peak where an RTX 5090 at 400 W, 1.9 W, reaches 89 to 91 % (gau-nernst's learn-cuda).
+WATT_PER_TFLOP = 1.42
 # How the time of a kernel's bytes follows the memory's bandwidth from GPU to GPU: kernels that wait for memory only now
 # and then gain less. H200 took 10 % less time a byte than H100, of whose kind it is, with 43 % more bandwidth.
 MEMORY_EXPONENT = 0.3
@@ -205,7 +210,8 @@ class KernelLaw:
 
     def at_head_dim(self, head_dim: int) -> KernelLaw:
         """The same kernel for heads of another width, its pairs as much dearer as their products and softmax."""
-        dearer = (head_dim + SOFTMAX_COLUMNS) / (self.head_dim + SOFTMAX_COLUMNS)
+        columns = SOFTMAX_COLUMNS if head_dim > self.head_dim else NARROW_COLUMNS
+        dearer = (head_dim + columns) / (self.head_dim + columns)
         costs = replace(
             self.costs, busiest_pair_s=self.costs.busiest_pair_s * dearer, even_pair_s=self.costs.even_pair_s * dearer
         )
@@ -217,9 +223,11 @@ class KernelLaw:
         What the products take at the peak follows the peak of a multiprocessor; what kernels take beyond it (softmax,
         waiting, synchronisation) follows the clock: a GPU with few tensor cores for its clock comes nearer to its peak.
         """
-        slower_clock = measured_on.boost_mhz / spec.boost_mhz
-        slower_sm = measured_on.peak(dtype) / measured_on.sms / (spec.peak(dtype) / spec.sms)
-        ideal_pair_s = 4 * self.head_dim * self.resident * measured_on.sms / measured_on.peak(dtype)
+        clock, measured_clock = _clock_share(spec, dtype), _clock_share(measured_on, dtype)
+        slower_clock = measured_on.boost_mhz * measured_clock / (spec.boost_mhz * clock)
+        reached = measured_on.peak(dtype) * measured_clock / measured_on.sms
+        slower_sm = reached / (spec.peak(dtype) * clock / spec.sms)
+        ideal_pair_s = 4 * self.head_dim * self.resident / reached
         ideal = min(1.0, ideal_pair_s / max(self.costs.pair_s, 1e-30))
         slower = ideal * slower_sm + (1 - ideal) * slower_clock
         costs = AttentionCosts(
@@ -265,18 +273,22 @@ def unpack_kernels(arrays: Mapping[str, NDArray[Any]], sms: int) -> list[KernelL
 
 # Half the width of the 90 % interval, as a logarithm, of what single head dimensions left out showed
 # (`python -m tools.fit.attention_left_out`): one between two that are known, one an octave beyond.
-BETWEEN_WIDTHS = 0.30
+BETWEEN_WIDTHS = 0.50
 BEYOND_WIDTHS = 0.45
-# The same for a window that was not measured with that width, and for a GPU that was left out: read off one of the same
-# compute capability (H100 and H200), of the same kind of kernels, or of another kind.
-OTHER_WINDOW = 0.40
-SAME_CAPABILITY = 0.10
+# The same for a window that was not measured with that width.
+OTHER_WINDOW = 0.55
+# The same for a GPU that was left out: read off a twin (H100 and H200), or off one of another kind (A100 off H100 0.42,
+# L40S off A100 0.45 to 0.94). Between these two lies one of the same kind, of which the tables have no pair: B300 read
+# off B200 was found to err by 14 %, as B200 read off H200 does (TensorRT-LLM, 0.28).
+TWIN = 0.12
 SAME_KIND = 0.30
-OTHER_KIND = 0.70
+OTHER_KIND = 0.80
+# A twin's multiprocessors are as fast, and its power no less, within these logarithms.
+TWIN_RATE, TWIN_POWER = 0.10, 0.20
 
 
 @dataclass(frozen=True)
-class Choice:
+class KernelChoice:
     """A kernel that answers, with its weight, and how much wider than its own the interval is, as a logarithm."""
 
     weight: Any
@@ -311,27 +323,31 @@ class AttentionKernels:
         """Whether what answers for that width is a kernel that nothing else measured supports."""
         return any(choice.kernel.doubt > 0 for choice in self.at_width(width))
 
-    def at_width(self, width: int) -> list[Choice]:
+    def at_width(self, width: int) -> list[KernelChoice]:
         """Which kernels predict heads of a width without a window.
 
         Its own; else the two next to it, straight between them; else the nearest, scaled by what its pairs cost.
         """
         known = {kernel.head_dim: kernel for kernel in self.kernels if kernel.window == 0}
         if width in known:
-            return [Choice(1.0, known[width])]
+            return [KernelChoice(1.0, known[width])]
+        known = {each: kernel for each, kernel in known.items() if kernel.doubt == 0} or known
         below, above = ([each for each in known if (each < width) == is_below] for is_below in (True, False))
         if below and above:
             low, high = max(below), min(above)
             share = (width - low) / (high - low)
-            return [Choice(1 - share, known[low], BETWEEN_WIDTHS), Choice(share, known[high], BETWEEN_WIDTHS)]
+            return [
+                KernelChoice(1 - share, known[low], BETWEEN_WIDTHS),
+                KernelChoice(share, known[high], BETWEEN_WIDTHS),
+            ]
         nearest = max(below) if below else min(above)
         octaves = max(1.0, abs(np.log2(width / nearest)))
-        return [Choice(1.0, known[nearest].at_head_dim(width), BEYOND_WIDTHS * octaves)]
+        return [KernelChoice(1.0, known[nearest].at_head_dim(width), BEYOND_WIDTHS * octaves)]
 
 
 def windowed(
     plain: AttentionKernels, known: AttentionKernels | None, width: int, window: int, seq: Array
-) -> list[Choice]:
+) -> list[KernelChoice]:
     """Which kernels predict heads of a width with a window, for sequences of those lengths.
 
     The one measured with both. Else the one of the nearest window, going over to the one without a window where that is
@@ -339,7 +355,7 @@ def windowed(
     """
     there = {} if known is None else known.of_width(width)
     if window in there:
-        return [Choice(1.0, there[window])]
+        return [KernelChoice(1.0, there[window])]
     full = plain.at_width(width)
     if not there:
         unsure = np.where(seq > window, OTHER_WINDOW, 0.0)
@@ -348,7 +364,7 @@ def windowed(
     beyond = np.log(np.maximum(seq / nearest, 1 + 1e-9))
     share = np.where(seq <= window, 1.0, np.clip(np.log(window / nearest) / beyond, 0.0, 1.0))
     return [
-        Choice(1 - share, there[nearest], OTHER_WINDOW),
+        KernelChoice(1 - share, there[nearest], OTHER_WINDOW),
         *(replace(each, weight=share * each.weight) for each in full),
     ]
 
@@ -361,6 +377,9 @@ def unpack_attention(block: CalibrationBlock, library: str, spec: GpuSpec) -> At
     return AttentionKernels(library, kernels, band, block.fitted_range, float(block.held_out["mape"]), block.origin)
 
 
+SMALL = "mma.sync, 100 KB"
+
+
 def kind(spec: GpuSpec) -> str:
     """Which kernels a GPU runs: its tensor cores' instructions and shared memory decide, not the architecture's name.
 
@@ -369,14 +388,35 @@ def kind(spec: GpuSpec) -> str:
     if spec.compute_capability is None:
         return "AMD"
     if spec.compute_capability in ((8, 6), (8, 9)) or spec.compute_capability[0] == 12:
-        return "mma.sync, 100 KB"
+        return SMALL
     return f"compute capability {spec.compute_capability[0]}"
+
+
+def _clock_share(spec: GpuSpec, dtype: str) -> float:
+    """The share of its clock that a GPU's power lets it hold in attention, where kernels were seen to run into it."""
+    needed_w = WATT_PER_TFLOP * spec.peak(dtype) / 1e12
+    return min(1.0, spec.power_w / needed_w) if kind(spec) == SMALL else 1.0
+
+
+def _are_twins(spec: GpuSpec, measured_on: GpuSpec, dtype: str) -> bool:
+    """Whether a GPU has the multiprocessors of one that was measured, and no less power for them."""
+    rates = (each.peak(dtype) / each.sms for each in (spec, measured_on))
+    return (
+        spec.compute_capability == measured_on.compute_capability
+        and log_ratio(*rates) < TWIN_RATE
+        and float(np.log(measured_on.power_w / spec.power_w)) < TWIN_POWER
+    )
+
+
+def _generation(spec: GpuSpec) -> float:
+    return 0.0 if spec.compute_capability is None else spec.compute_capability[0] + spec.compute_capability[1] / 10
 
 
 def transferred(spec: GpuSpec, known: Mapping[GpuSpec, AttentionKernels], dtype: str) -> AttentionKernels:
     """The kernels of the most alike of the known GPUs, as fast as `spec`'s data sheet makes them.
 
-    Most alike is one of its kind, then the nearest in bandwidth. The interval is what leaving whole GPUs out showed.
+    Most alike is one of its kind, then the nearest in generation and bandwidth. The interval is what leaving whole GPUs
+    out showed.
     Raises UserError where none is known or `spec` has no units for that dtype.
     """
     by_name = {gpu.name: gpu for gpu in known}
@@ -386,14 +426,15 @@ def transferred(spec: GpuSpec, known: Mapping[GpuSpec, AttentionKernels], dtype:
         "attention is",
         lambda other: (
             kind(other) != kind(spec),
+            abs(_generation(other) - _generation(spec)),
             log_ratio(other.memory_bytes_per_s, spec.memory_bytes_per_s),
             log_ratio(other.peak(dtype), spec.peak(dtype)),
         ),
     )
     theirs = known[by_name[nearest.name]]
     unsure = SAME_KIND if kind(nearest) == kind(spec) else OTHER_KIND
-    if nearest.compute_capability == spec.compute_capability:
-        unsure = SAME_CAPABILITY
+    if _are_twins(spec, nearest, dtype):
+        unsure = TWIN
     return AttentionKernels(
         theirs.library,
         [replace(kernel.on(spec, nearest, dtype), unsteady=1.0) for kernel in theirs.kernels],

@@ -14,6 +14,8 @@ COVERED = 0.9
 # A percentile in the tail needs some rows; a band has no more knots than follow a course.
 ROWS_A_KNOT = 150
 MOST_KNOTS = 10
+# Of a normal distribution, 90 % lie within so many standard deviations of the mean.
+DEVIATIONS = 1.645
 NAMES = ("band_at", "band_low", "band_high")
 
 

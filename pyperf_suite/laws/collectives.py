@@ -1,16 +1,15 @@
 """The time of a collective on a named GPU: measured curves of its kind of link, and a network beyond one node.
 
 Curves are straight lines over the size, joined, one for each operation and number of ranks. One line misses by several
-times as much, because protocol and algorithm change with the size. What was never measured on a GPU is read off the
-nearest one that was, its bytes scaled by what the two links carry.
+times as much, because protocol and algorithm change with the size. What was never measured on a GPU is read off one
+with the same kind of link, its bytes scaled by what the two links carry.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.hardware.links import INFINIBAND, pcie_of
+from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
+from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import (
     Calibration,
     CalibrationBlock,
@@ -28,217 +29,20 @@ from pyperf_suite.laws.calibration import (
     spec_of,
 )
 from pyperf_suite.laws.explained import Causes, Explained
+from pyperf_suite.laws.internode import (
+    BETWEEN_NODES,
+    THROUGH_POINTS,
+    UNRELAYED,
+    Network,
+    Point,
+    between_nodes_s,
+    checked_network,
+    through_points,
+)
 from pyperf_suite.laws.traffic import OPERATIONS, bus_factor
 
-MOST_SEGMENTS = 8
-FOLDS = 5
-# Huber's constant: a residual beyond 1.345 σ counts by its size, not its square; 95 % efficient on normal noise.
-HUBER = 1.345
-REWEIGHTINGS = 4
-# Below this relative scatter every point is trusted: a clean curve must not call its own bends outliers.
-LEAST_SCATTER = 0.02
-# Times scatter: another segment has to lower the held-out error by more than this share of it, and of the time.
-WORTH_A_SEGMENT = 0.05
-LEAST_GAIN = 0.001
-
-
-@dataclass(frozen=True)
-class Segment:
-    """One straight line: seconds = alpha_s + beta_s_per_byte · S for S from `from_bytes` up to `to_bytes`."""
-
-    from_bytes: float
-    to_bytes: float
-    alpha_s: float
-    beta_s_per_byte: float
-
-
-@dataclass(frozen=True)
-class PiecewiseAlphaBeta:
-    """seconds(S) = start + Σ βᵢ · (what of S lies in segment i): continuous, and never less for more bytes.
-
-    `bends_bytes` are the sizes between segments, ascending; there is one more of `betas_s_per_byte`. The first segment
-    begins at no bytes, where the time is `start_s`; the last one goes on without end. `held_out_error` is the median
-    relative error on sizes that were left out of the fit, None where too few sizes were measured to leave any out.
-    """
-
-    start_s: float
-    bends_bytes: tuple[float, ...]
-    betas_s_per_byte: tuple[float, ...]
-    held_out_error: float | None = None
-
-    def seconds(self, size_bytes: ArrayLike) -> NDArray[np.float64]:
-        """Predicted seconds of messages of `size_bytes`, the S of `traffic.message_bytes`."""
-        size = np.asarray(size_bytes, dtype=np.float64)
-        knots = np.array([0.0, *self.bends_bytes])
-        at_knots = self.start_s + _lengths(knots, self.bends_bytes) @ np.array(self.betas_s_per_byte)
-        beyond = np.maximum(size - knots[-1], 0.0) * self.betas_s_per_byte[-1]
-        return np.asarray(np.interp(size, knots, at_knots) + beyond)
-
-    def segments(self) -> tuple[Segment, ...]:
-        """The straight lines with their own α, the time at which each would meet the axis; smallest sizes first."""
-        edges = (0.0, *self.bends_bytes, np.inf)
-        return tuple(
-            Segment(low, high, float(self.seconds(low)) - beta * low, beta)
-            for (low, high), beta in zip(pairwise(edges), self.betas_s_per_byte, strict=True)
-        )
-
-    @classmethod
-    def fit(cls, size_bytes: ArrayLike, seconds: ArrayLike, most_segments: int = MOST_SEGMENTS) -> PiecewiseAlphaBeta:
-        """Fit to measured times, one per size or several.
-
-        Bends are log-spaced; as many as pay on sizes left out. The fit is non-negative least squares on relative
-        residuals, reweighted after Huber, so that 5 us counts as much as 50 ms and one outlier bends nothing.
-
-        Raises:
-            ValueError: no measurements, a size below 0 or a time that is not positive.
-        """
-        size, time = _checked_times(size_bytes, seconds)
-        errors = held_out_errors(size, time, most_segments)
-        stated = float(np.median(errors)) if errors.size else None
-        return cls(*_fit_segments(size, time, _choose_segments(size, time, most_segments)), stated)
-
-
-@dataclass(frozen=True)
-class AlphaBetaOverRanks:
-    """One operation's law at several numbers of ranks, and between them.
-
-    Between two measured numbers of ranks the time at a size is drawn straight over log n. Beyond them the nearest
-    curve is read at the size with as many bytes on the bus, which scales bandwidth and not latency.
-
-    On the published tables of ai-dynamo/aiconfigurator (095f58a5), all GPUs and libraries, the median error is 9 % for
-    4 ranks from 2 and 8, and 16 % for 8 from 2 and 4: beyond what was measured this is a first guess.
-    """
-
-    operation: str
-    curves: Mapping[int, PiecewiseAlphaBeta]
-
-    def seconds(self, size_bytes: ArrayLike, ranks: int) -> NDArray[np.float64]:
-        """Predicted seconds of messages of `size_bytes` among that many ranks; 1 rank moves nothing in no time."""
-        size = np.asarray(size_bytes, dtype=np.float64)
-        if ranks == 1:
-            return np.zeros(size.shape)
-        known = np.array(sorted(self.curves))
-        if not known[0] <= ranks <= known[-1]:
-            nearest = int(known[0] if ranks < known[0] else known[-1])
-            scale = bus_factor(self.operation, ranks) / bus_factor(self.operation, nearest)
-            return self.curves[nearest].seconds(size * scale)
-        above = int(known[np.searchsorted(known, ranks)])
-        if above == ranks:
-            return self.curves[above].seconds(size)
-        below = int(known[np.searchsorted(known, ranks) - 1])
-        share = np.log(ranks / below) / np.log(above / below)
-        return (1 - share) * self.curves[below].seconds(size) + share * self.curves[above].seconds(size)
-
-    @classmethod
-    def fit(cls, operation: str, size_bytes: ArrayLike, ranks: ArrayLike, seconds: ArrayLike) -> AlphaBetaOverRanks:
-        """Fit a curve to the times at each number of ranks, of 2 and more; raises ValueError where there are none."""
-        size, count, time = (np.asarray(column) for column in (size_bytes, ranks, seconds))
-        curves = {int(n): PiecewiseAlphaBeta.fit(size[count == n], time[count == n]) for n in np.unique(count) if n > 1}
-        if not curves:
-            raise ValueError(f"No times of {operation} among 2 ranks or more were given.")
-        return cls(operation, curves)
-
-
-def seconds_of(laws: Mapping[str, AlphaBetaOverRanks]) -> Callable[[str, float, int], float]:
-    """The laws of several operations as the one function that `traffic` asks: operation, S in bytes, ranks -> seconds.
-
-    It raises UserError for an operation that has no law.
-    """
-
-    def seconds(operation: str, size_bytes: float, ranks: int) -> float:
-        if operation not in laws:
-            known = ", ".join(sorted(laws)) or "nothing"
-            raise UserError(f"{operation} was not measured, only {known}: measure it for a verdict that needs it.")
-        return float(laws[operation].seconds(size_bytes, ranks))
-
-    return seconds
-
-
-def held_out_errors(
-    size_bytes: ArrayLike, seconds: ArrayLike, most_segments: int = MOST_SEGMENTS
-) -> NDArray[np.float64]:
-    """|predicted − measured| / measured at every measured point, each by a law that never saw its size.
-
-    The sizes are dealt out in order to five folds; for each fold a law is fitted to the others' sizes, which choose its
-    segments among themselves too. The smallest and the largest size are extrapolated to. Empty below five sizes.
-    Raises ValueError as `PiecewiseAlphaBeta.fit` does.
-    """
-    size, time = _checked_times(size_bytes, seconds)
-    errors = np.full(size.shape, np.nan)
-    for held_out in _folds(size):
-        seen_size, seen_time = size[~held_out], time[~held_out]
-        chosen = _choose_segments(seen_size, seen_time, most_segments)
-        law = PiecewiseAlphaBeta(*_fit_segments(seen_size, seen_time, chosen))
-        errors[held_out] = np.abs(law.seconds(size[held_out]) / time[held_out] - 1)
-    return errors[~np.isnan(errors)]
-
-
-def _choose_segments(size: NDArray[np.float64], time: NDArray[np.float64], most: int) -> int:
-    folds = list(_folds(size))
-    if not folds:
-        return 1
-    chosen, least = 1, 1.0
-    # At least two sizes a segment: one that no size lies in would say nothing.
-    for segments in range(1, min(most, np.unique(size).size // 2) + 1):
-        errors = []
-        for held_out in folds:
-            law = PiecewiseAlphaBeta(*_fit_segments(size[~held_out], time[~held_out], segments))
-            predicted, measured = law.seconds(size[held_out]), time[held_out]
-            # Relative to the larger of the two: no single size can outweigh the others, however far off.
-            errors.append(np.abs(predicted - measured) / np.maximum(predicted, measured))
-        error = float(np.mean(np.concatenate(errors)))
-        if error < least - max(WORTH_A_SEGMENT * least, LEAST_GAIN):
-            chosen, least = segments, error
-    return chosen
-
-
-def _fit_segments(
-    size: NDArray[np.float64], time: NDArray[np.float64], segments: int
-) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
-    from scipy.optimize import nnls
-
-    smallest = max(float(size.min()), 1.0)
-    bends = tuple(np.geomspace(smallest, max(float(size.max()), smallest), segments + 1)[1:-1].tolist())
-    features = np.column_stack([np.ones_like(size), _lengths(size, bends)]) / time[:, None]
-    # Columns differ by ten orders of magnitude; scaled ones keep the solver's tolerance meaningful.
-    scale = np.maximum(features.max(axis=0), np.finfo(np.float64).tiny)
-    weights = np.ones_like(time)
-    for _ in range(REWEIGHTINGS):
-        root = np.sqrt(weights)
-        solution, _ = nnls(features / scale * root[:, None], root)
-        residuals = np.abs(features / scale @ solution - 1)
-        scatter = max(1.4826 * float(np.median(residuals)), LEAST_SCATTER)
-        before, weights = weights, np.minimum(1.0, HUBER * scatter / np.maximum(residuals, HUBER * scatter))
-        if np.array_equal(before, weights):
-            break
-    start, *betas = (float(constant) for constant in solution / scale)
-    return start, bends, tuple(betas)
-
-
-def _lengths(size: NDArray[np.float64], bends: tuple[float, ...]) -> NDArray[np.float64]:
-    """How many bytes of each size lie in each segment: one more dimension than `size`, along the segments."""
-    low = np.array([0.0, *bends])
-    high = np.array([*bends, np.inf])
-    return np.clip(size[..., None] - low, 0.0, high - low)
-
-
-def _folds(size: NDArray[np.float64]) -> Iterator[NDArray[np.bool_]]:
-    """Which points are left out in turn: whole sizes, dealt out in order; nothing where there are too few."""
-    distinct, position = np.unique(size, return_inverse=True)
-    if distinct.size >= FOLDS:
-        yield from (position % FOLDS == fold for fold in range(FOLDS))
-
-
-def _checked_times(size_bytes: ArrayLike, seconds: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    size, time = (np.atleast_1d(np.asarray(column, dtype=np.float64)) for column in (size_bytes, seconds))
-    if size.size == 0:
-        raise ValueError("A law cannot be fitted to no measurements.")
-    if not (np.all(size >= 0) and np.all(time > 0) and np.all(np.isfinite(time))):
-        raise ValueError("A law of time over size needs sizes of at least 0 bytes and times above 0 seconds.")
-    return size, time
-
-
 BLOCK = "collectives"
+NCCL = "nccl"
 # Operations that no table has, read off a curve that loads the links alike, at as many bytes on the bus.
 LIKE = {
     "broadcast": "all_gather",
@@ -248,40 +52,51 @@ LIKE = {
     "send_receive": "all_to_all",
     "all_to_all_v": "all_to_all",
 }
-# Every rank's blocks go to every other, so no rank relays what another sends over the network.
-UNRELAYED = ("all_to_all", "all_to_all_v")
-# One step of a tree between nodes (NCCL src/graph/tuning.cc, latency of LL over the network).
-NETWORK_STEP_S = 5e-6
 RANKS_OF_A_NODE = 8
 # What the maker's servers have for each GPU of that architecture; older ones and unknown ones are reckoned as HDR.
 NETWORK_OF = {"Hopper": INFINIBAND["NDR"], "Blackwell": INFINIBAND["NDR"], "Blackwell Ultra": INFINIBAND["XDR"]}
 # From here up links are NVLink or its like; below a GPU sends over PCIe, where curves have another shape.
 FASTEST_PCIE_BYTES_PER_S = 130e9
 
-# Median error of a GPU's curves read off another's, each left out (tools/fit/collectives.py): H100 from H200 and
-# back, A100 and B200 from the nearest over NVLink. No two that were measured are linked by PCIe, so that the error of
-# L40S read off A100 stands for all whose curves come from PCIe, or from another kind of link.
-ERROR_PERCENT_SAME_ARCHITECTURE = 3.0
-ERROR_PERCENT_OTHER_NVLINK = 29.0
-ERROR_PERCENT_OTHER_LINK = 69.0
+# An interval: the 5th and the 95th percentile of log(measured / predicted), and the median error in %.
+Interval = tuple[float, float, float]
+# GPUs left out whole (left_out_gpu_errors in tools/fit/collectives.py): H100 off H200 and back; A100, B200 and Hopper
+# off one another.
+SAME_LINK: Interval = (-0.16, 0.16, 3.0)
+OTHER_NVLINK: Interval = (-0.50, 0.52, 26.0)
+# Over PCIe a machine's own wiring decides: 14 published ones of 2 to 8 GPUs reach 5 to 80 % of their slot's peak (RTX
+# 4090 without P2P in a container the least, RTX PRO 6000 behind one switch the most; L40S of the tables 5 % among 8).
+# Launches differ by less. By bytes; tests/data/published/nccl_tests_pcie.csv.
+PCIE_SHARE, PCIE_LAUNCH = 0.45, 1.3
+OVER_PCIE = Band(np.array([2e4, 2e5, 4e6]), np.array([-0.32, -0.35, -0.57]), np.array([0.63, 1.90, 2.30]))
+OVER_PCIE_PERCENT = 45.0
+# Numbers of ranks that were not measured: between two that were (4 from 2 and 8), and beyond (8 from 2 and 4).
+BETWEEN_RANKS: Interval = (-0.30, 0.30, 11.0)
+BEYOND_RANKS: Interval = (-0.55, 0.55, 20.0)
+# A launch grows with the ranks that relay one after the other: from 4 to 8 by two thirds on A100, H100, H200 and B200.
+LAUNCH_OVER_RANKS = 0.7
+# What is read off another operation has no table to judge by but 8 B200's send_receive: up to four times all_to_all's.
+OTHER_OPERATION: Interval = (-0.40, 0.90, 30.0)
 
 
 @dataclass(frozen=True)
 class CollectiveLaws:
     """The curves of one GPU by operation.
 
-    `error_percent` is each curve's own median error, by operation and ranks: on sizes left out where the curve was
-    measured, on whole curves left out where it was inferred; `inferred` names the latter. `speed_up` is how much more
-    the GPU's link carries than that of the GPU whose curves these are, and `transferred_error_percent` how far such
-    curves were off where a GPU with curves of its own was left out; None where the curves are the GPU's own.
+    `intervals` say how far measured times lie around each curve, by operation and ranks: on other versions of NCCL
+    where the curve was measured, on whole curves left out where it was inferred; `inferred` names the latter.
+    `speed_up` is how much more the GPU's link carries than that of the GPU whose curves these are, and `transferred`
+    how far such curves were off where a GPU with curves of its own was left out, by bytes; None where the curves are
+    the GPU's own.
     """
 
     curves: Mapping[str, AlphaBetaOverRanks]
-    error_percent: Mapping[tuple[str, int], float]
+    intervals: Mapping[tuple[str, int], Interval]
     inferred: frozenset[tuple[str, int]]
     fitted_bytes: tuple[float, float]
     origin: str
     speed_up: float = 1.0
+    transferred: Band | None = None
     transferred_error_percent: float | None = None
 
 
@@ -291,13 +106,14 @@ def collective_time(
     nbytes: ArrayLike,
     ranks: ArrayLike,
     ranks_per_node: ArrayLike | None = None,
-    network_bytes_per_s: float | None = None,
+    network: float | str | Iterable[Point] | None = None,
+    library: str | None = None,
 ) -> Explained:
     """Seconds of NCCL's `op` for messages of `nbytes` (the S of nccl-tests) among `ranks` GPUs; arrays broadcast.
 
-    Beyond one node each GPU sends its share over the network while the node works: the slower of both, and the steps of
-    a tree. The parts are ideal (bytes on the bus at the link's peak), launch (the time of no bytes), bandwidth (what
-    the link falls short of its peak) and network (what lies beyond a node).
+    Beyond one node each GPU sends its share over the network while the node works: the slower of both, and the latency
+    of the steps between nodes. The parts are ideal (bytes on the bus at the link's peak), launch (the time of no
+    bytes), bandwidth (what the link falls short of its peak) and network (what lies beyond a node).
 
     Args:
         gpu: its name, its `GpuSpec`, or a `Calibration` with a block "collectives".
@@ -306,30 +122,32 @@ def collective_time(
         ranks: at least 1; among 1 there is nothing to do and no time passes.
         ranks_per_node: ranks fill nodes of so many one after the other; by default 8, for GB200 and GB300 72. An array
             broadcasts too.
-        network_bytes_per_s: what each GPU sends out of its node in one direction; by default as the maker's servers.
+        network: what each GPU can send out of its node in bytes/s, one direction, or measured bus bandwidths that the
+            time between nodes then passes through, as in "1GB:180GB/s"; by default the peak of the maker's servers.
+        library: "nccl" by default; "trtllm", "sglang" or "vllm" for its own all_reduce within a node, in a CUDA graph.
 
     Raises:
-        UserError: an unknown GPU or operation, negative bytes, less than one rank, or a network that carries nothing.
+        UserError: an unknown GPU, operation or library, negative bytes, less than one rank, or a network that carries
+            nothing.
     """
     spec = spec_of(gpu)
-    # A short run of one's own corrects products and attention alone.
-    own = gpu.blocks.get(BLOCK) if isinstance(gpu, Calibration) else None
-    laws = _shipped_laws(spec) if own is None else unpack_laws(own)
+    laws = _laws_of(gpu, spec, library)
     operation = _operation(op)
     usual = 72 if spec.name.startswith("GB") else RANKS_OF_A_NODE
     per_node = np.asarray(usual if ranks_per_node is None else ranks_per_node)
     size, count, per_node = np.broadcast_arrays(*_checked(operation, nbytes, ranks), per_node)
-    network = network_bytes_per_s or usual_network_bytes_per_s(spec)
-    if np.any(per_node < 1) or network <= 0:
-        fewest = np.min(per_node)
-        raise UserError(f"A network of {network:g} bytes/s for nodes of {fewest} ranks carries nothing: give more.")
+    reached = checked_network(usual_network_bytes_per_s(spec) if network is None else network)
+    if np.any(per_node < 1):
+        raise UserError(f"Nodes of {np.min(per_node)} ranks were asked for: give 1 or more.")
+    if library not in (None, NCCL) and (operation not in laws.curves or np.any(count > per_node)):
+        raise UserError(f"Of {library} only all_reduce within a node was measured: take nccl for anything else.")
     inside = np.minimum(count, per_node)
     # As many bytes on each rank's bus as the whole operation puts there, among the ranks of one node.
     factor, inner_factor = bus_factor(operation, count), bus_factor(operation, inside)
-    inner_size = np.where(inside > 1, size * factor / np.where(inner_factor > 0, inner_factor, 1.0), 0.0)
+    per_byte = np.where(inside > 1, factor / np.where(inner_factor > 0, inner_factor, 1.0), 0.0)
+    inner_size = size * per_byte
     in_node = _in_node(laws, operation, inner_size, inside)
-    outside = _over_network(operation, size * factor, count, per_node, network)
-    seconds = np.maximum(in_node, outside) + _tree_s(operation, count, per_node)
+    seconds = _with_network(laws, operation, size, count, per_node, in_node, reached)
 
     def parts() -> dict[str, NDArray[np.float64]]:
         launch = _in_node(laws, operation, np.zeros_like(size), inside)
@@ -340,14 +158,23 @@ def collective_time(
     curve = LIKE.get(operation, operation)
     known = list(laws.curves[curve].curves)
     inferred = np.isin(inside, [n for name, n in laws.inferred if name == curve])
-    unseen = operation in LIKE or laws.transferred_error_percent is not None
+    unseen = operation in LIKE or laws.transferred is not None
     beyond = (inner_size < laws.fitted_bytes[0]) | (inner_size > laws.fitted_bytes[1]) | ~np.isin(inside, known)
+    low, high, error_percent = _interval(laws, operation, inner_size, inside)
+    if np.any(count > per_node):
+        band = BETWEEN_NODES if isinstance(reached, float) else THROUGH_POINTS
+        between = band.around(np.ones_like(seconds), np.maximum(size, 1.0))
+        low = np.where(count > per_node, np.minimum(between[0], low), low)
+        high = np.where(count > per_node, np.maximum(between[1], high), high)
     return Explained(
         seconds,
         Causes(parts),
         (count > 1) & (unseen | beyond | inferred | (count > per_node)),
-        _error_percent(laws, curve, inside),
+        error_percent,
         laws.origin,
+        seconds * low,
+        seconds * high,
+        library or NCCL,
     )
 
 
@@ -366,53 +193,58 @@ def has_nvlink(spec: GpuSpec) -> bool:
     return link_bytes_per_s(spec) > FASTEST_PCIE_BYTES_PER_S
 
 
+COLUMNS = ("operation", "ranks", "start_s", "bends_bytes", "betas_s_per_byte", "inferred", "interval")
+
+
 def pack_curves(
     curves: Mapping[tuple[str, int], PiecewiseAlphaBeta],
     inferred: frozenset[tuple[str, int]],
-    error_percent: Mapping[tuple[str, int], float],
+    intervals: Mapping[tuple[str, int], Interval],
 ) -> dict[str, NDArray[np.generic]]:
     """Curves by operation and ranks as the arrays of a calibration's block, one row a curve, ragged ends NaN."""
     rows = sorted(curves)
     most = max(len(curve.betas_s_per_byte) for curve in curves.values())
     bends, betas = np.full((len(rows), most - 1), np.nan), np.full((len(rows), most), np.nan)
     for row, key in enumerate(rows):
-        curve = curves[key]
-        bends[row, : len(curve.bends_bytes)] = curve.bends_bytes
-        betas[row, : len(curve.betas_s_per_byte)] = curve.betas_s_per_byte
-    return {
-        "operation": np.array([operation for operation, _ in rows]),
-        "ranks": np.array([ranks for _, ranks in rows]),
-        "start_s": np.array([curves[key].start_s for key in rows]),
-        "bends_bytes": bends,
-        "betas_s_per_byte": betas,
-        "inferred": np.array([key in inferred for key in rows]),
-        "error_percent": np.array([error_percent[key] for key in rows]),
-    }
+        bends[row, : len(curves[key].bends_bytes)] = curves[key].bends_bytes
+        betas[row, : len(curves[key].betas_s_per_byte)] = curves[key].betas_s_per_byte
+    columns = (
+        np.array([operation for operation, _ in rows]),
+        np.array([ranks for _, ranks in rows]),
+        np.array([curves[key].start_s for key in rows]),
+        bends,
+        betas,
+        np.array([key in inferred for key in rows]),
+        np.array([intervals[key] for key in rows]),
+    )
+    return dict(zip(COLUMNS, columns, strict=True))
 
 
 def unpack_laws(block: CalibrationBlock) -> CollectiveLaws:
     """The inverse of `pack_curves`, with the block's range and origin."""
     by_operation: dict[str, dict[int, PiecewiseAlphaBeta]] = {}
-    errors: dict[tuple[str, int], float] = {}
+    intervals: dict[tuple[str, int], Interval] = {}
     inferred = set()
-    columns = ("operation", "ranks", "start_s", "bends_bytes", "betas_s_per_byte", "inferred", "error_percent")
-    for name, n, start, bends, betas, is_inferred, error in zip(*(block.arrays[c] for c in columns), strict=True):
+    for name, n, start, bends, betas, is_inferred, interval in zip(*(block.arrays[c] for c in COLUMNS), strict=True):
         key = (str(name), int(n))
         given_bends, given_betas = (tuple(row[~np.isnan(row)].tolist()) for row in (bends, betas))
-        curve = PiecewiseAlphaBeta(float(start), given_bends, given_betas, float(error) / 100)
-        by_operation.setdefault(key[0], {})[key[1]] = curve
-        errors[key] = float(error)
+        low, high, percent = (float(end) for end in interval)
+        by_operation.setdefault(key[0], {})[key[1]] = PiecewiseAlphaBeta(
+            float(start), given_bends, given_betas, percent / 100
+        )
+        intervals[key] = (low, high, percent)
         if is_inferred:
             inferred.add(key)
     laws = {name: AlphaBetaOverRanks(name, curves) for name, curves in by_operation.items()}
-    return CollectiveLaws(laws, errors, frozenset(inferred), block.fitted_range["nbytes"], block.origin)
+    return CollectiveLaws(laws, intervals, frozenset(inferred), block.fitted_range["nbytes"], block.origin)
 
 
 def transferred_laws(spec: GpuSpec, known: Mapping[str, CollectiveLaws]) -> CollectiveLaws:
     """The laws of the GPU, of those known by name, that is linked most alike, for the bytes that `spec`'s link carries.
 
-    PCIe never stands for NVLink if anything else is known; of several, that whose link is nearest in speed, then
-    the one of the same architecture. Raises UserError where none is known.
+    PCIe never stands for NVLink if anything else is known; of several, those of the same generation of compute
+    capability, then that whose link is nearest in speed. Over PCIe launches are read off, and the rate is that of most
+    published machines. Raises UserError where none is known.
     """
     link = link_bytes_per_s(spec)
     nearest = most_alike(
@@ -421,21 +253,52 @@ def transferred_laws(spec: GpuSpec, known: Mapping[str, CollectiveLaws]) -> Coll
         "collectives are",
         lambda other: (
             has_nvlink(other) != has_nvlink(spec),
+            _generation(other) != _generation(spec),
             round(log_ratio(link_bytes_per_s(other), link), 2),
-            other.architecture != spec.architecture,
         ),
     )
     laws = known[nearest.name]
-    if nearest.architecture == spec.architecture:
-        error = ERROR_PERCENT_SAME_ARCHITECTURE
-    else:
-        error = ERROR_PERCENT_OTHER_NVLINK if has_nvlink(spec) and has_nvlink(nearest) else ERROR_PERCENT_OTHER_LINK
-    return replace(
-        laws,
-        origin=f"read off {nearest}, whose curves are from {laws.origin}",
-        speed_up=link / link_bytes_per_s(nearest),
-        transferred_error_percent=error,
+    origin = f"read off {nearest}, whose curves are from {laws.origin}"
+    if not has_nvlink(spec):
+        return replace(
+            laws,
+            curves={name: _over_pcie(law, link) for name, law in laws.curves.items()},
+            origin=f"{origin}, at the rate over PCIe of most published machines",
+            transferred=OVER_PCIE,
+            transferred_error_percent=OVER_PCIE_PERCENT,
+        )
+    speed_up = link / link_bytes_per_s(nearest)
+    alike = _generation(nearest) == _generation(spec) and abs(np.log(speed_up)) < 0.1 and has_nvlink(nearest)
+    low, high, percent = SAME_LINK if alike else OTHER_NVLINK
+    band = Band(np.array([1.0]), np.array([low]), np.array([high]))
+    return replace(laws, origin=origin, speed_up=speed_up, transferred=band, transferred_error_percent=percent)
+
+
+def _generation(spec: GpuSpec) -> str:
+    return f"{spec.compute_capability[0]}" if spec.compute_capability else spec.architecture
+
+
+def _over_pcie(law: AlphaBetaOverRanks, link: float) -> AlphaBetaOverRanks:
+    """A launch, then the bytes on the bus at the usual share of the slot's peak."""
+    return AlphaBetaOverRanks(
+        law.operation,
+        {
+            n: PiecewiseAlphaBeta(
+                PCIE_LAUNCH * curve.start_s, (), (float(bus_factor(law.operation, n)) / (PCIE_SHARE * link),)
+            )
+            for n, curve in law.curves.items()
+        },
     )
+
+
+def _laws_of(gpu: str | GpuSpec | Calibration, spec: GpuSpec, library: str | None) -> CollectiveLaws:
+    if library not in (None, NCCL):
+        calibration = gpu if isinstance(gpu, Calibration) else shipped_calibration(spec.name)
+        there = calibration or Calibration(spec.name)
+        return unpack_laws(there.block(f"{BLOCK}.{there.library(BLOCK, library)}"))
+    # A short run of one's own corrects products and attention alone.
+    own = gpu.blocks.get(BLOCK) if isinstance(gpu, Calibration) else None
+    return _shipped_laws(spec) if own is None else unpack_laws(own)
 
 
 @functools.cache
@@ -469,48 +332,68 @@ def _in_node(
     laws: CollectiveLaws, operation: str, size: NDArray[np.float64], ranks: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Seconds within a node. A faster link carries more bytes in the same time; the launch stays as it was."""
-    curve = LIKE.get(operation, operation)
+    law = laws.curves[LIKE.get(operation, operation)]
+    largest = max(law.curves)
     seconds = np.zeros(size.shape)
     for n in np.unique(ranks):
         if n > 1:
-            alike = bus_factor(operation, n) / bus_factor(curve, n) / laws.speed_up
+            alike = bus_factor(operation, n) / bus_factor(law.operation, n) / laws.speed_up
             here = ranks == n
-            seconds[here] = laws.curves[curve].seconds(size[here] * alike, int(n))
+            seconds[here] = law.seconds(size[here] * alike, int(n))
+            if n > largest and operation not in UNRELAYED:
+                seconds[here] += float(law.curves[largest].seconds(0)) * ((n / largest) ** LAUNCH_OVER_RANKS - 1)
     return seconds
 
 
-def _over_network(
+def _with_network(
+    laws: CollectiveLaws,
     operation: str,
-    bus_bytes: NDArray[np.float64],
+    size: NDArray[np.float64],
     ranks: NDArray[np.float64],
     per_node: NDArray[np.int64],
-    network: float,
+    in_node: NDArray[np.float64],
+    network: Network,
 ) -> NDArray[np.float64]:
-    """Seconds of each GPU's share of what crosses between nodes.
+    """Seconds with what lies beyond a node; measured points are of the operation among as many ranks as are asked."""
+    if isinstance(network, float):
+        return between_nodes_s(operation, size, ranks, per_node, in_node, network)
+    seconds = in_node.copy()
+    for n, inside in {*zip(ranks.ravel().tolist(), per_node.ravel().tolist(), strict=True)}:
+        here = (ranks == n) & (per_node == inside)
+        if n <= inside:
+            continue
+        factor, inner = float(bus_factor(operation, n)), float(bus_factor(operation, inside))
 
-    Trees send as little as can be, (k−1)/(n−1) of the bytes on the bus (`traffic.inter_node_rate`); of rings, one
-    for each GPU of a node, each crosses once.
-    """
-    nodes = np.ceil(ranks / per_node)
-    if operation == "all_reduce":
-        share = (nodes - 1) / np.maximum(ranks - 1, 1)
-    elif operation in UNRELAYED:
-        share = (ranks - per_node) / np.maximum(ranks - 1, 1)
-    else:
-        share = 1 / per_node
-    return np.where(nodes > 1, bus_bytes * share / network, 0.0)
+        def seconds_at(
+            asked: NDArray[np.float64], rate: float, n: float = n, inside: int = inside, alike: float = factor / inner
+        ) -> NDArray[np.float64]:
+            node = _in_node(laws, operation, asked * alike, np.full(asked.shape, float(inside)))
+            return between_nodes_s(operation, asked, np.full(asked.shape, n), np.full(asked.shape, inside), node, rate)
+
+        seconds[here] = through_points(seconds_at, network, factor, size[here])
+    return seconds
 
 
-def _tree_s(operation: str, ranks: NDArray[np.float64], per_node: NDArray[np.int64]) -> NDArray[np.float64]:
-    steps = np.ceil(np.log2(np.ceil(ranks / per_node)))
-    return NETWORK_STEP_S * steps * (2 if operation == "all_reduce" else 1)
-
-
-def _error_percent(laws: CollectiveLaws, curve: str, inside: NDArray[np.float64]) -> float | None:
-    """The worst median error among the curves that an answer was read off, each of the nearest measured ranks."""
+def _interval(
+    laws: CollectiveLaws, operation: str, size: NDArray[np.float64], inside: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], float | None]:
+    """Factors to the ends of the interval within a node, and the worst median error in % of what was asked."""
+    low, high, worst = np.zeros(size.shape), np.zeros(size.shape), 0.0
+    curve = LIKE.get(operation, operation)
     known = np.array(sorted(laws.curves[curve].curves))
-    asked = inside[inside > 1]
-    if not asked.size:
-        return None
-    nearest = known[np.argmin(np.abs(np.log(np.unique(asked)[:, None] / known)), axis=1)]
-    return max(laws.transferred_error_percent or 0.0, *(laws.error_percent[curve, int(n)] for n in nearest))
+    for n in np.unique(inside[inside > 1]):
+        nearest = int(known[np.argmin(np.abs(np.log(n / known)))])
+        ends = [laws.intervals[curve, nearest]]
+        if n not in known:
+            ends.append(BETWEEN_RANKS if known[0] < n < known[-1] else BEYOND_RANKS)
+        if operation in LIKE:
+            ends.append(OTHER_OPERATION)
+        lows, highs, percents = zip(*ends, strict=True)
+        low[inside == n], high[inside == n] = min(lows), max(highs)
+        worst = max(worst, *percents)
+    if laws.transferred is not None:
+        around = laws.transferred.around(np.ones(size.shape), np.maximum(size, 1.0))
+        low, high = np.minimum(low, np.log(around[0])), np.maximum(high, np.log(around[1]))
+    if not np.any(inside > 1):
+        return np.exp(low), np.exp(high), None
+    return np.exp(low), np.exp(high), max(worst, laws.transferred_error_percent or 0.0)

@@ -22,6 +22,7 @@ from pyperf_suite.laws.band import NAMES as BAND_NAMES
 from pyperf_suite.laws.calibration import (
     Calibration,
     CalibrationBlock,
+    STEPS,
     ResidualGrid,
     all_shipped,
     log_ratio,
@@ -39,6 +40,9 @@ Sizes = Mapping[str, Floats]
 QUERY_ROWS = 16
 KEY_BLOCK = 64.0
 ELEMENT_BYTES = 2
+# Up to the first of these multiples of L2 a cache was read from it on L40S, four times as fast as from memory, and from
+# the second on from memory.
+L2_KEPT = (1.1, 1.3)
 
 
 @dataclass(frozen=True)
@@ -81,16 +85,17 @@ LAWS = {"bf16": "attention_decode_bf16", "fp8": "attention_decode_fp8kv"}
 CACHE_BYTES = {"bf16": 2, "fp8": 1}
 # What the grids are over: streams are key heads of all sequences, each read once; `keys` are those that a token sees,
 # `kept` those in the cache over those that it sees.
-GRIDS = (("streams", "keys", "group", "head_dim"), ("streams", "kv_heads", "head_dim"), ("streams", "kept", "head_dim"))
+GRIDS = (
+    ("streams", "keys", "group"),
+    ("streams", "keys", "head_dim"),
+    ("streams", "keys", "group", "head_dim"),
+    ("streams", "kv_heads", "head_dim"),
+    ("streams", "kept", "head_dim"),
+    ("streams", "kept", "group"),
+)
 CAUSES = {
-    "launch": "launch",
-    "ideal": "bandwidth",
-    "queries": "bandwidth",
-    "blocks": "wave",
-    "rows": "wave",
-    "whole rows": "rate",
-    "products": "rate",
-    "splits": "wave",
+    **{"launch": "launch", "ideal": "bandwidth", "resident": "cache", "queries": "bandwidth", "blocks": "wave", "rows": "wave"},
+    **{"whole rows": "rate", "products": "rate", "splits": "wave"},
 }
 # The kept axis has a node of its own where no window is: grids are zero there.
 NO_WINDOW = 1 / 64
@@ -103,24 +108,23 @@ def decode_sizes(
     keys = np.where(window > 0, np.minimum(kv_length, np.maximum(window, 1.0)), kv_length)
     kept = np.where(window > 0, np.maximum(kv_length / np.maximum(window, 1.0), 2 * NO_WINDOW), NO_WINDOW)
     return {
-        "streams": batch * kv_heads,
-        "keys": keys,
-        "group": heads / kv_heads,
-        "head_dim": head_dim,
-        "kv_heads": kv_heads,
-        "kept": kept,
+        **{"streams": batch * kv_heads, "keys": keys, "group": heads / kv_heads, "head_dim": head_dim},
+        **{"kv_heads": kv_heads, "kept": kept},
     }
 
 
 def decode_work(gpu: GpuSpec, sizes: Sizes, cache_bytes: float) -> Sizes:
     """What a decode is counted to do, in seconds at the data sheet's rates or in numbers a multiprocessor."""
-    streams, keys, group, head_dim = (sizes[name] for name in GRIDS[0])
+    streams, keys, group, head_dim = (sizes[name] for name in ("streams", "keys", "group", "head_dim"))
     pair_flop = 4.0 * streams * keys * head_dim / gpu.peak("bf16")
+    cache = 2.0 * cache_bytes * head_dim * streams * keys
+    spilled = spilled_share(gpu, cache)
     # Keys of a stream are split until all multiprocessors have work; their partial sums are added up.
     split = np.minimum(keys, gpu.sms * KEY_BLOCK / np.minimum(streams, gpu.sms))
     return {
         "launch": np.ones_like(streams),
-        "ideal": 2.0 * cache_bytes * head_dim * streams * keys / gpu.memory_bytes_per_s,
+        "ideal": cache * spilled / gpu.memory_bytes_per_s,
+        "resident": cache * (1 - spilled) / gpu.memory_bytes_per_s,
         "queries": 2.0 * ELEMENT_BYTES * head_dim * streams * group / gpu.memory_bytes_per_s,
         "blocks": streams / gpu.sms,
         "rows": streams * group / gpu.sms,
@@ -128,6 +132,12 @@ def decode_work(gpu: GpuSpec, sizes: Sizes, cache_bytes: float) -> Sizes:
         "products": pair_flop * group,
         "splits": np.log2(split),
     }
+
+
+def spilled_share(gpu: GpuSpec, nbytes: Floats) -> Floats:
+    """The share of a working set, read again and again, that L2 does not keep: none or all but for a narrow range."""
+    kept, lost = L2_KEPT
+    return np.clip(np.log(nbytes / (kept * gpu.l2_bytes)) / np.log(lost / kept), 0.0, 1.0)
 
 
 def decode_time(
@@ -159,7 +169,7 @@ def decode_time(
     cache = cache_dtype or ("bf16" if dtype == "fp16" else dtype)
     if dtype not in ("bf16", "fp16", "fp8") or cache not in LAWS:
         raise UserError(f"Decode was measured in bf16 with caches in bf16 and fp8, not {dtype} with {cache}.")
-    found = law_of(gpu, LAWS[cache], library=library)
+    found = law_of(gpu, LAWS[cache], GRIDS, library=library)
     spec = spec_of(gpu)
     sizes = decode_sizes(*asked)
     work = decode_work(spec, sizes, CACHE_BYTES[cache])
@@ -168,36 +178,46 @@ def decode_time(
     return found.answer(seconds, parts, dict(zip(names, asked[:5], strict=True)))
 
 
-def pack_laws(laws: Mapping[str, SummedLaw]) -> dict[str, NDArray[Any]]:
+# Grids are kept in steps of one byte, of at least so much: finer ones would only not compress.
+LEAST_STEP = 0.015
+
+
+def pack_laws(laws: Mapping[str, SummedLaw], over: Sequence[tuple[str, ...]]) -> dict[str, NDArray[Any]]:
     """Laws by kind as arrays of one block; all have the same nodes of their grids and as many knots of their bands."""
     first, *_ = laws.values()
-    arrays: dict[str, NDArray[Any]] = {
+    nodes = {
+        name: axis
+        for names, grid in zip(over, first.grids, strict=True)
+        for name, axis in zip(names, grid.axes, strict=True)
+    }
+    values = [np.concatenate([grid.values.ravel() for grid in law.grids]) for law in laws.values()]
+    steps = np.maximum(LEAST_STEP, np.abs(values).max(axis=1, keepdims=True) / STEPS)
+    arrays = {
         "kinds": np.array(list(laws)),
         "costs": np.array([law.costs for law in laws.values()]),
+        "residual": np.round(values / steps).astype(np.int8),
+        "residual_step": steps,
+        "node_names": np.array(list(nodes)),
+        "node_counts": np.array([axis.size for axis in nodes.values()]),
+        "nodes": np.concatenate(list(nodes.values())),
     }
-    for name in first.band.as_arrays():
-        arrays[name] = np.array([law.band.as_arrays()[name] for law in laws.values()])
-    for place, grid in enumerate(first.grids):
-        packed = [law.grids[place].as_arrays() for law in laws.values()]
-        for name in ("residual", "residual_step"):
-            arrays[f"{name}_of_{place}"] = np.array([each[name] for each in packed])
-        for axis, nodes in enumerate(grid.axes):
-            arrays[f"nodes_{axis}_of_{place}"] = nodes
-    return arrays
+    return arrays | {name: np.array([law.band.as_arrays()[name] for law in laws.values()]) for name in BAND_NAMES}
 
 
-def unpack_law(block: CalibrationBlock, kind: str) -> SummedLaw:
+def unpack_law(block: CalibrationBlock, kind: str, over: Sequence[tuple[str, ...]]) -> SummedLaw:
     """The law of a kind that a block keeps."""
     arrays = block.arrays
     place = arrays["kinds"].tolist().index(kind)
-    grids: list[ResidualGrid] = []
-    while f"residual_of_{len(grids)}" in arrays:
-        number = len(grids)
-        values = arrays[f"residual_of_{number}"][place] * float(arrays[f"residual_step_of_{number}"][place])
-        axes = tuple(arrays[f"nodes_{axis}_of_{number}"] for axis in range(values.ndim))
-        grids.append(ResidualGrid(axes, values))
-    band = Band(*(arrays[name][place] for name in BAND_NAMES))
-    return SummedLaw(arrays["costs"][place], tuple(grids), band)
+    axes = np.split(arrays["nodes"], np.cumsum(arrays["node_counts"])[:-1])
+    nodes = dict(zip(arrays["node_names"].tolist(), axes, strict=True))
+    values = arrays["residual"][place] * arrays["residual_step"][place]
+    grids, start = [], 0
+    for names in over:
+        shape = [nodes[name].size for name in names]
+        end = start + int(np.prod(shape))
+        grids.append(ResidualGrid(tuple(nodes[name] for name in names), values[start:end].reshape(shape)))
+        start = end
+    return SummedLaw(arrays["costs"][place], tuple(grids), Band(*(arrays[name][place] for name in BAND_NAMES)))
 
 
 # What a law read off another GPU misses beyond what it misses on its own, as a standard deviation of the logarithm:
@@ -222,31 +242,50 @@ class FoundLaw:
     apart: float
     origin: str
 
-    def answer(self, seconds: Floats, parts: Causes, asked: Sizes) -> Explained:
-        """Seconds with the interval around them, and whether the sizes are within what was fitted."""
+    def interval(self, seconds: Floats) -> tuple[Floats, Floats]:
+        """Between which nine of ten measurements lie."""
         low, high = self.law.band.around(seconds)
         beyond = DEVIATIONS * self.apart
+        low, high = np.minimum(low, seconds), np.maximum(high, seconds)
+        return (
+            seconds * np.exp(-np.hypot(np.log(seconds / low), beyond)),
+            seconds * np.exp(np.hypot(np.log(high / seconds), beyond)),
+        )
+
+    def answer(self, seconds: Floats, parts: Causes, asked: Sizes) -> Explained:
+        """Seconds with the interval around them, and whether the sizes are within what was fitted."""
+        low, high = self.interval(seconds)
         outside = np.zeros(seconds.shape, dtype=bool)
         for name, (least, most) in self.block.fitted_range.items():
             outside |= (asked[name] < least) | (asked[name] > most)
-        return Explained(
-            seconds,
-            parts,
-            outside,
-            float(np.hypot(self.error_percent, MEAN_OF_DEVIATION * self.apart)),
-            self.origin,
-            seconds * np.exp(-np.hypot(np.log(seconds / low), beyond)),
-            seconds * np.exp(np.hypot(np.log(high / seconds), beyond)),
-            self.library,
-        )
+        error = float(np.hypot(self.error_percent, MEAN_OF_DEVIATION * self.apart))
+        return Explained(seconds, parts, outside, error, self.origin, low, high, self.library)
 
 
-def law_of(gpu: str | GpuSpec | Calibration, name: str, kind: str = "", library: str | None = None) -> FoundLaw:
+def law_of(
+    gpu: str | GpuSpec | Calibration,
+    name: str,
+    over: Sequence[tuple[str, ...]],
+    kind: str = "",
+    library: str | None = None,
+) -> FoundLaw:
     """The law of that name and kind: the GPU's own, or that of the GPU most like it. Raises UserError without one."""
     spec = spec_of(gpu)
     own = gpu if isinstance(gpu, Calibration) and gpu.libraries(name) else shipped_calibration(spec.name)
     if own is None or not own.libraries(name):
         own = donor(spec, name)
+    return found_in(own, spec, name, over, kind, library)
+
+
+def found_in(
+    own: Calibration,
+    spec: GpuSpec,
+    name: str,
+    over: Sequence[tuple[str, ...]],
+    kind: str = "",
+    library: str | None = None,
+) -> FoundLaw:
+    """The same from one calibration, of that GPU or of another. Raises UserError where it has no such law."""
     if library is not None:
         own.library(name, library)
     kinds = {each: own.block(f"{name}.{each}").arrays["kinds"].tolist() for each in own.libraries(name)}
@@ -257,7 +296,9 @@ def law_of(gpu: str | GpuSpec | Calibration, name: str, kind: str = "", library:
     block = own.block(f"{name}.{having[0]}")
     error = float(block.arrays["mape"][block.arrays["kinds"].tolist().index(kind)])
     origin = block.origin if own.gpu == spec.name else f"read off {own.gpu}, fitted to {block.origin}"
-    return FoundLaw(unpack_law(block, kind), having[0], block, error, transferred_deviation(spec, own), origin)
+    return FoundLaw(
+        unpack_law(block, kind, over), having[0], block, error, transferred_deviation(spec, own), origin
+    )
 
 
 @functools.cache
@@ -268,7 +309,7 @@ def donor(spec: GpuSpec, name: str) -> Calibration:
     """
     shipped = {each.gpu: each for each in all_shipped() if each.libraries(name)}
     measured = ", ".join(sorted(shipped)) or "no GPU"
-    if spec.compute_capability is None or ("fp8kv" in name and "fp8" not in spec.peak_flop_per_s):
+    if spec.compute_capability is None or "fp8kv" in name and "fp8" not in spec.peak_flop_per_s:
         raise UserError(f"Nothing like {name} on {spec.name} was measured, only on {measured}.")
 
     def unlike(other: GpuSpec) -> tuple[float, ...]:

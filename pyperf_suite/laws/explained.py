@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pyperf_suite.laws.internode import Network
+
 IDEAL = "ideal"
 # What the laws' causes are, for those who read them for the first time.
 MEANINGS = {
@@ -25,7 +27,6 @@ MEANINGS = {
     "launch": "starting kernels",
     "alignment": "sizes that tensor cores, TMA or attention's kernels do not take whole",
     "library": "what was measured beyond the law of tiles, so the library's choices",
-    "library choice": "the median library beyond the fastest",
     "measured": "what neighbouring shapes were measured to take beyond the law",
     "sustained": "clocks held down under lasting load",
     "this machine": "what the calibration of one's own found",
@@ -108,7 +109,7 @@ class KernelPrices(Protocol):
         nbytes: Bytes,
         ranks: Count,
         ranks_per_node: Count | None = None,
-        network_bytes_per_s: float | None = None,
+        network: Network | None = None,
     ) -> Explained:
         """A collective of S bytes, as of nccl-tests; by default on the nodes and the network of the GPU's maker."""
 

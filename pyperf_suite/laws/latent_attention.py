@@ -12,7 +12,15 @@ from numpy.typing import ArrayLike
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import Calibration, spec_of
-from pyperf_suite.laws.decode_attention import CACHE_BYTES, ELEMENT_BYTES, KEY_BLOCK, Floats, Sizes, law_of
+from pyperf_suite.laws.decode_attention import (
+    CACHE_BYTES,
+    ELEMENT_BYTES,
+    KEY_BLOCK,
+    Floats,
+    Sizes,
+    law_of,
+    spilled_share,
+)
 from pyperf_suite.laws.explained import Explained
 
 # DeepSeek-V3: widths of the model, of the queries' and the cache's latent vectors, and of a head's parts.
@@ -26,16 +34,8 @@ GEMM_NAMES = {"bf16": "bf16", "bfloat16": "bf16", "fp8": "fp8_block", "fp8_block
 # What the grids are over.
 GRIDS = (("batch", "length", "heads"), ("streams", "length"), ("tokens", "heads"))
 CAUSES = {
-    "launch": "launch",
-    "ideal": "rate",
-    "cache": "bandwidth",
-    "bytes": "bandwidth",
-    "blocks": "wave",
-    "whole heads": "tile",
-    "splits": "wave",
-    "busiest": "wave",
-    "weights": "bandwidth",
-    "projections": "kernel",
+    **{"launch": "launch", "ideal": "rate", "cache": "bandwidth", "resident": "cache", "bytes": "bandwidth", "blocks": "wave", "whole heads": "tile"},
+    **{"splits": "wave", "busiest": "wave", "weights": "bandwidth", "projections": "kernel"},
     "activations": "bandwidth",
 }
 
@@ -44,11 +44,8 @@ def latent_sizes(batch: Floats, seq_q: Floats, seq_k: Floats, heads: Floats) -> 
     """The sizes that the grids are of."""
     length = np.where(seq_q > 1, np.sqrt(seq_q * seq_k), seq_k)
     return {
-        "batch": batch,
-        "length": length,
-        "heads": heads,
-        "streams": batch * heads,
-        "tokens": batch * seq_q,
+        **{"batch": batch, "length": length, "heads": heads},
+        **{"streams": batch * heads, "tokens": batch * seq_q},
     }
 
 
@@ -58,13 +55,15 @@ def latent_work(
     """What is counted, in seconds at the data sheet's rates or in numbers a multiprocessor; no projections for ""."""
     peak, bandwidth = gpu.peak("bf16"), gpu.memory_bytes_per_s
     cache = cache_bytes * batch * seq_k * (LATENT + ROPE)
+    spilled = spilled_share(gpu, cache) if phase == "decode" else 1.0
+    reads = {"cache": cache * spilled / bandwidth, "resident": cache * (1 - spilled) / bandwidth}
     if phase == "decode":
         pair_flop = 2.0 * batch * seq_q * seq_k * (2 * LATENT + ROPE) / peak
         blocks = batch * np.ceil(heads / HEAD_BLOCK) / gpu.sms
         moved = ELEMENT_BYTES * batch * seq_q * heads * (2 * LATENT + ROPE)
         attention = {
             "ideal": pair_flop * heads,
-            "cache": cache / bandwidth,
+            **reads,
             "bytes": moved / bandwidth,
             "blocks": blocks,
             "whole heads": pair_flop * np.ceil(heads / HEAD_BLOCK) * HEAD_BLOCK,
@@ -77,7 +76,7 @@ def latent_work(
         tiles = batch * heads * np.ceil(seq_q / QUERY_BLOCK)
         attention = {
             "ideal": 2.0 * pairs * (KEY + ROPE + VALUE) / peak,
-            "cache": cache / bandwidth,
+            **reads,
             "bytes": moved / bandwidth,
             "blocks": tiles / gpu.sms,
             "whole heads": np.ceil(tiles / gpu.sms) * seq_k,
@@ -134,7 +133,7 @@ def mla_time(
             f"Latent attention was measured in bf16 and fp8 (projections also in nvfp4), not {dtype}, {cache}, {gemm}."
         )
     gemm = GEMM_NAMES[gemm] if scope == "module" else ""
-    found = law_of(gpu, f"mla_{phase}", kind_of(scope, gemm, cache), library)
+    found = law_of(gpu, f"mla_{phase}", GRIDS, kind_of(scope, gemm, cache), library)
     sizes = latent_sizes(*asked)
     work = latent_work(spec_of(gpu), phase, gemm, CACHE_BYTES[cache], *asked)
     seconds, parts = found.law.explained(work, sizes, GRIDS, CAUSES)

@@ -30,8 +30,10 @@ from pyperf_suite.laws.calibration import (
 from pyperf_suite.laws.collectives import collective_time
 from pyperf_suite.laws.explained import Bytes, Causes, Count, Explained, KernelPrices
 from pyperf_suite.laws.gemm import gemm_time
+from pyperf_suite.laws.grouped_gemm import grouped_gemm_time
+from pyperf_suite.laws.internode import Network
+from pyperf_suite.laws.latent_attention import mla_time
 from pyperf_suite.laws.roofline import memory_bound_time
-from pyperf_suite.laws.stand_ins import grouped_gemm_time, mla_time
 from pyperf_suite.laws.traffic import OPERATIONS
 
 # The smallest that there are, sizes of models, odd ones, and the largest that was fitted.
@@ -41,8 +43,9 @@ BYTES = np.array([1 << 9, 10_000, 1 << 20, 1 << 26, 1 << 34], dtype=np.int64)
 ATTENTIONS = ((1, 128, 1, 1), (2, 2048, 32, 8), (1, 16384, 96, 96))
 HEAD_DIMS = (64, 96, 128, 192, 256)
 RANKS = (2, 3, 8, 64)
-# Of the keys and the values of DeepSeek's latent attention: 192 and 128.
-LATENT_MEAN_WIDTH = 160
+# DeepSeek's latent attention has keys of 192 and values of 128: 1.25 times the work of heads of 128. Where it was
+# measured, its law gives 0.5 to 0.93 of the time of that much attention (5th to 95th percentile of 80 sizes, 5 GPUs).
+LATENT_HEAD_DIM, LATENT_WORK, LATENT_LEAST = 128, 1.25, 0.5
 # The least and the greatest that anything takes, in seconds: beyond lies no price but a slip.
 SHORTEST_S, LONGEST_S = 1e-9, 1e9
 
@@ -89,20 +92,19 @@ class Prices:
         return attention_time(self.gpu, batch, seq, seq, heads, kv_heads, head_dim, causal, dtype, backward, **more)
 
     def latent_attention(self, backward: bool, batch: Count, seq: Count, heads: Count) -> Explained:
-        """By the law of MLA, and where it knows nothing as attention of the mean width of keys and values.
+        """By the law of MLA, and where it knows nothing as attention of as much work between heads of 128.
 
-        Its backward takes as many times the forward as that attention's; no one measured it, so no interval is known.
+        Its backward, which no one measured, takes as many times the forward as that attention's.
         """
-        as_wide = self.attention(True, backward, batch, seq, heads, heads, LATENT_MEAN_WIDTH)
+        once, way = (self.attention(True, way, batch, seq, heads, heads, LATENT_HEAD_DIM) for way in (False, backward))
         try:
-            forward = mla_time(self.gpu, batch, seq, seq, heads, dtype=self._attention_dtype, **self._of_library)
+            forward = mla_time(self.gpu, batch, seq, seq, heads, **self._of_library)
         except UserError:
-            return replace(as_wide, low=None, high=None)
+            return _scaled(way, LATENT_WORK, LATENT_LEAST, 1.0)
         if not backward:
             return forward
-        longer = as_wide.seconds / self.attention(True, False, batch, seq, heads, heads, LATENT_MEAN_WIDTH).seconds
-        parts = Causes(lambda: {cause: longer * seconds for cause, seconds in forward.parts.items()})
-        return replace(forward, seconds=longer * forward.seconds, parts=parts, low=None, high=None)
+        errors = [np.asarray(end) / way.seconds for end in (way.low, way.high)] if way.low is not None else [1.0, 1.0]
+        return _scaled(forward, way.seconds / once.seconds, *errors)
 
     def grouped_gemm(
         self, tokens: Count, hidden: Count, expert_ffn: Count, experts: Count, top_k: Count, ep: Count, tp: Count,
@@ -122,9 +124,19 @@ class Prices:
         nbytes: Bytes,
         ranks: Count,
         ranks_per_node: Count | None = None,
-        network_bytes_per_s: float | None = None,
+        network: Network | None = None,
     ) -> Explained:
-        return collective_time(self.gpu, op, nbytes, ranks, ranks_per_node, network_bytes_per_s)
+        return collective_time(self.gpu, op, nbytes, ranks, ranks_per_node, network)
+
+
+def _scaled(price: Explained, times: Any, times_low: Any, times_high: Any) -> Explained:
+    """So many times as long, with the ends of its interval moved apart as well."""
+    parts = Causes(lambda: {cause: times * seconds for cause, seconds in price.parts.items()})
+    low, high = (
+        None if end is None else times * further * np.asarray(end)
+        for end, further in ((price.low, times_low), (price.high, times_high))
+    )
+    return replace(price, seconds=times * price.seconds, parts=parts, low=low, high=high)
 
 
 @dataclass(frozen=True)

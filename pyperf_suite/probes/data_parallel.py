@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, UserError
 from pyperf_suite.hardware.devices import Device, gpus
-from pyperf_suite.laws.collectives import PiecewiseAlphaBeta
+from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.training.data_parallel import (
     DataParallelLaw,
     GradientExchange,

@@ -16,7 +16,7 @@ import numpy as np
 from pyperf_suite.errors import OneOf
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.collectives import PiecewiseAlphaBeta
+from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import Sizes, every_size, size_ticks, sizes

@@ -48,7 +48,7 @@ class MadeUpPrices:
     def memory_bound(self, nbytes):
         return self._explained({"bandwidth": nbytes / 1e12})
 
-    def collective(self, op, nbytes, ranks, ranks_per_node=None, network_bytes_per_s=None):
+    def collective(self, op, nbytes, ranks, ranks_per_node=None, network=None):
         return self._explained({"bandwidth": 2 * nbytes / 1e11 * (ranks - 1) / ranks})
 
     def _explained(self, parts, extrapolated=False):

@@ -164,7 +164,7 @@ def test_a_slower_network_and_link_make_what_sends_over_them_slower() -> None:
     training = Training(LLAMA, 512, 4096, overlap=False)
     fixed = {"tensor": 8, "pipeline": 1, "context": 1, "zero_stage": 1, "micro_batch": 8, "recompute": 0}
     usual = planned(training, EIGHT_NODES, fixed=fixed).best.parts
-    slow = planned(training, replace(EIGHT_NODES, network_bytes_per_s=1e9), fixed=fixed).best.parts
+    slow = planned(training, replace(EIGHT_NODES, network=1e9), fixed=fixed).best.parts
     assert slow["gradients"] > 3 * usual["gradients"]
     assert slow["tensor"] == usual["tensor"]
     pcie = replace(A100, link_bytes_per_s=31.5e9)

@@ -35,7 +35,19 @@ from pyperf_suite.spec.findings import Quantity
 GPT = ModelDimensions(layers=4, hidden=2560, ffn=10240, heads=32, vocab=50257, bias=True)
 LLAMA = ModelDimensions(layers=4, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256, gated=True)
 MIXTRAL = ModelDimensions(4, 2048, 7168, 16, 32000, kv_heads=8, gated=True, experts=8, top_k=2)
+WINDOWED = ModelDimensions(6, 2048, 8192, 16, 32000, kv_heads=8, gated=True, window=512, windowed_layers=5)
+CHUNKED = ModelDimensions(4, 2048, 8192, 16, 32000, kv_heads=8, gated=True, window=512, windowed_layers=3, chunked=True)
+LATENT = ModelDimensions(
+    4, 2048, 8192, 16, 32000, gated=True, experts=16, top_k=2, expert_ffn=1024, shared_ffn=1024, dense_layers=1,
+    head_dim=192, query_rank=512, latent_rank=512, rope_head_dim=64, value_head_dim=128,
+)  # fmt: skip
+HYBRID = ModelDimensions(
+    13, 2048, 8192, 16, 32000, kv_heads=8, norms=1, mlp_only_layers=6, mixer_only_layers=7, recurrent_layers=5,
+    recurrent_width=4096, recurrent_keys=1024, recurrent_gates=64, recurrent_state=128, recurrent_parameters=30_000,
+)  # fmt: skip
 SMALL = ModelDimensions(12, 768, 3072, 12, 50304)
+MODELS = {"gpt": GPT, "llama": LLAMA, "mixtral": MIXTRAL, "small": SMALL, "windowed": WINDOWED, "chunked": CHUNKED,
+          "latent": LATENT, "hybrid": HYBRID}  # fmt: skip
 MODEL = ("--layers", "4", "--hidden", "2560", "--heads", "32", "--ffn", "10240", "--vocab", "50257", "--not-gated")
 A100, H200 = find_gpu("A100"), find_gpu("H200")
 
@@ -53,7 +65,7 @@ def found(made_up):
 
 
 @pytest.mark.parametrize("gpu", [A100, H200], ids=["A100", "H200"])
-@pytest.mark.parametrize("model", [GPT, LLAMA, MIXTRAL, SMALL], ids=["gpt", "llama", "mixtral", "small"])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
 def test_size_and_layout_agree_on_one_gpu(model, gpu):
     """One law: the same time by kind of work, the same iteration, the same MFU, whatever waits for the host."""
     answer = sizing(gpu, Setting(model, 2048), Bounds(vary=("kv_heads",)))
@@ -61,7 +73,11 @@ def test_size_and_layout_agree_on_one_gpu(model, gpu):
     best = planned(Training(model, 1, 2048), Cluster(gpu, 1, 1, gpu.memory_bytes), fixed=fixed).best
     assert float(answer.iteration.seconds) == pytest.approx(best.seconds, rel=1e-6)
     assert answer.utilization == pytest.approx(best.mfu, rel=1e-6)
-    kinds = {"products": ("gemm", "grouped_gemm"), "attention": ("attention",), "memory bound": ("memory_bound",)}
+    kinds = {
+        "products": ("gemm", "grouped_gemm"),
+        "attention": ("attention", "latent_attention"),
+        "memory bound": ("memory_bound",),
+    }
     for kind, laws in kinds.items():
         assert math.fsum(part.seconds for part in answer.spent if part.law in laws) == pytest.approx(
             best.parts[kind], rel=1e-6
@@ -70,7 +86,48 @@ def test_size_and_layout_agree_on_one_gpu(model, gpu):
     assert answer.search.present.seconds == pytest.approx(working, rel=1e-6)
 
 
-@pytest.mark.parametrize(("setting", "slowdown"), [(Setting(LLAMA, 2048, 2, tp=4), 1.0), (Setting(GPT, 512, 4), 2.0)])
+@pytest.mark.parametrize("model", [MIXTRAL, LATENT], ids=["mixtral", "latent"])
+def test_routed_experts_are_one_grouped_product_a_layer_and_not_a_launch_an_expert(model, made_up):
+    (spent,) = spent_by([Setting(model, 2048)], made_up)
+    experts = [part for part in spent if part.law == "grouped_gemm"]
+    assert [(part.part, part.calls) for part in experts] == [
+        ("experts, forward", model.sparse_layers),
+        ("experts, backward", model.sparse_layers),
+    ]
+    assert not any(part.part.startswith("expert ") for part in spent)
+    assert sum(part.causes.get("launch", 0) for part in experts) == pytest.approx(2 * model.sparse_layers * 1e-6)
+
+
+def test_a_window_is_priced_as_what_it_sees(made_up):
+    whole = ModelDimensions(6, 2048, 8192, 16, 32000, kv_heads=8, gated=True)
+    spent = {part.part: part.seconds for part in spent_by([Setting(WINDOWED, 8192)], made_up)[0]}
+    in_full = {part.part: part.seconds for part in spent_by([Setting(whole, 8192)], made_up)[0]}
+    assert spent["attention, forward"] == pytest.approx(in_full["attention, forward"] / 6)
+    assert spent["windowed attention, forward"] < in_full["attention, forward"] / 6
+    # As long as the sequence, it is none.
+    (short,) = spent_by([Setting(WINDOWED, 512)], made_up)
+    assert {part.sizes[-1] for part in short if part.law == "attention"} == {0}
+
+
+@pytest.mark.parametrize("model", [WINDOWED, CHUNKED, LATENT, HYBRID], ids=["windowed", "chunked", "latent", "hybrid"])
+def test_a_search_changes_models_of_several_kinds_of_layers_within_what_they_are(model, made_up):
+    answer = sizing(H200, Setting(model, 2048), Bounds(reach=0.1), made_up)
+    for candidate in (*answer.search.pareto, *answer.search.alone.values()):
+        other = candidate.setting.model
+        assert (other.window, other.recurrent_width, other.latent_rank) == (
+            model.window, model.recurrent_width, model.latent_rank
+        )  # fmt: skip
+        assert other.windowed_layers == pytest.approx(model.windowed_layers * other.layers / model.layers, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "slowdown"),
+    [
+        (Setting(LLAMA, 2048, 2, tp=4), 1.0),
+        (Setting(GPT, 512, 4), 2.0),
+        *((Setting(model, 2048, 2, tp=4), 1.0) for model in (MIXTRAL, WINDOWED, CHUNKED, LATENT, HYBRID)),
+    ],
+)
 def test_the_work_of_a_micro_batch_is_that_of_the_law_of_iterations(setting, slowdown, made_up):
     constants = StepConstants(slowdown, 0.0)
     parts = step_time(H200, setting.model, setting.plan, constants, made_up).parts

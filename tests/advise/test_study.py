@@ -32,8 +32,8 @@ from pyperf_suite.advise.study_planning import (
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
 from pyperf_suite.laws.calibration import Calibration, load_calibration, shipped_calibration
-from pyperf_suite.laws.collectives import AlphaBetaOverRanks, PiecewiseAlphaBeta
 from pyperf_suite.laws.training.engine_step import ATTENTIONS, LAYOUTS, CpuPrices, EngineConstants
 from pyperf_suite.laws.training.step import MicroBatch, StepConstants, work_of_ends, work_of_layer
 from pyperf_suite.probes.step_calibration import OPERATIONS, PROBE

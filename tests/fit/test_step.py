@@ -58,7 +58,7 @@ def test_constants_that_made_up_iterations_were_made_of_are_found_again(prices: 
     ]
     found = fit_constants(made, (), prices)
     assert found.slowdown == pytest.approx(1.3, rel=0.02)
-    assert found.network_bytes_per_s == pytest.approx(8e9, rel=0.1)
+    assert found.network == pytest.approx(8e9, rel=0.1)
     assert np.max(relative_errors(made, replace(found, host_s_per_layer=0.5e-3), prices)) < 0.03
 
 

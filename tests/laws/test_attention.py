@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.attention import AttentionShape, spread
+from pyperf_suite.laws.attention_kernels import AttentionShape, spread
 from pyperf_suite.laws.tiled_attention import (
     AttentionLaw,
     Blocks,
@@ -190,8 +190,8 @@ def test_a_cause_is_named_where_it_explains_the_difference_and_no_other(changed,
     assert causes(slow, fast, 8.0, None) == []
 
 
-def shape_of(batch, seq_q, seq_k, heads, kv_heads, causal):
-    return AttentionShape(*(np.array([float(size)]) for size in (batch, seq_q, seq_k, heads, kv_heads)), causal)
+def shape_of(batch, seq_q, seq_k, heads, kv_heads, causal, window=np.inf):
+    return AttentionShape(*(np.array([float(size)]) for size in (batch, seq_q, seq_k, heads, kv_heads)), causal, window)
 
 
 cases = st.tuples(
@@ -227,3 +227,28 @@ def test_keys_and_values_that_heads_share_are_read_once():
     own, shared = (shape_of(2, 1024, 1024, 32, kv_heads, True).nbytes(128)[0] for kv_heads in (32, 8))
     assert own == 2 * 4 * 32 * 2 * 1024 * 128
     assert shared / own == pytest.approx((32 + 8) / 64)
+
+
+@given(st.integers(1, 200), st.integers(0, 100), st.integers(1, 320))
+def test_a_window_hides_all_but_the_last_keys(seq_q, more_keys, window):
+    seq_k = seq_q + more_keys
+    query, key = np.indices((seq_q, seq_k))
+    seen = (key <= query + more_keys) & (key > query + more_keys - window)
+    assert shape_of(3, seq_q, seq_k, 2, 2, True, window).visible_pairs[0] == 6 * seen.sum()
+
+
+@given(st.integers(1, 30), st.integers(0, 10), st.integers(1, 300), st.integers(1, 40))
+def test_the_steps_of_a_window_reach_over_its_keys_and_no_further(query_blocks, more_blocks, window, slots):
+    block, seq_q, seq_k = 16, 16 * query_blocks, 16 * (query_blocks + more_blocks)
+    query, key = np.indices((seq_q, seq_k))
+    seen = (key <= query + seq_k - seq_q) & (key > query + seq_k - seq_q - window)
+    steps = seen.reshape(query_blocks, block, seq_k // block, block).any(axis=(1, 3)).sum()
+    work = spread(shape_of(1, seq_q, seq_k, 1, 1, True, window), block, slots)
+    assert work.even_pairs[0] * slots == pytest.approx(steps * block**2)
+    assert work.busiest_pairs[0] >= work.even_pairs[0]
+
+
+def test_a_window_as_long_as_the_sequence_is_none():
+    full, cut = (spread(shape_of(2, 4096, 4096, 8, 8, True, window), 128, 132) for window in (np.inf, 4096.0))
+    for name, counted in vars(full).items():
+        assert counted == getattr(cut, name)

@@ -159,7 +159,7 @@ def test_an_array_whose_header_a_hand_spoiled_is_no_calibration(tmp_path, header
         load_calibration(path)
 
 
-@pytest.mark.parametrize("name", ["gemm_bf16", "gemm_fp8", "attention_bf16", "memory", "collectives"])
+@pytest.mark.parametrize("name", ["gemm_bf16", "gemm_fp8", "attention_bf16.trtllm", "memory", "collectives"])
 def test_coefficients_that_a_hand_made_negative_or_nothing_are_refused_in_one_sentence(name):
     good = shipped_calibration("H200 SXM")
     block = good.block(name)
@@ -193,7 +193,7 @@ def test_a_correction_without_its_coefficients_is_refused():
 def test_each_calibration_shipped_is_small_and_states_its_error_and_origin():
     assert len(all_shipped()) >= 5
     for calibration in all_shipped():
-        assert shipped_path(calibration.gpu).stat().st_size <= 200_000
+        assert shipped_path(calibration.gpu).stat().st_size <= 600_000
         assert find_gpu(calibration.gpu).name == calibration.gpu
         for block in calibration.blocks.values():
             assert 0 < float(block.held_out["mape"]) < 100

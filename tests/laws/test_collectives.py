@@ -14,21 +14,20 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.calibration import Calibration, CalibrationBlock
+from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta, held_out_errors, seconds_of
+from pyperf_suite.laws.calibration import Calibration, CalibrationBlock, shipped_calibration
 from pyperf_suite.laws.collectives import (
     BLOCK,
-    AlphaBetaOverRanks,
     CollectiveLaws,
-    PiecewiseAlphaBeta,
     collective_time,
-    held_out_errors,
     pack_curves,
-    seconds_of,
     transferred_laws,
     unpack_laws,
 )
+from pyperf_suite.laws.internode import DIRECT, FILL_BYTES, RING, TREE, Point, network_of
 from pyperf_suite.laws.traffic import OPERATIONS, busbw
-from tools.fit.published import read_columns
+from tools.fit import internode as internode_fit
+from tools.fit.published import SAMPLE, read_columns, rows_of
 
 CALIBRATED = ("H200 SXM", "H100 SXM", "A100 SXM", "L40S", "B200 SXM")
 MIB = 2**20
@@ -47,7 +46,7 @@ def made_up() -> Calibration:
         for operation in ("all_reduce", "all_gather", "all_to_all", "reduce_scatter")
         for ranks in (2, 8)
     }
-    packed = pack_curves(curves, frozenset({("all_gather", 8)}), dict.fromkeys(curves, 4.0))
+    packed = pack_curves(curves, frozenset({("all_gather", 8)}), dict.fromkeys(curves, (-0.1, 0.2, 4.0)))
     block = CalibrationBlock(
         packed, {"median": 4.0, "mape": 6.0}, {"nbytes": (512.0, 2.0**29), "ranks": (2.0, 8.0)}, "made up"
     )
@@ -129,20 +128,133 @@ def test_operations_without_a_table_take_as_long_as_those_that_load_the_bus_alik
 
 
 def test_beyond_a_node_the_slower_of_network_and_links_decides(made_up: Calibration) -> None:
-    def seconds(network_bytes_per_s: float, operation: str = "all_reduce") -> float:
-        return float(
-            collective_time(
-                made_up, operation, 1e9, 16, ranks_per_node=8, network_bytes_per_s=network_bytes_per_s
-            ).seconds
-        )
+    def seconds(network: float, operation: str = "all_reduce") -> float:
+        return float(collective_time(made_up, operation, 1e9, 16, ranks_per_node=8, network=network).seconds)
 
-    fast, slow = seconds(1e15), seconds(1e9)
     # As many bytes on the bus as 15/14 of the message puts there among the eight of one node.
-    assert fast == pytest.approx(float(collective_time(made_up, "all_reduce", 1e9 * 15 / 14, 8).seconds) + 10e-6)
-    # Of 2·15/16 of the message on the bus, a tree between two nodes sends a fifteenth for each of eight GPUs.
-    assert slow == pytest.approx(1e9 * 2 / 16 / 1e9 + 10e-6)
-    assert seconds(1e9, "all_gather") == pytest.approx(1e9 * 15 / 16 / 8 / 1e9 + 5e-6)
-    assert seconds(1e9, "all_to_all") == pytest.approx(1e9 * 8 / 16 / 1e9 + 5e-6)
+    in_node = float(collective_time(made_up, "all_reduce", 1e9 * 15 / 14, 8).seconds)
+    switched = TREE.switch_s * 1e9 / (1e9 + TREE.switch_bytes)
+    assert seconds(1e15) == pytest.approx(in_node + TREE.step_s + switched)
+    # Between two nodes a tree sends an eighth of the message from each of eight GPUs, and fills with 5.3 MB of it.
+    sent = 1e9 / 8 / TREE.efficiency + FILL_BYTES
+    assert seconds(1e9) == pytest.approx(sent / 1e9 + TREE.step_s + switched)
+    for operation, stage, crossing in (("all_gather", RING, 15 / 16 / 8), ("all_to_all", DIRECT, 8 / 16)):
+        assert seconds(1e9, operation) == pytest.approx(crossing / stage.efficiency, rel=0.05)
+
+
+def test_among_more_than_two_nodes_trees_send_twice_as_much() -> None:
+    two, four = (float(collective_time("H100", "all_reduce", 1e11, n, network=1e9).seconds) for n in (16, 32))
+    assert four == pytest.approx(2 * two, rel=0.01)
+
+
+class TestMeasuredPointsOfANetwork:
+    """What one measured between one's own nodes stands above the law."""
+
+    @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "all_to_all"])
+    @pytest.mark.parametrize("ranks", [16, 64])
+    def test_the_time_between_nodes_passes_through_them(self, op: str, ranks: int) -> None:
+        sizes = np.array([1e6, 3e7, 1e9])
+        seconds = collective_time("H100", op, sizes, ranks, network="1GB:180GB/s, 1MB:9GB/s,30MB:60GB/s").seconds
+        np.testing.assert_allclose(busbw(op, sizes, seconds, ranks), [9, 60, 180], rtol=1e-6)
+
+    def test_one_slow_point_slows_large_messages_and_leaves_the_latency(self) -> None:
+        usual, slow = (
+            collective_time("H100", "all_reduce", [2048, 1e10], 16, network=n).seconds for n in (None, "1GB:90GB/s")
+        )
+        assert slow[1] > 3 * usual[1]
+        assert slow[0] == pytest.approx(usual[0], rel=0.1)
+
+    def test_nothing_changes_within_a_node(self) -> None:
+        usual, given = (
+            collective_time("H100", "all_reduce", 1e7, [2, 8], network=n).seconds for n in (None, "1GB:90GB/s")
+        )
+        np.testing.assert_array_equal(usual, given)
+
+    def test_rates_and_points_read_as_people_write_them(self) -> None:
+        assert network_of("NDR") == 50e9
+        assert network_of("1MiB:20GB/s") == (Point(2.0**20, 20e9),)
+        assert network_of("1g:0.5TB/s,2k:3MB/s") == (Point(2e3, 3e6), Point(1e9, 0.5e12))
+
+    @pytest.mark.parametrize(
+        "text",
+        ["1GB:180", ":180GB/s", "1GB:180GB/s,", "1GB:fast", "-1GB:1GB/s", "1GB:0GB/s", "1GB:1GB/s,1GB:2GB/s", "x"],
+    )
+    def test_others_are_refused_in_a_sentence(self, text: str) -> None:
+        with pytest.raises(UserError, match=r"[.]$"):
+            network_of(text)
+
+
+class TestTheOwnAllReduceOfServingLibraries:
+    """Within a node, for as many ranks as were measured."""
+
+    @pytest.mark.parametrize("library", ["trtllm", "sglang", "vllm"])
+    @pytest.mark.parametrize("gpu", CALIBRATED)
+    def test_a_small_one_is_faster_than_nccls(self, gpu: str, library: str) -> None:
+        own, nccl = (collective_time(gpu, "all_reduce", 8192, 8, library=name) for name in (library, None))
+        assert own.library == library
+        assert nccl.library == "nccl"
+        factor = 1.2 if gpu == "L40S" else 0.8  # over PCIe NCCL's is as fast
+        assert own.seconds < factor * nccl.seconds
+
+    @pytest.mark.parametrize(
+        ("gpu", "op", "ranks", "library", "sentence"),
+        [
+            ("H100", "all_gather", 8, "trtllm", "only all_reduce within a node"),
+            ("H100", "all_reduce", 16, "vllm", "only all_reduce within a node"),
+            ("H100", "all_reduce", 8, "pytorch", "Of pytorch no collectives was measured"),
+            ("RTX 4090", "all_reduce", 8, "trtllm", "there is none"),
+        ],
+    )
+    def test_anything_else_is_refused(self, gpu: str, op: str, ranks: int, library: str, sentence: str) -> None:
+        with pytest.raises(UserError, match=sentence):
+            collective_time(gpu, op, 1e6, ranks, library=library)
+
+
+class TestBetweenPublishedNodes:
+    """Rows of other people's clusters (tests/data/published), by constants that were fitted to InfiniBand and RoCE."""
+
+    @pytest.fixture
+    def rows(self) -> list[dict[str, Any]]:
+        return internode_fit.read_rows()
+
+    def test_all_reduce_is_predicted_within_15_percent_where_it_is_fitted(self, rows: list[dict[str, Any]]) -> None:
+        fitted = [row for row in rows if row["op_name"] == "all_reduce" and row["fabric"] in internode_fit.FITTED]
+        errors = np.abs(internode_fit.predicted_s(fitted) / [row["seconds"] for row in fitted] - 1)
+        assert len(fitted) > 150
+        assert errors.mean() < 0.15
+        assert np.median(errors) < 0.10
+
+    def test_two_points_of_its_own_bring_any_fabric_within_15_percent(self, rows: list[dict[str, Any]]) -> None:
+        points = internode_fit.measured_points(rows)
+        known = [
+            row for row in rows if internode_fit.key_of(row) in points and row["bytes"] not in internode_fit.POINTS
+        ]
+        predicted = internode_fit.predicted_s(known, lambda row: points[internode_fit.key_of(row)])
+        errors = np.abs(predicted / [row["seconds"] for row in known] - 1)
+        assert {row["fabric"] for row in known} >= {"EFA", "TCPXO", "RoCE", "InfiniBand NDR"}
+        assert errors.mean() < 0.15
+
+    def test_the_interval_covers_nine_of_ten(self, rows: list[dict[str, Any]]) -> None:
+        inside = []
+        for row in rows:
+            ranks = row["nodes"] * row["ranks_per_node"]
+            rate = row["network_gb_per_s"] * 1e9
+            price = collective_time(row["gpu"], row["op_name"], row["bytes"], ranks, row["ranks_per_node"], rate)
+            inside.append(price.low <= row["seconds"] <= price.high)
+        assert 0.87 < np.mean(inside) < 0.95
+
+
+def test_the_interval_over_pcie_covers_most_machines() -> None:
+    rows = [row for row in rows_of(read_columns(SAMPLE, "nccl_tests_pcie")) if row["gpu"] != "L40S"]
+    prices = [collective_time(row["gpu"], row["op_name"], row["bytes"], row["ranks"]) for row in rows]
+    inside = [price.low <= row["latency_us"] * 1e-6 <= price.high for row, price in zip(rows, prices, strict=True)]
+    assert 0.85 < np.mean(inside) <= 1
+
+
+def test_curves_left_out_whole_are_inferred_within_the_stated_interval() -> None:
+    stated = {gpu: shipped_calibration(find_gpu(gpu).name).block(BLOCK).held_out for gpu in CALIBRATED}
+    assert {gpu for gpu, held_out in stated.items() if held_out["median"] > 8} == {"L40S"}  # of six curves; 9.7 %
+    assert all(80 < held_out["coverage"] < 93 for held_out in stated.values())
 
 
 def test_racks_of_72_send_nothing_over_a_network_among_64() -> None:
@@ -155,13 +267,14 @@ def test_curves_survive_packing() -> None:
         ("all_reduce", 2): PiecewiseAlphaBeta(1e-5, (1e3, 1e6), (1e-9, 2e-9, 3e-9)),
         ("all_gather", 8): straight(2e-5, 1e9),
     }
-    packed = pack_curves(curves, frozenset({("all_gather", 8)}), {("all_reduce", 2): 1.0, ("all_gather", 8): 2.0})
+    intervals = {("all_reduce", 2): (-0.1, 0.2, 1.0), ("all_gather", 8): (-0.3, 0.4, 2.0)}
+    packed = pack_curves(curves, frozenset({("all_gather", 8)}), intervals)
     laws = unpack_laws(CalibrationBlock(packed, {}, {"nbytes": (1.0, 2.0)}))
     size = np.geomspace(1, 1e9, 20)
     for (operation, ranks), curve in curves.items():
         np.testing.assert_array_equal(laws.curves[operation].seconds(size, ranks), curve.seconds(size))
     assert laws.inferred == {("all_gather", 8)}
-    assert laws.error_percent == {("all_reduce", 2): 1.0, ("all_gather", 8): 2.0}
+    assert laws.intervals == intervals
 
 
 class TestWhatIsReadOffAnotherGpu:
@@ -176,10 +289,11 @@ class TestWhatIsReadOffAnotherGpu:
         ("gpu", "nearest", "error_percent"),
         [
             ("H200 SXM", "H100 SXM", 3.0),
-            ("B300 SXM", "B200 SXM", 29.0),
+            ("B300 SXM", "B200 SXM", 3.0),
             ("GB200", "B200 SXM", 3.0),
-            ("RTX 4090", "L40S", 3.0),
-            ("T4", "L40S", 69.0),
+            ("A800 SXM", "A100 SXM", 26.0),
+            ("RTX 4090", "L40S", 45.0),
+            ("RTX PRO 6000 Blackwell Server", "L40S", 45.0),
         ],
     )
     def test_it_is_the_gpu_with_the_nearest_link(
@@ -217,7 +331,7 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(arguments: tuple, sentence
 
 def test_a_network_that_carries_nothing_is_refused() -> None:
     with pytest.raises(UserError, match="carries nothing"):
-        collective_time("H200", "all_reduce", 1, 16, network_bytes_per_s=-1)
+        collective_time("H200", "all_reduce", 1, 16, network=-1)
 
 
 SIZES = 2.0 ** np.arange(3, 34)

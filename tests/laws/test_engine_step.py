@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.collectives import AlphaBetaOverRanks, PiecewiseAlphaBeta
+from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
 from pyperf_suite.laws.training.engine_step import (
     ATTENTIONS,
     KERNELS,

@@ -7,7 +7,7 @@ import pytest
 
 from pyperf_suite.advise.calibrate_laws import folds
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.attention import BLOCK, attention_time
+from pyperf_suite.laws.attention import PLAIN, WINDOWED, attention_time
 from pyperf_suite.laws.calibration import shipped_calibration
 from pyperf_suite.laws.collectives import collective_time
 from pyperf_suite.laws.gemm import gemm_law, gemm_time
@@ -15,7 +15,7 @@ from pyperf_suite.laws.measured_maxima import sustained_slowdown
 from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.roofline import memory_bound_time
 from pyperf_suite.laws.training.step import found_constants
-from tools.fit.attention import read_prefill, truth
+from tools.fit.attention import read_tables
 from tools.fit.collectives import read_curves
 from tools.fit.gemm import GemmTable, gemm_tables, library_residual, predict
 from tools.fit.memory import read_streams
@@ -76,13 +76,38 @@ def test_a_second_of_products_is_as_much_slower_as_was_measured_on_an_h200():
         assert np.median(sustained_slowdown(gpu, share[band])) == pytest.approx(measured, abs=0.04)
 
 
-def test_attention_is_predicted_within_the_stated_error(gpu):
-    rows = truth(read_prefill(SAMPLE, gpu.slug))
-    batch, seq, heads, kv_heads, head_dim = rows.sizes.T
-    price = attention_time(gpu, batch, seq, seq, heads, kv_heads, head_dim)
-    known = np.isin(head_dim, shipped_calibration(gpu.name).block(BLOCK).arrays["head_dim"])
-    assert known.sum() > 400
-    assert percent(price.seconds, rows.seconds)[known].mean() < 1.05 * price.error_percent
+def test_attention_of_each_library_is_predicted_within_the_stated_error_and_interval(gpu):
+    tables = read_tables(SAMPLE, gpu.slug)
+    assert {name.rpartition(".")[2] for name in tables} == {"trtllm", "sglang", "vllm"}
+    for name, table in tables.items():
+        law, _, library = name.rpartition(".")
+        cache = next(cache for laws in (PLAIN, WINDOWED) for cache, each in laws.items() if each == law)
+        batch, seq, heads, kv_heads, head_dim, window = table.sizes.T
+        price = attention_time(
+            gpu, batch, seq, seq, heads, kv_heads, head_dim, window=window, cache_dtype=cache, library=library
+        )
+        block = shipped_calibration(gpu.name).block(name)
+        missed = percent(price.seconds, table.seconds)
+        assert missed.mean() < max(1.15 * block.held_out["mape"], 3.0), name
+        # The fit saw these rows: more of them lie within than of others.
+        assert ((price.low < table.seconds) & (table.seconds < price.high)).mean() > 0.85, name
+        assert set(price.library.split()) == {library}
+
+
+# Most that the error of whole sites left out may be, in % (issue 21): prefill, and with windows.
+MOST_PERCENT = {**dict.fromkeys(PLAIN.values(), 8.0), **dict.fromkeys(WINDOWED.values(), 15.0)}
+
+
+@pytest.mark.parametrize("law", MOST_PERCENT)
+def test_attention_states_held_out_errors_and_intervals_that_hold(gpu, law):
+    calibration = shipped_calibration(gpu.name)
+    assert calibration.libraries(law) or gpu.slug == "a100_sxm"
+    for library in calibration.libraries(law):
+        held_out = calibration.block(f"{law}.{library}").held_out
+        assert held_out["mape"] < MOST_PERCENT[law]
+        assert "whole sites held out" in held_out["how"]
+        # Of few rows a band is known less exactly.
+        assert held_out["coverage"] == pytest.approx(90, abs=3 if held_out["rows"] > 500 else 4)
 
 
 def test_few_rows_read_their_weights_within_the_stated_error(gpu):

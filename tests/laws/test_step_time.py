@@ -27,7 +27,7 @@ EXPERTS = replace(MODEL, experts=8, top_k=2)
 # A vocabulary of one, so that the last stage computes as much as the others.
 WITHOUT_LOGITS = replace(MODEL, vocab=1)
 PLAN = ParallelPlan(global_batch=64, micro_batch=2, seq=1024)
-IDLE_HOST = StepConstants(slowdown=1.0, host_s_per_layer=0.0, network_bytes_per_s=10e9)
+IDLE_HOST = StepConstants(slowdown=1.0, host_s_per_layer=0.0, network=10e9)
 STREAM_S = 2 * 2 * 1024 * 1024 / 1e9  # of one micro-batch's activations, where a GB takes a second
 
 
@@ -77,7 +77,7 @@ class MadeUpPrices:
         return Explained(nbytes / 1e12)
 
     def collective(
-        self, op: str, nbytes: Any, ranks: Any, ranks_per_node: Any = None, network_bytes_per_s: float | None = None
+        self, op: str, nbytes: Any, ranks: Any, ranks_per_node: Any = None, network: float | None = None
     ) -> Explained:
         return Explained(np.where(np.asarray(ranks) > 1, nbytes / 1e9 if self.linked else 0.0, 0.0))
 

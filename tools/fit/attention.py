@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pyperf_suite.advise.calibrate_laws import cross_predicted, folds, site_numbers, summary
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.laws.alpha_beta import HUBER, LEAST_SCATTER
 from pyperf_suite.laws.attention import PLAIN, WINDOWED
 from pyperf_suite.laws.attention_kernels import (
     AttentionCosts,
@@ -27,7 +28,6 @@ from pyperf_suite.laws.attention_kernels import (
 )
 from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import CalibrationBlock, ResidualGrid
-from pyperf_suite.laws.collectives import HUBER, LEAST_SCATTER
 from pyperf_suite.laws.tiling import nonnegative_fit
 from tools.fit.published import Columns, read_columns, tables_like
 

@@ -2,12 +2,13 @@
 
 Half the curves of a GPU are usually missing: an operation was timed among 4 and 8 ranks, another among 2. What they
 share — operation, ranks, architecture, kind of link — predicts the missing ones; the error is that of whole curves left
-out.
+out. The all_reduce of serving libraries is fitted as measured.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,21 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.calibration import CalibrationBlock
-from pyperf_suite.laws.collectives import (
-    PiecewiseAlphaBeta,
-    has_nvlink,
-    held_out_errors,
-    pack_curves,
-    transferred_laws,
-    unpack_laws,
-)
+from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
+from pyperf_suite.laws.band import Band
+from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock
+from pyperf_suite.laws.collectives import BLOCK, Interval, has_nvlink, pack_curves, transferred_laws, unpack_laws
+from pyperf_suite.laws.traffic import bus_factor
 from tools.fit.published import read_columns, rows_of
 
 TABLE = "collectives"
 ORIGIN = "NCCL's collectives in half precision as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
 # NCCL's own kernels, in one dtype: reductions of int8 run up to 8 % slower at the same bytes.
 FILE, DTYPE = "nccl_perf", "half"
+# Of serving libraries their own kernels.
+OWN_FILE = "custom_allreduce_perf"
+# A time that no neighbouring size supports: 1 KiB among 8 H100 at eleven times both of its neighbours'.
+OUTLIER = 1.5
 OPERATION_OF = {"alltoall": "all_to_all"}
 OPERATIONS = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
 RANKS = (2, 4, 8)
@@ -50,6 +51,8 @@ SHARED_VARIANCE = {
 }
 # Of one curve about what it shares with its like: repeated runs differ by a tenth at the same bytes.
 OWN_VARIANCE = 0.01
+# From about this size on bytes on the bus decide, not launches; they are taken out before curves are compared.
+BUS_BYTES = 1e5
 # What all curves have in common is not shrunk towards anything.
 COMMON_VARIANCE = 1e3
 
@@ -63,46 +66,145 @@ class Curve(NamedTuple):
 
 
 @functools.cache
-def fit_collectives(tables_folder: Path) -> dict[str, CalibrationBlock]:
-    """The block "collectives" of every GPU in the folder's table of collectives, by the GPU's name in the catalogue.
+def fit_collectives(tables_folder: Path) -> dict[str, dict[str, CalibrationBlock]]:
+    """The blocks of every GPU in the folder's table of collectives, by the GPU's name in the catalogue and their own.
 
-    Every operation of `OPERATIONS` gets a curve at every number of `RANKS`. The block's stated error is of this GPU's
-    curves left out whole; that of sizes left out is stated too. Raises UserError where the folder has no such table.
+    "collectives" has NCCL's: every operation of `OPERATIONS` at every number of `RANKS`; its stated error is of this
+    GPU's curves left out whole. Those of libraries have their own all_reduce as measured. Raises UserError where the
+    folder has no such table.
     """
+    blocks = {gpu: {BLOCK: block} for gpu, block in _fit_nccl(tables_folder).items()}
+    for (gpu, library), curves in _read_own(tables_folder).items():
+        blocks[gpu][f"{BLOCK}.{library}"] = _own_block(library, curves)
+    return blocks
+
+
+def _fit_nccl(tables_folder: Path) -> dict[str, CalibrationBlock]:
     measured = read_curves(tables_folder)
     sizes = np.array(sorted(next(iter(measured.values()))), dtype=np.float64)
     curves = sorted(measured)
     log_s = np.log([[measured[curve][size] for size in sizes] for curve in curves])
-    left_out = {curve: np.abs(np.expm1(row)) for curve, row in zip(curves, left_out_logs(curves, log_s), strict=True)}
+    missed = dict(zip(curves, -left_out_logs(curves, sizes, log_s), strict=True))
+    repeated = repeats(tables_folder)
     blocks = {}
     for gpu in sorted({curve.gpu for curve in curves}):
         wanted = [Curve(gpu, operation, ranks) for operation in OPERATIONS for ranks in RANKS]
         missing = [curve for curve in wanted if curve not in measured]
-        inferred = np.exp(infer_logs(curves, log_s, missing))
+        inferred = np.exp(infer_logs(curves, sizes, log_s, missing))
         own = [curve for curve in curves if curve.gpu == gpu]
-        errors = np.concatenate([left_out[curve] for curve in own])
-        by_size = {curve: held_out_errors(sizes, np.exp(log_s[curves.index(curve)])) for curve in own}
         seconds = {curve: np.exp(log_s[curves.index(curve)]) for curve in own} | dict(
             zip(missing, inferred, strict=True)
         )
-        median = float(np.median(errors)) * 100
+        errors = np.concatenate([missed[curve] for curve in own])
+        left_out = _interval(errors)
+        covered = [_covered(missed[curve], [missed[c] for c in own if c != curve]) for curve in own]
+        # Of a GPU that one version was run on, the versions of all others speak.
+        scatter = _interval(repeated.get(gpu, np.concatenate(list(repeated.values()))))
         packed = pack_curves(
-            {(c.operation, c.ranks): PiecewiseAlphaBeta.fit(sizes, time) for c, time in seconds.items()},
+            {(c.operation, c.ranks): PiecewiseAlphaBeta.through(sizes, time) for c, time in seconds.items()},
             frozenset((c.operation, c.ranks) for c in missing),
-            {(c.operation, c.ranks): float(np.median(by_size[c])) * 100 if c in by_size else median for c in seconds},
+            {(c.operation, c.ranks): left_out if c in missing else scatter for c in seconds},
         )
-        at_sizes = np.concatenate(list(by_size.values()))
         held_out: dict[str, float | int | str] = {
-            "mape": round(float(np.mean(errors)) * 100, 2),
-            "median": round(median, 2),
+            "mape": round(float(np.mean(np.abs(np.expm1(-errors)))) * 100, 2),
+            "median": round(float(np.median(np.abs(np.expm1(-errors)))) * 100, 2),
+            "coverage": round(float(np.mean(np.concatenate(covered))) * 100, 1),
+            "rows": errors.size,
             "sites": len(own),
             "how": "each curve of an operation among a number of ranks left out whole, one after the other",
-            "mape_of_sizes": round(float(np.mean(at_sizes)) * 100, 2),
-            "median_of_sizes": round(float(np.median(at_sizes)) * 100, 2),
         }
         limits = {"nbytes": (float(sizes[0]), float(sizes[-1])), "ranks": (float(RANKS[0]), float(RANKS[-1]))}
         blocks[gpu] = CalibrationBlock(packed, held_out, limits, ORIGIN)
     return blocks
+
+
+def repeats(tables_folder: Path) -> dict[str, NDArray[np.float64]]:
+    """log(one version's time / the median of the other versions') of each point that several were run at, by GPU."""
+    runs: dict[tuple[str, str, int, float], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows_of(read_columns(tables_folder, TABLE)):
+        if row["file"] == FILE and row["dtype"] == DTYPE:
+            key = (find_gpu(row["gpu"]).name, row["op_name"], row["num_gpus"], row["bytes"])
+            runs[key][row["lib_version"]].append(np.log(row["latency_us"]))
+    missed: dict[str, list[float]] = defaultdict(list)
+    for (gpu, *_), versions in runs.items():
+        for version, logs in versions.items():
+            others = [log for other, times in versions.items() if other != version for log in times]
+            if others:
+                missed[gpu] += [log - float(np.median(others)) for log in logs]
+    return {gpu: np.array(logs) for gpu, logs in missed.items()}
+
+
+def _interval(missed: NDArray[np.float64]) -> Interval:
+    band = Band.fit(missed, np.ones_like(missed), knots=1)
+    median = float(np.median(np.abs(np.expm1(-missed)))) * 100
+    return float(band.low[0]), float(band.high[0]), median
+
+
+def _covered(missed: NDArray[np.float64], others: list[NDArray[np.float64]]) -> NDArray[np.bool_]:
+    """Which of a curve's errors lie in the interval of the other curves'."""
+    low, high, _ = _interval(np.concatenate(others))
+    return np.asarray((missed >= low) & (missed <= high))
+
+
+def _read_own(tables_folder: Path) -> dict[tuple[str, str], dict[tuple[str, str, int], dict[float, float]]]:
+    """Seconds by bytes of each library's own all_reduce, by GPU and library, then version and ranks.
+
+    Those of a CUDA graph, as they serve; eager ones wait for the host. What another library's name stands in is its.
+    """
+    found: dict[tuple[str, str], dict[tuple[str, str, int], dict[float, float]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
+    for row in rows_of(read_columns(tables_folder, TABLE)):
+        if row["file"] != OWN_FILE:
+            continue
+        library, kernel = row["lib"], row["kernel_source"]
+        if library not in LIBRARIES or kernel.endswith("_eager"):
+            continue
+        if (kernel == "TRTLLM") == (library == "trtllm"):
+            key = (find_gpu(row["gpu"]).name, library)
+            found[key][row["lib_version"], "all_reduce", row["num_gpus"]][float(row["bytes"])] = (
+                row["latency_us"] * 1e-6
+            )
+    return found
+
+
+def _own_block(library: str, curves: dict[tuple[str, str, int], dict[float, float]]) -> CalibrationBlock:
+    """The newest version's times; older ones and every second size left out say how far they hold."""
+    newest = max((version for version, _, _ in curves), key=_numbers)
+    kept = {key[1:]: _without_outliers(times) for key, times in curves.items() if key[0] == newest}
+    missed = []
+    for size, seconds in kept.values():
+        halves = PiecewiseAlphaBeta.through(size[::2], seconds[::2])
+        missed.append(np.log(seconds[1::2] / halves.seconds(size[1::2])))
+    errors = np.concatenate(missed)
+    interval = _interval(errors)
+    held_out: dict[str, float | int | str] = {
+        "mape": round(float(np.mean(np.abs(np.expm1(-errors)))) * 100, 2),
+        "median": round(interval[2], 2),
+        "rows": errors.size,
+        "how": "every second size left out, so that the nearest lie four times apart",
+    }
+    sizes = np.concatenate([size for size, _ in kept.values()])
+    packed = pack_curves(
+        {key: PiecewiseAlphaBeta.through(size, seconds) for key, (size, seconds) in kept.items()},
+        frozenset(),
+        dict.fromkeys(kept, interval),
+    )
+    origin = f"{library} {newest}'s own all_reduce as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
+    return CalibrationBlock(packed, held_out, {"nbytes": (float(sizes.min()), float(sizes.max()))}, origin)
+
+
+def _without_outliers(times: dict[float, float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Ascending sizes and their seconds; one far above both of its neighbours is drawn between them."""
+    size, seconds = np.array(sorted(times.items())).T
+    neighbours = np.maximum(seconds[:-2], seconds[2:])
+    outlier = seconds[1:-1] > OUTLIER * neighbours
+    seconds[1:-1] = np.where(outlier, np.sqrt(seconds[:-2] * seconds[2:]), seconds[1:-1])
+    return size, seconds
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def read_curves(tables_folder: Path) -> dict[Curve, dict[float, float]]:
@@ -122,7 +224,9 @@ def read_curves(tables_folder: Path) -> dict[Curve, dict[float, float]]:
     }
 
 
-def infer_logs(curves: Sequence[Curve], log_s: NDArray[np.float64], missing: Sequence[Curve]) -> NDArray[np.float64]:
+def infer_logs(
+    curves: Sequence[Curve], sizes: NDArray[np.float64], log_s: NDArray[np.float64], missing: Sequence[Curve]
+) -> NDArray[np.float64]:
     """Log seconds of curves that were not measured, from those that were: one row a curve, columns as in `log_s`.
 
     The best linear guess from what curves share (`SHARED_VARIANCE`): a random-effects model, as in Rasmussen and
@@ -132,20 +236,30 @@ def infer_logs(curves: Sequence[Curve], log_s: NDArray[np.float64], missing: Seq
     shared = _shared_variance(together)
     seen = len(curves)
     own = OWN_VARIANCE * np.eye(seen)
-    return np.asarray(shared[seen:, :seen] @ np.linalg.solve(shared[:seen, :seen] + own, log_s))
+    bus = _log_bus(together, sizes)
+    weights = np.linalg.solve(shared[:seen, :seen] + own, log_s - bus[:seen])
+    return np.asarray(shared[seen:, :seen] @ weights + bus[seen:])
 
 
-def left_out_logs(curves: Sequence[Curve], log_s: NDArray[np.float64]) -> NDArray[np.float64]:
+def left_out_logs(
+    curves: Sequence[Curve], sizes: NDArray[np.float64], log_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Inferred minus measured log seconds of every curve, each inferred from all the others.
 
     In closed form (the same book, equation 5.12).
     """
     inverse = np.linalg.inv(_shared_variance(curves) + OWN_VARIANCE * np.eye(len(curves)))
-    return np.asarray(-(inverse @ log_s) / np.diag(inverse)[:, None])
+    return np.asarray(-(inverse @ (log_s - _log_bus(curves, sizes))) / np.diag(inverse)[:, None])
+
+
+def _log_bus(curves: Sequence[Curve], sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What the bytes on the bus explain: all of the time of large messages, nothing of small ones'."""
+    factors = np.log([float(bus_factor(curve.operation, curve.ranks)) for curve in curves])
+    return np.asarray(factors[:, None] * sizes / (sizes + BUS_BYTES))
 
 
 def left_out_gpu_errors(blocks: dict[str, CalibrationBlock], tables_folder: Path) -> dict[str, NDArray[np.float64]]:
-    """|predicted − measured| / measured of all a GPU's curves, read off the other GPUs' as if it had no table."""
+    """log(measured / predicted) of all a GPU's curves, read off the other GPUs' as if it had no table."""
     laws = {gpu: unpack_laws(block) for gpu, block in blocks.items()}
     errors: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
     for curve, times in read_curves(tables_folder).items():
@@ -153,7 +267,7 @@ def left_out_gpu_errors(blocks: dict[str, CalibrationBlock], tables_folder: Path
         law = transferred_laws(find_gpu(curve.gpu), others)
         size, seconds = np.array(list(times.items())).T
         predicted = law.curves[curve.operation].seconds(size / law.speed_up, curve.ranks)
-        errors[curve.gpu].append(np.abs(predicted / seconds - 1))
+        errors[curve.gpu].append(np.log(seconds / predicted))
     return {gpu: np.concatenate(parts) for gpu, parts in errors.items()}
 
 

@@ -6,6 +6,7 @@ latent attention. `python -m tools.fit.decode TABLES` reports how each GPU is pr
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,8 @@ from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws import decode_attention as decode
 from pyperf_suite.laws import latent_attention as latent
 from pyperf_suite.laws.band import Band
-from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock, ResidualGrid
-from pyperf_suite.laws.collectives import HUBER, LEAST_SCATTER
+from pyperf_suite.laws.calibration import LIBRARIES, Calibration, CalibrationBlock, ResidualGrid, all_shipped
+from pyperf_suite.laws.alpha_beta import HUBER, LEAST_SCATTER
 from pyperf_suite.laws.decode_attention import SummedLaw
 from tools.fit.published import Columns, read_columns, tables_like
 
@@ -39,6 +40,8 @@ ROUNDS, STEPS, ENOUGH = 3, 400, 1e-4
 LEVEL = 1e-4
 # A cost is at least this part of one that would take all of the median row's time.
 LEAST_COST = 1e-4
+# How much stiffer grids may be where a table is noisy: as whole sites left out show.
+STIFFNESS = (1.0, 5.0, 25.0)
 # Knots of a band where several laws share a block.
 SHARED_KNOTS = 3
 
@@ -54,7 +57,7 @@ NODES = {
     "group": np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 48.0, 64.0, 128.0]),
     "head_dim": np.array([64.0, 128.0, 192.0, 256.0, 512.0]),
     "kv_heads": octaves(0, 6),
-    "kept": np.concatenate([[decode.NO_WINDOW, 2 * decode.NO_WINDOW], octaves(-3, 4), octaves(5, 10)[1::2]]),
+    "kept": np.array([decode.NO_WINDOW, 2 * decode.NO_WINDOW, 0.5, 1.0, 2.0, 4.0, 16.0, 1024.0]),
     "batch": octaves(0, 10),
     "length": octaves(0, 17),
     "heads": octaves(0, 7),
@@ -63,29 +66,24 @@ NODES = {
 
 
 @dataclass(frozen=True)
-class Summand:
-    """A grid over some sizes of the stored grid `part`; a squared step along each size costs `smoothness` times a
-    row's squared residual.
-    """
+class Smooth:
+    """How smooth a grid is: what a squared step along each of its sizes costs over a row's squared residual, and a
+    squared node itself."""
 
-    part: int
-    names: tuple[str, ...]
-    smoothness: tuple[float, ...]
+    steps: tuple[float, ...]
+    level: float = LEVEL
 
 
-# Chosen on whole sites left out of tables of H100, B200 and L40S.
+# In the order of the laws' grids; chosen on whole sites left out of tables of H100, B200 and L40S.
 DECODE = (
-    Summand(0, ("streams", "keys", "group"), (0.01, 0.01, 0.01)),
-    Summand(0, ("streams", "keys", "head_dim"), (0.01, 0.01, 0.003)),
-    Summand(0, ("streams", "keys", "group", "head_dim"), (0.03, 0.03, 0.1, 0.01)),
-    Summand(1, ("streams", "kv_heads", "head_dim"), (0.03, 0.03, 0.03)),
-    Summand(2, ("streams", "kept", "head_dim"), (0.03, 0.03, 0.1)),
+    Smooth((0.01, 0.01, 0.01)),
+    Smooth((0.01, 0.01, 0.003)),
+    Smooth((0.03, 0.03, 0.1, 0.01), 0.03),
+    Smooth((0.03, 0.03, 0.03)),
+    Smooth((0.03, 0.03, 0.1)),
+    Smooth((0.02, 0.02, 0.02)),
 )
-LATENT = (
-    Summand(0, ("batch", "length", "heads"), (0.03, 0.03, 0.1)),
-    Summand(1, ("streams", "length"), (0.03, 0.03)),
-    Summand(2, ("tokens", "heads"), (0.03, 0.03)),
-)
+LATENT = (Smooth((0.03, 0.03, 0.1)), Smooth((0.03, 0.03)), Smooth((0.03, 0.03)))
 
 
 @dataclass(frozen=True)
@@ -104,10 +102,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class Form:
-    """What the laws of a kind are sums of: the stored grids, and what is fitted into them."""
+    """What the laws of a kind are sums of: names of each grid's sizes, and how smooth it is."""
 
     grids: Sequence[tuple[str, ...]]
-    summands: Sequence[Summand]
+    smooth: Sequence[Smooth]
+
+    def stiffer(self, times: float) -> Form:
+        """The same with steps that cost so many times as much, for tables with more noise."""
+        return Form(self.grids, [Smooth(tuple(times * step for step in each.steps), each.level) for each in self.smooth])
 
     def predicted(self, law: SummedLaw, rows: Rows) -> Floats:
         return law.explained(rows.work, rows.sizes, self.grids, dict.fromkeys(rows.work, "launch"))[0]
@@ -119,25 +121,18 @@ class Form:
         return SummedLaw(costs, self.fit_grids(np.log(rows.seconds / counted), rows.sizes), Band(*np.zeros((3, 1))))
 
     def fit_grids(self, values: Floats, sizes: Sizes) -> tuple[ResidualGrid, ...]:
-        """Grids whose sum reads `values` at the sizes, smooth as the summands ask."""
+        """Grids whose sum reads `values` at the sizes."""
         from scipy import sparse
 
-        reads, penalties = zip(*(_read(each, sizes) for each in self.summands), strict=True)
-        fitted = _solved(sparse.hstack(reads).tocsr(), sparse.block_diag(penalties).tocsr(), values)
-        stored = [np.zeros([NODES[name].size for name in names]) for names in self.grids]
-        start = 0
-        for each in self.summands:
-            shape = [NODES[name].size for name in each.names]
-            own = fitted[start : start + int(np.prod(shape))]
-            names = self.grids[each.part]
-            stored[each.part] += own.reshape([NODES[name].size if name in each.names else 1 for name in names])
-            start += own.size
+        reads, forms = zip(*(_read(*each, sizes) for each in zip(self.grids, self.smooth, strict=True)), strict=True)
+        nodes = _solved(sparse.hstack(reads).tocsr(), sparse.block_diag(forms).tocsr(), values)
+        parts = np.split(nodes, np.cumsum([read.shape[1] for read in reads])[:-1])
+        axes = [tuple(NODES[name] for name in names) for names in self.grids]
+        grids = [ResidualGrid(on, part.reshape([axis.size for axis in on])) for on, part in zip(axes, parts, strict=True)]
+        for names, grid in zip(self.grids, grids, strict=True):
             if "kept" in names:
-                stored[each.part][:, 0] = 0.0
-        return tuple(
-            ResidualGrid(tuple(NODES[name] for name in names), values)
-            for names, values in zip(self.grids, stored, strict=True)
-        )
+                grid.values[:, 0] = 0.0  # where no window is
+        return tuple(grids)
 
 
 FORMS = {"attention": Form(decode.GRIDS, DECODE), "mla": Form(latent.GRIDS, LATENT)}
@@ -149,7 +144,7 @@ def fit_costs(work: Floats, seconds: Floats) -> Floats:
 
     there = work.any(axis=0)
     own = work[:, there]
-    least = LEAST_COST * np.median(seconds[:, None] / np.maximum(own, 1e-30), axis=0)
+    least = np.array([LEAST_COST * np.median(seconds[each > 0] / each[each > 0]) for each in own.T])
     start = np.maximum(nnls(own / seconds[:, None], np.ones(seconds.size))[0], 1.01 * least)
 
     def missed(log_costs: Floats) -> Floats:
@@ -165,21 +160,21 @@ def fit_costs(work: Floats, seconds: Floats) -> Floats:
     return costs
 
 
-def _read(summand: Summand, sizes: Sizes) -> tuple[sparse.csr_matrix, sparse.csr_matrix]:
+def _read(names: tuple[str, ...], smooth: Smooth, sizes: Sizes) -> tuple[sparse.csr_matrix, sparse.csr_matrix]:
     """What reads a grid's nodes at the sizes, and the quadratic form of its roughness."""
     from scipy import sparse
 
-    axes = tuple(NODES[name] for name in summand.names)
+    axes = tuple(NODES[name] for name in names)
     shape = tuple(axis.size for axis in axes)
-    count, rows = int(np.prod(shape)), sizes[summand.names[0]].size
-    counts = sizes["kept"] > decode.NO_WINDOW if "kept" in summand.names else np.ones(rows, dtype=bool)
+    count, rows = int(np.prod(shape)), sizes[names[0]].size
+    counts = sizes["kept"] > decode.NO_WINDOW if "kept" in names else np.ones(rows, dtype=bool)
     grid = ResidualGrid(axes, np.zeros(shape))
     reading = sum(
         sparse.csr_matrix((weight * counts, (np.arange(rows), node)), shape=(rows, count))
-        for node, weight in grid.corners([sizes[name] for name in summand.names])
+        for node, weight in grid.corners([sizes[name] for name in names])
     )
-    form = LEVEL * sparse.identity(count, format="csr")
-    for axis, (nodes, smoothness) in enumerate(zip(shape, summand.smoothness, strict=True)):
+    form = smooth.level * sparse.identity(count, format="csr")
+    for axis, (nodes, smoothness) in enumerate(zip(shape, smooth.steps, strict=True)):
         step = sparse.diags([-np.ones(nodes - 1), np.ones(nodes - 1)], [0, 1], shape=(nodes - 1, nodes))
         outer, inner = (sparse.identity(int(np.prod(part))) for part in (shape[:axis], shape[axis + 1 :]))
         form = form + smoothness * sparse.kron(sparse.kron(outer, step.T @ step), inner)
@@ -243,8 +238,9 @@ def fit_block(form: Form, kinds: Mapping[str, Rows], limits: Mapping[str, Floats
     knots = 10 if len(kinds) == 1 else SHARED_KNOTS
     laws, errors = {}, {}
     for kind, rows in kinds.items():
-        errors[kind], band = held_out(form, rows, knots)
-        law = form.fit(rows)
+        tried = [(form.stiffer(times), *held_out(form.stiffer(times), rows, knots)) for times in STIFFNESS]
+        best, errors[kind], band = min(tried, key=lambda each: each[1].mape)
+        law = best.fit(rows)
         laws[kind] = SummedLaw(law.costs, law.grids, band)
     counts = [rows.seconds.size for rows in kinds.values()]
     means = {
@@ -255,7 +251,7 @@ def fit_block(form: Form, kinds: Mapping[str, Rows], limits: Mapping[str, Floats
     sites = sum(np.unique(rows.site).size for rows in kinds.values())
     how = {"rows": sum(counts), "sites": sites, "how": "5-fold, whole sites held out"}
     ranges = {name: (float(size.min()), float(size.max())) for name, size in limits.items()}
-    return CalibrationBlock(decode.pack_laws(laws) | by_kind, means | how, ranges, origin)
+    return CalibrationBlock(decode.pack_laws(laws, form.grids) | by_kind, means | how, ranges, origin)
 
 
 def versions(columns: Columns, library: str) -> list[str]:
@@ -279,8 +275,7 @@ def latent_rows(
     columns: Columns, spec: GpuSpec, phase: str, library: str
 ) -> tuple[dict[str, Rows], Sizes, list[str]]:
     """The rows of a table of latent attention by kind, each of the newest version that has the kind; and of all of
-    them the sizes, and the versions.
-    """
+    them the sizes, and the versions."""
     kinds: dict[str, Rows] = {}
     asked_of_all, used = [], []
     names = ("scope", "gemm_type", "kv_cache_dtype")
@@ -343,3 +338,44 @@ def _found(
     if not blocks:
         raise UserError(f"{folder} has no table of {what}: name the folder that has.")
     return blocks
+
+
+def transferred(folder: Path) -> None:
+    """Report how the shipped laws of each GPU predict the tables of each other one, and how many rows they cover."""
+    blocks = {each.gpu: each for each in all_shipped()}
+    for law in (*decode.LAWS.values(), *(f"mla_{phase}" for phase in latent.PHASES)):
+        for gpu, table in tables_like(folder, f"{law}_").items():
+            columns, spec = read_columns(folder, table), find_gpu(gpu)
+            for library in LIBRARIES:
+                kinds = _kinds(law, columns, spec, library)
+                for other in blocks.values():
+                    if other.gpu != spec.name and library in other.libraries(law):
+                        _report(law, library, spec, other, kinds)
+
+
+def _kinds(law: str, columns: Columns, spec: GpuSpec, library: str) -> Mapping[str, Rows]:
+    if law.startswith("mla_"):
+        return latent_rows(columns, spec, law.removeprefix("mla_"), library)[0]
+    cache = next(cache for cache, name in decode.LAWS.items() if name == law)
+    return {"": decode_rows(columns, spec, cache, times)[0] for times in versions(columns, library)[:1]}
+
+
+def _report(law: str, library: str, spec: GpuSpec, other: Calibration, kinds: Mapping[str, Rows]) -> None:
+    form = FORMS["mla" if law.startswith("mla_") else "attention"]
+    known = other.block(f"{law}.{library}").arrays["kinds"].tolist()
+    missed, covered = [], []
+    for kind, rows in kinds.items():
+        if kind in known:
+            found = decode.found_in(other, spec, law, form.grids, kind, library)
+            predicted = form.predicted(found.law, rows)
+            low, high = found.interval(predicted)
+            missed.append(np.abs(predicted / rows.seconds - 1))
+            covered.append((rows.seconds >= low) & (rows.seconds <= high))
+    if missed:
+        errors, inside = 100 * np.concatenate(missed), 100 * np.concatenate(covered)
+        what = f"{law:22s} {library:7s} {spec.name} by {other.gpu}"
+        print(f"{what}: {errors.mean():.1f} % (median {np.median(errors):.1f} %), covered {inside.mean():.1f} %")
+
+
+if __name__ == "__main__":
+    transferred(Path(sys.argv[1]))

@@ -27,13 +27,17 @@ PRODUCT_TIMES_OF = {
     "a100_sxm": ("trtllm_1.0.0", "sglang_0.5.10", "vllm_0.14.0"),
     "h200_sxm": (*PRODUCT_TIMES, "vllm_0.22.0"),
 }
-# Heads and key-value heads of attention, all batches and lengths of each.
-HEADS = {(4, 4), (8, 1), (16, 8), (32, 8), (40, 40), (64, 4)}
-HEAD_DIMS = (64, 128)
-LIBRARIES = {("trtllm", "1.3.0rc20"), ("sglang", "0.5.14")}
-LIBRARIES_OF_A100 = {("sglang", "0.5.10")}
+# Heads, key-value heads and head dimension of attention, all batches at every other length.
+HEADS = {(64, 8, 64), (40, 40, 128), (32, 8, 128), (32, 4, 192), (16, 8, 256)}
+LENGTHS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384)
+LIBRARIES = {("trtllm", "1.3.0rc20"), ("sglang", "0.5.14"), ("vllm", "0.24.0")}
+LIBRARIES_OF_A100 = {("trtllm", "1.0.0"), ("sglang", "0.5.10"), ("vllm", "0.14.0")}
 ATTENTION = ("backend_lib", "backend_version", "kernel_source", "batch_size", "isl", "num_heads", "num_key_value_heads",
              "head_dim", "kv_cache_dtype", "latency_us")  # fmt: skip
+# Of windows the shapes of single models: GPT-OSS, MiMo, Gemma 3 and Llama 4.
+WINDOWS = {(64, 8, 64), (40, 8, 128), (32, 4, 192), (16, 8, 256)}
+WINDOW = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "window_size", "kv_cache_dtype",
+          "sglang_0.5.14", "trtllm_1.3.0rc20", "vllm_0.24.0")  # fmt: skip
 
 
 def read_columns(folder: Path, name: str) -> Columns:
@@ -78,16 +82,18 @@ def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
         for dtype in EVERY_SITE:
             _draw_products(tables, sample, gpu, dtype)
         columns = read_columns(tables, f"attention_prefill_bf16_{gpu}")
-        heads = zip(columns["num_heads"].tolist(), columns["num_key_value_heads"].tolist(), strict=True)
-        kept = np.array([pair in HEADS for pair in heads]) & np.isin(columns["head_dim"], HEAD_DIMS)
-        kept &= columns["kv_cache_dtype"] == "bfloat16"
+        kept = _sampled_heads(columns, HEADS)
         libraries = zip(columns["backend_lib"], columns["backend_version"], strict=True)
         wanted = LIBRARIES_OF_A100 if gpu == "a100_sxm" else LIBRARIES
         kept &= np.array([library in wanted for library in libraries])
         _write(sample, f"attention_prefill_bf16_{gpu}", columns, kept, ATTENTION)
+    for gpu, name in tables_like(tables, "attention_window_bf16_").items():
+        columns = read_columns(tables, name)
+        _write(sample, f"attention_window_bf16_{gpu}", columns, _sampled_heads(columns, WINDOWS), WINDOW)
     columns = read_columns(tables, "collectives")
     kept = (columns["file"] == "nccl_perf") & (columns["dtype"] == "half")
-    _write(sample, "collectives", columns, kept, ("gpu", "file", "op_name", "dtype", "num_gpus", "bytes", "latency_us"))
+    names = ("gpu", "file", "lib_version", "op_name", "dtype", "num_gpus", "bytes", "latency_us")
+    _write(sample, "collectives", columns, kept, names)
     for name in ("train_iteration_multi_node_a100", "train_iteration_single_node_a100"):
         columns = read_columns(tables, name)
         _write(sample, name, columns, np.ones(len(columns["GPUs"]), dtype=bool), tuple(columns))
@@ -107,6 +113,12 @@ def _draw_products(tables: Path, sample: Path, gpu: str, dtype: str) -> None:
         kept &= np.isin(columns[size], np.unique(columns[size])[::every_site])
     times = PRODUCT_TIMES_OF.get(gpu, PRODUCT_TIMES)
     _write(sample, name, columns, kept, (*("m", "n", "k"), *(time for time in times if time in columns)))
+
+
+def _sampled_heads(columns: Columns, shapes: set[tuple[int, int, int]]) -> NDArray[np.bool_]:
+    """Rows of attention of those heads at the sample's lengths."""
+    heads = zip(*(columns[name].tolist() for name in ("num_heads", "num_key_value_heads", "head_dim")), strict=True)
+    return np.array([shape in shapes for shape in heads]) & np.isin(columns["isl"], LENGTHS)
 
 
 def _write(sample: Path, name: str, columns: Columns, kept: NDArray[np.bool_], names: tuple[str, ...]) -> None:

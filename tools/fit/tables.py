@@ -46,7 +46,7 @@ FITS: Mapping[str, Fit] = {
     "mla": lambda folder, _: fit_latent(folder),
     "grouped_gemm": lambda folder, _: fit_grouped_gemm(folder),
     "memory": _alone("memory", fit_memory),
-    "collectives": _alone("collectives", fit_collectives),
+    "collectives": lambda folder, _: fit_collectives(folder),
     "step": _step,
 }
 

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks
 from pyperf_suite.laws.calibration import CalibrationBlock
-from pyperf_suite.laws.collectives import AlphaBetaOverRanks
 from pyperf_suite.laws.explained import Bytes, Count, Explained
+from pyperf_suite.laws.internode import Network
 from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
 from pyperf_suite.laws.tiling import nonnegative_fit
 from pyperf_suite.laws.training.framework import StepConstants
@@ -96,10 +97,10 @@ class CpuPrices:
         nbytes: Bytes,
         ranks: Count,
         ranks_per_node: Count | None = None,
-        network_bytes_per_s: float | None = None,
+        network: Network | None = None,
     ) -> Explained:
         """A collective of S bytes over gloo among ranks of this machine. Raises UserError for one not measured."""
-        del ranks_per_node, network_bytes_per_s
+        del ranks_per_node, network
         if np.ndim(ranks) == 0 and int(ranks) == 1:
             return Explained(0.0)
         if op not in self.collectives:

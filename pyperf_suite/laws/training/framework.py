@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import POOLED, Calibration, CalibrationBlock, shipped_calibration, spec_of
+from pyperf_suite.laws.internode import Network
 
 Framework = Literal["megatron", "fsdp1", "fsdp2", "torchtitan", "deepspeed", "ddp"]
 FRAMEWORKS: tuple[Framework, ...] = ("megatron", "fsdp1", "fsdp2", "torchtitan", "deepspeed", "ddp")
@@ -50,7 +51,8 @@ class StepConstants:
     Attributes:
         slowdown: kernels within a step take so many times as long as alone under a sustained load.
         host_s_per_layer: in which the host launches one layer's forward pass; a GPU that is faster than that waits.
-        network_bytes_per_s: what a GPU really sends between nodes, one direction; None: what its maker's servers have.
+        network: what a GPU really sends between nodes in bytes/s, one direction, or measured points of the cluster;
+            None: what its maker's servers have.
         attention: the framework's fused attention over the law's kernel; `scores` the same where it is not fused.
         memory: passes over activations, over those that are counted as fused; `loss` over those over logits.
         experts: products of experts; `routing` what sorts tokens to them and back; `expert_host_s` what the host takes
@@ -67,7 +69,7 @@ class StepConstants:
 
     slowdown: Any
     host_s_per_layer: Any
-    network_bytes_per_s: float | None = None
+    network: Network | None = None
     attention: Any = 1.0
     scores: Any = 1.0
     memory: Any = 1.0
@@ -94,7 +96,7 @@ class StepConstants:
         return self.slowdown * (getattr(self, dtype) if dtype in LOW_PRECISION else 1.0)
 
 
-NAMES = tuple(field.name for field in fields(StepConstants) if field.name != "network_bytes_per_s")
+NAMES = tuple(field.name for field in fields(StepConstants) if field.name != "network")
 
 
 @dataclass(frozen=True)
@@ -165,8 +167,8 @@ def pack_constants(
     """
     if isinstance(constants, StepConstants):
         arrays = {name: np.array(getattr(constants, name), dtype=np.float64) for name in NAMES}
-        if constants.network_bytes_per_s is not None:
-            arrays["network_bytes_per_s"] = np.array(constants.network_bytes_per_s)
+        if isinstance(constants.network, (int, float)):
+            arrays["network_bytes_per_s"] = np.array(constants.network)
     else:
         every = [constants[generation] for generation in GENERATIONS]
         arrays = {name: np.array([getattr(each, name) for each in every], dtype=np.float64) for name in NAMES}
@@ -179,7 +181,7 @@ def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundCo
     numbers = {name: float(np.ravel(arrays[name])[generation % arrays[name].size]) for name in NAMES if name in arrays}
     network = float(arrays["network_bytes_per_s"]) if "network_bytes_per_s" in arrays else None
     network = network or CARRIED_BYTES_PER_S.get(spec.name)
-    constants = on_gpu(StepConstants(**numbers, network_bytes_per_s=network), spec)
+    constants = on_gpu(StepConstants(**numbers, network=network), spec)
     another = "gpus" in arrays and (spec.name not in arrays["gpus"].tolist() or framework in LIKE)
     error = float(block.held_out["mape"])
     low, high = (tuple(arrays[side].astype(float).tolist()) if side in arrays else () for side in ("low", "high"))

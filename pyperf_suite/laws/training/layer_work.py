@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.laws import layer_kinds
 from pyperf_suite.laws.explained import KernelPrices
+from pyperf_suite.laws.internode import Network
 from pyperf_suite.laws.training.framework import LOW_PRECISION, StepConstants
 from pyperf_suite.laws.transformer import (
     PHASES,
@@ -192,12 +193,12 @@ def work_of_layer(
     model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, constants: StepConstants
 ) -> StepWork:
     """One layer's passes over one micro-batch; what is computed again in backward counts twice forward."""
-    return layer_work(price_layer(model, piece, prices, constants.network_bytes_per_s), piece, constants)
+    return layer_work(price_layer(model, piece, prices, constants.network), piece, constants)
 
 
 def work_of_ends(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, constants: StepConstants) -> StepWork:
     """The logits and their loss, and what TP sums up at either end."""
-    return ends_work(price_ends(model, piece, prices, constants.network_bytes_per_s), piece, constants)
+    return ends_work(price_ends(model, piece, prices, constants.network), piece, constants)
 
 
 def layer_work(layer: LayerPrices, piece: MicroBatch, constants: StepConstants) -> StepWork:
@@ -242,7 +243,9 @@ def ends_work(ends: EndPrices, piece: MicroBatch, constants: StepConstants) -> S
     )
 
 
-def price_layer(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: float | None) -> LayerPrices:
+def price_layer(
+    model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: Network | None
+) -> LayerPrices:
     """The kernels and collectives of one layer, of a model with dense and sparse ones their mean."""
     plain = dict.fromkeys(PHASES, 0.0)
     cast_elements: Any = 0.0
@@ -296,7 +299,7 @@ def price_layer(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices,
     )
 
 
-def price_ends(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: float | None) -> EndPrices:
+def price_ends(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: Network | None) -> EndPrices:
     """The logits, which stay in 16 bits, their loss, and one exchange of TP."""
     total: Any = 0.0
     for product in products(model, piece.tokens, piece.sharding, phases=PHASES):
@@ -387,7 +390,7 @@ def _fused_attention_s(
     return pieces * once_s(False) + (pieces - 1) * merged_s, pieces * once_s(True) + (pieces - 1) * both_s
 
 
-def _summed_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: float | None) -> Any:
+def _summed_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: Network | None) -> Any:
     """Of one micro-batch's activations over TP: an all_reduce, or with SP its two halves, a layer between them."""
     size, ranks, per_node = piece.element_bytes * piece.tokens * model.hidden, piece.tensor, piece.ranks_per_node
     if not piece.sequence_parallel:
@@ -395,7 +398,7 @@ def _summed_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, n
     return sum(prices.collective(op, size, ranks, per_node, network).seconds for op in ("reduce_scatter", "all_gather"))
 
 
-def _ring_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: float | None) -> Any:
+def _ring_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: Network | None) -> Any:
     """One round of CP's ring: keys and values (Liu et al. 2023, Ring Attention with Blockwise Transformers)."""
     if not np.any(np.asarray(piece.context) > 1):
         return 0.0
@@ -406,7 +409,7 @@ def _ring_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, net
     return once_s * ((model.attention_layers - model.windowed_layers) / model.layers)
 
 
-def _all_to_all_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: float | None) -> Any:
+def _all_to_all_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: Network | None) -> Any:
     """Tokens to their experts, or back, in a layer: as `expert_parallel`."""
     if not np.any(np.asarray(piece.expert) > 1):
         return 0.0

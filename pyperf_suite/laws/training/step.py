@@ -16,6 +16,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import Calibration, spec_of
 from pyperf_suite.laws.explained import Explained, KernelPrices
+from pyperf_suite.laws.internode import Network
 from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.framework import (
     DTYPES,
@@ -221,7 +222,7 @@ class ExchangePrices:
 
 
 def price_exchange(
-    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: float | None
+    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None
 ) -> ExchangePrices:
     """All-reduced gradients, scattered gradients, and gathered parameters; what no plan does is not priced."""
     ours, layers = stage_parameters(model, plan), model.layers / plan.pipeline
@@ -281,7 +282,7 @@ def exposed(
 
 
 def send_s(
-    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: float | None, whole: bool = False
+    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None, whole: bool = False
 ) -> Any:
     """Activations to the next stage and their gradients back. Stages share a node where a whole one leaves room.
 
@@ -314,7 +315,7 @@ def _over_data(
     model: ModelDimensions,
     plan: ParallelPlan,
     prices: KernelPrices,
-    network: float | None,
+    network: Network | None,
 ) -> Any:
     """Parameters over the ranks that have the same: of these TP, and EP, leave every so many of a node."""
     per_node: Any = np.maximum(1, plan.ranks_per_node // plan.tensor)
@@ -356,7 +357,7 @@ class PricedStep:
 
 
 def price_step(
-    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network_bytes_per_s: float | None = None
+    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None = None
 ) -> PricedStep:
     """Price a plan, or a grid of them, in which each different piece is asked for once.
 
@@ -368,7 +369,6 @@ def price_step(
         raise UserError(f"{model.layers} layers cannot be cut into {plan.pipeline} stages{chunks} evenly.")
     if np.any(model.layers + ENDS_AS_LAYERS < groups):
         raise UserError(f"{model.layers} layers cannot fill {plan.pipeline} stages of {plan.chunks} chunks.")
-    network = network_bytes_per_s
     if plan.shape:
         pieces, back = plan.distinct_pieces()
         layer, ends = (
@@ -422,7 +422,7 @@ def step_time(
     plan: ParallelPlan,
     constants: StepConstants | None = None,
     prices: KernelPrices | None = None,
-    network_bytes_per_s: float | None = None,
+    network: Network | None = None,
 ) -> Explained:
     """The time of one iteration of training `model` on GPUs of that kind, as `plan` says.
 
@@ -444,14 +444,14 @@ def step_time(
         plan: batch, parallelism and options; one plan, or a grid of them.
         constants: by default those of the plan's framework, of the GPU's calibration or of published runs.
         prices: what kernels cost, by default `Prices` of that GPU under a sustained load.
-        network_bytes_per_s: what a GPU sends between nodes, by default as the constants or the maker's servers have.
+        network: what a GPU sends between nodes, by default as the constants or the maker's servers have.
 
     Raises:
         UserError: layers that do not divide over stages, dimensions that do not over TP, or an unknown GPU.
     """
     found = FoundConstants(constants, False, None) if constants is not None else constants_of(gpu, plan)
     constants = found.constants
-    network = network_bytes_per_s or constants.network_bytes_per_s
+    network = constants.network if network is None else network
     parts = step_parts(price_step(model, plan, prices or prices_of(gpu, plan.dtype), network), constants)
     seconds = sum(parts.values())
     low, high = interval(found, model, plan.dtype)

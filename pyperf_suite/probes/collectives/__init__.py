@@ -16,7 +16,7 @@ from typing import Annotated
 
 from pyperf_suite.errors import OneOf, UserError
 from pyperf_suite.hardware.devices import Device, gpus
-from pyperf_suite.laws.collectives import AlphaBetaOverRanks, PiecewiseAlphaBeta, seconds_of
+from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta, seconds_of
 from pyperf_suite.laws.traffic import GIGA, WAYS, NetworkVerdict, Traffic, TrainingWorkload, bound_below_s, verdict
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.probes.collectives import curves as curve_findings

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.hardware.links import LinkPeak, peak_of
-from pyperf_suite.laws.collectives import PiecewiseAlphaBeta
+from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import GIGA, bus_factor, inter_node_rate, nvls_wire_rate
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case, Record

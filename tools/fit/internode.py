@@ -1,0 +1,144 @@
+"""Fits how collectives take to the network between nodes: `python -m tools.fit.internode` prints constants and errors.
+
+The rows are of many clusters, so errors are of whole sources left out. Only InfiniBand and RoCE are fitted: EFA and
+TCPXO have several times their latency, which a measured point says (`network=`). The interval covers them too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.laws import internode
+from pyperf_suite.laws.band import COVERED
+from pyperf_suite.laws.collectives import collective_time
+from pyperf_suite.laws.internode import Network, Point, Stage
+from pyperf_suite.laws.traffic import bus_factor
+from tools.fit.published import SAMPLE, read_columns, rows_of
+
+TABLE = "nccl_tests_between_nodes"
+FITTED = ("InfiniBand NDR", "RoCE")
+STAGES = {"TREE": ("all_reduce",), "RING": ("all_gather", "reduce_scatter"), "DIRECT": ("all_to_all",)}
+# How far a constant may lie from the one in the code, in logarithms, and what that costs against misses.
+ROOM, PULL = 2.0, 0.1
+POINTS = (2.0**20, 2.0**30)
+
+Rows = list[dict[str, Any]]
+
+
+def read_rows(folder: Path = SAMPLE) -> Rows:
+    """The published rows between nodes, with the source's first name as `site` and seconds."""
+    rows = rows_of(read_columns(folder, TABLE))
+    for row in rows:
+        row["site"] = row["source"].split(",")[0]
+        row["seconds"] = row["latency_us"] * 1e-6
+    return rows
+
+
+def predicted_s(rows: Rows, network: Callable[[dict[str, Any]], Network] | None = None) -> NDArray[np.float64]:
+    """Seconds of each row, by the rate that its source states or by another network."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for index, row in enumerate(rows):
+        rate = network(row) if network else row["network_gb_per_s"] * 1e9
+        groups.setdefault((row["gpu"], row["op_name"], row["nodes"], row["ranks_per_node"], rate), []).append(index)
+    seconds = np.empty(len(rows))
+    for (gpu, operation, nodes, inside, rate), indices in groups.items():
+        sizes = [rows[index]["bytes"] for index in indices]
+        seconds[indices] = collective_time(gpu, operation, sizes, nodes * inside, inside, rate).seconds
+    return seconds
+
+
+def fit_stage(name: str, rows: Rows) -> Stage:
+    """The constants of a stage, least absolute misses in logarithms, each source counting alike."""
+    from scipy.optimize import least_squares
+
+    start = np.log(astuple(getattr(internode, name)))
+    sites = [row["site"] for row in rows]
+    weight = np.array([1 / sites.count(site) for site in sites])
+    weight = np.sqrt(weight / weight.mean())
+    measured = np.log([row["seconds"] for row in rows])
+
+    def misses(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        error = np.log(_with_stage(name, Stage(*np.exp(logs)), lambda: predicted_s(rows))) - measured
+        return np.concatenate([weight * np.sign(error) * np.sqrt(np.abs(error) + 1e-3), PULL * (logs - start)])
+
+    upper = np.minimum(start + ROOM, np.array([0.0, *(start[1:] + ROOM)]))
+    return Stage(*np.exp(least_squares(misses, start, bounds=(start - ROOM, upper)).x))
+
+
+def left_out_s(rows: Rows) -> NDArray[np.float64]:
+    """Seconds of each row by constants fitted without its source; those in the code where that leaves none."""
+    seconds = predicted_s(rows)
+    for name, operations in STAGES.items():
+        own = [index for index, row in enumerate(rows) if row["op_name"] in operations]
+        for site in sorted({rows[index]["site"] for index in own}):
+            seen = [rows[i] for i in own if rows[i]["site"] != site and rows[i]["fabric"] in FITTED]
+            held = [index for index in own if rows[index]["site"] == site]
+            if seen:
+                stage = fit_stage(name, seen)
+                seconds[held] = _with_stage(name, stage, lambda held=held: predicted_s([rows[i] for i in held]))
+    return seconds
+
+
+def measured_points(rows: Rows) -> dict[tuple[Any, ...], tuple[Point, ...]]:
+    """For each source, operation and number of nodes its own points of `POINTS`, as one would give them."""
+    found: dict[tuple[Any, ...], tuple[Point, ...]] = {}
+    for row in rows:
+        if row["bytes"] in POINTS:
+            factor = float(bus_factor(row["op_name"], row["nodes"] * row["ranks_per_node"]))
+            point = Point(row["bytes"], factor * row["bytes"] / row["seconds"])
+            found[key_of(row)] = tuple(sorted((*found.get(key_of(row), ()), point), key=lambda each: each.nbytes))
+    return {key: points for key, points in found.items() if len(points) == len(POINTS)}
+
+
+def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What one run of nccl-tests is of."""
+    return row["source"], row["op_name"], row["nodes"]
+
+
+def _with_stage(name: str, stage: Stage, asked: Callable[[], NDArray[np.float64]]) -> NDArray[np.float64]:
+    before = getattr(internode, name)
+    setattr(internode, name, stage)
+    try:
+        return asked()
+    finally:
+        setattr(internode, name, before)
+
+
+def _said(title: str, rows: Rows, missed: NDArray[np.float64]) -> None:
+    errors = 100 * np.abs(np.expm1(-missed))
+    tail = (1 - COVERED) / 2
+    ends = " to ".join(f"{end:+.2f}" for end in np.quantile(missed, [tail, 1 - tail]))
+    print(f"{title:72} n {len(rows):4}  MAPE {errors.mean():5.1f}  median {np.median(errors):5.1f}  90 % {ends}")
+
+
+def main() -> None:
+    """Print the constants fitted to all rows, and the errors of sources left out."""
+    rows = read_rows(Path(sys.argv[1]) if len(sys.argv) > 1 else SAMPLE)
+    for name, operations in STAGES.items():
+        seen = [row for row in rows if row["op_name"] in operations and row["fabric"] in FITTED]
+        print(name, fit_stage(name, seen))
+    measured = np.array([row["seconds"] for row in rows])
+    missed = np.log(measured / left_out_s(rows))
+    points = measured_points(rows)
+    known = [index for index, row in enumerate(rows) if key_of(row) in points and row["bytes"] not in POINTS]
+    through = np.log(measured[known] / predicted_s([rows[i] for i in known], lambda row: points[key_of(row)]))
+    for key in sorted({(*key_of(row), row["fabric"]) for row in rows}):
+        own = [index for index, row in enumerate(rows) if (*key_of(row), row["fabric"]) == key]
+        _said(" ".join(map(str, key)), [rows[i] for i in own], missed[own])
+    for fabrics in (FITTED, tuple({row["fabric"] for row in rows})):
+        for low, high in ((0, 2**17), (2**17, 2**22), (2**22, 2**28), (2**28, 2**40), (0, 2**40)):
+            chosen = [i for i, row in enumerate(rows) if row["fabric"] in fabrics and low < row["bytes"] <= high]
+            _said(f"left out, {len(fabrics)} fabrics, {low} to {high}", [rows[i] for i in chosen], missed[chosen])
+            near = [at for at, index in enumerate(known) if index in chosen]
+            _said("   the same, through its own points", [rows[known[at]] for at in near], through[near])
+
+
+if __name__ == "__main__":
+    main()
