@@ -23,7 +23,8 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.memory import training_memory
-from pyperf_suite.laws.training.step import ParallelPlan, StepConstants, pack_constants, step_time
+from pyperf_suite.laws.training.framework import StepConstants, pack_constants
+from pyperf_suite.laws.training.step import ParallelPlan, step_time
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding
 
 A100 = find_gpu("A100")

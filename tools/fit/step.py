@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -251,7 +252,7 @@ def _fit(
 
     if not runs:
         return start, dict(widths)
-    means = np.array([getattr(start, name) for name in widths])
+    means, stacks = np.array([getattr(start, name) for name in widths]), stacked(runs)
     count = Counter(run.weight for run in runs)
     weights = np.array([np.sqrt(min(1.0, WORTH / count[run.weight])) for run in runs]) / USUAL_ERROR
     measured = np.log([run.seconds for run in runs])
@@ -261,7 +262,7 @@ def _fit(
 
     def misses(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         constants = given(logs)
-        errors = weights * (np.log([run.predicted(constants) for run in runs]) - measured)
+        errors = weights * (np.log(predicted(stacks, constants, len(runs))) - measured)
         # Beyond the usual scatter an error counts by its size, not its square.
         soft = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
         return np.concatenate([soft, logs / np.array(list(widths.values()))])
@@ -269,6 +270,64 @@ def _fit(
     found = least_squares(misses, np.zeros(len(widths)), diff_step=1e-3, xtol=1e-4, ftol=1e-4)
     deviations = np.sqrt(np.diag(np.linalg.pinv(found.jac.T @ found.jac)))
     return given(found.x), dict(zip(widths, deviations.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Priced runs that differ in numbers alone, as one grid: `places` are theirs among all runs."""
+
+    places: NDArray[np.intp]
+    priced: PricedStep
+    nvfp4: NDArray[np.float64]
+
+
+# What a plan has that is no array, and what is one.
+SAME = (
+    *("recompute", "fused_attention", "overlap_gradients", "sequence_parallel", "dtype", "recompute_share"),
+    *("overlap_tensor", "uneven_stages"),
+)
+NUMBERS = (
+    *("global_batch", "micro_batch", "seq", "tensor", "data", "pipeline", "chunks", "context", "expert"),
+    *("zero_stage", "ranks_per_node"),
+)
+
+
+def stacked(runs: Sequence[PricedRun]) -> list[Stack]:
+    """All runs, a grid for each way to run."""
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for place, run in enumerate(runs):
+        alike.setdefault(tuple(getattr(run.run.plan, name) for name in SAME), []).append(place)
+    stacks = []
+    for same, places in alike.items():
+        steps = [runs[place].priced for place in places]
+        numbers: dict[str, Any] = {
+            name: np.array([int(getattr(step.plan, name)) for step in steps]) for name in NUMBERS
+        }
+        plan = ParallelPlan(**numbers, **dict(zip(SAME, same, strict=True)))
+        model: Any = SimpleNamespace(layers=np.array([step.model.layers for step in steps]))
+        groups = (_column([getattr(step, name) for step in steps]) for name in ("layer", "ends", "exchange"))
+        seconds = (
+            np.array([float(getattr(step, name)) for step in steps])
+            for name in ("sends", "whole_sends", "optimizer", "gradient_pass")
+        )
+        ratios = np.array([on_gpu(StepConstants(1.0, 0.0), runs[place].run.gpu).nvfp4 for place in places])
+        stacks.append(Stack(np.array(places), PricedStep(model, plan, *groups, *seconds), ratios))
+    return stacks
+
+
+def _column(prices: Sequence[Any]) -> Any:
+    """The same prices of several runs, each field an array."""
+    names = [each.name for each in fields(prices[0])]
+    return type(prices[0])(**{name: np.array([float(getattr(each, name)) for each in prices]) for name in names})
+
+
+def predicted(stacks: Iterable[Stack], constants: StepConstants, count: int) -> NDArray[np.float64]:
+    """Seconds of all runs under constants."""
+    seconds = np.empty(count)
+    for stack in stacks:
+        own = replace(constants, nvfp4=constants.nvfp4 * stack.nvfp4)
+        seconds[stack.places] = sum(step_parts(stack.priced, own).values())
+    return seconds
 
 
 def left_out(runs: Sequence[PricedRun], framework: str, group: Callable[[PricedRun], str]) -> NDArray[np.float64]:

@@ -308,6 +308,11 @@ def interleaved_sends_s(plan: ParallelPlan, sends_s: Any, chunk_s: Any) -> Any:
     return np.where((chunks > 1) & (np.asarray(plan.pipeline) > 1), plan.micro_batches * chunks * each, 0.0)
 
 
+# The law of collectives was fitted to so many nodes. Beyond, the time of a large message hardly grows, and steps of
+# large jobs show no ring's latency; what they do take longer is `StepConstants.nodes`.
+MOST_NODES = 8
+
+
 def _over_data(
     operation: str,
     element_bytes: int,
@@ -318,15 +323,18 @@ def _over_data(
     network: Network | None,
 ) -> Any:
     """Parameters over the ranks that have the same: of these TP, and EP, leave every so many of a node."""
-    per_node: Any = np.maximum(1, plan.ranks_per_node // plan.tensor)
-    if np.ndim(per_node) == 0:
-        per_node = int(per_node)
-    seconds = prices.collective(operation, element_bytes * ours.shared, plan.shards, per_node, network).seconds
+
+    def over_s(parameters: Any, ranks: Any, cut: Any) -> Any:
+        per_node = np.maximum(1, plan.ranks_per_node // cut)
+        counted = np.minimum(ranks, MOST_NODES * per_node)
+        if np.ndim(counted) == np.ndim(per_node) == 0:
+            counted, per_node = int(counted), int(per_node)
+        return prices.collective(operation, element_bytes * parameters, counted, per_node, network).seconds
+
+    seconds = over_s(ours.shared, plan.shards, plan.tensor)
     if model.experts > 1 and ours.experts is not None:
         cut = plan.tensor * plan.expert // plan.expert_groups
-        apart = np.maximum(1, plan.ranks_per_node // cut)
-        ranks = plan.tensor * plan.shards // cut
-        seconds = seconds + prices.collective(operation, element_bytes * ours.experts, ranks, apart, network).seconds
+        seconds = seconds + over_s(ours.experts, plan.tensor * plan.shards // cut, cut)
     return seconds
 
 
