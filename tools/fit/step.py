@@ -392,11 +392,10 @@ def _percent(errors: NDArray[np.float64]) -> float:
 def _block(by_generation: Mapping[str, Fitted]) -> CalibrationBlock:
     """The block of a framework: constants and their deviations by generation, and how far off runs left out were."""
     every = [fitted for fitted in by_generation.values() if fitted.runs]
-    widths = {
+    more: dict[str, NDArray[np.generic]] = {
         f"{name}_deviation": np.array([by_generation[each].deviations[name] for each in GENERATIONS]) for name in NAMES
     }
-    gpus = sorted({run.run.gpu.name for fitted in every for run in fitted.runs})
-    low, high = zip(*(_ends(every, kind) for kind in KINDS), strict=True)
+    more["gpus"] = np.array(sorted({run.run.gpu.name for fitted in every for run in fitted.runs}))
     held_out: dict[str, float | int | str] = {
         "mape": _percent(np.concatenate([fitted.by_model for fitted in every])),
         "mape_by_source": _percent(np.concatenate([fitted.by_source for fitted in every])),
@@ -404,42 +403,48 @@ def _block(by_generation: Mapping[str, Fitted]) -> CalibrationBlock:
         "sites": len({run.run.name for fitted in every for run in fitted.runs}),
         "how": "all runs of one model left out together; by_source: of one source",
     }
+    ends: dict[str, list[list[float]]] = {"low": [], "high": [], "errors_percent": []}
     for generation, fitted in by_generation.items():
-        kinds = np.array([run.kind for run in fitted.runs])
-        for kind in KINDS:
-            if np.any(kinds == kind):
+        of_kinds = [_errors(every, fitted, kind) for kind in KINDS]
+        ends["low"].append([low for low, _, _ in of_kinds])
+        ends["high"].append([high for _, high, _ in of_kinds])
+        ends["errors_percent"].append([mape for _, _, mape in of_kinds])
+        for kind, (low, high, mape) in zip(KINDS, of_kinds, strict=True):
+            known = _of_kind(fitted, kind, fitted.by_model)
+            if known.size:
                 suffix = f"{generation} {kind}".lower().replace(" ", "_")
-                held_out[f"mape_{suffix}"] = _percent(fitted.by_model[kinds == kind])
-                held_out[f"bias_{suffix}"] = round(-100 * float(np.nanmean(fitted.by_model[kinds == kind])), 2)
-                held_out[f"coverage_{suffix}"] = _covered(fitted.by_model[kinds == kind], low, high, KINDS.index(kind))
-                held_out[f"rows_{suffix}"] = int(np.sum(kinds == kind))
-    more = {"gpus": np.array(gpus), "low": np.array(low), "high": np.array(high), **widths}
+                covered = 100 * float(np.mean((known >= low) & (known <= high)))
+                held_out[f"mape_{suffix}"], held_out[f"rows_{suffix}"] = mape, known.size
+                held_out[f"median_{suffix}"] = round(100 * float(np.median(np.abs(np.expm1(-known)))), 2)
+                held_out[f"bias_{suffix}"] = round(100 * float(np.mean(np.expm1(-known))), 2)
+                held_out[f"coverage_{suffix}"] = round(covered, 1)
     constants = {generation: fitted.constants for generation, fitted in by_generation.items()}
-    return pack_constants(constants, held_out, ORIGIN, more)
+    return pack_constants(constants, held_out, ORIGIN, more | {name: np.array(rows) for name, rows in ends.items()})
 
 
-# Fewer errors than these say little of how wide they scatter: then all kinds' and a margin.
-FEWEST_ERRORS, MARGIN = 12, 1.5
+# Fewer errors than these say little of how wide they scatter: then those of all generations and kinds, and a margin.
+FEWEST_ERRORS, MARGIN = 12, 1.3
 
 
-def _ends(every: Sequence[Fitted], kind: str) -> tuple[float, float]:
-    """The 5th and 95th percentile of log(measured / predicted) of runs whose model, or source, was left out."""
-    errors, all_kinds = [], []
-    for fitted in every:
-        for run, *left in zip(fitted.runs, fitted.by_model, fitted.by_source, strict=True):
-            known = [error for error in left if np.isfinite(error)]
-            all_kinds += known
-            if run.kind == kind:
-                errors += known
-    if len(errors) >= FEWEST_ERRORS:
-        low, high = np.quantile(errors, [0.05, 0.95])
-    else:
-        low, high = MARGIN * np.quantile(all_kinds, [0.05, 0.95])
-    return float(low), float(high)
-
-
-def _covered(errors: NDArray[np.float64], low: Sequence[float], high: Sequence[float], place: int) -> float:
-    known = errors[np.isfinite(errors)]
-    return (
-        round(100 * float(np.mean((known >= low[place]) & (known <= high[place]))), 1) if known.size else float("nan")
+def _of_kind(fitted: Fitted, kind: str, errors: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.array(
+        [error for run, error in zip(fitted.runs, errors, strict=True) if run.kind == kind and np.isfinite(error)]
     )
+
+
+def _errors(every: Sequence[Fitted], own: Fitted, kind: str) -> tuple[float, float, float]:
+    """The 5th and 95th percentile of log(measured / predicted) of runs whose model was left out, and their mean, in %.
+
+    Runs whose source was left out count too: further runs may be of either kind.
+    """
+    errors = np.concatenate([_of_kind(own, kind, each) for each in (own.by_model, own.by_source)]) if own.runs else []
+    margin = 1.0
+    if len(errors) < FEWEST_ERRORS:
+        alike = [_of_kind(each, kind, each.by_model) for each in every]
+        errors = np.concatenate(alike)
+        if len(errors) < FEWEST_ERRORS:
+            errors = np.concatenate([each.by_model[np.isfinite(each.by_model)] for each in every])
+        margin = MARGIN
+    low, high = margin * np.quantile(errors, [0.05, 0.95])
+    known = _of_kind(own, kind, own.by_model) if own.runs else np.empty(0)
+    return float(low), float(high), _percent(known if known.size else np.asarray(errors))

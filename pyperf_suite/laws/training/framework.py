@@ -103,7 +103,8 @@ NAMES = tuple(field.name for field in fields(StepConstants) if field.name != "ne
 class FoundConstants:
     """Constants, whether they are of another GPU, and their stated error in %.
 
-    `low` and `high` are the 5th and 95th percentile of log(measured / predicted) by KINDS, empty if none are known.
+    `low` and `high` are the 5th and 95th percentile of log(measured / predicted) by KINDS, empty if none are known,
+    `errors_percent` the mean errors by KINDS.
     """
 
     constants: StepConstants
@@ -113,6 +114,7 @@ class FoundConstants:
     origin: str = ""
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+    errors_percent: tuple[float, ...] = ()
 
 
 def check_framework(framework: str) -> None:
@@ -162,8 +164,8 @@ def pack_constants(
 ) -> CalibrationBlock:
     """Constants as a block "step" or "step.FRAMEWORK" of a calibration: of one GPU, or by generation.
 
-    `more` may have `gpus`, the names of those they were found on, `low` and `high` by KINDS, and for each constant
-    its `NAME_deviation`, the standard deviation of its logarithm.
+    `more` may have `gpus`, the names of those they were found on, `low`, `high` and `errors_percent` by generation and
+    KINDS, and for each constant its `NAME_deviation`, the standard deviation of its logarithm.
     """
     if isinstance(constants, StepConstants):
         arrays = {name: np.array(getattr(constants, name), dtype=np.float64) for name in NAMES}
@@ -184,8 +186,11 @@ def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundCo
     constants = on_gpu(StepConstants(**numbers, network=network), spec)
     another = "gpus" in arrays and (spec.name not in arrays["gpus"].tolist() or framework in LIKE)
     error = float(block.held_out["mape"])
-    low, high = (tuple(arrays[side].astype(float).tolist()) if side in arrays else () for side in ("low", "high"))
-    return FoundConstants(constants, another, error, framework, block.origin, low, high)
+    low, high, errors = (
+        tuple(arrays[name][generation].astype(float).tolist()) if name in arrays else ()
+        for name in ("low", "high", "errors_percent")
+    )
+    return FoundConstants(constants, another, error, framework, block.origin, low, high, errors)
 
 
 def joined(plans: NDArray[np.bool_], where: StepConstants, other: StepConstants) -> StepConstants:

@@ -20,7 +20,6 @@ from pyperf_suite.laws.internode import Network
 from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.framework import (
     DTYPES,
-    KINDS,
     LOW_PRECISION,
     SHARDED_FROM_STAGE,
     FoundConstants,
@@ -464,7 +463,7 @@ def step_time(
     seconds = sum(parts.values())
     low, high = interval(found, model, plan.dtype)
     around = {} if low is None else {"low": seconds * low, "high": seconds * high}
-    error = None if found.of_another_gpu else found.error_percent
+    error = None if found.of_another_gpu else _error_percent(found, model, plan.dtype)
     return Explained(seconds, parts, found.of_another_gpu, error, found.origin, **around)
 
 
@@ -497,10 +496,17 @@ def interval(found: FoundConstants, model: ModelDimensions, dtype: str) -> tuple
     """By what to multiply seconds for the ends between which nine of ten runs lie; None where nothing is known."""
     if not found.low:
         return None, None
-    kind = KINDS[2] if model.experts > 1 else KINDS[1] if dtype in LOW_PRECISION else KINDS[0]
-    wider = WIDER_ELSEWHERE if found.of_another_gpu else 1.0
-    place = KINDS.index(kind)
+    wider, place = WIDER_ELSEWHERE if found.of_another_gpu else 1.0, _kind(model, dtype)
     return float(np.exp(wider * found.low[place])), float(np.exp(wider * found.high[place]))
+
+
+def _error_percent(found: FoundConstants, model: ModelDimensions, dtype: str) -> float | None:
+    return found.errors_percent[_kind(model, dtype)] if found.errors_percent else found.error_percent
+
+
+def _kind(model: ModelDimensions, dtype: str) -> int:
+    """The place among KINDS of runs that err as much."""
+    return 2 if model.experts > 1 else 1 if dtype in LOW_PRECISION else 0
 
 
 # Whose units compute the blocked types.
