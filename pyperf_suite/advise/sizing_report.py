@@ -77,7 +77,7 @@ def sizing(
     """Work it all out. `bounds.memory_bytes` is what may be used of each GPU."""
     gpu, constants = spec_of(laws), found_constants(laws).constants
     alone = prices or Prices(laws, setting.dtype)
-    prices = StepPrices(alone, constants.slowdown)
+    prices = StepPrices(alone, constants)
     found = search(setting, bounds, prices)
     proposed = [*found.pareto, *found.alone.values()]
     present, *others = spent_by([setting, *(candidate.setting for candidate in proposed)], prices)

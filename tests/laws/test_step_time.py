@@ -169,7 +169,7 @@ def test_a_calibrations_own_constants_are_used_and_those_of_another_gpu_are_said
     assert own.seconds == pytest.approx(2 * seconds(PLAN))
     assert own.error_percent == 5.0
     assert not own.extrapolated
-    of_another = step_time("H100", MODEL, PLAN, None, MadeUpPrices())
+    of_another = step_time("L40S", MODEL, PLAN, None, MadeUpPrices())
     assert of_another.extrapolated
     assert of_another.error_percent is None
     assert not step_time("A100", MODEL, PLAN, None, MadeUpPrices()).extrapolated

@@ -20,9 +20,9 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws import decode_attention as decode
 from pyperf_suite.laws import latent_attention as latent
+from pyperf_suite.laws.alpha_beta import HUBER, LEAST_SCATTER
 from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import LIBRARIES, Calibration, CalibrationBlock, ResidualGrid, all_shipped
-from pyperf_suite.laws.alpha_beta import HUBER, LEAST_SCATTER
 from pyperf_suite.laws.decode_attention import SummedLaw
 from tools.fit.published import Columns, read_columns, tables_like
 
@@ -68,7 +68,8 @@ NODES = {
 @dataclass(frozen=True)
 class Smooth:
     """How smooth a grid is: what a squared step along each of its sizes costs over a row's squared residual, and a
-    squared node itself."""
+    squared node itself.
+    """
 
     steps: tuple[float, ...]
     level: float = LEVEL
@@ -275,7 +276,8 @@ def latent_rows(
     columns: Columns, spec: GpuSpec, phase: str, library: str
 ) -> tuple[dict[str, Rows], Sizes, list[str]]:
     """The rows of a table of latent attention by kind, each of the newest version that has the kind; and of all of
-    them the sizes, and the versions."""
+    them the sizes, and the versions.
+    """
     kinds: dict[str, Rows] = {}
     asked_of_all, used = [], []
     names = ("scope", "gemm_type", "kv_cache_dtype")

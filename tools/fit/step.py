@@ -64,9 +64,7 @@ PRIORS: Mapping[str, tuple[float, float]] = {
     "attention": (1.0, 0.1),
     "scores": (1.0, 0.4),
     "memory": (1.1, 0.15),
-    "loss": (1.5, 0.4),
     "experts": (1.2, 0.2),
-    "routing": (2.0, 0.4),
     "expert_host_s": (2e-3, 0.4),
     "fp8": (0.82, 0.06),
     "mxfp8": (0.85, 0.1),
@@ -89,7 +87,7 @@ OWN_PRIORS: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "deepspeed": {"tensor": (2.0, 0.7), "gather": (8.0, 1.0), "micro_batch_s": (10e-3, 1.0), "slowdown": (1.03, 0.04)},
 }
 # What dense runs say nothing of; found on runs with experts, all else held as dense runs gave it.
-OF_EXPERTS = ("experts", "routing", "expert_host_s", "all_to_all")
+OF_EXPERTS = ("experts", "expert_host_s", "all_to_all")
 # Scatter that runs of one layout have; beyond it a run counts by the size of its error, not the square.
 USUAL_ERROR = 0.03
 # Equal layouts of one source and model say the same many times: together they count as so many runs.

@@ -54,9 +54,9 @@ class StepConstants:
         network: what a GPU really sends between nodes in bytes/s, one direction, or measured points of the cluster;
             None: what its maker's servers have.
         attention: the framework's fused attention over the law's kernel; `scores` the same where it is not fused.
-        memory: passes over activations, over those that are counted as fused; `loss` over those over logits.
-        experts: products of experts; `routing` what sorts tokens to them and back; `expert_host_s` what the host takes
-            to launch a layer with experts in addition.
+        memory: passes over activations and logits, over those that are counted as fused.
+        experts: grouped products of experts; `expert_host_s` what the host takes to launch a layer with experts in
+            addition.
         fp8, mxfp8, nvfp4: products of that dtype; `cast` the passes that convert their operands.
         tensor: the exchange of TP that is waited for; `tensor_overlapped` what is left of it where products hide it.
         exchange: gradients and parameters over data-parallel ranks, next to computation; `gather` those of ZeRO-3.
@@ -73,9 +73,7 @@ class StepConstants:
     attention: Any = 1.0
     scores: Any = 1.0
     memory: Any = 1.0
-    loss: Any = 1.0
     experts: Any = 1.0
-    routing: Any = 1.0
     expert_host_s: Any = 0.0
     fp8: Any = 1.0
     mxfp8: Any = 1.0
