@@ -281,7 +281,8 @@ class StepPrices:
 
     def _noted(self, law: str, *sizes: Any) -> Explained:
         price: Explained = getattr(self.alone, law)(*sizes)
-        self.errors[law] = price.error_percent
+        known = [error for error in (self.errors.get(law), price.error_percent) if error is not None]
+        self.errors[law] = max(known, default=None)
         if price.origin:
             self.origins[price.origin] = None
         return price
