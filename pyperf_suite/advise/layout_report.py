@@ -10,10 +10,19 @@ from typing import Any
 import numpy as np
 
 from pyperf_suite.advise.layout_grid import WRITTEN, Layout
-from pyperf_suite.advise.layout_plan import LayoutRule, Planned, PredictedLayout, described_step, rules
+from pyperf_suite.advise.layout_plan import (
+    MEMORY_LEAST,
+    MEMORY_MOST,
+    VERDICTS,
+    LayoutRule,
+    Planned,
+    PredictedLayout,
+    described_step,
+    rules,
+)
 from pyperf_suite.laws.collectives import usual_network_bytes_per_s
 from pyperf_suite.laws.prices import UnseenPrices
-from pyperf_suite.laws.training.step import MEASURED_GPU
+from pyperf_suite.laws.training.framework import LIKE, MEANT
 from pyperf_suite.spec.findings import Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.spec.rows import Column, table
 
@@ -98,8 +107,10 @@ def layouts_as_json(answer: LayoutAnswer) -> dict[str, Any]:
         **_network_as_json(planned),
         "parameters": training.model.parameters,
         **{name: value for name, value in vars(training).items() if name != "model"},
-        "held_out_error_percent": {"step": planned.error_percent, **answer.laws.errors},
-        "constants_of_another_gpu": planned.of_another_gpu,
+        "dtype": training.dtype_on(cluster.gpu),
+        "framework": planned.best.framework,
+        "held_out_error_percent": {"step": planned.usual.error_percent, **answer.laws.errors},
+        "constants_of_another_gpu": planned.usual.of_another_gpu,
         "origins": list(answer.laws.origins),
         "evaluated": len(planned.grid),
         "fitting": int(planned.fits.sum()),
@@ -130,7 +141,11 @@ def _as_json(predicted: PredictedLayout, unseen: float | None = None) -> dict[st
         "memory_bytes": dict(predicted.memory),
         "total_memory_bytes": predicted.memory_bytes,
         "flop_per_s_a_gpu": predicted.flop_per_s,
-        **{name: getattr(predicted, name) for name in ("over_bytes", "tokens_per_s", "mfu", "untested")},
+        "interval_s": None if np.isnan(predicted.low) else [predicted.low, predicted.high],
+        **{
+            name: getattr(predicted, name)
+            for name in ("framework", "verdict", "over_bytes", "tokens_per_s", "mfu", "untested")
+        },
         **({} if unseen is None else {"extrapolated_share": unseen}),
     }
 
@@ -138,11 +153,13 @@ def _as_json(predicted: PredictedLayout, unseen: float | None = None) -> dict[st
 def _fastest(planned: Planned) -> Iterator[Remark]:
     training, cluster, best = planned.training, planned.cluster, planned.best
     yield remark(
-        "Fastest is {layout}: {time} an iteration, {tokens} tokens a second, {mfu} of the peak (MFU), {memory} of "
+        "Fastest is {layout} under {framework}: {time} an iteration{interval}, {tokens} tokens a second, {mfu} of the peak (MFU), {memory} of "
         "{usable} usable on a GPU.",
         kind="predicted",
         layout=str(best.layout),
+        framework=best.framework,
         time=Quantity(best.seconds, "duration", predicted=True),
+        interval=interval_of(best),
         tokens=Quantity(best.tokens_per_s, "count", predicted=True),
         mfu=Quantity(best.mfu, "%", predicted=True),
         memory=Quantity(best.memory_bytes, "size", predicted=True),
@@ -160,20 +177,32 @@ def _fastest(planned: Planned) -> Iterator[Remark]:
         node=cluster.gpus_per_node,
         rate=Quantity(best.flop_per_s, "TFLOP/s", predicted=True),
     )
-    fitting = int(planned.fits.sum())
+    surely, perhaps, not_at_all = np.bincount(planned.verdicts, minlength=len(VERDICTS)).tolist()
     yield remark(
-        "{evaluated} evaluated: {fitting} fit, {others} are too large for a GPU. All times are predictions, none was "
-        "measured.",
+        "{evaluated} evaluated: {surely} fit surely, {perhaps} may not fit, {others} do not, as frameworks take {least} "
+        "to {most} times what is counted; {ranked} that leave a tenth free are ranked. All times are predictions, none "
+        "was measured.",
         kind="predicted",
         evaluated=_counted(len(planned.grid), "layout"),
-        fitting=fitting,
-        others=len(planned.grid) - fitting,
+        surely=surely,
+        perhaps=perhaps,
+        others=not_at_all,
+        least=MEMORY_LEAST,
+        most=MEMORY_MOST,
+        ranked=len(planned.ranked),
     )
+
+
+def interval_of(predicted: PredictedLayout) -> str:
+    """In words, empty where it is not known."""
+    if np.isnan(predicted.low):
+        return ""
+    return f" (nine of ten runs within {predicted.low:.3g} to {predicted.high:.3g} s)"
 
 
 def _choice(planned: Planned) -> Remark:
     """How many layouts the laws cannot tell from the best."""
-    error = (planned.error_percent or 0.0) / 100
+    error = (planned.usual.error_percent or 0.0) / 100
     if not error:
         return remark(
             "The laws' error on this GPU is not known: layouts that are a few percent apart are as good as each other.",
@@ -193,14 +222,14 @@ def _counted(count: int, name: str) -> str:
 
 
 def _network_as_json(planned: Planned) -> dict[str, Any]:
-    network = planned.constants.network
+    network = planned.cluster.network or planned.usual.constants.network
     if isinstance(network, tuple):
         return {"network_bytes_per_s": None, "network_points": [vars(point) for point in network]}
     return {"network_bytes_per_s": network or usual_network_bytes_per_s(planned.cluster.gpu)}
 
 
 def _network(planned: Planned) -> Remark | None:
-    cluster, network = planned.cluster, planned.constants.network
+    cluster, network = planned.cluster, planned.cluster.network or planned.usual.constants.network
     if cluster.gpus <= cluster.gpus_per_node:
         return None
     if isinstance(network, tuple):
@@ -220,36 +249,18 @@ def _network(planned: Planned) -> Remark | None:
 
 
 def _engines(answer: LayoutAnswer) -> Remark | None:
-    """Which engines can run the layouts shown (DeepSpeed's pipeline engine refuses ZeRO 2 and 3)."""
-    shown = [predicted.layout for predicted, _ in (*answer.top, *answer.splits)]
-    if not any(layout.pipeline > 1 and layout.zero_stage > 1 for layout in shown):
-        return None
-    return remark(
-        "FSDP2 with torch.distributed.pipelining runs ZeRO 2 and 3 together with PP. DeepSpeed runs only ZeRO 1 with "
-        "PP: --zero 1 leaves the others out."
+    """Whose constants stand for the frameworks shown."""
+    shown = sorted({predicted.framework for predicted, _ in (*answer.top, *answer.splits)})
+    meant = "; ".join(
+        f"{name} is {MEANT[name]}" + (f", with the constants of {LIKE[name]}" if name in LIKE else "") for name in shown
     )
+    how = "" if answer.planned.training.framework else " By default ZeRO 2 and 3 run under fsdp2, else megatron."
+    return remark("Frameworks: {meant}.{how}", meant=meant, how=how)
 
 
 def _errors(answer: LayoutAnswer) -> Iterator[Remark]:
     planned = answer.planned
-    if planned.of_another_gpu or planned.error_percent is None:
-        yield remark(
-            "No iteration of {gpu} is published, so the constants of a step are those of {measured}.",
-            kind="caution",
-            gpu=planned.cluster.gpu.name,
-            measured=MEASURED_GPU,
-        )
-    else:
-        yield remark(
-            "The law of a step errs by {error} on iterations that its constants were not fitted on.",
-            kind="law",
-            error=Quantity(planned.error_percent / 100, "%"),
-        )
-    yield remark(
-        "It errs by {error} on eight published iterations of 22 B to 1 T parameters on A100 (TP, PP, SP).",
-        kind="law",
-        error=Quantity(SELENE_ERROR_PERCENT / 100, "%"),
-    )
+    yield from law_errors(planned, [predicted for predicted, _ in (*answer.top, *answer.splits)])
     for law, error in answer.laws.errors.items():
         yield remark(
             "The law of {law} errs by {error} on measurements that it was not fitted on.",
@@ -260,10 +271,33 @@ def _errors(answer: LayoutAnswer) -> Iterator[Remark]:
     untested = sorted({name for predicted, _ in (*answer.top, *answer.splits) for name in predicted.untested})
     if untested:
         yield remark(
-            "The law was not compared with any iteration that uses {what}: none is published.",
+            "Of the frameworks shown no run that uses {what} was published: there the law was compared with none.",
             kind="caution",
             what=", ".join(untested),
         )
+
+
+def law_errors(planned: Planned, shown: Sequence[PredictedLayout]) -> Iterator[Remark]:
+    """How far off the law of a step was on runs whose model it had not seen, by framework."""
+    for name in sorted({each.framework for each in shown}):
+        found = planned.found[name]
+        if found.error_percent is None:
+            continue
+        yield remark(
+            "The law of a step errs by {error} on runs under {framework} whose model its constants were not fitted "
+            "on{elsewhere}.",
+            kind="caution" if found.of_another_gpu else "law",
+            error=Quantity(found.error_percent / 100, "%"),
+            framework=LIKE.get(name, name),
+            elsewhere=f", none of them on {planned.cluster.gpu.name}: its interval is wider"
+            if found.of_another_gpu
+            else "",
+        )
+    yield remark(
+        "It errs by {error} on eight published iterations of 22 B to 1 T parameters on A100 (TP, PP, SP).",
+        kind="law",
+        error=Quantity(SELENE_ERROR_PERCENT / 100, "%"),
+    )
 
 
 def _ranking(title: str, rows: Sequence[Ranked]) -> Table:
@@ -276,10 +310,14 @@ def _ranking(title: str, rows: Sequence[Ranked]) -> Table:
         title,
         (
             *axes,
+            *((Column("framework", _of("framework")),) if len({each.framework for each, _ in rows}) > 1 else ()),
             Column("iteration", _of("seconds"), "duration", priority=2),
+            Column("from", lambda row: None if np.isnan(row[0].low) else row[0].low, "duration"),
+            Column("to", lambda row: None if np.isnan(row[0].high) else row[0].high, "duration"),
             Column("tokens/s", _of("tokens_per_s"), "count"),
             Column("MFU", _of("mfu"), "%"),
             Column("a GPU", _of("memory_bytes"), "GiB"),
+            Column("memory", _of("verdict")),
             Column("extrapolated share of the time", lambda row: row[1] if row[1] >= MARKED_SHARE else None, "%"),
             Column("untested", lambda row: ", ".join(row[0].untested) or None, priority=0),
         ),
@@ -352,6 +390,7 @@ EXCLUDED = (
     Column("iteration", lambda row: _time(row[0]), "duration", priority=2),
     Column("a GPU", _of("memory_bytes"), "GiB"),
     Column("too much by", _of("over_bytes"), "size"),
+    Column("memory", _of("verdict")),
     Column("nearest that fits", lambda row: described_step(row[0].layout, row[1].layout)),
     Column("iteration then", lambda row: _time(row[1]), "duration"),
 )

@@ -50,6 +50,8 @@ AXES = {
         help="What each GPU really sends out of its node: HDR, NDR, 200Gbps; or bus bandwidths measured between the "
         "nodes, as in 1GB:180GB/s,1MB:20GB/s; by default as the laws have it.",
     ),
+    click.option("--framework", metavar="NAME", help="Whose step: megatron, fsdp1, fsdp2, torchtitan, deepspeed, ddp."),
+    click.option("--dtype", metavar="NAME", help="Of products in layers: bf16, fp16, fp8, mxfp8, nvfp4."),
     click.option("--global-batch", type=int, required=True, metavar="N", help="Sequences of one iteration."),
     *count_options({name.replace("_", "-"): "Only this value." for name in AXES if name != "recompute"}),
     click.option("--recompute", metavar="WHAT", help="Only this: nothing, attention or layers."),
@@ -76,6 +78,8 @@ def layout(
     memory: float | None,
     link: str | None,
     network: str | None,
+    framework: str | None,
+    dtype: str | None,
     global_batch: int,
     flash: bool,
     sequence_parallel: bool,
@@ -112,7 +116,7 @@ def layout(
     usual = min(USUAL_NODE, gpus) if gpus > 0 else USUAL_NODE
     per_node = usual if gpus_per_node is None else gpus_per_node
     cluster = Cluster(spec, gpus, per_node, _memory(spec, memory), _network(network))
-    training = Training(model, global_batch, length, flash, sequence_parallel, overlap, library)
+    training = Training(model, global_batch, length, flash, sequence_parallel, overlap, library, framework, dtype)
     answer = layout_answer(planned(training, cluster, laws, fixed), top, notes)
     findings = {"layout": findings_of_layouts(answer)}
     if as_json:

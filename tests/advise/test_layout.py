@@ -58,6 +58,7 @@ def test_every_layout_uses_all_gpus_and_divides(model: ModelDimensions) -> None:
     assert np.all(ranks == 64)
     assert not np.any(48 % (columns["data"] * columns["micro_batch"]))
     assert not np.any(32 % (columns["pipeline"] * columns["chunks"]))
+    assert not np.any((columns["zero_stage"] > 1) & (columns["chunks"] > 1))  # FSDP2 alone
     assert not np.any((columns["data"] * columns["context"]) % columns["expert"])
     assert not np.any(model.experts % columns["expert"])
     assert columns["expert"].max() == model.experts
@@ -91,13 +92,17 @@ def test_layouts_of_a_grid_are_priced_as_each_alone(llama: Planned) -> None:
         layout = llama.grid.at(place)
         counts = {name: getattr(layout, name) for name in WRITTEN if name != "recompute"}
         plan = ParallelPlan(
-            512, seq=4096, recompute=layout.recompute, overlap_gradients=True, sequence_parallel=True, **counts
-        )
+            512, seq=4096, recompute=layout.recompute, overlap_gradients=True, sequence_parallel=True,
+            gradient_bytes=4 if layout.zero_stage else 2, uneven_stages=True, **counts
+        )  # fmt: skip
         told = step_time("A100", LLAMA, plan, None, Prices("A100"))
-        assert llama.seconds[place] == pytest.approx(float(told.seconds), rel=1e-9)
+        assert (llama.seconds[place], llama.low[place], llama.high[place]) == pytest.approx(
+            (float(told.seconds), float(told.low), float(told.high)), rel=1e-9
+        )
         assert {name: part[place] for name, part in llama.parts.items()} == pytest.approx(
             {name: float(part) for name, part in told.parts.items()}, abs=1e-9
         )
+        assert llama.at(place).framework == ("fsdp2" if layout.zero_stage > 1 else "megatron")
         need = training_memory(
             LLAMA, layout.micro_batch, 4096, Sharding(layout.tensor, True, layout.expert), data_ranks=plan.shards,
             zero_stage=layout.zero_stage, stages=layout.pipeline, chunks=layout.chunks, context=layout.context,
@@ -150,6 +155,39 @@ def gpt() -> Planned:
     return found
 
 
+@pytest.mark.parametrize(
+    ("framework", "stages", "whole"),
+    [
+        ("megatron", {0, 1}, ()),
+        ("fsdp2", {0, 2, 3}, ("chunks",)),
+        ("torchtitan", {0, 2, 3}, ()),
+        ("deepspeed", {0, 1, 2, 3}, ("chunks", "context")),
+        ("ddp", {0}, ("tensor", "pipeline", "context")),
+    ],
+)
+def test_a_framework_has_the_layouts_that_it_runs(framework: str, stages: set[int], whole: tuple[str, ...]) -> None:
+    found = planned(Training(SMALL, 512, 1024, framework=framework), NODE)
+    columns = found.grid.columns
+    assert set(columns["zero_stage"].tolist()) == stages
+    assert all((columns[name] == 1).all() for name in whole)
+    assert (columns["data"] * columns["context"])[columns["zero_stage"] == 0].min() >= 1
+    assert set(found.found) == {framework}
+    if framework == "deepspeed":
+        assert not np.any((columns["pipeline"] > 1) & (columns["zero_stage"] > 1))
+    with pytest.raises(UserError, match=f"that divides and {framework} runs has"):
+        held_to(found.grid, {"zero_stage": 3 if 3 not in stages else 4}, framework)
+
+
+def test_memory_is_sure_or_may_not_be_enough(llama: Planned) -> None:
+    total, room = llama.memory_bytes, llama.cluster.memory_bytes
+    assert set(llama.verdicts.tolist()) == {0, 1, 2}
+    assert (total[llama.verdicts == 0] * 1.42).max() <= room < (total[llama.verdicts == 2] * 0.8).min()
+    assert llama.best.verdict in ("fits", "may not fit")
+    # What leaves less than a tenth of the memory free is still ranked where nothing else is left.
+    tight = replace(EIGHT_NODES, memory_bytes=float(total.min()))
+    assert planned(Training(LLAMA, 512, 4096), tight).best.verdict == "may not fit"
+
+
 def test_a_small_model_is_best_left_whole() -> None:
     best = planned(Training(SMALL, 512, 1024), NODE).best.layout
     assert (best.data, best.tensor, best.pipeline, best.context) == (8, 1, 1, 1)
@@ -178,9 +216,9 @@ def test_a_calibrations_own_constants_are_used() -> None:
     block = pack_constants(StepConstants(2.0, 0.0, 10e9), {"mape": 5.0}, "made up")
     training = Training(SMALL, 512, 1024)
     own = planned(training, NODE, Calibration("A100 SXM", {"step": block}))
-    assert own.error_percent == 5.0
+    assert own.usual.error_percent == 5.0
     assert own.best.parts["products"] > 1.5 * planned(training, NODE).best.parts["products"]
-    assert planned(training, replace(NODE, gpu=find_gpu("H100"))).of_another_gpu
+    assert planned(training, replace(NODE, gpu=find_gpu("RTX 4090"))).usual.of_another_gpu
 
 
 def test_the_nearest_layout_that_fits_is_a_few_steps_away(llama: Planned) -> None:
@@ -232,8 +270,8 @@ def test_the_answer_is_whole(answer: Any) -> None:
     assert all(len(row) == len(table.columns) for table in findings.tables for row in table.rows)
     assert findings.remarks[0].kind == "predicted"
     errors = [each.values["error"] for each in findings.remarks if each.kind == "law"]
-    assert errors[0].value == pytest.approx(0.066, abs=5e-4)
-    assert "ZeRO" in {row[-1] for row in findings.tables[0].rows}
+    assert any(errors[0].value == pytest.approx(each.error_percent / 100) for each in answer.planned.found.values())
+    assert not any("ZeRO no iteration" in each.text for each in findings.remarks)
     assert all(0 <= unseen <= 1 for _, unseen in answer.top)
 
 
@@ -263,7 +301,7 @@ def test_a_configuration_file_and_held_axes_are_taken(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["seq"] == 2048
-    assert found["constants_of_another_gpu"] is True
+    assert found["constants_of_another_gpu"] is False
     for each in found["layouts"]:
         assert (each["layout"]["tensor"], each["layout"]["pipeline"], each["layout"]["recompute"]) == (2, 2, "layers")
 
@@ -306,6 +344,8 @@ def with_option(name: str, value: str) -> tuple[str, ...]:
         ((*OPTIONS, "--link", "NVLink9"), "'NVLink9' is no link within a node"),
         ((*OPTIONS, "--tp", "3"), "No layout that divides has TP 3"),
         ((*OPTIONS, "--zero", "4"), "No layout that divides has ZeRO 4"),
+        ((*OPTIONS, "--framework", "jax"), "Nothing is known of the framework 'jax'"),
+        ((*OPTIONS, "--framework", "fsdp2", "--virtual-pp", "2"), "No layout that divides and fsdp2 runs has virtual"),
         ((*OPTIONS, "--dp", "0"), "--dp cannot be 0"),
         ((*OPTIONS, "--recompute", "some"), "cannot recompute 'some'"),
         ((*OPTIONS, "--top", "0"), "--top has to lie between"),

@@ -76,7 +76,7 @@ class ParallelPlan:
     recompute: Recompute = "nothing"
     fused_attention: bool = True
     overlap_gradients: bool = False
-    gradient_bytes: int = HALF
+    gradient_bytes: Sizes = HALF
     ranks_per_node: int = 8
     chunks: Sizes = 1
     context: Sizes = 1
@@ -229,7 +229,7 @@ def price_exchange(
     shared, experts = (ours.shared - ends) / layers, ours.experts / layers
     stage = np.asarray(plan.zero_stage)
 
-    def over(operation: str, element_bytes: int, parameters: Any, of_experts: Any, asked: bool) -> Any:
+    def over(operation: str, element_bytes: Sizes, parameters: Any, of_experts: Any, asked: bool) -> Any:
         if not asked:
             return 0.0
         return _over_data(
@@ -314,7 +314,7 @@ MOST_NODES = 8
 
 def _over_data(
     operation: str,
-    element_bytes: int,
+    element_bytes: Sizes,
     ours: StageParameters,
     model: ModelDimensions,
     plan: ParallelPlan,
