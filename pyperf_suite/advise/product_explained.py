@@ -41,7 +41,7 @@ HIDDEN_BY_TRAFFIC = (IDEAL, "bandwidth", "cache", "wave", "tile", "kernel", "lib
 class TiledProduct:
     """C[m, n] cut into tiles of `rows` by `columns`, each in `splits` slices of K, one at a time on each of `sms`.
 
-    Without `steps` nobody knows at which M the library takes another tile: the law is smooth there.
+    Without `steps` it is hardly known at which M the library takes another tile.
     """
 
     m: int
@@ -360,7 +360,8 @@ def _tiles(product: ProductExplained) -> Remark:
 
 
 _STEPLESS = remark(
-    "Where a row more of M makes the library take another tile is not known on this GPU: the law is smooth in M.",
+    "Steps in M are known on this GPU only between neighbours in the tables, as 512 and 513: elsewhere a row more may "
+    "cost more than the law says.",
     kind="law",
 )
 

@@ -17,6 +17,7 @@ from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.framework import found_constants
 from pyperf_suite.laws.training.memory import USABLE_SHARE
 from pyperf_suite.laws.training.step import step_time
+from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.spec.findings import Figure, Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.spec.rows import Column, table
 
@@ -25,7 +26,9 @@ Savings = tuple[tuple[str, float], ...]
 # By the method of the prices, as `layout` names them too.
 LAW_NAMES = {
     "gemm": "products",
+    "grouped_gemm": "experts",
     "attention": "attention",
+    "latent_attention": "latent attention",
     "memory_bound": "memory bound",
     "collective": "collectives",
 }
@@ -77,7 +80,7 @@ def sizing(
     """Work it all out. `bounds.memory_bytes` is what may be used of each GPU."""
     gpu, constants = spec_of(laws), found_constants(laws).constants
     alone = prices or Prices(laws, setting.dtype)
-    prices = StepPrices(alone, constants.slowdown)
+    prices = StepPrices(alone, constants)
     found = search(setting, bounds, prices)
     proposed = [*found.pareto, *found.alone.values()]
     present, *others = spent_by([setting, *(candidate.setting for candidate in proposed)], prices)
@@ -189,7 +192,8 @@ def _step(sizing: Sizing) -> Iterator[Remark]:
         "work forward and backward{each}, at the clocks of a sustained load.",
         kind="predicted",
         parameters=Quantity(present.parameters / 1e9),
-        model=f"{model.layers} layers, hidden {model.hidden}, {model.heads} heads of {model.head_dim}{shared}, "
+        model=f"{model.layers} layers{_kinds_of_layers(model)}, hidden {model.hidden}, "
+        f"{model.heads} heads of {model.head_dim}{shared}, "
         f"ffn {model.ffn if model.experts == 1 else experts}, vocab {model.vocab}",
         micro_batch=setting.micro_batch,
         seq=setting.seq,
@@ -265,6 +269,26 @@ def _memory(sizing: Sizing) -> Remark | None:
     )
 
 
+def _kinds_of_layers(model: ModelDimensions) -> str:
+    """What is not the same in all layers, behind their number."""
+    seen = "a chunk" if model.chunked else "a window"
+    kinds = {
+        f"with attention over {seen} of {model.window}": model.windowed_layers,
+        "with Mamba or linear attention": model.recurrent_layers,
+        "without an MLP": model.mixer_only_layers,
+        "without experts": model.dense_layers,
+    }
+    return "".join(f", {count} {kind}" for kind, count in kinds.items() if count)
+
+
+def _sizes_of(part: Spent) -> str:
+    """As its law takes them; attention without its window where it sees all."""
+    *sizes, window = part.sizes
+    if part.law != "attention":
+        return " x ".join(map(str, part.sizes))
+    return " x ".join(map(str, sizes)) + (f", window {window}" if window else "")
+
+
 def _products(sizing: Sizing) -> Table:
     total = sum(part.seconds for part in sizing.spent)
 
@@ -284,7 +308,7 @@ def _products(sizing: Sizing) -> Table:
         "Where a micro-batch goes",
         (
             Column("work of one GPU", lambda part: part.part + (" *" if part.extrapolated else ""), priority=2),
-            Column("sizes", lambda part: " x ".join(map(str, part.sizes))),
+            Column("sizes", _sizes_of),
             Column("calls", lambda part: f"{part.calls:g}", priority=0),
             Column("time", lambda part: part.seconds, "ms", priority=2),
             Column("of the step", lambda part: part.seconds / total, "%"),

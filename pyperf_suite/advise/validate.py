@@ -135,13 +135,25 @@ def _grouped(asked: Asked) -> Explained:
 
 def _collective(asked: Asked) -> Explained:
     nbytes, ranks = asked.sizes("bytes", "num_gpus")
-    operation = {"alltoall": "all_to_all"}.get(asked.kind["op_name"], asked.kind["op_name"])
-    return collective_time(asked.gpu, operation, nbytes, ranks, library=asked.library)
+    kernel, rate = str(asked.kind.get("kernel_source", "")), asked.kind.get("network_gb_per_s")
+    if kernel.endswith("_eager"):
+        raise UserError("An all_reduce launched eagerly waits for the host: only those of a CUDA graph are predicted.")
+    return collective_time(
+        asked.gpu,
+        asked.kind["op_name"],
+        nbytes,
+        ranks,
+        asked.kind.get("ranks_per_node"),
+        None if rate is None else rate * 1e9,
+        # Tables of one library hold some kernels of another.
+        "trtllm" if kernel == "TRTLLM" else asked.library,
+    )
 
 
 HEADS = ("num_heads", "num_key_value_heads", "head_dim")
 EXPERTS = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
 WINDOWED = ("head_dim", "window_size")
+OF_COLLECTIVES = ("op_name", "num_gpus", "kernel_source", "ranks_per_node", "network_gb_per_s")
 LATENT = ("scope", "num_heads", "batch_size", "gemm_type")
 # A table is of the first format whose columns it has.
 FORMATS = (
@@ -153,7 +165,7 @@ FORMATS = (
     ),
     Format("attention, prefill", ("batch_size", "isl", *HEADS), _attention, ("head_dim",)),
     Format("attention, decode", ("batch_size", "kv_length", *HEADS), _attention, WINDOWED),
-    Format("collectives", ("op_name", "num_gpus", "bytes"), _collective, ("op_name", "num_gpus")),
+    Format("collectives", ("op_name", "num_gpus", "bytes"), _collective, OF_COLLECTIVES),
     Format("GEMM", ("m", "n", "k"), _product),
 )
 

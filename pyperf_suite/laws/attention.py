@@ -122,6 +122,8 @@ def _shipped(spec: GpuSpec, dtype: str, library: str | None, cache: str) -> _Law
     own = shipped_calibration(spec.name)
     if own is not None and own.libraries(PLAIN["bf16"]):
         return _own(own, spec, library, cache)
+    if cache == "fp8":
+        spec.peak("fp8")  # raises where the GPU has no units for it
     chosen = library or LIBRARIES[0]
     found = []
     for law in (PLAIN[cache], WINDOWED[cache]):
@@ -186,12 +188,12 @@ def attention_time(
     spec = spec_of(gpu)
     _check_choices(dtype, backward, phase, cache_dtype)
     shape, width, windows = _checked(batch, seq_q, seq_k, heads, kv_heads, head_dim, causal, window)
-    if phase == "decode":
-        if np.any(shape.seq_q != 1):
-            raise UserError("Decode has one query a sequence: give seq_q = 1.")
+    decode = _is_decode(shape) & (phase is None) & (not backward)
+    if phase == "decode" and np.any(shape.seq_q != 1):
+        raise UserError("Decode has one query a sequence: give seq_q = 1.")
+    if phase == "decode" or (decode.size and bool((decode & (shape.seq_q == 1)).all())):
         return _decode(gpu, shape, width, windows, dtype, cache_dtype, library)
     laws = _laws(gpu, spec, "fp16" if dtype == "fp16" else "bf16", library, cache_dtype or "bf16")
-    decode = _is_decode(shape) & (phase is None) & (not backward)
     forward = _forward(laws, shape, width, windows, ~decode, spec.peak("bf16" if dtype == "fp8" else dtype))
     parts, unsure = forward.parts, np.hypot(forward.unsure, 0.0 if causal else WITHOUT_MASK)
     if dtype == "fp8":
@@ -297,7 +299,8 @@ def _forward(
                 choices = laws.plain.at_width(int(width))
             _weigh(found, here, choices, there, head_dim[here] / width, flop_per_s, laws)
     # A kernel's width is read off heads that fill it; how little of it a narrower head can use was not measured.
-    beyond = asked & (_beyond(laws.plain, shape) | (head_dim < min(laws.plain.widths)))
+    narrowest = min(width for law in (laws.plain, laws.windowed) if law is not None for width in law.widths)
+    beyond = asked & (_beyond(laws.plain, shape) | (head_dim < narrowest))
     unequal = asked & (shape.seq_q != shape.seq_k)
     further = np.hypot(np.where(beyond, BEYOND_SIZES, 0.0), np.where(unequal, UNEQUAL, 0.0))
     found.unsure = np.array(np.hypot(found.unsure, further))

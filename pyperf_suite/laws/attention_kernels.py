@@ -278,11 +278,14 @@ BEYOND_WIDTHS = 0.45
 # The same for a window that was not measured with that width.
 OTHER_WINDOW = 0.55
 # The same for a GPU that was left out: read off a twin (H100 and H200), or off one of another kind (A100 off H100 0.42,
-# L40S off A100 0.45 to 0.94). Between these two lies one of the same kind, of which the tables have no pair: B300 read
+# L40S off A100 0.55 to 1.04). Between these two lies one of the same kind, of which the tables have no pair: B300 read
 # off B200 was found to err by 14 %, as B200 read off H200 does (TensorRT-LLM, 0.28).
 TWIN = 0.12
 SAME_KIND = 0.30
-OTHER_KIND = 0.80
+# Of the same kind two generations on (RTX 5090 and PRO 6000 off L40S): at least as far as A100 from L40S is. Single
+# published figures of FlashAttention-2 on an RTX 5090 lie up to 0.34 away.
+OTHER_GENERATION = 0.50
+OTHER_KIND = 0.95
 # A twin's multiprocessors are as fast, and its power no less, within these logarithms.
 TWIN_RATE, TWIN_POWER = 0.10, 0.20
 
@@ -432,9 +435,12 @@ def transferred(spec: GpuSpec, known: Mapping[GpuSpec, AttentionKernels], dtype:
         ),
     )
     theirs = known[by_name[nearest.name]]
-    unsure = SAME_KIND if kind(nearest) == kind(spec) else OTHER_KIND
-    if _are_twins(spec, nearest, dtype):
-        unsure = TWIN
+    if kind(nearest) != kind(spec) or nearest.compute_capability is None or spec.compute_capability is None:
+        unsure = OTHER_KIND
+    elif nearest.compute_capability[0] != spec.compute_capability[0]:
+        unsure = OTHER_GENERATION
+    else:
+        unsure = TWIN if _are_twins(spec, nearest, dtype) else SAME_KIND
     return AttentionKernels(
         theirs.library,
         [replace(kernel.on(spec, nearest, dtype), unsteady=1.0) for kernel in theirs.kernels],

@@ -313,11 +313,8 @@ def donor(spec: GpuSpec, name: str) -> Calibration:
         raise UserError(f"Nothing like {name} on {spec.name} was measured, only on {measured}.")
 
     def unlike(other: GpuSpec) -> tuple[float, ...]:
-        return (
-            other.architecture != spec.architecture,
-            (other.compute_capability in DESKTOP) != (spec.compute_capability in DESKTOP),
-            log_ratio(other.memory_bytes_per_s, spec.memory_bytes_per_s),
-        )
+        apart = log_ratio(other.memory_bytes_per_s, spec.memory_bytes_per_s)
+        return not _alike(spec, other), _on_desktops(spec) != _on_desktops(other), apart
 
     return shipped[most_alike(spec, shipped, f"{name} is", unlike).name]
 
@@ -329,6 +326,19 @@ def transferred_deviation(spec: GpuSpec, own: Calibration) -> float:
     other = find_gpu(own.gpu)
     alike = ALIKE_LEVEL + A_BANDWIDTH * log_ratio(other.memory_bytes_per_s, spec.memory_bytes_per_s)
     alike += A_MULTIPROCESSOR * log_ratio(other.sms, spec.sms)
-    if other.architecture != spec.architecture:
+    if not _alike(spec, other):
         return float(np.hypot(alike, OTHER_ARCHITECTURE))
     return alike
+
+
+def _on_desktops(gpu: GpuSpec) -> bool:
+    return gpu.compute_capability in DESKTOP
+
+
+def _alike(one: GpuSpec, other: GpuSpec) -> bool:
+    """Whether libraries have the same kernels for two GPUs: compute capability 12.0 has none of 10.0's."""
+    if one.compute_capability is None or other.compute_capability is None or _on_desktops(one) != _on_desktops(other):
+        return False
+    if _on_desktops(one):
+        return one.compute_capability == other.compute_capability
+    return one.compute_capability[0] == other.compute_capability[0]

@@ -43,8 +43,9 @@ LEAST_SLICE = 128
 STEP_BYTES = 128  # of K that a kernel loads at a time: a line of shared memory with 128-byte swizzling
 # What an SM's share of L2 delivers each clock; fitted factors multiply it.
 L2_BYTES_PER_CLOCK = 32.0
-# From Hopper on single rows more cost what no rule of tiles predicts: of the steps above 5 % in a published table of
-# every m of an H100 the tiles' law found 8 %, and 34 % of those that it predicted were there.
+# From Hopper on no rule of tiles predicts what one row more costs: of the steps above 5 % in a published table of every
+# m of an H100 the law of tiles found 8 %, and 34 % of those that it predicted were there. Left are those between two
+# neighbouring m of the tables: 67 % of those predicted at sites left out were there, and 55 % found.
 STEPLESS = (9, 0)
 # Shapes are priced in pieces that stay in a core's cache.
 PIECE = 16384
@@ -109,7 +110,7 @@ class Rates:
         steps = (gpu.compute_capability or (0, 0)) < STEPLESS
         return cls(gpu.sms, clock_hz, flop_per_s, bandwidth, float(gpu.l2_bytes), operand, max(operand, 2), steps)
 
-    def tiles_down(self, m: Floats, height: ArrayLike) -> Floats:
+    def tiles_down(self, m: Floats, height: Floats | int) -> Floats:
         """Tiles of that height that m rows take: whole ones, or as many as neighbouring m take on average."""
         tiles = m / height
         return np.ceil(tiles) if self.steps else np.maximum(tiles + 0.5, 1.0)
@@ -258,6 +259,13 @@ BLOCK_OF = {**dict.fromkeys(("bf16", "fp16", "tf32", "fp32"), "gemm_bf16"), "fp8
 FITTED_DTYPES = ("bf16", "fp16", "fp8")
 # SGLang's linear layer in 16 bits is PyTorch's, F.linear, so cuBLAS (collector/sglang/collect_gemm.py of the tables).
 CUBLAS, CUBLAS_COLUMN = "cublas", "sglang"
+# What a product on AMD's GPUs was published of: hipBLASLt by way of it.
+PYTORCH = "pytorch"
+# By how much a band has to be wider at an n between those of the tables: with all sites of an n left out, bands of left
+# out sites cover 82 to 85 % of them (H200, A100 and in fp8 H100), at a k left out 92 to 96 %.
+BETWEEN_NODES = 1.25
+# In the blocks of all GPUs: of a GPU that has the law of another of its kind.
+ALIKE = "alike_"
 # Larger sizes are no product's: beyond them their FLOP would no longer be counted exactly.
 LARGEST_SIZE = 2**31
 Gpu = str | GpuSpec | Calibration
@@ -280,6 +288,7 @@ class GemmLaw:
     residual: ResidualGrid | None
     block: CalibrationBlock
     band: Band | None = None
+    error_percent: float | None = None
     source: GpuSpec | None = None
     reach: float = 1.0
 
@@ -308,6 +317,16 @@ class GemmLaw:
     def library_factor(self, m: Floats, n: Floats, k: Floats) -> Floats:
         return np.ones(m.shape) if self.residual is None else np.exp(self.residual(m, n, k))
 
+    def interval(self, seconds: Floats, m: Floats, n: Floats) -> tuple[Floats, Floats]:
+        """The seconds between which nine of ten measurements lie, wider at an n that no table has."""
+        assert self.band is not None
+        low, high = (np.log(side) for side in self.band.around(np.ones(m.shape), m))
+        if self.residual is not None:
+            nodes = self.residual.axes[1]
+            between = nodes[np.clip(np.searchsorted(nodes, n), 0, nodes.size - 1)] != n
+            low, high = (side * np.where(between, BETWEEN_NODES, 1.0) for side in (low, high))
+        return seconds * np.exp(low), seconds * np.exp(high)
+
     def beyond_range(self, m: Floats, n: Floats, k: Floats) -> NDArray[np.bool_]:
         """Where the law was not fitted: sizes outside of the tables, a GPU or dtype without them."""
         beyond = np.full(m.shape, self.is_transferred)
@@ -332,7 +351,7 @@ def gemm_law(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> GemmL
     spec.peak(dtype)
     if library == CUBLAS and name == "gemm_bf16":
         library = CUBLAS_COLUMN
-    own = gpu if isinstance(gpu, Calibration) else shipped_calibration(spec.name)
+    own = gpu if isinstance(gpu, Calibration) and gpu.libraries(name) else shipped_calibration(spec.name)
     if own is not None and own.libraries(name) and dtype in FITTED_DTYPES:
         return _law(own, spec, dtype, own.library(name, library))
     return _transferred(spec, dtype, library)
@@ -344,21 +363,28 @@ def _law(calibration: Calibration, gpu: GpuSpec, dtype: str, library: str) -> Ge
     residual = ResidualGrid.from_arrays(block.arrays) if "residual" in block.arrays else None
     source = None if calibration.gpu == POOLED else find_gpu(calibration.gpu)
     coefficients, band = MenuCoefficients.from_arrays(block.arrays), Band.from_arrays(block.arrays)
-    return GemmLaw(gpu, dtype, library, coefficients, residual, block, band, source)
+    error_percent = float(block.held_out["mape"])
+    return GemmLaw(gpu, dtype, library, coefficients, residual, block, band, error_percent, source)
 
 
-# GPUs with tables whose kernels others run, by compute capability: of equals the one with the nearest memory.
+# GPUs with tables whose law others have, by compute capability: of several the one with the nearest memory. Cards for
+# workstations and games have none: power holds them down less than an L40S, and on an RTX A6000 the law of all GPUs
+# errs by 10 % where the L40S's errs by 21.
 SOURCES = {
     (8, 0): ("A100 SXM",),
-    (8, 6): ("L40S",),
     (8, 9): ("L40S",),
     (9, 0): ("H100 SXM", "H200 SXM"),
     (10, 0): ("B200 SXM",),
     (10, 3): ("B200 SXM",),
-    (12, 0): ("L40S",),
 }
+# An Ada with more power a FLOP than this times the source's is not held down as that one.
+LIKE_POWER_A_FLOP = 1.2
+ADA = (8, 9)
+# Peaks that differ by more than this make a GPU another one, though of the same kernels.
+LIKE_PEAK = 1.5
 # Rounds of finding the rate with which the law has a published product take its time.
 ROUNDS = 8
+WITHIN = 1.075
 
 
 @functools.cache
@@ -368,46 +394,67 @@ def _transferred(gpu: GpuSpec, dtype: str, library: str | None) -> GemmLaw:
     pooled = shipped_calibration(POOLED)
     if pooled is None:
         raise UserError(f"No calibration of products is shipped for {gpu.name}: fit one with `pyperf-suite calibrate`.")
-    maximum = MEASURED_MAXIMA.get(gpu.name) if BLOCK_OF[dtype] == "gemm_bf16" else None
+    maximum = MEASURED_MAXIMA.get(gpu.name) if gpu.compute_capability or name == "gemm_bf16" else None
     if maximum is None and gpu.compute_capability is None:
         there = "bf16 and fp16" if gpu.name in MEASURED_MAXIMA else "nothing"
         raise UserError(f"No product of {dtype!r} was published of {gpu.name}, but {there}: measure one.")
-    calibration = shipped_calibration(_source(gpu) or POOLED)
+    if gpu.compute_capability is None and library not in (None, PYTORCH):
+        raise UserError(f"No products by {library} were published of {gpu.name}: there are those by {PYTORCH}.")
+    source = _source(gpu)
+    calibration = shipped_calibration(source.name) if source else None
     if calibration is None or not calibration.libraries(name):
         calibration = pooled
-    law = _law(calibration, gpu, dtype, calibration.library(name, library))
-    errors = pooled.block(f"{name}.{law.library}").arrays
-    alike = law.source is not None and law.source.architecture == gpu.architecture
-    band = Band.from_arrays({key.removeprefix("alike_"): errors[key] for key in errors if key.startswith("alike_")})
-    law = replace(
-        law, band=None if dtype not in FITTED_DTYPES else band if alike and band else Band.from_arrays(errors)
-    )
-    return law if maximum is None or dtype not in FITTED_DTYPES else _held_to(law, maximum)
+    law = _law(calibration, gpu, dtype, calibration.library(name, library if gpu.compute_capability else None))
+    others = pooled.block(f"{name}.{law.library}")
+    error, band = float(others.held_out["mape"]), Band.from_arrays(others.arrays)
+    if law.source and abs(np.log(gpu.peak(dtype) / law.source.peak(dtype))) < np.log(LIKE_PEAK):
+        error = float(others.held_out["alike_mape"])
+        band = Band.from_arrays({name[len(ALIKE) :]: values for name, values in others.arrays.items() if ALIKE in name})
+    if dtype not in FITTED_DTYPES:
+        return replace(law, band=None, error_percent=None)
+    law = replace(law, band=band, error_percent=error, library=law.library if gpu.compute_capability else PYTORCH)
+    return law if maximum is None else _held_to(law, maximum)
 
 
-def _source(gpu: GpuSpec) -> str | None:
-    """The GPU with tables that is most alike, by its name; None where none has its kernels."""
-    names = SOURCES.get(gpu.compute_capability or (0, 0), ())
-    return min(
-        names, key=lambda name: log_ratio(find_gpu(name).memory_bytes_per_s, gpu.memory_bytes_per_s), default=None
-    )
+def _source(gpu: GpuSpec) -> GpuSpec | None:
+    """The GPU with tables that is most alike, None where none has its kernels and its power."""
+    sources = [
+        source
+        for source in map(find_gpu, SOURCES.get(gpu.compute_capability or (0, 0), ()))
+        if _power_a_flop(gpu) < LIKE_POWER_A_FLOP * _power_a_flop(source) or gpu.compute_capability != ADA
+    ]
+    return min(sources, key=lambda each: log_ratio(each.memory_bytes_per_s, gpu.memory_bytes_per_s), default=None)
+
+
+def _power_a_flop(gpu: GpuSpec) -> float:
+    return gpu.power_w / gpu.peak("fp16")
 
 
 def _held_to(law: GemmLaw, maximum: MeasuredMaximum) -> GemmLaw:
     """The law with the rate at which a measured product takes the time that it took.
 
-    On a GPU of the source's architecture, whose own is known, the rate is as much higher as its maximum is: there the
-    tables, of other software, say more of the level.
+    A GPU with the law of another of its kind, whose own maximum is known, is as much faster as its maximum is, and then
+    moved no further than to `WITHIN` of it: the tables, of other software, say more of the level. In fp8 the rate is as
+    much higher as in bf16.
     """
+    if law.dtype == "fp8":
+        return replace(law, reach=gemm_law(law.gpu, "bf16", law.library).reach)
     m, n, k = (np.array([float(size)]) for size in maximum.sizes)
+    wanted, within = 2e-12 * float((m * n * k)[0]) / maximum.tflop_per_s, 1.0
     known = MEASURED_MAXIMA.get(law.source.name) if law.source else None
     if law.source and known and known.origin == maximum.origin:
         sheets = law.source.peak(law.dtype) / law.gpu.peak(law.dtype)
-        return replace(law, reach=maximum.tflop_per_s / known.tflop_per_s * sheets)
-    wanted = 2.0 * m * n * k / (maximum.tflop_per_s * 1e12)
+        law, within = replace(law, reach=maximum.tflop_per_s / known.tflop_per_s * sheets), WITHIN
+    moved = law
     for _ in range(ROUNDS):
-        law = replace(law, reach=law.reach * float(law.seconds(m, n, k)[0] / wanted[0]))
-    return law
+        ratio = float(moved.seconds(m, n, k)[0]) / wanted
+        moved = replace(moved, reach=moved.reach * ratio / float(np.clip(ratio, 1 / within, within)))
+    if within == 1.0 or law.band is None:
+        return moved
+    # Where the two disagree, either may be right.
+    apart = float(np.log(moved.reach / law.reach))
+    band = replace(law.band, low=law.band.low + min(apart, 0.0), high=law.band.high + max(apart, 0.0))
+    return replace(moved, band=band)
 
 
 def gemm_time(
@@ -463,10 +510,10 @@ def gemm_time(
 
     low = high = None
     if law.band is not None:
-        low, high = law.band.around(seconds, sizes[0])
+        low, high = law.interval(seconds, sizes[0], sizes[1])
         low, high = low * penalty.low / penalty.factor, high * penalty.high / penalty.factor
-    error_percent, origin = float(law.block.held_out["mape"]), law.origin
-    if isinstance(gpu, Calibration):
+    error_percent, origin = law.error_percent, law.origin
+    if isinstance(gpu, Calibration) and error_percent is not None:
         error_percent, origin = stated(gpu, BLOCK_OF[dtype], error_percent, origin)
     return Explained(
         seconds, Causes(parts), law.beyond_range(*sizes), error_percent, origin, low, high, library or law.library
@@ -482,7 +529,7 @@ def library_spread(gpu: Gpu, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: st
     name = BLOCK_OF[dtype]
     known = gpu if isinstance(gpu, Calibration) and gpu.libraries(name) else None
     known = known or (shipped_calibration(first.source.name) if first.source else shipped_calibration(POOLED))
-    libraries = known.libraries(name) if known else (first.library,)
+    libraries = known.libraries(name) if known and first.library != PYTORCH else (first.library,)
     return {library: gemm_time(gpu, m, n, k, dtype, library=library).seconds for library in libraries}
 
 

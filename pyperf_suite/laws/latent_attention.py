@@ -34,7 +34,7 @@ GEMM_NAMES = {"bf16": "bf16", "bfloat16": "bf16", "fp8": "fp8_block", "fp8_block
 # What the grids are over.
 GRIDS = (("batch", "length", "heads"), ("streams", "length"), ("tokens", "heads"))
 CAUSES = {
-    **{"launch": "launch", "ideal": "rate", "cache": "bandwidth", "resident": "cache", "bytes": "bandwidth", "blocks": "wave", "whole heads": "tile"},
+    **{"launch": "launch", "ideal": "rate", "cache": "bandwidth", "resident": "cache", "bytes": "bandwidth", "blocks": "wave", "tokens": "kernel", "whole heads": "tile"},
     **{"splits": "wave", "busiest": "wave", "weights": "bandwidth", "projections": "kernel"},
     "activations": "bandwidth",
 }
@@ -83,7 +83,8 @@ def latent_work(
             "splits": np.log2(1 + seq_k / KEY_BLOCK),
             "busiest": seq_k,
         }
-    work = {"launch": np.ones_like(batch), **attention}
+    # A cache in fp8 is converted on the multiprocessors.
+    work = {"launch": np.ones_like(batch), **attention, "tokens": batch * seq_k / gpu.sms}
     if not gemm:
         return work | dict.fromkeys(("weights", "projections", "activations"), np.zeros_like(batch))
     dtype, weight_bytes = GEMMS[gemm]

@@ -340,6 +340,7 @@ def with_option(name: str, value: str) -> tuple[str, ...]:
         ((*OPTIONS, "--memory", "nan"), "--memory has to lie above 0"),
         ((*OPTIONS, "--memory", "0.5"), "more than the 0.5 GiB"),
         ((*OPTIONS, "--network", "fast"), "'fast' is not the rate of a network"),
+        ((*OPTIONS, "--network", "1GB:fast"), "'1GB:fast' is not a measured point"),
         ((*OPTIONS, "--link", "NVLink9"), "'NVLink9' is no link within a node"),
         ((*OPTIONS, "--tp", "3"), "No layout that divides has TP 3"),
         ((*OPTIONS, "--zero", "4"), "No layout that divides has ZeRO 4"),

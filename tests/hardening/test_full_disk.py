@@ -21,7 +21,7 @@ from pyperf_suite.render.run_report import write_all
 from pyperf_suite.runner.results import Journal, create_run, find_run, open_run, read_journal
 from pyperf_suite.spec.findings import Figure, Findings, Panel, Series, remark
 
-DISK_KIB = 256
+DISK_KIB = 1000
 
 
 @pytest.fixture

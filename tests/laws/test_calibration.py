@@ -159,7 +159,9 @@ def test_an_array_whose_header_a_hand_spoiled_is_no_calibration(tmp_path, header
         load_calibration(path)
 
 
-@pytest.mark.parametrize("name", ["gemm_bf16", "gemm_fp8", "attention_bf16.trtllm", "memory", "collectives"])
+@pytest.mark.parametrize(
+    "name", ["gemm_bf16.trtllm", "gemm_fp8.sglang", "attention_bf16.trtllm", "memory", "collectives"]
+)
 def test_coefficients_that_a_hand_made_negative_or_nothing_are_refused_in_one_sentence(name):
     good = shipped_calibration("H200 SXM")
     block = good.block(name)
@@ -172,8 +174,10 @@ def test_coefficients_that_a_hand_made_negative_or_nothing_are_refused_in_one_se
 
 def test_coefficients_by_which_a_law_gives_no_time_are_refused_though_none_is_negative():
     good = shipped_calibration("H200 SXM")
-    block = good.block("gemm_bf16")
-    odd = good.with_block("gemm_bf16", dataclasses.replace(block, arrays={**block.arrays, "overlap": np.array(0.0)}))
+    block = good.block("gemm_bf16.trtllm")
+    odd = good.with_block(
+        "gemm_bf16.trtllm", dataclasses.replace(block, arrays={**block.arrays, "overlap": np.array(0.0)})
+    )
     with pytest.raises(UserError, match="for its laws end in ZeroDivisionError"):
         check_form(odd, "own.npz")
 

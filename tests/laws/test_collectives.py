@@ -24,7 +24,7 @@ from pyperf_suite.laws.collectives import (
     transferred_laws,
     unpack_laws,
 )
-from pyperf_suite.laws.internode import DIRECT, FILL_BYTES, RING, TREE, Point, network_of
+from pyperf_suite.laws.internode import FILL_BYTES, STAGE, Point, network_of
 from pyperf_suite.laws.traffic import OPERATIONS, busbw
 from tools.fit import internode as internode_fit
 from tools.fit.published import SAMPLE, read_columns, rows_of
@@ -133,13 +133,13 @@ def test_beyond_a_node_the_slower_of_network_and_links_decides(made_up: Calibrat
 
     # As many bytes on the bus as 15/14 of the message puts there among the eight of one node.
     in_node = float(collective_time(made_up, "all_reduce", 1e9 * 15 / 14, 8).seconds)
-    switched = TREE.switch_s * 1e9 / (1e9 + TREE.switch_bytes)
-    assert seconds(1e15) == pytest.approx(in_node + TREE.step_s + switched)
+    switched = STAGE.switch_s * 1e9 / (1e9 + STAGE.switch_bytes)
+    assert seconds(1e15) == pytest.approx(in_node + STAGE.step_s + switched)
     # Between two nodes a tree sends an eighth of the message from each of eight GPUs, and fills with 5.3 MB of it.
-    sent = 1e9 / 8 / TREE.efficiency + FILL_BYTES
-    assert seconds(1e9) == pytest.approx(sent / 1e9 + TREE.step_s + switched)
-    for operation, stage, crossing in (("all_gather", RING, 15 / 16 / 8), ("all_to_all", DIRECT, 8 / 16)):
-        assert seconds(1e9, operation) == pytest.approx(crossing / stage.efficiency, rel=0.05)
+    sent = 1e9 / 8 / STAGE.tree + FILL_BYTES
+    assert seconds(1e9) == pytest.approx(sent / 1e9 + STAGE.step_s + switched)
+    for operation, share, crossing in (("all_gather", STAGE.ring, 15 / 16 / 8), ("all_to_all", STAGE.direct, 8 / 16)):
+        assert seconds(1e9, operation) == pytest.approx(crossing / share, rel=0.05)
 
 
 def test_among_more_than_two_nodes_trees_send_twice_as_much() -> None:
@@ -163,6 +163,10 @@ class TestMeasuredPointsOfANetwork:
         )
         assert slow[1] > 3 * usual[1]
         assert slow[0] == pytest.approx(usual[0], rel=0.1)
+
+    def test_nodes_of_one_gpu_pass_through_them_too(self) -> None:
+        seconds = collective_time("H100", "all_gather", 1e9, 8, ranks_per_node=1, network="1GB:20GB/s").seconds
+        assert float(busbw("all_gather", 1e9, seconds, 8)) == pytest.approx(20)
 
     def test_nothing_changes_within_a_node(self) -> None:
         usual, given = (
@@ -217,12 +221,20 @@ class TestBetweenPublishedNodes:
     def rows(self) -> list[dict[str, Any]]:
         return internode_fit.read_rows()
 
-    def test_all_reduce_is_predicted_within_15_percent_where_it_is_fitted(self, rows: list[dict[str, Any]]) -> None:
-        fitted = [row for row in rows if row["op_name"] == "all_reduce" and row["fabric"] in internode_fit.FITTED]
+    def test_collectives_are_predicted_within_15_percent_where_they_are_fitted(
+        self, rows: list[dict[str, Any]]
+    ) -> None:
+        fitted = [row for row in rows if row["fabric"] in internode_fit.FITTED]
         errors = np.abs(internode_fit.predicted_s(fitted) / [row["seconds"] for row in fitted] - 1)
-        assert len(fitted) > 150
+        assert len(fitted) > 280
         assert errors.mean() < 0.15
-        assert np.median(errors) < 0.10
+        assert np.median(errors) < 0.12
+
+    @pytest.mark.slow
+    def test_sources_left_out_are_too(self, rows: list[dict[str, Any]]) -> None:
+        fitted = [row for row in rows if row["fabric"] in internode_fit.FITTED]
+        errors = np.abs(internode_fit.left_out_s(fitted) / [row["seconds"] for row in fitted] - 1)
+        assert errors.mean() < 0.15
 
     def test_two_points_of_its_own_bring_any_fabric_within_15_percent(self, rows: list[dict[str, Any]]) -> None:
         points = internode_fit.measured_points(rows)
@@ -237,16 +249,15 @@ class TestBetweenPublishedNodes:
     def test_the_interval_covers_nine_of_ten(self, rows: list[dict[str, Any]]) -> None:
         inside = []
         for row in rows:
-            ranks = row["nodes"] * row["ranks_per_node"]
-            rate = row["network_gb_per_s"] * 1e9
-            price = collective_time(row["gpu"], row["op_name"], row["bytes"], ranks, row["ranks_per_node"], rate)
+            ranks, inside_node, rate = row["num_gpus"], row["ranks_per_node"], row["network_gb_per_s"] * 1e9
+            price = collective_time(row["gpu"], row["op_name"], row["bytes"], ranks, inside_node, rate)
             inside.append(price.low <= row["seconds"] <= price.high)
         assert 0.87 < np.mean(inside) < 0.95
 
 
 def test_the_interval_over_pcie_covers_most_machines() -> None:
     rows = [row for row in rows_of(read_columns(SAMPLE, "nccl_tests_pcie")) if row["gpu"] != "L40S"]
-    prices = [collective_time(row["gpu"], row["op_name"], row["bytes"], row["ranks"]) for row in rows]
+    prices = [collective_time(row["gpu"], row["op_name"], row["bytes"], row["num_gpus"]) for row in rows]
     inside = [price.low <= row["latency_us"] * 1e-6 <= price.high for row, price in zip(rows, prices, strict=True)]
     assert 0.85 < np.mean(inside) <= 1
 
@@ -288,10 +299,10 @@ class TestWhatIsReadOffAnotherGpu:
     @pytest.mark.parametrize(
         ("gpu", "nearest", "error_percent"),
         [
-            ("H200 SXM", "H100 SXM", 3.0),
-            ("B300 SXM", "B200 SXM", 3.0),
-            ("GB200", "B200 SXM", 3.0),
-            ("A800 SXM", "A100 SXM", 26.0),
+            ("H200 SXM", "H100 SXM", 5.0),
+            ("B300 SXM", "B200 SXM", 5.0),
+            ("GB200", "B200 SXM", 5.0),
+            ("A800 SXM", "A100 SXM", 29.0),
             ("RTX 4090", "L40S", 45.0),
             ("RTX PRO 6000 Blackwell Server", "L40S", 45.0),
         ],

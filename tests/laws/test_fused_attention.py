@@ -18,7 +18,7 @@ from pyperf_suite.laws.attention import (
     attention_time,
     kernels_of,
 )
-from pyperf_suite.laws.attention_kernels import OTHER_KIND, SAME_KIND, TWIN, kind
+from pyperf_suite.laws.attention_kernels import OTHER_GENERATION, OTHER_KIND, SAME_KIND, TWIN, kind
 from pyperf_suite.laws.calibration import (
     Calibration,
     CalibrationBlock,
@@ -119,8 +119,8 @@ def test_every_answer_repeats_its_own_error_and_where_it_is_from():
         ("GH200", "H100", TWIN),
         ("B300", "B200", SAME_KIND),
         ("H100 PCIe", "H100", SAME_KIND),  # less power for multiprocessors
-        ("RTX PRO 6000", "L40S", SAME_KIND),  # of compute capability 12.0, which is not 10.0
-        ("RTX 5090", "L40S", SAME_KIND),
+        ("RTX PRO 6000", "L40S", OTHER_GENERATION),  # of compute capability 12.0, which is not 10.0
+        ("RTX 4090", "L40S", SAME_KIND),
         ("A40", "L40S", SAME_KIND),
         ("MI300X", "", OTHER_KIND),
     ],

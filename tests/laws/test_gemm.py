@@ -39,8 +39,8 @@ LIBRARIES = ("trtllm", "sglang", "vllm")
 REACHED = {
     ("H200", "bf16"): {"trtllm": (3.2, 2.2), "sglang": (6.2, 4.3), "vllm": (3.5, 2.5)},  # (4.0, 2.6)
     ("H100", "bf16"): {"trtllm": (3.3, 2.2), "sglang": (4.7, 3.0), "vllm": (3.8, 2.6)},  # (3.3, 2.2)
-    ("A100", "bf16"): {"trtllm": (4.7, 3.3), "sglang": (4.7, 3.3), "vllm": (4.7, 3.3)},  # (4.7, 3.3)
-    ("L40S", "bf16"): {"trtllm": (9.8, 5.3), "sglang": (8.8, 6.0), "vllm": (7.3, 4.9)},  # (7.3, 4.9)
+    ("A100", "bf16"): dict.fromkeys(LIBRARIES, (4.7, 3.3)),  # (4.7, 3.3)
+    ("L40S", "bf16"): {"trtllm": (8.3, 4.9), "sglang": (8.8, 6.0), "vllm": (7.4, 4.9)},  # (7.3, 4.9)
     ("B200", "bf16"): {"trtllm": (4.9, 3.0), "sglang": (6.5, 3.6), "vllm": (4.9, 3.0)},  # (4.9, 3.0)
     ("H200", "fp8"): dict.fromkeys(LIBRARIES, (8.0, 5.0)),
     ("H100", "fp8"): dict.fromkeys(LIBRARIES, (8.0, 5.0)),
@@ -129,14 +129,15 @@ def test_a_gpu_or_dtype_without_a_table_is_transferred_and_says_so(gpu, dtype):
     told = gemm_time(gpu, 4096, 4096, 4096, dtype=dtype)
     assert told.extrapolated
     assert "transferred" in told.origin
-    assert (told.low is None) == (dtype not in FITTED_DTYPES)
+    assert (told.low is None) == (dtype not in FITTED_DTYPES) == (told.error_percent is None)
     assert 0.9 < float(told.seconds / told.parts["ideal"]) < 4
 
 
-def test_a_calibration_of_ones_own_is_taken_for_what_it_holds_and_the_pooled_law_for_the_rest():
+def test_a_calibration_of_ones_own_is_taken_for_what_it_holds_and_the_shipped_law_for_the_rest():
     own = shipped_calibration("H100 SXM")
     assert gemm_time(own, 4096, 4096, 4096).seconds == gemm_time("H100", 4096, 4096, 4096).seconds
-    assert gemm_law(Calibration("H100 SXM")).residual is None
+    assert gemm_time(Calibration("H100 SXM"), 4096, 4096, 4096).seconds == gemm_time(own, 4096, 4096, 4096).seconds
+    assert gemm_law(Calibration("RTX 4090")).source is None
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_the_shipped_law_states_the_error_and_the_coverage_it_has_to_reach(gpu, 
     assert held_out["mape"] < mean
     assert held_out["median"] < median
     assert 87 <= held_out["coverage"] <= 93
-    assert held_out["sites"] >= 330
+    assert held_out["sites"] >= 300
 
 
 def test_every_answer_names_its_library_and_lies_inside_its_interval():
@@ -179,6 +180,11 @@ def test_every_answer_names_its_library_and_lies_inside_its_interval():
         assert library is None or (told.seconds == library_spread("H100", asked, 4096, 4096, "fp8")[library]).all()
 
 
+def test_the_interval_is_wider_at_widths_that_no_table_has():
+    inside, between = (gemm_time("H200", 512, n, 4096) for n in (4096, 4100 + 28))
+    assert float(between.high / between.low) > float(inside.high / inside.low)
+
+
 def test_cublas_is_what_sglang_calls_in_sixteen_bits_and_nothing_else():
     told = gemm_time("H200", 4096, 4096, 4096, library="cublas")
     assert told.library == "cublas"
@@ -188,14 +194,33 @@ def test_cublas_is_what_sglang_calls_in_sixteen_bits_and_nothing_else():
 
 
 @pytest.mark.parametrize("gpu", ["H100", "H200", "B200", "B300", "GH200"])
-def test_on_hopper_and_later_time_is_smooth_in_the_rows(gpu):
-    m = np.arange(17, 4200)
+def test_on_hopper_and_later_time_is_smooth_in_the_rows_but_between_neighbours_in_the_tables(gpu):
+    m = np.arange(514, 768)
     seconds = gemm_time(gpu, m[:, None], np.array([[1024, 4096, 14336]]), 4096).seconds
-    assert np.abs(np.diff(np.log(seconds), axis=0)).max() < 0.03
+    assert np.quantile(np.abs(np.diff(np.log(seconds), axis=0)), 0.99) < 0.01
     assert not gemm_law(gpu).rates.steps
+    assert gemm_law("A100").rates.steps
 
 
-@pytest.mark.parametrize("name", [name for name in MEASURED_MAXIMA if name not in ("GH200", "B200 SXM", "B300 SXM")])
+def test_the_steps_that_are_predicted_on_an_h100_are_mostly_there(measured_tables):
+    """Of a table of every m: few steps are known, as the law says."""
+    table = read_columns(measured_tables, "gemm_every_m")
+    here = (table["gpu"] == "H100") & (table["m"] >= 16)
+    sizes, place = np.unique(
+        np.stack([table[size][here] for size in ("n", "k", "m")], axis=1), axis=0, return_inverse=True
+    )
+    order = np.argsort(place.ravel(), kind="stable")
+    parts = np.split(table["latency_us"][here][order], np.cumsum(np.bincount(place.ravel()))[:-1])
+    measured = np.log([np.median(part) for part in parts])
+    n, k, m = sizes.T
+    predicted = np.log(gemm_time("H100", m, n, k, dtype="fp16").seconds)
+    one_more = (np.diff(m) == 1) & (np.diff(n) == 0) & (np.diff(k) == 0)
+    there, told = (np.diff(times)[one_more] > 0.05 for times in (measured, predicted))
+    assert 0 < told.sum() < 0.1 * there.sum()
+    assert there[told].mean() > 0.55
+
+
+@pytest.mark.parametrize("name", [name for name in MEASURED_MAXIMA if name != "B200 SXM"])
 def test_a_published_product_takes_the_time_it_took(name):
     published = MEASURED_MAXIMA[name]
     m, n, k = published.sizes
@@ -209,6 +234,9 @@ def test_what_nothing_was_published_of_is_refused_with_what_there_is():
         gemm_time("MI300X", 8192, 8192, 8192, dtype="fp8")
     with pytest.raises(UserError, match="No product of 'bf16' was published of MI100, but nothing"):
         gemm_time("MI100", 8192, 8192, 8192)
+    with pytest.raises(UserError, match="No products by trtllm were published of MI300X: there are those by pytorch"):
+        gemm_time("MI300X", 8192, 8192, 8192, library="trtllm")
+    assert list(library_spread("MI300X", 8192, 8192, 8192)) == [gemm_time("MI300X", 1, 1, 1).library] == ["pytorch"]
     for dtype in ("int8", "fp4", "nvfp4", "mxfp4"):
         with pytest.raises(
             UserError, match=f"No table of products of '{dtype}' was published: there are bf16 and fp16"
@@ -217,14 +245,15 @@ def test_what_nothing_was_published_of_is_refused_with_what_there_is():
 
 
 def test_products_of_another_laboratory_are_predicted_too(measured_tables):
+    """By PyTorch, so cuBLAS."""
     table = read_columns(measured_tables, "gemm_every_m")
-    for name, gpu, worst in (("H100", "H100", 7.0), ("A6000", "RTX A6000", 15.0)):
+    for name, gpu, worst in (("H100", "H100", 7.0), ("A6000", "RTX A6000", 11.0)):
         here = table["gpu"] == name
         m, n, k, seconds = (table[column][here].astype(float) for column in ("m", "n", "k", "latency_us"))
-        price = gemm_time(gpu, m, n, k, dtype="fp16")
+        price = gemm_time(gpu, m, n, k, dtype="fp16", library="cublas")
         covered = (price.low <= seconds * 1e-6) & (seconds * 1e-6 <= price.high)
         errors = np.abs(price.seconds / (seconds * 1e-6) - 1)
-        assert covered.mean() > 0.8, name
+        assert covered.mean() > 0.84, name
         assert 100 * errors.mean() < worst, name
 
 

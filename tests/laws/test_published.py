@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyperf_suite.advise.calibrate_laws import folds
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.attention import PLAIN, WINDOWED, attention_time
 from pyperf_suite.laws.calibration import shipped_calibration
@@ -14,7 +13,7 @@ from pyperf_suite.laws.gemm import gemm_law, gemm_time
 from pyperf_suite.laws.measured_maxima import sustained_slowdown
 from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.roofline import memory_bound_time
-from pyperf_suite.laws.training.step import found_constants
+from pyperf_suite.laws.training.framework import found_constants
 from tools.fit.attention import read_tables
 from tools.fit.collectives import read_curves
 from tools.fit.gemm import GemmTable, gemm_tables, library_residual, predict
@@ -45,19 +44,21 @@ def test_products_are_predicted_within_the_stated_error_and_interval(products, g
         pytest.skip("no such table")
     table = products[gpu.slug, dtype, library]
     price = gemm_time(gpu, table.m, table.n, table.k, dtype=dtype, library=library)
-    assert table.m.size > 300
+    assert table.m.size > 250
     assert percent(price.seconds, table.seconds).mean() < price.error_percent
     assert ((price.low <= table.seconds) & (table.seconds <= price.high)).mean() > 0.88
     assert not price.extrapolated.any()
 
 
-# With a sixth of the sites, of which a fifth is left out, neighbours are far: some twice the error of the whole table.
+# With a sixth of the sites, of which a third is left out, neighbours are far: some twice the error of the whole table.
 @pytest.mark.parametrize(
-    ("slug", "worst"), [("h200_sxm", 8.0), ("h100_sxm", 7.0), ("a100_sxm", 9.0), ("l40s", 22.0), ("b200_sxm", 9.0)]
+    ("slug", "worst"), [("h200_sxm", 7.5), ("h100_sxm", 7.0), ("a100_sxm", 9.0), ("l40s", 22.0), ("b200_sxm", 9.0)]
 )
 def test_products_at_sites_that_the_residual_never_saw_are_predicted(products, slug, worst):
-    table, law = products[slug, "bf16", "sglang"], gemm_law(slug, library="sglang").coefficients
-    unseen = next(folds(table.sites))
+    library = {"a100_sxm": "sglang", "l40s": "sglang"}.get(slug, "trtllm")
+    table, law = products[slug, "bf16", library], gemm_law(slug, library=library).coefficients
+    sites = np.random.default_rng(0).permutation(np.unique(table.sites))
+    unseen = np.isin(table.sites, sites[: round(0.3 * sites.size)])
     seen, left_out = table.rows(~unseen), table.rows(unseen)
     residual = library_residual(seen, predict(seen, law))
     assert percent(predict(left_out, law, residual), left_out.seconds).mean() < worst

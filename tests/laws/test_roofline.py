@@ -52,6 +52,18 @@ def test_a_calibration_is_obeyed():
     assert small == pytest.approx(2e-6 + 1e6 / (2.0 * gpu.memory_bytes_per_s))
 
 
+@pytest.mark.parametrize("gpu", ["H200", "L40S", "B300", "RTX 4090"])
+def test_the_time_lies_in_its_interval_or_at_its_end(gpu):
+    explained = memory_bound_time(gpu, SIZES)
+    assert explained.low.shape == explained.seconds.shape
+    assert (explained.low < explained.seconds).all()
+    assert (explained.high >= 0.999 * explained.seconds).all()
+
+
+def test_of_a_calibration_without_a_band_no_interval_is_known():
+    assert memory_bound_time(CALIBRATION, 1e6).low is None
+
+
 def test_sizes_beyond_those_fitted_are_marked():
     explained = memory_bound_time(CALIBRATION, [1e3, 1e6, 1e10])
     assert explained.extrapolated.tolist() == [True, False, True]

@@ -12,21 +12,17 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.explained import Explained
 from pyperf_suite.laws.prices import Prices
-from pyperf_suite.laws.training.step import (
-    TAKEN_IN_NODE,
-    ParallelPlan,
-    StepConstants,
-    pack_constants,
-    step_time,
-    waited_s,
-)
+from pyperf_suite.laws.training.framework import StepConstants, pack_constants
+from pyperf_suite.laws.training.layer_work import TAKEN_IN_NODE, waited_s
+from pyperf_suite.laws.training.step import ParallelPlan, step_time
 from pyperf_suite.laws.transformer import ModelDimensions
 
 MODEL = ModelDimensions(layers=24, hidden=1024, ffn=4096, heads=16, vocab=51200, bias=True, tied=True)
 EXPERTS = replace(MODEL, experts=8, top_k=2)
 # A vocabulary of one, so that the last stage computes as much as the others.
 WITHOUT_LOGITS = replace(MODEL, vocab=1)
-PLAN = ParallelPlan(global_batch=64, micro_batch=2, seq=1024)
+SEQ = 1024
+PLAN = ParallelPlan(global_batch=64, micro_batch=2, seq=SEQ)
 IDLE_HOST = StepConstants(slowdown=1.0, host_s_per_layer=0.0, network=10e9)
 STREAM_S = 2 * 2 * 1024 * 1024 / 1e9  # of one micro-batch's activations, where a GB takes a second
 
@@ -51,7 +47,7 @@ class MadeUpPrices:
         head_dim: Any,
         window: Any = 0,
     ) -> Explained:
-        assert not np.any(window)
+        seq = np.sqrt(np.where(np.asarray(window) > 0, 2 * np.minimum(window, seq) * seq, np.square(seq)))
         flop = (2.5 if backward else 1.0) * 4.0 * batch * heads * seq**2 * head_dim / (2 if causal else 1)
         return Explained(flop / 1e14)
 
@@ -174,7 +170,7 @@ def test_a_calibrations_own_constants_are_used_and_those_of_another_gpu_are_said
     assert own.seconds == pytest.approx(2 * seconds(PLAN))
     assert own.error_percent == 5.0
     assert not own.extrapolated
-    of_another = step_time("H100", MODEL, PLAN, None, MadeUpPrices())
+    of_another = step_time("L40S", MODEL, PLAN, None, MadeUpPrices())
     assert of_another.extrapolated
     assert of_another.error_percent is None
     assert not step_time("A100", MODEL, PLAN, None, MadeUpPrices()).extrapolated
@@ -306,3 +302,36 @@ def test_a_plan_that_cannot_be_is_refused_in_a_sentence(change: dict[str, Any], 
 def test_an_unknown_gpu_is_refused() -> None:
     with pytest.raises(UserError, match="no GPU 'H2000'"):
         step_time("H2000", MODEL, PLAN, None, MadeUpPrices())
+
+
+def test_layers_with_a_window_take_as_long_as_what_they_see_and_ranks_of_cp_share_them() -> None:
+    windowed = replace(MODEL, window=SEQ // 16, windowed_layers=MODEL.layers // 2)
+    plan = ParallelPlan(8, 1, SEQ)
+    whole_s = parts(plan)["attention"]
+    assert parts(plan, windowed)["attention"] == pytest.approx(whole_s * (1 / 2 + 1 / 2 / 8))
+    chunked = replace(windowed, chunked=True)
+    assert parts(plan, chunked)["attention"] == pytest.approx(whole_s * (1 / 2 + 1 / 2 / 16))
+    shared = ParallelPlan(8, 1, SEQ, context=2)
+    for model, of_windowed in ((windowed, 1 / 8 / 2), (chunked, 1 / 16 / 2)):
+        saved_s = parts(shared)["attention"] - parts(shared, model)["attention"]
+        assert saved_s == pytest.approx(parts(shared)["attention"] / 2 - whole_s / 2 * of_windowed, rel=0.02)
+
+
+def test_experts_take_as_long_as_their_grouped_product_and_again_where_layers_are_computed_again() -> None:
+    sparse = replace(MODEL, experts=8, top_k=2)
+    plan, again = (ParallelPlan(8, 1, SEQ, recompute=kept) for kept in ("nothing", "layers"))
+    flop = 2 * 2 * SEQ * MODEL.hidden * MODEL.ffn * (3 if MODEL.gated else 2) * MODEL.layers * 8
+    dense_s = flop / 2 * 3 / 1e14
+    router_s = 3 * 2 * SEQ * MODEL.hidden * 8 * MODEL.layers * 8 / 1e14
+    assert parts(plan, sparse)["products"] == pytest.approx(parts(plan)["products"] + dense_s + router_s)
+    more_s = parts(again, sparse)["products"] - parts(plan, sparse)["products"]
+    assert more_s == pytest.approx(parts(again)["products"] - parts(plan)["products"] + dense_s / 3 + router_s / 3)
+
+
+def test_layers_in_two_parts_take_as_long_as_whole_ones() -> None:
+    apart = replace(
+        MODEL, layers=2 * MODEL.layers, norms=1, mlp_only_layers=MODEL.layers, mixer_only_layers=MODEL.layers
+    )
+    plan = ParallelPlan(8, 1, SEQ, tensor=2)
+    for name, seconds in parts(plan).items():
+        assert parts(plan, apart)[name] == pytest.approx(seconds)

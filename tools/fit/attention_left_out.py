@@ -39,22 +39,21 @@ def left_out(tables_folder: Path) -> Iterator[Missed]:
         (each.gpu, name): unpack_attention(block, name.rpartition(".")[2], gpus[each.gpu])
         for each in all_shipped()
         for name, block in each.blocks.items()
-        if name.startswith("attention")
+        if name.rpartition(".")[0] in (*PLAIN.values(), *WINDOWED.values())
     }
     for gpu, spec in gpus.items():
         for name, table in read_tables(tables_folder, spec.slug).items():
             law, _, library = name.rpartition(".")
             others = {gpus[each]: kernels for (each, other), kernels in laws.items() if other == name and each != gpu}
+            for like in (True, False):
+                alike = {at: kernels for at, kernels in others.items() if (kind(at) == kind(spec)) == like}
+                yield from _gpu_left_out(spec, alike, name, table)
             if law in PLAIN.values():
-                for like in (True, False):
-                    yield from _gpu_left_out(
-                        spec, {at: k for at, k in others.items() if (kind(at) == kind(spec)) == like}, name, table
-                    )
                 yield from _widths_left_out(gpu, name, laws[gpu, name], table)
             else:
-                plain = laws.get((gpu, f"{dict(zip(WINDOWED.values(), PLAIN.values(), strict=True))[law]}.{library}"))
-                if plain is not None:
-                    yield from _windows_left_out(gpu, name, plain, laws[gpu, name], table)
+                cache = next(cache for cache, each in WINDOWED.items() if each == law)
+                plain = laws[gpu, f"{PLAIN[cache]}.{library}"]
+                yield from _windows_left_out(gpu, name, plain, laws[gpu, name], table)
 
 
 def _gpu_left_out(
@@ -62,10 +61,13 @@ def _gpu_left_out(
 ) -> Iterator[Missed]:
     if others:
         moved = transferred(spec, others, "bf16")
-        how = moved.origin.split(",")[0]
-        errors = [_missed(moved.at_width(width), rows) for width, rows in _by_width(table) if width in moved.widths]
+        errors = [
+            _missed([KernelChoice(1.0, kernel)], table.take(rows))
+            for kernel in moved.kernels
+            if (rows := (table.head_dim == kernel.head_dim) & (table.window == kernel.window)).any()
+        ]
         if errors:
-            yield f"GPU, {how}", spec.name, name, np.concatenate(errors)
+            yield f"GPU, {moved.origin.split(',')[0]}", spec.name, name, np.concatenate(errors)
 
 
 def _widths_left_out(gpu: str, name: str, law: AttentionKernels, table: PrefillTable) -> Iterator[Missed]:

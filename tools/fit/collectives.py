@@ -169,7 +169,7 @@ def _read_own(tables_folder: Path) -> dict[tuple[str, str], dict[tuple[str, str,
 
 
 def _own_block(library: str, curves: dict[tuple[str, str, int], dict[float, float]]) -> CalibrationBlock:
-    """The newest version's times; older ones and every second size left out say how far they hold."""
+    """The newest version's times; every second size left out and the older versions say how far they hold."""
     newest = max((version for version, _, _ in curves), key=_numbers)
     kept = {key[1:]: _without_outliers(times) for key, times in curves.items() if key[0] == newest}
     missed = []
@@ -177,7 +177,14 @@ def _own_block(library: str, curves: dict[tuple[str, str, int], dict[float, floa
         halves = PiecewiseAlphaBeta.through(size[::2], seconds[::2])
         missed.append(np.log(seconds[1::2] / halves.seconds(size[1::2])))
     errors = np.concatenate(missed)
-    interval = _interval(errors)
+    older = [
+        np.log(times[size] / curves[newest, operation, ranks][size])
+        for (version, operation, ranks), times in curves.items()
+        for size in times
+        if version != newest
+    ]
+    low, high, _ = _interval(np.concatenate([errors, older]))
+    interval = (low, high, float(np.median(np.abs(np.expm1(-errors)))) * 100)
     held_out: dict[str, float | int | str] = {
         "mape": round(float(np.mean(np.abs(np.expm1(-errors)))) * 100, 2),
         "median": round(interval[2], 2),

@@ -20,9 +20,9 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws import decode_attention as decode
 from pyperf_suite.laws import latent_attention as latent
+from pyperf_suite.laws.alpha_beta import HUBER, LEAST_SCATTER
 from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import LIBRARIES, Calibration, CalibrationBlock, ResidualGrid, all_shipped
-from pyperf_suite.laws.alpha_beta import HUBER, LEAST_SCATTER
 from pyperf_suite.laws.decode_attention import SummedLaw
 from tools.fit.published import Columns, read_columns, tables_like
 
@@ -68,7 +68,8 @@ NODES = {
 @dataclass(frozen=True)
 class Smooth:
     """How smooth a grid is: what a squared step along each of its sizes costs over a row's squared residual, and a
-    squared node itself."""
+    squared node itself.
+    """
 
     steps: tuple[float, ...]
     level: float = LEVEL
@@ -106,17 +107,20 @@ class Form:
 
     grids: Sequence[tuple[str, ...]]
     smooth: Sequence[Smooth]
+    limits: Mapping[str, tuple[float, float]]
 
     def stiffer(self, times: float) -> Form:
         """The same with steps that cost so many times as much, for tables with more noise."""
-        return Form(self.grids, [Smooth(tuple(times * step for step in each.steps), each.level) for each in self.smooth])
+        smooth = [Smooth(tuple(times * step for step in each.steps), each.level) for each in self.smooth]
+        return Form(self.grids, smooth, self.limits)
 
     def predicted(self, law: SummedLaw, rows: Rows) -> Floats:
         return law.explained(rows.work, rows.sizes, self.grids, dict.fromkeys(rows.work, "launch"))[0]
 
     def fit(self, rows: Rows) -> SummedLaw:
         """Costs, and grids of what they miss; the band is left to held-out errors."""
-        costs = fit_costs(np.stack(list(rows.work.values()), axis=-1), rows.seconds)
+        limits = np.array([self.limits.get(name, (0.0, np.inf)) for name in rows.work])
+        costs = fit_costs(np.stack(list(rows.work.values()), axis=-1), rows.seconds, limits)
         counted = sum(cost * each for cost, each in zip(costs, rows.work.values(), strict=True))
         return SummedLaw(costs, self.fit_grids(np.log(rows.seconds / counted), rows.sizes), Band(*np.zeros((3, 1))))
 
@@ -135,17 +139,28 @@ class Form:
         return tuple(grids)
 
 
-FORMS = {"attention": Form(decode.GRIDS, DECODE), "mla": Form(latent.GRIDS, LATENT)}
+# What memory is paid for its bytes: no less than its bandwidth says, and what takes longer waits for multiprocessors.
+# So a law stays right on a GPU with the same ones and other memory.
+DECODE_LIMITS = {"ideal": (1.0, 1.4), "queries": (0.0, 2.0)}
+LATENT_LIMITS = {"cache": (1.0, 1.4), "bytes": (0.0, 2.0), "weights": (1.0, 1.6), "activations": (0.0, 3.0)}
+FORMS = {
+    "attention": Form(decode.GRIDS, DECODE, DECODE_LIMITS),
+    "mla": Form(latent.GRIDS, LATENT, LATENT_LIMITS),
+}
 
 
-def fit_costs(work: Floats, seconds: Floats) -> Floats:
-    """Costs of counted work [rows, kinds] that make log(counted / measured) small, far rows counting less."""
+def fit_costs(work: Floats, seconds: Floats, limits: Floats) -> Floats:
+    """Costs of counted work [rows, kinds] that make log(counted / measured) small, far rows counting less.
+
+    `limits` [kinds, 2] are the least and the most that each may cost.
+    """
     from scipy.optimize import least_squares, nnls
 
     there = work.any(axis=0)
     own = work[:, there]
     least = np.array([LEAST_COST * np.median(seconds[each > 0] / each[each > 0]) for each in own.T])
-    start = np.maximum(nnls(own / seconds[:, None], np.ones(seconds.size))[0], 1.01 * least)
+    least, most = np.maximum(least, limits[there, 0]), np.maximum(1.1 * least, limits[there, 1])
+    start = np.clip(nnls(own / seconds[:, None], np.ones(seconds.size))[0], 1.01 * least, 0.99 * most)
 
     def missed(log_costs: Floats) -> Floats:
         return np.asarray(np.log(own @ np.exp(log_costs) / seconds))
@@ -154,7 +169,7 @@ def fit_costs(work: Floats, seconds: Floats) -> Floats:
         shares = own * np.exp(log_costs)
         return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
-    found = least_squares(missed, np.log(start), slope, loss="soft_l1", f_scale=0.1, bounds=(np.log(least), np.inf))
+    found = least_squares(missed, np.log(start), slope, loss="soft_l1", f_scale=0.1, bounds=(np.log(least), np.log(most)))
     costs = np.zeros(work.shape[1])
     costs[there] = np.exp(found.x)
     return costs
@@ -275,7 +290,8 @@ def latent_rows(
     columns: Columns, spec: GpuSpec, phase: str, library: str
 ) -> tuple[dict[str, Rows], Sizes, list[str]]:
     """The rows of a table of latent attention by kind, each of the newest version that has the kind; and of all of
-    them the sizes, and the versions."""
+    them the sizes, and the versions.
+    """
     kinds: dict[str, Rows] = {}
     asked_of_all, used = [], []
     names = ("scope", "gemm_type", "kv_cache_dtype")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import LIBRARIES, POOLED, CalibrationBlock, ResidualGrid
-from pyperf_suite.laws.gemm import TILES, MenuCoefficients, Rates, menu_seconds
+from pyperf_suite.laws.gemm import ALIKE, TILES, MenuCoefficients, Rates, menu_seconds
 from tools.fit.published import read_columns, tables_like
 from tools.fit.site_kriging import Alike, Likeness, SiteKriging
 
@@ -206,10 +206,13 @@ def pooled_block(tables: Sequence[GemmTable], blocks: Mapping[str, CalibrationBl
     if missed[True]:
         of_m = np.concatenate([table.m for table in tables if any(f"{table.gpu.name} by its" in said for said in each)])
         band = Band.fit(np.concatenate(missed[True]), of_m, KNOTS).as_arrays()
-        arrays |= {f"alike_{name}": values for name, values in band.items()}
+        arrays |= {f"{ALIKE}{name}": values for name, values in band.items()}
     held_out: dict[str, float | int | str] = {
         "mape": round(float(errors.mean()), 3),
         "median": round(float(np.median(errors)), 3),
+        f"{ALIKE}mape": round(
+            float(error_percent(np.exp(-np.concatenate(missed[True] or [np.zeros(1)])), 1.0).mean()), 3
+        ),
         "sites": len(tables),
         "how": f"whole GPUs left out: {', '.join(each)}",
     }
@@ -222,8 +225,8 @@ def left_out(table: GemmTable, coefficients: MenuCoefficients) -> tuple[Noises, 
 
     The 21 coefficients are those of all rows: so few know none of 25,000 rows by heart.
     """
-    m, menu_s = np.unique(_level_m(table)), predict(table, coefficients)
-    measured, column = np.log(table.seconds / menu_s), np.searchsorted(m, _level_m(table))
+    m, menu_s = np.unique(table.m), predict(table, coefficients)
+    measured, column = np.log(table.seconds / menu_s), np.searchsorted(m, table.m)
     missed = {noises: measured.copy() for noises in product(NOISES, NOISES_OF_TRUTH)}
     for unseen in folds(table.sites):
         rest = table.rows(unseen)
@@ -313,9 +316,9 @@ TRUTH_LIKENESS = Likeness(
     m_its_own=0.1,
     alike=(Alike(2.6, None, "k", (1.5, 3.0), (0.25, 1.0)),),
 )
+# On an L40S operands are found in L2 or not, by how many copies of them fill it: that doubles or halves the time.
+IN_COPIES = {"L40S": Alike(40.0, None, "m", (0.06, 8.0), (0.02, 1.0))}
 NOISES_OF_TRUTH = (1.5, 5.0, 15.0, 45.0)
-# Up to so many rows each m was measured, and is a node of its own.
-FEW_ROWS = 16
 # A column that departs from the first by more, in log seconds and beside a factor for each m, is of other kernels.
 SAME_KERNELS = 0.1
 
@@ -328,7 +331,7 @@ def library_residual(
     First the course that all columns of like kernels share, which knows most of the noise of single measurements from
     what repeats; then, smoother, how the one held for true departs from it. Raises ValueError for a single site.
     """
-    m, n, k = (np.unique(size) for size in (_level_m(table), table.n, table.k))
+    m, n, k = (np.unique(size) for size in (table.m, table.n, table.k))
     nodes = np.array([(outputs, inputs) for outputs in n for inputs in k])
     shared, departs = _smoothed(table, menu_s, noises[:1], noises[1:])
     values = shared[noises[0]].at(nodes) + departs[noises[1]].at(nodes)
@@ -339,12 +342,17 @@ def _smoothed(
     table: GemmTable, menu_s: Floats, noises: Sequence[float], noises_of_truth: Sequence[float]
 ) -> tuple[dict[float, SiteKriging], dict[float, SiteKriging]]:
     """The course that columns share beyond `menu_s`, and how the table's own departs from it, by noise."""
-    m, sites = np.unique(_level_m(table)), np.unique(np.stack([table.n, table.k], axis=1), axis=0)
+    m, sites = np.unique(table.m), np.unique(np.stack([table.n, table.k], axis=1), axis=0)
     menu, truth = (_by_site(table, sites, m, np.log(seconds)) for seconds in (menu_s, table.seconds))
-    shared = _shared(table, sites, m)
+    shared, departing = _shared(table, sites, m), TRUTH_LIKENESS
+    if table.gpu.name in IN_COPIES:
+        copies = replace(
+            IN_COPIES[table.gpu.name], cycled=table.gpu.l2_bytes / Rates.of(table.gpu, table.dtype).operand_bytes
+        )
+        departing = replace(departing, alike=(*departing.alike, copies))
     return (
         {noise: SiteKriging.fit(sites, m, shared - menu, LIBRARY_LIKENESS, noise) for noise in noises},
-        {noise: SiteKriging.fit(sites, m, truth - shared, TRUTH_LIKENESS, noise) for noise in noises_of_truth},
+        {noise: SiteKriging.fit(sites, m, truth - shared, departing, noise) for noise in noises_of_truth},
     )
 
 
@@ -369,16 +377,7 @@ def _median(columns: list[Floats]) -> Floats:
 
 
 def _by_site(table: GemmTable, sites: Floats, m: Floats, values: Floats) -> Floats:
-    """One value a row of the table as a matrix of sites and m: NaN without a row, the mean where two share it."""
-    total, count = np.zeros((2, len(sites), len(m)))
-    place, known = (table.sites, np.searchsorted(m, _level_m(table))), np.isfinite(values)
-    np.add.at(total, place, np.where(known, values, 0.0))
-    np.add.at(count, place, known)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
-
-
-def _level_m(table: GemmTable) -> Floats:
-    """The m of each row, that of the row before where the GPU's law has no steps: then two neighbours share a node."""
-    if Rates.of(table.gpu, table.dtype).steps:
-        return table.m
-    return np.where((table.m > FEW_ROWS) & np.isin(table.m - 1, table.m), table.m - 1, table.m)
+    """One value a row of the table as a matrix of sites and m, NaN where there is no row."""
+    matrix = np.full((len(sites), len(m)), np.nan)
+    matrix[table.sites, np.searchsorted(m, table.m)] = values
+    return matrix

@@ -7,7 +7,8 @@ stretched until it covers nine of ten rows of shapes that neither the law nor th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,28 +18,32 @@ from pyperf_suite.advise.calibrate_laws import cross_predicted, site_numbers, su
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.band import COVERED, Band
-from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock
+from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock, all_shipped, most_alike
+from pyperf_suite.laws.gemm import Rates
 from pyperf_suite.laws.grouped_gemm import (
     BLOCK_OF,
     FEATURES,
     NODE_STEPS,
+    UNITS_OF,
     ExpertCosts,
-    ExpertRates,
+    ExpertLaw,
     ExpertWork,
     LibraryFactor,
+    band_figure,
     counted_seconds,
     expert_work,
+    unlike,
 )
 from tools.fit.published import read_columns, tables_like
 
 Floats = NDArray[np.float64]
 
 ORIGIN = "experts of MoE layers as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
-SITES = ("hidden_size", "inter_size", "topk", "num_experts", "gated")
+SITES = ("hidden_size", "inter_size", "topk", "num_experts")
 SIZES = ("tokens", "hidden", "width", "top_k", "experts", "ep")
 FEWEST_ROWS = 1000
 # Drawn at random these rows fix the few costs, and the factor over a few hundred nodes, as well as all of them.
-ROWS_OF_COSTS, ROWS, NODES = 2500, 8000, 220
+ROWS_OF_COSTS, ROWS, NODES = 2500, 8000, 320
 SEED = 0
 # Errors in log seconds beyond this count linearly; how firmly costs stay near where they start, in log seconds per
 # factor of e.
@@ -119,10 +124,10 @@ class ExpertTable:
 
     def counted(self, costs: ExpertCosts) -> Floats:
         """Seconds of every row by the law of tiles."""
-        return counted_seconds(costs, ExpertRates.of(self.gpu, self.dtype), self.work, self.library)[0]
+        return counted_seconds(costs, Rates.of(self.gpu, UNITS_OF[self.dtype]), self.work, self.library)[0]
 
 
-def expert_tables(folder: Path) -> Iterator[ExpertTable]:
+def expert_tables(folder: Path, fewest: int = FEWEST_ROWS) -> Iterator[ExpertTable]:
     """Every library's rows of every table; those of a library with too few are left out."""
     for prefix in ("moe_bf16_", "moe_fp8_"):
         for gpu, name in tables_like(folder, prefix).items():
@@ -132,13 +137,13 @@ def expert_tables(folder: Path) -> Iterator[ExpertTable]:
                 for library in LIBRARIES:
                     found = [column for column in columns if column.startswith(f"{library}_")]
                     known = [np.isfinite(columns[column].astype(np.float64)) & (dtypes == dtype) for column in found]
-                    if known and known[0].sum() >= FEWEST_ROWS:
+                    if known and known[0].sum() >= fewest:
                         rows = {column: values[known[0]] for column, values in columns.items()}
                         yield _table(find_gpu(gpu.replace("_", " ")), str(dtype), library, found[0], rows)
 
 
 def _table(gpu: GpuSpec, dtype: str, library: str, column: str, rows: Mapping[str, NDArray[np.generic]]) -> ExpertTable:
-    hidden, inter, top_k, experts, gated = (rows[name].astype(np.int64) for name in SITES)
+    hidden, inter, top_k, experts = (rows[name].astype(np.int64) for name in SITES)
     gated = np.array([str(each) == "True" for each in rows["gated"]])
     work = expert_work(
         *(rows["num_tokens"].astype(np.int64), hidden, inter, experts, top_k),
@@ -170,7 +175,8 @@ def fit_block(table: ExpertTable) -> CalibrationBlock:
         return lambda unseen: predict(table.rows(unseen), *law)
 
     unseen_s = cross_predicted(fit, table.sites, there)
-    band, covered = band_of(np.log(table.seconds / unseen_s), unseen_s, table.sites)
+    figure = band_figure(table.library, unseen_s, table.work)
+    band, covered = band_of(np.log(table.seconds / unseen_s), figure, table.sites)
     costs, factor = fit_law(table)
     held_out = summary(unseen_s, table.seconds, there, "each model shape left out").to_json()
     limits = {name: getattr(table.work, name) for name in SIZES}
@@ -182,20 +188,19 @@ def fit_block(table: ExpertTable) -> CalibrationBlock:
     )
 
 
-def band_of(missed: Floats, seconds: Floats, sites: NDArray[np.intp]) -> tuple[Band, float]:
+def band_of(missed: Floats, figure: Floats, sites: NDArray[np.intp]) -> tuple[Band, float]:
     """The band of errors, stretched as far as shapes left out of it need, and the share of these that it covers."""
-    stretches = np.linspace(0.8, 2.0, 61)
+    stretches = np.linspace(0.8, 3.0, 111)
     inside = np.zeros(stretches.size)
     for site in np.unique(sites):
         here = sites == site
-        low, high = (
-            np.log(end / seconds[here]) for end in Band.fit(missed[~here], seconds[~here]).around(seconds[here])
-        )
+        seen = Band.fit(missed[~here], figure[~here])
+        low, high = (np.log(end) for end in seen.around(1.0, figure[here]))
         for place, stretch in enumerate(stretches):
             inside[place] += np.sum((missed[here] >= stretch * low) & (missed[here] <= stretch * high))
     covered = inside / missed.size
     chosen = int(np.argmax(covered >= COVERED)) if covered.max() >= COVERED else stretches.size - 1
-    band = Band.fit(missed, seconds)
+    band = Band.fit(missed, figure)
     return Band(band.at, stretches[chosen] * band.low, stretches[chosen] * band.high), float(covered[chosen])
 
 
@@ -230,19 +235,15 @@ def fit_costs(table: ExpertTable) -> ExpertCosts:
 
 def _to_vector(costs: ExpertCosts) -> Floats:
     """Numbers without bounds: logarithms; of the softness its odds, of the overlap what exceeds 1."""
-    bounded = {"softness": costs.softness / (1 - costs.softness), "overlap": costs.overlap - 1}
-    return np.log(np.concatenate([np.ravel(bounded.get(name, value)) for name, value in costs.as_arrays().items()]))
+    free = replace(costs, softness=costs.softness / (1 - costs.softness), overlap=costs.overlap - 1)
+    return np.log(np.concatenate(list(free.as_arrays().values())))
 
 
 def _from_vector(vector: Floats, like: ExpertCosts) -> ExpertCosts:
-    values, arrays = np.exp(vector), {}
-    for each in fields(like):
-        size = np.size(getattr(like, each.name))
-        arrays[each.name] = values[:size] if np.ndim(getattr(like, each.name)) else values[0]
-        values = values[size:]
-    arrays["softness"] = arrays["softness"] / (1 + arrays["softness"])
-    arrays["overlap"] = arrays["overlap"] + 1
-    return ExpertCosts.from_arrays(arrays)
+    arrays = like.as_arrays()
+    ends = np.cumsum([array.size for array in arrays.values()])[:-1]
+    free = ExpertCosts.from_arrays(dict(zip(arrays, np.split(np.exp(vector), ends), strict=True)))
+    return replace(free, softness=free.softness / (1 + free.softness), overlap=free.overlap + 1)
 
 
 def fit_factor(features: Floats, missed: Floats, library: str) -> LibraryFactor:
@@ -262,3 +263,20 @@ def fit_factor(features: Floats, missed: Floats, library: str) -> LibraryFactor:
         weights = np.linalg.solve(weighted @ rows + penalty, weighted @ missed)
         off = missed - rows @ weights
     return LibraryFactor(nodes, weights, variances, decays)
+
+
+def left_out_errors(tables_folder: Path) -> Iterator[tuple[str, str, str, str, Floats]]:
+    """What is missed of each table by the law of the GPU most like its own, as shipped.
+
+    Yields the GPU, the one it is predicted from, dtype, library and log(measured / predicted).
+    """
+    for table in expert_tables(tables_folder):
+        name = BLOCK_OF[table.dtype]
+        others = {each.gpu: each for each in all_shipped() if table.library in each.libraries(name)}
+        others.pop(table.gpu.name, None)
+        if others:
+            like = most_alike(table.gpu, others, "experts are", partial(unlike, table.gpu, units=UNITS_OF[table.dtype]))
+            block = others[like.name].block(f"{name}.{table.library}")
+            law = ExpertLaw(table.gpu, like, table.library, table.dtype, block)
+            missed = np.log(table.seconds / law.seconds(table.work)[0])
+            yield table.gpu.name, like.name, table.dtype, table.library, missed

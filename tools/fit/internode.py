@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from pyperf_suite.laws import internode
 from pyperf_suite.laws.band import COVERED
 from pyperf_suite.laws.collectives import collective_time
-from pyperf_suite.laws.internode import Network, Point, Stage
+from pyperf_suite.laws.internode import Network, NetworkStage, Point
 from pyperf_suite.laws.traffic import bus_factor
 from tools.fit.published import SAMPLE, read_columns, rows_of
 
 TABLE = "nccl_tests_between_nodes"
 FITTED = ("InfiniBand NDR", "RoCE")
-STAGES = {"TREE": ("all_reduce",), "RING": ("all_gather", "reduce_scatter"), "DIRECT": ("all_to_all",)}
+# The first of the constants are shares of the network's rate.
+SHARES = 3
 # How far a constant may lie from the one in the code, in logarithms, and what that costs against misses.
 ROOM, PULL = 2.0, 0.1
 POINTS = (2.0**20, 2.0**30)
@@ -46,52 +47,50 @@ def predicted_s(rows: Rows, network: Callable[[dict[str, Any]], Network] | None 
     groups: dict[tuple[Any, ...], list[int]] = {}
     for index, row in enumerate(rows):
         rate = network(row) if network else row["network_gb_per_s"] * 1e9
-        groups.setdefault((row["gpu"], row["op_name"], row["nodes"], row["ranks_per_node"], rate), []).append(index)
+        groups.setdefault((row["gpu"], row["op_name"], row["num_gpus"], row["ranks_per_node"], rate), []).append(index)
     seconds = np.empty(len(rows))
-    for (gpu, operation, nodes, inside, rate), indices in groups.items():
+    for (gpu, operation, ranks, inside, rate), indices in groups.items():
         sizes = [rows[index]["bytes"] for index in indices]
-        seconds[indices] = collective_time(gpu, operation, sizes, nodes * inside, inside, rate).seconds
+        seconds[indices] = collective_time(gpu, operation, sizes, ranks, inside, rate).seconds
     return seconds
 
 
-def fit_stage(name: str, rows: Rows) -> Stage:
-    """The constants of a stage, least absolute misses in logarithms, each source counting alike."""
+def fit_stage(rows: Rows) -> NetworkStage:
+    """The constants, least absolute misses in logarithms, each source counting alike."""
     from scipy.optimize import least_squares
 
-    start = np.log(astuple(getattr(internode, name)))
+    start = np.log(astuple(internode.STAGE))
     sites = [row["site"] for row in rows]
     weight = np.array([1 / sites.count(site) for site in sites])
     weight = np.sqrt(weight / weight.mean())
     measured = np.log([row["seconds"] for row in rows])
 
     def misses(logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        error = np.log(_with_stage(name, Stage(*np.exp(logs)), lambda: predicted_s(rows))) - measured
+        error = np.log(_with_stage(NetworkStage(*np.exp(logs)), rows)) - measured
         return np.concatenate([weight * np.sign(error) * np.sqrt(np.abs(error) + 1e-3), PULL * (logs - start)])
 
-    upper = np.minimum(start + ROOM, np.array([0.0, *(start[1:] + ROOM)]))
-    return Stage(*np.exp(least_squares(misses, start, bounds=(start - ROOM, upper)).x))
+    upper = np.where(np.arange(start.size) < SHARES, 0.0, start + ROOM)
+    return NetworkStage(*np.exp(least_squares(misses, start, bounds=(start - ROOM, upper)).x))
 
 
 def left_out_s(rows: Rows) -> NDArray[np.float64]:
-    """Seconds of each row by constants fitted without its source; those in the code where that leaves none."""
-    seconds = predicted_s(rows)
-    for name, operations in STAGES.items():
-        own = [index for index, row in enumerate(rows) if row["op_name"] in operations]
-        for site in sorted({rows[index]["site"] for index in own}):
-            seen = [rows[i] for i in own if rows[i]["site"] != site and rows[i]["fabric"] in FITTED]
-            held = [index for index in own if rows[index]["site"] == site]
-            if seen:
-                stage = fit_stage(name, seen)
-                seconds[held] = _with_stage(name, stage, lambda held=held: predicted_s([rows[i] for i in held]))
+    """Seconds of each row by constants fitted without its source."""
+    seconds = np.empty(len(rows))
+    fitted = {row["site"] for row in rows if row["fabric"] in FITTED}
+    everything = fit_stage([row for row in rows if row["fabric"] in FITTED])
+    for site in sorted({row["site"] for row in rows}):
+        held = [index for index, row in enumerate(rows) if row["site"] == site]
+        seen = [row for row in rows if row["site"] != site and row["fabric"] in FITTED]
+        seconds[held] = _with_stage(fit_stage(seen) if site in fitted else everything, [rows[i] for i in held])
     return seconds
 
 
 def measured_points(rows: Rows) -> dict[tuple[Any, ...], tuple[Point, ...]]:
-    """For each source, operation and number of nodes its own points of `POINTS`, as one would give them."""
+    """For each source, operation and number of ranks its own points of `POINTS`, as one would give them."""
     found: dict[tuple[Any, ...], tuple[Point, ...]] = {}
     for row in rows:
         if row["bytes"] in POINTS:
-            factor = float(bus_factor(row["op_name"], row["nodes"] * row["ranks_per_node"]))
+            factor = float(bus_factor(row["op_name"], row["num_gpus"]))
             point = Point(row["bytes"], factor * row["bytes"] / row["seconds"])
             found[key_of(row)] = tuple(sorted((*found.get(key_of(row), ()), point), key=lambda each: each.nbytes))
     return {key: points for key, points in found.items() if len(points) == len(POINTS)}
@@ -99,16 +98,15 @@ def measured_points(rows: Rows) -> dict[tuple[Any, ...], tuple[Point, ...]]:
 
 def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
     """What one run of nccl-tests is of."""
-    return row["source"], row["op_name"], row["nodes"]
+    return row["source"], row["op_name"], row["num_gpus"]
 
 
-def _with_stage(name: str, stage: Stage, asked: Callable[[], NDArray[np.float64]]) -> NDArray[np.float64]:
-    before = getattr(internode, name)
-    setattr(internode, name, stage)
+def _with_stage(stage: NetworkStage, rows: Rows) -> NDArray[np.float64]:
+    before, internode.STAGE = internode.STAGE, stage
     try:
-        return asked()
+        return predicted_s(rows)
     finally:
-        setattr(internode, name, before)
+        internode.STAGE = before
 
 
 def _said(title: str, rows: Rows, missed: NDArray[np.float64]) -> None:
@@ -121,9 +119,7 @@ def _said(title: str, rows: Rows, missed: NDArray[np.float64]) -> None:
 def main() -> None:
     """Print the constants fitted to all rows, and the errors of sources left out."""
     rows = read_rows(Path(sys.argv[1]) if len(sys.argv) > 1 else SAMPLE)
-    for name, operations in STAGES.items():
-        seen = [row for row in rows if row["op_name"] in operations and row["fabric"] in FITTED]
-        print(name, fit_stage(name, seen))
+    print(fit_stage([row for row in rows if row["fabric"] in FITTED]))
     measured = np.array([row["seconds"] for row in rows])
     missed = np.log(measured / left_out_s(rows))
     points = measured_points(rows)

@@ -10,11 +10,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.advise.calibrate_laws import cross_validate, site_numbers
+from pyperf_suite.advise.calibrate_laws import cross_predicted, cross_validate, site_numbers
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import CalibrationBlock
-from pyperf_suite.laws.roofline import MemoryLaw
+from pyperf_suite.laws.roofline import (
+    ERROR_PERCENT_SAME_ARCHITECTURE,
+    MemoryLaw,
+    transferred_law,
+    unpack_law,
+)
 from tools.fit.published import read_columns, tables_like
 
 TABLES = "gemm_bf16_"
@@ -26,8 +32,6 @@ MOST_ROWS = 16
 ELEMENT_BYTES = 2
 # Errors in log seconds beyond this count linearly: kernels for few rows are chosen erratically.
 USUAL_ERROR = 0.1
-# Bytes, seconds and site (n, k) of each product.
-Streams = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]
 START = MemoryLaw(3e-6, 0.8, 0.8, (0.0, np.inf), 0.0, ORIGIN)
 
 
@@ -39,33 +43,67 @@ def fit_memory(tables_folder: Path) -> dict[str, CalibrationBlock]:
     tables = tables_like(tables_folder, TABLES)
     if not tables:
         raise UserError(f"There is no {TABLES}GPU.parquet in {tables_folder}: name the folder of the published tables.")
-    return {gpu.name: _fit_gpu(gpu, read_streams(tables_folder, gpu)) for gpu in map(find_gpu, tables)}
+    return {gpu.name: _fit_gpu(gpu, tables_folder) for gpu in map(find_gpu, tables)}
 
 
 def read_streams(
     tables_folder: Path, gpu: GpuSpec
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]:
-    """Bytes, seconds and site (n, k) of each product of few rows in a GPU's table."""
+    """Bytes, seconds and site (n, k) of each product of few rows in a GPU's table; of two libraries the middle."""
+    nbytes, runs, sites = _read_runs(tables_folder, gpu)
+    return nbytes, np.nanmedian(runs, axis=0), sites
+
+
+def left_out_bands(tables_folder: Path, blocks: dict[str, CalibrationBlock]) -> dict[bool, Band]:
+    """Where each library's times lie around laws read off other GPUs: of one architecture (True), and of others."""
+    laws = {name: unpack_law(block) for name, block in blocks.items()}
+    found: dict[bool, list[NDArray[np.float64]]] = {True: [], False: []}
+    for name in laws:
+        gpu = find_gpu(name)
+        law = transferred_law(gpu, {other: law for other, law in laws.items() if other != name})
+        nbytes, runs, _ = _read_runs(tables_folder, gpu)
+        alike = law.error_percent == ERROR_PERCENT_SAME_ARCHITECTURE
+        found[alike].append(_missed(runs, np.asarray(sum(law.parts(gpu, nbytes).values())), nbytes / gpu.l2_bytes))
+    return {alike: Band.fit(*np.hstack(parts)) for alike, parts in found.items()}
+
+
+def _read_runs(tables_folder: Path, gpu: GpuSpec) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]:
+    """Bytes, seconds by library (rows) and product, and site (n, k)."""
     names = TRUTH_OF.get(gpu.name, TRUTH)
     columns = read_columns(tables_folder, TABLES + gpu.slug)
     m, n, k, *truths = (columns[name].astype(np.float64) for name in ("m", "n", "k", *names))
     usable = (m >= 1) & (m <= MOST_ROWS) & np.isfinite(truths).any(axis=0)
     m, n, k = m[usable], n[usable], k[usable]
-    seconds = np.nanmedian(np.array(truths)[:, usable], axis=0) * 1e-6
-    return ELEMENT_BYTES * (m * n + n * k + m * k), seconds, site_numbers(n, k)
+    return ELEMENT_BYTES * (m * n + n * k + m * k), np.array(truths)[:, usable] * 1e-6, site_numbers(n, k)
 
 
-def _fit_gpu(gpu: GpuSpec, streams: Streams) -> CalibrationBlock:
-    nbytes, seconds, sites = streams
+def _missed(
+    runs: NDArray[np.float64], predicted: NDArray[np.float64], figure: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """log(measured / predicted) of every library's times, and the figure of each, in two rows."""
+    there = np.isfinite(runs)
+    logs, figures = np.log(runs / predicted), np.broadcast_to(figure, runs.shape)
+    return np.array([logs[there], figures[there]])
+
+
+def _fit_gpu(gpu: GpuSpec, tables_folder: Path) -> CalibrationBlock:
+    nbytes, runs, sites = _read_runs(tables_folder, gpu)
+    seconds = np.nanmedian(runs, axis=0)
 
     def fit(rows: NDArray[np.intp]):  # type: ignore[no-untyped-def]
         law = _fit_law(gpu, nbytes[rows], seconds[rows])
         return lambda unseen: sum(law.parts(gpu, nbytes[unseen]).values())
 
     law = _fit_law(gpu, nbytes, seconds)
+    predicted = cross_predicted(fit, sites)
+    missed, figure = _missed(runs, predicted, nbytes / gpu.l2_bytes)
+    band = Band.fit(missed, figure)
+    low, high = band.around(np.ones_like(missed), figure)
+    held_out = cross_validate(fit, seconds, sites).to_json()
+    covered = float(np.mean((np.exp(missed) >= low) & (np.exp(missed) <= high)))
     return CalibrationBlock(
-        {name: np.array(getattr(law, name)) for name in ("launch_s", "memory_share", "cache_share")},
-        cross_validate(fit, seconds, sites).to_json(),
+        {name: np.array(getattr(law, name)) for name in ("launch_s", "memory_share", "cache_share")} | band.as_arrays(),
+        {**held_out, "coverage": round(100 * covered, 1)},
         {"nbytes": (float(nbytes.min()), float(nbytes.max()))},
         ORIGIN,
     )

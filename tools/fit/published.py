@@ -38,6 +38,17 @@ ATTENTION = ("backend_lib", "backend_version", "kernel_source", "batch_size", "i
 WINDOWS = {(64, 8, 64), (40, 8, 128), (32, 4, 192), (16, 8, 256)}
 WINDOW = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "window_size", "kv_cache_dtype",
           "sglang_0.5.14", "trtllm_1.3.0rc20", "vllm_0.24.0")  # fmt: skip
+# Experts of three models, on few ranks: hidden, inter, topk.
+EXPERTS = {(2048, 768, 8), (4096, 2048, 8), (5120, 8192, 1)}
+EXPERT_TOKENS = (16, 1024, 16384)
+EXPERT_RANKS = {(1, 1), (8, 1), (1, 8), (2, 4)}
+EXPERT_COLUMNS = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size",
+                  "distribution", "gated")  # fmt: skip
+
+
+# Training runs: of those under a licence, with a model's dimensions, every third one and all of the smallest source.
+RUNS = "training_published.csv"
+EVERY_RUN, WHOLE_SOURCE = 3, "pytorch/torchtitan"
 
 
 def read_columns(folder: Path, name: str) -> Columns:
@@ -90,6 +101,14 @@ def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
     for gpu, name in tables_like(tables, "attention_window_bf16_").items():
         columns = read_columns(tables, name)
         _write(sample, f"attention_window_bf16_{gpu}", columns, _sampled_heads(columns, WINDOWS), WINDOW)
+    for name in (*tables_like(tables, "moe_bf16_").values(), *tables_like(tables, "moe_fp8_").values()):
+        columns = read_columns(tables, name)
+        kept = _among(columns, ("hidden_size", "inter_size", "topk"), EXPERTS)
+        kept &= _among(columns, ("moe_tp_size", "moe_ep_size"), EXPERT_RANKS)
+        kept &= np.isin(columns["num_tokens"], EXPERT_TOKENS) & (columns["distribution"] != "power_law_1.01")
+        libraries = [column for column in columns if column.startswith(("trtllm_", "sglang_", "vllm_"))]
+        dtype = ("moe_dtype",) if "moe_dtype" in columns else ()
+        _write(sample, name, columns, kept, (*EXPERT_COLUMNS, *dtype, *libraries))
     columns = read_columns(tables, "collectives")
     kept = (columns["file"] == "nccl_perf") & (columns["dtype"] == "half")
     names = ("gpu", "file", "lib_version", "op_name", "dtype", "num_gpus", "bytes", "latency_us")
@@ -99,6 +118,22 @@ def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
         _write(sample, name, columns, np.ones(len(columns["GPUs"]), dtype=bool), tuple(columns))
     for name in ("sdpa_h200.csv", "nccl_tests_8xa100.csv"):
         (sample / name).write_bytes((tables / name).read_bytes())
+    _draw_runs(tables / RUNS, sample / RUNS)
+
+
+def _draw_runs(table: Path, sample: Path) -> None:
+    """Runs of every source, those that ran out of memory too."""
+    with table.open(encoding="utf-8", newline="") as lines:
+        rows = [row for row in csv.DictReader(lines) if row["licence"] and row["layers"]]
+    kept = [
+        row
+        for place, row in enumerate(rows)
+        if place % EVERY_RUN == 0 or row["ran"] == "no" or WHOLE_SOURCE in row["source"]
+    ]
+    with sample.open("w", encoding="utf-8", newline="") as lines:
+        writer = csv.DictWriter(lines, list(kept[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(kept)
 
 
 def _draw_products(tables: Path, sample: Path, gpu: str, dtype: str) -> None:
@@ -119,6 +154,11 @@ def _sampled_heads(columns: Columns, shapes: set[tuple[int, int, int]]) -> NDArr
     """Rows of attention of those heads at the sample's lengths."""
     heads = zip(*(columns[name].tolist() for name in ("num_heads", "num_key_value_heads", "head_dim")), strict=True)
     return np.array([shape in shapes for shape in heads]) & np.isin(columns["isl"], LENGTHS)
+
+
+def _among(columns: Columns, names: tuple[str, ...], wanted: set[tuple[int, ...]]) -> NDArray[np.bool_]:
+    rows = zip(*(columns[name].tolist() for name in names), strict=True)
+    return np.array([row in wanted for row in rows])
 
 
 def _write(sample: Path, name: str, columns: Columns, kept: NDArray[np.bool_], names: tuple[str, ...]) -> None:

@@ -33,6 +33,9 @@ ENOUGH, STEPS = 1e-4, 200
 class Alike:
     """Products alike by two logarithms: of tiles of `tile`, or of bytes where it is None, and of k or m (`beside`).
 
+    With `cycled`, the bytes of an L2 in elements, it is of as many copies of the operands as fill it: measurements that
+    cycle through copies, to read them from memory, find those in L2 that just fill it.
+
     `variance` is relative to a `Likeness`'s others; lengths are doublings over which likeness decays. It is kept at
     nodes `steps` doublings apart and goes straight between them.
     """
@@ -42,6 +45,7 @@ class Alike:
     beside: str
     lengths: tuple[float, float]
     steps: tuple[float, float]
+    cycled: float = 0.0
 
     def likeness(self, these: Sequence[Floats], those: Sequence[Floats]) -> tuple[Floats, Floats]:
         """Of nodes of each axis with nodes of each axis; the first holds the variance too."""
@@ -58,6 +62,8 @@ class Alike:
         n, k, rows = sites[:, 0][:, None], sites[:, 1][:, None], m[None, :]
         if self.tile is None:
             size = rows * n + rows * k + n * k
+            if self.cycled:
+                size = np.clip(size * np.ceil(self.cycled / size) / self.cycled, 1.0, 2.0)
         else:
             size = np.ceil(rows / self.tile[0]) * np.ceil(n / self.tile[1])
         beside = k if self.beside == "k" else rows

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -63,10 +64,8 @@ PRIORS: Mapping[str, tuple[float, float]] = {
     "attention": (1.0, 0.1),
     "scores": (1.0, 0.4),
     "memory": (1.1, 0.15),
-    "loss": (1.5, 0.4),
-    "experts": (1.2, 0.2),
-    "routing": (2.0, 0.4),
-    "expert_host_s": (2e-3, 0.4),
+    "experts": (1.3, 0.2),
+    "expert_host_s": (2.3e-3, 0.2),
     "fp8": (0.82, 0.06),
     "mxfp8": (0.85, 0.1),
     "nvfp4": (1.3, 0.2),
@@ -75,7 +74,7 @@ PRIORS: Mapping[str, tuple[float, float]] = {
     "tensor_overlapped": (0.4, 0.4),
     "exchange": (1.3, 0.5),
     "gather": (2.5, 0.5),
-    "all_to_all": (0.7, 0.4),
+    "all_to_all": (0.3, 0.4),
     "send": (0.1, 1.0),
     "finish": (11.0, 0.4),
     "micro_batch_s": (1e-3, 0.1),
@@ -88,7 +87,7 @@ OWN_PRIORS: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "deepspeed": {"tensor": (2.0, 0.7), "gather": (8.0, 1.0), "micro_batch_s": (10e-3, 1.0), "slowdown": (1.03, 0.04)},
 }
 # What dense runs say nothing of; found on runs with experts, all else held as dense runs gave it.
-OF_EXPERTS = ("experts", "routing", "expert_host_s", "all_to_all")
+OF_EXPERTS = ("experts", "expert_host_s", "all_to_all")
 # Scatter that runs of one layout have; beyond it a run counts by the size of its error, not the square.
 USUAL_ERROR = 0.03
 # Equal layouts of one source and model say the same many times: together they count as so many runs.
@@ -251,7 +250,7 @@ def _fit(
 
     if not runs:
         return start, dict(widths)
-    means = np.array([getattr(start, name) for name in widths])
+    means, stacks = np.array([getattr(start, name) for name in widths]), stacked(runs)
     count = Counter(run.weight for run in runs)
     weights = np.array([np.sqrt(min(1.0, WORTH / count[run.weight])) for run in runs]) / USUAL_ERROR
     measured = np.log([run.seconds for run in runs])
@@ -261,7 +260,7 @@ def _fit(
 
     def misses(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         constants = given(logs)
-        errors = weights * (np.log([run.predicted(constants) for run in runs]) - measured)
+        errors = weights * (np.log(predicted(stacks, constants, len(runs))) - measured)
         # Beyond the usual scatter an error counts by its size, not its square.
         soft = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
         return np.concatenate([soft, logs / np.array(list(widths.values()))])
@@ -269,6 +268,64 @@ def _fit(
     found = least_squares(misses, np.zeros(len(widths)), diff_step=1e-3, xtol=1e-4, ftol=1e-4)
     deviations = np.sqrt(np.diag(np.linalg.pinv(found.jac.T @ found.jac)))
     return given(found.x), dict(zip(widths, deviations.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Priced runs that differ in numbers alone, as one grid: `places` are theirs among all runs."""
+
+    places: NDArray[np.intp]
+    priced: PricedStep
+    nvfp4: NDArray[np.float64]
+
+
+# What a plan has that is no array, and what is one.
+SAME = (
+    *("recompute", "fused_attention", "overlap_gradients", "sequence_parallel", "dtype", "recompute_share"),
+    *("overlap_tensor", "uneven_stages"),
+)
+NUMBERS = (
+    *("global_batch", "micro_batch", "seq", "tensor", "data", "pipeline", "chunks", "context", "expert"),
+    *("zero_stage", "ranks_per_node"),
+)
+
+
+def stacked(runs: Sequence[PricedRun]) -> list[Stack]:
+    """All runs, a grid for each way to run."""
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for place, run in enumerate(runs):
+        alike.setdefault(tuple(getattr(run.run.plan, name) for name in SAME), []).append(place)
+    stacks = []
+    for same, places in alike.items():
+        steps = [runs[place].priced for place in places]
+        numbers: dict[str, Any] = {
+            name: np.array([int(getattr(step.plan, name)) for step in steps]) for name in NUMBERS
+        }
+        plan = ParallelPlan(**numbers, **dict(zip(SAME, same, strict=True)))
+        model: Any = SimpleNamespace(layers=np.array([step.model.layers for step in steps]))
+        groups = (_column([getattr(step, name) for step in steps]) for name in ("layer", "ends", "exchange"))
+        seconds = (
+            np.array([float(getattr(step, name)) for step in steps])
+            for name in ("sends", "whole_sends", "optimizer", "gradient_pass")
+        )
+        ratios = np.array([on_gpu(StepConstants(1.0, 0.0), runs[place].run.gpu).nvfp4 for place in places])
+        stacks.append(Stack(np.array(places), PricedStep(model, plan, *groups, *seconds), ratios))
+    return stacks
+
+
+def _column(prices: Sequence[Any]) -> Any:
+    """The same prices of several runs, each field an array."""
+    names = [each.name for each in fields(prices[0])]
+    return type(prices[0])(**{name: np.array([float(getattr(each, name)) for each in prices]) for name in names})
+
+
+def predicted(stacks: Iterable[Stack], constants: StepConstants, count: int) -> NDArray[np.float64]:
+    """Seconds of all runs under constants."""
+    seconds = np.empty(count)
+    for stack in stacks:
+        own = replace(constants, nvfp4=constants.nvfp4 * stack.nvfp4)
+        seconds[stack.places] = sum(step_parts(stack.priced, own).values())
+    return seconds
 
 
 def left_out(runs: Sequence[PricedRun], framework: str, group: Callable[[PricedRun], str]) -> NDArray[np.float64]:
@@ -333,11 +390,10 @@ def _percent(errors: NDArray[np.float64]) -> float:
 def _block(by_generation: Mapping[str, Fitted]) -> CalibrationBlock:
     """The block of a framework: constants and their deviations by generation, and how far off runs left out were."""
     every = [fitted for fitted in by_generation.values() if fitted.runs]
-    widths = {
+    more: dict[str, NDArray[np.generic]] = {
         f"{name}_deviation": np.array([by_generation[each].deviations[name] for each in GENERATIONS]) for name in NAMES
     }
-    gpus = sorted({run.run.gpu.name for fitted in every for run in fitted.runs})
-    low, high = zip(*(_ends(every, kind) for kind in KINDS), strict=True)
+    more["gpus"] = np.array(sorted({run.run.gpu.name for fitted in every for run in fitted.runs}))
     held_out: dict[str, float | int | str] = {
         "mape": _percent(np.concatenate([fitted.by_model for fitted in every])),
         "mape_by_source": _percent(np.concatenate([fitted.by_source for fitted in every])),
@@ -345,42 +401,48 @@ def _block(by_generation: Mapping[str, Fitted]) -> CalibrationBlock:
         "sites": len({run.run.name for fitted in every for run in fitted.runs}),
         "how": "all runs of one model left out together; by_source: of one source",
     }
+    ends: dict[str, list[list[float]]] = {"low": [], "high": [], "errors_percent": []}
     for generation, fitted in by_generation.items():
-        kinds = np.array([run.kind for run in fitted.runs])
-        for kind in KINDS:
-            if np.any(kinds == kind):
+        of_kinds = [_errors(every, fitted, kind) for kind in KINDS]
+        ends["low"].append([low for low, _, _ in of_kinds])
+        ends["high"].append([high for _, high, _ in of_kinds])
+        ends["errors_percent"].append([mape for _, _, mape in of_kinds])
+        for kind, (low, high, mape) in zip(KINDS, of_kinds, strict=True):
+            known = _of_kind(fitted, kind, fitted.by_model)
+            if known.size:
                 suffix = f"{generation} {kind}".lower().replace(" ", "_")
-                held_out[f"mape_{suffix}"] = _percent(fitted.by_model[kinds == kind])
-                held_out[f"bias_{suffix}"] = round(-100 * float(np.nanmean(fitted.by_model[kinds == kind])), 2)
-                held_out[f"coverage_{suffix}"] = _covered(fitted.by_model[kinds == kind], low, high, KINDS.index(kind))
-                held_out[f"rows_{suffix}"] = int(np.sum(kinds == kind))
-    more = {"gpus": np.array(gpus), "low": np.array(low), "high": np.array(high), **widths}
+                covered = 100 * float(np.mean((known >= low) & (known <= high)))
+                held_out[f"mape_{suffix}"], held_out[f"rows_{suffix}"] = mape, known.size
+                held_out[f"median_{suffix}"] = round(100 * float(np.median(np.abs(np.expm1(-known)))), 2)
+                held_out[f"bias_{suffix}"] = round(100 * float(np.mean(np.expm1(-known))), 2)
+                held_out[f"coverage_{suffix}"] = round(covered, 1)
     constants = {generation: fitted.constants for generation, fitted in by_generation.items()}
-    return pack_constants(constants, held_out, ORIGIN, more)
+    return pack_constants(constants, held_out, ORIGIN, more | {name: np.array(rows) for name, rows in ends.items()})
 
 
-# Fewer errors than these say little of how wide they scatter: then all kinds' and a margin.
-FEWEST_ERRORS, MARGIN = 12, 1.5
+# Fewer errors than these say little of how wide they scatter: then those of all generations and kinds, and a margin.
+FEWEST_ERRORS, MARGIN = 12, 1.3
 
 
-def _ends(every: Sequence[Fitted], kind: str) -> tuple[float, float]:
-    """The 5th and 95th percentile of log(measured / predicted) of runs whose model, or source, was left out."""
-    errors, all_kinds = [], []
-    for fitted in every:
-        for run, *left in zip(fitted.runs, fitted.by_model, fitted.by_source, strict=True):
-            known = [error for error in left if np.isfinite(error)]
-            all_kinds += known
-            if run.kind == kind:
-                errors += known
-    if len(errors) >= FEWEST_ERRORS:
-        low, high = np.quantile(errors, [0.05, 0.95])
-    else:
-        low, high = MARGIN * np.quantile(all_kinds, [0.05, 0.95])
-    return float(low), float(high)
-
-
-def _covered(errors: NDArray[np.float64], low: Sequence[float], high: Sequence[float], place: int) -> float:
-    known = errors[np.isfinite(errors)]
-    return (
-        round(100 * float(np.mean((known >= low[place]) & (known <= high[place]))), 1) if known.size else float("nan")
+def _of_kind(fitted: Fitted, kind: str, errors: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.array(
+        [error for run, error in zip(fitted.runs, errors, strict=True) if run.kind == kind and np.isfinite(error)]
     )
+
+
+def _errors(every: Sequence[Fitted], own: Fitted, kind: str) -> tuple[float, float, float]:
+    """The 5th and 95th percentile of log(measured / predicted) of runs whose model was left out, and their mean, in %.
+
+    Runs whose source was left out count too: further runs may be of either kind.
+    """
+    errors = np.concatenate([_of_kind(own, kind, each) for each in (own.by_model, own.by_source)]) if own.runs else []
+    margin = 1.0
+    if len(errors) < FEWEST_ERRORS:
+        alike = [_of_kind(each, kind, each.by_model) for each in every]
+        errors = np.concatenate(alike)
+        if len(errors) < FEWEST_ERRORS:
+            errors = np.concatenate([each.by_model[np.isfinite(each.by_model)] for each in every])
+        margin = MARGIN
+    low, high = margin * np.quantile(errors, [0.05, 0.95])
+    known = _of_kind(own, kind, own.by_model) if own.runs else np.empty(0)
+    return float(low), float(high), _percent(known if known.size else np.asarray(errors))

@@ -54,9 +54,9 @@ class StepConstants:
         network: what a GPU really sends between nodes in bytes/s, one direction, or measured points of the cluster;
             None: what its maker's servers have.
         attention: the framework's fused attention over the law's kernel; `scores` the same where it is not fused.
-        memory: passes over activations, over those that are counted as fused; `loss` over those over logits.
-        experts: products of experts; `routing` what sorts tokens to them and back; `expert_host_s` what the host takes
-            to launch a layer with experts in addition.
+        memory: passes over activations and logits, over those that are counted as fused.
+        experts: grouped products of experts; `expert_host_s` what the host takes to launch a layer with experts in
+            addition.
         fp8, mxfp8, nvfp4: products of that dtype; `cast` the passes that convert their operands.
         tensor: the exchange of TP that is waited for; `tensor_overlapped` what is left of it where products hide it.
         exchange: gradients and parameters over data-parallel ranks, next to computation; `gather` those of ZeRO-3.
@@ -73,9 +73,7 @@ class StepConstants:
     attention: Any = 1.0
     scores: Any = 1.0
     memory: Any = 1.0
-    loss: Any = 1.0
     experts: Any = 1.0
-    routing: Any = 1.0
     expert_host_s: Any = 0.0
     fp8: Any = 1.0
     mxfp8: Any = 1.0
@@ -103,7 +101,8 @@ NAMES = tuple(field.name for field in fields(StepConstants) if field.name != "ne
 class FoundConstants:
     """Constants, whether they are of another GPU, and their stated error in %.
 
-    `low` and `high` are the 5th and 95th percentile of log(measured / predicted) by KINDS, empty if none are known.
+    `low` and `high` are the 5th and 95th percentile of log(measured / predicted) by KINDS, empty if none are known,
+    `errors_percent` the mean errors by KINDS.
     """
 
     constants: StepConstants
@@ -113,6 +112,7 @@ class FoundConstants:
     origin: str = ""
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+    errors_percent: tuple[float, ...] = ()
 
 
 def check_framework(framework: str) -> None:
@@ -162,8 +162,8 @@ def pack_constants(
 ) -> CalibrationBlock:
     """Constants as a block "step" or "step.FRAMEWORK" of a calibration: of one GPU, or by generation.
 
-    `more` may have `gpus`, the names of those they were found on, `low` and `high` by KINDS, and for each constant
-    its `NAME_deviation`, the standard deviation of its logarithm.
+    `more` may have `gpus`, the names of those they were found on, `low`, `high` and `errors_percent` by generation and
+    KINDS, and for each constant its `NAME_deviation`, the standard deviation of its logarithm.
     """
     if isinstance(constants, StepConstants):
         arrays = {name: np.array(getattr(constants, name), dtype=np.float64) for name in NAMES}
@@ -184,8 +184,11 @@ def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundCo
     constants = on_gpu(StepConstants(**numbers, network=network), spec)
     another = "gpus" in arrays and (spec.name not in arrays["gpus"].tolist() or framework in LIKE)
     error = float(block.held_out["mape"])
-    low, high = (tuple(arrays[side].astype(float).tolist()) if side in arrays else () for side in ("low", "high"))
-    return FoundConstants(constants, another, error, framework, block.origin, low, high)
+    low, high, errors = (
+        tuple(arrays[name][generation].astype(float).tolist()) if name in arrays else ()
+        for name in ("low", "high", "errors_percent")
+    )
+    return FoundConstants(constants, another, error, framework, block.origin, low, high, errors)
 
 
 def joined(plans: NDArray[np.bool_], where: StepConstants, other: StepConstants) -> StepConstants:

@@ -103,8 +103,6 @@ ALL_REDUCES_PER_PASS = 2
 MERGED_BYTES_PER_ELEMENT = 12
 # An operand of a product of 8 bits is read in 16 bits and written in 8, once as it is and once transposed.
 CAST_BYTES_PER_ELEMENT = 4
-# A token is copied to its experts' rows and added up again: read and written twice (Megatron-Core, moe/moe_utils.py).
-ROUTED_BYTES_PER_ELEMENT = 8
 # Batched products of heads whose width no tensor core takes whole are so many times slower (BLOOM's 14400 with 150).
 UNALIGNED_HEADS = 2.5
 ALIGNED_HEAD_DIM = 8
@@ -118,7 +116,7 @@ class LayerPrices:
     """Seconds of one layer's kernels and collectives as their laws price them, forward unless said, each once.
 
     `forward` and `backward` are of products, `experts_...` those of experts; `scores` are passes over scores that lie
-    in memory; `merged` what adds up pieces of ring attention; `cast` converts operands, `routed` sorts tokens. `summed`
+    in memory; `merged` what adds up pieces of ring attention; `cast` converts operands. `summed`
     is one exchange of TP, `gathered` its half, `ring` one round of CP, `all_to_all` one way to the experts. `sparse` is
     the share of layers that have experts.
     """
@@ -132,7 +130,6 @@ class LayerPrices:
     scores: Any
     memory: Any
     cast: Any
-    routed: Any
     summed: Any
     gathered: Any
     ring: Any
@@ -211,7 +208,7 @@ def layer_work(layer: LayerPrices, piece: MicroBatch, constants: StepConstants) 
     attention_forward, attention_backward = kernel * layer.attention_forward, kernel * layer.attention_backward
     passes = forward + BACKWARD_BYTES_RATIO
     memory = c.memory * (passes * layer.memory + (attended + BACKWARD_BYTES_RATIO) * layer.scores)
-    memory = memory + c.routing * passes * layer.routed + c.cast * (forward + 1) / 2 * layer.cast
+    memory = memory + c.cast * (forward + 1) / 2 * layer.cast
     summed = ALL_REDUCES_PER_PASS * (forward + 1) * layer.summed
     if piece.overlap_tensor:
         tensor = c.tensor_overlapped * summed
@@ -239,7 +236,7 @@ def ends_work(ends: EndPrices, piece: MicroBatch, constants: StepConstants) -> S
     c = constants
     exposed = c.tensor_overlapped if piece.overlap_tensor else c.tensor
     return StepWork(
-        c.slowdown * ends.products, 0.0, c.slowdown * c.loss * ends.loss, exposed * ALL_REDUCES_PER_PASS * ends.summed
+        c.slowdown * ends.products, 0.0, c.slowdown * c.memory * ends.loss, exposed * ALL_REDUCES_PER_PASS * ends.summed
     )
 
 
@@ -257,7 +254,7 @@ def price_layer(
         plain[product.phase] += _size(product.calls) * each / model.layers
         if product.phase == "fprop":
             cast_elements = cast_elements + product.calls / model.layers * product.m * (1.0 * product.n + product.k)
-    experts_s, routed_s, rows = _expert_prices(model, piece, prices)
+    experts_s, rows = _expert_prices(model, piece, prices)
     cast_elements = cast_elements + rows * (2.0 * model.hidden + 3.0 * model.expert_ffn / piece.tensor)
     forward_s, backward_s, scores_s = _attention_prices(model, piece, prices)
     wider = piece.element_bytes / HALF
@@ -288,7 +285,6 @@ def price_layer(
         scores_s,
         moved_s,
         cast,
-        routed_s,
         _summed_s(model, piece, prices, network) * (model.whole_layers / model.layers),
         gathered * (model.whole_layers / model.layers),
         _ring_s(model, piece, prices, network),
@@ -316,20 +312,18 @@ def wide(prices: Any) -> KernelPrices:
     return found
 
 
-def _expert_prices(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices) -> tuple[tuple[Any, Any], Any, Any]:
-    """Of a layer's routed experts: their grouped products forward and backward, sorting tokens, and their rows."""
+def _expert_prices(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices) -> tuple[tuple[Any, Any], Any]:
+    """Of a layer's routed experts their grouped products, forward and backward, and the rows of a rank's tokens."""
     groups = piece.expert_groups
     sharding = Sharding(piece.tensor // groups, piece.sequence_parallel, piece.expert)
     block = layer_kinds.expert_block(model, -(-piece.tokens // groups), sharding)
     if block is None:
-        return (0.0, 0.0), 0.0, 0.0
+        return (0.0, 0.0), 0.0
     share = block.calls / model.layers
     forward_s, backward_s = (
         prices.grouped_gemm(*block.sizes, block.gated, way).seconds * share for way in (False, True)
     )
-    rows = share * piece.tokens * model.top_k
-    sorted_bytes = ROUTED_BYTES_PER_ELEMENT * rows * model.hidden / piece.sequence_ranks
-    return (forward_s, backward_s), prices.memory_bound(sorted_bytes).seconds, rows
+    return (forward_s, backward_s), share * piece.tokens * model.top_k
 
 
 def _attention_prices(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices) -> tuple[Any, Any, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.training.framework import SHARDED_FROM_STAGE, Framework
+from pyperf_suite.laws.training.memory import MemoryNeed, Verdict, training_memory
 from pyperf_suite.laws.training.step import ParallelPlan
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute
 
@@ -42,7 +43,8 @@ RECOMPUTED: Mapping[str, tuple[Recompute, float]] = {
 LATENT = {"query_rank": 1536, "latent_rank": 512, "rope_head_dim": 64, "value_head_dim": 128, "head_dim": 192}
 # DeepSeek-V3's layers without experts, and the one that predicts a second token, which takes a layer's place.
 DENSE_LAYERS, NEXT_TOKEN_LAYERS = 3, 1
-OLDEST_FUSED_HEAD = "no flash"
+NOT_FUSED = "no flash"
+ASSUMED_RECOMPUTE = "what is recomputed is not stated"
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,30 @@ class TrainingRun:
     def tokens(self) -> int:
         """Tokens of an iteration."""
         return self.plan.global_batch * self.plan.seq
+
+    @property
+    def need(self) -> MemoryNeed:
+        """What the fullest GPU holds by the formulas, recomputing as stated."""
+        # A fused kernel keeps no scores, whatever else is kept.
+        fused = self.plan.fused_attention and self.plan.recompute == "nothing"
+        return self._need("attention" if fused else self.plan.recompute)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it fits its GPU; where the row leaves open what is recomputed, by the least that it may hold."""
+        verdict = self.need.verdict(self.gpu.memory_bytes)
+        if verdict == "does not fit" and ASSUMED_RECOMPUTE in self.assumed:
+            least = self._need("layers").verdict(self.gpu.memory_bytes)
+            return verdict if least == verdict else "may not fit"
+        return verdict
+
+    def _need(self, recompute: Recompute) -> MemoryNeed:
+        plan = self.plan
+        return training_memory(
+            self.model, plan.micro_batch, plan.seq, plan.piece.sharding, data_ranks=plan.shards * plan.expert_groups,
+            zero_stage=plan.zero_stage, stages=plan.pipeline, recompute=recompute, chunks=plan.chunks,
+            micro_batches=plan.micro_batches, context=plan.context,
+        )  # fmt: skip
 
 
 def read_runs(path: Path) -> tuple[list[TrainingRun], list[str]]:
@@ -126,7 +152,7 @@ def run_of(row: Mapping[str, str]) -> TrainingRun:
         assumed.append("TP and DP overlapped")
     micro_batch = number("micro_batch", 1, "a micro-batch of 1")
     dtype = given.get("dtype") or "bf16"
-    old = OLDEST_FUSED_HEAD in note or "as table 1" in note
+    old = NOT_FUSED in note or "as table 1" in note
     plan = ParallelPlan(
         number("global_batch", 1), micro_batch, number("seq", 1), tensor, data, pipeline, recompute, not old,
         overlap_gradients=zero_stage > 0 or "dp" in overlaps,
@@ -158,8 +184,9 @@ def _framework(given: Mapping[str, str], note: str, zero_stage: int) -> Framewor
 
 def _recompute(given: Mapping[str, str], assumed: list[str]) -> tuple[Recompute, float]:
     stated = given.get("recompute", "")
+    if not stated or given.get("recompute_stated") == "no":
+        assumed.append(ASSUMED_RECOMPUTE)
     if not stated:
-        assumed.append("nothing recomputed")
         return RECOMPUTED["nothing"]
     if stated not in RECOMPUTED:
         raise UserError(f"Backward cannot recompute {stated!r}: choose from {', '.join(RECOMPUTED)}.")

@@ -20,7 +20,6 @@ from pyperf_suite.laws.internode import Network
 from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.framework import (
     DTYPES,
-    KINDS,
     LOW_PRECISION,
     SHARDED_FROM_STAGE,
     FoundConstants,
@@ -308,6 +307,11 @@ def interleaved_sends_s(plan: ParallelPlan, sends_s: Any, chunk_s: Any) -> Any:
     return np.where((chunks > 1) & (np.asarray(plan.pipeline) > 1), plan.micro_batches * chunks * each, 0.0)
 
 
+# The law of collectives was fitted to so many nodes. Beyond, the time of a large message hardly grows, and steps of
+# large jobs show no ring's latency; what they do take longer is `StepConstants.nodes`.
+MOST_NODES = 8
+
+
 def _over_data(
     operation: str,
     element_bytes: Sizes,
@@ -318,15 +322,18 @@ def _over_data(
     network: Network | None,
 ) -> Any:
     """Parameters over the ranks that have the same: of these TP, and EP, leave every so many of a node."""
-    per_node: Any = np.maximum(1, plan.ranks_per_node // plan.tensor)
-    if np.ndim(per_node) == 0:
-        per_node = int(per_node)
-    seconds = prices.collective(operation, element_bytes * ours.shared, plan.shards, per_node, network).seconds
+
+    def over_s(parameters: Any, ranks: Any, cut: Any) -> Any:
+        per_node = np.maximum(1, plan.ranks_per_node // cut)
+        counted = np.minimum(ranks, MOST_NODES * per_node)
+        if np.ndim(counted) == np.ndim(per_node) == 0:
+            counted, per_node = int(counted), int(per_node)
+        return prices.collective(operation, element_bytes * parameters, counted, per_node, network).seconds
+
+    seconds = over_s(ours.shared, plan.shards, plan.tensor)
     if model.experts > 1 and ours.experts is not None:
         cut = plan.tensor * plan.expert // plan.expert_groups
-        apart = np.maximum(1, plan.ranks_per_node // cut)
-        ranks = plan.tensor * plan.shards // cut
-        seconds = seconds + prices.collective(operation, element_bytes * ours.experts, ranks, apart, network).seconds
+        seconds = seconds + over_s(ours.experts, plan.tensor * plan.shards // cut, cut)
     return seconds
 
 
@@ -456,7 +463,7 @@ def step_time(
     seconds = sum(parts.values())
     low, high = interval(found, model, plan.dtype)
     around = {} if low is None else {"low": seconds * low, "high": seconds * high}
-    error = None if found.of_another_gpu else found.error_percent
+    error = None if found.of_another_gpu else _error_percent(found, model, plan.dtype)
     return Explained(seconds, parts, found.of_another_gpu, error, found.origin, **around)
 
 
@@ -489,10 +496,17 @@ def interval(found: FoundConstants, model: ModelDimensions, dtype: str) -> tuple
     """By what to multiply seconds for the ends between which nine of ten runs lie; None where nothing is known."""
     if not found.low:
         return None, None
-    kind = KINDS[2] if model.experts > 1 else KINDS[1] if dtype in LOW_PRECISION else KINDS[0]
-    wider = WIDER_ELSEWHERE if found.of_another_gpu else 1.0
-    place = KINDS.index(kind)
+    wider, place = WIDER_ELSEWHERE if found.of_another_gpu else 1.0, _kind(model, dtype)
     return float(np.exp(wider * found.low[place])), float(np.exp(wider * found.high[place]))
+
+
+def _error_percent(found: FoundConstants, model: ModelDimensions, dtype: str) -> float | None:
+    return found.errors_percent[_kind(model, dtype)] if found.errors_percent else found.error_percent
+
+
+def _kind(model: ModelDimensions, dtype: str) -> int:
+    """The place among KINDS of runs that err as much."""
+    return 2 if model.experts > 1 else 1 if dtype in LOW_PRECISION else 0
 
 
 # Whose units compute the blocked types.
