@@ -11,7 +11,8 @@ from pyperf_suite.advise.layout_plan import Planned, evaluated
 from pyperf_suite.advise.layout_report import SELENE_ERROR_PERCENT
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.prices import Prices
-from pyperf_suite.laws.training.step import StepConstants, step_time
+from pyperf_suite.laws.training.framework import StepConstants
+from pyperf_suite.laws.training.step import step_time
 from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute
 from tools.fit.published import SAMPLE
 from tools.fit.step import MULTI_NODE, Iteration, Remembered, fit_constants, read_iterations
