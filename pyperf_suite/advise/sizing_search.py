@@ -390,7 +390,13 @@ def search(setting: Setting, bounds: Bounds, prices: KernelPrices) -> Search:
     speed = grid.speed
     faster = within[np.log(speed[within]) > noise]
     singles = {name: np.intersect1d(where, within) for name, where in _single_changes(candidates).items()}
-    alone = {name: int(among[np.argmax(speed[among])]) for name, among in singles.items() if len(among)}
+    # Of those that are surely faster the fastest, of others only where there is none.
+    beaten = {name: np.intersect1d(among, faster) for name, among in singles.items()}
+    alone = {
+        name: int(best[np.argmax(speed[best])])
+        for name, among in singles.items()
+        if len(best := beaten[name] if len(beaten[name]) else among)
+    }
     chosen = sorted(_pareto(candidates, grid, faster), key=lambda index: -speed[index])[:MOST_LISTED]
     present, *others = judged([candidates.at(index) for index in (0, *alone.values(), *chosen)], prices)
     return Search(
