@@ -10,7 +10,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import POOLED, shipped_calibration
-from pyperf_suite.laws.training.framework import StepConstants
+from pyperf_suite.laws.training.framework import StepConstants, found_constants
 from pyperf_suite.laws.training.step import prices_of
 from tools.fit.published import SAMPLE
 from tools.fit.step import (
@@ -65,6 +65,18 @@ def test_runs_of_models_left_out_are_predicted_within_the_target(
     own = of(runs, framework, generation)
     errors = left_out(own, framework, lambda run: run.run.name)
     assert np.mean(np.abs(np.expm1(-errors))) < worst
+
+
+@pytest.mark.slow
+def test_iterations_of_vtrain_left_out_by_layout_are_predicted_within_nine_percent(runs: list[PricedRun]) -> None:
+    own = [run for run in of(runs, "megatron", "Ampere") if run.run.source == "vTrain"]
+    assert len(own) > 70
+    layouts = {run: f"{run.run.name} {run.run.plan.tensor} {run.run.plan.pipeline}" for run in own}
+    errors = left_out(own, "megatron", lambda run: str(sorted(set(layouts.values())).index(layouts[run]) % 5))
+    assert np.mean(np.abs(np.expm1(-errors))) < 0.09
+    shipped = found_constants("A100").constants
+    now = np.array([run.predicted(shipped) / run.seconds - 1 for run in own])
+    assert np.mean(np.abs(now)) < 0.08
 
 
 @pytest.mark.slow
