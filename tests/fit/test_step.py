@@ -92,7 +92,7 @@ def test_what_is_shipped_states_its_errors_and_deviations() -> None:
     pooled = shipped_calibration(POOLED)
     assert pooled is not None
     blocks = {name: block for name, block in pooled.blocks.items() if name.startswith("step.")}
-    assert set(blocks) == {"step.megatron", "step.fsdp1", "step.torchtitan", "step.deepspeed"}
+    assert set(blocks) == {f"step.{name}" for name in ("megatron", "fsdp1", "fsdp2", "torchtitan", "deepspeed")}
     for block in blocks.values():
         assert 0 < block.held_out["mape"] < 15
         assert (block.arrays["low"] < 0).all()
