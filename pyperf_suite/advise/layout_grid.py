@@ -229,6 +229,7 @@ def layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int] | Non
         advice = f"take {' or '.join(map(str, near))} GPUs" if near else "take another --global-batch"
         raise UserError(
             f"{cluster.gpus} GPUs cannot share this model and a global batch of {training.global_batch} in any way "
+            f"{f'that {training.framework} runs ' if training.framework else ''}"
             f"({why}): {advice}."
         )
     return grid
@@ -245,8 +246,8 @@ def held_to(grid: Grid, fixed: Mapping[str, int], framework: str | None = None) 
         asked = f"No layout that divides{of} has {WRITTEN[name]} {_written(name, value)}"
         column = grid.columns[name]
         if not (column == value).any():
-            uneven = f" (uneven: {'; '.join(grid.uneven)})" if name in SPLIT and grid.uneven else ""
-            raise UserError(f"{asked}{uneven}: take {_values(name, column)}.")
+            left = f" (uneven: {'; '.join(grid.uneven)})" if name in SPLIT and grid.uneven else ""
+            raise UserError(f"{asked}{left}: take {_values(name, column)}.")
         if not (places & (column == value)).any():
             others = ", ".join(f"{WRITTEN[each]} {_written(each, fixed[each])}" for each in fixed if each != name)
             raise UserError(f"{asked} with {others}: take {WRITTEN[name]} {_values(name, column[places])}.")
@@ -265,15 +266,15 @@ def divisors(number: int) -> list[int]:
 
 
 def _layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int]) -> Grid:
-    uneven: dict[str, int] = {}
+    reasons: dict[str, int] = {}
     blocks: list[Column] = []
     found = 0
     names = [field.name for field in fields(Layout)]
     for tensor, context, pipeline in _splits(cluster.gpus):
         data = cluster.gpus // (tensor * context * pipeline)
-        reason = _uneven(training, cluster, tensor, context, pipeline, data)
+        reason = uneven(training, cluster, tensor, context, pipeline, data)
         if reason:
-            uneven[reason] = uneven.get(reason, 0) + 1
+            reasons[reason] = reasons.get(reason, 0) + 1
         else:
             block = _variants(training, tensor, context, pipeline, data)
             for name, value in fixed.items():
@@ -286,7 +287,7 @@ def _layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int]) -> 
                 "with --cp 1, --virtual-pp 1 or --recompute layers."
             )
     table = np.concatenate(blocks, axis=1) if blocks else np.empty((len(names), 0), dtype=np.int64)
-    return Grid(dict(zip(names, table, strict=True)), uneven)
+    return Grid(dict(zip(names, table, strict=True)), reasons)
 
 
 def _splits(gpus: int) -> Iterator[tuple[int, int, int]]:
@@ -297,7 +298,7 @@ def _splits(gpus: int) -> Iterator[tuple[int, int, int]]:
                 yield tensor, context, pipeline
 
 
-def _uneven(training: Training, cluster: Cluster, tensor: int, context: int, pipeline: int, data: int) -> str | None:
+def uneven(training: Training, cluster: Cluster, tensor: int, context: int, pipeline: int, data: int) -> str | None:
     """The first thing that such a split cannot divide."""
     model = training.model
     if not bool(Sharding(tensor).divides(model)):
@@ -319,7 +320,7 @@ def _variants(training: Training, tensor: int, context: int, pipeline: int, data
     model, per_rank = training.model, training.global_batch // data
     longest = max(1, MOST_TOKENS // training.seq)
     axes = (
-        [chunks for chunks in divisors(model.layers // pipeline) if _cuts(model, pipeline, chunks)],
+        [chunks for chunks in divisors(model.layers // pipeline) if cuts(model, pipeline, chunks)],
         divisors(int(np.gcd(model.experts, data * context))),
         range(LAST_STAGE + 1) if data * context > 1 else [0],
         [size for size in divisors(per_rank) if size <= longest],
@@ -339,7 +340,7 @@ def _variants(training: Training, tensor: int, context: int, pipeline: int, data
     return np.asarray(table[:, able], dtype=np.int64)
 
 
-def _cuts(model: ModelDimensions, pipeline: int, chunks: int) -> bool:
+def cuts(model: ModelDimensions, pipeline: int, chunks: int) -> bool:
     """Whether so many stages of chunks hold the layers: evenly, or a stage's number of them differing by one."""
     return chunks == 1 or (pipeline > 1 and model.layers % (pipeline * chunks) == 0)
 

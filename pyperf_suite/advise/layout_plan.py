@@ -132,7 +132,7 @@ class Planned:
     @property
     def usual(self) -> FoundConstants:
         """The constants of the best layout's framework."""
-        return self.found[self.best.framework]
+        return self.found[FRAMEWORKS[self.frameworks[self.ranked[0] if self.ranked.size else 0]]]
 
     @functools.cached_property
     def ranked(self) -> NDArray[np.intp]:
