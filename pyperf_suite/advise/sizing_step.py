@@ -312,17 +312,31 @@ class PricedPart:
     @property
     def margins(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Of each call, by `margins_of`."""
-        whole = np.shape(self.explained.seconds)
-        below, above = (np.broadcast_to(side, whole)[self.back] for side in margins_of(self.explained))
+        below, above = (self._of_calls(side) for side in margins_of(self.explained))
         return below, above
+
+    @property
+    def common(self) -> NDArray[np.float64]:
+        """The part of each call's interval that all sizes of the law share."""
+        return self._of_calls(self.explained.common)
+
+    def _of_calls(self, values: Any) -> NDArray[np.float64]:
+        return np.broadcast_to(values, np.shape(self.explained.seconds))[self.back]
 
 
 def margins_of(explained: Explained) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """How far below and above a law's time nine of ten measurements lie, as logarithms; broadcast to the times."""
+    """How far below and above a law's time nine of ten measurements lie, as logarithms; broadcast to the times.
+
+    Without what is common to all sizes of the law.
+    """
     if explained.low is not None and explained.high is not None:
         seconds = np.asarray(explained.seconds)
-        # Where a law is biased its time can lie outside of its own interval.
-        return tuple(np.maximum(np.log(ratio), 0.0) for ratio in (seconds / explained.low, explained.high / seconds))
+        below, above = (
+            # Where a law is biased its time can lie outside of its own interval.
+            np.sqrt(np.maximum(np.maximum(np.log(ratio), 0.0) ** 2 - np.square(explained.common), 0.0))
+            for ratio in (seconds / explained.low, explained.high / seconds)
+        )
+        return below, above
     error = explained.error_percent
     usual = NORMAL_QUANTILE * DEVIATION_OVER_MEAN * (UNTESTED_ERROR_PERCENT if error is None else error) / 100
     return np.asarray(usual), np.asarray(usual)

@@ -45,7 +45,7 @@ ASKED_APART = 3
 
 
 @dataclass(frozen=True)
-class Asked:
+class RowsAsked:
     """Rows of one GPU, dtype and library; `kind` has the values of the format's `kinds`, `rows` all columns."""
 
     gpu: GpuSpec
@@ -60,7 +60,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Format:
+class TableFormat:
     """A kind of table: the columns that it is known by, and how its rows are priced.
 
     Rows that differ in one of `kinds` are priced apart.
@@ -68,16 +68,16 @@ class Format:
 
     law: str
     columns: tuple[str, ...]
-    price: Callable[[Asked], Explained]
+    price: Callable[[RowsAsked], Explained]
     kinds: tuple[str, ...] = ()
 
 
-def _product(asked: Asked) -> Explained:
+def _product(asked: RowsAsked) -> Explained:
     m, n, k = asked.sizes("m", "n", "k")
     return gemm_time(asked.gpu, m, n, k, dtype=asked.dtype, library=asked.library)
 
 
-def _attention(asked: Asked) -> Explained:
+def _attention(asked: RowsAsked) -> Explained:
     decodes = "kv_length" in asked.rows
     batch, seq_k, heads, kv_heads, width = asked.sizes("batch_size", "kv_length" if decodes else "isl", *HEADS)
     return attention_time(
@@ -96,7 +96,7 @@ def _attention(asked: Asked) -> Explained:
     )
 
 
-def _latent(asked: Asked) -> Explained:
+def _latent(asked: RowsAsked) -> Explained:
     decodes = "kv_length" in asked.rows
     batch, seq_k, heads = asked.sizes("batch_size", "kv_length" if decodes else "isl", "num_heads")
     gemm = asked.kind["gemm_type"]
@@ -115,7 +115,7 @@ def _latent(asked: Asked) -> Explained:
     )
 
 
-def _grouped(asked: Asked) -> Explained:
+def _grouped(asked: RowsAsked) -> Explained:
     tokens, hidden, width, experts, top_k, ep, tp = asked.sizes(
         "num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "moe_ep_size", "moe_tp_size"
     )
@@ -135,7 +135,7 @@ def _grouped(asked: Asked) -> Explained:
     )
 
 
-def _collective(asked: Asked) -> Explained:
+def _collective(asked: RowsAsked) -> Explained:
     nbytes, ranks = asked.sizes("bytes", "num_gpus")
     kernel, rate = str(asked.kind.get("kernel_source", "")), asked.kind.get("network_gb_per_s")
     if kernel.endswith("_eager"):
@@ -159,16 +159,16 @@ OF_COLLECTIVES = ("op_name", "num_gpus", "kernel_source", "ranks_per_node", "net
 LATENT = ("scope", "num_heads", "batch_size", "gemm_type")
 # A table is of the first format whose columns it has.
 FORMATS = (
-    Format("grouped GEMM", (*EXPERTS, "distribution"), _grouped, ("distribution", "gated")),
-    Format("MLA prefill", (*LATENT, "isl"), _latent, ("scope", "gemm_type")),
-    Format("MLA decode", (*LATENT, "kv_length"), _latent, ("scope", "gemm_type")),
-    Format(
+    TableFormat("grouped GEMM", (*EXPERTS, "distribution"), _grouped, ("distribution", "gated")),
+    TableFormat("MLA prefill", (*LATENT, "isl"), _latent, ("scope", "gemm_type")),
+    TableFormat("MLA decode", (*LATENT, "kv_length"), _latent, ("scope", "gemm_type")),
+    TableFormat(
         "attention, windowed", ("batch_size", "isl", *HEADS, "window_size"), _attention, ("head_dim", "window_size")
     ),
-    Format("attention, prefill", ("batch_size", "isl", *HEADS), _attention, ("head_dim",)),
-    Format("attention, decode", ("batch_size", "kv_length", *HEADS), _attention, WINDOWED),
-    Format("collectives", ("op_name", "num_gpus", "bytes"), _collective, OF_COLLECTIVES),
-    Format("GEMM", ("m", "n", "k"), _product),
+    TableFormat("attention, prefill", ("batch_size", "isl", *HEADS), _attention, ("head_dim",)),
+    TableFormat("attention, decode", ("batch_size", "kv_length", *HEADS), _attention, WINDOWED),
+    TableFormat("collectives", ("op_name", "num_gpus", "bytes"), _collective, OF_COLLECTIVES),
+    TableFormat("GEMM", ("m", "n", "k"), _product),
 )
 
 
@@ -250,7 +250,7 @@ def _typed(cells: Sequence[str]) -> NDArray[Any]:
     return numbers.astype(np.int64) if whole else numbers
 
 
-def format_of(columns: Columns, path: Path) -> Format:
+def format_of(columns: Columns, path: Path) -> TableFormat:
     """The format whose columns a table has. Raises UserError that says which columns each format needs."""
     for form in FORMATS:
         if set(form.columns) <= columns.keys():
@@ -290,7 +290,7 @@ def _validated_runs(path: Path) -> Iterator[Validated]:
 
 def _groups(
     columns: Columns, path: Path, gpu: str | None, dtype: str | None
-) -> Iterator[tuple[Asked, str, NDArray[np.float64]]]:
+) -> Iterator[tuple[RowsAsked, str, NDArray[np.float64]]]:
     """The rows of each GPU, dtype, dtype of the cache, library and version, with the version and their seconds."""
     named_gpu, named_dtype = _named(path)
     count = len(next(iter(columns.values())))
@@ -310,7 +310,11 @@ def _groups(
         rows = {name: values[chosen] for name, values in columns.items()}
         spec, (of, cache) = find_gpu(str(key[0])), (DTYPES.get(name, name) for name in key[1:])
         for library, version, here, seconds in _times(rows, path):
-            yield Asked(spec, of, cache, library, {name: each[here] for name, each in rows.items()}), version, seconds
+            yield (
+                RowsAsked(spec, of, cache, library, {name: each[here] for name, each in rows.items()}),
+                version,
+                seconds,
+            )
 
 
 def _times(rows: Columns, path: Path) -> Iterator[tuple[str | None, str, NDArray[np.bool_], NDArray[np.float64]]]:
@@ -352,7 +356,7 @@ def _named(path: Path) -> tuple[str | None, str | None]:
     return gpu, next((word for word in words if word in DTYPES), None)
 
 
-def _judged(path: Path, form: Format, asked: Asked, version: str, seconds: NDArray[np.float64]) -> Validated:
+def _judged(path: Path, form: TableFormat, asked: RowsAsked, version: str, seconds: NDArray[np.float64]) -> Validated:
     timed = np.flatnonzero(np.isfinite(seconds) & (seconds > 0))
     predicted, low, high = (np.full(seconds.size, np.nan) for _ in range(3))
     beyond = np.zeros(seconds.size, dtype=bool)
@@ -403,7 +407,7 @@ def _or_none(of: Callable[[Any], Any], values: NDArray[np.float64]) -> float | N
 
 
 def _priced(
-    form: Format, asked: Asked, members: NDArray[np.intp]
+    form: TableFormat, asked: RowsAsked, members: NDArray[np.intp]
 ) -> Iterator[tuple[NDArray[np.intp], Explained | str]]:
     """The rows with their price, or with the sentence that refuses them; where some are refused they are halved."""
     try:
@@ -418,17 +422,20 @@ def _priced(
         yield members, reason
 
 
-def _all_refused(form: Format, asked: Asked, members: NDArray[np.intp]) -> bool:
+def _all_refused(form: TableFormat, asked: RowsAsked, members: NDArray[np.intp]) -> bool:
+    """Whether the first, the middle and the last of them are refused for one reason."""
+    reasons = set()
     for row in members[np.linspace(0, members.size - 1, ASKED_APART).astype(np.intp)]:
         try:
             form.price(_rows(asked, np.array([row])))
-        except UserError:
-            continue
-        return False
-    return True
+        except UserError as error:
+            reasons.add(str(error))
+        else:
+            return False
+    return len(reasons) == 1
 
 
-def _rows(asked: Asked, members: NDArray[np.intp]) -> Asked:
+def _rows(asked: RowsAsked, members: NDArray[np.intp]) -> RowsAsked:
     return replace(asked, rows={name: column[members] for name, column in asked.rows.items()})
 
 

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 
-VERSION = 1
+VERSION = 2
 # Whose kernels a law can be of; the first one that a GPU has tables of answers where none is asked for.
 LIBRARIES = ("trtllm", "sglang", "vllm")
 SHIPPED = Path(__file__).parent / "calibrations"

@@ -20,9 +20,9 @@ from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.band import DEVIATIONS, Band
 from pyperf_suite.laws.band import NAMES as BAND_NAMES
 from pyperf_suite.laws.calibration import (
+    STEPS,
     Calibration,
     CalibrationBlock,
-    STEPS,
     ResidualGrid,
     all_shipped,
     log_ratio,
@@ -94,8 +94,15 @@ GRIDS = (
     ("streams", "kept", "group"),
 )
 CAUSES = {
-    **{"launch": "launch", "ideal": "bandwidth", "resident": "cache", "queries": "bandwidth", "blocks": "wave", "rows": "wave"},
-    **{"whole rows": "rate", "products": "rate", "splits": "wave"},
+    "launch": "launch",
+    "ideal": "bandwidth",
+    "resident": "cache",
+    "queries": "bandwidth",
+    "blocks": "wave",
+    "rows": "wave",
+    "whole rows": "rate",
+    "products": "rate",
+    "splits": "wave",
 }
 # The kept axis has a node of its own where no window is: grids are zero there.
 NO_WINDOW = 1 / 64
@@ -107,10 +114,9 @@ def decode_sizes(
     """The sizes that costs and grids are of, float64 arrays of one shape."""
     keys = np.where(window > 0, np.minimum(kv_length, np.maximum(window, 1.0)), kv_length)
     kept = np.where(window > 0, np.maximum(kv_length / np.maximum(window, 1.0), 2 * NO_WINDOW), NO_WINDOW)
-    return {
-        **{"streams": batch * kv_heads, "keys": keys, "group": heads / kv_heads, "head_dim": head_dim},
-        **{"kv_heads": kv_heads, "kept": kept},
-    }
+    streams, group = batch * kv_heads, heads / kv_heads
+    read = {"streams": streams, "keys": keys, "group": group, "head_dim": head_dim}
+    return read | {"kv_heads": kv_heads, "kept": kept}
 
 
 def decode_work(gpu: GpuSpec, sizes: Sizes, cache_bytes: float) -> Sizes:
@@ -221,9 +227,9 @@ def unpack_law(block: CalibrationBlock, kind: str, over: Sequence[tuple[str, ...
 
 
 # What a law read off another GPU misses beyond what it misses on its own, as a standard deviation of the logarithm:
-# a level, more for each factor e of bandwidth and of multiprocessors apart; and of another architecture. Chosen so
+# a level, more for each factor e of bandwidth and of multiprocessors apart; and of other kernels. Chosen so
 # that tables of GPUs left out whole are covered (`python -m tools.fit.decode TABLES`).
-ALIKE_LEVEL, A_BANDWIDTH, A_MULTIPROCESSOR = 0.03, 0.2, 0.3
+ALIKE_LEVEL, A_BANDWIDTH, A_MULTIPROCESSOR = 0.03, 0.04, 0.3
 OTHER_ARCHITECTURE = 0.5
 # The mean of |x| over the standard deviation of a normal x, in percent.
 MEAN_OF_DEVIATION = 80.0
@@ -296,9 +302,7 @@ def found_in(
     block = own.block(f"{name}.{having[0]}")
     error = float(block.arrays["mape"][block.arrays["kinds"].tolist().index(kind)])
     origin = block.origin if own.gpu == spec.name else f"read off {own.gpu}, fitted to {block.origin}"
-    return FoundLaw(
-        unpack_law(block, kind, over), having[0], block, error, transferred_deviation(spec, own), origin
-    )
+    return FoundLaw(unpack_law(block, kind, over), having[0], block, error, transferred_deviation(spec, own), origin)
 
 
 @functools.cache
@@ -309,7 +313,7 @@ def donor(spec: GpuSpec, name: str) -> Calibration:
     """
     shipped = {each.gpu: each for each in all_shipped() if each.libraries(name)}
     measured = ", ".join(sorted(shipped)) or "no GPU"
-    if spec.compute_capability is None or "fp8kv" in name and "fp8" not in spec.peak_flop_per_s:
+    if spec.compute_capability is None or ("fp8kv" in name and "fp8" not in spec.peak_flop_per_s):
         raise UserError(f"Nothing like {name} on {spec.name} was measured, only on {measured}.")
 
     def unlike(other: GpuSpec) -> tuple[float, ...]:

@@ -34,8 +34,18 @@ GEMM_NAMES = {"bf16": "bf16", "bfloat16": "bf16", "fp8": "fp8_block", "fp8_block
 # What the grids are over.
 GRIDS = (("batch", "length", "heads"), ("streams", "length"), ("tokens", "heads"))
 CAUSES = {
-    **{"launch": "launch", "ideal": "rate", "cache": "bandwidth", "resident": "cache", "bytes": "bandwidth", "blocks": "wave", "tokens": "kernel", "whole heads": "tile"},
-    **{"splits": "wave", "busiest": "wave", "weights": "bandwidth", "projections": "kernel"},
+    "launch": "launch",
+    "ideal": "rate",
+    "cache": "bandwidth",
+    "resident": "cache",
+    "bytes": "bandwidth",
+    "blocks": "wave",
+    "whole heads": "tile",
+    "splits": "wave",
+    "busiest": "wave",
+    "tokens": "kernel",
+    "weights": "bandwidth",
+    "projections": "kernel",
     "activations": "bandwidth",
 }
 
@@ -43,10 +53,8 @@ CAUSES = {
 def latent_sizes(batch: Floats, seq_q: Floats, seq_k: Floats, heads: Floats) -> Sizes:
     """The sizes that the grids are of."""
     length = np.where(seq_q > 1, np.sqrt(seq_q * seq_k), seq_k)
-    return {
-        **{"batch": batch, "length": length, "heads": heads},
-        **{"streams": batch * heads, "tokens": batch * seq_q},
-    }
+    streams, tokens = batch * heads, batch * seq_q
+    return {"batch": batch, "length": length, "heads": heads, "streams": streams, "tokens": tokens}
 
 
 def latent_work(
@@ -88,8 +96,9 @@ def latent_work(
     if not gemm:
         return work | dict.fromkeys(("weights", "projections", "activations"), np.zeros_like(batch))
     dtype, weight_bytes = GEMMS[gemm]
-    weights = HIDDEN * (QUERY_RANK + LATENT + ROPE)
-    weights = weights + heads * (QUERY_RANK * (KEY + ROPE) + LATENT * (KEY + VALUE) + VALUE * HIDDEN)
+    weights = HIDDEN * (QUERY_RANK + LATENT + ROPE) + heads * (
+        QUERY_RANK * (KEY + ROPE) + LATENT * (KEY + VALUE) + VALUE * HIDDEN
+    )
     rows = ELEMENT_BYTES * batch * seq_q * (2 * HIDDEN + heads * (KEY + ROPE + VALUE))
     return work | {
         "weights": weight_bytes * weights / bandwidth,

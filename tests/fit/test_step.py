@@ -10,7 +10,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import POOLED, shipped_calibration
-from pyperf_suite.laws.training.framework import StepConstants
+from pyperf_suite.laws.training.framework import StepConstants, found_constants
 from pyperf_suite.laws.training.step import prices_of
 from tools.fit.published import SAMPLE
 from tools.fit.step import (
@@ -68,6 +68,18 @@ def test_runs_of_models_left_out_are_predicted_within_the_target(
 
 
 @pytest.mark.slow
+def test_iterations_of_vtrain_left_out_by_layout_are_predicted_within_nine_percent(runs: list[PricedRun]) -> None:
+    own = [run for run in of(runs, "megatron", "Ampere") if run.run.source == "vTrain"]
+    assert len(own) > 70
+    layouts = {run: f"{run.run.name} {run.run.plan.tensor} {run.run.plan.pipeline}" for run in own}
+    errors = left_out(own, "megatron", lambda run: str(sorted(set(layouts.values())).index(layouts[run]) % 5))
+    assert np.mean(np.abs(np.expm1(-errors))) < 0.09
+    shipped = found_constants("A100").constants
+    now = np.array([run.predicted(shipped) / run.seconds - 1 for run in own])
+    assert np.mean(np.abs(now)) < 0.08
+
+
+@pytest.mark.slow
 def test_dense_runs_of_megatron_on_hopper_left_out_by_model_are_predicted_within_five_percent(
     runs: list[PricedRun],
 ) -> None:
@@ -80,7 +92,7 @@ def test_what_is_shipped_states_its_errors_and_deviations() -> None:
     pooled = shipped_calibration(POOLED)
     assert pooled is not None
     blocks = {name: block for name, block in pooled.blocks.items() if name.startswith("step.")}
-    assert set(blocks) == {"step.megatron", "step.fsdp1", "step.torchtitan", "step.deepspeed"}
+    assert set(blocks) == {f"step.{name}" for name in ("megatron", "fsdp1", "fsdp2", "torchtitan", "deepspeed")}
     for block in blocks.values():
         assert 0 < block.held_out["mape"] < 15
         assert (block.arrays["low"] < 0).all()

@@ -401,7 +401,8 @@ def use_calibration(source: Any) -> None:
 
 def use_array(content: bytes) -> None:
     header, arrays = shipped()
-    name = list(arrays)[len(content) % len(arrays)]
+    names = list(arrays)
+    name = next((name for name in names if arrays[name] == content), names[len(content) % len(names)])
     use_calibration(saved(header, arrays | {name: content}))
 
 

@@ -78,7 +78,7 @@ def test_a_calibration_of_another_version_is_refused_in_one_sentence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "header", ["[]", "{", '{"version": 1}', "[" * 100_000, '{"version": 1, "gpu": 1, "blocks": 2}']
+    "header", ["[]", "{", '{"version": 2}', "[" * 100_000, '{"version": 2, "gpu": 1, "blocks": 2}']
 )
 def test_a_file_with_another_header_is_no_calibration(tmp_path, header):
     path = tmp_path / "odd.npz"

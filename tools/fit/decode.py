@@ -6,6 +6,7 @@ latent attention. `python -m tools.fit.decode TABLES` reports how each GPU is pr
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws import decode_attention as decode
 from pyperf_suite.laws import latent_attention as latent
 from pyperf_suite.laws.alpha_beta import HUBER, LEAST_SCATTER
-from pyperf_suite.laws.band import Band
+from pyperf_suite.laws.band import COVERED, Band
 from pyperf_suite.laws.calibration import LIBRARIES, Calibration, CalibrationBlock, ResidualGrid, all_shipped
 from pyperf_suite.laws.decode_attention import SummedLaw
 from tools.fit.published import Columns, read_columns, tables_like
@@ -67,8 +68,9 @@ NODES = {
 
 @dataclass(frozen=True)
 class Smooth:
-    """How smooth a grid is: what a squared step along each of its sizes costs over a row's squared residual, and a
-    squared node itself.
+    """How smooth a grid is.
+
+    What a squared step along each of its sizes costs over a row's squared residual, and a squared node itself.
     """
 
     steps: tuple[float, ...]
@@ -132,10 +134,11 @@ class Form:
         nodes = _solved(sparse.hstack(reads).tocsr(), sparse.block_diag(forms).tocsr(), values)
         parts = np.split(nodes, np.cumsum([read.shape[1] for read in reads])[:-1])
         axes = [tuple(NODES[name] for name in names) for names in self.grids]
-        grids = [ResidualGrid(on, part.reshape([axis.size for axis in on])) for on, part in zip(axes, parts, strict=True)]
-        for names, grid in zip(self.grids, grids, strict=True):
+        grids = []
+        for names, on, part in zip(self.grids, axes, parts, strict=True):
+            grids.append(ResidualGrid(on, part.reshape([axis.size for axis in on])))
             if "kept" in names:
-                grid.values[:, 0] = 0.0  # where no window is
+                grids[-1].values[:, 0] = 0.0  # where no window is
         return tuple(grids)
 
 
@@ -169,7 +172,9 @@ def fit_costs(work: Floats, seconds: Floats, limits: Floats) -> Floats:
         shares = own * np.exp(log_costs)
         return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
-    found = least_squares(missed, np.log(start), slope, loss="soft_l1", f_scale=0.1, bounds=(np.log(least), np.log(most)))
+    found = least_squares(
+        missed, np.log(start), slope, loss="soft_l1", f_scale=0.1, bounds=(np.log(least), np.log(most))
+    )
     costs = np.zeros(work.shape[1])
     costs[there] = np.exp(found.x)
     return costs
@@ -224,7 +229,7 @@ def _solved(reading: sparse.csr_matrix, form: sparse.csr_matrix, values: Floats)
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How rows of sites left out were predicted: errors in %, and how many lay in the band fitted to other sites."""
+    """How rows of sites left out were predicted: errors in %, and how many % lay in the band of other sites."""
 
     mape: float
     median: float
@@ -240,12 +245,23 @@ def held_out(form: Form, rows: Rows, knots: int) -> tuple[HeldOut, Band]:
 
     predicted = cross_predicted(fit, rows.site)
     missed = np.log(rows.seconds / predicted)
-    inside = np.zeros(missed.size, dtype=bool)
+    # How far off in half widths of the band of other sites: few sites make it too narrow, so it is widened to cover.
+    off = np.empty(missed.size)
     for out in folds(rows.site):
-        low, high = Band.fit(missed[~out], predicted[~out], knots).around(predicted[out])
-        inside[out] = (rows.seconds[out] >= low) & (rows.seconds[out] <= high)
+        low, high = np.log(Band.fit(missed[~out], predicted[~out], knots).around(predicted[out]) / predicted[out])
+        off[out] = np.abs(2 * missed[out] - low - high) / (high - low)
+    wider = _widening(off)
+    inside = np.concatenate([off[out] <= _widening(off[~out]) for out in folds(rows.site)])
+    band = Band.fit(missed, predicted, knots)
+    middle, half = (band.low + band.high) / 2, wider * (band.high - band.low) / 2
     errors = 100 * np.abs(predicted / rows.seconds - 1)
-    return HeldOut(errors.mean(), float(np.median(errors)), 100 * inside.mean()), Band.fit(missed, predicted, knots)
+    figures = HeldOut(float(errors.mean()), float(np.median(errors)), 100 * float(inside.mean()))
+    return figures, Band(band.at, middle - half, middle + half)
+
+
+def _widening(off: Floats) -> float:
+    """How many half widths of a band cover as many rows as they should; not less than one."""
+    return max(1.0, float(np.quantile(off, COVERED)))
 
 
 def fit_block(form: Form, kinds: Mapping[str, Rows], limits: Mapping[str, Floats], origin: str) -> CalibrationBlock:
@@ -272,7 +288,7 @@ def fit_block(form: Form, kinds: Mapping[str, Rows], limits: Mapping[str, Floats
 def versions(columns: Columns, library: str) -> list[str]:
     """A library's columns, the newest first."""
     own = [name for name in columns if name.startswith(f"{library}_")]
-    return sorted(own, key=lambda name: [int("".join(c for c in n if c.isdigit()) or 0) for n in name.split(".")[1:]])[::-1]
+    return sorted(own, key=lambda name: [int(number) for number in re.findall(r"\d+", name)], reverse=True)
 
 
 def decode_rows(columns: Columns, spec: GpuSpec, cache: str, times: str) -> tuple[Rows, Sizes]:
@@ -286,12 +302,8 @@ def decode_rows(columns: Columns, spec: GpuSpec, cache: str, times: str) -> tupl
     return rows, dict(zip(("batch", "kv_length", "heads", "kv_heads", "head_dim"), asked[:5], strict=True))
 
 
-def latent_rows(
-    columns: Columns, spec: GpuSpec, phase: str, library: str
-) -> tuple[dict[str, Rows], Sizes, list[str]]:
-    """The rows of a table of latent attention by kind, each of the newest version that has the kind; and of all of
-    them the sizes, and the versions.
-    """
+def latent_rows(columns: Columns, spec: GpuSpec, phase: str, library: str) -> tuple[dict[str, Rows], Sizes, list[str]]:
+    """The rows of a table of latent attention by kind, of the newest version that has it; all their sizes; versions."""
     kinds: dict[str, Rows] = {}
     asked_of_all, used = [], []
     names = ("scope", "gemm_type", "kv_cache_dtype")
@@ -373,7 +385,8 @@ def _kinds(law: str, columns: Columns, spec: GpuSpec, library: str) -> Mapping[s
     if law.startswith("mla_"):
         return latent_rows(columns, spec, law.removeprefix("mla_"), library)[0]
     cache = next(cache for cache, name in decode.LAWS.items() if name == law)
-    return {"": decode_rows(columns, spec, cache, times)[0] for times in versions(columns, library)[:1]}
+    there = versions(columns, library)
+    return {"": decode_rows(columns, spec, cache, there[0])[0]} if there else {}
 
 
 def _report(law: str, library: str, spec: GpuSpec, other: Calibration, kinds: Mapping[str, Rows]) -> None:

@@ -129,8 +129,8 @@ START = MenuCoefficients(
     split_s=2e-6,
     split_traffic=0.5,
 )
-# Of a band along m: tables have as many m up to 17 as from there to 4096, and errors change from one to the next.
-KNOTS = 25
+# Of a band along m: one for each m of the tables, of which one is another kernel's than the next.
+KNOTS = 75
 SCALARS = tuple(name for name in START.as_arrays() if name != "tile_rates")
 
 

@@ -43,7 +43,7 @@ SITES = ("hidden_size", "inter_size", "topk", "num_experts")
 SIZES = ("tokens", "hidden", "width", "top_k", "experts", "ep")
 FEWEST_ROWS = 1000
 # Drawn at random these rows fix the few costs, and the factor over a few hundred nodes, as well as all of them.
-ROWS_OF_COSTS, ROWS, NODES = 2500, 8000, 320
+ROWS_OF_COSTS, ROWS, NODES = 2500, 8000, 220
 SEED = 0
 # Errors in log seconds beyond this count linearly; how firmly costs stay near where they start, in log seconds per
 # factor of e.

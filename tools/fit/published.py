@@ -45,6 +45,13 @@ EXPERT_RANKS = {(1, 1), (8, 1), (1, 8), (2, 4)}
 EXPERT_COLUMNS = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size",
                   "distribution", "gated")  # fmt: skip
 
+# Heads, key-value heads, head_dim and window of decode; heads and lengths of latent attention, whose tables of decode
+# count the new token too in what they time with projections.
+SITE_OF_DECODE = ("num_heads", "num_key_value_heads", "head_dim", "window_size")
+DECODES = {(32, 8, 128, 0), (64, 8, 64, 128)}
+LATENT_HEADS, LATENT_LENGTHS = (16, 64), (128, 129, 2048, 2049, 4096, 16384, 16385)
+FIGURES = 4
+
 
 # Training runs: of those under a licence, with a model's dimensions, every third one and all of the smallest source.
 RUNS = "training_published.csv"
@@ -109,6 +116,7 @@ def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
         libraries = [column for column in columns if column.startswith(("trtllm_", "sglang_", "vllm_"))]
         dtype = ("moe_dtype",) if "moe_dtype" in columns else ()
         _write(sample, name, columns, kept, (*EXPERT_COLUMNS, *dtype, *libraries))
+    draw_decode(tables, sample)
     columns = read_columns(tables, "collectives")
     kept = (columns["file"] == "nccl_perf") & (columns["dtype"] == "half")
     names = ("gpu", "file", "lib_version", "op_name", "dtype", "num_gpus", "bytes", "latency_us")
@@ -159,6 +167,21 @@ def _sampled_heads(columns: Columns, shapes: set[tuple[int, int, int]]) -> NDArr
 def _among(columns: Columns, names: tuple[str, ...], wanted: set[tuple[int, ...]]) -> NDArray[np.bool_]:
     rows = zip(*(columns[name].tolist() for name in names), strict=True)
     return np.array([row in wanted for row in rows])
+
+
+def draw_decode(tables: Path, sample: Path = SAMPLE) -> None:
+    """Write whole sites of the tables of decode and of latent attention."""
+    names = [*tables_like(tables, "attention_decode_bf16_").values(), "attention_decode_fp8kv_h100_sxm"]
+    for name in (*names, *tables_like(tables, "mla_prefill_").values(), *tables_like(tables, "mla_decode_").values()):
+        columns = read_columns(tables, name)
+        if name.startswith("mla_"):
+            length = columns["isl" if "isl" in columns else "kv_length"]
+            kept = np.isin(columns["num_heads"], LATENT_HEADS) & np.isin(length, LATENT_LENGTHS)
+        else:
+            site = np.stack([columns[of] for of in SITE_OF_DECODE], axis=1).tolist()
+            kept = np.array([tuple(sizes) in DECODES for sizes in site])
+        times = {of: np.array([float(f"{t:.{FIGURES}g}") for t in columns[of]]) for of in columns if "." in of}
+        _write(sample, name, {**columns, **times}, kept, tuple(columns))
 
 
 def _write(sample: Path, name: str, columns: Columns, kept: NDArray[np.bool_], names: tuple[str, ...]) -> None:

@@ -30,7 +30,7 @@ MEANT: Mapping[str, str] = {
     "ddp": "DistributedDataParallel",
 }
 # No run of these was published with all that it depends on: they take the constants of one that is alike.
-LIKE: Mapping[str, Framework] = {"fsdp2": "torchtitan", "ddp": "torchtitan"}
+LIKE: Mapping[str, Framework] = {"ddp": "fsdp2"}
 # From here on of ZeRO's stages, parameters are sharded by FSDP where no framework is named.
 SHARDED_FROM_STAGE = 2
 GENERATIONS = ("Ampere", "Hopper", "Blackwell")
