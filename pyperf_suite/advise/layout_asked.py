@@ -100,7 +100,7 @@ def exactly(training: Training, cluster: Cluster, laws: GpuSpec | Calibration, l
     if not runs(framework, grid.columns)[0]:
         raise UserError(f"{framework} cannot run {layout}: name another --framework, or another layout.")
     reason = uneven(training, cluster, layout.tensor, layout.context, layout.pipeline, layout.data)
-    if reason is None and not cuts(training.model, layout.pipeline, layout.chunks):
+    if reason is None and not cuts(training, layout.pipeline, layout.chunks):
         reason = f"{training.model.layers} layers are not {layout.pipeline} stages of {layout.chunks} chunks"
     if reason is None and training.model.experts % layout.expert:
         reason = f"EP does not divide the {training.model.experts} experts"

@@ -254,7 +254,12 @@ def memory_of(training: Training, cluster: Cluster, grid: Grid) -> dict[str, NDA
     """Bytes on the fullest GPU of each layout, by part (`laws/training/memory.py`)."""
     memory = {name: np.empty(len(grid)) for name in MEMORY_PARTS}
     for alike, plan in _plans(training, cluster, grid):
-        need = memory_of_plan(training.model, plan)
+        model = training.model
+        if training.layers_first or training.layers_last:
+            # As if every stage had as many layers as the fullest.
+            stages = int(np.ravel(plan.pipeline)[0])
+            model = replace(model, layers=stages * max(training.stages(stages) or (0,)))
+        need = memory_of_plan(model, plan)
         for name, part in memory.items():
             part[alike] = getattr(need, name)
     return memory
@@ -281,9 +286,11 @@ def verdicts_of(counted_bytes: Any, memory_bytes: float) -> NDArray[np.intp]:
 def _plans(training: Training, cluster: Cluster, grid: Grid) -> Iterator[tuple[NDArray[np.intp], ParallelPlan]]:
     """Places of the layouts that recompute alike on one framework, and their plan."""
     frameworks = frameworks_of(training, grid.columns)
-    kinds = np.stack([grid.columns["recompute"], frameworks], axis=1)
-    for code, place in np.unique(kinds, axis=0).tolist():
-        alike = np.flatnonzero((kinds == (code, place)).all(axis=1))
+    given = training.layers_first or training.layers_last
+    stages = grid.columns["pipeline"] if given else np.zeros(len(grid), dtype=np.int64)
+    kinds = np.stack([grid.columns["recompute"], frameworks, stages], axis=1)
+    for code, place, stage in np.unique(kinds, axis=0).tolist():
+        alike = np.flatnonzero((kinds == (code, place, stage)).all(axis=1))
         columns = {name: column[alike] for name, column in grid.columns.items()}
         yield alike, plan_of(training, cluster, columns, RECOMPUTES[code], FRAMEWORKS[place])
 
