@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ from pyperf_suite.laws.training.memory import (
     OPTIMIZER_BYTES,
     WEIGHT_BYTES,
     MemoryNeed,
+    Verdict,
     training_memory,
 )
 from pyperf_suite.laws.training.step import ParallelPlan, prices_of, step_time
@@ -48,11 +49,7 @@ UNTESTED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("fsdp1", "fsdp2", "torchtitan", "ddp"), _DATA_PARALLEL_RUNS),
     "deepspeed": ("context", "expert"),
 }
-# What runs took, over what is counted here. Of 67 that state it nine of ten took 0.94 to 1.42 times as much, for
-# frameworks hold buffers and what is fragmented; of 560 that ran none was counted at more than 1.03 of its GPU, once
-# recomputation that a row leaves open is taken to be that of layers (training_published.csv; README of the data).
-MEMORY_LEAST, MEMORY_MOST = 0.8, 1.42
-VERDICTS = ("fits", "may not fit", "does not fit")
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 # Clusters up to this many times as large are tried before nothing is said to fit.
 MOST_TIMES_GPUS = 64
 BYTES_PER_PARAMETER = WEIGHT_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES
@@ -85,7 +82,7 @@ class PredictedLayout:
     low: float
     high: float
     framework: str
-    verdict: str
+    verdict: Verdict
 
     @property
     def memory_bytes(self) -> float:
@@ -127,7 +124,13 @@ class Planned:
     @functools.cached_property
     def verdicts(self) -> NDArray[np.intp]:
         """Places in VERDICTS."""
-        return verdicts_of(self.memory_bytes, self.cluster.memory_bytes)
+        room = self.cluster.memory_bytes
+        return np.where(self.need.most <= room, 0, np.where(self.need.least <= room, 1, 2))
+
+    @property
+    def need(self) -> MemoryNeed:
+        """What each holds, with the least and the most that frameworks make of it."""
+        return MemoryNeed(**self.memory)
 
     @property
     def usual(self) -> FoundConstants:
@@ -275,12 +278,6 @@ def memory_of_plan(model: ModelDimensions, plan: ParallelPlan, recompute: Recomp
         stages=plan.pipeline, recompute=kept, chunks=plan.chunks, micro_batches=plan.micro_batches,
         context=plan.context,
     )  # fmt: skip
-
-
-def verdicts_of(counted_bytes: Any, memory_bytes: float) -> NDArray[np.intp]:
-    """Whether what is counted fits a GPU with so much memory surely, perhaps or not: places in VERDICTS."""
-    counted = np.asarray(counted_bytes)
-    return np.where(MEMORY_MOST * counted <= memory_bytes, 0, np.where(MEMORY_LEAST * counted <= memory_bytes, 1, 2))
 
 
 def _plans(training: Training, cluster: Cluster, grid: Grid) -> Iterator[tuple[NDArray[np.intp], ParallelPlan]]:

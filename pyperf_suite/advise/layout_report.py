@@ -12,8 +12,6 @@ import numpy as np
 from pyperf_suite.advise.layout_asked import ENOUGH, Budget, ends_of, smallest_network, surely_faster
 from pyperf_suite.advise.layout_grid import WRITTEN, Layout, Training
 from pyperf_suite.advise.layout_plan import (
-    MEMORY_LEAST,
-    MEMORY_MOST,
     VERDICTS,
     LayoutRule,
     Planned,
@@ -204,15 +202,13 @@ def _training(planned: Planned, best: PredictedLayout) -> Iterator[Remark]:
 def _counted_layouts(planned: Planned) -> Iterator[Remark]:
     surely, perhaps, not_at_all = np.bincount(planned.verdicts, minlength=len(VERDICTS)).tolist()
     yield remark(
-        "{evaluated} evaluated: {surely} fit surely, {perhaps} may not fit, {others} do not, as frameworks take "
-        "{least} to {most} times what is counted; {ranked} are ranked. All times are predictions, none was measured.",
+        "{evaluated} evaluated: {surely} fit surely, {perhaps} may not fit, {others} do not, by what frameworks were "
+        "found to hold; {ranked} are ranked. All times are predictions, none was measured.",
         kind="predicted",
         evaluated=_counted(len(planned.grid), "layout"),
         surely=surely,
         perhaps=perhaps,
         others=not_at_all,
-        least=MEMORY_LEAST,
-        most=MEMORY_MOST,
         ranked=len(planned.ranked),
     )
 

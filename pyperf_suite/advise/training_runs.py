@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.advise.layout_plan import VERDICTS, memory_of_plan, verdicts_of
+from pyperf_suite.advise.layout_plan import VERDICTS, memory_of_plan
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import POOLED, Calibration, CalibrationBlock, shipped_calibration
 from pyperf_suite.laws.explained import Explained
@@ -52,8 +52,7 @@ def _judged(run: TrainingRun) -> JudgedRun:
     # Where a row leaves open what was recomputed, a layout is too large only if recomputing everything does not help.
     recompute = "layers" if LEFT_OPEN in run.assumed else run.plan.recompute
     try:
-        counted = memory_of_plan(run.model, run.plan, recompute).total
-        verdict = VERDICTS[int(verdicts_of(counted, run.gpu.memory_bytes))]
+        verdict = memory_of_plan(run.model, run.plan, recompute).verdict(run.gpu.memory_bytes)
         prices = prices_of(run.gpu, run.plan.dtype)
         told = step_time(run.gpu, run.model, run.plan, None, prices, run.network_bytes_per_s)
     except UserError as reason:
