@@ -39,7 +39,7 @@ from pyperf_suite.laws.training.memory import (
     Verdict,
     training_memory,
 )
-from pyperf_suite.laws.training.step import ParallelPlan, prices_of, step_time
+from pyperf_suite.laws.training.step import ParallelPlan, error_percent_of, prices_of, step_time
 from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "gathered")
@@ -136,6 +136,10 @@ class Planned:
     def usual(self) -> FoundConstants:
         """The constants of the best layout's framework."""
         return self.found[FRAMEWORKS[self.frameworks[self.ranked[0] if self.ranked.size else 0]]]
+
+    def error_percent(self, found: FoundConstants | None = None) -> float | None:
+        """The law's error on runs of this kind that constants were not fitted on; by default of the usual ones."""
+        return error_percent_of(found or self.usual, self.training.model, self.training.dtype_on(self.cluster.gpu))
 
     @functools.cached_property
     def ranked(self) -> NDArray[np.intp]:

@@ -160,6 +160,7 @@ def _refitted(framework: str, runs: Sequence[tuple[TrainingRun, PricedStep]], pa
     # Nothing is priced by another type's units here: the block has it as fp8's, as published ones do.
     arrays["nvfp4"] = arrays["nvfp4"] * float(start.nvfp4 / on_gpu(start, spec).nvfp4)
     arrays["gpus"] = np.array([spec.name])
+    arrays["errors_percent"] = np.full(like.arrays["errors_percent"].shape, after)
     if len(runs) >= ENOUGH_RUNS:
         for side, share in (("low", 0.05), ("high", 0.95)):
             arrays[side] = np.full(like.arrays[side].shape, float(np.quantile(errors, share)))

@@ -272,7 +272,10 @@ def test_the_answer_is_whole(answer: Any) -> None:
     assert all(len(row) == len(table.columns) for table in findings.tables for row in table.rows)
     assert findings.remarks[0].kind == "predicted"
     errors = [each.values["error"] for each in findings.remarks if each.kind == "law"]
-    assert any(errors[0].value == pytest.approx(each.error_percent / 100) for each in answer.planned.found.values())
+    assert any(
+        errors[0].value == pytest.approx((answer.planned.error_percent(each) or 0) / 100)
+        for each in answer.planned.found.values()
+    )
     assert all(0 <= unseen <= 1 for _, unseen in answer.top)
 
 

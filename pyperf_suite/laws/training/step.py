@@ -466,7 +466,7 @@ def step_time(
     seconds = sum(parts.values())
     low, high = interval(found, model, plan.dtype)
     around = {} if low is None else {"low": seconds * low, "high": seconds * high}
-    error = None if found.of_another_gpu else _error_percent(found, model, plan.dtype)
+    error = None if found.of_another_gpu else error_percent_of(found, model, plan.dtype)
     return Explained(seconds, parts, found.of_another_gpu, error, found.origin, **around)
 
 
@@ -503,7 +503,8 @@ def interval(found: FoundConstants, model: ModelDimensions, dtype: str) -> tuple
     return float(np.exp(wider * found.low[place])), float(np.exp(wider * found.high[place]))
 
 
-def _error_percent(found: FoundConstants, model: ModelDimensions, dtype: str) -> float | None:
+def error_percent_of(found: FoundConstants, model: ModelDimensions, dtype: str) -> float | None:
+    """The law's error in % on runs of that kind whose model the constants had not seen."""
     return found.errors_percent[_kind(model, dtype)] if found.errors_percent else found.error_percent
 
 
