@@ -43,8 +43,8 @@ KEYS = {
     "recompute": "recompute",
 }
 # Of 1071 pairs of published layouts of one model on as many GPUs, predicted by constants that saw no run of the model,
-# the share told in the right order, by how far apart they were told to be, as a logarithm. With experts (7 pairs) errors
-# lie 2.8 times as far apart.
+# the share told in the right order, by how far apart they were told to be, as a logarithm. With experts (7 pairs)
+# errors lie 2.8 times as far apart.
 TOLD_APART = (0.0, 0.01, 0.035, 0.075, 0.15, 0.3)
 TOLD_RIGHT = (0.5, 0.56, 0.72, 0.80, 0.81, 0.95)
 WIDER_WITH_EXPERTS = 2.8
