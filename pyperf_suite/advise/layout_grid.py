@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.internode import Network
-from pyperf_suite.laws.training.framework import FRAMEWORKS, check_framework, usual_framework
+from pyperf_suite.laws.training.framework import DTYPES, FRAMEWORKS, check_framework, usual_framework
 from pyperf_suite.laws.training.memory import LAST_STAGE, USABLE_SHARE
 from pyperf_suite.laws.training.step import UNITS_OF, ParallelPlan
 from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute, Sharding, Sizes
@@ -135,8 +135,14 @@ class Training:
 
     def peak_on(self, gpu: GpuSpec) -> float:
         """FLOP/s of that dtype. Raises UserError where the GPU has no units for it."""
-        dtype = self.dtype_on(gpu)
-        return gpu.peak(UNITS_OF.get(dtype, dtype))
+        dtype, peaks = self.dtype_on(gpu), gpu.peak_flop_per_s
+        # Blocked types of 8 bits came with units for 4.
+        has = [
+            each for each in DTYPES if UNITS_OF.get(each, each) in peaks and (each not in UNITS_OF or "fp4" in peaks)
+        ]
+        if dtype not in has:
+            raise UserError(f"{gpu.name} does not train in {dtype!r}: choose from {', '.join(has)}.")
+        return peaks[UNITS_OF.get(dtype, dtype)]
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:
