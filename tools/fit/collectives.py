@@ -8,7 +8,6 @@ out. The all_reduce of serving libraries is fitted as measured.
 from __future__ import annotations
 
 import functools
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock
 from pyperf_suite.laws.collectives import BLOCK, Interval, has_nvlink, pack_curves, transferred_laws, unpack_laws
 from pyperf_suite.laws.traffic import bus_factor
-from tools.fit.published import read_columns, rows_of
+from tools.fit.published import read_columns, rows_of, version_numbers
 
 TABLE = "collectives"
 ORIGIN = "NCCL's collectives in half precision as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
@@ -170,7 +169,7 @@ def _read_own(tables_folder: Path) -> dict[tuple[str, str], dict[tuple[str, str,
 
 def _own_block(library: str, curves: dict[tuple[str, str, int], dict[float, float]]) -> CalibrationBlock:
     """The newest version's times; every second size left out and the older versions say how far they hold."""
-    newest = max((version for version, _, _ in curves), key=_numbers)
+    newest = max((version for version, _, _ in curves), key=version_numbers)
     kept = {key[1:]: _without_outliers(times) for key, times in curves.items() if key[0] == newest}
     missed = []
     for size, seconds in kept.values():
@@ -208,10 +207,6 @@ def _without_outliers(times: dict[float, float]) -> tuple[NDArray[np.float64], N
     outlier = seconds[1:-1] > OUTLIER * neighbours
     seconds[1:-1] = np.where(outlier, np.sqrt(seconds[:-2] * seconds[2:]), seconds[1:-1])
     return size, seconds
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def read_curves(tables_folder: Path) -> dict[Curve, dict[float, float]]:

@@ -6,6 +6,7 @@ A table is a parquet file, or a CSV file of the same name and columns as in the 
 from __future__ import annotations
 
 import csv
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pyperf_suite.advise.validate import read_table
 from pyperf_suite.errors import UserError
 
 Columns = dict[str, NDArray[Any]]
@@ -55,17 +57,10 @@ FIGURES = 4
 
 def read_columns(folder: Path, name: str) -> Columns:
     """A table's columns; empty numbers are NaN. Raises UserError if the folder does not have it."""
-    parquet, text = folder / f"{name}.parquet", folder / f"{name}.csv"
-    if parquet.is_file():
-        from pyarrow import parquet as reader
-
-        table = reader.read_table(parquet)
-        return {column: table[column].to_numpy() for column in table.column_names}
-    if not text.is_file():
-        raise UserError(f"{folder} has no {parquet.name}: name the folder of the published tables.")
-    with text.open(newline="") as lines:
-        header, *rows = csv.reader(lines)
-    return {column: _typed(cells) for column, cells in zip(header, zip(*rows, strict=True), strict=True)}
+    for path in (folder / f"{name}.parquet", folder / f"{name}.csv"):
+        if path.is_file():
+            return read_table(path)
+    raise UserError(f"{folder} has no {name}.parquet: name the folder of the published tables.")
 
 
 def tables_like(folder: Path, prefix: str) -> dict[str, str]:
@@ -74,19 +69,21 @@ def tables_like(folder: Path, prefix: str) -> dict[str, str]:
     return {name.removeprefix(prefix): name for name in sorted(found)}
 
 
+def versions(columns: Columns, library: str) -> list[str]:
+    """A library's columns, the newest first."""
+    own = [name for name in columns if name.startswith(f"{library}_")]
+    return sorted(own, key=version_numbers, reverse=True)
+
+
+def version_numbers(name: str) -> list[int]:
+    """The numbers in the name of a column or a version, by which they are in order."""
+    return [int(number) for number in re.findall(r"\d+", name)]
+
+
 def rows_of(columns: Columns) -> list[dict[str, Any]]:
     """The same row by row, in Python's own numbers."""
     values = zip(*(column.tolist() for column in columns.values()), strict=True)
     return [dict(zip(columns, row, strict=True)) for row in values]
-
-
-def _typed(cells: tuple[str, ...]) -> NDArray[Any]:
-    try:
-        numbers = np.array([float(cell) if cell else np.nan for cell in cells])
-    except ValueError:
-        return np.array(cells, dtype=object)
-    whole = np.isfinite(numbers).all() and not any("." in cell or "e" in cell for cell in cells)
-    return numbers.astype(np.int64) if whole else numbers
 
 
 def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
