@@ -32,7 +32,9 @@ from pyperf_suite.laws.training.engine_step import (
     unpack_engine,
     unpack_lines,
 )
-from pyperf_suite.laws.training.step import MicroBatch, ParallelPlan, StepConstants, work_of_ends, work_of_layer
+from pyperf_suite.laws.training.framework import StepConstants
+from pyperf_suite.laws.training.layer_work import MicroBatch, work_of_ends, work_of_layer
+from pyperf_suite.laws.training.step import ParallelPlan
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.rows import Reading, readings

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.internode import Network
+from pyperf_suite.laws.training.framework import FRAMEWORKS, check_framework, usual_framework
 from pyperf_suite.laws.training.memory import LAST_STAGE, USABLE_SHARE
-from pyperf_suite.laws.training.step import ParallelPlan
+from pyperf_suite.laws.training.step import UNITS_OF, ParallelPlan
 from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute, Sharding, Sizes
 
 Column = NDArray[np.int64]
@@ -36,6 +37,20 @@ WRITTEN = {
     "recompute": "recompute",
 }
 SPLIT = ("data", "tensor", "pipeline", "context", "expert")
+# Of each framework the stages of ZeRO that it has, and the axes that it cannot cut: FSDP1's and DDP's ranks are all
+# data-parallel; FSDP2's pipelines without torchtitan and DeepSpeed's have one group of layers a stage, and neither
+# library has ring attention.
+RUNS: Mapping[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+    "megatron": ((0, 1), ()),
+    "fsdp1": ((2, 3), ("tensor", "pipeline", "chunks", "context", "expert")),
+    "fsdp2": ((2, 3), ("chunks",)),
+    "torchtitan": ((2, 3), ()),
+    "deepspeed": ((0, 1, 2, 3), ("chunks", "context")),
+    "ddp": ((0,), ("tensor", "pipeline", "chunks", "context", "expert")),
+}
+# DeepSpeed's pipeline engine refuses more (deepspeed/runtime/pipe/engine.py).
+DEEPSPEED_PIPELINE_STAGE = 1
+HOPPER = 9
 
 
 @dataclass(frozen=True)
@@ -74,9 +89,10 @@ class Cluster:
 class Training:
     """What is to be trained: `global_batch` sequences of `seq` tokens an iteration; the rest as in `Plan`.
 
-    `library` is whose kernels are priced, None the default of each law.
+    `library` is whose kernels are priced, None the default of each law. `framework` runs it, None each layout's usual
+    one; `dtype` is that of products in layers, None bf16 (before Ampere fp16).
 
-    Raises UserError for numbers that no training has.
+    Raises UserError for numbers that no training has, and for an unknown framework.
     """
 
     model: ModelDimensions
@@ -86,10 +102,23 @@ class Training:
     sequence_parallel: bool = True
     overlap: bool = True
     library: str | None = None
+    framework: str | None = None
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "seq"):
             _check_range(name, getattr(self, name))
+        if self.framework is not None:
+            check_framework(self.framework)
+
+    def dtype_on(self, gpu: GpuSpec) -> str:
+        """What products in layers are computed in: what was asked for, else bf16, and before Ampere fp16."""
+        return self.dtype or ("bf16" if "bf16" in gpu.peak_flop_per_s else "fp16")
+
+    def peak_on(self, gpu: GpuSpec) -> float:
+        """FLOP/s of that dtype. Raises UserError where the GPU has no units for it."""
+        dtype = self.dtype_on(gpu)
+        return gpu.peak(UNITS_OF.get(dtype, dtype))
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:
@@ -142,15 +171,44 @@ class Grid:
 
 
 def plan_of(
-    training: Training, ranks_per_node: int, columns: Mapping[str, Sizes], recompute: Recompute
+    training: Training, cluster: Cluster, columns: Mapping[str, Sizes], recompute: Recompute, framework: str
 ) -> ParallelPlan:
-    """The laws' plan of layouts that recompute alike."""
+    """The laws' plan of layouts that recompute alike and run on one framework.
+
+    What nobody states is as in the published runs that the constants were found on: gradients that ZeRO scatters are of
+    32 bits but in DeepSpeed, Megatron hides TP's exchange behind products from Hopper on.
+    """
+    wide = np.where(np.asarray(columns["zero_stage"]) > 0, 2 if framework == "deepspeed" else 4, 2)
+    hides = framework == "megatron" and (cluster.gpu.compute_capability or (0, 0))[0] >= HOPPER
     return ParallelPlan(
         training.global_batch, columns["micro_batch"], training.seq, columns["tensor"], columns["data"],
-        columns["pipeline"], recompute, training.fused_attention, training.overlap,
-        ranks_per_node=ranks_per_node, chunks=columns["chunks"], context=columns["context"],
+        columns["pipeline"], recompute, training.fused_attention, training.overlap, wide if wide.ndim else int(wide),
+        ranks_per_node=cluster.gpus_per_node, chunks=columns["chunks"], context=columns["context"],
         expert=columns["expert"], zero_stage=columns["zero_stage"], sequence_parallel=training.sequence_parallel,
+        dtype=training.dtype_on(cluster.gpu), framework=framework, overlap_tensor=training.overlap and hides,
+        uneven_stages=True,
     )  # fmt: skip
+
+
+def frameworks_of(training: Training, columns: Mapping[str, Column]) -> NDArray[np.intp]:
+    """The framework of each layout, as its place in FRAMEWORKS: the one asked for, or its usual one."""
+    usual = [FRAMEWORKS.index(usual_framework(stage)) for stage in range(LAST_STAGE + 1)]
+    if training.framework is not None:
+        usual = [[str(each) for each in FRAMEWORKS].index(training.framework)] * len(usual)
+    return np.array(usual)[columns["zero_stage"]]
+
+
+def runs(framework: str, columns: Mapping[str, Column]) -> NDArray[np.bool_]:
+    """Whether a framework runs each layout."""
+    stages, whole = RUNS[framework]
+    stage = columns["zero_stage"]
+    # Where nobody has the same parameters there is nothing to share.
+    able = np.isin(stage, stages) | ((stage == 0) & (columns["data"] * columns["context"] == 1))
+    for name in whole:
+        able &= columns[name] == 1
+    if framework == "deepspeed":
+        able &= (columns["pipeline"] == 1) | (stage <= DEEPSPEED_PIPELINE_STAGE)
+    return np.asarray(able)
 
 
 def layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int] | None = None) -> Grid:
@@ -171,23 +229,25 @@ def layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int] | Non
         advice = f"take {' or '.join(map(str, near))} GPUs" if near else "take another --global-batch"
         raise UserError(
             f"{cluster.gpus} GPUs cannot share this model and a global batch of {training.global_batch} in any way "
+            f"{f'that {training.framework} runs ' if training.framework else ''}"
             f"({why}): {advice}."
         )
     return grid
 
 
-def held_to(grid: Grid, fixed: Mapping[str, int]) -> Grid:
-    """Layouts with these values alone; of recompute its place in `RECOMPUTES`.
+def held_to(grid: Grid, fixed: Mapping[str, int], framework: str | None = None) -> Grid:
+    """Layouts with these values alone; of recompute its place in `RECOMPUTES`. A refusal names the framework.
 
     Raises UserError for a value that no layout has, and for values that no layout has together.
     """
     places = np.ones(len(grid), dtype=bool)
+    of = f" and {framework} runs" if framework else ""
     for name, value in fixed.items():
-        asked = f"No layout that divides has {WRITTEN[name]} {_written(name, value)}"
+        asked = f"No layout that divides{of} has {WRITTEN[name]} {_written(name, value)}"
         column = grid.columns[name]
         if not (column == value).any():
-            uneven = f" (uneven: {'; '.join(grid.uneven)})" if name in SPLIT and grid.uneven else ""
-            raise UserError(f"{asked}{uneven}: take {_values(name, column)}.")
+            left = f" (uneven: {'; '.join(grid.uneven)})" if name in SPLIT and grid.uneven else ""
+            raise UserError(f"{asked}{left}: take {_values(name, column)}.")
         if not (places & (column == value)).any():
             others = ", ".join(f"{WRITTEN[each]} {_written(each, fixed[each])}" for each in fixed if each != name)
             raise UserError(f"{asked} with {others}: take {WRITTEN[name]} {_values(name, column[places])}.")
@@ -206,15 +266,15 @@ def divisors(number: int) -> list[int]:
 
 
 def _layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int]) -> Grid:
-    uneven: dict[str, int] = {}
+    reasons: dict[str, int] = {}
     blocks: list[Column] = []
     found = 0
     names = [field.name for field in fields(Layout)]
     for tensor, context, pipeline in _splits(cluster.gpus):
         data = cluster.gpus // (tensor * context * pipeline)
-        reason = _uneven(training, cluster, tensor, context, pipeline, data)
+        reason = uneven(training, cluster, tensor, context, pipeline, data)
         if reason:
-            uneven[reason] = uneven.get(reason, 0) + 1
+            reasons[reason] = reasons.get(reason, 0) + 1
         else:
             block = _variants(training, tensor, context, pipeline, data)
             for name, value in fixed.items():
@@ -227,7 +287,7 @@ def _layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int]) -> 
                 "with --cp 1, --virtual-pp 1 or --recompute layers."
             )
     table = np.concatenate(blocks, axis=1) if blocks else np.empty((len(names), 0), dtype=np.int64)
-    return Grid(dict(zip(names, table, strict=True)), uneven)
+    return Grid(dict(zip(names, table, strict=True)), reasons)
 
 
 def _splits(gpus: int) -> Iterator[tuple[int, int, int]]:
@@ -238,15 +298,15 @@ def _splits(gpus: int) -> Iterator[tuple[int, int, int]]:
                 yield tensor, context, pipeline
 
 
-def _uneven(training: Training, cluster: Cluster, tensor: int, context: int, pipeline: int, data: int) -> str | None:
+def uneven(training: Training, cluster: Cluster, tensor: int, context: int, pipeline: int, data: int) -> str | None:
     """The first thing that such a split cannot divide."""
     model = training.model
     if not bool(Sharding(tensor).divides(model)):
         return "TP does not divide the heads or the MLP"
     if cluster.gpus_per_node % tensor and tensor % cluster.gpus_per_node:
         return "TP fills no whole nodes, nor a share of one"
-    if model.layers % pipeline:
-        return "PP does not divide the layers"
+    if pipeline > model.layers:
+        return "PP has more stages than there are layers"
     # Causal work is even where each rank has a piece of the sequence's front and one of its back.
     if training.seq % (2 * context if context > 1 else 1):
         return "CP does not divide the sequence in pairs of pieces"
@@ -260,7 +320,7 @@ def _variants(training: Training, tensor: int, context: int, pipeline: int, data
     model, per_rank = training.model, training.global_batch // data
     longest = max(1, MOST_TOKENS // training.seq)
     axes = (
-        divisors(model.layers // pipeline) if pipeline > 1 else [1],
+        [chunks for chunks in divisors(model.layers // pipeline) if cuts(model, pipeline, chunks)],
         divisors(int(np.gcd(model.experts, data * context))),
         range(LAST_STAGE + 1) if data * context > 1 else [0],
         [size for size in divisors(per_rank) if size <= longest],
@@ -272,7 +332,17 @@ def _variants(training: Training, tensor: int, context: int, pipeline: int, data
     same = [np.full(len(chunks), size) for size in (data, tensor, pipeline, context)]
     table = np.stack([*same[:3], chunks, same[3], expert, zero_stage, micro_batch, recompute])
     # The interleaved schedule goes round the stages with as many micro-batches each time.
-    return np.asarray(table[:, (chunks == 1) | (per_rank // micro_batch % pipeline == 0)], dtype=np.int64)
+    able = (chunks == 1) | (per_rank // micro_batch % pipeline == 0)
+    columns = dict(zip((field.name for field in fields(Layout)), table, strict=True))
+    frameworks = frameworks_of(training, columns)
+    for place in np.unique(frameworks).tolist():
+        able &= (frameworks != place) | runs(FRAMEWORKS[place], columns)
+    return np.asarray(table[:, able], dtype=np.int64)
+
+
+def cuts(model: ModelDimensions, pipeline: int, chunks: int) -> bool:
+    """Whether so many stages of chunks hold the layers: evenly, or a stage's number of them differing by one."""
+    return chunks == 1 or (pipeline > 1 and model.layers % (pipeline * chunks) == 0)
 
 
 def _dividing_worlds(training: Training, cluster: Cluster) -> Iterator[int]:

@@ -8,24 +8,51 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.advise.layout_grid import SPLIT, WRITTEN, Cluster, Grid, Layout, Training, held_to, layouts, plan_of
+from pyperf_suite.advise.layout_grid import (
+    SPLIT,
+    WRITTEN,
+    Cluster,
+    Grid,
+    Layout,
+    Training,
+    frameworks_of,
+    held_to,
+    layouts,
+    plan_of,
+)
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import Calibration
-from pyperf_suite.laws.explained import KernelPrices
 from pyperf_suite.laws.model_flop import model_flop, six_nd, utilization
-from pyperf_suite.laws.prices import Prices, UnseenPrices
-from pyperf_suite.laws.training.memory import GRADIENT_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES, training_memory
-from pyperf_suite.laws.training.step import StepConstants, found_constants, step_time
-from pyperf_suite.laws.transformer import RECOMPUTES, Recompute
+from pyperf_suite.laws.prices import UnseenPrices
+from pyperf_suite.laws.training.framework import FRAMEWORKS, FoundConstants, found_constants
+from pyperf_suite.laws.training.memory import (
+    GRADIENT_BYTES,
+    OPTIMIZER_BYTES,
+    WEIGHT_BYTES,
+    MemoryNeed,
+    training_memory,
+)
+from pyperf_suite.laws.training.step import ParallelPlan, prices_of, step_time
+from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "gathered")
-# No iteration that uses these was published with all that it depends on, so their laws were compared with none.
-UNTESTED = {"context": "CP", "expert": "EP", "zero_stage": "ZeRO"}
+# By framework, what no run of it was published with, so that its law was compared with none.
+_DATA_PARALLEL_RUNS = ("tensor", "pipeline", "context", "expert")
+UNTESTED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("fsdp1", "fsdp2", "torchtitan", "ddp"), _DATA_PARALLEL_RUNS),
+    "deepspeed": ("context", "expert"),
+}
+# What runs took, over what is counted here. Of 67 that state it nine of ten took 0.94 to 1.42 times as much, for
+# frameworks hold buffers and what is fragmented; of 560 that ran none was counted at more than 1.03 of its GPU, once
+# recomputation that a row leaves open is taken to be that of layers (training_published.csv; README of the data).
+MEMORY_LEAST, MEMORY_MOST = 0.8, 1.42
+VERDICTS = ("fits", "may not fit", "does not fit")
 # Clusters up to this many times as large are tried before nothing is said to fit.
 MOST_TIMES_GPUS = 64
 BYTES_PER_PARAMETER = WEIGHT_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES
@@ -41,8 +68,9 @@ class PredictedLayout:
     """One layout with its predicted iteration: seconds and bytes by part.
 
     `over_bytes` is by how much it does not fit, 0 if it does. `flop_per_s` is of one GPU as practitioners count it,
-    2 FLOP a parameter and token for each of 3 passes, 4 where layers are computed again. `untested` names what of it no
-    law was compared with measurements for.
+    2 FLOP an active parameter and token for each of 3 passes, 4 where layers are computed again. Nine of ten runs lie
+    between `low` and `high`, NaN where that is not known. `verdict` is one of VERDICTS. `untested` names what of it no
+    run of `framework` was published with.
     """
 
     layout: Layout
@@ -54,6 +82,10 @@ class PredictedLayout:
     mfu: float
     flop_per_s: float
     untested: tuple[str, ...]
+    low: float
+    high: float
+    framework: str
+    verdict: str
 
     @property
     def memory_bytes(self) -> float:
@@ -65,8 +97,8 @@ class PredictedLayout:
 class Planned:
     """The prediction of every layout of a training on a cluster, in arrays in the order of `grid`.
 
-    `error_percent` is the law's error on iterations of this GPU that its constants were not fitted on; None if the
-    constants are another GPU's (`of_another_gpu`).
+    `low` and `high` are seconds between which nine of ten runs lie. `frameworks` are places in FRAMEWORKS, `found` has
+    the constants of each by its name.
     """
 
     training: Training
@@ -76,9 +108,10 @@ class Planned:
     seconds: NDArray[np.float64]
     parts: Mapping[str, NDArray[np.float64]]
     memory: Mapping[str, NDArray[np.float64]]
-    constants: StepConstants
-    of_another_gpu: bool
-    error_percent: float | None
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    frameworks: NDArray[np.intp]
+    found: Mapping[str, FoundConstants]
 
     @functools.cached_property
     def memory_bytes(self) -> NDArray[np.float64]:
@@ -87,7 +120,19 @@ class Planned:
 
     @functools.cached_property
     def fits(self) -> NDArray[np.bool_]:
-        return self.memory_bytes <= self.cluster.usable_bytes
+        """Those with room for what is counted; where there is none, those that may fit after all."""
+        fits = self.memory_bytes <= self.cluster.usable_bytes
+        return fits if fits.any() else self.verdicts < 2
+
+    @functools.cached_property
+    def verdicts(self) -> NDArray[np.intp]:
+        """Places in VERDICTS."""
+        return verdicts_of(self.memory_bytes, self.cluster.memory_bytes)
+
+    @property
+    def usual(self) -> FoundConstants:
+        """The constants of the best layout's framework."""
+        return self.found[FRAMEWORKS[self.frameworks[self.ranked[0] if self.ranked.size else 0]]]
 
     @functools.cached_property
     def ranked(self) -> NDArray[np.intp]:
@@ -118,6 +163,7 @@ class Planned:
     def at(self, place: int) -> PredictedLayout:
         """One layout, as plain numbers."""
         training, cluster, layout = self.training, self.cluster, self.grid.at(place)
+        framework = FRAMEWORKS[self.frameworks[place]]
         seconds, tokens = float(self.seconds[place]), training.global_batch * training.seq
         flop = float(model_flop(training.model, training.global_batch, training.seq))
         passes = 4 / 3 if layout.recompute == "layers" else 1
@@ -128,9 +174,13 @@ class Planned:
             {name: float(part[place]) for name, part in self.memory.items()},
             max(0.0, float(self.memory_bytes[place]) - cluster.usable_bytes),
             tokens / seconds,
-            float(utilization(flop, seconds, cluster.gpus, cluster.gpu.peak(dtype_of(cluster.gpu)))),
-            six_nd(training.model.parameters, tokens) * passes / (seconds * cluster.gpus),
-            tuple(each for name, each in UNTESTED.items() if getattr(layout, name) > (name != "zero_stage")),
+            float(utilization(flop, seconds, cluster.gpus, training.peak_on(cluster.gpu))),
+            six_nd(training.model.active_parameters, tokens) * passes / (seconds * cluster.gpus),
+            tuple(WRITTEN[name] for name in UNTESTED.get(framework, ()) if getattr(layout, name) > 1),
+            float(self.low[place]),
+            float(self.high[place]),
+            framework,
+            VERDICTS[self.verdicts[place]],
         )
 
     def nearest_that_fits(self, place: int) -> PredictedLayout:
@@ -146,13 +196,16 @@ class Planned:
 
     def unseen(self, places: Sequence[int]) -> tuple[list[float], UnseenPrices]:
         """The share of each one's time for which laws extrapolate, and those laws' own errors."""
-        prices = UnseenPrices(Prices(self.laws, dtype_of(self.cluster.gpu), library=self.training.library))
-        constants = replace(self.constants, host_s_per_layer=0.0)
+        known = prices_of(self.laws, self.training.dtype_on(self.cluster.gpu))
+        prices = UnseenPrices(replace(known, library=self.training.library))
         shares = []
         for place in places:
+            framework = FRAMEWORKS[self.frameworks[place]]
+            constants = replace(self.found[framework].constants, host_s_per_layer=0.0, expert_host_s=0.0)
             columns = {name: int(column[place]) for name, column in self.grid.columns.items()}
-            plan = plan_of(self.training, self.cluster.gpus_per_node, columns, self.grid.at(place).recompute)
-            parts = step_time(self.laws, self.training.model, plan, constants, prices).parts
+            plan = plan_of(self.training, self.cluster, columns, self.grid.at(place).recompute, framework)
+            network = self.cluster.network
+            parts = step_time(self.laws, self.training.model, plan, constants, prices, network).parts
             # Nothing is hidden here, so no part may be more than what is waited for in the prediction.
             unseen_s = sum(min(float(part), float(self.parts[name][place])) for name, part in parts.items())
             shares.append(unseen_s / float(self.seconds[place]))
@@ -172,67 +225,67 @@ def planned(
     """
     laws = cluster.gpu if laws is None else laws
     whole = layouts(training, cluster, fixed)
-    found = evaluated(training, cluster, held_to(whole, fixed or {}), laws)
+    found = evaluated(training, cluster, held_to(whole, fixed or {}, training.framework), laws)
     if not len(found.ranked):
         _refuse(found, evaluated(training, cluster, whole, laws) if fixed else found)
     return found
 
 
-def evaluated(
-    training: Training,
-    cluster: Cluster,
-    grid: Grid,
-    laws: GpuSpec | Calibration,
-    prices: KernelPrices | None = None,
-    constants: StepConstants | None = None,
-) -> Planned:
-    """Time and memory of every layout of a grid."""
-    found = found_constants(laws)
-    constants = constants or found.constants
-    if cluster.network is not None:
-        constants = replace(constants, network=cluster.network)
-    prices = prices or Prices(laws, dtype_of(cluster.gpu), library=training.library)
-    seconds = np.empty(len(grid))
+def evaluated(training: Training, cluster: Cluster, grid: Grid, laws: GpuSpec | Calibration) -> Planned:
+    """Time and memory of every layout of a grid. Raises UserError where the GPU has no units for the dtype."""
+    prices = replace(prices_of(laws, training.dtype_on(cluster.gpu)), library=training.library)
+    seconds, low, high = (np.full(len(grid), np.nan) for _ in range(3))
     parts: dict[str, NDArray[np.float64]] = {}
-    for alike, columns, recompute in _by_recompute(grid):
-        plan = plan_of(training, cluster.gpus_per_node, columns, recompute)
-        step = step_time(laws, training.model, plan, constants, prices)
+    found: dict[str, FoundConstants] = {}
+    for alike, plan in _plans(training, cluster, grid):
+        name = str(plan.framework)
+        found[name] = found_constants(laws, name)
+        step = step_time(laws, training.model, plan, None, prices, cluster.network)
         seconds[alike] = step.seconds
-        for name, part in step.parts.items():
-            parts.setdefault(name, np.zeros(len(grid)))[alike] = part
-    memory = memory_of(training, grid)
-    return Planned(
-        training, cluster, laws, grid, seconds, parts, memory, constants, found.of_another_gpu, found.error_percent
-    )
+        if step.low is not None and step.high is not None:
+            low[alike], high[alike] = step.low, step.high
+        for part, taken in step.parts.items():
+            parts.setdefault(part, np.zeros(len(grid)))[alike] = taken
+    memory, frameworks = memory_of(training, cluster, grid), frameworks_of(training, grid.columns)
+    return Planned(training, cluster, laws, grid, seconds, parts, memory, low, high, frameworks, found)
 
 
-def memory_of(training: Training, grid: Grid) -> dict[str, NDArray[np.float64]]:
+def memory_of(training: Training, cluster: Cluster, grid: Grid) -> dict[str, NDArray[np.float64]]:
     """Bytes on the fullest GPU of each layout, by part (`laws/training/memory.py`)."""
     memory = {name: np.empty(len(grid)) for name in MEMORY_PARTS}
-    for alike, columns, recompute in _by_recompute(grid):
-        plan = plan_of(training, 1, columns, recompute)
-        # A fused kernel keeps no scores, whatever else is kept.
-        kept: Recompute = "attention" if training.fused_attention and recompute == "nothing" else recompute
-        need = training_memory(
-            training.model, plan.micro_batch, training.seq, plan.piece.sharding, data_ranks=plan.shards,
-            zero_stage=plan.zero_stage, stages=plan.pipeline, recompute=kept, chunks=plan.chunks,
-            micro_batches=plan.micro_batches, context=plan.context,
-        )  # fmt: skip
+    for alike, plan in _plans(training, cluster, grid):
+        need = memory_of_plan(training.model, plan)
         for name, part in memory.items():
             part[alike] = getattr(need, name)
     return memory
 
 
-def _by_recompute(grid: Grid) -> Iterator[tuple[NDArray[np.intp], dict[str, NDArray[np.int64]], Recompute]]:
-    """Places and columns of the layouts that recompute alike."""
-    for code in np.unique(grid.columns["recompute"]).tolist():
-        alike = np.flatnonzero(grid.columns["recompute"] == code)
-        yield alike, {name: column[alike] for name, column in grid.columns.items()}, RECOMPUTES[code]
+def memory_of_plan(model: ModelDimensions, plan: ParallelPlan, recompute: Recompute | None = None) -> MemoryNeed:
+    """What a plan, or a grid of them, holds on the fullest GPU; `recompute` in the place of the plan's own."""
+    recompute = plan.recompute if recompute is None else recompute
+    # A fused kernel keeps no scores, whatever else is kept.
+    kept: Recompute = "attention" if plan.fused_attention and recompute == "nothing" else recompute
+    return training_memory(
+        model, plan.micro_batch, plan.seq, plan.piece.sharding, data_ranks=plan.shards, zero_stage=plan.zero_stage,
+        stages=plan.pipeline, recompute=kept, chunks=plan.chunks, micro_batches=plan.micro_batches,
+        context=plan.context,
+    )  # fmt: skip
 
 
-def dtype_of(gpu: GpuSpec) -> str:
-    """What a GPU trains in: bf16, and before Ampere fp16."""
-    return "bf16" if "bf16" in gpu.peak_flop_per_s else "fp16"
+def verdicts_of(counted_bytes: Any, memory_bytes: float) -> NDArray[np.intp]:
+    """Whether what is counted fits a GPU with so much memory surely, perhaps or not: places in VERDICTS."""
+    counted = np.asarray(counted_bytes)
+    return np.where(MEMORY_MOST * counted <= memory_bytes, 0, np.where(MEMORY_LEAST * counted <= memory_bytes, 1, 2))
+
+
+def _plans(training: Training, cluster: Cluster, grid: Grid) -> Iterator[tuple[NDArray[np.intp], ParallelPlan]]:
+    """Places of the layouts that recompute alike on one framework, and their plan."""
+    frameworks = frameworks_of(training, grid.columns)
+    kinds = np.stack([grid.columns["recompute"], frameworks], axis=1)
+    for code, place in np.unique(kinds, axis=0).tolist():
+        alike = np.flatnonzero((kinds == (code, place)).all(axis=1))
+        columns = {name: column[alike] for name, column in grid.columns.items()}
+        yield alike, plan_of(training, cluster, columns, RECOMPUTES[code], FRAMEWORKS[place])
 
 
 def _refuse(found: Planned, whole: Planned) -> None:
@@ -265,7 +318,7 @@ def _fewest_gpus(training: Training, cluster: Cluster) -> str | None:
             grid = layouts(training, larger)
         except UserError:
             continue
-        total = np.asarray(sum(memory_of(training, grid).values()))
+        total = np.asarray(sum(memory_of(training, larger, grid).values()))
         if total.min() <= cluster.usable_bytes:
             return f"{larger.gpus} GPUs would do, by {grid.at(int(np.argmin(total)))}"
     return None

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from pyperf_suite.advise.layout_grid import WRITTEN, Layout
-from pyperf_suite.advise.layout_plan import LayoutRule, Planned, PredictedLayout, described_step, rules
+from pyperf_suite.advise.layout_asked import ENOUGH, Budget, ends_of, smallest_network, surely_faster
+from pyperf_suite.advise.layout_grid import WRITTEN, Layout, Training
+from pyperf_suite.advise.layout_plan import (
+    MEMORY_LEAST,
+    MEMORY_MOST,
+    VERDICTS,
+    LayoutRule,
+    Planned,
+    PredictedLayout,
+    described_step,
+    rules,
+)
 from pyperf_suite.laws.collectives import usual_network_bytes_per_s
 from pyperf_suite.laws.prices import UnseenPrices
-from pyperf_suite.laws.training.step import MEASURED_GPU
+from pyperf_suite.laws.training.framework import LIKE, LOW_PRECISION, MEANT
 from pyperf_suite.spec.findings import Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.spec.rows import Column, table
 
 # The law's mean error on the eight iterations that Korthikanti et al. 2022 publish in table 5, none of them fitted to:
 # TP 8, PP 1 to 64, interleaved, full recomputation or SP with selective (tests/fit/test_layout_published.py).
-SELENE_ERROR_PERCENT = 2.6
+SELENE_ERROR_PERCENT = 3.0
+NO_BUDGET = Budget()
 # Extrapolated shares of the time that are worth a mark.
 MARKED_SHARE = 0.05
 
@@ -62,13 +73,17 @@ def layout_answer(planned: Planned, most: int, notes: Sequence[str] = ()) -> Lay
     )
 
 
-def findings_of_layouts(answer: LayoutAnswer) -> Findings:
+def findings_of_layouts(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> Findings:
     """The fastest layout, how sure that is, what it stands on, and tables."""
     return findings(
-        _fastest(answer.planned),
+        _fastest(answer.planned, answer.planned.best),
+        budgeted(answer.planned, answer.planned.best, budget),
+        _training(answer.planned, answer.planned.best),
+        _counted_layouts(answer.planned),
         _choice(answer.planned),
         _network(answer.planned),
-        _engines(answer),
+        enough(answer.planned, answer.planned.best),
+        _engines(answer.planned, _shown(answer)),
         _errors(answer),
         (remark(note, kind="caution") for note in answer.notes),
         _ranking("Fastest layouts (predicted)", answer.top),
@@ -85,7 +100,7 @@ def findings_of_layouts(answer: LayoutAnswer) -> Findings:
     )
 
 
-def layouts_as_json(answer: LayoutAnswer) -> dict[str, Any]:
+def layouts_as_json(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> dict[str, Any]:
     """Plain data of everything that was worked out; seconds, bytes, shares."""
     planned = answer.planned
     training, cluster = planned.training, planned.cluster
@@ -98,9 +113,12 @@ def layouts_as_json(answer: LayoutAnswer) -> dict[str, Any]:
         **_network_as_json(planned),
         "parameters": training.model.parameters,
         **{name: value for name, value in vars(training).items() if name != "model"},
-        "held_out_error_percent": {"step": planned.error_percent, **answer.laws.errors},
-        "constants_of_another_gpu": planned.of_another_gpu,
+        "dtype": training.dtype_on(cluster.gpu),
+        "framework": planned.best.framework,
+        "held_out_error_percent": {"step": planned.usual.error_percent, **answer.laws.errors},
+        "constants_of_another_gpu": planned.usual.of_another_gpu,
         "origins": list(answer.laws.origins),
+        **as_told(planned, planned.best, budget),
         "evaluated": len(planned.grid),
         "fitting": int(planned.fits.sum()),
         "uneven_splits": dict(planned.grid.uneven),
@@ -130,50 +148,85 @@ def _as_json(predicted: PredictedLayout, unseen: float | None = None) -> dict[st
         "memory_bytes": dict(predicted.memory),
         "total_memory_bytes": predicted.memory_bytes,
         "flop_per_s_a_gpu": predicted.flop_per_s,
-        **{name: getattr(predicted, name) for name in ("over_bytes", "tokens_per_s", "mfu", "untested")},
+        "interval_s": None if np.isnan(predicted.low) else [predicted.low, predicted.high],
+        **{
+            name: getattr(predicted, name)
+            for name in ("framework", "verdict", "over_bytes", "tokens_per_s", "mfu", "untested")
+        },
         **({} if unseen is None else {"extrapolated_share": unseen}),
     }
 
 
-def _fastest(planned: Planned) -> Iterator[Remark]:
-    training, cluster, best = planned.training, planned.cluster, planned.best
+def _fastest(planned: Planned, best: PredictedLayout, what: str = "Fastest is ") -> Iterator[Remark]:
+    cluster = planned.cluster
     yield remark(
-        "Fastest is {layout}: {time} an iteration, {tokens} tokens a second, {mfu} of the peak (MFU), {memory} of "
-        "{usable} usable on a GPU.",
+        "{what}{layout} under {framework}: {time} an iteration{interval}, {tokens} tokens a second, {mfu} of the peak "
+        "(MFU), {memory} of {usable} usable on a GPU: {verdict}.",
         kind="predicted",
+        what=what,
         layout=str(best.layout),
+        framework=best.framework,
         time=Quantity(best.seconds, "duration", predicted=True),
+        interval=interval_of(best),
         tokens=Quantity(best.tokens_per_s, "count", predicted=True),
         mfu=Quantity(best.mfu, "%", predicted=True),
         memory=Quantity(best.memory_bytes, "size", predicted=True),
         usable=Quantity(cluster.usable_bytes, "size"),
+        verdict=best.verdict,
     )
+
+
+def _training(planned: Planned, best: PredictedLayout) -> Iterator[Remark]:
+    training, cluster = planned.training, planned.cluster
+    model, dtype = training.model, training.dtype_on(cluster.gpu)
     yield remark(
-        "{parameters} billion parameters, {batch} an iteration, on {gpus} {gpu} in nodes of {node}, at the clocks of a "
-        "sustained load. MFU is of the whole iteration and does not count masked pairs; by 6 FLOP a parameter and "
-        "token, 8 where layers are recomputed, a GPU does {rate}.",
+        "{parameters} billion parameters{active}, {batch} an iteration, on {gpus} {gpu} in nodes of {node}, at the "
+        "clocks of a sustained load. MFU is of the whole iteration, of the peak in {dtype}, and does not count masked "
+        "pairs; by 6 FLOP an active parameter and token, 8 where layers are recomputed, a GPU does {rate}.",
         kind="predicted",
-        parameters=Quantity(training.model.parameters / 1e9),
+        parameters=Quantity(model.parameters / 1e9),
+        active=f", {model.active_parameters / 1e9:.3g} of them active" if model.experts > 1 else "",
+        dtype=dtype,
         batch=f"{_counted(training.global_batch, 'sequence')} of {training.seq} tokens",
         gpus=cluster.gpus,
         gpu=cluster.gpu.name,
         node=cluster.gpus_per_node,
         rate=Quantity(best.flop_per_s, "TFLOP/s", predicted=True),
     )
-    fitting = int(planned.fits.sum())
+    if dtype in LOW_PRECISION:
+        yield remark(
+            "Products of layers are computed in {dtype}; attention, the router, logits, norms, the optimizer and what "
+            "is kept and sent stay as in bf16.",
+            dtype=dtype,
+        )
+
+
+def _counted_layouts(planned: Planned) -> Iterator[Remark]:
+    surely, perhaps, not_at_all = np.bincount(planned.verdicts, minlength=len(VERDICTS)).tolist()
     yield remark(
-        "{evaluated} evaluated: {fitting} fit, {others} are too large for a GPU. All times are predictions, none was "
-        "measured.",
+        "{evaluated} evaluated: {surely} fit surely, {perhaps} may not fit, {others} do not, as frameworks take "
+        "{least} to {most} times what is counted; {ranked} are ranked. All times are predictions, none was measured.",
         kind="predicted",
         evaluated=_counted(len(planned.grid), "layout"),
-        fitting=fitting,
-        others=len(planned.grid) - fitting,
+        surely=surely,
+        perhaps=perhaps,
+        others=not_at_all,
+        least=MEMORY_LEAST,
+        most=MEMORY_MOST,
+        ranked=len(planned.ranked),
     )
+
+
+def interval_of(predicted: PredictedLayout) -> str:
+    """In words, empty where it is not known."""
+    if np.isnan(predicted.low):
+        return ""
+    return f" (nine of ten runs within {predicted.low:.3g} to {predicted.high:.3g} s)"
 
 
 def _choice(planned: Planned) -> Remark:
     """How many layouts the laws cannot tell from the best."""
-    error = (planned.error_percent or 0.0) / 100
+    error = (planned.usual.error_percent or 0.0) / 100
     if not error:
         return remark(
             "The laws' error on this GPU is not known: layouts that are a few percent apart are as good as each other.",
@@ -193,14 +246,14 @@ def _counted(count: int, name: str) -> str:
 
 
 def _network_as_json(planned: Planned) -> dict[str, Any]:
-    network = planned.constants.network
+    network = planned.cluster.network or planned.usual.constants.network
     if isinstance(network, tuple):
         return {"network_bytes_per_s": None, "network_points": [vars(point) for point in network]}
     return {"network_bytes_per_s": network or usual_network_bytes_per_s(planned.cluster.gpu)}
 
 
 def _network(planned: Planned) -> Remark | None:
-    cluster, network = planned.cluster, planned.constants.network
+    cluster, network = planned.cluster, planned.cluster.network or planned.usual.constants.network
     if cluster.gpus <= cluster.gpus_per_node:
         return None
     if isinstance(network, tuple):
@@ -219,37 +272,141 @@ def _network(planned: Planned) -> Remark | None:
     )
 
 
-def _engines(answer: LayoutAnswer) -> Remark | None:
-    """Which engines can run the layouts shown (DeepSpeed's pipeline engine refuses ZeRO 2 and 3)."""
-    shown = [predicted.layout for predicted, _ in (*answer.top, *answer.splits)]
-    if not any(layout.pipeline > 1 and layout.zero_stage > 1 for layout in shown):
-        return None
-    return remark(
-        "FSDP2 with torch.distributed.pipelining runs ZeRO 2 and 3 together with PP. DeepSpeed runs only ZeRO 1 with "
-        "PP: --zero 1 leaves the others out."
+def findings_of_given(given: Sequence[Planned], budget: Budget = NO_BUDGET, notes: Sequence[str] = ()) -> Findings:
+    """One given layout with its parts, or two of them and which is faster; each `Planned` has a single layout."""
+    shares = [each.unseen([0])[0][0] for each in given]
+    rows = [(each.at(0), share) for each, share in zip(given, shares, strict=True)]
+    known = {name: found for each in given for name, found in each.found.items()}
+    first, priced = replace(given[0], found=known), [predicted for predicted, _ in rows]
+    heads = ("",) if len(given) == 1 else ("A is ", "B is ")
+    return findings(
+        *((compared(first.training, *priced),) if len(given) == 2 else ()),
+        *(_fastest(each, predicted, head) for each, predicted, head in zip(given, priced, heads, strict=True)),
+        *(budgeted(each, predicted, budget) for each, predicted in zip(given, priced, strict=True)),
+        _training(first, priced[0]),
+        _network(first),
+        *(enough(each, predicted) for each, predicted in zip(given, priced, strict=True)),
+        _engines(first, priced),
+        law_errors(first, priced),
+        (remark(note, kind="caution") for note in notes),
+        _ranking("Layouts (predicted)", rows),
+        _shares(rows),
+        _memory(rows),
     )
+
+
+def given_as_json(given: Sequence[Planned], budget: Budget = NO_BUDGET) -> dict[str, Any]:
+    """The same as plain data."""
+    priced = [each.at(0) for each in given]
+    found: dict[str, Any] = {
+        "predicted": True,
+        "gpu": given[0].cluster.gpu.name,
+        "dtype": given[0].training.dtype_on(given[0].cluster.gpu),
+        "layouts": [
+            {
+                **_as_json(predicted),
+                **as_told(each, predicted, budget),
+                "gpus": each.cluster.gpus,
+                "fits": predicted.verdict,
+                "held_out_error_percent": each.found[predicted.framework].error_percent,
+            }
+            for each, predicted in zip(given, priced, strict=True)
+        ],
+    }
+    if len(given) == 2:
+        found["first_is_faster"] = surely_faster(given[0].training, *priced)
+    return found
+
+
+def as_told(planned: Planned, predicted: PredictedLayout, budget: Budget) -> dict[str, Any]:
+    """Days, dollars and the smallest network that is enough, as plain data."""
+    gpus, tokens = planned.cluster.gpus, planned.training.global_batch * planned.training.seq
+    each_s = [seconds / tokens for seconds in ends_of(predicted)]
+    return {
+        "enough_network_bytes_per_s": smallest_network(planned, predicted.layout),
+        **({"days": [budget.days_of(each) for each in each_s]} if budget.tokens else {}),
+        **({"dollars_a_billion_tokens": [budget.cost_of(gpus, each, 1e9) for each in each_s]} if budget.price else {}),
+        **(
+            {"dollars": [budget.cost_of(gpus, each, budget.tokens) for each in each_s]}
+            if budget.price and budget.tokens
+            else {}
+        ),
+    }
+
+
+def budgeted(planned: Planned, predicted: PredictedLayout, budget: Budget) -> Iterator[Remark]:
+    """Days and dollars of a training, with their ends where the law states an interval."""
+    told = as_told(planned, predicted, budget) if budget != NO_BUDGET else {}
+    gpus = planned.cluster.gpus
+    if budget.tokens and "days" in told:
+        text = "{gpus} GPUs train {tokens} tokens in {days} days."
+        if budget.days is not None:
+            text = "{gpus} GPUs are the fewest that train {tokens} tokens in {target} days: {days} days."
+        days = _span(told["days"])
+        yield remark(text, kind="predicted", gpus=gpus, tokens=f"{budget.tokens:g}", days=days, target=budget.days)
+    for key, what in (("dollars_a_billion_tokens", "A billion tokens cost"), ("dollars", "The whole training costs")):
+        if key in told:
+            yield remark(
+                "{what} {dollars} dollars at {price} an hour and GPU.",
+                kind="predicted",
+                what=what,
+                dollars=_span(told[key]),
+                price=f"{budget.price:g}",
+            )
+
+
+def _span(values: Sequence[float]) -> str:
+    first, *ends = (f"{value:.3g}" if value < 1000 else f"{value:,.0f}" for value in values)
+    return f"{first} ({ends[0]} to {ends[1]})" if ends else first
+
+
+def enough(planned: Planned, predicted: PredictedLayout) -> Remark | None:
+    """The smallest network with which the step is not much longer than with an endless one."""
+    if planned.cluster.gpus <= planned.cluster.gpus_per_node:
+        return None
+    rate = smallest_network(planned, predicted.layout)
+    if rate is None:
+        return remark("{layout} needs next to no network between nodes.", layout=_short(predicted.layout))
+    return remark(
+        "{layout} needs {rate} a GPU between nodes: from there on an endless network would save less than {share} of "
+        "the iteration.",
+        kind="predicted",
+        layout=_short(predicted.layout),
+        rate=Quantity(rate, "GB/s", predicted=True),
+        share=Quantity(ENOUGH, "%"),
+    )
+
+
+def compared(training: Training, first: PredictedLayout, second: PredictedLayout) -> Remark:
+    """Which of two layouts is faster, and how sure that is."""
+    chance = surely_faster(training, first, second)
+    faster, slower, name = (first, second, "A") if chance >= 0.5 else (second, first, "B")
+    return remark(
+        "{name} is faster by {gain}, which is right in {chance} of such pairs: {layout}.",
+        kind="predicted",
+        name=name,
+        gain=Quantity(1 - faster.seconds / slower.seconds, "%", predicted=True),
+        chance=Quantity(max(chance, 1 - chance), "%"),
+        layout=str(faster.layout),
+    )
+
+
+def _shown(answer: LayoutAnswer) -> list[PredictedLayout]:
+    return [predicted for predicted, _ in (*answer.top, *answer.splits)]
+
+
+def _engines(planned: Planned, predicted: Sequence[PredictedLayout]) -> Remark:
+    """Whose constants stand for the frameworks shown."""
+    shown = sorted({each.framework for each in predicted})
+    meant = "; ".join(
+        f"{name} is {MEANT[name]}" + (f", with the constants of {LIKE[name]}" if name in LIKE else "") for name in shown
+    )
+    how = "" if planned.training.framework else " By default ZeRO 2 and 3 run under fsdp2, else megatron."
+    return remark("Frameworks: {meant}.{how}", meant=meant, how=how)
 
 
 def _errors(answer: LayoutAnswer) -> Iterator[Remark]:
-    planned = answer.planned
-    if planned.of_another_gpu or planned.error_percent is None:
-        yield remark(
-            "No iteration of {gpu} is published, so the constants of a step are those of {measured}.",
-            kind="caution",
-            gpu=planned.cluster.gpu.name,
-            measured=MEASURED_GPU,
-        )
-    else:
-        yield remark(
-            "The law of a step errs by {error} on iterations that its constants were not fitted on.",
-            kind="law",
-            error=Quantity(planned.error_percent / 100, "%"),
-        )
-    yield remark(
-        "It errs by {error} on eight published iterations of 22 B to 1 T parameters on A100 (TP, PP, SP).",
-        kind="law",
-        error=Quantity(SELENE_ERROR_PERCENT / 100, "%"),
-    )
+    yield from law_errors(answer.planned, _shown(answer))
     for law, error in answer.laws.errors.items():
         yield remark(
             "The law of {law} errs by {error} on measurements that it was not fitted on.",
@@ -257,13 +414,36 @@ def _errors(answer: LayoutAnswer) -> Iterator[Remark]:
             law=law,
             error="an unknown amount" if error is None else Quantity(error / 100, "%"),
         )
-    untested = sorted({name for predicted, _ in (*answer.top, *answer.splits) for name in predicted.untested})
+    untested = sorted({name for predicted in _shown(answer) for name in predicted.untested})
     if untested:
         yield remark(
-            "The law was not compared with any iteration that uses {what}: none is published.",
+            "Of the frameworks shown no run that uses {what} was published: there the law was compared with none.",
             kind="caution",
             what=", ".join(untested),
         )
+
+
+def law_errors(planned: Planned, shown: Sequence[PredictedLayout]) -> Iterator[Remark]:
+    """How far off the law of a step was on runs whose model it had not seen, by framework."""
+    for name in sorted({each.framework for each in shown}):
+        found = planned.found[name]
+        if found.error_percent is None:
+            continue
+        yield remark(
+            "The law of a step errs by {error} on runs under {framework} whose model its constants were not fitted "
+            "on{elsewhere}.",
+            kind="caution" if found.of_another_gpu else "law",
+            error=Quantity(found.error_percent / 100, "%"),
+            framework=LIKE.get(name, name),
+            elsewhere=f", none of them on {planned.cluster.gpu.name}: its interval is wider"
+            if found.of_another_gpu
+            else "",
+        )
+    yield remark(
+        "It errs by {error} on eight published iterations of 22 B to 1 T parameters on A100 (TP, PP, SP).",
+        kind="law",
+        error=Quantity(SELENE_ERROR_PERCENT / 100, "%"),
+    )
 
 
 def _ranking(title: str, rows: Sequence[Ranked]) -> Table:
@@ -276,10 +456,14 @@ def _ranking(title: str, rows: Sequence[Ranked]) -> Table:
         title,
         (
             *axes,
+            *((Column("framework", _of("framework")),) if len({each.framework for each, _ in rows}) > 1 else ()),
             Column("iteration", _of("seconds"), "duration", priority=2),
+            Column("from", lambda row: None if np.isnan(row[0].low) else row[0].low, "duration"),
+            Column("to", lambda row: None if np.isnan(row[0].high) else row[0].high, "duration"),
             Column("tokens/s", _of("tokens_per_s"), "count"),
             Column("MFU", _of("mfu"), "%"),
             Column("a GPU", _of("memory_bytes"), "GiB"),
+            Column("memory", _of("verdict")),
             Column("extrapolated share of the time", lambda row: row[1] if row[1] >= MARKED_SHARE else None, "%"),
             Column("untested", lambda row: ", ".join(row[0].untested) or None, priority=0),
         ),
@@ -352,6 +536,7 @@ EXCLUDED = (
     Column("iteration", lambda row: _time(row[0]), "duration", priority=2),
     Column("a GPU", _of("memory_bytes"), "GiB"),
     Column("too much by", _of("over_bytes"), "size"),
+    Column("memory", _of("verdict")),
     Column("nearest that fits", lambda row: described_step(row[0].layout, row[1].layout)),
     Column("iteration then", lambda row: _time(row[1]), "duration"),
 )

@@ -266,8 +266,10 @@ def _better_sizes(prices: KernelPrices, sizes: dict[str, int], element_bytes: in
         seconds = np.asarray(price.seconds)
         below, above = (np.broadcast_to(side, seconds.shape) for side in margins_of(price))
         rate = tried[name] / seconds
+        # A size is worth no more than it surely has: the upper end of its time counts.
+        surely = rate * np.exp(-above)
         for side in (tried[name] < present, tried[name] > present):
-            good = np.flatnonzero(side & (rate >= (1 - AS_GOOD) * np.max(rate[side], initial=0.0)))
+            good = np.flatnonzero(side & (surely >= (1 - AS_GOOD) * np.max(surely[side], initial=0.0)))
             if not len(good):
                 continue
             nearest = good[np.argmin(np.abs(tried[name][good] - present))]

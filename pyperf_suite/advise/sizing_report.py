@@ -14,8 +14,9 @@ from pyperf_suite.laws.calibration import Calibration, spec_of
 from pyperf_suite.laws.explained import IDEAL, Explained, KernelPrices, legend
 from pyperf_suite.laws.model_flop import model_flop, utilization
 from pyperf_suite.laws.prices import Prices
+from pyperf_suite.laws.training.framework import found_constants
 from pyperf_suite.laws.training.memory import USABLE_SHARE
-from pyperf_suite.laws.training.step import found_constants, step_time
+from pyperf_suite.laws.training.step import step_time
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.spec.findings import Figure, Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.spec.rows import Column, table
@@ -79,7 +80,7 @@ def sizing(
     """Work it all out. `bounds.memory_bytes` is what may be used of each GPU."""
     gpu, constants = spec_of(laws), found_constants(laws).constants
     alone = prices or Prices(laws, setting.dtype)
-    prices = StepPrices(alone, constants.slowdown)
+    prices = StepPrices(alone, constants)
     found = search(setting, bounds, prices)
     proposed = [*found.pareto, *found.alone.values()]
     present, *others = spent_by([setting, *(candidate.setting for candidate in proposed)], prices)

@@ -251,6 +251,7 @@ def costs_of(shapes: Shapes, present: Setting, prices: KernelPrices) -> Costs:
     scale, scale_here = np.asarray(shapes.tp) / np.asarray(shapes.tokens), present.tp / present.tokens
     spent_here = {name: float(np.squeeze(its.seconds * part.calls)) * scale_here for name, (part, its) in alike.items()}
     times = []
+    levels: dict[tuple[Any, ...], list[tuple[Any, float]]] = {}
     # Squares that add up to how much slower than predicted a candidate can be and the present one faster, and the
     # other way round; and what the two have in common.
     slower, faster, shared = [], [], []
@@ -268,12 +269,20 @@ def costs_of(shapes: Shapes, present: Setting, prices: KernelPrices) -> Costs:
         shared.append(same * even**2 * spent * here_s)
         here_faster.append((np.where(same, even_here, below_here) * here_s) ** 2)
         here_slower.append((np.where(same, even_here, above_here) * here_s) ** 2)
+        if np.any(its.common):
+            common_here = float(np.squeeze(price_here.common)) * here_s
+            levels.setdefault((part.law, part.fixed), []).append((its.common * spent, common_here))
     cost_here = sum(spent_here.values())
     cost = _combined(times, operator.add)
     # Of log(a/b) of sums a and b of parts with relative errors e: Σe²a²/A² + Σe²b²/B² - 2 Σ_same e²ab/(AB).
     common = 2 * _combined(shared, operator.add) / (cost * cost_here)
+    # A level that all sizes of a law share changes the ratio by how much more of one's time than of the other's it is.
+    level: Any = 0.0
+    for of_law in levels.values():
+        here_s = sum(common_here for _, common_here in of_law)
+        level = level + (sum(spent for spent, _ in of_law) / cost - here_s / cost_here) ** 2
     low, high = (
-        _root(of_others / cost**2 + of_present / cost_here**2 - common)
+        _root(of_others / cost**2 + of_present / cost_here**2 - common + level)
         for of_others, of_present in (
             (_combined(slower, operator.add), _combined(here_faster, operator.add)),
             (_combined(faster, operator.add), _combined(here_slower, operator.add)),
@@ -381,7 +390,13 @@ def search(setting: Setting, bounds: Bounds, prices: KernelPrices) -> Search:
     speed = grid.speed
     faster = within[np.log(speed[within]) > noise]
     singles = {name: np.intersect1d(where, within) for name, where in _single_changes(candidates).items()}
-    alone = {name: int(among[np.argmax(speed[among])]) for name, among in singles.items() if len(among)}
+    # Of those that are surely faster the fastest, of others only where there is none.
+    beaten = {name: np.intersect1d(among, faster) for name, among in singles.items()}
+    alone = {
+        name: int(best[np.argmax(speed[best])])
+        for name, among in singles.items()
+        if len(best := beaten[name] if len(beaten[name]) else among)
+    }
     chosen = sorted(_pareto(candidates, grid, faster), key=lambda index: -speed[index])[:MOST_LISTED]
     present, *others = judged([candidates.at(index) for index in (0, *alone.values(), *chosen)], prices)
     return Search(

@@ -22,15 +22,16 @@ from pyperf_suite.laws.layer_kinds import (
     is_deepseeks_latent,
     recurrent_bytes,
 )
-from pyperf_suite.laws.training.step import (
+from pyperf_suite.laws.training.framework import StepConstants
+from pyperf_suite.laws.training.layer_work import (
     ALL_REDUCES_PER_PASS,
     BACKWARD_BYTES_RATIO,
     HALF,
     LOSS_BYTES_PER_ELEMENT,
     MLP_BYTES_PER_ELEMENT,
     WHOLE_BYTES_PER_ELEMENT,
-    ParallelPlan,
 )
+from pyperf_suite.laws.training.step import ParallelPlan
 from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid, Sharding, products
 
 Sizes = NDArray[np.int64]
@@ -233,14 +234,22 @@ def _collectives(shapes: Shapes) -> Iterator[Part]:
 
 
 class StepPrices:
-    """Prices of kernels within a training step, where they take `slowdown` times as long as alone.
+    """Prices of kernels within a training step, where they take so many times as long as alone, by a step's constants.
 
     `errors` collects the stated error of each law that was asked, `origins` the measurements behind the laws.
     """
 
-    def __init__(self, alone: KernelPrices, slowdown: float = 1.0) -> None:
+    def __init__(self, alone: KernelPrices, constants: StepConstants | float = 1.0) -> None:
         self.alone = alone
-        self.slowdown = slowdown
+        c = constants if isinstance(constants, StepConstants) else StepConstants(constants, 0.0)
+        attention = c.slowdown * c.attention
+        self.slower = {
+            "gemm": c.slowdown,
+            "attention": attention,
+            "latent_attention": attention,
+            "grouped_gemm": c.slowdown * c.experts,
+            "memory_bound": c.slowdown * c.memory,
+        }
         self.errors: dict[str, float | None] = {}
         self.origins: dict[str, None] = {}
 
@@ -264,9 +273,10 @@ class StepPrices:
 
     def _slower(self, law: str, *sizes: Any) -> Explained:
         price = self._noted(law, *sizes)
-        extra = (self.slowdown - 1) * price.seconds
+        slower = self.slower[law]
+        extra = (slower - 1) * price.seconds
         parts = Causes(lambda: {**price.parts, IN_STEP: extra})
-        low, high = (None if side is None else self.slowdown * side for side in (price.low, price.high))
+        low, high = (None if side is None else slower * side for side in (price.low, price.high))
         return replace(price, seconds=price.seconds + extra, parts=parts, low=low, high=high)
 
     def _noted(self, law: str, *sizes: Any) -> Explained:
@@ -302,17 +312,31 @@ class PricedPart:
     @property
     def margins(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Of each call, by `margins_of`."""
-        whole = np.shape(self.explained.seconds)
-        below, above = (np.broadcast_to(side, whole)[self.back] for side in margins_of(self.explained))
+        below, above = (self._of_calls(side) for side in margins_of(self.explained))
         return below, above
+
+    @property
+    def common(self) -> NDArray[np.float64]:
+        """The part of each call's interval that all sizes of the law share."""
+        return self._of_calls(self.explained.common)
+
+    def _of_calls(self, values: Any) -> NDArray[np.float64]:
+        return np.broadcast_to(values, np.shape(self.explained.seconds))[self.back]
 
 
 def margins_of(explained: Explained) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """How far below and above a law's time nine of ten measurements lie, as logarithms; broadcast to the times."""
+    """How far below and above a law's time nine of ten measurements lie, as logarithms; broadcast to the times.
+
+    Without what is common to all sizes of the law.
+    """
     if explained.low is not None and explained.high is not None:
         seconds = np.asarray(explained.seconds)
-        # Where a law is biased its time can lie outside of its own interval.
-        return tuple(np.maximum(np.log(ratio), 0.0) for ratio in (seconds / explained.low, explained.high / seconds))
+        below, above = (
+            # Where a law is biased its time can lie outside of its own interval.
+            np.sqrt(np.maximum(np.maximum(np.log(ratio), 0.0) ** 2 - np.square(explained.common), 0.0))
+            for ratio in (seconds / explained.low, explained.high / seconds)
+        )
+        return below, above
     error = explained.error_percent
     usual = NORMAL_QUANTILE * DEVIATION_OVER_MEAN * (UNTESTED_ERROR_PERCENT if error is None else error) / 100
     return np.asarray(usual), np.asarray(usual)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pyperf_suite.laws.internode import Network
 
 USUAL_NODE = 8
+# GB200 and GB300: in published runs 64 of a rack's 72.
+RACK, RACK_USED = 72, 64
+LARGE = 1 << 10
 MOST_MEMORY_GIB = 1 << 14
 MOST_ROWS = 1000
 # Options that hold an axis to one value, and the field of a `Layout` that each is.
@@ -38,8 +41,8 @@ AXES = {
 @model_options
 @gpu_options
 @options(
-    click.option("--gpus", type=int, required=True, metavar="N", help="In all."),
-    *count_options({"gpus-per-node": "By default 8, or all if there are fewer."}),
+    click.option("--gpus", type=int, metavar="N", help="In all; not with --target-days, and by default of --exactly."),
+    *count_options({"gpus-per-node": "By default 8 (GB200 and GB300: 64 or 72), or all if there are fewer."}),
     click.option(
         "--memory", type=Gibibytes(), metavar="GIB", help="Of one GPU, as in 80 or 80GB; else its data sheet's."
     ),
@@ -50,6 +53,8 @@ AXES = {
         help="What each GPU really sends out of its node: HDR, NDR, 200Gbps; or bus bandwidths measured between the "
         "nodes, as in 1GB:180GB/s,1MB:20GB/s; by default as the laws have it.",
     ),
+    click.option("--framework", metavar="NAME", help="Whose step: megatron, fsdp1, fsdp2, torchtitan, deepspeed, ddp."),
+    click.option("--dtype", metavar="NAME", help="Of products in layers: bf16, fp16, fp8, mxfp8, nvfp4."),
     click.option("--global-batch", type=int, required=True, metavar="N", help="Sequences of one iteration."),
     *count_options({name.replace("_", "-"): "Only this value." for name in AXES if name != "recompute"}),
     click.option("--recompute", metavar="WHAT", help="Only this: nothing, attention or layers."),
@@ -61,6 +66,13 @@ AXES = {
             ("overlap", "Send gradients during computation"),
         )
     ),
+    click.option(
+        "--exactly", metavar="LAYOUT", help="Only this layout, whether it fits or not: dp=8,tp=4,pp=2,vp=1,zero=1,mb=1."
+    ),
+    click.option("--compare", nargs=2, metavar="A B", help="Two layouts written so: which is faster, and how surely."),
+    click.option("--tokens", type=float, metavar="N", help="Of the whole training, as in 2e12."),
+    click.option("--target-days", type=float, metavar="DAYS", help="How many GPUs train on --tokens in that time."),
+    click.option("--price", type=float, metavar="DOLLARS", help="Of a GPU an hour: what tokens cost."),
     click.option("--top", type=int, default=10, show_default=True, metavar="N", help="Rows of each list."),
     json_option(),
     wide_option,
@@ -71,15 +83,22 @@ def layout(
     gpu: str | None,
     calibration: Path | None,
     library: str | None,
-    gpus: int,
+    gpus: int | None,
     gpus_per_node: int | None,
     memory: float | None,
     link: str | None,
     network: str | None,
+    framework: str | None,
+    dtype: str | None,
     global_batch: int,
     flash: bool,
     sequence_parallel: bool,
     overlap: bool,
+    exactly: str | None,
+    compare: tuple[str, str] | None,
+    tokens: float | None,
+    target_days: float | None,
+    price: float | None,
     top: int,
     as_json: bool,
     wide: bool,
@@ -94,9 +113,10 @@ def layout(
       pyperf-suite layout --layers 32 --hidden 2560 --heads 32 --ffn 10240 --vocab 50304 --not-gated
           --gpu "A100 40GB" --gpus 16 --gpus-per-node 4 --global-batch 512 --seq 2048 --pp 1
     """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.advise import layout_asked as asked
+    from pyperf_suite.advise import layout_report as report
     from pyperf_suite.advise.layout_grid import Cluster, Training
     from pyperf_suite.advise.layout_plan import planned
-    from pyperf_suite.advise.layout_report import findings_of_layouts, layout_answer, layouts_as_json
     from pyperf_suite.render import findings_json
     from pyperf_suite.render.terminal import console_for, print_findings
 
@@ -109,16 +129,45 @@ def layout(
         raise UserError(f"--top has to lie between 1 and {MOST_ROWS}, but {top} was asked for.")
     fixed = _fixed(named)
     model, length, notes = asked_model(config, seq, named)
-    usual = min(USUAL_NODE, gpus) if gpus > 0 else USUAL_NODE
-    per_node = usual if gpus_per_node is None else gpus_per_node
-    cluster = Cluster(spec, gpus, per_node, _memory(spec, memory), _network(network))
-    training = Training(model, global_batch, length, flash, sequence_parallel, overlap, library)
-    answer = layout_answer(planned(training, cluster, laws, fixed), top, notes)
-    findings = {"layout": findings_of_layouts(answer)}
+    budget = asked.Budget(tokens, target_days, price)
+    if target_days is not None and (gpus is not None or exactly or compare):
+        raise UserError("--target-days asks for the number of GPUs: leave out --gpus, --exactly and --compare.")
+    if gpus is None and target_days is None and not (exactly or compare):
+        raise UserError("--gpus is missing: name how many there are in all, or ask for them with --target-days.")
+    if (exactly or compare) and (fixed or (exactly and compare)):
+        raise UserError("--exactly and --compare name whole layouts: leave out the other, and options of single axes.")
+    training = Training(model, global_batch, length, flash, sequence_parallel, overlap, library, framework, dtype)
+
+    def cluster(count: int) -> Cluster:
+        per_node = _usual_node(spec, count) if gpus_per_node is None else gpus_per_node
+        return Cluster(spec, count, min(per_node, count) if count > 0 else per_node, _memory(spec, memory),
+                       _network(network))  # fmt: skip
+
+    if exactly or compare:
+        layouts = [asked.layout_of(text, gpus, framework) for text in (compare or (str(exactly),))]
+        given = [asked.exactly(training, cluster(asked.ranks_of(each)), laws, each) for each in layouts]
+        findings = {"layout": report.findings_of_given(given, budget, notes)}
+        plain = report.given_as_json(given, budget)
+    else:
+        if target_days is not None:
+            node = gpus_per_node or _usual_node(spec, LARGE)
+            found = asked.fewest_gpus(training, lambda nodes: cluster(nodes * node), laws, budget, fixed)
+        else:
+            found = planned(training, cluster(gpus or 0), laws, fixed)
+        answer = report.layout_answer(found, top, notes)
+        findings = {"layout": report.findings_of_layouts(answer, budget)}
+        plain = report.layouts_as_json(answer, budget)
     if as_json:
-        click.echo(findings_json.answer(findings, layouts_as_json(answer)), nl=False)
+        click.echo(findings_json.answer(findings, plain), nl=False)
     else:
         print_findings(console_for(wide), findings, [])
+
+
+def _usual_node(spec: GpuSpec, gpus: int) -> int:
+    """GPUs of one NVLink domain: 8, or of a rack of 72 all or as many as runs take."""
+    if not spec.name.startswith("GB"):
+        return USUAL_NODE
+    return RACK if gpus % RACK == 0 else RACK_USED
 
 
 def _fixed(named: dict[str, Any]) -> dict[str, int]:

@@ -19,7 +19,7 @@ def validate(files: tuple[Path, ...], gpu: str | None, dtype: str | None, as_jso
     """Hold the laws against measured times in CSV or Parquet FILEs: error, bias, what the stated interval covers.
 
     Files are known by their columns: m, n, k for products, and so on for attention, mixtures of experts and
-    collectives; times are in latency_us, or in a column named by library and version. docs/validate.md lists them.
+    collectives; times are in latency_us, or in a column named by library and version. docs/laws.md lists them.
 
     \b
     Examples:

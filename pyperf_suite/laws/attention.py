@@ -200,13 +200,17 @@ def attention_time(
     if dtype == "fp8":
         parts = _rescaled(parts, FP8_TIME, spec.peak("bf16") / spec.peak("fp8"))
         unsure = np.hypot(unsure, PUBLISHED if _is_like_published(spec) else UNPUBLISHED)
+    level = np.zeros(width.shape)
     if backward:
         rate = np.interp(width, list(BACKWARD_RATE), list(BACKWARD_RATE.values())) / (
             1 + BACKWARD_HALF_SEQ / shape.seq_q
         )
         parts = _rescaled(parts, BACKWARD_FLOP_RATIO / rate, BACKWARD_FLOP_RATIO)
         is_published = _is_like_published(spec) & (width <= max(BACKWARD_RATE))
-        unsure = np.hypot(unsure, np.where(is_published, PUBLISHED, UNPUBLISHED))
+        beside_forward = np.where(is_published, PUBLISHED, UNPUBLISHED)
+        unsure = np.hypot(unsure, beside_forward)
+        # Of heads of a width that was published the ratio is one unknown; of wider ones each has its own.
+        level = np.where(width <= max(BACKWARD_RATE), beside_forward, 0.0)
     for here, answer in _answers_of_decode(gpu, shape, width, windows, decode, how):
         unsure = np.where(here, 0.0, unsure)
         _put(forward, parts, here, answer)
@@ -227,6 +231,7 @@ def attention_time(
         seconds * np.exp(-_wider(forward.low, unsure)),
         seconds * np.exp(_wider(forward.high, unsure)),
         laws.plain.library,
+        level,
     )
 
 

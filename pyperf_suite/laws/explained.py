@@ -40,8 +40,9 @@ class Explained:
     `parts` are seconds by cause and add up to `seconds`; one can be negative where it saves time. `extrapolated` says
     where the law was asked beyond the range it was fitted in. `error_percent` is the mean error that the law made on
     held-out measurements, None if none were held out; `low` and `high` are the seconds between which nine of ten
-    measurements lie, None where that is unknown. `origin` names the measurements behind the law, `library` whose
-    kernels they are of.
+    measurements lie, None where that is unknown. Of that interval `common` is what all sizes of one law share, as half
+    the width of a logarithm: a level that was not measured, as the ratio of backward to forward. `origin` names the
+    measurements behind the law, `library` whose kernels they are of.
     """
 
     seconds: Any
@@ -52,6 +53,7 @@ class Explained:
     low: Any = None
     high: Any = None
     library: str = ""
+    common: Any = 0.0
 
 
 class Causes(Mapping[str, Any]):

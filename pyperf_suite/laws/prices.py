@@ -70,6 +70,12 @@ class Prices:
             return self.dtype
         return "bf16" if "bf16" in spec_of(self.gpu).peak_flop_per_s else "fp16"
 
+    @property
+    def wide(self) -> Prices:
+        """The same in 16 bits: what stays in them where layers are computed in fewer."""
+        narrow = self.dtype not in ("fp16", "bf16", "tf32", "fp32")
+        return replace(self, dtype="bf16") if narrow else self
+
     def gemm(self, layout: str, m: Count, n: Count, k: Count) -> Explained:
         return gemm_time(self.gpu, m, n, k, self.dtype, layout, self.mode, self.library)
 
@@ -141,6 +147,10 @@ class UnseenPrices:
     prices: KernelPrices
     errors: dict[str, float | None] = field(default_factory=dict)
     origins: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def wide(self) -> UnseenPrices:
+        return replace(self, prices=getattr(self.prices, "wide", self.prices))
 
     def gemm(self, *arguments: Any) -> Explained:
         return self._unseen("products", self.prices.gemm(*arguments))
@@ -248,7 +258,7 @@ def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained | NDArray[
     if "step" in calibration.blocks:
         arrays = calibration.blocks["step"].arrays
         slowdown, host_s, network = (
-            float(arrays[name]) for name in ("slowdown", "host_s_per_layer", "network_bytes_per_s")
+            float(arrays.get(name, 1.0)) for name in ("slowdown", "host_s_per_layer", "network_bytes_per_s")
         )
         # As times: a host that takes none is one, a network that carries nothing is none.
         yield "steps", np.array([slowdown, host_s + SHORTEST_S])

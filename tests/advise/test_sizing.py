@@ -28,7 +28,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.explained import MEANINGS
 from pyperf_suite.laws.prices import Prices
-from pyperf_suite.laws.training.step import StepConstants, step_time
+from pyperf_suite.laws.training.framework import StepConstants
+from pyperf_suite.laws.training.step import step_time
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.spec.findings import Quantity
 

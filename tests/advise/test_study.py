@@ -35,7 +35,8 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
 from pyperf_suite.laws.calibration import Calibration, load_calibration, shipped_calibration
 from pyperf_suite.laws.training.engine_step import ATTENTIONS, LAYOUTS, CpuPrices, EngineConstants
-from pyperf_suite.laws.training.step import MicroBatch, StepConstants, work_of_ends, work_of_layer
+from pyperf_suite.laws.training.framework import StepConstants
+from pyperf_suite.laws.training.layer_work import MicroBatch, work_of_ends, work_of_layer
 from pyperf_suite.probes.step_calibration import OPERATIONS, PROBE
 from pyperf_suite.probes.study import StudyAxes, cases_of, default_axes, worlds_of
 from pyperf_suite.runner.record import Case, Record

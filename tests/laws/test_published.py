@@ -13,7 +13,7 @@ from pyperf_suite.laws.gemm import gemm_law, gemm_time
 from pyperf_suite.laws.measured_maxima import sustained_slowdown
 from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.roofline import memory_bound_time
-from pyperf_suite.laws.training.step import found_constants
+from pyperf_suite.laws.training.framework import found_constants
 from tools.fit.attention import read_tables
 from tools.fit.collectives import read_curves
 from tools.fit.gemm import GemmTable, gemm_tables, library_residual, predict

@@ -12,14 +12,9 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.explained import Explained
 from pyperf_suite.laws.prices import Prices
-from pyperf_suite.laws.training.step import (
-    TAKEN_IN_NODE,
-    ParallelPlan,
-    StepConstants,
-    pack_constants,
-    step_time,
-    waited_s,
-)
+from pyperf_suite.laws.training.framework import StepConstants, pack_constants
+from pyperf_suite.laws.training.layer_work import TAKEN_IN_NODE, waited_s
+from pyperf_suite.laws.training.step import ParallelPlan, step_time
 from pyperf_suite.laws.transformer import ModelDimensions
 
 MODEL = ModelDimensions(layers=24, hidden=1024, ffn=4096, heads=16, vocab=51200, bias=True, tied=True)
@@ -175,7 +170,7 @@ def test_a_calibrations_own_constants_are_used_and_those_of_another_gpu_are_said
     assert own.seconds == pytest.approx(2 * seconds(PLAN))
     assert own.error_percent == 5.0
     assert not own.extrapolated
-    of_another = step_time("H100", MODEL, PLAN, None, MadeUpPrices())
+    of_another = step_time("L40S", MODEL, PLAN, None, MadeUpPrices())
     assert of_another.extrapolated
     assert of_another.error_percent is None
     assert not step_time("A100", MODEL, PLAN, None, MadeUpPrices()).extrapolated

@@ -55,6 +55,11 @@ LATENT_HEADS, LATENT_LENGTHS = (16, 64), (128, 129, 2048, 2049, 4096, 16384, 163
 FIGURES = 4
 
 
+# Training runs: of those under a licence, with a model's dimensions, every third one and all of the smallest source.
+RUNS = "training_published.csv"
+EVERY_RUN, WHOLE_SOURCE = 3, "pytorch/torchtitan"
+
+
 def read_columns(folder: Path, name: str) -> Columns:
     """A table's columns; empty numbers are NaN. Raises UserError if the folder does not have it."""
     for path in (folder / f"{name}.parquet", folder / f"{name}.csv"):
@@ -118,6 +123,22 @@ def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
         _write(sample, name, columns, np.ones(len(columns["GPUs"]), dtype=bool), tuple(columns))
     for name in ("sdpa_h200.csv", "nccl_tests_8xa100.csv"):
         (sample / name).write_bytes((tables / name).read_bytes())
+    _draw_runs(tables / RUNS, sample / RUNS)
+
+
+def _draw_runs(table: Path, sample: Path) -> None:
+    """Runs of every source, those that ran out of memory too."""
+    with table.open(encoding="utf-8", newline="") as lines:
+        rows = [row for row in csv.DictReader(lines) if row["licence"] and row["layers"]]
+    kept = [
+        row
+        for place, row in enumerate(rows)
+        if place % EVERY_RUN == 0 or row["ran"] == "no" or WHOLE_SOURCE in row["source"]
+    ]
+    with sample.open("w", encoding="utf-8", newline="") as lines:
+        writer = csv.DictWriter(lines, list(kept[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(kept)
 
 
 def _draw_products(tables: Path, sample: Path, gpu: str, dtype: str) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.calibration import Calibration, CalibrationBlock, shipped_calibration, shipped_path
-from pyperf_suite.laws.prices import Prices
+from pyperf_suite.laws.calibration import POOLED, Calibration, CalibrationBlock, shipped_calibration, shipped_path
+from pyperf_suite.laws.training.step import prices_of
 from tools.fit.attention import fit_attention
 from tools.fit.collectives import fit_collectives
 from tools.fit.decode import fit_decode, fit_latent
@@ -23,8 +22,6 @@ from tools.fit.step import fit_step
 LARGEST_BYTES = 600_000
 # Fits end where they no longer improve, which other machines' arithmetic puts a little elsewhere.
 ROUNDING = 1e-3
-# Whose iterations are published.
-STEP_GPU = "A100"
 
 Blocks = Mapping[str, Mapping[str, CalibrationBlock]]
 # Blocks by GPU and name, from the folder of tables and what was fitted before, by GPU.
@@ -37,10 +34,8 @@ def _alone(name: str, fit: Callable[[Path], Mapping[str, CalibrationBlock]]) -> 
 
 
 def _step(folder: Path, fitted: Mapping[str, Calibration]) -> Blocks:
-    """The constants of an iteration, on top of the laws of its kernels as they were just fitted."""
-    gpu = find_gpu(STEP_GPU)
-    prices = Prices(fitted.get(gpu.name, gpu))
-    return {name: {"step": block} for name, block in fit_step(folder, prices).items()}
+    """The constants of frameworks, on top of the laws of kernels as they were just fitted."""
+    return {POOLED: fit_step(folder, lambda gpu, dtype: prices_of(fitted.get(gpu.name, gpu), dtype))}
 
 
 # In the order in which they are made: iterations are predicted by the laws of kernels.

@@ -21,8 +21,10 @@ from pyperf_suite.laws.explained import Bytes, Count, Explained
 from pyperf_suite.laws.internode import Network
 from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
 from pyperf_suite.laws.tiling import nonnegative_fit
+from pyperf_suite.laws.training.framework import StepConstants
+from pyperf_suite.laws.training.layer_work import work_of_ends, work_of_layer
 from pyperf_suite.laws.training.memory import FIRST, LAST, Weight, dealt_out, rank_weights
-from pyperf_suite.laws.training.step import BACKWARD_SHARE, ParallelPlan, StepConstants, work_of_ends, work_of_layer
+from pyperf_suite.laws.training.step import BACKWARD_SHARE, ParallelPlan
 from pyperf_suite.laws.transformer import ModelDimensions
 
 FLOAT = 4

@@ -213,6 +213,12 @@ LAST_STAGE = 3
 GATHERED_BYTES = 2 + 2 + 2
 # The rest is for the CUDA context, buffers of NCCL and of the libraries, and fragmentation: a choice, no measurement.
 USABLE_SHARE = 0.9
+# Between these lay what published runs held (62 of BLOOM's, 5 of torchtitan's; tests/laws/test_published_runs.py): at
+# least this share of the activations, where no mask of dropout is kept and gradients have 16 bits; at most a quarter
+# more than the formulas, and what a framework allocates beside: context, buffers of collectives, fragmentation.
+LEAST_ACTIVATIONS, LEAST_GRADIENTS = 0.7, 0.5
+MOST_SHARE, BESIDE_BYTES = 1.25, 6 * 2**30
+Verdict = Literal["fits", "may not fit", "does not fit"]
 
 
 @dataclass(frozen=True)
@@ -231,6 +237,23 @@ class MemoryNeed:
     @property
     def total(self) -> Any:
         return self.weights + self.gradients + self.optimizer + self.activations + self.gathered
+
+    @property
+    def least(self) -> Any:
+        """The least that runs of such a layout were found to hold."""
+        kept = LEAST_GRADIENTS * self.gradients + LEAST_ACTIVATIONS * self.activations
+        return self.weights + self.optimizer + kept
+
+    @property
+    def most(self) -> Any:
+        """What nine of ten such runs held no more than."""
+        return MOST_SHARE * self.total + BESIDE_BYTES
+
+    def verdict(self, memory_bytes: float) -> Verdict:
+        """Whether one layout fits a GPU with so many bytes, for sure, perhaps or not."""
+        if float(self.most) <= memory_bytes:
+            return "fits"
+        return "may not fit" if float(self.least) <= memory_bytes else "does not fit"
 
     def fits(self, memory_bytes: float) -> Any:
         """Whether a GPU with so many bytes has room for it, a tenth of them kept free."""

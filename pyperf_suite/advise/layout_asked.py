@@ -1,0 +1,205 @@
+"""Asked of layouts beyond the fastest: a given one, two compared, how many GPUs, what it costs, the network needed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pyperf_suite.advise.layout_grid import (
+    LARGEST,
+    WRITTEN,
+    Cluster,
+    Grid,
+    Layout,
+    Training,
+    cuts,
+    plan_of,
+    runs,
+    uneven,
+)
+from pyperf_suite.advise.layout_plan import Planned, PredictedLayout, evaluated, planned
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.laws.calibration import Calibration
+from pyperf_suite.laws.model_flop import model_flop
+from pyperf_suite.laws.training.framework import usual_framework
+from pyperf_suite.laws.transformer import RECOMPUTES, check_recompute
+
+# As a layout is written, and the field of a `Layout` that each is.
+KEYS = {
+    "dp": "data",
+    "tp": "tensor",
+    "pp": "pipeline",
+    "vp": "chunks",
+    "cp": "context",
+    "ep": "expert",
+    "zero": "zero_stage",
+    "mb": "micro_batch",
+    "recompute": "recompute",
+}
+# Errors of two layouts of one model on as many GPUs, each predicted by constants that saw no run of the model, are so
+# far apart as logarithms (1064 pairs of published dense runs; of models with experts 7): with a normal spread of this
+# the stated chance is the share of pairs whose order was right, 80 %; of pairs more than 5 % apart it was 84 %.
+SPREAD, SPREAD_OF_EXPERTS = 0.10, 0.28
+DAY_S, HOUR_S = 86400.0, 3600.0
+# A network is enough where an endless one would save less than this.
+ENOUGH = 0.05
+ENDLESS, SLOWEST = 1e15, 1e6
+MOST_TRIES = 64
+
+
+def layout_of(text: str, gpus: int | None, framework: str | None) -> Layout:
+    """A layout as in `dp=8,tp=4,pp=2,zero=1`; DP is by default what the GPUs leave, ZeRO what the framework has first.
+
+    Raises UserError for what is no layout, and for one that is not of so many GPUs.
+    """
+    given: dict[str, Any] = {}
+    for part in filter(None, re.split(r"[,\s]+", text.strip().lower())):
+        name, _, value = part.partition("=")
+        if name not in KEYS or KEYS[name] in given:
+            raise UserError(f"{part[:40]!r} is no part of a layout, or there twice: write {', '.join(KEYS)}=VALUE.")
+        if name == "recompute":
+            check_recompute(value)
+        elif not re.fullmatch(r"\d{1,7}", value) or (int(value) < 1 and name != "zero"):
+            raise UserError(f"{part[:40]!r} needs a whole number above 0: write it as in {name}=2.")
+        given[KEYS[name]] = value if name == "recompute" else int(value)
+    for name in ("tensor", "pipeline", "chunks", "context", "expert", "micro_batch"):
+        given.setdefault(name, 1)
+    given.setdefault("recompute", "nothing")
+    apart = given["tensor"] * given["pipeline"] * given["context"]
+    given.setdefault("data", max(1, (gpus or apart) // apart))
+    first = {"fsdp1": 3, "fsdp2": 3, "torchtitan": 3, "ddp": 0}.get(framework or "", 1)
+    given.setdefault("zero_stage", first if given["data"] * given["context"] > 1 else 0)
+    layout = Layout(**given)
+    if gpus is not None and ranks_of(layout) != gpus:
+        raise UserError(
+            f"DP {layout.data} x TP {layout.tensor} x PP {layout.pipeline} x CP {layout.context} are "
+            f"{ranks_of(layout)} GPUs, not {gpus}."
+        )
+    return layout
+
+
+def ranks_of(layout: Layout) -> int:
+    """GPUs of a layout."""
+    return layout.data * layout.tensor * layout.pipeline * layout.context
+
+
+def exactly(training: Training, cluster: Cluster, laws: GpuSpec | Calibration, layout: Layout) -> Planned:
+    """One layout, whether it fits or not. Raises UserError in a sentence for one that cannot be run."""
+    values = {name: getattr(layout, name) for name in WRITTEN}
+    values["recompute"] = RECOMPUTES.index(layout.recompute)
+    grid = Grid({name: np.array([value]) for name, value in values.items()}, {})
+    framework = training.framework or usual_framework(layout.zero_stage)
+    if layout.zero_stage > 3:
+        raise UserError(f"ZeRO has stages 0 to 3, but {layout.zero_stage} was asked for.")
+    if not runs(framework, grid.columns)[0]:
+        raise UserError(f"{framework} cannot run {layout}: name another --framework, or another layout.")
+    reason = uneven(training, cluster, layout.tensor, layout.context, layout.pipeline, layout.data)
+    if reason is None and not cuts(training.model, layout.pipeline, layout.chunks):
+        reason = f"{training.model.layers} layers are not {layout.pipeline} stages of {layout.chunks} chunks"
+    if reason is None and training.model.experts % layout.expert:
+        reason = f"EP does not divide the {training.model.experts} experts"
+    if reason:
+        raise UserError(f"{layout} does not come out even: {reason}.")
+    # The plan has a sentence for a batch or experts that do not divide.
+    plan_of(training, cluster, {name: value for name, value in values.items() if name != "recompute"},
+            layout.recompute, framework)  # fmt: skip
+    return evaluated(training, cluster, grid, laws)
+
+
+def surely_faster(training: Training, first: PredictedLayout, second: PredictedLayout) -> float:
+    """How likely the first of two layouts takes less than the second."""
+    spread = SPREAD_OF_EXPERTS if training.model.experts > 1 else SPREAD
+    return 0.5 * (1 + math.erf(math.log(second.seconds / first.seconds) / spread / math.sqrt(2)))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a training is to take: `tokens` in all, in `days`, on GPUs at `price` dollars an hour; None if not asked."""
+
+    tokens: float | None = None
+    days: float | None = None
+    price: float | None = None
+
+    def __post_init__(self) -> None:
+        limits = {"--tokens": (self.tokens, 1e18), "--target-days": (self.days, 36500.0), "--price": (self.price, 1e6)}
+        for option, (value, most) in limits.items():
+            if value is not None and not 0 < value <= most:
+                raise UserError(f"{option} has to lie above 0 and up to {most:g}, but {value:g} was asked for.")
+        if self.days is not None and self.tokens is None:
+            raise UserError("--target-days says when, but not how much is trained on: add --tokens, as in 2e12.")
+
+    def days_of(self, seconds_a_token: float) -> float | None:
+        return None if self.tokens is None else self.tokens * seconds_a_token / DAY_S
+
+    def cost_of(self, gpus: int, seconds_a_token: float, tokens: float) -> float | None:
+        """Dollars of so many tokens."""
+        return None if self.price is None else gpus * self.price * tokens * seconds_a_token / HOUR_S
+
+
+def fewest_gpus(
+    training: Training,
+    cluster_of: Callable[[int], Cluster],
+    laws: GpuSpec | Calibration,
+    budget: Budget,
+    fixed: Mapping[str, int] | None = None,
+) -> Planned:
+    """The smallest number of nodes whose best layout is in time; `cluster_of` is a cluster of so many nodes.
+
+    What each GPU does falls with their number, so that the rate of one cluster bounds the next to try. Raises
+    UserError where none is in time.
+    """
+    rate = (budget.tokens or 0.0) / ((budget.days or 1.0) * DAY_S)
+    node = cluster_of(1)
+    flop = float(model_flop(training.model, 1, training.seq)) / training.seq
+    nodes = max(1, math.ceil(rate * flop / training.peak_on(node.gpu) / node.gpus))
+    last = ""
+    for _ in range(MOST_TRIES):
+        if nodes * node.gpus > LARGEST["gpus"]:
+            break
+        try:
+            found = planned(training, cluster_of(nodes), laws, fixed)
+        except UserError as reason:
+            last, nodes = str(reason), nodes + max(1, nodes // 32)
+            continue
+        needed = math.ceil(rate / (found.best.tokens_per_s / nodes) * (1 - 1e-9))
+        if needed <= nodes:
+            return found
+        nodes = needed
+    raise UserError(
+        f"No number of GPUs that was tried trains {budget.tokens:g} tokens in {budget.days:g} days with a global batch "
+        f"of {training.global_batch} sequences: raise it, or take more days{f' ({last[:200]})' if last else ''}."
+    )
+
+
+def smallest_network(found: Planned, layout: Layout) -> float | None:
+    """Bytes/s that a GPU has to send out of its node for a step at most ENOUGH longer than over an endless network.
+
+    None within one node, and where even a very slow one is enough.
+    """
+    if found.cluster.gpus <= found.cluster.gpus_per_node:
+        return None
+
+    def seconds(rate: float) -> float:
+        return float(exactly(found.training, replace(found.cluster, network=rate), found.laws, layout).seconds[0])
+
+    longest = (1 + ENOUGH) * seconds(ENDLESS)
+    if seconds(SLOWEST) <= longest:
+        return None
+    low, high = math.log(SLOWEST), math.log(ENDLESS)
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        low, high = (low, middle) if seconds(math.exp(middle)) <= longest else (middle, high)
+    return math.exp(high)
+
+
+def ends_of(predicted: PredictedLayout) -> Iterator[float]:
+    """Seconds of an iteration as predicted, and where known the low and the high end."""
+    yield predicted.seconds
+    if not math.isnan(predicted.low):
+        yield from (predicted.low, predicted.high)
