@@ -7,7 +7,7 @@ latent attention. `python -m tools.fit.decode TABLES` reports how each GPU is pr
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -153,6 +153,7 @@ class Form:
 # So a law stays right on a GPU with the same ones and other memory.
 DECODE_LIMITS = {"ideal": (1.0, 1.4), "queries": (0.0, 2.0)}
 LATENT_LIMITS = {"cache": (1.0, 1.4), "bytes": (0.0, 2.0), "weights": (1.0, 1.6), "activations": (0.0, 3.0)}
+LATENT_LAWS = tuple(f"mla_{phase}" for phase in latent.PHASES)
 FORMS = {
     "attention": Form(decode.GRIDS, DECODE, DECODE_LIMITS),
     "mla": Form(latent.GRIDS, LATENT, LATENT_LIMITS),
@@ -297,57 +298,50 @@ def latent_rows(columns: Columns, spec: GpuSpec, phase: str, library: str) -> tu
     return kinds, dict(zip(("batch", "seq_q", "seq_k", "heads"), sizes, strict=True)), sorted(set(used))
 
 
+def rows_of_laws(folder: Path, law: str) -> Iterator[tuple[GpuSpec, str, dict[str, Rows], Sizes, list[str]]]:
+    """Of each table of a law, and each library in it: rows by kind, all their sizes, and the columns they are of."""
+    for gpu, table in tables_like(folder, f"{law}_").items():
+        columns, spec = read_columns(folder, table), find_gpu(gpu)
+        for library in LIBRARIES:
+            if law.startswith("mla_"):
+                kinds, asked, used = latent_rows(columns, spec, law.removeprefix("mla_"), library)
+                if kinds:
+                    yield spec, library, kinds, asked, used
+            else:
+                cache = next(cache for cache, name in decode.LAWS.items() if name == law)
+                for times in versions(columns, library)[:1]:
+                    rows, asked = decode_rows(columns, spec, cache, times)
+                    yield spec, library, {"": rows}, asked, [times]
+
+
 def fit_decode(folder: Path) -> Blocks:
     """Blocks of decode by GPU and name, of every table in the folder. Raises UserError where there is none."""
-
-    def found() -> Iterator[tuple[str, str, CalibrationBlock]]:
-        for cache, law in decode.LAWS.items():
-            for gpu, table in tables_like(folder, f"{law}_").items():
-                columns, spec = read_columns(folder, table), find_gpu(gpu)
-                for library in LIBRARIES:
-                    for times in versions(columns, library)[:1]:
-                        rows, asked = decode_rows(columns, spec, cache, times)
-                        origin = ORIGIN.format("decode", times.replace("_", " "))
-                        yield spec.name, f"{law}.{library}", fit_block(FORMS["attention"], {"": rows}, asked, origin)
-
-    return by_gpu(found(), folder, "table of decode attention")
+    return _fit(folder, "decode", FORMS["attention"], decode.LAWS.values())
 
 
 def fit_latent(folder: Path) -> Blocks:
     """Blocks of latent attention by GPU and name. Raises UserError where the folder has no table of it."""
+    return _fit(folder, "latent", FORMS["mla"], LATENT_LAWS)
 
+
+def _fit(folder: Path, what: str, form: Form, laws: Iterable[str]) -> Blocks:
     def found() -> Iterator[tuple[str, str, CalibrationBlock]]:
-        for phase in latent.PHASES:
-            for gpu, table in tables_like(folder, f"mla_{phase}_").items():
-                columns, spec = read_columns(folder, table), find_gpu(gpu)
-                for library in LIBRARIES:
-                    kinds, asked, used = latent_rows(columns, spec, phase, library)
-                    if kinds:
-                        origin = ORIGIN.format(f"latent {phase}", ", ".join(used).replace("_", " "))
-                        yield spec.name, f"mla_{phase}.{library}", fit_block(FORMS["mla"], kinds, asked, origin)
+        for law in laws:
+            said = f"latent {law.removeprefix('mla_')}" if what == "latent" else what
+            for spec, library, kinds, asked, used in rows_of_laws(folder, law):
+                origin = ORIGIN.format(said, ", ".join(used).replace("_", " "))
+                yield spec.name, f"{law}.{library}", fit_block(form, kinds, asked, origin)
 
-    return by_gpu(found(), folder, "table of latent attention")
+    return by_gpu(found(), folder, f"table of {what} attention")
 
 
 def transferred(folder: Path) -> None:
     """Report how the shipped laws of each GPU predict the tables of each other one, and how many rows they cover."""
-    blocks = {each.gpu: each for each in all_shipped()}
-    for law in (*decode.LAWS.values(), *(f"mla_{phase}" for phase in latent.PHASES)):
-        for gpu, table in tables_like(folder, f"{law}_").items():
-            columns, spec = read_columns(folder, table), find_gpu(gpu)
-            for library in LIBRARIES:
-                kinds = _kinds(law, columns, spec, library)
-                for other in blocks.values():
-                    if other.gpu != spec.name and library in other.libraries(law):
-                        _report(law, library, spec, other, kinds)
-
-
-def _kinds(law: str, columns: Columns, spec: GpuSpec, library: str) -> Mapping[str, Rows]:
-    if law.startswith("mla_"):
-        return latent_rows(columns, spec, law.removeprefix("mla_"), library)[0]
-    cache = next(cache for cache, name in decode.LAWS.items() if name == law)
-    there = versions(columns, library)
-    return {"": decode_rows(columns, spec, cache, there[0])[0]} if there else {}
+    for law in (*decode.LAWS.values(), *LATENT_LAWS):
+        for spec, library, kinds, *_ in rows_of_laws(folder, law):
+            for other in all_shipped():
+                if other.gpu != spec.name and library in other.libraries(law):
+                    _report(law, library, spec, other, kinds)
 
 
 def _report(law: str, library: str, spec: GpuSpec, other: Calibration, kinds: Mapping[str, Rows]) -> None:
