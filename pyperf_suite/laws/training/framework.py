@@ -183,7 +183,7 @@ def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundCo
     network = network or CARRIED_BYTES_PER_S.get(spec.name)
     constants = on_gpu(StepConstants(**numbers, network=network), spec)
     another = "gpus" in arrays and (spec.name not in arrays["gpus"].tolist() or framework in LIKE)
-    error = float(block.held_out["mape"])
+    error = float(block.held_out["mape"]) if "mape" in block.held_out else None
     low, high, errors = (
         tuple(arrays[name][generation].astype(float).tolist()) if name in arrays else ()
         for name in ("low", "high", "errors_percent")

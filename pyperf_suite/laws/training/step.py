@@ -501,7 +501,8 @@ def interval(found: FoundConstants, model: ModelDimensions, dtype: str) -> tuple
 
 
 def _error_percent(found: FoundConstants, model: ModelDimensions, dtype: str) -> float | None:
-    return found.errors_percent[_kind(model, dtype)] if found.errors_percent else found.error_percent
+    error = found.errors_percent[_kind(model, dtype)] if found.errors_percent else found.error_percent
+    return None if error is None or np.isnan(error) else error
 
 
 def _kind(model: ModelDimensions, dtype: str) -> int:
