@@ -88,8 +88,10 @@ def _attention(asked: RowsAsked) -> Explained:
     phase, seq_q, seq_k = asked.phase()
     window = int(asked.kind.get("window_size", 0))
     sizes = (batch, seq_q, seq_k, heads, kv_heads, width)
-    caches = {"cache_dtype": asked.cache_dtype, "library": asked.library}
-    return attention_time(asked.gpu, *sizes, dtype=asked.dtype, window=window, phase=phase, **caches)
+    return attention_time(
+        asked.gpu, *sizes, dtype=asked.dtype, window=window, phase=phase, cache_dtype=asked.cache_dtype,
+        library=asked.library,
+    )  # fmt: skip
 
 
 def _latent(asked: RowsAsked) -> Explained:
@@ -101,11 +103,10 @@ def _latent(asked: RowsAsked) -> Explained:
 
 
 def _grouped(asked: RowsAsked) -> Explained:
-    tokens, hidden, width, top_k, experts, tp, ep = asked.sizes(*EXPERTS)
+    tokens, hidden, width, experts, top_k, tp, ep = asked.sizes(*EXPERTS)
     balance, gated = asked.kind["distribution"], bool(asked.kind.get("gated", True))
-    sizes, split = (tokens, hidden, width, experts, top_k), {"ep": ep, "tp": tp}
     return grouped_gemm_time(
-        asked.gpu, *sizes, asked.dtype, **split, balance=balance, gated=gated, library=asked.library
+        asked.gpu, tokens, hidden, width, experts, top_k, asked.dtype, ep, tp, balance, gated, library=asked.library
     )
 
 

@@ -336,7 +336,6 @@ def _weigh(
 def _decode(
     gpu: Gpu, shape: AttentionShape, head_dim: Array, windows: Array, how: tuple[str, str | None, str | None]
 ) -> Explained:
-    """One query a sequence against the keys of a cache."""
     return decode_time(gpu, shape.batch, shape.seq_k, shape.heads, shape.kv_heads, head_dim, windows, *how)
 
 
@@ -364,7 +363,6 @@ def _answers_of_decode(
 
 
 def _put(forward: _Forward, parts: dict[str, Array], here: NDArray[np.bool_], answer: Explained) -> None:
-    """Put another law's answer in the place of these shapes."""
     for name, seconds in answer.parts.items():
         parts.setdefault(name, np.zeros(here.shape))[here] = seconds
     forward.extrapolated[here] = answer.extrapolated
@@ -389,7 +387,6 @@ def _total(parts: Mapping[str, Array]) -> Array:
 
 
 def _is_decode(shape: AttentionShape) -> NDArray[np.bool_]:
-    """Where keys are many and queries few: the time is that of reading the keys and values."""
     return (shape.seq_q * shape.group <= DECODE_ROWS) & (shape.seq_q < shape.seq_k)
 
 

@@ -241,7 +241,6 @@ def with_doubts(gpu: str, name: str, laws: Mapping[tuple[str, str], FittedLaw]) 
 
 
 def _next(widths: Mapping[int, float], width: int, to: int) -> bool:
-    """Whether a width is the next known one below or above another."""
     between = [each for each in widths if min(width, to) < each < max(width, to)]
     return width != to and not between
 

@@ -175,7 +175,6 @@ def _costs(work: Floats, seconds: Floats, limits: Floats) -> Floats:
 
 
 def _read(names: tuple[str, ...], smooth: Smooth, sizes: Sizes) -> tuple[sparse.csr_matrix, sparse.csr_matrix]:
-    """What reads a grid's nodes at the sizes, and the quadratic form of its roughness."""
     axes = [NODES[name] for name in names]
     counts = sizes["kept"] > decode.NO_WINDOW if "kept" in names else 1.0
     read = reading(axes, [sizes[name] for name in names], counts)

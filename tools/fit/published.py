@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +99,8 @@ def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
             _draw_products(tables, sample, gpu, dtype)
         columns = read_columns(tables, f"attention_prefill_bf16_{gpu}")
         kept = _sampled_heads(columns, HEADS)
-        libraries = zip(columns["backend_lib"], columns["backend_version"], strict=True)
         wanted = LIBRARIES_OF_A100 if gpu == "a100_sxm" else LIBRARIES
-        kept &= np.array([library in wanted for library in libraries])
+        kept &= _among(columns, ("backend_lib", "backend_version"), wanted)
         _write(sample, f"attention_prefill_bf16_{gpu}", columns, kept, ATTENTION)
     for gpu, name in tables_like(tables, "attention_window_bf16_").items():
         columns = read_columns(tables, name)
@@ -155,13 +155,12 @@ def _draw_products(tables: Path, sample: Path, gpu: str, dtype: str) -> None:
     _write(sample, name, columns, kept, (*("m", "n", "k"), *(time for time in times if time in columns)))
 
 
-def _sampled_heads(columns: Columns, shapes: set[tuple[int, int, int]]) -> NDArray[np.bool_]:
+def _sampled_heads(columns: Columns, shapes: Collection[tuple[Any, ...]]) -> NDArray[np.bool_]:
     """Rows of attention of those heads at the sample's lengths."""
-    heads = zip(*(columns[name].tolist() for name in ("num_heads", "num_key_value_heads", "head_dim")), strict=True)
-    return np.array([shape in shapes for shape in heads]) & np.isin(columns["isl"], LENGTHS)
+    return _among(columns, SITE_OF_DECODE[:3], shapes) & np.isin(columns["isl"], LENGTHS)
 
 
-def _among(columns: Columns, names: tuple[str, ...], wanted: set[tuple[int, ...]]) -> NDArray[np.bool_]:
+def _among(columns: Columns, names: tuple[str, ...], wanted: Collection[tuple[Any, ...]]) -> NDArray[np.bool_]:
     rows = zip(*(columns[name].tolist() for name in names), strict=True)
     return np.array([row in wanted for row in rows])
 
@@ -175,8 +174,7 @@ def draw_decode(tables: Path, sample: Path = SAMPLE) -> None:
             length = columns["isl" if "isl" in columns else "kv_length"]
             kept = np.isin(columns["num_heads"], LATENT_HEADS) & np.isin(length, LATENT_LENGTHS)
         else:
-            site = np.stack([columns[of] for of in SITE_OF_DECODE], axis=1).tolist()
-            kept = np.array([tuple(sizes) in DECODES for sizes in site])
+            kept = _among(columns, SITE_OF_DECODE, DECODES)
         times = {of: np.array([float(f"{t:.{FIGURES}g}") for t in columns[of]]) for of in columns if "." in of}
         _write(sample, name, {**columns, **times}, kept, tuple(columns))
 
