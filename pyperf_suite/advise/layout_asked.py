@@ -100,7 +100,7 @@ def exactly(training: Training, cluster: Cluster, laws: GpuSpec | Calibration, l
     if not runs(framework, grid.columns)[0]:
         raise UserError(f"{framework} cannot run {layout}: name another --framework, or another layout.")
     reason = uneven(training, cluster, layout.tensor, layout.context, layout.pipeline, layout.data)
-    if reason is None and not cuts(training.model, layout.pipeline, layout.chunks):
+    if reason is None and not cuts(training, layout.pipeline, layout.chunks):
         reason = f"{training.model.layers} layers are not {layout.pipeline} stages of {layout.chunks} chunks"
     if reason is None and training.model.experts % layout.expert:
         reason = f"EP does not divide the {training.model.experts} experts"
@@ -151,29 +151,40 @@ def fewest_gpus(
 ) -> Planned:
     """The smallest number of nodes whose best layout is in time; `cluster_of` is a cluster of so many nodes.
 
-    What each GPU does falls with their number, so that the rate of one cluster bounds the next to try. Raises
-    UserError where none is in time.
+    A GPU does most on a small cluster of a power of two, whose rate bounds the number to begin with; from there on
+    each is tried, of thousands of nodes each that is whole in steps of a percent. Raises UserError where none is in
+    time.
     """
     rate = (budget.tokens or 0.0) / ((budget.days or 1.0) * DAY_S)
     node = cluster_of(1)
     flop = float(model_flop(training.model, 1, training.seq)) / training.seq
-    nodes = max(1, math.ceil(rate * flop / training.peak_on(node.gpu) / node.gpus))
-    last = ""
-    for _ in range(MOST_TRIES):
-        if nodes * node.gpus > LARGEST["gpus"]:
-            break
+    fewest = max(1, math.ceil(rate * flop / training.peak_on(node.gpu) / node.gpus))
+    refused = ""
+
+    def rate_of(nodes: int) -> tuple[Planned | None, float]:
+        nonlocal refused
         try:
             found = planned(training, cluster_of(nodes), laws, fixed)
         except UserError as reason:
-            last, nodes = str(reason), nodes + max(1, nodes // 32)
-            continue
-        needed = math.ceil(rate / (found.best.tokens_per_s / nodes) * (1 - 1e-9))
-        if needed <= nodes:
-            return found
-        nodes = needed
+            refused = f" ({str(reason)[:200]})"
+            return None, 0.0
+        return found, found.best.tokens_per_s
+
+    alike = 1 << (fewest.bit_length() - 1)
+    while alike * node.gpus <= LARGEST["gpus"]:
+        found, reached = rate_of(alike)
+        if found is not None:
+            first = max(fewest, math.ceil(rate / reached * alike))
+            step = 1 << max(0, (first // MOST_TRIES).bit_length() - 1)
+            for nodes in range(-(-first // step) * step, first + MOST_TRIES * step, step):
+                found, reached = rate_of(nodes) if nodes * node.gpus <= LARGEST["gpus"] else (None, 0.0)
+                if found is not None and reached >= rate:
+                    return found
+            break
+        alike *= 2
     raise UserError(
         f"No number of GPUs that was tried trains {budget.tokens:g} tokens in {budget.days:g} days with a global batch "
-        f"of {training.global_batch} sequences: raise it, or take more days{f' ({last[:200]})' if last else ''}."
+        f"of {training.global_batch} sequences: raise it, or take more days{refused}."
     )
 
 

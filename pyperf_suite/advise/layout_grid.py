@@ -90,7 +90,8 @@ class Training:
     """What is to be trained: `global_batch` sequences of `seq` tokens an iteration; the rest as in `Plan`.
 
     `library` is whose kernels are priced, None the default of each law. `framework` runs it, None each layout's usual
-    one; `dtype` is that of products in layers, None bf16 (before Ampere fp16).
+    one; `dtype` is that of products in layers, None bf16 (before Ampere fp16). `layers_first` and `layers_last` are of
+    a pipeline's first and last stage, 0 as many as the others have.
 
     Raises UserError for numbers that no training has, and for an unknown framework.
     """
@@ -104,12 +105,29 @@ class Training:
     library: str | None = None
     framework: str | None = None
     dtype: str | None = None
+    layers_first: int = 0
+    layers_last: int = 0
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "seq"):
             _check_range(name, getattr(self, name))
+        for name in ("layers_first", "layers_last"):
+            if not 0 <= getattr(self, name) < self.model.layers:
+                raise UserError(
+                    f"--{name.replace('_', '-')} has to lie between 1 and {self.model.layers - 1}, for the model has "
+                    f"{self.model.layers} layers, but {getattr(self, name)} was asked for."
+                )
         if self.framework is not None:
             check_framework(self.framework)
+
+    def stages(self, pipeline: int) -> tuple[int, int, int] | None:
+        """Layers of the first stage, of the fullest between and of the last; None where they do not come out."""
+        given = (self.layers_first > 0) + (self.layers_last > 0)
+        rest, between = self.model.layers - self.layers_first - self.layers_last, pipeline - given
+        if between < 0 or rest < between or (between == 0) != (rest == 0):
+            return None
+        each = -(-rest // max(between, 1))
+        return self.layers_first or each, each if pipeline > 2 else 0, self.layers_last or each
 
     def dtype_on(self, gpu: GpuSpec) -> str:
         """What products in layers are computed in: what was asked for, else bf16, and before Ampere fp16."""
@@ -186,7 +204,7 @@ def plan_of(
         ranks_per_node=cluster.gpus_per_node, chunks=columns["chunks"], context=columns["context"],
         expert=columns["expert"], zero_stage=columns["zero_stage"], sequence_parallel=training.sequence_parallel,
         dtype=training.dtype_on(cluster.gpu), framework=framework, overlap_tensor=training.overlap and hides,
-        uneven_stages=True,
+        uneven_stages=True, first_layers=training.layers_first, last_layers=training.layers_last,
     )  # fmt: skip
 
 
@@ -307,6 +325,8 @@ def uneven(training: Training, cluster: Cluster, tensor: int, context: int, pipe
         return "TP fills no whole nodes, nor a share of one"
     if pipeline > model.layers:
         return "PP has more stages than there are layers"
+    if (training.layers_first or training.layers_last) and (pipeline == 1 or training.stages(pipeline) is None):
+        return "the first and last stage leave the others no layers, or layers without a stage"
     # Causal work is even where each rank has a piece of the sequence's front and one of its back.
     if training.seq % (2 * context if context > 1 else 1):
         return "CP does not divide the sequence in pairs of pieces"
@@ -320,7 +340,7 @@ def _variants(training: Training, tensor: int, context: int, pipeline: int, data
     model, per_rank = training.model, training.global_batch // data
     longest = max(1, MOST_TOKENS // training.seq)
     axes = (
-        [chunks for chunks in divisors(model.layers // pipeline) if cuts(model, pipeline, chunks)],
+        [chunks for chunks in divisors(model.layers // pipeline) if cuts(training, pipeline, chunks)],
         divisors(int(np.gcd(model.experts, data * context))),
         range(LAST_STAGE + 1) if data * context > 1 else [0],
         [size for size in divisors(per_rank) if size <= longest],
@@ -340,9 +360,11 @@ def _variants(training: Training, tensor: int, context: int, pipeline: int, data
     return np.asarray(table[:, able], dtype=np.int64)
 
 
-def cuts(model: ModelDimensions, pipeline: int, chunks: int) -> bool:
+def cuts(training: Training, pipeline: int, chunks: int) -> bool:
     """Whether so many stages of chunks hold the layers: evenly, or a stage's number of them differing by one."""
-    return chunks == 1 or (pipeline > 1 and model.layers % (pipeline * chunks) == 0)
+    if (training.layers_first or training.layers_last) and chunks > 1:
+        return all(count % chunks == 0 for count in training.stages(pipeline) or (1,))
+    return chunks == 1 or (pipeline > 1 and training.model.layers % (pipeline * chunks) == 0)
 
 
 def _dividing_worlds(training: Training, cluster: Cluster) -> Iterator[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +36,10 @@ from pyperf_suite.laws.training.memory import (
     OPTIMIZER_BYTES,
     WEIGHT_BYTES,
     MemoryNeed,
+    Verdict,
     training_memory,
 )
-from pyperf_suite.laws.training.step import ParallelPlan, prices_of, step_time
+from pyperf_suite.laws.training.step import ParallelPlan, error_percent_of, prices_of, step_time
 from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "gathered")
@@ -48,11 +49,7 @@ UNTESTED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("fsdp1", "fsdp2", "torchtitan", "ddp"), _DATA_PARALLEL_RUNS),
     "deepspeed": ("context", "expert"),
 }
-# What runs took, over what is counted here. Of 67 that state it nine of ten took 0.94 to 1.42 times as much, for
-# frameworks hold buffers and what is fragmented; of 560 that ran none was counted at more than 1.03 of its GPU, once
-# recomputation that a row leaves open is taken to be that of layers (training_published.csv; README of the data).
-MEMORY_LEAST, MEMORY_MOST = 0.8, 1.42
-VERDICTS = ("fits", "may not fit", "does not fit")
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 # Clusters up to this many times as large are tried before nothing is said to fit.
 MOST_TIMES_GPUS = 64
 BYTES_PER_PARAMETER = WEIGHT_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES
@@ -85,7 +82,7 @@ class PredictedLayout:
     low: float
     high: float
     framework: str
-    verdict: str
+    verdict: Verdict
 
     @property
     def memory_bytes(self) -> float:
@@ -127,12 +124,22 @@ class Planned:
     @functools.cached_property
     def verdicts(self) -> NDArray[np.intp]:
         """Places in VERDICTS."""
-        return verdicts_of(self.memory_bytes, self.cluster.memory_bytes)
+        room = self.cluster.memory_bytes
+        return np.where(self.need.most <= room, 0, np.where(self.need.least <= room, 1, 2))
+
+    @property
+    def need(self) -> MemoryNeed:
+        """What each holds, with the least and the most that frameworks make of it."""
+        return MemoryNeed(**self.memory)
 
     @property
     def usual(self) -> FoundConstants:
         """The constants of the best layout's framework."""
         return self.found[FRAMEWORKS[self.frameworks[self.ranked[0] if self.ranked.size else 0]]]
+
+    def error_percent(self, found: FoundConstants | None = None) -> float | None:
+        """The law's error on runs of this kind that constants were not fitted on; by default of the usual ones."""
+        return error_percent_of(found or self.usual, self.training.model, self.training.dtype_on(self.cluster.gpu))
 
     @functools.cached_property
     def ranked(self) -> NDArray[np.intp]:
@@ -254,7 +261,12 @@ def memory_of(training: Training, cluster: Cluster, grid: Grid) -> dict[str, NDA
     """Bytes on the fullest GPU of each layout, by part (`laws/training/memory.py`)."""
     memory = {name: np.empty(len(grid)) for name in MEMORY_PARTS}
     for alike, plan in _plans(training, cluster, grid):
-        need = memory_of_plan(training.model, plan)
+        model = training.model
+        if training.layers_first or training.layers_last:
+            # As if every stage had as many layers as the fullest.
+            stages = int(np.ravel(plan.pipeline)[0])
+            model = replace(model, layers=stages * max(training.stages(stages) or (0,)))
+        need = memory_of_plan(model, plan)
         for name, part in memory.items():
             part[alike] = getattr(need, name)
     return memory
@@ -272,18 +284,14 @@ def memory_of_plan(model: ModelDimensions, plan: ParallelPlan, recompute: Recomp
     )  # fmt: skip
 
 
-def verdicts_of(counted_bytes: Any, memory_bytes: float) -> NDArray[np.intp]:
-    """Whether what is counted fits a GPU with so much memory surely, perhaps or not: places in VERDICTS."""
-    counted = np.asarray(counted_bytes)
-    return np.where(MEMORY_MOST * counted <= memory_bytes, 0, np.where(MEMORY_LEAST * counted <= memory_bytes, 1, 2))
-
-
 def _plans(training: Training, cluster: Cluster, grid: Grid) -> Iterator[tuple[NDArray[np.intp], ParallelPlan]]:
     """Places of the layouts that recompute alike on one framework, and their plan."""
     frameworks = frameworks_of(training, grid.columns)
-    kinds = np.stack([grid.columns["recompute"], frameworks], axis=1)
-    for code, place in np.unique(kinds, axis=0).tolist():
-        alike = np.flatnonzero((kinds == (code, place)).all(axis=1))
+    given = training.layers_first or training.layers_last
+    stages = grid.columns["pipeline"] if given else np.zeros(len(grid), dtype=np.int64)
+    kinds = np.stack([grid.columns["recompute"], frameworks, stages], axis=1)
+    for code, place, stage in np.unique(kinds, axis=0).tolist():
+        alike = np.flatnonzero((kinds == (code, place, stage)).all(axis=1))
         columns = {name: column[alike] for name, column in grid.columns.items()}
         yield alike, plan_of(training, cluster, columns, RECOMPUTES[code], FRAMEWORKS[place])
 

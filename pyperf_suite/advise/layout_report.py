@@ -12,8 +12,6 @@ import numpy as np
 from pyperf_suite.advise.layout_asked import ENOUGH, Budget, ends_of, smallest_network, surely_faster
 from pyperf_suite.advise.layout_grid import WRITTEN, Layout, Training
 from pyperf_suite.advise.layout_plan import (
-    MEMORY_LEAST,
-    MEMORY_MOST,
     VERDICTS,
     LayoutRule,
     Planned,
@@ -23,7 +21,7 @@ from pyperf_suite.advise.layout_plan import (
 )
 from pyperf_suite.laws.collectives import usual_network_bytes_per_s
 from pyperf_suite.laws.prices import UnseenPrices
-from pyperf_suite.laws.training.framework import LIKE, LOW_PRECISION, MEANT
+from pyperf_suite.laws.training.framework import LIKE, LOW_PRECISION, MEANT, generation_of
 from pyperf_suite.spec.findings import Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.spec.rows import Column, table
 
@@ -115,7 +113,7 @@ def layouts_as_json(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> dict[st
         **{name: value for name, value in vars(training).items() if name != "model"},
         "dtype": training.dtype_on(cluster.gpu),
         "framework": planned.best.framework,
-        "held_out_error_percent": {"step": planned.usual.error_percent, **answer.laws.errors},
+        "held_out_error_percent": {"step": planned.error_percent(), **answer.laws.errors},
         "constants_of_another_gpu": planned.usual.of_another_gpu,
         "origins": list(answer.laws.origins),
         **as_told(planned, planned.best, budget),
@@ -204,15 +202,13 @@ def _training(planned: Planned, best: PredictedLayout) -> Iterator[Remark]:
 def _counted_layouts(planned: Planned) -> Iterator[Remark]:
     surely, perhaps, not_at_all = np.bincount(planned.verdicts, minlength=len(VERDICTS)).tolist()
     yield remark(
-        "{evaluated} evaluated: {surely} fit surely, {perhaps} may not fit, {others} do not, as frameworks take "
-        "{least} to {most} times what is counted; {ranked} are ranked. All times are predictions, none was measured.",
+        "{evaluated} evaluated: {surely} fit surely, {perhaps} may not fit, {others} do not, by what frameworks were "
+        "found to hold; {ranked} are ranked. All times are predictions, none was measured.",
         kind="predicted",
         evaluated=_counted(len(planned.grid), "layout"),
         surely=surely,
         perhaps=perhaps,
         others=not_at_all,
-        least=MEMORY_LEAST,
-        most=MEMORY_MOST,
         ranked=len(planned.ranked),
     )
 
@@ -226,7 +222,7 @@ def interval_of(predicted: PredictedLayout) -> str:
 
 def _choice(planned: Planned) -> Remark:
     """How many layouts the laws cannot tell from the best."""
-    error = (planned.usual.error_percent or 0.0) / 100
+    error = (planned.error_percent() or 0.0) / 100
     if not error:
         return remark(
             "The laws' error on this GPU is not known: layouts that are a few percent apart are as good as each other.",
@@ -308,7 +304,7 @@ def given_as_json(given: Sequence[Planned], budget: Budget = NO_BUDGET) -> dict[
                 **as_told(each, predicted, budget),
                 "gpus": each.cluster.gpus,
                 "fits": predicted.verdict,
-                "held_out_error_percent": each.found[predicted.framework].error_percent,
+                "held_out_error_percent": each.error_percent(each.found[predicted.framework]),
             }
             for each, predicted in zip(given, priced, strict=True)
         ],
@@ -423,18 +419,26 @@ def _errors(answer: LayoutAnswer) -> Iterator[Remark]:
         )
 
 
+def kind_of(planned: Planned) -> str:
+    """What runs the law's error was taken over."""
+    model, dtype = planned.training.model, planned.training.dtype_on(planned.cluster.gpu)
+    return "with experts" if model.experts > 1 else dtype if dtype in LOW_PRECISION else "16 bits"
+
+
 def law_errors(planned: Planned, shown: Sequence[PredictedLayout]) -> Iterator[Remark]:
     """How far off the law of a step was on runs whose model it had not seen, by framework."""
     for name in sorted({each.framework for each in shown}):
         found = planned.found[name]
-        if found.error_percent is None:
+        error = planned.error_percent(found)
+        if error is None or np.isnan(error):
             continue
         yield remark(
-            "The law of a step errs by {error} on runs under {framework} whose model its constants were not fitted "
-            "on{elsewhere}.",
+            "The law of a step errs by {error} on runs under {framework} ({runs}) whose model its constants were "
+            "not fitted on{elsewhere}.",
             kind="caution" if found.of_another_gpu else "law",
-            error=Quantity(found.error_percent / 100, "%"),
+            error=Quantity(error / 100, "%"),
             framework=LIKE.get(name, name),
+            runs=f"{generation_of(planned.cluster.gpu)}, {kind_of(planned)}",
             elsewhere=f", none of them on {planned.cluster.gpu.name}: its interval is wider"
             if found.of_another_gpu
             else "",

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pyperf_suite.advise.training_runs import JudgedRun, judged, right_orders
 from pyperf_suite.errors import UserError, printable
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.attention import attention_time
@@ -24,7 +25,8 @@ from pyperf_suite.laws.explained import Explained
 from pyperf_suite.laws.gemm import gemm_time
 from pyperf_suite.laws.grouped_gemm import grouped_gemm_time
 from pyperf_suite.laws.latent_attention import mla_time
-from pyperf_suite.spec.findings import Findings, Remark, remark
+from pyperf_suite.laws.training.published import NEEDED, read_runs
+from pyperf_suite.spec.findings import Findings, Quantity, Remark, remark
 from pyperf_suite.spec.rows import Column, table
 
 Columns = Mapping[str, NDArray[Any]]
@@ -154,7 +156,9 @@ class Validated:
     Errors are in %: `mape` and `median` of |predicted / measured − 1|, `bias` the mean with its sign. `coverage` is the
     share of rows, in %, whose time lies in the stated 90 % interval, None where no interval was stated. `blank` rows
     have no time, `refused` ones no prediction: `reasons` says how many for which. `extrapolated` rows lie beyond what
-    the law was fitted on.
+    the law was fitted on. Of training runs `library` is the framework, `pairs` of layouts of one model on equal GPUs
+    differ by more than 5 %, of which the law tells `right_pairs`; `called_too_large` ran, and the law says that they do
+    not fit.
     """
 
     file: str
@@ -171,6 +175,9 @@ class Validated:
     blank: int
     refused: int
     reasons: Mapping[str, int]
+    pairs: int = 0
+    right_pairs: int = 0
+    called_too_large: int = 0
 
 
 def validate(path: Path, gpu: str | None = None, dtype: str | None = None) -> list[Validated]:
@@ -179,6 +186,8 @@ def validate(path: Path, gpu: str | None = None, dtype: str | None = None) -> li
     Raises UserError for a file that is no such table, or whose GPU is not named.
     """
     columns = read_table(path)
+    if set(NEEDED) <= columns.keys():
+        return list(_validated_runs(path))
     form = format_of(columns, path)
     return [_judged(path, form, *group) for group in _groups(columns, path, gpu, dtype)]
 
@@ -223,8 +232,37 @@ def format_of(columns: Columns, path: Path) -> TableFormat:
     for form in FORMATS:
         if set(form.columns) <= columns.keys():
             return form
-    needed = "; ".join(f"{form.law}: {', '.join(form.columns)}" for form in FORMATS)
+    known = ((TRAINING, NEEDED), *((form.law, form.columns) for form in FORMATS))
+    needed = "; ".join(f"{law}: {', '.join(names)}" for law, names in known)
     raise UserError(f"{path} has none of the known sets of columns. {needed}.")
+
+
+TRAINING = "training step"
+
+
+def _validated_runs(path: Path) -> Iterator[Validated]:
+    """Training runs by GPU, framework and dtype, and at the end the rows that state too little."""
+    runs, unread = read_runs(path)
+    groups: dict[tuple[str, str, str], list[JudgedRun]] = {}
+    for each in judged(runs):
+        groups.setdefault((each.run.gpu.name, str(each.run.plan.framework), each.run.plan.dtype), []).append(each)
+    for (gpu, framework, dtype), members in sorted(groups.items()):
+        timed = [each for each in members if each.is_timed]
+        told = [(each.told, float(each.run.seconds or 0.0)) for each in timed if each.told is not None]
+        errors = np.array([(float(price.seconds) / seconds - 1) * 100 for price, seconds in told])
+        inside = [price.low <= seconds <= price.high for price, seconds in told if None not in (price.low, price.high)]
+        reasons = Counter(each.refused for each in timed if each.refused)
+        right, pairs = right_orders(members)
+        yield Validated(
+            path.name, TRAINING, gpu, dtype, framework, len(told), _or_none(np.mean, np.abs(errors)),
+            _or_none(np.median, np.abs(errors)), _or_none(np.mean, errors),
+            _or_none(np.mean, 100.0 * np.array(inside, dtype=np.float64)), sum(bool(p.extrapolated) for p, _ in told),
+            len(members) - len(timed), sum(reasons.values()), dict(reasons.most_common()), pairs, right,
+            sum(each.is_called_too_large for each in members),
+        )  # fmt: skip
+    if unread:
+        reasons = Counter(reason.partition(": ")[2] for reason in unread)
+        yield Validated(path.name, TRAINING, "", "", "", 0, None, None, None, None, 0, 0, len(unread), dict(reasons))
 
 
 def _groups(
@@ -398,7 +436,28 @@ COLUMNS = (
 def findings_of(found: Sequence[Validated]) -> Findings:
     """What a person reads: why rows were refused, and a table with a row a GPU, dtype and library."""
     title = "Predicted against measured; nine of ten rows should lie in the stated interval"
-    return Findings(tuple(_refusals(found)), (table(title, COLUMNS, found),))
+    return Findings((*_of_runs(found), *_refusals(found)), (table(title, COLUMNS, found),))
+
+
+def _of_runs(found: Sequence[Validated]) -> Iterator[Remark]:
+    """Of training runs: which of two layouts is faster, and whether what ran is said to fit."""
+    of_runs = [each for each in found if each.law == TRAINING]
+    if not of_runs:
+        return
+    pairs, right = sum(each.pairs for each in of_runs), sum(each.right_pairs for each in of_runs)
+    if pairs:
+        yield remark(
+            "Of {pairs} pairs of layouts of one model on equal GPUs that differ by more than 5 % the law tells {share} "
+            "the right way round.",
+            kind="law",
+            pairs=pairs,
+            share=Quantity(right / pairs, "%"),
+        )
+    yield remark(
+        "{count} runs that ran are said not to fit.",
+        kind="law",
+        count=sum(each.called_too_large for each in of_runs),
+    )
 
 
 def _refusals(found: Sequence[Validated]) -> Iterator[Remark]:

@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run", required=False, type=click.Path(path_type=Path), metavar="[RUN]")
 @click.option("--gpu", metavar="NAME", help="What the run's GPU is like, where the catalogue does not know it.")
+@path_option("--runs", help="Fit the constants of a training step to the runs of this table instead.")
 @path_option("--output", metavar="PATH", help="The file to write, by default next to the machine's runs.")
 @results_option()
 @device_option("Whose newest run: auto, cpu or cuda:N.")
-def calibrate(run: Path | None, gpu: str | None, output: Path | None, results: Path, device: str) -> None:
+def calibrate(
+    run: Path | None, gpu: str | None, runs: Path | None, output: Path | None, results: Path, device: str
+) -> None:
     """Fit the laws to RUN, by default this machine's newest of `run calibration`, and state their held-out error.
 
     On a CPU, prices of a training step are fitted to RUN of `run step_calibration`.
@@ -32,6 +35,7 @@ def calibrate(run: Path | None, gpu: str | None, output: Path | None, results: P
     Examples:
       pyperf-suite run calibration && pyperf-suite calibrate
       pyperf-suite run step_calibration --device cpu && pyperf-suite calibrate --device cpu
+      pyperf-suite calibrate --runs training.csv --gpu H100
     """  # noqa: D301 - click keeps the lines below \b as they are
     from rich.console import Console
 
@@ -40,6 +44,11 @@ def calibrate(run: Path | None, gpu: str | None, output: Path | None, results: P
     from pyperf_suite.hardware.machine import identity
     from pyperf_suite.runner.results import open_run
 
+    if runs is not None:
+        if run is not None:
+            raise UserError("--runs is a table of training runs: leave RUN out, or --runs.")
+        _of_runs(runs, gpu, output)
+        return
     if run is not None:
         folder = open_run(run)
     else:
@@ -57,6 +66,29 @@ def calibrate(run: Path | None, gpu: str | None, output: Path | None, results: P
     console = Console(emoji=False)
     for line in (*lines, f"Written to {path}: take it for {use} --calibration {path}`."):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _of_runs(table: Path, gpu: str | None, output: Path | None) -> None:
+    from pyperf_suite.advise.training_runs import refitted
+    from pyperf_suite.hardware.catalogue import find_gpu
+
+    calibration, found, refused = refitted(table, None if gpu is None else find_gpu(gpu).name)
+    for each in found:
+        kept = "; the published constants stay" if each.block is None else ""
+        click.echo(
+            f"{each.framework}, {each.rows} runs: an error of {each.after:.1f} % on runs that the fit did not see, "
+            f"{each.before:.1f} % by the published constants{kept}."
+        )
+    if refused:
+        click.echo(f"{len(refused)} rows were left out, the first at {refused[0]}")
+    if not calibration.blocks:
+        return
+    path = output or table.with_suffix(".npz")
+    try:
+        calibration.save(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): name another file with --output.") from None
+    click.echo(f"Written to {path}: take it with `pyperf-suite layout --calibration {path}`.")
 
 
 def _of_gpu(folder: RunFolder, gpu: str | None) -> tuple[Calibration, list[str]]:

@@ -57,6 +57,7 @@ AXES = {
     click.option("--dtype", metavar="NAME", help="Of products in layers: bf16, fp16, fp8, mxfp8, nvfp4."),
     click.option("--global-batch", type=int, required=True, metavar="N", help="Sequences of one iteration."),
     *count_options({name.replace("_", "-"): "Only this value." for name in AXES if name != "recompute"}),
+    *count_options({"layers-first": "Of a pipeline's first stage.", "layers-last": "Of its last one."}),
     click.option("--recompute", metavar="WHAT", help="Only this: nothing, attention or layers."),
     *(
         click.option(f"--{name}/--no-{name}", default=True, help=f"{text}; by default on.")
@@ -128,6 +129,10 @@ def layout(
     if not 1 <= top <= MOST_ROWS:
         raise UserError(f"--top has to lie between 1 and {MOST_ROWS}, but {top} was asked for.")
     fixed = _fixed(named)
+    ends = [named.pop(name) for name in ("layers_first", "layers_last")]
+    for name, count in zip(("first", "last"), ends, strict=True):
+        if count is not None and count < 1:
+            raise UserError(f"--layers-{name} has to be at least 1, but {count} was asked for.")
     model, length, notes = asked_model(config, seq, named)
     budget = asked.Budget(tokens, target_days, price)
     if target_days is not None and (gpus is not None or exactly or compare):
@@ -136,7 +141,8 @@ def layout(
         raise UserError("--gpus is missing: name how many there are in all, or ask for them with --target-days.")
     if (exactly or compare) and (fixed or (exactly and compare)):
         raise UserError("--exactly and --compare name whole layouts: leave out the other, and options of single axes.")
-    training = Training(model, global_batch, length, flash, sequence_parallel, overlap, library, framework, dtype)
+    training = Training(model, global_batch, length, flash, sequence_parallel, overlap, library, framework, dtype,
+                        *(count or 0 for count in ends))  # fmt: skip
 
     def cluster(count: int) -> Cluster:
         per_node = _usual_node(spec, count) if gpus_per_node is None else gpus_per_node

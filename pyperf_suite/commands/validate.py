@@ -18,13 +18,14 @@ from pyperf_suite.commands.options import json_option, wide_option
 def validate(files: tuple[Path, ...], gpu: str | None, dtype: str | None, as_json: bool, wide: bool) -> None:
     """Hold the laws against measured times in CSV or Parquet FILEs: error, bias, what the stated interval covers.
 
-    Files are known by their columns: m, n, k for products, and so on for attention, mixtures of experts and
-    collectives; times are in latency_us, or in a column named by library and version. docs/laws.md lists them.
+    Files are known by their columns: m, n, k for products, and so on for attention, mixtures of experts,
+    collectives and training runs; times are in latency_us, or in a column of a library and version: docs/laws.md.
 
     \b
     Examples:
       pyperf-suite validate gemm_bf16_h100_sxm.parquet
       pyperf-suite validate my_products.csv --gpu H200 --dtype fp8 --json
+      pyperf-suite validate training.csv
     """  # noqa: D301 - click keeps the lines below \b as they are
     import json
 

@@ -180,12 +180,13 @@ def test_a_framework_has_the_layouts_that_it_runs(framework: str, stages: set[in
 
 
 def test_memory_is_sure_or_may_not_be_enough(llama: Planned) -> None:
-    total, room = llama.memory_bytes, llama.cluster.memory_bytes
+    need, room = llama.need, llama.cluster.memory_bytes
     assert set(llama.verdicts.tolist()) == {0, 1, 2}
-    assert (total[llama.verdicts == 0] * 1.42).max() <= room < (total[llama.verdicts == 2] * 0.8).min()
+    assert need.most[llama.verdicts == 0].max() <= room < need.least[llama.verdicts == 2].min()
+    assert (need.least < llama.memory_bytes).all()
     assert llama.best.verdict in ("fits", "may not fit")
     # What leaves less than a tenth of the memory free is still ranked where nothing else is left.
-    tight = replace(EIGHT_NODES, memory_bytes=float(total.min()))
+    tight = replace(EIGHT_NODES, memory_bytes=float(llama.memory_bytes.min()))
     assert planned(Training(LLAMA, 512, 4096), tight).best.verdict == "may not fit"
 
 
@@ -271,7 +272,10 @@ def test_the_answer_is_whole(answer: Any) -> None:
     assert all(len(row) == len(table.columns) for table in findings.tables for row in table.rows)
     assert findings.remarks[0].kind == "predicted"
     errors = [each.values["error"] for each in findings.remarks if each.kind == "law"]
-    assert any(errors[0].value == pytest.approx(each.error_percent / 100) for each in answer.planned.found.values())
+    assert any(
+        errors[0].value == pytest.approx((answer.planned.error_percent(each) or 0) / 100)
+        for each in answer.planned.found.values()
+    )
     assert all(0 <= unseen <= 1 for _, unseen in answer.top)
 
 
@@ -456,3 +460,46 @@ def test_what_cannot_be_asked_is_refused_in_one_sentence(arguments: tuple[str, .
     assert result.exit_code == 2
     assert sentence in " ".join(result.output.split())
     assert "Traceback" not in result.output
+
+
+DEEP = replace(LLAMA, layers=61)
+
+
+def test_layers_that_do_not_divide_over_stages_are_dealt_out() -> None:
+    training = Training(DEEP, 1024, 4096)
+    cluster = Cluster(A100, 128, 8, A100.memory_bytes)
+    assert 16 in layouts(training, cluster).columns["pipeline"]
+    layout = layout_of("dp=8,pp=16", 128, None)
+    usual = exactly(training, cluster, A100, layout)
+    # The last stage computes the logits: fewer layers there, and as many as before in the fullest, take less.
+    light = exactly(replace(training, layers_last=1), cluster, A100, layout)
+    assert light.seconds[0] < usual.seconds[0]
+    heavy = exactly(replace(training, layers_first=16), cluster, A100, layout)
+    assert heavy.seconds[0] > 2 * usual.seconds[0]
+    assert heavy.memory_bytes[0] > 2 * usual.memory_bytes[0]
+    even = exactly(replace(training, layers_first=4, layers_last=1), cluster, A100, layout)
+    assert even.seconds[0] == pytest.approx(light.seconds[0])
+    assert Training(DEEP, 1024, 4096, layers_first=4, layers_last=1).stages(16) == (4, 4, 1)
+    assert Training(DEEP, 1024, 4096, layers_first=31, layers_last=30).stages(3) is None
+
+
+def test_a_rack_is_one_domain_of_nvlink() -> None:
+    deep = (*GIVEN[:-4], "--global-batch", "576", "--seq", "4096")
+    options = tuple("GB200" if word == "A100" else word for word in deep)
+    assert told(*options, "--gpus", "144", "--top", "1")["gpus_per_node"] == 72
+    assert told(*options, "--gpus", "64", "--top", "1")["gpus_per_node"] == 64
+    assert told(*options, "--gpus", "16", "--top", "1")["gpus_per_node"] == 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--layers-first", "0"), "--layers-first has to be at least 1"),
+        (("--layers-last", "32"), "--layers-last has to lie between 1 and 31"),
+        (("--layers-first", "16", "--layers-last", "15", "--pp", "4"), "leave the others no layers"),
+    ],
+)
+def test_stages_that_cannot_be_are_refused(arguments: tuple[str, ...], sentence: str) -> None:
+    result = command(*OPTIONS, *arguments)
+    assert result.exit_code == 2
+    assert sentence in " ".join(result.output.split())

@@ -61,7 +61,8 @@ class ParallelPlan:
     they are computed with, `dtype` that of products in layers, of DTYPES. `framework` runs it, one of FRAMEWORKS; None:
     `usual_framework`. `overlap_tensor` hides the exchange of TP behind products, as NeMo's recipes do. Where layers are
     recomputed, it is `recompute_share` of them. `uneven_stages` lets stages differ by a layer: embedding and logits
-    count as one each where layers come out even so.
+    count as one each where layers come out even so. `first_layers` and `last_layers` are what the first and last stage
+    have, the others sharing the rest; 0: as all.
 
     Counts may be arrays that broadcast together. Raises UserError for numbers below 1, a stage of ZeRO that there is
     not, or a batch, a sequence or experts that do not divide.
@@ -89,6 +90,8 @@ class ParallelPlan:
     overlap_tensor: bool = False
     recompute_share: float = 1.0
     uneven_stages: bool = False
+    first_layers: int = 0
+    last_layers: int = 0
 
     def __post_init__(self) -> None:
         check_recompute(self.recompute)
@@ -463,7 +466,7 @@ def step_time(
     seconds = sum(parts.values())
     low, high = interval(found, model, plan.dtype)
     around = {} if low is None else {"low": seconds * low, "high": seconds * high}
-    error = None if found.of_another_gpu else _error_percent(found, model, plan.dtype)
+    error = None if found.of_another_gpu else error_percent_of(found, model, plan.dtype)
     return Explained(seconds, parts, found.of_another_gpu, error, found.origin, **around)
 
 
@@ -500,7 +503,8 @@ def interval(found: FoundConstants, model: ModelDimensions, dtype: str) -> tuple
     return float(np.exp(wider * found.low[place])), float(np.exp(wider * found.high[place]))
 
 
-def _error_percent(found: FoundConstants, model: ModelDimensions, dtype: str) -> float | None:
+def error_percent_of(found: FoundConstants, model: ModelDimensions, dtype: str) -> float | None:
+    """The law's error in % on runs of that kind whose model the constants had not seen."""
     error = found.errors_percent[_kind(model, dtype)] if found.errors_percent else found.error_percent
     return None if error is None or np.isnan(error) else error
 
@@ -520,6 +524,12 @@ ENDS_AS_LAYERS = 2
 def _slowest_stage(layers: int, plan: ParallelPlan, layer_s: Any, ends_s: Any) -> tuple[Any, Any]:
     """Layers of the slowest stage, and 1 where it computes the logits too, else 0."""
     stages, groups = np.asarray(plan.pipeline), np.asarray(plan.pipeline) * plan.chunks
+    if plan.first_layers or plan.last_layers:
+        between = stages - bool(plan.first_layers) - bool(plan.last_layers)
+        each = -((plan.first_layers + plan.last_layers - layers) // np.maximum(between, 1))
+        last, most = plan.last_layers or each, np.maximum(plan.first_layers, np.where(between > 0, each, 0))
+        is_last = last * layer_s + ends_s >= most * layer_s
+        return np.where(is_last, last, most), np.where(is_last, 1, 0)
     if not np.any(layers % groups):
         return layers // plan.pipeline, 1
     counted = (layers + ENDS_AS_LAYERS) % groups == 0
