@@ -313,20 +313,14 @@ def _shared(table: GemmTable, sites: Floats, m: Floats) -> Floats:
     """Log seconds [S, M] that columns agree on: the median of each, moved to the level of the first at each m."""
     course = _by_site(table, sites, m, np.log(table.seconds))
     columns = [course]
-    for seconds in table.beside_s.T:
-        column = _by_site(table, sites, m, np.log(seconds))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "All-NaN")  # a column may lack an m
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "All-NaN")  # a column, and few sites, may lack an m
+        for seconds in table.beside_s.T:
+            column = _by_site(table, sites, m, np.log(seconds))
             moved = column - np.nanmedian(column - course, axis=0)
             if np.nanmedian(np.abs(moved - course)) <= SAME_KERNELS:
                 columns.append(moved)
-    return np.where(np.isfinite(course), _median(columns), np.nan)
-
-
-def _median(columns: list[Floats]) -> Floats:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "All-NaN")  # few sites lack a few m
-        return np.asarray(np.nanmedian(columns, axis=0))
+        return np.where(np.isfinite(course), np.nanmedian(columns, axis=0), np.nan)
 
 
 def _by_site(table: GemmTable, sites: Floats, m: Floats, values: Floats) -> Floats:
