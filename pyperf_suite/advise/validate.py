@@ -58,6 +58,14 @@ class RowsAsked:
     def sizes(self, *names: str) -> tuple[NDArray[np.int64], ...]:
         return tuple(np.asarray(self.rows[name], dtype=np.int64) for name in names)
 
+    def phase(self) -> tuple[str, NDArray[np.int64], NDArray[np.int64]]:
+        """Decode where rows have a length of the cache, with one query each, else prefill; queries and keys."""
+        if "kv_length" in self.rows:
+            [keys] = self.sizes("kv_length")
+            return "decode", np.ones_like(keys), keys
+        [keys] = self.sizes("isl")
+        return "prefill", keys, keys
+
 
 @dataclass(frozen=True)
 class TableFormat:
@@ -78,60 +86,29 @@ def _product(asked: RowsAsked) -> Explained:
 
 
 def _attention(asked: RowsAsked) -> Explained:
-    decodes = "kv_length" in asked.rows
-    batch, seq_k, heads, kv_heads, width = asked.sizes("batch_size", "kv_length" if decodes else "isl", *HEADS)
+    batch, heads, kv_heads, width = asked.sizes("batch_size", *HEADS)
+    phase, seq_q, seq_k = asked.phase()
+    window = int(asked.kind.get("window_size", 0))
+    sizes = (batch, seq_q, seq_k, heads, kv_heads, width)
     return attention_time(
-        asked.gpu,
-        batch,
-        np.ones_like(seq_k) if decodes else seq_k,
-        seq_k,
-        heads,
-        kv_heads,
-        width,
-        dtype=asked.dtype,
-        window=int(asked.kind.get("window_size", 0)),
-        phase="decode" if decodes else "prefill",
-        cache_dtype=asked.cache_dtype,
+        asked.gpu, *sizes, dtype=asked.dtype, window=window, phase=phase, cache_dtype=asked.cache_dtype,
         library=asked.library,
-    )
+    )  # fmt: skip
 
 
 def _latent(asked: RowsAsked) -> Explained:
-    decodes = "kv_length" in asked.rows
-    batch, seq_k, heads = asked.sizes("batch_size", "kv_length" if decodes else "isl", "num_heads")
+    batch, heads = asked.sizes("batch_size", "num_heads")
+    phase, seq_q, seq_k = asked.phase()
     gemm = asked.kind["gemm_type"]
-    return mla_time(
-        asked.gpu,
-        batch,
-        np.ones_like(seq_k) if decodes else seq_k,
-        seq_k,
-        heads,
-        phase="decode" if decodes else "prefill",
-        dtype=asked.dtype,
-        cache_dtype=asked.cache_dtype,
-        scope=asked.kind["scope"],
-        gemm_dtype=DTYPES.get(gemm, gemm) or None,
-        library=asked.library,
-    )
+    how = (asked.dtype, asked.cache_dtype, asked.kind["scope"], DTYPES.get(gemm, gemm) or None, asked.library)
+    return mla_time(asked.gpu, batch, seq_q, seq_k, heads, phase, *how)
 
 
 def _grouped(asked: RowsAsked) -> Explained:
-    tokens, hidden, width, experts, top_k, ep, tp = asked.sizes(
-        "num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "moe_ep_size", "moe_tp_size"
-    )
+    tokens, hidden, width, experts, top_k, tp, ep = asked.sizes(*EXPERTS)
+    balance, gated = asked.kind["distribution"], bool(asked.kind.get("gated", True))
     return grouped_gemm_time(
-        asked.gpu,
-        tokens,
-        hidden,
-        width,
-        experts,
-        top_k,
-        dtype=asked.dtype,
-        ep=ep,
-        tp=tp,
-        balance=asked.kind["distribution"],
-        gated=bool(asked.kind.get("gated", True)),
-        library=asked.library,
+        asked.gpu, tokens, hidden, width, experts, top_k, asked.dtype, ep, tp, balance, gated, library=asked.library
     )
 
 

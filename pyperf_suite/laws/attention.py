@@ -24,12 +24,15 @@ from pyperf_suite.laws.attention_kernels import (
     unpack_attention,
     windowed,
 )
+from pyperf_suite.laws.band import MEAN_OF_HALF_WIDTH
 from pyperf_suite.laws.calibration import (
     LIBRARIES,
     Calibration,
-    all_shipped,
+    Gpu,
     correction_of,
+    outside,
     shipped_calibration,
+    shipped_with,
     spec_of,
     stated,
 )
@@ -63,8 +66,6 @@ FEW_QUERIES = 0.70
 # Up to so many queries a key head keys are split over the slots, and reading them takes longer than the products
 # (Flash-Decoding, Dao et al. 2023): twice as many FLOP a byte of K and V are below the balance of every GPU here.
 DECODE_ROWS = 64
-# Of a normal distribution, the mean error is so much of what 90 % lie within.
-MEAN_OF_HALF_WIDTH = 0.8 / 1.645
 
 DTYPES = ("bf16", "fp16", "fp8")
 CACHES = ("bf16", "fp16", "fp8")
@@ -92,7 +93,7 @@ class _Forward:
 
 
 def kernels_of(
-    gpu: str | GpuSpec | Calibration, dtype: str = "bf16", library: str | None = None, cache_dtype: str = "bf16"
+    gpu: Gpu, dtype: str = "bf16", library: str | None = None, cache_dtype: str = "bf16"
 ) -> AttentionKernels:
     """The kernels without a window that a library has on a GPU; `doubtful` says which widths not to trust.
 
@@ -101,7 +102,7 @@ def kernels_of(
     return _laws(gpu, spec_of(gpu), dtype, library, cache_dtype).plain
 
 
-def _laws(gpu: str | GpuSpec | Calibration, spec: GpuSpec, dtype: str, library: str | None, cache_dtype: str) -> _Laws:
+def _laws(gpu: Gpu, spec: GpuSpec, dtype: str, library: str | None, cache_dtype: str) -> _Laws:
     cache = "fp8" if cache_dtype == "fp8" else "bf16"
     if isinstance(gpu, Calibration) and gpu.libraries(PLAIN["bf16"]):
         return _own(gpu, spec, library, cache)
@@ -128,9 +129,8 @@ def _shipped(spec: GpuSpec, dtype: str, library: str | None, cache: str) -> _Law
     found = []
     for law in (PLAIN[cache], WINDOWED[cache]):
         known = {
-            find_gpu(each.gpu): unpack_attention(each.block(f"{law}.{chosen}"), chosen, find_gpu(each.gpu))
-            for each in all_shipped()
-            if f"{law}.{chosen}" in each.blocks
+            name: unpack_attention(block, chosen, find_gpu(name))
+            for name, block in shipped_with(f"{law}.{chosen}").items()
         }
         if not known:
             raise UserError(f"Of {chosen} no {law} was measured on any GPU: choose from {', '.join(LIBRARIES)}.")
@@ -139,7 +139,7 @@ def _shipped(spec: GpuSpec, dtype: str, library: str | None, cache: str) -> _Law
 
 
 def attention_time(
-    gpu: str | GpuSpec | Calibration,
+    gpu: Gpu,
     batch: ArrayLike,
     seq_q: ArrayLike,
     seq_k: ArrayLike,
@@ -189,10 +189,11 @@ def attention_time(
     _check_choices(dtype, backward, phase, cache_dtype)
     shape, width, windows = _checked(batch, seq_q, seq_k, heads, kv_heads, head_dim, causal, window)
     decode = _is_decode(shape) & (phase is None) & (not backward)
+    how = (dtype, cache_dtype, library)
     if phase == "decode" and np.any(shape.seq_q != 1):
         raise UserError("Decode has one query a sequence: give seq_q = 1.")
     if phase == "decode" or (decode.size and bool((decode & (shape.seq_q == 1)).all())):
-        return _decode(gpu, shape, width, windows, dtype, cache_dtype, library)
+        return _decode(gpu, shape, width, windows, how)
     laws = _laws(gpu, spec, "fp16" if dtype == "fp16" else "bf16", library, cache_dtype or "bf16")
     forward = _forward(laws, shape, width, windows, ~decode, spec.peak("bf16" if dtype == "fp8" else dtype))
     parts, unsure = forward.parts, np.hypot(forward.unsure, 0.0 if causal else WITHOUT_MASK)
@@ -210,7 +211,7 @@ def attention_time(
         unsure = np.hypot(unsure, beside_forward)
         # Of heads of a width that was published the ratio is one unknown; of wider ones each has its own.
         level = np.where(width <= max(BACKWARD_RATE), beside_forward, 0.0)
-    for here, answer in _answers_of_decode(gpu, shape, width, windows, decode, (dtype, cache_dtype, library)):
+    for here, answer in _answers_of_decode(gpu, shape, width, windows, decode, how):
         unsure = np.where(here, 0.0, unsure)
         _put(forward, parts, here, answer)
     law = laws.windowed if laws.windowed is not None and bool((windows > 0).all()) else laws.plain
@@ -285,14 +286,8 @@ def _forward(
     laws: _Laws, shape: AttentionShape, head_dim: Array, windows: Array, asked: NDArray[np.bool_], flop_per_s: float
 ) -> _Forward:
     """Prefill of the shapes that are asked for; the others stay 0."""
-    every = head_dim.shape
-    found = _Forward(
-        {name: np.zeros(every) for name in PARTS},
-        np.zeros(every),
-        np.zeros(every),
-        np.zeros(every),
-        np.zeros(every, bool),
-    )
+    low, high, unsure, *parts = (np.zeros(head_dim.shape) for _ in range(3 + len(PARTS)))
+    found = _Forward(dict(zip(PARTS, parts, strict=True)), low, high, unsure, np.zeros(head_dim.shape, dtype=bool))
     widths = padded(head_dim)
     for window in np.unique(windows[asked]):
         for width in np.unique(widths[asked & (windows == window)]):
@@ -305,7 +300,8 @@ def _forward(
             _weigh(found, here, choices, there, head_dim[here] / width, flop_per_s, laws)
     # A kernel's width is read off heads that fill it; how little of it a narrower head can use was not measured.
     narrowest = min(width for law in (laws.plain, laws.windowed) if law is not None for width in law.widths)
-    beyond = asked & (_beyond(laws.plain, shape) | (head_dim < narrowest))
+    sizes = {"batch": shape.batch, "seq": shape.seq_k, "heads": shape.heads, "kv_heads": shape.kv_heads}
+    beyond = asked & (outside(laws.plain.fitted_range, sizes) | (head_dim < narrowest))
     unequal = asked & (shape.seq_q != shape.seq_k)
     further = np.hypot(np.where(beyond, BEYOND_SIZES, 0.0), np.where(unequal, UNEQUAL, 0.0))
     found.unsure = np.array(np.hypot(found.unsure, further))
@@ -338,21 +334,13 @@ def _weigh(
 
 
 def _decode(
-    gpu: str | GpuSpec | Calibration,
-    shape: AttentionShape,
-    head_dim: Array,
-    windows: Array,
-    dtype: str,
-    cache_dtype: str | None,
-    library: str | None,
+    gpu: Gpu, shape: AttentionShape, head_dim: Array, windows: Array, how: tuple[str, str | None, str | None]
 ) -> Explained:
-    """One query a sequence against the keys of a cache."""
-    sizes = (shape.batch, shape.seq_k, shape.heads, shape.kv_heads, head_dim, windows)
-    return decode_time(gpu, *sizes, dtype, cache_dtype, library)
+    return decode_time(gpu, shape.batch, shape.seq_k, shape.heads, shape.kv_heads, head_dim, windows, *how)
 
 
 def _answers_of_decode(
-    gpu: str | GpuSpec | Calibration,
+    gpu: Gpu,
     shape: AttentionShape,
     head_dim: Array,
     windows: Array,
@@ -362,24 +350,19 @@ def _answers_of_decode(
     """The law of decode for one query a sequence; for a few queries the time of reading the keys and values."""
     one = decode & (shape.seq_q == 1)
     if one.any():
-        yield one, _decode(gpu, shape.where(one), head_dim[one], windows[one], *how)
+        yield one, _decode(gpu, shape.where(one), head_dim[one], windows[one], how)
     few = decode & (shape.seq_q > 1)
     if few.any():
         seen = np.where(windows > 0, np.minimum(shape.seq_k, windows + shape.seq_q - 1), shape.seq_k)
         nbytes = replace(shape, seq_k=seen).where(few).nbytes(head_dim[few]) * (0.5 if how[0] == "fp8" else 1.0)
         reading = memory_bound_time(gpu, nbytes)
         launch = reading.parts["launch"]
+        parts = {"bandwidth": reading.seconds - launch, "launch": launch}
         low, high = (reading.seconds * np.exp(side) for side in (-FEW_QUERIES, FEW_QUERIES))
-        yield (
-            few,
-            Explained(
-                reading.seconds, {"bandwidth": reading.seconds - launch, "launch": launch}, True, low=low, high=high
-            ),
-        )
+        yield few, Explained(reading.seconds, parts, True, low=low, high=high)
 
 
 def _put(forward: _Forward, parts: dict[str, Array], here: NDArray[np.bool_], answer: Explained) -> None:
-    """Put another law's answer in the place of these shapes."""
     for name, seconds in answer.parts.items():
         parts.setdefault(name, np.zeros(here.shape))[here] = seconds
     forward.extrapolated[here] = answer.extrapolated
@@ -404,22 +387,12 @@ def _total(parts: Mapping[str, Array]) -> Array:
 
 
 def _is_decode(shape: AttentionShape) -> NDArray[np.bool_]:
-    """Where keys are many and queries few: the time is that of reading the keys and values."""
     return (shape.seq_q * shape.group <= DECODE_ROWS) & (shape.seq_q < shape.seq_k)
 
 
 def _is_like_published(spec: GpuSpec) -> bool:
     """Whether the ratios of the backward and fp8 were published for a GPU of this kind: Hopper."""
     return spec.compute_capability is not None and spec.compute_capability[0] == 9
-
-
-def _beyond(kernels: AttentionKernels, shape: AttentionShape) -> NDArray[np.bool_]:
-    """Where the law was asked for sizes that it was not fitted to."""
-    sizes = {"batch": shape.batch, "seq": shape.seq_k, "heads": shape.heads, "kv_heads": shape.kv_heads}
-    outside = [
-        (size < kernels.fitted_range[name][0]) | (size > kernels.fitted_range[name][1]) for name, size in sizes.items()
-    ]
-    return np.asarray(np.any(outside, axis=0))
 
 
 def padded(head_dim: Array) -> Array:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.laws.band import Band
-from pyperf_suite.laws.calibration import CalibrationBlock, ResidualGrid, log_ratio, most_alike
+from pyperf_suite.laws.band import MEAN_OF_HALF_WIDTH, Band
+from pyperf_suite.laws.calibration import STEPS, CalibrationBlock, ResidualGrid, log_ratio, most_alike
 
 Array = NDArray[np.float64]
 
@@ -34,8 +34,6 @@ WATT_PER_TFLOP = 1.42
 # How the time of a kernel's bytes follows the memory's bandwidth from GPU to GPU: kernels that wait for memory only now
 # and then gain less. H200 took 10 % less time a byte than H100, of whose kind it is, with 43 % more bandwidth.
 MEMORY_EXPONENT = 0.3
-# Steps of one byte up to a grid's largest logarithm.
-GRID_STEPS = 127
 
 
 @dataclass(frozen=True)
@@ -249,7 +247,7 @@ def pack_kernels(kernels: Sequence[KernelLaw], band: Band) -> Mapping[str, NDArr
     """Kernels as the arrays of a calibration's block, one row each, and the band of their held-out errors."""
     grids = np.array([kernel.grid for kernel in kernels])
     # A step is at most a percent of the time; what is finer would only not compress.
-    steps = np.maximum(np.abs(grids).max(axis=(1, 2, 3)) / GRID_STEPS, 1e-4)
+    steps = np.maximum(np.abs(grids).max(axis=(1, 2, 3)) / STEPS, 1e-4)
     packed: dict[str, NDArray[Any]] = {
         name: np.array([getattr(kernel, name) for kernel in kernels]) for name in (*WHOLE, *REAL)
     }
@@ -415,17 +413,16 @@ def _generation(spec: GpuSpec) -> float:
     return 0.0 if spec.compute_capability is None else spec.compute_capability[0] + spec.compute_capability[1] / 10
 
 
-def transferred(spec: GpuSpec, known: Mapping[GpuSpec, AttentionKernels], dtype: str) -> AttentionKernels:
-    """The kernels of the most alike of the known GPUs, as fast as `spec`'s data sheet makes them.
+def transferred(spec: GpuSpec, known: Mapping[str, AttentionKernels], dtype: str) -> AttentionKernels:
+    """The kernels of the most alike of GPUs known by name, as fast as `spec`'s data sheet makes them.
 
     Most alike is one of its kind, then the nearest in generation and bandwidth. The interval is what leaving whole GPUs
     out showed.
     Raises UserError where none is known or `spec` has no units for that dtype.
     """
-    by_name = {gpu.name: gpu for gpu in known}
     nearest = most_alike(
         spec,
-        by_name,
+        known,
         "attention is",
         lambda other: (
             kind(other) != kind(spec),
@@ -434,7 +431,7 @@ def transferred(spec: GpuSpec, known: Mapping[GpuSpec, AttentionKernels], dtype:
             log_ratio(other.peak(dtype), spec.peak(dtype)),
         ),
     )
-    theirs = known[by_name[nearest.name]]
+    theirs = known[nearest.name]
     if kind(nearest) != kind(spec) or nearest.compute_capability is None or spec.compute_capability is None:
         unsure = OTHER_KIND
     elif nearest.compute_capability[0] != spec.compute_capability[0]:
@@ -446,8 +443,7 @@ def transferred(spec: GpuSpec, known: Mapping[GpuSpec, AttentionKernels], dtype:
         [replace(kernel.on(spec, nearest, dtype), unsteady=1.0) for kernel in theirs.kernels],
         Band(np.ones(1), np.full(1, -unsure), np.full(1, unsure)),
         theirs.fitted_range,
-        # Of a normal distribution the mean error is so much of what 90 % lie within.
-        100 * unsure * 0.8 / 1.645,
+        100 * unsure * MEAN_OF_HALF_WIDTH,
         f"read off {nearest.name}, fitted to {theirs.origin}",
         transferred=True,
     )

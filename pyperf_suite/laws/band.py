@@ -16,6 +16,8 @@ ROWS_A_KNOT = 150
 MOST_KNOTS = 10
 # Of a normal distribution, 90 % lie within so many standard deviations of the mean.
 DEVIATIONS = 1.645
+# And the mean error is so much of what 90 % lie within.
+MEAN_OF_HALF_WIDTH = 0.8 / DEVIATIONS
 NAMES = ("band_at", "band_low", "band_high")
 
 

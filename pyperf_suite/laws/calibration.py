@@ -126,7 +126,16 @@ class Calibration:
             _write(archive, HEADER, json.dumps(header, sort_keys=True, indent=1).encode())
 
 
-def spec_of(gpu: str | GpuSpec | Calibration) -> GpuSpec:
+Gpu = str | GpuSpec | Calibration
+
+
+def outside(limits: Mapping[str, tuple[float, float]], sizes: Mapping[str, Any]) -> NDArray[np.bool_]:
+    """Where any of the sizes lies beyond what was fitted; of the sizes, arrays, only those with limits count."""
+    beyond = [(sizes[name] < least) | (sizes[name] > most) for name, (least, most) in limits.items()]
+    return np.asarray(functools.reduce(np.logical_or, beyond, np.zeros((), dtype=bool)))
+
+
+def spec_of(gpu: Gpu) -> GpuSpec:
     """The data sheet of a GPU by its name, itself or its calibration. Raises UserError for an unknown GPU."""
     return gpu if isinstance(gpu, GpuSpec) else find_gpu(gpu.gpu if isinstance(gpu, Calibration) else gpu)
 
@@ -164,6 +173,19 @@ def all_shipped() -> tuple[Calibration, ...]:
     """The calibration of every GPU that one is shipped for, by name of file; that of `POOLED` is none of them."""
     paths = [path for path in sorted(SHIPPED.glob("*.npz")) if path != shipped_path(POOLED)]
     return tuple(_shipped(path, path.stat().st_mtime_ns) for path in paths)
+
+
+def shipped_with(block: str) -> dict[str, CalibrationBlock]:
+    """The shipped blocks of that name by GPU."""
+    return {each.gpu: each.blocks[block] for each in all_shipped() if block in each.blocks}
+
+
+def own_calibration(gpu: Gpu, law: str) -> Calibration | None:
+    """The calibration given if some library has that law in it, else the one shipped for the GPU."""
+    for own in (gpu if isinstance(gpu, Calibration) else None, shipped_calibration(spec_of(gpu).name)):
+        if own is not None and own.libraries(law):
+            return own
+    return None
 
 
 def load_calibration(path: Path) -> Calibration:

@@ -22,10 +22,11 @@ from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import (
     Calibration,
     CalibrationBlock,
-    all_shipped,
+    Gpu,
     log_ratio,
     most_alike,
     shipped_calibration,
+    shipped_with,
     spec_of,
 )
 from pyperf_suite.laws.explained import Causes, Explained
@@ -103,7 +104,7 @@ class CollectiveLaws:
 
 
 def collective_time(
-    gpu: str | GpuSpec | Calibration,
+    gpu: Gpu,
     op: str,
     nbytes: ArrayLike,
     ranks: ArrayLike,
@@ -295,7 +296,7 @@ def _over_pcie(law: AlphaBetaOverRanks, link: float) -> AlphaBetaOverRanks:
     )
 
 
-def _laws_of(gpu: str | GpuSpec | Calibration, spec: GpuSpec, library: str | None) -> CollectiveLaws:
+def _laws_of(gpu: Gpu, spec: GpuSpec, library: str | None) -> CollectiveLaws:
     if library not in (None, NCCL):
         calibration = gpu if isinstance(gpu, Calibration) else shipped_calibration(spec.name)
         there = calibration or Calibration(spec.name)
@@ -312,8 +313,7 @@ def _shipped_laws(spec: GpuSpec) -> CollectiveLaws:
     as_made = calibration is not None and spec.link_bytes_per_s == find_gpu(spec.name).link_bytes_per_s
     if calibration is not None and as_made and BLOCK in calibration.blocks:
         return unpack_laws(calibration.block(BLOCK))
-    known = {shipped.gpu: unpack_laws(shipped.block(BLOCK)) for shipped in all_shipped() if BLOCK in shipped.blocks}
-    return transferred_laws(spec, known)
+    return transferred_laws(spec, {name: unpack_laws(block) for name, block in shipped_with(BLOCK).items()})
 
 
 def _operation(op: str) -> str:

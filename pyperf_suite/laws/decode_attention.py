@@ -23,11 +23,13 @@ from pyperf_suite.laws.calibration import (
     STEPS,
     Calibration,
     CalibrationBlock,
+    Gpu,
     ResidualGrid,
     all_shipped,
     log_ratio,
     most_alike,
-    shipped_calibration,
+    outside,
+    own_calibration,
     spec_of,
 )
 from pyperf_suite.laws.explained import Causes, Explained
@@ -147,7 +149,7 @@ def spilled_share(gpu: GpuSpec, nbytes: Floats) -> Floats:
 
 
 def decode_time(
-    gpu: str | GpuSpec | Calibration,
+    gpu: Gpu,
     batch: ArrayLike,
     kv_length: ArrayLike,
     heads: ArrayLike,
@@ -261,15 +263,13 @@ class FoundLaw:
     def answer(self, seconds: Floats, parts: Causes, asked: Sizes) -> Explained:
         """Seconds with the interval around them, and whether the sizes are within what was fitted."""
         low, high = self.interval(seconds)
-        outside = np.zeros(seconds.shape, dtype=bool)
-        for name, (least, most) in self.block.fitted_range.items():
-            outside |= (asked[name] < least) | (asked[name] > most)
         error = float(np.hypot(self.error_percent, MEAN_OF_DEVIATION * self.apart))
-        return Explained(seconds, parts, outside, error, self.origin, low, high, self.library)
+        beyond = outside(self.block.fitted_range, asked)
+        return Explained(seconds, parts, beyond, error, self.origin, low, high, self.library)
 
 
 def law_of(
-    gpu: str | GpuSpec | Calibration,
+    gpu: Gpu,
     name: str,
     over: Sequence[tuple[str, ...]],
     kind: str = "",
@@ -277,10 +277,7 @@ def law_of(
 ) -> FoundLaw:
     """The law of that name and kind: the GPU's own, or that of the GPU most like it. Raises UserError without one."""
     spec = spec_of(gpu)
-    own = gpu if isinstance(gpu, Calibration) and gpu.libraries(name) else shipped_calibration(spec.name)
-    if own is None or not own.libraries(name):
-        own = donor(spec, name)
-    return found_in(own, spec, name, over, kind, library)
+    return found_in(own_calibration(gpu, name) or donor(spec, name), spec, name, over, kind, library)
 
 
 def found_in(

@@ -21,9 +21,12 @@ from pyperf_suite.laws.calibration import (
     POOLED,
     Calibration,
     CalibrationBlock,
+    Gpu,
     ResidualGrid,
     correction_of,
     log_ratio,
+    outside,
+    own_calibration,
     shipped_calibration,
     spec_of,
     stated,
@@ -67,7 +70,6 @@ class MenuCoefficients:
     sums `split_traffic` times their bytes at L2's rate.
     """
 
-    tile_rates: Floats
     launch_s: float
     prologue_clocks: float
     softness: float
@@ -78,6 +80,7 @@ class MenuCoefficients:
     resident_steepness: float
     split_s: float
     split_traffic: float
+    tile_rates: Floats
 
     def as_arrays(self) -> dict[str, Floats]:
         return {name: np.asarray(value, dtype=np.float64) for name, value in vars(self).items()}
@@ -86,7 +89,7 @@ class MenuCoefficients:
     def from_arrays(cls, arrays: Mapping[str, NDArray[np.float64]]) -> MenuCoefficients:
         """The inverse of `as_arrays`; other names are left alone. Raises KeyError for one that is missing."""
         scalars = {name: float(arrays[name]) for name in cls.__dataclass_fields__ if name != "tile_rates"}
-        return cls(np.asarray(arrays["tile_rates"], dtype=np.float64), **scalars)
+        return cls(**scalars, tile_rates=np.asarray(arrays["tile_rates"], dtype=np.float64))
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,7 @@ def menu_times(law: MenuCoefficients, rates: Rates, m: ArrayLike, n: ArrayLike, 
         splits=splits,
         waves=waves,
         busy_s=waves * tile_s,
-        compute_s=_waited(law, waves) * tile_s,
+        compute_s=waited(waves, law.softness) * tile_s,
         memory_s=_memory_seconds(law, rates, rows, columns, depth),
         split_s=np.where(splits > 1, _split_seconds(law, rates, rows, columns, splits), 0.0),
         padded_flop=2.0 * tiles * height * width * slice_depth,
@@ -182,13 +185,13 @@ def _choose(
     """Seconds, tile and splits of the best on the menu; K is split only where its tiles leave SMs idle."""
     memory_s = _memory_seconds(law, rates, m, n, k)
     compute_s, tile, fewest_waves = _best_tile(law, rates, m, n, k, 1)
-    seconds = _joined(law, compute_s, memory_s)
+    seconds = joined(compute_s, memory_s, law.overlap)
     splits = np.ones(m.shape, dtype=np.int64)
     few = np.flatnonzero((fewest_waves < WAVES_WORTH_SPLITTING) & (k >= SPLITS[0] * LEAST_SLICE))
     for split in SPLITS if few.size else ():
         few = few[k[few] >= split * LEAST_SLICE]
         compute_s, split_tile, _ = _best_tile(law, rates, m[few], n[few], k[few], split)
-        total = _joined(law, compute_s, memory_s[few]) + _split_seconds(law, rates, m[few], n[few], split)
+        total = joined(compute_s, memory_s[few], law.overlap) + _split_seconds(law, rates, m[few], n[few], split)
         better = total < seconds[few]
         chosen = few[better]
         seconds[chosen], tile[chosen], splits[chosen] = total[better], split_tile[better], split
@@ -206,7 +209,7 @@ def _best_tile(
     fewest = np.full(m.shape, np.inf)
     for index, (height, width) in enumerate(TILES):
         waves = high[height] * wide[width]
-        seconds = _waited(law, waves) * _tile_seconds(law, rates, height * width, law.tile_rates[index], depth)
+        seconds = waited(waves, law.softness) * _tile_seconds(law, rates, height * width, law.tile_rates[index], depth)
         chosen[seconds < best] = index
         np.minimum(best, seconds, out=best)
         np.minimum(fewest, waves, out=fewest)
@@ -223,9 +226,9 @@ def _tile_seconds(law: MenuCoefficients, rates: Rates, area: ArrayLike, share: A
     return flop_s * depth + law.prologue_clocks / rates.clock_hz
 
 
-def _waited(law: MenuCoefficients, waves: Floats) -> Floats:
+def waited(waves: Floats, softness: float) -> Floats:
     """Waves as they are waited for: whole ones where hard, their quotient but at least one where soft."""
-    return np.ceil(waves) * (1 - law.softness) + np.maximum(waves, 1.0) * law.softness
+    return np.ceil(waves) * (1 - softness) + np.maximum(waves, 1.0) * softness
 
 
 def _l2_bytes_per_s(law: MenuCoefficients, rates: Rates) -> float:
@@ -245,11 +248,11 @@ def _split_seconds(law: MenuCoefficients, rates: Rates, m: Floats, n: Floats, sp
     return law.split_s + law.split_traffic * 8.0 * m * n * np.asarray(splits) / _l2_bytes_per_s(law, rates)
 
 
-def _joined(law: MenuCoefficients, compute_s: Floats, memory_s: Floats) -> Floats:
+def joined(compute_s: Floats, memory_s: Floats, overlap: float) -> Floats:
     """(aᵖ + bᵖ)^(1/p), with the larger one taken out so that no power overflows."""
     longer = np.maximum(compute_s, memory_s)
     ratio = np.minimum(compute_s, memory_s) / longer
-    return longer * (1.0 + ratio**law.overlap) ** (1.0 / law.overlap)
+    return longer * (1.0 + ratio**overlap) ** (1.0 / overlap)
 
 
 MODES = ("burst", "sustained")
@@ -268,7 +271,6 @@ BETWEEN_NODES = 1.25
 ALIKE = "alike_"
 # Larger sizes are no product's: beyond them their FLOP would no longer be counted exactly.
 LARGEST_SIZE = 2**31
-Gpu = str | GpuSpec | Calibration
 
 
 @dataclass(frozen=True)
@@ -329,11 +331,7 @@ class GemmLaw:
 
     def beyond_range(self, m: Floats, n: Floats, k: Floats) -> NDArray[np.bool_]:
         """Where the law was not fitted: sizes outside of the tables, a GPU or dtype without them."""
-        beyond = np.full(m.shape, self.is_transferred)
-        for size, name in ((m, "m"), (n, "n"), (k, "k")):
-            low, high = self.block.fitted_range[name]
-            beyond |= (size < low) | (size > high)
-        return beyond
+        return np.asarray(outside(self.block.fitted_range, {"m": m, "n": n, "k": k}) | self.is_transferred)
 
 
 def gemm_law(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> GemmLaw:
@@ -351,8 +349,8 @@ def gemm_law(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> GemmL
     spec.peak(dtype)
     if library == CUBLAS and name == "gemm_bf16":
         library = CUBLAS_COLUMN
-    own = gpu if isinstance(gpu, Calibration) and gpu.libraries(name) else shipped_calibration(spec.name)
-    if own is not None and own.libraries(name) and dtype in FITTED_DTYPES:
+    own = own_calibration(gpu, name)
+    if own is not None and dtype in FITTED_DTYPES:
         return _law(own, spec, dtype, own.library(name, library))
     return _transferred(spec, dtype, library)
 

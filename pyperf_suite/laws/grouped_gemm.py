@@ -20,19 +20,20 @@ from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import (
     Calibration,
     CalibrationBlock,
+    Gpu,
     all_shipped,
     correction_of,
     log_ratio,
     most_alike,
-    shipped_calibration,
+    outside,
+    own_calibration,
     spec_of,
     stated,
 )
 from pyperf_suite.laws.explained import Causes, Explained
-from pyperf_suite.laws.gemm import Rates
+from pyperf_suite.laws.gemm import Rates, joined, waited
 
 Floats = NDArray[np.float64]
-Gpu = str | GpuSpec | Calibration
 
 LAW = "grouped_gemm"
 # Which block prices a dtype; "fp8" has one scale a tensor, "fp8_block" one for each 128 x 128 weights.
@@ -228,9 +229,8 @@ def counted_seconds(costs: ExpertCosts, rates: Rates, work: ExpertWork, library:
         memory_s = weight_s * work.active * columns * depth + moved / (
             costs.activation_share * rates.memory_bytes_per_s
         )
-        longer, shorter = np.maximum(tiles_s, memory_s), np.minimum(tiles_s, memory_s)
         compute += tiles_s
-        products += longer * (1 + (shorter / longer) ** costs.overlap) ** (1 / costs.overlap)
+        products += joined(tiles_s, memory_s, costs.overlap)
     copies = work.tokens * work.top_k
     moved = np.stack([work.pairs * work.hidden, work.pairs * work.width, copies * work.hidden, copies * work.width])
     routing = costs.copy_costs @ moved * 2.0 / rates.memory_bytes_per_s
@@ -247,9 +247,8 @@ def _tile_seconds(
     seconds = []
     for (height, width), rate in zip(UNTUNED if untuned else MENU, costs.tile_rates, strict=True):
         waves = work.tiles[:, HEIGHTS.index(height)] * np.ceil(columns / width) / (rates.sms * resident)
-        waited = np.ceil(waves) * (1 - costs.softness) + np.maximum(waves, 1.0) * costs.softness
         tile_s = 2.0 * height * width * steps / (rate * rates.flop_per_s / rates.sms)
-        seconds.append(waited * resident * (tile_s + costs.prologue_clocks / rates.clock_hz))
+        seconds.append(waited(waves, costs.softness) * resident * (tile_s + costs.prologue_clocks / rates.clock_hz))
     return _by_tokens(work, seconds) if untuned else np.asarray(np.min(seconds, axis=0))
 
 
@@ -430,8 +429,8 @@ def expert_law(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> Exp
         raise UserError(f"No experts were measured in {dtype!r}: choose from {', '.join(BLOCK_OF)}.")
     spec, name = spec_of(gpu), BLOCK_OF[dtype]
     spec.peak(UNITS_OF[dtype])
-    own = gpu if isinstance(gpu, Calibration) else shipped_calibration(spec.name)
-    if own is not None and own.libraries(name):
+    own = own_calibration(gpu, name)
+    if own is not None:
         chosen = own.library(name, library)
         return ExpertLaw(spec, spec, chosen, dtype, own.block(f"{name}.{chosen}"))
     if spec.compute_capability is None:
@@ -530,18 +529,10 @@ def grouped_gemm_time(
     return Explained(
         seconds=(times * forward).reshape(shape),
         parts=Causes(parts),
-        extrapolated=_beyond(law, work).reshape(shape) | backward,
+        extrapolated=outside(law.block.fitted_range, vars(work)).reshape(shape) | law.transferred | backward,
         error_percent=None if law.transferred or backward else error_percent,
         origin=origin,
         low=low.reshape(shape),
         high=high.reshape(shape),
         library=law.library,
     )
-
-
-def _beyond(law: ExpertLaw, work: ExpertWork) -> NDArray[np.bool_]:
-    beyond = np.full(work.tokens.shape, law.transferred)
-    for name, (low, high) in law.block.fitted_range.items():
-        size = getattr(work, name)
-        beyond |= (size < low) | (size > high)
-    return beyond

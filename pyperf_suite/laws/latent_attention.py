@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.laws.calibration import Calibration, spec_of
+from pyperf_suite.laws.calibration import Gpu, spec_of
 from pyperf_suite.laws.decode_attention import (
     CACHE_BYTES,
     ELEMENT_BYTES,
@@ -108,7 +108,7 @@ def latent_work(
 
 
 def mla_time(
-    gpu: str | GpuSpec | Calibration,
+    gpu: Gpu,
     batch: ArrayLike,
     seq_q: ArrayLike,
     seq_k: ArrayLike,

@@ -71,25 +71,22 @@ class Prices:
         return "bf16" if "bf16" in spec_of(self.gpu).peak_flop_per_s else "fp16"
 
     @property
-    def _of_library(self) -> dict[str, Any]:
-        return {} if self.library is None else {"library": self.library}
-
-    @property
     def wide(self) -> Prices:
         """The same in 16 bits: what stays in them where layers are computed in fewer."""
         narrow = self.dtype not in ("fp16", "bf16", "tf32", "fp32")
         return replace(self, dtype="bf16") if narrow else self
 
     def gemm(self, layout: str, m: Count, n: Count, k: Count) -> Explained:
-        return gemm_time(self.gpu, m, n, k, self.dtype, layout, self.mode, **self._of_library)
+        return gemm_time(self.gpu, m, n, k, self.dtype, layout, self.mode, self.library)
 
     def attention(
         self, causal: bool, backward: bool, batch: Count, seq: Count, heads: Count, kv_heads: Count, head_dim: Count,
         window: Count = 0,
     ) -> Explained:  # fmt: skip
-        more = self._of_library | ({"window": window} if np.any(window) else {})
-        dtype = self._attention_dtype
-        return attention_time(self.gpu, batch, seq, seq, heads, kv_heads, head_dim, causal, dtype, backward, **more)
+        return attention_time(
+            self.gpu, batch, seq, seq, heads, kv_heads, head_dim, causal, self._attention_dtype, backward, window,
+            library=self.library,
+        )  # fmt: skip
 
     def latent_attention(self, backward: bool, batch: Count, seq: Count, heads: Count) -> Explained:
         """By the law of MLA, and where it knows nothing as attention of as much work between heads of 128.
@@ -98,7 +95,7 @@ class Prices:
         """
         once, way = (self.attention(True, way, batch, seq, heads, heads, LATENT_HEAD_DIM) for way in (False, backward))
         try:
-            forward = mla_time(self.gpu, batch, seq, seq, heads, **self._of_library)
+            forward = mla_time(self.gpu, batch, seq, seq, heads, library=self.library)
         except UserError:
             return _scaled(way, LATENT_WORK, LATENT_LEAST, 1.0)
         if not backward:
@@ -112,7 +109,7 @@ class Prices:
     ) -> Explained:  # fmt: skip
         return grouped_gemm_time(
             self.gpu, tokens, hidden, expert_ffn, experts, top_k, self.dtype, ep, tp, gated=gated, backward=backward,
-            **self._of_library,
+            library=self.library,
         )  # fmt: skip
 
     def memory_bound(self, nbytes: Bytes) -> Explained:

@@ -18,10 +18,11 @@ from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import (
     Calibration,
     CalibrationBlock,
-    all_shipped,
+    Gpu,
     log_ratio,
     most_alike,
     shipped_calibration,
+    shipped_with,
     spec_of,
 )
 from pyperf_suite.laws.explained import Explained
@@ -75,7 +76,7 @@ class MemoryLaw:
         }
 
 
-def memory_bound_time(gpu: str | GpuSpec | Calibration, nbytes: ArrayLike) -> Explained:
+def memory_bound_time(gpu: Gpu, nbytes: ArrayLike) -> Explained:
     """Seconds of an operator that reads and writes `nbytes` altogether, of any shape.
 
     The parts are ideal (bytes at the data sheet's bandwidth), bandwidth (what memory falls short of it), cache (what
@@ -139,5 +140,4 @@ def _shipped_law(gpu: GpuSpec) -> MemoryLaw:
     calibration = shipped_calibration(gpu.name)
     if calibration is not None and BLOCK in calibration.blocks:
         return unpack_law(calibration.block(BLOCK))
-    known = {shipped.gpu: unpack_law(shipped.block(BLOCK)) for shipped in all_shipped() if BLOCK in shipped.blocks}
-    return transferred_law(gpu, known)
+    return transferred_law(gpu, {name: unpack_law(block) for name, block in shipped_with(BLOCK).items()})

@@ -13,8 +13,8 @@ from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import CalibrationBlock, ResidualGrid, all_shipped, shipped_calibration
 from pyperf_suite.laws.decode_attention import GRIDS, LAWS, SummedLaw, decode_time, pack_laws, unpack_law
 from pyperf_suite.laws.latent_attention import mla_time
-from tools.fit.decode import FORMS, Form, Rows, Smooth, decode_rows, held_out, latent_rows, versions
-from tools.fit.published import GPUS, SAMPLE, read_columns
+from tools.fit.decode import FORMS, Form, Rows, Smooth, decode_rows, held_out, latent_rows
+from tools.fit.published import GPUS, SAMPLE, read_columns, versions
 
 # Blocks whose tables are single measurements of an old kernel with one in twelve several times too long: what is
 # reached there instead of the targets (15 % for decode, 12 % for latent attention).

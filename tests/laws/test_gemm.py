@@ -47,7 +47,7 @@ REACHED = {
     ("B200", "fp8"): {"trtllm": (8.0, 5.0), "sglang": (8.0, 5.0), "vllm": (8.6, 5.0)},  # (8, 5)
     ("L40S", "fp8"): dict.fromkeys(LIBRARIES, (8.1, 5.2)),
 }
-HARD_WAVES = MenuCoefficients(np.full(len(TILES), 0.8), 2e-6, 0.0, 0.0, 50.0, 1.0, 1.0, 1e-9, 4.0, 1e-6, 1.0)
+HARD_WAVES = MenuCoefficients(2e-6, 0.0, 0.0, 50.0, 1.0, 1.0, 1e-9, 4.0, 1e-6, 1.0, np.full(len(TILES), 0.8))
 
 
 @given(

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.advise.calibrate_laws import cross_predicted, folds, site_numbers, summary
-from pyperf_suite.errors import UserError
+from pyperf_suite.advise.calibrate_laws import cross_predicted, site_numbers, summary
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.alpha_beta import HUBER, LEAST_SCATTER
 from pyperf_suite.laws.attention import PLAIN, WINDOWED
 from pyperf_suite.laws.attention_kernels import (
     AttentionCosts,
@@ -29,10 +26,8 @@ from pyperf_suite.laws.attention_kernels import (
 from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import CalibrationBlock, ResidualGrid
 from pyperf_suite.laws.tiling import nonnegative_fit
+from tools.fit.fitting import Blocks, by_gpu, fit_costs, huber_weights, in_band_of_others, limits_of, reading, roughness
 from tools.fit.published import Columns, read_columns, tables_like
-
-if TYPE_CHECKING:
-    from scipy import sparse
 
 Floats = NDArray[np.float64]
 
@@ -52,8 +47,8 @@ GRID = (16, 15, 8)
 # A step of the grid to a neighbour, over a row's residual: chosen on head shapes left out, flat from 0.01 to 0.1.
 SMOOTHNESS = 0.03
 REWEIGHTINGS = 3
-# Held against the level, so that what no row says anything of is determined: it follows its neighbours.
-LEVEL = 1e-4
+# A cost is at least about this part of one that would take all of the median row's time.
+LEAST_COST = 1e-3
 # A kernel of fewer rows than this is none: nothing could be held out.
 FEWEST_ROWS = 50
 # Slower than what supports it by less than this is no outlier: libraries differ by as much.
@@ -95,23 +90,19 @@ class PrefillTable:
         return AttentionShape(batch, seq, seq, heads, kv_heads, True, float(window[0]) or np.inf)
 
 
-def fit_attention(tables_folder: Path) -> dict[str, dict[str, CalibrationBlock]]:
+def fit_attention(tables_folder: Path) -> Blocks:
     """The blocks of every GPU that the folder has a table of, by its name in the catalogue and theirs.
 
     Raises UserError where the folder has no such table.
     """
-    names = tables_like(tables_folder, TABLE)
-    if not names:
-        raise UserError(f"{tables_folder} has no table of attention ({TABLE}GPU.parquet): name the folder that has.")
-    laws: dict[tuple[str, str], FittedLaw] = {}
-    for gpu in map(find_gpu, names):
-        for name, table in read_tables(tables_folder, gpu.slug).items():
-            laws[gpu.name, name] = fit_law(table, gpu)
-    blocks: dict[str, dict[str, CalibrationBlock]] = {}
-    for (gpu_name, name), law in laws.items():
-        doubted = replace(law, kernels=with_doubts(gpu_name, name, laws))
-        blocks.setdefault(gpu_name, {})[name] = block_of(doubted, find_gpu(gpu_name).slug, name)
-    return blocks
+    laws = {
+        (gpu.name, name): fit_law(table, gpu)
+        for gpu in map(find_gpu, tables_like(tables_folder, TABLE))
+        for name, table in read_tables(tables_folder, gpu.slug).items()
+    }
+    doubted = {key: replace(law, kernels=with_doubts(*key, laws)) for key, law in laws.items()}
+    found = ((gpu, name, block_of(law, find_gpu(gpu).slug, name)) for (gpu, name), law in doubted.items())
+    return by_gpu(found, tables_folder, f"table of attention ({TABLE}GPU.parquet)")
 
 
 def read_tables(tables_folder: Path, slug: str) -> dict[str, PrefillTable]:
@@ -211,25 +202,16 @@ def steadied(law: FittedLaw) -> Floats:
 def block_of(law: FittedLaw, slug: str, name: str) -> CalibrationBlock:
     """The block of a law with its error, band and range."""
     errors = steadied(law)
+    inside = in_band_of_others(errors, law.unseen, law.table.sites)
     held_out = summary(law.unseen, law.table.seconds, np.unique(law.table.sites).size, "5-fold, whole sites held out")
     library = name.rpartition(".")[2]
     version = VERSIONS_OF_TABLE.get(slug, VERSIONS)[library]
-    batch, seq, heads, kv_heads, *_ = ((float(size.min()), float(size.max())) for size in law.table.sizes.T)
     return CalibrationBlock(
         pack_kernels(law.kernels, Band.fit(errors, law.unseen)),
-        held_out.to_json() | {"coverage": round(100 * coverage(law, errors), 1)},
-        {"batch": batch, "seq": seq, "heads": heads, "kv_heads": kv_heads},
+        held_out.to_json() | {"coverage": round(100 * float(inside.mean()), 1)},
+        limits_of(dict(zip(("batch", "seq", "heads", "kv_heads"), law.table.sizes.T, strict=False))),
         ORIGIN.format(library, version) + (UNINITIALISED if library == "vllm" else ""),
     )
-
-
-def coverage(law: FittedLaw, errors: Floats) -> float:
-    """The share of rows that a band fitted to other sites holds."""
-    inside = np.zeros(errors.size, dtype=bool)
-    for held_out in folds(law.table.sites, seed=1):
-        low, high = Band.fit(errors[~held_out], law.unseen[~held_out]).around(1.0, law.unseen[held_out])
-        inside[held_out] = (np.log(low) <= errors[held_out]) & (errors[held_out] <= np.log(high))
-    return float(inside.mean())
 
 
 def with_doubts(gpu: str, name: str, laws: Mapping[tuple[str, str], FittedLaw]) -> list[KernelLaw]:
@@ -259,7 +241,6 @@ def with_doubts(gpu: str, name: str, laws: Mapping[tuple[str, str], FittedLaw]) 
 
 
 def _next(widths: Mapping[int, float], width: int, to: int) -> bool:
-    """Whether a width is the next known one below or above another."""
     between = [each for each in widths if min(width, to) < each < max(width, to)]
     return width != to and not between
 
@@ -288,72 +269,31 @@ def fit_kernel(rows: PrefillTable, sms: int) -> KernelLaw:
         np.abs(np.log(counted @ cost / rows.seconds)).mean() for counted, cost in zip(features, costs, strict=True)
     ]
     best = int(np.argmin(apart))
-    fitted = _log_fit(features[best], costs[best], rows.seconds)
+    # Least squares of relative residuals, where it starts, forgive a time ten times too short: it is only 90 % less.
+    typical = np.median(rows.seconds[:, None] / np.maximum(features[best], np.finfo(np.float64).tiny), axis=0)
+    least = LEAST_COST * typical
+    start = np.maximum(costs[best], least)
+    fitted = fit_costs(features[best], rows.seconds, start, (least * np.exp(-5), np.inf), usual_error=0.05)
     kernel = replace(tiles[best], costs=AttentionCosts(*fitted.tolist()))
     missed = np.log(rows.seconds / kernel.counted_seconds(shape))
     return replace(kernel, grid=fit_grid(missed, grid_sizes(shape), GRID, SMOOTHNESS))
 
 
-def _log_fit(
-    features: NDArray[np.float64], start: NDArray[np.float64], seconds: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Costs that make log(counted / measured) small, far rows counting by their distance, not its square.
+def fit_grid(values: Floats, sizes: Sequence[Floats], shape: tuple[int, ...], smoothness: float) -> Floats:
+    """The grid of that shape over powers of two that reads `values` at `sizes`, smooth between neighbours.
 
-    Least squares of relative residuals, where it starts, forgive a time ten times too short: it is only 90 % less.
-    """
-    from scipy.optimize import least_squares
-
-    typical = np.median(seconds[:, None] / np.maximum(features, np.finfo(np.float64).tiny), axis=0)
-    floor = 1e-3 * typical
-
-    def missed(log_costs: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(np.log(features @ np.exp(log_costs) / seconds))
-
-    def slope(log_costs: NDArray[np.float64]) -> NDArray[np.float64]:
-        shares = features * np.exp(log_costs)
-        return np.asarray(shares / shares.sum(axis=1, keepdims=True))
-
-    first = np.log(np.maximum(start, floor))
-    found = least_squares(missed, first, slope, loss="soft_l1", f_scale=0.05, bounds=(np.log(floor) - 5, np.inf))
-    return np.asarray(np.exp(found.x))
-
-
-def fit_grid(
-    values: NDArray[np.float64], sizes: Sequence[NDArray[np.float64]], shape: tuple[int, ...], smoothness: float
-) -> NDArray[np.float64]:
-    """The grid of that shape that reads `values` at `sizes`, with least squared steps between neighbours.
-
-    `smoothness` is what a squared step costs over a row's squared residual. Rows that nothing near agrees with are
-    held to less and less (Huber's weights). Raises ValueError for no rows.
+    `smoothness` is what a squared step costs over a row's squared residual. Raises ValueError for no rows.
     """
     from scipy import sparse
     from scipy.sparse.linalg import spsolve
 
     if values.size == 0:
         raise ValueError("a grid cannot be fitted to no rows")
-    rows = np.arange(values.size)
-    reading = sum(
-        sparse.csr_matrix((weight, (rows, corner)), shape=(values.size, int(np.prod(shape))))
-        for corner, weight in ResidualGrid.octaves(np.empty(shape)).corners(sizes)
-    )
-    penalty = smoothness * _roughness(shape) + LEVEL * sparse.identity(int(np.prod(shape)))
+    read = reading(ResidualGrid.octaves(np.empty(shape)).axes, sizes)
+    penalty = roughness(shape, [smoothness] * len(shape))
     weights = np.ones(values.size)
     for _ in range(REWEIGHTINGS):
-        weighted = reading.T @ sparse.diags_array(weights)
-        grid = spsolve((weighted @ reading + penalty).tocsc(), weighted @ values)
-        residuals = np.abs(reading @ grid - values)
-        scatter = HUBER * max(1.4826 * float(np.median(residuals)), LEAST_SCATTER)
-        weights = np.minimum(1.0, scatter / np.maximum(residuals, scatter))
+        weighted = read.T @ sparse.diags_array(weights)
+        grid = spsolve((weighted @ read + penalty).tocsc(), weighted @ values)
+        weights = huber_weights(read @ grid - values)
     return np.asarray(grid.reshape(shape))
-
-
-def _roughness(shape: tuple[int, ...]) -> sparse.csr_matrix:
-    """The quadratic form of squared steps along every axis."""
-    from scipy import sparse
-
-    form = sparse.csr_matrix((int(np.prod(shape)),) * 2)
-    for axis, count in enumerate(shape):
-        step = np.diff(np.eye(count), axis=0)
-        outer, inner = (sparse.identity(int(np.prod(part))) for part in (shape[:axis], shape[axis + 1 :]))
-        form += sparse.kron(sparse.kron(outer, step.T @ step), inner)
-    return form

@@ -26,6 +26,7 @@ from pyperf_suite.laws.attention_kernels import (
 )
 from pyperf_suite.laws.calibration import all_shipped
 from tools.fit.attention import PrefillTable, read_tables
+from tools.fit.fitting import in_words
 
 Floats = NDArray[np.float64]
 # What was left out, of which GPU, by which block, and log(measured / predicted) of its rows.
@@ -44,9 +45,9 @@ def left_out(tables_folder: Path) -> Iterator[Missed]:
     for gpu, spec in gpus.items():
         for name, table in read_tables(tables_folder, spec.slug).items():
             law, _, library = name.rpartition(".")
-            others = {gpus[each]: kernels for (each, other), kernels in laws.items() if other == name and each != gpu}
+            others = {each: kernels for (each, other), kernels in laws.items() if other == name and each != gpu}
             for like in (True, False):
-                alike = {at: kernels for at, kernels in others.items() if (kind(at) == kind(spec)) == like}
+                alike = {at: kernels for at, kernels in others.items() if (kind(gpus[at]) == kind(spec)) == like}
                 yield from _gpu_left_out(spec, alike, name, table)
             if law in PLAIN.values():
                 yield from _widths_left_out(gpu, name, laws[gpu, name], table)
@@ -57,7 +58,7 @@ def left_out(tables_folder: Path) -> Iterator[Missed]:
 
 
 def _gpu_left_out(
-    spec: GpuSpec, others: dict[GpuSpec, AttentionKernels], name: str, table: PrefillTable
+    spec: GpuSpec, others: dict[str, AttentionKernels], name: str, table: PrefillTable
 ) -> Iterator[Missed]:
     if others:
         moved = transferred(spec, others, "bf16")
@@ -110,18 +111,10 @@ def main() -> None:
     """Print each, and all of one sort together."""
     by_sort: dict[str, list[Floats]] = {}
     for sort, gpu, name, missed in left_out(Path(sys.argv[1])):
-        print(_line(f"{sort}: {gpu} {name}", missed), flush=True)
+        print(f"{sort}: {gpu} {name}: {in_words(missed)}", flush=True)
         by_sort.setdefault(sort.split(",")[0], []).append(missed)
     for sort, errors in by_sort.items():
-        print(_line(f"ALL {sort}", np.concatenate(errors)))
-
-
-def _line(what: str, missed: Floats) -> str:
-    errors = 100 * np.abs(np.expm1(-missed))
-    return (
-        f"{what}: {missed.size} rows, mape {errors.mean():.1f}, median {np.median(errors):.1f}, bias "
-        f"{np.median(missed):+.2f}, nine of ten within {np.quantile(np.abs(missed), 0.9):.2f}"
-    )
+        print(f"ALL {sort}: {in_words(np.concatenate(errors))}")
 
 
 if __name__ == "__main__":

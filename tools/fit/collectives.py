@@ -8,11 +8,10 @@ out. The all_reduce of serving libraries is fitted as measured.
 from __future__ import annotations
 
 import functools
-import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,8 @@ from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock
 from pyperf_suite.laws.collectives import BLOCK, Interval, has_nvlink, pack_curves, transferred_laws, unpack_laws
 from pyperf_suite.laws.traffic import bus_factor
-from tools.fit.published import read_columns, rows_of
+from tools.fit.fitting import limits_of
+from tools.fit.published import read_columns, rows_of, version_numbers
 
 TABLE = "collectives"
 ORIGIN = "NCCL's collectives in half precision as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
@@ -53,6 +53,8 @@ SHARED_VARIANCE = {
 OWN_VARIANCE = 0.01
 # From about this size on bytes on the bus decide, not launches; they are taken out before curves are compared.
 BUS_BYTES = 1e5
+LEFT_OUT = "each curve of an operation among a number of ranks left out whole, one after the other"
+EVERY_SECOND = "every second size left out, so that the nearest lie four times apart"
 # What all curves have in common is not shrunk towards anything.
 COMMON_VARIANCE = 1e3
 
@@ -105,13 +107,9 @@ def _fit_nccl(tables_folder: Path) -> dict[str, CalibrationBlock]:
             frozenset((c.operation, c.ranks) for c in missing),
             {(c.operation, c.ranks): left_out if c in missing else scatter for c in seconds},
         )
-        held_out: dict[str, float | int | str] = {
-            "mape": round(float(np.mean(np.abs(np.expm1(-errors)))) * 100, 2),
-            "median": round(float(np.median(np.abs(np.expm1(-errors)))) * 100, 2),
+        held_out = _held_out(errors, LEFT_OUT) | {
             "coverage": round(float(np.mean(np.concatenate(covered))) * 100, 1),
-            "rows": errors.size,
             "sites": len(own),
-            "how": "each curve of an operation among a number of ranks left out whole, one after the other",
         }
         limits = {"nbytes": (float(sizes[0]), float(sizes[-1])), "ranks": (float(RANKS[0]), float(RANKS[-1]))}
         blocks[gpu] = CalibrationBlock(packed, held_out, limits, ORIGIN)
@@ -136,8 +134,16 @@ def repeats(tables_folder: Path) -> dict[str, NDArray[np.float64]]:
 
 def _interval(missed: NDArray[np.float64]) -> Interval:
     band = Band.fit(missed, np.ones_like(missed), knots=1)
-    median = float(np.median(np.abs(np.expm1(-missed)))) * 100
-    return float(band.low[0]), float(band.high[0]), median
+    return float(band.low[0]), float(band.high[0]), _percent(missed, np.median)
+
+
+def _held_out(missed: NDArray[np.float64], how: str) -> dict[str, float | int | str]:
+    mape, median = (round(_percent(missed, middle), 2) for middle in (np.mean, np.median))
+    return {"mape": mape, "median": median, "rows": missed.size, "how": how}
+
+
+def _percent(missed: NDArray[np.float64], middle: Callable[[NDArray[np.float64]], Any]) -> float:
+    return float(middle(np.abs(np.expm1(-missed)))) * 100
 
 
 def _covered(missed: NDArray[np.float64], others: list[NDArray[np.float64]]) -> NDArray[np.bool_]:
@@ -170,7 +176,7 @@ def _read_own(tables_folder: Path) -> dict[tuple[str, str], dict[tuple[str, str,
 
 def _own_block(library: str, curves: dict[tuple[str, str, int], dict[float, float]]) -> CalibrationBlock:
     """The newest version's times; every second size left out and the older versions say how far they hold."""
-    newest = max((version for version, _, _ in curves), key=_numbers)
+    newest = max((version for version, _, _ in curves), key=version_numbers)
     kept = {key[1:]: _without_outliers(times) for key, times in curves.items() if key[0] == newest}
     missed = []
     for size, seconds in kept.values():
@@ -184,13 +190,7 @@ def _own_block(library: str, curves: dict[tuple[str, str, int], dict[float, floa
         if version != newest
     ]
     low, high, _ = _interval(np.concatenate([errors, older]))
-    interval = (low, high, float(np.median(np.abs(np.expm1(-errors)))) * 100)
-    held_out: dict[str, float | int | str] = {
-        "mape": round(float(np.mean(np.abs(np.expm1(-errors)))) * 100, 2),
-        "median": round(interval[2], 2),
-        "rows": errors.size,
-        "how": "every second size left out, so that the nearest lie four times apart",
-    }
+    interval = (low, high, _percent(errors, np.median))
     sizes = np.concatenate([size for size, _ in kept.values()])
     packed = pack_curves(
         {key: PiecewiseAlphaBeta.through(size, seconds) for key, (size, seconds) in kept.items()},
@@ -198,7 +198,7 @@ def _own_block(library: str, curves: dict[tuple[str, str, int], dict[float, floa
         dict.fromkeys(kept, interval),
     )
     origin = f"{library} {newest}'s own all_reduce as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
-    return CalibrationBlock(packed, held_out, {"nbytes": (float(sizes.min()), float(sizes.max()))}, origin)
+    return CalibrationBlock(packed, _held_out(errors, EVERY_SECOND), limits_of({"nbytes": sizes}), origin)
 
 
 def _without_outliers(times: dict[float, float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -208,10 +208,6 @@ def _without_outliers(times: dict[float, float]) -> tuple[NDArray[np.float64], N
     outlier = seconds[1:-1] > OUTLIER * neighbours
     seconds[1:-1] = np.where(outlier, np.sqrt(seconds[:-2] * seconds[2:]), seconds[1:-1])
     return size, seconds
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def read_curves(tables_folder: Path) -> dict[Curve, dict[float, float]]:

@@ -6,9 +6,8 @@ latent attention. `python -m tools.fit.decode TABLES` reports how each GPU is pr
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,15 +16,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.advise.calibrate_laws import cross_predicted, folds, site_numbers
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws import decode_attention as decode
 from pyperf_suite.laws import latent_attention as latent
-from pyperf_suite.laws.alpha_beta import HUBER, LEAST_SCATTER
 from pyperf_suite.laws.band import COVERED, Band
 from pyperf_suite.laws.calibration import LIBRARIES, Calibration, CalibrationBlock, ResidualGrid, all_shipped
 from pyperf_suite.laws.decode_attention import SummedLaw
-from tools.fit.published import Columns, read_columns, tables_like
+from tools.fit.fitting import (
+    LEVEL,
+    Blocks,
+    by_gpu,
+    fit_costs,
+    huber_weights,
+    in_words,
+    limits_of,
+    reading,
+    roughness,
+)
+from tools.fit.published import Columns, read_columns, tables_like, versions
+from tools.fit.site_kriging import conjugate_gradients
 
 if TYPE_CHECKING:
     from scipy import sparse
@@ -37,8 +46,6 @@ ORIGIN = "{} attention as published by ai-dynamo/aiconfigurator (095f58a5, Apach
 # Rows that nothing near agrees with are held to less and less (Huber's weights), in so many rounds; each ends when the
 # residual of its system is this part of what was given, or after so many steps.
 ROUNDS, STEPS, ENOUGH = 3, 400, 1e-4
-# Held against the level, so that nodes without rows are determined.
-LEVEL = 1e-4
 # A cost is at least this part of one that would take all of the median row's time.
 LEAST_COST = 1e-4
 # How much stiffer grids may be where a table is noisy: as whole sites left out show.
@@ -122,7 +129,7 @@ class Form:
     def fit(self, rows: Rows) -> SummedLaw:
         """Costs, and grids of what they miss; the band is left to held-out errors."""
         limits = np.array([self.limits.get(name, (0.0, np.inf)) for name in rows.work])
-        costs = fit_costs(np.stack(list(rows.work.values()), axis=-1), rows.seconds, limits)
+        costs = _costs(np.stack(list(rows.work.values()), axis=-1), rows.seconds, limits)
         counted = sum(cost * each for cost, each in zip(costs, rows.work.values(), strict=True))
         return SummedLaw(costs, self.fit_grids(np.log(rows.seconds / counted), rows.sizes), Band(*np.zeros((3, 1))))
 
@@ -146,84 +153,51 @@ class Form:
 # So a law stays right on a GPU with the same ones and other memory.
 DECODE_LIMITS = {"ideal": (1.0, 1.4), "queries": (0.0, 2.0)}
 LATENT_LIMITS = {"cache": (1.0, 1.4), "bytes": (0.0, 2.0), "weights": (1.0, 1.6), "activations": (0.0, 3.0)}
+LATENT_LAWS = tuple(f"mla_{phase}" for phase in latent.PHASES)
 FORMS = {
     "attention": Form(decode.GRIDS, DECODE, DECODE_LIMITS),
     "mla": Form(latent.GRIDS, LATENT, LATENT_LIMITS),
 }
 
 
-def fit_costs(work: Floats, seconds: Floats, limits: Floats) -> Floats:
-    """Costs of counted work [rows, kinds] that make log(counted / measured) small, far rows counting less.
-
-    `limits` [kinds, 2] are the least and the most that each may cost.
-    """
-    from scipy.optimize import least_squares, nnls
+def _costs(work: Floats, seconds: Floats, limits: Floats) -> Floats:
+    """Costs of counted work [rows, kinds], each between its `limits` [kinds, 2]; 0 of work that no row has."""
+    from scipy.optimize import nnls
 
     there = work.any(axis=0)
     own = work[:, there]
     least = np.array([LEAST_COST * np.median(seconds[each > 0] / each[each > 0]) for each in own.T])
     least, most = np.maximum(least, limits[there, 0]), np.maximum(1.1 * least, limits[there, 1])
     start = np.clip(nnls(own / seconds[:, None], np.ones(seconds.size))[0], 1.01 * least, 0.99 * most)
-
-    def missed(log_costs: Floats) -> Floats:
-        return np.asarray(np.log(own @ np.exp(log_costs) / seconds))
-
-    def slope(log_costs: Floats) -> Floats:
-        shares = own * np.exp(log_costs)
-        return np.asarray(shares / shares.sum(axis=1, keepdims=True))
-
-    found = least_squares(
-        missed, np.log(start), slope, loss="soft_l1", f_scale=0.1, bounds=(np.log(least), np.log(most))
-    )
     costs = np.zeros(work.shape[1])
-    costs[there] = np.exp(found.x)
+    costs[there] = fit_costs(own, seconds, start, (least, most))
     return costs
 
 
 def _read(names: tuple[str, ...], smooth: Smooth, sizes: Sizes) -> tuple[sparse.csr_matrix, sparse.csr_matrix]:
-    """What reads a grid's nodes at the sizes, and the quadratic form of its roughness."""
-    from scipy import sparse
-
-    axes = tuple(NODES[name] for name in names)
-    shape = tuple(axis.size for axis in axes)
-    count, rows = int(np.prod(shape)), sizes[names[0]].size
-    counts = sizes["kept"] > decode.NO_WINDOW if "kept" in names else np.ones(rows, dtype=bool)
-    grid = ResidualGrid(axes, np.zeros(shape))
-    reading = sum(
-        sparse.csr_matrix((weight * counts, (np.arange(rows), node)), shape=(rows, count))
-        for node, weight in grid.corners([sizes[name] for name in names])
-    )
-    form = smooth.level * sparse.identity(count, format="csr")
-    for axis, (nodes, smoothness) in enumerate(zip(shape, smooth.steps, strict=True)):
-        step = sparse.diags([-np.ones(nodes - 1), np.ones(nodes - 1)], [0, 1], shape=(nodes - 1, nodes))
-        outer, inner = (sparse.identity(int(np.prod(part))) for part in (shape[:axis], shape[axis + 1 :]))
-        form = form + smoothness * sparse.kron(sparse.kron(outer, step.T @ step), inner)
-    return reading, form
+    axes = [NODES[name] for name in names]
+    counts = sizes["kept"] > decode.NO_WINDOW if "kept" in names else 1.0
+    read = reading(axes, [sizes[name] for name in names], counts)
+    return read, roughness([axis.size for axis in axes], smooth.steps, smooth.level)
 
 
-def _solved(reading: sparse.csr_matrix, form: sparse.csr_matrix, values: Floats) -> Floats:
+def _solved(read: sparse.csr_matrix, form: sparse.csr_matrix, values: Floats) -> Floats:
     """Nodes with the least squared residuals and roughness: conjugate gradients, preconditioned by the diagonal."""
     from scipy import sparse
 
-    weights, nodes = np.ones(values.size), np.zeros(reading.shape[1])
+    weights, nodes = np.ones(values.size), np.zeros(read.shape[1])
     for _ in range(ROUNDS):
-        system = (reading.T @ sparse.diags(weights) @ reading + form).tocsr()
-        wanted, diagonal = reading.T @ (weights * values), system.diagonal()
-        left = wanted - system @ nodes
-        course = near = left / diagonal
-        gain, enough = left @ near, ENOUGH * np.linalg.norm(wanted)
-        for _ in range(STEPS):
-            if np.linalg.norm(left) <= enough:
-                break
-            moved = system @ course
-            step = gain / (course @ moved)
-            nodes, left = nodes + step * course, left - step * moved
-            near, before = left / diagonal, gain
-            gain = left @ near
-            course = near + gain / before * course
-        off = np.abs(reading @ nodes - values)
-        scatter = HUBER * max(1.4826 * float(np.median(off)), LEAST_SCATTER)
-        weights = np.minimum(1.0, scatter / np.maximum(off, scatter))
+        system = (read.T @ sparse.diags(weights) @ read + form).tocsr()
+        diagonal = system.diagonal()
+        nodes = conjugate_gradients(
+            lambda course, system=system: system @ course,
+            lambda left, diagonal=diagonal: left / diagonal,
+            read.T @ (weights * values),
+            nodes,
+            ENOUGH,
+            STEPS,
+        )
+        weights = huber_weights(read @ nodes - values)
     return nodes
 
 
@@ -281,14 +255,7 @@ def fit_block(form: Form, kinds: Mapping[str, Rows], limits: Mapping[str, Floats
     by_kind = {name: np.array([getattr(each, name) for each in errors.values()]).round(2) for name in means}
     sites = sum(np.unique(rows.site).size for rows in kinds.values())
     how = {"rows": sum(counts), "sites": sites, "how": "5-fold, whole sites held out"}
-    ranges = {name: (float(size.min()), float(size.max())) for name, size in limits.items()}
-    return CalibrationBlock(decode.pack_laws(laws, form.grids) | by_kind, means | how, ranges, origin)
-
-
-def versions(columns: Columns, library: str) -> list[str]:
-    """A library's columns, the newest first."""
-    own = [name for name in columns if name.startswith(f"{library}_")]
-    return sorted(own, key=lambda name: [int(number) for number in re.findall(r"\d+", name)], reverse=True)
+    return CalibrationBlock(decode.pack_laws(laws, form.grids) | by_kind, means | how, limits_of(limits), origin)
 
 
 def decode_rows(columns: Columns, spec: GpuSpec, cache: str, times: str) -> tuple[Rows, Sizes]:
@@ -330,63 +297,50 @@ def latent_rows(columns: Columns, spec: GpuSpec, phase: str, library: str) -> tu
     return kinds, dict(zip(("batch", "seq_q", "seq_k", "heads"), sizes, strict=True)), sorted(set(used))
 
 
-def fit_decode(folder: Path) -> dict[str, dict[str, CalibrationBlock]]:
-    """Blocks of decode by GPU and name, of every table in the folder. Raises UserError where there is none."""
-    blocks: dict[str, dict[str, CalibrationBlock]] = {}
-    for cache, law in decode.LAWS.items():
-        for gpu, table in tables_like(folder, f"{law}_").items():
-            columns, spec = read_columns(folder, table), find_gpu(gpu)
-            for library in LIBRARIES:
+def rows_of_laws(folder: Path, law: str) -> Iterator[tuple[GpuSpec, str, dict[str, Rows], Sizes, list[str]]]:
+    """Of each table of a law, and each library in it: rows by kind, all their sizes, and the columns they are of."""
+    for gpu, table in tables_like(folder, f"{law}_").items():
+        columns, spec = read_columns(folder, table), find_gpu(gpu)
+        for library in LIBRARIES:
+            if law.startswith("mla_"):
+                kinds, asked, used = latent_rows(columns, spec, law.removeprefix("mla_"), library)
+                if kinds:
+                    yield spec, library, kinds, asked, used
+            else:
+                cache = next(cache for cache, name in decode.LAWS.items() if name == law)
                 for times in versions(columns, library)[:1]:
                     rows, asked = decode_rows(columns, spec, cache, times)
-                    origin = ORIGIN.format("decode", times.replace("_", " "))
-                    block = fit_block(FORMS["attention"], {"": rows}, asked, origin)
-                    blocks.setdefault(spec.name, {})[f"{law}.{library}"] = block
-    return _found(blocks, folder, "decode attention")
+                    yield spec, library, {"": rows}, asked, [times]
 
 
-def fit_latent(folder: Path) -> dict[str, dict[str, CalibrationBlock]]:
+def fit_decode(folder: Path) -> Blocks:
+    """Blocks of decode by GPU and name, of every table in the folder. Raises UserError where there is none."""
+    return _fit(folder, "decode", FORMS["attention"], decode.LAWS.values())
+
+
+def fit_latent(folder: Path) -> Blocks:
     """Blocks of latent attention by GPU and name. Raises UserError where the folder has no table of it."""
-    blocks: dict[str, dict[str, CalibrationBlock]] = {}
-    for phase in latent.PHASES:
-        for gpu, table in tables_like(folder, f"mla_{phase}_").items():
-            columns, spec = read_columns(folder, table), find_gpu(gpu)
-            for library in LIBRARIES:
-                kinds, asked, used = latent_rows(columns, spec, phase, library)
-                if kinds:
-                    origin = ORIGIN.format(f"latent {phase}", ", ".join(used).replace("_", " "))
-                    block = fit_block(FORMS["mla"], kinds, asked, origin)
-                    blocks.setdefault(spec.name, {})[f"mla_{phase}.{library}"] = block
-    return _found(blocks, folder, "latent attention")
+    return _fit(folder, "latent", FORMS["mla"], LATENT_LAWS)
 
 
-def _found(
-    blocks: dict[str, dict[str, CalibrationBlock]], folder: Path, what: str
-) -> dict[str, dict[str, CalibrationBlock]]:
-    if not blocks:
-        raise UserError(f"{folder} has no table of {what}: name the folder that has.")
-    return blocks
+def _fit(folder: Path, what: str, form: Form, laws: Iterable[str]) -> Blocks:
+    def found() -> Iterator[tuple[str, str, CalibrationBlock]]:
+        for law in laws:
+            said = f"latent {law.removeprefix('mla_')}" if what == "latent" else what
+            for spec, library, kinds, asked, used in rows_of_laws(folder, law):
+                origin = ORIGIN.format(said, ", ".join(used).replace("_", " "))
+                yield spec.name, f"{law}.{library}", fit_block(form, kinds, asked, origin)
+
+    return by_gpu(found(), folder, f"table of {what} attention")
 
 
 def transferred(folder: Path) -> None:
     """Report how the shipped laws of each GPU predict the tables of each other one, and how many rows they cover."""
-    blocks = {each.gpu: each for each in all_shipped()}
-    for law in (*decode.LAWS.values(), *(f"mla_{phase}" for phase in latent.PHASES)):
-        for gpu, table in tables_like(folder, f"{law}_").items():
-            columns, spec = read_columns(folder, table), find_gpu(gpu)
-            for library in LIBRARIES:
-                kinds = _kinds(law, columns, spec, library)
-                for other in blocks.values():
-                    if other.gpu != spec.name and library in other.libraries(law):
-                        _report(law, library, spec, other, kinds)
-
-
-def _kinds(law: str, columns: Columns, spec: GpuSpec, library: str) -> Mapping[str, Rows]:
-    if law.startswith("mla_"):
-        return latent_rows(columns, spec, law.removeprefix("mla_"), library)[0]
-    cache = next(cache for cache, name in decode.LAWS.items() if name == law)
-    there = versions(columns, library)
-    return {"": decode_rows(columns, spec, cache, there[0])[0]} if there else {}
+    for law in (*decode.LAWS.values(), *LATENT_LAWS):
+        for spec, library, kinds, *_ in rows_of_laws(folder, law):
+            for other in all_shipped():
+                if other.gpu != spec.name and library in other.libraries(law):
+                    _report(law, library, spec, other, kinds)
 
 
 def _report(law: str, library: str, spec: GpuSpec, other: Calibration, kinds: Mapping[str, Rows]) -> None:
@@ -398,12 +352,12 @@ def _report(law: str, library: str, spec: GpuSpec, other: Calibration, kinds: Ma
             found = decode.found_in(other, spec, law, form.grids, kind, library)
             predicted = form.predicted(found.law, rows)
             low, high = found.interval(predicted)
-            missed.append(np.abs(predicted / rows.seconds - 1))
+            missed.append(np.log(rows.seconds / predicted))
             covered.append((rows.seconds >= low) & (rows.seconds <= high))
     if missed:
-        errors, inside = 100 * np.concatenate(missed), 100 * np.concatenate(covered)
+        inside = 100 * np.concatenate(covered)
         what = f"{law:22s} {library:7s} {spec.name} by {other.gpu}"
-        print(f"{what}: {errors.mean():.1f} % (median {np.median(errors):.1f} %), covered {inside.mean():.1f} %")
+        print(f"{what}: {in_words(np.concatenate(missed))}, covered {inside.mean():.1f} %")
 
 
 if __name__ == "__main__":

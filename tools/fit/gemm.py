@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.advise.calibrate_laws import error_percent, folds, site_numbers
-from pyperf_suite.errors import UserError
+from pyperf_suite.advise.calibrate_laws import error_percent, folds, site_numbers, summary
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import LIBRARIES, POOLED, CalibrationBlock, ResidualGrid
-from pyperf_suite.laws.gemm import ALIKE, TILES, MenuCoefficients, Rates, menu_seconds
+from pyperf_suite.laws.gemm import ALIKE, MenuCoefficients, Rates, menu_seconds
+from tools.fit.fitting import SEED, Blocks, by_gpu, fit_constants, in_band_of_others, limits_of
 from tools.fit.published import read_columns, tables_like
 from tools.fit.site_kriging import Alike, Likeness, SiteKriging
 
@@ -85,7 +85,7 @@ def gemm_tables(folder: Path) -> list[GemmTable]:
         table
         for dtype in ("bf16", "fp8")
         for gpu, name in tables_like(folder, f"gemm_{dtype}_").items()
-        for table in read_gemm_tables(folder, name, dtype, find_gpu(gpu.replace("_", " ")))
+        for table in read_gemm_tables(folder, name, dtype, find_gpu(gpu))
     ]
 
 
@@ -105,16 +105,10 @@ def read_gemm_tables(folder: Path, name: str, dtype: str, gpu: GpuSpec) -> list[
     return tables
 
 
-SEED = 0
 # Of a table's rows so many, drawn at random, fix the few coefficients as well as all of them.
 ROWS = 3000
 ROWS_POOLED = 1000
-# Errors in log seconds beyond this count linearly.
-USUAL_ERROR = 0.1
-# How firmly coefficients stay near where they start, in log seconds per factor of e: what the rows cannot separate
-# must not run away.
-HOLD = 0.3
-EVALUATIONS = 60
+HOLD, EVALUATIONS = 0.3, 60
 
 START = MenuCoefficients(
     tile_rates=np.array([0.4, 0.5, 0.5, 0.6, 0.55, 0.55, 0.65, 0.65, 0.7, 0.7]),
@@ -131,27 +125,22 @@ START = MenuCoefficients(
 )
 # Of a band along m: one for each m of the tables, of which one is another kernel's than the next.
 KNOTS = 75
-SCALARS = tuple(name for name in START.as_arrays() if name != "tile_rates")
 
 
-def fit_gemm(tables_folder: Path) -> dict[str, dict[str, CalibrationBlock]]:
+def fit_gemm(tables_folder: Path) -> Blocks:
     """The blocks gemm_bf16.LIBRARY and gemm_fp8.LIBRARY of each GPU with a table, and of `POOLED` for all without.
 
     Raises UserError where the folder has no such table.
     """
     tables = gemm_tables(tables_folder)
-    if not tables:
-        raise UserError(f"There is no gemm_*.parquet in {tables_folder}: name the folder of the published tables.")
-    blocks: dict[str, dict[str, CalibrationBlock]] = {}
-    for table in tables:
-        blocks.setdefault(table.gpu.name, {})[f"gemm_{table.dtype}.{table.library}"] = fit_block(table)
+    own = ((table.gpu.name, f"gemm_{table.dtype}.{table.library}", fit_block(table)) for table in tables)
+    blocks = by_gpu(own, tables_folder, "gemm_*.parquet")
     for dtype, library in dict.fromkeys((table.dtype, table.library) for table in tables):
         alike = [table for table in tables if (table.dtype, table.library) == (dtype, library)]
         if len(alike) > 1:
             name = f"gemm_{dtype}.{library}"
-            blocks.setdefault(POOLED, {})[name] = pooled_block(
-                alike, {gpu: own.get(name) for gpu, own in blocks.items()}
-            )
+            pooled = pooled_block(alike, {gpu: known.get(name) for gpu, known in blocks.items()})
+            blocks.setdefault(POOLED, {})[name] = pooled
     return blocks
 
 
@@ -161,23 +150,12 @@ def fit_block(table: GemmTable) -> CalibrationBlock:
     noises, missed = left_out(table, coefficients)
     residual = library_residual(table, predict(table, coefficients), noises)
     arrays = {**coefficients.as_arrays(), **residual.as_arrays(), **Band.fit(missed, table.m, KNOTS).as_arrays()}
-    return CalibrationBlock(arrays, _held_out(table, missed), _range([table]), table.origin)
-
-
-def _held_out(table: GemmTable, missed: Floats) -> dict[str, float | int | str]:
-    """The error on sites left out, and how many of them a band lies around that was fitted to the others' errors."""
-    errors, covered = error_percent(np.exp(-missed), 1.0), np.zeros(missed.size, dtype=bool)
-    for unseen in folds(table.sites, seed=SEED + 1):
-        low, high = Band.fit(missed[~unseen], table.m[~unseen], KNOTS).around(np.ones(unseen.sum()), table.m[unseen])
-        covered[unseen] = (np.log(low) <= missed[unseen]) & (missed[unseen] <= np.log(high))
-    return {
-        "mape": round(float(errors.mean()), 3),
-        "median": round(float(np.median(errors)), 3),
-        "coverage": round(100 * float(covered.mean()), 1),
-        "rows": missed.size,
-        "sites": int(np.unique(table.sites).size),
-        "how": "5-fold, whole sites (n, k) held out",
-    }
+    held_out = summary(
+        np.exp(-missed), np.ones_like(missed), np.unique(table.sites).size, "5-fold, whole sites (n, k) held out"
+    ).to_json()
+    covered = in_band_of_others(missed, table.m, table.sites, KNOTS).mean()
+    held_out["coverage"] = round(100 * float(covered), 1)
+    return CalibrationBlock(arrays, held_out, _range([table]), table.origin)
 
 
 def pooled_block(tables: Sequence[GemmTable], blocks: Mapping[str, CalibrationBlock | None]) -> CalibrationBlock:
@@ -186,7 +164,8 @@ def pooled_block(tables: Sequence[GemmTable], blocks: Mapping[str, CalibrationBl
     Its band is that of a GPU whose architecture was left out; `alike_` names that of a GPU that has the law of another
     of its architecture, of those in `blocks`.
     """
-    missed: dict[bool, list[Floats]] = {True: [], False: []}
+    # Errors and m of rows by laws of the same architecture (True) and of others.
+    missed: dict[bool, list[tuple[Floats, Floats]]] = {True: [], False: []}
     each = []
     for table in tables:
         others = [other for other in tables if other.gpu.architecture != table.gpu.architecture]
@@ -197,22 +176,21 @@ def pooled_block(tables: Sequence[GemmTable], blocks: Mapping[str, CalibrationBl
                 law = MenuCoefficients.from_arrays(block.arrays), ResidualGrid.from_arrays(block.arrays)
                 predicted[True] = predict(table, *law)
         for alike, seconds in predicted.items():
-            missed[alike].append(np.log(table.seconds / seconds))
+            missed[alike].append((np.log(table.seconds / seconds), table.m))
             of = "its architecture" if alike else "other architectures"
             each.append(f"{table.gpu.name} by {of} {error_percent(seconds, table.seconds).mean():.1f} %")
-    m = np.concatenate([table.m for table in tables])
-    errors = error_percent(np.exp(-np.concatenate(missed[False])), 1.0)
-    arrays = {**fit_coefficients(tables).as_arrays(), **Band.fit(np.concatenate(missed[False]), m, KNOTS).as_arrays()}
+    (errors, m), (errors_alike, m_alike) = (
+        np.concatenate(missed[alike] or [np.zeros((2, 1))], axis=1) for alike in (False, True)
+    )
+    arrays = {**fit_coefficients(tables).as_arrays(), **Band.fit(errors, m, KNOTS).as_arrays()}
     if missed[True]:
-        of_m = np.concatenate([table.m for table in tables if any(f"{table.gpu.name} by its" in said for said in each)])
-        band = Band.fit(np.concatenate(missed[True]), of_m, KNOTS).as_arrays()
+        band = Band.fit(errors_alike, m_alike, KNOTS).as_arrays()
         arrays |= {f"{ALIKE}{name}": values for name, values in band.items()}
+    percent = error_percent(np.exp(-errors), 1.0)
     held_out: dict[str, float | int | str] = {
-        "mape": round(float(errors.mean()), 3),
-        "median": round(float(np.median(errors)), 3),
-        f"{ALIKE}mape": round(
-            float(error_percent(np.exp(-np.concatenate(missed[True] or [np.zeros(1)])), 1.0).mean()), 3
-        ),
+        "mape": round(float(percent.mean()), 3),
+        "median": round(float(np.median(percent)), 3),
+        f"{ALIKE}mape": round(float(error_percent(np.exp(-errors_alike), 1.0).mean()), 3),
         "sites": len(tables),
         "how": f"whole GPUs left out: {', '.join(each)}",
     }
@@ -243,20 +221,13 @@ def left_out(table: GemmTable, coefficients: MenuCoefficients) -> tuple[Noises, 
 
 def fit_coefficients(tables: Sequence[GemmTable], start: MenuCoefficients = START) -> MenuCoefficients:
     """The menu's coefficients with the least error in log seconds over all tables, each with as many rows."""
-    from scipy.optimize import least_squares
-
     rows = ROWS if len(tables) == 1 else ROWS_POOLED
     drawn = [table.rows(np.random.default_rng(SEED).permutation(table.m.size)[:rows]) for table in tables]
-    seconds = [table.seconds for table in drawn]
-    origin = _to_vector(start)
 
-    def residuals(vector: Floats) -> Floats:
-        law = _from_vector(vector)
-        errors = [np.log(predict(table, law) / measured) for table, measured in zip(drawn, seconds, strict=True)]
-        return np.concatenate([*errors, HOLD * (vector - origin)])
+    def missed(law: MenuCoefficients) -> Floats:
+        return np.concatenate([np.log(predict(table, law) / table.seconds) for table in drawn])
 
-    solved = least_squares(residuals, origin, loss="soft_l1", f_scale=USUAL_ERROR, max_nfev=EVALUATIONS)
-    return _from_vector(solved.x)
+    return fit_constants(start, missed, HOLD, EVALUATIONS)
 
 
 def predict(table: GemmTable, law: MenuCoefficients, residual: ResidualGrid | None = None) -> Floats:
@@ -265,26 +236,8 @@ def predict(table: GemmTable, law: MenuCoefficients, residual: ResidualGrid | No
     return seconds if residual is None else seconds * np.exp(residual(table.m, table.n, table.k))
 
 
-def _to_vector(law: MenuCoefficients) -> Floats:
-    """Numbers without bounds: logarithms; of the softness its odds, of the overlap what exceeds 1."""
-    values: Mapping[str, Floats] = law.as_arrays()
-    bounded = {"softness": law.softness / (1 - law.softness), "overlap": law.overlap - 1}
-    return np.log(np.concatenate([[bounded.get(name, values[name]) for name in SCALARS], law.tile_rates]))
-
-
-def _from_vector(vector: Floats) -> MenuCoefficients:
-    scalars = dict(zip(SCALARS, np.exp(vector[: len(SCALARS)]).tolist(), strict=True))
-    scalars["softness"] = scalars["softness"] / (1 + scalars["softness"])
-    scalars["overlap"] += 1
-    return MenuCoefficients(tile_rates=np.exp(vector[-len(TILES) :]), **scalars)
-
-
 def _range(tables: Sequence[GemmTable]) -> dict[str, tuple[float, float]]:
-    limits = {}
-    for name in ("m", "n", "k"):
-        sizes = [getattr(table, name) for table in tables]
-        limits[name] = (float(min(size.min() for size in sizes)), float(max(size.max() for size in sizes)))
-    return limits
+    return limits_of({name: np.concatenate([getattr(table, name) for table in tables]) for name in "mnk"})
 
 
 # Constants of the smoothing are the same for all GPUs. Those of `LIBRARY_LIKENESS` were chosen for the least error on
@@ -360,20 +313,14 @@ def _shared(table: GemmTable, sites: Floats, m: Floats) -> Floats:
     """Log seconds [S, M] that columns agree on: the median of each, moved to the level of the first at each m."""
     course = _by_site(table, sites, m, np.log(table.seconds))
     columns = [course]
-    for seconds in table.beside_s.T:
-        column = _by_site(table, sites, m, np.log(seconds))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "All-NaN")  # a column may lack an m
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "All-NaN")  # a column, and few sites, may lack an m
+        for seconds in table.beside_s.T:
+            column = _by_site(table, sites, m, np.log(seconds))
             moved = column - np.nanmedian(column - course, axis=0)
             if np.nanmedian(np.abs(moved - course)) <= SAME_KERNELS:
                 columns.append(moved)
-    return np.where(np.isfinite(course), _median(columns), np.nan)
-
-
-def _median(columns: list[Floats]) -> Floats:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "All-NaN")  # few sites lack a few m
-        return np.asarray(np.nanmedian(columns, axis=0))
+        return np.where(np.isfinite(course), np.nanmedian(columns, axis=0), np.nan)
 
 
 def _by_site(table: GemmTable, sites: Floats, m: Floats, values: Floats) -> Floats:

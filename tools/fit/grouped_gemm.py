@@ -7,7 +7,7 @@ stretched until it covers nine of ten rows of shapes that neither the law nor th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.advise.calibrate_laws import cross_predicted, site_numbers, summary
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.band import COVERED, Band
 from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock, all_shipped, most_alike
@@ -34,7 +33,8 @@ from pyperf_suite.laws.grouped_gemm import (
     expert_work,
     unlike,
 )
-from tools.fit.published import read_columns, tables_like
+from tools.fit.fitting import SEED, Blocks, by_gpu, fit_constants, limits_of
+from tools.fit.published import read_columns, tables_like, versions
 
 Floats = NDArray[np.float64]
 
@@ -44,10 +44,7 @@ SIZES = ("tokens", "hidden", "width", "top_k", "experts", "ep")
 FEWEST_ROWS = 1000
 # Drawn at random these rows fix the few costs, and the factor over a few hundred nodes, as well as all of them.
 ROWS_OF_COSTS, ROWS, NODES = 2500, 8000, 220
-SEED = 0
-# Errors in log seconds beyond this count linearly; how firmly costs stay near where they start, in log seconds per
-# factor of e.
-USUAL_ERROR, HOLD, EVALUATIONS = 0.1, 0.15, 40
+HOLD, EVALUATIONS = 0.15, 40
 # The factor has the least mean error in % of what was measured: absolute errors count, those of long times less. A
 # curve whose kernel was not tuned, four times too slow, then hardly moves it (iteratively reweighted least squares).
 ROUNDS, LEAST_ERROR = 6, 0.03
@@ -135,11 +132,11 @@ def expert_tables(folder: Path, fewest: int = FEWEST_ROWS) -> Iterator[ExpertTab
             dtypes = columns.get("moe_dtype", np.full(len(columns["gated"]), "bf16")).astype(str)
             for dtype in np.unique(dtypes):
                 for library in LIBRARIES:
-                    found = [column for column in columns if column.startswith(f"{library}_")]
-                    known = [np.isfinite(columns[column].astype(np.float64)) & (dtypes == dtype) for column in found]
-                    if known and known[0].sum() >= fewest:
-                        rows = {column: values[known[0]] for column, values in columns.items()}
-                        yield _table(find_gpu(gpu.replace("_", " ")), str(dtype), library, found[0], rows)
+                    for column in versions(columns, library)[:1]:
+                        known = np.isfinite(columns[column].astype(np.float64)) & (dtypes == dtype)
+                        if known.sum() >= fewest:
+                            rows = {name: values[known] for name, values in columns.items()}
+                            yield _table(find_gpu(gpu), str(dtype), library, column, rows)
 
 
 def _table(gpu: GpuSpec, dtype: str, library: str, column: str, rows: Mapping[str, NDArray[np.generic]]) -> ExpertTable:
@@ -156,14 +153,13 @@ def _table(gpu: GpuSpec, dtype: str, library: str, column: str, rows: Mapping[st
     return ExpertTable(gpu, dtype, library, origin, work, sites, rows[column].astype(np.float64) * 1e-6)
 
 
-def fit_grouped_gemm(tables_folder: Path) -> dict[str, dict[str, CalibrationBlock]]:
+def fit_grouped_gemm(tables_folder: Path) -> Blocks:
     """A block for each dtype and library of each GPU with a table. Raises UserError where the folder has none."""
-    blocks: dict[str, dict[str, CalibrationBlock]] = {}
-    for table in expert_tables(tables_folder):
-        blocks.setdefault(table.gpu.name, {})[f"{BLOCK_OF[table.dtype]}.{table.library}"] = fit_block(table)
-    if not blocks:
-        raise UserError(f"There is no moe_*.parquet in {tables_folder}: name the folder of the published tables.")
-    return blocks
+    found = (
+        (table.gpu.name, f"{BLOCK_OF[table.dtype]}.{table.library}", fit_block(table))
+        for table in expert_tables(tables_folder)
+    )
+    return by_gpu(found, tables_folder, "moe_*.parquet")
 
 
 def fit_block(table: ExpertTable) -> CalibrationBlock:
@@ -179,11 +175,10 @@ def fit_block(table: ExpertTable) -> CalibrationBlock:
     band, covered = band_of(np.log(table.seconds / unseen_s), figure, table.sites)
     costs, factor = fit_law(table)
     held_out = summary(unseen_s, table.seconds, there, "each model shape left out").to_json()
-    limits = {name: getattr(table.work, name) for name in SIZES}
     return CalibrationBlock(
         {**costs.as_arrays(), **factor.as_arrays(), **band.as_arrays()},
         {**held_out, "coverage": round(100 * covered, 1)},
-        {name: (float(size.min()), float(size.max())) for name, size in limits.items()},
+        limits_of({name: getattr(table.work, name) for name in SIZES}),
         table.origin,
     )
 
@@ -219,31 +214,11 @@ def predict(table: ExpertTable, costs: ExpertCosts, factor: LibraryFactor) -> Fl
 
 def fit_costs(table: ExpertTable) -> ExpertCosts:
     """The costs with the least error in log seconds, far rows counting less."""
-    from scipy.optimize import least_squares
-
     drawn = table.rows(np.random.default_rng(SEED).permutation(table.seconds.size)[:ROWS_OF_COSTS])
-    measured, start = np.log(drawn.seconds), start_of(table.library)
-    origin = _to_vector(start)
-
-    def residuals(vector: Floats) -> Floats:
-        errors = np.log(drawn.counted(_from_vector(vector, start))) - measured
-        return np.concatenate([errors, HOLD * (vector - origin)])
-
-    found = least_squares(residuals, origin, loss="soft_l1", f_scale=USUAL_ERROR, max_nfev=EVALUATIONS)
-    return _from_vector(found.x, start)
-
-
-def _to_vector(costs: ExpertCosts) -> Floats:
-    """Numbers without bounds: logarithms; of the softness its odds, of the overlap what exceeds 1."""
-    free = replace(costs, softness=costs.softness / (1 - costs.softness), overlap=costs.overlap - 1)
-    return np.log(np.concatenate(list(free.as_arrays().values())))
-
-
-def _from_vector(vector: Floats, like: ExpertCosts) -> ExpertCosts:
-    arrays = like.as_arrays()
-    ends = np.cumsum([array.size for array in arrays.values()])[:-1]
-    free = ExpertCosts.from_arrays(dict(zip(arrays, np.split(np.exp(vector), ends), strict=True)))
-    return replace(free, softness=free.softness / (1 + free.softness), overlap=free.overlap + 1)
+    measured = np.log(drawn.seconds)
+    return fit_constants(
+        start_of(table.library), lambda costs: np.log(drawn.counted(costs)) - measured, HOLD, EVALUATIONS
+    )
 
 
 def fit_factor(features: Floats, missed: Floats, library: str) -> LibraryFactor:

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.laws import internode
-from pyperf_suite.laws.band import COVERED
 from pyperf_suite.laws.collectives import collective_time
 from pyperf_suite.laws.internode import Network, NetworkStage, Point
 from pyperf_suite.laws.traffic import bus_factor
+from tools.fit.fitting import in_words
 from tools.fit.published import SAMPLE, read_columns, rows_of
 
 TABLE = "nccl_tests_between_nodes"
@@ -109,13 +109,6 @@ def _with_stage(stage: NetworkStage, rows: Rows) -> NDArray[np.float64]:
         internode.STAGE = before
 
 
-def _said(title: str, rows: Rows, missed: NDArray[np.float64]) -> None:
-    errors = 100 * np.abs(np.expm1(-missed))
-    tail = (1 - COVERED) / 2
-    ends = " to ".join(f"{end:+.2f}" for end in np.quantile(missed, [tail, 1 - tail]))
-    print(f"{title:72} n {len(rows):4}  MAPE {errors.mean():5.1f}  median {np.median(errors):5.1f}  90 % {ends}")
-
-
 def main() -> None:
     """Print the constants fitted to all rows, and the errors of sources left out."""
     rows = read_rows(Path(sys.argv[1]) if len(sys.argv) > 1 else SAMPLE)
@@ -127,13 +120,13 @@ def main() -> None:
     through = np.log(measured[known] / predicted_s([rows[i] for i in known], lambda row: points[key_of(row)]))
     for key in sorted({(*key_of(row), row["fabric"]) for row in rows}):
         own = [index for index, row in enumerate(rows) if (*key_of(row), row["fabric"]) == key]
-        _said(" ".join(map(str, key)), [rows[i] for i in own], missed[own])
+        print(f"{' '.join(map(str, key))}: {in_words(missed[own])}")
     for fabrics in (FITTED, tuple({row["fabric"] for row in rows})):
         for low, high in ((0, 2**17), (2**17, 2**22), (2**22, 2**28), (2**28, 2**40), (0, 2**40)):
             chosen = [i for i, row in enumerate(rows) if row["fabric"] in fabrics and low < row["bytes"] <= high]
-            _said(f"left out, {len(fabrics)} fabrics, {low} to {high}", [rows[i] for i in chosen], missed[chosen])
+            print(f"left out, {len(fabrics)} fabrics, {low} to {high}: {in_words(missed[chosen])}")
             near = [at for at, index in enumerate(known) if index in chosen]
-            _said("   the same, through its own points", [rows[known[at]] for at in near], through[near])
+            print(f"   the same, through its own points: {in_words(through[near])}")
 
 
 if __name__ == "__main__":

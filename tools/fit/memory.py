@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.advise.calibrate_laws import cross_predicted, cross_validate, site_numbers
+from pyperf_suite.advise.calibrate_laws import cross_predicted, site_numbers, summary
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.band import Band
@@ -21,6 +21,7 @@ from pyperf_suite.laws.roofline import (
     transferred_law,
     unpack_law,
 )
+from tools.fit.fitting import USUAL_ERROR, limits_of
 from tools.fit.published import read_columns, tables_like
 
 TABLES = "gemm_bf16_"
@@ -30,8 +31,6 @@ TRUTH = ("trtllm_1.3.0rc20", "sglang_0.5.14")
 TRUTH_OF = {"A100 SXM": ("sglang_0.5.10",)}
 MOST_ROWS = 16
 ELEMENT_BYTES = 2
-# Errors in log seconds beyond this count linearly: kernels for few rows are chosen erratically.
-USUAL_ERROR = 0.1
 START = MemoryLaw(3e-6, 0.8, 0.8, (0.0, np.inf), 0.0, ORIGIN)
 
 
@@ -98,13 +97,13 @@ def _fit_gpu(gpu: GpuSpec, tables_folder: Path) -> CalibrationBlock:
     predicted = cross_predicted(fit, sites)
     missed, figure = _missed(runs, predicted, nbytes / gpu.l2_bytes)
     band = Band.fit(missed, figure)
-    low, high = band.around(np.ones_like(missed), figure)
-    held_out = cross_validate(fit, seconds, sites).to_json()
+    low, high = band.around(1.0, figure)
+    held_out = summary(predicted, seconds, np.unique(sites).size, "5-fold, whole sites held out").to_json()
     covered = float(np.mean((np.exp(missed) >= low) & (np.exp(missed) <= high)))
     return CalibrationBlock(
         {name: np.array(getattr(law, name)) for name in ("launch_s", "memory_share", "cache_share")} | band.as_arrays(),
         {**held_out, "coverage": round(100 * covered, 1)},
-        {"nbytes": (float(nbytes.min()), float(nbytes.max()))},
+        limits_of({"nbytes": nbytes}),
         ORIGIN,
     )
 

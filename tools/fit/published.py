@@ -6,13 +6,16 @@ A table is a parquet file, or a CSV file of the same name and columns as in the 
 from __future__ import annotations
 
 import csv
+import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pyperf_suite.advise.validate import read_table
 from pyperf_suite.errors import UserError
 
 Columns = dict[str, NDArray[Any]]
@@ -60,17 +63,10 @@ EVERY_RUN, WHOLE_SOURCE = 3, "pytorch/torchtitan"
 
 def read_columns(folder: Path, name: str) -> Columns:
     """A table's columns; empty numbers are NaN. Raises UserError if the folder does not have it."""
-    parquet, text = folder / f"{name}.parquet", folder / f"{name}.csv"
-    if parquet.is_file():
-        from pyarrow import parquet as reader
-
-        table = reader.read_table(parquet)
-        return {column: table[column].to_numpy() for column in table.column_names}
-    if not text.is_file():
-        raise UserError(f"{folder} has no {parquet.name}: name the folder of the published tables.")
-    with text.open(newline="") as lines:
-        header, *rows = csv.reader(lines)
-    return {column: _typed(cells) for column, cells in zip(header, zip(*rows, strict=True), strict=True)}
+    for path in (folder / f"{name}.parquet", folder / f"{name}.csv"):
+        if path.is_file():
+            return read_table(path)
+    raise UserError(f"{folder} has no {name}.parquet: name the folder of the published tables.")
 
 
 def tables_like(folder: Path, prefix: str) -> dict[str, str]:
@@ -79,19 +75,21 @@ def tables_like(folder: Path, prefix: str) -> dict[str, str]:
     return {name.removeprefix(prefix): name for name in sorted(found)}
 
 
+def versions(columns: Columns, library: str) -> list[str]:
+    """A library's columns, the newest first."""
+    own = [name for name in columns if name.startswith(f"{library}_")]
+    return sorted(own, key=version_numbers, reverse=True)
+
+
+def version_numbers(name: str) -> list[int]:
+    """The numbers in the name of a column or a version, by which they are in order."""
+    return [int(number) for number in re.findall(r"\d+", name)]
+
+
 def rows_of(columns: Columns) -> list[dict[str, Any]]:
     """The same row by row, in Python's own numbers."""
     values = zip(*(column.tolist() for column in columns.values()), strict=True)
     return [dict(zip(columns, row, strict=True)) for row in values]
-
-
-def _typed(cells: tuple[str, ...]) -> NDArray[Any]:
-    try:
-        numbers = np.array([float(cell) if cell else np.nan for cell in cells])
-    except ValueError:
-        return np.array(cells, dtype=object)
-    whole = np.isfinite(numbers).all() and not any("." in cell or "e" in cell for cell in cells)
-    return numbers.astype(np.int64) if whole else numbers
 
 
 def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
@@ -101,9 +99,8 @@ def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
             _draw_products(tables, sample, gpu, dtype)
         columns = read_columns(tables, f"attention_prefill_bf16_{gpu}")
         kept = _sampled_heads(columns, HEADS)
-        libraries = zip(columns["backend_lib"], columns["backend_version"], strict=True)
         wanted = LIBRARIES_OF_A100 if gpu == "a100_sxm" else LIBRARIES
-        kept &= np.array([library in wanted for library in libraries])
+        kept &= _among(columns, ("backend_lib", "backend_version"), wanted)
         _write(sample, f"attention_prefill_bf16_{gpu}", columns, kept, ATTENTION)
     for gpu, name in tables_like(tables, "attention_window_bf16_").items():
         columns = read_columns(tables, name)
@@ -158,13 +155,12 @@ def _draw_products(tables: Path, sample: Path, gpu: str, dtype: str) -> None:
     _write(sample, name, columns, kept, (*("m", "n", "k"), *(time for time in times if time in columns)))
 
 
-def _sampled_heads(columns: Columns, shapes: set[tuple[int, int, int]]) -> NDArray[np.bool_]:
+def _sampled_heads(columns: Columns, shapes: Collection[tuple[Any, ...]]) -> NDArray[np.bool_]:
     """Rows of attention of those heads at the sample's lengths."""
-    heads = zip(*(columns[name].tolist() for name in ("num_heads", "num_key_value_heads", "head_dim")), strict=True)
-    return np.array([shape in shapes for shape in heads]) & np.isin(columns["isl"], LENGTHS)
+    return _among(columns, SITE_OF_DECODE[:3], shapes) & np.isin(columns["isl"], LENGTHS)
 
 
-def _among(columns: Columns, names: tuple[str, ...], wanted: set[tuple[int, ...]]) -> NDArray[np.bool_]:
+def _among(columns: Columns, names: tuple[str, ...], wanted: Collection[tuple[Any, ...]]) -> NDArray[np.bool_]:
     rows = zip(*(columns[name].tolist() for name in names), strict=True)
     return np.array([row in wanted for row in rows])
 
@@ -178,8 +174,7 @@ def draw_decode(tables: Path, sample: Path = SAMPLE) -> None:
             length = columns["isl" if "isl" in columns else "kv_length"]
             kept = np.isin(columns["num_heads"], LATENT_HEADS) & np.isin(length, LATENT_LENGTHS)
         else:
-            site = np.stack([columns[of] for of in SITE_OF_DECODE], axis=1).tolist()
-            kept = np.array([tuple(sizes) in DECODES for sizes in site])
+            kept = _among(columns, SITE_OF_DECODE, DECODES)
         times = {of: np.array([float(f"{t:.{FIGURES}g}") for t in columns[of]]) for of in columns if "." in of}
         _write(sample, name, {**columns, **times}, kept, tuple(columns))
 

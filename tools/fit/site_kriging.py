@@ -162,7 +162,8 @@ class SiteKriging:
 
         reported, weights = complete, np.zeros_like(complete)
         for _ in range(ROUNDS):
-            weights = _solved(told_by, by_factors, reported - middle, weights)
+            start = weights if weights.any() else by_factors(reported - middle)
+            weights = conjugate_gradients(told_by, by_factors, reported - middle, start, ENOUGH, STEPS)
             off = complete - reported + noise * weights
             usual = SCATTER * np.median(np.abs(off), axis=0)
             reported = complete - off + np.clip(off, -usual, usual)
@@ -178,23 +179,25 @@ def _passed(
     return np.asarray((read @ (first @ heaped @ second.T).ravel()).reshape(-1, weights.shape[1]))
 
 
-def _solved(told_by: Linear, by_factors: Linear, reported: Floats, start: Floats) -> Floats:
-    """Weights by which `told_by` gives what it was fitted to: conjugate gradients, preconditioned by `by_factors`."""
-    weights = start if start.any() else by_factors(reported)
-    left = reported - told_by(weights)
-    near = by_factors(left)
-    course, gain = near, float(np.sum(left * near))
-    enough = ENOUGH * float(np.linalg.norm(reported))
-    for _ in range(STEPS):
-        if np.linalg.norm(left) <= enough:
+def conjugate_gradients(
+    system: Linear, preconditioned: Linear, wanted: Floats, start: Floats, enough: float, steps: int
+) -> Floats:
+    """Where `system` gives what is wanted, within that part of it, or after so many steps."""
+    found = start
+    left = wanted - system(found)
+    near = preconditioned(left)
+    course, gain = near, float(np.vdot(left, near))
+    tolerance = enough * float(np.linalg.norm(wanted))
+    for _ in range(steps):
+        if np.linalg.norm(left) <= tolerance:
             break
-        moved = told_by(course)
-        step = gain / float(np.sum(course * moved))
-        weights, left = weights + step * course, left - step * moved
-        near = by_factors(left)
-        before, gain = gain, float(np.sum(left * near))
+        moved = system(course)
+        step = gain / float(np.vdot(course, moved))
+        found, left = found + step * course, left - step * moved
+        near = preconditioned(left)
+        before, gain = gain, float(np.vdot(left, near))
         course = near + gain / before * course
-    return weights
+    return found
 
 
 def _filled(residual: Floats) -> Floats:
