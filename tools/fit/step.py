@@ -56,8 +56,8 @@ ORIGIN = (
 # The tables do not state it; Megatron-LM's padding of GPT-2's vocabulary.
 VOCAB = 51200
 # pytorch/torchtitan at 31a17bf, benchmarks/llama3_h100_202412_torchtitan.md (BSD-3-Clause), tables 1 and 3: Llama 3.1
-# 8B on H100 with 500 W and 2.4 TB/s, sequences of 8192 by two, FSDP2 with selective recomputation. Framework (torchtitan
-# compiles), dtype, GPUs and tokens a second and GPU.
+# 8B on H100 with 500 W and 2.4 TB/s, sequences of 8192 by two, FSDP2 with selective recomputation. Framework
+# (torchtitan compiles), dtype, GPUs and tokens a second and GPU.
 LLAMA_8B = ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True)
 TORCHTITAN_H100 = (
     *(("fsdp2", "bf16", 8, 5762), ("torchtitan", "bf16", 8, 6667), ("torchtitan", "fp8", 8, 8532)),
