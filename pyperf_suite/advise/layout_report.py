@@ -116,7 +116,7 @@ def layouts_as_json(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> dict[st
         "held_out_error_percent": {"step": planned.error_percent(), **answer.laws.errors},
         "constants_of_another_gpu": planned.usual.of_another_gpu,
         "origins": list(answer.laws.origins),
-        **as_told(planned, planned.best, budget),
+        **outcome_of(planned, planned.best, budget),
         "evaluated": len(planned.grid),
         "fitting": int(planned.fits.sum()),
         "uneven_splits": dict(planned.grid.uneven),
@@ -301,7 +301,7 @@ def given_as_json(given: Sequence[Planned], budget: Budget = NO_BUDGET) -> dict[
         "layouts": [
             {
                 **_as_json(predicted),
-                **as_told(each, predicted, budget),
+                **outcome_of(each, predicted, budget),
                 "gpus": each.cluster.gpus,
                 "fits": predicted.verdict,
                 "held_out_error_percent": each.error_percent(each.found[predicted.framework]),
@@ -314,7 +314,7 @@ def given_as_json(given: Sequence[Planned], budget: Budget = NO_BUDGET) -> dict[
     return found
 
 
-def as_told(planned: Planned, predicted: PredictedLayout, budget: Budget) -> dict[str, Any]:
+def outcome_of(planned: Planned, predicted: PredictedLayout, budget: Budget) -> dict[str, Any]:
     """Days, dollars and the smallest network that is enough, as plain data."""
     gpus, tokens = planned.cluster.gpus, planned.training.global_batch * planned.training.seq
     each_s = [seconds / tokens for seconds in ends_of(predicted)]
@@ -332,21 +332,21 @@ def as_told(planned: Planned, predicted: PredictedLayout, budget: Budget) -> dic
 
 def budgeted(planned: Planned, predicted: PredictedLayout, budget: Budget) -> Iterator[Remark]:
     """Days and dollars of a training, with their ends where the law states an interval."""
-    told = as_told(planned, predicted, budget) if budget != NO_BUDGET else {}
+    outcome = outcome_of(planned, predicted, budget) if budget != NO_BUDGET else {}
     gpus = planned.cluster.gpus
-    if budget.tokens and "days" in told:
+    if budget.tokens and "days" in outcome:
         text = "{gpus} GPUs train {tokens} tokens in {days} days."
         if budget.days is not None:
             text = "{gpus} GPUs are the fewest that train {tokens} tokens in {target} days: {days} days."
-        days = _span(told["days"])
+        days = _span(outcome["days"])
         yield remark(text, kind="predicted", gpus=gpus, tokens=f"{budget.tokens:g}", days=days, target=budget.days)
     for key, what in (("dollars_a_billion_tokens", "A billion tokens cost"), ("dollars", "The whole training costs")):
-        if key in told:
+        if key in outcome:
             yield remark(
                 "{what} {dollars} dollars at {price} an hour and GPU.",
                 kind="predicted",
                 what=what,
-                dollars=_span(told[key]),
+                dollars=_span(outcome[key]),
                 price=f"{budget.price:g}",
             )
 

@@ -19,17 +19,20 @@ from pyperf_suite.laws.training.framework import BLOCK, LIKE, NAMES, StepConstan
 from pyperf_suite.laws.training.published import TrainingRun, read_runs
 from pyperf_suite.laws.training.step import PricedStep, price_step, prices_of, step_parts, step_time
 
-# Layouts whose times differ by less are no order to tell.
+# Layouts whose times differ by less are in no order.
 APART = 0.05
 LEFT_OPEN = "what is recomputed is not stated"
 
 
 @dataclass(frozen=True)
 class JudgedRun:
-    """A run and what the law says of it: `told` its time, None where `refused` says why; `verdict` one of VERDICTS."""
+    """A run and what the law says of it.
+
+    `predicted` is its time, None where `refused` says why; `verdict` is one of VERDICTS.
+    """
 
     run: TrainingRun
-    told: Explained | None
+    predicted: Explained | None
     verdict: str
     refused: str = ""
 
@@ -43,43 +46,44 @@ class JudgedRun:
         return self.run.ran and self.verdict == VERDICTS[-1]
 
 
-def judged(runs: Iterable[TrainingRun]) -> list[JudgedRun]:
-    """Each run by the law, with the constants of its framework."""
-    return [_judged(run) for run in runs]
+def judged(runs: Iterable[TrainingRun], calibration: Calibration | None = None) -> list[JudgedRun]:
+    """Each run by the law, with the constants of its framework; on the GPU of a `calibration` with those there."""
+    return [_judged(run, calibration) for run in runs]
 
 
-def _judged(run: TrainingRun) -> JudgedRun:
+def _judged(run: TrainingRun, calibration: Calibration | None) -> JudgedRun:
+    laws = calibration if calibration is not None and calibration.gpu == run.gpu.name else run.gpu
     # Where a row leaves open what was recomputed, a layout is too large only if recomputing everything does not help.
     recompute = "layers" if LEFT_OPEN in run.assumed else run.plan.recompute
     try:
         verdict = memory_of_plan(run.model, run.plan, recompute).verdict(run.gpu.memory_bytes)
-        prices = prices_of(run.gpu, run.plan.dtype)
-        told = step_time(run.gpu, run.model, run.plan, None, prices, run.network_bytes_per_s)
+        prices = prices_of(laws, run.plan.dtype)
+        predicted = step_time(laws, run.model, run.plan, None, prices, run.network_bytes_per_s)
     except UserError as reason:
         return JudgedRun(run, None, "", str(reason))
-    return JudgedRun(run, told, verdict)
+    return JudgedRun(run, predicted, verdict)
 
 
 def right_orders(runs: Sequence[JudgedRun]) -> tuple[int, int]:
-    """Of pairs of layouts of a model on equal GPUs that differ by more than APART: how many are told right, and all.
+    """Of pairs of layouts of a model on equal GPUs that differ by more than APART: how many the law orders right, and all.
 
     Runs of one layout count as one, by the mean of their logarithms.
     """
     groups: dict[tuple[object, ...], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for each in runs:
         run = each.run
-        if each.told is None or not each.is_timed:
+        if each.predicted is None or not each.is_timed:
             continue
         alike = (run.source.split("@")[0], run.name, run.gpu.name, run.plan.dtype, run.plan.ranks, run.plan.seq)
-        times = np.log([float(run.seconds or 0.0) / run.tokens, float(each.told.seconds) / run.tokens])
+        times = np.log([float(run.seconds or 0.0) / run.tokens, float(each.predicted.seconds) / run.tokens])
         groups[alike][str(run.plan)].append((float(times[0]), float(times[1])))
     right = pairs = 0
     for layouts in groups.values():
         means = [np.mean(times, axis=0) for times in layouts.values()]
-        for (measured, told), (other, other_told) in combinations(means, 2):
+        for (measured, predicted), (other, other_predicted) in combinations(means, 2):
             if abs(measured - other) > np.log1p(APART):
                 pairs += 1
-                right += int((measured - other) * (told - other_told) > 0)
+                right += int((measured - other) * (predicted - other_predicted) > 0)
     return right, pairs
 
 
@@ -198,8 +202,8 @@ class _Fit:
     def errors(self, constants: StepConstants, among: NDArray[np.bool_]) -> NDArray[np.float64]:
         """log(measured / predicted)."""
         places = np.flatnonzero(among)
-        told = [float(sum(step_parts(self.runs[place][1], constants).values())) for place in places.tolist()]
-        return np.asarray(self.measured[places] - np.log(told))
+        predicted = [float(sum(step_parts(self.runs[place][1], constants).values())) for place in places.tolist()]
+        return np.asarray(self.measured[places] - np.log(predicted))
 
     def found(self, among: NDArray[np.bool_]) -> StepConstants:
         logs = np.zeros(len(self.names))

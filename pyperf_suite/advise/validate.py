@@ -20,6 +20,7 @@ from pyperf_suite.advise.training_runs import JudgedRun, judged, right_orders
 from pyperf_suite.errors import UserError, printable
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.attention import attention_time
+from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.collectives import collective_time
 from pyperf_suite.laws.explained import Explained
 from pyperf_suite.laws.gemm import gemm_time
@@ -49,6 +50,7 @@ class RowsAsked:
     """Rows of one GPU, dtype and library; `kind` has the values of the format's `kinds`, `rows` all columns."""
 
     gpu: GpuSpec
+    laws: GpuSpec | Calibration
     dtype: str
     cache_dtype: str | None
     library: str | None
@@ -82,7 +84,7 @@ class TableFormat:
 
 def _product(asked: RowsAsked) -> Explained:
     m, n, k = asked.sizes("m", "n", "k")
-    return gemm_time(asked.gpu, m, n, k, dtype=asked.dtype, library=asked.library)
+    return gemm_time(asked.laws, m, n, k, dtype=asked.dtype, library=asked.library)
 
 
 def _attention(asked: RowsAsked) -> Explained:
@@ -91,7 +93,7 @@ def _attention(asked: RowsAsked) -> Explained:
     window = int(asked.kind.get("window_size", 0))
     sizes = (batch, seq_q, seq_k, heads, kv_heads, width)
     return attention_time(
-        asked.gpu, *sizes, dtype=asked.dtype, window=window, phase=phase, cache_dtype=asked.cache_dtype,
+        asked.laws, *sizes, dtype=asked.dtype, window=window, phase=phase, cache_dtype=asked.cache_dtype,
         library=asked.library,
     )  # fmt: skip
 
@@ -101,14 +103,14 @@ def _latent(asked: RowsAsked) -> Explained:
     phase, seq_q, seq_k = asked.phase()
     gemm = asked.kind["gemm_type"]
     how = (asked.dtype, asked.cache_dtype, asked.kind["scope"], DTYPES.get(gemm, gemm) or None, asked.library)
-    return mla_time(asked.gpu, batch, seq_q, seq_k, heads, phase, *how)
+    return mla_time(asked.laws, batch, seq_q, seq_k, heads, phase, *how)
 
 
 def _grouped(asked: RowsAsked) -> Explained:
     tokens, hidden, width, experts, top_k, tp, ep = asked.sizes(*EXPERTS)
     balance, gated = asked.kind["distribution"], bool(asked.kind.get("gated", True))
     return grouped_gemm_time(
-        asked.gpu, tokens, hidden, width, experts, top_k, asked.dtype, ep, tp, balance, gated, library=asked.library
+        asked.laws, tokens, hidden, width, experts, top_k, asked.dtype, ep, tp, balance, gated, library=asked.library
     )
 
 
@@ -118,7 +120,7 @@ def _collective(asked: RowsAsked) -> Explained:
     if kernel.endswith("_eager"):
         raise UserError("An all_reduce launched eagerly waits for the host: only those of a CUDA graph are predicted.")
     return collective_time(
-        asked.gpu,
+        asked.laws,
         asked.kind["op_name"],
         nbytes,
         ranks,
@@ -180,16 +182,20 @@ class Validated:
     called_too_large: int = 0
 
 
-def validate(path: Path, gpu: str | None = None, dtype: str | None = None) -> list[Validated]:
+def validate(
+    path: Path, gpu: str | None = None, dtype: str | None = None, calibration: Calibration | None = None
+) -> list[Validated]:
     """Hold the laws against a table. `gpu` and `dtype` stand for what neither its columns nor its name say.
+
+    On the GPU of a `calibration` its laws are held instead of those shipped.
 
     Raises UserError for a file that is no such table, or whose GPU is not named.
     """
     columns = read_table(path)
     if set(NEEDED) <= columns.keys():
-        return list(_validated_runs(path))
+        return list(_validated_runs(path, calibration))
     form = format_of(columns, path)
-    return [_judged(path, form, *group) for group in _groups(columns, path, gpu, dtype)]
+    return [_judged(path, form, *group) for group in _groups(columns, path, gpu, dtype, calibration)]
 
 
 def read_table(path: Path) -> dict[str, NDArray[Any]]:
@@ -240,23 +246,25 @@ def format_of(columns: Columns, path: Path) -> TableFormat:
 TRAINING = "training step"
 
 
-def _validated_runs(path: Path) -> Iterator[Validated]:
+def _validated_runs(path: Path, calibration: Calibration | None) -> Iterator[Validated]:
     """Training runs by GPU, framework and dtype, and at the end the rows that state too little."""
     runs, unread = read_runs(path)
     groups: dict[tuple[str, str, str], list[JudgedRun]] = {}
-    for each in judged(runs):
+    for each in judged(runs, calibration):
         groups.setdefault((each.run.gpu.name, str(each.run.plan.framework), each.run.plan.dtype), []).append(each)
     for (gpu, framework, dtype), members in sorted(groups.items()):
         timed = [each for each in members if each.is_timed]
-        told = [(each.told, float(each.run.seconds or 0.0)) for each in timed if each.told is not None]
-        errors = np.array([(float(price.seconds) / seconds - 1) * 100 for price, seconds in told])
-        inside = [price.low <= seconds <= price.high for price, seconds in told if None not in (price.low, price.high)]
+        priced = [(each.predicted, float(each.run.seconds or 0.0)) for each in timed if each.predicted is not None]
+        errors = np.array([(float(price.seconds) / seconds - 1) * 100 for price, seconds in priced])
+        inside = [
+            price.low <= seconds <= price.high for price, seconds in priced if None not in (price.low, price.high)
+        ]
         reasons = Counter(each.refused for each in timed if each.refused)
         right, pairs = right_orders(members)
         yield Validated(
-            path.name, TRAINING, gpu, dtype, framework, len(told), _or_none(np.mean, np.abs(errors)),
+            path.name, TRAINING, gpu, dtype, framework, len(priced), _or_none(np.mean, np.abs(errors)),
             _or_none(np.median, np.abs(errors)), _or_none(np.mean, errors),
-            _or_none(np.mean, 100.0 * np.array(inside, dtype=np.float64)), sum(bool(p.extrapolated) for p, _ in told),
+            _or_none(np.mean, 100.0 * np.array(inside, dtype=np.float64)), sum(bool(p.extrapolated) for p, _ in priced),
             len(members) - len(timed), sum(reasons.values()), dict(reasons.most_common()), pairs, right,
             sum(each.is_called_too_large for each in members),
         )  # fmt: skip
@@ -266,7 +274,7 @@ def _validated_runs(path: Path) -> Iterator[Validated]:
 
 
 def _groups(
-    columns: Columns, path: Path, gpu: str | None, dtype: str | None
+    columns: Columns, path: Path, gpu: str | None, dtype: str | None, calibration: Calibration | None
 ) -> Iterator[tuple[RowsAsked, str, NDArray[np.float64]]]:
     """The rows of each GPU, dtype, dtype of the cache, library and version, with the version and their seconds."""
     named_gpu, named_dtype = _named(path)
@@ -286,12 +294,10 @@ def _groups(
         chosen = np.array([each == key for each in keys])
         rows = {name: values[chosen] for name, values in columns.items()}
         spec, (of, cache) = find_gpu(str(key[0])), (DTYPES.get(name, name) for name in key[1:])
+        laws = calibration if calibration is not None and calibration.gpu == spec.name else spec
         for library, version, here, seconds in _times(rows, path):
-            yield (
-                RowsAsked(spec, of, cache, library, {name: each[here] for name, each in rows.items()}),
-                version,
-                seconds,
-            )
+            part = {name: each[here] for name, each in rows.items()}
+            yield RowsAsked(spec, laws, of, cache, library, part), version, seconds
 
 
 def _times(rows: Columns, path: Path) -> Iterator[tuple[str | None, str, NDArray[np.bool_], NDArray[np.float64]]]:

@@ -6,16 +6,19 @@ from pathlib import Path
 
 import click
 
-from pyperf_suite.commands.options import json_option, wide_option
+from pyperf_suite.commands.options import json_option, path_option, wide_option
 
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
 @click.option("--gpu", metavar="NAME", help="Where it was measured, if neither a column nor the file's name says so.")
 @click.option("--dtype", metavar="NAME", help="Of the operands, if nothing says so; bf16 else.")
+@path_option("--calibration", help="Laws fitted by `calibrate`, on whose GPU these are held.")
 @json_option()
 @wide_option
-def validate(files: tuple[Path, ...], gpu: str | None, dtype: str | None, as_json: bool, wide: bool) -> None:
+def validate(
+    files: tuple[Path, ...], gpu: str | None, dtype: str | None, calibration: Path | None, as_json: bool, wide: bool
+) -> None:
     """Hold the laws against measured times in CSV or Parquet FILEs: error, bias, what the stated interval covers.
 
     Files are known by their columns: m, n, k for products, and so on for attention, mixtures of experts,
@@ -30,8 +33,10 @@ def validate(files: tuple[Path, ...], gpu: str | None, dtype: str | None, as_jso
     import json
 
     from pyperf_suite.advise import validate as laws
+    from pyperf_suite.laws.calibration import load_calibration
 
-    found = [each for path in files for each in laws.validate(path, gpu, dtype)]
+    fitted = None if calibration is None else load_calibration(calibration)
+    found = [each for path in files for each in laws.validate(path, gpu, dtype, fitted)]
     if as_json:
         click.echo(json.dumps(laws.as_json(found), indent=1))
         return

@@ -295,6 +295,7 @@ def test_the_command_prints_text_or_json() -> None:
     assert found["evaluated"] > found["fitting"] > 0
 
 
+@pytest.mark.slow
 def test_a_configuration_file_and_held_axes_are_taken(tmp_path: Path) -> None:
     config = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 4,
               "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000,
@@ -310,6 +311,7 @@ def test_a_configuration_file_and_held_axes_are_taken(tmp_path: Path) -> None:
         assert (each["layout"]["tensor"], each["layout"]["pipeline"], each["layout"]["recompute"]) == (2, 2, "layers")
 
 
+@pytest.mark.slow
 def test_a_calibration_file_is_taken(tmp_path: Path) -> None:
     block = pack_constants(StepConstants(2.0, 1e-3, 10e9), {"mape": 5.0}, "made up")
     path = Calibration("A100 SXM", {"step": block}).save(tmp_path / "own.npz")
@@ -374,6 +376,7 @@ def told(*arguments: str) -> dict[str, Any]:
     return dict(json.loads(result.stdout))
 
 
+@pytest.mark.slow
 def test_one_given_layout_is_priced_as_in_the_ranking(llama: Planned) -> None:
     place = int(llama.ranked[40])
     layout = llama.grid.at(place)
@@ -387,6 +390,7 @@ def test_one_given_layout_is_priced_as_in_the_ranking(llama: Planned) -> None:
     assert "does not fit" in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_two_layouts_are_compared_the_same_way_round_both_ways() -> None:
     a, b = "dp=16,tp=4,mb=4", "tp=8,pp=8,zero=0"
     first = told(*GIVEN, "--gpus", "64", "--compare", a, b)
@@ -396,6 +400,7 @@ def test_two_layouts_are_compared_the_same_way_round_both_ways() -> None:
     assert "of such pairs" in " ".join(command(*GIVEN, "--compare", a, "dp=64,zero=3").output.split())
 
 
+@pytest.mark.slow
 def test_products_are_priced_in_the_dtype_asked_for_and_what_stays_in_bf16_is_said() -> None:
     hopper = with_option("--gpu", "H100")
     half, eighth = (told(*hopper, "--top", "1", "--dtype", dtype)["layouts"][0] for dtype in ("bf16", "fp8"))
@@ -410,6 +415,7 @@ def test_experts_count_by_active_parameters() -> None:
     assert 0.02 < found.mfu < 0.7
 
 
+@pytest.mark.slow
 def test_the_fewest_gpus_that_are_in_time_and_what_they_cost() -> None:
     asked = ("--tokens", "1e11", "--price", "2", "--top", "1")
     found = told(*GIVEN, *asked, "--target-days", "10")
@@ -483,6 +489,7 @@ def test_layers_that_do_not_divide_over_stages_are_dealt_out() -> None:
     assert Training(DEEP, 1024, 4096, layers_first=31, layers_last=30).stages(3) is None
 
 
+@pytest.mark.slow
 def test_a_rack_is_one_domain_of_nvlink() -> None:
     deep = (*GIVEN[:-4], "--global-batch", "576", "--seq", "4096")
     options = tuple("GB200" if word == "A100" else word for word in deep)

@@ -40,9 +40,9 @@ def layouts(factor: float = 1.0, tmp_path: Path | None = None) -> list[dict[str,
     assert tmp_path is not None
     told = judged(read_runs(table(tmp_path / "asked.csv", *cuts))[0])
     return [
-        cut | {"seconds_per_step": factor * float(each.told.seconds)}
+        cut | {"seconds_per_step": factor * float(each.predicted.seconds)}
         for cut, each in zip(cuts, told, strict=True)
-        if each.told is not None
+        if each.predicted is not None
     ]
 
 
@@ -86,6 +86,7 @@ def test_what_ran_may_be_tight_where_recomputation_is_not_stated(tmp_path: Path)
     assert not not_stated.is_called_too_large
 
 
+@pytest.mark.slow
 def test_constants_are_fitted_to_runs_of_ones_own_where_that_helps(tmp_path: Path) -> None:
     path = table(tmp_path / "training.csv", *layouts(1.2, tmp_path), {"gpu": "A100", "seconds_per_step": 20})
     result = CliRunner().invoke(main, ["calibrate", "--runs", str(path), "--gpu", "H100"])
@@ -124,6 +125,7 @@ def test_what_cannot_be_fitted_is_refused_in_a_sentence(
     assert sentence in " ".join(result.output.split())
 
 
+@pytest.mark.slow
 def test_no_published_run_that_ran_is_said_not_to_fit() -> None:
     found = validate(SAMPLE / "training_published.csv")
     assert sum(each.rows for each in found) > 50

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from pyperf_suite.advise.validate import FORMATS, validate
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
+from pyperf_suite.laws.calibration import CalibrationBlock, fit_correction, shipped_calibration
 from pyperf_suite.laws.gemm import gemm_time
 from tools.fit.published import SAMPLE
 
@@ -104,3 +105,15 @@ def test_the_command_prints_a_row_a_library_and_the_same_as_json(tmp_path):
     assert row["rows"] == len(SIZES)
     assert row["refused"] == 1
     assert np.isfinite(row["mape"])
+
+
+def test_laws_of_ones_own_are_held_on_their_gpu(tmp_path):
+    own = shipped_calibration("H100 SXM")
+    sizes = {"m": np.array([m for m, _, _ in SIZES]), "n": np.array([n for _, n, _ in SIZES])}
+    arrays, limits = fit_correction(np.full(len(SIZES), np.log(2.0)), sizes, 0)
+    corrected = own.with_block("gemm_bf16_here", CalibrationBlock(arrays, {"mape": 1.0}, limits, "own run"))
+    saved = corrected.save(tmp_path / "own.npz")
+    path = str(products(tmp_path, factor=2.0))
+    shown = CliRunner().invoke(main, ["validate", path, "--calibration", str(saved), "--json"])
+    assert json.loads(shown.output)[0]["mape"] == pytest.approx(0, abs=1e-6)
+    assert validate(products(tmp_path, factor=2.0))[0].mape == pytest.approx(50)

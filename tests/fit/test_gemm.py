@@ -54,6 +54,7 @@ def held_out_rows(table: GemmTable) -> np.ndarray:
     return next(folds(table.sites))
 
 
+@pytest.mark.slow
 def test_a_law_with_a_smooth_factor_is_found_again_at_sites_that_were_not_seen():
     table = made_up_table()
     unseen = held_out_rows(table)
@@ -64,6 +65,7 @@ def test_a_law_with_a_smooth_factor_is_found_again_at_sites_that_were_not_seen()
     assert errors.mean() < alone.mean() / 2
 
 
+@pytest.mark.slow
 def test_a_block_states_its_error_on_left_out_sites_and_a_band_as_wide():
     block = fit_block(made_up_table(noise=0.05))
     assert 3 < block.held_out["mape"] < 9
@@ -72,6 +74,7 @@ def test_a_block_states_its_error_on_left_out_sites_and_a_band_as_wide():
     assert 1.1 < high[0] / low[0] < 1.6
 
 
+@pytest.mark.slow
 def test_a_pooled_block_has_a_band_for_gpus_of_a_known_architecture_and_a_wider_one_for_others():
     law = shipped_calibration(POOLED).block("gemm_bf16.trtllm")
     alike = Band.from_arrays({name[6:]: values for name, values in law.arrays.items() if name.startswith("alike_")})

@@ -37,6 +37,7 @@ def of(runs: list[PricedRun], framework: str, generation: str) -> list[PricedRun
     return own
 
 
+@pytest.mark.slow
 def test_grids_of_runs_take_as_long_as_each_run_alone(runs: list[PricedRun]) -> None:
     constants = StepConstants(1.1, 1e-3, nvfp4=1.2, send=0.2, nodes=0.01, micro_batch_s=0.02, finish=10.0)
     alone = [run.predicted(constants) for run in runs]

@@ -108,6 +108,7 @@ def test_an_array_of_python_objects_is_never_unpickled(tmp_path):
         load_calibration(path)
 
 
+@pytest.mark.slow
 def test_any_byte_of_a_calibration_may_be_wrong(tmp_path):
     content = shipped_path("H200 SXM").read_bytes()
     path = tmp_path / "damaged.npz"

@@ -70,6 +70,7 @@ def runs():
     return found
 
 
+@pytest.mark.slow
 def test_dense_runs_of_each_framework_and_generation_are_predicted_within_the_targets(runs):
     errors, covered = defaultdict(list), []
     for run in runs:
