@@ -65,7 +65,7 @@ def _judged(run: TrainingRun, calibration: Calibration | None) -> JudgedRun:
 
 
 def right_orders(runs: Sequence[JudgedRun]) -> tuple[int, int]:
-    """Of pairs of layouts of a model on equal GPUs that differ by more than APART: how many the law orders right, and all.
+    """Of pairs of layouts of a model on equal GPUs that differ by more than APART: how many the law has right, and all.
 
     Runs of one layout count as one, by the mean of their logarithms.
     """
