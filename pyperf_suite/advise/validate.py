@@ -58,7 +58,7 @@ class RowsAsked:
     kind: Mapping[str, Any] = field(default_factory=dict)
 
     def sizes(self, *names: str) -> tuple[NDArray[np.int64], ...]:
-        return tuple(np.asarray(self.rows[name], dtype=np.int64) for name in names)
+        return tuple(_numbers(self.rows[name], name).astype(np.int64) for name in names)
 
     def phase(self) -> tuple[str, NDArray[np.int64], NDArray[np.int64]]:
         """Decode where rows have a length of the cache, with one query each, else prefill; queries and keys."""
@@ -305,25 +305,33 @@ def _times(rows: Columns, path: Path) -> Iterator[tuple[str | None, str, NDArray
     everywhere = np.ones(len(next(iter(rows.values()))), dtype=bool)
     wide = [(match, name) for name in rows if (match := TIMES_OF.fullmatch(name))]
     for match, name in wide:
-        yield match[1], match[2] or "", everywhere, _seconds(rows[name])
+        yield match[1], match[2] or "", everywhere, _seconds(rows[name], path)
     if "latency_us" in rows:
         libraries = next((rows[name] for name in ("backend_lib", "lib") if name in rows), None)
         versions = next((rows[name] for name in ("backend_version", "lib_version") if name in rows), None)
         if libraries is None:
-            yield None, "", everywhere, _seconds(rows["latency_us"])
+            yield None, "", everywhere, _seconds(rows["latency_us"], path)
             return
         of = libraries if versions is None else np.array([f"{a} {b}" for a, b in zip(libraries, versions, strict=True)])
         for each in dict.fromkeys(of.tolist()):
             library, _, version = str(each).partition(" ")
-            yield library, version, of == each, _seconds(rows["latency_us"][of == each])
+            yield library, version, of == each, _seconds(rows["latency_us"][of == each], path)
     elif not wide:
         raise UserError(
             f"{path} has no column of times: name it latency_us, or by the library and its version as in sglang_0.5.14."
         )
 
 
-def _seconds(microseconds: NDArray[Any]) -> NDArray[np.float64]:
-    return np.asarray(microseconds, dtype=np.float64) * 1e-6
+def _seconds(microseconds: NDArray[Any], path: Path) -> NDArray[np.float64]:
+    return _numbers(microseconds, f"a column of times of {path}") * 1e-6
+
+
+def _numbers(column: NDArray[Any], name: str) -> NDArray[np.float64]:
+    """A column as numbers; empty cells are NaN. Raises UserError for words."""
+    try:
+        return np.asarray([np.nan if cell == "" else cell for cell in column.tolist()], dtype=np.float64)
+    except (TypeError, ValueError):
+        raise UserError(f"In {name} stands what is no number: correct the table.") from None
 
 
 def _named(path: Path) -> tuple[str | None, str | None]:

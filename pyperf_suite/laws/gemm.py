@@ -415,7 +415,7 @@ def _transferred(gpu: GpuSpec, dtype: str, library: str | None) -> GemmLaw:
 
 
 def _source(gpu: GpuSpec) -> GpuSpec | None:
-    """The GPU with tables that is most alike, None where none has its kernels and its power."""
+    """The GPU with tables that is most alike, None if no such GPU has its kernels and its power."""
     sources = [
         source
         for source in map(find_gpu, SOURCES.get(gpu.compute_capability or (0, 0), ()))

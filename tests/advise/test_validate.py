@@ -86,6 +86,7 @@ def test_a_table_of_no_known_kind_names_the_columns_of_each(tmp_path):
         ("gemm_h100.csv", ""),
         ("gemm_h100.parquet", "no parquet"),
         ("gemm_h100.csv", "m,n,k,latency_us\n"),
+        ("gemm_h100.csv", "m,n,k,latency_us\n64,64,64,word\n"),
     ],
 )
 def test_what_is_no_table_ends_in_one_sentence(tmp_path, name, content):
@@ -117,3 +118,8 @@ def test_laws_of_ones_own_are_held_on_their_gpu(tmp_path):
     shown = CliRunner().invoke(main, ["validate", path, "--calibration", str(saved), "--json"])
     assert json.loads(shown.output)[0]["mape"] == pytest.approx(0, abs=1e-6)
     assert validate(products(tmp_path, factor=2.0))[0].mape == pytest.approx(50)
+
+
+def test_a_word_for_a_size_refuses_its_row_alone(tmp_path):
+    (found,) = validate(products(tmp_path, extra=[("word", 64, 64, 5.0)]))
+    assert (found.rows, found.refused) == (len(SIZES), 1)
