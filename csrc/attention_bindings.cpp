@@ -30,7 +30,7 @@ std::unique_ptr<cpu::Attention> make_attention(std::int64_t batch, std::int64_t 
     options.seq_q = seq_q;
     options.seq_k = seq_k;
     options.head_dim = head_dim;
-    options.type = data_type("dtype", dtype);
+    options.type = operand_type(dtype);
     options.causal = causal;
     options.blocks = {static_cast<int>(blocks[0]), static_cast<int>(blocks[1])};
     options.workers = workers;
@@ -45,14 +45,15 @@ void run(cpu::Attention& attention, std::uintptr_t q, std::uintptr_t k, std::uin
 }
 
 std::pair<int, int> default_blocks(std::int64_t batch, std::int64_t heads, std::int64_t seq_q, std::int64_t seq_k,
-                                   std::int64_t head_dim, bool causal, std::int64_t workers,
-                                   const std::optional<std::string>& isa) {
+                                   std::int64_t head_dim, const std::string& dtype, bool causal,
+                                   std::int64_t workers, const std::optional<std::string>& isa) {
     cpu::AttentionOptions options;
     options.batch = batch;
     options.heads = options.kv_heads = heads;  // packed blocks are the same whoever shares them
     options.seq_q = seq_q;
     options.seq_k = seq_k;
     options.head_dim = head_dim;
+    options.type = operand_type(dtype);
     options.causal = causal;
     options.workers = workers;
     options.isa = isa.value_or("");
@@ -71,8 +72,8 @@ void bind_attention(py::module_& module) {
         py::arg("m"), py::arg("n"), py::arg("isa") = py::none(),
         "Raises ValueError, naming the limits and the nearest blocks that can be computed, unless these can.");
     module.def("default_blocks", &default_blocks, py::arg("batch"), py::arg("heads"), py::arg("seq_q"),
-               py::arg("seq_k"), py::arg("head_dim"), py::arg("causal") = false, py::arg("workers") = 1,
-               py::arg("isa") = py::none(), "(m, n): the blocks to take when none are asked for.");
+               py::arg("seq_k"), py::arg("head_dim"), py::arg("dtype") = "float32", py::arg("causal") = false,
+               py::arg("workers") = 1, py::arg("isa") = py::none(), "(m, n): the blocks to take when none are asked for.");
 
     py::class_<cpu::Attention>(module, "Attention",
                                "O = softmax(Q Kᵀ / √head_dim) V, contiguous: Q and O [batch, heads, seq_q, head_dim], "
@@ -88,8 +89,9 @@ void bind_attention(py::module_& module) {
         .def_property_readonly(
             "micro_tile",
             [](const cpu::Attention& attention) {
-                return std::pair(attention.kernels().mr, attention.kernels().nr);
+                return std::pair(attention.product().mr, attention.product().nr);
             })
+        .def_property_readonly("unit", [](const cpu::Attention& attention) { return attention.product().unit; })
         .def_property_readonly("workers", &cpu::Attention::workers)
         .def_property_readonly("workspace_bytes", &cpu::Attention::workspace_bytes)
         .def_property_readonly("pinned", &cpu::Attention::pinned)

@@ -64,12 +64,12 @@ std::unique_ptr<cpu::Gemm> make_gemm(std::int64_t m, std::int64_t n, std::int64_
                                      const TileArgument& tile, const std::string& schedule, std::int64_t splits,
                                      std::int64_t workers, std::int64_t group, const std::optional<std::string>& isa,
                                      bool pin) {
-    cpu::check_tile(tile[0], tile[1], tile[2], kernels_of(isa));
+    cpu::check_tile(tile[0], tile[1], tile[2], kernels_of(isa), operand_type(dtype));
     cpu::GemmOptions options;
     options.m = m;
     options.n = n;
     options.k = k;
-    options.type = data_type("dtype", dtype);
+    options.type = operand_type(dtype);
     options.out_type = data_type("out_dtype", out_dtype);
     options.a_transposed = a_transposed;
     options.b_transposed = b_transposed;
@@ -91,8 +91,7 @@ void run(cpu::Gemm& gemm, std::uintptr_t a, std::int64_t lda, std::uintptr_t b, 
 
 std::tuple<int, int, int> default_tile(std::int64_t m, std::int64_t n, std::int64_t k, const std::string& dtype,
                                        std::int64_t workers, const std::optional<std::string>& isa) {
-    data_type("dtype", dtype);  // panels are fp32 whatever the operands are, so the choice does not depend on it
-    const Tile tile = cpu::default_tile(m, n, k, workers, kernels_of(isa));
+    const Tile tile = cpu::default_tile(m, n, k, workers, kernels_of(isa).of(operand_type(dtype)));
     return {tile.m, tile.n, tile.k};
 }
 
@@ -107,14 +106,18 @@ PYBIND11_MODULE(_native, module) {
     module.def("isas", &isas, "Instruction sets this processor can run, best first.");
     module.def(
         "micro_tile",
-        [](const std::string& isa) { return std::pair(cpu::kernels_named(isa).mr, cpu::kernels_named(isa).nr); },
-        py::arg("isa"), "(most rows, columns) of the register micro-kernel.");
+        [](const std::string& isa, const std::string& dtype) {
+            const cpu::ProductKernels& product = cpu::kernels_named(isa).of(operand_type(dtype));
+            return std::pair(product.mr, product.nr);
+        },
+        py::arg("isa"), py::arg("dtype") = "float32", "(most rows, columns) of the register micro-kernel.");
     module.def(
         "check_tile",
-        [](std::int64_t m, std::int64_t n, std::int64_t k, const std::optional<std::string>& isa) {
-            cpu::check_tile(m, n, k, kernels_of(isa));
+        [](std::int64_t m, std::int64_t n, std::int64_t k, const std::string& dtype,
+           const std::optional<std::string>& isa) {
+            cpu::check_tile(m, n, k, kernels_of(isa), operand_type(dtype));
         },
-        py::arg("m"), py::arg("n"), py::arg("k"), py::arg("isa") = py::none(),
+        py::arg("m"), py::arg("n"), py::arg("k"), py::arg("dtype") = "float32", py::arg("isa") = py::none(),
         "Raises ValueError, naming the limits and the nearest tile that can be computed, unless this one can.");
     module.def("default_tile", &default_tile, py::arg("m"), py::arg("n"), py::arg("k"), py::arg("dtype"),
                py::arg("workers"), py::arg("isa") = py::none(),
@@ -124,7 +127,7 @@ PYBIND11_MODULE(_native, module) {
                "Every (unit, tile_m, tile_n, k_begin, k_end, owner), k in k-tiles, in each unit's order.");
 
     py::class_<cpu::Gemm>(module, "Gemm",
-                          "C[M,N] = A[M,K] B[K,N], row-major, fp32 sums; A stored [K,M] if a_transposed, B stored "
+                          "C[M,N] = A[M,K] B[K,N], row-major, sums in fp32, of int8 in int32; A stored [K,M] if a_transposed, B stored "
                           "[N,K] if b_transposed. Raises ValueError on bad input.")
         .def(py::init(&make_gemm), py::arg("m"), py::arg("n"), py::arg("k"), py::arg("dtype") = "float32",
              py::arg("out_dtype") = "float32", py::arg("a_transposed") = false, py::arg("b_transposed") = false,
@@ -135,7 +138,8 @@ PYBIND11_MODULE(_native, module) {
              "Overwrites C. Addresses as integers; leading dimensions in elements, at least the stored row length.")
         .def_property_readonly("isa", [](const cpu::Gemm& gemm) { return gemm.kernels().name; })
         .def_property_readonly("micro_tile",
-                               [](const cpu::Gemm& gemm) { return std::pair(gemm.kernels().mr, gemm.kernels().nr); })
+                               [](const cpu::Gemm& gemm) { return std::pair(gemm.product().mr, gemm.product().nr); })
+        .def_property_readonly("unit", [](const cpu::Gemm& gemm) { return gemm.product().unit; })
         .def_property_readonly("workers", &cpu::Gemm::workers)
         .def_property_readonly("workspace_bytes", &cpu::Gemm::workspace_bytes)
         .def_property_readonly("pinned", &cpu::Gemm::pinned);

@@ -8,14 +8,15 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 namespace pyperf::cpu {
 namespace {
 
-constexpr std::size_t line_floats = 16;  // scratch areas start on cache lines, so that workers share none
+constexpr std::size_t line_bytes = 64;  // scratch areas start on cache lines, so that workers share none
 constexpr double log2_e = 1.4426950408889634;
 
-std::size_t round_to_line(std::size_t floats) { return (floats + line_floats - 1) / line_floats * line_floats; }
+std::size_t round_to_line(std::size_t bytes) { return (bytes + line_bytes - 1) / line_bytes * line_bytes; }
 
 std::int64_t clamp(std::int64_t value, std::int64_t most) { return std::max<std::int64_t>(0, std::min(value, most)); }
 
@@ -24,10 +25,11 @@ std::int64_t pieces(std::int64_t size, std::int64_t piece) { return (size + piec
 }  // namespace
 
 struct Attention::Scratch {
-    float* q_block;   // panels of MR rows, as KernelSet::pack_a leaves them
+    char* q_block;    // panels of MR rows, as ProductKernels::pack_a leaves them
     float* scores;    // of one panel of queries and a block of keys; they become the weights, in L1 all the while
-    float* k_block;
-    float* v_block;
+    void* weights;    // as an A panel: the scores themselves, or a place of their own
+    char* k_block;
+    char* v_block;
     float* weighted;  // [m][width]
     float* sums;      // [m][lanes]
     float* maxima;    // [m]
@@ -40,7 +42,8 @@ struct Attention::Tile {
     std::int64_t keys;       // the last query inside sees keys [0, keys)
 };
 
-Attention::Attention(const AttentionOptions& options) : options_(options), kernels_(kernels_named(options.isa)) {
+Attention::Attention(const AttentionOptions& options)
+    : options_(options), kernels_(kernels_named(options.isa)), product_(kernels_.of(options.type)) {
     check_attention(options);
     const AttentionBlocks& blocks = options_.blocks;
     check_blocks(blocks.m, blocks.n, kernels_);
@@ -48,26 +51,31 @@ Attention::Attention(const AttentionOptions& options) : options_(options), kerne
     cores_.resize(options.workers);
 
     const int lanes = kernels_.attention.lanes, head_dim = static_cast<int>(options.head_dim);
-    q_panels_ = Panels::evenly(blocks.m, kernels_.mr);
-    k_panels_ = Panels::evenly(blocks.n, kernels_.nr);
-    width_ = (head_dim + lanes - 1) / lanes * lanes;
-    wide_ = width_ / kernels_.nr * kernels_.nr;
+    const int nr = product_.nr, narrowest = product_.pack_scores ? nr : lanes;
+    q_panels_ = Panels::evenly(blocks.m, product_.mr);
+    k_panels_ = Panels::evenly(blocks.n, nr);
+    width_ = (head_dim + narrowest - 1) / narrowest * narrowest;
+    wide_ = width_ / nr * nr;
     CHECK_INTERNAL(width_ - wide_ <= lanes, "a panel of V is two vectors wide");
     scale_ = static_cast<float>(log2_e / std::sqrt(static_cast<double>(head_dim)));
     query_blocks_ = pieces(options.seq_q, blocks.m);
     tiles_ = options.batch * options.heads * query_blocks_;
 
-    const std::size_t panel = static_cast<std::size_t>(kernels_.mr) * kernels_.a_stride;
-    q_floats_ = round_to_line(panel * q_panels_.count);
-    scores_floats_ = round_to_line(panel);
-    k_floats_ = round_to_line(static_cast<std::size_t>(blocks.n) * head_dim);
-    v_floats_ = round_to_line(static_cast<std::size_t>(blocks.n) * width_);
-    weighted_floats_ = round_to_line(static_cast<std::size_t>(blocks.m) * width_);
-    sums_floats_ = round_to_line(static_cast<std::size_t>(blocks.m) * lanes);
-    maxima_floats_ = round_to_line(blocks.m);
-    scratch_floats_ =
-        q_floats_ + scores_floats_ + k_floats_ + v_floats_ + weighted_floats_ + sums_floats_ + maxima_floats_;
-    workspace_ = std::make_unique<Workspace>(static_cast<double>(scratch_floats_) * workers() * sizeof(float));
+    const PanelBytes& a_panel = product_.a_panel[static_cast<int>(Contiguous::depth)];
+    q_panel_bytes_ = a_panel.of(head_dim);
+    k_panel_bytes_ = product_.b_panel.of(head_dim);
+    v_panel_bytes_ = product_.b_panel.of(blocks.n);
+    q_bytes_ = round_to_line(q_panel_bytes_ * q_panels_.count);
+    scores_bytes_ = round_to_line(sizeof(float) * product_.mr * kernels_.attention.score_stride);
+    weights_bytes_ = product_.pack_scores ? round_to_line(a_panel.of(blocks.n)) : 0;
+    k_bytes_ = round_to_line(k_panel_bytes_ * k_panels_.count);
+    v_bytes_ = round_to_line(v_panel_bytes_ * ((width_ + nr - 1) / nr));
+    weighted_bytes_ = round_to_line(sizeof(float) * blocks.m * width_);
+    sums_bytes_ = round_to_line(sizeof(float) * blocks.m * lanes);
+    maxima_bytes_ = round_to_line(sizeof(float) * blocks.m);
+    scratch_bytes_ = q_bytes_ + scores_bytes_ + weights_bytes_ + k_bytes_ + v_bytes_ + weighted_bytes_ + sums_bytes_ +
+                     maxima_bytes_;
+    workspace_ = std::make_unique<Workspace>(static_cast<double>(scratch_bytes_) * workers());
     pinned_ = run_on_workers(cores_, options_.pin, [](int) {});
 }
 
@@ -86,14 +94,17 @@ void Attention::run(const AttentionOperands& operands) {
 }
 
 Attention::Scratch Attention::scratch_of(int worker) const {
+    char* free = static_cast<char*>(workspace_->data()) + scratch_bytes_ * worker;
+    const auto take = [&free](std::size_t bytes) { return std::exchange(free, free + bytes); };
     Scratch scratch;
-    scratch.q_block = reinterpret_cast<float*>(workspace_->data()) + scratch_floats_ * worker;
-    scratch.scores = scratch.q_block + q_floats_;
-    scratch.k_block = scratch.scores + scores_floats_;
-    scratch.v_block = scratch.k_block + k_floats_;
-    scratch.weighted = scratch.v_block + v_floats_;
-    scratch.sums = scratch.weighted + weighted_floats_;
-    scratch.maxima = scratch.sums + sums_floats_;
+    scratch.q_block = take(q_bytes_);
+    scratch.scores = reinterpret_cast<float*>(take(scores_bytes_));
+    scratch.weights = product_.pack_scores ? take(weights_bytes_) : reinterpret_cast<char*>(scratch.scores);
+    scratch.k_block = take(k_bytes_);
+    scratch.v_block = take(v_bytes_);
+    scratch.weighted = reinterpret_cast<float*>(take(weighted_bytes_));
+    scratch.sums = reinterpret_cast<float*>(take(sums_bytes_));
+    scratch.maxima = reinterpret_cast<float*>(take(maxima_bytes_));
     return scratch;
 }
 
@@ -101,6 +112,7 @@ void Attention::work(int worker) {
     const Scratch scratch = scratch_of(worker);
     for (std::int64_t unit; (unit = next_tile_.fetch_add(1, std::memory_order_relaxed)) < tiles_;)
         compute(place(unit), scratch);
+    if (kernels_.leave) kernels_.leave();
 }
 
 // Tiles that see most keys come first, so that the last ones handed out are light; where all weigh the same, those of
@@ -120,7 +132,7 @@ Attention::Tile Attention::place(std::int64_t unit) const {
 void Attention::compute(const Tile& tile, const Scratch& scratch) {
     pack_queries(tile, scratch);
     std::fill_n(scratch.maxima, options_.blocks.m, -std::numeric_limits<float>::infinity());
-    std::fill_n(scratch.sums, sums_floats_, 0.0f);
+    std::memset(scratch.sums, 0, sums_bytes_);
     for (std::int64_t key = 0; key < tile.keys; key += options_.blocks.n) attend(tile, key, scratch);
     finish(tile, scratch);
 }
@@ -133,21 +145,22 @@ void Attention::attend(const Tile& tile, std::int64_t key, const Scratch& scratc
     for (int panel = 0; panel < q_panels_.count; ++panel) {
         const int row = q_panels_.begin(panel), rows = q_panels_.begin(panel + 1) - row;
         float* weighted = scratch.weighted + static_cast<std::int64_t>(row) * width_;
-        score(scratch.q_block + static_cast<std::int64_t>(panel) * kernels_.mr * kernels_.a_stride, rows, scratch);
+        score(scratch.q_block + panel * q_panel_bytes_, rows, scratch);
         // Keys of this block that the panel's first query sees; each later one sees one more where causal.
         const std::int64_t diagonal = tile.row + row + options_.seq_k - options_.seq_q + 1;
         mask(scratch.scores, rows, (options_.causal ? diagonal : options_.seq_k) - key);
         kernels_.attention.weigh(scratch.scores, rows, options_.blocks.n, scale_, scratch.maxima + row,
                                  scratch.sums + row * lanes, weighted, width_);
-        sum(scratch.scores, rows, weighted, scratch, key > 0);
+        if (product_.pack_scores) product_.pack_scores(scratch.scores, rows, options_.blocks.n, scratch.weights);
+        sum(rows, weighted, scratch, key > 0);
     }
 }
 
-void Attention::score(const float* q_panel, int rows, const Scratch& scratch) const {
-    const Micro micro = kernels_.micro[static_cast<int>(Contiguous::depth)][rows];
-    for (int column = 0; column < options_.blocks.n; column += kernels_.nr)
-        micro(options_.head_dim, q_panel, scratch.k_block + column * options_.head_dim, scratch.scores + column,
-              kernels_.a_stride, false);
+void Attention::score(const char* q_panel, int rows, const Scratch& scratch) const {
+    const Micro micro = product_.micro[static_cast<int>(Contiguous::depth)][rows];
+    for (int panel = 0; panel < k_panels_.count; ++panel)
+        micro(options_.head_dim, q_panel, scratch.k_block + panel * k_panel_bytes_,
+              scratch.scores + panel * product_.nr, kernels_.attention.score_stride, false);
 }
 
 void Attention::mask(float* scores, int rows, std::int64_t first_visible) const {
@@ -155,34 +168,32 @@ void Attention::mask(float* scores, int rows, std::int64_t first_visible) const 
     const std::int64_t n = options_.blocks.n;
     const int step = options_.causal ? 1 : 0;
     if (first_visible >= n) return;
-    for (int row = 0; row < rows; ++row, scores += kernels_.a_stride) {
+    for (int row = 0; row < rows; ++row, scores += kernels_.attention.score_stride) {
         const std::int64_t visible = clamp(first_visible + row * step, n);
         std::fill(scores + visible, scores + n, -std::numeric_limits<float>::infinity());
     }
 }
 
-void Attention::sum(const float* weights, int rows, float* weighted, const Scratch& scratch, bool accumulate) const {
+void Attention::sum(int rows, float* weighted, const Scratch& scratch, bool accumulate) const {
     const std::int64_t n = options_.blocks.n;
-    const Micro micro = kernels_.micro[static_cast<int>(Contiguous::depth)][rows];
-    for (int column = 0; column < wide_; column += kernels_.nr)
-        micro(n, weights, scratch.v_block + column * n, weighted + column, width_, accumulate);
+    const Micro micro = product_.micro[static_cast<int>(Contiguous::depth)][rows];
+    const char* panel = scratch.v_block;
+    for (int column = 0; column < wide_; column += product_.nr, panel += v_panel_bytes_)
+        micro(n, scratch.weights, panel, weighted + column, width_, accumulate);
     if (wide_ < width_)
-        kernels_.attention.micro_narrow[rows](n, weights, scratch.v_block + wide_ * n, weighted + wide_, width_,
-                                              accumulate);
+        kernels_.attention.micro_narrow[rows](n, scratch.weights, panel, weighted + wide_, width_, accumulate);
 }
 
 void Attention::pack_queries(const Tile& tile, const Scratch& scratch) const {
-    const int type = static_cast<int>(options_.type);
     const char* source = static_cast<const char*>(operands_.q) + tile.q_offset * bytes_of(options_.type);
-    kernels_.pack_a[type][static_cast<int>(Contiguous::depth)](source, options_.head_dim, q_panels_, 0,
-                                                               q_panels_.count, options_.seq_q - tile.row,
-                                                               options_.head_dim, scratch.q_block);
+    product_.pack_a[static_cast<int>(Contiguous::depth)](source, options_.head_dim, q_panels_, 0, q_panels_.count,
+                                                         options_.seq_q - tile.row, options_.head_dim,
+                                                         scratch.q_block);
 }
 
 void Attention::pack_keys(const Tile& tile, std::int64_t key, const Scratch& scratch) const {
-    const int type = static_cast<int>(options_.type);
     const std::int64_t offset = tile.kv_offset + key * options_.head_dim;
-    kernels_.pack_b[type][static_cast<int>(Contiguous::depth)](
+    product_.pack_b[static_cast<int>(Contiguous::depth)](
         static_cast<const char*>(operands_.k) + offset * bytes_of(options_.type), options_.head_dim, k_panels_, 0,
         k_panels_.count, options_.seq_k - key, options_.head_dim, scratch.k_block);
 }
@@ -194,14 +205,16 @@ void Attention::pack_values(const Tile& tile, std::int64_t key, const Scratch& s
     const std::int64_t n = options_.blocks.n, inside = std::min(options_.seq_k - key, n), d = options_.head_dim;
     const std::int64_t offset = tile.kv_offset + key * d;
     const char* source = static_cast<const char*>(operands_.v) + offset * bytes_of(options_.type);
-    for (int column = 0; column < width_;) {
+    char* panel = scratch.v_block;
+    for (int column = 0; column < width_; panel += v_panel_bytes_) {
         const bool wide = column < wide_;
-        const int columns = wide ? kernels_.nr : lanes;
-        const Pack pack = wide ? kernels_.pack_b[type][static_cast<int>(Contiguous::lanes)]
+        const int columns = wide ? product_.nr : lanes;
+        const Pack pack = wide ? product_.pack_b[static_cast<int>(Contiguous::lanes)]
                                : kernels_.attention.pack_narrow[type];
-        float* panel = scratch.v_block + column * n;
         pack(source + column * bytes_of(options_.type), d, Panels{1, columns, 0}, 0, 1, d - column, inside, panel);
-        std::fill(panel + inside * columns, panel + n * columns, 0.0f);
+        const std::int64_t filled = wide ? product_.b_panel.of(inside) : inside * columns * 4;
+        const std::int64_t length = wide ? v_panel_bytes_ : n * columns * 4;
+        std::memset(panel + filled, 0, length - filled);
         column += columns;
     }
 }

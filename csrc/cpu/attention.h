@@ -4,7 +4,8 @@
 // It is laid out as a GPU kernel is, so that its quantization can be measured here too: a tile is one block of queries
 // of one head, a worker stands for a multiprocessor, and a block of queries or keys that hangs over an edge, or over
 // the diagonal of a causal mask, costs as much as a whole one. Blocks of keys that a tile cannot see are skipped.
-// head_dim is padded to the vector width, and only where it counts columns: in the product with V.
+// head_dim is padded to the vector width, and only where it counts columns: in the product with V. Where the product is
+// one of words (kernels.h), to the width of a panel, and weights are rounded to bfloat16 for it.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -27,7 +28,7 @@ struct AttentionBlocks {
 
 struct AttentionOptions {
     std::int64_t batch = 0, heads = 0, kv_heads = 0, seq_q = 0, seq_k = 0, head_dim = 0;
-    DataType type = DataType::float32;  // of all four operands; scores, weights and sums are fp32
+    DataType type = DataType::float32;  // of all four operands; scores and sums are fp32
     bool causal = false;                // bottom-right aligned: query i sees keys j ≤ i + seq_k − seq_q
     AttentionBlocks blocks{};
     std::int64_t workers = 1;
@@ -62,6 +63,7 @@ class Attention {
     void run(const AttentionOperands& operands);
 
     const KernelSet& kernels() const { return kernels_; }
+    const ProductKernels& product() const { return product_; }
     int workers() const { return static_cast<int>(cores_.size()); }
     bool pinned() const { return pinned_; }
     std::size_t workspace_bytes() const { return workspace_->bytes(); }
@@ -75,9 +77,9 @@ class Attention {
     Tile place(std::int64_t unit) const;
     void compute(const Tile& tile, const Scratch& scratch);
     void attend(const Tile& tile, std::int64_t key, const Scratch& scratch);
-    void score(const float* q_panel, int rows, const Scratch& scratch) const;
+    void score(const char* q_panel, int rows, const Scratch& scratch) const;
     void mask(float* scores, int rows, std::int64_t first_visible) const;
-    void sum(const float* weights, int rows, float* weighted, const Scratch& scratch, bool accumulate) const;
+    void sum(int rows, float* weighted, const Scratch& scratch, bool accumulate) const;
     void pack_queries(const Tile& tile, const Scratch& scratch) const;
     void pack_keys(const Tile& tile, std::int64_t key, const Scratch& scratch) const;
     void pack_values(const Tile& tile, std::int64_t key, const Scratch& scratch) const;
@@ -86,14 +88,16 @@ class Attention {
 
     AttentionOptions options_;
     const KernelSet& kernels_;
+    const ProductKernels& product_;
     std::vector<int> cores_;
     Panels q_panels_, k_panels_;  // of a block of queries, and of keys
-    int width_;                   // head_dim padded to the vector
+    int width_;                   // head_dim padded to the vector, or to the panel where no narrower one is there
     int wide_;                    // of which are taken by whole panels of V; the rest is one narrow panel
     float scale_;                 // of scores, whose softmax is taken in powers of two
     std::int64_t query_blocks_, tiles_;
-    std::size_t q_floats_, scores_floats_, k_floats_, v_floats_, weighted_floats_, sums_floats_, maxima_floats_;
-    std::size_t scratch_floats_;
+    std::int64_t q_panel_bytes_, k_panel_bytes_, v_panel_bytes_;
+    std::size_t q_bytes_, scores_bytes_, weights_bytes_, k_bytes_, v_bytes_, weighted_bytes_, sums_bytes_, maxima_bytes_;
+    std::size_t scratch_bytes_;
     std::unique_ptr<Workspace> workspace_;
     std::atomic<std::int64_t> next_tile_{0};
     std::mutex turn_;  // held by run(): the workspace serves one call at a time

@@ -11,8 +11,8 @@ namespace {
 
 constexpr std::int64_t max_dimension = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t max_queries = 8192;         // a larger block would leave every cache
-constexpr std::int64_t max_keys = max_tile_depth;  // the depth of the product with V
-constexpr std::int64_t max_head_dim = max_tile_depth;
+constexpr std::int64_t max_keys = 512;             // the depth of the product with V, and of a row of scores
+constexpr std::int64_t max_head_dim = 512;         // the depth of the product with K
 
 void check_range(const char* name, std::int64_t value, std::int64_t most) {
     CHECK_INPUT(value >= 1 && value <= most, name, " = ", value,
@@ -22,7 +22,7 @@ void check_range(const char* name, std::int64_t value, std::int64_t most) {
 }  // namespace
 
 void check_blocks(std::int64_t m, std::int64_t n, const KernelSet& kernels) {
-    const std::int64_t nr = kernels.nr;
+    const std::int64_t nr = kernels.of(DataType::float32).nr;  // that of every type
     if (m >= 1 && m <= max_queries && n >= nr && n <= max_keys && n % nr == 0) return;
     const std::int64_t near_m = std::clamp<std::int64_t>(m, 1, max_queries);
     const std::int64_t bounded_n = std::clamp<std::int64_t>(n, 1, max_keys);
@@ -33,6 +33,7 @@ void check_blocks(std::int64_t m, std::int64_t n, const KernelSet& kernels) {
 }
 
 void check_attention(const AttentionOptions& options) {
+    CHECK_INPUT(options.type != DataType::int8, "Attention of int8 is not computed: ask for float32 or bfloat16.");
     check_range("batch", options.batch, max_dimension);
     check_range("heads", options.heads, max_dimension);
     check_range("kv_heads", options.kv_heads, max_dimension);

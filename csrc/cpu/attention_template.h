@@ -48,10 +48,10 @@ template <int SIZE = 1> inline Vec sum_of_lanes(Vec value) {
     }
 }
 
-void weigh(float* scores, int rows, int columns, float scale, float* maxima, float* sums, float* weighted,
+inline void weigh(float* scores, int rows, int columns, float scale, float* maxima, float* sums, float* weighted,
            int width) {
     // All maxima before all powers: the shuffles of one row's maximum then wait while the next row is read.
-    Vec highest[MR];
+    Vec highest[max_rows];
     for (int row = 0; row < rows; ++row) {
         const float* score = scores + row * A_STRIDE;
         Vec even = load(score), odd = load(score + LANES);
@@ -79,7 +79,7 @@ void weigh(float* scores, int rows, int columns, float scale, float* maxima, flo
     }
 }
 
-void normalise(float* weighted, int rows, int width, const float* sums) {
+inline void normalise(float* weighted, int rows, int width, const float* sums) {
     for (int row = 0; row < rows; ++row, sums += LANES, weighted += width) {
         const Vec share = broadcast(1.0f) / sum_of_lanes(load(sums));
         for (int column = 0; column < width; column += LANES)

@@ -41,8 +41,8 @@ double cost(const AttentionOptions& options, std::int64_t m, std::int64_t n, int
 
 AttentionBlocks default_blocks(const AttentionOptions& options) {
     check_attention(options);
-    const KernelSet& kernels = kernels_named(options.isa);
-    const std::int64_t nr = kernels.nr;
+    const ProductKernels& product = kernels_named(options.isa).of(options.type);
+    const std::int64_t nr = product.nr;
     const std::int64_t bytes_a_key = 2 * options.head_dim * static_cast<std::int64_t>(sizeof(float));
     const std::int64_t fewest = pieces(options.seq_q, most_queries);
     // Divisions worth a look: down to a quarter of the tallest block, and enough that every worker has a tile.
@@ -54,7 +54,7 @@ AttentionBlocks default_blocks(const AttentionOptions& options) {
         const std::int64_t n = pieces(pieces(options.seq_k, pieces(options.seq_k, fitting)), nr) * nr;
         for (std::int64_t parts = fewest; parts <= most; ++parts) {
             const std::int64_t m = pieces(options.seq_q, parts);
-            const double this_cost = cost(options, m, n, kernels.mr);
+            const double this_cost = cost(options, m, n, product.mr);
             if (best_cost == 0 || this_cost < best_cost) {
                 best_cost = this_cost;
                 best = {static_cast<int>(m), static_cast<int>(n)};

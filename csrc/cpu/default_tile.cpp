@@ -28,21 +28,27 @@ std::int64_t b_tile_bytes() {
     return std::clamp<std::int64_t>(l2_bytes / 2, 256 << 10, 1 << 20);
 }
 
+std::int64_t elements_in_a_word(const ProductKernels& product) {
+    return product.nr * 4 * product.b_panel.step / product.b_panel.each;
+}
+
 // All of k at once where that is not too deep: C is then visited once (2 % of a 512³ product with AVX-512; AVX2 lost
 // as much, whose narrower panels are read faster: hence 16 · nr). Otherwise k divided evenly, and 256 is deep enough:
 // 512 in a tile half as wide lost 2 %, 128 lost 1 %.
-int depth_of(std::int64_t k, std::int64_t columns, const KernelSet& kernels) {
-    const std::int64_t fitting = b_tile_bytes() / (columns * static_cast<std::int64_t>(sizeof(float)));
-    const std::int64_t at_once = std::min<std::int64_t>({fitting, max_tile_depth, 16 * kernels.nr});
-    return static_cast<int>(k <= at_once ? k : pieces(k, pieces(k, 256)));
+int depth_of(std::int64_t k, std::int64_t columns, const ProductKernels& product) {
+    const std::int64_t packed = elements_in_a_word(product);  // panels have as many bytes whatever the type is
+    const std::int64_t fitting = packed * b_tile_bytes() / (columns * static_cast<std::int64_t>(sizeof(float)));
+    const std::int64_t at_once = std::min<std::int64_t>({fitting, product.max_depth, packed * 16 * product.nr});
+    return static_cast<int>(k <= at_once ? k : pieces(k, pieces(k, packed * 256)));
 }
 
 }  // namespace
 
-Tile default_tile(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t workers, const KernelSet& kernels) {
+Tile default_tile(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t workers, const ProductKernels& product) {
     CHECK_INPUT(m >= 1 && n >= 1 && k >= 1 && workers >= 1, "A product of ", m, "x", n, "x", k, " on ", workers,
                 " workers has no tile: every number must be at least 1.");
-    const std::int64_t nr = kernels.nr;
+    const std::int64_t nr = product.nr;
+    const double packing = product.rate / static_cast<double>(elements_in_a_word(product));
     const std::int64_t most_columns = b_tile_bytes() / (256 * static_cast<std::int64_t>(sizeof(float)));
     const std::int64_t least_m = pieces(m, most_rows), least_n = pieces(n, most_columns);
     const std::int64_t more = 2 * std::min<std::int64_t>(workers, 64);  // divisions worth a look beyond the fewest
@@ -53,11 +59,12 @@ Tile default_tile(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t w
             const std::int64_t rows = pieces(m, parts_m), columns = pieces(pieces(n, parts_n), nr) * nr;
             const std::int64_t waves = pieces(pieces(m, rows) * pieces(n, columns), workers);
             // A panel with fewer than mr rows takes about as long as a full one once it is short of work to overlap.
-            const double full_rows = std::max<double>(rows, pieces(rows, kernels.mr) * kernels.mr * 0.75);
-            const double cost = waves * (full_rows * columns + pack_a_cost * rows + pack_b_cost * columns);
+            const double full_rows = std::max<double>(rows, pieces(rows, product.mr) * product.mr * 0.75);
+            const double packed = packing * (pack_a_cost * rows + pack_b_cost * columns);
+            const double cost = waves * (full_rows * columns + packed);
             if (best_cost == 0 || cost < best_cost) {
                 best_cost = cost;
-                best = {static_cast<int>(rows), static_cast<int>(columns), depth_of(k, columns, kernels)};
+                best = {static_cast<int>(rows), static_cast<int>(columns), depth_of(k, columns, product)};
             }
         }
     }

@@ -7,6 +7,6 @@
 namespace pyperf::cpu {
 
 // Throws InputError on a dimension or a worker count below 1.
-Tile default_tile(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t workers, const KernelSet& kernels);
+Tile default_tile(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t workers, const ProductKernels& product);
 
 }  // namespace pyperf::cpu

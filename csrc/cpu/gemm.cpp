@@ -12,15 +12,15 @@
 namespace pyperf::cpu {
 namespace {
 
-constexpr std::size_t line_floats = 16;  // scratch areas start on cache lines, so that workers share none
-constexpr int max_micro_tile_floats = 512;
+constexpr std::size_t line_bytes = 64;  // scratch areas start on cache lines, so that workers share none
+constexpr int max_micro_tile = 1024;
 constexpr std::int64_t max_address = std::numeric_limits<std::int64_t>::max() / 8;
 
 // Row panels of A are packed a block at a time. Any size from 64 KiB to 1 MiB did; a single panel lost 2 to 8 %, since
 // packing and multiplying then alternate in steps too short for the hardware to read ahead.
-constexpr std::size_t a_block_bytes = std::size_t{256} << 10;
+constexpr std::size_t a_block_size = std::size_t{256} << 10;
 
-std::size_t round_to_line(std::size_t floats) { return (floats + line_floats - 1) / line_floats * line_floats; }
+std::size_t round_to_line(std::size_t bytes) { return (bytes + line_bytes - 1) / line_bytes * line_bytes; }
 
 std::int64_t clamp(std::int64_t value, std::int64_t most) { return std::max<std::int64_t>(0, std::min(value, most)); }
 
@@ -31,41 +31,44 @@ const void* at(const void* base, std::int64_t row, std::int64_t column, std::int
 }  // namespace
 
 struct Gemm::Scratch {
-    float* a_block;
-    float* b_tile;
-    float* sums;
+    char* a_block;
+    char* b_tile;
+    Sum* sums;
 };
 
 Gemm::Gemm(const GemmOptions& options)
     : options_(options),
       kernels_(kernels_named(options.isa)),
+      product_(kernels_.of(options.type)),
       schedule_(make_schedule(options.m, options.n, options.k, options.tile, options.schedule, options.splits,
                               options.workers, options.group)),
       cores_(usable_cores()) {
     const Tile& tile = options_.tile;
-    check_tile(tile.m, tile.n, tile.k, kernels_);
+    check_tile(tile.m, tile.n, tile.k, kernels_, options.type);
+    CHECK_INPUT((options.type == DataType::int8) == (options.out_type == DataType::int32),
+                "A product of int8 is stored as int32, and no other is.");
     CHECK_INPUT(options.workers <= static_cast<std::int64_t>(cores_.size()), "workers = ", options.workers,
                 " is more than the cores this process may use: ask for at most ", cores_.size(), ".");
-    CHECK_INTERNAL(kernels_.mr * kernels_.nr <= max_micro_tile_floats, "raise max_micro_tile_floats");
+    CHECK_INTERNAL(product_.mr * product_.nr <= max_micro_tile, "raise max_micro_tile");
     cores_.resize(schedule_.workers);
 
-    a_panels_ = Panels::evenly(tile.m, kernels_.mr);
-    b_panels_ = Panels::evenly(tile.n, kernels_.nr);
-    const std::size_t row_bytes = tile.k * sizeof(float);
-    const int fitting = std::max(1, static_cast<int>(a_block_bytes / (kernels_.mr * row_bytes)));
+    a_panels_ = Panels::evenly(tile.m, product_.mr);
+    b_panels_ = Panels::evenly(tile.n, product_.nr);
+    const std::size_t panel_bytes = static_cast<std::size_t>(product_.b_panel.of(tile.k)) * product_.mr / product_.nr;
+    const int fitting = std::max(1, static_cast<int>(a_block_size / panel_bytes));
     const int blocks = (a_panels_.count + fitting - 1) / fitting;
     a_panels_in_block_ = (a_panels_.count + blocks - 1) / blocks;
-    a_block_floats_ = round_to_line(static_cast<std::size_t>(a_panel_floats(tile.k)) * a_panels_in_block_);
-    b_tile_floats_ = round_to_line(static_cast<std::size_t>(tile.n) * tile.k);
-    sums_floats_ = round_to_line(static_cast<std::size_t>(tile.m) * tile.n);
-    const bool in_place = options_.out_type == DataType::float32;
+    a_block_bytes_ = round_to_line(static_cast<std::size_t>(a_panel_bytes(tile.k)) * a_panels_in_block_);
+    b_tile_bytes_ = round_to_line(static_cast<std::size_t>(product_.b_panel.of(tile.k)) * b_panels_.count);
+    sums_bytes_ = round_to_line(static_cast<std::size_t>(tile.m) * tile.n * sizeof(Sum));
+    const bool in_place = options_.out_type != DataType::bfloat16;
     const std::size_t shared = static_cast<std::size_t>(schedule_.shared_tiles());
-    scratch_floats_ = a_block_floats_ + b_tile_floats_ + (in_place && shared == 0 ? 0 : sums_floats_);
-    const double shared_bytes = (in_place ? 0.0 : static_cast<double>(sums_floats_) * sizeof(float)) + sizeof(*summed_);
-    workspace_ = std::make_unique<Workspace>(static_cast<double>(scratch_floats_) * schedule_.workers * sizeof(float) +
+    scratch_bytes_ = a_block_bytes_ + b_tile_bytes_ + (in_place && shared == 0 ? 0 : sums_bytes_);
+    const double shared_bytes = (in_place ? 0.0 : static_cast<double>(sums_bytes_)) + sizeof(*summed_);
+    workspace_ = std::make_unique<Workspace>(static_cast<double>(scratch_bytes_) * schedule_.workers +
                                              static_cast<double>(shared) * shared_bytes);
-    shared_sums_ = reinterpret_cast<float*>(workspace_->data()) + scratch_floats_ * schedule_.workers;
-    summed_ = reinterpret_cast<std::atomic<int>*>(shared_sums_ + (in_place ? 0 : shared * sums_floats_));
+    shared_sums_ = static_cast<char*>(workspace_->data()) + scratch_bytes_ * schedule_.workers;
+    summed_ = reinterpret_cast<std::atomic<int>*>(shared_sums_ + (in_place ? 0 : shared * sums_bytes_));
     std::uninitialized_value_construct_n(summed_, shared);
     pinned_ = run_on_workers(cores_, options_.pin, [](int) {});
 }
@@ -95,8 +98,8 @@ void Gemm::check(const GemmOperands& operands) const {
 }
 
 Gemm::Scratch Gemm::scratch_of(int worker) const {
-    float* base = reinterpret_cast<float*>(workspace_->data()) + scratch_floats_ * worker;
-    return {base, base + a_block_floats_, base + a_block_floats_ + b_tile_floats_};
+    char* base = static_cast<char*>(workspace_->data()) + scratch_bytes_ * worker;
+    return {base, base + a_block_bytes_, reinterpret_cast<Sum*>(base + a_block_bytes_ + b_tile_bytes_)};
 }
 
 void Gemm::work(int worker) {
@@ -106,28 +109,32 @@ void Gemm::work(int worker) {
         Segment segment;
         while (schedule_.next(cursor, segment)) compute(segment, scratch);
     };
-    if (!schedule_.dynamic()) return visit(worker);
-    const long long units = schedule_.units();
-    for (long long unit; (unit = next_unit_.fetch_add(1, std::memory_order_relaxed)) < units;) visit(unit);
+    if (!schedule_.dynamic()) {
+        visit(worker);
+    } else {
+        const long long units = schedule_.units();
+        for (long long unit; (unit = next_unit_.fetch_add(1, std::memory_order_relaxed)) < units;) visit(unit);
+    }
+    if (kernels_.leave) kernels_.leave();
 }
 
 void Gemm::compute(const Segment& segment, const Scratch& scratch) {
     const Tile& tile = options_.tile;
     const std::int64_t row = std::int64_t{segment.tile_m} * tile.m, column = std::int64_t{segment.tile_n} * tile.n;
     const std::int64_t rows = clamp(options_.m - row, tile.m), columns = clamp(options_.n - column, tile.n);
-    const bool in_place = options_.out_type == DataType::float32;
+    const bool in_place = options_.out_type != DataType::bfloat16;
     const std::int64_t offset = row * operands_.ldc + column;
     const bool whole = segment.k_begin == 0 && segment.owner;
     const long long slot = segment.tile - (schedule_.tiles() - schedule_.shared_tiles());
 
-    // Where the tile's sum grows: in C itself, or, where C cannot hold fp32, in memory of its own.
-    float* sum = scratch.sums;
+    // Where the tile's sum grows: in C itself, or, where C cannot hold it, in memory of its own.
+    Sum* sum = scratch.sums;
     std::int64_t ld = tile.n;
     if (in_place) {
-        sum = static_cast<float*>(operands_.c) + offset;
+        sum = static_cast<Sum*>(operands_.c) + offset;
         ld = operands_.ldc;
     } else if (!whole) {
-        sum = shared_sums_ + sums_floats_ * slot;
+        sum = reinterpret_cast<Sum*>(shared_sums_ + sums_bytes_ * slot);
     }
 
     if (segment.k_begin == 0) {
@@ -138,14 +145,14 @@ void Gemm::compute(const Segment& segment, const Scratch& scratch) {
         multiply(segment, scratch, scratch.sums, tile.n, rows, columns);
         Patience patience;
         while (summed_[slot].load(std::memory_order_acquire) != segment.k_begin) patience.wait();
-        kernels_.add(sum, ld, scratch.sums, tile.n, rows, columns);
+        product_.add(sum, ld, scratch.sums, tile.n, rows, columns);
     }
     if (segment.owner && !in_place)
         kernels_.to_bfloat16(static_cast<std::uint16_t*>(operands_.c) + offset, operands_.ldc, sum, ld, rows, columns);
     if (!whole) summed_[slot].store(segment.k_end, std::memory_order_release);
 }
 
-void Gemm::multiply(const Segment& segment, const Scratch& scratch, float* sums, std::int64_t ld, std::int64_t rows,
+void Gemm::multiply(const Segment& segment, const Scratch& scratch, Sum* sums, std::int64_t ld, std::int64_t rows,
                     std::int64_t columns) {
     for (int k_tile = segment.k_begin; k_tile < segment.k_end; ++k_tile) {
         const std::int64_t k = std::int64_t{k_tile} * options_.tile.k;
@@ -163,50 +170,53 @@ Contiguous Gemm::a_contiguous() const { return options_.a_transposed ? Contiguou
 
 Contiguous Gemm::b_contiguous() const { return options_.b_transposed ? Contiguous::depth : Contiguous::lanes; }
 
-std::int64_t Gemm::a_panel_floats(std::int64_t depth) const {
-    return a_contiguous() == Contiguous::lanes ? depth * kernels_.a_width : kernels_.mr * kernels_.a_stride;
+std::int64_t Gemm::a_panel_bytes(std::int64_t depth) const {
+    return product_.a_panel[static_cast<int>(a_contiguous())].of(depth);
 }
 
 void Gemm::pack_a(const Segment& segment, int first_panel, int last_panel, std::int64_t k, std::int64_t depth,
-                  float* a_block) const {
-    const Pack pack = kernels_.pack_a[static_cast<int>(options_.type)][static_cast<int>(a_contiguous())];
+                  char* a_block) const {
+    const Pack pack = product_.pack_a[static_cast<int>(a_contiguous())];
     const std::int64_t row = std::int64_t{segment.tile_m} * options_.tile.m;
     const void* source = options_.a_transposed ? at(operands_.a, k, row, operands_.lda, options_.type)
                                                : at(operands_.a, row, k, operands_.lda, options_.type);
     pack(source, operands_.lda, a_panels_, first_panel, last_panel, options_.m - row, depth, a_block);
 }
 
-void Gemm::pack_b(const Segment& segment, std::int64_t k, std::int64_t depth, float* b_tile) const {
-    const Pack pack = kernels_.pack_b[static_cast<int>(options_.type)][static_cast<int>(b_contiguous())];
+void Gemm::pack_b(const Segment& segment, std::int64_t k, std::int64_t depth, char* b_tile) const {
+    const Pack pack = product_.pack_b[static_cast<int>(b_contiguous())];
     const std::int64_t column = std::int64_t{segment.tile_n} * options_.tile.n;
     const void* source = options_.b_transposed ? at(operands_.b, column, k, operands_.ldb, options_.type)
                                                : at(operands_.b, k, column, operands_.ldb, options_.type);
     pack(source, operands_.ldb, b_panels_, 0, b_panels_.count, options_.n - column, depth, b_tile);
 }
 
-void Gemm::multiply_block(const Scratch& scratch, int first_panel, int last_panel, std::int64_t depth, float* sums,
+void Gemm::multiply_block(const Scratch& scratch, int first_panel, int last_panel, std::int64_t depth, Sum* sums,
                           std::int64_t ld, std::int64_t rows, std::int64_t columns, bool accumulate) {
-    alignas(64) float edge[max_micro_tile_floats];
+    alignas(64) Sum edge[max_micro_tile];
+    const int nr = product_.nr;
+    const std::int64_t a_panel_length = a_panel_bytes(depth), b_panel_length = product_.b_panel.of(depth);
     for (int panel = first_panel; panel < last_panel; ++panel) {
-        const float* a_panel = scratch.a_block + (panel - first_panel) * a_panel_floats(depth);
+        const char* a_panel = scratch.a_block + (panel - first_panel) * a_panel_length;
         const int row = a_panels_.begin(panel), height = a_panels_.begin(panel + 1) - row;
         const std::int64_t rows_inside = clamp(rows - row, height);
-        const Micro micro = kernels_.micro[static_cast<int>(a_contiguous())][height];
-        for (int column = 0; column < options_.tile.n; column += kernels_.nr) {
-            const float* b_panel = scratch.b_tile + column * depth;
-            const std::int64_t columns_inside = clamp(columns - column, kernels_.nr);
-            if (rows_inside == height && columns_inside == kernels_.nr) {
-                micro(depth, a_panel, b_panel, sums + row * ld + column, ld, accumulate);
+        const Micro micro = product_.micro[static_cast<int>(a_contiguous())][height];
+        const char* b_panel = scratch.b_tile;
+        for (int column = 0; column < options_.tile.n; column += nr, b_panel += b_panel_length) {
+            const std::int64_t columns_inside = clamp(columns - column, nr);
+            Sum* place = sums + row * ld + column;
+            if (rows_inside == height && columns_inside == nr) {
+                micro(depth, a_panel, b_panel, place, ld, accumulate);
                 continue;
             }
             // A micro-tile at or over the edge costs as much as one inside; only what is inside of C is kept.
-            micro(depth, a_panel, b_panel, edge, kernels_.nr, false);
-            if (rows_inside == 0 || columns_inside == 0) continue;
-            for (std::int64_t r = 0; r < rows_inside; ++r)
-                for (std::int64_t c = 0; c < columns_inside; ++c) {
-                    float& place = sums[(row + r) * ld + column + c];
-                    place = accumulate ? place + edge[r * kernels_.nr + c] : edge[r * kernels_.nr + c];
-                }
+            micro(depth, a_panel, b_panel, edge, nr, false);
+            if (accumulate) {
+                product_.add(place, ld, edge, nr, rows_inside, columns_inside);
+            } else {
+                for (std::int64_t r = 0; r < rows_inside; ++r)
+                    std::copy_n(edge + r * nr, columns_inside, place + r * ld);
+            }
         }
     }
 }

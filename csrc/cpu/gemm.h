@@ -20,8 +20,8 @@ namespace pyperf::cpu {
 
 struct GemmOptions {
     std::int64_t m = 0, n = 0, k = 0;
-    DataType type = DataType::float32;      // of A and B; sums are always fp32
-    DataType out_type = DataType::float32;  // of C
+    DataType type = DataType::float32;      // of A and B; sums are fp32, of int8 int32
+    DataType out_type = DataType::float32;  // of C: of the sums, or bfloat16
     bool a_transposed = false;              // A is stored [K,M] instead of [M,K]
     bool b_transposed = false;              // B is stored [N,K] instead of [K,N]
     Tile tile{};
@@ -44,7 +44,7 @@ struct GemmOperands {
 };
 
 // Throws InputError, one sentence with the limit and the nearest tile that can be computed.
-void check_tile(std::int64_t m, std::int64_t n, std::int64_t k, const KernelSet& kernels);
+void check_tile(std::int64_t m, std::int64_t n, std::int64_t k, const KernelSet& kernels, DataType type);
 
 // The schedule of a product. Throws InputError on values out of range.
 Schedule make_schedule(std::int64_t m, std::int64_t n, std::int64_t k, const Tile& tile, ScheduleKind kind,
@@ -59,37 +59,40 @@ class Gemm {
     void run(const GemmOperands& operands);
 
     const KernelSet& kernels() const { return kernels_; }
+    const ProductKernels& product() const { return product_; }
     int workers() const { return schedule_.workers; }
     bool pinned() const { return pinned_; }
     std::size_t workspace_bytes() const { return workspace_->bytes(); }
 
   private:
-    struct Scratch;  // the packed panels and the partial tile of one worker
+    using Sum = float;  // or an int32 of the same size, which nothing here looks into
+    struct Scratch;     // the packed panels and the partial tile of one worker
 
     void work(int worker);
     void compute(const Segment& segment, const Scratch& scratch);
-    void multiply(const Segment& segment, const Scratch& scratch, float* sums, std::int64_t ld, std::int64_t rows,
+    void multiply(const Segment& segment, const Scratch& scratch, Sum* sums, std::int64_t ld, std::int64_t rows,
                   std::int64_t columns);
-    void multiply_block(const Scratch& scratch, int first_panel, int last_panel, std::int64_t depth, float* sums,
+    void multiply_block(const Scratch& scratch, int first_panel, int last_panel, std::int64_t depth, Sum* sums,
                         std::int64_t ld, std::int64_t rows, std::int64_t columns, bool accumulate);
     void pack_a(const Segment& segment, int first_panel, int last_panel, std::int64_t k, std::int64_t depth,
-                float* a_block) const;
-    void pack_b(const Segment& segment, std::int64_t k, std::int64_t depth, float* b_tile) const;
+                char* a_block) const;
+    void pack_b(const Segment& segment, std::int64_t k, std::int64_t depth, char* b_tile) const;
     Contiguous a_contiguous() const;
     Contiguous b_contiguous() const;
-    std::int64_t a_panel_floats(std::int64_t depth) const;
+    std::int64_t a_panel_bytes(std::int64_t depth) const;
     Scratch scratch_of(int worker) const;
     void check(const GemmOperands& operands) const;
 
     GemmOptions options_;
     const KernelSet& kernels_;
+    const ProductKernels& product_;
     Schedule schedule_;
     std::vector<int> cores_;
     Panels a_panels_, b_panels_;  // of a tile
     int a_panels_in_block_;       // how many of A's are packed and kept in L2 at a time
-    std::size_t a_block_floats_, b_tile_floats_, sums_floats_, scratch_floats_;
+    std::size_t a_block_bytes_, b_tile_bytes_, sums_bytes_, scratch_bytes_;
     std::unique_ptr<Workspace> workspace_;
-    float* shared_sums_;         // of each shared tile, where C cannot hold them; in the workspace
+    char* shared_sums_;          // of each shared tile, where C cannot hold them; in the workspace
     std::atomic<int>* summed_;   // of each shared tile: how many k-tiles are in its sum; in the workspace
     std::atomic<long long> next_unit_{0};
     std::mutex turn_;  // held by run(): the workspace serves one product at a time

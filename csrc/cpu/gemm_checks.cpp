@@ -21,8 +21,8 @@ void check_range(const char* name, std::int64_t value, std::int64_t most) {
 
 }  // namespace
 
-void check_tile(std::int64_t m, std::int64_t n, std::int64_t k, const KernelSet& kernels) {
-    const std::int64_t nr = kernels.nr;
+void check_tile(std::int64_t m, std::int64_t n, std::int64_t k, const KernelSet& kernels, DataType type) {
+    const std::int64_t nr = kernels.of(type).nr, max_tile_depth = kernels.of(type).max_depth;
     const bool fits = m >= 1 && m <= max_tile_side && n >= nr && n <= max_tile_side && n % nr == 0 && k >= 1 &&
                       k <= max_tile_depth;
     if (fits) return;

@@ -3,13 +3,15 @@
 
 #include "check.h"
 #include "cpu/kernels_isa.h"
+#include "cpu/processor.h"
 
 namespace pyperf::cpu {
 
 const std::vector<const KernelSet*>& usable_kernels() {
     static const std::vector<const KernelSet*> usable = [] {
         std::vector<const KernelSet*> found;
-        for (const KernelSet* kernels : {avx512_kernels(), avx2_kernels(), baseline_kernels()})
+        for (const KernelSet* kernels : {amx_kernels(), avx512_bf16_kernels(), avx512_vnni_kernels(), avx512_kernels(),
+                                         avx2_kernels(), baseline_kernels()})
             if (kernels) found.push_back(kernels);
         return found;
     }();
@@ -23,7 +25,9 @@ const KernelSet& kernels_named(const std::string& name) {
         if (name == kernels->name) return *kernels;
         names += (names.empty() ? "" : ", ") + std::string(kernels->name);
     }
-    throw InputError(text("Instruction set '", name, "' cannot be used here: this processor can run ", names, "."));
+    const std::string refused = name == "amx" ? processor().amx_refused : "";
+    throw InputError(text("Instruction set '", name, "' cannot be used here: this processor can run ", names,
+                          refused.empty() ? "" : ", and " + refused, "."));
 }
 
 }  // namespace pyperf::cpu

@@ -7,9 +7,14 @@
 
 namespace pyperf::cpu {
 
-enum class DataType : int { float32 = 0, bfloat16 = 1 };
+// The first three are types of operands; a product of int8 is summed, and stored, as int32.
+enum class DataType : int { float32 = 0, bfloat16 = 1, int8 = 2, int32 = 3 };
+constexpr int operand_types = 3;
 
-inline int bytes_of(DataType type) { return type == DataType::float32 ? 4 : 2; }
+inline int bytes_of(DataType type) {
+    constexpr int bytes[] = {4, 2, 1, 4};
+    return bytes[static_cast<int>(type)];
+}
 
 // Lanes (rows of A, columns of B) dealt out to panels as evenly as can be: the first `longer` get one more.
 struct Panels {
@@ -29,25 +34,55 @@ struct Panels {
 //   depth: element (lane, k) at lane · ld + k      A stored [M,K], B stored [N,K]
 enum class Contiguous : int { lanes = 0, depth = 1 };
 
-// Packs panels [first, last) one after another, as fp32. Lanes that lie outside of the matrix, which has `inside` of
-// them counted from panel 0, are zero. The layout of a panel:
-//   B, and A stored by lanes: panel[k][lane], with nr or a_width lanes
-//   A stored by depth:        panel[lane][k], with a_stride places for k
+// Packs panels [first, last) one after another, each as long as PanelBytes says. Lanes that lie outside of the matrix,
+// which has `inside` of them counted from panel 0, are zero, and so is the depth up to a whole step of the panel.
 using Pack = void (*)(const void* source, std::int64_t ld, const Panels& panels, int first, int last,
-                      std::int64_t inside, std::int64_t depth, float* packed);
+                      std::int64_t inside, std::int64_t depth, void* packed);
 
-// C[rows, nr] (+)= A-panel · B-panel; `rows` and the layout of the A panel are fixed by the place in KernelSet::micro.
-using Micro = void (*)(std::int64_t depth, const float* a_panel, const float* b_panel, float* c, std::int64_t ldc,
+// C[rows, nr] (+)= A-panel · B-panel; `rows` and the layout of the A panel are fixed by the place in
+// ProductKernels::micro. C holds fp32, or int32 where operands are int8.
+using Micro = void (*)(std::int64_t depth, const void* a_panel, const void* b_panel, void* c, std::int64_t ldc,
                        bool accumulate);
 
-constexpr int max_rows = 14;
-constexpr int max_tile_depth = 512;
+constexpr int max_rows = 32;
 
-// What attention needs beside the products: a narrower panel, so that head_dim is padded to one vector only, and the
-// softmax. Rows of scores lie a_stride apart, as the A panel stored by depth that the product with V then reads.
+// Bytes of a packed panel: the depth is filled up with zeros to whole steps.
+struct PanelBytes {
+    std::int64_t fixed, each;
+    int step;
+
+    std::int64_t of(std::int64_t depth) const { return fixed + (depth + step - 1) / step * each; }
+};
+
+// The products of one type of operands. Layouts of panels, by what the instruction sums into a lane of 32 bits:
+//   one element: fp32, and what is widened to it
+//     B, and A stored by lanes: panel[k][lane], with nr lanes, or A's rounded up to vectors
+//     A stored by depth:        panel[lane][k], rows of 2,560 bytes
+//   a word of neighbours in the depth, two of 16 bits or four of 8
+//     B: panel[word][lane]; A, however it is stored: panel[lane][word], rows of 2,560 bytes
+struct ProductKernels {
+    const char* unit;  // the instructions that multiply, as a record names them
+    int mr;  // most rows a micro-kernel takes
+    int nr;  // columns of a micro-kernel: width of a B panel
+    int max_depth;     // of a tile
+    double rate;       // multiply-adds a cycle over those of fp32 in this instruction set, by the instructions' width
+    PanelBytes a_panel[2];  // [Contiguous, of A]
+    PanelBytes b_panel;
+    Pack pack_a[2];  // [Contiguous]
+    Pack pack_b[2];
+    Micro micro[2][max_rows + 1];  // [Contiguous, of A][rows], 1 … mr
+    void (*add)(void* into, std::int64_t ld_into, const void* from, std::int64_t ld_from, std::int64_t rows,
+                std::int64_t columns);
+    // Rows of fp32 as an A panel; null where rows that lie `score_stride` apart are one as they are.
+    void (*pack_scores)(const float* scores, int rows, int columns, void* a_panel);
+};
+
+// What attention needs beside the products: a narrower panel of fp32, so that head_dim is padded to one vector only, and
+// the softmax.
 struct AttentionKernels {
-    int lanes;             // of a vector
-    Pack pack_narrow[2];   // [DataType]; B stored by lanes, into panels of one vector
+    int lanes;         // of a vector
+    int score_stride;  // floats from row to row of scores, as in an A panel of fp32 stored by depth
+    Pack pack_narrow[2];               // [DataType]; B stored by lanes, into panels of one vector of fp32
     Micro micro_narrow[max_rows + 1];  // [rows]; an A panel stored by depth with a B panel of one vector
     // One step of the online softmax over `rows` rows of `columns` scores, a multiple of nr: scores become weights
     // 2^(scale · score − maximum), and what was summed under a smaller maximum is scaled down to the new one.
@@ -62,18 +97,13 @@ struct AttentionKernels {
 
 struct KernelSet {
     const char* name;
-    int mr;  // most rows a micro-kernel takes
-    int nr;  // columns of a micro-kernel: width of a B panel
-    int a_width;   // lanes of an A panel stored by lanes; at least mr
-    int a_stride;  // floats from row to row of an A panel stored by depth; more than max_tile_depth
-    Pack pack_a[2][2];  // [DataType][Contiguous]
-    Pack pack_b[2][2];
-    Micro micro[2][max_rows + 1];  // [Contiguous, of A][rows], 1 … mr
-    void (*add)(float* into, std::int64_t ld_into, const float* from, std::int64_t ld_from, std::int64_t rows,
-                std::int64_t columns);
+    ProductKernels products[operand_types];  // [DataType]
     void (*to_bfloat16)(std::uint16_t* into, std::int64_t ld_into, const float* from, std::int64_t ld_from,
                         std::int64_t rows, std::int64_t columns);
     AttentionKernels attention;
+    void (*leave)();  // what a worker calls when it is done; null where it leaves nothing behind
+
+    const ProductKernels& of(DataType type) const { return products[static_cast<int>(type)]; }
 };
 
 // The kernel sets this processor can run, best first.

@@ -9,7 +9,9 @@ constexpr int NR = LANES * VECTORS;
 constexpr int A_WIDTH = (MR + LANES - 1) / LANES * LANES;
 // 40 cache lines: the rows of an A panel then fall evenly on the sets of an L1 cache, whatever the depth in use.
 constexpr int A_STRIDE = 640;
-static_assert(A_STRIDE >= max_tile_depth + LANES, "a row of an A panel must hold the deepest tile and a vector more");
+// Of a tile, in words of 32 bits.
+constexpr int MAX_DEPTH = 512;
+static_assert(A_STRIDE >= MAX_DEPTH + LANES, "a row of an A panel must hold the deepest tile and a vector more");
 
 typedef float UnalignedVec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef std::uint16_t HalfVec __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
@@ -97,7 +99,8 @@ inline void transpose(Vec (&rows)[LANES]) {
 // prefetching follows (2 % of a 2048³ product). Prefetching the next row as well brought nothing.
 template <typename Source, int WIDTH>
 void pack_lane_contiguous(const void* data, std::int64_t ld, const Panels& panels, int first, int last,
-                          std::int64_t inside, std::int64_t depth, float* packed) {
+                          std::int64_t inside, std::int64_t depth, void* panel_memory) {
+    float* packed = static_cast<float*>(panel_memory);
     const Source* source = static_cast<const Source*>(data);
     int whole = first;  // panels before this one read no lane outside the matrix
     while (whole < last && panels.begin(whole) + WIDTH <= inside) ++whole;
@@ -126,7 +129,8 @@ void pack_lane_contiguous(const void* data, std::int64_t ld, const Panels& panel
 // Block by block, LANES × LANES.
 template <typename Source, int WIDTH>
 void pack_depth_contiguous(const void* data, std::int64_t ld, const Panels& panels, int first, int last,
-                           std::int64_t inside, std::int64_t depth, float* packed) {
+                           std::int64_t inside, std::int64_t depth, void* panel_memory) {
+    float* packed = static_cast<float*>(panel_memory);
     for (int panel = first; panel < last; ++panel, packed += depth * WIDTH) {
         const std::int64_t begin = panels.begin(panel), lanes = inside - begin;
         const Source* source = static_cast<const Source*>(data) + (lanes > 0 ? begin * ld : 0);
@@ -156,7 +160,8 @@ void pack_depth_contiguous(const void* data, std::int64_t ld, const Panels& pane
 // of 4 KiB apart from evicting each other.
 template <typename Source>
 void pack_rows(const void* data, std::int64_t ld, const Panels& panels, int first, int last, std::int64_t inside,
-               std::int64_t depth, float* packed) {
+               std::int64_t depth, void* panel_memory) {
+    float* packed = static_cast<float*>(panel_memory);
     const std::int64_t whole = depth / LANES * LANES;
     for (int panel = first; panel < last; ++panel, packed += MR * A_STRIDE) {
         float* into = packed;
@@ -172,10 +177,31 @@ void pack_rows(const void* data, std::int64_t ld, const Panels& panels, int firs
     }
 }
 
+// All loads of C before all stores: rows often lie a multiple of 4 KiB apart, where a load would be taken to depend on
+// the store before it.
+template <int ROWS, int WIDE, typename Sum>
+inline void finish(Sum (&sum)[ROWS][WIDE], void* c, std::int64_t ldc, bool accumulate) {
+    typedef Sum Unaligned __attribute__((aligned(4), may_alias));
+    const auto place = [&](int row, int vector) -> Unaligned& {
+        return *reinterpret_cast<Unaligned*>(static_cast<char*>(c) + (row * ldc + vector * LANES) * 4);
+    };
+    if (accumulate) {
+#pragma GCC unroll 16
+        for (int row = 0; row < ROWS; ++row)
+#pragma GCC unroll 4
+            for (int vector = 0; vector < WIDE; ++vector) sum[row][vector] += place(row, vector);
+    }
+#pragma GCC unroll 16
+    for (int row = 0; row < ROWS; ++row)
+#pragma GCC unroll 4
+        for (int vector = 0; vector < WIDE; ++vector) place(row, vector) = sum[row][vector];
+}
+
 template <int ROWS, int ROW_STEP, int DEPTH_STEP, int WIDE = VECTORS>
-void micro(std::int64_t depth, const float* a_panel, const float* b_panel, float* c, std::int64_t ldc,
+void micro(std::int64_t depth, const void* a_memory, const void* b_memory, void* c, std::int64_t ldc,
            bool accumulate) {
     constexpr int WIDTH = WIDE * LANES;
+    const float *a_panel = static_cast<const float*>(a_memory), *b_panel = static_cast<const float*>(b_memory);
     Vec sum[ROWS][WIDE] = {};
     for (std::int64_t k = 0; k < depth; ++k, a_panel += DEPTH_STEP, b_panel += WIDTH) {
         // B comes from L2 and is fetched ahead of its use (5 % of a 1024³ product). Fetching C ahead brought nothing:
@@ -191,25 +217,14 @@ void micro(std::int64_t depth, const float* a_panel, const float* b_panel, float
             for (int vector = 0; vector < WIDE; ++vector) sum[row][vector] += a_panel[row * ROW_STEP] * b[vector];
         }
     }
-    const auto place = [&](int row, int vector) -> UnalignedVec& {
-        return *reinterpret_cast<UnalignedVec*>(c + row * ldc + vector * LANES);
-    };
-    // All loads before all stores: rows of C often lie a multiple of 4 KiB apart, where a load would be taken to
-    // depend on the store before it.
-    if (accumulate) {
-#pragma GCC unroll 16
-        for (int row = 0; row < ROWS; ++row)
-#pragma GCC unroll 4
-            for (int vector = 0; vector < WIDE; ++vector) sum[row][vector] += place(row, vector);
-    }
-#pragma GCC unroll 16
-    for (int row = 0; row < ROWS; ++row)
-#pragma GCC unroll 4
-        for (int vector = 0; vector < WIDE; ++vector) place(row, vector) = sum[row][vector];
+    finish<ROWS, WIDE>(sum, c, ldc, accumulate);
 }
 
-void add(float* into, std::int64_t ld_into, const float* from, std::int64_t ld_from, std::int64_t rows,
+template <typename Element>
+void add(void* into_memory, std::int64_t ld_into, const void* from_memory, std::int64_t ld_from, std::int64_t rows,
          std::int64_t columns) {
+    Element* into = static_cast<Element*>(into_memory);
+    const Element* from = static_cast<const Element*>(from_memory);
     for (std::int64_t row = 0; row < rows; ++row, into += ld_into, from += ld_from)
         for (std::int64_t column = 0; column < columns; ++column) into[column] += from[column];
 }
@@ -228,27 +243,38 @@ void to_bfloat16(std::uint16_t* into, std::int64_t ld_into, const float* from, s
 }
 
 #include "cpu/attention_template.h"
+#include "cpu/words_template.h"
 
-// constexpr, so that no code of this instruction set runs before it is known to be usable.
-template <int... ROWS> constexpr KernelSet kernel_set(const char* name, std::integer_sequence<int, ROWS...>) {
-    using Half = std::uint16_t;
-    return {name,
+// Products of operands that are widened to fp32 where they are packed.
+template <typename Source, int... ROWS>
+constexpr ProductKernels widened_products(std::integer_sequence<int, ROWS...>) {
+    return {"fma",
             MR,
             NR,
-            A_WIDTH,
-            A_STRIDE,
-            {{pack_lane_contiguous<float, A_WIDTH>, pack_rows<float>},
-             {pack_lane_contiguous<Half, A_WIDTH>, pack_rows<Half>}},
-            {{pack_lane_contiguous<float, NR>, pack_depth_contiguous<float, NR>},
-             {pack_lane_contiguous<Half, NR>, pack_depth_contiguous<Half, NR>}},
+            MAX_DEPTH,
+            1,
+            {{0, A_WIDTH * 4, 1}, {MR * A_STRIDE * 4, 0, 1}},
+            {0, NR * 4, 1},
+            {pack_lane_contiguous<Source, A_WIDTH>, pack_rows<Source>},
+            {pack_lane_contiguous<Source, NR>, pack_depth_contiguous<Source, NR>},
             {{nullptr, micro<ROWS + 1, 1, A_WIDTH>...}, {nullptr, micro<ROWS + 1, A_STRIDE, 1>...}},
-            add,
+            add<float>,
+            nullptr};
+}
+
+// constexpr, so that no code of this instruction set runs before it is known to be usable.
+template <int... ROWS> constexpr KernelSet kernel_set(const char* name, std::integer_sequence<int, ROWS...> rows) {
+    using Half = std::uint16_t;
+    return {name,
+            {widened_products<float>(rows), widened_products<Half>(rows), word_products<WidenedInt8>("madd16", 1, rows)},
             to_bfloat16,
             {LANES,
+             A_STRIDE,
              {pack_lane_contiguous<float, LANES>, pack_lane_contiguous<Half, LANES>},
              {nullptr, micro<ROWS + 1, A_STRIDE, 1, 1>...},
              weigh,
-             normalise}};
+             normalise},
+            nullptr};
 }
 
-static_assert(MR <= max_rows, "KernelSet::micro has no place for so many rows: raise max_rows");
+static_assert(MR <= max_rows, "ProductKernels::micro has no place for so many rows: raise max_rows");

@@ -1,0 +1,188 @@
+// AMX kernels: a tile register holds 16 rows of 64 bytes, and one instruction multiplies two into a third of 16 x 16 sums.
+//
+// Panels are those of words (words_template.h), filled up to whole tiles. Of the eight tile registers four hold the
+// sums of 32 x 32 elements, two A and two B, so each tile that is loaded is multiplied twice.
+#include "cpu/kernels_isa.h"
+#include "cpu/processor.h"
+
+#if defined(__x86_64__) && (defined(__clang__) || __GNUC__ >= 11)
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <immintrin.h>
+
+#if defined(PYPERF_EMULATED)
+#elif defined(__clang__)
+#pragma clang attribute push(                                                                                      \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,amx-tile,amx-bf16,amx-int8"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma,amx-tile,amx-bf16,amx-int8")
+#endif
+
+namespace pyperf::cpu {
+namespace {
+
+#include "cpu/kernels_avx512.h"
+#include "cpu/kernels_template.h"
+
+constexpr int TILE_ROWS = 16, TILE_WORDS = 16, MOST_ROWS = 2 * TILE_ROWS;
+static_assert(NR == 2 * TILE_WORDS, "two tiles of B side by side are a panel");
+
+struct Bfloat16Tiles {
+    using Source = std::uint16_t;
+    using Sum = Vec;
+    using Element = float;
+    static constexpr int GROUP = 2, STEP = GROUP * TILE_WORDS, HEADER = 0;
+
+    static BitsVec a_bits(BitsVec bits) { return bits; }
+    static BitsVec b_bits(BitsVec bits) { return bits; }
+    static Vec a_words(const Source* source) { return load(reinterpret_cast<const float*>(source)); }
+    static Vec b_words(const Source* source) { return a_words(source); }
+    static void finish_panel(float*, std::int64_t) {}
+};
+
+struct Int8Tiles : Bfloat16Tiles {
+    using Source = std::int8_t;
+    using Sum = SumVec;
+    using Element = std::int32_t;
+    static constexpr int GROUP = 4, STEP = GROUP * TILE_WORDS;
+
+    static Vec a_words(const Source* source) { return load(reinterpret_cast<const float*>(source)); }
+    static Vec b_words(const Source* source) { return a_words(source); }
+};
+
+// Rows of A that the tile registers of this thread are set up for; 0 before the first product of a worker's turn.
+thread_local int configured_rows = 0;
+
+// 64 bytes, as LDTILECFG reads them: palette, and the rows and bytes a row of each register.
+struct alignas(64) TileConfiguration {
+    std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    std::uint16_t row_bytes[16] = {};
+    std::uint8_t rows[16] = {};
+};
+
+// Registers 0 to 3 are the sums, 4 and 5 A, 6 and 7 B.
+void configure(int rows) {
+    TileConfiguration tiles;
+    const int upper = std::min(rows, TILE_ROWS), lower = std::max(rows - TILE_ROWS, 1);
+    const int rows_of[8] = {upper, upper, lower, lower, upper, lower, TILE_ROWS, TILE_ROWS};
+    for (int tile = 0; tile < 8; ++tile) {
+        tiles.rows[tile] = static_cast<std::uint8_t>(rows_of[tile]);
+        tiles.row_bytes[tile] = TILE_WORDS * 4;
+    }
+    _tile_loadconfig(&tiles);
+    configured_rows = rows;
+}
+
+// A product may follow another library's on this thread, so what it finds is not relied upon.
+void leave() {
+    if (configured_rows == 0) return;
+    _tile_release();
+    configured_rows = 0;
+}
+
+#define PYPERF_MULTIPLY(sum, a, b)             \
+    if constexpr (Format::GROUP == 2) {        \
+        _tile_dpbf16ps(sum, a, b);             \
+    } else {                                   \
+        _tile_dpbssd(sum, a, b);               \
+    }
+
+template <typename Format, int ROWS>
+void micro_of_tiles(std::int64_t depth, const void* a_panel, const void* b_panel, void* c_memory, std::int64_t ldc,
+                    bool accumulate) {
+    constexpr bool two = ROWS > TILE_ROWS;
+    constexpr std::int64_t a_row = A_STRIDE * 4, b_row = NR * 4;
+    if (configured_rows != ROWS) configure(ROWS);
+    const char *a = static_cast<const char*>(a_panel), *b = static_cast<const char*>(b_panel);
+    char *c = static_cast<char*>(c_memory), *c_lower = c + TILE_ROWS * ldc * 4;
+    const std::int64_t c_row = ldc * 4;
+    if (accumulate) {
+        _tile_loadd(0, c, c_row);
+        _tile_loadd(1, c + 64, c_row);
+        if constexpr (two) {
+            _tile_loadd(2, c_lower, c_row);
+            _tile_loadd(3, c_lower + 64, c_row);
+        }
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        if constexpr (two) {
+            _tile_zero(2);
+            _tile_zero(3);
+        }
+    }
+    for (std::int64_t k = 0; k < depth; k += Format::STEP, a += 64, b += TILE_WORDS * b_row) {
+        _tile_loadd(6, b, b_row);
+        _tile_loadd(4, a, a_row);
+        PYPERF_MULTIPLY(0, 4, 6)
+        _tile_loadd(7, b + 64, b_row);
+        PYPERF_MULTIPLY(1, 4, 7)
+        if constexpr (two) {
+            _tile_loadd(5, a + TILE_ROWS * a_row, a_row);
+            PYPERF_MULTIPLY(2, 5, 6)
+            PYPERF_MULTIPLY(3, 5, 7)
+        }
+    }
+    _tile_stored(0, c, c_row);
+    _tile_stored(1, c + 64, c_row);
+    if constexpr (two) {
+        _tile_stored(2, c_lower, c_row);
+        _tile_stored(3, c_lower + 64, c_row);
+    }
+}
+
+#undef PYPERF_MULTIPLY
+
+template <typename Format, int... ROWS>
+constexpr ProductKernels tile_products(const char* unit, double rate, std::integer_sequence<int, ROWS...>,
+                                       decltype(ProductKernels::pack_scores) pack_scores) {
+    return {unit,
+            MOST_ROWS,
+            NR,
+            MAX_DEPTH * Format::GROUP,
+            rate,
+            {{MOST_ROWS * A_STRIDE * 4, 0, 1}, {MOST_ROWS * A_STRIDE * 4, 0, 1}},
+            {Format::HEADER, words_b_bytes<Format>, Format::STEP},
+            {pack_columns_of_words<Format, MOST_ROWS>, pack_rows_of_words<Format, MOST_ROWS>},
+            {pack_words_by_lanes<Format>, pack_words_by_depth<Format>},
+            {{nullptr, micro_of_tiles<Format, ROWS + 1>...}, {nullptr, micro_of_tiles<Format, ROWS + 1>...}},
+            add<typename Format::Element>,
+            pack_scores};
+}
+
+constexpr ProductKernels bfloat16_product =
+    tile_products<Bfloat16Tiles>("tdpbf16ps", 16, std::make_integer_sequence<int, MOST_ROWS>{}, pack_scores);
+constexpr ProductKernels int8_product =
+    tile_products<Int8Tiles>("tdpbssd", 32, std::make_integer_sequence<int, MOST_ROWS>{}, nullptr);
+
+}  // namespace
+}  // namespace pyperf::cpu
+
+#if defined(PYPERF_EMULATED)
+#elif defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+namespace pyperf::cpu {
+
+const KernelSet* amx_kernels() {
+    static const KernelSet set = [] {
+        KernelSet amx = with(avx512_bf16_kernels(), "amx",
+                             {{DataType::bfloat16, &bfloat16_product}, {DataType::int8, &int8_product}});
+        amx.leave = leave;
+        return amx;
+    }();
+    return avx512_bf16_kernels() && processor().amx ? &set : nullptr;
+}
+
+}  // namespace pyperf::cpu
+#else
+namespace pyperf::cpu {
+const KernelSet* amx_kernels() { return nullptr; }
+}  // namespace pyperf::cpu
+#endif
