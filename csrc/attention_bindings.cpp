@@ -30,7 +30,7 @@ std::unique_ptr<cpu::Attention> make_attention(std::int64_t batch, std::int64_t 
     options.seq_q = seq_q;
     options.seq_k = seq_k;
     options.head_dim = head_dim;
-    options.type = operand_type(dtype);
+    options.type = data_type("dtype", dtype);
     options.causal = causal;
     options.blocks = {static_cast<int>(blocks[0]), static_cast<int>(blocks[1])};
     options.workers = workers;
@@ -53,7 +53,7 @@ std::pair<int, int> default_blocks(std::int64_t batch, std::int64_t heads, std::
     options.seq_q = seq_q;
     options.seq_k = seq_k;
     options.head_dim = head_dim;
-    options.type = operand_type(dtype);
+    options.type = data_type("dtype", dtype);
     options.causal = causal;
     options.workers = workers;
     options.isa = isa.value_or("");

@@ -64,13 +64,13 @@ std::unique_ptr<cpu::Gemm> make_gemm(std::int64_t m, std::int64_t n, std::int64_
                                      const TileArgument& tile, const std::string& schedule, std::int64_t splits,
                                      std::int64_t workers, std::int64_t group, const std::optional<std::string>& isa,
                                      bool pin) {
-    cpu::check_tile(tile[0], tile[1], tile[2], kernels_of(isa), operand_type(dtype));
+    cpu::check_tile(tile[0], tile[1], tile[2], kernels_of(isa), data_type("dtype", dtype, "int8"));
     cpu::GemmOptions options;
     options.m = m;
     options.n = n;
     options.k = k;
-    options.type = operand_type(dtype);
-    options.out_type = data_type("out_dtype", out_dtype);
+    options.type = data_type("dtype", dtype, "int8");
+    options.out_type = data_type("out_dtype", out_dtype, "int32");
     options.a_transposed = a_transposed;
     options.b_transposed = b_transposed;
     options.tile = narrow(tile);
@@ -91,7 +91,7 @@ void run(cpu::Gemm& gemm, std::uintptr_t a, std::int64_t lda, std::uintptr_t b, 
 
 std::tuple<int, int, int> default_tile(std::int64_t m, std::int64_t n, std::int64_t k, const std::string& dtype,
                                        std::int64_t workers, const std::optional<std::string>& isa) {
-    const Tile tile = cpu::default_tile(m, n, k, workers, kernels_of(isa).of(operand_type(dtype)));
+    const Tile tile = cpu::default_tile(m, n, k, workers, kernels_of(isa).of(data_type("dtype", dtype, "int8")));
     return {tile.m, tile.n, tile.k};
 }
 
@@ -107,7 +107,7 @@ PYBIND11_MODULE(_native, module) {
     module.def(
         "micro_tile",
         [](const std::string& isa, const std::string& dtype) {
-            const cpu::ProductKernels& product = cpu::kernels_named(isa).of(operand_type(dtype));
+            const cpu::ProductKernels& product = cpu::kernels_named(isa).of(data_type("dtype", dtype, "int8"));
             return std::pair(product.mr, product.nr);
         },
         py::arg("isa"), py::arg("dtype") = "float32", "(most rows, columns) of the register micro-kernel.");
@@ -115,7 +115,7 @@ PYBIND11_MODULE(_native, module) {
         "check_tile",
         [](std::int64_t m, std::int64_t n, std::int64_t k, const std::string& dtype,
            const std::optional<std::string>& isa) {
-            cpu::check_tile(m, n, k, kernels_of(isa), operand_type(dtype));
+            cpu::check_tile(m, n, k, kernels_of(isa), data_type("dtype", dtype, "int8"));
         },
         py::arg("m"), py::arg("n"), py::arg("k"), py::arg("dtype") = "float32", py::arg("isa") = py::none(),
         "Raises ValueError, naming the limits and the nearest tile that can be computed, unless this one can.");

@@ -33,7 +33,6 @@ void check_blocks(std::int64_t m, std::int64_t n, const KernelSet& kernels) {
 }
 
 void check_attention(const AttentionOptions& options) {
-    CHECK_INPUT(options.type != DataType::int8, "Attention of int8 is not computed: ask for float32 or bfloat16.");
     check_range("batch", options.batch, max_dimension);
     check_range("heads", options.heads, max_dimension);
     check_range("kv_heads", options.kv_heads, max_dimension);

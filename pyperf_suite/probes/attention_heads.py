@@ -27,6 +27,7 @@ from pyperf_suite.spec.findings import Figure, Findings, Panel, Quantity, Remark
 from pyperf_suite.spec.probe import Probe, RowTable
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series, table, wins
 from pyperf_suite.workloads.attention import AttentionParameters
+from pyperf_suite.workloads.backends import INSTRUCTION_SETS, named_by_isa
 from pyperf_suite.workloads.kernel_names import flash_kernel
 
 MASKS = ("full", "causal")
@@ -152,7 +153,7 @@ def sweep(axes: AttentionHeadsAxes) -> Iterator[Case]:
             # A library chooses its blocks itself; our kernel for CPUs computes no gradients.
             if blocks != CHOSEN and implementation in OWN:
                 parameters = replace(parameters, blocks=Blocks.parse(blocks))
-            if (implementation, phase) != ("native", "backward"):
+            if not (implementation in NATIVE and phase == "backward"):
                 yield Case("attention", parameters, implementation, mode=mode)
 
 
@@ -195,7 +196,8 @@ def group(case: Case) -> str:
 
 
 # Our own kernels, whose blocks are asked for.
-OWN = ("native", "triton")
+NATIVE = tuple(map(named_by_isa, ("", *INSTRUCTION_SETS)))
+OWN = (*NATIVE, "triton")
 
 
 def kernel(row: Row) -> str:

@@ -41,6 +41,15 @@ def native_extension() -> ModuleType:
         ) from None
 
 
+# Of our CPU kernels, best first; `_native.isas()` has those that this processor can run.
+INSTRUCTION_SETS = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "portable", "neon")
+
+
+def named_by_isa(isa: str) -> str:
+    """The name of our CPU kernels of one instruction set: `native` takes the best there is."""
+    return f"native_{isa}" if isa else "native"
+
+
 class CudaDevice:
     """A GPU that kernels are compiled for, loaded on and timed on; `context` and `native` are `_native.cuda`'s."""
 

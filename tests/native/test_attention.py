@@ -100,7 +100,7 @@ class Case:
 def workers_here(native: ModuleType) -> int:
     """Two workers where the process may use two cores."""
     try:
-        native.default_blocks(1, 1, 1, 1, 1, False, 2)
+        native.default_blocks(1, 1, 1, 1, 1, workers=2)
     except ValueError:
         return 1
     return 2
@@ -127,10 +127,11 @@ def test_sequences_around_the_blocks_and_one_are_right(native: ModuleType, isa: 
                 Case(1, 2, 1, seq_q, seq_k, 24, causal=causal, options=options).check(native)
 
 
-def test_every_height_of_the_micro_kernel_is_right(native: ModuleType, isa: str) -> None:
-    rows, keys = native.micro_tile(isa)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_height_of_the_micro_kernel_is_right(native: ModuleType, isa: str, dtype: str) -> None:
+    rows, keys = native.micro_tile(isa, dtype)
     for height in range(1, rows + 2):
-        Case(1, 1, 1, height, 50, 3 * keys // 2, options={"isa": isa, "blocks": (height, keys)}).check(native)
+        Case(1, 1, 1, height, 50, 3 * keys // 2, dtype, options={"isa": isa, "blocks": (height, keys)}).check(native)
 
 
 def test_the_largest_head_dim_and_blocks_are_right(native: ModuleType, isa: str) -> None:
@@ -271,7 +272,7 @@ def test_the_default_blocks_can_be_computed_and_give_every_worker_a_tile(native:
     for batch, heads, seq_q, seq_k, head_dim in shapes:
         for causal in (False, True):
             for workers in range(1, workers_here(native) + 1):
-                m, n = native.default_blocks(batch, heads, seq_q, seq_k, head_dim, causal, workers, isa)
+                m, n = native.default_blocks(batch, heads, seq_q, seq_k, head_dim, "float32", causal, workers, isa)
                 native.check_blocks(m, n, isa)
                 assert m <= seq_q
                 if seq_q >= 64 * workers:

@@ -12,14 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.workloads.operands import not_a_number, round_to, widen
+from pyperf_suite.workloads.operands import element_type, not_a_number, round_to, widen
 
+RESULTS = {"float32": ("float32", "bfloat16"), "bfloat16": ("float32", "bfloat16"), "int8": ("int32",)}
 SCHEDULES = ("data_parallel", "persistent", "split_k", "stream_k")
 CANARY = np.uint16(0x4321)
 
 # Per element: |out − ref| ≤ limit · (|A|·|B|). fp32 sums of the few hundred terms here stay far below 1e-5
 # (γ_k ≈ k · 2⁻²⁴, and rounding errors do not all add up); a bfloat16 result is rounded once more, to 8 bits.
-LIMIT = {"float32": 1e-5, "bfloat16": 2.0**-8}
+# Integers are exact.
+LIMIT = {"float32": 1e-5, "bfloat16": 2.0**-8, "int32": 0.0}
 
 
 @dataclass
@@ -41,12 +43,13 @@ class Product:
         random = np.random.default_rng(self.seed)
         self.a, self.a_values = self._operand(random, self.m, self.k, self.a_transposed)
         self.b, self.b_values = self._operand(random, self.k, self.n, self.b_transposed)
-        storage = np.float32 if self.out_dtype == "float32" else np.uint16
-        self.c = np.empty((self.m + 2, self.n + self.padding), storage)
+        self.c = np.empty((self.m + 2, self.n + self.padding), element_type(self.out_dtype).storage)
 
     def _operand(self, random: np.random.Generator, rows: int, columns: int, transposed: bool) -> tuple:
         shape = (columns, rows) if transposed else (rows, columns)
         stored = random.standard_normal((shape[0], shape[1] + self.padding)).astype(np.float32)
+        if self.dtype == "int8":
+            stored = random.integers(-128, 128, stored.shape).astype(np.int8)
         stored = round_to(stored, self.dtype)
         values = widen(stored, self.dtype)
         values = values[:, : shape[1]].astype(np.float64)
@@ -70,7 +73,7 @@ class Product:
         """The result as stored; checks that nothing outside of C was touched."""
         self.c.view(np.uint16)[:] = CANARY
         inside = self.c[1:-1, : self.n]
-        inside[:] = np.nan if self.out_dtype == "float32" else np.uint16(0x7FC0)
+        inside[:] = not_a_number(self.out_dtype)
         first = self.c[1:].ctypes.data
         lda, ldb, ldc = self.a.shape[1], self.b.shape[1], self.c.shape[1]
         gemm.run(self.a.ctypes.data, lda, self.b.ctypes.data, ldb, first, ldc)
@@ -102,7 +105,7 @@ def workers_here(native: ModuleType) -> int:
 
 
 @pytest.mark.parametrize("layout", ["NN", "TN", "NT", "TT"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", RESULTS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_product_with_edges_on_every_side_is_right(
     native: ModuleType, isa: str, layout: str, dtype: str, schedule: str
@@ -110,7 +113,7 @@ def test_a_product_with_edges_on_every_side_is_right(
     columns = native.micro_tile(isa)[1]
     options: dict[str, Any] = {"isa": isa, "tile": (24, 2 * columns, 20), "schedule": schedule}
     options |= {"workers": workers_here(native), "splits": 3 if schedule == "split_k" else 1}
-    for out_dtype in ("float32", "bfloat16"):
+    for out_dtype in RESULTS[dtype]:
         Product(
             m=61,
             n=4 * columns + 7,
@@ -124,25 +127,37 @@ def test_a_product_with_edges_on_every_side_is_right(
         ).check(native)
 
 
+@pytest.mark.parametrize("dtype", RESULTS)
 @pytest.mark.parametrize("a_transposed", [False, True])
 @pytest.mark.parametrize("b_transposed", [False, True])
 def test_sizes_around_the_tile_one_and_primes_are_right(
-    native: ModuleType, isa: str, a_transposed: bool, b_transposed: bool
+    native: ModuleType, isa: str, dtype: str, a_transposed: bool, b_transposed: bool
 ) -> None:
     columns = native.micro_tile(isa)[1]
     tile = (16, columns, 16)
+    how = {"dtype": dtype, "out_dtype": RESULTS[dtype][0], "a_transposed": a_transposed, "b_transposed": b_transposed}
     for m in (1, 15, 16, 17):
         for n in (1, columns - 1, columns, columns + 1):
             for k in (1, 13, 16, 17):
-                product = Product(m, n, k, a_transposed=a_transposed, b_transposed=b_transposed)
-                product.options = {"isa": isa, "tile": tile}
-                product.check(native)
+                Product(m, n, k, **how, options={"isa": isa, "tile": tile}).check(native)
 
 
-def test_every_height_of_the_micro_kernel_is_right(native: ModuleType, isa: str) -> None:
-    rows, columns = native.micro_tile(isa)
+@pytest.mark.parametrize("dtype", RESULTS)
+def test_every_height_of_the_micro_kernel_is_right(native: ModuleType, isa: str, dtype: str) -> None:
+    rows, columns = native.micro_tile(isa, dtype)
     for height in range(1, rows + 2):
-        Product(height, columns, 5, options={"isa": isa, "tile": (height, columns, 5)}).check(native)
+        options = {"isa": isa, "tile": (height, columns, 5)}
+        Product(height, columns, 5, dtype, RESULTS[dtype][0], options=options).check(native)
+
+
+@pytest.mark.parametrize("of_b", [-128, 127])
+def test_the_ends_of_int8_are_summed_without_saturation(native: ModuleType, isa: str, of_b: int) -> None:
+    depth, columns = 300, native.micro_tile(isa)[1]
+    a, b = np.full((3, depth), -128, np.int8), np.full((depth, columns), of_b, np.int8)
+    c = np.zeros((3, columns), np.int32)
+    gemm = native.Gemm(3, columns, depth, "int8", "int32", tile=(3, columns, 256), isa=isa)
+    gemm.run(a.ctypes.data, depth, b.ctypes.data, columns, c.ctypes.data, columns)
+    assert (c == depth * -128 * of_b).all()
 
 
 @pytest.mark.slow
@@ -159,12 +174,13 @@ def test_any_shape_tile_layout_and_schedule_is_right(native: ModuleType, data: s
     workers = data.draw(st.integers(1, workers_here(native)))
     options = {"isa": isa, "tile": tile, "schedule": schedule, "splits": splits, "workers": workers}
     options["group"] = data.draw(st.integers(1, 4))
+    dtype = data.draw(st.sampled_from(sorted(RESULTS)))
     Product(
         m,
         n,
         k,
-        dtype=data.draw(st.sampled_from(["float32", "bfloat16"])),
-        out_dtype=data.draw(st.sampled_from(["float32", "bfloat16"])),
+        dtype=dtype,
+        out_dtype=data.draw(st.sampled_from(RESULTS[dtype])),
         a_transposed=data.draw(st.booleans()),
         b_transposed=data.draw(st.booleans()),
         padding=data.draw(st.integers(0, 5)),
@@ -230,6 +246,6 @@ def test_the_default_tile_can_be_computed_and_gives_every_worker_a_tile(native: 
     for m, n, k in shapes:
         for workers in (1, 2, 3, 8):
             tile = native.default_tile(m, n, k, "float32", workers, isa)
-            native.check_tile(*tile, isa)
+            native.check_tile(*tile, isa=isa)
             if m * n >= 128 * 128 * workers:
                 assert -(-m // tile[0]) * -(-n // tile[1]) >= workers

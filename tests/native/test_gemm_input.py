@@ -27,7 +27,7 @@ def arguments(native: ModuleType, **changes: object) -> dict:
         ({"tile": (0, 64, 64)}, "Tile 0x64x64 cannot be computed"),
         ({"tile": (64, 33, 64)}, "n a multiple of"),
         ({"tile": (64, 64, 10**12)}, "the nearest tile that can is 64x64x"),
-        ({"dtype": "float16"}, "'float16' is unknown: choose float32 or bfloat16"),
+        ({"dtype": "float16"}, "'float16' is unknown: choose float32, bfloat16 or int8"),
         ({"out_dtype": "int8"}, "out_dtype 'int8'"),
         ({"schedule": "magic"}, "Schedule 'magic'"),
         ({"schedule": "split_k", "splits": 3}, "between 1 and 2"),
@@ -53,10 +53,10 @@ def test_check_tile_names_a_tile_that_can_be_computed(native: ModuleType) -> Non
     for isa in native.isas():
         columns = native.micro_tile(isa)[1]
         with pytest.raises(ValueError, match="the nearest tile that can is") as refusal:
-            native.check_tile(128, 3 * columns + 1, 0, isa)
+            native.check_tile(128, 3 * columns + 1, 0, isa=isa)
         nearest = str(refusal.value).rsplit(" ", 1)[1].rstrip(".")
         assert nearest == f"128x{3 * columns}x1"
-        native.check_tile(*(int(side) for side in nearest.split("x")), isa)
+        native.check_tile(*(int(side) for side in nearest.split("x")), isa=isa)
 
 
 @pytest.mark.parametrize(

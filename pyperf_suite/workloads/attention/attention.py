@@ -24,7 +24,7 @@ from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_attention import verify_attention
 from pyperf_suite.workloads.attention import GRADIENTS, INPUTS, AttentionParameters
 from pyperf_suite.workloads.attention.by_torch import FlexAttention, TorchSdpa, TwoGemm
-from pyperf_suite.workloads.backends import native_extension, require_cores
+from pyperf_suite.workloads.backends import INSTRUCTION_SETS, named_by_isa, native_extension, require_cores
 from pyperf_suite.workloads.operands import Operand, Operands
 from pyperf_suite.workloads.operator import (
     Bound,
@@ -161,8 +161,11 @@ def costs_of(compiled: Any, target: str, multiprocessors: int) -> dict[str, int 
 class NativeCpuAttention(TimedImplementation[AttentionParameters]):
     """`csrc/cpu`: the GEMM's packing and micro-kernels with the online softmax between them, forward only."""
 
-    name = "native"
     device_kind = "cpu"
+
+    def __init__(self, isa: str = "") -> None:
+        self.isa = isa or None
+        self.name = named_by_isa(isa)  # type: ignore[misc]
 
     def validate(self, parameters: AttentionParameters) -> None:
         if parameters.backward:
@@ -171,6 +174,9 @@ class NativeCpuAttention(TimedImplementation[AttentionParameters]):
                 "ask a library for that."
             )
         require_cores(parameters.workers)
+        native = native_extension()
+        with refusing(UserError):
+            native.micro_tile(self.isa or native.isas()[0], parameters.dtype)
         blocks = parameters.blocks
         if blocks is not None:
             if blocks.stages != 1 or blocks.warps != 1:
@@ -179,12 +185,12 @@ class NativeCpuAttention(TimedImplementation[AttentionParameters]):
                     f"ask for {blocks.m}x{blocks.n}."
                 )
             with refusing(UserError):
-                native_extension().check_blocks(blocks.m, blocks.n)
+                native.check_blocks(blocks.m, blocks.n, self.isa)
 
     def prepare(self, parameters: AttentionParameters, operands: Operands, place: Place) -> Launches:
         p = parameters
         with refusing(Unsupported):
-            blocks = p.blocks or default_native_blocks(p)
+            blocks = p.blocks or default_native_blocks(p, self.isa)
             attention = native_extension().Attention(
                 p.batch,
                 p.heads,
@@ -196,6 +202,7 @@ class NativeCpuAttention(TimedImplementation[AttentionParameters]):
                 p.causal,
                 blocks=(blocks.m, blocks.n),
                 workers=p.workers,
+                isa=self.isa,
             )
         memory = HostArrays(operands, place)
         bound = [
@@ -205,6 +212,7 @@ class NativeCpuAttention(TimedImplementation[AttentionParameters]):
         details = {
             "blocks": str(blocks),
             "isa": attention.isa,
+            "unit": attention.unit,
             "micro_tile": "x".join(map(str, attention.micro_tile)),
             "padded_head_dim": attention.padded_head_dim,
             "slots": attention.workers,
@@ -214,10 +222,11 @@ class NativeCpuAttention(TimedImplementation[AttentionParameters]):
         return Launches(memory, bound, Kernel(f"native_attention_{attention.isa}", "packed", details))
 
 
-def default_native_blocks(parameters: AttentionParameters) -> Blocks:
+def default_native_blocks(parameters: AttentionParameters, isa: str | None = None) -> Blocks:
     """The blocks that the native kernel takes where none are asked for. Raises ValueError where it has none."""
     p = parameters
-    sizes = native_extension().default_blocks(p.batch, p.heads, p.seq_q, p.keys, p.head_dim, p.causal, p.workers)
+    native = native_extension()
+    sizes = native.default_blocks(p.batch, p.heads, p.seq_q, p.keys, p.head_dim, p.dtype, p.causal, p.workers, isa)
     return Blocks(*sizes)
 
 
@@ -227,7 +236,7 @@ class Attention(Operator[AttentionParameters]):
     name = "attention"
     parameters_type = AttentionParameters
     implementations = by_name(
-        NativeCpuAttention(),
+        *map(NativeCpuAttention, ("", *INSTRUCTION_SETS)),
         TritonAttention(),
         *map(TorchSdpa, ("default", "flash", "cudnn", "efficient", "math")),
         FlexAttention(),

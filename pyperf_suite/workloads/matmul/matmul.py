@@ -20,7 +20,14 @@ from pyperf_suite.kernels.static import families
 from pyperf_suite.laws.tiling import Tile, visiting_group
 from pyperf_suite.measure.tolerance import Keep
 from pyperf_suite.measure.verify import Verification, verify_product
-from pyperf_suite.workloads.backends import CudaDevice, cuda_device, native_extension, require_cores
+from pyperf_suite.workloads.backends import (
+    INSTRUCTION_SETS,
+    CudaDevice,
+    cuda_device,
+    named_by_isa,
+    native_extension,
+    require_cores,
+)
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.matmul.libraries import LibraryMatmul
 from pyperf_suite.workloads.operands import Operand, Operands
@@ -248,8 +255,11 @@ def require_no_cluster(implementation: str, tile: Tile) -> None:
 class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
     """`csrc/cpu`: packed panels, a register micro-kernel for the processor's ISA, one schedule header."""
 
-    name = "native"
     device_kind = "cpu"
+
+    def __init__(self, isa: str = "") -> None:
+        self.isa = isa or None
+        self.name = named_by_isa(isa)  # type: ignore[misc]
 
     def validate(self, parameters: MatmulParameters) -> None:
         parameters.require_padding(self.name, pads=False)
@@ -259,11 +269,14 @@ class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
                 f"The native matmul does not know the schedule {schedule}: choose from {', '.join(POLICIES)}."
             )
         require_cores(schedule.workers)
+        native = native_extension()
+        with refusing(UserError):
+            native.micro_tile(self.isa or native.isas()[0], parameters.dtype)
         if tile is not None:
             if tile.stages != 1 or tile.ctas != 1:
                 raise UserError(f"Tile {tile} names stages or clusters, which a CPU kernel does not have.")
             with refusing(UserError):
-                native_extension().check_tile(tile.m, tile.n, tile.k)
+                native.check_tile(tile.m, tile.n, tile.k, parameters.dtype, self.isa)
 
     def prepare(self, parameters: MatmulParameters, operands: Operands, place: Place) -> Launches:
         native, schedule = native_extension(), parameters.schedule
@@ -272,7 +285,7 @@ class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
             if tile is not None:
                 sizes = (tile.m, tile.n, tile.k)
             else:
-                sizes = native.default_tile(m, n, k, parameters.dtype, schedule.workers)
+                sizes = native.default_tile(m, n, k, parameters.dtype, schedule.workers, self.isa)
             gemm = native.Gemm(
                 m,
                 n,
@@ -285,6 +298,7 @@ class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
                 schedule=schedule.policy,
                 splits=schedule.splits,
                 workers=schedule.workers,
+                isa=self.isa,
             )
         memory = HostArrays(operands, place)
         leading_a, leading_b, leading_c = parameters.leading_dimensions
@@ -297,6 +311,7 @@ class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
             "tile": "x".join(map(str, sizes)),
             "schedule": str(schedule),
             "isa": gemm.isa,
+            "unit": gemm.unit,
             "micro_tile": "x".join(map(str, gemm.micro_tile)),
             "pinned": gemm.pinned,
             "workspace_bytes": gemm.workspace_bytes,
@@ -310,7 +325,7 @@ class Matmul(Operator[MatmulParameters]):
     name = "matmul"
     parameters_type = MatmulParameters
     implementations = by_name(
-        NativeCpuMatmul(),
+        *map(NativeCpuMatmul, ("", *INSTRUCTION_SETS)),
         LibraryMatmul("torch", "cpu"),
         LibraryMatmul("torch_padded", "cpu", pads=True),
         *(CudaMatmul(family) for family in families().values()),

@@ -1,0 +1,85 @@
+"""Kernels of instruction sets that this processor may lack, built over plain C++ that computes what they do.
+
+The extension is built once more with `emulated_units.h` in place of the intrinsics; tests of the real one run on it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+CSRC = HERE.parents[1] / "csrc"
+ISAS = ("amx", "avx512_bf16", "avx512_vnni", "avx512")
+
+
+def loaded(name: str, path: Path) -> ModuleType:
+    """A module from its file: other tests, of which some run here too, or an extension."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+gemm = loaded("emulated_gemm", HERE / "test_gemm.py")
+attention = loaded("emulated_attention", HERE / "test_attention.py")
+test_a_product = gemm.test_a_product_with_edges_on_every_side_is_right
+test_sizes_of_products = gemm.test_sizes_around_the_tile_one_and_primes_are_right
+test_heights_of_products = gemm.test_every_height_of_the_micro_kernel_is_right
+test_the_ends_of_int8 = gemm.test_the_ends_of_int8_are_summed_without_saturation
+test_any_product = gemm.test_any_shape_tile_layout_and_schedule_is_right
+test_an_attention = attention.test_attention_with_edges_on_every_side_is_right
+test_heights_of_attention = attention.test_every_height_of_the_micro_kernel_is_right
+
+
+@pytest.fixture(scope="session")
+def native(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """The CPU's part of the extension with every instruction set emulated."""
+    pybind11 = pytest.importorskip("pybind11", reason="pybind11 is not installed: run `pip install pybind11`")
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None or os.uname().machine != "x86_64":
+        pytest.skip("no C++ compiler for x86-64 builds the emulation: set CXX")
+    folder = tmp_path_factory.mktemp("emulated")
+    options = ["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-Wno-psabi", "-DPYPERF_EMULATED"]
+    options += ["-include", str(HERE / "emulated_units.h"), f"-I{CSRC}", f"-I{CSRC.parent / 'kernels' / 'cuda'}"]
+    options += [f"-I{pybind11.get_include()}", f"-I{sysconfig.get_paths()['include']}"]
+    sources = [*CSRC.glob("cpu/*.cpp"), CSRC / "module.cpp", CSRC / "attention_bindings.cpp"]
+    sources.append(HERE / "emulated_module.cpp")
+
+    def compiled(source: Path) -> Path:
+        target = folder / f"{source.stem}.o"
+        subprocess.run([compiler, *options, "-c", source, "-o", target], check=True)
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compiled, sources))
+    library = folder / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+    subprocess.run([compiler, "-shared", *objects, "-o", library, "-pthread"], check=True)
+    return loaded("_native", library)
+
+
+def test_every_instruction_set_names_its_units(native: ModuleType) -> None:
+    def unit(isa: str, dtype: str) -> str:
+        columns = native.micro_tile(isa, dtype)[1]
+        out_dtype = "int32" if dtype == "int8" else dtype
+        return str(native.Gemm(1, 1, 1, dtype, out_dtype, tile=(1, columns, 1), isa=isa).unit)
+
+    units = {isa: [unit(isa, dtype) for dtype in ("float32", "bfloat16", "int8")] for isa in ISAS}
+    assert units == {
+        "amx": ["fma", "tdpbf16ps", "tdpbssd"],
+        "avx512_bf16": ["fma", "vdpbf16ps", "vpdpbusd"],
+        "avx512_vnni": ["fma", "fma", "vpdpbusd"],
+        "avx512": ["fma", "fma", "madd16"],
+    }
