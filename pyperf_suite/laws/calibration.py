@@ -15,7 +15,7 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -138,24 +138,6 @@ def outside(limits: Mapping[str, tuple[float, float]], sizes: Mapping[str, Any])
 def spec_of(gpu: Gpu) -> GpuSpec:
     """The data sheet of a GPU by its name, itself or its calibration. Raises UserError for an unknown GPU."""
     return gpu if isinstance(gpu, GpuSpec) else find_gpu(gpu.gpu if isinstance(gpu, Calibration) else gpu)
-
-
-def most_alike(
-    spec: GpuSpec, known: Iterable[str], law: str, unlike: Callable[[GpuSpec], tuple[float, ...]]
-) -> GpuSpec:
-    """Of GPUs known by name the one with the least `unlike`; of equals the first by name.
-
-    Raises UserError if none is known; `law` says of what.
-    """
-    gpus = [find_gpu(name) for name in sorted(known)]
-    if not gpus:
-        raise UserError(f"No GPU's {law} calibrated, so nothing is known of {spec.name}'s: calibrate one.")
-    return min(gpus, key=unlike)
-
-
-def log_ratio(one: float, other: float) -> float:
-    """How far apart two rates are."""
-    return abs(float(np.log(one / other)))
 
 
 def shipped_path(gpu: str) -> Path:

@@ -26,13 +26,12 @@ from pyperf_suite.laws.calibration import (
     Gpu,
     ResidualGrid,
     all_shipped,
-    log_ratio,
-    most_alike,
     outside,
     own_calibration,
     spec_of,
 )
 from pyperf_suite.laws.explained import Causes, Explained
+from pyperf_suite.laws.transfers import decode_deviation, nearest
 
 Floats = NDArray[np.float64]
 # Names of sizes, and of counted work, with their arrays.
@@ -228,16 +227,8 @@ def unpack_law(block: CalibrationBlock, kind: str, over: Sequence[tuple[str, ...
     return SummedLaw(arrays["costs"][place], tuple(grids), Band(*(arrays[name][place] for name in BAND_NAMES)))
 
 
-# What a law read off another GPU misses beyond what it misses on its own, as a standard deviation of the logarithm:
-# a level, more for each factor e of bandwidth and of multiprocessors apart; and of other kernels. Chosen so
-# that tables of GPUs left out whole are covered (`python -m tools.fit.decode TABLES`).
-ALIKE_LEVEL, A_BANDWIDTH, A_MULTIPROCESSOR = 0.03, 0.04, 0.3
-OTHER_ARCHITECTURE = 0.5
 # The mean of |x| over the standard deviation of a normal x, in percent.
 MEAN_OF_DEVIATION = 80.0
-# Multiprocessors without warpgroup or tensor memory instructions, on memory without stacks: kernels are alike there.
-DESKTOP = ((8, 6), (8, 9), (12, 0))
-
 
 @dataclass(frozen=True)
 class FoundLaw:
@@ -299,7 +290,8 @@ def found_in(
     block = own.block(f"{name}.{having[0]}")
     error = float(block.arrays["mape"][block.arrays["kinds"].tolist().index(kind)])
     origin = block.origin if own.gpu == spec.name else f"read off {own.gpu}, fitted to {block.origin}"
-    return FoundLaw(unpack_law(block, kind, over), having[0], block, error, transferred_deviation(spec, own), origin)
+    apart = decode_deviation(spec, find_gpu(own.gpu))
+    return FoundLaw(unpack_law(block, kind, over), having[0], block, error, apart, origin)
 
 
 @functools.cache
@@ -312,34 +304,4 @@ def donor(spec: GpuSpec, name: str) -> Calibration:
     measured = ", ".join(sorted(shipped)) or "no GPU"
     if spec.compute_capability is None or ("fp8kv" in name and "fp8" not in spec.peak_flop_per_s):
         raise UserError(f"Nothing like {name} on {spec.name} was measured, only on {measured}.")
-
-    def unlike(other: GpuSpec) -> tuple[float, ...]:
-        apart = log_ratio(other.memory_bytes_per_s, spec.memory_bytes_per_s)
-        return not _alike(spec, other), _on_desktops(spec) != _on_desktops(other), apart
-
-    return shipped[most_alike(spec, shipped, f"{name} is", unlike).name]
-
-
-def transferred_deviation(spec: GpuSpec, own: Calibration) -> float:
-    """How far a law read off another GPU's calibration misses beyond its own error; 0 for the GPU's own."""
-    if own.gpu == spec.name:
-        return 0.0
-    other = find_gpu(own.gpu)
-    alike = ALIKE_LEVEL + A_BANDWIDTH * log_ratio(other.memory_bytes_per_s, spec.memory_bytes_per_s)
-    alike += A_MULTIPROCESSOR * log_ratio(other.sms, spec.sms)
-    if not _alike(spec, other):
-        return float(np.hypot(alike, OTHER_ARCHITECTURE))
-    return alike
-
-
-def _on_desktops(gpu: GpuSpec) -> bool:
-    return gpu.compute_capability in DESKTOP
-
-
-def _alike(one: GpuSpec, other: GpuSpec) -> bool:
-    """Whether libraries have the same kernels for two GPUs: compute capability 12.0 has none of 10.0's."""
-    if one.compute_capability is None or other.compute_capability is None or _on_desktops(one) != _on_desktops(other):
-        return False
-    if _on_desktops(one):
-        return one.compute_capability == other.compute_capability
-    return one.compute_capability[0] == other.compute_capability[0]
+    return shipped[nearest(spec, shipped, f"{name} is").name]

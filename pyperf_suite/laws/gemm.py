@@ -23,8 +23,8 @@ from pyperf_suite.laws.calibration import (
     CalibrationBlock,
     Gpu,
     ResidualGrid,
+    all_shipped,
     correction_of,
-    log_ratio,
     outside,
     own_calibration,
     shipped_calibration,
@@ -34,6 +34,7 @@ from pyperf_suite.laws.calibration import (
 from pyperf_suite.laws.explained import Causes, Explained
 from pyperf_suite.laws.measured_maxima import MEASURED_MAXIMA, MeasuredMaximum, sustained_slowdown
 from pyperf_suite.laws.tiling import SIDE_BY_SIDE, alignment_penalty
+from pyperf_suite.laws.transfers import LIKE_PEAK, LIKE_POWER_A_FLOP, have_same_kernels, nearest
 
 # Tiles of C that cuBLAS and CUTLASS have kernels for, rows × columns; each has a share of the peak of its own.
 TILES = (
@@ -365,21 +366,6 @@ def _law(calibration: Calibration, gpu: GpuSpec, dtype: str, library: str) -> Ge
     return GemmLaw(gpu, dtype, library, coefficients, residual, block, band, error_percent, source)
 
 
-# GPUs with tables whose law others have, by compute capability: of several the one with the nearest memory. Cards for
-# workstations and games have none: power holds them down less than an L40S, and on an RTX A6000 the law of all GPUs
-# errs by 10 % where the L40S's errs by 21.
-SOURCES = {
-    (8, 0): ("A100 SXM",),
-    (8, 9): ("L40S",),
-    (9, 0): ("H100 SXM", "H200 SXM"),
-    (10, 0): ("B200 SXM",),
-    (10, 3): ("B200 SXM",),
-}
-# An Ada with more power a FLOP than this times the source's is not held down as that one.
-LIKE_POWER_A_FLOP = 1.2
-ADA = (8, 9)
-# Peaks that differ by more than this make a GPU another one, though of the same kernels.
-LIKE_PEAK = 1.5
 # Rounds of finding the rate with which the law has a published product take its time.
 ROUNDS = 8
 WITHIN = 1.075
@@ -398,10 +384,7 @@ def _transferred(gpu: GpuSpec, dtype: str, library: str | None) -> GemmLaw:
         raise UserError(f"No product of {dtype!r} was published of {gpu.name}, but {there}: measure one.")
     if gpu.compute_capability is None and library not in (None, PYTORCH):
         raise UserError(f"No products by {library} were published of {gpu.name}: there are those by {PYTORCH}.")
-    source = _source(gpu)
-    calibration = shipped_calibration(source.name) if source else None
-    if calibration is None or not calibration.libraries(name):
-        calibration = pooled
+    calibration = _source(gpu, name) or pooled
     law = _law(calibration, gpu, dtype, calibration.library(name, library if gpu.compute_capability else None))
     others = pooled.block(f"{name}.{law.library}")
     error, band = float(others.held_out["mape"]), Band.from_arrays(others.arrays)
@@ -414,14 +397,16 @@ def _transferred(gpu: GpuSpec, dtype: str, library: str | None) -> GemmLaw:
     return law if maximum is None else _held_to(law, maximum)
 
 
-def _source(gpu: GpuSpec) -> GpuSpec | None:
-    """The GPU with tables that is most alike, None if no such GPU has its kernels and its power."""
-    sources = [
-        source
-        for source in map(find_gpu, SOURCES.get(gpu.compute_capability or (0, 0), ()))
-        if _power_a_flop(gpu) < LIKE_POWER_A_FLOP * _power_a_flop(source) or gpu.compute_capability != ADA
-    ]
-    return min(sources, key=lambda each: log_ratio(each.memory_bytes_per_s, gpu.memory_bytes_per_s), default=None)
+def _source(gpu: GpuSpec, name: str) -> Calibration | None:
+    """The calibration of the GPU whose products are most alike, None if it has other kernels or is held down more.
+
+    Cards for workstations and games mostly have none: power holds them down less than an L40S, and on an RTX A6000 the
+    law of all GPUs errs by 10 % where the L40S's errs by 21.
+    """
+    shipped = {each.gpu: each for each in all_shipped() if each.libraries(name)}
+    source = nearest(gpu, shipped, "products are")
+    held_down = source.name != "L40S" or _power_a_flop(gpu) < LIKE_POWER_A_FLOP * _power_a_flop(source)
+    return shipped[source.name] if have_same_kernels(gpu, source) and held_down else None
 
 
 def _power_a_flop(gpu: GpuSpec) -> float:

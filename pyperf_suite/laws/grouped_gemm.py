@@ -23,8 +23,6 @@ from pyperf_suite.laws.calibration import (
     Gpu,
     all_shipped,
     correction_of,
-    log_ratio,
-    most_alike,
     outside,
     own_calibration,
     spec_of,
@@ -32,6 +30,13 @@ from pyperf_suite.laws.calibration import (
 )
 from pyperf_suite.laws.explained import Causes, Explained
 from pyperf_suite.laws.gemm import Rates, joined, waited
+from pyperf_suite.laws.transfers import (
+    EXPERTS_NOT_TRANSFERRED,
+    EXPERTS_OF_OTHER_KERNELS,
+    EXPERTS_STRETCHED,
+    have_same_kernels,
+    nearest,
+)
 
 Floats = NDArray[np.float64]
 
@@ -50,13 +55,6 @@ L2_BYTES_PER_CLOCK = 64.0
 # Backward computes two products for each of forward's, for the data and for the weights. No table has it: what it may
 # take less or more than twice forward's is an allowance, on top of forward's interval.
 BACKWARD_PRODUCTS, BACKWARD_ALLOWANCE = 2.0, 1.5
-# A GPU without tables is predicted from the one most like it. Of one architecture, that one's interval holds when its
-# logarithm is stretched so far; of others these are the 5th and 95th percentile of log(measured / predicted), over
-# A100, B200 and L40S predicted from the most alike of the others (`tools.fit.grouped_gemm.left_out_errors`).
-STRETCHED = 1.2
-TRANSFERRED = {"trtllm": (-0.8, 0.6), "sglang": (-1.05, 0.9), "vllm": (-0.9, 0.8)}
-# Left out, these were wrong by 3.6 times: kernels of another kind on each architecture.
-NOT_TRANSFERRED = {("vllm", "fp8")}
 PIECE = 2048
 
 
@@ -402,20 +400,14 @@ class ExpertLaw:
 
     def around(self, seconds: Floats, work: ExpertWork) -> tuple[Floats, Floats]:
         """Between which nine of ten measurements lie."""
-        if self.transferred and not akin(self.gpu, self.like):
-            low, high = TRANSFERRED[self.library]
+        if self.transferred and not have_same_kernels(self.gpu, self.like):
+            low, high = EXPERTS_OF_OTHER_KERNELS[self.library]
             return seconds * np.exp(low), seconds * np.exp(high)
         band = Band.from_arrays(self.block.arrays)
         assert band is not None
         low_s, high_s = band.around(seconds, band_figure(self.library, seconds, work))
-        stretched = STRETCHED if self.transferred else 1.0
+        stretched = EXPERTS_STRETCHED if self.transferred else 1.0
         return seconds * (low_s / seconds) ** stretched, seconds * (high_s / seconds) ** stretched
-
-
-def akin(one: GpuSpec, other: GpuSpec) -> bool:
-    """Whether two GPUs have the same kernels: those of one compute capability, or of Blackwell for servers."""
-    mine, theirs = one.compute_capability or (0, 0), other.compute_capability or (0, 0)
-    return mine == theirs or mine[0] == theirs[0] == 10
 
 
 def band_figure(library: str, seconds: Floats, work: ExpertWork) -> Floats:
@@ -437,25 +429,11 @@ def expert_law(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> Exp
         raise UserError(f"No experts were measured on {spec.name}, or on any GPU like it: there are only NVIDIA's.")
     there = {each.gpu: each for each in all_shipped() if each.libraries(name)}
     with_it = {name_: each for name_, each in there.items() if library in (None, *each.libraries(name))}
-    units = UNITS_OF[dtype]
-    like = most_alike(spec, with_it or there, "experts are", lambda other: unlike(spec, other, units))
+    like = nearest(spec, with_it or there, "experts are")
     chosen = there[like.name].library(name, library)
-    if (chosen, dtype) in NOT_TRANSFERRED and not akin(spec, like):
+    if (chosen, dtype) in EXPERTS_NOT_TRANSFERRED and not have_same_kernels(spec, like):
         raise UserError(f"{chosen}'s experts in {dtype} were not measured on {spec.name}: ask for fp8_block or trtllm.")
     return ExpertLaw(spec, like, chosen, dtype, there[like.name].block(f"{name}.{chosen}"))
-
-
-def unlike(spec: GpuSpec, other: GpuSpec, units: str) -> tuple[float, ...]:
-    """How far two GPUs are apart: by compute capability first, then by rates and the size of L2."""
-    apart = [
-        log_ratio(one, two)
-        for one, two in (
-            (spec.memory_bytes_per_s, other.memory_bytes_per_s),
-            (spec.peak(units), other.peak(units)),
-            (max(spec.l2_bytes, 1), other.l2_bytes),
-        )
-    ]
-    return float(not akin(spec, other)), sum(apart)
 
 
 def grouped_gemm_time(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from pyperf_suite.advise.calibrate_laws import cross_predicted, site_numbers, summary
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.band import COVERED, Band
-from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock, all_shipped, most_alike
+from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock, all_shipped
 from pyperf_suite.laws.gemm import Rates
 from pyperf_suite.laws.grouped_gemm import (
     BLOCK_OF,
@@ -31,8 +30,8 @@ from pyperf_suite.laws.grouped_gemm import (
     band_figure,
     counted_seconds,
     expert_work,
-    unlike,
 )
+from pyperf_suite.laws.transfers import nearest
 from tools.fit.fitting import SEED, Blocks, by_gpu, fit_constants, limits_of
 from tools.fit.published import read_columns, tables_like, versions
 
@@ -250,7 +249,7 @@ def left_out_errors(tables_folder: Path) -> Iterator[tuple[str, str, str, str, F
         others = {each.gpu: each for each in all_shipped() if table.library in each.libraries(name)}
         others.pop(table.gpu.name, None)
         if others:
-            like = most_alike(table.gpu, others, "experts are", partial(unlike, table.gpu, units=UNITS_OF[table.dtype]))
+            like = nearest(table.gpu, others, "experts are")
             block = others[like.name].block(f"{name}.{table.library}")
             law = ExpertLaw(table.gpu, like, table.library, table.dtype, block)
             missed = np.log(table.seconds / law.seconds(table.work)[0])

@@ -15,12 +15,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import CalibrationBlock
-from pyperf_suite.laws.roofline import (
-    ERROR_PERCENT_SAME_ARCHITECTURE,
-    MemoryLaw,
-    transferred_law,
-    unpack_law,
-)
+from pyperf_suite.laws.roofline import MemoryLaw, transferred_law, unpack_law
+from pyperf_suite.laws.transfers import MEMORY_PERCENT_OF_SAME_KERNELS
 from tools.fit.fitting import USUAL_ERROR, limits_of
 from tools.fit.published import read_columns, tables_like
 
@@ -61,7 +57,7 @@ def left_out_bands(tables_folder: Path, blocks: dict[str, CalibrationBlock]) -> 
         gpu = find_gpu(name)
         law = transferred_law(gpu, {other: law for other, law in laws.items() if other != name})
         nbytes, runs, _ = _read_runs(tables_folder, gpu)
-        alike = law.error_percent == ERROR_PERCENT_SAME_ARCHITECTURE
+        alike = law.error_percent == MEMORY_PERCENT_OF_SAME_KERNELS
         found[alike].append(_missed(runs, np.asarray(sum(law.parts(gpu, nbytes).values())), nbytes / gpu.l2_bytes))
     return {alike: Band.fit(*np.hstack(parts)) for alike, parts in found.items()}
 
