@@ -277,6 +277,7 @@ BEYOND_WIDTHS = 0.45
 # The same for a window that was not measured with that width.
 OTHER_WINDOW = 0.55
 
+
 @dataclass(frozen=True)
 class KernelChoice:
     """A kernel that answers, with its weight, and how much wider than its own the interval is, as a logarithm."""

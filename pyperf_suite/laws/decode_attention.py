@@ -230,6 +230,7 @@ def unpack_law(block: CalibrationBlock, kind: str, over: Sequence[tuple[str, ...
 # The mean of |x| over the standard deviation of a normal x, in percent.
 MEAN_OF_DEVIATION = 80.0
 
+
 @dataclass(frozen=True)
 class FoundLaw:
     """The law that answers for a GPU: of which library, from which block; `apart` is 0 where it is the GPU's own."""

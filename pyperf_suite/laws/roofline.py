@@ -38,6 +38,7 @@ BLOCK = "memory"
 # ran before. The share at which the tables of the GPU with the largest L2 (L40S) fit best.
 CACHED_SHARE = 1 / 8
 
+
 @dataclass(frozen=True)
 class MemoryLaw:
     """What was fitted for one GPU.
