@@ -215,9 +215,8 @@ def attention_time(
         unsure = np.where(here, 0.0, unsure)
         _put(forward, parts, here, answer)
     law = laws.windowed if laws.windowed is not None and bool((windows > 0).all()) else laws.plain
-    error_percent, origin = law.error_percent, law.origin
+    error_percent, origin = stated(gpu, f"attention_{dtype}", law.error_percent, law.origin)
     if isinstance(gpu, Calibration):
-        error_percent, origin = stated(gpu, f"attention_{dtype}", error_percent, origin)
         sizes = {"batch": shape.batch, "seq_q": shape.seq_q, "heads": shape.heads, "head_dim": width}
         parts["this machine"] = _total(parts) * (correction_of(gpu, f"attention_{dtype}", sizes) - 1)
     seconds = _total(parts)
@@ -226,7 +225,7 @@ def attention_time(
         seconds,
         parts,
         forward.extrapolated,
-        float(np.hypot(error_percent, beyond)),
+        float(np.hypot(error_percent or 0.0, beyond)),
         origin,
         seconds * np.exp(-_wider(forward.low, unsure)),
         seconds * np.exp(_wider(forward.high, unsure)),

@@ -224,21 +224,26 @@ def correction_name(law: str) -> str:
     return f"{law}_here"
 
 
-def correction_of(calibration: Calibration, law: str, sizes: Mapping[str, ArrayLike]) -> NDArray[np.float64]:
+def _here(gpu: Gpu, law: str) -> CalibrationBlock | None:
+    """What corrects a law on this machine, if it was measured."""
+    return gpu.blocks.get(correction_name(law)) if isinstance(gpu, Calibration) else None
+
+
+def correction_of(gpu: Gpu, law: str, sizes: Mapping[str, ArrayLike]) -> NDArray[np.float64]:
     """By what to multiply the seconds of a law on this machine; 1 where nothing was measured on it.
 
     `sizes` are arrays that broadcast together, under the names that the block was fitted with.
     """
-    block = calibration.blocks.get(correction_name(law))
+    block = _here(gpu, law)
     if block is None:
         return np.ones(np.broadcast_shapes(*(np.shape(size) for size in sizes.values())))
     return correction(block, sizes)
 
 
-def stated(calibration: Calibration, law: str, error_percent: float, origin: str) -> tuple[float, str]:
+def stated(gpu: Gpu, law: str, error_percent: float | None, origin: str) -> tuple[float | None, str]:
     """The mean error in % to state for a law, and its origin: the correction's own held-out one where there is one."""
-    block = calibration.blocks.get(correction_name(law))
-    if block is None:
+    block = _here(gpu, law)
+    if block is None or error_percent is None:
         return error_percent, origin
     return float(block.held_out["mape"]), f"{origin}; corrected by {block.origin or 'measurements of one machine'}"
 

@@ -1,8 +1,9 @@
-"""The time of attention of one new token a sequence against cached keys, as a library's decode kernels take it.
+"""The time of attention of one new token a sequence against cached keys, and of DeepSeek's latent attention (MLA).
 
 Work is counted from the sizes (bytes of the cache, blocks of keys a multiprocessor, products, launch) and priced by
-costs in units of the data sheet; grids over the sizes say what the measured kernels make of that. `SummedLaw` is that
-form: the law of latent attention has it too.
+costs in units of the data sheet; grids over the sizes say what the measured kernels make of that: `SummedLaw`. Latent
+attention caches one vector a token for all heads. Its prefill expands it to keys and values; its decode takes the
+expansion into the queries and reads the latent vectors themselves. It is priced alone or with its projections.
 """
 
 from __future__ import annotations
@@ -80,109 +81,6 @@ class SummedLaw:
             return {**found, "measured": counted * np.expm1(missed)}
 
         return counted * np.exp(missed), Causes(parts)
-
-
-LAWS = {"bf16": "attention_decode_bf16", "fp8": "attention_decode_fp8kv"}
-CACHE_BYTES = {"bf16": 2, "fp8": 1}
-# What the grids are over: streams are key heads of all sequences, each read once; `keys` are those that a token sees,
-# `kept` those in the cache over those that it sees.
-GRIDS = (
-    ("streams", "keys", "group"),
-    ("streams", "keys", "head_dim"),
-    ("streams", "keys", "group", "head_dim"),
-    ("streams", "kv_heads", "head_dim"),
-    ("streams", "kept", "head_dim"),
-    ("streams", "kept", "group"),
-)
-CAUSES = {
-    "launch": "launch",
-    "ideal": "bandwidth",
-    "resident": "cache",
-    "queries": "bandwidth",
-    "blocks": "wave",
-    "rows": "wave",
-    "whole rows": "rate",
-    "products": "rate",
-    "splits": "wave",
-}
-# The kept axis has a node of its own where no window is: grids are zero there.
-NO_WINDOW = 1 / 64
-
-
-def decode_sizes(
-    batch: Floats, kv_length: Floats, heads: Floats, kv_heads: Floats, head_dim: Floats, window: Floats
-) -> Sizes:
-    """The sizes that costs and grids are of, float64 arrays of one shape."""
-    keys = np.where(window > 0, np.minimum(kv_length, np.maximum(window, 1.0)), kv_length)
-    kept = np.where(window > 0, np.maximum(kv_length / np.maximum(window, 1.0), 2 * NO_WINDOW), NO_WINDOW)
-    streams, group = batch * kv_heads, heads / kv_heads
-    read = {"streams": streams, "keys": keys, "group": group, "head_dim": head_dim}
-    return read | {"kv_heads": kv_heads, "kept": kept}
-
-
-def decode_work(gpu: GpuSpec, sizes: Sizes, cache_bytes: float) -> Sizes:
-    """What a decode is counted to do, in seconds at the data sheet's rates or in numbers a multiprocessor."""
-    streams, keys, group, head_dim = (sizes[name] for name in ("streams", "keys", "group", "head_dim"))
-    pair_flop = 4.0 * streams * keys * head_dim / gpu.peak("bf16")
-    cache = 2.0 * cache_bytes * head_dim * streams * keys
-    spilled = spilled_share(gpu, cache)
-    # Keys of a stream are split until all multiprocessors have work; their partial sums are added up.
-    split = np.minimum(keys, gpu.sms * KEY_BLOCK / np.minimum(streams, gpu.sms))
-    return {
-        "launch": np.ones_like(streams),
-        "ideal": cache * spilled / gpu.memory_bytes_per_s,
-        "resident": cache * (1 - spilled) / gpu.memory_bytes_per_s,
-        "queries": 2.0 * ELEMENT_BYTES * head_dim * streams * group / gpu.memory_bytes_per_s,
-        "blocks": streams / gpu.sms,
-        "rows": streams * group / gpu.sms,
-        "whole rows": pair_flop * np.ceil(group / QUERY_ROWS) * QUERY_ROWS,
-        "products": pair_flop * group,
-        "splits": np.log2(split),
-    }
-
-
-def spilled_share(gpu: GpuSpec, nbytes: Floats) -> Floats:
-    """The share of a working set, read again and again, that L2 does not keep: none or all but for a narrow range."""
-    kept, lost = L2_KEPT
-    return np.clip(np.log(nbytes / (kept * gpu.l2_bytes)) / np.log(lost / kept), 0.0, 1.0)
-
-
-def decode_time(
-    gpu: Gpu,
-    batch: ArrayLike,
-    kv_length: ArrayLike,
-    heads: ArrayLike,
-    kv_heads: ArrayLike,
-    head_dim: ArrayLike,
-    window: ArrayLike = 0,
-    dtype: str = "bf16",
-    cache_dtype: str | None = None,
-    library: str | None = None,
-) -> Explained:
-    """Seconds of attention of one new token for each of `batch` sequences, `kv_length` keys in the cache of each.
-
-    Sizes broadcast together. A token sees the last `window` keys, all for 0. `cache_dtype` is "bf16" or "fp8", by
-    default as `dtype`; queries and products are in bf16.
-
-    Raises UserError for a size below 1, heads that do not share kv_heads evenly, and a dtype, library or GPU that no
-    table is known to be like.
-    """
-    asked = np.broadcast_arrays(*(np.asarray(s, dtype=np.float64) for s in (
-        batch, kv_length, heads, kv_heads, head_dim, window)))  # fmt: skip
-    if any((each < 1).any() for each in asked[:5]) or (asked[5] < 0).any():
-        raise UserError("Sizes of attention are at least 1, and a window at least 0, which is none.")
-    if (asked[2] % asked[3]).any():
-        raise UserError("Heads are a multiple of the key heads that they share.")
-    cache = cache_dtype or ("bf16" if dtype == "fp16" else dtype)
-    if dtype not in ("bf16", "fp16", "fp8") or cache not in LAWS:
-        raise UserError(f"Decode was measured in bf16 with caches in bf16 and fp8, not {dtype} with {cache}.")
-    found = law_of(gpu, LAWS[cache], GRIDS, library=library)
-    spec = spec_of(gpu)
-    sizes = decode_sizes(*asked)
-    work = decode_work(spec, sizes, CACHE_BYTES[cache])
-    seconds, parts = found.law.explained(work, sizes, GRIDS, CAUSES)
-    names = ("batch", "kv_length", "heads", "kv_heads", "head_dim")
-    return found.answer(seconds, parts, dict(zip(names, asked[:5], strict=True)))
 
 
 # Grids are kept in steps of one byte, of at least so much: finer ones would only not compress.
@@ -306,3 +204,238 @@ def donor(spec: GpuSpec, name: str) -> Calibration:
     if spec.compute_capability is None or ("fp8kv" in name and "fp8" not in spec.peak_flop_per_s):
         raise UserError(f"Nothing like {name} on {spec.name} was measured, only on {measured}.")
     return shipped[nearest(spec, shipped, f"{name} is").name]
+
+
+LAWS = {"bf16": "attention_decode_bf16", "fp8": "attention_decode_fp8kv"}
+CACHE_BYTES = {"bf16": 2, "fp8": 1}
+# What the grids are over: streams are key heads of all sequences, each read once; `keys` are those that a token sees,
+# `kept` those in the cache over those that it sees.
+GRIDS = (
+    ("streams", "keys", "group"),
+    ("streams", "keys", "head_dim"),
+    ("streams", "keys", "group", "head_dim"),
+    ("streams", "kv_heads", "head_dim"),
+    ("streams", "kept", "head_dim"),
+    ("streams", "kept", "group"),
+)
+CAUSES = {
+    "launch": "launch",
+    "ideal": "bandwidth",
+    "resident": "cache",
+    "queries": "bandwidth",
+    "blocks": "wave",
+    "rows": "wave",
+    "whole rows": "rate",
+    "products": "rate",
+    "splits": "wave",
+}
+# The kept axis has a node of its own where no window is: grids are zero there.
+NO_WINDOW = 1 / 64
+
+
+def decode_sizes(
+    batch: Floats, kv_length: Floats, heads: Floats, kv_heads: Floats, head_dim: Floats, window: Floats
+) -> Sizes:
+    """The sizes that costs and grids are of, float64 arrays of one shape."""
+    keys = np.where(window > 0, np.minimum(kv_length, np.maximum(window, 1.0)), kv_length)
+    kept = np.where(window > 0, np.maximum(kv_length / np.maximum(window, 1.0), 2 * NO_WINDOW), NO_WINDOW)
+    streams, group = batch * kv_heads, heads / kv_heads
+    read = {"streams": streams, "keys": keys, "group": group, "head_dim": head_dim}
+    return read | {"kv_heads": kv_heads, "kept": kept}
+
+
+def decode_work(gpu: GpuSpec, sizes: Sizes, cache_bytes: float) -> Sizes:
+    """What a decode is counted to do, in seconds at the data sheet's rates or in numbers a multiprocessor."""
+    streams, keys, group, head_dim = (sizes[name] for name in ("streams", "keys", "group", "head_dim"))
+    pair_flop = 4.0 * streams * keys * head_dim / gpu.peak("bf16")
+    cache = 2.0 * cache_bytes * head_dim * streams * keys
+    spilled = spilled_share(gpu, cache)
+    # Keys of a stream are split until all multiprocessors have work; their partial sums are added up.
+    split = np.minimum(keys, gpu.sms * KEY_BLOCK / np.minimum(streams, gpu.sms))
+    return {
+        "launch": np.ones_like(streams),
+        "ideal": cache * spilled / gpu.memory_bytes_per_s,
+        "resident": cache * (1 - spilled) / gpu.memory_bytes_per_s,
+        "queries": 2.0 * ELEMENT_BYTES * head_dim * streams * group / gpu.memory_bytes_per_s,
+        "blocks": streams / gpu.sms,
+        "rows": streams * group / gpu.sms,
+        "whole rows": pair_flop * np.ceil(group / QUERY_ROWS) * QUERY_ROWS,
+        "products": pair_flop * group,
+        "splits": np.log2(split),
+    }
+
+
+def spilled_share(gpu: GpuSpec, nbytes: Floats) -> Floats:
+    """The share of a working set, read again and again, that L2 does not keep: none or all but for a narrow range."""
+    kept, lost = L2_KEPT
+    return np.clip(np.log(nbytes / (kept * gpu.l2_bytes)) / np.log(lost / kept), 0.0, 1.0)
+
+
+def decode_time(
+    gpu: Gpu,
+    batch: ArrayLike,
+    kv_length: ArrayLike,
+    heads: ArrayLike,
+    kv_heads: ArrayLike,
+    head_dim: ArrayLike,
+    window: ArrayLike = 0,
+    dtype: str = "bf16",
+    cache_dtype: str | None = None,
+    library: str | None = None,
+) -> Explained:
+    """Seconds of attention of one new token for each of `batch` sequences, `kv_length` keys in the cache of each.
+
+    Sizes broadcast together. A token sees the last `window` keys, all for 0. `cache_dtype` is "bf16" or "fp8", by
+    default as `dtype`; queries and products are in bf16.
+
+    Raises UserError for a size below 1, heads that do not share kv_heads evenly, and a dtype, library or GPU that no
+    table is known to be like.
+    """
+    asked = np.broadcast_arrays(*(np.asarray(s, dtype=np.float64) for s in (
+        batch, kv_length, heads, kv_heads, head_dim, window)))  # fmt: skip
+    if any((each < 1).any() for each in asked[:5]) or (asked[5] < 0).any():
+        raise UserError("Sizes of attention are at least 1, and a window at least 0, which is none.")
+    if (asked[2] % asked[3]).any():
+        raise UserError("Heads are a multiple of the key heads that they share.")
+    cache = cache_dtype or ("bf16" if dtype == "fp16" else dtype)
+    if dtype not in ("bf16", "fp16", "fp8") or cache not in LAWS:
+        raise UserError(f"Decode was measured in bf16 with caches in bf16 and fp8, not {dtype} with {cache}.")
+    found = law_of(gpu, LAWS[cache], GRIDS, library=library)
+    spec = spec_of(gpu)
+    sizes = decode_sizes(*asked)
+    work = decode_work(spec, sizes, CACHE_BYTES[cache])
+    seconds, parts = found.law.explained(work, sizes, GRIDS, CAUSES)
+    names = ("batch", "kv_length", "heads", "kv_heads", "head_dim")
+    return found.answer(seconds, parts, dict(zip(names, asked[:5], strict=True)))
+
+
+# DeepSeek-V3: widths of the model, of the queries' and the cache's latent vectors, and of a head's parts.
+HIDDEN, QUERY_RANK, LATENT, ROPE, KEY, VALUE = 7168, 1536, 512, 64, 128, 128
+# Heads that a decode kernel takes at once, and queries that a prefill kernel does.
+HEAD_BLOCK, QUERY_BLOCK = 64, 128
+PHASES, SCOPES = ("prefill", "decode"), ("kernel", "module")
+# Products of projections as they are called in a kind of law, and as a data sheet calls them, with bytes of a weight.
+GEMMS = {"bf16": ("bf16", 2.0), "fp8_block": ("fp8", 1.0), "nvfp4": ("fp4", 0.5625)}
+GEMM_NAMES = {"bf16": "bf16", "bfloat16": "bf16", "fp8": "fp8_block", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
+# What the grids of latent attention are over.
+LATENT_GRIDS = (("batch", "length", "heads"), ("streams", "length"), ("tokens", "heads"))
+LATENT_CAUSES = {
+    "launch": "launch",
+    "ideal": "rate",
+    "cache": "bandwidth",
+    "resident": "cache",
+    "bytes": "bandwidth",
+    "blocks": "wave",
+    "whole heads": "tile",
+    "splits": "wave",
+    "busiest": "wave",
+    "tokens": "kernel",
+    "weights": "bandwidth",
+    "projections": "kernel",
+    "activations": "bandwidth",
+}
+
+
+def latent_sizes(batch: Floats, seq_q: Floats, seq_k: Floats, heads: Floats) -> Sizes:
+    """The sizes that the grids are of."""
+    length = np.where(seq_q > 1, np.sqrt(seq_q * seq_k), seq_k)
+    streams, tokens = batch * heads, batch * seq_q
+    return {"batch": batch, "length": length, "heads": heads, "streams": streams, "tokens": tokens}
+
+
+def latent_work(
+    gpu: GpuSpec, phase: str, gemm: str, cache_bytes: float, batch: Floats, seq_q: Floats, seq_k: Floats, heads: Floats
+) -> Sizes:
+    """What is counted, in seconds at the data sheet's rates or in numbers a multiprocessor; no projections for ""."""
+    peak, bandwidth = gpu.peak("bf16"), gpu.memory_bytes_per_s
+    cache = cache_bytes * batch * seq_k * (LATENT + ROPE)
+    spilled = spilled_share(gpu, cache) if phase == "decode" else 1.0
+    reads = {"cache": cache * spilled / bandwidth, "resident": cache * (1 - spilled) / bandwidth}
+    if phase == "decode":
+        pair_flop = 2.0 * batch * seq_q * seq_k * (2 * LATENT + ROPE) / peak
+        blocks = batch * np.ceil(heads / HEAD_BLOCK) / gpu.sms
+        moved = ELEMENT_BYTES * batch * seq_q * heads * (2 * LATENT + ROPE)
+        attention = {
+            "ideal": pair_flop * heads,
+            **reads,
+            "bytes": moved / bandwidth,
+            "blocks": blocks,
+            "whole heads": pair_flop * np.ceil(heads / HEAD_BLOCK) * HEAD_BLOCK,
+            "splits": np.log2(1 + seq_k / KEY_BLOCK),
+            "busiest": np.maximum(blocks, 1.0) * np.ceil(seq_k / KEY_BLOCK) / np.maximum(1.0, np.floor(1 / blocks)),
+        }
+    else:
+        pairs = batch * heads * seq_q * (seq_k - (seq_q - 1) / 2)
+        moved = batch * heads * ELEMENT_BYTES * (seq_q + seq_k) * (KEY + ROPE + VALUE)
+        tiles = batch * heads * np.ceil(seq_q / QUERY_BLOCK)
+        attention = {
+            "ideal": 2.0 * pairs * (KEY + ROPE + VALUE) / peak,
+            **reads,
+            "bytes": moved / bandwidth,
+            "blocks": tiles / gpu.sms,
+            "whole heads": np.ceil(tiles / gpu.sms) * seq_k,
+            "splits": np.log2(1 + seq_k / KEY_BLOCK),
+            "busiest": seq_k,
+        }
+    # A cache in fp8 is converted on the multiprocessors.
+    work = {"launch": np.ones_like(batch), **attention, "tokens": batch * seq_k / gpu.sms}
+    if not gemm:
+        return work | dict.fromkeys(("weights", "projections", "activations"), np.zeros_like(batch))
+    dtype, weight_bytes = GEMMS[gemm]
+    weights = HIDDEN * (QUERY_RANK + LATENT + ROPE) + heads * (
+        QUERY_RANK * (KEY + ROPE) + LATENT * (KEY + VALUE) + VALUE * HIDDEN
+    )
+    rows = ELEMENT_BYTES * batch * seq_q * (2 * HIDDEN + heads * (KEY + ROPE + VALUE))
+    return work | {
+        "weights": weight_bytes * weights / bandwidth,
+        "projections": 2.0 * batch * seq_q * weights / gpu.peak(dtype),
+        "activations": rows / bandwidth,
+    }
+
+
+def mla_time(
+    gpu: Gpu,
+    batch: ArrayLike,
+    seq_q: ArrayLike,
+    seq_k: ArrayLike,
+    heads: ArrayLike,
+    phase: str = "prefill",
+    dtype: str = "bf16",
+    cache_dtype: str | None = None,
+    scope: str = "kernel",
+    gemm_dtype: str | None = None,
+    library: str | None = None,
+) -> Explained:
+    """Seconds of latent attention with DeepSeek's dimensions on one GPU that has `heads` of its heads, forward.
+
+    Sizes broadcast together. Prefill is causal with `seq_q` the last of `seq_k` tokens (measured where they are
+    equal); decode is one new token, `seq_q` 1, against `seq_k` cached ones. `scope` is "kernel", or "module" with the
+    projections, whose products are in `gemm_dtype`: "bf16", "fp8_block" or "nvfp4". Defaults of both dtypes follow
+    `dtype`, "bf16" or "fp8".
+
+    Raises UserError for a size below 1, another phase or scope, and what no table is known to be like; the sentence
+    names what there is.
+    """
+    asked = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (batch, seq_q, seq_k, heads)))
+    if phase not in PHASES or scope not in SCOPES:
+        raise UserError(f"Latent attention has the phases {PHASES} and the scopes {SCOPES}, not {phase!r}, {scope!r}.")
+    if any((each < 1).any() for each in asked) or (asked[1] > asked[2]).any():
+        raise UserError("Sizes of latent attention are at least 1, and seq_q at most seq_k.")
+    if phase == "decode" and (asked[1] != 1).any():
+        raise UserError("Decode of latent attention was measured for one new token: ask for seq_q 1.")
+    cache, gemm = cache_dtype or dtype, gemm_dtype or dtype
+    if dtype not in CACHE_BYTES or cache not in CACHE_BYTES or gemm not in GEMM_NAMES:
+        raise UserError(
+            f"Latent attention was measured in bf16 and fp8 (projections also in nvfp4), not {dtype}, {cache}, {gemm}."
+        )
+    gemm = GEMM_NAMES[gemm] if scope == "module" else ""
+    found = law_of(gpu, f"mla_{phase}", LATENT_GRIDS, kind_of(scope, gemm, cache), library)
+    sizes = latent_sizes(*asked)
+    work = latent_work(spec_of(gpu), phase, gemm, CACHE_BYTES[cache], *asked)
+    seconds, parts = found.law.explained(work, sizes, LATENT_GRIDS, LATENT_CAUSES)
+    return found.answer(seconds, parts, dict(zip(("batch", "seq_q", "seq_k", "heads"), asked, strict=True)))
+
+
+def kind_of(scope: str, gemm: str, cache: str) -> str:
+    """The name of a kind of law in a block: "module with fp8_block products, bf16 cache"."""
+    return f"{scope} with {gemm} products, {cache} cache" if gemm else f"{scope}, {cache} cache"

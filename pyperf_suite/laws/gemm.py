@@ -477,9 +477,7 @@ def gemm_time(
         raise UserError(f"There is no layout {layout!r}: ask for one of {', '.join(SIDE_BY_SIDE)}.")
     law = gemm_law(gpu, dtype, library)
     sizes = _sizes(m, n, k)
-    here = np.ones(())
-    if isinstance(gpu, Calibration):
-        here = correction_of(gpu, BLOCK_OF[dtype], dict(zip("mnk", sizes, strict=True)))
+    here = correction_of(gpu, BLOCK_OF[dtype], dict(zip("mnk", sizes, strict=True)))
     rows, columns, depth = (size.astype(np.int64) for size in sizes)
     penalty = alignment_penalty(law.gpu, rows, columns, depth, dtype, layout)
     plain = menu_seconds(law.coefficients, law.rates, *sizes)
@@ -495,9 +493,7 @@ def gemm_time(
     if law.band is not None:
         low, high = law.interval(seconds, sizes[0], sizes[1])
         low, high = low * penalty.low / penalty.factor, high * penalty.high / penalty.factor
-    error_percent, origin = law.error_percent, law.origin
-    if isinstance(gpu, Calibration) and error_percent is not None:
-        error_percent, origin = stated(gpu, BLOCK_OF[dtype], error_percent, origin)
+    error_percent, origin = stated(gpu, BLOCK_OF[dtype], law.error_percent, law.origin)
     return Explained(
         seconds, Causes(parts), law.beyond_range(*sizes), error_percent, origin, low, high, library or law.library
     )

@@ -18,7 +18,6 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import (
-    Calibration,
     CalibrationBlock,
     Gpu,
     all_shipped,
@@ -482,11 +481,10 @@ def grouped_gemm_time(
     )
     work = expert_work(tokens, hidden, expert_ffn, experts, top_k, ep, tp, balance, gated)
     forward, (counted, compute, products, routing) = law.seconds(work)
-    error_percent, origin = float(law.block.held_out["mape"]), law.origin
-    if isinstance(gpu, Calibration):
-        sizes = {"tokens": work.tokens, "hidden": work.hidden, "expert_ffn": work.width}
-        forward = forward * correction_of(gpu, BLOCK_OF[dtype], sizes)
-        error_percent, origin = stated(gpu, BLOCK_OF[dtype], error_percent, origin)
+    sizes = {"tokens": work.tokens, "hidden": work.hidden, "expert_ffn": work.width}
+    forward = forward * correction_of(gpu, BLOCK_OF[dtype], sizes)
+    known_error = None if law.transferred or backward else float(law.block.held_out["mape"])
+    error_percent, origin = stated(gpu, BLOCK_OF[dtype], known_error, law.origin)
     times = BACKWARD_PRODUCTS if backward else 1.0
     low, high = (times * end for end in law.around(forward, work))
     if backward:
@@ -508,7 +506,7 @@ def grouped_gemm_time(
         seconds=(times * forward).reshape(shape),
         parts=Causes(parts),
         extrapolated=outside(law.block.fitted_range, vars(work)).reshape(shape) | law.transferred | backward,
-        error_percent=None if law.transferred or backward else error_percent,
+        error_percent=error_percent,
         origin=origin,
         low=low.reshape(shape),
         high=high.reshape(shape),

@@ -8,11 +8,10 @@ import pytest
 from pyperf_suite import laws
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws import latent_attention as latent
+from pyperf_suite.laws import decode_attention as decode
 from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import CalibrationBlock, ResidualGrid, all_shipped, shipped_calibration
-from pyperf_suite.laws.decode_attention import GRIDS, LAWS, SummedLaw, decode_time, pack_laws, unpack_law
-from pyperf_suite.laws.latent_attention import mla_time
+from pyperf_suite.laws.decode_attention import GRIDS, LAWS, SummedLaw, decode_time, mla_time, pack_laws, unpack_law
 from tools.fit.decode import FORMS, Form, Rows, Smooth, decode_rows, held_out, latent_rows
 from tools.fit.published import GPUS, SAMPLE, read_columns, versions
 
@@ -58,7 +57,7 @@ def test_the_sample_of_decode_is_predicted_and_covered(gpu, cache):
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("phase", latent.PHASES)
+@pytest.mark.parametrize("phase", decode.PHASES)
 def test_the_sample_of_latent_attention_is_predicted_and_covered(gpu, phase):
     columns, spec = read_columns(SAMPLE, f"mla_{phase}_{gpu}"), find_gpu(gpu)
     errors, covered = [], []
@@ -185,8 +184,8 @@ def test_fitting_finds_a_smooth_factor_at_sites_that_it_never_saw():
     batch, heads, length = (
         each.ravel().astype(float) for each in np.meshgrid(2 ** np.arange(8), 2 ** np.arange(8), 2 ** np.arange(6, 14))
     )
-    work = latent.latent_work(spec, "decode", "", 2, batch, np.ones_like(batch), length, heads)
-    sizes = latent.latent_sizes(batch, np.ones_like(batch), length, heads)
+    work = decode.latent_work(spec, "decode", "", 2, batch, np.ones_like(batch), length, heads)
+    sizes = decode.latent_sizes(batch, np.ones_like(batch), length, heads)
     factor = np.exp(0.3 * np.sin(np.log2(length) / 2) + 0.1 * np.log2(heads))
     seconds = (1e-5 + 1.2 * work["cache"] + 2e-6 * work["blocks"]) * factor * np.exp(rng.normal(0, 0.02, batch.size))
     error, band = held_out(

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from pyperf_suite.advise.calibrate_laws import cross_predicted, folds, site_numbers
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws import decode_attention as decode
-from pyperf_suite.laws import latent_attention as latent
 from pyperf_suite.laws.band import COVERED, Band
 from pyperf_suite.laws.calibration import LIBRARIES, Calibration, CalibrationBlock, ResidualGrid, all_shipped
 from pyperf_suite.laws.decode_attention import SummedLaw
@@ -153,10 +152,10 @@ class Form:
 # So a law stays right on a GPU with the same ones and other memory.
 DECODE_LIMITS = {"ideal": (1.0, 1.4), "queries": (0.0, 2.0)}
 LATENT_LIMITS = {"cache": (1.0, 1.4), "bytes": (0.0, 2.0), "weights": (1.0, 1.6), "activations": (0.0, 3.0)}
-LATENT_LAWS = tuple(f"mla_{phase}" for phase in latent.PHASES)
+LATENT_LAWS = tuple(f"mla_{phase}" for phase in decode.PHASES)
 FORMS = {
     "attention": Form(decode.GRIDS, DECODE, DECODE_LIMITS),
-    "mla": Form(latent.GRIDS, LATENT, LATENT_LIMITS),
+    "mla": Form(decode.LATENT_GRIDS, LATENT, LATENT_LIMITS),
 }
 
 
@@ -277,7 +276,7 @@ def latent_rows(columns: Columns, spec: GpuSpec, phase: str, library: str) -> tu
     of_row = np.array(["|".join(map(str, row)) for row in zip(*(columns[name] for name in names), strict=True)])
     for each in np.unique(of_row):
         scope, gemm, cache = each.split("|")
-        gemm, cache = latent.GEMM_NAMES.get(gemm, ""), {"bfloat16": "bf16"}.get(cache, cache)
+        gemm, cache = decode.GEMM_NAMES.get(gemm, ""), {"bfloat16": "bf16"}.get(cache, cache)
         for times in versions(columns, library):
             there = (of_row == each) & np.isfinite(columns[times])
             if there.any():
@@ -287,9 +286,9 @@ def latent_rows(columns: Columns, spec: GpuSpec, phase: str, library: str) -> tu
         length = columns["isl" if phase == "prefill" else "kv_length"][there].astype(np.float64)
         batch, heads = (columns[name][there].astype(np.float64) for name in ("batch_size", "num_heads"))
         asked = (batch, length if phase == "prefill" else np.ones_like(length), length, heads)
-        work = latent.latent_work(spec, phase, gemm, decode.CACHE_BYTES[cache], *asked)
-        kinds[latent.kind_of(scope, gemm, cache)] = Rows(
-            work, latent.latent_sizes(*asked), columns[times][there] * 1e-6, site_numbers(heads, length)
+        work = decode.latent_work(spec, phase, gemm, decode.CACHE_BYTES[cache], *asked)
+        kinds[decode.kind_of(scope, gemm, cache)] = Rows(
+            work, decode.latent_sizes(*asked), columns[times][there] * 1e-6, site_numbers(heads, length)
         )
         asked_of_all.append(np.stack(asked))
         used.append(times)
