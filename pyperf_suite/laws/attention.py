@@ -37,7 +37,7 @@ from pyperf_suite.laws.calibration import (
     stated,
 )
 from pyperf_suite.laws.decode_attention import decode_time
-from pyperf_suite.laws.explained import Explained
+from pyperf_suite.laws.explained import Explained, sizes_asked
 from pyperf_suite.laws.roofline import memory_bound_time
 from pyperf_suite.laws.tiled_attention import BACKWARD_FLOP_RATIO
 
@@ -255,14 +255,10 @@ def _checked(
     causal: bool,
     window: ArrayLike,
 ) -> tuple[AttentionShape, Array, Array]:
-    names = ("batch", "seq_q", "seq_k", "heads", "kv_heads", "head_dim", "window")
-    sizes = [np.asarray(size, dtype=np.float64) for size in (batch, seq_q, seq_k, heads, kv_heads, head_dim, window)]
-    for name, size in zip(names, sizes, strict=True):
-        least = 0 if name == "window" else 1
-        wrong = size[~((size >= least) & np.isfinite(size))]
-        if wrong.size:
-            raise UserError(f"Attention with a {name} of {wrong.flat[0]:g} was asked for: give {least} or more.")
-    batches, queries, keys, query_heads, key_heads, width, windows = np.broadcast_arrays(*sizes)
+    batches, queries, keys, query_heads, key_heads, width, windows = sizes_asked(
+        "attention", "window", batch=batch, seq_q=seq_q, seq_k=seq_k, heads=heads, kv_heads=kv_heads,
+        head_dim=head_dim, window=window,
+    )  # fmt: skip
     if np.any(width > WIDTHS[-1]):
         raise UserError(
             f"Heads of {width.max():g} are wider than any kernel that was measured: give a head_dim up to {WIDTHS[-1]}."

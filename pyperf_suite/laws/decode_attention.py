@@ -31,7 +31,7 @@ from pyperf_suite.laws.calibration import (
     own_calibration,
     spec_of,
 )
-from pyperf_suite.laws.explained import Causes, Explained
+from pyperf_suite.laws.explained import Causes, Explained, sizes_asked
 from pyperf_suite.laws.transfers import decode_deviation, nearest
 
 Floats = NDArray[np.float64]
@@ -291,10 +291,8 @@ def decode_time(
     Raises UserError for a size below 1, heads that do not share kv_heads evenly, and a dtype, library or GPU that no
     table is known to be like.
     """
-    asked = np.broadcast_arrays(*(np.asarray(s, dtype=np.float64) for s in (
-        batch, kv_length, heads, kv_heads, head_dim, window)))  # fmt: skip
-    if any((each < 1).any() for each in asked[:5]) or (asked[5] < 0).any():
-        raise UserError("Sizes of attention are at least 1, and a window at least 0, which is none.")
+    asked = sizes_asked("decode", "window", batch=batch, kv_length=kv_length, heads=heads, kv_heads=kv_heads,
+                        head_dim=head_dim, window=window)  # fmt: skip
     if (asked[2] % asked[3]).any():
         raise UserError("Heads are a multiple of the key heads that they share.")
     cache = cache_dtype or ("bf16" if dtype == "fp16" else dtype)
@@ -416,11 +414,11 @@ def mla_time(
     Raises UserError for a size below 1, another phase or scope, and what no table is known to be like; the sentence
     names what there is.
     """
-    asked = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (batch, seq_q, seq_k, heads)))
+    asked = sizes_asked("latent attention", batch=batch, seq_q=seq_q, seq_k=seq_k, heads=heads)
     if phase not in PHASES or scope not in SCOPES:
         raise UserError(f"Latent attention has the phases {PHASES} and the scopes {SCOPES}, not {phase!r}, {scope!r}.")
-    if any((each < 1).any() for each in asked) or (asked[1] > asked[2]).any():
-        raise UserError("Sizes of latent attention are at least 1, and seq_q at most seq_k.")
+    if (asked[1] > asked[2]).any():
+        raise UserError("Latent attention has at most as many queries as keys: give a seq_q up to seq_k.")
     if phase == "decode" and (asked[1] != 1).any():
         raise UserError("Decode of latent attention was measured for one new token: ask for seq_q 1.")
     cache, gemm = cache_dtype or dtype, gemm_dtype or dtype

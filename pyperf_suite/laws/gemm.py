@@ -8,7 +8,7 @@ seconds on end come on top. A GPU without tables has the law of the one most ali
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,7 +31,7 @@ from pyperf_suite.laws.calibration import (
     spec_of,
     stated,
 )
-from pyperf_suite.laws.explained import Causes, Explained
+from pyperf_suite.laws.explained import Causes, Explained, sizes_asked
 from pyperf_suite.laws.measured_maxima import MEASURED_MAXIMA, MeasuredMaximum, sustained_slowdown
 from pyperf_suite.laws.tiling import SIDE_BY_SIDE, alignment_penalty
 from pyperf_suite.laws.transfers import LIKE_PEAK, LIKE_POWER_A_FLOP, have_same_kernels, nearest
@@ -270,8 +270,6 @@ PYTORCH = "pytorch"
 BETWEEN_NODES = 1.25
 # In the blocks of all GPUs: of a GPU that has the law of another of its kind.
 ALIKE = "alike_"
-# Larger sizes are no product's: beyond them their FLOP would no longer be counted exactly.
-LARGEST_SIZE = 2**31
 
 
 @dataclass(frozen=True)
@@ -476,7 +474,7 @@ def gemm_time(
     if layout not in SIDE_BY_SIDE:
         raise UserError(f"There is no layout {layout!r}: ask for one of {', '.join(SIDE_BY_SIDE)}.")
     law = gemm_law(gpu, dtype, library)
-    sizes = _sizes(m, n, k)
+    sizes = sizes_asked("product", m=m, n=n, k=k)
     here = correction_of(gpu, BLOCK_OF[dtype], dict(zip("mnk", sizes, strict=True)))
     rows, columns, depth = (size.astype(np.int64) for size in sizes)
     penalty = alignment_penalty(law.gpu, rows, columns, depth, dtype, layout)
@@ -512,9 +510,7 @@ def library_spread(gpu: Gpu, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: st
     return {library: gemm_time(gpu, m, n, k, dtype, library=library).seconds for library in libraries}
 
 
-def _menu_parts(
-    law: GemmLaw, sizes: tuple[NDArray[np.float64], ...], menu: MenuTimes
-) -> dict[str, NDArray[np.float64]]:
+def _menu_parts(law: GemmLaw, sizes: Sequence[NDArray[np.float64]], menu: MenuTimes) -> dict[str, NDArray[np.float64]]:
     m, n, k = sizes
     ideal = 2.0 * m * n * k / law.rates.flop_per_s
     padded = menu.padded_flop / law.rates.flop_per_s
@@ -530,21 +526,6 @@ def _menu_parts(
     }
 
 
-def _slowdown(law: GemmLaw, sizes: tuple[NDArray[np.float64], ...], burst: NDArray[np.float64]) -> NDArray[np.float64]:
+def _slowdown(law: GemmLaw, sizes: Sequence[NDArray[np.float64]], burst: NDArray[np.float64]) -> NDArray[np.float64]:
     m, n, k = sizes
     return sustained_slowdown(law.gpu, np.minimum(2.0 * m * n * k / law.rates.flop_per_s / burst, 1.0))
-
-
-def _sizes(m: ArrayLike, n: ArrayLike, k: ArrayLike) -> tuple[NDArray[np.float64], ...]:
-    """The sizes as floats of one shape. Raises UserError for those that no product has."""
-    try:
-        sizes = tuple(np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (m, n, k))))
-    except (TypeError, ValueError):
-        raise UserError("m, n and k have to be numbers, or arrays of shapes that broadcast together.") from None
-    for name, size in zip("mnk", sizes, strict=True):
-        wrong = ~((size >= 1) & (size <= LARGEST_SIZE))
-        if np.any(wrong):
-            raise UserError(
-                f"A product cannot have {name} = {size[wrong].flat[0]:g}: give sizes of 1 to {LARGEST_SIZE}."
-            )
-    return sizes

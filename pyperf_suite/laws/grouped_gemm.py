@@ -27,7 +27,7 @@ from pyperf_suite.laws.calibration import (
     spec_of,
     stated,
 )
-from pyperf_suite.laws.explained import Causes, Explained
+from pyperf_suite.laws.explained import Causes, Explained, sizes_asked
 from pyperf_suite.laws.gemm import Rates, joined, waited
 from pyperf_suite.laws.transfers import (
     EXPERTS_NOT_TRANSFERRED,
@@ -280,19 +280,10 @@ def expert_work(
     gated: ArrayLike = True,
 ) -> ExpertWork:
     """What the busiest rank is given, as `grouped_gemm_time` takes it; fields are flat. Raises UserError likewise."""
-    named = {"tokens": tokens, "hidden": hidden, "expert_ffn": expert_ffn, "experts": experts, "top_k": top_k,
-             "ep": ep, "tp": tp}  # fmt: skip
-    try:
-        sizes = [np.asarray(size, dtype=np.float64) for size in named.values()]
-        *flat, skew, gate = (
-            np.ravel(each) for each in np.broadcast_arrays(*sizes, np.asarray(balance, dtype=str), np.asarray(gated))
-        )
-    except (TypeError, ValueError):
-        raise UserError("Sizes of experts have to be numbers, or arrays of shapes that broadcast together.") from None
-    for name, size in zip(named, flat, strict=True):
-        if not np.all((size >= 1) & (size <= 2**31)):
-            raise UserError(f"A block of experts cannot have {name} = {size[~(size >= 1)][:1]}: give sizes from 1 on.")
-    tokens, hidden, ffn, experts, top_k, ep, tp = flat
+    sizes = sizes_asked("block of experts", tokens=tokens, hidden=hidden, expert_ffn=expert_ffn, experts=experts,
+                        top_k=top_k, ep=ep, tp=tp)  # fmt: skip
+    kinds = np.asarray(balance, dtype=str), np.asarray(gated)
+    tokens, hidden, ffn, experts, top_k, ep, tp, skew, gate = map(np.ravel, np.broadcast_arrays(*sizes, *kinds))
     if np.any(top_k > experts) or np.any(experts % ep != 0):
         raise UserError("Experts have to be at least top_k, and to divide evenly over the ep ranks.")
     figures = np.empty((tokens.size, 3 + len(HEIGHTS)))
@@ -476,10 +467,10 @@ def grouped_gemm_time(
         UserError: an unknown GPU, dtype, library or balance, sizes that no layer has, or a GPU unlike all measured.
     """
     law = expert_law(gpu, dtype, library)
+    work = expert_work(tokens, hidden, expert_ffn, experts, top_k, ep, tp, balance, gated)
     shape = np.broadcast_shapes(
         *(np.shape(size) for size in (tokens, hidden, expert_ffn, experts, top_k, ep, tp, balance, gated))
     )
-    work = expert_work(tokens, hidden, expert_ffn, experts, top_k, ep, tp, balance, gated)
     forward, (counted, compute, products, routing) = law.seconds(work)
     sizes = {"tokens": work.tokens, "hidden": work.hidden, "expert_ffn": work.width}
     forward = forward * correction_of(gpu, BLOCK_OF[dtype], sizes)
