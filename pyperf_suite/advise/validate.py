@@ -107,7 +107,7 @@ def _latent(asked: RowsAsked) -> Explained:
 
 
 def _grouped(asked: RowsAsked) -> Explained:
-    tokens, hidden, width, experts, top_k, tp, ep = asked.sizes(*EXPERTS)
+    tokens, hidden, width, top_k, experts, tp, ep = asked.sizes(*EXPERTS)
     balance, gated = asked.kind["distribution"], bool(asked.kind.get("gated", True))
     return grouped_gemm_time(
         asked.laws, tokens, hidden, width, experts, top_k, asked.dtype, ep, tp, balance, gated, library=asked.library

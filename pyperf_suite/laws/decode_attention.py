@@ -159,26 +159,11 @@ class FoundLaw:
 
 
 def law_of(
-    gpu: Gpu,
-    name: str,
-    over: Sequence[tuple[str, ...]],
-    kind: str = "",
-    library: str | None = None,
+    gpu: Gpu, name: str, over: Sequence[tuple[str, ...]], kind: str = "", library: str | None = None
 ) -> FoundLaw:
     """The law of that name and kind: the GPU's own, or that of the GPU most like it. Raises UserError without one."""
     spec = spec_of(gpu)
-    return found_in(own_calibration(gpu, name) or donor(spec, name), spec, name, over, kind, library)
-
-
-def found_in(
-    own: Calibration,
-    spec: GpuSpec,
-    name: str,
-    over: Sequence[tuple[str, ...]],
-    kind: str = "",
-    library: str | None = None,
-) -> FoundLaw:
-    """The same from one calibration, of that GPU or of another. Raises UserError where it has no such law."""
+    own = own_calibration(gpu, name) or donor(spec, name)
     if library is not None:
         own.library(name, library)
     kinds = {each: own.block(f"{name}.{each}").arrays["kinds"].tolist() for each in own.libraries(name)}

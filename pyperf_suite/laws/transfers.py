@@ -112,7 +112,7 @@ def attention_width(spec: GpuSpec, source: GpuSpec, dtype: str) -> float:
 
 # Decode and latent attention, as a standard deviation of the logarithm beyond the law's own error: a level, more for
 # each factor e of bandwidth and of multiprocessors apart; and of other kernels. Chosen so that tables of GPUs left out
-# whole are covered (`python -m tools.fit.decode TABLES`).
+# whole are covered (`python -m tools.fit TABLES --left-out GPU`).
 DECODE_LEVEL, DECODE_BANDWIDTH, DECODE_MULTIPROCESSOR, DECODE_OTHER_KERNELS = 0.03, 0.04, 0.3, 0.5
 
 
@@ -126,7 +126,7 @@ def decode_deviation(spec: GpuSpec, source: GpuSpec) -> float:
 
 
 # Experts: of the same kernels the source's interval holds when its logarithm is stretched so far; of others these are
-# the ends, over A100, B200 and L40S read off the others (`tools.fit.grouped_gemm.left_out_errors`).
+# the ends, over A100, B200 and L40S read off the others (`python -m tools.fit TABLES --left-out GPU`).
 EXPERTS_STRETCHED = 1.2
 EXPERTS_OF_OTHER_KERNELS = {"trtllm": (-0.8, 0.6), "sglang": (-1.05, 0.9), "vllm": (-0.9, 0.8)}
 # Left out, these were wrong by 3.6 times: kernels of another kind on each architecture.

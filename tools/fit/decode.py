@@ -1,12 +1,11 @@
 """Fits the laws of decode and of latent attention to the published tables, library by library.
 
 Errors and bands are those of whole sites left out: (heads, kv heads, head_dim, window) of decode, (heads, length) of
-latent attention. `python -m tools.fit.decode TABLES` reports how each GPU is predicted by the laws of another.
+latent attention.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from pyperf_suite.advise.calibrate_laws import cross_predicted, folds, site_numb
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws import decode_attention as decode
 from pyperf_suite.laws.band import COVERED, Band
-from pyperf_suite.laws.calibration import LIBRARIES, Calibration, CalibrationBlock, ResidualGrid, all_shipped
+from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock, ResidualGrid
 from pyperf_suite.laws.decode_attention import SummedLaw
 from tools.fit.fitting import (
     LEVEL,
@@ -27,7 +26,6 @@ from tools.fit.fitting import (
     by_gpu,
     fit_costs,
     huber_weights,
-    in_words,
     limits_of,
     reading,
     roughness,
@@ -331,33 +329,3 @@ def _fit(folder: Path, what: str, form: Form, laws: Iterable[str]) -> Blocks:
                 yield spec.name, f"{law}.{library}", fit_block(form, kinds, asked, origin)
 
     return by_gpu(found(), folder, f"table of {what} attention")
-
-
-def transferred(folder: Path) -> None:
-    """Report how the shipped laws of each GPU predict the tables of each other one, and how many rows they cover."""
-    for law in (*decode.LAWS.values(), *LATENT_LAWS):
-        for spec, library, kinds, *_ in rows_of_laws(folder, law):
-            for other in all_shipped():
-                if other.gpu != spec.name and library in other.libraries(law):
-                    _report(law, library, spec, other, kinds)
-
-
-def _report(law: str, library: str, spec: GpuSpec, other: Calibration, kinds: Mapping[str, Rows]) -> None:
-    form = FORMS["mla" if law.startswith("mla_") else "attention"]
-    known = other.block(f"{law}.{library}").arrays["kinds"].tolist()
-    missed, covered = [], []
-    for kind, rows in kinds.items():
-        if kind in known:
-            found = decode.found_in(other, spec, law, form.grids, kind, library)
-            predicted = form.predicted(found.law, rows)
-            low, high = found.interval(predicted)
-            missed.append(np.log(rows.seconds / predicted))
-            covered.append((rows.seconds >= low) & (rows.seconds <= high))
-    if missed:
-        inside = 100 * np.concatenate(covered)
-        what = f"{law:22s} {library:7s} {spec.name} by {other.gpu}"
-        print(f"{what}: {in_words(np.concatenate(missed))}, covered {inside.mean():.1f} %")
-
-
-if __name__ == "__main__":
-    transferred(Path(sys.argv[1]))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pyperf_suite.advise.calibrate_laws import cross_predicted, site_numbers, summary
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.band import COVERED, Band
-from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock, all_shipped
+from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock
 from pyperf_suite.laws.gemm import Rates
 from pyperf_suite.laws.grouped_gemm import (
     BLOCK_OF,
@@ -24,14 +24,12 @@ from pyperf_suite.laws.grouped_gemm import (
     NODE_STEPS,
     UNITS_OF,
     ExpertCosts,
-    ExpertLaw,
     ExpertWork,
     LibraryFactor,
     band_figure,
     counted_seconds,
     expert_work,
 )
-from pyperf_suite.laws.transfers import nearest
 from tools.fit.fitting import SEED, Blocks, by_gpu, fit_constants, limits_of
 from tools.fit.published import read_columns, tables_like, versions
 
@@ -237,20 +235,3 @@ def fit_factor(features: Floats, missed: Floats, library: str) -> LibraryFactor:
         weights = np.linalg.solve(weighted @ rows + penalty, weighted @ missed)
         off = missed - rows @ weights
     return LibraryFactor(nodes, weights, variances, decays)
-
-
-def left_out_errors(tables_folder: Path) -> Iterator[tuple[str, str, str, str, Floats]]:
-    """What is missed of each table by the law of the GPU most like its own, as shipped.
-
-    Yields the GPU, the one it is predicted from, dtype, library and log(measured / predicted).
-    """
-    for table in expert_tables(tables_folder):
-        name = BLOCK_OF[table.dtype]
-        others = {each.gpu: each for each in all_shipped() if table.library in each.libraries(name)}
-        others.pop(table.gpu.name, None)
-        if others:
-            like = nearest(table.gpu, others, "experts are")
-            block = others[like.name].block(f"{name}.{table.library}")
-            law = ExpertLaw(table.gpu, like, table.library, table.dtype, block)
-            missed = np.log(table.seconds / law.seconds(table.work)[0])
-            yield table.gpu.name, like.name, table.dtype, table.library, missed
