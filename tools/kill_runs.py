@@ -225,7 +225,6 @@ class Campaign:
         return run.poll() is None
 
     def _do(self, kind: str, run: subprocess.Popen[bytes]) -> bool:
-        """What the kind says; False where there is nothing to do it to."""
         below = self._processes(but=run.pid)
         if "a process of it" in kind and not below:
             return False
@@ -247,7 +246,6 @@ class Campaign:
         return True
 
     def _end(self, run: subprocess.Popen[bytes], was_killed: bool) -> None:
-        """Wait for its end, which has to be in order where nobody killed it."""
         run.wait(LONGEST_RUN_S)
         assert run.returncode in ((0, 2, -9) if was_killed else (0,)), f"it ended with {run.returncode}: {self._said()}"
         assert "Traceback" not in self._said(), self._said()
@@ -257,7 +255,6 @@ class Campaign:
         return self._errors.read_text(errors="replace")
 
     def _processes(self, but: int = 0) -> list[psutil.Process]:
-        """All that live and have this run's mark."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):

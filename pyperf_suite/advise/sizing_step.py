@@ -83,7 +83,6 @@ class Setting:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one micro-batch."""
         return self.seq * self.micro_batch
 
     @property
@@ -119,12 +118,10 @@ class Shapes:
 
     @property
     def tokens(self) -> Sizes:
-        """Tokens of one micro-batch."""
         return self.micro_batch * self.seq
 
     @property
     def sharding(self) -> Sharding:
-        """How the layers are cut over the GPUs of a group."""
         return Sharding(self.tp)
 
 
@@ -286,7 +283,6 @@ class PricedPart:
 
     @property
     def margins(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Of each call, by `margins_of`."""
         below, above = (self._of_calls(side) for side in margins_of(self.explained))
         return below, above
 

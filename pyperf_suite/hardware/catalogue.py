@@ -240,12 +240,10 @@ def _model_word(gpu: GpuSpec) -> str | None:
 
 
 def _key(name: str) -> str:
-    """A name without what does not report GPUs apart."""
     return re.sub(r"[^a-z0-9]", "", re.sub(MAKERS_WORDS, " ", name.lower()))
 
 
 def _offer(name: str) -> str:
-    """What to write instead of a name that is not there."""
     import difflib
 
     near = difflib.get_close_matches(_key(name), list(_by_key()), n=2 * NAMES_OFFERED, cutoff=0.5)

@@ -113,7 +113,6 @@ class Selfcheck:
         return float(self.settings["rule"]["margin"])
 
     def measured(self, shift: float) -> list[Comparison]:
-        """The comparisons at a shift that could be made at all."""
         return [each for each in self.comparisons if each.shift == shift and each.verdict != "failed"]
 
     def rate(self, shift: float, *verdicts: Word) -> Proportion:

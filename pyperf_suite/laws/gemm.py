@@ -305,7 +305,6 @@ class GemmLaw:
 
     @property
     def origin(self) -> str:
-        """The measurements behind the law, and whether they are this GPU's."""
         if not self.is_transferred:
             return self.block.origin
         maximum = MEASURED_MAXIMA.get(self.gpu.name) if self.reach != 1 else None

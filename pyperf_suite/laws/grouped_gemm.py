@@ -79,12 +79,10 @@ class ExpertWork:
     tiles: Floats
 
     def take(self, rows: NDArray[np.intp] | NDArray[np.bool_] | slice) -> ExpertWork:
-        """The same with those blocks alone."""
         return ExpertWork(*(getattr(self, each.name)[rows] for each in fields(self)))
 
     @property
     def weights(self) -> Floats:
-        """Weights that are read."""
         return self.active * self.hidden * self.width * self.products
 
     @property
@@ -153,7 +151,6 @@ class ExpertCosts:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[np.float64]]) -> ExpertCosts:
-        """The inverse of `as_arrays`."""
         rates, shares, copies = (arrays[name] for name in ("tile_rates", "memory_shares", "copy_costs"))
         return cls(rates, shares, copies, *arrays["numbers"].tolist())
 
@@ -204,7 +201,6 @@ class LibraryFactor:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[np.float64]]) -> LibraryFactor:
-        """The inverse of `as_arrays`."""
         nodes = np.asarray(arrays["nodes"], dtype=np.float64) / NODE_STEPS
         return cls(nodes, *(np.asarray(arrays[name], dtype=np.float64) for name in ("weights", "variances", "decays")))
 
@@ -389,7 +385,6 @@ class ExpertLaw:
         return counted[0] * np.exp(factor), counted
 
     def around(self, seconds: Floats, work: ExpertWork) -> tuple[Floats, Floats]:
-        """Between which nine of ten measurements lie."""
         if self.transferred and not have_same_kernels(self.gpu, self.like):
             low, high = EXPERTS_OF_OTHER_KERNELS[self.library]
             return seconds * np.exp(low), seconds * np.exp(high)

@@ -354,7 +354,6 @@ class NetworkVerdict:
 
     @property
     def exposed_share(self) -> float:
-        """The share of the step that is spent waiting for the network, 0 to 1."""
         return self.exposed_s / self.step_s if self.step_s else 0.0
 
     @property

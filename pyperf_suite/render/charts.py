@@ -72,7 +72,6 @@ class Chart:
 
     @property
     def cut(self) -> int:
-        """How many whiskers reach out of the panel."""
         bottom, top = self.y_range
         return sum(high > top or low < bottom for each in self.traces for low, high in zip(each.low, each.high))  # noqa: B905
 
@@ -225,7 +224,6 @@ def caption_of(figure: Figure, rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _spread_of(heat_map: HeatMap) -> float:
-    """How far from 1 the colours reach."""
     values = [abs(value - 1) for row in heat_map.values for value in row if math.isfinite(value)]
     return max(_LEAST_SPREAD, max(values, default=0.0))
 
@@ -273,7 +271,6 @@ class PageFigure:
 
     @property
     def columns(self) -> int:
-        """The most panels in a row."""
         return max(map(len, self.rows), default=1)
 
 

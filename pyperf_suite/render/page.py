@@ -94,7 +94,6 @@ def _machine(
     cautions: Sequence[tuple[str, Remark]],
     history: Section | None,
 ) -> dict[str, Any]:
-    """What the template shows of one machine."""
     machine = runs[0].machine
     by_probe = {section.probe: section for section in reversed(sections)}
     verdicts = [(each, section) for section in sections for each in section.found.verdicts]
@@ -120,7 +119,6 @@ def _machine(
 
 
 def _sections(choices: Sequence[ChosenRun], submit: Submit) -> tuple[list[Section], list[tuple[str, Remark]]]:
-    """A section for each choice, by topic, and what affects whole runs."""
     by_run = grouped(choices, lambda choice: choice.run.place).values()
     answers = [submit(_of_run, of_run) for of_run in sorted(by_run, key=len, reverse=True)]
     sections = [section for answer in answers for section in answer.result()[0]]

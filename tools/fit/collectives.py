@@ -276,7 +276,6 @@ def left_out_gpu_errors(blocks: dict[str, CalibrationBlock], tables_folder: Path
 
 
 def _shared_variance(curves: Sequence[Curve]) -> NDArray[np.float64]:
-    """How log seconds of each two curves vary together, square."""
     names = {
         "architecture": [find_gpu(curve.gpu).architecture for curve in curves],
         "link": [has_nvlink(find_gpu(curve.gpu)) for curve in curves],

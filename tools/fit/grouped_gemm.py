@@ -112,12 +112,10 @@ class ExpertTable:
     seconds: Floats
 
     def rows(self, chosen: NDArray[np.intp] | NDArray[np.bool_]) -> ExpertTable:
-        """The rows chosen by mask or number."""
         named = self.gpu, self.dtype, self.library, self.origin
         return ExpertTable(*named, self.work.take(chosen), self.sites[chosen], self.seconds[chosen])
 
     def counted(self, costs: ExpertCosts) -> Floats:
-        """Seconds of every row by the law of tiles."""
         return counted_seconds(costs, Rates.of(self.gpu, UNITS_OF[self.dtype]), self.work, self.library)[0]
 
 

@@ -63,7 +63,6 @@ def left_out_bands(tables_folder: Path, blocks: dict[str, CalibrationBlock]) -> 
 
 
 def _read_runs(tables_folder: Path, gpu: GpuSpec) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]:
-    """Bytes, seconds by library (rows) and product, and site (n, k)."""
     names = TRUTH_OF.get(gpu.name, TRUTH)
     columns = read_columns(tables_folder, TABLES + gpu.slug)
     m, n, k, *truths = (columns[name].astype(np.float64) for name in ("m", "n", "k", *names))

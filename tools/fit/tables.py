@@ -29,7 +29,6 @@ Fit = Callable[[Path, Mapping[str, Calibration]], Blocks]
 
 
 def _alone(name: str, fit: Callable[[Path], Mapping[str, CalibrationBlock]]) -> Fit:
-    """A fit of one block a GPU, under its name."""
     return lambda folder, _: {gpu: {name: block} for gpu, block in fit(folder).items()}
 
 

@@ -247,7 +247,6 @@ def interpreter_key() -> str:
 
 
 def _empty(folder: Path) -> None:
-    """Remove what an earlier attempt left, but not the lock that is held."""
     for left in folder.iterdir():
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left, ignore_errors=True)

@@ -286,7 +286,6 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _number(value: Any) -> float | None:
-    """From a number or, as nvbench writes them, its text."""
     return float(value) if isinstance(value, str | int | float) else None
 
 

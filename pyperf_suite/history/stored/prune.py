@@ -162,7 +162,6 @@ def _runs(results: Path, machine: str | None) -> Iterator[Path]:
 
 
 def _newest(runs: list[Path], holdings: Mapping[Path, frozenset[Benchmark]], count: int | None) -> frozenset[Path]:
-    """Runs that are among the last `count` of a benchmark on their machine."""
     if count is None:
         return frozenset()
     seen: Counter[tuple[str, Benchmark]] = Counter()

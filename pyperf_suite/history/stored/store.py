@@ -82,7 +82,6 @@ class Store:
 
     @property
     def notes(self) -> list[str]:
-        """Why the cache is not kept, if it is not."""
         return self._cache.notes
 
     def add(self, path: Path) -> None:
@@ -146,7 +145,6 @@ class Store:
         return sorted(found, key=lambda one: (one.machine, one.probe, one.label, one.metric))
 
     def series(self, benchmark: Benchmark) -> BenchmarkSeries:
-        """All points of a benchmark in the order measured, with its breaks."""
         runs = {one.run_id: one for one in reversed(self._cases.get(benchmark.key[:3], []))}  # a copy counts once
         in_order = sorted(runs.values(), key=lambda one: (one.started_at, one.run_id))
         points = [_point(one, benchmark.metric) for one in in_order if benchmark.metric in _metrics(one)]
@@ -287,7 +285,6 @@ class RunCache:
         return self.folder / f"{hashlib.sha256(name.encode(errors='surrogateescape')).hexdigest()[:32]}.json"
 
     def _obstacle(self) -> str:
-        """Why nothing is written to the folder; it is made if it is not there."""
         try:
             self.folder.mkdir()
             (self.folder / ".gitignore").write_text("*\n")
