@@ -429,14 +429,14 @@ def test_a_configuration_that_cannot_be_counted_says_why_in_one_sentence(change:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (json.dumps(LLAMA_3)[:60].encode(), "is not whole JSON: .* in line 1"),
-        (b"", "is not whole JSON"),
+        (json.dumps(LLAMA_3)[:60].encode(), "is not JSON .*: name a whole config.json"),
+        (b"", "is not JSON"),
         (b"[" * 500_000, "nested too deeply"),
         (b'{"text_config": ' * 50_000, "nested too deeply"),
         (b" " * ((1 << 20) + 1), "larger than the 1 MiB"),
         (b"\xff\xfe{}", "not text in UTF-8"),
         (b"[1, 2]", "holds no JSON object"),
-        (b'{"hidden_size": 4096, "model_type": "llama", "hidden_size": 8192}', "has the field 'hidden_size' twice"),
+        (b'{"hidden_size": 4096, "model_type": "llama", "hidden_size": 8192}', "has the key 'hidden_size' twice"),
         (b'{"hidden_size": ' + b"9" * 5000 + b"}", "thousands of digits"),
     ],
 )

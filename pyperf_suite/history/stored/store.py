@@ -23,7 +23,7 @@ from typing import Any, TypeGuard
 from pyperf_suite import files
 from pyperf_suite.errors import UserError, nearest, offer
 from pyperf_suite.history.stored.foreign import read_foreign
-from pyperf_suite.history.stored.journals import RECORDS, Measured, RunSummary, shallow, strict_json, summarise_journal
+from pyperf_suite.history.stored.journals import RECORDS, Measured, RunSummary, shallow, summarise_journal
 from pyperf_suite.history.stored.series import (
     TIME,
     Benchmark,
@@ -274,7 +274,7 @@ class RunCache:
 
     def watched(self) -> list[str]:
         with contextlib.suppress(OSError, ValueError):
-            found = strict_json(files.read_bytes(self.folder / self._WATCHED, 2**20))
+            found = files.strict_json(files.read_bytes(self.folder / self._WATCHED, 2**20))
             return found if _are_texts(found) else []
         return []
 
