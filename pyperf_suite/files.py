@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import stat
+import sys
 from pathlib import Path
 from typing import IO, Any
 
@@ -202,6 +203,27 @@ def _regular(path: Path, flags: int) -> int:
     if _NEVER_WAIT and hasattr(os, "set_blocking"):
         os.set_blocking(descriptor, True)
     return descriptor
+
+
+def lock(file: IO[bytes], wait: bool = False) -> None:
+    """Keep other writers out for as long as the file is open; where files cannot be locked, nothing.
+
+    Raises BlockingIOError where a writer is there, unless the end of that one is to be waited for.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a text in TOML. Raises ValueError for anything else."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    return tomllib.loads(text)
 
 
 def strict_json(text: str | bytes, infinity: bool = False) -> Any:
