@@ -1,4 +1,4 @@
-"""Kill runs of the command line at random moments and see that nothing is lost: python tools/kill_runs.py 200.
+"""Kill runs of the command line at random moments and see that nothing is lost: python tests/hardening/kill_runs.py 200.
 
 Small runs, alone and with ranks, are killed and resumed again and again. After each kill a reader of this file's own
 compares the journal's bytes, and no process of the run may live on. In the end every trial has been measured once and
@@ -26,7 +26,7 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 # All processes of a run inherit it, whatever sessions and groups they make.
 MARK = "PYPERF_KILL_RUNS"
 # How long processes whose run is gone may take to go too.
