@@ -1,4 +1,6 @@
-"""Kill runs of the command line at random moments and see that nothing is lost: python tests/hardening/kill_runs.py 200.
+"""Kill runs of the command line at random moments and see that nothing is lost.
+
+Run it as python tests/hardening/kill_runs.py 200.
 
 Small runs, alone and with ranks, are killed and resumed again and again. After each kill a reader of this file's own
 compares the journal's bytes, and no process of the run may live on. In the end every trial has been measured once and
