@@ -449,6 +449,12 @@ def test_a_file_that_is_no_configuration_is_refused_in_one_sentence(
         read_model_config(path)
 
 
+def test_infinity_as_published_configurations_hold_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA_3 | {"time_step_limit": [0.0, float("inf")]}))
+    assert read_model_config(path).dimensions == model_config(LLAMA_3, "plain").dimensions
+
+
 def test_where_there_is_no_file_one_is_asked_for(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent.json", Path("/dev/null")):
         with pytest.raises(UserError, match="There is no model configuration at"):
