@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import stat
 import sys
@@ -233,8 +232,10 @@ def strict_json(text: str | bytes, infinity: bool = False) -> Any:
     twice in one object, nesting deeper than Python follows, an integer of thousands of digits. A number such as 1e999
     is JSON and becomes infinite: whoever uses a number asks whether it is finite.
     """
+    import json  # which `--help` does without
+
+    decoder = json.JSONDecoder(object_pairs_hook=_once_each, parse_constant=None if infinity else _no_constant)
     try:
-        decoder = _WITH_INFINITY if infinity else _DECODER
         return decoder.decode(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -257,7 +258,3 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> float:
     raise ValueError(f"it holds {name}, which is no number of JSON")
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_once_each, parse_constant=_no_constant)
-_WITH_INFINITY = json.JSONDecoder(object_pairs_hook=_once_each)

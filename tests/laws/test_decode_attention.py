@@ -137,13 +137,13 @@ def test_a_gpu_without_tables_is_read_off_one_with_the_same_kernels_or_stated_wi
         (lambda: decode_time("H100", 1, 64, 8, 8, 128, cache_dtype="nvfp4"), "caches in bf16 and fp8"),
         (lambda: decode_time("H100", 1, 64, 8, 8, 128, library="cublas"), "there are trtllm, sglang, vllm"),
         (lambda: decode_time("H100", 1, 64, 8, 3, 128), "multiple of the key heads"),
-        (lambda: decode_time("H100", 0, 64, 8, 8, 128), "at least 1"),
+        (lambda: decode_time("H100", 0, 64, 8, 8, 128), "No decode has batch = 0: give a size of 1"),
         (lambda: mla_time("H100", 1, 64, 64, 16, scope="module", gemm_dtype="nvfp4"), "but trtllm: kernel, bf16 cache"),
         (lambda: mla_time("H100", 1, 64, 64, 16, scope="module", library="sglang"), "Of sglang"),
         (lambda: mla_time("H100", 1, 2, 64, 16, "decode"), "one new token"),
         (lambda: mla_time("H100", 1, 64, 64, 16, "backward"), "has the phases"),
         (lambda: mla_time("H100", 1, 64, 64, 16, dtype="int8"), "bf16 and fp8"),
-        (lambda: mla_time("H100", 1, 64, 32, 16), "seq_q at most seq_k"),
+        (lambda: mla_time("H100", 1, 64, 32, 16), "at most as many queries as keys"),
     ],
 )
 def test_what_was_not_measured_is_refused_in_a_sentence_that_names_what_there_is(ask, sentence):

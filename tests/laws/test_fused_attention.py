@@ -242,9 +242,9 @@ def test_a_hundred_thousand_shapes_are_told_at_once_as_one_by_one():
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"heads": 0}, "heads of 0"),
-        ({"batch": -3}, "batch of -3"),
-        ({"seq_q": np.nan}, "seq_q of nan"),
+        ({"heads": 0}, "heads = 0"),
+        ({"batch": -3}, "batch = -3"),
+        ({"seq_q": np.nan}, "seq_q = nan"),
         ({"head_dim": 1024}, "head_dim up to 512"),
         ({"kv_heads": 12}, "choose kv_heads that divide heads"),
         ({"kv_heads": 64}, "choose kv_heads that divide heads"),
@@ -259,7 +259,7 @@ def test_a_hundred_thousand_shapes_are_told_at_once_as_one_by_one():
         ({"library": "cublas"}, "Of cublas no attention_bf16 was measured on H200 SXM: there are trtllm, sglang, vllm"),
         ({"library": "cublas", "gpu": "RTX 4090"}, "choose from trtllm, sglang, vllm"),
         ({"phase": "training"}, "ask for prefill or decode"),
-        ({"window": -1}, "window of -1"),
+        ({"window": -1}, "window = -1: give a size of 0"),
         ({"window": 128, "causal": False}, "ask for causal or no window"),
     ],
 )
