@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import stat
 import sys
@@ -234,9 +235,8 @@ def strict_json(text: str | bytes, infinity: bool = False) -> Any:
     """
     import json  # which `--help` does without
 
-    decoder = json.JSONDecoder(object_pairs_hook=_once_each, parse_constant=None if infinity else _no_constant)
     try:
-        return decoder.decode(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
+        return _decoder(infinity).decode(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except UnicodeDecodeError:
@@ -245,6 +245,13 @@ def strict_json(text: str | bytes, infinity: bool = False) -> Any:
         raise ValueError(f"it is not JSON ({error.msg} at character {error.pos})") from None
     except ValueError as error:
         raise ValueError("it holds an integer of thousands of digits" if "digits" in str(error) else error) from None
+
+
+@functools.cache
+def _decoder(infinity: bool) -> Any:
+    import json
+
+    return json.JSONDecoder(object_pairs_hook=_once_each, parse_constant=None if infinity else _no_constant)
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
