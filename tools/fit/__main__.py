@@ -42,7 +42,7 @@ def _cell(block: CalibrationBlock | None) -> str:
 def read_off_others(tables: Path, gpu: str) -> list[Validated]:
     """A GPU's tables against laws that are read off the other GPUs, as if none of its own were shipped.
 
-    What was read before stays in caches, so this is asked once a process.
+    What was read before stays in caches, so this is asked once a process. Raises UserError where there is no table.
     """
     name, slug = find_gpu(gpu).name, find_gpu(gpu).slug
     with tempfile.TemporaryDirectory() as folder:
@@ -50,8 +50,11 @@ def read_off_others(tables: Path, gpu: str) -> list[Validated]:
             if each != shipped_path(name):
                 shutil.copy(each, folder)
         calibration.SHIPPED = Path(folder)
-        own = (path for path in sorted(tables.iterdir()) if path.stem.endswith((f"_{slug}", "collectives")))
-        return [found for path in own for found in validate(path) if found.gpu == name]
+        own = [path for path in sorted(tables.glob("*")) if path.stem.endswith((f"_{slug}", "collectives"))]
+        found = [each for path in own for each in validate(path) if each.gpu == name]
+    if not found:
+        raise UserError(f"{tables} has no table of {name}: name the folder of the published tables, or a measured GPU.")
+    return found
 
 
 @click.command()
@@ -67,11 +70,12 @@ def main(tables: Path | None, laws: tuple[str, ...], output: Path | None, left_o
     if tables is None:
         click.echo("\n".join(stated()))
         return
-    if left_out is not None:
-        print_findings(console_for(wide=True), {"left out": findings_of(read_off_others(tables, left_out))}, [])
-        return
     fitted: dict[str, Calibration] = {}
     try:
+        if left_out is not None:
+            found = findings_of(read_off_others(tables, left_out))
+            print_findings(console_for(wide=True), {"left out": found}, [])
+            return
         for gpu, name, block, fitted[gpu] in calibrate_tables(tables, laws):
             known = ", as shipped" if is_as_shipped(gpu, name, block) else ""
             click.echo(f"{gpu}  {name}: held-out error {described(block.held_out)}{known}")
