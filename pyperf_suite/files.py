@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import stat
+import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from pyperf_suite.errors import UserError
 
@@ -201,3 +203,65 @@ def _regular(path: Path, flags: int) -> int:
     if _NEVER_WAIT and hasattr(os, "set_blocking"):
         os.set_blocking(descriptor, True)
     return descriptor
+
+
+def lock(file: IO[bytes], wait: bool = False) -> None:
+    """Keep other writers out for as long as the file is open; where files cannot be locked, nothing.
+
+    Raises BlockingIOError where a writer is there, unless the end of that one is to be waited for.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a text in TOML. Raises ValueError for anything else."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    return tomllib.loads(text)
+
+
+def strict_json(text: str | bytes, infinity: bool = False) -> Any:
+    """The JSON value in `text`; with `infinity` also NaN and Infinity, which Python writes.
+
+    Raises ValueError, with a message for a person, for anything else: text that is not JSON, NaN or Infinity, a key
+    twice in one object, nesting deeper than Python follows, an integer of thousands of digits. A number such as 1e999
+    is JSON and becomes infinite: whoever uses a number asks whether it is finite.
+    """
+    import json  # which `--help` does without
+
+    try:
+        return _decoder(infinity).decode(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise ValueError("it is not text in UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON ({error.msg} at character {error.pos})") from None
+    except ValueError as error:
+        raise ValueError("it holds an integer of thousands of digits" if "digits" in str(error) else error) from None
+
+
+@functools.cache
+def _decoder(infinity: bool) -> Any:
+    import json
+
+    return json.JSONDecoder(object_pairs_hook=_once_each, parse_constant=None if infinity else _no_constant)
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"it has the key {twice[:40]!r} twice in one object")
+    return found
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"it holds {name}, which is no number of JSON")

@@ -134,7 +134,6 @@ class Figure:
 
     @property
     def met(self) -> bool:
-        """Whether it was measured and reaches the target."""
         return self.value is not None and self.value >= self.target
 
 
@@ -300,7 +299,6 @@ class Check:
         return not subprocess.run([self.python, "-c", f"import {module}"], capture_output=True).returncode
 
     def stop(self) -> None:
-        """End the running step with all that it started."""
         if self._process is None:
             return
         # Interrupted, pytest still prints what failed and a run writes its findings.

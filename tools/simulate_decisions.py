@@ -93,7 +93,6 @@ def judged(rule: SequentialRule, log_ratios: np.ndarray) -> tuple[np.ndarray, np
 
 
 def _rank_sums(values: np.ndarray) -> np.ndarray:
-    """The signed-rank sum of the positive values of each row."""
     ranks = np.argsort(np.argsort(np.abs(values), axis=1), axis=1) + 1
     return (ranks * (values > 0)).sum(axis=1)
 

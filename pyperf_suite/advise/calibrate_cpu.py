@@ -164,7 +164,6 @@ def _features(reading: Reading) -> list[tuple[str, tuple[Any, ...]]]:
 
 
 def _collective_block(found: Iterable[Reading], origin: str) -> CalibrationBlock:
-    """A curve for each operation and number of ranks."""
     times: dict[tuple[str, int], dict[int, float]] = {}
     for reading in found:
         if reading.case.operator == "collective":

@@ -48,7 +48,6 @@ class HeldOutError:
     how: str
 
     def to_json(self) -> dict[str, float | int | str]:
-        """The form that a block of a calibration keeps."""
         return vars(self) | {"mape": round(self.mape, 3), "median": round(self.median, 3)}
 
 
@@ -208,13 +207,11 @@ def _is_usable(case: Case) -> bool:
 
 
 def _law(case: Case) -> str:
-    """The name of the block that prices a case."""
     dtype = law_dtype(case)
     return BLOCK_OF[dtype] if case.operator == "matmul" else f"attention_{dtype}"
 
 
 def _sizes(found: Sequence[Reading]) -> dict[str, NDArray[np.int64]]:
-    """One array a size, by its name in the law."""
     names = SIZES_OF[found[0].case.operator]
     return {
         name: np.array([getattr(reading.case.parameters, field) for reading in found], dtype=np.int64)

@@ -31,7 +31,6 @@ class ConfigFields:
         return default
 
     def lacks(self, *names: str) -> bool:
-        """Whether none of the names is there."""
         return all(self._values.get(name) is None for name in names)
 
     def flag(self, name: str, default: bool = False) -> bool:

@@ -5,8 +5,6 @@ The file may come from anywhere, so whatever is wrong with it is reported in one
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 
 from pyperf_suite.advise.config_fields import ConfigFields
 from pyperf_suite.errors import UserError
+from pyperf_suite.files import strict_json
 from pyperf_suite.laws.transformer import LARGEST, ModelDimensions
 
 # One name of a field, or several of which the first that is there counts.
@@ -571,27 +570,9 @@ def _bytes_of(path: Path) -> bytes:
 
 def _object_in(content: bytes, origin: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(content.decode("utf-8-sig"), object_pairs_hook=functools.partial(_without_repeats, origin))
-    except RecursionError:
-        raise UserError(f"{origin} is nested too deeply for a model configuration: name a config.json.") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{origin} is not text in UTF-8, as JSON is: name a config.json.") from None
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"{origin} is not whole JSON: {error.msg} in line {error.lineno}, column {error.colno}; fetch it again."
-        ) from None
-    except ValueError:  # which Python raises for such numbers alone
-        raise UserError(f"{origin} has a number of thousands of digits, as no model has: name a config.json.") from None
+        found = strict_json(content, infinity=True)
+    except ValueError as error:
+        raise UserError(f"{origin} is no model configuration, for {error}: name a whole config.json.") from None
     if not isinstance(found, dict):
         raise UserError(f"{origin} holds no JSON object, as a model configuration does: name a config.json.")
-    return found
-
-
-def _without_repeats(origin: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Raises UserError where it has a name twice: readers differ in which of the two they take."""
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise UserError(f"{origin} has the field {name[:40]!r} twice: keep the right one.")
-        found[name] = value
     return found

@@ -240,7 +240,6 @@ def _heat_map(
     present: tuple[int, int],
     at: Callable[[int, int], Setting],
 ) -> HeatMap:
-    """Every combination that can be trained, priced at once."""
     settings, places = [setting], []
     for row, down in enumerate(y):
         for column, across in enumerate(x):

@@ -320,8 +320,6 @@ def _products(sizing: Sizing) -> Table:
 
 
 def _saving(place: int) -> tuple[Column, Column]:
-    """What a candidate saves by which cause."""
-
     def known(row: tuple[str, Candidate, Savings], part: int) -> str | float | None:
         _, candidate, savings = row
         return savings[place][part] if candidate.is_faster and place < len(savings) else None

@@ -123,7 +123,6 @@ class Candidates:
         return np.asarray(shapes.model.valid & shapes.sharding.divides(shapes.model))
 
     def at(self, index: int) -> Setting:
-        """One candidate by its flat index."""
         places = np.unravel_index(index, self.shape)
         sizes = dict(zip(ATTENTION, self.attention[places[0]].tolist(), strict=True))
         sizes |= {name: int(along[at]) for (name, along), at in zip(self.others.items(), places[1:], strict=True)}
@@ -232,7 +231,6 @@ class Costs:
     extrapolated: NDArray[np.bool_]
 
     def flat(self, shape: tuple[int, ...]) -> Costs:
-        """One entry for each candidate."""
         return Costs(*(np.broadcast_to(array, shape).ravel() for array in vars(self).values()))
 
     @property
@@ -355,7 +353,6 @@ class Candidate:
 
     @property
     def is_slower(self) -> bool:
-        """By more than the laws' error and the repeatability of measurements."""
         return self.high < 1 and self.speed < 1 - REPEATABILITY
 
 

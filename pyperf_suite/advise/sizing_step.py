@@ -22,6 +22,7 @@ from pyperf_suite.laws.layer_kinds import (
     is_deepseeks_latent,
     recurrent_bytes,
 )
+from pyperf_suite.laws.prices import ChangedPrices
 from pyperf_suite.laws.training.framework import StepConstants
 from pyperf_suite.laws.training.layer_work import (
     ALL_REDUCES_PER_PASS,
@@ -82,7 +83,6 @@ class Setting:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one micro-batch."""
         return self.seq * self.micro_batch
 
     @property
@@ -118,12 +118,10 @@ class Shapes:
 
     @property
     def tokens(self) -> Sizes:
-        """Tokens of one micro-batch."""
         return self.micro_batch * self.seq
 
     @property
     def sharding(self) -> Sharding:
-        """How the layers are cut over the GPUs of a group."""
         return Sharding(self.tp)
 
 
@@ -233,14 +231,14 @@ def _collectives(shapes: Shapes) -> Iterator[Part]:
     yield Part("all_reduce", "collective", ("all_reduce",), (nbytes, np.maximum(tp, 2)), calls)
 
 
-class StepPrices:
+class StepPrices(ChangedPrices):
     """Prices of kernels within a training step, where they take so many times as long as alone, by a step's constants.
 
-    `errors` collects the stated error of each law that was asked, `origins` the measurements behind the laws.
+    Collectives take as long there as alone.
     """
 
     def __init__(self, alone: KernelPrices, constants: StepConstants | float = 1.0) -> None:
-        self.alone = alone
+        super().__init__(alone)
         c = constants if isinstance(constants, StepConstants) else StepConstants(constants, 0.0)
         attention = c.slowdown * c.attention
         self.slower = {
@@ -250,42 +248,16 @@ class StepPrices:
             "grouped_gemm": c.slowdown * c.experts,
             "memory_bound": c.slowdown * c.memory,
         }
-        self.errors: dict[str, float | None] = {}
-        self.origins: dict[str, None] = {}
 
-    def gemm(self, *sizes: Any) -> Explained:
-        return self._slower("gemm", *sizes)
-
-    def attention(self, *sizes: Any) -> Explained:
-        return self._slower("attention", *sizes)
-
-    def latent_attention(self, *sizes: Any) -> Explained:
-        return self._slower("latent_attention", *sizes)
-
-    def grouped_gemm(self, *sizes: Any) -> Explained:
-        return self._slower("grouped_gemm", *sizes)
-
-    def memory_bound(self, nbytes: Any) -> Explained:
-        return self._slower("memory_bound", nbytes)
-
-    def collective(self, *sizes: Any) -> Explained:
-        return self._noted("collective", *sizes)
-
-    def _slower(self, law: str, *sizes: Any) -> Explained:
-        price = self._noted(law, *sizes)
+    def changed(self, law: str, price: Explained) -> Explained:
+        self.note(law, price)
+        if law not in self.slower:
+            return price
         slower = self.slower[law]
         extra = (slower - 1) * price.seconds
         parts = Causes(lambda: {**price.parts, IN_STEP: extra})
         low, high = (None if side is None else slower * side for side in (price.low, price.high))
         return replace(price, seconds=price.seconds + extra, parts=parts, low=low, high=high)
-
-    def _noted(self, law: str, *sizes: Any) -> Explained:
-        price: Explained = getattr(self.alone, law)(*sizes)
-        known = [error for error in (self.errors.get(law), price.error_percent) if error is not None]
-        self.errors[law] = max(known, default=None)
-        if price.origin:
-            self.origins[price.origin] = None
-        return price
 
 
 @dataclass(frozen=True)
@@ -311,7 +283,6 @@ class PricedPart:
 
     @property
     def margins(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Of each call, by `margins_of`."""
         below, above = (self._of_calls(side) for side in margins_of(self.explained))
         return below, above
 

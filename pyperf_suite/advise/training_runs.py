@@ -42,7 +42,6 @@ class JudgedRun:
 
     @property
     def is_called_too_large(self) -> bool:
-        """Whether it ran and the law says that it does not fit."""
         return self.run.ran and self.verdict == VERDICTS[-1]
 
 

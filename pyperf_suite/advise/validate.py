@@ -22,10 +22,10 @@ from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.attention import attention_time
 from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.collectives import collective_time
+from pyperf_suite.laws.decode_attention import mla_time
 from pyperf_suite.laws.explained import Explained
 from pyperf_suite.laws.gemm import gemm_time
 from pyperf_suite.laws.grouped_gemm import grouped_gemm_time
-from pyperf_suite.laws.latent_attention import mla_time
 from pyperf_suite.laws.training.published import NEEDED, read_runs
 from pyperf_suite.spec.findings import Findings, Quantity, Remark, remark
 from pyperf_suite.spec.rows import Column, table
@@ -107,7 +107,7 @@ def _latent(asked: RowsAsked) -> Explained:
 
 
 def _grouped(asked: RowsAsked) -> Explained:
-    tokens, hidden, width, experts, top_k, tp, ep = asked.sizes(*EXPERTS)
+    tokens, hidden, width, top_k, experts, tp, ep = asked.sizes(*EXPERTS)
     balance, gated = asked.kind["distribution"], bool(asked.kind.get("gated", True))
     return grouped_gemm_time(
         asked.laws, tokens, hidden, width, experts, top_k, asked.dtype, ep, tp, balance, gated, library=asked.library

@@ -52,7 +52,6 @@ def history(
       pyperf-suite history
       pyperf-suite history 'matmul*m=384*' --png matmul.png
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.history.shown.drawing import draw_series
     from pyperf_suite.history.tracking import steps_of
 
     with _store(results, also) as store:
@@ -62,6 +61,8 @@ def history(
         warned = [*store.notes, *store.damage]
     steps = [steps_of(each) for each in series] if len(series) == 1 or png else []
     if png is not None:
+        from pyperf_suite.render.series import draw_series
+
         draw_series(series, png, steps)
     if as_json:
         click.echo(_as_json(series, warned))

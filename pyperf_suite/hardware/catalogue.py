@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import UserError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from pyperf_suite.files import parse_toml
 
 CATALOGUE = Path(__file__).with_name("gpus.toml")
 # The names that peaks go by, widest first. A GPU lacks those that it has no units for.
@@ -178,7 +173,7 @@ def all_gpus() -> tuple[GpuSpec, ...]:
 
 @functools.cache
 def _catalogue() -> dict[str, Any]:
-    return tomllib.loads(CATALOGUE.read_text(encoding="utf-8"))
+    return parse_toml(CATALOGUE.read_text(encoding="utf-8"))
 
 
 def _spec(entry: Mapping[str, Any]) -> GpuSpec:
@@ -240,12 +235,10 @@ def _model_word(gpu: GpuSpec) -> str | None:
 
 
 def _key(name: str) -> str:
-    """A name without what does not report GPUs apart."""
     return re.sub(r"[^a-z0-9]", "", re.sub(MAKERS_WORDS, " ", name.lower()))
 
 
 def _offer(name: str) -> str:
-    """What to write instead of a name that is not there."""
     import difflib
 
     near = difflib.get_close_matches(_key(name), list(_by_key()), n=2 * NAMES_OFFERED, cutoff=0.5)

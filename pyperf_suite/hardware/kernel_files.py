@@ -46,7 +46,6 @@ class KernelFiles:
             return str(self.root / path)
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file or folder that can be seen."""
         try:
             return (self.root / path).exists()
         except OSError:

@@ -179,13 +179,11 @@ class PcieDevice:
     numa_node: int | None  # None where the machine has one node or does not report
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON, links as they are written."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: str(value) if isinstance(value, PcieLink) else value for name, value in values.items()}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> PcieDevice:
-        """The inverse of `to_json`."""
         links = {name: data[name] and PcieLink.parse(data[name]) for name in ("now", "card", "slot")}
         return cls(**data | links)
 

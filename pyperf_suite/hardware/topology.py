@@ -123,7 +123,6 @@ class LinkGraph:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LinkGraph:
-        """The inverse of `to_json`."""
         paths = {(pair.split(" ")[0], pair.split(" ")[1]): Path.parse(cell) for pair, cell in data["paths"].items()}
         return cls(tuple(data["gpus"]), tuple(data["nics"]), paths, data["nic_names"], data["numa"], data["cpus"])
 
@@ -208,7 +207,6 @@ def _row(row: str, cells: list[str], devices: tuple[str, ...]) -> list[str]:
 
 
 def _path(cell: str, row: str, column: str) -> Path:
-    """What a cell says; a device's cell with itself has to be the X."""
     nvlinks = _NVLINK.fullmatch(cell)
     if row == column:
         known = cell == "X"

@@ -114,7 +114,6 @@ def unconfirmed(nomination: Nomination, reason: str) -> Judgement:
 
 
 def _joined(nomination: Nomination, decided: Judgement) -> Judgement:
-    """The rerun's verdict, with what history says beside it."""
     history = nomination.judgement()
     return replace(
         decided,

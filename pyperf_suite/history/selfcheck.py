@@ -113,7 +113,6 @@ class Selfcheck:
         return float(self.settings["rule"]["margin"])
 
     def measured(self, shift: float) -> list[Comparison]:
-        """The comparisons at a shift that could be made at all."""
         return [each for each in self.comparisons if each.shift == shift and each.verdict != "failed"]
 
     def rate(self, shift: float, *verdicts: Word) -> Proportion:
@@ -346,7 +345,7 @@ def _alone_with(path: Path) -> Iterator[None]:
     with ExitStack() as resources:
         try:
             file = resources.enter_context(files.open_for_appending(path))
-            _lock(file.fileno())
+            files.lock(file)
             content = files.read_bytes(path)
             if content and not content.endswith(b"\n"):
                 file.write(b"\n")
@@ -355,15 +354,6 @@ def _alone_with(path: Path) -> Iterator[None]:
         except OSError as error:
             raise UserError(f"{path} cannot be written: {error.strerror}.") from None
         yield
-
-
-def _lock(descriptor: int) -> None:
-    """Keep other writers out for as long as the file is open. Raises BlockingIOError where one is there."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 # What turns the median of absolute deviations into a standard deviation where noise is normal.

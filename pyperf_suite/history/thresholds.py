@@ -11,7 +11,6 @@ fail-on = "slower"
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -20,11 +19,6 @@ from typing import Any
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 # What is tolerated unless somebody says otherwise: the only place that says 1 %.
 MARGIN = 0.01
@@ -68,7 +62,7 @@ def load_thresholds(folder: Path | None = None) -> Thresholds:
     """
     path = (folder or Path()) / "pyproject.toml"
     try:
-        read = tomllib.loads(files.read_text(path, LARGEST_BYTES))
+        read = files.parse_toml(files.read_text(path, LARGEST_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return Thresholds()
     except OSError as error:

@@ -37,7 +37,7 @@ from pyperf_suite.laws.calibration import (
     stated,
 )
 from pyperf_suite.laws.decode_attention import decode_time
-from pyperf_suite.laws.explained import Explained
+from pyperf_suite.laws.explained import Explained, sizes_asked
 from pyperf_suite.laws.roofline import memory_bound_time
 from pyperf_suite.laws.tiled_attention import BACKWARD_FLOP_RATIO
 
@@ -215,9 +215,8 @@ def attention_time(
         unsure = np.where(here, 0.0, unsure)
         _put(forward, parts, here, answer)
     law = laws.windowed if laws.windowed is not None and bool((windows > 0).all()) else laws.plain
-    error_percent, origin = law.error_percent, law.origin
+    error_percent, origin = stated(gpu, f"attention_{dtype}", law.error_percent, law.origin)
     if isinstance(gpu, Calibration):
-        error_percent, origin = stated(gpu, f"attention_{dtype}", error_percent, origin)
         sizes = {"batch": shape.batch, "seq_q": shape.seq_q, "heads": shape.heads, "head_dim": width}
         parts["this machine"] = _total(parts) * (correction_of(gpu, f"attention_{dtype}", sizes) - 1)
     seconds = _total(parts)
@@ -226,7 +225,7 @@ def attention_time(
         seconds,
         parts,
         forward.extrapolated,
-        float(np.hypot(error_percent, beyond)),
+        float(np.hypot(error_percent or 0.0, beyond)),
         origin,
         seconds * np.exp(-_wider(forward.low, unsure)),
         seconds * np.exp(_wider(forward.high, unsure)),
@@ -256,14 +255,10 @@ def _checked(
     causal: bool,
     window: ArrayLike,
 ) -> tuple[AttentionShape, Array, Array]:
-    names = ("batch", "seq_q", "seq_k", "heads", "kv_heads", "head_dim", "window")
-    sizes = [np.asarray(size, dtype=np.float64) for size in (batch, seq_q, seq_k, heads, kv_heads, head_dim, window)]
-    for name, size in zip(names, sizes, strict=True):
-        least = 0 if name == "window" else 1
-        wrong = size[~((size >= least) & np.isfinite(size))]
-        if wrong.size:
-            raise UserError(f"Attention with a {name} of {wrong.flat[0]:g} was asked for: give {least} or more.")
-    batches, queries, keys, query_heads, key_heads, width, windows = np.broadcast_arrays(*sizes)
+    batches, queries, keys, query_heads, key_heads, width, windows = sizes_asked(
+        "attention", "window", batch=batch, seq_q=seq_q, seq_k=seq_k, heads=heads, kv_heads=kv_heads,
+        head_dim=head_dim, window=window,
+    )  # fmt: skip
     if np.any(width > WIDTHS[-1]):
         raise UserError(
             f"Heads of {width.max():g} are wider than any kernel that was measured: give a head_dim up to {WIDTHS[-1]}."

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.band import MEAN_OF_HALF_WIDTH, Band
-from pyperf_suite.laws.calibration import STEPS, CalibrationBlock, ResidualGrid, log_ratio, most_alike
+from pyperf_suite.laws.calibration import STEPS, CalibrationBlock, ResidualGrid
+from pyperf_suite.laws.transfers import attention_width, is_desktop, log_ratio, nearest
 
 Array = NDArray[np.float64]
 
@@ -275,17 +276,6 @@ BETWEEN_WIDTHS = 0.50
 BEYOND_WIDTHS = 0.45
 # The same for a window that was not measured with that width.
 OTHER_WINDOW = 0.55
-# The same for a GPU that was left out: read off a twin (H100 and H200), or off one of another kind (A100 off H100 0.42,
-# L40S off A100 0.55 to 1.04). Between these two lies one of the same kind, of which the tables have no pair: B300 read
-# off B200 was found to err by 14 %, as B200 read off H200 does (TensorRT-LLM, 0.28).
-TWIN = 0.12
-SAME_KIND = 0.30
-# Of the same kind two generations on (RTX 5090 and PRO 6000 off L40S): at least as far as A100 from L40S is. Single
-# published figures of FlashAttention-2 on an RTX 5090 lie up to 0.34 away.
-OTHER_GENERATION = 0.50
-OTHER_KIND = 0.95
-# A twin's multiprocessors are as fast, and its power no less, within these logarithms.
-TWIN_RATE, TWIN_POWER = 0.10, 0.20
 
 
 @dataclass(frozen=True)
@@ -378,72 +368,25 @@ def unpack_attention(block: CalibrationBlock, library: str, spec: GpuSpec) -> At
     return AttentionKernels(library, kernels, band, block.fitted_range, float(block.held_out["mape"]), block.origin)
 
 
-SMALL = "mma.sync, 100 KB"
-
-
-def kind(spec: GpuSpec) -> str:
-    """Which kernels a GPU runs: its tensor cores' instructions and shared memory decide, not the architecture's name.
-
-    Consumer Blackwell (12.0) has Ada's mma.sync and 100 KB of shared memory, as have the GPUs of 8.6.
-    """
-    if spec.compute_capability is None:
-        return "AMD"
-    if spec.compute_capability in ((8, 6), (8, 9)) or spec.compute_capability[0] == 12:
-        return SMALL
-    return f"compute capability {spec.compute_capability[0]}"
-
-
 def _clock_share(spec: GpuSpec, dtype: str) -> float:
     """The share of its clock that a GPU's power lets it hold in attention, where kernels were seen to run into it."""
     needed_w = WATT_PER_TFLOP * spec.peak(dtype) / 1e12
-    return min(1.0, spec.power_w / needed_w) if kind(spec) == SMALL else 1.0
-
-
-def _are_twins(spec: GpuSpec, measured_on: GpuSpec, dtype: str) -> bool:
-    """Whether a GPU has the multiprocessors of one that was measured, and no less power for them."""
-    rates = (each.peak(dtype) / each.sms for each in (spec, measured_on))
-    return (
-        spec.compute_capability == measured_on.compute_capability
-        and log_ratio(*rates) < TWIN_RATE
-        and float(np.log(measured_on.power_w / spec.power_w)) < TWIN_POWER
-    )
-
-
-def _generation(spec: GpuSpec) -> float:
-    return 0.0 if spec.compute_capability is None else spec.compute_capability[0] + spec.compute_capability[1] / 10
+    return min(1.0, spec.power_w / needed_w) if is_desktop(spec) else 1.0
 
 
 def transferred(spec: GpuSpec, known: Mapping[str, AttentionKernels], dtype: str) -> AttentionKernels:
-    """The kernels of the most alike of GPUs known by name, as fast as `spec`'s data sheet makes them.
+    """The kernels of the nearest of GPUs known by name, as fast as `spec`'s data sheet makes them.
 
-    Most alike is one of its kind, then the nearest in generation and bandwidth. The interval is what leaving whole GPUs
-    out showed.
     Raises UserError where none is known or `spec` has no units for that dtype.
     """
-    nearest = most_alike(
-        spec,
-        known,
-        "attention is",
-        lambda other: (
-            kind(other) != kind(spec),
-            abs(_generation(other) - _generation(spec)),
-            log_ratio(other.memory_bytes_per_s, spec.memory_bytes_per_s),
-            log_ratio(other.peak(dtype), spec.peak(dtype)),
-        ),
-    )
-    theirs = known[nearest.name]
-    if kind(nearest) != kind(spec) or nearest.compute_capability is None or spec.compute_capability is None:
-        unsure = OTHER_KIND
-    elif nearest.compute_capability[0] != spec.compute_capability[0]:
-        unsure = OTHER_GENERATION
-    else:
-        unsure = TWIN if _are_twins(spec, nearest, dtype) else SAME_KIND
+    source = nearest(spec, known, "attention is")
+    theirs, unsure = known[source.name], attention_width(spec, source, dtype)
     return AttentionKernels(
         theirs.library,
-        [replace(kernel.on(spec, nearest, dtype), unsteady=1.0) for kernel in theirs.kernels],
+        [replace(kernel.on(spec, source, dtype), unsteady=1.0) for kernel in theirs.kernels],
         Band(np.ones(1), np.full(1, -unsure), np.full(1, unsure)),
         theirs.fitted_range,
         100 * unsure * MEAN_OF_HALF_WIDTH,
-        f"read off {nearest.name}, fitted to {theirs.origin}",
+        f"read off {source.name}, fitted to {theirs.origin}",
         transferred=True,
     )

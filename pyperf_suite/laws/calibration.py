@@ -15,7 +15,7 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -140,24 +140,6 @@ def spec_of(gpu: Gpu) -> GpuSpec:
     return gpu if isinstance(gpu, GpuSpec) else find_gpu(gpu.gpu if isinstance(gpu, Calibration) else gpu)
 
 
-def most_alike(
-    spec: GpuSpec, known: Iterable[str], law: str, unlike: Callable[[GpuSpec], tuple[float, ...]]
-) -> GpuSpec:
-    """Of GPUs known by name the one with the least `unlike`; of equals the first by name.
-
-    Raises UserError if none is known; `law` says of what.
-    """
-    gpus = [find_gpu(name) for name in sorted(known)]
-    if not gpus:
-        raise UserError(f"No GPU's {law} calibrated, so nothing is known of {spec.name}'s: calibrate one.")
-    return min(gpus, key=unlike)
-
-
-def log_ratio(one: float, other: float) -> float:
-    """How far apart two rates are."""
-    return abs(float(np.log(one / other)))
-
-
 def shipped_path(gpu: str) -> Path:
     """Where the calibration shipped for a GPU of the catalogue lies, if there is one."""
     return SHIPPED / f"{re.sub(r'[^a-z0-9]+', '_', gpu.lower()).strip('_')}.npz"
@@ -242,21 +224,26 @@ def correction_name(law: str) -> str:
     return f"{law}_here"
 
 
-def correction_of(calibration: Calibration, law: str, sizes: Mapping[str, ArrayLike]) -> NDArray[np.float64]:
+def _here(gpu: Gpu, law: str) -> CalibrationBlock | None:
+    """What corrects a law on this machine, if it was measured."""
+    return gpu.blocks.get(correction_name(law)) if isinstance(gpu, Calibration) else None
+
+
+def correction_of(gpu: Gpu, law: str, sizes: Mapping[str, ArrayLike]) -> NDArray[np.float64]:
     """By what to multiply the seconds of a law on this machine; 1 where nothing was measured on it.
 
     `sizes` are arrays that broadcast together, under the names that the block was fitted with.
     """
-    block = calibration.blocks.get(correction_name(law))
+    block = _here(gpu, law)
     if block is None:
         return np.ones(np.broadcast_shapes(*(np.shape(size) for size in sizes.values())))
     return correction(block, sizes)
 
 
-def stated(calibration: Calibration, law: str, error_percent: float, origin: str) -> tuple[float, str]:
+def stated(gpu: Gpu, law: str, error_percent: float | None, origin: str) -> tuple[float | None, str]:
     """The mean error in % to state for a law, and its origin: the correction's own held-out one where there is one."""
-    block = calibration.blocks.get(correction_name(law))
-    if block is None:
+    block = _here(gpu, law)
+    if block is None or error_percent is None:
         return error_percent, origin
     return float(block.held_out["mape"]), f"{origin}; corrected by {block.origin or 'measurements of one machine'}"
 

@@ -23,8 +23,6 @@ from pyperf_suite.laws.calibration import (
     Calibration,
     CalibrationBlock,
     Gpu,
-    log_ratio,
-    most_alike,
     shipped_calibration,
     shipped_with,
     spec_of,
@@ -43,6 +41,17 @@ from pyperf_suite.laws.internode import (
     through_points,
 )
 from pyperf_suite.laws.traffic import OPERATIONS, bus_factor
+from pyperf_suite.laws.transfers import (
+    OTHER_NVLINK,
+    OVER_PCIE,
+    OVER_PCIE_PERCENT,
+    PCIE_LAUNCH,
+    PCIE_SHARE,
+    SAME_LINK,
+    Interval,
+    have_same_kernels,
+    nearest,
+)
 
 BLOCK = "collectives"
 NCCL = "nccl"
@@ -61,18 +70,6 @@ NETWORK_OF = {"Hopper": INFINIBAND["NDR"], "Blackwell": INFINIBAND["NDR"], "Blac
 # From here up links are NVLink or its like; below a GPU sends over PCIe, where curves have another shape.
 FASTEST_PCIE_BYTES_PER_S = 130e9
 
-# An interval: the 5th and the 95th percentile of log(measured / predicted), and the median error in %.
-Interval = tuple[float, float, float]
-# GPUs left out whole (left_out_gpu_errors in tools/fit/collectives.py): H100 off H200 and back, 0.16, and what other
-# machines of B200, H100 and H200 lie off the law on top (0.13); A100, B200 and Hopper off one another.
-SAME_LINK: Interval = (-0.21, 0.21, 5.0)
-OTHER_NVLINK: Interval = (-0.50, 0.52, 29.0)
-# Over PCIe a machine's own wiring decides: 14 published ones of 2 to 8 GPUs reach 5 to 80 % of their slot's peak (RTX
-# 4090 without P2P in a container the least, RTX PRO 6000 behind one switch the most; L40S of the tables 5 % among 8).
-# Launches differ by less. By bytes; tests/data/published/nccl_tests_pcie.csv.
-PCIE_SHARE, PCIE_LAUNCH = 0.45, 1.3
-OVER_PCIE = Band(np.array([2e4, 2e5, 4e6]), np.array([-0.32, -0.35, -0.57]), np.array([0.63, 1.90, 2.30]))
-OVER_PCIE_PERCENT = 45.0
 # Numbers of ranks that were not measured: between two that were (4 from 2 and 8), and beyond (8 from 2 and 4).
 BETWEEN_RANKS: Interval = (-0.30, 0.30, 11.0)
 BEYOND_RANKS: Interval = (-0.55, 0.55, 20.0)
@@ -245,25 +242,15 @@ def unpack_laws(block: CalibrationBlock) -> CollectiveLaws:
 
 
 def transferred_laws(spec: GpuSpec, known: Mapping[str, CollectiveLaws]) -> CollectiveLaws:
-    """The laws of the GPU, of those known by name, that is linked most alike, for the bytes that `spec`'s link carries.
+    """The laws of the nearest of GPUs known by name, by the speed of its link, for the bytes that `spec`'s carries.
 
-    PCIe never stands for NVLink if anything else is known; of several, those of the same generation of compute
-    capability, then that whose link is nearest in speed. Over PCIe launches are read off, and the rate is that of most
-    published machines. Raises UserError where none is known.
+    PCIe never stands for NVLink if anything else is known. Over PCIe launches are read off, and the rate is that of
+    most published machines. Raises UserError where none is known.
     """
     link = link_bytes_per_s(spec)
-    nearest = most_alike(
-        spec,
-        known,
-        "collectives are",
-        lambda other: (
-            has_nvlink(other) != has_nvlink(spec),
-            _generation(other) != _generation(spec),
-            round(log_ratio(link_bytes_per_s(other), link), 2),
-        ),
-    )
-    laws = known[nearest.name]
-    origin = f"read off {nearest}, whose curves are from {laws.origin}"
+    source = nearest(spec, known, "collectives are", link_bytes_per_s, has_nvlink)
+    laws = known[source.name]
+    origin = f"read off {source}, whose curves are from {laws.origin}"
     if not has_nvlink(spec):
         return replace(
             laws,
@@ -272,15 +259,11 @@ def transferred_laws(spec: GpuSpec, known: Mapping[str, CollectiveLaws]) -> Coll
             transferred=OVER_PCIE,
             transferred_error_percent=OVER_PCIE_PERCENT,
         )
-    speed_up = link / link_bytes_per_s(nearest)
-    alike = _generation(nearest) == _generation(spec) and abs(np.log(speed_up)) < 0.1 and has_nvlink(nearest)
+    speed_up = link / link_bytes_per_s(source)
+    alike = have_same_kernels(source, spec) and abs(np.log(speed_up)) < 0.1 and has_nvlink(source)
     low, high, percent = SAME_LINK if alike else OTHER_NVLINK
     band = Band(np.array([1.0]), np.array([low]), np.array([high]))
     return replace(laws, origin=origin, speed_up=speed_up, transferred=band, transferred_error_percent=percent)
-
-
-def _generation(spec: GpuSpec) -> str:
-    return f"{spec.compute_capability[0]}" if spec.compute_capability else spec.architecture
 
 
 def _over_pcie(law: AlphaBetaOverRanks, link: float) -> AlphaBetaOverRanks:

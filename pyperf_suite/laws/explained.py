@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from pyperf_suite.errors import UserError
 from pyperf_suite.laws.internode import Network
 
 IDEAL = "ideal"
@@ -74,6 +75,28 @@ class Causes(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._parts)
+
+
+# Larger sizes are nobody's: beyond them FLOP would no longer be counted exactly.
+LARGEST_SIZE = 2**31
+
+
+def sizes_asked(of: str, may_be_0: str = "", **sizes: ArrayLike) -> list[NDArray[np.float64]]:
+    """The sizes that a law is asked for, as arrays of one shape.
+
+    Raises UserError for what is no number, does not broadcast, or is not within 1 (`may_be_0`: 0) and `LARGEST_SIZE`.
+    """
+    try:
+        arrays = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in sizes.values()))
+    except (TypeError, ValueError):
+        raise UserError(f"Sizes of {of} have to be numbers, or arrays of shapes that broadcast together.") from None
+    for name, array in zip(sizes, arrays, strict=True):
+        least = 0 if name == may_be_0 else 1
+        wrong = ~((array >= least) & (array <= LARGEST_SIZE))
+        if wrong.any():
+            found = array[wrong].flat[0]
+            raise UserError(f"No {of} has {name} = {found:g}: give a size of {least} to {LARGEST_SIZE}.")
+    return list(arrays)
 
 
 # One size, or an array of them.

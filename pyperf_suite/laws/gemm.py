@@ -8,7 +8,7 @@ seconds on end come on top. A GPU without tables has the law of the one most ali
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,17 +23,18 @@ from pyperf_suite.laws.calibration import (
     CalibrationBlock,
     Gpu,
     ResidualGrid,
+    all_shipped,
     correction_of,
-    log_ratio,
     outside,
     own_calibration,
     shipped_calibration,
     spec_of,
     stated,
 )
-from pyperf_suite.laws.explained import Causes, Explained
+from pyperf_suite.laws.explained import Causes, Explained, sizes_asked
 from pyperf_suite.laws.measured_maxima import MEASURED_MAXIMA, MeasuredMaximum, sustained_slowdown
 from pyperf_suite.laws.tiling import SIDE_BY_SIDE, alignment_penalty
+from pyperf_suite.laws.transfers import LIKE_PEAK, LIKE_POWER_A_FLOP, have_same_kernels, nearest
 
 # Tiles of C that cuBLAS and CUTLASS have kernels for, rows × columns; each has a share of the peak of its own.
 TILES = (
@@ -269,8 +270,6 @@ PYTORCH = "pytorch"
 BETWEEN_NODES = 1.25
 # In the blocks of all GPUs: of a GPU that has the law of another of its kind.
 ALIKE = "alike_"
-# Larger sizes are no product's: beyond them their FLOP would no longer be counted exactly.
-LARGEST_SIZE = 2**31
 
 
 @dataclass(frozen=True)
@@ -306,7 +305,6 @@ class GemmLaw:
 
     @property
     def origin(self) -> str:
-        """The measurements behind the law, and whether they are this GPU's."""
         if not self.is_transferred:
             return self.block.origin
         maximum = MEASURED_MAXIMA.get(self.gpu.name) if self.reach != 1 else None
@@ -365,21 +363,6 @@ def _law(calibration: Calibration, gpu: GpuSpec, dtype: str, library: str) -> Ge
     return GemmLaw(gpu, dtype, library, coefficients, residual, block, band, error_percent, source)
 
 
-# GPUs with tables whose law others have, by compute capability: of several the one with the nearest memory. Cards for
-# workstations and games have none: power holds them down less than an L40S, and on an RTX A6000 the law of all GPUs
-# errs by 10 % where the L40S's errs by 21.
-SOURCES = {
-    (8, 0): ("A100 SXM",),
-    (8, 9): ("L40S",),
-    (9, 0): ("H100 SXM", "H200 SXM"),
-    (10, 0): ("B200 SXM",),
-    (10, 3): ("B200 SXM",),
-}
-# An Ada with more power a FLOP than this times the source's is not held down as that one.
-LIKE_POWER_A_FLOP = 1.2
-ADA = (8, 9)
-# Peaks that differ by more than this make a GPU another one, though of the same kernels.
-LIKE_PEAK = 1.5
 # Rounds of finding the rate with which the law has a published product take its time.
 ROUNDS = 8
 WITHIN = 1.075
@@ -398,10 +381,7 @@ def _transferred(gpu: GpuSpec, dtype: str, library: str | None) -> GemmLaw:
         raise UserError(f"No product of {dtype!r} was published of {gpu.name}, but {there}: measure one.")
     if gpu.compute_capability is None and library not in (None, PYTORCH):
         raise UserError(f"No products by {library} were published of {gpu.name}: there are those by {PYTORCH}.")
-    source = _source(gpu)
-    calibration = shipped_calibration(source.name) if source else None
-    if calibration is None or not calibration.libraries(name):
-        calibration = pooled
+    calibration = _source(gpu, name) or pooled
     law = _law(calibration, gpu, dtype, calibration.library(name, library if gpu.compute_capability else None))
     others = pooled.block(f"{name}.{law.library}")
     error, band = float(others.held_out["mape"]), Band.from_arrays(others.arrays)
@@ -414,14 +394,16 @@ def _transferred(gpu: GpuSpec, dtype: str, library: str | None) -> GemmLaw:
     return law if maximum is None else _held_to(law, maximum)
 
 
-def _source(gpu: GpuSpec) -> GpuSpec | None:
-    """The GPU with tables that is most alike, None if no such GPU has its kernels and its power."""
-    sources = [
-        source
-        for source in map(find_gpu, SOURCES.get(gpu.compute_capability or (0, 0), ()))
-        if _power_a_flop(gpu) < LIKE_POWER_A_FLOP * _power_a_flop(source) or gpu.compute_capability != ADA
-    ]
-    return min(sources, key=lambda each: log_ratio(each.memory_bytes_per_s, gpu.memory_bytes_per_s), default=None)
+def _source(gpu: GpuSpec, name: str) -> Calibration | None:
+    """The calibration of the GPU whose products are most alike, None if it has other kernels or is held down more.
+
+    Cards for workstations and games mostly have none: power holds them down less than an L40S, and on an RTX A6000 the
+    law of all GPUs errs by 10 % where the L40S's errs by 21.
+    """
+    shipped = {each.gpu: each for each in all_shipped() if each.libraries(name)}
+    source = nearest(gpu, shipped, "products are")
+    held_down = source.name != "L40S" or _power_a_flop(gpu) < LIKE_POWER_A_FLOP * _power_a_flop(source)
+    return shipped[source.name] if have_same_kernels(gpu, source) and held_down else None
 
 
 def _power_a_flop(gpu: GpuSpec) -> float:
@@ -491,10 +473,8 @@ def gemm_time(
     if layout not in SIDE_BY_SIDE:
         raise UserError(f"There is no layout {layout!r}: ask for one of {', '.join(SIDE_BY_SIDE)}.")
     law = gemm_law(gpu, dtype, library)
-    sizes = _sizes(m, n, k)
-    here = np.ones(())
-    if isinstance(gpu, Calibration):
-        here = correction_of(gpu, BLOCK_OF[dtype], dict(zip("mnk", sizes, strict=True)))
+    sizes = sizes_asked("product", m=m, n=n, k=k)
+    here = correction_of(gpu, BLOCK_OF[dtype], dict(zip("mnk", sizes, strict=True)))
     rows, columns, depth = (size.astype(np.int64) for size in sizes)
     penalty = alignment_penalty(law.gpu, rows, columns, depth, dtype, layout)
     plain = menu_seconds(law.coefficients, law.rates, *sizes)
@@ -510,9 +490,7 @@ def gemm_time(
     if law.band is not None:
         low, high = law.interval(seconds, sizes[0], sizes[1])
         low, high = low * penalty.low / penalty.factor, high * penalty.high / penalty.factor
-    error_percent, origin = law.error_percent, law.origin
-    if isinstance(gpu, Calibration) and error_percent is not None:
-        error_percent, origin = stated(gpu, BLOCK_OF[dtype], error_percent, origin)
+    error_percent, origin = stated(gpu, BLOCK_OF[dtype], law.error_percent, law.origin)
     return Explained(
         seconds, Causes(parts), law.beyond_range(*sizes), error_percent, origin, low, high, library or law.library
     )
@@ -531,9 +509,7 @@ def library_spread(gpu: Gpu, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: st
     return {library: gemm_time(gpu, m, n, k, dtype, library=library).seconds for library in libraries}
 
 
-def _menu_parts(
-    law: GemmLaw, sizes: tuple[NDArray[np.float64], ...], menu: MenuTimes
-) -> dict[str, NDArray[np.float64]]:
+def _menu_parts(law: GemmLaw, sizes: Sequence[NDArray[np.float64]], menu: MenuTimes) -> dict[str, NDArray[np.float64]]:
     m, n, k = sizes
     ideal = 2.0 * m * n * k / law.rates.flop_per_s
     padded = menu.padded_flop / law.rates.flop_per_s
@@ -549,21 +525,6 @@ def _menu_parts(
     }
 
 
-def _slowdown(law: GemmLaw, sizes: tuple[NDArray[np.float64], ...], burst: NDArray[np.float64]) -> NDArray[np.float64]:
+def _slowdown(law: GemmLaw, sizes: Sequence[NDArray[np.float64]], burst: NDArray[np.float64]) -> NDArray[np.float64]:
     m, n, k = sizes
     return sustained_slowdown(law.gpu, np.minimum(2.0 * m * n * k / law.rates.flop_per_s / burst, 1.0))
-
-
-def _sizes(m: ArrayLike, n: ArrayLike, k: ArrayLike) -> tuple[NDArray[np.float64], ...]:
-    """The sizes as floats of one shape. Raises UserError for those that no product has."""
-    try:
-        sizes = tuple(np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (m, n, k))))
-    except (TypeError, ValueError):
-        raise UserError("m, n and k have to be numbers, or arrays of shapes that broadcast together.") from None
-    for name, size in zip("mnk", sizes, strict=True):
-        wrong = ~((size >= 1) & (size <= LARGEST_SIZE))
-        if np.any(wrong):
-            raise UserError(
-                f"A product cannot have {name} = {size[wrong].flat[0]:g}: give sizes of 1 to {LARGEST_SIZE}."
-            )
-    return sizes

@@ -18,20 +18,24 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import (
-    Calibration,
     CalibrationBlock,
     Gpu,
     all_shipped,
     correction_of,
-    log_ratio,
-    most_alike,
     outside,
     own_calibration,
     spec_of,
     stated,
 )
-from pyperf_suite.laws.explained import Causes, Explained
+from pyperf_suite.laws.explained import Causes, Explained, sizes_asked
 from pyperf_suite.laws.gemm import Rates, joined, waited
+from pyperf_suite.laws.transfers import (
+    EXPERTS_NOT_TRANSFERRED,
+    EXPERTS_OF_OTHER_KERNELS,
+    EXPERTS_STRETCHED,
+    have_same_kernels,
+    nearest,
+)
 
 Floats = NDArray[np.float64]
 
@@ -50,13 +54,6 @@ L2_BYTES_PER_CLOCK = 64.0
 # Backward computes two products for each of forward's, for the data and for the weights. No table has it: what it may
 # take less or more than twice forward's is an allowance, on top of forward's interval.
 BACKWARD_PRODUCTS, BACKWARD_ALLOWANCE = 2.0, 1.5
-# A GPU without tables is predicted from the one most like it. Of one architecture, that one's interval holds when its
-# logarithm is stretched so far; of others these are the 5th and 95th percentile of log(measured / predicted), over
-# A100, B200 and L40S predicted from the most alike of the others (`tools.fit.grouped_gemm.left_out_errors`).
-STRETCHED = 1.2
-TRANSFERRED = {"trtllm": (-0.8, 0.6), "sglang": (-1.05, 0.9), "vllm": (-0.9, 0.8)}
-# Left out, these were wrong by 3.6 times: kernels of another kind on each architecture.
-NOT_TRANSFERRED = {("vllm", "fp8")}
 PIECE = 2048
 
 
@@ -82,12 +79,10 @@ class ExpertWork:
     tiles: Floats
 
     def take(self, rows: NDArray[np.intp] | NDArray[np.bool_] | slice) -> ExpertWork:
-        """The same with those blocks alone."""
         return ExpertWork(*(getattr(self, each.name)[rows] for each in fields(self)))
 
     @property
     def weights(self) -> Floats:
-        """Weights that are read."""
         return self.active * self.hidden * self.width * self.products
 
     @property
@@ -156,7 +151,6 @@ class ExpertCosts:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[np.float64]]) -> ExpertCosts:
-        """The inverse of `as_arrays`."""
         rates, shares, copies = (arrays[name] for name in ("tile_rates", "memory_shares", "copy_costs"))
         return cls(rates, shares, copies, *arrays["numbers"].tolist())
 
@@ -207,7 +201,6 @@ class LibraryFactor:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[np.float64]]) -> LibraryFactor:
-        """The inverse of `as_arrays`."""
         nodes = np.asarray(arrays["nodes"], dtype=np.float64) / NODE_STEPS
         return cls(nodes, *(np.asarray(arrays[name], dtype=np.float64) for name in ("weights", "variances", "decays")))
 
@@ -283,19 +276,10 @@ def expert_work(
     gated: ArrayLike = True,
 ) -> ExpertWork:
     """What the busiest rank is given, as `grouped_gemm_time` takes it; fields are flat. Raises UserError likewise."""
-    named = {"tokens": tokens, "hidden": hidden, "expert_ffn": expert_ffn, "experts": experts, "top_k": top_k,
-             "ep": ep, "tp": tp}  # fmt: skip
-    try:
-        sizes = [np.asarray(size, dtype=np.float64) for size in named.values()]
-        *flat, skew, gate = (
-            np.ravel(each) for each in np.broadcast_arrays(*sizes, np.asarray(balance, dtype=str), np.asarray(gated))
-        )
-    except (TypeError, ValueError):
-        raise UserError("Sizes of experts have to be numbers, or arrays of shapes that broadcast together.") from None
-    for name, size in zip(named, flat, strict=True):
-        if not np.all((size >= 1) & (size <= 2**31)):
-            raise UserError(f"A block of experts cannot have {name} = {size[~(size >= 1)][:1]}: give sizes from 1 on.")
-    tokens, hidden, ffn, experts, top_k, ep, tp = flat
+    sizes = sizes_asked("block of experts", tokens=tokens, hidden=hidden, expert_ffn=expert_ffn, experts=experts,
+                        top_k=top_k, ep=ep, tp=tp)  # fmt: skip
+    kinds = np.asarray(balance, dtype=str), np.asarray(gated)
+    tokens, hidden, ffn, experts, top_k, ep, tp, skew, gate = map(np.ravel, np.broadcast_arrays(*sizes, *kinds))
     if np.any(top_k > experts) or np.any(experts % ep != 0):
         raise UserError("Experts have to be at least top_k, and to divide evenly over the ep ranks.")
     figures = np.empty((tokens.size, 3 + len(HEIGHTS)))
@@ -401,21 +385,14 @@ class ExpertLaw:
         return counted[0] * np.exp(factor), counted
 
     def around(self, seconds: Floats, work: ExpertWork) -> tuple[Floats, Floats]:
-        """Between which nine of ten measurements lie."""
-        if self.transferred and not akin(self.gpu, self.like):
-            low, high = TRANSFERRED[self.library]
+        if self.transferred and not have_same_kernels(self.gpu, self.like):
+            low, high = EXPERTS_OF_OTHER_KERNELS[self.library]
             return seconds * np.exp(low), seconds * np.exp(high)
         band = Band.from_arrays(self.block.arrays)
         assert band is not None
         low_s, high_s = band.around(seconds, band_figure(self.library, seconds, work))
-        stretched = STRETCHED if self.transferred else 1.0
+        stretched = EXPERTS_STRETCHED if self.transferred else 1.0
         return seconds * (low_s / seconds) ** stretched, seconds * (high_s / seconds) ** stretched
-
-
-def akin(one: GpuSpec, other: GpuSpec) -> bool:
-    """Whether two GPUs have the same kernels: those of one compute capability, or of Blackwell for servers."""
-    mine, theirs = one.compute_capability or (0, 0), other.compute_capability or (0, 0)
-    return mine == theirs or mine[0] == theirs[0] == 10
 
 
 def band_figure(library: str, seconds: Floats, work: ExpertWork) -> Floats:
@@ -437,25 +414,11 @@ def expert_law(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> Exp
         raise UserError(f"No experts were measured on {spec.name}, or on any GPU like it: there are only NVIDIA's.")
     there = {each.gpu: each for each in all_shipped() if each.libraries(name)}
     with_it = {name_: each for name_, each in there.items() if library in (None, *each.libraries(name))}
-    units = UNITS_OF[dtype]
-    like = most_alike(spec, with_it or there, "experts are", lambda other: unlike(spec, other, units))
+    like = nearest(spec, with_it or there, "experts are")
     chosen = there[like.name].library(name, library)
-    if (chosen, dtype) in NOT_TRANSFERRED and not akin(spec, like):
+    if (chosen, dtype) in EXPERTS_NOT_TRANSFERRED and not have_same_kernels(spec, like):
         raise UserError(f"{chosen}'s experts in {dtype} were not measured on {spec.name}: ask for fp8_block or trtllm.")
     return ExpertLaw(spec, like, chosen, dtype, there[like.name].block(f"{name}.{chosen}"))
-
-
-def unlike(spec: GpuSpec, other: GpuSpec, units: str) -> tuple[float, ...]:
-    """How far two GPUs are apart: by compute capability first, then by rates and the size of L2."""
-    apart = [
-        log_ratio(one, two)
-        for one, two in (
-            (spec.memory_bytes_per_s, other.memory_bytes_per_s),
-            (spec.peak(units), other.peak(units)),
-            (max(spec.l2_bytes, 1), other.l2_bytes),
-        )
-    ]
-    return float(not akin(spec, other)), sum(apart)
 
 
 def grouped_gemm_time(
@@ -499,16 +462,15 @@ def grouped_gemm_time(
         UserError: an unknown GPU, dtype, library or balance, sizes that no layer has, or a GPU unlike all measured.
     """
     law = expert_law(gpu, dtype, library)
+    work = expert_work(tokens, hidden, expert_ffn, experts, top_k, ep, tp, balance, gated)
     shape = np.broadcast_shapes(
         *(np.shape(size) for size in (tokens, hidden, expert_ffn, experts, top_k, ep, tp, balance, gated))
     )
-    work = expert_work(tokens, hidden, expert_ffn, experts, top_k, ep, tp, balance, gated)
     forward, (counted, compute, products, routing) = law.seconds(work)
-    error_percent, origin = float(law.block.held_out["mape"]), law.origin
-    if isinstance(gpu, Calibration):
-        sizes = {"tokens": work.tokens, "hidden": work.hidden, "expert_ffn": work.width}
-        forward = forward * correction_of(gpu, BLOCK_OF[dtype], sizes)
-        error_percent, origin = stated(gpu, BLOCK_OF[dtype], error_percent, origin)
+    sizes = {"tokens": work.tokens, "hidden": work.hidden, "expert_ffn": work.width}
+    forward = forward * correction_of(gpu, BLOCK_OF[dtype], sizes)
+    known_error = None if law.transferred or backward else float(law.block.held_out["mape"])
+    error_percent, origin = stated(gpu, BLOCK_OF[dtype], known_error, law.origin)
     times = BACKWARD_PRODUCTS if backward else 1.0
     low, high = (times * end for end in law.around(forward, work))
     if backward:
@@ -530,7 +492,7 @@ def grouped_gemm_time(
         seconds=(times * forward).reshape(shape),
         parts=Causes(parts),
         extrapolated=outside(law.block.fitted_range, vars(work)).reshape(shape) | law.transferred | backward,
-        error_percent=None if law.transferred or backward else error_percent,
+        error_percent=error_percent,
         origin=origin,
         low=low.reshape(shape),
         high=high.reshape(shape),

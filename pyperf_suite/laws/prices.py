@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -28,11 +28,11 @@ from pyperf_suite.laws.calibration import (
     spec_of,
 )
 from pyperf_suite.laws.collectives import collective_time
+from pyperf_suite.laws.decode_attention import mla_time
 from pyperf_suite.laws.explained import Bytes, Causes, Count, Explained, KernelPrices
 from pyperf_suite.laws.gemm import gemm_time
 from pyperf_suite.laws.grouped_gemm import grouped_gemm_time
 from pyperf_suite.laws.internode import Network
-from pyperf_suite.laws.latent_attention import mla_time
 from pyperf_suite.laws.roofline import memory_bound_time
 from pyperf_suite.laws.traffic import OPERATIONS
 
@@ -136,46 +136,72 @@ def _scaled(price: Explained, times: Any, times_low: Any, times_high: Any) -> Ex
     return replace(price, seconds=times * price.seconds, parts=parts, low=low, high=high)
 
 
-@dataclass(frozen=True)
-class UnseenPrices:
-    """The same prices where a law extrapolates, and 0 elsewhere: an iteration of them is its extrapolated share.
+class ChangedPrices:
+    """Another price list, each price changed on its way.
 
     `errors` collects the stated error of each law that was asked, in % (None if nothing was held out), `origins` the
     measurements behind them.
     """
 
-    prices: KernelPrices
-    errors: dict[str, float | None] = field(default_factory=dict)
-    origins: dict[str, None] = field(default_factory=dict)
+    def __init__(self, prices: KernelPrices) -> None:
+        self.prices = prices
+        self.errors: dict[str, float | None] = {}
+        self.origins: dict[str, None] = {}
 
-    @property
-    def wide(self) -> UnseenPrices:
-        return replace(self, prices=getattr(self.prices, "wide", self.prices))
+    def changed(self, law: str, price: Explained) -> Explained:
+        """What a method of the price list answers in place of this price."""
+        raise NotImplementedError
 
-    def gemm(self, *arguments: Any) -> Explained:
-        return self._unseen("products", self.prices.gemm(*arguments))
-
-    def attention(self, *arguments: Any) -> Explained:
-        return self._unseen("attention", self.prices.attention(*arguments))
-
-    def latent_attention(self, *arguments: Any) -> Explained:
-        return self._unseen("attention", self.prices.latent_attention(*arguments))
-
-    def grouped_gemm(self, *arguments: Any) -> Explained:
-        return self._unseen("experts", self.prices.grouped_gemm(*arguments))
-
-    def memory_bound(self, nbytes: Bytes) -> Explained:
-        return self._unseen("memory bound", self.prices.memory_bound(nbytes))
-
-    def collective(self, *arguments: Any) -> Explained:
-        price = self.prices.collective(*arguments)
-        return self._unseen("collectives", price) if np.any(np.asarray(price.seconds) > 0) else price
-
-    def _unseen(self, law: str, price: Explained) -> Explained:
+    def note(self, law: str, price: Explained) -> None:
+        """Keep the error and the origin of a price that counts."""
         errors = [error for error in (self.errors.get(law), price.error_percent) if error is not None]
         self.errors[law] = max(errors, default=None)
         if price.origin:
             self.origins[price.origin] = None
+
+    def gemm(self, *sizes: Any) -> Explained:
+        return self.changed("gemm", self.prices.gemm(*sizes))
+
+    def attention(self, *sizes: Any) -> Explained:
+        return self.changed("attention", self.prices.attention(*sizes))
+
+    def latent_attention(self, *sizes: Any) -> Explained:
+        return self.changed("latent_attention", self.prices.latent_attention(*sizes))
+
+    def grouped_gemm(self, *sizes: Any) -> Explained:
+        return self.changed("grouped_gemm", self.prices.grouped_gemm(*sizes))
+
+    def memory_bound(self, nbytes: Bytes) -> Explained:
+        return self.changed("memory_bound", self.prices.memory_bound(nbytes))
+
+    def collective(self, *sizes: Any) -> Explained:
+        return self.changed("collective", self.prices.collective(*sizes))
+
+
+# What a reader knows each method's prices as.
+LAW_NAMES = {
+    "gemm": "products",
+    "attention": "attention",
+    "latent_attention": "attention",
+    "grouped_gemm": "experts",
+    "memory_bound": "memory bound",
+    "collective": "collectives",
+}
+
+
+class UnseenPrices(ChangedPrices):
+    """The same prices where a law extrapolates, and 0 elsewhere: an iteration of them is its extrapolated share."""
+
+    @property
+    def wide(self) -> UnseenPrices:
+        wide = UnseenPrices(getattr(self.prices, "wide", self.prices))
+        wide.errors, wide.origins = self.errors, self.origins
+        return wide
+
+    def changed(self, law: str, price: Explained) -> Explained:
+        if law == "collective" and not np.any(np.asarray(price.seconds) > 0):
+            return price
+        self.note(LAW_NAMES[law], price)
         return Explained(np.where(price.extrapolated, price.seconds, 0.0))
 
 

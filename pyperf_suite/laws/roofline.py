@@ -19,33 +19,24 @@ from pyperf_suite.laws.calibration import (
     Calibration,
     CalibrationBlock,
     Gpu,
-    log_ratio,
-    most_alike,
     shipped_calibration,
     shipped_with,
     spec_of,
 )
 from pyperf_suite.laws.explained import Explained
+from pyperf_suite.laws.transfers import (
+    MEMORY_OF_OTHER_KERNELS,
+    MEMORY_OF_SAME_KERNELS,
+    MEMORY_PERCENT_OF_OTHER_KERNELS,
+    MEMORY_PERCENT_OF_SAME_KERNELS,
+    have_same_kernels,
+    nearest,
+)
 
 BLOCK = "memory"
 # Operands start to miss the L2 when they are this share of it, and all miss at twice that: it also holds what
 # ran before. The share at which the tables of the GPU with the largest L2 (L40S) fit best.
 CACHED_SHARE = 1 / 8
-# Mean error on GPUs whose own table was left out (tools/fit/memory.py): H100 read off H200 and back; A100 off H100
-# and B200 off H200 (22 % both), and L40S with its large L2 off A100 (72 %).
-ERROR_PERCENT_SAME_ARCHITECTURE = 13.3
-ERROR_PERCENT_OTHER_ARCHITECTURE = 38.8
-# Where nine of ten measurements of those lay, along bytes over the L2's (left_out_bands in tools/fit/memory.py).
-SAME_ARCHITECTURE = Band(
-    np.array([0.002, 0.044, 0.106, 0.237, 0.85, 3.7, 13.9]),
-    np.array([-0.29, -0.33, -0.40, -0.12, -0.07, -0.08, -0.07]),
-    np.array([0.51, 0.55, 0.56, 0.31, 0.15, 0.06, 0.02]),
-)
-OTHER_ARCHITECTURE = Band(
-    np.array([0.001, 0.024, 0.128, 0.25, 0.47, 0.89, 2.1, 8.4]),
-    np.array([-0.90, -1.03, -1.32, -0.93, -0.67, -0.48, -0.15, -0.15]),
-    np.array([0.65, 0.60, 0.63, 0.49, 0.36, 0.23, 0.20, 0.15]),
-)
 
 
 @dataclass(frozen=True)
@@ -112,26 +103,15 @@ def unpack_law(block: CalibrationBlock) -> MemoryLaw:
 
 
 def transferred_law(gpu: GpuSpec, known: Mapping[str, MemoryLaw]) -> MemoryLaw:
-    """The law of the most alike of GPUs known by name: of one architecture first, then nearest in bandwidth.
-
-    Raises UserError where none is known.
-    """
-    nearest = most_alike(
-        gpu,
-        known,
-        "memory is",
-        lambda other: (
-            other.architecture != gpu.architecture,
-            log_ratio(other.memory_bytes_per_s, gpu.memory_bytes_per_s),
-        ),
-    )
-    same = nearest.architecture == gpu.architecture
+    """The law of the nearest of GPUs known by name. Raises UserError where none is known."""
+    source = nearest(gpu, known, "memory is")
+    same = have_same_kernels(gpu, source)
     return replace(
-        known[nearest.name],
-        error_percent=ERROR_PERCENT_SAME_ARCHITECTURE if same else ERROR_PERCENT_OTHER_ARCHITECTURE,
-        origin=f"read off {nearest}, fitted to {known[nearest.name].origin}",
+        known[source.name],
+        error_percent=MEMORY_PERCENT_OF_SAME_KERNELS if same else MEMORY_PERCENT_OF_OTHER_KERNELS,
+        origin=f"read off {source}, fitted to {known[source.name].origin}",
         transferred=True,
-        band=SAME_ARCHITECTURE if same else OTHER_ARCHITECTURE,
+        band=MEMORY_OF_SAME_KERNELS if same else MEMORY_OF_OTHER_KERNELS,
     )
 
 

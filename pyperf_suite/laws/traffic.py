@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -50,17 +50,11 @@ OPERATIONS = tuple(ACCOUNTING)
 
 
 def message_bytes(operation: str, count: ArrayLike, element_bytes: ArrayLike, ranks: ArrayLike) -> NDArray[np.int64]:
-    """The size S in bytes that nccl-tests reports and divides by the time.
+    """The size S in bytes that nccl-tests reports and divides by the time, of a count of elements as NCCL counts them.
 
-    Args:
-        operation: one of `OPERATIONS`.
-        count: elements as NCCL counts them: of the whole buffer for all_reduce, broadcast, reduce and send_receive, of
-            one rank's block for the others, and for all_to_all_v the most that any rank sends or receives.
-        element_bytes: bytes of one element.
-        ranks: n, at least 1.
-
-    Raises:
-        UserError: no such operation, or less than one rank.
+    That is of the whole buffer for all_reduce, broadcast, reduce and send_receive, of one rank's block for the others,
+    and for all_to_all_v the most that any rank sends or receives. Raises UserError for another operation, or less than
+    one rank.
     """
     buffer = np.asarray(count, dtype=np.int64) * np.asarray(element_bytes, dtype=np.int64)
     blocks = _ranks(ranks).astype(np.int64) if _accounting(operation).every_rank else np.int64(1)
@@ -259,20 +253,21 @@ def _others_parameters(model: ModelDimensions) -> int:
     return (model.inner_parameters - model.dense_layers * model.dense_layer_parameters) // max(1, others)
 
 
-def tensor_parallel(model: ModelDimensions, work: TrainingWorkload, ranks: int, recompute: bool = False) -> Traffic:
+def tensor_parallel(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffic:
     """TP: per layer and micro-batch two all_reduces of the activations forward and two backward, none of them hidden.
 
     The embedding sums up once forward, the output matrix once backward; the loss three numbers a token (Shoeybi et al.
-    2019, Megatron-LM, section 3). With `recompute` (activation checkpointing) backward repeats the forward ones.
+    2019, Megatron-LM, section 3).
     """
-    _check_divides(model, ranks)
+    for name in ("heads", "ffn"):
+        if getattr(model, name) % ranks:
+            raise UserError(f"TP over {ranks} ranks cannot divide {name} = {getattr(model, name)} evenly.")
     size, m = work.activation_bytes(model.hidden), work.micro_batches
-    forward = 4 if recompute else 2
     per_token = work.micro_batch * work.seq * 4
     return Traffic(
         "TP",
         (
-            StepTransfer("activations", "all_reduce", forward * model.layers * m, size, ranks),
+            StepTransfer("activations", "all_reduce", 2 * model.layers * m, size, ranks),
             StepTransfer("gradients of activations", "all_reduce", 2 * model.layers * m, size, ranks),
             StepTransfer("embedding and output", "all_reduce", 2 * m, size, ranks),
             StepTransfer("loss", "all_reduce", 3 * m, per_token, ranks),
@@ -280,18 +275,15 @@ def tensor_parallel(model: ModelDimensions, work: TrainingWorkload, ranks: int, 
     )
 
 
-def tensor_and_sequence_parallel(
-    model: ModelDimensions, work: TrainingWorkload, ranks: int, recompute: bool = False
-) -> Traffic:
+def tensor_and_sequence_parallel(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffic:
     """TP + SP: each all_reduce of TP becomes a reduce_scatter and an all_gather of the same bytes in total.
 
     Only a share of the sequence is kept between the blocks, so backward gathers each block's input once more, during
     the product that does not need it (Korthikanti et al. 2022, section 4.2.2). The rest as `tensor_parallel`.
     """
-    whole = tensor_parallel(model, work, ranks, recompute)
     split = [
-        StepTransfer(transfer.purpose, operation, transfer.calls, transfer.size_bytes, ranks)
-        for transfer in whole.transfers
+        replace(transfer, operation=operation)
+        for transfer in tensor_parallel(model, work, ranks).transfers
         for operation in (("all_reduce",) if transfer.purpose == "loss" else ("reduce_scatter", "all_gather"))
     ]
     again = 2 * model.layers * work.micro_batches
@@ -299,49 +291,36 @@ def tensor_and_sequence_parallel(
     return Traffic("TP+SP", (*split, StepTransfer("inputs of blocks", "all_gather", again, size, ranks, "backward")))
 
 
-def pipeline_parallel(
-    model: ModelDimensions, work: TrainingWorkload, stages: int, chunks: int = 1, tensor_ranks: int = 1
-) -> Traffic:
-    """PP: each micro-batch goes to the next stage, and its gradient to the one before, once a chunk of layers.
+def pipeline_parallel(model: ModelDimensions, work: TrainingWorkload, stages: int) -> Traffic:
+    """PP: each micro-batch goes to the next stage, and its gradient to the one before.
 
-    `chunks` is of the interleaved schedule; with `tensor_ranks` each of them sends its share. A stage in the middle is
-    counted, which does both (Narayanan et al. 2021, section 2.2). Among more than one micro-batch transfers can run
-    during the computation of another.
+    A stage in the middle is counted, which does both (Narayanan et al. 2021, section 2.2). Among more than one
+    micro-batch transfers can run during the computation of another.
     """
-    if stages < 1 or chunks < 1 or stages * chunks > model.layers:
-        raise UserError(f"{model.layers} layers cannot be cut into {stages} stages of {chunks} chunks.")
+    if not 1 <= stages <= model.layers:
+        raise UserError(f"{model.layers} layers cannot be cut into {stages} stages.")
     if stages == 1:
         return Traffic("PP", ())
-    size, calls = work.activation_bytes(model.hidden) / tensor_ranks, work.micro_batches * chunks
-    hides = work.micro_batches > 1
+    size, calls = work.activation_bytes(model.hidden), work.micro_batches
+    sent: tuple[tuple[str, Phase], ...] = (("activations", "forward"), ("gradients of activations", "backward"))
     return Traffic(
         "PP",
-        (
-            StepTransfer("activations", "send_receive", calls, size, 2, "forward" if hides else None),
-            StepTransfer("gradients of activations", "send_receive", calls, size, 2, "backward" if hides else None),
-        ),
+        tuple(StepTransfer(what, "send_receive", calls, size, 2, phase if calls > 1 else None) for what, phase in sent),
     )
 
 
-def expert_parallel(
-    model: ModelDimensions, work: TrainingWorkload, ranks: int, capacity_factor: float = 1.0
-) -> Traffic:
+def expert_parallel(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffic:
     """EP: per layer and micro-batch tokens are sent to their experts and back, forward and backward: four all_to_alls.
 
-    S is a rank's tokens × top_k × hidden × capacity_factor, for routing that is even (Lepikhin et al. 2020, GShard;
-    Rajbhandari et al. 2022, DeepSpeed-MoE, section 5). Raises UserError where the experts cannot be spread evenly.
+    S is a rank's tokens × top_k × hidden, for routing that is even (Lepikhin et al. 2020, GShard; Rajbhandari et al.
+    2022, DeepSpeed-MoE, section 5). Raises UserError where the experts cannot be spread evenly.
     """
     if model.experts % ranks:
         raise UserError(f"{model.experts} experts cannot be spread over {ranks} ranks evenly.")
-    size = work.activation_bytes(model.hidden) * model.top_k * capacity_factor
+    size = work.activation_bytes(model.hidden) * model.top_k
     calls = 2 * model.sparse_layers * work.micro_batches
-    return Traffic(
-        "EP",
-        (
-            StepTransfer("tokens to experts and back", "all_to_all", calls, size, ranks),
-            StepTransfer("their gradients", "all_to_all", calls, size, ranks),
-        ),
-    )
+    both = ("tokens to experts and back", "their gradients")
+    return Traffic("EP", tuple(StepTransfer(what, "all_to_all", calls, size, ranks) for what in both))
 
 
 WAYS: Mapping[str, Callable[[ModelDimensions, TrainingWorkload, int], Traffic]] = {
@@ -375,7 +354,6 @@ class NetworkVerdict:
 
     @property
     def exposed_share(self) -> float:
-        """The share of the step that is spent waiting for the network, 0 to 1."""
         return self.exposed_s / self.step_s if self.step_s else 0.0
 
     @property
@@ -437,9 +415,3 @@ def _gathered_update(model: ModelDimensions, work: TrainingWorkload, ranks: int)
     size, calls = _buckets(model.parameters * work.element_bytes)
     # Beside the next step's forward pass, which needs one layer at a time.
     return StepTransfer("updated parameters", "all_gather", calls, size, ranks, "forward")
-
-
-def _check_divides(model: ModelDimensions, ranks: int) -> None:
-    for name in ("heads", "ffn"):
-        if getattr(model, name) % ranks:
-            raise UserError(f"TP over {ranks} ranks cannot divide {name} = {getattr(model, name)} evenly.")

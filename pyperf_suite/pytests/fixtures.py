@@ -116,7 +116,6 @@ class Result:
 
     @property
     def converged(self) -> bool:
-        """Whether each process knows its median as well as the profile asks."""
         return self._reading.converged
 
     @property

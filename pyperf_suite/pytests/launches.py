@@ -171,7 +171,6 @@ def answer(launch: Launch, name: str, case: Case, effort: Effort | None, device:
 
 
 def _told(error: BaseException) -> str:
-    """Where in the test's code something was raised, and what."""
     own = Path(__file__).parents[1]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if own not in Path(frame.filename).parents]
     where = f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
@@ -213,7 +212,6 @@ class FunctionLaunches(Prepared):
 
     @property
     def stopwatch(self) -> Stopwatch:
-        """The host's clock, or the GPU's where arguments lie there."""
         return _Restoring(self._clock, self) if self._restores else self._clock
 
     def launch(self, index: int) -> None:
@@ -309,7 +307,6 @@ class FunctionLaunches(Prepared):
         return tuple(args), kwargs
 
     def _leaves(self, arguments: Any) -> Iterator[tuple[str, Any]]:
-        """("input" | "modified" | "output", array) of arguments, in order."""
         launch = self._launch
         outputs = {id(each) for each in launch.outputs}
         args, kwargs = arguments

@@ -49,7 +49,6 @@ class Node:
     parameters: Any
 
     def planned(self, implementation: str = BENCHMARK) -> PlannedCase:
-        """The case of one of the implementations that the test measures."""
         return PlannedCase(self.name, Case(self.name, self.parameters, implementation))
 
 
@@ -196,7 +195,6 @@ class MeasuredTests:
 
     @property
     def planned(self) -> list[PlannedCase]:
-        """A case for each test, as a plan names it: what it measures, and under which names, is known only then."""
         return [node.planned() for node in self._nodes.values()]
 
     @property
@@ -312,7 +310,6 @@ class MeasuredTests:
 
 
 def _held(records: Iterable[Record]) -> dict[tuple[str, str, int], list[Record]]:
-    """What a resumed run holds of tests, but for what failed."""
     found: dict[tuple[str, str, int], list[Record]] = {}
     for record in records:
         if record.outcome == "ok" and record.kind == "timing":

@@ -89,7 +89,6 @@ class SuiteRun:
         return True
 
     def heading(self, planned: PlannedCase) -> str:
-        """The group of a case in pytest-benchmark's table."""
         return find_probe(planned.probe).group(planned.case)
 
     def outlook(self) -> str | None:
@@ -194,7 +193,6 @@ class SuiteRun:
         return self._session
 
     def _profile(self) -> Profile:
-        """The one asked for, with as many processes as were asked for."""
         profile = find_profile(self._option("suite_profile"))
         processes = self._option("suite_processes")
         if processes is None:

@@ -11,6 +11,7 @@ import io
 import itertools
 import math
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,7 +73,6 @@ class Chart:
 
     @property
     def cut(self) -> int:
-        """How many whiskers reach out of the panel."""
         bottom, top = self.y_range
         return sum(high > top or low < bottom for each in self.traces for low, high in zip(each.low, each.high))  # noqa: B905
 
@@ -225,7 +225,6 @@ def caption_of(figure: Figure, rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _spread_of(heat_map: HeatMap) -> float:
-    """How far from 1 the colours reach."""
     values = [abs(value - 1) for row in heat_map.values for value in row if math.isfinite(value)]
     return max(_LEAST_SPREAD, max(values, default=0.0))
 
@@ -273,7 +272,6 @@ class PageFigure:
 
     @property
     def columns(self) -> int:
-        """The most panels in a row."""
         return max(map(len, self.rows), default=1)
 
 
@@ -375,12 +373,18 @@ _MAP_COLOURS, _NOTHING = "PuOr", "#c8c8c8"
 
 def draw(figure: Figure, folder: Path) -> Path:
     """Draw a figure into `<folder>/<name>.png` and return that path. Raises OSError if it cannot be written."""
+    path = folder / f"{figure.name}.png"
+    files.write_whole(path, picture(figure, charts_of(figure)))
+    return path
+
+
+def picture(figure: Figure, rows: Sequence[Sequence[Any]]) -> bytes:
+    """The figure as a PNG, with these charts of its panels."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = charts_of(figure)
     columns = max(map(len, rows))
     panel_width, panel_height = _panel_size_in([panel for row in rows for panel in row])
     width = max(1.6 * _PANEL_WIDTH_IN, columns * panel_width)
@@ -418,13 +422,14 @@ def draw(figure: Figure, folder: Path) -> Path:
             canvas.supxlabel(caption, fontsize=9, color="#444444")
         words_in = _TITLE_LINE_IN * (title.count("\n") + 1) + _CAPTION_LINE_IN * (caption.count("\n") + 1)
         canvas.set_size_inches(width, len(rows) * panel_height + words_in + _LEGEND_LINE_IN * legend_lines + 0.2)
-        picture = io.BytesIO()
-        canvas.savefig(picture, dpi=120, format="png")
+        content = io.BytesIO()
+        with warnings.catch_warnings():
+            # Others name their benchmarks in any script: what the font has not is drawn as a box.
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
+            canvas.savefig(content, dpi=120, format="png")
     finally:
         pyplot.close(canvas)
-    path = folder / f"{figure.name}.png"
-    files.write_whole(path, picture.getvalue())
-    return path
+    return content.getvalue()
 
 
 def _plain(said: str) -> str:
@@ -464,7 +469,7 @@ def _draw_panel(axis: Axes, rows: Sequence[Sequence[Any]], place: int, column: i
         if neighbour(place + 1, column, "x_label") != panel.x_label:
             axis.set_xlabel(_plain(panel.x_title))
     if neighbour(place - 1, column, "title") != panel.title:
-        axis.set_title(_plain(panel.title), fontsize=10)
+        axis.set_title(textwrap.fill(_plain(panel.title), 110), fontsize=10)
 
 
 def _draw_chart(axis: Axes, chart: Chart) -> None:
@@ -477,7 +482,7 @@ def _draw_chart(axis: Axes, chart: Chart) -> None:
         label = _plain(each.label)
         if not isinstance(each.colour, int):
             axis.plot(each.x, each.y, "x--", color=_GREY, linewidth=1.1, markersize=3.5, label=label, zorder=1)
-        elif each.style == "line":
+        elif each.style in ("line", BESIDE):
             axis.plot(each.x, each.y, color=COLOURS[each.colour], linewidth=1.4, label=label, zorder=2)
         else:
             look: dict[str, Any] = {"color": COLOURS[each.colour], "fmt": _MARKS[each.colour], "markersize": 3.5}
@@ -485,8 +490,9 @@ def _draw_chart(axis: Axes, chart: Chart) -> None:
             above = [max(0.0, high - y) for y, high in zip(each.y, each.high, strict=False)]
             whiskers = (below, above) if below and above else None
             axis.errorbar(each.x, each.y, yerr=whiskers, elinewidth=1, label=label, zorder=3, **look)
-    if chart.ticks:
+    if chart.log:
         axis.set_xscale("log")
+    if chart.ticks:
         axis.set_xticks([at for at, _ in chart.ticks], [_plain(name) for _, name in chart.ticks])
         axis.minorticks_off()
     elif all(x.is_integer() for trace in chart.traces for x in trace.x):

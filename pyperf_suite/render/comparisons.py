@@ -141,13 +141,11 @@ def junit_xml(heading: str, findings: Sequence[Judgement], fail_on: str = DEFAUL
 
 
 def _outcome(finding: Judgement, fail_on: str) -> str:
-    """The name of JUnit's element."""
     minded = {"regression": "failure", "failed": "error"}.get(concern(finding, fail_on) or "")
     return minded or ("skipped" if finding.verdict in ("undecided", "failed") else "system-out")
 
 
 def _seconds(finding: Judgement) -> float:
-    """Time spent on the comparison, if its producer says so."""
     seconds = finding.details.get("seconds", 0.0)
     return float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < float("inf") else 0.0
 

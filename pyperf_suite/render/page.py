@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import base64
 import gzip
-import itertools
 import json
 import re
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,13 +22,13 @@ from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.history.stored.journals import label_of
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.render import text
-from pyperf_suite.render.charts import Chart, PageFigure, chart_of, colours_of, page_figure
+from pyperf_suite.render.charts import PageFigure, page_figure
 from pyperf_suite.render.findings_json import plain
 from pyperf_suite.render.results import ChosenRun, ReadRun, Results, Submit, helpers
 from pyperf_suite.render.run_report import command_of
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.discovery import TOPICS, find_probe, is_known, probe_names
-from pyperf_suite.spec.findings import ClaimVerdict, Figure, Findings, Heading, Panel, Remark, Series, Table, remark
+from pyperf_suite.spec.findings import ClaimVerdict, Findings, Heading, Remark, Table, remark
 from pyperf_suite.spec.rows import Column, grouped, table
 from pyperf_suite.spec.summary import about_the_cases, about_the_machine, summary_of
 
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
     from pyperf_suite.history.stored.series import Benchmark
     from pyperf_suite.history.stored.series import BenchmarkSeries as Measured
     from pyperf_suite.history.stored.store import Store
-    from pyperf_suite.history.tracking import Step, Tracked
+    from pyperf_suite.history.tracking import Tracked
 
 # Nothing is fetched: not even by what a hostile name could smuggle in.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
@@ -94,7 +92,6 @@ def _machine(
     cautions: Sequence[tuple[str, Remark]],
     history: Section | None,
 ) -> dict[str, Any]:
-    """What the template shows of one machine."""
     machine = runs[0].machine
     by_probe = {section.probe: section for section in reversed(sections)}
     verdicts = [(each, section) for section in sections for each in section.found.verdicts]
@@ -120,7 +117,6 @@ def _machine(
 
 
 def _sections(choices: Sequence[ChosenRun], submit: Submit) -> tuple[list[Section], list[tuple[str, Remark]]]:
-    """A section for each choice, by topic, and what affects whole runs."""
     by_run = grouped(choices, lambda choice: choice.run.place).values()
     answers = [submit(_of_run, of_run) for of_run in sorted(by_run, key=len, reverse=True)]
     sections = [section for answer in answers for section in answer.result()[0]]
@@ -270,16 +266,8 @@ def gpu_of(runs: Sequence[ReadRun]) -> tuple[GpuSpec, bool]:
 
 # Drawn one by one: those with changes first, then those of most points.
 MOST_SERIES, FEWEST_POINTS = 12, 3
-_LEAST_SPREAD = 0.1
-_TICKS = 6
 # A figure of machine code is only of interest where it moved, and a machine has thousands.
 _MOST_SEARCHED = 400
-_LEVEL = "level between changes"
-_CAPTION = (
-    "A point is the median over the processes of one run, with its interval; lines are the medians between changes. "
-    "Vertical lines: the machine's state changed there, and no change is looked for across them. "
-    "The axis need not begin at zero."
-)
 
 
 def _history(results: Results, machine: str) -> Section | None:
@@ -314,7 +302,7 @@ def _history(results: Results, machine: str) -> Section | None:
         section,
         question="What changed from run to run, when, and with which commits?",
         found=Findings(tuple(changes)),
-        figures=tuple(map(_series_figure, series)),
+        figures=tuple(map(_drawn, series)),
         notes=(note, *found.notes),
         command=f"pyperf-suite track --machine {machine}",
         place=f"{machine}/*/records.jsonl",
@@ -334,79 +322,12 @@ def _worth_drawing(store: Store, found: Tracked, benchmarks: Sequence[Benchmark]
     return list(changed.values())[:MOST_SERIES]
 
 
-def _series_figure(series: Measured) -> PageFigure:
-    """Runs from left to right, numbered from 0; each unit's points, and the medians between steps."""
-    from pyperf_suite.history.shown.listing import unit_name
+def _drawn(series: Measured) -> PageFigure:
     from pyperf_suite.history.tracking import steps_of
+    from pyperf_suite.render.series import series_chart, series_figure
 
-    steps, points = steps_of(series), series.points
-    units = list(dict.fromkeys(point.unit for point in points))
-    lines = []
-    for unit in units:
-        own = [(float(index), point) for index, point in enumerate(points) if point.unit == unit]
-        label = unit_name(unit) if len(units) > 1 else "median of a run"
-        value, low, high = ([getattr(point, name) for _, point in own] for name in ("value", "low", "high"))
-        lines.append(Series(label, [index for index, _ in own], value, "points", low, high))
-        level = f"law of {label}" if len(units) > 1 else _LEVEL
-        lines.append(Series(level, *_levels(series, unit, steps), "beside"))
-    is_time = series.unit_of_measure in ("s", "seconds")
-    label, y_unit = ("time", "duration") if is_time else (series.unit_of_measure, "")
-    panel = Panel("", "run", label, tuple(lines), tuple(each.index - 0.5 for each in series.breaks), y_unit=y_unit)
-
-    def listed(heading: str, held: Iterable[tuple[int, str]]) -> str:
-        items = "; ".join(f"{points[index].started_at[:10]}: {what}" for index, what in held)
-        return f"{heading}: {items}." if items else ""
-
-    changed = listed("Steps", ((step.index, f"{step.effect}{_commits(step)}") for step in steps))
-    broken = listed("Breaks", ((each.index, each.what) for each in series.breaks))
-    caption = " ".join(filter(None, (changed or "No step.", broken, _CAPTION)))
-    title = f"{series.probe}: {series.title}"
-    return page_figure(Figure("", title, caption, ((panel,),)), [[_series_chart(series, panel)]])
-
-
-def _commits(step: Step) -> str:
-    known = step.commit_before and step.commit_after
-    return f" ({step.commit_before[:9]} to {step.commit_after[:9]})" if known else ""
-
-
-def _series_chart(series: Measured, panel: Panel) -> Chart:
-    """Runs named by day, values by run and commit; around the values, for a spread of next to nothing is no news."""
-    from pyperf_suite.history.shown.listing import short_commit, unit_name
-
-    def note(place: float) -> str:
-        point = series.points[int(place)]
-        return " ".join(filter(None, (point.run_id, short_commit(point), point.unit and unit_name(point.unit))))
-
-    chart = chart_of(panel, colours_of([panel]) | {_LEVEL: 1})
-    values = [value for trace in chart.traces for value in (*trace.y, *trace.low, *trace.high)] or [0.0, 1.0]
-    low, high = min(values), max(values)
-    half = max((high - low) / 2 * 1.2, abs(high + low) / 2 * _LEAST_SPREAD) or 0.5
-    days = [point.started_at[:10] for point in series.points]
-    if len(set(days)) < len(days):
-        days = [point.started_at[5:16].replace("T", " ") for point in series.points]
-    return replace(
-        chart,
-        y_range=((low + high) / 2 - half, (low + high) / 2 + half),
-        x_range=(-0.6, len(days) - 0.4),
-        ticks=tuple((float(index), days[index]) for index in range(0, len(days), -(-len(days) // _TICKS) or 1)),
-        traces=tuple(
-            replace(trace, notes=tuple(map(note, trace.x))) if trace.style == "points" else trace
-            for trace in chart.traces
-        ),
-    )
-
-
-def _levels(series: Measured, unit: str, steps: Sequence[Step]) -> tuple[list[float], list[float]]:
-    """A staircase: the median of every stretch without a break or step, drawn from its start to the next one's."""
-    edges = sorted({0, len(series.points), *(s.index for s in steps), *(b.index for b in series.breaks)})
-    across: list[float] = []
-    level: list[float] = []
-    for start, end in itertools.pairwise(edges):
-        values = [point.value for point in series.points[start:end] if point.unit == unit]
-        if values:
-            across += [start - 0.5, end - 0.5]
-            level += [statistics.median(values)] * 2
-    return across, level
+    figure = series_figure(series, steps_of(series))
+    return page_figure(figure, [[series_chart(series, figure)]])
 
 
 # The machine that was measured: what it is, the state it was in, what of it changed, and the runs made on it.

@@ -68,7 +68,6 @@ class RunEvidence:
     cases: set[str] = field(default_factory=set)
 
     def add(self, record: Record) -> None:
-        """Count a record."""
         self.records += 1
         if record.outcome == "ok":
             self.profile = record.profile
@@ -129,7 +128,6 @@ class ReadRun:
         return f"{str(source.get('commit') or '')[:9]}{'+' if source.get('dirty') else ''}"
 
     def records(self) -> list[Record]:
-        """All records, read anew."""
         return list(_records(self.path, []))
 
 
@@ -143,7 +141,6 @@ class Results:
     single: bool = False
 
     def of_machine(self, machine: str) -> list[ReadRun]:
-        """The runs of a machine, oldest first."""
         return [run for run in self.runs if run.machine == machine]
 
 
@@ -267,8 +264,6 @@ def _run(path: Path, root: Path) -> tuple[ReadRun | None, str]:
 
 
 def _records(path: Path, damaged: list[str]) -> Iterator[Record]:
-    """Every record; why other lines are none goes to `damaged`."""
-
     def readable() -> Iterator[tuple[int, Record]]:
         parsed: set[str] = set()
         try:

@@ -184,7 +184,6 @@ def _widths(table: text.WrittenTable, room: int) -> dict[int, int]:
 def _lines(
     cells: Sequence[str], widths: Mapping[int, int], numeric: Sequence[bool], bottom: bool = False
 ) -> Iterable[str]:
-    """One row, of as many lines as its longest cell needs."""
     parts = [textwrap.wrap(cells[place], width, break_on_hyphens=False) or [""] for place, width in widths.items()]
     if bottom:
         height = max(map(len, parts))

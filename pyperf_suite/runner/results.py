@@ -140,7 +140,7 @@ class Journal:
         try:
             # Unbuffered: what a full disk refuses is not tried again behind our back when the file is closed.
             self._file = files.open_for_appending(path)
-            _lock(self._file)
+            files.lock(self._file)
             _set_torn_tail_aside(path, self._file)
             # The file's own name must outlive a power cut as its records do.
             files.sync_folder(path.parent)
@@ -185,15 +185,6 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _lock(file: IO[bytes]) -> None:
-    """Keep other writers out for as long as the file is open. Raises BlockingIOError where one is there."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def read_journal(path: Path) -> list[Record]:

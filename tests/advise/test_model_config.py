@@ -429,14 +429,14 @@ def test_a_configuration_that_cannot_be_counted_says_why_in_one_sentence(change:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (json.dumps(LLAMA_3)[:60].encode(), "is not whole JSON: .* in line 1"),
-        (b"", "is not whole JSON"),
+        (json.dumps(LLAMA_3)[:60].encode(), "is not JSON .*: name a whole config.json"),
+        (b"", "is not JSON"),
         (b"[" * 500_000, "nested too deeply"),
         (b'{"text_config": ' * 50_000, "nested too deeply"),
         (b" " * ((1 << 20) + 1), "larger than the 1 MiB"),
         (b"\xff\xfe{}", "not text in UTF-8"),
         (b"[1, 2]", "holds no JSON object"),
-        (b'{"hidden_size": 4096, "model_type": "llama", "hidden_size": 8192}', "has the field 'hidden_size' twice"),
+        (b'{"hidden_size": 4096, "model_type": "llama", "hidden_size": 8192}', "has the key 'hidden_size' twice"),
         (b'{"hidden_size": ' + b"9" * 5000 + b"}", "thousands of digits"),
     ],
 )
@@ -447,6 +447,12 @@ def test_a_file_that_is_no_configuration_is_refused_in_one_sentence(
     path.write_bytes(content)
     with pytest.raises(UserError, match=sentence):
         read_model_config(path)
+
+
+def test_infinity_as_published_configurations_hold_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA_3 | {"time_step_limit": [0.0, float("inf")]}))
+    assert read_model_config(path).dimensions == model_config(LLAMA_3, "plain").dimensions
 
 
 def test_where_there_is_no_file_one_is_asked_for(tmp_path: Path) -> None:

@@ -123,3 +123,11 @@ def test_laws_of_ones_own_are_held_on_their_gpu(tmp_path):
 def test_a_word_for_a_size_refuses_its_row_alone(tmp_path):
     (found,) = validate(products(tmp_path, extra=[("word", 64, 64, 5.0)]))
     assert (found.rows, found.refused) == (len(SIZES), 1)
+
+
+def test_rows_of_experts_are_priced_with_their_experts_and_top_k():
+    found = validate(SAMPLE / "moe_fp8_l40s.csv")
+    compared = [each for each in found if each.rows]
+    assert sum(each.rows for each in compared) > 200
+    assert all(each.median < 15 for each in compared)
+    assert not any(each.refused for each in found)

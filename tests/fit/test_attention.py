@@ -10,14 +10,12 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.attention import PLAIN
 from pyperf_suite.laws.attention_kernels import (
     BEYOND_WIDTHS,
-    OTHER_KIND,
     OTHER_WINDOW,
-    SAME_KIND,
     SOFTMAX_COLUMNS,
-    TWIN,
     unpack_attention,
 )
 from pyperf_suite.laws.calibration import ResidualGrid, shipped_calibration
+from pyperf_suite.laws.transfers import OTHER_KIND, SAME_KIND, TWIN
 from tools.fit.attention import block_of, fit_attention, fit_grid, fit_law, read_tables
 from tools.fit.attention_left_out import left_out
 

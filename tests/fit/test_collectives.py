@@ -10,7 +10,8 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import CalibrationBlock, load_calibration, shipped_path
-from pyperf_suite.laws.collectives import BLOCK, OTHER_NVLINK, SAME_LINK, unpack_laws
+from pyperf_suite.laws.collectives import BLOCK, unpack_laws
+from pyperf_suite.laws.transfers import OTHER_NVLINK, SAME_LINK
 from tools.fit import collectives
 from tools.fit.collectives import Curve, fit_collectives, infer_logs, left_out_logs, read_curves
 from tools.fit.published import SAMPLE

@@ -9,21 +9,19 @@ from pyperf_suite.advise.calibrate_laws import error_percent
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.calibration import shipped_calibration
-from pyperf_suite.laws.roofline import (
-    BLOCK,
-    ERROR_PERCENT_OTHER_ARCHITECTURE,
-    ERROR_PERCENT_SAME_ARCHITECTURE,
-    OTHER_ARCHITECTURE,
-    SAME_ARCHITECTURE,
-    transferred_law,
-    unpack_law,
+from pyperf_suite.laws.roofline import BLOCK, transferred_law, unpack_law
+from pyperf_suite.laws.transfers import (
+    MEMORY_OF_OTHER_KERNELS,
+    MEMORY_OF_SAME_KERNELS,
+    MEMORY_PERCENT_OF_OTHER_KERNELS,
+    MEMORY_PERCENT_OF_SAME_KERNELS,
 )
 from tools.fit.memory import fit_memory, left_out_bands, read_streams
 
 
 @pytest.fixture(scope="module")
 def blocks(measured_tables):
-    return fit_memory(measured_tables)
+    return {gpu: blocks[BLOCK] for gpu, blocks in fit_memory(measured_tables).items()}
 
 
 def test_what_is_shipped_comes_out_again(blocks):
@@ -50,7 +48,7 @@ def test_the_interval_covers_nine_of_ten_that_were_not_seen(blocks):
 
 
 def test_the_interval_of_a_gpu_left_out_covers_nine_of_ten(blocks, measured_tables):
-    stated = {True: SAME_ARCHITECTURE, False: OTHER_ARCHITECTURE}
+    stated = {True: MEMORY_OF_SAME_KERNELS, False: MEMORY_OF_OTHER_KERNELS}
     for alike, band in left_out_bands(measured_tables, blocks).items():
         np.testing.assert_allclose(stated[alike].around(1.0, band.at)[0], np.exp(band.low), rtol=0.15)
         np.testing.assert_allclose(stated[alike].around(1.0, band.at)[1], np.exp(band.high), rtol=0.15)
@@ -67,7 +65,7 @@ def test_large_weights_are_streamed_within_a_few_percent(blocks, measured_tables
 
 def test_a_gpu_left_out_is_as_far_off_as_is_told_of_those_without_a_table(blocks, measured_tables):
     laws = {name: unpack_law(block) for name, block in blocks.items()}
-    told = {ERROR_PERCENT_SAME_ARCHITECTURE: [], ERROR_PERCENT_OTHER_ARCHITECTURE: []}
+    told = {MEMORY_PERCENT_OF_SAME_KERNELS: [], MEMORY_PERCENT_OF_OTHER_KERNELS: []}
     for name in laws:
         gpu = find_gpu(name)
         law = transferred_law(gpu, {other: law for other, law in laws.items() if other != name})

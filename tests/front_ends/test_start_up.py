@@ -1,4 +1,4 @@
-"""What the quick commands import and read: `tools/start_up.py` measures the time that this saves."""
+"""What the quick commands import and read."""
 
 from __future__ import annotations
 

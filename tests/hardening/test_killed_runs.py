@@ -1,4 +1,4 @@
-"""A run that is killed loses nothing that it had measured: a few kills here, hundreds by tools/kill_runs.py."""
+"""A run that is killed loses nothing that it had measured: a few kills here, hundreds by kill_runs.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-TOOL = Path(__file__).parents[2] / "tools" / "kill_runs.py"
+TOOL = Path(__file__).with_name("kill_runs.py")
 
 
 @pytest.mark.filterwarnings("ignore::pyperf_suite.errors.DamagedJournal")

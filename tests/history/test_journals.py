@@ -7,8 +7,8 @@ import json
 import pytest
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.files import strict_json
 from pyperf_suite.history.stored import journals
-from pyperf_suite.history.stored.journals import strict_json
 from pyperf_suite.history.stored.series import SeriesPoint, breaks_of
 from pyperf_suite.history.stored.store import Store, read_side
 from pyperf_suite.runner.record import Record

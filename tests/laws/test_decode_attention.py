@@ -8,11 +8,10 @@ import pytest
 from pyperf_suite import laws
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws import latent_attention as latent
+from pyperf_suite.laws import decode_attention as decode
 from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import CalibrationBlock, ResidualGrid, all_shipped, shipped_calibration
-from pyperf_suite.laws.decode_attention import GRIDS, LAWS, SummedLaw, decode_time, pack_laws, unpack_law
-from pyperf_suite.laws.latent_attention import mla_time
+from pyperf_suite.laws.decode_attention import GRIDS, LAWS, SummedLaw, decode_time, mla_time, pack_laws, unpack_law
 from tools.fit.decode import FORMS, Form, Rows, Smooth, decode_rows, held_out, latent_rows
 from tools.fit.published import GPUS, SAMPLE, read_columns, versions
 
@@ -58,7 +57,7 @@ def test_the_sample_of_decode_is_predicted_and_covered(gpu, cache):
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("phase", latent.PHASES)
+@pytest.mark.parametrize("phase", decode.PHASES)
 def test_the_sample_of_latent_attention_is_predicted_and_covered(gpu, phase):
     columns, spec = read_columns(SAMPLE, f"mla_{phase}_{gpu}"), find_gpu(gpu)
     errors, covered = [], []
@@ -138,13 +137,13 @@ def test_a_gpu_without_tables_is_read_off_one_with_the_same_kernels_or_stated_wi
         (lambda: decode_time("H100", 1, 64, 8, 8, 128, cache_dtype="nvfp4"), "caches in bf16 and fp8"),
         (lambda: decode_time("H100", 1, 64, 8, 8, 128, library="cublas"), "there are trtllm, sglang, vllm"),
         (lambda: decode_time("H100", 1, 64, 8, 3, 128), "multiple of the key heads"),
-        (lambda: decode_time("H100", 0, 64, 8, 8, 128), "at least 1"),
+        (lambda: decode_time("H100", 0, 64, 8, 8, 128), "No decode has batch = 0: give a size of 1"),
         (lambda: mla_time("H100", 1, 64, 64, 16, scope="module", gemm_dtype="nvfp4"), "but trtllm: kernel, bf16 cache"),
         (lambda: mla_time("H100", 1, 64, 64, 16, scope="module", library="sglang"), "Of sglang"),
         (lambda: mla_time("H100", 1, 2, 64, 16, "decode"), "one new token"),
         (lambda: mla_time("H100", 1, 64, 64, 16, "backward"), "has the phases"),
         (lambda: mla_time("H100", 1, 64, 64, 16, dtype="int8"), "bf16 and fp8"),
-        (lambda: mla_time("H100", 1, 64, 32, 16), "seq_q at most seq_k"),
+        (lambda: mla_time("H100", 1, 64, 32, 16), "at most as many queries as keys"),
     ],
 )
 def test_what_was_not_measured_is_refused_in_a_sentence_that_names_what_there_is(ask, sentence):
@@ -185,8 +184,8 @@ def test_fitting_finds_a_smooth_factor_at_sites_that_it_never_saw():
     batch, heads, length = (
         each.ravel().astype(float) for each in np.meshgrid(2 ** np.arange(8), 2 ** np.arange(8), 2 ** np.arange(6, 14))
     )
-    work = latent.latent_work(spec, "decode", "", 2, batch, np.ones_like(batch), length, heads)
-    sizes = latent.latent_sizes(batch, np.ones_like(batch), length, heads)
+    work = decode.latent_work(spec, "decode", "", 2, batch, np.ones_like(batch), length, heads)
+    sizes = decode.latent_sizes(batch, np.ones_like(batch), length, heads)
     factor = np.exp(0.3 * np.sin(np.log2(length) / 2) + 0.1 * np.log2(heads))
     seconds = (1e-5 + 1.2 * work["cache"] + 2e-6 * work["blocks"]) * factor * np.exp(rng.normal(0, 0.02, batch.size))
     error, band = held_out(

@@ -127,16 +127,14 @@ def test_tensor_parallelism_reduces_four_times_a_layer() -> None:
     # 4 in each of 32 layers, 2 for the embedding and the output, for each of 4 micro-batches.
     assert sum(t.calls for t in activations) == (4 * 32 + 2) * 4
     assert {t.behind for t in traffic.transfers} == {None}
-    recomputed = tensor_parallel(LLAMA, WORK, 8, recompute=True)
-    assert recomputed.bus_bytes / traffic.bus_bytes == pytest.approx(6 / 4, rel=0.01)
 
 
-@given(works, st.sampled_from([2, 4, 8]), st.booleans())
+@given(works, st.sampled_from([2, 4, 8]))
 def test_sequence_parallelism_waits_for_as_many_bytes_and_gathers_some_beside(
-    work: TrainingWorkload, ranks: int, recompute: bool
+    work: TrainingWorkload, ranks: int
 ) -> None:
-    whole = tensor_parallel(LLAMA, work, ranks, recompute)
-    split = tensor_and_sequence_parallel(LLAMA, work, ranks, recompute)
+    whole = tensor_parallel(LLAMA, work, ranks)
+    split = tensor_and_sequence_parallel(LLAMA, work, ranks)
     waited_for = sum(t.bus_bytes for t in split.transfers if t.behind is None)
     assert waited_for == pytest.approx(whole.bus_bytes)
     assert split.bus_bytes > whole.bus_bytes
@@ -148,8 +146,6 @@ def test_a_pipeline_stage_sends_each_micro_batch_on_and_its_gradient_back() -> N
         ("send_receive", 4, ACTIVATION_BYTES),
         ("send_receive", 4, ACTIVATION_BYTES),
     ]
-    assert pipeline_parallel(LLAMA, WORK, stages=4, chunks=2).bus_bytes == 2 * traffic.bus_bytes
-    assert pipeline_parallel(LLAMA, WORK, stages=4, tensor_ranks=8).bus_bytes == traffic.bus_bytes / 8
     assert pipeline_parallel(LLAMA, WORK, stages=1).bus_bytes == 0
     assert {t.behind for t in pipeline_parallel(LLAMA, TrainingWorkload(seq=1), 2).transfers} == {None}
 
@@ -158,7 +154,6 @@ def test_tokens_go_to_their_experts_and_back_both_ways() -> None:
     mixtral = MODELS["mixtral-8x7b"]
     traffic = expert_parallel(mixtral, WORK, 8)
     assert sent(traffic, "all_to_all") == 4 * 32 * 4 * 2 * ACTIVATION_BYTES
-    assert expert_parallel(mixtral, WORK, 8, capacity_factor=1.25).bus_bytes == 1.25 * traffic.bus_bytes
 
 
 @pytest.mark.parametrize(

@@ -1,38 +1,92 @@
-"""Wrong results injected into the native product end as failed; tools/wrong_launches.py counts in how many runs."""
+"""Wrong results injected into the native product end as failed."""
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
-from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.profiles import STANDARD, Effort
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import operator
+from pyperf_suite.workloads.matmul import MatmulParameters
+from pyperf_suite.workloads.matmul.matmul import NativeCpuMatmul
+from pyperf_suite.workloads.operator import Launches
 
-TOOL = Path(__file__).parents[2] / "tools" / "wrong_launches.py"
 SETS = 8
 
 # A visit that does not converge, so that a thousand launches are checked however calm the machine is.
 LONG = Effort(SteadyRule(min_time_s=0.1, time_cap_s=0.2), StopRule(relative_half_width=1e-9, time_cap_s=0.4))
 
 
-@pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The tool, and a rotation through eight sets whatever this machine's caches."""
+# Whether the launch of that number on that set goes wrong.
+Fault = Callable[[int, int], bool]
+
+# Of which the native product makes tens of thousands of launches in a standard run.
+CASE = Case("matmul", MatmulParameters(96, 96, 96, Schedule("data_parallel", 1)), "native")
+
+
+class FaultyLaunches(Launches):
+    """The native product's launches, of which those that `is_wrong` names write one element that is off by a half."""
+
+    def __init__(self, right: Launches, is_wrong: Fault) -> None:
+        super().__init__(right._memory, right._bound, right.kernel)
+        self._is_wrong, self.launched = is_wrong, 0
+
+    def launch(self, index: int) -> None:
+        super().launch(index)
+        self.launched += 1
+        if self._is_wrong(self.launched, index % self.sets):
+            self.results(index)["c"][11, 13] += 0.5
+
+
+@contextmanager
+def injected(is_wrong: Fault) -> Iterator[list[FaultyLaunches]]:
+    """The native product with a fault; the list grows by the launches that are prepared."""
+    prepare = NativeCpuMatmul.prepare
+    prepared: list[FaultyLaunches] = []
+
+    def faulty(*arguments: Any) -> FaultyLaunches:
+        prepared.append(FaultyLaunches(prepare(*arguments), is_wrong))
+        return prepared[-1]
+
+    NativeCpuMatmul.prepare = faulty  # type: ignore[method-assign]
+    try:
+        yield prepared
+    finally:
+        NativeCpuMatmul.prepare = prepare  # type: ignore[method-assign]
+
+
+def visit(is_wrong: Fault, effort: Effort = STANDARD.effort) -> tuple[dict[str, Any], int]:
+    """The answer of one trial, and how many launches it made."""
+    with injected(is_wrong) as prepared:
+        answer = measure_case(CASE, effort, resolve("cpu"))
+    return answer, sum(launches.launched for launches in prepared)
+
+
+def one_in(count: int, seed: int) -> Fault:
+    """One launch in so many is wrong, none can say which."""
+    chance = random.Random(seed)
+    return lambda _launch, _set: chance.random() * count < 1
+
+
+@pytest.fixture(autouse=True)
+def rotation_through_eight_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine's caches."""
     pytest.importorskip("pyperf_suite._native")
     monkeypatch.setattr(operator, "sets_to_rotate", lambda set_bytes, device: (SETS, "cold_l2"))
-    spec = importlib.util.spec_from_file_location("wrong_launches", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("wrong", range(SETS))
-def test_a_set_on_which_the_product_is_always_wrong_fails_before_timing(tool: ModuleType, wrong: int) -> None:
-    answer, _ = tool.visit(lambda _launch, at: at == wrong)
+def test_a_set_on_which_the_product_is_always_wrong_fails_before_timing(wrong: int) -> None:
+    answer, _ = visit(lambda _launch, at: at == wrong)
     assert answer["outcome"] == "failed"
     assert answer["reason"].startswith("Wrong result before timing")
     assert not answer["verification"]["passed"]
@@ -40,20 +94,20 @@ def test_a_set_on_which_the_product_is_always_wrong_fails_before_timing(tool: Mo
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_one_wrong_launch_in_a_hundred_fails(tool: ModuleType, seed: int) -> None:
-    answer, _ = tool.visit(tool.one_in(100, seed), LONG)
+def test_one_wrong_launch_in_a_hundred_fails(seed: int) -> None:
+    answer, _ = visit(one_in(100, seed), LONG)
     assert answer["outcome"] == "failed"
     assert answer["verification"]["worst_at"] == [11, 13]
 
 
-def test_launches_that_go_wrong_after_a_while_fail_while_they_are_timed(tool: ModuleType) -> None:
-    answer, _ = tool.visit(lambda launch, _set: launch > 500, LONG)
+def test_launches_that_go_wrong_after_a_while_fail_while_they_are_timed() -> None:
+    answer, _ = visit(lambda launch, _set: launch > 500, LONG)
     assert answer["outcome"] == "failed"
     assert answer["reason"].startswith("Wrong result while it was timed: operand set ")
 
 
-def test_a_right_product_passes_and_its_record_says_which_rate_of_errors_that_excludes(tool: ModuleType) -> None:
-    answer, launches = tool.visit(lambda _launch, _set: False)
+def test_a_right_product_passes_and_its_record_says_which_rate_of_errors_that_excludes() -> None:
+    answer, launches = visit(lambda _launch, _set: False)
     assert answer["outcome"] == "ok"
     verification = answer["verification"]
     assert verification["passed"]

@@ -1,6 +1,6 @@
 """Kernels that cheat fail, each for what it does; kernels that work in unusual ways pass.
 
-cheats.md and honest_kernels.md hold them. tools/cheats.py counts how often each is caught.
+cheats.md and honest_kernels.md hold them. count_cheats.py counts how often each is caught.
 """
 
 from __future__ import annotations

@@ -65,22 +65,18 @@ class PrefillTable:
     seconds: Floats
 
     def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> PrefillTable:
-        """The same table with those rows alone."""
         return PrefillTable(self.sizes[rows], self.seconds[rows])
 
     @property
     def head_dim(self) -> NDArray[np.int64]:
-        """Head dimension of each row."""
         return self.sizes[:, 4]
 
     @property
     def window(self) -> NDArray[np.int64]:
-        """Window of each row, 0 for none."""
         return self.sizes[:, 5]
 
     @property
     def sites(self) -> NDArray[np.intp]:
-        """A number for each row, equal where rows are left out together."""
         _, seq, heads, kv_heads, head_dim, window = self.sizes.T
         return site_numbers(heads, kv_heads, np.where(window > 0, -seq, head_dim))
 
@@ -161,7 +157,6 @@ class FittedLaw:
 
     @property
     def missed(self) -> Floats:
-        """Logarithm of measured over predicted of each row."""
         return np.asarray(np.log(self.table.seconds / self.unseen))
 
 

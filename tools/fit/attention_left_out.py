@@ -19,12 +19,12 @@ from pyperf_suite.laws.attention import PLAIN, WINDOWED
 from pyperf_suite.laws.attention_kernels import (
     AttentionKernels,
     KernelChoice,
-    kind,
     transferred,
     unpack_attention,
     windowed,
 )
 from pyperf_suite.laws.calibration import all_shipped
+from pyperf_suite.laws.transfers import have_same_kernels
 from tools.fit.attention import PrefillTable, read_tables
 from tools.fit.fitting import in_words
 
@@ -47,7 +47,7 @@ def left_out(tables_folder: Path) -> Iterator[Missed]:
             law, _, library = name.rpartition(".")
             others = {each: kernels for (each, other), kernels in laws.items() if other == name and each != gpu}
             for like in (True, False):
-                alike = {at: kernels for at, kernels in others.items() if (kind(gpus[at]) == kind(spec)) == like}
+                alike = {at: kernels for at, kernels in others.items() if have_same_kernels(gpus[at], spec) == like}
                 yield from _gpu_left_out(spec, alike, name, table)
             if law in PLAIN.values():
                 yield from _widths_left_out(gpu, name, laws[gpu, name], table)

@@ -20,8 +20,9 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock
-from pyperf_suite.laws.collectives import BLOCK, Interval, has_nvlink, pack_curves, transferred_laws, unpack_laws
+from pyperf_suite.laws.collectives import BLOCK, has_nvlink, pack_curves, transferred_laws, unpack_laws
 from pyperf_suite.laws.traffic import bus_factor
+from pyperf_suite.laws.transfers import Interval
 from tools.fit.fitting import limits_of
 from tools.fit.published import read_columns, rows_of, version_numbers
 
@@ -275,7 +276,6 @@ def left_out_gpu_errors(blocks: dict[str, CalibrationBlock], tables_folder: Path
 
 
 def _shared_variance(curves: Sequence[Curve]) -> NDArray[np.float64]:
-    """How log seconds of each two curves vary together, square."""
     names = {
         "architecture": [find_gpu(curve.gpu).architecture for curve in curves],
         "link": [has_nvlink(find_gpu(curve.gpu)) for curve in curves],

@@ -1,12 +1,11 @@
 """Fits the laws of decode and of latent attention to the published tables, library by library.
 
 Errors and bands are those of whole sites left out: (heads, kv heads, head_dim, window) of decode, (heads, length) of
-latent attention. `python -m tools.fit.decode TABLES` reports how each GPU is predicted by the laws of another.
+latent attention.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,8 @@ from numpy.typing import NDArray
 from pyperf_suite.advise.calibrate_laws import cross_predicted, folds, site_numbers
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws import decode_attention as decode
-from pyperf_suite.laws import latent_attention as latent
 from pyperf_suite.laws.band import COVERED, Band
-from pyperf_suite.laws.calibration import LIBRARIES, Calibration, CalibrationBlock, ResidualGrid, all_shipped
+from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock, ResidualGrid
 from pyperf_suite.laws.decode_attention import SummedLaw
 from tools.fit.fitting import (
     LEVEL,
@@ -28,7 +26,6 @@ from tools.fit.fitting import (
     by_gpu,
     fit_costs,
     huber_weights,
-    in_words,
     limits_of,
     reading,
     roughness,
@@ -153,10 +150,10 @@ class Form:
 # So a law stays right on a GPU with the same ones and other memory.
 DECODE_LIMITS = {"ideal": (1.0, 1.4), "queries": (0.0, 2.0)}
 LATENT_LIMITS = {"cache": (1.0, 1.4), "bytes": (0.0, 2.0), "weights": (1.0, 1.6), "activations": (0.0, 3.0)}
-LATENT_LAWS = tuple(f"mla_{phase}" for phase in latent.PHASES)
+LATENT_LAWS = tuple(f"mla_{phase}" for phase in decode.PHASES)
 FORMS = {
     "attention": Form(decode.GRIDS, DECODE, DECODE_LIMITS),
-    "mla": Form(latent.GRIDS, LATENT, LATENT_LIMITS),
+    "mla": Form(decode.LATENT_GRIDS, LATENT, LATENT_LIMITS),
 }
 
 
@@ -277,7 +274,7 @@ def latent_rows(columns: Columns, spec: GpuSpec, phase: str, library: str) -> tu
     of_row = np.array(["|".join(map(str, row)) for row in zip(*(columns[name] for name in names), strict=True)])
     for each in np.unique(of_row):
         scope, gemm, cache = each.split("|")
-        gemm, cache = latent.GEMM_NAMES.get(gemm, ""), {"bfloat16": "bf16"}.get(cache, cache)
+        gemm, cache = decode.GEMM_NAMES.get(gemm, ""), {"bfloat16": "bf16"}.get(cache, cache)
         for times in versions(columns, library):
             there = (of_row == each) & np.isfinite(columns[times])
             if there.any():
@@ -287,9 +284,9 @@ def latent_rows(columns: Columns, spec: GpuSpec, phase: str, library: str) -> tu
         length = columns["isl" if phase == "prefill" else "kv_length"][there].astype(np.float64)
         batch, heads = (columns[name][there].astype(np.float64) for name in ("batch_size", "num_heads"))
         asked = (batch, length if phase == "prefill" else np.ones_like(length), length, heads)
-        work = latent.latent_work(spec, phase, gemm, decode.CACHE_BYTES[cache], *asked)
-        kinds[latent.kind_of(scope, gemm, cache)] = Rows(
-            work, latent.latent_sizes(*asked), columns[times][there] * 1e-6, site_numbers(heads, length)
+        work = decode.latent_work(spec, phase, gemm, decode.CACHE_BYTES[cache], *asked)
+        kinds[decode.kind_of(scope, gemm, cache)] = Rows(
+            work, decode.latent_sizes(*asked), columns[times][there] * 1e-6, site_numbers(heads, length)
         )
         asked_of_all.append(np.stack(asked))
         used.append(times)
@@ -332,33 +329,3 @@ def _fit(folder: Path, what: str, form: Form, laws: Iterable[str]) -> Blocks:
                 yield spec.name, f"{law}.{library}", fit_block(form, kinds, asked, origin)
 
     return by_gpu(found(), folder, f"table of {what} attention")
-
-
-def transferred(folder: Path) -> None:
-    """Report how the shipped laws of each GPU predict the tables of each other one, and how many rows they cover."""
-    for law in (*decode.LAWS.values(), *LATENT_LAWS):
-        for spec, library, kinds, *_ in rows_of_laws(folder, law):
-            for other in all_shipped():
-                if other.gpu != spec.name and library in other.libraries(law):
-                    _report(law, library, spec, other, kinds)
-
-
-def _report(law: str, library: str, spec: GpuSpec, other: Calibration, kinds: Mapping[str, Rows]) -> None:
-    form = FORMS["mla" if law.startswith("mla_") else "attention"]
-    known = other.block(f"{law}.{library}").arrays["kinds"].tolist()
-    missed, covered = [], []
-    for kind, rows in kinds.items():
-        if kind in known:
-            found = decode.found_in(other, spec, law, form.grids, kind, library)
-            predicted = form.predicted(found.law, rows)
-            low, high = found.interval(predicted)
-            missed.append(np.log(rows.seconds / predicted))
-            covered.append((rows.seconds >= low) & (rows.seconds <= high))
-    if missed:
-        inside = 100 * np.concatenate(covered)
-        what = f"{law:22s} {library:7s} {spec.name} by {other.gpu}"
-        print(f"{what}: {in_words(np.concatenate(missed))}, covered {inside.mean():.1f} %")
-
-
-if __name__ == "__main__":
-    transferred(Path(sys.argv[1]))

@@ -61,7 +61,6 @@ class GemmTable:
 
     @property
     def sites(self) -> NDArray[np.intp]:
-        """A number for each row, equal where n and k are."""
         return site_numbers(self.n, self.k)
 
     @property
@@ -72,7 +71,6 @@ class GemmTable:
         return f"{ORIGIN}, {self.dtype} on {self.gpu.name}, {self.truth}{unset}{beside}"
 
     def rows(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> GemmTable:
-        """The products chosen by mask or number."""
         return GemmTable(
             *(self.gpu, self.dtype, self.truth),
             *(column[chosen] for column in (self.m, self.n, self.k, self.seconds, self.beside_s)),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from pyperf_suite.advise.calibrate_laws import cross_predicted, site_numbers, summary
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.band import COVERED, Band
-from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock, all_shipped, most_alike
+from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock
 from pyperf_suite.laws.gemm import Rates
 from pyperf_suite.laws.grouped_gemm import (
     BLOCK_OF,
@@ -25,13 +24,11 @@ from pyperf_suite.laws.grouped_gemm import (
     NODE_STEPS,
     UNITS_OF,
     ExpertCosts,
-    ExpertLaw,
     ExpertWork,
     LibraryFactor,
     band_figure,
     counted_seconds,
     expert_work,
-    unlike,
 )
 from tools.fit.fitting import SEED, Blocks, by_gpu, fit_constants, limits_of
 from tools.fit.published import read_columns, tables_like, versions
@@ -115,12 +112,10 @@ class ExpertTable:
     seconds: Floats
 
     def rows(self, chosen: NDArray[np.intp] | NDArray[np.bool_]) -> ExpertTable:
-        """The rows chosen by mask or number."""
         named = self.gpu, self.dtype, self.library, self.origin
         return ExpertTable(*named, self.work.take(chosen), self.sites[chosen], self.seconds[chosen])
 
     def counted(self, costs: ExpertCosts) -> Floats:
-        """Seconds of every row by the law of tiles."""
         return counted_seconds(costs, Rates.of(self.gpu, UNITS_OF[self.dtype]), self.work, self.library)[0]
 
 
@@ -238,20 +233,3 @@ def fit_factor(features: Floats, missed: Floats, library: str) -> LibraryFactor:
         weights = np.linalg.solve(weighted @ rows + penalty, weighted @ missed)
         off = missed - rows @ weights
     return LibraryFactor(nodes, weights, variances, decays)
-
-
-def left_out_errors(tables_folder: Path) -> Iterator[tuple[str, str, str, str, Floats]]:
-    """What is missed of each table by the law of the GPU most like its own, as shipped.
-
-    Yields the GPU, the one it is predicted from, dtype, library and log(measured / predicted).
-    """
-    for table in expert_tables(tables_folder):
-        name = BLOCK_OF[table.dtype]
-        others = {each.gpu: each for each in all_shipped() if table.library in each.libraries(name)}
-        others.pop(table.gpu.name, None)
-        if others:
-            like = most_alike(table.gpu, others, "experts are", partial(unlike, table.gpu, units=UNITS_OF[table.dtype]))
-            block = others[like.name].block(f"{name}.{table.library}")
-            law = ExpertLaw(table.gpu, like, table.library, table.dtype, block)
-            missed = np.log(table.seconds / law.seconds(table.work)[0])
-            yield table.gpu.name, like.name, table.dtype, table.library, missed

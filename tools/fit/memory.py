@@ -11,17 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.advise.calibrate_laws import cross_predicted, site_numbers, summary
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import CalibrationBlock
-from pyperf_suite.laws.roofline import (
-    ERROR_PERCENT_SAME_ARCHITECTURE,
-    MemoryLaw,
-    transferred_law,
-    unpack_law,
-)
-from tools.fit.fitting import USUAL_ERROR, limits_of
+from pyperf_suite.laws.roofline import BLOCK, MemoryLaw, transferred_law, unpack_law
+from pyperf_suite.laws.transfers import MEMORY_PERCENT_OF_SAME_KERNELS
+from tools.fit.fitting import USUAL_ERROR, Blocks, by_gpu, limits_of
 from tools.fit.published import read_columns, tables_like
 
 TABLES = "gemm_bf16_"
@@ -34,15 +29,12 @@ ELEMENT_BYTES = 2
 START = MemoryLaw(3e-6, 0.8, 0.8, (0.0, np.inf), 0.0, ORIGIN)
 
 
-def fit_memory(tables_folder: Path) -> dict[str, CalibrationBlock]:
-    """The block "memory" of each GPU that the folder has a table of bf16 products of, by its name in the catalogue.
-
-    Raises UserError where it has none.
-    """
-    tables = tables_like(tables_folder, TABLES)
-    if not tables:
-        raise UserError(f"There is no {TABLES}GPU.parquet in {tables_folder}: name the folder of the published tables.")
-    return {gpu.name: _fit_gpu(gpu, tables_folder) for gpu in map(find_gpu, tables)}
+def fit_memory(tables_folder: Path) -> Blocks:
+    """The block "memory" of each GPU that the folder has a table of bf16 products of; UserError where it has none."""
+    found = (
+        (gpu.name, BLOCK, _fit_gpu(gpu, tables_folder)) for gpu in map(find_gpu, tables_like(tables_folder, TABLES))
+    )
+    return by_gpu(found, tables_folder, f"table of products ({TABLES}GPU.parquet)")
 
 
 def read_streams(
@@ -61,13 +53,12 @@ def left_out_bands(tables_folder: Path, blocks: dict[str, CalibrationBlock]) -> 
         gpu = find_gpu(name)
         law = transferred_law(gpu, {other: law for other, law in laws.items() if other != name})
         nbytes, runs, _ = _read_runs(tables_folder, gpu)
-        alike = law.error_percent == ERROR_PERCENT_SAME_ARCHITECTURE
+        alike = law.error_percent == MEMORY_PERCENT_OF_SAME_KERNELS
         found[alike].append(_missed(runs, np.asarray(sum(law.parts(gpu, nbytes).values())), nbytes / gpu.l2_bytes))
     return {alike: Band.fit(*np.hstack(parts)) for alike, parts in found.items()}
 
 
 def _read_runs(tables_folder: Path, gpu: GpuSpec) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]:
-    """Bytes, seconds by library (rows) and product, and site (n, k)."""
     names = TRUTH_OF.get(gpu.name, TRUTH)
     columns = read_columns(tables_folder, TABLES + gpu.slug)
     m, n, k, *truths = (columns[name].astype(np.float64) for name in ("m", "n", "k", *names))

@@ -127,7 +127,6 @@ def draw_sample(tables: Path, sample: Path = SAMPLE) -> None:
 
 
 def _draw_runs(table: Path, sample: Path) -> None:
-    """Runs of every source, those that ran out of memory too."""
     with table.open(encoding="utf-8", newline="") as lines:
         rows = [row for row in csv.DictReader(lines) if row["licence"] and row["layers"]]
     kept = [
@@ -142,7 +141,6 @@ def _draw_runs(table: Path, sample: Path) -> None:
 
 
 def _draw_products(tables: Path, sample: Path, gpu: str, dtype: str) -> None:
-    """Whole sites of a table of products, where there is one."""
     name = f"gemm_{dtype}_{gpu}"
     if name not in {path.stem for path in tables.glob("gemm_*")}:
         return
@@ -156,7 +154,6 @@ def _draw_products(tables: Path, sample: Path, gpu: str, dtype: str) -> None:
 
 
 def _sampled_heads(columns: Columns, shapes: Collection[tuple[Any, ...]]) -> NDArray[np.bool_]:
-    """Rows of attention of those heads at the sample's lengths."""
     return _among(columns, SITE_OF_DECODE[:3], shapes) & np.isin(columns["isl"], LENGTHS)
 
 

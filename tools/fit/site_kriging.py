@@ -100,7 +100,6 @@ class Likeness:
     alike: tuple[Alike, ...] = ()
 
     def of_sites(self, these: Floats, those: Floats) -> Floats:
-        """Of each of these sites with each of those, [T, S]."""
         apart = np.log2(these)[:, None, :] - np.log2(those)[None, :, :]
         n, k = np.abs(apart[..., 0]), np.abs(apart[..., 1])
         nearness, near_n, near_k = self.near
@@ -112,7 +111,6 @@ class Likeness:
         )
 
     def of_m(self, m: Floats) -> Floats:
-        """Of each m with each other."""
         apart = np.abs(np.log2(m)[:, None] - np.log2(m)[None, :])
         return np.asarray(np.exp(-apart / self.m_length) + self.m_its_own * (apart == 0))
 

@@ -28,11 +28,6 @@ Blocks = Mapping[str, Mapping[str, CalibrationBlock]]
 Fit = Callable[[Path, Mapping[str, Calibration]], Blocks]
 
 
-def _alone(name: str, fit: Callable[[Path], Mapping[str, CalibrationBlock]]) -> Fit:
-    """A fit of one block a GPU, under its name."""
-    return lambda folder, _: {gpu: {name: block} for gpu, block in fit(folder).items()}
-
-
 def _step(folder: Path, fitted: Mapping[str, Calibration]) -> Blocks:
     """The constants of frameworks, on top of the laws of kernels as they were just fitted."""
     return {POOLED: fit_step(folder, lambda gpu, dtype: prices_of(fitted.get(gpu.name, gpu), dtype))}
@@ -45,7 +40,7 @@ FITS: Mapping[str, Fit] = {
     "decode": lambda folder, _: fit_decode(folder),
     "mla": lambda folder, _: fit_latent(folder),
     "grouped_gemm": lambda folder, _: fit_grouped_gemm(folder),
-    "memory": _alone("memory", fit_memory),
+    "memory": lambda folder, _: fit_memory(folder),
     "collectives": lambda folder, _: fit_collectives(folder),
     "step": _step,
 }

@@ -258,7 +258,6 @@ class LiveComparison:
         return found | {"steal_share": statistics.fmean(stolen)}
 
     def _cautions(self) -> list[str]:
-        """What beside the code may have made the difference."""
         found = []
         machine = self._machine()
         if "old_clock_hz" in machine:

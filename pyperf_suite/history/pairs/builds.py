@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pyperf_suite
 from pyperf_suite.errors import UserError
-from pyperf_suite.files import why_not_private
+from pyperf_suite.files import lock, why_not_private
 from pyperf_suite.history.pairs.arms import Arm
 from pyperf_suite.workloads.backends import cache_folder
 
@@ -162,7 +162,8 @@ def keep(key: str, make: Make, *holds: str) -> KeptBuild:
         for made in (folder.parent, folder):  # `parents` would leave the mode to the umask
             made.mkdir(exist_ok=True, mode=0o700)
         require_own(folder)
-        with _locked(folder / _LOCK):
+        with (folder / _LOCK).open("ab") as held:
+            lock(held, wait=True)
             if not all((folder / name).exists() for name in (_DONE, *holds)):
                 _empty(folder)
                 failure = make(folder, folder / _LOG)
@@ -247,7 +248,6 @@ def interpreter_key() -> str:
 
 
 def _empty(folder: Path) -> None:
-    """Remove what an earlier attempt left, but not the lock that is held."""
     for left in folder.iterdir():
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left, ignore_errors=True)
@@ -261,18 +261,6 @@ def _reason(output: bytes) -> str:
         if _ERROR.search(line):
             return last_line(line)
     return last_line(output)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("ab") as file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except ImportError:  # Windows
-            pass
-        yield
 
 
 def revision_arm(checkout: Checkout, revision: str, environment: bool = False) -> Arm:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.files import read_bytes
+from pyperf_suite.files import parse_toml, read_bytes
 from pyperf_suite.history.pairs.arms import Arm, parse_requirements, this_code
 from pyperf_suite.history.pairs.builds import (
     Checkout,
@@ -35,11 +35,6 @@ from pyperf_suite.history.pairs.builds import (
 )
 from pyperf_suite.workloads.user_kernel import PATH_VARIABLE, ROOT_VARIABLE
 from pyperf_suite.workloads.user_process import PYTHON_VARIABLE
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 OLDEST_PYTHON = (3, 9)
 
@@ -290,7 +285,7 @@ def _is_compiled(tree: Path) -> bool:
 def _settings(tree: Path) -> dict[str, Any]:
     """What pyproject.toml says; nothing where there is none, or it cannot be read: the build will say why."""
     try:
-        return tomllib.loads((tree / "pyproject.toml").read_text("utf-8"))
+        return parse_toml((tree / "pyproject.toml").read_text("utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError):

@@ -138,7 +138,6 @@ def _places(columns: Sequence[ListColumn], breaks: Sequence[int], width: int) ->
 
 
 def _joined(part: Sequence[ListColumn]) -> ListColumn:
-    """Several points as one; of their units the newest."""
     return ListColumn(
         statistics.median(each.value for each in part),
         min(each.low for each in part),

@@ -23,7 +23,6 @@ from pyperf_suite.history.stored.journals import (
     Trial,
     measured,
     positive_seconds,
-    strict_json,
     utc,
 )
 from pyperf_suite.measure.estimates import median_interval
@@ -209,7 +208,7 @@ def read_foreign(path: Path) -> RunSummary:
     """
     content = _content(path)
     try:
-        data = strict_json(content)
+        data = files.strict_json(content)
     except ValueError as error:
         raise UserError(f"{path} cannot be read as pytest-benchmark JSON: {error}.") from None
     found = next((each for each in FORMATS if isinstance(data, dict) and each.recognises(data)), None)
@@ -286,7 +285,6 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _number(value: Any) -> float | None:
-    """From a number or, as nvbench writes them, its text."""
     return float(value) if isinstance(value, str | int | float) else None
 
 

@@ -7,7 +7,6 @@ still count; samples stay in the journal.
 from __future__ import annotations
 
 import datetime
-import json
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
+from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.stored.series import commit_of
 from pyperf_suite.runner.record import Metric, Record
@@ -108,7 +108,7 @@ def summarise_journal(file: IO[bytes], machine: str) -> RunSummary:
             if line is None:
                 raise ValueError(f"it is longer than {LONGEST_LINE_BYTES // 2**20} MiB")
             require_whole(line)
-            record = Record.from_json(strict_json(line))
+            record = Record.from_json(files.strict_json(line))
             # All records of a run share the machine's state, which is longer than all else in them.
             state = state if record.state == state else shallow(record.state)
             case, trial = _trial(record, machine, state)
@@ -187,41 +187,6 @@ def positive_seconds(value: Any, what: str) -> float:
     return seconds
 
 
-def strict_json(text: str | bytes) -> Any:
-    """The JSON value in `text`.
-
-    Raises ValueError, with a message for a person, for anything else: text that is not JSON, NaN or Infinity, a key
-    twice in one object, nesting deeper than Python follows, an integer of thousands of digits. A number such as 1e999
-    is JSON and becomes infinite: whoever uses a number asks whether it is finite.
-    """
-    try:
-        return _DECODER.decode(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    except UnicodeDecodeError:
-        raise ValueError("it is not text in UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"it is not JSON ({error.msg} at character {error.pos})") from None
-    except ValueError as error:
-        raise ValueError("it holds an integer of thousands of digits" if "digits" in str(error) else error) from None
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
-        raise ValueError(f"it has the key {twice[:40]!r} twice in one object")
-    return found
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"it holds {name}, which is no number of JSON")
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_once_each, parse_constant=_no_constant)
-
-
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
     """Each line that is not blank with its number from 1; None for one that is too long, which is passed over."""
     number = 0
@@ -237,7 +202,7 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
 
 def _is_json(line: bytes) -> bool:
     try:
-        strict_json(line)
+        files.strict_json(line)
     except ValueError:
         return False
     return line.endswith(b"}")

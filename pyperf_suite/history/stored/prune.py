@@ -7,6 +7,7 @@ that nobody writes. Whatever else lies among the results is never touched.
 from __future__ import annotations
 
 import datetime
+import os
 import re
 import time
 from collections import Counter
@@ -162,7 +163,6 @@ def _runs(results: Path, machine: str | None) -> Iterator[Path]:
 
 
 def _newest(runs: list[Path], holdings: Mapping[Path, frozenset[Benchmark]], count: int | None) -> frozenset[Path]:
-    """Runs that are among the last `count` of a benchmark on their machine."""
     if count is None:
         return frozenset()
     seen: Counter[tuple[str, Benchmark]] = Counter()
@@ -216,17 +216,13 @@ def _obstacle(path: Path) -> str | None:
 @contextmanager
 def _locked(journal: Path) -> Iterator[bool]:
     """Hold the journal's lock, which every writer takes, and tell whether it was free, as it is without a journal."""
-    try:
-        import fcntl
-    except ImportError:  # Windows refuses to delete a file that is open
-        yield True
-        return
-    if not journal.exists():
+    # Windows refuses to delete a file that is open.
+    if os.name == "nt" or not journal.exists():
         yield True
         return
     with files.open_for_reading(journal) as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            files.lock(file)
         except BlockingIOError:
             yield False
         else:

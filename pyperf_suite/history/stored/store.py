@@ -23,7 +23,7 @@ from typing import Any, TypeGuard
 from pyperf_suite import files
 from pyperf_suite.errors import UserError, nearest, offer
 from pyperf_suite.history.stored.foreign import read_foreign
-from pyperf_suite.history.stored.journals import RECORDS, Measured, RunSummary, shallow, strict_json, summarise_journal
+from pyperf_suite.history.stored.journals import RECORDS, Measured, RunSummary, shallow, summarise_journal
 from pyperf_suite.history.stored.series import (
     TIME,
     Benchmark,
@@ -82,7 +82,6 @@ class Store:
 
     @property
     def notes(self) -> list[str]:
-        """Why the cache is not kept, if it is not."""
         return self._cache.notes
 
     def add(self, path: Path) -> None:
@@ -146,7 +145,6 @@ class Store:
         return sorted(found, key=lambda one: (one.machine, one.probe, one.label, one.metric))
 
     def series(self, benchmark: Benchmark) -> BenchmarkSeries:
-        """All points of a benchmark in the order measured, with its breaks."""
         runs = {one.run_id: one for one in reversed(self._cases.get(benchmark.key[:3], []))}  # a copy counts once
         in_order = sorted(runs.values(), key=lambda one: (one.started_at, one.run_id))
         points = [_point(one, benchmark.metric) for one in in_order if benchmark.metric in _metrics(one)]
@@ -276,7 +274,7 @@ class RunCache:
 
     def watched(self) -> list[str]:
         with contextlib.suppress(OSError, ValueError):
-            found = strict_json(files.read_bytes(self.folder / self._WATCHED, 2**20))
+            found = files.strict_json(files.read_bytes(self.folder / self._WATCHED, 2**20))
             return found if _are_texts(found) else []
         return []
 
@@ -287,7 +285,6 @@ class RunCache:
         return self.folder / f"{hashlib.sha256(name.encode(errors='surrogateescape')).hexdigest()[:32]}.json"
 
     def _obstacle(self) -> str:
-        """Why nothing is written to the folder; it is made if it is not there."""
         try:
             self.folder.mkdir()
             (self.folder / ".gitignore").write_text("*\n")

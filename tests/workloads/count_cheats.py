@@ -1,7 +1,7 @@
 """Count how often each cheat of tests/workloads/cheats.md is caught, and how often an honest kernel is refused.
 
-python tools/cheats.py 10 [WORD...]: ten trials of each kernel whose name holds one of the words, its function under
-another name each time. Exits with 1 where a cheat was missed or an honest kernel refused.
+python tests/workloads/count_cheats.py 10 [WORD...]: ten trials of each kernel whose name holds one of the words, its
+function under another name each time. Exits with 1 where a cheat was missed or an honest kernel refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from pyperf_suite.hardware.devices import Unavailable, driver
 from pyperf_suite.workloads import user_kernel
 
-CATALOGUE = Path(__file__).resolve().parents[1] / "tests" / "workloads" / "test_cheats.py"
+CATALOGUE = Path(__file__).with_name("test_cheats.py")
 
 
 def catalogue() -> Any:

@@ -1,4 +1,6 @@
-"""Kill runs of the command line at random moments and see that nothing is lost: python tools/kill_runs.py 200.
+"""Kill runs of the command line at random moments and see that nothing is lost.
+
+Run it as python tests/hardening/kill_runs.py 200.
 
 Small runs, alone and with ranks, are killed and resumed again and again. After each kill a reader of this file's own
 compares the journal's bytes, and no process of the run may live on. In the end every trial has been measured once and
@@ -26,7 +28,7 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 # All processes of a run inherit it, whatever sessions and groups they make.
 MARK = "PYPERF_KILL_RUNS"
 # How long processes whose run is gone may take to go too.
@@ -225,7 +227,6 @@ class Campaign:
         return run.poll() is None
 
     def _do(self, kind: str, run: subprocess.Popen[bytes]) -> bool:
-        """What the kind says; False where there is nothing to do it to."""
         below = self._processes(but=run.pid)
         if "a process of it" in kind and not below:
             return False
@@ -247,7 +248,6 @@ class Campaign:
         return True
 
     def _end(self, run: subprocess.Popen[bytes], was_killed: bool) -> None:
-        """Wait for its end, which has to be in order where nobody killed it."""
         run.wait(LONGEST_RUN_S)
         assert run.returncode in ((0, 2, -9) if was_killed else (0,)), f"it ended with {run.returncode}: {self._said()}"
         assert "Traceback" not in self._said(), self._said()
@@ -257,7 +257,6 @@ class Campaign:
         return self._errors.read_text(errors="replace")
 
     def _processes(self, but: int = 0) -> list[psutil.Process]:
-        """All that live and have this run's mark."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.shown.drawing import MOST_PANELS, draw_series
 from pyperf_suite.history.stored.series import BenchmarkSeries, Break, SeriesPoint
 from pyperf_suite.history.tracking import Step
+from pyperf_suite.render.series import MOST_PANELS, draw_series, series_chart, series_figure
 
 
 def series(values: list[float], units: str = "", breaks: tuple[Break, ...] = ()) -> BenchmarkSeries:
@@ -52,37 +52,37 @@ def test_a_picture_names_benchmark_machine_breaks_commits_units_and_the_size_of_
 
 def test_runs_of_one_day_are_labelled_with_their_times(tmp_path, written_words):
     points = tuple(SeriesPoint(f"run{hour}", f"2026-01-01T0{hour}:30:00", 1.0, 1.0, 1.0) for hour in range(3))
-    draw_series([BenchmarkSeries("m", "p", "aa", "label", "s", points)], tmp_path / "day.png")
+    draw_series([BenchmarkSeries("m", "p", "aa", "label", "s", points)], tmp_path / "day.png", [()])
     assert "01-01 02:30" in written_words
 
 
-def test_the_levels_of_a_unit_are_those_of_its_own_points(tmp_path, monkeypatch):
-    from matplotlib.axes import Axes
-
-    drawn = []
-    monkeypatch.setattr(Axes, "plot", lambda self, x, y, **_: drawn.append((x, y)))
-    draw_series([series([2.0, 8.0, 2.0, 8.0, 4.0, 8.0], units="ababab")], tmp_path / "a.png", [[Step(4, 2.0, 4.0)]])
-    levels = [(x, y) for x, y in drawn if y[0] == y[1]]
-    assert levels == [((-0.5, 3.5), (2.0, 2.0)), ((3.5, 4.5), (4.0, 4.0)), ((0.5, 5.5), (8.0, 8.0))]
+def test_the_levels_of_a_unit_are_those_of_its_own_points():
+    drawn = series([2.0, 8.0, 2.0, 8.0, 4.0, 8.0], units="ababab")
+    chart = series_chart(drawn, series_figure(drawn, [Step(4, 2.0, 4.0)]))
+    scale = chart.traces[0].y[0] / 2.0
+    levels = {trace.label: (trace.x, tuple(y / scale for y in trace.y)) for trace in chart.traces}
+    across = (-0.5, 3.5, 3.5, 5.5)
+    assert levels["law of GPU-a"] == (across, (2.0, 2.0, 4.0, 4.0))
+    assert levels["law of GPU-b"] == (across, (8.0, 8.0, 8.0, 8.0))
 
 
 @pytest.mark.parametrize("values", [[1.0], [0.0, 0.0], [1e-9, 1.0], [5e-10] * 30])
 def test_single_equal_and_far_apart_values_can_be_drawn(tmp_path: Path, values: list[float]) -> None:
-    draw_series([series(values)], tmp_path / "series.png")
+    draw_series([series(values)], tmp_path / "series.png", [()])
     assert (tmp_path / "series.png").stat().st_size > 1000
 
 
 def test_a_label_that_looks_like_mathematics_is_drawn_as_it_is(tmp_path, written_words):
     odd = BenchmarkSeries("m", "p", "aa", "cost in $\\frac{$ \N{SNOWMAN}\N{BANANA}", "s", series([1.0, 2.0]).points)
-    draw_series([odd], tmp_path / "odd.png")
-    assert any("$\\frac{$" in word for word in written_words)
+    draw_series([odd], tmp_path / "odd.png", [()])
+    assert any(r"\$\frac{\$" in word for word in written_words)
 
 
 def test_nothing_to_draw_and_too_much_to_draw_are_one_sentence(tmp_path):
     with pytest.raises(UserError, match="nothing to draw"):
-        draw_series([series([])], tmp_path / "series.png")
+        draw_series([series([])], tmp_path / "series.png", [()])
     with pytest.raises(UserError, match=f"takes {MOST_PANELS} series, but 13 match"):
-        draw_series([series([1.0])] * 13, tmp_path / "series.png")
+        draw_series([series([1.0])] * 13, tmp_path / "series.png", [()] * 13)
 
 
 def test_a_picture_that_cannot_be_written_leaves_the_older_one(tmp_path, monkeypatch):
@@ -94,10 +94,10 @@ def test_a_picture_that_cannot_be_written_leaves_the_older_one(tmp_path, monkeyp
 
     monkeypatch.setattr("pyperf_suite.files.os.fsync", full)
     with pytest.raises(UserError, match="No space left"):
-        draw_series([series([1.0])], picture)
+        draw_series([series([1.0])], picture, [()])
     assert picture.read_bytes() == b"older"
 
 
 def test_a_folder_that_is_not_there_is_one_sentence(tmp_path):
     with pytest.raises(UserError, match="cannot be written"):
-        draw_series([series([1.0])], tmp_path / "absent" / "series.png")
+        draw_series([series([1.0])], tmp_path / "absent" / "series.png", [()])
