@@ -12,6 +12,7 @@ import numpy as np
 
 from pyperf_suite.advise.layout_grid import (
     LARGEST,
+    NAMED,
     WRITTEN,
     Cluster,
     Grid,
@@ -28,7 +29,8 @@ from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.laws.training.framework import usual_framework
-from pyperf_suite.laws.transformer import RECOMPUTES, check_recompute
+from pyperf_suite.laws.training.offload import check_offload
+from pyperf_suite.laws.transformer import check_recompute
 
 # As a layout is written, and the field of a `Layout` that each is.
 KEYS = {
@@ -41,7 +43,9 @@ KEYS = {
     "zero": "zero_stage",
     "mb": "micro_batch",
     "recompute": "recompute",
+    "offload": "offload",
 }
+CHECKS = {"recompute": check_recompute, "offload": check_offload}
 # Of 1071 pairs of published layouts of one model on as many GPUs, predicted by constants that saw no run of the model,
 # the share told in the right order, by how far apart they were told to be, as a logarithm. With experts (7 pairs)
 # errors lie 2.8 times as far apart.
@@ -65,17 +69,18 @@ def layout_of(text: str, gpus: int | None, framework: str | None) -> Layout:
         name, _, value = part.partition("=")
         if name not in KEYS or KEYS[name] in given:
             raise UserError(f"{part[:40]!r} is no part of a layout, or there twice: write {', '.join(KEYS)}=VALUE.")
-        if name == "recompute":
-            check_recompute(value)
+        if name in NAMED:
+            CHECKS[name](value)
         elif not re.fullmatch(r"\d{1,7}", value) or (int(value) < 1 and name != "zero"):
             raise UserError(f"{part[:40]!r} needs a whole number above 0: write it as in {name}=2.")
-        given[KEYS[name]] = value if name == "recompute" else int(value)
+        given[KEYS[name]] = value if name in NAMED else int(value)
     for name in ("tensor", "pipeline", "chunks", "context", "expert", "micro_batch"):
         given.setdefault(name, 1)
     given.setdefault("recompute", "nothing")
     apart = given["tensor"] * given["pipeline"] * given["context"]
     given.setdefault("data", max(1, (gpus or apart) // apart))
     first = {"fsdp1": 3, "fsdp2": 3, "torchtitan": 3, "ddp": 0}.get(framework or "", 1)
+    first = 3 if given.get("offload") in ("cpu", "nvme") else first
     given.setdefault("zero_stage", first if given["data"] * given["context"] > 1 else 0)
     layout = Layout(**given)
     if gpus is not None and ranks_of(layout) != gpus:
@@ -94,11 +99,12 @@ def ranks_of(layout: Layout) -> int:
 def exactly(training: Training, cluster: Cluster, laws: GpuSpec | Calibration, layout: Layout) -> Planned:
     """One layout, whether it fits or not. Raises UserError in a sentence for one that cannot be run."""
     values = {name: getattr(layout, name) for name in WRITTEN}
-    values["recompute"] = RECOMPUTES.index(layout.recompute)
+    values |= {name: names.index(values[name]) for name, names in NAMED.items()}
     grid = Grid({name: np.array([value]) for name, value in values.items()}, {})
-    framework = training.framework or usual_framework(layout.zero_stage)
+    framework = training.framework or usual_framework(layout.zero_stage, layout.offload)
     if layout.zero_stage > 3:
         raise UserError(f"ZeRO has stages 0 to 3, but {layout.zero_stage} was asked for.")
+    training = replace(training, offloads=(layout.offload,))
     if not runs(framework, grid.columns)[0]:
         raise UserError(f"{framework} cannot run {layout}: name another --framework, or another layout.")
     training.peak_on(cluster.gpu)
@@ -110,8 +116,8 @@ def exactly(training: Training, cluster: Cluster, laws: GpuSpec | Calibration, l
     if reason:
         raise UserError(f"{layout} does not come out even: {reason}.")
     # The plan has a sentence for a batch or experts that do not divide.
-    plan_of(training, cluster, {name: value for name, value in values.items() if name != "recompute"},
-            layout.recompute, framework)  # fmt: skip
+    plan_of(training, cluster, {name: value for name, value in values.items() if name not in NAMED},
+            layout.recompute, framework, layout.offload)  # fmt: skip
     return evaluated(training, cluster, grid, laws)
 
 

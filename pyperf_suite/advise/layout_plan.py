@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.advise.layout_grid import (
+    NAMED,
     SPLIT,
     WRITTEN,
     Cluster,
@@ -39,10 +40,12 @@ from pyperf_suite.laws.training.memory import (
     Verdict,
     training_memory,
 )
+from pyperf_suite.laws.training.offload import OFFLOADS
 from pyperf_suite.laws.training.step import ParallelPlan, error_percent_of, prices_of, step_time
 from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "gathered")
+AWAY = ("host", "nvme")
 # By framework, what no run of it was published with, so that its law was compared with none.
 _DATA_PARALLEL_RUNS = ("tensor", "pipeline", "context", "expert")
 UNTESTED: Mapping[str, tuple[str, ...]] = {
@@ -67,7 +70,8 @@ class PredictedLayout:
     `over_bytes` is by how much it does not fit, 0 if it does. `flop_per_s` is of one GPU as practitioners count it,
     2 FLOP an active parameter and token for each of 3 passes, 4 where layers are computed again. Nine of ten runs lie
     between `low` and `high`, NaN where that is not known. `verdict` is one of VERDICTS. `untested` names what of it no
-    run of `framework` was published with.
+    run of `framework` was published with. What is offloaded takes `host_bytes` of the host's memory and `nvme_bytes` of
+    its drives for each GPU.
     """
 
     layout: Layout
@@ -83,6 +87,8 @@ class PredictedLayout:
     high: float
     framework: str
     verdict: Verdict
+    host_bytes: float
+    nvme_bytes: float
 
     @property
     def memory_bytes(self) -> float:
@@ -95,7 +101,7 @@ class Planned:
     """The prediction of every layout of a training on a cluster, in arrays in the order of `grid`.
 
     `low` and `high` are seconds between which nine of ten runs lie. `frameworks` are places in FRAMEWORKS, `found` has
-    the constants of each by its name.
+    the constants of each by its name, `away` bytes of the host's memory and of its drives for each GPU.
     """
 
     training: Training
@@ -109,6 +115,7 @@ class Planned:
     high: NDArray[np.float64]
     frameworks: NDArray[np.intp]
     found: Mapping[str, FoundConstants]
+    away: Mapping[str, NDArray[np.float64]]
 
     @functools.cached_property
     def memory_bytes(self) -> NDArray[np.float64]:
@@ -118,8 +125,9 @@ class Planned:
     @functools.cached_property
     def fits(self) -> NDArray[np.bool_]:
         """Those with room for what is counted; where there is none, those that may fit after all."""
-        fits = self.memory_bytes <= self.cluster.usable_bytes
-        return fits if fits.any() else self.verdicts < 2
+        held = self.cluster.hosted.holds(self.away["host"])
+        fits = (self.memory_bytes <= self.cluster.usable_bytes) & held
+        return fits if fits.any() else (self.verdicts < 2) & held
 
     @functools.cached_property
     def verdicts(self) -> NDArray[np.intp]:
@@ -183,21 +191,24 @@ class Planned:
             tokens / seconds,
             float(utilization(flop, seconds, cluster.gpus, training.peak_on(cluster.gpu))),
             six_nd(training.model.active_parameters, tokens) * passes / (seconds * cluster.gpus),
-            tuple(WRITTEN[name] for name in UNTESTED.get(framework, ()) if getattr(layout, name) > 1),
+            tuple(WRITTEN[name] for name in (*UNTESTED.get(framework, ()), "offload")
+                  if getattr(layout, name) not in (1, "none")),
             float(self.low[place]),
             float(self.high[place]),
             framework,
             VERDICTS[self.verdicts[place]],
-        )
+            float(self.away["host"][place]),
+            float(self.away["nvme"][place]),
+        )  # fmt: skip
 
     def nearest_that_fits(self, place: int) -> PredictedLayout:
         """Of those that fit, the one fewest steps away from a layout; of several the fastest.
 
-        A step doubles or halves a count, or goes to the next stage of ZeRO or way of recomputing.
+        A step doubles or halves a count, or goes to the next stage of ZeRO, way of recomputing or offload.
         """
         away = np.zeros(len(self.grid))
         for name, column in self.grid.columns.items():
-            steps = column.astype(np.float64) if name in ("zero_stage", "recompute") else np.log2(column)
+            steps = column.astype(np.float64) if name in ("zero_stage", *NAMED) else np.log2(column)
             away += np.abs(steps - steps[place])
         return self.at(int(self.ranked[np.argmin(np.round(away[self.ranked], 6))]))
 
@@ -210,11 +221,14 @@ class Planned:
             framework = FRAMEWORKS[self.frameworks[place]]
             constants = replace(self.found[framework].constants, host_s_per_layer=0.0, expert_host_s=0.0)
             columns = {name: int(column[place]) for name, column in self.grid.columns.items()}
-            plan = plan_of(self.training, self.cluster, columns, self.grid.at(place).recompute, framework)
+            layout = self.grid.at(place)
+            plan = plan_of(self.training, self.cluster, columns, layout.recompute, framework, layout.offload)
             network = self.cluster.network
             parts = step_time(self.laws, self.training.model, plan, constants, prices, network).parts
             # Nothing is hidden here, so no part may be more than what is waited for in the prediction.
-            unseen_s = sum(min(float(part), float(self.parts[name][place])) for name, part in parts.items())
+            unseen_s = sum(
+                min(float(part), float(self.parts[name][place])) for name, part in parts.items() if name != "offload"
+            )
             shares.append(unseen_s / float(self.seconds[place]))
         return shares, prices
 
@@ -255,46 +269,52 @@ def evaluated(training: Training, cluster: Cluster, grid: Grid, laws: GpuSpec | 
         for part, taken in step.parts.items():
             parts.setdefault(part, np.zeros(len(grid)))[alike] = taken
     memory, frameworks = memory_of(training, cluster, grid), frameworks_of(training, grid.columns)
-    return Planned(training, cluster, laws, grid, seconds, parts, memory, low, high, frameworks, found)
+    away = {name: memory.pop(name) for name in AWAY}
+    return Planned(training, cluster, laws, grid, seconds, parts, memory, low, high, frameworks, found, away)
 
 
 def memory_of(training: Training, cluster: Cluster, grid: Grid) -> dict[str, NDArray[np.float64]]:
-    """Bytes on the fullest GPU of each layout, by part (`laws/training/memory.py`)."""
-    memory = {name: np.empty(len(grid)) for name in MEMORY_PARTS}
+    """Bytes on the fullest GPU of each layout, by part, and what it has AWAY (`laws/training/memory.py`)."""
+    memory = {name: np.empty(len(grid)) for name in (*MEMORY_PARTS, *AWAY)}
     for alike, plan in _plans(training, cluster, grid):
-        model = training.model
-        if training.layers_first or training.layers_last:
-            # As if every stage had as many layers as the fullest.
-            stages = int(np.ravel(plan.pipeline)[0])
-            model = replace(model, layers=stages * max(training.stages(stages) or (0,)))
-        need = memory_of_plan(model, plan)
+        given = training.layers_first or training.layers_last
+        layers = training.stages(int(np.ravel(plan.pipeline)[0])) if given else None
+        need = memory_of_plan(training.model, plan, None, layers)
         for name, part in memory.items():
             part[alike] = getattr(need, name)
     return memory
 
 
-def memory_of_plan(model: ModelDimensions, plan: ParallelPlan, recompute: Recompute | None = None) -> MemoryNeed:
-    """What a plan, or a grid of them, holds on the fullest GPU; `recompute` in the place of the plan's own."""
+def memory_of_plan(
+    model: ModelDimensions,
+    plan: ParallelPlan,
+    recompute: Recompute | None = None,
+    layers: tuple[int, int, int] | None = None,
+) -> MemoryNeed:
+    """What a plan, or a grid of them, holds on the fullest GPU; `recompute` in the place of the plan's own.
+
+    `layers` are those of the first stage, of the fullest between and of the last.
+    """
     recompute = plan.recompute if recompute is None else recompute
     # A fused kernel keeps no scores, whatever else is kept.
     kept: Recompute = "attention" if plan.fused_attention and recompute == "nothing" else recompute
     return training_memory(
         model, plan.micro_batch, plan.seq, plan.piece.sharding, data_ranks=plan.shards, zero_stage=plan.zero_stage,
         stages=plan.pipeline, recompute=kept, chunks=plan.chunks, micro_batches=plan.micro_batches,
-        context=plan.context,
+        context=plan.context, stage_layers=layers, offload=plan.offload,
     )  # fmt: skip
 
 
 def _plans(training: Training, cluster: Cluster, grid: Grid) -> Iterator[tuple[NDArray[np.intp], ParallelPlan]]:
-    """Places of the layouts that recompute alike on one framework, and their plan."""
+    """Places of the layouts that recompute and offload alike on one framework, and their plan."""
     frameworks = frameworks_of(training, grid.columns)
     given = training.layers_first or training.layers_last
     stages = grid.columns["pipeline"] if given else np.zeros(len(grid), dtype=np.int64)
-    kinds = np.stack([grid.columns["recompute"], frameworks, stages], axis=1)
-    for code, place, stage in np.unique(kinds, axis=0).tolist():
-        alike = np.flatnonzero((kinds == (code, place, stage)).all(axis=1))
+    kinds = np.stack([grid.columns["recompute"], frameworks, stages, grid.columns["offload"]], axis=1)
+    for code, place, stage, away in np.unique(kinds, axis=0).tolist():
+        alike = np.flatnonzero((kinds == (code, place, stage, away)).all(axis=1))
         columns = {name: column[alike] for name, column in grid.columns.items()}
-        yield alike, plan_of(training, cluster, columns, RECOMPUTES[code], FRAMEWORKS[place])
+        yield alike, plan_of(training, cluster, columns, RECOMPUTES[code], FRAMEWORKS[place], OFFLOADS[away])
 
 
 def _refuse(found: Planned, whole: Planned) -> None:
