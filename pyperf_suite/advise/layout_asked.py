@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +21,7 @@ from pyperf_suite.advise.layout_grid import (
     Layout,
     Training,
     cuts,
+    divides,
     plan_of,
     runs,
     uneven,
@@ -56,7 +59,8 @@ DAY_S, HOUR_S = 86400.0, 3600.0
 # A network is enough where an endless one would save less than this.
 ENOUGH = 0.05
 ENDLESS, SLOWEST = 1e15, 1e6
-MOST_TRIES = 64
+# How far the search for a number of GPUs goes beyond what a small cluster's rate says, and the round numbers that it tries.
+MOST_TIMES, ROUND = 4, 6
 
 
 def layout_of(text: str, gpus: int | None, framework: str | None) -> Layout:
@@ -81,7 +85,8 @@ def layout_of(text: str, gpus: int | None, framework: str | None) -> Layout:
     given.setdefault("data", max(1, (gpus or apart) // apart))
     first = {"fsdp1": 3, "fsdp2": 3, "torchtitan": 3, "ddp": 0}.get(framework or "", 1)
     first = 3 if given.get("offload") in ("cpu", "nvme") else first
-    given.setdefault("zero_stage", first if given["data"] * given["context"] > 1 else 0)
+    alone = given["data"] * given["context"] == 1 and given.get("offload", "none") == "none"
+    given.setdefault("zero_stage", 0 if alone else first)
     layout = Layout(**given)
     if gpus is not None and ranks_of(layout) != gpus:
         raise UserError(
@@ -105,6 +110,11 @@ def exactly(training: Training, cluster: Cluster, laws: GpuSpec | Calibration, l
     if layout.zero_stage > 3:
         raise UserError(f"ZeRO has stages 0 to 3, but {layout.zero_stage} was asked for.")
     training = replace(training, offloads=(layout.offload,))
+    if layout.offload != "none" and not runs(framework, grid.columns)[0]:
+        raise UserError(
+            f"{framework} cannot run {layout}: parameters leave the GPU with ZeRO 3 alone, optimizer states with a stage of "
+            "ZeRO that it has, from 1 on."
+        )
     if not runs(framework, grid.columns)[0]:
         raise UserError(f"{framework} cannot run {layout}: name another --framework, or another layout.")
     training.peak_on(cluster.gpu)
@@ -162,37 +172,50 @@ def fewest_gpus(
 ) -> Planned:
     """The smallest number of nodes whose best layout is in time; `cluster_of` is a cluster of so many nodes.
 
-    A GPU does most on a small cluster of a power of two, whose rate bounds the number to begin with; from there on
-    each is tried, of thousands of nodes each that is whole in steps of a percent. Raises UserError where none is in
-    time.
+    A GPU does most on a small cluster of a power of two, whose rate bounds the number to begin with. From there on only
+    numbers of nodes that some split divides are tried: in steps that double until one is in time, then by halves. As a
+    rate does not rise with each node, the roundest of the smaller numbers are tried too. Raises UserError where none is
+    in time.
     """
     rate = (budget.tokens or 0.0) / ((budget.days or 1.0) * DAY_S)
     node = cluster_of(1)
     flop = float(model_flop(training.model, 1, training.seq)) / training.seq
     fewest = max(1, math.ceil(rate * flop / training.peak_on(node.gpu) / node.gpus))
-    refused = ""
+    most, refused = LARGEST["gpus"] // node.gpus, ""
 
-    def rate_of(nodes: int) -> tuple[Planned | None, float]:
+    @functools.cache
+    def found_on(nodes: int) -> Planned | None:
         nonlocal refused
         try:
-            found = planned(training, cluster_of(nodes), laws, fixed)
+            return planned(training, cluster_of(nodes), laws, fixed)
         except UserError as reason:
             refused = f" ({str(reason)[:200]})"
-            return None, 0.0
-        return found, found.best.tokens_per_s
+            return None
+
+    def in_time(nodes: int) -> bool:
+        found = found_on(nodes)
+        return found is not None and found.best.tokens_per_s >= rate
 
     alike = 1 << (fewest.bit_length() - 1)
-    while alike * node.gpus <= LARGEST["gpus"]:
-        found, reached = rate_of(alike)
-        if found is not None:
-            first = max(fewest, math.ceil(rate / reached * alike))
-            step = 1 << max(0, (first // MOST_TRIES).bit_length() - 1)
-            for nodes in range(-(-first // step) * step, first + MOST_TRIES * step, step):
-                found, reached = rate_of(nodes) if nodes * node.gpus <= LARGEST["gpus"] else (None, 0.0)
-                if found is not None and reached >= rate:
-                    return found
-            break
+    while alike <= most and found_on(alike) is None:
         alike *= 2
+    small = found_on(alike) if alike <= most else None
+    first = max(fewest, math.ceil(rate / small.best.tokens_per_s * alike)) if small else most + 1
+    numbers = range(first, min(most, MOST_TIMES * first) + 1)
+    dividing = (nodes for nodes in numbers if divides(training, cluster_of(nodes)))
+    even = list(itertools.islice(dividing, 1))
+    low, high = -1, 0
+    while high < len(even) and not in_time(even[high]):
+        even += itertools.islice(dividing, high + 1)
+        low, high = high, 2 * high + 1
+    if low < (high := min(high, len(even) - 1)) and in_time(even[high]):
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if in_time(even[middle]) else (middle, high)
+        rounder = sorted(even[:high], key=lambda nodes: nodes & -nodes, reverse=True)[:ROUND]
+        best = found_on(next((nodes for nodes in sorted(rounder) if in_time(nodes)), even[high]))
+        if best is not None:
+            return best
     raise UserError(
         f"No number of GPUs that was tried trains {budget.tokens:g} tokens in {budget.days:g} days with a global batch "
         f"of {training.global_batch} sequences: raise it, or take more days{refused}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -102,7 +103,8 @@ class Training:
 
     `library` is whose kernels are priced, None the default of each law. `framework` runs it, None each layout's usual
     one; `dtype` is that of products in layers, None bf16 (before Ampere fp16). `layers_first` and `layers_last` are of
-    a pipeline's first and last stage, 0 as many as the others have. `offloads` are tried, of OFFLOADS.
+    a pipeline's first and last stage, 0 as many as the others have. `offloads` are tried, of OFFLOADS; () none,
+    and where nothing fits the others.
 
     Raises UserError for numbers that no training has, and for a framework that is unknown or offloads nothing so.
     """
@@ -118,7 +120,7 @@ class Training:
     dtype: str | None = None
     layers_first: int = 0
     layers_last: int = 0
-    offloads: tuple[Offload, ...] = OFFLOADS[:1]
+    offloads: tuple[Offload, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "seq"):
@@ -257,7 +259,7 @@ def runs(framework: str, columns: Mapping[str, Column]) -> NDArray[np.bool_]:
     # An optimizer leaves the GPU that has a share of it, parameters the one that gathers them.
     offload = columns["offload"]
     able &= np.isin(offload, [OFFLOADS.index(each) for each in OFFLOADED_BY[framework]])
-    able &= alone | (stage >= np.where(offload > 1, LAST_STAGE, np.minimum(offload, 1)))
+    able &= np.where(offload > 0, stage >= np.where(offload > 1, LAST_STAGE, 1), (stage == 0) | ~alone)
     for name in whole:
         able &= columns[name] == 1
     if framework == "deepspeed":
@@ -344,6 +346,18 @@ def _layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int]) -> 
     return Grid(dict(zip(names, table, strict=True)), reasons)
 
 
+def divides(training: Training, cluster: Cluster) -> bool:
+    """Whether any split of the GPUs into TP, CP, PP and DP comes out even."""
+    for tensor in divisors(cluster.gpus):
+        for context in divisors(cluster.gpus // tensor):
+            rest = cluster.gpus // tensor // context
+            for data in divisors(math.gcd(rest, training.global_batch)):
+                if rest // data <= training.model.layers and tensor <= training.model.heads:
+                    if uneven(training, cluster, tensor, context, rest // data, data) is None:
+                        return True
+    return False
+
+
 def _splits(gpus: int) -> Iterator[tuple[int, int, int]]:
     """Every TP, CP and PP whose product divides the GPUs."""
     for tensor in divisors(gpus):
@@ -378,10 +392,10 @@ def _variants(training: Training, tensor: int, context: int, pipeline: int, data
     axes = (
         [chunks for chunks in divisors(model.layers // pipeline) if cuts(training, pipeline, chunks)],
         divisors(int(np.gcd(model.experts, data * context))),
-        range(LAST_STAGE + 1) if data * context > 1 else [0],
+        range(LAST_STAGE + 1) if data * context > 1 or set(training.offloads) - {"none"} else [0],
         [size for size in divisors(per_rank) if size <= longest],
         [RECOMPUTES.index(recompute) for recompute in training.recomputes],
-        [OFFLOADS.index(offload) for offload in training.offloads],
+        [OFFLOADS.index(offload) for offload in training.offloads or OFFLOADS[:1]],
     )
     chunks, expert, zero_stage, micro_batch, recompute, offload = (
         axis.ravel() for axis in np.meshgrid(*(np.array(axis, dtype=np.int64) for axis in axes))

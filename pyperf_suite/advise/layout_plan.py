@@ -6,6 +6,7 @@ All times are predictions; the law of an iteration (`laws/training`) states how 
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
@@ -40,7 +41,7 @@ from pyperf_suite.laws.training.memory import (
     Verdict,
     training_memory,
 )
-from pyperf_suite.laws.training.offload import OFFLOADS
+from pyperf_suite.laws.training.offload import OFFLOADED_BY, OFFLOADS
 from pyperf_suite.laws.training.step import ParallelPlan, error_percent_of, prices_of, step_time
 from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute
 
@@ -241,13 +242,18 @@ def planned(
 ) -> Planned:
     """Predict every layout that divides, or those with the `fixed` values, by the field of a `Layout`.
 
-    `laws` are by default those of the cluster's GPU. Raises UserError if no layout divides, and if none fits: by how
-    many bytes the smallest does not, and the nearest that does.
+    `laws` are by default those of the cluster's GPU. Where nothing fits and the training names no offload, layouts that
+    offload are tried. Raises UserError if no layout divides, and if none fits: by how many bytes the smallest does not,
+    and the nearest that does.
     """
     laws = cluster.gpu if laws is None else laws
     whole = layouts(training, cluster, fixed)
     found = evaluated(training, cluster, held_to(whole, fixed or {}, training.framework), laws)
     if not len(found.ranked):
+        away = tuple(each for each in OFFLOADED_BY.get(training.framework or "", OFFLOADS) if each != "none")
+        if away and not training.offloads:
+            with suppress(UserError):
+                return planned(replace(training, offloads=away), cluster, laws, fixed)
         _refuse(found, evaluated(training, cluster, whole, laws) if fixed else found)
     return found
 
@@ -321,6 +327,12 @@ def _refuse(found: Planned, whole: Planned) -> None:
     """Raise UserError that says by how much nothing fits, and what does."""
     place = int(np.argmin(found.memory_bytes))
     least, usable, gpus = found.at(place), found.cluster.usable_bytes, found.cluster.gpus
+    if not least.over_bytes:
+        raise UserError(
+            f"The GPUs have room for {least.layout}, but it needs {least.host_bytes / 2**30:.1f} GiB of the host's memory "
+            f"for each, and there are {(found.cluster.hosted.memory_bytes or 0) / 2**30:.1f} GiB (--host-memory): take "
+            "more GPUs, or --offload nvme."
+        )
     wrong = (
         f"{least.layout} needs {least.memory_bytes / 2**30:.1f} GiB on a GPU, {least.over_bytes / 2**30:.1f} GiB "
         f"({least.over_bytes:.0f} bytes) more than the {usable / 2**30:.1f} GiB that are usable"

@@ -21,6 +21,7 @@ from pyperf_suite.advise.layout_plan import (
 )
 from pyperf_suite.laws.collectives import usual_network_bytes_per_s
 from pyperf_suite.laws.prices import UnseenPrices
+from pyperf_suite.laws.training.offload import BUS_SHARE, HOST_SHARE, MEANT_BY, UNSURE
 from pyperf_suite.laws.training.framework import LIKE, LOW_PRECISION, MEANT, generation_of
 from pyperf_suite.spec.findings import Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.spec.rows import Column, table
@@ -80,6 +81,7 @@ def findings_of_layouts(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> Fin
         _counted_layouts(answer.planned),
         _choice(answer.planned),
         _network(answer.planned),
+        _host(answer.planned, _shown(answer)),
         enough(answer.planned, answer.planned.best),
         _engines(answer.planned, _shown(answer)),
         _errors(answer),
@@ -149,7 +151,7 @@ def _as_json(predicted: PredictedLayout, unseen: float | None = None) -> dict[st
         "interval_s": None if np.isnan(predicted.low) else [predicted.low, predicted.high],
         **{
             name: getattr(predicted, name)
-            for name in ("framework", "verdict", "over_bytes", "tokens_per_s", "mfu", "untested")
+            for name in ("framework", "verdict", "over_bytes", "host_bytes", "nvme_bytes", "tokens_per_s", "mfu", "untested")
         },
         **({} if unseen is None else {"extrapolated_share": unseen}),
     }
@@ -268,6 +270,33 @@ def _network(planned: Planned) -> Remark | None:
     )
 
 
+def _host(planned: Planned, predicted: Sequence[PredictedLayout]) -> Iterator[Remark]:
+    """What is offloaded, where to, and what that was reckoned with."""
+    kinds = dict.fromkeys(each.layout.offload for each in predicted if each.layout.offload != "none")
+    if not kinds:
+        return
+    host, most = planned.cluster.hosted, max(each.host_bytes for each in predicted)
+    yield remark(
+        "Offload is {what}. Of the host a GPU is assumed to have {bus} of bus each way, {memory} of memory bandwidth and "
+        "{drives} of drives (peaks; copies reach {copied} of the bus, Adam on the CPU {reached} of the memory); what it "
+        "takes may be {unsure} times less or longer.",
+        kind="predicted",
+        what="; ".join(f"{kind}: {MEANT_BY[kind]}" for kind in kinds),
+        bus=Quantity(host.bus_bytes_per_s, "GB/s"),
+        memory=Quantity(host.host_bytes_per_s, "GB/s"),
+        drives=Quantity(host.nvme_bytes_per_s, "GB/s"),
+        copied=Quantity(BUS_SHARE, "%"),
+        reached=Quantity(HOST_SHARE, "%"),
+        unsure=UNSURE,
+    )
+    yield remark(
+        "Offload needs up to {most} of the host's memory for each GPU{known}.",
+        kind="predicted" if host.memory_bytes else "caution",
+        most=Quantity(most, "size", predicted=True),
+        known="" if host.memory_bytes else ": whether it is there was not checked (--host-memory)",
+    )
+
+
 def findings_of_given(given: Sequence[Planned], budget: Budget = NO_BUDGET, notes: Sequence[str] = ()) -> Findings:
     """One given layout with its parts, or two of them and which is faster; each `Planned` has a single layout."""
     shares = [each.unseen([0])[0][0] for each in given]
@@ -281,6 +310,7 @@ def findings_of_given(given: Sequence[Planned], budget: Budget = NO_BUDGET, note
         *(budgeted(each, predicted, budget) for each, predicted in zip(given, priced, strict=True)),
         _training(first, priced[0]),
         _network(first),
+        _host(first, priced),
         *(enough(each, predicted) for each, predicted in zip(given, priced, strict=True)),
         _engines(first, priced),
         law_errors(first, priced),
@@ -497,8 +527,11 @@ def _memory(rows: Sequence[Ranked]) -> Table:
         return lambda row: row[0].memory[name]
 
     parts = [Column(name, taken(name), "GiB") for name in _parts([each.memory for each, _ in rows], 0.0)]
-    total = Column("in all", _of("memory_bytes"), "GiB", priority=2)
-    return table("Memory on the fullest GPU", (LAYOUT, *parts, total), rows)
+    total = [Column("in all", _of("memory_bytes"), "GiB", priority=2)]
+    for name, attribute in (("host", "host_bytes"), ("drives", "nvme_bytes")):
+        if any(getattr(each, attribute) for each, _ in rows):
+            total.append(Column(name, _of(attribute), "GiB"))
+    return table("Memory on the fullest GPU", (LAYOUT, *parts, *total), rows)
 
 
 def _parts(rows: Sequence[Mapping[str, float]], share: float) -> list[str]:
@@ -513,7 +546,8 @@ def _short(layout: Layout) -> str:
     words = [f"DP{layout.data}", f"TP{layout.tensor}", f"PP{layout.pipeline}{chunks}"]
     words += [f"{name}{size}" for name, size in (("CP", layout.context), ("EP", layout.expert)) if size > 1]
     words += [f"Z{layout.zero_stage}", f"mb{layout.micro_batch}"]
-    return " ".join(words + ([f"re-{layout.recompute}"] if layout.recompute != "nothing" else []))
+    words += [f"re-{layout.recompute}"] if layout.recompute != "nothing" else []
+    return " ".join(words + ([f"off-{layout.offload}"] if layout.offload != "none" else []))
 
 
 def _name(predicted: PredictedLayout | None) -> str:

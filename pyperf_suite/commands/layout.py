@@ -16,6 +16,7 @@ from pyperf_suite.errors import UserError
 if TYPE_CHECKING:
     from pyperf_suite.hardware.catalogue import GpuSpec
     from pyperf_suite.laws.internode import Network
+    from pyperf_suite.laws.training.offload import Host
 
 USUAL_NODE = 8
 # GB200 and GB300: in published runs 64 of a rack's 72.
@@ -35,6 +36,7 @@ AXES = {
     "micro_batch": "micro_batch",
     "recompute": "recompute",
 }
+MOST_HOST_GB_PER_S, MOST_HOST_GIB = 1e5, 1 << 17
 
 
 @click.command()
@@ -59,6 +61,15 @@ AXES = {
     *count_options({name.replace("_", "-"): "Only this value." for name in AXES if name != "recompute"}),
     *count_options({"layers-first": "Of a pipeline's first stage.", "layers-last": "Of its last one."}),
     click.option("--recompute", metavar="WHAT", help="Only this: nothing, attention or layers."),
+    click.option(
+        "--offload",
+        metavar="WHAT[,WHAT]",
+        help="Try these: none, optimizer (to the CPU), cpu (parameters too), nvme; by default none, and where nothing fits "
+        "the others.",
+    ),
+    click.option("--host-memory", type=Gibibytes(), metavar="GIB", help="Of the host, for each GPU; by default unknown."),
+    click.option("--host-bandwidth", type=float, metavar="GB/S", help="Of the host's memory, for each GPU."),
+    click.option("--nvme-bandwidth", type=float, metavar="GB/S", help="Of the host's drives, for each GPU."),
     *(
         click.option(f"--{name}/--no-{name}", default=True, help=f"{text}; by default on.")
         for name, text in (
@@ -95,6 +106,10 @@ def layout(
     flash: bool,
     sequence_parallel: bool,
     overlap: bool,
+    offload: str | None,
+    host_memory: float | None,
+    host_bandwidth: float | None,
+    nvme_bandwidth: float | None,
     exactly: str | None,
     compare: tuple[str, str] | None,
     tokens: float | None,
@@ -139,15 +154,16 @@ def layout(
         raise UserError("--target-days asks for the number of GPUs: leave out --gpus, --exactly and --compare.")
     if gpus is None and target_days is None and not (exactly or compare):
         raise UserError("--gpus is missing: name how many there are in all, or ask for them with --target-days.")
-    if (exactly or compare) and (fixed or (exactly and compare)):
+    if (exactly or compare) and (fixed or offload or (exactly and compare)):
         raise UserError("--exactly and --compare name whole layouts: leave out the other, and options of single axes.")
     training = Training(model, global_batch, length, flash, sequence_parallel, overlap, library, framework, dtype,
-                        *(count or 0 for count in ends))  # fmt: skip
+                        *(count or 0 for count in ends), _offloads(offload))  # fmt: skip
+    host = _host(spec, host_memory, host_bandwidth, nvme_bandwidth)
 
     def cluster(count: int) -> Cluster:
         per_node = _usual_node(spec, count) if gpus_per_node is None else gpus_per_node
         return Cluster(spec, count, min(per_node, count) if count > 0 else per_node, _memory(spec, memory),
-                       _network(network))  # fmt: skip
+                       _network(network), host)  # fmt: skip
 
     if exactly or compare:
         layouts = [asked.layout_of(text, gpus, framework) for text in (compare or (str(exactly),))]
@@ -202,6 +218,29 @@ def _memory(spec: GpuSpec, gib: float | None) -> float:
     if not 0 < gib <= MOST_MEMORY_GIB:
         raise UserError(f"--memory has to lie above 0 and up to {MOST_MEMORY_GIB} GiB, but {gib:g} was asked for.")
     return gib * 2**30
+
+
+def _offloads(text: str | None) -> tuple[Any, ...]:
+    """Those asked for; none and all of them are checked where they are used."""
+    return () if text is None else tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+
+
+def _host(spec: GpuSpec, memory: float | None, bandwidth: float | None, drives: float | None) -> Host:
+    """Each GPU's share of its host: the maker's server's where nothing is said."""
+    from pyperf_suite.laws.training.offload import usual_host
+
+    given: dict[str, float] = {}
+    asked = (
+        ("--host-memory", "memory_bytes", memory, MOST_HOST_GIB, 2**30),
+        ("--host-bandwidth", "host_bytes_per_s", bandwidth, MOST_HOST_GB_PER_S, 1e9),
+        ("--nvme-bandwidth", "nvme_bytes_per_s", drives, MOST_HOST_GB_PER_S, 1e9),
+    )
+    for option, field, value, most, unit in asked:
+        if value is not None:
+            if not 0 < value <= most:
+                raise UserError(f"{option} has to lie above 0 and up to {most:g}, but {value:g} was asked for.")
+            given[field] = value * unit
+    return replace(usual_host(spec), **given)
 
 
 def _network(rate: str | None) -> Network | None:

@@ -362,7 +362,7 @@ def training_memory(
             optimizer=states if offload == "none" else 0.0 * states,
             activations=kept / context,
             gathered=np.where(gathers, GATHERED_BYTES * largest, 0.0),
-            host=BUFFERS * storage.total * largest if offload == "nvme" else away,
+            host=np.minimum(away, BUFFERS * storage.total * largest / data_ranks) if offload == "nvme" else away,
             nvme=away if offload == "nvme" else 0.0,
         )
 

@@ -43,7 +43,8 @@ ADDED_BYTES = 12
 # Of a parameter on a drive: moments and master copy are read and written, so is the gradient, and half weights.
 DRIVE_BYTES = 2 * 12 + 2 * 4 + 2
 # What copies reach of a bus's peak, and kernels of a host's memory: assumed. ZeRO-Offload's own Adam reached 0.6 of a
-# DGX-2's memory: 1 billion parameters in 0.22 s, 10 in 2.57 s (its table 4, recalled).
+# DGX-2's memory: 1 billion parameters in 0.22 s, 10 in 2.57 s (its table 4, recalled). torch's AdamW does on the CPU of
+# two cores that these lines were written on if it is fused; else it takes 8 times as long.
 BUS_SHARE, HOST_SHARE = 0.85, 0.6
 # A GPU's share of the maker's server where nothing is said: two sockets of DGX for 8 GPUs by generation (DDR4-2400 and
 # -3200, DDR5-4800 and -5600, every channel filled), and of its drives, 25 GB/s a server.
@@ -53,7 +54,7 @@ NVME_BYTES_PER_S = 3.125e9
 GRACE_BYTES_PER_S = {"GH": 500e9, "GB": 250e9}
 # Rates above are assumed: what is offloaded may take so many times less or longer.
 UNSURE = 1.5
-# Pieces of the largest unit that pass through the host's memory on their way to drives and back.
+# A rank's pieces of the largest unit that are in the host's memory at once on their way to drives and back.
 BUFFERS = 4
 USABLE_HOST_SHARE = 0.9
 
