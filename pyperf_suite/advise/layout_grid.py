@@ -77,7 +77,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         for name in ("gpus", "gpus_per_node"):
-            _check_range(name, getattr(self, name))
+            check_range(name, getattr(self, name))
         if self.gpus % self.gpus_per_node:
             below = self.gpus // self.gpus_per_node * self.gpus_per_node
             nearest = " or ".join(str(n) for n in (below, below + self.gpus_per_node) if n)
@@ -124,7 +124,7 @@ class Training:
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "seq"):
-            _check_range(name, getattr(self, name))
+            check_range(name, getattr(self, name))
         for name in ("layers_first", "layers_last"):
             if not 0 <= getattr(self, name) < self.model.layers:
                 raise UserError(
@@ -434,7 +434,8 @@ def _written(name: str, value: int) -> str:
     return NAMED[name][value] if name in NAMED else str(value)
 
 
-def _check_range(name: str, value: int) -> None:
+def check_range(name: str, value: int) -> None:
+    """Raise UserError for a number of LARGEST that is below 1 or larger."""
     if not 1 <= value <= LARGEST[name]:
         option = f"--{name.replace('_', '-')}"
         raise UserError(f"{option} has to lie between 1 and {LARGEST[name]}, but {value} was asked for.")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.commands.model_options import asked_gpu, asked_model, count_options, gpu_options, model_options
-from pyperf_suite.commands.options import Gibibytes, json_option, options, wide_option
+from pyperf_suite.commands.model_options import asked_gpu, asked_model, checked_sizes, count_options, gpu_options, model_options
+from pyperf_suite.commands.options import Gibibytes, json_option, options, path_option, wide_option
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ MOST_HOST_GB_PER_S, MOST_HOST_GIB = 1e5, 1 << 17
     ),
     click.option("--framework", metavar="NAME", help="Whose step: megatron, fsdp1, fsdp2, torchtitan, deepspeed, ddp."),
     click.option("--dtype", metavar="NAME", help="Of products in layers: bf16, fp16, fp8, mxfp8, nvfp4."),
-    click.option("--global-batch", type=int, required=True, metavar="N", help="Sequences of one iteration."),
+    click.option("--global-batch", type=int, metavar="N", help="Sequences of one iteration."),
     *count_options({name.replace("_", "-"): "Only this value." for name in AXES if name != "recompute"}),
     *count_options({"layers-first": "Of a pipeline's first stage.", "layers-last": "Of its last one."}),
     click.option("--recompute", metavar="WHAT", help="Only this: nothing, attention or layers."),
@@ -82,6 +82,11 @@ MOST_HOST_GB_PER_S, MOST_HOST_GIB = 1e5, 1 << 17
         "--exactly", metavar="LAYOUT", help="Only this layout, whether it fits or not: dp=8,tp=4,pp=2,vp=1,zero=1,mb=1."
     ),
     click.option("--compare", nargs=2, metavar="A B", help="Two layouts written so: which is faster, and how surely."),
+    path_option(
+        "--like",
+        help="Scale from this measured run: a study's folder, or JSON or CSV with the columns of `validate`; other options "
+        "say what differs.",
+    ),
     click.option("--tokens", type=float, metavar="N", help="Of the whole training, as in 2e12."),
     click.option("--target-days", type=float, metavar="DAYS", help="How many GPUs train on --tokens in that time."),
     click.option("--price", type=float, metavar="DOLLARS", help="Of a GPU an hour: what tokens cost."),
@@ -102,7 +107,7 @@ def layout(
     network: str | None,
     framework: str | None,
     dtype: str | None,
-    global_batch: int,
+    global_batch: int | None,
     flash: bool,
     sequence_parallel: bool,
     overlap: bool,
@@ -112,6 +117,7 @@ def layout(
     nvme_bandwidth: float | None,
     exactly: str | None,
     compare: tuple[str, str] | None,
+    like: Path | None,
     tokens: float | None,
     target_days: float | None,
     price: float | None,
@@ -136,6 +142,22 @@ def layout(
     from pyperf_suite.render import findings_json
     from pyperf_suite.render.terminal import console_for, print_findings
 
+    def answer(findings: dict[str, Any], plain: dict[str, Any]) -> None:
+        if as_json:
+            click.echo(findings_json.answer(findings, plain), nl=False)
+        else:
+            print_findings(console_for(wide), findings, [])
+
+    if like is not None:
+        if exactly or compare or target_days or offload or calibration:
+            raise UserError(
+                "--like scales one measured layout: leave out --exactly, --compare, --target-days, --offload and "
+                "--calibration, and name what differs with options of single axes."
+            )
+        return answer(*_scaled(like, config, gpu, gpus, network, named, seq=seq, global_batch=global_batch, dtype=dtype,
+                               framework=framework, ranks_per_node=gpus_per_node))  # fmt: skip
+    if global_batch is None:
+        raise UserError("--global-batch is missing: name how many sequences an iteration has.")
     spec, laws = asked_gpu(gpu, calibration)
     if link is not None:
         if laws is not spec:
@@ -176,13 +198,34 @@ def layout(
             found = asked.fewest_gpus(training, lambda nodes: cluster(nodes * node), laws, budget, fixed)
         else:
             found = planned(training, cluster(gpus or 0), laws, fixed)
-        answer = report.layout_answer(found, top, notes)
-        findings = {"layout": report.findings_of_layouts(answer, budget)}
-        plain = report.layouts_as_json(answer, budget)
-    if as_json:
-        click.echo(findings_json.answer(findings, plain), nl=False)
-    else:
-        print_findings(console_for(wide), findings, [])
+        ranked = report.layout_answer(found, top, notes)
+        findings = {"layout": report.findings_of_layouts(ranked, budget)}
+        plain = report.layouts_as_json(ranked, budget)
+    answer(findings, plain)
+
+
+def _scaled(
+    like: Path, config: Path | None, gpu: str | None, gpus: int | None, network: str | None, named: dict[str, Any],
+    **plan: Any,
+) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
+    """What is asked for by the law's ratio to a measured run, as findings and as plain data."""
+    from pyperf_suite.advise import layout_like
+    from pyperf_suite.hardware.catalogue import find_gpu
+
+    run = layout_like.read_run(like)
+    axes = _fixed(named)
+    if any(named.pop(name) is not None for name in ("layers_first", "layers_last")):
+        raise UserError("--like scales even stages: leave out --layers-first and --layers-last.")
+    model, notes = None, ()
+    if config is not None:
+        model, _, notes = asked_model(config, plan["seq"] or run.plan.seq, named)
+    elif sizes := checked_sizes(named):
+        model = run.model.resized(**sizes)
+    found = layout_like.scaled(
+        run, model=model, gpu=None if gpu is None else find_gpu(gpu), gpus=gpus, network=_network(network), axes=axes,
+        **plan,
+    )  # fmt: skip
+    return {"layout": layout_like.findings_of_analogy(found, notes)}, layout_like.analogy_as_json(found)
 
 
 def _usual_node(spec: GpuSpec, gpus: int) -> int:
