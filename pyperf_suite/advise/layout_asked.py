@@ -59,7 +59,7 @@ DAY_S, HOUR_S = 86400.0, 3600.0
 # A network is enough where an endless one would save less than this.
 ENOUGH = 0.05
 ENDLESS, SLOWEST = 1e15, 1e6
-# How far the search for a number of GPUs goes beyond what a small cluster's rate says, and the round numbers that it tries.
+# How far numbers of GPUs are tried beyond what a small cluster's rate says, and how many round ones.
 MOST_TIMES, ROUND = 4, 6
 
 
@@ -112,8 +112,8 @@ def exactly(training: Training, cluster: Cluster, laws: GpuSpec | Calibration, l
     training = replace(training, offloads=(layout.offload,))
     if layout.offload != "none" and not runs(framework, grid.columns)[0]:
         raise UserError(
-            f"{framework} cannot run {layout}: parameters leave the GPU with ZeRO 3 alone, optimizer states with a stage of "
-            "ZeRO that it has, from 1 on."
+            f"{framework} cannot run {layout}: parameters leave the GPU with ZeRO 3 alone, optimizer states with a "
+            "stage of ZeRO that it has, from 1 on."
         )
     if not runs(framework, grid.columns)[0]:
         raise UserError(f"{framework} cannot run {layout}: name another --framework, or another layout.")

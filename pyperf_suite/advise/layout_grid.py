@@ -351,10 +351,12 @@ def divides(training: Training, cluster: Cluster) -> bool:
     for tensor in divisors(cluster.gpus):
         for context in divisors(cluster.gpus // tensor):
             rest = cluster.gpus // tensor // context
-            for data in divisors(math.gcd(rest, training.global_batch)):
-                if rest // data <= training.model.layers and tensor <= training.model.heads:
-                    if uneven(training, cluster, tensor, context, rest // data, data) is None:
-                        return True
+            if any(
+                rest // data <= training.model.layers
+                and uneven(training, cluster, tensor, context, rest // data, data) is None
+                for data in divisors(math.gcd(rest, training.global_batch))
+            ):
+                return True
     return False
 
 

@@ -6,8 +6,8 @@ All times are predictions; the law of an iteration (`laws/training`) states how 
 from __future__ import annotations
 
 import functools
-from contextlib import suppress
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -329,9 +329,8 @@ def _refuse(found: Planned, whole: Planned) -> None:
     least, usable, gpus = found.at(place), found.cluster.usable_bytes, found.cluster.gpus
     if not least.over_bytes:
         raise UserError(
-            f"The GPUs have room for {least.layout}, but it needs {least.host_bytes / 2**30:.1f} GiB of the host's memory "
-            f"for each, and there are {(found.cluster.hosted.memory_bytes or 0) / 2**30:.1f} GiB (--host-memory): take "
-            "more GPUs, or --offload nvme."
+            f"The GPUs have room for {least.layout}, but it needs {least.host_bytes / 2**30:.1f} GiB of the host's "
+            f"memory for each, more than nine tenths of --host-memory: take more GPUs, or --offload nvme."
         )
     wrong = (
         f"{least.layout} needs {least.memory_bytes / 2**30:.1f} GiB on a GPU, {least.over_bytes / 2**30:.1f} GiB "

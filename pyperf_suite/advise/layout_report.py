@@ -21,8 +21,8 @@ from pyperf_suite.advise.layout_plan import (
 )
 from pyperf_suite.laws.collectives import usual_network_bytes_per_s
 from pyperf_suite.laws.prices import UnseenPrices
-from pyperf_suite.laws.training.offload import BUS_SHARE, HOST_SHARE, MEANT_BY, UNSURE
 from pyperf_suite.laws.training.framework import LIKE, LOW_PRECISION, MEANT, generation_of
+from pyperf_suite.laws.training.offload import BUS_SHARE, HOST_SHARE, MEANT_BY, UNSURE
 from pyperf_suite.spec.findings import Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.spec.rows import Column, table
 
@@ -151,7 +151,16 @@ def _as_json(predicted: PredictedLayout, unseen: float | None = None) -> dict[st
         "interval_s": None if np.isnan(predicted.low) else [predicted.low, predicted.high],
         **{
             name: getattr(predicted, name)
-            for name in ("framework", "verdict", "over_bytes", "host_bytes", "nvme_bytes", "tokens_per_s", "mfu", "untested")
+            for name in (
+                "framework",
+                "verdict",
+                "over_bytes",
+                "host_bytes",
+                "nvme_bytes",
+                "tokens_per_s",
+                "mfu",
+                "untested",
+            )
         },
         **({} if unseen is None else {"extrapolated_share": unseen}),
     }
@@ -277,9 +286,9 @@ def _host(planned: Planned, predicted: Sequence[PredictedLayout]) -> Iterator[Re
         return
     host, most = planned.cluster.hosted, max(each.host_bytes for each in predicted)
     yield remark(
-        "Offload is {what}. Of the host a GPU is assumed to have {bus} of bus each way, {memory} of memory bandwidth and "
-        "{drives} of drives (peaks; copies reach {copied} of the bus, Adam on the CPU {reached} of the memory); what it "
-        "takes may be {unsure} times less or longer.",
+        "Offload is {what}. Of the host a GPU is assumed to have {bus} of bus each way, {memory} of memory bandwidth "
+        "and {drives} of drives (peaks; copies reach {copied} of the bus, Adam on the CPU {reached} of the memory); "
+        "what it takes may be {unsure} times less or longer.",
         kind="predicted",
         what="; ".join(f"{kind}: {MEANT_BY[kind]}" for kind in kinds),
         bus=Quantity(host.bus_bytes_per_s, "GB/s"),

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.commands.model_options import asked_gpu, asked_model, checked_sizes, count_options, gpu_options, model_options
+from pyperf_suite.commands.model_options import (
+    asked_gpu,
+    asked_model,
+    checked_sizes,
+    count_options,
+    gpu_options,
+    model_options,
+)
 from pyperf_suite.commands.options import Gibibytes, json_option, options, path_option, wide_option
 from pyperf_suite.errors import UserError
 
@@ -64,10 +71,12 @@ MOST_HOST_GB_PER_S, MOST_HOST_GIB = 1e5, 1 << 17
     click.option(
         "--offload",
         metavar="WHAT[,WHAT]",
-        help="Try these: none, optimizer (to the CPU), cpu (parameters too), nvme; by default none, and where nothing fits "
-        "the others.",
+        help="Try these: none, optimizer (to the CPU), cpu (parameters too), nvme; by default none, and where nothing "
+        "fits the others.",
     ),
-    click.option("--host-memory", type=Gibibytes(), metavar="GIB", help="Of the host, for each GPU; by default unknown."),
+    click.option(
+        "--host-memory", type=Gibibytes(), metavar="GIB", help="Of the host, for each GPU; by default unknown."
+    ),
     click.option("--host-bandwidth", type=float, metavar="GB/S", help="Of the host's memory, for each GPU."),
     click.option("--nvme-bandwidth", type=float, metavar="GB/S", help="Of the host's drives, for each GPU."),
     *(
@@ -84,8 +93,8 @@ MOST_HOST_GB_PER_S, MOST_HOST_GIB = 1e5, 1 << 17
     click.option("--compare", nargs=2, metavar="A B", help="Two layouts written so: which is faster, and how surely."),
     path_option(
         "--like",
-        help="Scale from this measured run: a study's folder, or JSON or CSV with the columns of `validate`; other options "
-        "say what differs.",
+        help="Scale from this measured run: a study's folder, or JSON or CSV with the columns of `validate`; other "
+        "options say what differs.",
     ),
     click.option("--tokens", type=float, metavar="N", help="Of the whole training, as in 2e12."),
     click.option("--target-days", type=float, metavar="DAYS", help="How many GPUs train on --tokens in that time."),
@@ -221,10 +230,8 @@ def _scaled(
         model, _, notes = asked_model(config, plan["seq"] or run.plan.seq, named)
     elif sizes := checked_sizes(named):
         model = run.model.resized(**sizes)
-    found = layout_like.scaled(
-        run, model=model, gpu=None if gpu is None else find_gpu(gpu), gpus=gpus, network=_network(network), axes=axes,
-        **plan,
-    )  # fmt: skip
+    of = {"model": model, "gpu": gpu and find_gpu(gpu), "network_bytes_per_s": _network(network)}
+    found = layout_like.scaled(run, gpus, axes, of=of, **plan)
     return {"layout": layout_like.findings_of_analogy(found, notes)}, layout_like.analogy_as_json(found)
 
 

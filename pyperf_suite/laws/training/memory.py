@@ -289,9 +289,9 @@ class PipelineSchedule:
     def held_by(self, stage: Sizes) -> Any:
         """Micro-batches that a stage keeps at once, the first being 0.
 
-        By 1F1B one more than there are stages behind it. Interleaved, p·(v − 1) + 1 chunks on the last and two more on each
-        in front: p + (p − 1)/v micro-batches on the first (Narayanan et al. 2021, section 2.2; Korthikanti et al. 2022,
-        section 4.2.3).
+        By 1F1B one more than there are stages behind it. Interleaved, p·(v − 1) + 1 chunks on the last and two more on
+        each in front: p + (p − 1)/v micro-batches on the first (Narayanan et al. 2021, section 2.2; Korthikanti et al.
+        2022, section 4.2.3).
         """
         stages, chunks = np.asarray(self.stages), np.asarray(self.chunks)
         behind = stages - 1 - np.asarray(stage)
@@ -343,8 +343,9 @@ def training_memory(
     )
 
     def need(layers: Sizes | None, place: Sizes) -> MemoryNeed:
-        ours, experts = rank_parameters(model, sharding, stages, place, layers), rank_expert_parameters(
-            model, sharding, stages, layers
+        ours, experts = (
+            rank_parameters(model, sharding, stages, place, layers),
+            rank_expert_parameters(model, sharding, stages, layers),
         )
 
         def held(name: str) -> Any:

@@ -1,8 +1,8 @@
 """Offload: states of a training that lie in the host's memory or on its drives, and what moving them costs.
 
 Bytes over rates, none of it fitted: the bus carries gradients out and parameters in, Adam on the CPU is bound by the
-host's memory, and drives are read and written while it computes. Ren et al. 2021, ZeRO-Offload; Rajbhandari et al. 2021,
-ZeRO-Infinity.
+host's memory, and drives are read and written while it computes. Ren et al. 2021, ZeRO-Offload; Rajbhandari et al.
+2021, ZeRO-Infinity.
 """
 
 from __future__ import annotations
@@ -125,7 +125,9 @@ def offloaded(
     each = (np.asarray(zero_stage) >= 2) | (not stays)
     added = np.where(each & (np.asarray(micro_batches) > 1), out if framework == "deepspeed" else 0.0, 0.0)
     drives = min(host.bus, host.nvme_bytes_per_s)
-    fetched = parameters * (0 if stays else SENT_BYTES.get(framework, HALF)) / (drives if offload == "nvme" else host.bus)
+    fetched = (
+        parameters * (0 if stays else SENT_BYTES.get(framework, HALF)) / (drives if offload == "nvme" else host.bus)
+    )
     # Both directions of the bus at once; each has what is computed meanwhile.
     waited = np.where(each, micro_batches, 1) * np.maximum(0.0, np.maximum(out, fetched + added) - backward_s)
     waited = waited + micro_batches * np.maximum(0.0, fetched - forward_s) + (back if stays else 0.0)

@@ -63,8 +63,8 @@ class ParallelPlan:
     `usual_framework`. `overlap_tensor` hides the exchange of TP behind products, as NeMo's recipes do. Where layers are
     recomputed, it is `recompute_share` of them. `uneven_stages` lets stages differ by a layer: embedding and logits
     count as one each where layers come out even so. `first_layers` and `last_layers` are what the first and last stage
-    have, the others sharing the rest; 0: as all. `offload` is what leaves the GPU, of OFFLOADS, to its share of a `host`;
-    None: of the maker's server.
+    have, the others sharing the rest; 0: as all. `offload` is what leaves the GPU, of OFFLOADS, to its share of a
+    `host`; None: of the maker's server.
 
     Counts may be arrays that broadcast together. Raises UserError for numbers below 1, a stage of ZeRO that there is
     not, or a batch, a sequence or experts that do not divide.
@@ -450,8 +450,8 @@ def step_time(
     The parts are products, attention, memory bound and host (waiting for launches), and what is waited for of tensor,
     context and experts' exchange, each of all micro-batches on the slowest stage; bubble (waiting for the pipeline to
     fill and drain, with its transfers), gradients, parameters (as ZeRO gathers them), stragglers (what many nodes cost)
-    and optimizer; where states are offloaded the optimizer is Adam on the CPU, and offload what is waited for of the bus
-    and drives. `extrapolated` says that no run of the framework on that GPU was published; then `error_percent` is
+    and optimizer; where states are offloaded the optimizer is Adam on the CPU, and offload what is waited for of the
+    bus and drives. `extrapolated` says that no run of the framework on that GPU was published; then `error_percent` is
     None and the interval wider.
 
     Args:
@@ -488,9 +488,10 @@ def _offloaded(priced: PricedStep, constants: StepConstants, host: Host) -> dict
     model, plan = priced.model, priced.plan
     layer_s = layer_work(priced.layer, plan.piece, constants).seconds
     stage_s = (1 if plan.overlap_gradients else 0) * model.layers / plan.pipeline * layer_s
+    updated = _updated(stage_parameters(model, plan), plan)
     waited, adam = offloaded(
-        plan.offload, plan.framework or "deepspeed", host, _updated(stage_parameters(model, plan), plan), plan.zero_stage,
-        plan.gradient_bytes, plan.micro_batches, (1 - BACKWARD_SHARE) * stage_s, BACKWARD_SHARE * stage_s,
+        plan.offload, plan.framework or "deepspeed", host, updated, plan.zero_stage, plan.gradient_bytes,
+        plan.micro_batches, (1 - BACKWARD_SHARE) * stage_s, BACKWARD_SHARE * stage_s,
     )  # fmt: skip
     return {"optimizer": adam + constants.slowdown * constants.finish * priced.gradient_pass, "offload": waited}
 
