@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyperf_suite.commands.model_options import (
+    COUNTS,
     asked_gpu,
     asked_model,
-    checked_sizes,
     count_options,
     gpu_options,
     model_options,
 )
-from pyperf_suite.commands.options import Gibibytes, json_option, options, path_option, wide_option
+from pyperf_suite.commands.options import Finite, Gibibytes, json_option, options, path_option, wide_option
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.hardware.catalogue import GpuSpec
     from pyperf_suite.laws.internode import Network
-    from pyperf_suite.laws.training.offload import Host
 
 USUAL_NODE = 8
 # GB200 and GB300: in published runs 64 of a rack's 72.
@@ -43,7 +42,12 @@ AXES = {
     "micro_batch": "micro_batch",
     "recompute": "recompute",
 }
-MOST_HOST_GB_PER_S, MOST_HOST_GIB = 1e5, 1 << 17
+# What --like takes: all that a measured run has a value of.
+SCALED = {
+    "like", "config", "gated", "tied", "seq", "gpu", "gpus", "gpus_per_node", "network", "framework", "dtype",
+    "global_batch", "as_json", "wide", *AXES, *(name.replace("-", "_") for name in COUNTS),
+}  # fmt: skip
+POSITIVE = Finite(0, 1e6, min_open=True)
 
 
 @click.command()
@@ -74,11 +78,9 @@ MOST_HOST_GB_PER_S, MOST_HOST_GIB = 1e5, 1 << 17
         help="Try these: none, optimizer (to the CPU), cpu (parameters too), nvme; by default none, and where nothing "
         "fits the others.",
     ),
-    click.option(
-        "--host-memory", type=Gibibytes(), metavar="GIB", help="Of the host, for each GPU; by default unknown."
-    ),
-    click.option("--host-bandwidth", type=float, metavar="GB/S", help="Of the host's memory, for each GPU."),
-    click.option("--nvme-bandwidth", type=float, metavar="GB/S", help="Of the host's drives, for each GPU."),
+    click.option("--host-memory", type=POSITIVE, metavar="GIB", help="Of the host, for each GPU; by default unknown."),
+    click.option("--host-bandwidth", type=POSITIVE, metavar="GB/S", help="Of the host's memory, for each GPU."),
+    click.option("--nvme-bandwidth", type=POSITIVE, metavar="GB/S", help="Of the host's drives, for each GPU."),
     *(
         click.option(f"--{name}/--no-{name}", default=True, help=f"{text}; by default on.")
         for name, text in (
@@ -148,6 +150,7 @@ def layout(
     from pyperf_suite.advise import layout_report as report
     from pyperf_suite.advise.layout_grid import Cluster, Training
     from pyperf_suite.advise.layout_plan import planned
+    from pyperf_suite.laws.training.offload import usual_host
     from pyperf_suite.render import findings_json
     from pyperf_suite.render.terminal import console_for, print_findings
 
@@ -158,11 +161,6 @@ def layout(
             print_findings(console_for(wide), findings, [])
 
     if like is not None:
-        if exactly or compare or target_days or offload or calibration:
-            raise UserError(
-                "--like scales one measured layout: leave out --exactly, --compare, --target-days, --offload and "
-                "--calibration, and name what differs with options of single axes."
-            )
         return answer(*_scaled(like, config, gpu, gpus, network, named, seq=seq, global_batch=global_batch, dtype=dtype,
                                framework=framework, ranks_per_node=gpus_per_node))  # fmt: skip
     if global_batch is None:
@@ -188,8 +186,10 @@ def layout(
     if (exactly or compare) and (fixed or offload or (exactly and compare)):
         raise UserError("--exactly and --compare name whole layouts: leave out the other, and options of single axes.")
     training = Training(model, global_batch, length, flash, sequence_parallel, overlap, library, framework, dtype,
-                        *(count or 0 for count in ends), _offloads(offload))  # fmt: skip
-    host = _host(spec, host_memory, host_bandwidth, nvme_bandwidth)
+                        *(count or 0 for count in ends), tuple(offload.split(",") if offload else ()))  # fmt: skip
+    given = {"memory_bytes": (host_memory, 2**30), "host_bytes_per_s": (host_bandwidth, 1e9),
+             "nvme_bytes_per_s": (nvme_bandwidth, 1e9)}  # fmt: skip
+    host = replace(usual_host(spec), **{name: size * unit for name, (size, unit) in given.items() if size is not None})
 
     def cluster(count: int) -> Cluster:
         per_node = _usual_node(spec, count) if gpus_per_node is None else gpus_per_node
@@ -198,9 +198,8 @@ def layout(
 
     if exactly or compare:
         layouts = [asked.layout_of(text, gpus, framework) for text in (compare or (str(exactly),))]
-        given = [asked.exactly(training, cluster(asked.ranks_of(each)), laws, each) for each in layouts]
-        findings = {"layout": report.findings_of_given(given, budget, notes)}
-        plain = report.given_as_json(given, budget)
+        exact = [asked.exactly(training, cluster(asked.ranks_of(each)), laws, each) for each in layouts]
+        answer({"layout": report.findings_of_given(exact, budget, notes)}, report.given_as_json(exact, budget))
     else:
         if target_days is not None:
             node = gpus_per_node or _usual_node(spec, LARGE)
@@ -208,9 +207,7 @@ def layout(
         else:
             found = planned(training, cluster(gpus or 0), laws, fixed)
         ranked = report.layout_answer(found, top, notes)
-        findings = {"layout": report.findings_of_layouts(ranked, budget)}
-        plain = report.layouts_as_json(ranked, budget)
-    answer(findings, plain)
+        answer({"layout": report.findings_of_layouts(ranked, budget)}, report.layouts_as_json(ranked, budget))
 
 
 def _scaled(
@@ -221,15 +218,15 @@ def _scaled(
     from pyperf_suite.advise import layout_like
     from pyperf_suite.hardware.catalogue import find_gpu
 
-    run = layout_like.read_run(like)
-    axes = _fixed(named)
-    if any(named.pop(name) is not None for name in ("layers_first", "layers_last")):
-        raise UserError("--like scales even stages: leave out --layers-first and --layers-last.")
-    model, notes = None, ()
+    context = click.get_current_context()
+    for name in sorted(set(context.params) - SCALED):
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            raise UserError(f"--like scales one measured layout and takes no --{name.replace('_', '-')}: leave it out.")
+    run, axes, notes = layout_like.read_run(like), _fixed(named), ()
+    sizes = {name: value for name, value in named.items() if value is not None}
+    model = run.model.resized(**sizes) if sizes else None
     if config is not None:
-        model, _, notes = asked_model(config, plan["seq"] or run.plan.seq, named)
-    elif sizes := checked_sizes(named):
-        model = run.model.resized(**sizes)
+        model, _, notes = asked_model(config, plan["seq"] or run.plan.seq, sizes)
     of = {"model": model, "gpu": gpu and find_gpu(gpu), "network_bytes_per_s": _network(network)}
     found = layout_like.scaled(run, gpus, axes, of=of, **plan)
     return {"layout": layout_like.findings_of_analogy(found, notes)}, layout_like.analogy_as_json(found)
@@ -268,29 +265,6 @@ def _memory(spec: GpuSpec, gib: float | None) -> float:
     if not 0 < gib <= MOST_MEMORY_GIB:
         raise UserError(f"--memory has to lie above 0 and up to {MOST_MEMORY_GIB} GiB, but {gib:g} was asked for.")
     return gib * 2**30
-
-
-def _offloads(text: str | None) -> tuple[Any, ...]:
-    """Those asked for; none and all of them are checked where they are used."""
-    return () if text is None else tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-
-
-def _host(spec: GpuSpec, memory: float | None, bandwidth: float | None, drives: float | None) -> Host:
-    """Each GPU's share of its host: the maker's server's where nothing is said."""
-    from pyperf_suite.laws.training.offload import usual_host
-
-    given: dict[str, float] = {}
-    asked = (
-        ("--host-memory", "memory_bytes", memory, MOST_HOST_GIB, 2**30),
-        ("--host-bandwidth", "host_bytes_per_s", bandwidth, MOST_HOST_GB_PER_S, 1e9),
-        ("--nvme-bandwidth", "nvme_bytes_per_s", drives, MOST_HOST_GB_PER_S, 1e9),
-    )
-    for option, field, value, most, unit in asked:
-        if value is not None:
-            if not 0 < value <= most:
-                raise UserError(f"{option} has to lie above 0 and up to {most:g}, but {value:g} was asked for.")
-            given[field] = value * unit
-    return replace(usual_host(spec), **given)
 
 
 def _network(rate: str | None) -> Network | None:

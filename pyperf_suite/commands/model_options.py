@@ -90,15 +90,6 @@ def _gpu_of_this_machine() -> GpuSpec:
     return find_gpu(str(identity(device).fields["model"]))
 
 
-def checked_sizes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes that were asked for. Raises UserError for one below 1."""
-    dimensions = {name: value for name, value in given.items() if value is not None}
-    for name, value in dimensions.items():
-        if value < 1 and not isinstance(value, bool):
-            raise UserError(f"--{name.replace('_', '-')} has to be at least 1, but {value} was asked for.")
-    return dimensions
-
-
 def asked_model(
     config: Path | None, seq: int | None, given: dict[str, Any]
 ) -> tuple[ModelDimensions, int, tuple[str, ...]]:
@@ -109,7 +100,10 @@ def asked_model(
     from pyperf_suite.advise.model_config import read_model_config
     from pyperf_suite.laws.transformer import ModelDimensions
 
-    dimensions = checked_sizes(given)
+    dimensions = {name: value for name, value in given.items() if value is not None}
+    for name, value in dimensions.items():
+        if value < 1 and not isinstance(value, bool):
+            raise UserError(f"--{name.replace('_', '-')} has to be at least 1, but {value} was asked for.")
     if config is not None:
         read = read_model_config(config)
         model = read.dimensions.resized(**dimensions) if dimensions else read.dimensions

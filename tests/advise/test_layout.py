@@ -360,9 +360,9 @@ def with_option(name: str, value: str) -> tuple[str, ...]:
         ((*OPTIONS, "--offload", "disk"), "Nothing can be offloaded as 'disk'"),
         ((*OPTIONS, "--offload", "cpu", "--framework", "megatron"), "megatron does not offload 'cpu'"),
         ((*OPTIONS, "--offload", "cpu", "--host-memory", "1"), "of the host's memory for each"),
-        ((*OPTIONS, "--host-memory", "-1"), "--host-memory has to lie above 0"),
-        ((*OPTIONS, "--host-bandwidth", "0"), "--host-bandwidth has to lie above 0"),
-        ((*OPTIONS, "--nvme-bandwidth", "nan"), "--nvme-bandwidth has to lie above 0"),
+        ((*OPTIONS, "--host-memory", "-1"), "'--host-memory': "),
+        ((*OPTIONS, "--host-bandwidth", "0"), "'--host-bandwidth': "),
+        ((*OPTIONS, "--nvme-bandwidth", "nan"), "nan is not a finite number"),
         (with_option("--hidden", "0"), "--hidden has to be at least 1"),
     ],
 )

@@ -51,8 +51,8 @@ def test_a_run_is_scaled_by_the_laws_ratio(path: Path) -> None:
     low, high = found.ends
     assert low < found.seconds < high
     # Half the batch of each GPU takes about half the time; twice the layers about twice.
-    assert 0.45 < found.ratio < 0.6
-    assert 1.9 < scaled(run, of={"model": run.model.resized(layers=64)}).ratio < 2.1
+    assert 0.45 < found.seconds / 12.6 < 0.6
+    assert 1.9 < scaled(run, of={"model": run.model.resized(layers=64)}).seconds / 12.6 < 2.1
     # An error of the law that both share does not matter.
     slower = read_run(written(path.parent, RUN | {"seconds_per_step": 25.2}))
     assert scaled(slower, gpus=64, global_batch=512).seconds == pytest.approx(2 * found.seconds)
@@ -114,9 +114,11 @@ def test_what_is_no_run_is_refused_in_one_sentence(tmp_path: Path, content: Any,
         (("--gpus", "12", "--tp", "8"), "12 GPUs are not DP 1 with tensor 8"),
         (("--gpus", "48"), "cannot be cut into micro-batches of 1 on 48"),
         (("--global-batch", "0"), "--global-batch has to lie between"),
-        (("--hidden", "-1"), "--hidden has to be at least 1"),
+        (("--hidden", "-1"), "hidden of at least 1, but -1"),
         (("--tp", "64", "--gpus", "64"), "TP over 64 ranks"),
-        (("--exactly", "dp=8"), "leave out --exactly"),
+        (("--exactly", "dp=8"), "takes no --exactly"),
+        (("--price", "2"), "takes no --price"),
+        (("--layers-first", "2"), "takes no --layers-first"),
         (("--gpu", "H2000"), "no GPU 'H2000'"),
         (("--dtype", "int4"), "Nothing trains in 'int4'"),
         (("--framework", "jax"), "Nothing is known of the framework 'jax'"),

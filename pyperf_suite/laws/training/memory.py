@@ -264,6 +264,24 @@ class MemoryNeed:
         more = other.total > self.total
         return MemoryNeed(**{name: np.where(more, *pair)[()] for name, pair in pairs.items()})
 
+    def away(self, offload: Offload, scattered: Any, storage: Storage, buffers: Any) -> MemoryNeed:
+        """With what is offloaded on the host, of whose memory drives take `buffers`, in parameters.
+
+        Gradients leave where they are `scattered`, else the host has a copy of those that the rank updates.
+        """
+        if offload == "none":
+            return self
+        drives, whole = offload == "nvme", offload != "optimizer"
+        gone = self.optimizer * (1 + storage.gradient / storage.state) + whole * self.weights
+        return replace(
+            self,
+            weights=self.weights * (not whole),
+            gradients=np.where(scattered, 0.0, self.gradients),
+            optimizer=0.0 * self.optimizer,
+            host=np.minimum(gone, storage.total * buffers) if drives else gone,
+            nvme=gone * drives,
+        )
+
     def verdict(self, memory_bytes: float) -> Verdict:
         """Whether one layout fits a GPU with so many bytes, for sure, perhaps or not."""
         if float(self.most) <= memory_bytes:
@@ -337,35 +355,23 @@ def training_memory(
     schedule = PipelineSchedule(stages, chunks, micro_batches)
     like, largest = np.maximum(1, np.asarray(data_ranks) // sharding.expert), _largest_gathered(model, sharding)
     gathers = (stage >= SHARED_FROM_STAGE["weights"]) & (np.asarray(data_ranks) > 1) | (offload in ("cpu", "nvme"))
-    # Gradients that are scattered leave at once.
-    leaves = np.full(np.shape(stage), offload not in ("none", "optimizer")) | (
-        (stage >= SHARED_FROM_STAGE["gradients"]) & (offload != "none")
-    )
 
     def need(layers: Sizes | None, place: Sizes) -> MemoryNeed:
-        ours, experts = (
-            rank_parameters(model, sharding, stages, place, layers),
-            rank_expert_parameters(model, sharding, stages, layers),
-        )
+        ours = rank_parameters(model, sharding, stages, place, layers)
+        experts = rank_expert_parameters(model, sharding, stages, layers)
 
         def held(name: str) -> Any:
             is_shared = stage >= SHARED_FROM_STAGE[name]
             return (ours - experts) / np.where(is_shared, data_ranks, 1) + experts / np.where(is_shared, like, 1)
 
         kept = _stage_bytes(model, micro_batch, seq, sharding, schedule, recompute, place, layers)
-        weights, gradients, states = (storage.weight * held("weights"), storage.gradient * held("gradients"),
-                                      storage.state * held("optimizer"))  # fmt: skip
-        away = 0.0 if offload == "none" else states + storage.gradient * held("optimizer")
-        away = away + (weights if offload in ("cpu", "nvme") else 0.0)
         return MemoryNeed(
-            weights=0.0 * weights if offload in ("cpu", "nvme") else weights,
-            gradients=np.where(leaves, 0.0, gradients),
-            optimizer=states if offload == "none" else 0.0 * states,
+            weights=storage.weight * held("weights"),
+            gradients=storage.gradient * held("gradients"),
+            optimizer=storage.state * held("optimizer"),
             activations=kept / context,
             gathered=np.where(gathers, GATHERED_BYTES * largest, 0.0),
-            host=np.minimum(away, BUFFERS * storage.total * largest / data_ranks) if offload == "nvme" else away,
-            nvme=away if offload == "nvme" else 0.0,
-        )
+        ).away(offload, stage >= SHARED_FROM_STAGE["gradients"], storage, BUFFERS * largest / data_ranks)
 
     first, between, last = stage_layers or (None, None, None)
     needs = [need(first, 0), need(last, np.asarray(stages) - 1), *([need(between, 1)] if between else [])]
