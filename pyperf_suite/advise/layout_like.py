@@ -15,7 +15,6 @@ from typing import Any
 from pyperf_suite import files
 from pyperf_suite.advise.calibrate_cpu import step_plan
 from pyperf_suite.advise.layout_grid import NAMED, check_range
-from pyperf_suite.advise.layout_plan import memory_of_plan
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import gpu_of
 from pyperf_suite.laws.explained import Explained
@@ -178,12 +177,8 @@ def analogy_as_json(found: Analogy) -> dict[str, Any]:
         "tokens_per_s": found.asked.tokens / found.seconds,
         "parts_s": {name: asked for name, _, asked in found.parts},
         "measured_run_parts_s": {name: run for name, run, _ in found.parts},
-        "verdict": _verdict(found.asked),
+        "verdict": found.asked.verdict,
     }
-
-
-def _verdict(run: TrainingRun) -> str:
-    return memory_of_plan(run.model, run.plan).verdict(run.gpu.memory_bytes)
 
 
 def findings_of_analogy(found: Analogy, notes: Sequence[str] = ()) -> Findings:
@@ -200,7 +195,7 @@ def findings_of_analogy(found: Analogy, notes: Sequence[str] = ()) -> Findings:
             high=f"{high:.3g}",
             tokens=Quantity(asked.tokens / found.seconds, "count", predicted=True),
             layout=_written(asked),
-            verdict=_verdict(asked),
+            verdict=asked.verdict,
         ),
         remark(
             "Scaled from {name} of {source}, measured at {time} on {layout}. The law says {law} of it, so each part is "

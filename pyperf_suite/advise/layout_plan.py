@@ -35,6 +35,7 @@ from pyperf_suite.laws.prices import UnseenPrices
 from pyperf_suite.laws.training.framework import FRAMEWORKS, FoundConstants, found_constants
 from pyperf_suite.laws.training.memory import (
     GRADIENT_BYTES,
+    ON_GPU,
     OPTIMIZER_BYTES,
     WEIGHT_BYTES,
     MemoryNeed,
@@ -43,9 +44,8 @@ from pyperf_suite.laws.training.memory import (
 )
 from pyperf_suite.laws.training.offload import OFFLOADED_BY, OFFLOADS
 from pyperf_suite.laws.training.step import ParallelPlan, error_percent_of, prices_of, step_time
-from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute
+from pyperf_suite.laws.transformer import RECOMPUTES
 
-MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "gathered")
 AWAY = ("host", "nvme")
 # By framework, what no run of it was published with, so that its law was compared with none.
 _DATA_PARALLEL_RUNS = ("tensor", "pipeline", "context", "expert")
@@ -281,34 +281,21 @@ def evaluated(training: Training, cluster: Cluster, grid: Grid, laws: GpuSpec | 
 
 def memory_of(training: Training, cluster: Cluster, grid: Grid) -> dict[str, NDArray[np.float64]]:
     """Bytes on the fullest GPU of each layout, by part, and what it has AWAY (`laws/training/memory.py`)."""
-    memory = {name: np.empty(len(grid)) for name in (*MEMORY_PARTS, *AWAY)}
+    memory = {name: np.empty(len(grid)) for name in (*ON_GPU, *AWAY)}
     for alike, plan in _plans(training, cluster, grid):
         given = training.layers_first or training.layers_last
         layers = training.stages(int(np.ravel(plan.pipeline)[0])) if given else None
-        need = memory_of_plan(training.model, plan, None, layers)
+        # A fused kernel keeps no scores, whatever else is kept.
+        fused = plan.fused_attention and plan.recompute == "nothing"
+        need = training_memory(
+            training.model, plan.micro_batch, plan.seq, plan.piece.sharding, data_ranks=plan.shards,
+            zero_stage=plan.zero_stage, stages=plan.pipeline, recompute="attention" if fused else plan.recompute,
+            chunks=plan.chunks, micro_batches=plan.micro_batches, context=plan.context, stage_layers=layers,
+            offload=plan.offload,
+        )  # fmt: skip
         for name, part in memory.items():
             part[alike] = getattr(need, name)
     return memory
-
-
-def memory_of_plan(
-    model: ModelDimensions,
-    plan: ParallelPlan,
-    recompute: Recompute | None = None,
-    layers: tuple[int, int, int] | None = None,
-) -> MemoryNeed:
-    """What a plan, or a grid of them, holds on the fullest GPU; `recompute` in the place of the plan's own.
-
-    `layers` are those of the first stage, of the fullest between and of the last.
-    """
-    recompute = plan.recompute if recompute is None else recompute
-    # A fused kernel keeps no scores, whatever else is kept.
-    kept: Recompute = "attention" if plan.fused_attention and recompute == "nothing" else recompute
-    return training_memory(
-        model, plan.micro_batch, plan.seq, plan.piece.sharding, data_ranks=plan.shards, zero_stage=plan.zero_stage,
-        stages=plan.pipeline, recompute=kept, chunks=plan.chunks, micro_batches=plan.micro_batches,
-        context=plan.context, stage_layers=layers, offload=plan.offload,
-    )  # fmt: skip
 
 
 def _plans(training: Training, cluster: Cluster, grid: Grid) -> Iterator[tuple[NDArray[np.intp], ParallelPlan]]:

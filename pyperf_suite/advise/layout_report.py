@@ -26,9 +26,6 @@ from pyperf_suite.laws.training.offload import BUS_SHARE, HOST_SHARE, MEANT_BY, 
 from pyperf_suite.spec.findings import Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.spec.rows import Column, table
 
-# The law's mean error on the eight iterations that Korthikanti et al. 2022 publish in table 5, none of them fitted to:
-# TP 8, PP 1 to 64, interleaved, full recomputation or SP with selective (tests/fit/test_layout_published.py).
-SELENE_ERROR_PERCENT = 3.0
 NO_BUDGET = Budget()
 # Extrapolated shares of the time that are worth a mark.
 MARKED_SHARE = 0.05
@@ -482,11 +479,6 @@ def law_errors(planned: Planned, shown: Sequence[PredictedLayout]) -> Iterator[R
             if found.of_another_gpu
             else "",
         )
-    yield remark(
-        "It errs by {error} on eight published iterations of 22 B to 1 T parameters on A100 (TP, PP, SP).",
-        kind="law",
-        error=Quantity(SELENE_ERROR_PERCENT / 100, "%"),
-    )
 
 
 def _ranking(title: str, rows: Sequence[Ranked]) -> Table:

@@ -224,6 +224,8 @@ USABLE_SHARE = 0.9
 # more than the formulas, and what a framework allocates beside: context, buffers of collectives, fragmentation.
 LEAST_ACTIVATIONS, LEAST_GRADIENTS = 0.7, 0.5
 MOST_SHARE, BESIDE_BYTES = 1.25, 6 * 2**30
+# What of a need is on the GPU, by the fields of a `MemoryNeed`.
+ON_GPU = ("weights", "gradients", "optimizer", "activations", "gathered")
 Verdict = Literal["fits", "may not fit", "does not fit"]
 
 
@@ -245,7 +247,7 @@ class MemoryNeed:
 
     @property
     def total(self) -> Any:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.gathered
+        return sum(getattr(self, name) for name in ON_GPU)
 
     @property
     def least(self) -> Any:
