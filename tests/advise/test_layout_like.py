@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from pyperf_suite.advise.layout_like import predicted, read_run, scaled
+from pyperf_suite.advise.layout_like import SPREAD, SPREAD_OF_EXPERTS, predicted, read_run, scaled
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
+from pyperf_suite.laws.training.published import read_runs
+from tools.fit.published import SAMPLE
+from tools.fit.step import ANOTHER_ENGINE
 
-PUBLISHED = Path(__file__).parents[2].parent / "shared" / "data" / "training_published.csv"
 RUN = {
     "model": "Llama3-8B", "source": "ours", "layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8,
     "vocab": 128256, "gated": "yes", "seq": 8192, "gpu": "H100", "gpus": 8, "global_batch": 128, "micro_batch": 1,
@@ -131,6 +136,18 @@ def test_what_cannot_be_scaled_to_is_refused_in_one_sentence(path: Path, argumen
 def test_a_missing_file_and_a_folder_without_records_are_refused(tmp_path: Path) -> None:
     refused(command("--like", str(tmp_path / "none.json")), "cannot be read")
     refused(command("--like", str(tmp_path)), "is no run to scale from")
+
+
+@pytest.mark.slow
+def test_nine_of_ten_pairs_of_published_runs_lie_within_the_interval() -> None:
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    for run in read_runs(SAMPLE / "training_published.csv")[0]:
+        if run.ran and run.seconds and not any(each in run.note for each in ANOTHER_ENGINE):
+            errors[run.model.experts > 1].append(math.log(run.seconds / float(predicted(run).seconds)))
+    for experts, wide in ((False, SPREAD), (True, SPREAD_OF_EXPERTS)):
+        apart = [abs(one - other) for one, other in combinations(errors[experts], 2)]
+        assert len(apart) > 300
+        assert 0.8 < np.mean(np.array(apart) <= wide) < 0.98
 
 
 def refused(result: Result, sentence: str) -> None:
