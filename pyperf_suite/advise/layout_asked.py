@@ -110,13 +110,9 @@ def exactly(training: Training, cluster: Cluster, laws: GpuSpec | Calibration, l
     if layout.zero_stage > 3:
         raise UserError(f"ZeRO has stages 0 to 3, but {layout.zero_stage} was asked for.")
     training = replace(training, offloads=(layout.offload,))
-    if layout.offload != "none" and not runs(framework, grid.columns)[0]:
-        raise UserError(
-            f"{framework} cannot run {layout}: parameters leave the GPU with ZeRO 3 alone, optimizer states with a "
-            "stage of ZeRO that it has, from 1 on."
-        )
     if not runs(framework, grid.columns)[0]:
-        raise UserError(f"{framework} cannot run {layout}: name another --framework, or another layout.")
+        why = "" if layout.offload == "none" else " (optimizer states leave the GPU from ZeRO 1 on, parameters with 3)"
+        raise UserError(f"{framework} cannot run {layout}{why}: name another --framework, or another layout.")
     training.peak_on(cluster.gpu)
     reason = uneven(training, cluster, layout.tensor, layout.context, layout.pipeline, layout.data)
     if reason is None and not cuts(training, layout.pipeline, layout.chunks):

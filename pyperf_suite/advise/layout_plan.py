@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import get_args
 
 import numpy as np
@@ -46,7 +46,6 @@ from pyperf_suite.laws.training.offload import OFFLOADED_BY, OFFLOADS
 from pyperf_suite.laws.training.step import ParallelPlan, error_percent_of, prices_of, step_time
 from pyperf_suite.laws.transformer import RECOMPUTES
 
-AWAY = ("host", "nvme")
 # By framework, what no run of it was published with, so that its law was compared with none.
 _DATA_PARALLEL_RUNS = ("tensor", "pipeline", "context", "expert")
 UNTESTED: Mapping[str, tuple[str, ...]] = {
@@ -71,8 +70,7 @@ class PredictedLayout:
     `over_bytes` is by how much it does not fit, 0 if it does. `flop_per_s` is of one GPU as practitioners count it,
     2 FLOP an active parameter and token for each of 3 passes, 4 where layers are computed again. Nine of ten runs lie
     between `low` and `high`, NaN where that is not known. `verdict` is one of VERDICTS. `untested` names what of it no
-    run of `framework` was published with. What is offloaded takes `host_bytes` of the host's memory and `nvme_bytes` of
-    its drives for each GPU.
+    run of `framework` was published with.
     """
 
     layout: Layout
@@ -88,13 +86,11 @@ class PredictedLayout:
     high: float
     framework: str
     verdict: Verdict
-    host_bytes: float
-    nvme_bytes: float
 
     @property
     def memory_bytes(self) -> float:
         """On the fullest GPU."""
-        return sum(self.memory.values())
+        return sum(self.memory[name] for name in ON_GPU)
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ class Planned:
     """The prediction of every layout of a training on a cluster, in arrays in the order of `grid`.
 
     `low` and `high` are seconds between which nine of ten runs lie. `frameworks` are places in FRAMEWORKS, `found` has
-    the constants of each by its name, `away` bytes of the host's memory and of its drives for each GPU.
+    the constants of each by its name. `memory` is by the fields of a `MemoryNeed`.
     """
 
     training: Training
@@ -116,17 +112,16 @@ class Planned:
     high: NDArray[np.float64]
     frameworks: NDArray[np.intp]
     found: Mapping[str, FoundConstants]
-    away: Mapping[str, NDArray[np.float64]]
 
     @functools.cached_property
     def memory_bytes(self) -> NDArray[np.float64]:
         """On the fullest GPU."""
-        return np.asarray(sum(self.memory.values()))
+        return np.asarray(self.need.total)
 
     @functools.cached_property
     def fits(self) -> NDArray[np.bool_]:
         """Those with room for what is counted; where there is none, those that may fit after all."""
-        held = self.cluster.hosted.holds(self.away["host"])
+        held = self.cluster.hosted.holds(self.memory["host"])
         fits = (self.memory_bytes <= self.cluster.usable_bytes) & held
         return fits if fits.any() else (self.verdicts < 2) & held
 
@@ -198,8 +193,6 @@ class Planned:
             float(self.high[place]),
             framework,
             VERDICTS[self.verdicts[place]],
-            float(self.away["host"][place]),
-            float(self.away["nvme"][place]),
         )  # fmt: skip
 
     def nearest_that_fits(self, place: int) -> PredictedLayout:
@@ -275,13 +268,12 @@ def evaluated(training: Training, cluster: Cluster, grid: Grid, laws: GpuSpec | 
         for part, taken in step.parts.items():
             parts.setdefault(part, np.zeros(len(grid)))[alike] = taken
     memory, frameworks = memory_of(training, cluster, grid), frameworks_of(training, grid.columns)
-    away = {name: memory.pop(name) for name in AWAY}
-    return Planned(training, cluster, laws, grid, seconds, parts, memory, low, high, frameworks, found, away)
+    return Planned(training, cluster, laws, grid, seconds, parts, memory, low, high, frameworks, found)
 
 
 def memory_of(training: Training, cluster: Cluster, grid: Grid) -> dict[str, NDArray[np.float64]]:
-    """Bytes on the fullest GPU of each layout, by part, and what it has AWAY (`laws/training/memory.py`)."""
-    memory = {name: np.empty(len(grid)) for name in (*ON_GPU, *AWAY)}
+    """Bytes of each layout's fullest GPU, by the fields of a `MemoryNeed`."""
+    memory = {field.name: np.empty(len(grid)) for field in fields(MemoryNeed)}
     for alike, plan in _plans(training, cluster, grid):
         given = training.layers_first or training.layers_last
         layers = training.stages(int(np.ravel(plan.pipeline)[0])) if given else None
@@ -316,7 +308,7 @@ def _refuse(found: Planned, whole: Planned) -> None:
     least, usable, gpus = found.at(place), found.cluster.usable_bytes, found.cluster.gpus
     if not least.over_bytes:
         raise UserError(
-            f"The GPUs have room for {least.layout}, but it needs {least.host_bytes / 2**30:.1f} GiB of the host's "
+            f"The GPUs have room for {least.layout}, but it needs {least.memory['host'] / 2**30:.1f} GiB of the host's "
             f"memory for each, more than nine tenths of --host-memory: take more GPUs, or --offload nvme."
         )
     wrong = (
@@ -345,7 +337,7 @@ def _fewest_gpus(training: Training, cluster: Cluster) -> str | None:
             grid = layouts(training, larger)
         except UserError:
             continue
-        total = np.asarray(sum(memory_of(training, larger, grid).values()))
+        total = np.asarray(MemoryNeed(**memory_of(training, larger, grid)).total)
         if total.min() <= cluster.usable_bytes:
             return f"{larger.gpus} GPUs would do, by {grid.at(int(np.argmin(total)))}"
     return None

@@ -148,16 +148,7 @@ def _as_json(predicted: PredictedLayout, unseen: float | None = None) -> dict[st
         "interval_s": None if np.isnan(predicted.low) else [predicted.low, predicted.high],
         **{
             name: getattr(predicted, name)
-            for name in (
-                "framework",
-                "verdict",
-                "over_bytes",
-                "host_bytes",
-                "nvme_bytes",
-                "tokens_per_s",
-                "mfu",
-                "untested",
-            )
+            for name in ("framework", "verdict", "over_bytes", "tokens_per_s", "mfu", "untested")
         },
         **({} if unseen is None else {"extrapolated_share": unseen}),
     }
@@ -281,7 +272,7 @@ def _host(planned: Planned, predicted: Sequence[PredictedLayout]) -> Iterator[Re
     kinds = dict.fromkeys(each.layout.offload for each in predicted if each.layout.offload != "none")
     if not kinds:
         return
-    host, most = planned.cluster.hosted, max(each.host_bytes for each in predicted)
+    host, most = planned.cluster.hosted, max(each.memory["host"] for each in predicted)
     yield remark(
         "Offload is {what}. Of the host a GPU is assumed to have {bus} of bus each way, {memory} of memory bandwidth "
         "and {drives} of drives (peaks; copies reach {copied} of the bus, Adam on the CPU {reached} of the memory); "
@@ -528,11 +519,8 @@ def _memory(rows: Sequence[Ranked]) -> Table:
         return lambda row: row[0].memory[name]
 
     parts = [Column(name, taken(name), "GiB") for name in _parts([each.memory for each, _ in rows], 0.0)]
-    total = [Column("in all", _of("memory_bytes"), "GiB", priority=2)]
-    for name, attribute in (("host", "host_bytes"), ("drives", "nvme_bytes")):
-        if any(getattr(each, attribute) for each, _ in rows):
-            total.append(Column(name, _of(attribute), "GiB"))
-    return table("Memory on the fullest GPU", (LAYOUT, *parts, *total), rows)
+    total = Column("on the GPU", _of("memory_bytes"), "GiB", priority=2)
+    return table("Memory of the fullest GPU", (LAYOUT, *parts, total), rows)
 
 
 def _parts(rows: Sequence[Mapping[str, float]], share: float) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,11 @@ from pyperf_suite.advise.layout_like import SPREAD, SPREAD_OF_EXPERTS, predicted
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.training.published import read_runs
+from pyperf_suite.probes.study import OPERATOR
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.results import sealed
+from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
+from tests.records import a_record
 from tools.fit.published import SAMPLE
 from tools.fit.step import ANOTHER_ENGINE
 
@@ -77,6 +83,31 @@ def test_a_row_of_a_table_and_its_tokens_a_second_will_do(tmp_path: Path) -> Non
         csv.DictWriter(file, list(row)).writerow(row)
     with pytest.raises(UserError, match="it has 2 runs that can be predicted"):
         read_run(table)
+
+
+def test_the_fastest_configuration_of_a_study_on_gpus_is_scaled_from(tmp_path: Path) -> None:
+    shape = ParallelStepParameters(
+        hidden=2048, heads=16, layers=16, seq=2048, vocab=50304, tied=False, data=4, micro_batches=4, dtype="bfloat16"
+    )
+
+    def study(kind: str, model: str, **changed: Any) -> Path:
+        folder = tmp_path / model
+        folder.mkdir(exist_ok=True)
+        cases = [Case(OPERATOR, replace(shape, zero_stage=stage, **changed), "nccl") for stage in (0, 3)]
+        records = [
+            a_record(case, seconds, identity={"kind": kind, "model": model}, work={"flop": 1, "bytes": 1})
+            for case, seconds in zip(cases, (0.5, 0.4), strict=True)
+        ]
+        (folder / "records.jsonl").write_bytes(b"".join(map(sealed, records)))
+        return folder
+
+    folder = study("cuda", "NVIDIA H100 80GB HBM3")
+    run = read_run(folder)
+    assert (run.seconds, run.plan.framework, run.plan.zero_stage, run.gpu.name) == (0.4, "fsdp2", 3, "H100 SXM")
+    assert read_run(folder / "records.jsonl") == replace(run, source=str(folder / "records.jsonl"))
+    assert scaled(run, 8, global_batch=32).seconds == pytest.approx(0.4, rel=0.1)
+    refused(command("--like", str(study("cpu", "Xeon"))), "measured in bfloat16 on Xeon")
+    refused(command("--like", str(study("cuda", "H100", dtype="float32"))), "measured in float32 on H100")
 
 
 def test_the_command_says_what_was_scaled_and_its_parts(path: Path) -> None:
