@@ -424,7 +424,11 @@ def _engines(planned: Planned, predicted: Sequence[PredictedLayout]) -> Remark:
     meant = "; ".join(
         f"{name} is {MEANT[name]}" + (f", with the constants of {LIKE[name]}" if name in LIKE else "") for name in shown
     )
-    how = "" if planned.training.framework else " By default ZeRO 2 and 3 run under fsdp2, else megatron."
+    how = (
+        ""
+        if planned.training.framework
+        else " By default ZeRO 2 and 3 run under fsdp2, else megatron, and deepspeed offloads what these cannot."
+    )
     return remark("Frameworks: {meant}.{how}", meant=meant, how=how)
 
 
