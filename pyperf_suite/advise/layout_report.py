@@ -286,11 +286,12 @@ def _host(planned: Planned, predicted: Sequence[PredictedLayout]) -> Iterator[Re
         reached=Quantity(HOST_SHARE, "%"),
         unsure=UNSURE,
     )
+    known = "" if host.memory_bytes else ": whether it is there was not checked (--host-memory)"
     yield remark(
         "Offload needs up to {most} of the host's memory for each GPU{known}.",
-        kind="predicted" if host.memory_bytes else "caution",
+        kind="caution" if known or not host.holds(most) else "predicted",
         most=Quantity(most, "size", predicted=True),
-        known="" if host.memory_bytes else ": whether it is there was not checked (--host-memory)",
+        known=known if host.holds(most) else ": more than nine tenths of what it has, so that it does not fit",
     )
 
 

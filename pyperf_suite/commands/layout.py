@@ -186,7 +186,7 @@ def layout(
     if (exactly or compare) and (fixed or offload or (exactly and compare)):
         raise UserError("--exactly and --compare name whole layouts: leave out the other, and options of single axes.")
     training = Training(model, global_batch, length, flash, sequence_parallel, overlap, library, framework, dtype,
-                        *(count or 0 for count in ends), tuple(offload.split(",") if offload else ()))  # fmt: skip
+                        *(count or 0 for count in ends), tuple(re.findall(r"[^,\s]+", offload or "")))  # fmt: skip
     given = {"memory_bytes": (host_memory, 2**30), "host_bytes_per_s": (host_bandwidth, 1e9),
              "nvme_bytes_per_s": (nvme_bandwidth, 1e9)}  # fmt: skip
     host = replace(usual_host(spec), **{name: size * unit for name, (size, unit) in given.items() if size is not None})
