@@ -126,7 +126,9 @@ def scaled(
     the laws cannot price.
     """
     old = run.plan
-    values = {name: NAMED[name][value] if name in NAMED else value for name, value in (axes or {}).items()}
+    values: dict[str, Any] = {
+        name: NAMED[name][value] if name in NAMED else value for name, value in (axes or {}).items()
+    }
     values |= {name: value for name, value in plan.items() if value is not None}
     cut = {name: int(values.get(name, getattr(old, name))) for name in ("tensor", "pipeline", "context")}
     apart = math.prod(cut.values())

@@ -82,6 +82,7 @@ def findings_of_layouts(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> Fin
         enough(answer.planned, answer.planned.best),
         _engines(answer.planned, _shown(answer)),
         _errors(answer),
+        _untested(_shown(answer)),
         (remark(note, kind="caution") for note in answer.notes),
         _ranking("Fastest layouts (predicted)", answer.top),
         _ranking("Best of each split (predicted)", answer.splits),
@@ -312,6 +313,7 @@ def findings_of_given(given: Sequence[Planned], budget: Budget = NO_BUDGET, note
         *(enough(each, predicted) for each, predicted in zip(given, priced, strict=True)),
         _engines(first, priced),
         law_errors(first, priced),
+        _untested(priced),
         (remark(note, kind="caution") for note in notes),
         _ranking("Layouts (predicted)", rows),
         _shares(rows),
@@ -442,8 +444,10 @@ def _errors(answer: LayoutAnswer) -> Iterator[Remark]:
             law=law,
             error="an unknown amount" if error is None else Quantity(error / 100, "%"),
         )
-    untested = sorted({name for predicted in _shown(answer) for name in predicted.untested})
-    if untested:
+
+
+def _untested(shown: Sequence[PredictedLayout]) -> Iterator[Remark]:
+    if untested := sorted({name for predicted in shown for name in predicted.untested}):
         yield remark(
             "Of the frameworks shown no run that uses {what} was published: there the law was compared with none.",
             kind="caution",

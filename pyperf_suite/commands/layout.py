@@ -185,8 +185,11 @@ def layout(
         raise UserError("--gpus is missing: name how many there are in all, or ask for them with --target-days.")
     if (exactly or compare) and (fixed or offload or (exactly and compare)):
         raise UserError("--exactly and --compare name whole layouts: leave out the other, and options of single axes.")
-    training = Training(model, global_batch, length, flash, sequence_parallel, overlap, library, framework, dtype,
-                        *(count or 0 for count in ends), tuple(re.findall(r"[^,\s]+", offload or "")))  # fmt: skip
+    first, last = (count or 0 for count in ends)
+    training = Training(
+        model, global_batch, length, flash, sequence_parallel, overlap, library, framework, dtype, first, last,
+        tuple(re.findall(r"[^,\s]+", offload or "")),
+    )  # fmt: skip
     given = {"memory_bytes": (host_memory, 2**30), "host_bytes_per_s": (host_bandwidth, 1e9),
              "nvme_bytes_per_s": (nvme_bandwidth, 1e9)}  # fmt: skip
     host = replace(usual_host(spec), **{name: size * unit for name, (size, unit) in given.items() if size is not None})
@@ -222,7 +225,8 @@ def _scaled(
     for name in sorted(set(context.params) - SCALED):
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
             raise UserError(f"--like scales one measured layout and takes no --{name.replace('_', '-')}: leave it out.")
-    run, axes, notes = layout_like.read_run(like), _fixed(named), ()
+    run, axes = layout_like.read_run(like), _fixed(named)
+    notes: tuple[str, ...] = ()
     sizes = {name: value for name, value in named.items() if value is not None}
     model = run.model.resized(**sizes) if sizes else None
     if config is not None:
