@@ -514,7 +514,7 @@ def _of(name: str) -> Any:
 
 def _shares(rows: Sequence[Ranked]) -> Table:
     def share(name: str) -> Any:
-        return lambda row: row[0].parts[name] / row[0].seconds
+        return lambda row: row[0].parts.get(name, 0.0) / row[0].seconds
 
     return table(
         "Where the iteration goes (tensor, context, experts, gradients, parameters: what is waited for)",
@@ -534,8 +534,8 @@ def _memory(rows: Sequence[Ranked]) -> Table:
 
 def _parts(rows: Sequence[Mapping[str, float]], share: float) -> list[str]:
     """The parts that are anything in any row."""
-    names = rows[0] if rows else ()
-    return [name for name in names if any(row[name] > share * float(np.sum(list(row.values()))) for row in rows)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [name for name in names if any(row.get(name, 0.0) > share * sum(row.values()) for row in rows)]
 
 
 def _short(layout: Layout) -> str:

@@ -344,7 +344,7 @@ def with_option(name: str, value: str) -> tuple[str, ...]:
         (with_option("--gpu", "H2000"), "no GPU 'H2000'"),
         ((*OPTIONS, "--memory", "0"), "--memory has to lie above 0"),
         ((*OPTIONS, "--memory", "nan"), "--memory has to lie above 0"),
-        ((*OPTIONS, "--memory", "0.1"), "more than the 0.1 GiB"),
+        ((*OPTIONS, "--memory", "0.02"), "bytes) more than the 0.0 GiB"),
         ((*OPTIONS, "--network", "fast"), "'fast' is not the rate of a network"),
         ((*OPTIONS, "--network", "1GB:fast"), "'1GB:fast' is not a measured point"),
         ((*OPTIONS, "--link", "NVLink9"), "'NVLink9' is no link within a node"),
@@ -404,6 +404,9 @@ def test_two_layouts_are_compared_the_same_way_round_both_ways() -> None:
     assert first["first_is_faster"] == pytest.approx(1 - second["first_is_faster"])
     assert (first["first_is_faster"] > 0.5) == (first["layouts"][0]["step_s"] < first["layouts"][1]["step_s"])
     assert "of such pairs" in " ".join(command(*GIVEN, "--compare", a, "dp=64,zero=3").output.split())
+    offloads = " ".join(command(*GIVEN, "--compare", "dp=64,zero=3", "dp=64,offload=cpu").output.split())
+    assert "A is faster by" in offloads
+    assert "no run that uses offload was published" in offloads
 
 
 @pytest.mark.slow

@@ -223,6 +223,7 @@ USABLE_SHARE = 0.9
 # least this share of the activations, where no mask of dropout is kept and gradients have 16 bits; at most a quarter
 # more than the formulas, and what a framework allocates beside: context, buffers of collectives, fragmentation.
 LEAST_ACTIVATIONS, LEAST_GRADIENTS = 0.7, 0.5
+LEAST_GATHERED = 1 / 3  # the 16 bits of the layer at work
 MOST_SHARE, BESIDE_BYTES = 1.25, 6 * 2**30
 # What of a need is on the GPU, by the fields of a `MemoryNeed`.
 ON_GPU = ("weights", "gradients", "optimizer", "activations", "gathered")
@@ -253,7 +254,7 @@ class MemoryNeed:
     def least(self) -> Any:
         """The least that runs of such a layout were found to hold."""
         kept = LEAST_GRADIENTS * self.gradients + LEAST_ACTIVATIONS * self.activations
-        return self.weights + self.optimizer + kept
+        return self.weights + self.optimizer + kept + LEAST_GATHERED * self.gathered
 
     @property
     def most(self) -> Any:
