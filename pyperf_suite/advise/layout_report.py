@@ -99,7 +99,7 @@ def findings_of_layouts(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> Fin
 
 
 def layouts_as_json(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> dict[str, Any]:
-    """Plain data of everything that was worked out; seconds, bytes, shares."""
+    """Plain data of the layouts, whose tables are findings; seconds, bytes, shares."""
     planned = answer.planned
     training, cluster = planned.training, planned.cluster
     return {
@@ -109,6 +109,7 @@ def layouts_as_json(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> dict[st
         "gpus_per_node": cluster.gpus_per_node,
         "usable_bytes": cluster.usable_bytes,
         **_network_as_json(planned),
+        "host": vars(cluster.hosted),
         "parameters": training.model.parameters,
         **{name: value for name, value in vars(training).items() if name != "model"},
         "dtype": training.dtype_on(cluster.gpu),
@@ -119,22 +120,9 @@ def layouts_as_json(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> dict[st
         **outcome_of(planned, planned.best, budget),
         "evaluated": len(planned.grid),
         "fitting": int(planned.fits.sum()),
-        "uneven_splits": dict(planned.grid.uneven),
         "layouts": [_as_json(priced, unseen) for priced, unseen in answer.top],
         "best_of_splits": [_as_json(priced, unseen) for priced, unseen in answer.splits],
-        "rules": [
-            {
-                "rule": rule.rule,
-                "here": rule.here,
-                "laws_agree": rule.agrees,
-                "longer_where_broken": rule.gain,
-                "kept": rule.kept and _as_json(rule.kept),
-                "broken": rule.broken and _as_json(rule.broken),
-            }
-            for rule in answer.rules
-        ],
         "excluded": [{**_as_json(each), "nearest_that_fits": _as_json(near)} for each, near in answer.excluded],
-        "notes": list(answer.notes),
     }
 
 
