@@ -20,7 +20,7 @@ A100 = find_gpu("A100")
 def one(recompute: Recompute, **counts: int) -> Grid:
     """The grid of a single layout."""
     usual = dict.fromkeys(("data", "tensor", "pipeline", "chunks", "context", "expert", "micro_batch"), 1)
-    values = {**usual, "zero_stage": 0, "recompute": RECOMPUTES.index(recompute), **counts}
+    values = {**usual, "zero_stage": 0, "recompute": RECOMPUTES.index(recompute), "offload": 0, **counts}
     return Grid({name: np.array([value]) for name, value in values.items()}, {})
 
 
