@@ -174,6 +174,8 @@ def fewest_gpus(
     in time.
     """
     rate = (budget.tokens or 0.0) / ((budget.days or 1.0) * DAY_S)
+    # Few GPUs that offload say nothing of many that need not.
+    training = replace(training, offloads=training.offloads or ("none",))
     node = cluster_of(1)
     flop = float(model_flop(training.model, 1, training.seq)) / training.seq
     fewest = max(1, math.ceil(rate * flop / training.peak_on(node.gpu) / node.gpus))
