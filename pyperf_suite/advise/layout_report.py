@@ -355,7 +355,7 @@ def budgeted(planned: Planned, predicted: PredictedLayout, budget: Budget) -> It
     if budget.tokens and "days" in outcome:
         text = "{gpus} GPUs train {tokens} tokens in {days} days."
         if budget.days is not None:
-            text = "{gpus} GPUs are the fewest that train {tokens} tokens in {target} days: {days} days."
+            text = "{gpus} GPUs are the fewest found that train {tokens} tokens in {target} days: {days} days."
         days = _span(outcome["days"])
         yield remark(text, kind="predicted", gpus=gpus, tokens=f"{budget.tokens:g}", days=days, target=budget.days)
     for key, what in (("dollars_a_billion_tokens", "A billion tokens cost"), ("dollars", "The whole training costs")):
