@@ -63,10 +63,10 @@ class ParallelPlan:
     `usual_framework`. `overlap_tensor` hides the exchange of TP behind products, as NeMo's recipes do. Where layers are
     recomputed, it is `recompute_share` of them. `uneven_stages` lets stages differ by a layer: embedding and logits
     count as one each where layers come out even so. `first_layers` and `last_layers` are what the first and last stage
-    have, the others sharing the rest; 0: as all. `offload` is what leaves the GPU, of OFFLOADS, to its share of a
-    `host`; None: of the maker's server.
+    have, the others sharing the rest; 0: as all.
 
-    Counts may be arrays that broadcast together. Raises UserError for numbers below 1, a stage of ZeRO that there is
+    Counts may be arrays that broadcast together. `offload` is what leaves the GPU, of OFFLOADS, to its share of a
+    `host`, None: of the maker's server. Raises UserError for numbers below 1, a stage of ZeRO that there is
     not, or a batch, a sequence or experts that do not divide.
     """
 
@@ -89,13 +89,13 @@ class ParallelPlan:
     element_bytes: int = HALF
     dtype: str = "bf16"
     framework: str | None = None
+    offload: Offload = "none"
+    host: Host | None = None
     overlap_tensor: bool = False
     recompute_share: float = 1.0
     uneven_stages: bool = False
     first_layers: int = 0
     last_layers: int = 0
-    offload: Offload = "none"
-    host: Host | None = None
 
     def __post_init__(self) -> None:
         check_recompute(self.recompute)
@@ -400,7 +400,7 @@ def price_step(
         price_exchange(model, plan, prices, network),
         send_s(model, plan, prices, network),
         send_s(model, plan, prices, network, whole=True),
-        prices.memory_bound(_plain(OPTIMIZER_BYTES_PER_PARAMETER * _updated(ours, plan))).seconds,
+        prices.memory_bound(_updated_bytes(ours, plan)).seconds,
         prices.memory_bound(_plain(GRADIENT_PASS_BYTES * (ours.shared + ours.experts))).seconds,
     )
 
@@ -488,7 +488,7 @@ def _offloaded(priced: PricedStep, constants: StepConstants, host: Host) -> dict
     model, plan = priced.model, priced.plan
     layer_s = layer_work(priced.layer, plan.piece, constants).seconds
     stage_s = (1 if plan.overlap_gradients else 0) * model.layers / plan.pipeline * layer_s
-    updated = _updated(stage_parameters(model, plan), plan)
+    updated = _updated_bytes(stage_parameters(model, plan), plan) / OPTIMIZER_BYTES_PER_PARAMETER
     waited, adam = offloaded(
         plan.offload, plan.framework or "deepspeed", host, updated, plan.zero_stage, plan.gradient_bytes,
         plan.micro_batches, (1 - BACKWARD_SHARE) * stage_s, BACKWARD_SHARE * stage_s,
@@ -568,11 +568,12 @@ def _slowest_stage(layers: int, plan: ParallelPlan, layer_s: Any, ends_s: Any) -
     )
 
 
-def _updated(ours: StageParameters, plan: ParallelPlan) -> Any:
+def _updated_bytes(ours: StageParameters, plan: ParallelPlan) -> Any:
     """Of the parameters of a rank, those that it updates: ZeRO shares them among all who have the same."""
     shares = np.asarray(plan.zero_stage) > 0
     like = np.maximum(1, plan.tensor * plan.shards * plan.expert_groups // (plan.tensor * plan.expert))
-    return ours.shared / np.where(shares, plan.shards, 1) + ours.experts / np.where(shares, like, 1)
+    updated = ours.shared / np.where(shares, plan.shards, 1) + ours.experts / np.where(shares, like, 1)
+    return _plain(OPTIMIZER_BYTES_PER_PARAMETER * updated)
 
 
 def _plain(size: Any) -> Any:
