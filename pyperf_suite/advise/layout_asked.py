@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -12,12 +14,14 @@ import numpy as np
 
 from pyperf_suite.advise.layout_grid import (
     LARGEST,
+    NAMED,
     WRITTEN,
     Cluster,
     Grid,
     Layout,
     Training,
     cuts,
+    divides,
     plan_of,
     runs,
     uneven,
@@ -28,7 +32,8 @@ from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.laws.training.framework import usual_framework
-from pyperf_suite.laws.transformer import RECOMPUTES, check_recompute
+from pyperf_suite.laws.training.offload import check_offload
+from pyperf_suite.laws.transformer import check_recompute
 
 # As a layout is written, and the field of a `Layout` that each is.
 KEYS = {
@@ -41,7 +46,9 @@ KEYS = {
     "zero": "zero_stage",
     "mb": "micro_batch",
     "recompute": "recompute",
+    "offload": "offload",
 }
+CHECKS = {"recompute": check_recompute, "offload": check_offload}
 # Of 1071 pairs of published layouts of one model on as many GPUs, predicted by constants that saw no run of the model,
 # the share told in the right order, by how far apart they were told to be, as a logarithm. With experts (7 pairs)
 # errors lie 2.8 times as far apart.
@@ -52,7 +59,8 @@ DAY_S, HOUR_S = 86400.0, 3600.0
 # A network is enough where an endless one would save less than this.
 ENOUGH = 0.05
 ENDLESS, SLOWEST = 1e15, 1e6
-MOST_TRIES = 64
+# How far numbers of GPUs are tried beyond what a small cluster's rate says, and how many round ones.
+MOST_TIMES, ROUND = 4, 6
 
 
 def layout_of(text: str, gpus: int | None, framework: str | None) -> Layout:
@@ -65,18 +73,20 @@ def layout_of(text: str, gpus: int | None, framework: str | None) -> Layout:
         name, _, value = part.partition("=")
         if name not in KEYS or KEYS[name] in given:
             raise UserError(f"{part[:40]!r} is no part of a layout, or there twice: write {', '.join(KEYS)}=VALUE.")
-        if name == "recompute":
-            check_recompute(value)
+        if name in NAMED:
+            CHECKS[name](value)
         elif not re.fullmatch(r"\d{1,7}", value) or (int(value) < 1 and name != "zero"):
             raise UserError(f"{part[:40]!r} needs a whole number above 0: write it as in {name}=2.")
-        given[KEYS[name]] = value if name == "recompute" else int(value)
+        given[KEYS[name]] = value if name in NAMED else int(value)
     for name in ("tensor", "pipeline", "chunks", "context", "expert", "micro_batch"):
         given.setdefault(name, 1)
     given.setdefault("recompute", "nothing")
     apart = given["tensor"] * given["pipeline"] * given["context"]
     given.setdefault("data", max(1, (gpus or apart) // apart))
     first = {"fsdp1": 3, "fsdp2": 3, "torchtitan": 3, "ddp": 0}.get(framework or "", 1)
-    given.setdefault("zero_stage", first if given["data"] * given["context"] > 1 else 0)
+    first = 3 if given.get("offload") in ("cpu", "nvme") else first
+    alone = given["data"] * given["context"] == 1 and given.get("offload", "none") == "none"
+    given.setdefault("zero_stage", 0 if alone else first)
     layout = Layout(**given)
     if gpus is not None and ranks_of(layout) != gpus:
         raise UserError(
@@ -94,13 +104,15 @@ def ranks_of(layout: Layout) -> int:
 def exactly(training: Training, cluster: Cluster, laws: GpuSpec | Calibration, layout: Layout) -> Planned:
     """One layout, whether it fits or not. Raises UserError in a sentence for one that cannot be run."""
     values = {name: getattr(layout, name) for name in WRITTEN}
-    values["recompute"] = RECOMPUTES.index(layout.recompute)
+    values |= {name: names.index(values[name]) for name, names in NAMED.items()}
     grid = Grid({name: np.array([value]) for name, value in values.items()}, {})
-    framework = training.framework or usual_framework(layout.zero_stage)
+    framework = training.framework or usual_framework(layout.zero_stage, layout.offload)
     if layout.zero_stage > 3:
         raise UserError(f"ZeRO has stages 0 to 3, but {layout.zero_stage} was asked for.")
+    training = replace(training, offloads=(layout.offload,))
     if not runs(framework, grid.columns)[0]:
-        raise UserError(f"{framework} cannot run {layout}: name another --framework, or another layout.")
+        why = "" if layout.offload == "none" else " (optimizer states leave the GPU from ZeRO 1 on, parameters with 3)"
+        raise UserError(f"{framework} cannot run {layout}{why}: name another --framework, or another layout.")
     training.peak_on(cluster.gpu)
     reason = uneven(training, cluster, layout.tensor, layout.context, layout.pipeline, layout.data)
     if reason is None and not cuts(training, layout.pipeline, layout.chunks):
@@ -110,8 +122,8 @@ def exactly(training: Training, cluster: Cluster, laws: GpuSpec | Calibration, l
     if reason:
         raise UserError(f"{layout} does not come out even: {reason}.")
     # The plan has a sentence for a batch or experts that do not divide.
-    plan_of(training, cluster, {name: value for name, value in values.items() if name != "recompute"},
-            layout.recompute, framework)  # fmt: skip
+    plan_of(training, cluster, {name: value for name, value in values.items() if name not in NAMED},
+            layout.recompute, framework, layout.offload)  # fmt: skip
     return evaluated(training, cluster, grid, laws)
 
 
@@ -156,37 +168,52 @@ def fewest_gpus(
 ) -> Planned:
     """The smallest number of nodes whose best layout is in time; `cluster_of` is a cluster of so many nodes.
 
-    A GPU does most on a small cluster of a power of two, whose rate bounds the number to begin with; from there on
-    each is tried, of thousands of nodes each that is whole in steps of a percent. Raises UserError where none is in
-    time.
+    A GPU does most on a small cluster of a power of two, whose rate bounds the number to begin with. From there on only
+    numbers of nodes that some split divides are tried: in steps that double until one is in time, then by halves. As a
+    rate does not rise with each node, the roundest of the smaller numbers are tried too. Raises UserError where none is
+    in time.
     """
     rate = (budget.tokens or 0.0) / ((budget.days or 1.0) * DAY_S)
+    # Few GPUs that offload say nothing of many that need not.
+    training = replace(training, offloads=training.offloads or ("none",))
     node = cluster_of(1)
     flop = float(model_flop(training.model, 1, training.seq)) / training.seq
     fewest = max(1, math.ceil(rate * flop / training.peak_on(node.gpu) / node.gpus))
-    refused = ""
+    most, refused = LARGEST["gpus"] // node.gpus, ""
 
-    def rate_of(nodes: int) -> tuple[Planned | None, float]:
+    @functools.cache
+    def found_on(nodes: int) -> Planned | None:
         nonlocal refused
         try:
-            found = planned(training, cluster_of(nodes), laws, fixed)
+            return planned(training, cluster_of(nodes), laws, fixed)
         except UserError as reason:
             refused = f" ({str(reason)[:200]})"
-            return None, 0.0
-        return found, found.best.tokens_per_s
+            return None
+
+    def in_time(nodes: int) -> bool:
+        found = found_on(nodes)
+        return found is not None and found.best.tokens_per_s >= rate
 
     alike = 1 << (fewest.bit_length() - 1)
-    while alike * node.gpus <= LARGEST["gpus"]:
-        found, reached = rate_of(alike)
-        if found is not None:
-            first = max(fewest, math.ceil(rate / reached * alike))
-            step = 1 << max(0, (first // MOST_TRIES).bit_length() - 1)
-            for nodes in range(-(-first // step) * step, first + MOST_TRIES * step, step):
-                found, reached = rate_of(nodes) if nodes * node.gpus <= LARGEST["gpus"] else (None, 0.0)
-                if found is not None and reached >= rate:
-                    return found
-            break
+    while alike <= most and found_on(alike) is None:
         alike *= 2
+    small = found_on(alike) if alike <= most else None
+    first = max(fewest, math.ceil(rate / small.best.tokens_per_s * alike)) if small else most + 1
+    numbers = range(first, min(most, MOST_TIMES * first) + 1)
+    dividing = (nodes for nodes in numbers if divides(training, cluster_of(nodes)))
+    even = list(itertools.islice(dividing, 1))
+    low, high = -1, 0
+    while high < len(even) and not in_time(even[high]):
+        even += itertools.islice(dividing, high + 1)
+        low, high = high, 2 * high + 1
+    if low < (high := min(high, len(even) - 1)) and in_time(even[high]):
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if in_time(even[middle]) else (middle, high)
+        rounder = sorted(even[:high], key=lambda nodes: nodes & -nodes, reverse=True)[:ROUND]
+        best = found_on(next((nodes for nodes in sorted(rounder) if in_time(nodes)), even[high]))
+        if best is not None:
+            return best
     raise UserError(
         f"No number of GPUs that was tried trains {budget.tokens:g} tokens in {budget.days:g} days with a global batch "
         f"of {training.global_batch} sequences: raise it, or take more days{refused}."

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,7 @@ from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.internode import Network
 from pyperf_suite.laws.training.framework import DTYPES, FRAMEWORKS, check_framework, usual_framework
 from pyperf_suite.laws.training.memory import LAST_STAGE, USABLE_SHARE
+from pyperf_suite.laws.training.offload import OFFLOADED_BY, OFFLOADS, Host, Offload, check_offload, usual_host
 from pyperf_suite.laws.training.step import UNITS_OF, ParallelPlan
 from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute, Sharding, Sizes
 
@@ -35,7 +38,10 @@ WRITTEN = {
     "zero_stage": "ZeRO",
     "micro_batch": "micro-batch",
     "recompute": "recompute",
+    "offload": "offload",
 }
+# Fields whose values have names; columns hold their places.
+NAMED: Mapping[str, tuple[str, ...]] = {"recompute": RECOMPUTES, "offload": OFFLOADS}
 SPLIT = ("data", "tensor", "pipeline", "context", "expert")
 # Of each framework the stages of ZeRO that it has, and the axes that it cannot cut: FSDP1's and DDP's ranks are all
 # data-parallel; FSDP2's pipelines without torchtitan and DeepSpeed's have one group of layers a stage, and neither
@@ -58,7 +64,7 @@ class Cluster:
     """`gpus` of a kind in nodes of `gpus_per_node`; `memory_bytes` of each, of which a tenth is kept free.
 
     `network` is what each really sends out of its node in bytes/s, one direction, or measured points of the cluster;
-    None what the laws reckon with.
+    None what the laws reckon with. `host` is each GPU's share of its host, None what its maker's servers have.
     Raises UserError for numbers that no cluster has, and for a last node that is not full.
     """
 
@@ -67,10 +73,11 @@ class Cluster:
     gpus_per_node: int
     memory_bytes: float
     network: Network | None = None
+    host: Host | None = None
 
     def __post_init__(self) -> None:
         for name in ("gpus", "gpus_per_node"):
-            _check_range(name, getattr(self, name))
+            check_range(name, getattr(self, name))
         if self.gpus % self.gpus_per_node:
             below = self.gpus // self.gpus_per_node * self.gpus_per_node
             nearest = " or ".join(str(n) for n in (below, below + self.gpus_per_node) if n)
@@ -84,6 +91,11 @@ class Cluster:
         """Of one GPU's memory."""
         return USABLE_SHARE * self.memory_bytes
 
+    @property
+    def hosted(self) -> Host:
+        """Each GPU's share of its host."""
+        return self.host or usual_host(self.gpu)
+
 
 @dataclass(frozen=True)
 class Training:
@@ -91,9 +103,10 @@ class Training:
 
     `library` is whose kernels are priced, None the default of each law. `framework` runs it, None each layout's usual
     one; `dtype` is that of products in layers, None bf16 (before Ampere fp16). `layers_first` and `layers_last` are of
-    a pipeline's first and last stage, 0 as many as the others have.
+    a pipeline's first and last stage, 0 as many as the others have. `offloads` are tried, of OFFLOADS; () none,
+    and where nothing fits the others.
 
-    Raises UserError for numbers that no training has, and for an unknown framework.
+    Raises UserError for numbers that no training has, and for a framework that is unknown or offloads nothing so.
     """
 
     model: ModelDimensions
@@ -107,10 +120,11 @@ class Training:
     dtype: str | None = None
     layers_first: int = 0
     layers_last: int = 0
+    offloads: tuple[Offload, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "seq"):
-            _check_range(name, getattr(self, name))
+            check_range(name, getattr(self, name))
         for name in ("layers_first", "layers_last"):
             if not 0 <= getattr(self, name) < self.model.layers:
                 raise UserError(
@@ -119,6 +133,13 @@ class Training:
                 )
         if self.framework is not None:
             check_framework(self.framework)
+        able = OFFLOADED_BY.get(self.framework or "", OFFLOADS)
+        for offload in self.offloads:
+            check_offload(offload)
+            if offload not in able:
+                raise UserError(
+                    f"{self.framework} does not offload {offload!r}: it has {', '.join(able)} (deepspeed has all)."
+                )
 
     def stages(self, pipeline: int) -> tuple[int, int, int] | None:
         """Layers of the first stage, of the fullest between and of the last; None where they do not come out."""
@@ -163,16 +184,17 @@ class Layout:
     zero_stage: int
     micro_batch: int
     recompute: Recompute
+    offload: Offload = "none"
 
     def __str__(self) -> str:
         always = ("data", "tensor", "pipeline", "zero_stage", "micro_batch", "recompute")
-        shown = [name for name in WRITTEN if name in always or getattr(self, name) > 1]
+        shown = [name for name in WRITTEN if name in always or getattr(self, name) not in (1, "none")]
         return ", ".join(f"{WRITTEN[name]} {getattr(self, name)}" for name in shown)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Layouts in columns of equal length, one for each field of `Layout`; of recompute its place in `RECOMPUTES`.
+    """Layouts in columns of equal length, one for each field of `Layout`; of those with names their places in `NAMED`.
 
     `uneven` says how many splits of the GPUs into TP, CP, PP and DP come out uneven, by the first reason for it.
     """
@@ -185,9 +207,8 @@ class Grid:
 
     def at(self, index: int) -> Layout:
         """One layout."""
-        values = {name: int(column[index]) for name, column in self.columns.items()}
-        recompute = RECOMPUTES[values.pop("recompute")]
-        return Layout(**values, recompute=recompute)
+        values: dict[str, Any] = {name: int(column[index]) for name, column in self.columns.items()}
+        return Layout(**values | {name: names[values[name]] for name, names in NAMED.items()})
 
     def taken(self, places: NDArray[np.bool_]) -> Grid:
         """Those layouts alone."""
@@ -195,9 +216,14 @@ class Grid:
 
 
 def plan_of(
-    training: Training, cluster: Cluster, columns: Mapping[str, Sizes], recompute: Recompute, framework: str
+    training: Training,
+    cluster: Cluster,
+    columns: Mapping[str, Sizes],
+    recompute: Recompute,
+    framework: str,
+    offload: Offload = "none",
 ) -> ParallelPlan:
-    """The laws' plan of layouts that recompute alike and run on one framework.
+    """The laws' plan of layouts that recompute and offload alike and run on one framework.
 
     What nobody states is as in the published runs that the constants were found on: gradients that ZeRO scatters are of
     32 bits but in DeepSpeed, Megatron hides TP's exchange behind products from Hopper on.
@@ -211,15 +237,16 @@ def plan_of(
         expert=columns["expert"], zero_stage=columns["zero_stage"], sequence_parallel=training.sequence_parallel,
         dtype=training.dtype_on(cluster.gpu), framework=framework, overlap_tensor=training.overlap and hides,
         uneven_stages=True, first_layers=training.layers_first, last_layers=training.layers_last,
+        offload=offload, host=cluster.hosted,
     )  # fmt: skip
 
 
 def frameworks_of(training: Training, columns: Mapping[str, Column]) -> NDArray[np.intp]:
     """The framework of each layout, as its place in FRAMEWORKS: the one asked for, or its usual one."""
-    usual = [FRAMEWORKS.index(usual_framework(stage)) for stage in range(LAST_STAGE + 1)]
-    if training.framework is not None:
-        usual = [[str(each) for each in FRAMEWORKS].index(training.framework)] * len(usual)
-    return np.array(usual)[columns["zero_stage"]]
+    names = [[training.framework or usual_framework(stage, offload) for offload in OFFLOADS]
+             for stage in range(LAST_STAGE + 1)]  # fmt: skip
+    places = np.array([[[str(each) for each in FRAMEWORKS].index(name) for name in row] for row in names])
+    return np.asarray(places[columns["zero_stage"], columns["offload"]])
 
 
 def runs(framework: str, columns: Mapping[str, Column]) -> NDArray[np.bool_]:
@@ -227,7 +254,12 @@ def runs(framework: str, columns: Mapping[str, Column]) -> NDArray[np.bool_]:
     stages, whole = RUNS[framework]
     stage = columns["zero_stage"]
     # Where nobody has the same parameters there is nothing to share.
-    able = np.isin(stage, stages) | ((stage == 0) & (columns["data"] * columns["context"] == 1))
+    alone = columns["data"] * columns["context"] == 1
+    able = np.isin(stage, stages) | ((stage == 0) & alone)
+    # An optimizer leaves the GPU that has a share of it, parameters the one that gathers them.
+    offload = columns["offload"]
+    able &= np.isin(offload, [OFFLOADS.index(each) for each in OFFLOADED_BY[framework]])
+    able &= np.where(offload > 0, stage >= np.where(offload > 1, LAST_STAGE, 1), (stage == 0) | ~alone)
     for name in whole:
         able &= columns[name] == 1
     if framework == "deepspeed":
@@ -260,7 +292,7 @@ def layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int] | Non
 
 
 def held_to(grid: Grid, fixed: Mapping[str, int], framework: str | None = None) -> Grid:
-    """Layouts with these values alone; of recompute its place in `RECOMPUTES`. A refusal names the framework.
+    """Layouts with these values alone; of those with names their places in `NAMED`. A refusal names the framework.
 
     Raises UserError for a value that no layout has, and for values that no layout has together.
     """
@@ -314,6 +346,20 @@ def _layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int]) -> 
     return Grid(dict(zip(names, table, strict=True)), reasons)
 
 
+def divides(training: Training, cluster: Cluster) -> bool:
+    """Whether any split of the GPUs into TP, CP, PP and DP comes out even."""
+    for tensor in divisors(cluster.gpus):
+        for context in divisors(cluster.gpus // tensor):
+            rest = cluster.gpus // tensor // context
+            if any(
+                rest // data <= training.model.layers
+                and uneven(training, cluster, tensor, context, rest // data, data) is None
+                for data in divisors(math.gcd(rest, training.global_batch))
+            ):
+                return True
+    return False
+
+
 def _splits(gpus: int) -> Iterator[tuple[int, int, int]]:
     """Every TP, CP and PP whose product divides the GPUs."""
     for tensor in divisors(gpus):
@@ -342,21 +388,22 @@ def uneven(training: Training, cluster: Cluster, tensor: int, context: int, pipe
 
 
 def _variants(training: Training, tensor: int, context: int, pipeline: int, data: int) -> Column:
-    """Every way to fill such a split, a column each: virtual PP, EP, ZeRO, micro-batch, recompute."""
+    """Every way to fill such a split, a column each: virtual PP, EP, ZeRO, micro-batch, recompute, offload."""
     model, per_rank = training.model, training.global_batch // data
     longest = max(1, MOST_TOKENS // training.seq)
     axes = (
         [chunks for chunks in divisors(model.layers // pipeline) if cuts(training, pipeline, chunks)],
         divisors(int(np.gcd(model.experts, data * context))),
-        range(LAST_STAGE + 1) if data * context > 1 else [0],
+        range(LAST_STAGE + 1) if data * context > 1 or set(training.offloads) - {"none"} else [0],
         [size for size in divisors(per_rank) if size <= longest],
         [RECOMPUTES.index(recompute) for recompute in training.recomputes],
+        [OFFLOADS.index(offload) for offload in training.offloads or OFFLOADS[:1]],
     )
-    chunks, expert, zero_stage, micro_batch, recompute = (
+    chunks, expert, zero_stage, micro_batch, recompute, offload = (
         axis.ravel() for axis in np.meshgrid(*(np.array(axis, dtype=np.int64) for axis in axes))
     )
     same = [np.full(len(chunks), size) for size in (data, tensor, pipeline, context)]
-    table = np.stack([*same[:3], chunks, same[3], expert, zero_stage, micro_batch, recompute])
+    table = np.stack([*same[:3], chunks, same[3], expert, zero_stage, micro_batch, recompute, offload])
     # The interleaved schedule goes round the stages with as many micro-batches each time.
     able = (chunks == 1) | (per_rank // micro_batch % pipeline == 0)
     columns = dict(zip((field.name for field in fields(Layout)), table, strict=True))
@@ -386,10 +433,11 @@ def _dividing_worlds(training: Training, cluster: Cluster) -> Iterator[int]:
 
 
 def _written(name: str, value: int) -> str:
-    return RECOMPUTES[value] if name == "recompute" else str(value)
+    return NAMED[name][value] if name in NAMED else str(value)
 
 
-def _check_range(name: str, value: int) -> None:
+def check_range(name: str, value: int) -> None:
+    """Raise UserError for a number of LARGEST that is below 1 or larger."""
     if not 1 <= value <= LARGEST[name]:
         option = f"--{name.replace('_', '-')}"
         raise UserError(f"{option} has to lie between 1 and {LARGEST[name]}, but {value} was asked for.")

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.advise.layout_grid import (
+    NAMED,
     SPLIT,
     WRITTEN,
     Cluster,
@@ -33,16 +35,17 @@ from pyperf_suite.laws.prices import UnseenPrices
 from pyperf_suite.laws.training.framework import FRAMEWORKS, FoundConstants, found_constants
 from pyperf_suite.laws.training.memory import (
     GRADIENT_BYTES,
+    ON_GPU,
     OPTIMIZER_BYTES,
     WEIGHT_BYTES,
     MemoryNeed,
     Verdict,
     training_memory,
 )
+from pyperf_suite.laws.training.offload import OFFLOADED_BY, OFFLOADS
 from pyperf_suite.laws.training.step import ParallelPlan, error_percent_of, prices_of, step_time
-from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute
+from pyperf_suite.laws.transformer import RECOMPUTES
 
-MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "gathered")
 # By framework, what no run of it was published with, so that its law was compared with none.
 _DATA_PARALLEL_RUNS = ("tensor", "pipeline", "context", "expert")
 UNTESTED: Mapping[str, tuple[str, ...]] = {
@@ -87,7 +90,7 @@ class PredictedLayout:
     @property
     def memory_bytes(self) -> float:
         """On the fullest GPU."""
-        return sum(self.memory.values())
+        return sum(self.memory[name] for name in ON_GPU)
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Planned:
     """The prediction of every layout of a training on a cluster, in arrays in the order of `grid`.
 
     `low` and `high` are seconds between which nine of ten runs lie. `frameworks` are places in FRAMEWORKS, `found` has
-    the constants of each by its name.
+    the constants of each by its name. `memory` is by the fields of a `MemoryNeed`.
     """
 
     training: Training
@@ -113,13 +116,14 @@ class Planned:
     @functools.cached_property
     def memory_bytes(self) -> NDArray[np.float64]:
         """On the fullest GPU."""
-        return np.asarray(sum(self.memory.values()))
+        return np.asarray(self.need.total)
 
     @functools.cached_property
     def fits(self) -> NDArray[np.bool_]:
         """Those with room for what is counted; where there is none, those that may fit after all."""
-        fits = self.memory_bytes <= self.cluster.usable_bytes
-        return fits if fits.any() else self.verdicts < 2
+        held = self.cluster.hosted.holds(self.memory["host"])
+        fits = (self.memory_bytes <= self.cluster.usable_bytes) & held
+        return fits if fits.any() else (self.verdicts < 2) & held
 
     @functools.cached_property
     def verdicts(self) -> NDArray[np.intp]:
@@ -183,21 +187,22 @@ class Planned:
             tokens / seconds,
             float(utilization(flop, seconds, cluster.gpus, training.peak_on(cluster.gpu))),
             six_nd(training.model.active_parameters, tokens) * passes / (seconds * cluster.gpus),
-            tuple(WRITTEN[name] for name in UNTESTED.get(framework, ()) if getattr(layout, name) > 1),
+            tuple(WRITTEN[name] for name in (*UNTESTED.get(framework, ()), "offload")
+                  if getattr(layout, name) not in (1, "none")),
             float(self.low[place]),
             float(self.high[place]),
             framework,
             VERDICTS[self.verdicts[place]],
-        )
+        )  # fmt: skip
 
     def nearest_that_fits(self, place: int) -> PredictedLayout:
         """Of those that fit, the one fewest steps away from a layout; of several the fastest.
 
-        A step doubles or halves a count, or goes to the next stage of ZeRO or way of recomputing.
+        A step doubles or halves a count, or goes to the next stage of ZeRO, way of recomputing or offload.
         """
         away = np.zeros(len(self.grid))
         for name, column in self.grid.columns.items():
-            steps = column.astype(np.float64) if name in ("zero_stage", "recompute") else np.log2(column)
+            steps = column.astype(np.float64) if name in ("zero_stage", *NAMED) else np.log2(column)
             away += np.abs(steps - steps[place])
         return self.at(int(self.ranked[np.argmin(np.round(away[self.ranked], 6))]))
 
@@ -210,11 +215,14 @@ class Planned:
             framework = FRAMEWORKS[self.frameworks[place]]
             constants = replace(self.found[framework].constants, host_s_per_layer=0.0, expert_host_s=0.0)
             columns = {name: int(column[place]) for name, column in self.grid.columns.items()}
-            plan = plan_of(self.training, self.cluster, columns, self.grid.at(place).recompute, framework)
+            layout = self.grid.at(place)
+            plan = plan_of(self.training, self.cluster, columns, layout.recompute, framework, layout.offload)
             network = self.cluster.network
             parts = step_time(self.laws, self.training.model, plan, constants, prices, network).parts
             # Nothing is hidden here, so no part may be more than what is waited for in the prediction.
-            unseen_s = sum(min(float(part), float(self.parts[name][place])) for name, part in parts.items())
+            unseen_s = sum(
+                min(float(part), float(self.parts[name][place])) for name, part in parts.items() if name != "offload"
+            )
             shares.append(unseen_s / float(self.seconds[place]))
         return shares, prices
 
@@ -227,13 +235,18 @@ def planned(
 ) -> Planned:
     """Predict every layout that divides, or those with the `fixed` values, by the field of a `Layout`.
 
-    `laws` are by default those of the cluster's GPU. Raises UserError if no layout divides, and if none fits: by how
-    many bytes the smallest does not, and the nearest that does.
+    `laws` are by default those of the cluster's GPU. Where nothing fits and the training names no offload, layouts that
+    offload are tried. Raises UserError if no layout divides, and if none fits: by how many bytes the smallest does not,
+    and the nearest that does.
     """
     laws = cluster.gpu if laws is None else laws
     whole = layouts(training, cluster, fixed)
     found = evaluated(training, cluster, held_to(whole, fixed or {}, training.framework), laws)
     if not len(found.ranked):
+        away = tuple(each for each in OFFLOADED_BY.get(training.framework or "", OFFLOADS) if each != "none")
+        if away and not training.offloads:
+            with suppress(UserError):
+                return planned(replace(training, offloads=away), cluster, laws, fixed)
         _refuse(found, evaluated(training, cluster, whole, laws) if fixed else found)
     return found
 
@@ -259,48 +272,45 @@ def evaluated(training: Training, cluster: Cluster, grid: Grid, laws: GpuSpec | 
 
 
 def memory_of(training: Training, cluster: Cluster, grid: Grid) -> dict[str, NDArray[np.float64]]:
-    """Bytes on the fullest GPU of each layout, by part (`laws/training/memory.py`)."""
-    memory = {name: np.empty(len(grid)) for name in MEMORY_PARTS}
+    """Bytes of each layout's fullest GPU, by the fields of a `MemoryNeed`."""
+    memory = {field.name: np.empty(len(grid)) for field in fields(MemoryNeed)}
     for alike, plan in _plans(training, cluster, grid):
-        model = training.model
-        if training.layers_first or training.layers_last:
-            # As if every stage had as many layers as the fullest.
-            stages = int(np.ravel(plan.pipeline)[0])
-            model = replace(model, layers=stages * max(training.stages(stages) or (0,)))
-        need = memory_of_plan(model, plan)
+        given = training.layers_first or training.layers_last
+        layers = training.stages(int(np.ravel(plan.pipeline)[0])) if given else None
+        # A fused kernel keeps no scores, whatever else is kept.
+        fused = plan.fused_attention and plan.recompute == "nothing"
+        need = training_memory(
+            training.model, plan.micro_batch, plan.seq, plan.piece.sharding, data_ranks=plan.shards,
+            zero_stage=plan.zero_stage, stages=plan.pipeline, recompute="attention" if fused else plan.recompute,
+            chunks=plan.chunks, micro_batches=plan.micro_batches, context=plan.context, stage_layers=layers,
+            offload=plan.offload,
+        )  # fmt: skip
         for name, part in memory.items():
             part[alike] = getattr(need, name)
     return memory
 
 
-def memory_of_plan(model: ModelDimensions, plan: ParallelPlan, recompute: Recompute | None = None) -> MemoryNeed:
-    """What a plan, or a grid of them, holds on the fullest GPU; `recompute` in the place of the plan's own."""
-    recompute = plan.recompute if recompute is None else recompute
-    # A fused kernel keeps no scores, whatever else is kept.
-    kept: Recompute = "attention" if plan.fused_attention and recompute == "nothing" else recompute
-    return training_memory(
-        model, plan.micro_batch, plan.seq, plan.piece.sharding, data_ranks=plan.shards, zero_stage=plan.zero_stage,
-        stages=plan.pipeline, recompute=kept, chunks=plan.chunks, micro_batches=plan.micro_batches,
-        context=plan.context,
-    )  # fmt: skip
-
-
 def _plans(training: Training, cluster: Cluster, grid: Grid) -> Iterator[tuple[NDArray[np.intp], ParallelPlan]]:
-    """Places of the layouts that recompute alike on one framework, and their plan."""
+    """Places of the layouts that recompute and offload alike on one framework, and their plan."""
     frameworks = frameworks_of(training, grid.columns)
     given = training.layers_first or training.layers_last
     stages = grid.columns["pipeline"] if given else np.zeros(len(grid), dtype=np.int64)
-    kinds = np.stack([grid.columns["recompute"], frameworks, stages], axis=1)
-    for code, place, stage in np.unique(kinds, axis=0).tolist():
-        alike = np.flatnonzero((kinds == (code, place, stage)).all(axis=1))
+    kinds = np.stack([grid.columns["recompute"], frameworks, stages, grid.columns["offload"]], axis=1)
+    for code, place, stage, away in np.unique(kinds, axis=0).tolist():
+        alike = np.flatnonzero((kinds == (code, place, stage, away)).all(axis=1))
         columns = {name: column[alike] for name, column in grid.columns.items()}
-        yield alike, plan_of(training, cluster, columns, RECOMPUTES[code], FRAMEWORKS[place])
+        yield alike, plan_of(training, cluster, columns, RECOMPUTES[code], FRAMEWORKS[place], OFFLOADS[away])
 
 
 def _refuse(found: Planned, whole: Planned) -> None:
     """Raise UserError that says by how much nothing fits, and what does."""
     place = int(np.argmin(found.memory_bytes))
     least, usable, gpus = found.at(place), found.cluster.usable_bytes, found.cluster.gpus
+    if not least.over_bytes:
+        raise UserError(
+            f"The GPUs have room for {least.layout}, but it needs {least.memory['host'] / 2**30:.1f} GiB of the host's "
+            f"memory for each, more than nine tenths of --host-memory: take more GPUs, or --offload nvme."
+        )
     wrong = (
         f"{least.layout} needs {least.memory_bytes / 2**30:.1f} GiB on a GPU, {least.over_bytes / 2**30:.1f} GiB "
         f"({least.over_bytes:.0f} bytes) more than the {usable / 2**30:.1f} GiB that are usable"
@@ -327,7 +337,7 @@ def _fewest_gpus(training: Training, cluster: Cluster) -> str | None:
             grid = layouts(training, larger)
         except UserError:
             continue
-        total = np.asarray(sum(memory_of(training, larger, grid).values()))
+        total = np.asarray(MemoryNeed(**memory_of(training, larger, grid)).total)
         if total.min() <= cluster.usable_bytes:
             return f"{larger.gpus} GPUs would do, by {grid.at(int(np.argmin(total)))}"
     return None

@@ -22,12 +22,10 @@ from pyperf_suite.advise.layout_plan import (
 from pyperf_suite.laws.collectives import usual_network_bytes_per_s
 from pyperf_suite.laws.prices import UnseenPrices
 from pyperf_suite.laws.training.framework import LIKE, LOW_PRECISION, MEANT, generation_of
+from pyperf_suite.laws.training.offload import BUS_SHARE, HOST_SHARE, MEANT_BY, UNSURE
 from pyperf_suite.spec.findings import Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.spec.rows import Column, table
 
-# The law's mean error on the eight iterations that Korthikanti et al. 2022 publish in table 5, none of them fitted to:
-# TP 8, PP 1 to 64, interleaved, full recomputation or SP with selective (tests/fit/test_layout_published.py).
-SELENE_ERROR_PERCENT = 3.0
 NO_BUDGET = Budget()
 # Extrapolated shares of the time that are worth a mark.
 MARKED_SHARE = 0.05
@@ -80,9 +78,11 @@ def findings_of_layouts(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> Fin
         _counted_layouts(answer.planned),
         _choice(answer.planned),
         _network(answer.planned),
+        _host(answer.planned, _shown(answer)),
         enough(answer.planned, answer.planned.best),
         _engines(answer.planned, _shown(answer)),
         _errors(answer),
+        _untested(_shown(answer)),
         (remark(note, kind="caution") for note in answer.notes),
         _ranking("Fastest layouts (predicted)", answer.top),
         _ranking("Best of each split (predicted)", answer.splits),
@@ -99,7 +99,7 @@ def findings_of_layouts(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> Fin
 
 
 def layouts_as_json(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> dict[str, Any]:
-    """Plain data of everything that was worked out; seconds, bytes, shares."""
+    """Plain data of the layouts, whose tables are findings; seconds, bytes, shares."""
     planned = answer.planned
     training, cluster = planned.training, planned.cluster
     return {
@@ -109,6 +109,7 @@ def layouts_as_json(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> dict[st
         "gpus_per_node": cluster.gpus_per_node,
         "usable_bytes": cluster.usable_bytes,
         **_network_as_json(planned),
+        "host": vars(cluster.hosted),
         "parameters": training.model.parameters,
         **{name: value for name, value in vars(training).items() if name != "model"},
         "dtype": training.dtype_on(cluster.gpu),
@@ -119,22 +120,9 @@ def layouts_as_json(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> dict[st
         **outcome_of(planned, planned.best, budget),
         "evaluated": len(planned.grid),
         "fitting": int(planned.fits.sum()),
-        "uneven_splits": dict(planned.grid.uneven),
         "layouts": [_as_json(priced, unseen) for priced, unseen in answer.top],
         "best_of_splits": [_as_json(priced, unseen) for priced, unseen in answer.splits],
-        "rules": [
-            {
-                "rule": rule.rule,
-                "here": rule.here,
-                "laws_agree": rule.agrees,
-                "longer_where_broken": rule.gain,
-                "kept": rule.kept and _as_json(rule.kept),
-                "broken": rule.broken and _as_json(rule.broken),
-            }
-            for rule in answer.rules
-        ],
         "excluded": [{**_as_json(each), "nearest_that_fits": _as_json(near)} for each, near in answer.excluded],
-        "notes": list(answer.notes),
     }
 
 
@@ -268,6 +256,34 @@ def _network(planned: Planned) -> Remark | None:
     )
 
 
+def _host(planned: Planned, predicted: Sequence[PredictedLayout]) -> Iterator[Remark]:
+    """What is offloaded, where to, and what that was reckoned with."""
+    kinds = dict.fromkeys(each.layout.offload for each in predicted if each.layout.offload != "none")
+    if not kinds:
+        return
+    host, most = planned.cluster.hosted, max(each.memory["host"] for each in predicted)
+    yield remark(
+        "Offload is {what}. Of the host a GPU is assumed to have {bus} of bus each way, {memory} of memory bandwidth "
+        "and {drives} of drives (peaks; copies reach {copied} of the bus, Adam on the CPU {reached} of the memory); "
+        "what it takes may be {unsure} times less or longer.",
+        kind="predicted",
+        what="; ".join(f"{kind}: {MEANT_BY[kind]}" for kind in kinds),
+        bus=Quantity(host.bus_bytes_per_s, "GB/s"),
+        memory=Quantity(host.host_bytes_per_s, "GB/s"),
+        drives=Quantity(host.nvme_bytes_per_s, "GB/s"),
+        copied=Quantity(BUS_SHARE, "%"),
+        reached=Quantity(HOST_SHARE, "%"),
+        unsure=UNSURE,
+    )
+    known = "" if host.memory_bytes else ": whether it is there was not checked (--host-memory)"
+    yield remark(
+        "Offload needs up to {most} of the host's memory for each GPU{known}.",
+        kind="caution" if known or not host.holds(most) else "predicted",
+        most=Quantity(most, "size", predicted=True),
+        known=known if host.holds(most) else ": more than nine tenths of what it has, so that it does not fit",
+    )
+
+
 def findings_of_given(given: Sequence[Planned], budget: Budget = NO_BUDGET, notes: Sequence[str] = ()) -> Findings:
     """One given layout with its parts, or two of them and which is faster; each `Planned` has a single layout."""
     shares = [each.unseen([0])[0][0] for each in given]
@@ -281,9 +297,11 @@ def findings_of_given(given: Sequence[Planned], budget: Budget = NO_BUDGET, note
         *(budgeted(each, predicted, budget) for each, predicted in zip(given, priced, strict=True)),
         _training(first, priced[0]),
         _network(first),
+        _host(first, priced),
         *(enough(each, predicted) for each, predicted in zip(given, priced, strict=True)),
         _engines(first, priced),
         law_errors(first, priced),
+        _untested(priced),
         (remark(note, kind="caution") for note in notes),
         _ranking("Layouts (predicted)", rows),
         _shares(rows),
@@ -337,7 +355,7 @@ def budgeted(planned: Planned, predicted: PredictedLayout, budget: Budget) -> It
     if budget.tokens and "days" in outcome:
         text = "{gpus} GPUs train {tokens} tokens in {days} days."
         if budget.days is not None:
-            text = "{gpus} GPUs are the fewest that train {tokens} tokens in {target} days: {days} days."
+            text = "{gpus} GPUs are the fewest found that train {tokens} tokens in {target} days: {days} days."
         days = _span(outcome["days"])
         yield remark(text, kind="predicted", gpus=gpus, tokens=f"{budget.tokens:g}", days=days, target=budget.days)
     for key, what in (("dollars_a_billion_tokens", "A billion tokens cost"), ("dollars", "The whole training costs")):
@@ -397,7 +415,11 @@ def _engines(planned: Planned, predicted: Sequence[PredictedLayout]) -> Remark:
     meant = "; ".join(
         f"{name} is {MEANT[name]}" + (f", with the constants of {LIKE[name]}" if name in LIKE else "") for name in shown
     )
-    how = "" if planned.training.framework else " By default ZeRO 2 and 3 run under fsdp2, else megatron."
+    how = (
+        ""
+        if planned.training.framework
+        else " By default ZeRO 2 and 3 run under fsdp2, else megatron, and deepspeed offloads what these cannot."
+    )
     return remark("Frameworks: {meant}.{how}", meant=meant, how=how)
 
 
@@ -410,8 +432,10 @@ def _errors(answer: LayoutAnswer) -> Iterator[Remark]:
             law=law,
             error="an unknown amount" if error is None else Quantity(error / 100, "%"),
         )
-    untested = sorted({name for predicted in _shown(answer) for name in predicted.untested})
-    if untested:
+
+
+def _untested(shown: Sequence[PredictedLayout]) -> Iterator[Remark]:
+    if untested := sorted({name for predicted in shown for name in predicted.untested}):
         yield remark(
             "Of the frameworks shown no run that uses {what} was published: there the law was compared with none.",
             kind="caution",
@@ -443,11 +467,6 @@ def law_errors(planned: Planned, shown: Sequence[PredictedLayout]) -> Iterator[R
             if found.of_another_gpu
             else "",
         )
-    yield remark(
-        "It errs by {error} on eight published iterations of 22 B to 1 T parameters on A100 (TP, PP, SP).",
-        kind="law",
-        error=Quantity(SELENE_ERROR_PERCENT / 100, "%"),
-    )
 
 
 def _ranking(title: str, rows: Sequence[Ranked]) -> Table:
@@ -483,7 +502,7 @@ def _of(name: str) -> Any:
 
 def _shares(rows: Sequence[Ranked]) -> Table:
     def share(name: str) -> Any:
-        return lambda row: row[0].parts[name] / row[0].seconds
+        return lambda row: row[0].parts.get(name, 0.0) / row[0].seconds
 
     return table(
         "Where the iteration goes (tensor, context, experts, gradients, parameters: what is waited for)",
@@ -497,14 +516,14 @@ def _memory(rows: Sequence[Ranked]) -> Table:
         return lambda row: row[0].memory[name]
 
     parts = [Column(name, taken(name), "GiB") for name in _parts([each.memory for each, _ in rows], 0.0)]
-    total = Column("in all", _of("memory_bytes"), "GiB", priority=2)
-    return table("Memory on the fullest GPU", (LAYOUT, *parts, total), rows)
+    total = Column("on the GPU", _of("memory_bytes"), "GiB", priority=2)
+    return table("Memory of the fullest GPU", (LAYOUT, *parts, total), rows)
 
 
 def _parts(rows: Sequence[Mapping[str, float]], share: float) -> list[str]:
     """The parts that are anything in any row."""
-    names = rows[0] if rows else ()
-    return [name for name in names if any(row[name] > share * float(np.sum(list(row.values()))) for row in rows)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [name for name in names if any(row.get(name, 0.0) > share * sum(row.values()) for row in rows)]
 
 
 def _short(layout: Layout) -> str:
@@ -513,7 +532,8 @@ def _short(layout: Layout) -> str:
     words = [f"DP{layout.data}", f"TP{layout.tensor}", f"PP{layout.pipeline}{chunks}"]
     words += [f"{name}{size}" for name, size in (("CP", layout.context), ("EP", layout.expert)) if size > 1]
     words += [f"Z{layout.zero_stage}", f"mb{layout.micro_batch}"]
-    return " ".join(words + ([f"re-{layout.recompute}"] if layout.recompute != "nothing" else []))
+    words += [f"re-{layout.recompute}"] if layout.recompute != "nothing" else []
+    return " ".join(words + ([f"off-{layout.offload}"] if layout.offload != "none" else []))
 
 
 def _name(predicted: PredictedLayout | None) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.advise.layout_plan import VERDICTS, memory_of_plan
+from pyperf_suite.advise.layout_plan import VERDICTS
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import POOLED, Calibration, CalibrationBlock, shipped_calibration
 from pyperf_suite.laws.explained import Explained
@@ -21,7 +21,6 @@ from pyperf_suite.laws.training.step import PricedStep, price_step, prices_of, s
 
 # Layouts whose times differ by less are in no order.
 APART = 0.05
-LEFT_OPEN = "what is recomputed is not stated"
 
 
 @dataclass(frozen=True)
@@ -52,10 +51,8 @@ def judged(runs: Iterable[TrainingRun], calibration: Calibration | None = None) 
 
 def _judged(run: TrainingRun, calibration: Calibration | None) -> JudgedRun:
     laws = calibration if calibration is not None and calibration.gpu == run.gpu.name else run.gpu
-    # Where a row leaves open what was recomputed, a layout is too large only if recomputing everything does not help.
-    recompute = "layers" if LEFT_OPEN in run.assumed else run.plan.recompute
     try:
-        verdict = memory_of_plan(run.model, run.plan, recompute).verdict(run.gpu.memory_bytes)
+        verdict = run.verdict
         prices = prices_of(laws, run.plan.dtype)
         predicted = step_time(laws, run.model, run.plan, None, prices, run.network_bytes_per_s)
     except UserError as reason:

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.commands.model_options import asked_gpu, asked_model, count_options, gpu_options, model_options
-from pyperf_suite.commands.options import Gibibytes, json_option, options, wide_option
+from pyperf_suite.commands.model_options import (
+    COUNTS,
+    asked_gpu,
+    asked_model,
+    count_options,
+    gpu_options,
+    model_options,
+)
+from pyperf_suite.commands.options import Finite, Gibibytes, json_option, options, path_option, wide_option
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,6 +42,12 @@ AXES = {
     "micro_batch": "micro_batch",
     "recompute": "recompute",
 }
+# What --like takes: all that a measured run has a value of.
+SCALED = {
+    "like", "config", "gated", "tied", "seq", "gpu", "gpus", "gpus_per_node", "network", "framework", "dtype",
+    "global_batch", "as_json", "wide", *AXES, *(name.replace("-", "_") for name in COUNTS),
+}  # fmt: skip
+POSITIVE = Finite(0, 1e6, min_open=True)
 
 
 @click.command()
@@ -55,10 +68,19 @@ AXES = {
     ),
     click.option("--framework", metavar="NAME", help="Whose step: megatron, fsdp1, fsdp2, torchtitan, deepspeed, ddp."),
     click.option("--dtype", metavar="NAME", help="Of products in layers: bf16, fp16, fp8, mxfp8, nvfp4."),
-    click.option("--global-batch", type=int, required=True, metavar="N", help="Sequences of one iteration."),
+    click.option("--global-batch", type=int, metavar="N", help="Sequences of one iteration."),
     *count_options({name.replace("_", "-"): "Only this value." for name in AXES if name != "recompute"}),
     *count_options({"layers-first": "Of a pipeline's first stage.", "layers-last": "Of its last one."}),
     click.option("--recompute", metavar="WHAT", help="Only this: nothing, attention or layers."),
+    click.option(
+        "--offload",
+        metavar="WHAT[,WHAT]",
+        help="Try these: none, optimizer (to the CPU), cpu (parameters too), nvme; by default none, and where nothing "
+        "fits the others.",
+    ),
+    click.option("--host-memory", type=POSITIVE, metavar="GIB", help="Of the host, for each GPU; by default unknown."),
+    click.option("--host-bandwidth", type=POSITIVE, metavar="GB/S", help="Of the host's memory, for each GPU."),
+    click.option("--nvme-bandwidth", type=POSITIVE, metavar="GB/S", help="Of the host's drives, for each GPU."),
     *(
         click.option(f"--{name}/--no-{name}", default=True, help=f"{text}; by default on.")
         for name, text in (
@@ -71,6 +93,11 @@ AXES = {
         "--exactly", metavar="LAYOUT", help="Only this layout, whether it fits or not: dp=8,tp=4,pp=2,vp=1,zero=1,mb=1."
     ),
     click.option("--compare", nargs=2, metavar="A B", help="Two layouts written so: which is faster, and how surely."),
+    path_option(
+        "--like",
+        help="Scale from this measured run: a study's folder, or JSON or CSV with the columns of `validate`; other "
+        "options say what differs.",
+    ),
     click.option("--tokens", type=float, metavar="N", help="Of the whole training, as in 2e12."),
     click.option("--target-days", type=float, metavar="DAYS", help="How many GPUs train on --tokens in that time."),
     click.option("--price", type=float, metavar="DOLLARS", help="Of a GPU an hour: what tokens cost."),
@@ -91,12 +118,17 @@ def layout(
     network: str | None,
     framework: str | None,
     dtype: str | None,
-    global_batch: int,
+    global_batch: int | None,
     flash: bool,
     sequence_parallel: bool,
     overlap: bool,
+    offload: str | None,
+    host_memory: float | None,
+    host_bandwidth: float | None,
+    nvme_bandwidth: float | None,
     exactly: str | None,
     compare: tuple[str, str] | None,
+    like: Path | None,
     tokens: float | None,
     target_days: float | None,
     price: float | None,
@@ -118,9 +150,21 @@ def layout(
     from pyperf_suite.advise import layout_report as report
     from pyperf_suite.advise.layout_grid import Cluster, Training
     from pyperf_suite.advise.layout_plan import planned
+    from pyperf_suite.laws.training.offload import usual_host
     from pyperf_suite.render import findings_json
     from pyperf_suite.render.terminal import console_for, print_findings
 
+    def answer(findings: dict[str, Any], plain: dict[str, Any]) -> None:
+        if as_json:
+            click.echo(findings_json.answer(findings, plain), nl=False)
+        else:
+            print_findings(console_for(wide), findings, [])
+
+    if like is not None:
+        return answer(*_scaled(like, config, gpu, gpus, network, named, seq=seq, global_batch=global_batch, dtype=dtype,
+                               framework=framework, ranks_per_node=gpus_per_node))  # fmt: skip
+    if global_batch is None:
+        raise UserError("--global-batch is missing: name how many sequences an iteration has.")
     spec, laws = asked_gpu(gpu, calibration)
     if link is not None:
         if laws is not spec:
@@ -139,34 +183,57 @@ def layout(
         raise UserError("--target-days asks for the number of GPUs: leave out --gpus, --exactly and --compare.")
     if gpus is None and target_days is None and not (exactly or compare):
         raise UserError("--gpus is missing: name how many there are in all, or ask for them with --target-days.")
-    if (exactly or compare) and (fixed or (exactly and compare)):
+    if (exactly or compare) and (fixed or offload or (exactly and compare)):
         raise UserError("--exactly and --compare name whole layouts: leave out the other, and options of single axes.")
-    training = Training(model, global_batch, length, flash, sequence_parallel, overlap, library, framework, dtype,
-                        *(count or 0 for count in ends))  # fmt: skip
+    first, last = (count or 0 for count in ends)
+    training = Training(
+        model, global_batch, length, flash, sequence_parallel, overlap, library, framework, dtype, first, last,
+        tuple(re.findall(r"[^,\s]+", offload or "")),
+    )  # fmt: skip
+    given = {"memory_bytes": (host_memory, 2**30), "host_bytes_per_s": (host_bandwidth, 1e9),
+             "nvme_bytes_per_s": (nvme_bandwidth, 1e9)}  # fmt: skip
+    host = replace(usual_host(spec), **{name: size * unit for name, (size, unit) in given.items() if size is not None})
 
     def cluster(count: int) -> Cluster:
         per_node = _usual_node(spec, count) if gpus_per_node is None else gpus_per_node
         return Cluster(spec, count, min(per_node, count) if count > 0 else per_node, _memory(spec, memory),
-                       _network(network))  # fmt: skip
+                       _network(network), host)  # fmt: skip
 
     if exactly or compare:
         layouts = [asked.layout_of(text, gpus, framework) for text in (compare or (str(exactly),))]
-        given = [asked.exactly(training, cluster(asked.ranks_of(each)), laws, each) for each in layouts]
-        findings = {"layout": report.findings_of_given(given, budget, notes)}
-        plain = report.given_as_json(given, budget)
+        exact = [asked.exactly(training, cluster(asked.ranks_of(each)), laws, each) for each in layouts]
+        answer({"layout": report.findings_of_given(exact, budget, notes)}, report.given_as_json(exact, budget))
     else:
         if target_days is not None:
             node = gpus_per_node or _usual_node(spec, LARGE)
             found = asked.fewest_gpus(training, lambda nodes: cluster(nodes * node), laws, budget, fixed)
         else:
             found = planned(training, cluster(gpus or 0), laws, fixed)
-        answer = report.layout_answer(found, top, notes)
-        findings = {"layout": report.findings_of_layouts(answer, budget)}
-        plain = report.layouts_as_json(answer, budget)
-    if as_json:
-        click.echo(findings_json.answer(findings, plain), nl=False)
-    else:
-        print_findings(console_for(wide), findings, [])
+        ranked = report.layout_answer(found, top, notes)
+        answer({"layout": report.findings_of_layouts(ranked, budget)}, report.layouts_as_json(ranked, budget))
+
+
+def _scaled(
+    like: Path, config: Path | None, gpu: str | None, gpus: int | None, network: str | None, named: dict[str, Any],
+    **plan: Any,
+) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
+    """What is asked for by the law's ratio to a measured run, as findings and as plain data."""
+    from pyperf_suite.advise import layout_like
+    from pyperf_suite.hardware.catalogue import find_gpu
+
+    context = click.get_current_context()
+    for name in sorted(set(context.params) - SCALED):
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            raise UserError(f"--like scales one measured layout and takes no --{name.replace('_', '-')}: leave it out.")
+    run, axes = layout_like.read_run(like), _fixed(named)
+    notes: tuple[str, ...] = ()
+    sizes = {name: value for name, value in named.items() if value is not None}
+    model = run.model.resized(**sizes) if sizes else None
+    if config is not None:
+        model, _, notes = asked_model(config, plan["seq"] or run.plan.seq, sizes)
+    of = {"model": model, "gpu": gpu and find_gpu(gpu), "network_bytes_per_s": _network(network)}
+    found = layout_like.scaled(run, gpus, axes, of=of, **plan)
+    return {"layout": layout_like.findings_of_analogy(found, notes)}, layout_like.analogy_as_json(found)
 
 
 def _usual_node(spec: GpuSpec, gpus: int) -> int:

@@ -56,8 +56,8 @@ class GpuSpec:
 
     `boost_mhz` is the clock that the peaks belong to where their source names one. `peak_flop_per_s` has a key of
     `DTYPES` for each dtype that the GPU has units for, accumulated in fp32. `link_bytes_per_s` is one direction of all
-    links to other GPUs together, None where there are none but the host's. `sources` says of every field, by its name,
-    where its value is from.
+    links to other GPUs together, None where there are none but the host's; `host_link_bytes_per_s` of what joins it to
+    the CPU where that is not PCIe. `sources` says of every field, by its name, where its value is from.
     """
 
     name: str
@@ -73,6 +73,7 @@ class GpuSpec:
     link_bytes_per_s: float | None
     power_w: float
     sources: Mapping[str, str]
+    host_link_bytes_per_s: float | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -197,6 +198,7 @@ def _spec(entry: Mapping[str, Any]) -> GpuSpec:
         },
         "link_bytes_per_s": None if link is None else link * 1e9,
         "power_w": float(entry["power_w"]),
+        "host_link_bytes_per_s": entry["host_link_gb_per_s"] * 1e9 if "host_link_gb_per_s" in entry else None,
     }
     return GpuSpec(**values, sources=_sources(entry))
 
@@ -208,6 +210,7 @@ _WRITTEN_AS = {
     "l2_bytes": "l2_mib",
     "peak_flop_per_s": "peak_tflop_per_s",
     "link_bytes_per_s": "link_gb_per_s",
+    "host_link_bytes_per_s": "host_link_gb_per_s",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ import numpy as np
 from pyperf_suite.errors import OneOf
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.activations import Keeping, kept_bytes
-from pyperf_suite.laws.training.memory import LAST_STAGE, MIXED, MemoryNeed, activation_bytes, training_memory
+from pyperf_suite.laws.training.memory import LAST_STAGE, MIXED, ON_GPU, activation_bytes, training_memory
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sharding
 from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import crossed
@@ -58,7 +58,7 @@ KNOWN_SEQ = 2048
 SHARED, RANKS = "GPT-3 1.3B", 8
 RECOMPUTED: dict[Recompute, str] = {"nothing": "nothing", "attention": "attention (selective)", "layers": "all (full)"}
 FORMULA_OF: Mapping[str, Recompute] = {"none": "attention", "selective": "attention", "every": "layers"}
-NEEDS = {part.name: part.name for part in fields(MemoryNeed)}
+NEEDS = {name: name for name in ON_GPU}
 NEEDS |= {"optimizer": "AdamW", "gathered": "gathered layers", "total": "all"}
 # Places between the least and the greatest size at which the law is drawn.
 LINE_POINTS = 33

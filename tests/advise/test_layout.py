@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyperf_suite.advise.layout_asked import KEYS, exactly, layout_of, smallest_network
-from pyperf_suite.advise.layout_grid import SPLIT, WRITTEN, Cluster, Training, held_to, layouts
+from pyperf_suite.advise.layout_grid import SPLIT, WRITTEN, Cluster, Training, divides, held_to, layouts
 from pyperf_suite.advise.layout_plan import Planned, described_step, planned, rules
 from pyperf_suite.advise.layout_report import findings_of_layouts, layout_answer, layouts_as_json
 from pyperf_suite.cli import main
@@ -344,7 +344,7 @@ def with_option(name: str, value: str) -> tuple[str, ...]:
         (with_option("--gpu", "H2000"), "no GPU 'H2000'"),
         ((*OPTIONS, "--memory", "0"), "--memory has to lie above 0"),
         ((*OPTIONS, "--memory", "nan"), "--memory has to lie above 0"),
-        ((*OPTIONS, "--memory", "0.5"), "more than the 0.5 GiB"),
+        ((*OPTIONS, "--memory", "0.02"), "bytes) more than the 0.0 GiB"),
         ((*OPTIONS, "--network", "fast"), "'fast' is not the rate of a network"),
         ((*OPTIONS, "--network", "1GB:fast"), "'1GB:fast' is not a measured point"),
         ((*OPTIONS, "--link", "NVLink9"), "'NVLink9' is no link within a node"),
@@ -356,7 +356,13 @@ def with_option(name: str, value: str) -> tuple[str, ...]:
         ((*OPTIONS, "--recompute", "some"), "cannot recompute 'some'"),
         ((*OPTIONS, "--top", "0"), "--top has to lie between"),
         ((*OPTIONS, "--dp", "64", "--zero", "0"), "bytes) more than the 72.0 GiB that are usable; the nearest that"),
-        (with_option("--gpus", "1"), "GPUs would do, by"),
+        ((*with_option("--gpus", "1"), "--offload", "none"), "GPUs would do, by"),
+        ((*OPTIONS, "--offload", "disk"), "Nothing can be offloaded as 'disk'"),
+        ((*OPTIONS, "--offload", "cpu", "--framework", "megatron"), "megatron does not offload 'cpu'"),
+        ((*OPTIONS, "--offload", "cpu", "--host-memory", "1"), "of the host's memory for each"),
+        ((*OPTIONS, "--host-memory", "-1"), "'--host-memory': "),
+        ((*OPTIONS, "--host-bandwidth", "0"), "'--host-bandwidth': "),
+        ((*OPTIONS, "--nvme-bandwidth", "nan"), "nan is not a finite number"),
         (with_option("--hidden", "0"), "--hidden has to be at least 1"),
     ],
 )
@@ -398,6 +404,9 @@ def test_two_layouts_are_compared_the_same_way_round_both_ways() -> None:
     assert first["first_is_faster"] == pytest.approx(1 - second["first_is_faster"])
     assert (first["first_is_faster"] > 0.5) == (first["layouts"][0]["step_s"] < first["layouts"][1]["step_s"])
     assert "of such pairs" in " ".join(command(*GIVEN, "--compare", a, "dp=64,zero=3").output.split())
+    offloads = " ".join(command(*GIVEN, "--compare", "dp=64,zero=3", "dp=64,offload=cpu").output.split())
+    assert "A is faster by" in offloads
+    assert "no run that uses offload was published" in offloads
 
 
 @pytest.mark.slow
@@ -413,6 +422,40 @@ def test_experts_count_by_active_parameters() -> None:
     found = planned(Training(MIXTRAL, 512, 4096), EIGHT_NODES).best
     assert found.flop_per_s < A100.peak("bf16")
     assert 0.02 < found.mfu < 0.7
+
+
+def test_what_fits_no_gpu_is_offloaded_and_what_is_asked_for_is_ranked_too() -> None:
+    training, alone = Training(LLAMA, 16, 4096), Cluster(A100, 1, 1, A100.memory_bytes)
+    found = planned(training, alone)
+    assert found.best.layout.offload != "none"
+    assert found.best.memory["host"] == pytest.approx(16 * LLAMA.parameters, rel=0.01)
+    assert found.best.untested == ("offload",)
+    assert "offload" in found.best.parts
+    text = str([remark.template for remark in findings_of_layouts(layout_answer(found, 3)).remarks])
+    assert "Offload needs up to" in text
+    # Drives are left where the host has too little memory, and parameters on them cost most.
+    small = planned(training, replace(alone, host=replace(alone.hosted, memory_bytes=64 * 2**30)))
+    assert small.best.layout.offload == "nvme"
+    assert small.best.seconds > found.best.seconds
+    with pytest.raises(UserError, match="GPUs would do"):
+        planned(replace(training, offloads=("none",)), alone)
+    both = planned(Training(LLAMA, 64, 4096, offloads=("none", "cpu")), NODE)
+    assert both.best.layout.offload == "none"
+    names = {str(both.at(int(place)).layout.offload) for place in both.ranked}
+    assert names == {"none", "cpu"}
+    columns = both.grid.columns
+    assert set(columns["zero_stage"][columns["offload"] > 0].tolist()) == {3}
+
+
+def test_numbers_of_gpus_that_no_split_divides_are_known() -> None:
+    training = Training(LLAMA, 512, 4096)
+    for nodes, there in ((1, True), (8, True), (31, True), (37, False), (64, True), (101, False)):
+        cluster = Cluster(A100, 8 * nodes, 8, A100.memory_bytes)
+        assert divides(training, cluster) is there
+        try:
+            assert bool(len(layouts(training, cluster, {"micro_batch": 1}))) is there
+        except UserError:
+            assert not there
 
 
 @pytest.mark.slow
@@ -450,6 +493,9 @@ def test_a_network_that_is_enough_costs_no_more_than_five_percent() -> None:
         (("--exactly", "dp=8,pp=2,vp=3"), "32 layers are not 2 stages of 3 chunks"),
         (("--exactly", "dp=8,ep=2"), "EP does not divide the 1 experts"),
         (("--exactly", "dp=8,pp=2,vp=2,zero=3"), "fsdp2 cannot run"),
+        (("--exactly", "dp=8,offload=cpu,zero=1"), "parameters with 3"),
+        (("--exactly", "dp=8,offload=disk"), "Nothing can be offloaded as 'disk'"),
+        (("--exactly", "dp=8,offload=nvme", "--framework", "fsdp2"), "fsdp2 does not offload 'nvme'"),
         (("--exactly", "dp=8", "--tp", "2"), "leave out the other, and options of single axes"),
         (("--exactly", "dp=8", "--dtype", "fp8"), "A100 SXM does not train in 'fp8': choose from bf16, fp16."),
         (("--exactly", "dp=8", "--dtype", "int4"), "A100 SXM does not train in 'int4'"),
@@ -483,6 +529,9 @@ def test_layers_that_do_not_divide_over_stages_are_dealt_out() -> None:
     heavy = exactly(replace(training, layers_first=16), cluster, A100, layout)
     assert heavy.seconds[0] > 2 * usual.seconds[0]
     assert heavy.memory_bytes[0] > 2 * usual.memory_bytes[0]
+    # The last stage holds a micro-batch where the first holds one for each stage.
+    behind = exactly(replace(training, layers_last=16), cluster, A100, layout)
+    assert behind.memory["activations"][0] < heavy.memory["activations"][0] / 2
     even = exactly(replace(training, layers_first=4, layers_last=1), cluster, A100, layout)
     assert even.seconds[0] == pytest.approx(light.seconds[0])
     assert Training(DEEP, 1024, 4096, layers_first=4, layers_last=1).stages(16) == (4, 4, 1)

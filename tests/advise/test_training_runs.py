@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite.advise.training_runs import LEFT_OPEN, judged, refitted, right_orders
+from pyperf_suite.advise.training_runs import judged, refitted, right_orders
 from pyperf_suite.advise.validate import validate
 from pyperf_suite.cli import main
 from pyperf_suite.laws.training.framework import found_constants
-from pyperf_suite.laws.training.published import read_runs
+from pyperf_suite.laws.training.published import ASSUMED_RECOMPUTE, read_runs
 from tools.fit.published import SAMPLE
 
 LLAMA = {"source": "mine", "engine": "megatron", "model": "8B", "layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32,
@@ -81,7 +81,7 @@ def test_what_ran_may_be_tight_where_recomputation_is_not_stated(tmp_path: Path)
     stated, not_stated = judged(
         read_runs(table(tmp_path / "large.csv", large, large | {"recompute": "", "recompute_stated": ""}))[0]
     )
-    assert LEFT_OPEN in not_stated.run.assumed
+    assert ASSUMED_RECOMPUTE in not_stated.run.assumed
     assert stated.is_called_too_large
     assert not not_stated.is_called_too_large
 

@@ -7,7 +7,6 @@ import pytest
 
 from pyperf_suite.advise.layout_grid import Cluster, Grid, Training, layouts
 from pyperf_suite.advise.layout_plan import Planned, evaluated
-from pyperf_suite.advise.layout_report import SELENE_ERROR_PERCENT
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.step import step_time
@@ -21,7 +20,7 @@ A100 = find_gpu("A100")
 def one(recompute: Recompute, **counts: int) -> Grid:
     """The grid of a single layout."""
     usual = dict.fromkeys(("data", "tensor", "pipeline", "chunks", "context", "expert", "micro_batch"), 1)
-    values = {**usual, "zero_stage": 0, "recompute": RECOMPUTES.index(recompute), **counts}
+    values = {**usual, "zero_stage": 0, "recompute": RECOMPUTES.index(recompute), "offload": 0, **counts}
     return Grid({name: np.array([value]) for name, value in values.items()}, {})
 
 
@@ -74,7 +73,7 @@ def test_iterations_of_22_billion_to_a_trillion_parameters_are_told_within_four_
     mean = np.mean(np.abs(list(errors.values())))
     assert mean < 0.04
     assert max(map(abs, errors.values())) < 0.08
-    assert 100 * mean == pytest.approx(SELENE_ERROR_PERCENT, abs=0.1)
+    assert 100 * mean == pytest.approx(3.0, abs=0.1)
     # What the paper is about: its two measures save a quarter to a third.
     for name, (*_, full_s, selective_s) in SELENE.items():
         saved = (1 + errors[name, "layers"]) * full_s / ((1 + errors[name, "attention"]) * selective_s)

@@ -121,9 +121,14 @@ def check_framework(framework: str) -> None:
         raise UserError(f"Nothing is known of the framework {framework!r}: choose from {', '.join(FRAMEWORKS)}.")
 
 
-def usual_framework(zero_stage: int) -> Framework:
-    """The framework of a layout that names none: FSDP2 where gradients or parameters are sharded, else Megatron."""
-    return "fsdp2" if zero_stage >= SHARDED_FROM_STAGE else "megatron"
+def usual_framework(zero_stage: int, offload: str = "none") -> Framework:
+    """The framework of a layout that names none: FSDP2 where gradients or parameters are sharded, else Megatron.
+
+    DeepSpeed for what neither offloads.
+    """
+    if offload == "nvme" or (offload == "optimizer" and zero_stage >= SHARDED_FROM_STAGE):
+        return "deepspeed"
+    return "fsdp2" if zero_stage >= SHARDED_FROM_STAGE or offload == "cpu" else "megatron"
 
 
 def generation_of(spec: GpuSpec) -> str:

@@ -7,9 +7,10 @@ weights of a GPT by name and shape.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.layer_kinds import attention_call
 from pyperf_suite.laws.tiling import ceil_div
+from pyperf_suite.laws.training.offload import BUFFERS, Offload
 from pyperf_suite.laws.transformer import (
     Linear,
     ModelDimensions,
@@ -140,6 +142,10 @@ class Storage:
         """What the optimizer has of a parameter: its moments, and the master copy that it updates."""
         return self.optimizer + self.master
 
+    @property
+    def total(self) -> int:
+        return self.weight + self.gradient + self.state
+
 
 # AdamW of torch on weights in one type, whose moments have the type of the weights.
 FLOAT32 = Storage(weight=4, gradient=4, optimizer=8)
@@ -217,7 +223,10 @@ USABLE_SHARE = 0.9
 # least this share of the activations, where no mask of dropout is kept and gradients have 16 bits; at most a quarter
 # more than the formulas, and what a framework allocates beside: context, buffers of collectives, fragmentation.
 LEAST_ACTIVATIONS, LEAST_GRADIENTS = 0.7, 0.5
+LEAST_GATHERED = 1 / 3  # the 16 bits of the layer at work
 MOST_SHARE, BESIDE_BYTES = 1.25, 6 * 2**30
+# What of a need is on the GPU, by the fields of a `MemoryNeed`.
+ON_GPU = ("weights", "gradients", "optimizer", "activations", "gathered")
 Verdict = Literal["fits", "may not fit", "does not fit"]
 
 
@@ -225,7 +234,8 @@ Verdict = Literal["fits", "may not fit", "does not fit"]
 class MemoryNeed:
     """Bytes on the fullest GPU, by what they are for; arrays where the model or the way it is cut is a grid.
 
-    `gathered` are whole layers that ZeRO stage 3 has on each rank for the time of their computation.
+    `gathered` are whole layers that ZeRO stage 3 has on each rank for the time of their computation. What is offloaded
+    is not on the GPU: bytes of the `host`'s memory and of its `nvme` drives for that GPU.
     """
 
     weights: Any
@@ -233,21 +243,47 @@ class MemoryNeed:
     optimizer: Any
     activations: Any
     gathered: Any = 0
+    host: Any = 0
+    nvme: Any = 0
 
     @property
     def total(self) -> Any:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.gathered
+        return sum(getattr(self, name) for name in ON_GPU)
 
     @property
     def least(self) -> Any:
         """The least that runs of such a layout were found to hold."""
         kept = LEAST_GRADIENTS * self.gradients + LEAST_ACTIVATIONS * self.activations
-        return self.weights + self.optimizer + kept
+        return self.weights + self.optimizer + kept + LEAST_GATHERED * self.gathered
 
     @property
     def most(self) -> Any:
         """What nine of ten such runs held no more than."""
         return MOST_SHARE * self.total + BESIDE_BYTES
+
+    def fuller(self, other: MemoryNeed) -> MemoryNeed:
+        """Of two stages the one that needs more; of those in arrays, of each pair."""
+        pairs = {field.name: (getattr(other, field.name), getattr(self, field.name)) for field in fields(self)}
+        more = other.total > self.total
+        return MemoryNeed(**{name: np.where(more, *pair)[()] for name, pair in pairs.items()})
+
+    def away(self, offload: Offload, scattered: Any, storage: Storage, buffers: Any) -> MemoryNeed:
+        """With what is offloaded on the host, of whose memory drives take `buffers`, in parameters.
+
+        Gradients leave where they are `scattered`, else the host has a copy of those that the rank updates.
+        """
+        if offload == "none":
+            return self
+        drives, whole = offload == "nvme", offload != "optimizer"
+        gone = self.optimizer * (1 + storage.gradient / storage.state) + whole * self.weights
+        return replace(
+            self,
+            weights=self.weights * (not whole),
+            gradients=np.where(scattered, 0.0, self.gradients),
+            optimizer=0.0 * self.optimizer,
+            host=np.minimum(gone, storage.total * buffers) if drives else gone,
+            nvme=gone * drives,
+        )
 
     def verdict(self, memory_bytes: float) -> Verdict:
         """Whether one layout fits a GPU with so many bytes, for sure, perhaps or not."""
@@ -271,22 +307,16 @@ class PipelineSchedule:
     chunks: Sizes = 1
     micro_batches: Sizes | None = None
 
-    @property
-    def held_by_first(self) -> Any:
-        """Micro-batches that the first stage keeps at once: p by 1F1B, p + (p − 1)/v where interleaved.
+    def held_by(self, stage: Sizes) -> Any:
+        """Micro-batches that a stage keeps at once, the first being 0.
 
-        Source: Narayanan et al. 2021, section 2.2; Korthikanti et al. 2022, section 4.2.3.
+        By 1F1B one more than there are stages behind it. Interleaved, p·(v − 1) + 1 chunks on the last and two more on
+        each in front: p + (p − 1)/v micro-batches on the first (Narayanan et al. 2021, section 2.2; Korthikanti et al.
+        2022, section 4.2.3).
         """
         stages, chunks = np.asarray(self.stages), np.asarray(self.chunks)
-        return self._at_most_all(np.where(chunks > 1, stages + (stages - 1) / chunks, stages))
-
-    @property
-    def held_by_last(self) -> Any:
-        """Micro-batches that the last stage keeps at once: 1, or p·(v − 1) + 1 chunks where interleaved."""
-        stages, chunks = np.asarray(self.stages), np.asarray(self.chunks)
-        return self._at_most_all((stages * (chunks - 1) + 1) / chunks)
-
-    def _at_most_all(self, held: Any) -> Any:
+        behind = stages - 1 - np.asarray(stage)
+        held = np.where(chunks > 1, (stages * (chunks - 1) + 1 + 2 * behind) / chunks, 1 + behind)
         return held if self.micro_batches is None else np.minimum(held, self.micro_batches)
 
 
@@ -304,16 +334,18 @@ def training_memory(
     micro_batches: Sizes | None = None,
     context: Sizes = 1,
     storage: Storage = MIXED,
+    stage_layers: tuple[int, int, int] | None = None,
+    offload: Offload = "none",
 ) -> MemoryNeed:
     """The need of one GPU of `data_ranks` that share by ZeRO stage 0 to 3, in a pipeline of `stages`.
 
     `recompute` "attention" is also right for FlashAttention, which keeps no scores. Of a pipeline the fullest stage
-    is counted: the first, which holds the most micro-batches (`PipelineSchedule`), or the last, which has the
-    logits. `context` ranks (CP) share each sequence; they are among the `data_ranks`. `storage` is bytes a
-    parameter, by default of mixed precision; activations are of 16 bits. Experts are shared by those ranks that
-    have the same ones. Raises UserError for a stage of ZeRO that there is not, for layers that cannot be cut into
-    stages, and
-    where a dimension cannot be cut over the ranks.
+    is counted: the first, which holds the most micro-batches (`PipelineSchedule`), the last, which has the logits, or
+    one between where `stage_layers` says how many the first has, the fullest between and the last. `context` ranks (CP)
+    share each sequence; they are among the `data_ranks`. `storage` is bytes a parameter, by default of mixed precision;
+    activations are of 16 bits. Experts are shared by those ranks that have the same ones. Of what is offloaded the GPU
+    has the layers at work. Raises UserError for a stage of ZeRO that there is not, for layers that cannot be cut into
+    stages, and where a dimension cannot be cut over the ranks.
     """
     sharding = sharding or Sharding()
     stage = np.asarray(zero_stage)
@@ -323,29 +355,39 @@ def training_memory(
         raise UserError(f"Training needs at least 1 data-parallel rank, but {np.min(data_ranks)} were asked for.")
     if np.any(np.asarray(stages) < 1) or np.any(np.asarray(model.layers) < stages):
         raise UserError(f"{np.min(model.layers)} layers cannot be cut into {stages} stages.")
-    ours = rank_parameters(model, sharding, stages)
-    experts = rank_expert_parameters(model, sharding, stages)
-    like = np.maximum(1, np.asarray(data_ranks) // sharding.expert)
-
-    def held(name: str) -> Any:
-        is_shared = stage >= SHARED_FROM_STAGE[name]
-        return (ours - experts) / np.where(is_shared, data_ranks, 1) + experts / np.where(is_shared, like, 1)
-
     schedule = PipelineSchedule(stages, chunks, micro_batches)
-    gathers = (stage >= SHARED_FROM_STAGE["weights"]) & (np.asarray(data_ranks) > 1)
-    return MemoryNeed(
-        weights=storage.weight * held("weights"),
-        gradients=storage.gradient * held("gradients"),
-        optimizer=storage.state * held("optimizer"),
-        activations=_scheduled_bytes(model, micro_batch, seq, sharding, schedule, recompute) / context,
-        gathered=np.where(gathers, GATHERED_BYTES * _largest_gathered(model, sharding), 0.0),
-    )
+    like, largest = np.maximum(1, np.asarray(data_ranks) // sharding.expert), _largest_gathered(model, sharding)
+    gathers = (stage >= SHARED_FROM_STAGE["weights"]) & (np.asarray(data_ranks) > 1) | (offload in ("cpu", "nvme"))
+
+    def need(layers: Sizes | None, place: Sizes) -> MemoryNeed:
+        ours = rank_parameters(model, sharding, stages, place, layers)
+        experts = rank_expert_parameters(model, sharding, stages, layers)
+
+        def held(name: str) -> Any:
+            is_shared = stage >= SHARED_FROM_STAGE[name]
+            return (ours - experts) / np.where(is_shared, data_ranks, 1) + experts / np.where(is_shared, like, 1)
+
+        kept = _stage_bytes(model, micro_batch, seq, sharding, schedule, recompute, place, layers)
+        return MemoryNeed(
+            weights=storage.weight * held("weights"),
+            gradients=storage.gradient * held("gradients"),
+            optimizer=storage.state * held("optimizer"),
+            activations=kept / context,
+            gathered=np.where(gathers, GATHERED_BYTES * largest, 0.0),
+        ).away(offload, stage >= SHARED_FROM_STAGE["gradients"], storage, BUFFERS * largest / data_ranks)
+
+    first, between, last = stage_layers or (None, None, None)
+    needs = [need(first, 0), need(last, np.asarray(stages) - 1), *([need(between, 1)] if between else [])]
+    return functools.reduce(MemoryNeed.fuller, needs)
 
 
-def rank_parameters(model: ModelDimensions, sharding: Sharding, stages: Sizes = 1) -> Any:
-    """Parameters on the first rank: its share of every matrix, embeddings cut over TP, and norms and biases whole.
+def rank_parameters(
+    model: ModelDimensions, sharding: Sharding, stages: Sizes = 1, stage: Sizes = 0, layers: Sizes | None = None
+) -> Any:
+    """Parameters on a rank: its share of every matrix, embeddings cut over TP, and norms and biases whole.
 
-    With a pipeline, its share of the layers and the larger of what stands at the ends: embedding or output matrix.
+    Of a pipeline, those of a `stage` with so many `layers`, by default as many as the fullest: the first, 0, has the
+    embeddings, the last the output matrix.
     """
     # A matrix of a rank has the shape of its product.
     ours, every = linears(model, 1, sharding), linears(model, 1)
@@ -354,15 +396,17 @@ def rank_parameters(model: ModelDimensions, sharding: Sharding, stages: Sizes = 
     embedding = 1.0 * model.vocab * model.hidden
     in_no_product = model.parameters - _matrix_parameters(every) - (0 if model.tied else embedding)
     embedding_share = 1.0 * ceil_div(model.vocab, sharding.tensor) * model.hidden
-    alone = inside + outside + in_no_product + (0 if model.tied else embedding_share)
-    piped = (inside + in_no_product) * _layers_share(model, stages) + np.maximum(outside, embedding_share)
-    return np.where(np.asarray(stages) == 1, alone, piped)
+    loses, embeds = np.asarray(stage) == np.asarray(stages) - 1, np.asarray(stage) == 0
+    ends = np.where(loses, outside, 0.0) + np.where(embeds & ~(loses & model.tied), embedding_share, 0.0)
+    return (inside + in_no_product) * _layers_share(model, stages, layers) + ends
 
 
-def rank_expert_parameters(model: ModelDimensions, sharding: Sharding, stages: Sizes = 1) -> Any:
+def rank_expert_parameters(
+    model: ModelDimensions, sharding: Sharding, stages: Sizes = 1, layers: Sizes | None = None
+) -> Any:
     """Those of them that belong to experts which tokens are routed to."""
     routed = (part for part in linears(model, 1, sharding) if part.part.startswith("expert "))
-    return _matrix_parameters(routed) * _layers_share(model, stages)
+    return _matrix_parameters(routed) * _layers_share(model, stages, layers)
 
 
 def activation_bytes(
@@ -379,33 +423,34 @@ def activation_bytes(
     Models, here for any width, shared key-value heads, gated MLPs and experts; masks of dropout are counted. Where
     layers are recomputed, their inputs are kept and the one at work. Raises UserError for an unknown `recompute`.
     """
-    return _scheduled_bytes(model, micro_batch, seq, sharding or Sharding(), PipelineSchedule(stages), recompute)
+    how = (model, micro_batch, seq, sharding or Sharding(), PipelineSchedule(stages), recompute)
+    return np.maximum(_stage_bytes(*how, 0), _stage_bytes(*how, np.asarray(stages) - 1))
 
 
-def _scheduled_bytes(
+def _stage_bytes(
     model: ModelDimensions,
     micro_batch: Sizes,
     seq: Sizes,
     sharding: Sharding,
     schedule: PipelineSchedule,
     recompute: Recompute,
+    stage: Sizes,
+    layers: Sizes | None = None,
 ) -> Any:
-    """Bytes that a stage keeps of whole sequences, of the stage that keeps the most."""
+    """Bytes that a stage keeps of whole sequences."""
     check_recompute(recompute)
-    tokens = 1.0 * micro_batch * seq
-    layers = _layers_bytes(model, seq, sharding, recompute)
+    stages = np.asarray(schedule.stages)
+    each = _layers_bytes(model, seq, sharding, recompute)
     at_work = _layers_bytes(model, seq, sharding, "attention") / model.layers if recompute == "layers" else 0.0
-    ends = _outside_bytes(model, sharding)
-    # A stage in front holds one micro-batch more than the one behind it, each in its share of the layers.
-    share = _layers_share(model, schedule.stages)
-    inputs = model.hidden / _sequence_ranks(sharding)
-    first = schedule.held_by_first * (layers * share + inputs)
-    last = schedule.held_by_last * layers * share + ends
-    return tokens * (at_work + np.where(np.asarray(schedule.stages) == 1, layers + ends, np.maximum(first, last)))
+    # The first stage keeps what it gives its layers, where the last one has the loss.
+    inputs = np.where((np.asarray(stage) == 0) & (stages > 1), model.hidden / _sequence_ranks(sharding), 0.0)
+    ends = np.where(np.asarray(stage) == stages - 1, _outside_bytes(model, sharding), 0.0)
+    held = schedule.held_by(stage) * (each * _layers_share(model, stages, layers) + inputs)
+    return 1.0 * micro_batch * seq * (at_work + held + ends)
 
 
-def _layers_share(model: ModelDimensions, stages: Sizes) -> Any:
-    return ceil_div(model.layers, stages) / np.asarray(model.layers)
+def _layers_share(model: ModelDimensions, stages: Sizes, layers: Sizes | None) -> Any:
+    return (ceil_div(model.layers, stages) if layers is None else layers) / np.asarray(model.layers)
 
 
 def _largest_gathered(model: ModelDimensions, sharding: Sharding) -> Any:

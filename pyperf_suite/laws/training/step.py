@@ -44,6 +44,7 @@ from pyperf_suite.laws.training.layer_work import (
     waited_s,
 )
 from pyperf_suite.laws.training.memory import LAST_STAGE
+from pyperf_suite.laws.training.offload import UNSURE, Host, Offload, check_offload, offloaded, usual_host
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sizes, check_recompute
 
 
@@ -64,7 +65,8 @@ class ParallelPlan:
     count as one each where layers come out even so. `first_layers` and `last_layers` are what the first and last stage
     have, the others sharing the rest; 0: as all.
 
-    Counts may be arrays that broadcast together. Raises UserError for numbers below 1, a stage of ZeRO that there is
+    Counts may be arrays that broadcast together. `offload` is what leaves the GPU, of OFFLOADS, to its share of a
+    `host`, None: of the maker's server. Raises UserError for numbers below 1, a stage of ZeRO that there is
     not, or a batch, a sequence or experts that do not divide.
     """
 
@@ -87,6 +89,8 @@ class ParallelPlan:
     element_bytes: int = HALF
     dtype: str = "bf16"
     framework: str | None = None
+    offload: Offload = "none"
+    host: Host | None = None
     overlap_tensor: bool = False
     recompute_share: float = 1.0
     uneven_stages: bool = False
@@ -95,6 +99,7 @@ class ParallelPlan:
 
     def __post_init__(self) -> None:
         check_recompute(self.recompute)
+        check_offload(self.offload)
         if self.framework is not None:
             check_framework(self.framework)
         if self.dtype not in DTYPES:
@@ -445,7 +450,8 @@ def step_time(
     The parts are products, attention, memory bound and host (waiting for launches), and what is waited for of tensor,
     context and experts' exchange, each of all micro-batches on the slowest stage; bubble (waiting for the pipeline to
     fill and drain, with its transfers), gradients, parameters (as ZeRO gathers them), stragglers (what many nodes cost)
-    and optimizer. `extrapolated` says that no run of the framework on that GPU was published; then `error_percent` is
+    and optimizer; where states are offloaded the optimizer is Adam on the CPU, and offload what is waited for of the
+    bus and drives. `extrapolated` says that no run of the framework on that GPU was published; then `error_percent` is
     None and the interval wider.
 
     Args:
@@ -462,12 +468,32 @@ def step_time(
     found = FoundConstants(constants, False, None) if constants is not None else constants_of(gpu, plan)
     constants = found.constants
     network = constants.network if network is None else network
-    parts = step_parts(price_step(model, plan, prices or prices_of(gpu, plan.dtype), network), constants)
+    priced = price_step(model, plan, prices or prices_of(gpu, plan.dtype), network)
+    parts, on_host = step_parts(priced, constants), 0.0
+    if plan.offload != "none":
+        moved = _offloaded(priced, constants, plan.host or usual_host(spec_of(gpu)))
+        parts, on_host = parts | moved, sum(moved.values())
     seconds = sum(parts.values())
     low, high = interval(found, model, plan.dtype)
-    around = {} if low is None else {"low": seconds * low, "high": seconds * high}
+    around = {}
+    if low is not None and high is not None:
+        ends = {"low": (low, 1 / UNSURE), "high": (high, UNSURE)}
+        around = {name: (seconds - on_host) * law + on_host * host for name, (law, host) in ends.items()}
     error = None if found.of_another_gpu else error_percent_of(found, model, plan.dtype)
     return Explained(seconds, parts, found.of_another_gpu, error, found.origin, **around)
+
+
+def _offloaded(priced: PricedStep, constants: StepConstants, host: Host) -> dict[str, Any]:
+    """The parts that offload makes: the optimizer on the CPU, and what is waited for."""
+    model, plan = priced.model, priced.plan
+    layer_s = layer_work(priced.layer, plan.piece, constants).seconds
+    stage_s = (1 if plan.overlap_gradients else 0) * model.layers / plan.pipeline * layer_s
+    updated = _updated_bytes(stage_parameters(model, plan), plan) / OPTIMIZER_BYTES_PER_PARAMETER
+    waited, adam = offloaded(
+        plan.offload, plan.framework or "deepspeed", host, updated, plan.zero_stage, plan.gradient_bytes,
+        plan.micro_batches, (1 - BACKWARD_SHARE) * stage_s, BACKWARD_SHARE * stage_s,
+    )  # fmt: skip
+    return {"optimizer": adam + constants.slowdown * constants.finish * priced.gradient_pass, "offload": waited}
 
 
 def prices_of(gpu: str | GpuSpec | Calibration, dtype: str) -> Prices:
