@@ -75,7 +75,9 @@ def test_a_folder_that_cannot_be_written_is_told_in_one_sentence(tmp_path: Path)
         save({"H100 SXM": Calibration("H100 SXM")}, tmp_path / "file" / "folder")
 
 
-@pytest.mark.parametrize(("law", "sentence"), [("gravity", "gravity"), ("memory", "has no table of products (gemm_bf16_")])
+@pytest.mark.parametrize(
+    ("law", "sentence"), [("gravity", "gravity"), ("memory", "has no table of products (gemm_bf16_")]
+)
 def test_an_unknown_law_or_a_folder_without_tables_ends_in_one_sentence(
     tmp_path: Path, law: str, sentence: str
 ) -> None:
