@@ -12,6 +12,7 @@ from pyperf_suite.errors import offer
 # The module of each command that is not defined with the group itself.
 MODULES = {
     "ab": "ab",
+    "accept": "accept",
     "calibrate": "calibrate",
     "compare": "compare",
     "completion": "completions",
