@@ -14,13 +14,17 @@ if TYPE_CHECKING:
     from pyperf_suite.runner.plan import Plan
     from pyperf_suite.runner.results import RunFolder
 
-# One GPU has time for as many rounds as a CPU; of eight each is measured once.
-ROUNDS, ROUNDS_OF_MANY, MANY = 3, 1, 3
+# Every device is measured so often; of more devices each once, for the time.
+ROUNDS, MANY = 3, 2
 
 
 @click.command()
-@click.option("--baseline", "earlier", metavar="RUN", help="Judge by this earlier run of the machine: a folder, or latest.")
-@path_option("--fleet", metavar="FOLDER", help="Measure nothing; name the slow nodes of those whose results FOLDER holds.")
+@click.option(
+    "--baseline", "earlier", metavar="RUN", help="Judge by this earlier run of the machine: a folder, or latest."
+)
+@path_option(
+    "--fleet", metavar="FOLDER", help="Measure nothing; name the slow nodes of those whose results FOLDER holds."
+)
 @click.option("--budget", "budget_s", type=Finite(0, min_open=True), metavar="SECONDS", help="End in order by then.")
 @run_options
 def accept(
@@ -37,7 +41,7 @@ def accept(
     """Measure and read every part of this node, and say of each whether it is as it should be.
 
     Products in a burst and on end, copies, PCIe, all_reduce and each pair of GPUs, clocks, throttling, memory errors,
-    links. A GPU is judged by the laws and published tables, a CPU by this machine's own `calibrate`, or else by its peak.
+    links. A GPU is judged by the laws and published tables, a CPU by its own calibration, or else by its peak.
     All GPUs are measured, or the one of --device cuda:N. Exit code 0 all ok, 1 something is low or wrong, 2 bad input.
 
     \b
@@ -46,17 +50,13 @@ def accept(
       pyperf-suite accept --baseline latest --json
       pyperf-suite accept --fleet /shared/acceptance        # a folder a node, each with its results
     """  # noqa: D301 - click keeps the lines below \b as they are
-    if fleet is not None:
-        if earlier is not None or resume is not None:
-            raise UserError("--fleet measures nothing: leave --baseline and --resume out.")
-        _compare(fleet, as_json, wide)
     import math
     from dataclasses import replace
     from functools import partial
 
     from pyperf_suite.hardware.devices import gpus, resolve
     from pyperf_suite.hardware.machine import identity
-    from pyperf_suite.history.fleet import baseline, find_accepted
+    from pyperf_suite.history.fleet import baseline
     from pyperf_suite.probes.accept import PROBE, analyse, checks_of
     from pyperf_suite.render.findings_json import as_data
     from pyperf_suite.render.run_report import report_run, run_as_json
@@ -66,25 +66,27 @@ def accept(
     from pyperf_suite.spec.discovery import replace_probe
     from pyperf_suite.spec.rows import rows_of
 
+    if fleet is not None:
+        if earlier is not None or resume is not None:
+            raise UserError("--fleet measures nothing: leave --baseline and --resume out.")
+        _compare(fleet, as_json, wide)
     where = resolve(device)
-    devices = [where]
-    if where.kind == "cuda" and ":" not in device:
-        devices = [replace(where, index=gpu.index) for gpu in gpus()]
+    every = where.kind == "cuda" and ":" not in device
+    devices = [replace(where, index=gpu.index) for gpu in gpus()] if every else [where]
     slug = identity(where).slug
-    before = {} if earlier is None else baseline(find_accepted(earlier, results, slug), slug)
-    rounds = ROUNDS if len(devices) < MANY else ROUNDS_OF_MANY
-    profile = replace(STANDARD, name="accept", processes=rounds * len(devices))
-    plan = Plan(tuple(PlannedCase(PROBE.name, case) for case in PROBE.cases("quick", where)), profile, where)
+    before = {} if earlier is None else baseline(earlier, results, slug)
+    profile = replace(STANDARD, name="accept", processes=len(devices) * (1 if len(devices) > MANY else ROUNDS))
+    plan = Plan(tuple(PlannedCase(PROBE.name, case) for case in PROBE.cases("", where)), profile, where)
     plan.validate()
     expect = _expectation(results, slug) if where.kind == "cpu" else None
     folder = _measure(plan, devices, results, resume, deadline_s, budget_s or math.inf)
     records = folder.records()
-    replace_probe(replace(PROBE, analyse=partial(analyse, expect=expect, before=before)))
     checks = checks_of(rows_of([each for each in records if each.probe == PROBE.name]), expect, before)
     code = int(any(each.is_bad for each in checks))
+    replace_probe(replace(PROBE, analyse=partial(analyse, expect=expect, before=before)))
     if as_json:
-        plain = [{**as_data(vars(each)), "off": each.off} for each in checks]
-        click.echo(run_as_json(folder, records, {"checks": plain, "exit_code": code}), nl=False)
+        extra = {"checks": [as_data(each) for each in checks], "exit_code": code}
+        click.echo(run_as_json(folder, records, extra), nl=False)
     else:
         report_run(console_for(wide), folder, records)
     raise SystemExit(code)
@@ -105,7 +107,7 @@ def _expectation(results: Path, slug: str) -> Any:
 def _measure(
     plan: Plan, devices: Any, results: Path, resume: str | None, deadline_s: float, budget_s: float
 ) -> RunFolder:
-    """Every case on every device in each round; what all ranks do together, and what is read, once a round or once."""
+    """Every case on every device in each round, but once what all of them do together, and what is read."""
     from rich.console import Console
 
     from pyperf_suite.commands.measuring import folder_of, kept_when_interrupted, progress_on
@@ -113,14 +115,9 @@ def _measure(
     from pyperf_suite.runner.session import Session
     from pyperf_suite.runner.workers import EachDevice
 
-    folder = folder_of(plan, results, resume)
+    folder, console = folder_of(plan, results, resume), Console(stderr=True, emoji=False)
     session = Session(plan, folder, deadline_s, EachDevice(devices, deadline_s), budget_s)
-    console = Console(stderr=True, emoji=False)
-    visits = [
-        (planned, process)
-        for planned, process in session.visits()
-        if process % len(devices) == 0 or not ranks_of(planned)
-    ]
+    visits = [each for each in session.visits() if each[1] % len(devices) == 0 or not ranks_of(each[0])]
     console.print(f"accept: {session.outlook.line}", highlight=False, soft_wrap=True)
     with kept_when_interrupted(session):
         session.open()

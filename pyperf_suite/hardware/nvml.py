@@ -297,12 +297,11 @@ class Nvml:
         rows = [ctypes.c_uint() for _ in range(4)]
         if self._call("nvmlDeviceGetRemappedRows", device, *map(ctypes.byref, rows)):
             counts |= {"rows_remapped_corrected": rows[0].value, "rows_remapped_uncorrected": rows[1].value}
-        retire = getattr(self._library, "nvmlDeviceGetRetiredPages", None)
-        for name, cause in RETIRED_PAGES.items() if retire else ():
+        for name, cause in RETIRED_PAGES.items() if hasattr(self._library, "nvmlDeviceGetRetiredPages") else ():
             # With room for none it answers how many there are.
             pages = ctypes.c_uint(0)
-            if int(retire(device, cause, ctypes.byref(pages), None)) in (0, INSUFFICIENT_SIZE):
-                counts[name] = pages.value
+            code = self._library.nvmlDeviceGetRetiredPages(device, cause, ctypes.byref(pages), None)
+            counts |= {name: pages.value} if int(code) in (0, INSUFFICIENT_SIZE) else {}
         return counts
 
     def _physical(self, uuid: str) -> ctypes.c_void_p | None:

@@ -1,17 +1,17 @@
-"""Is this node as fast as its parts should be? One check a line, for every device in turn: `pyperf-suite accept`.
+"""Is this node as fast as its parts should be? Every device in turn, one check a line: `pyperf-suite accept`.
 
-What is measured and read comes from workloads that other probes explain. Expected is what the laws and published tables
-say of a GPU, of a CPU its own calibration where the command is given one, else its peak with a wide interval.
+Expected is what the laws and published tables say of a GPU; of a CPU its own calibration where the command has one,
+else its peak with a wide interval.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
@@ -20,7 +20,6 @@ from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.hardware.links import nvlink_of, pcie_of
 from pyperf_suite.hardware.topology import Path
 from pyperf_suite.laws.collectives import collective_time
-from pyperf_suite.laws.explained import Explained
 from pyperf_suite.laws.gemm import gemm_time
 from pyperf_suite.laws.roofline import memory_bound_time
 from pyperf_suite.laws.tiling import Schedule
@@ -29,12 +28,12 @@ from pyperf_suite.measure.telemetry import DISCARD_REASONS
 from pyperf_suite.probes.collectives import tournament
 from pyperf_suite.probes.collectives.curves import curves_of
 from pyperf_suite.probes.collectives.ranks import SLOW, pair_maps
-from pyperf_suite.probes.topology import BELOW, EXPECTED, gpu_checks, host_checks
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.probes.topology import BELOW, gpu_checks, host_checks
+from pyperf_suite.runner.record import MODES, Case, Record
 from pyperf_suite.spec.axes import Sizes, every_size, sizes
 from pyperf_suite.spec.findings import Findings, Quantity, Remark, findings, remark
 from pyperf_suite.spec.probe import Probe
-from pyperf_suite.spec.rows import Column, Rows, grouped, rows_of, table
+from pyperf_suite.spec.rows import Column, Rows, grouped, table
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.exact import PARTS, TopologyParameters
@@ -43,34 +42,34 @@ from pyperf_suite.workloads.training.layers import LayerPassParameters
 from pyperf_suite.workloads.training.transfer import TransferParameters
 
 OK, LOW, BAD, UNKNOWN, UNMEASURED = "ok", "low", "not ok", "nothing to compare with", "not measured"
-# Of a healthy link, copies and NCCL reach this share of the peak at least; a link at half its rate reaches half of that.
+# Copies and NCCL reach this share of a healthy link's peak at least; at half its rate they reach half of that.
 LINK_SHARE = (0.6, 1.0)
-# A CPU's products and copies, relative to its peak: units and clocks differ between models by more than a probe knows.
-CPU_SHARE = (0.25, 1.1)
-CPU_BYTES_A_CYCLE = (1.0, 32.0)
-# Two ranks of gloo on one machine, bytes of the bus a second.
-GLOO_RATE = (0.3e9, 50e9)
-# A healthy part of one kind lies outside the interval in which nine of ten measurements lie once in ten times; outside
-# one so many times as wide (of a logarithm) next to never.
+# Of a CPU's products by its vectors and clock, copies, and gloo between two ranks: every model, with room.
+CPU_SHARE, CPU_BYTES_A_CYCLE, GLOO_GB_PER_S = (0.25, 1.1), (1.0, 32.0), (0.3, 50.0)
+# Nine of ten measurements lie in a law's interval, and of a healthy part next to all in one so much wider (logarithms).
 WIDER = 1.5
-# After two seconds of work, relative to a burst, on a CPU; a GPU's power cap has a law of its own.
-SUSTAINED_SHARE = 0.85
-# Under full load the power cap takes some of the clock, heat and brakes the rest.
+# Of a CPU's products: those after two seconds of work over a burst, and of each core's part of all over one core alone.
+LEAST_SUSTAINED, LEAST_OF_ALL = 0.85, 0.7
+# The power cap takes some of the clock, and a law knows it; this much is not the cap's.
 LEAST_CLOCK = 0.6
-# Cores that others may keep busy, and that the hypervisor may give away, on average.
-TAKEN_CORES = 0.15
-USUAL_CAUSES: Mapping[str, tuple[str, ...]] = {
-    "matmul": ("power limit or cooling", "clocks held down", "another process"),
-    "layer_pass": ("memory clock", "rows of memory remapped", "another process"),
-    "transfer": ("PCIe link, riser or switch", "process on the far NUMA node", "IOMMU or ACS"),
-    "collective": ("an NVLink or NVSwitch port is down", "P2P switched off or NCCL_* set", "one slow GPU"),
-    "cpu": ("another process or virtual machine", "clock, cooling or governor", "memory channels not all filled"),
+# Cores that others may have meanwhile, on average.
+MOST_TAKEN = 0.15
+CAUSES: Mapping[str, str] = {
+    "matmul": "power limit, cooling or clocks; another process",
+    "layer_pass": "memory clock; remapped rows; another process",
+    "transfer": "link, riser or switch; process on the far NUMA node; IOMMU or ACS",
+    "collective": "a link or switch port is down; P2P switched off or NCCL_* set; one slow GPU",
+    "cpu": "another process or virtual machine; clock, cooling or governor; memory channels not filled",
 }
+COUNTED = (
+    *("corrected", "uncorrected", "uncorrected_ever", "rows_remapped_corrected", "rows_remapped_uncorrected"),
+    *("pages_retired_corrected", "pages_retired_uncorrected"),
+)
 
 
 @dataclass(frozen=True)
 class AcceptAxes:
-    """Side of square products, bytes of a copy and of an all_reduce, ranks of it, and whether each two of them meet."""
+    """Side of square products on so many cores or SMs, bytes of a copy and an all_reduce, and its ranks."""
 
     side: tuple[int, ...]
     workers: tuple[int, ...]
@@ -80,45 +79,43 @@ class AcceptAxes:
     kind: tuple[str, ...] = ("cpu",)
 
 
-def axes(profile: str, device: Device) -> AcceptAxes:
+def axes(_profile: str, device: Device) -> AcceptAxes:
     """The same in every profile: enough to judge a node by, and no more."""
-    del profile
     if device.kind == "cpu":
         workers = tuple(dict.fromkeys((1, cpu.detect().usable_cores)))
         return AcceptAxes((1024,), workers, sizes("64MiB"), sizes("4MiB"), (2,))
-    sm, count = gpus()[device.index].multiprocessors, len(gpus())
-    return AcceptAxes((8192,), (sm,), sizes("256MiB"), sizes("256MiB"), (count,) if count > 1 else (), ("cuda",))
+    ranks = (len(gpus()),) if len(gpus()) > 1 else ()
+    workers = (gpus()[device.index].multiprocessors,)
+    return AcceptAxes((8192,), workers, sizes("256MiB"), sizes("256MiB"), ranks, ("cuda",))
 
 
 def sweep(axes: AcceptAxes) -> Iterator[Case]:
     """Products in a burst and on end, copies, an all_reduce and every pair; what is only read comes last."""
     on_gpu = "cuda" in axes.kind
     library, dtype, layout = ("cublas", "bfloat16", "TN") if on_gpu else ("torch", "float32", "NN")
-    for side in axes.side:
-        for workers in axes.workers:
-            p = MatmulParameters(side, side, side, Schedule("library", workers), dtype=dtype, layout=layout)
-            yield Case("matmul", p, library)
-        yield Case("matmul", p, library, mode="sustained")
-        if on_gpu:
-            yield Case("layer_pass", LayerPassParameters("copy", seq=side, hidden=side, dtype=dtype), "torch")
-    for size in every_size(axes.copy_size):
-        if on_gpu:
-            for way in ("host_to_device", "device_to_host"):
-                yield Case("transfer", TransferParameters(size, pinned=True), way)
-        else:
-            yield from (Case("transfer", TransferParameters(size, workers), "torch") for workers in axes.workers)
-    for ranks in axes.ranks:
-        for size in every_size(axes.reduce_size):
-            how = "nccl" if on_gpu else "gloo"
-            yield Case("collective", CollectiveParameters("all_reduce", size, ranks, in_place=True), how)
-            for pairs in tournament(ranks) if on_gpu else ():
-                pattern = ",".join(f"{one}-{other}" for one, other in pairs)
-                yield Case("collective", CollectiveParameters("ping_pong", size, ranks, pattern=pattern), how)
+    for side, workers in product(axes.side, axes.workers):
+        p = MatmulParameters(side, side, side, Schedule("library", workers), dtype=dtype, layout=layout)
+        yield from (
+            Case("matmul", p, library, mode=mode) for mode in (MODES if workers == max(axes.workers) else MODES[:1])
+        )
+    for side in axes.side if on_gpu else ():
+        yield Case("layer_pass", LayerPassParameters("copy", seq=side, hidden=side, dtype=dtype), "torch")
+    ways = (
+        (("host_to_device", 1), ("device_to_host", 1)) if on_gpu else [("torch", workers) for workers in axes.workers]
+    )
+    for size, (way, workers) in product(every_size(axes.copy_size), ways):
+        yield Case("transfer", TransferParameters(size, workers, pinned=on_gpu), way)
+    for ranks, size in product(axes.ranks, every_size(axes.reduce_size)):
+        how = "nccl" if on_gpu else "gloo"
+        yield Case("collective", CollectiveParameters("all_reduce", size, ranks, in_place=True), how)
+        for pairs in tournament(ranks) if on_gpu else ():
+            pattern = ",".join(f"{one}-{other}" for one, other in pairs)
+            yield Case("collective", CollectiveParameters("ping_pong", size, ranks, pattern=pattern), how)
     yield from (Case("topology", TopologyParameters(part), "system") for part in (PARTS if on_gpu else PARTS[:1]))
 
 
 class Expected(NamedTuple):
-    """Seconds of a case between which a healthy part lies, and whose word that is."""
+    """Seconds of a case, between which of them a healthy part lies, and whose word that is."""
 
     seconds: float
     low: float
@@ -127,11 +124,12 @@ class Expected(NamedTuple):
 
 
 Expect = Callable[[Case], Expected | None]
+RateKey = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class AcceptCheck:
-    """A part, what was measured or read of it, and what it should be; `why` says likely causes, or why it is unknown."""
+    """A part, what was measured or read of it, and what it should be; `why` has likely causes, or why it is unknown."""
 
     part: str
     what: str
@@ -142,248 +140,201 @@ class AcceptCheck:
     by: str = ""
 
     @property
-    def off(self) -> float | None:
-        """Relative to what is expected: -0.12 is 12 % low."""
-        known = self.found is not None and self.expected is not None and self.expected.value > 0
-        return self.found.value / self.expected.value - 1 if known and self.found and self.expected else None
-
-    @property
-    def unit(self) -> str:
-        return self.found.unit if self.found and self.found.unit not in ("x", "count") else ""
-
-    @property
     def is_bad(self) -> bool:
         return self.verdict in (LOW, BAD)
 
-
-def checked(part: str, what: str, found: Quantity, expected: Quantity | None, causes: Iterable[str], by: str = "") -> Any:
-    """A rate, which is low below the interval of what is expected; causes are told where it is."""
-    verdict = UNKNOWN if expected is None else LOW if found.value < expected.low else OK
-    return AcceptCheck(part, what, verdict, found, expected, "; ".join(causes) if verdict == LOW else "", by)
+    @property
+    def off(self) -> float | None:
+        """Relative to what is expected, -0.12 is 12 % low; where that is known by a factor only, to its low end."""
+        if self.found is None or self.expected is None or self.verdict not in (OK, LOW):
+            return None
+        if self.expected.low > 0.5 * self.expected.value:
+            return self.found.value / self.expected.value - 1
+        return self.found.value / self.expected.low - 1 if self.verdict == LOW else None
 
 
 def checks_of(
-    rows: Rows, expect: Expect | None = None, before: Mapping[tuple[str, str], Quantity] | None = None
+    rows: Rows, expect: Expect | None = None, before: Mapping[RateKey, Quantity] | None = None
 ) -> list[AcceptCheck]:
-    """Every check of a run: `expect` replaces the laws, `before` has rates of an earlier run by part and check."""
+    """Every check of a run. `expect` goes before laws, and before it `before`: earlier rates by part and check."""
     node = _Node(rows, expect, before or {})
-    return [*node.rates(), *node.pairs(), *node.states(), *node.links(), *node.missing()]
+    states = [*node.states(), *node.links()]
+    return [*node.rates(states), *states, *node.missing()] if rows.records else []
 
 
 class _Node:
-    """The records of one run, with what they say about why something is slow."""
+    """The records of one run."""
 
-    def __init__(self, rows: Rows, expect: Expect | None, before: Mapping[tuple[str, str], Quantity]) -> None:
-        self.rows, self.before = rows, before
+    def __init__(self, rows: Rows, expect: Expect | None, before: Mapping[RateKey, Quantity]) -> None:
+        self.rows, self.before, self.expect = rows, before, expect
         self.timed = [each for each in rows.records if each.kind == "timing"]
+        self.measured = [each for each in self.timed if each.outcome == "ok"]
         self.identity = next((each.identity for each in rows.records), {})
         self.on_gpu = self.identity.get("kind") == "cuda"
-        details = {row.kernel["path"]: row.details for row in rows if row.operator == "topology"}
-        self.host, self.gpus = details.get("host"), details.get("gpus")
-        by_default = self._by_law if self.on_gpu else self._by_peak
-        self.expect = lambda case: (expect and expect(case)) or by_default(case)
+        self.capability = capability_of(str(self.identity.get("model"))) if self.on_gpu else None
+        self.details = {row.kernel["path"]: row.details for row in rows if row.operator == "topology"}
 
     def device(self, record: Record) -> str:
-        return str(record.state.get("device", "cuda:0" if self.on_gpu else "cpu"))
+        everybodys = self.on_gpu and record.case["operator"] == "collective"
+        return "node" if everybodys else str(record.state.get("device", "cuda:0" if self.on_gpu else "cpu"))
 
-    def told(self, device: str) -> Mapping[str, Any]:
-        """What the driver says of a GPU."""
-        each = (self.gpus or {}).get("gpus", ())
-        return next((gpu for gpu in each if f"cuda:{gpu['index']}" == device), {})
+    def rates(self, states: Iterable[AcceptCheck]) -> Iterator[AcceptCheck]:
+        """Of each case on each device, of several trials the median; what is wrong with a device explains it first."""
+        wrong = [(each.part, f"{each.what} {each.why}".strip()) for each in states if each.is_bad]
 
-    def rates(self) -> Iterator[AcceptCheck]:
-        """Of every case on every device the rate; of those on all ranks one for the node."""
-        right = [each for each in self.timed if each.outcome == "ok" and not each.case["parameters"].get("pattern")]
-        for (case_id, device), trials in grouped(right, lambda each: (each.case_id, self.device(each))).items():
-            case = trials[0].parsed_case()
-            seconds = [trial.seconds for trial in trials]
-            amount, unit = _amount(case, trials[0])
-            middle = statistics.median(seconds)
-            found = Quantity(amount / middle, unit, amount / max(seconds), amount / min(seconds), len(seconds))
-            part, what = "node" if case.operator == "collective" and self.on_gpu else device, _name(case)
-            known = self.expect(case)
+        def check(part: str, what: str, found: Quantity, expected: Quantity | None, by: str, kind: str) -> AcceptCheck:
+            verdict = UNKNOWN if expected is None else LOW if found.value < expected.low else OK
+            seen = [words for where, words in wrong if where in (part, "host") or part == "node"]
+            why = "; ".join((*seen, CAUSES[kind])) if verdict == LOW else ""
+            return AcceptCheck(part, what, verdict, found, expected, why, by)
+
+        single = [each for each in self.measured if not each.case["parameters"].get("pattern")]
+        for (part, _), trials in grouped(single, lambda each: (self.device(each), each.case_id)).items():
+            case, seconds = trials[0].parsed_case(), sorted(trial.seconds for trial in trials)
+            (amount, unit), what = _amount(case), _name(case)
+            ends = amount / seconds[-1], amount / seconds[0]
+            found = Quantity(amount / statistics.median(seconds), unit, *ends, len(seconds))
+            known = (self.expect and self.expect(case)) or (self._by_law(case) if self.on_gpu else self._by_peak(case))
             expected, by = None, ""
             if known:
-                ends = amount / known.high, amount / known.low
-                expected, by = Quantity(amount / known.seconds, unit, *ends, predicted=True), known.by
+                ends, by = (amount / known.high, amount / known.low), known.by
+                expected = Quantity(amount / known.seconds, unit, *ends, predicted=True)
             if (part, what) in self.before:
                 expected, by = self.before[part, what], "the baseline"
-            kind = case.operator if self.on_gpu else "cpu"
-            yield checked(part, what, found, expected, (*self.evidence(device), *USUAL_CAUSES[kind]), by)
-            if case.mode == "sustained" and not self.on_gpu:
-                yield from self._ratio(part, case, middle)
+            yield check(part, what, found, expected, by, case.operator if self.on_gpu else "cpu")
+        yield from (check("cpu", *each, "every CPU", "cpu") for each in ([] if self.on_gpu else self._ratios()))
+        yield from (check("node", *each, "collective") for each in self._pairs())
 
-    def _ratio(self, part: str, case: Case, seconds: float) -> Iterator[AcceptCheck]:
-        burst = self.rows.first(operator="matmul", mode="burst", schedule=case.parameters.schedule)
-        if burst is not None:
-            ratio, expected = Quantity(burst.seconds / seconds, "x"), Quantity(1.0, "x", SUSTAINED_SHARE, 1.1, 0, True)
-            yield checked(part, "sustained / burst", ratio, expected, (*self.evidence(part), *USUAL_CAUSES["cpu"]))
+    def _ratios(self) -> Iterator[tuple[str, Quantity, Quantity]]:
+        """All cores relative to one, work on end relative to a burst."""
+        rows = sorted(self.rows.where(operator="matmul"), key=lambda row: (row.schedule.workers, row.mode))
+        for row in rows[1:]:
+            base, cores = rows[0], float(row.schedule.workers)
+            what, usual, least = f"{cores:.0f} cores over 1 core", cores, LEAST_OF_ALL * cores
+            if row.mode == "sustained":
+                base, what, usual, least = row.like(mode="burst") or row, "sustained over burst", 1.0, LEAST_SUSTAINED
+            yield what, Quantity(base.seconds / row.seconds, "x"), Quantity(usual, "x", least, math.inf)
 
-    def evidence(self, device: str) -> Iterator[str]:
-        """What was seen on the device that makes it slow, the surest first."""
-        seen, clock, most = self._throttled(device), self._clock(device), self._most_clock(device)
-        if seen:
-            yield f"throttled: {', '.join(seen)}"
-        if clock and most and clock < LEAST_CLOCK * most:
-            yield f"SM clock {clock:.0f} of {most:.0f} MHz"
-        told = self.told(device)
-        limit, usual = told.get("settings", {}).get("power_limit_w"), told.get("health", {}).get("default_power_limit_w")
-        if limit and usual and limit < usual:
-            yield f"power limit {limit:g} of {usual:g} W"
-        yield from (f"{each.what} {each.found} of {each.expected}" for each in self._broken_links(device))
-        if (taken := self._taken()) and (wide := {k: v for k, v in taken.items() if v > TAKEN_CORES}):
-            words = {"other processes": "other processes keep {:.1f} cores busy", "the hypervisor": "{:.1f} cores stolen"}
-            yield from (words[who].format(cores) for who, cores in wide.items())
-
-    def pairs(self) -> Iterator[AcceptCheck]:
-        """The slowest pair of each kind of path against what it carries and what the others do, and each slow pair."""
-        capability = capability_of(str(self.identity.get("model", "")))
-        for found in pair_maps(curves_of(self.rows)) if self.on_gpu and capability else ():
-            pcie = pcie_of(capability)
+    def _pairs(self) -> Iterator[tuple[str, Quantity, Quantity, str]]:
+        """The slowest pair of each kind of path, and which are slow by what it carries or what others do."""
+        kinds = (nvlink_of(self.capability), pcie_of(self.capability)) if self.capability else None
+        for found in pair_maps(curves_of(self.rows)) if kinds else ():
             for path, pairs in grouped(found.rates, found.paths.get).items():
-                peak = Path.parse(path or "").peak_gb_per_s(nvlink_of(capability), pcie)
-                middle = statistics.median(found.rates[pair] for pair in pairs)
-                ends = [share * peak * 1e9 for share in LINK_SHARE] if peak else [SLOW * middle, middle]
-                expected = Quantity(ends[1], "GB/s", max(ends[0], SLOW * middle), ends[1], 0, True)
-                by = f"{path or 'the other pairs'} and the median pair"
-                slow = [pair for pair in pairs if found.rates[pair] < expected.low]
-                for one, other in slow or [min(pairs, key=found.rates.__getitem__)]:
-                    rate = Quantity(found.rates[one, other], "GB/s")
-                    causes = (*self.evidence(f"cuda:{one}"), *self.evidence(f"cuda:{other}"), *USUAL_CAUSES["collective"])
-                    what = "pair" if slow else f"slowest of {len(pairs)} pairs"
-                    yield checked(f"cuda:{one}-{other}", what, rate, expected, dict.fromkeys(causes), by)
+                peak = kinds and Path.parse(path or "").peak_gb_per_s(*kinds)
+                rates = sorted((found.rates[pair], pair) for pair in pairs)
+                middle = statistics.median(rate for rate, _ in rates)
+                least = max(SLOW * middle, LINK_SHARE[0] * (peak or 0.0) * 1e9)
+                slow = [f"{one}-{other}" for rate, (one, other) in rates if rate < least]
+                what = f"pairs by {path or 'any path'}" + (f": {', '.join(slow)}" if slow else "")
+                usual = Quantity(max(middle, least), "GB/s", least, math.inf)
+                yield what, Quantity(rates[0][0], "GB/s"), usual, "the other pairs and the path's peak"
 
     def states(self) -> Iterator[AcceptCheck]:
-        """Clocks, throttling and memory errors of each GPU; of the host the cores that were left to the run."""
-        for device in sorted({self.device(each) for each in self.timed}) if self.on_gpu else ():
-            clock, most, seen = self._clock(device), self._most_clock(device), self._throttled(device)
-            if clock is None or most is None:
-                yield AcceptCheck(device, "SM clock under load", UNMEASURED, why="NVML does not tell it")
-            else:
-                expected = Quantity(most, "count", LEAST_CLOCK * most, most)
-                verdict = LOW if clock < LEAST_CLOCK * most else OK
-                yield AcceptCheck(device, "SM clock under load, MHz", verdict, Quantity(clock, "count"), expected)
-            severe = [reason for reason in seen or () if reason in DISCARD_REASONS]
-            verdict = UNMEASURED if seen is None else BAD if severe else OK
-            yield AcceptCheck(device, "throttling", verdict, why=", ".join(seen or ()))
-            yield self._memory(device)
-        for who, cores in self._taken().items():
-            verdict = BAD if cores > TAKEN_CORES else OK
-            yield AcceptCheck("host", f"cores taken by {who}", verdict, Quantity(cores), Quantity(0.0, "", 0, TAKEN_CORES))
-
-    def _memory(self, device: str) -> AcceptCheck:
-        health = self.told(device).get("health", {})
-        counted = {name: health[name] for name in _COUNTED if health.get(name)}
-        words = [f"{name.replace('_', ' ')}: {value}" for name, value in counted.items()]
-        if health.get("remapping", "none") != "none":
-            words.insert(0, f"rows to remap: {health['remapping']}")
-        if not {"uncorrected_errors", "remapping"} & health.keys():
-            return AcceptCheck(device, "memory errors", UNMEASURED, why="ECC is off or not there")
-        bad = health.get("uncorrected_errors") or health.get("remapping", "none") != "none"
-        words += ["reset the GPU or return it"] if bad else []
-        errors = Quantity(health.get("uncorrected_errors", 0), "count")
-        return AcceptCheck(device, "uncorrected memory errors", BAD if bad else OK, errors, why="; ".join(words))
+        """Clock, throttling and memory errors of each GPU; the cores that others had."""
+        for gpu in self.details.get("gpus", {}).get("gpus", ()):
+            part, health = f"cuda:{gpu['index']}", gpu.get("health", {})
+            mine = [each for each in self.measured if self.device(each) == part and each.case["operator"] == "matmul"]
+            told = [each.quality["gpu"] for each in mine if "gpu" in each.quality]
+            clocks = [each["after"]["sm_clock_mhz"] for each in told if "sm_clock_mhz" in each["after"]]
+            most = gpu.get("settings", {}).get("maximum_sm_clock_mhz")
+            if clocks and most:
+                verdict, limits = LOW if min(clocks) < LEAST_CLOCK * most else OK, (LEAST_CLOCK * most, float(most))
+                why = f"{min(clocks)} of {most} MHz" * (verdict == LOW)
+                clock, expected = Quantity(min(clocks)), Quantity(most, "", *limits)
+                yield AcceptCheck(part, "SM clock", verdict, clock, expected, why)
+            seen = sorted({reason for each in told for reason in each["throttle_reasons_seen"]})
+            verdict = BAD if set(seen) & set(DISCARD_REASONS) else OK if told else UNMEASURED
+            yield AcceptCheck(part, "throttling", verdict, why=", ".join(seen) if told else "NVML does not answer")
+            limit, usual = gpu.get("settings", {}).get("power_limit_w"), health.get("default_power_limit_w")
+            if limit and usual and limit < usual:
+                yield AcceptCheck(
+                    part, "power limit", LOW, Quantity(limit), Quantity(usual), f"{limit:g} of {usual:g} W"
+                )
+            if {"uncorrected_errors", "remapping"}.isdisjoint(health):
+                yield AcceptCheck(part, "memory errors", UNMEASURED, why="ECC is off or not reported")
+                continue
+            bad = health.get("uncorrected_errors") or health.get("remapping", "none") != "none"
+            counts = [f"{name.replace('_', ' ')}: {health[name]}" for name in COUNTED if health.get(name)]
+            counts += [f"rows to remap: {health['remapping']}"] if health.get("remapping", "none") != "none" else []
+            yield AcceptCheck(part, "memory errors", BAD if bad else OK, why=", ".join(counts))
+        known = [each.quality for each in self.measured if "cpu_busy_s" in each.quality]
+        elapsed_s = sum(each["elapsed_s"] for each in known)
+        took_s = {
+            "other processes": sum(each["cpu_busy_s"] - each["process_cpu_s"] for each in known),
+            "the hypervisor": sum(each["cpu_steal_s"] for each in known),
+        }
+        # Over all samples together, for the kernel counts in ticks.
+        for who, seconds in took_s.items() if elapsed_s else ():
+            cores, verdict = Quantity(max(0.0, seconds / elapsed_s)), BAD if seconds > MOST_TAKEN * elapsed_s else OK
+            yield AcceptCheck(
+                "host", f"cores that {who} took", verdict, cores, why=f"{cores.value:.1f}" * (verdict == BAD)
+            )
 
     def links(self) -> Iterator[AcceptCheck]:
-        """Each link below what it is made for, and how many are as expected."""
-        checks = self._links()
-        if not checks:
-            return
-        for each in checks:
-            if each.verdict == BELOW:
-                why = f"{each.found}, expected {each.expected}" + (f": {each.why}" if each.why else "")
-                yield AcceptCheck(each.part, each.what, BAD, why=why)
-        right = Quantity(sum(each.verdict == EXPECTED for each in checks), "count")
-        verdict = BAD if any(each.verdict == BELOW for each in checks) else OK
-        yield AcceptCheck("node", "links and limits as expected", verdict, right, Quantity(len(checks), "count"))
+        """Each link below what it is made for; where there is none, that it is so."""
+        host, found = self.details.get("host"), self.details.get("gpus")
+        checks = [*(host_checks(host) if host else ()), *(gpu_checks(found) if found else ())]
+        below = [each for each in checks if each.verdict == BELOW]
+        for each in below:
+            why = ", ".join(filter(None, (f"{each.found}, expected {each.expected}", each.why)))
+            yield AcceptCheck(each.part.replace("GPU ", "cuda:"), each.what, BAD, why=why)
+        if checks and not below:
+            yield AcceptCheck("node", "links", OK, Quantity(len(checks), "count"))
 
     def missing(self) -> Iterator[AcceptCheck]:
-        """Cases without a result: one that is wrong or crashed is not ok, one that cannot run here not measured."""
-        for record in self.timed:
-            if record.outcome != "ok":
-                verdict = BAD if record.outcome == "failed" else UNMEASURED
-                yield AcceptCheck(self.device(record), _name(record.parsed_case()), verdict, why=record.reason)
-        if self.on_gpu and self.identity.get("count") == 1:
+        """Cases without a result: wrong or crashed is not ok, what cannot run here is not measured."""
+        for each in self.timed:
+            if each.outcome != "ok":
+                verdict = BAD if each.outcome == "failed" else UNMEASURED
+                yield AcceptCheck(self.device(each), _name(each.parsed_case()), verdict, why=each.reason)
+        if self.identity.get("count") == 1:
             yield AcceptCheck("node", "all_reduce and pairs", UNMEASURED, why="there is one GPU")
 
-    def _links(self) -> list[Any]:
-        host = host_checks(self.host) if self.host else ()
-        return [*host, *(gpu_checks(self.gpus) if self.gpus else ())]
-
-    def _broken_links(self, device: str) -> list[Any]:
-        part = f"GPU {device.removeprefix('cuda:')}"
-        return [each for each in self._links() if each.verdict == BELOW and each.part == part]
-
-    def _products(self, device: str) -> list[Record]:
-        return [each for each in self.timed if each.case["operator"] == "matmul" and self.device(each) == device]
-
-    def _throttled(self, device: str) -> list[str] | None:
-        """Reasons seen by NVML during products; None where it was not asked."""
-        told = [each.quality["gpu"] for each in self._products(device) if "gpu" in each.quality]
-        seen = {reason for each in told for reason in each["throttle_reasons_seen"]}
-        return sorted(seen, key=lambda reason: reason not in DISCARD_REASONS) if told else None
-
-    def _clock(self, device: str) -> float | None:
-        """The SM clock of products, MHz: by the device's own counters, else as NVML read it right after."""
-        found = []
-        for each in self._products(device):
-            after = each.quality.get("gpu", {}).get("after", {})
-            found += [each.metrics["sm_clock"].value / 1e6] if "sm_clock" in each.metrics else []
-            found += [after["sm_clock_mhz"]] if "sm_clock" not in each.metrics and "sm_clock_mhz" in after else []
-        return min(found, default=None)
-
-    def _most_clock(self, device: str) -> float | None:
-        most = self.told(device).get("settings", {}).get("maximum_sm_clock_mhz")
-        return float(most) if most else None
-
-    def _taken(self) -> dict[str, float]:
-        """Cores that others had while cases were timed, over all samples, for the kernel counts in ticks."""
-        known = [each.quality for each in self.timed if each.outcome == "ok" and "cpu_busy_s" in each.quality]
-        elapsed_s = sum(each["elapsed_s"] for each in known)
-        if not elapsed_s:
-            return {}
-        others = sum(each["cpu_busy_s"] - each["process_cpu_s"] for each in known)
-        stolen = sum(each["cpu_steal_s"] for each in known)
-        return {"other processes": max(0.0, others / elapsed_s), "the hypervisor": stolen / elapsed_s}
-
     def _by_law(self, case: Case) -> Expected | None:
-        """By the laws, or the peak of the slot; None for a GPU that is not in the catalogue."""
-        p, gpu = case.parameters, str(self.identity.get("model", ""))
+        """By the laws, or the slot's peak; None for a GPU that is not in the catalogue."""
+        p, gpu = case.parameters, str(self.identity.get("model"))
+        if case.operator == "transfer":
+            peak = pcie_of(self.capability)
+            return _between(p.size_bytes, peak.gb_per_s * 1e9, LINK_SHARE, peak.name)
         try:
             if case.operator == "matmul":
-                return _widened(gemm_time(gpu, p.m, p.n, p.k, "bf16", p.layout, case.mode), "the law of products")
-            if case.operator == "layer_pass":
-                return _widened(memory_bound_time(gpu, _amount(case)[0]), "the law of memory")
-            if case.operator == "collective":
-                return _widened(collective_time(gpu, p.op, p.message_bytes, p.ranks), "the law of collectives")
+                price = gemm_time(gpu, p.m, p.n, p.k, "bf16", p.layout, case.mode)
+            elif case.operator == "layer_pass":
+                price = memory_bound_time(gpu, _amount(case)[0])
+            else:
+                price = collective_time(gpu, p.op, p.message_bytes, p.ranks)
         except UserError:
             return None
-        peak = pcie_of(capability_of(gpu))
-        return _between(p.size_bytes, *(share * peak.gb_per_s * 1e9 for share in LINK_SHARE), peak.name)
+        seconds, error = float(price.seconds), 1 + 2 * (price.error_percent or 20.0) / 100
+        ends = (price.low, price.high) if price.low is not None else (seconds / error, seconds * error)
+        low, high = (seconds * (float(end) / seconds) ** WIDER for end in ends)
+        return Expected(seconds, low, high, f"the law, from {price.origin}" if price.origin else "the law")
 
     def _by_peak(self, case: Case) -> Expected | None:
-        """By what the CPU's vectors and clock allow; between its ends lies every healthy one, and more."""
-        mhz = [each.quality["before"]["cpu_mhz"]["high"] for each in self.timed if "cpu_mhz" in each.quality.get("before", {})]
+        """By what vectors and clock allow: between its ends lies every healthy CPU, and more."""
+        clocks = [each.quality.get("before", {}).get("cpu_mhz", {}).get("high", 0.0) for each in self.measured]
+        amount, hz, by = _amount(case)[0], 1e6 * max(clocks, default=0.0), "the peak of any CPU"
         if case.operator == "collective":
-            return _between(_amount(case)[0], *GLOO_RATE, "what gloo reaches on any machine")
-        if not mhz or self.host is None:
+            return _between(amount, 1e9, GLOO_GB_PER_S, by)
+        if not hz:
             return None
-        hz, workers = max(mhz) * 1e6, case.parameters.schedule.workers if case.operator == "matmul" else 1
         if case.operator == "transfer":
-            return _between(_amount(case)[0], *(each * hz for each in CPU_BYTES_A_CYCLE), "bytes a cycle of any CPU")
-        # Two units that multiply and add; of hardware threads two share them.
-        cores = max(1, min(workers, self.host["cores"] or workers))
-        peak = 4 * self.host.get("vector_bits", 256) / 32 * hz * cores
-        return _between(_amount(case)[0], *(share * peak for share in CPU_SHARE), "the peak of its vectors and clock")
+            return _between(amount, hz, CPU_BYTES_A_CYCLE, by)
+        # Two units that multiply and add, of 32 bits; hardware threads share those of a core.
+        host = self.details.get("host", {})
+        workers = case.parameters.schedule.workers
+        cores = min(workers, host.get("cores") or workers)
+        peak = 4 * host.get("vector_bits", 256) / 32 * hz * cores
+        return _between(amount, peak, CPU_SHARE, "the peak of its vectors and clock")
 
 
-_COUNTED = (
-    *("corrected", "uncorrected", "uncorrected_ever", "rows_remapped_corrected", "rows_remapped_uncorrected"),
-    *("pages_retired_corrected", "pages_retired_uncorrected"),
-)
+def _between(amount: float, rate: float, shares: tuple[float, float], by: str) -> Expected:
+    """Between two shares of a rate; in the middle of their logarithms."""
+    low, high = (rate * share for share in shares)
+    return Expected(amount / math.sqrt(low * high), amount / high, amount / low, by)
 
 
-def _amount(case: Case, record: Record | None = None) -> tuple[float, str]:
+def _amount(case: Case) -> tuple[float, str]:
     """What a launch is counted in, and the unit of its rate: FLOP, payload, or bytes of the bus."""
     p = case.parameters
     if case.operator == "matmul":
@@ -394,32 +345,19 @@ def _amount(case: Case, record: Record | None = None) -> tuple[float, str]:
 
 
 def _name(case: Case) -> str:
-    """What a person calls the check."""
-    p = case.parameters
-    if case.operator == "matmul":
-        threads = f", {p.schedule.workers} cores" if case.implementation == "torch" else ""
-        return f"{p.dtype} products, {case.mode}{threads.replace('1 cores', '1 core') if threads == ', 1 cores' else threads}"
-    if case.operator == "collective":
-        return f"{p.op} of {p.ranks} ranks" + (f", {p.pattern}" if p.pattern else "")
-    if case.operator == "transfer" and case.implementation == "torch":
-        return f"copy in memory, {p.workers} core{'s' if p.workers > 1 else ''}"
-    names = {"host_to_device": "host to GPU", "device_to_host": "GPU to host", "system": f"{case.operator}"}
-    return names.get(case.implementation, "copy in its memory")
-
-
-def _widened(price: Explained, by: str) -> Expected:
-    """A price with its interval made wider; where none is known its error stands for it."""
-    seconds = float(price.seconds)
-    known = price.low is not None and price.high is not None
-    error = 1 + (price.error_percent or 20.0) / 100 * 2
-    low, high = (float(price.low), float(price.high)) if known else (seconds / error, seconds * error)
-    marked = f"{by}, beyond what it was fitted to" if np.any(price.extrapolated) else by
-    return Expected(seconds, seconds * (low / seconds) ** WIDER, seconds * (high / seconds) ** WIDER, marked)
-
-
-def _between(amount: float, low: float, high: float, by: str) -> Expected:
-    """Between two rates; in the middle of their logarithms."""
-    return Expected(amount / (low * high) ** 0.5, amount / high, amount / low, by)
+    """What a person calls it: `float32 products, burst, 2 cores`."""
+    p, way = case.parameters, case.implementation
+    workers = getattr(getattr(p, "schedule", p), "workers", 0)
+    cores = f", {workers} core{'s' * (workers > 1)}" if way == "torch" and case.operator != "layer_pass" else ""
+    names = {
+        "matmul": lambda: f"{p.dtype} products, {case.mode}{cores}",
+        "collective": lambda: f"{p.op} of {p.ranks} ranks" + (f", {p.pattern}" if p.pattern else ""),
+        "transfer": lambda: (
+            {"torch": "copy in memory"}.get(way, way.replace("_", " ").replace("device", "GPU")) + cores
+        ),
+        "layer_pass": lambda: "copy in its memory",
+    }
+    return names.get(case.operator, lambda: case.operator)()
 
 
 CHECKS = (
@@ -427,7 +365,7 @@ CHECKS = (
     Column("check", "what", priority=2),
     Column("found", priority=2),
     Column("expected"),
-    Column("unit", lambda each: each.unit),
+    Column("unit", lambda each: each.found.unit if each.found and each.found.unit not in ("x", "count") else ""),
     Column("off", unit="+%", priority=2),
     Column("verdict", priority=2),
     Column("why", priority=0),
@@ -435,32 +373,22 @@ CHECKS = (
 )
 
 
-def analyse(
-    rows: Rows, expect: Expect | None = None, before: Mapping[tuple[str, str], Quantity] | None = None
-) -> Findings:
+def analyse(rows: Rows, expect: Expect | None = None, before: Mapping[RateKey, Quantity] | None = None) -> Findings:
     """How many checks are ok, a sentence for each that is not, and a line for each."""
     checks = checks_of(rows, expect, before)
-    return findings(_told(checks) if checks else None, table("Checks of this node", CHECKS, checks))
+    return findings(_sentences(checks) if checks else None, table("Checks", CHECKS, checks))
 
 
-def _told(checks: Sequence[AcceptCheck]) -> Iterator[Remark]:
-    bad, unmeasured = [each for each in checks if each.is_bad], [each for each in checks if each.verdict == UNMEASURED]
-    yield remark(
-        "{ok} of {checks} checks are ok, {bad} are not, {unmeasured} were not measured",
-        kind="caution" if bad else "",
-        ok=sum(each.verdict == OK for each in checks),
-        checks=len(checks),
-        bad=len(bad),
-        unmeasured=len(unmeasured),
-    )
-    for each in (*bad, *unmeasured):
-        words = "{part}: {what}: {verdict}"
-        if each.verdict == LOW and each.off is not None:
-            words = "{part}: {what} is {short} low: {found}, expected {expected}"
-        short = Quantity(-(each.off or 0.0), "%")
-        values = {name: getattr(each, name) for name in ("part", "what", "verdict", "found", "expected", "why")}
-        words += " ({why})" if each.why else ""
-        yield remark(words, kind="caution" if each.is_bad else "", short=short, **values)
+def _sentences(checks: list[AcceptCheck]) -> Iterator[Remark]:
+    ok, gaps = (sum(each.verdict == verdict for each in checks) for verdict in (OK, UNMEASURED))
+    bad, told = sum(each.is_bad for each in checks), "{ok} of {checks} checks are ok, {bad} not, {gaps} not measured"
+    yield remark(told, kind="caution" if bad else "", ok=ok, checks=len(checks), bad=bad, gaps=gaps)
+    for each in checks:
+        if each.is_bad or each.verdict == UNMEASURED:
+            words = "{part}: {what} is {verdict}"
+            words += " by {short}: {found}, expected {expected}" if each.off is not None else ""
+            values = {**vars(each), "short": Quantity(-(each.off or 0.0), "%")}
+            yield remark(words + (" ({why})" if each.why else ""), kind="caution" if each.is_bad else "", **values)
 
 
 PROBE = Probe(
