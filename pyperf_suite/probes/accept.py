@@ -33,7 +33,7 @@ from pyperf_suite.runner.record import MODES, Case, Record
 from pyperf_suite.spec.axes import Sizes, every_size, sizes
 from pyperf_suite.spec.findings import Findings, Quantity, Remark, findings, remark
 from pyperf_suite.spec.probe import Probe
-from pyperf_suite.spec.rows import Column, Rows, grouped, table
+from pyperf_suite.spec.rows import Column, Rows, grouped, rows_of, table
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.exact import PARTS, TopologyParameters
@@ -218,7 +218,8 @@ class _Node:
     def _pairs(self) -> Iterator[tuple[str, Quantity, Quantity, str]]:
         """The slowest pair of each kind of path, and which are slow by what it carries or what others do."""
         kinds = (nvlink_of(self.capability), pcie_of(self.capability)) if self.capability else None
-        for found in pair_maps(curves_of(self.rows)) if kinds else ():
+        ranked = rows_of([each for each in self.timed if each.case["operator"] == "collective"])
+        for found in pair_maps(curves_of(ranked)) if kinds else ():
             for path, pairs in grouped(found.rates, found.paths.get).items():
                 peak = kinds and Path.parse(path or "").peak_gb_per_s(*kinds)
                 rates = sorted((found.rates[pair], pair) for pair in pairs)
