@@ -25,7 +25,9 @@ def residuals(folder: Path) -> tuple[list[str], np.ndarray]:
         records = [record for record in read_journal(journal) if record.probe == PROBE.name]
         for process in sorted({each.process for each in records if each.kind == "timing"}):
             own = [each for each in records if each.process == process and each.kind == "timing"]
-            trials.append({c.what: c.found.value for c in checks_of(rows_of(own)) if c.found and c.found.base[-2:] == "/s"})
+            trials.append(
+                {c.what: c.found.value for c in checks_of(rows_of(own)) if c.found and c.found.base[-2:] == "/s"}
+            )
     names = sorted(set.intersection(*map(set, trials)))
     logs = np.log([[each[name] for name in names] for each in trials])
     return names, logs - np.median(logs, axis=0)
@@ -61,7 +63,7 @@ def counts(names: list[str], noise: np.ndarray, fleets: int, seed: int = 0) -> d
             named = accused(names, logs)
             hits, others = hits + ("07" in named), others + len(named.keys() - {"07"})
         found[f"{SLOWER:.0%} slow in {what}"] = hits, fleets
-        found[f"  others accused"] = others + found.get("  others accused", (0, 0))[0], 0
+        found["  others accused"] = others + found.get("  others accused", (0, 0))[0], 0
     return found
 
 

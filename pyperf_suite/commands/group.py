@@ -47,6 +47,7 @@ You train on this machine
   pyperf-suite run precision optimizer input_pipeline              which settings are worth changing here
   pyperf-suite study                                               DDP, ZeRO, TP, PP in live steps, by samples/s
 You accept a cluster
+  pyperf-suite accept                                              is every part of this node as fast as its kind?
   pyperf-suite run topology                                        what is connected to what, and as it should be?
   torchrun --nproc-per-node=8 -m pyperf_suite collectives --profile standard          busbw, stragglers, verdicts
 You own kernels

@@ -12,14 +12,25 @@ import pytest
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.nvml import Nvml
 from pyperf_suite.measure.telemetry import AroundGpu
-from pyperf_suite.probes.accept import BAD, LOW, OK, UNMEASURED, AcceptAxes, AcceptCheck, analyse, axes, checks_of, sweep
+from pyperf_suite.probes.accept import (
+    BAD,
+    LOW,
+    OK,
+    UNMEASURED,
+    AcceptAxes,
+    AcceptCheck,
+    analyse,
+    axes,
+    checks_of,
+    sweep,
+)
 from pyperf_suite.probes.accept import _Node as Node
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.axes import sizes
 from pyperf_suite.spec.rows import rows_of
 from tests.hardware.conftest import FakeNvml
 from tests.probes.test_topology import HOST, h200
-from tests.records import a_record, metric
+from tests.records import a_record
 
 EIGHT = AcceptAxes((8192,), (132,), sizes("256MiB"), sizes("256MiB"), (8,), ("cuda",))
 TWO_CORES = AcceptAxes((1024,), (1, 2), sizes("64MiB"), sizes("4MiB"), (2,))
@@ -54,7 +65,9 @@ def gpu_node(
     for case in sweep(EIGHT):
         if case.operator == "topology":
             if case.parameters.part == "gpus":
-                made.append(a_record(case, None, kind="static", details=details, identity=H200, kernel=_kernel(details)))
+                made.append(
+                    a_record(case, None, kind="static", details=details, identity=H200, kernel=_kernel(details))
+                )
             continue
         for device in range(1 if case.operator == "collective" else 8):
             p, sampling = case.parameters, {}
@@ -121,7 +134,8 @@ def test_a_healthy_node_of_eight_has_every_check_ok() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_healthy_nodes_are_not_accused_whatever_the_noise(seed: int) -> None:
-    assert not bad(gpu_node(seed=seed, noise=0.02)) and not bad(cpu_node(seed=seed, noise=0.02))
+    assert not bad(gpu_node(seed=seed, noise=0.02))
+    assert not bad(cpu_node(seed=seed, noise=0.02))
 
 
 def test_a_gpu_that_is_slow_by_its_clock_is_named_with_the_clock_first() -> None:
@@ -246,8 +260,10 @@ def test_findings_have_a_line_a_check_and_a_sentence_for_each_that_is_not_ok() -
     (table,) = found.tables
     assert len(table.rows) == 8 * 8 + 3
     first, second = found.remarks
-    assert first.values["bad"] == 1 and first.values["ok"] == len(table.rows) - 1
-    assert second.values["part"] == "cuda:1" and second.values["short"].value == pytest.approx(2 / 3, abs=0.05)
+    assert first.values["bad"] == 1
+    assert first.values["ok"] == len(table.rows) - 1
+    assert second.values["part"] == "cuda:1"
+    assert second.values["short"].value == pytest.approx(2 / 3, abs=0.05)
 
 
 def test_a_cpu_is_swept_on_one_core_and_on_all() -> None:
