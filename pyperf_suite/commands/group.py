@@ -48,7 +48,6 @@ You train on this machine
   pyperf-suite study                                               DDP, ZeRO, TP, PP in live steps, by samples/s
 You accept a cluster
   pyperf-suite accept                                              is every part of this node as fast as its kind?
-  pyperf-suite run topology                                        what is connected to what, and as it should be?
   torchrun --nproc-per-node=8 -m pyperf_suite collectives --profile standard          busbw, stragglers, verdicts
 You own kernels
   pyperf-suite run bench_softmax.py                                kernels of your own: docs/your_kernel.md

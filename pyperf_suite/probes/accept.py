@@ -172,7 +172,7 @@ class _Node:
         self.identity = next((each.identity for each in rows.records), {})
         self.on_gpu = self.identity.get("kind") == "cuda"
         self.capability = capability_of(str(self.identity.get("model"))) if self.on_gpu else None
-        self.details = {row.kernel["path"]: row.details for row in rows if row.operator == "topology"}
+        self.details = {row.kernel.get("path"): row.details for row in rows if row.operator == "topology"}
 
     def device(self, record: Record) -> str:
         everybodys = self.on_gpu and record.case["operator"] == "collective"
@@ -188,7 +188,8 @@ class _Node:
             why = "; ".join((*seen, CAUSES[kind])) if verdict == LOW else ""
             return AcceptCheck(part, what, verdict, found, expected, why, by)
 
-        single = [each for each in self.measured if not each.case["parameters"].get("pattern")]
+        mine = [each for each in self.measured if each.case["operator"] != "topology"]
+        single = [each for each in mine if not each.case["parameters"].get("pattern")]
         for (part, _), trials in grouped(single, lambda each: (self.device(each), each.case_id)).items():
             case, seconds = trials[0].parsed_case(), sorted(trial.seconds for trial in trials)
             (amount, unit), what = _amount(case), _name(case)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def gpu_node(
     slow_pairs: Mapping[tuple[int, int], float] | None = None,
     **links: dict[int, Any],
 ) -> list[Record]:
-    """Eight H200 whose cases take what the laws say, times `factor`; copies reach 0.85 of the slot, pairs 0.8 of NV18."""
+    """Eight H200 at `factor` times what the laws say; copies reach 0.85 of the slot, pairs 0.8 of NV18."""
     random, made = np.random.default_rng(seed), []
     law = Node(rows_of([a_record(next(sweep(EIGHT)), identity=H200)]), None, {})
     details = h200(**links) | {"allowed_cpus": "0-255"}
@@ -65,9 +65,7 @@ def gpu_node(
     for case in sweep(EIGHT):
         if case.operator == "topology":
             if case.parameters.part == "gpus":
-                made.append(
-                    a_record(case, None, kind="static", details=details, identity=H200, kernel=_kernel(details))
-                )
+                made.append(a_record(case, None, kind="static", identity=H200, kernel=_kernel(details)))
             continue
         for device in range(1 if case.operator == "collective" else 8):
             p, sampling = case.parameters, {}
@@ -152,7 +150,7 @@ def test_a_gpu_that_is_slow_by_its_clock_is_named_with_the_clock_first() -> None
 class Throttled(FakeNvml):
     """The stand-in for NVML, of a GPU that heat slows down."""
 
-    answers = {
+    answers: ClassVar = {
         **FakeNvml.answers,
         "nvmlDeviceGetClockInfo": lambda device, clock, mhz: {1: 705, 2: 3201}[clock],
         "nvmlDeviceGetCurrentClocksThrottleReasons": 0x40,
