@@ -107,7 +107,7 @@ def _expectation(results: Path, slug: str) -> Any:
 def _measure(
     plan: Plan, devices: Any, results: Path, resume: str | None, deadline_s: float, budget_s: float
 ) -> RunFolder:
-    """Every case on every device in each round, but once what all of them do together, and what is read."""
+    """Every case on every device in each round, but once what ranks do together, and what is read."""
     from rich.console import Console
 
     from pyperf_suite.commands.measuring import folder_of, kept_when_interrupted, progress_on
@@ -117,7 +117,7 @@ def _measure(
 
     folder, console = folder_of(plan, results, resume), Console(stderr=True, emoji=False)
     session = Session(plan, folder, deadline_s, EachDevice(devices, deadline_s), budget_s)
-    visits = [each for each in session.visits() if each[1] % len(devices) == 0 or not ranks_of(each[0])]
+    visits = [each for each in session.visits() if not (each[1] and ranks_of(each[0]))]
     console.print(f"accept: {session.outlook.line}", highlight=False, soft_wrap=True)
     with kept_when_interrupted(session):
         session.open()

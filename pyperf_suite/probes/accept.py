@@ -17,6 +17,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import capability_of
 from pyperf_suite.hardware.devices import Device, gpus
+from pyperf_suite.hardware.kernel_files import parse_cpu_list
 from pyperf_suite.hardware.links import nvlink_of, pcie_of
 from pyperf_suite.hardware.topology import Path
 from pyperf_suite.laws.collectives import collective_time
@@ -29,6 +30,7 @@ from pyperf_suite.probes.collectives import tournament
 from pyperf_suite.probes.collectives.curves import curves_of
 from pyperf_suite.probes.collectives.ranks import SLOW, pair_maps
 from pyperf_suite.probes.topology import BELOW, gpu_checks, host_checks
+from pyperf_suite.probes.transfer import OVER_BUS
 from pyperf_suite.runner.record import MODES, Case, Record
 from pyperf_suite.spec.axes import Sizes, every_size, sizes
 from pyperf_suite.spec.findings import Findings, Quantity, Remark, findings, remark
@@ -41,6 +43,7 @@ from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.training.layers import LayerPassParameters
 from pyperf_suite.workloads.training.transfer import TransferParameters
 
+CORES_OF_SMALL_PRODUCTS = 8
 OK, LOW, BAD, UNKNOWN, UNMEASURED = "ok", "low", "not ok", "nothing to compare with", "not measured"
 # Copies and NCCL reach this share of a healthy link's peak at least; at half its rate they reach half of that.
 LINK_SHARE = (0.6, 1.0)
@@ -48,12 +51,12 @@ LINK_SHARE = (0.6, 1.0)
 CPU_SHARE, CPU_BYTES_A_CYCLE, GLOO_GB_PER_S = (0.25, 1.1), (1.0, 32.0), (0.3, 50.0)
 # Nine of ten measurements lie in a law's interval, and of a healthy part next to all in one so much wider (logarithms).
 WIDER = 1.5
-# Of a CPU's products: those after two seconds of work over a burst, and of each core's part of all over one core alone.
-LEAST_SUSTAINED, LEAST_OF_ALL = 0.85, 0.7
+# Of a CPU's products: after two seconds of work over a burst, and a core's part of all over one alone in its boost.
+LEAST_SUSTAINED, LEAST_OF_ALL = 0.85, 0.5
 # The power cap takes some of the clock, and a law knows it; this much is not the cap's.
 LEAST_CLOCK = 0.6
-# Cores that others may have meanwhile, on average.
-MOST_TAKEN = 0.15
+# Cores that others may have meanwhile: so many, or this share of many.
+MOST_TAKEN, SHARE_TAKEN = 0.15, 0.02
 CAUSES: Mapping[str, str] = {
     "matmul": "power limit, cooling or clocks; another process",
     "layer_pass": "memory clock; remapped rows; another process",
@@ -61,10 +64,8 @@ CAUSES: Mapping[str, str] = {
     "collective": "a link or switch port is down; P2P switched off or NCCL_* set; one slow GPU",
     "cpu": "another process or virtual machine; clock, cooling or governor; memory channels not filled",
 }
-COUNTED = (
-    *("corrected", "uncorrected", "uncorrected_ever", "rows_remapped_corrected", "rows_remapped_uncorrected"),
-    *("pages_retired_corrected", "pages_retired_uncorrected"),
-)
+# Of a GPU's health those that count errors of memory.
+COUNTED = ("corrected", "uncorrected", "rows_remapped", "pages_retired")
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,10 @@ class AcceptAxes:
 def axes(_profile: str, device: Device) -> AcceptAxes:
     """The same in every profile: enough to judge a node by, and no more."""
     if device.kind == "cpu":
-        workers = tuple(dict.fromkeys((1, cpu.detect().usable_cores)))
-        return AcceptAxes((1024,), workers, sizes("64MiB"), sizes("4MiB"), (2,))
-    ranks = (len(gpus()),) if len(gpus()) > 1 else ()
-    workers = (gpus()[device.index].multiprocessors,)
+        cores = cpu.detect().usable_cores
+        side = 1024 if cores <= CORES_OF_SMALL_PRODUCTS else 2048
+        return AcceptAxes((side,), tuple(dict.fromkeys((1, cores))), sizes("64MiB"), sizes("4MiB"), (2,))
+    ranks, workers = (len(gpus()),) if len(gpus()) > 1 else (), (gpus()[device.index].multiprocessors,)
     return AcceptAxes((8192,), workers, sizes("256MiB"), sizes("256MiB"), ranks, ("cuda",))
 
 
@@ -95,15 +96,12 @@ def sweep(axes: AcceptAxes) -> Iterator[Case]:
     library, dtype, layout = ("cublas", "bfloat16", "TN") if on_gpu else ("torch", "float32", "NN")
     for side, workers in product(axes.side, axes.workers):
         p = MatmulParameters(side, side, side, Schedule("library", workers), dtype=dtype, layout=layout)
-        yield from (
-            Case("matmul", p, library, mode=mode) for mode in (MODES if workers == max(axes.workers) else MODES[:1])
-        )
+        modes = MODES if workers == max(axes.workers) else MODES[:1]
+        yield from (Case("matmul", p, library, mode=mode) for mode in modes)
     for side in axes.side if on_gpu else ():
         yield Case("layer_pass", LayerPassParameters("copy", seq=side, hidden=side, dtype=dtype), "torch")
-    ways = (
-        (("host_to_device", 1), ("device_to_host", 1)) if on_gpu else [("torch", workers) for workers in axes.workers]
-    )
-    for size, (way, workers) in product(every_size(axes.copy_size), ways):
+    ways = OVER_BUS if on_gpu else ("torch",)
+    for size, way, workers in product(every_size(axes.copy_size), ways, (1,) if on_gpu else axes.workers):
         yield Case("transfer", TransferParameters(size, workers, pinned=on_gpu), way)
     for ranks, size in product(axes.ranks, every_size(axes.reduce_size)):
         how = "nccl" if on_gpu else "gloo"
@@ -210,8 +208,10 @@ class _Node:
         """All cores relative to one, work on end relative to a burst."""
         rows = sorted(self.rows.where(operator="matmul"), key=lambda row: (row.schedule.workers, row.mode))
         for row in rows[1:]:
-            base, cores = rows[0], float(row.schedule.workers)
-            what, usual, least = f"{cores:.0f} cores over 1 core", cores, LEAST_OF_ALL * cores
+            base, threads = rows[0], row.schedule.workers
+            # Hardware threads share the units of a core.
+            cores = float(min(threads, self.details.get("host", {}).get("cores") or threads))
+            what, usual, least = f"{threads} cores over 1 core", cores, LEAST_OF_ALL * cores
             if row.mode == "sustained":
                 base, what, usual, least = row.like(mode="burst") or row, "sustained over burst", 1.0, LEAST_SUSTAINED
             yield what, Quantity(base.seconds / row.seconds, "x"), Quantity(usual, "x", least, math.inf)
@@ -233,11 +233,16 @@ class _Node:
 
     def states(self) -> Iterator[AcceptCheck]:
         """Clock, throttling and memory errors of each GPU; the cores that others had."""
+        measured = {self.device(each) for each in self.timed}
         for gpu in self.details.get("gpus", {}).get("gpus", ()):
             part, health = f"cuda:{gpu['index']}", gpu.get("health", {})
+            if part not in measured:
+                continue
             mine = [each for each in self.measured if self.device(each) == part and each.case["operator"] == "matmul"]
             told = [each.quality["gpu"] for each in mine if "gpu" in each.quality]
-            clocks = [each["after"]["sm_clock_mhz"] for each in told if "sm_clock_mhz" in each["after"]]
+            # By the GPU's own counters while it worked, else as NVML has it right after.
+            clocks = [round(each.metrics["sm_clock"].value / 1e6) for each in mine if "sm_clock" in each.metrics]
+            clocks = clocks or [each["after"]["sm_clock_mhz"] for each in told if "sm_clock_mhz" in each["after"]]
             most = gpu.get("settings", {}).get("maximum_sm_clock_mhz")
             if clocks and most:
                 verdict, limits = LOW if min(clocks) < LEAST_CLOCK * most else OK, (LEAST_CLOCK * most, float(most))
@@ -249,16 +254,16 @@ class _Node:
             yield AcceptCheck(part, "throttling", verdict, why=", ".join(seen) if told else "NVML does not answer")
             limit, usual = gpu.get("settings", {}).get("power_limit_w"), health.get("default_power_limit_w")
             if limit and usual and limit < usual:
-                yield AcceptCheck(
-                    part, "power limit", LOW, Quantity(limit), Quantity(usual), f"{limit:g} of {usual:g} W"
-                )
+                why = f"{limit:g} of {usual:g} W"
+                yield AcceptCheck(part, "power limit", LOW, Quantity(limit), Quantity(usual, "", usual), why)
             if {"uncorrected_errors", "remapping"}.isdisjoint(health):
                 yield AcceptCheck(part, "memory errors", UNMEASURED, why="ECC is off or not reported")
                 continue
-            bad = health.get("uncorrected_errors") or health.get("remapping", "none") != "none"
-            counts = [f"{name.replace('_', ' ')}: {health[name]}" for name in COUNTED if health.get(name)]
-            counts += [f"rows to remap: {health['remapping']}"] if health.get("remapping", "none") != "none" else []
-            yield AcceptCheck(part, "memory errors", BAD if bad else OK, why=", ".join(counts))
+            told = {name: count for name, count in health.items() if name.startswith(COUNTED) and count}
+            told |= {"remapping": health["remapping"]} if health.get("remapping", "none") != "none" else {}
+            verdict = BAD if health.get("uncorrected_errors") or "remapping" in told else OK
+            words = (f"{name.replace('_', ' ')}: {value}" for name, value in told.items())
+            yield AcceptCheck(part, "memory errors", verdict, why=", ".join(words))
         known = [each.quality for each in self.measured if "cpu_busy_s" in each.quality]
         elapsed_s = sum(each["elapsed_s"] for each in known)
         took_s = {
@@ -266,11 +271,11 @@ class _Node:
             "the hypervisor": sum(each["cpu_steal_s"] for each in known),
         }
         # Over all samples together, for the kernel counts in ticks.
+        threads = len(parse_cpu_list(self.details.get("host", {}).get("online", "")))
         for who, seconds in took_s.items() if elapsed_s else ():
-            cores, verdict = Quantity(max(0.0, seconds / elapsed_s)), BAD if seconds > MOST_TAKEN * elapsed_s else OK
-            yield AcceptCheck(
-                "host", f"cores that {who} took", verdict, cores, why=f"{cores.value:.1f}" * (verdict == BAD)
-            )
+            cores = max(0.0, seconds / elapsed_s)
+            verdict, why = (BAD, f"{cores:.1f}") if cores > max(MOST_TAKEN, SHARE_TAKEN * threads) else (OK, "")
+            yield AcceptCheck("host", f"cores that {who} took", verdict, Quantity(cores), why=why)
 
     def links(self) -> Iterator[AcceptCheck]:
         """Each link below what it is made for; where there is none, that it is so."""

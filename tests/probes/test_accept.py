@@ -173,7 +173,7 @@ def test_a_throttled_clock_is_read_off_nvml() -> None:
     ("health", "words"),
     [
         ({"uncorrected_errors": 2, "uncorrected": 2}, "uncorrected: 2"),
-        ({"remapping": "pending", "rows_remapped_uncorrected": 1}, "rows to remap: pending"),
+        ({"remapping": "pending", "rows_remapped_uncorrected": 1}, "remapping: pending"),
     ],
 )
 def test_memory_errors_are_counted_and_not_ok(health: dict[str, Any], words: str) -> None:
@@ -214,8 +214,8 @@ def test_a_link_that_came_up_narrow_is_named_and_explains_the_copies() -> None:
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.slow] * (n > 2)) for n in range(100)])
 def test_a_core_that_another_process_keeps_busy_is_found(seed: int) -> None:
     def share(case: Case, n: int) -> float:
-        """Of two cores one is half another's; work on one core alone moves out of its way."""
-        return 1.6 if case.operator == "matmul" and case.parameters.schedule.workers == 2 else 1.0
+        """What one busy core of two did here: both together multiplied at 0.64 to 0.71 of one core's rate."""
+        return 2.8 if case.operator == "matmul" and case.parameters.schedule.workers == 2 else 1.0
 
     found = bad(cpu_node(share, busy=1.0, seed=seed, noise=0.05))
     assert found["host", "cores that other processes took"].verdict == BAD
