@@ -180,10 +180,12 @@ class _Node:
         """Of each case on each device, of several trials the median; what is wrong with a device explains it first."""
         wrong = [(each.part, f"{each.what} {each.why}".strip()) for each in states if each.is_bad]
 
-        def check(part: str, what: str, found: Quantity, expected: Quantity | None, by: str, kind: str) -> AcceptCheck:
+        def check(
+            part: str, what: str, kind: str, found: Quantity, expected: Quantity | None, by: str, *first: str
+        ) -> AcceptCheck:
             verdict = UNKNOWN if expected is None else LOW if found.value < expected.low else OK
             seen = [words for where, words in wrong if where in (part, "host") or part == "node"]
-            why = "; ".join((*seen, CAUSES[kind])) if verdict == LOW else ""
+            why = "; ".join((*first, *seen, CAUSES[kind])) if verdict == LOW else ""
             return AcceptCheck(part, what, verdict, found, expected, why, by)
 
         mine = [each for each in self.measured if each.case["operator"] != "topology"]
@@ -200,9 +202,11 @@ class _Node:
                 expected = Quantity(amount / known.seconds, unit, *ends, predicted=True)
             if (part, what) in self.before:
                 expected, by = self.before[part, what], "the baseline"
-            yield check(part, what, found, expected, by, case.operator if self.on_gpu else "cpu")
-        yield from (check("cpu", *each, "every CPU", "cpu") for each in ([] if self.on_gpu else self._ratios()))
-        yield from (check("node", *each, "collective") for each in self._pairs())
+            yield check(part, what, case.operator if self.on_gpu else "cpu", found, expected, by)
+        for what, *rates in () if self.on_gpu else self._ratios():
+            yield check("cpu", what, "cpu", *rates, "every CPU")
+        for what, *rates, slow in self._pairs():
+            yield check("node", what, "collective", *rates, "the other pairs and the path's peak", slow)
 
     def _ratios(self) -> Iterator[tuple[str, Quantity, Quantity]]:
         """All cores relative to one, work on end relative to a burst."""
@@ -226,10 +230,10 @@ class _Node:
                 rates = sorted((found.rates[pair], pair) for pair in pairs)
                 middle = statistics.median(rate for rate, _ in rates)
                 least = max(SLOW * middle, LINK_SHARE[0] * (peak or 0.0) * 1e9)
-                slow = [f"{one}-{other}" for rate, (one, other) in rates if rate < least]
-                what = f"pairs by {path or 'any path'}" + (f": {', '.join(slow)}" if slow else "")
+                slow = ", ".join(f"{one}-{other}" for rate, (one, other) in rates if rate < least)
                 usual = Quantity(max(middle, least), "GB/s", least, math.inf)
-                yield what, Quantity(rates[0][0], "GB/s"), usual, "the other pairs and the path's peak"
+                slowest = Quantity(rates[0][0], "GB/s", rates[0][0], rates[0][0])
+                yield f"slowest pair by {path or 'any path'}", slowest, usual, f"pairs {slow}"
 
     def states(self) -> Iterator[AcceptCheck]:
         """Clock, throttling and memory errors of each GPU; the cores that others had."""
