@@ -1,84 +1,100 @@
-"""How often `accept --fleet` accuses a healthy node and finds a slow one, with the noise of acceptances measured here.
+"""How often `accept --fleet` accuses a healthy node and finds one that is 5 % slow, with noise of stored runs.
 
-python tools/simulate_fleets.py FOLDER [FLEETS]    FOLDER holds acceptances of one machine, measured again and again
+python tools/simulate_fleets.py [FOLDER] [FLEETS]    FOLDER holds results, by default bench_results
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from pyperf_suite.history.fleet import ALL, compared
-from pyperf_suite.probes.accept import PROBE, checks_of
 from pyperf_suite.runner.results import read_journal
-from pyperf_suite.spec.rows import rows_of
+from pyperf_suite.spec.findings import Quantity
+from pyperf_suite.spec.rows import grouped
 
-NODES, HEALTHY_FLEETS, SLOW_FLEETS, SLOWER = 50, 20, 100, 0.05
+# The rates of a CPU's acceptance, by what is measured.
+RATES = {"matmul": 3, "transfer": 2, "collective": 1}
+NODES, ROUNDS, FLEETS, SLOWER = 50, 5, 100, 0.05
+# More cores that others had are no noise of the machine.
+QUIET = 0.1
+LIKE = ("torch", "native", "memcpy", "gloo")
+# What is shorter is not like the products and copies of an acceptance.
+SHORTEST_S = 1e-3
+Noise = Mapping[str, np.ndarray]
 
 
-def residuals(folder: Path) -> tuple[list[str], np.ndarray]:
-    """Checks, and for each trial of all of them (a process) the logarithm of its rates over the run's medians."""
-    trials = []
+def measured_noise(folder: Path) -> Noise:
+    """By operator, logarithms of the time of one process over another's, of the same case in a run left alone.
+
+    Divided by the square root of two, so that they spread as each of both does.
+    """
+    found: dict[str, list[float]] = {operator: [] for operator in RATES}
     for journal in sorted(folder.rglob("records.jsonl")):
-        records = [record for record in read_journal(journal) if record.probe == PROBE.name]
-        for process in sorted({each.process for each in records if each.kind == "timing"}):
-            own = [each for each in records if each.process == process and each.kind == "timing"]
-            trials.append(
-                {c.what: c.found.value for c in checks_of(rows_of(own)) if c.found and c.found.base[-2:] == "/s"}
-            )
-    names = sorted(set.intersection(*map(set, trials)))
-    logs = np.log([[each[name] for name in names] for each in trials])
-    return names, logs - np.median(logs, axis=0)
+        timed = [each for each in read_journal(journal) if (each.kind, each.outcome) == ("timing", "ok")]
+        known = [each.quality for each in timed if each.quality.get("elapsed_s") and "cpu_busy_s" in each.quality]
+        taken_s = sum(each["cpu_busy_s"] - each["process_cpu_s"] for each in known)
+        if not known or taken_s > QUIET * sum(each["elapsed_s"] for each in known):
+            continue
+        for trials in grouped(timed, lambda each: (each.probe, each.case_id)).values():
+            logs = [
+                np.log(each.seconds)
+                for each in trials
+                if each.case["implementation"] in LIKE and each.seconds > SHORTEST_S
+            ]
+            both = itertools.permutations(logs, 2)
+            found.get(trials[0].case["operator"], []).extend((one - other) / np.sqrt(2) for one, other in both)
+    return {operator: np.array(each) for operator, each in found.items()}
 
 
-def fleet(random: np.random.Generator, noise: np.ndarray, rounds: int = 3) -> np.ndarray:
-    """Logarithms of rates: a row a node, the best of its rounds, each of which is one that was measured."""
-    drawn = noise[random.integers(len(noise), size=(NODES, rounds))]
-    # Between those that were measured: without it a fleet of 50 repeats each of them exactly.
-    return np.max(drawn + random.normal(0, 0.2 * noise.std(axis=0), drawn.shape), axis=1)
+def fleet(random: np.random.Generator, noise: Noise) -> np.ndarray:
+    """Logarithms of rates: checks by nodes by rounds, each one of the noise's."""
+    operators = [operator for operator, count in RATES.items() for _ in range(count)]
+    return np.stack([-random.choice(noise[operator], (NODES, ROUNDS)) for operator in operators])
 
 
-def accused(names: list[str], logs: np.ndarray) -> dict[str, set[str]]:
+def accused(logs: np.ndarray) -> dict[str, set[str]]:
     """Who is named, and in what."""
-    rates = {(f"{n:02}", "cpu"): dict(zip(names, np.exp(row), strict=True)) for n, row in enumerate(logs)}
+    rates: dict[tuple[str, str], dict[str, Quantity]] = {}
+    for check, node in np.ndindex(logs.shape[:2]):
+        low, middle, high = np.exp(np.quantile(logs[check, node], (0, 0.5, 1))).tolist()
+        rates.setdefault((f"{node:02}", "cpu"), {})[f"{check}"] = Quantity(middle, "GB/s", low, high)
     found: dict[str, set[str]] = {}
-    for check in compared(rates):
-        for node, _ in check.slow:
-            found.setdefault(node, set()).add(check.what)
+    for each in compared(rates):
+        for name, _ in each.slow:
+            found.setdefault(name, set()).add(each.what)
     return found
 
 
-def counts(names: list[str], noise: np.ndarray, fleets: int, seed: int = 0) -> dict[str, tuple[int, int]]:
-    """Healthy nodes accused of all; slow nodes found of all, slow in everything and in each check alone."""
-    random, healthy = np.random.default_rng(seed), max(1, fleets // 5)
-    alarms = sum(len(accused(names, fleet(random, noise))) for _ in range(healthy))
-    found = {"healthy, accused": (alarms, healthy * NODES)}
-    for what in (ALL, *names):
-        hits = others = 0
+def counts(noise: Noise, fleets: int, seed: int = 0) -> dict[str, int]:
+    """Healthy nodes accused, and of fleets with a node that is slow in something how often it is found."""
+    random, names = np.random.default_rng(seed), [op for op, count in RATES.items() for _ in range(count)]
+    healthy = [accused(fleet(random, noise)) for _ in range(fleets)]
+    found = {f"accused of {fleets * NODES} healthy nodes": sum(map(len, healthy))}
+    for slow in (ALL, *RATES):
+        hits = 0
         for _ in range(fleets):
             logs = fleet(random, noise)
-            logs[7, [n for n, name in enumerate(names) if what in (ALL, name)]] += np.log1p(-SLOWER)
-            named = accused(names, logs)
-            hits, others = hits + ("07" in named), others + len(named.keys() - {"07"})
-        found[f"{SLOWER:.0%} slow in {what}"] = hits, fleets
-        found["  others accused"] = others + found.get("  others accused", (0, 0))[0], 0
+            columns = range(len(names)) if slow == ALL else [names.index(slow)]
+            logs[list(columns), 7] += np.log1p(-SLOWER)
+            hits += "07" in accused(logs)
+        found[f"found of {fleets}, {SLOWER:.0%} slow in {slow if slow == ALL else f'one {slow}'}"] = hits
     return found
 
 
 def main() -> None:
-    """Print the counts for noise as it was measured, and scaled down to that of a quieter machine."""
-    if len(sys.argv) < 2:
-        raise SystemExit(__doc__)
-    names, noise = residuals(Path(sys.argv[1]))
-    fleets = int(sys.argv[2]) if len(sys.argv) > 2 else SLOW_FLEETS
-    spread = {name: 1.4826 * np.median(np.abs(column)) for name, column in zip(names, noise.T, strict=True)}
-    print(f"{len(noise)} trials measured; spread {', '.join(f'{name} {each:.1%}' for name, each in spread.items())}")
-    for scale in (1.0, 0.5, 0.25, 0.1):
-        print(f"noise x {scale:g}")
-        for what, (count, of) in counts(names, scale * noise, fleets).items():
-            print(f"  {what}: {count}" + (f" of {of}" if of else ""))
+    """Print how much noise there is, and the counts."""
+    noise = measured_noise(Path(sys.argv[1] if len(sys.argv) > 1 else "bench_results"))
+    fleets = int(sys.argv[2]) if len(sys.argv) > 2 else FLEETS
+    for operator, each in noise.items():
+        spread = 1.4826 * np.median(np.abs(each))
+        print(f"{operator}: {len(each)} pairs, spread {spread:.2%}, 99 % within {np.quantile(np.abs(each), 0.99):.1%}")
+    for what, count in counts(noise, fleets).items():
+        print(f"{what}: {count}")
 
 
 if __name__ == "__main__":

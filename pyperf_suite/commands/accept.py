@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyperf_suite.runner.results import RunFolder
 
 # Every device is measured so often; of more devices each once, for the time.
-ROUNDS, MANY = 3, 2
+ROUNDS, MANY = 5, 2
 
 
 @click.command()
@@ -62,7 +62,7 @@ def accept(
     from pyperf_suite.render.run_report import report_run, run_as_json
     from pyperf_suite.render.terminal import console_for
     from pyperf_suite.runner.plan import Plan, PlannedCase
-    from pyperf_suite.runner.profiles import STANDARD
+    from pyperf_suite.runner.profiles import QUICK
     from pyperf_suite.spec.discovery import replace_probe
     from pyperf_suite.spec.rows import rows_of
 
@@ -75,7 +75,7 @@ def accept(
     devices = [replace(where, index=gpu.index) for gpu in gpus()] if every else [where]
     slug = identity(where).slug
     before = {} if earlier is None else baseline(earlier, results, slug)
-    profile = replace(STANDARD, name="accept", processes=len(devices) * (1 if len(devices) > MANY else ROUNDS))
+    profile = replace(QUICK, name="accept", processes=len(devices) * (1 if len(devices) > MANY else ROUNDS))
     plan = Plan(tuple(PlannedCase(PROBE.name, case) for case in PROBE.cases("", where)), profile, where)
     plan.validate()
     expect = _expectation(results, slug) if where.kind == "cpu" else None
@@ -107,7 +107,7 @@ def _expectation(results: Path, slug: str) -> Any:
 def _measure(
     plan: Plan, devices: Any, results: Path, resume: str | None, deadline_s: float, budget_s: float
 ) -> RunFolder:
-    """Every case on every device in each round, but once what ranks do together, and what is read."""
+    """Every case on every device in each round; once a round what ranks do together, and once what is read."""
     from rich.console import Console
 
     from pyperf_suite.commands.measuring import folder_of, kept_when_interrupted, progress_on
@@ -117,7 +117,7 @@ def _measure(
 
     folder, console = folder_of(plan, results, resume), Console(stderr=True, emoji=False)
     session = Session(plan, folder, deadline_s, EachDevice(devices, deadline_s), budget_s)
-    visits = [each for each in session.visits() if not (each[1] and ranks_of(each[0]))]
+    visits = [each for each in session.visits() if each[1] % len(devices) == 0 or not ranks_of(each[0])]
     console.print(f"accept: {session.outlook.line}", highlight=False, soft_wrap=True)
     with kept_when_interrupted(session):
         session.open()

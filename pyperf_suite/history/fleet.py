@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.measure.estimates import deviations, low_cutoff
@@ -25,6 +27,9 @@ FEWEST_NODES = 3
 # One fleet in a thousand without a slow node has one named; nearer to the median nothing is worth a technician.
 CHANCE, WORTH = 0.001, 0.02
 ALL = "all rates together"
+# Of how far rounds of a node lie apart, root mean square, as much as the median deviation of normal noise is of it; and
+# how far in those one check counts for all.
+ROUNDS_SHARE, FURTHEST = 0.2, 8.0
 # A node that is measured twice differs by less.
 BETWEEN_RUNS = 0.05
 
@@ -103,18 +108,19 @@ class FleetCheck:
     """One check over a fleet: by node and part how far its rate is off the median, and who is too far.
 
     `share` is of the median, -0.05 is 5 % below; `deviation` in median absolute deviations; below `cutoff` chance
-    hardly goes.
+    hardly goes. `sure` are those whose best round is low as well.
     """
 
     what: str
     share: Mapping[RateKey, float]
     deviation: Mapping[RateKey, float]
     cutoff: float
+    sure: Set[RateKey]
 
     @property
     def slow(self) -> list[RateKey]:
         """Those named, slowest first."""
-        found = [who for who, far in self.deviation.items() if far < self.cutoff and self.share[who] < -WORTH]
+        found = [who for who in self.sure if self.deviation[who] < self.cutoff and self.share[who] < -WORTH]
         return sorted(found, key=self.share.__getitem__)
 
     @property
@@ -124,35 +130,46 @@ class FleetCheck:
         return min(-WORTH, self.cutoff * statistics.median(apart)) if apart else -WORTH
 
 
-def compared(rates: Mapping[RateKey, Mapping[str, float]]) -> list[FleetCheck]:
+def compared(rates: Mapping[RateKey, Mapping[str, Quantity]]) -> list[FleetCheck]:
     """Each check over all nodes and parts that have it, and all checks together; `rates` by (node, part), then check.
 
-    Each has an equal part of the chance of a false alarm (Bonferroni).
+    Each has an equal part of the chance of a false alarm (Bonferroni). A rate that comes and goes between the rounds of
+    nodes spreads more than its medians show, and nobody is named whose best round is half as far off only.
     """
-    logs: dict[str, dict[RateKey, float]] = {}
-    for who, theirs in rates.items():
-        for what, rate in theirs.items():
-            logs.setdefault(what, {})[who] = math.log(rate)
-    far = {what: dict(zip(held, deviations([*held.values()]).tolist(), strict=True)) for what, held in logs.items()}
-    middle = {what: statistics.median(held.values()) for what, held in logs.items()}
-    off = {what: {who: log - middle[what] for who, log in held.items()} for what, held in logs.items()}
-    many = [who for who, theirs in rates.items() if len(theirs) > 1]
-    if many:
-        # Each check counts by its own noise; what a slow part loses in all of them stands out of that sooner.
-        together = deviations([statistics.fmean(far[what][who] for what in rates[who]) for who in many])
-        far[ALL] = dict(zip(many, together.tolist(), strict=True))
-        off[ALL] = {who: statistics.fmean(off[what][who] for what in rates[who]) for who in many}
+    whats = list(dict.fromkeys(what for held in rates.values() for what in held))
+    off: dict[str, dict[RateKey, float]] = {what: {} for what in (*whats, ALL)}
+    far, sure = {what: dict(held) for what, held in off.items()}, {what: dict(held) for what, held in off.items()}
+    cutoffs = dict.fromkeys(off, 0.0)
+    for what in whats:
+        found = {who: held[what] for who, held in rates.items() if what in held}
+        logs = np.log([[rate.value, rate.low, rate.high] for rate in found.values()])
+        apart = logs[:, 0] - np.median(logs[:, 0])
+        scale = max(np.median(np.abs(apart)), ROUNDS_SHARE * math.sqrt(np.mean((logs[:, 2] - logs[:, 1]) ** 2)))
+        cutoffs[what] = low_cutoff(len(found), CHANCE / len(off))
+        for who, each, best in zip(found, apart, logs[:, 2] - np.median(logs[:, 0]), strict=True):
+            off[what][who], far[what][who] = float(each), float(each / scale) if scale else 0.0
+            sure[what][who] = bool(best < 0.5 * cutoffs[what] * scale)
+    many = [who for who, held in rates.items() if len(held) > 1]
+    # Each check counts by its own noise, and none for so much that it speaks for all.
+    means = [np.mean([np.clip(far[what][who], -FURTHEST, FURTHEST) for what in rates[who]]) for who in many]
+    far[ALL] = dict(zip(many, deviations(means).tolist() if many else [], strict=True))
+    off[ALL] = {who: statistics.median(off[what][who] for what in rates[who]) for who in many}
+    sure[ALL], cutoffs[ALL] = dict.fromkeys(many, True), low_cutoff(len(many), CHANCE / len(off))
     shares = {what: {who: math.expm1(each) for who, each in held.items()} for what, held in off.items()}
-    return [FleetCheck(what, shares[what], far[what], low_cutoff(len(far[what]), CHANCE / len(far))) for what in far]
+    return [
+        FleetCheck(
+            what, shares[what], far[what], cutoffs[what], {who for who, is_sure in sure[what].items() if is_sure}
+        )
+        for what in (*whats, *([ALL] if many else []))
+    ]
 
 
 def fleet_findings(nodes: Sequence[FleetNode]) -> tuple[Findings, bool]:
     """Who is slow in what, what is wrong by itself, and from where on one is named; whether there is anything."""
-    rates: dict[RateKey, dict[str, float]] = {}
+    rates: dict[RateKey, dict[str, Quantity]] = {}
     for node in nodes:
         for (part, what), rate in node.rates.items():
-            # The best trial: what others take for a moment slows a node down, nothing makes it faster.
-            rates.setdefault((node.name, part), {})[what] = rate.high
+            rates.setdefault((node.name, part), {})[what] = rate
     checks = compared(rates)
     slow = [(check, who) for check in checks for who in check.slow]
     bad = [(node.name, each) for node in nodes for each in node.checks if each.verdict == BAD]

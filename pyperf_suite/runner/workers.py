@@ -284,7 +284,10 @@ class GroupWorkers:
 
 
 class EachDevice:
-    """Workers for all devices of a machine: process n measures on device n, and again from the first one on."""
+    """Workers for all devices of a machine: process n measures on device n, and again from the first one on.
+
+    Ranks that measure together are started once, whatever the process.
+    """
 
     def __init__(self, devices: Sequence[Device], deadline_s: float = DEADLINE_S) -> None:
         self._pools = {str(device): WorkerPool(device, deadline_s) for device in devices}
@@ -292,7 +295,8 @@ class EachDevice:
     def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
         """The answer of that process on its device, which is in the record's state."""
         device, pool = list(self._pools.items())[process % len(self._pools)]
-        answer = pool.measure(process, case, effort)
+        ranks = find_workload(case.operator).ranks(case.parameters)
+        answer = pool.measure(0 if ranks else process, case, effort)
         return answer | {"state": answer.get("state", {}) | {"device": device}}
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from pyperf_suite.measure.estimates import deviations, low_cutoff
 from pyperf_suite.probes.accept import PROBE
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import sealed
+from pyperf_suite.spec.findings import Quantity
 from tests.probes.test_accept import CPU, cpu_node
 
 CHECKS = [f"check {number}" for number in range(6)]
@@ -22,7 +23,8 @@ CHECKS = [f"check {number}" for number in range(6)]
 
 def named(logs: np.ndarray) -> dict[str, set[str]]:
     """Who is accused of what, by the logarithms of rates, a row a node."""
-    rates = {(f"n{n}", "cpu"): dict(zip(CHECKS, np.exp(row), strict=True)) for n, row in enumerate(logs)}
+    rows = [[Quantity(rate, "GB/s", rate, rate) for rate in row] for row in np.exp(logs).tolist()]
+    rates = {(f"n{n}", "cpu"): dict(zip(CHECKS, row, strict=True)) for n, row in enumerate(rows)}
     found: dict[str, set[str]] = {}
     for check in compared(rates):
         for node, _ in check.slow:
@@ -54,6 +56,18 @@ def test_what_a_node_is_slow_in_is_named() -> None:
     logs = fleet(1)
     logs[7, 2] += np.log(0.9)
     assert CHECKS[2] in named(logs)["n7"]
+
+
+def test_a_node_that_was_disturbed_for_some_rounds_is_not_named_for_them() -> None:
+    logs = fleet(4)
+    logs[9, 1] += np.log(0.8)
+    rates = {(f"n{n}", "cpu"): {"x": Quantity(r, "GB/s", r, r)} for n, r in enumerate(np.exp(logs[:, 1]).tolist())}
+    (check,) = compared(rates)
+    assert check.slow == [("n9", "cpu")]
+    slow = rates["n9", "cpu"]["x"]
+    rates["n9", "cpu"]["x"] = Quantity(slow.value, "GB/s", slow.low, 1.0)
+    (check,) = compared(rates)
+    assert check.slow == []
 
 
 def test_a_fast_node_is_nobodys_trouble() -> None:
