@@ -25,7 +25,13 @@ ROUNDS, MANY = 5, 2
 @path_option(
     "--fleet", metavar="FOLDER", help="Measure nothing; name the slow nodes of those whose results FOLDER holds."
 )
-@click.option("--budget", "budget_s", type=Finite(0, min_open=True), metavar="SECONDS", help="End in order by then.")
+@click.option(
+    "--budget",
+    "budget_s",
+    type=Finite(0, min_open=True),
+    metavar="SECONDS",
+    help="End in order by then; what is left out is not accepted.",
+)
 @run_options
 def accept(
     earlier: str | None,
@@ -42,7 +48,7 @@ def accept(
 
     Products in a burst and on end, copies, PCIe, all_reduce and each pair of GPUs, clocks, throttling, memory errors,
     links. A GPU is judged by the laws and published tables, a CPU by its own calibration, or else by its peak.
-    All GPUs are measured, or the one of --device cuda:N. Exit code 0 all ok, 1 something is low or wrong, 2 bad input.
+    All GPUs are measured, or the one of --device cuda:N. Exit code 0 all ok, 1 low, wrong or left out, 2 bad input.
 
     \b
     Examples:
@@ -82,7 +88,9 @@ def accept(
     folder = _measure(plan, devices, results, resume, deadline_s, budget_s or math.inf)
     records = folder.records()
     checks = checks_of(rows_of([each for each in records if each.probe == PROBE.name]), expect, before)
-    code = int(any(each.is_bad for each in checks))
+    # What the budget left out is not accepted.
+    is_whole = {each.case.case_id for each in plan.cases} <= {each.case_id for each in records}
+    code = int(not is_whole or any(each.is_bad for each in checks))
     replace_probe(replace(PROBE, analyse=partial(analyse, expect=expect, before=before)))
     if as_json:
         extra = {"checks": [as_data(each) for each in checks], "exit_code": code}

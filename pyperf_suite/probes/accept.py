@@ -49,8 +49,9 @@ OK, LOW, BAD, UNKNOWN, UNMEASURED = "ok", "low", "not ok", "nothing to compare w
 LINK_SHARE = (0.6, 1.0)
 # Of a CPU's products by its vectors and clock, copies, and gloo between two ranks: every model, with room.
 CPU_SHARE, CPU_BYTES_A_CYCLE, GLOO_GB_PER_S = (0.25, 1.1), (1.0, 32.0), (0.3, 50.0)
-# Nine of ten measurements lie in a law's interval, and of a healthy part next to all in one so much wider (logarithms).
-WIDER = 1.5
+# Nine of ten measurements lie in a law's interval, of a healthy part next to all in one so much wider (logarithms),
+# and none closer than by that factor: two healthy parts differ, and so do two runs.
+WIDER, CLOSEST = 1.5, 1.1
 # Of a CPU's products: after two seconds of work over a burst, and a core's part of all over one alone in its boost.
 LEAST_SUSTAINED, LEAST_OF_ALL = 0.85, 0.5
 # The power cap takes some of the clock, and a law knows it; this much is not the cap's.
@@ -318,7 +319,8 @@ class _Node:
             return None
         seconds, error = float(price.seconds), 1 + 2 * (price.error_percent or 20.0) / 100
         ends = (price.low, price.high) if price.low is not None else (seconds / error, seconds * error)
-        low, high = (seconds * (float(end) / seconds) ** WIDER for end in ends)
+        less, more = ((float(end) / seconds) ** WIDER for end in ends)
+        low, high = seconds * min(less, 1 / CLOSEST), seconds * max(more, CLOSEST)
         return Expected(seconds, low, high, f"the law, from {price.origin}" if price.origin else "the law")
 
     def _by_peak(self, case: Case) -> Expected | None:
