@@ -50,6 +50,12 @@ class FleetNode:
 
 
 def _accepted(journal: Path) -> list[Record]:
+    try:
+        # Looked for before it is parsed: results may hold hundreds of other runs.
+        if f'"probe":"{PROBE.name}"'.encode() not in journal.read_bytes():
+            return []
+    except OSError as error:
+        raise UserError(f"{journal} cannot be read: {error.strerror}.") from None
     return [record for record in read_journal(journal) if record.probe == PROBE.name]
 
 
@@ -82,6 +88,8 @@ def read_fleet(folder: Path) -> list[FleetNode]:
 
     Raises UserError for fewer than three nodes, and for machines of several identities.
     """
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}: name the one that holds the results of every node.")
     found = {path.relative_to(folder).parts: path for path in folder.rglob(RECORDS) if _accepted(path)}
     if not found:
         raise UserError(
@@ -97,9 +105,7 @@ def read_fleet(folder: Path) -> list[FleetNode]:
             f"{folder} holds machines of {len(slugs)} kinds ({', '.join(slugs[:3])}): compare each kind alone."
         )
     if len(nodes) < FEWEST_NODES:
-        raise UserError(
-            f"{folder} holds {len(nodes)} of a fleet's nodes: to tell who is slow takes {FEWEST_NODES} or more."
-        )
+        raise UserError(f"{folder} holds results of {len(nodes)}: it takes {FEWEST_NODES} nodes to say who is slow.")
     return nodes
 
 
