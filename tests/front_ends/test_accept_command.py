@@ -72,7 +72,7 @@ def test_a_node_as_its_peak_promises_is_accepted(tmp_path: Path) -> None:
     assert "step_calibration" in done.stderr
     (journal,) = tmp_path.glob("*/*/records.jsonl")
     assert {each.probe for each in read_journal(journal)} == {"accept", "sentinel"}
-    assert (journal.parent / "findings.json").is_file()
+    assert "pyperf-suite accept --device cpu" in (journal.parent / "findings.md").read_text()
 
 
 def test_a_slow_node_has_exit_code_one_and_each_check_in_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
