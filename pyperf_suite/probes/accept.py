@@ -204,10 +204,10 @@ class _Node:
             if (part, what) in self.before:
                 expected, by = self.before[part, what], "the baseline"
             yield check(part, what, case.operator if self.on_gpu else "cpu", found, expected, by)
-        for what, *rates in () if self.on_gpu else self._ratios():
-            yield check("cpu", what, "cpu", *rates, "every CPU")
-        for what, *rates, slow in self._pairs():
-            yield check("node", what, "collective", *rates, "the other pairs and the path's peak", slow)
+        for what, ratio, usual in () if self.on_gpu else self._ratios():
+            yield check("cpu", what, "cpu", ratio, usual, "every CPU")
+        for what, slowest, usual, slow in self._pairs():
+            yield check("node", what, "collective", slowest, usual, "the other pairs and the path's peak", slow)
 
     def _ratios(self) -> Iterator[tuple[str, Quantity, Quantity]]:
         """All cores relative to one, work on end relative to a burst."""
@@ -264,10 +264,10 @@ class _Node:
             if {"uncorrected_errors", "remapping"}.isdisjoint(health):
                 yield AcceptCheck(part, "memory errors", UNMEASURED, why="ECC is off or not reported")
                 continue
-            told = {name: count for name, count in health.items() if name.startswith(COUNTED) and count}
-            told |= {"remapping": health["remapping"]} if health.get("remapping", "none") != "none" else {}
-            verdict = BAD if health.get("uncorrected_errors") or "remapping" in told else OK
-            words = (f"{name.replace('_', ' ')}: {value}" for name, value in told.items())
+            errors = {name: count for name, count in health.items() if name.startswith(COUNTED) and count}
+            errors |= {"remapping": health["remapping"]} if health.get("remapping", "none") != "none" else {}
+            verdict = BAD if health.get("uncorrected_errors") or "remapping" in errors else OK
+            words = (f"{name.replace('_', ' ')}: {value}" for name, value in errors.items())
             yield AcceptCheck(part, "memory errors", verdict, why=", ".join(words))
         known = [each.quality for each in self.measured if "cpu_busy_s" in each.quality]
         elapsed_s = sum(each["elapsed_s"] for each in known)
