@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # Every device is measured so often; of more devices each once, for the time.
 ROUNDS, MANY = 5, 2
+MOST_S = {"cpu": 60.0, "cuda": 180.0}
 
 
 @click.command()
@@ -30,7 +31,7 @@ ROUNDS, MANY = 5, 2
     "budget_s",
     type=Finite(0, min_open=True),
     metavar="SECONDS",
-    help="End in order by then; what is left out is not accepted.",
+    help="End in order by then, by default 60 on a CPU and 180 on GPUs; what no round measured is not accepted.",
 )
 @run_options
 def accept(
@@ -56,7 +57,6 @@ def accept(
       pyperf-suite accept --baseline latest --json
       pyperf-suite accept --fleet /shared/acceptance        # a folder a node, each with its results
     """  # noqa: D301 - click keeps the lines below \b as they are
-    import math
     from dataclasses import replace
     from functools import partial
 
@@ -85,11 +85,9 @@ def accept(
     plan = Plan(tuple(PlannedCase(PROBE.name, case) for case in PROBE.cases("", where)), profile, where)
     plan.validate()
     expect = _expectation(results, slug) if where.kind == "cpu" else None
-    folder = _measure(plan, devices, results, resume, deadline_s, budget_s or math.inf)
+    folder, is_whole = _measure(plan, devices, results, resume, deadline_s, budget_s or MOST_S[where.kind])
     records = folder.records()
     checks = checks_of(rows_of([each for each in records if each.probe == PROBE.name]), expect, before)
-    # What the budget left out is not accepted.
-    is_whole = {each.case.case_id for each in plan.cases} <= {each.case_id for each in records}
     code = int(not is_whole or any(each.is_bad for each in checks))
     replace_probe(replace(PROBE, analyse=partial(analyse, expect=expect, before=before)))
     if as_json:
@@ -114,8 +112,11 @@ def _expectation(results: Path, slug: str) -> Any:
 
 def _measure(
     plan: Plan, devices: Any, results: Path, resume: str | None, deadline_s: float, budget_s: float
-) -> RunFolder:
-    """Every case on every device in each round; once a round what ranks do together, and once what is read."""
+) -> tuple[RunFolder, bool]:
+    """Every case on every device in each round; once a round what ranks do together, and once what is read.
+
+    Also whether the budget left time for all of the first round; the others only make it surer.
+    """
     from rich.console import Console
 
     from pyperf_suite.commands.measuring import folder_of, kept_when_interrupted, progress_on
@@ -134,7 +135,7 @@ def _measure(
         session.finish()
     if session.cut_short:
         console.print(session.cut_short, highlight=False, soft_wrap=True)
-    return folder
+    return folder, not any(process < len(devices) for _, process in session.left_out)
 
 
 def _compare(folder: Path, as_json: bool, wide: bool) -> None:
