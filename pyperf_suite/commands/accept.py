@@ -91,7 +91,7 @@ def accept(
     code = int(not is_whole or any(each.is_bad for each in checks))
     replace_probe(replace(PROBE, analyse=partial(analyse, expect=expect, before=before)))
     if as_json:
-        extra = {"checks": [as_data(each) for each in checks], "exit_code": code}
+        extra = {"checks": [{**as_data(each), "off": each.off} for each in checks], "exit_code": code}
         click.echo(run_as_json(folder, records, extra), nl=False)
     else:
         report_run(console_for(wide), folder, records)

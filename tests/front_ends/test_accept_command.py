@@ -84,6 +84,7 @@ def test_a_slow_node_has_exit_code_one_and_each_check_in_json(tmp_path: Path, mo
     assert {name.split(",")[0] for name in low} == {"float32 products"}
     found = low["float32 products, burst, 1 core"]
     assert found["found"]["value"] == pytest.approx(2e9)
+    assert found["off"] < -0.5
     assert found["expected"]["low"] > 2e9
     assert found["why"]
 
