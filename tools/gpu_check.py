@@ -93,13 +93,14 @@ PARTS: dict[str, tuple[Step, ...]] = {
     "2": (
         INSTALL,
         probe("baseline of large squares", 120, "run", "baseline", "-a", f"shape={SHAPES}"),
+        probe("accept", 60, "accept"),
         probe(
-            "attention at head_dim 64 and 128", 70, "run", "attention_heads", "-a", "implementation=triton,sdpa_flash",
+            "attention at head_dim 64 and 128", 60, "run", "attention_heads", "-a", "implementation=triton,sdpa_flash",
             "-a", "hidden=4096", "-a", "heads=64,32", "-a", "phase=forward", "-a", "mask=causal,full",
             "-a", "varied_splits=2",
         ),
-        probe("baseline of layers", 110, "run", "baseline", "-a", f"shape={OTHER_SHAPES}"),
-        probe("tile and wave quantization", 95, "run", "tile_wave"),
+        probe("baseline of layers", 85, "run", "baseline", "-a", f"shape={OTHER_SHAPES}"),
+        probe("tile and wave quantization", 75, "run", "tile_wave"),
     ),
     "3": (
         INSTALL,

@@ -6,7 +6,7 @@ kernels, several ranks at once by that, an engine by all of these.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +36,8 @@ from pyperf_suite.laws.training.framework import StepConstants
 from pyperf_suite.laws.training.layer_work import MicroBatch, work_of_ends, work_of_layer
 from pyperf_suite.laws.training.step import ParallelPlan
 from pyperf_suite.laws.transformer import ModelDimensions
-from pyperf_suite.runner.record import Record
+from pyperf_suite.probes.accept import WIDER, Expected
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.rows import Reading, readings
 from pyperf_suite.workloads.on_ranks import DTYPES
 from pyperf_suite.workloads.training import TransformerShape
@@ -49,6 +50,8 @@ FEWEST_STEPS = 3
 MEDIANS_IN_COVERED = 2.44
 # Beyond this no constant of an engine is looked for: seconds of one layer, unit or action.
 MOST_SECONDS = 10.0
+# What a product loses at most, as a logarithm, when threads of one library share it rather than ranks.
+SHARED = 0.15
 ATTENTION_OF = {"sdpa_flash": "flash", "sdpa_math": "math"}
 # Which constant each engine's step gives, in an order in which none needs a later one.
 ORDER = ("ddp_s", "broadcast_s", "scatter_s", "gather_s", "dtensor_s_per_layer", "action_s")
@@ -72,6 +75,31 @@ def laws_of(calibration: Calibration) -> CpuLaws:
     lines = unpack_lines(calibration.block(KERNEL_BLOCK))
     collectives = unpack_laws(calibration.block(COLLECTIVE_BLOCK)).curves
     return CpuLaws(CpuPrices(lines, collectives), unpack_engine(calibration.block(ENGINE_BLOCK)))
+
+
+def expectation(calibration: Calibration) -> Callable[[Case], Expected | None]:
+    """What `accept` may expect of a CPU by its own calibration; None for what that does not know, as memory's copies.
+
+    Raises UserError where it has no laws of a CPU.
+    """
+    laws = laws_of(calibration)
+
+    def expect(case: Case) -> Expected | None:
+        p, block, cores = case.parameters, KERNEL_BLOCK, 1
+        if case.operator == "matmul" and p.dtype == "float32":
+            cores = p.schedule.workers
+            alone = float(laws.prices.gemm(p.layout, p.m, p.n, p.k).seconds)
+            # All cores are as fast as ranks that crowd each other, at best.
+            seconds = alone / cores * laws.constants.crowded(cores, cores)
+        elif case.operator == "collective" and p.op in laws.prices.collectives:
+            block, seconds = COLLECTIVE_BLOCK, float(laws.prices.collective(p.op, p.message_bytes, p.ranks).seconds)
+        else:
+            return None
+        width = WIDER * MEDIANS_IN_COVERED * np.log1p(float(calibration.block(block).held_out["median"]) / 100)
+        width += SHARED * (cores > 1)
+        return Expected(seconds, seconds * np.exp(-width), seconds * np.exp(width), "this machine's calibration")
+
+    return expect
 
 
 def calibrated_cpu(model: str, cores: int, records: Sequence[Record], origin: str) -> Calibration:

@@ -12,6 +12,7 @@ from pyperf_suite.errors import offer
 # The module of each command that is not defined with the group itself.
 MODULES = {
     "ab": "ab",
+    "accept": "accept",
     "calibrate": "calibrate",
     "compare": "compare",
     "completion": "completions",
@@ -46,7 +47,7 @@ You train on this machine
   pyperf-suite run precision optimizer input_pipeline              which settings are worth changing here
   pyperf-suite study                                               DDP, ZeRO, TP, PP in live steps, by samples/s
 You accept a cluster
-  pyperf-suite run topology                                        what is connected to what, and as it should be?
+  pyperf-suite accept                                              is every part of this node as fast as its kind?
   torchrun --nproc-per-node=8 -m pyperf_suite collectives --profile standard          busbw, stragglers, verdicts
 You own kernels
   pyperf-suite run bench_softmax.py                                kernels of your own: docs/your_kernel.md

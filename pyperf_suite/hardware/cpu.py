@@ -88,6 +88,11 @@ class Cpu:
     numa_nodes: int
     virtualised: bool
 
+    @property
+    def vector_bits(self) -> int:
+        """How wide its widest vectors are; 128 where nothing wider is reported."""
+        return 512 if "avx512f" in self.isa_flags else 256 if "avx2" in self.isa_flags else 128
+
 
 @dataclass(frozen=True)
 class NumaNode:

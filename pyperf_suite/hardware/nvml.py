@@ -55,6 +55,10 @@ THROTTLE_REASONS = {
 COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 SLOWDOWN_THRESHOLD = 1  # NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
 UNCORRECTED, VOLATILE = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED; since the driver was loaded
+# NVML_MEMORY_ERROR_TYPE_* and NVML_VOLATILE_ECC or NVML_AGGREGATE_ECC.
+ERROR_COUNTERS = {"corrected": (0, 0), "uncorrected": (1, 0), "corrected_ever": (0, 1), "uncorrected_ever": (1, 1)}
+# nvmlPageRetirementCause_t.
+RETIRED_PAGES = {"pages_retired_corrected": 0, "pages_retired_uncorrected": 1}
 INSUFFICIENT_SIZE = 7
 MOST_PROCESSES = 64
 
@@ -274,6 +278,31 @@ class Nvml:
         if not answered or any(question.code for question in asked):
             return None
         return asked[0].value * KIB, asked[1].value * KIB
+
+    def memory_errors(self, uuid: str) -> dict[str, int]:
+        """What the GPU's memory has gone through; what is not reported is absent.
+
+        Errors that ECC put right and that it could not, since the driver was loaded (`corrected`, `uncorrected`) and
+        ever (`corrected_ever`, `uncorrected_ever`); rows that spare ones stand in for after either kind, and on GPUs
+        before Ampere pages that are no longer used.
+        """
+        device = self._physical(uuid)
+        if device is None:
+            return {}
+        counts: dict[str, int] = {}
+        for name, (kind, counter) in ERROR_COUNTERS.items():
+            answer = ctypes.c_ulonglong()
+            if self._call("nvmlDeviceGetTotalEccErrors", device, kind, counter, ctypes.byref(answer)):
+                counts[name] = answer.value
+        rows = [ctypes.c_uint() for _ in range(4)]
+        if self._call("nvmlDeviceGetRemappedRows", device, *map(ctypes.byref, rows)):
+            counts |= {"rows_remapped_corrected": rows[0].value, "rows_remapped_uncorrected": rows[1].value}
+        for name, cause in RETIRED_PAGES.items() if hasattr(self._library, "nvmlDeviceGetRetiredPages") else ():
+            # With room for none it answers how many there are.
+            pages = ctypes.c_uint(0)
+            code = self._library.nvmlDeviceGetRetiredPages(device, cause, ctypes.byref(pages), None)
+            counts |= {name: pages.value} if int(code) in (0, INSUFFICIENT_SIZE) else {}
+        return counts
 
     def _physical(self, uuid: str) -> ctypes.c_void_p | None:
         """The handle of the GPU with that UUID, of the whole GPU where the UUID is a MIG slice's; looked up once."""

@@ -29,7 +29,8 @@ from pyperf_suite.spec.summary import cautions_of, summary_of
 from pyperf_suite.spec.user_probe import is_test
 
 FILE = "findings.json"
-STUDY = "study"
+# Commands whose profile is their own, and whose name is the probe's.
+OWN_PROFILES = ("accept", "study")
 # What is measured under a name that no probe has: the command, which needs a model as well.
 _OTHER_COMMANDS = {"sizing": ("size", "--measure")}
 
@@ -110,9 +111,9 @@ def command_of(probe: str, manifest: Mapping[str, Any], profile: str = "") -> st
     if is_test(probe):
         run_by = ["pytest", probe, "--suite-measure", *(["--suite-profile", profile] if profile else [])]
         return shlex.join([*run_by, *(["--suite-device", device] if device else [])])
-    if probe == STUDY and profile not in PROFILES:
+    if probe in OWN_PROFILES and profile not in PROFILES:
         # A study's steps and seed are arguments of its own, and the profile is made from them.
-        words = [STUDY, *asked]
+        words = [probe, *asked]
     elif probe in _OTHER_COMMANDS:
         words = [*_OTHER_COMMANDS[probe], *(["--profile", profile] if profile else [])]
     else:

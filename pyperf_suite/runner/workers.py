@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pyperf_suite.errors import UserError
@@ -281,6 +281,27 @@ class GroupWorkers:
             self._lost = "This run is over."
             lead(self._group, None)
         self._group.close()
+
+
+class EachDevice:
+    """Workers for all devices of a machine: process n measures on device n, and again from the first one on.
+
+    Ranks that measure together are started once, whatever the process.
+    """
+
+    def __init__(self, devices: Sequence[Device], deadline_s: float = DEADLINE_S) -> None:
+        self._pools = {str(device): WorkerPool(device, deadline_s) for device in devices}
+
+    def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
+        """The answer of that process on its device, which is in the record's state."""
+        device, pool = list(self._pools.items())[process % len(self._pools)]
+        ranks = find_workload(case.operator).ranks(case.parameters)
+        answer = pool.measure(0 if ranks else process, case, effort)
+        return answer | {"state": answer.get("state", {}) | {"device": device}}
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.close()
 
 
 class SparingWorkers:

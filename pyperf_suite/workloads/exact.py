@@ -47,7 +47,7 @@ BACKWARD_SOURCES = ("attention_backward_device.py", *FORWARD_SOURCES)
 
 PARTS = ("host", "gpus")
 # What is reported of a processor as it is detected.
-OF_CPU = ("model", "l2_bytes", "l2_total_bytes", "l3_bytes", "l3_total_bytes", "caches_assumed")
+OF_CPU = ("model", "l2_bytes", "l2_total_bytes", "l3_bytes", "l3_total_bytes", "caches_assumed", "vector_bits")
 # Variables that take a path away from NCCL, as left behind by yesterday's search for an error.
 NCCL_SWITCHES = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_P2P_LEVEL")
 # An idle GPU's link comes back within milliseconds of the first copy; this is how long it is waited for.
@@ -269,6 +269,8 @@ def _gpu(gpu: Gpu, manager: Nvml | Unavailable, files: KernelFiles) -> dict[str,
         "card": str(card) if card else None,
         "nvlinks": list(manager.nvlink_states(gpu.uuid)),
         "pcie_replays": manager.pcie_replays(gpu.uuid),
+        "settings": manager.settings(gpu.uuid),
+        "health": {**manager.health(gpu.uuid), **manager.memory_errors(gpu.uuid)},
     }
 
 

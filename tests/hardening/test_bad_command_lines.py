@@ -13,7 +13,7 @@ LAYOUT = f"layout {MODEL} --gpu H100"
 
 # What is typed, and what the answer names.
 CATALOGUE = (
-    ("nothing", "choose from ab, calibrate"),
+    ("nothing", "choose from ab, accept"),
     ("tile_wave", "`pyperf-suite run tile_wave`"),
     ("run tile_wav", "did you mean tile_wave?"),
     ("run --list foo", "'foo'"),

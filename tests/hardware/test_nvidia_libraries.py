@@ -117,3 +117,27 @@ def test_a_gpus_health_is_told_in_words_and_units_and_what_is_not_told_is_absent
 def test_processes_on_a_gpu_are_told_with_the_memory_they_hold(fake_nvml):
     assert Nvml(fake_nvml()).processes("GPU-1") == ((41, 1 << 30), (42, 1 << 20))
     assert Nvml(fake_nvml()).processes("unknown") is None
+
+
+def test_memory_errors_remapped_rows_and_retired_pages_are_counted(fake_nvml):
+    assert Nvml(fake_nvml()).memory_errors(UUID) == {
+        "corrected": 7,
+        "uncorrected": 3,
+        "corrected_ever": 19,
+        "uncorrected_ever": 4,
+        "rows_remapped_corrected": 2,
+        "rows_remapped_uncorrected": 1,
+        "pages_retired_corrected": 2,
+        "pages_retired_uncorrected": 1,
+    }
+    assert Nvml(fake_nvml()).memory_errors("unknown") == {}
+
+
+def test_a_driver_that_counts_no_memory_errors_reports_none(fake_nvml):
+    class Silent(fake_nvml):
+        def __getattr__(self, function):
+            if function in ("nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetRetiredPages"):
+                raise AttributeError(function)
+            return super().__getattr__(function)
+
+    assert Nvml(Silent()).memory_errors(UUID) == {}
