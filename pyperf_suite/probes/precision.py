@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pyperf_suite.errors import OneOf, Within
+from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import crossed
@@ -20,6 +21,7 @@ from pyperf_suite.spec.findings import TRANSFORMERS, Claim, ClaimVerdict, Figure
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.rows import Column, Row, Rows, series_by, table
 from pyperf_suite.workloads.training import MOMENTS, PRECISIONS
+from pyperf_suite.workloads.training.shapes import NAMES, SHAPES, shape_name, sized, with_shape
 from pyperf_suite.workloads.training.training_step import CAST_CACHES, PrecisionStepParameters
 
 BASE = "float32"
@@ -65,7 +67,8 @@ class PrecisionAxes:
     Each `precision` is crossed with each `batch`, those `beside` take the last batch alone. With `unaligned_batch`
     sequences a model is trained whose dimensions are odd, `unaligned_hidden` (0 for no such model) in
     `unaligned_heads`, in the first precision and the first of autocast's. Each `cast_cache` is measured in the latter,
-    with so many `micro_batches` of `cached_batch` sequences. The MLP has 4 times hidden features.
+    with so many `micro_batches` of `cached_batch` sequences. The MLP has 4 times hidden features. A `shape` is a model
+    of the guides by its name, instead of its dimensions.
     """
 
     precision: Precisions = (BASE, "autocast_bfloat16")
@@ -83,6 +86,7 @@ class PrecisionAxes:
     micro_batches: Sizes = (1,)
     cached_batch: Sizes = (4,)
     workers: Sizes = (1,)
+    shape: Annotated[tuple[str, ...], NAMES] = ()
 
 
 def axes(profile: str, device: Device) -> PrecisionAxes:
@@ -102,11 +106,32 @@ def axes(profile: str, device: Device) -> PrecisionAxes:
     return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
+def shaped(axes: PrecisionAxes, name: str, device: Device) -> PrecisionAxes:
+    """One of the guides' models, on as many cores as there are: it is no toy."""
+    workers = (1 if device.kind == "cuda" else cpu.detect().usable_cores,)
+    return replace(
+        with_shape(axes, name),
+        unaligned_hidden=(0,),
+        micro_batches=(1,),
+        cast_cache=CAST_CACHES[:1],
+        cached_batch=(SHAPES[name].batch,),
+        workers=workers,
+    )
+
+
+def models(axes: PrecisionAxes) -> Iterator[PrecisionStepParameters]:
+    """Those that are named, or of every size."""
+    for name, seq, workers in itertools.product(axes.shape, axes.seq, axes.workers):
+        yield PrecisionStepParameters(**vars(sized(name, seq, axes.batch[0])), workers=workers)
+    if not axes.shape:
+        for sizes in crossed(axes, "seq", "hidden", "heads", "layers", "vocab", "workers"):
+            yield PrecisionStepParameters(**sizes)
+
+
 def swept(axes: PrecisionAxes) -> Iterator[PrecisionStepParameters]:
     """Precisions by batch, the unaligned model, and the caches of casts."""
     casts = [each for each in axes.precision if each.startswith(AUTOCAST)][:1]
-    for sizes in crossed(axes, "seq", "hidden", "heads", "layers", "vocab", "workers"):
-        model = PrecisionStepParameters(**sizes)
+    for model in models(axes):
         for changed in crossed(axes, "batch", "precision"):
             yield replace(model, **changed)
         for precision in axes.beside:
@@ -124,6 +149,8 @@ def swept(axes: PrecisionAxes) -> Iterator[PrecisionStepParameters]:
 def model(row: Row) -> str:
     """`2 x 256 in 4 heads, vocab 512, seq 64`: what stays the same while precision and batch vary."""
     workers = f", {row.workers} workers" if row.workers > 1 else ""
+    if name := shape_name(row):
+        return f"{name}, seq {row.seq}{workers}"
     return f"{row.layers} x {row.hidden} in {row.heads} heads, vocab {row.vocab}, seq {row.seq}{workers}"
 
 
@@ -205,6 +232,8 @@ PROBE = Probe(
     title="Training: precision",
     axes=axes,
     sweep=lambda axes: (Case("precision_step", parameters, "torch") for parameters in swept(axes)),
+    shaped=shaped,
+    fixed_by_shape=("hidden", "heads", "layers", "vocab", "unaligned_hidden", "unaligned_heads", "unaligned_batch"),
     computed={
         "model": model,
         "is_aligned": is_aligned,

@@ -54,8 +54,9 @@ class Probe:
     are `claims` and `tables` over rows, sorted by `order`, and what `analyse(rows)` computes of its own, which
     comes first. `computed` is what each row has besides its own, which columns and templates then name.
     `follow_up(records)` names cases worth measuring after these records, as a bisection asks for; it is asked again
-    with what they gave, until it names nothing new. A run that names no probe leaves out what is not timed; pytest,
-    what has no items.
+    with what they gave, until it names nothing new. `shaped(axes, name, device)` are the axes for a model that guides
+    train, asked for as `shape=NAME`, which then fixes the axes `fixed_by_shape`. A run that names no probe leaves out
+    what is not timed; pytest, what has no items.
     """
 
     name: str
@@ -70,6 +71,8 @@ class Probe:
     claims: Sequence[RowClaim] = ()
     analyse: Callable[[Rows], Findings] | None = None
     follow_up: Callable[[Sequence[Record]], list[Case]] | None = None
+    shaped: Callable[[Any, str, Device], Any] | None = None
+    fixed_by_shape: Sequence[str] = ()
     group: Callable[[Case], str] = lambda case: f"{case.operator} {case.implementation}"
     is_timed: bool = True
     has_items: bool = True
@@ -80,7 +83,16 @@ class Probe:
 
     def cases(self, profile: str, device: Device, overrides: Mapping[str, str] | None = None) -> list[Case]:
         """The cases of a profile, with some axes replaced. Raises UserError for an axis or value that cannot be."""
-        asked = self.sweep(replace_axes(self.axes(profile, device), overrides or {}))
+        overrides, axes = dict(overrides or {}), [self.axes(profile, device)]
+        if "shape" in overrides and self.shaped:
+            names = overrides.pop("shape").split(",")
+            if both := [name for name in self.fixed_by_shape if name in overrides]:
+                raise UserError(
+                    f"{both[0]}={overrides[both[0]]} was asked for with shape={','.join(names)}, which fixes it: leave "
+                    "one of them out."
+                )
+            axes = [self.shaped(axes[0], name.strip(), device) for name in names]
+        asked = (case for each in axes for case in self.sweep(replace_axes(each, overrides)))
         cases = list({case.case_id: case for case in asked}.values())
         if not cases:
             words = ", ".join(f"{name}={values}" for name, values in (overrides or {}).items())
