@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware.devices import Device, Unavailable
+from pyperf_suite.measure.energy import energy_meter
 from pyperf_suite.measure.sampling import Measurement, measure
 from pyperf_suite.measure.spot_checks import CheckVerdict, SpotChecks, WrongLaunch
 from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Launch, Stopwatch
@@ -55,7 +56,8 @@ def timed(
         if effort is None:
             return result | {"outcome": "ok"}
         when = "while it was timed"
-        measurement, found = sampled(prepared.launch, prepared.stopwatch, case.mode, effort, device, checks)
+        launch, stopwatch = prepared.launch, prepared.stopwatch
+        measurement, found = sampled(launch, stopwatch, case.mode, effort, device, checks, alone=finish is None)
         result |= found
         (finish or functools.partial(_observe, prepared))(measurement, result)
         checks.after_timing()
@@ -131,6 +133,32 @@ def _read(prepared: Prepared) -> dict[str, Any]:
     }
 
 
+def _add_energy(
+    launch: Launch, stopwatch: Stopwatch, measurement: Measurement, device: Device, result: dict[str, Any]
+) -> None:
+    """Joules a launch and watts of a stretch of launches more, where the device has a counter; else why not."""
+    meter = energy_meter(device)
+    try:
+        if isinstance(meter, Unavailable):
+            raise meter
+        batch = measurement.launches_per_sample
+        first = measurement.warmup_launches + len(measurement.seconds) * batch
+        spent = meter.of_launches(launch, stopwatch, first, batch, measurement.median * batch)
+    except Unavailable as reason:
+        result["quality"]["energy"] = {"unavailable": str(reason)}
+        return
+    for name, unit, value in (("energy", "J", spent.each_j), ("power", "W", spent.power_w)):
+        low, high = value * (1 - spent.error), value * (1 + spent.error)
+        result["metrics"][name] = dataclasses.asdict(Metric(unit, value, low, high, low, high, [value]))
+    result["quality"]["energy"] = {
+        "counter": meter.counter.name,
+        "step_s": meter.steps.seconds,
+        "step_j": meter.steps.joules,
+        "stretch_s": spent.seconds,
+        "launches": spent.launches,
+    }
+
+
 def _observe(prepared: Prepared, _measurement: Measurement, result: dict[str, Any]) -> None:
     observed = {name: dataclasses.asdict(observed_metric(each)) for name, each in prepared.observed().items()}
     result["metrics"] |= observed
@@ -140,9 +168,12 @@ def _observe(prepared: Prepared, _measurement: Measurement, result: dict[str, An
 
 
 def sampled(
-    launch: Launch, stopwatch: Stopwatch, mode: str, effort: Effort, device: Device, checks: Checks
+    launch: Launch, stopwatch: Stopwatch, mode: str, effort: Effort, device: Device, checks: Checks, alone: bool = True
 ) -> tuple[Measurement, dict[str, Any]]:
-    """Warm up and sample: metrics, how they were taken, and what the machine did meanwhile. Raises WrongLaunch."""
+    """Warm up and sample: metrics, how they were taken, and what the machine did meanwhile. Raises WrongLaunch.
+
+    Where this process launches `alone`, energy is among the metrics if the device counts it.
+    """
     if mode == "sustained":
         effort = effort.sustained()
     # A device's stopwatch queues a block at once; the host's has nothing to lose by a pause.
@@ -168,7 +199,10 @@ def sampled(
         **telemetry.report,
         **({"gpu": gpu.report} if gpu else {}),
     }
-    return measurement, {"metrics": metrics, "sampling": _how_sampled(measurement, watched), "quality": quality}
+    found = {"metrics": metrics, "sampling": _how_sampled(measurement, watched), "quality": quality}
+    if alone:
+        _add_energy(launch, watched, measurement, device, found)
+    return measurement, found
 
 
 def time_metric(measurement: Measurement) -> Metric:

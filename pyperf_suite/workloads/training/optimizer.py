@@ -180,7 +180,8 @@ class TensorSet:
             raise UserError(
                 f"{text!r} is no set of tensors: write TENSORSxROWSxCOLUMNS, as in 400x256x256, or one of {names}."
             )
-        return cls(*map(int, match.groups()))
+        tensors, rows, columns = map(int, match.groups())
+        return cls(tensors, rows, columns)
 
     @functools.cached_property
     def sizes(self) -> tuple[tuple[int, int], ...]:
