@@ -21,7 +21,8 @@ from pyperf_suite.spec.findings import TRANSFORMERS, Claim, ClaimVerdict, Figure
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.rows import Column, Row, Rows, series_by, table
 from pyperf_suite.workloads.training import MOMENTS, PRECISIONS
-from pyperf_suite.workloads.training.shapes import NAMES, SHAPES, shape_name, sized, with_shape
+from pyperf_suite.workloads.training.shapes import NAMES, SHAPES, beside, published, shape_name, sized, with_shape
+from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 from pyperf_suite.workloads.training.training_step import CAST_CACHES, PrecisionStepParameters
 
 BASE = "float32"
@@ -67,8 +68,9 @@ class PrecisionAxes:
     Each `precision` is crossed with each `batch`, those `beside` take the last batch alone. With `unaligned_batch`
     sequences a model is trained whose dimensions are odd, `unaligned_hidden` (0 for no such model) in
     `unaligned_heads`, in the first precision and the first of autocast's. Each `cast_cache` is measured in the latter,
-    with so many `micro_batches` of `cached_batch` sequences. The MLP has 4 times hidden features. A `shape` is a model
-    of the guides by its name, instead of its dimensions.
+    with so many `micro_batches` of `cached_batch` sequences. Those of `process` are trained by AdamW in a process of
+    their own as well, with each `batch`, for what nvidia-smi or the resident set shows of it. The MLP has 4 times
+    hidden features. A `shape` is a model of the guides by its name, instead of its dimensions.
     """
 
     precision: Precisions = (BASE, "autocast_bfloat16")
@@ -86,6 +88,7 @@ class PrecisionAxes:
     micro_batches: Sizes = (1,)
     cached_batch: Sizes = (4,)
     workers: Sizes = (1,)
+    process: Precisions = ()
     shape: Annotated[tuple[str, ...], NAMES] = ()
 
 
@@ -103,7 +106,8 @@ def axes(profile: str, device: Device) -> PrecisionAxes:
         standard = replace(cached, beside=("bfloat16",), batch=(1, 4, 16), unaligned_hidden=(255,))
         large = replace(standard, layers=(4,), seq=(128,), batch=(1, 2, 4, 8, 16, 32, 64), unaligned_batch=(16,))
         full = replace(large, precision=(BASE, *HALVES), beside=())
-    return {"quick": quick, "standard": standard, "full": full}[profile]
+    seen = (*quick.precision, "bfloat16")
+    return {"quick": quick, "standard": replace(standard, process=seen), "full": replace(full, process=seen)}[profile]
 
 
 def shaped(axes: PrecisionAxes, name: str, device: Device) -> PrecisionAxes:
@@ -146,12 +150,26 @@ def swept(axes: PrecisionAxes) -> Iterator[PrecisionStepParameters]:
             yield replace(model, precision=cast, batch=batch, micro_batches=micro_batches, cast_cache=cache)
 
 
+def sweep(axes: PrecisionAxes) -> Iterator[Case]:
+    """Steps that are timed, and processes that are looked at from outside."""
+    yield from (Case("precision_step", each, "torch") for each in swept(axes))
+    names = TrainingMemoryParameters.__dataclass_fields__
+    for each, batch, precision in itertools.product(models(axes), axes.batch, axes.process):
+        shape = {name: getattr(each, name) for name in names} | {"batch": batch, "precision": precision}
+        yield Case("training_memory", TrainingMemoryParameters(**shape), "process")
+
+
 def model(row: Row) -> str:
     """`2 x 256 in 4 heads, vocab 512, seq 64`: what stays the same while precision and batch vary."""
-    workers = f", {row.workers} workers" if row.workers > 1 else ""
+    workers = f", {row.workers} workers" if is_step(row) and row.workers > 1 else ""
     if name := shape_name(row):
         return f"{name}, seq {row.seq}{workers}"
     return f"{row.layers} x {row.hidden} in {row.heads} heads, vocab {row.vocab}, seq {row.seq}{workers}"
+
+
+def is_step(row: Row) -> bool:
+    """Whether it was timed, and is no process that was looked at."""
+    return bool(row.operator == "precision_step")
 
 
 def is_aligned(row: Row) -> bool:
@@ -176,6 +194,7 @@ def analyse(rows: Rows) -> Findings:
     return findings(
         (_pure(row) for row in rows.where(is_told, is_cast=False)),
         (_break_even(row) for row in rows.where(is_judged) if len(row.compared) > 1 and row.freed > 0),
+        (_shown(row) for row in rows.where(operator="training_memory") if "shown" in row.seen),
         (_alignment(odd, plain) for odd in plain.where(is_cast=True, is_aligned=False)),
         (_figures(number, group) for number, group in enumerate(plain.groups("precision", "batch"))),
         GUIDES_TABLE if len({row.batch for row in plain.where(precision=BASE)}) > 1 else None,
@@ -192,6 +211,14 @@ def _pure(row: Row) -> Iterator[Remark]:
             cast=cast.precision,
             faster=row.faster_than(cast),
         )
+
+
+def _shown(row: Row) -> Remark:
+    """What the system shows beyond tensors."""
+    return row.remark(
+        "A process that trains {model} with AdamW in {precision} at batch {batch} takes {shown:MB}, of which tensors "
+        "are {tensors:MB}",
+    )
 
 
 def _break_even(row: Row) -> Remark:
@@ -231,13 +258,15 @@ PROBE = Probe(
     topic="training",
     title="Training: precision",
     axes=axes,
-    sweep=lambda axes: (Case("precision_step", parameters, "torch") for parameters in swept(axes)),
+    sweep=sweep,
     shaped=shaped,
     fixed_by_shape=("hidden", "heads", "layers", "vocab", "unaligned_hidden", "unaligned_heads", "unaligned_batch"),
     computed={
         "model": model,
         "is_aligned": is_aligned,
-        "is_plain": lambda row: row.micro_batches == 1 and row.cast_cache == "iteration",
+        "is_plain": lambda row: is_step(row) and row.micro_batches == 1 and row.cast_cache == "iteration",
+        "is_cached": lambda row: is_step(row) and row.micro_batches > 1,
+        "guide": published,
         "is_cast": lambda row: row.precision.startswith(AUTOCAST),
         # What AdamW needs has the type of the weights; `needed` is held at once, between forward and backward.
         "states": lambda row: (1 + MOMENTS) * row.seen["weights"] + row.gradients,
@@ -249,9 +278,12 @@ PROBE = Probe(
         "compared": lambda row: [each for each in row.rows.alike(row, "batch") if each.base],
         "smallest": lambda row: row.compared[0],
         "other_cache": lambda row: "no cache" if row.cast_cache == "off" else "one around each",
-        "nested": lambda row: row.like(cast_cache="nested") if row.micro_batches > 1 else None,
+        "nested": lambda row: row.like(cast_cache="nested") if row.is_cached else None,
     },
-    order=lambda row: (not row.is_aligned, row.model, row.batch, PRECISIONS.index(row.precision), row.cast_cache),
+    order=lambda row: (
+        *(not is_step(row), not row.is_aligned, row.model, row.batch, PRECISIONS.index(row.precision)),
+        getattr(row.parameters, "cast_cache", ""),
+    ),
     claims=(
         RowClaim(TWICE_AS_FAST, FASTER, lambda row: row.faster, lambda row: is_judged(row) and row.is_aligned),
         RowClaim(
@@ -271,13 +303,13 @@ PROBE = Probe(
             "A context around each forward pass casts weights {measured} as often for each of {micro_batches} "
             "micro-batches as one context around the step does in all",
             ratio=lambda row: row.casts / (row.micro_batches * row.nested.casts),
-            where=lambda row: row.cast_cache == "iteration" and row.nested,
+            where=lambda row: row.nested and row.cast_cache == "iteration",
         ),
         RowClaim(
             CACHE_IS_FASTER,
             "One context around {micro_batches} micro-batches of {batch} is {measured} as fast as {other_cache}",
             ratio=lambda row: row.nested.faster_than(row),
-            where=lambda row: row.cast_cache != "nested" and row.nested,
+            where=lambda row: row.nested and row.cast_cache != "nested",
         ),
     ),
     tables=(
@@ -307,9 +339,26 @@ PROBE = Probe(
                 Column("casts", unit="count"),
                 Column("cast", unit="MB"),
             ),
-            where=lambda row: row.micro_batches > 1,
+            where="is_cached",
+        ),
+        RowTable(
+            "What the system shows of a process that trains with AdamW: nvidia-smi, or the resident set on a CPU",
+            (
+                Column("model", priority=0),
+                Column("batch", priority=2),
+                Column("precision", priority=2),
+                Column("shown", unit="MB", priority=2),
+                Column("context", unit="MB"),
+                Column("reserved", lambda row: row.seen.get("reserved"), "MB"),
+                Column("allocated", lambda row: row.seen.get("allocated"), "MB"),
+                Column("tensors", unit="MB", priority=2),
+                *beside("memory", "MB"),
+            ),
+            where=lambda row: not is_step(row) and "shown" in row.seen,
         ),
     ),
     analyse=analyse,
-    group=lambda case: f"precision {case.parameters.precision}{' micro-batches' * (case.parameters.micro_batches > 1)}",
+    group=lambda case: (
+        f"precision {case.parameters.precision}{' micro-batches' * (getattr(case.parameters, 'micro_batches', 1) > 1)}"
+    ),
 )
