@@ -97,7 +97,7 @@ def main() -> None:
 @click.option(
     "--shape",
     metavar="NAME[,NAME]",
-    help="A model that the guides train: bert-base, bert-large or gpt2. Without PROBE, in every probe that knows them.",
+    help="For block, precision, optimizer and input_pipeline: bert-base, bert-large or gpt2, as the guides train them.",
 )
 @measuring_options
 def run(
@@ -119,20 +119,7 @@ def run(
 
         _print_probes(Console(emoji=False), probes, device)
         return
-    if shape is not None:
-        probes, axes = _of_shape(probes), (*axes, f"shape={shape}")
-    _run(probes, axes=axes, device=device, **options)
-
-
-def _of_shape(probes: tuple[str, ...]) -> tuple[str, ...]:
-    """The probes that train named shapes, or those asked for. Raises UserError for one that trains none."""
-    from pyperf_suite.spec.discovery import all_probes, expanded, find_probe
-
-    those = tuple(probe.name for probe in all_probes() if probe.shaped)
-    for name in expanded(probes):
-        if not find_probe(name).shaped:
-            raise UserError(f"{name} trains none of the guides' models: --shape is for {', '.join(those)}.")
-    return probes or those
+    _run(probes, axes=(*axes, f"shape={shape}") if shape is not None else axes, device=device, **options)
 
 
 @main.command()

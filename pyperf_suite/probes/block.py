@@ -23,7 +23,7 @@ from pyperf_suite.spec.rows import Column, Row, Rows
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.training import Checkpointing, TransformerShape, asked_flop
 from pyperf_suite.workloads.training.layers import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
-from pyperf_suite.workloads.training.shapes import NAMES, beside, published, shape_name, sized, with_shape
+from pyperf_suite.workloads.training.shapes import NAMES, beside, published_step, shape_name, sized, with_shape
 from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 
 FORMULA = Claim("parameters x {3|4} x 2 x seq x batch are a step's FLOPs", BIGSCIENCE, 0.9, 1.1)
@@ -227,7 +227,7 @@ PROBE = Probe(
     shaped=shaped,
     fixed_by_shape=("hidden", "heads", "layers", "vocab", "model"),
     computed={
-        "guide": published,
+        "guide": published_step,
         "step": in_words,
         "best": best_product,
         "guides": lambda row: guides_flop(row.parameters, int(row.kernel["details"]["parameters"])),

@@ -15,7 +15,7 @@ from pyperf_suite.spec.findings import BEKMAN, TRANSFORMERS, Claim, Findings, fi
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.rows import Column, Row, Rows
 from pyperf_suite.workloads.training.optimizer import OPTIMIZERS, OptimizerUpdate, OptimizerUpdateParameters, TensorSet
-from pyperf_suite.workloads.training.shapes import NAMES, PUBLISHED, PublishedStep, beside, with_shape
+from pyperf_suite.workloads.training.shapes import NAMES, SHAPES, beside, published, with_shape
 
 WAYS = ("loop", "foreach", "fused", "bitsandbytes_8bit", "torchao_8bit")
 LOW_MEMORY = WAYS[3:]
@@ -100,34 +100,13 @@ def per_element(metric: str) -> Callable[[Row], float | None]:
 
 
 def in_words(row: Row) -> str:
-    """`512 tensors of 64 x 64`, `the 148 tensors of gpt2`."""
-    tensors = row.tensors
-    return (
-        f"the {tensors.tensors} tensors of {tensors.shape}"
-        if tensors.shape
-        else f"{tensors.tensors} tensors of {tensors.rows} x {tensors.columns}"
-    )
+    """`512 tensors of 64 x 64`, `296 tensors of bert-large`."""
+    return f"{row.tensors.tensors} tensors of {row.tensors.shape or f'{row.tensors.rows} x {row.tensors.columns}'}"
 
 
 def kind(row: Row) -> str:
     """As the guides call it."""
     return "8-bit Adam" if row.implementation in LOW_MEMORY else str(row.optimizer)
-
-
-def saved(row: Row) -> float | None:
-    """Bytes of state fewer than AdamW's in its usual type."""
-    base = row.rows.first(tensors=row.tensors, optimizer="AdamW", dtype=row.dtype, is_plain=True)
-    return (base and base is not row and kind(row) != "AdamW" and base.seen["state"] - row.seen["state"]) or None
-
-
-def saved_by_guide(row: Row) -> PublishedStep | None:
-    """By how much less memory the guide's model took than with AdamW, all else alike."""
-    found = [each for each in PUBLISHED if each.shape == row.tensors.shape and not each.checkpointed and not each.half]
-    plain = max((each for each in found if each.optimizer == "AdamW"), key=lambda each: each.batch, default=None)
-    for each in found:
-        if plain and each.optimizer == kind(row) != "AdamW" and each.memory and plain.memory:
-            return replace(each, memory=plain.memory - each.memory)
-    return None
 
 
 PROBE = Probe(
@@ -143,7 +122,7 @@ PROBE = Probe(
         "is_plain": lambda row: row.implementation not in LOW_MEMORY,
         "gain": lambda row: row.against(implementation="loop"),
         "in_words": in_words,
-        "guide": saved_by_guide,
+        "guide": lambda row: published(row.tensors.shape, SHAPES[row.tensors.shape].batch, optimizer=kind(row)),
         "state_each": per_element("state"),
         "passing_each": per_element("passing"),
     },
@@ -179,14 +158,13 @@ PROBE = Probe(
             ),
         ),
         RowTable(
-            "State of the guides' models, and by how much less memory nvidia-smi showed there",
+            "Optimizers' state for the guides' models; by the guide: all that nvidia-smi showed, in float32",
             (
                 Column("model", "tensors", priority=2),
                 Column("optimizer", kind, priority=2),
                 Column("way", "implementation", priority=2),
                 Column("time", "seconds", "ms"),
                 Column("state", unit="MB", priority=2),
-                Column("saved", saved, "MB", 2),
                 *beside("memory", "MB"),
             ),
             where=lambda row: bool(row.tensors.shape),

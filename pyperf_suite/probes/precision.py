@@ -19,9 +19,9 @@ from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import crossed
 from pyperf_suite.spec.findings import TRANSFORMERS, Claim, ClaimVerdict, Figure, Findings, Panel, Remark, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.rows import Column, Row, Rows, series_by, table
-from pyperf_suite.workloads.training import MOMENTS, PRECISIONS
-from pyperf_suite.workloads.training.shapes import NAMES, SHAPES, beside, published, shape_name, sized, with_shape
+from pyperf_suite.spec.rows import Column, Row, Rows, series_by
+from pyperf_suite.workloads.training import MOMENTS, PRECISIONS, Checkpointing
+from pyperf_suite.workloads.training.shapes import NAMES, SHAPES, beside, published_step, shape_name, sized, with_shape
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 from pyperf_suite.workloads.training.training_step import CAST_CACHES, PrecisionStepParameters
 
@@ -41,18 +41,6 @@ MULTIPLES_OF_8 = Claim("that takes every dimension to be a multiple of 8", TRANS
 CACHE_LASTS = Claim("casts are kept as long as the outermost context lasts", TRANSFORMERS, 1.0, 1.0)
 CACHE_IS_FASTER = Claim("keeping casts speeds things up", TRANSFORMERS, low=1.0)
 
-# The guide's own figures: batch, MB without and with mixed precision. BERT-base on MRPC, 2 GPUs, by nvidia-smi.
-GUIDES_TABLE = table(
-    "Memory by the guide (BERT-base, nvidia-smi)",
-    (
-        Column("batch", lambda row: row[0]),
-        Column("float32", lambda row: row[1] * 1e6, "MB"),
-        Column("mixed", lambda row: row[2] * 1e6, "MB"),
-        Column("saved", lambda row: (row[1] - row[2]) * 1e6, "MB"),
-    ),
-    ((8, 4247, 4163), (16, 4971, 4793), (32, 6827, 6207), (64, 10037, 8061)),
-)
-
 FASTER = "{precision} is {measured} as fast as float32 at batch {batch} ({model})"
 FEWEST_SIZES = 3
 
@@ -69,8 +57,8 @@ class PrecisionAxes:
     sequences a model is trained whose dimensions are odd, `unaligned_hidden` (0 for no such model) in
     `unaligned_heads`, in the first precision and the first of autocast's. Each `cast_cache` is measured in the latter,
     with so many `micro_batches` of `cached_batch` sequences. Those of `process` are trained by AdamW in a process of
-    their own as well, with each `batch`, for what nvidia-smi or the resident set shows of it. The MLP has 4 times
-    hidden features. A `shape` is a model of the guides by its name, instead of its dimensions.
+    their own as well, with each `batch` and `checkpointing`, for what nvidia-smi or the resident set shows of it. The
+    MLP has 4 times hidden features. A `shape` is a model of the guides by its name, instead of its dimensions.
     """
 
     precision: Precisions = (BASE, "autocast_bfloat16")
@@ -89,6 +77,7 @@ class PrecisionAxes:
     cached_batch: Sizes = (4,)
     workers: Sizes = (1,)
     process: Precisions = ()
+    checkpointing: tuple[Checkpointing, ...] = (Checkpointing(),)
     shape: Annotated[tuple[str, ...], NAMES] = ()
 
 
@@ -154,9 +143,10 @@ def sweep(axes: PrecisionAxes) -> Iterator[Case]:
     """Steps that are timed, and processes that are looked at from outside."""
     yield from (Case("precision_step", each, "torch") for each in swept(axes))
     names = TrainingMemoryParameters.__dataclass_fields__
-    for each, batch, precision in itertools.product(models(axes), axes.batch, axes.process):
-        shape = {name: getattr(each, name) for name in names} | {"batch": batch, "precision": precision}
-        yield Case("training_memory", TrainingMemoryParameters(**shape), "process")
+    for each, precision in itertools.product(models(axes), axes.process):
+        shape = {name: getattr(each, name) for name in names} | {"precision": precision}
+        for how in crossed(axes, "batch", "checkpointing"):
+            yield Case("training_memory", TrainingMemoryParameters(**shape | how), "process")
 
 
 def model(row: Row) -> str:
@@ -197,7 +187,6 @@ def analyse(rows: Rows) -> Findings:
         (_shown(row) for row in rows.where(operator="training_memory") if "shown" in row.seen),
         (_alignment(odd, plain) for odd in plain.where(is_cast=True, is_aligned=False)),
         (_figures(number, group) for number, group in enumerate(plain.groups("precision", "batch"))),
-        GUIDES_TABLE if len({row.batch for row in plain.where(precision=BASE)}) > 1 else None,
     )
 
 
@@ -266,7 +255,7 @@ PROBE = Probe(
         "is_aligned": is_aligned,
         "is_plain": lambda row: is_step(row) and row.micro_batches == 1 and row.cast_cache == "iteration",
         "is_cached": lambda row: is_step(row) and row.micro_batches > 1,
-        "guide": published,
+        "guide": published_step,
         "is_cast": lambda row: row.precision.startswith(AUTOCAST),
         # What AdamW needs has the type of the weights; `needed` is held at once, between forward and backward.
         "states": lambda row: (1 + MOMENTS) * row.seen["weights"] + row.gradients,
@@ -347,6 +336,7 @@ PROBE = Probe(
                 Column("model", priority=0),
                 Column("batch", priority=2),
                 Column("precision", priority=2),
+                Column("checkpointing", priority=0),
                 Column("shown", unit="MB", priority=2),
                 Column("context", unit="MB"),
                 Column("reserved", lambda row: row.seen.get("reserved"), "MB"),

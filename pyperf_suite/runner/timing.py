@@ -133,30 +133,23 @@ def _read(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _add_energy(
-    launch: Launch, stopwatch: Stopwatch, measurement: Measurement, device: Device, result: dict[str, Any]
-) -> None:
+def _add_energy(launch: Launch, watch: Stopwatch, of: Measurement, device: Device, result: dict[str, Any]) -> None:
     """Joules a launch and watts of a stretch of launches more, where the device has a counter; else why not."""
-    meter = energy_meter(device)
+    meter, batch = energy_meter(device), of.launches_per_sample
     try:
         if isinstance(meter, Unavailable):
             raise meter
-        batch = measurement.launches_per_sample
-        first = measurement.warmup_launches + len(measurement.seconds) * batch
-        spent = meter.of_launches(launch, stopwatch, first, batch, measurement.median * batch)
+        first = of.warmup_launches + len(of.seconds) * batch
+        spent = meter.of_launches(launch, watch, first, batch, of.median * batch)
     except Unavailable as reason:
         result["quality"]["energy"] = {"unavailable": str(reason)}
         return
-    for name, unit, value in (("energy", "J", spent.each_j), ("power", "W", spent.power_w)):
-        low, high = value * (1 - spent.error), value * (1 + spent.error)
-        result["metrics"][name] = dataclasses.asdict(Metric(unit, value, low, high, low, high, [value]))
-    result["quality"]["energy"] = {
-        "counter": meter.counter.name,
-        "step_s": meter.steps.seconds,
-        "step_j": meter.steps.joules,
-        "stretch_s": spent.seconds,
-        "launches": spent.launches,
-    }
+    for name, unit, over in (("energy", "J", spent.launches), ("power", "W", spent.seconds)):
+        value = spent.joules / over
+        ends = (value * (1 - spent.error), value * (1 + spent.error))
+        result["metrics"][name] = dataclasses.asdict(Metric(unit, value, *ends, *ends, [value]))
+    how = {"counter": meter.counter.name, "step_s": meter.step_s}
+    result["quality"]["energy"] = how | {"stretch_s": spent.seconds, "launches": spent.launches}
 
 
 def _observe(prepared: Prepared, _measurement: Measurement, result: dict[str, Any]) -> None:

@@ -105,20 +105,23 @@ PUBLISHED = (
 )
 
 
-def published(shape: Any) -> PublishedStep | None:
-    """What a guide measured of this model in this kind of precision, by AdamW: of the batch nearest to this one."""
+def published(
+    name: str, batch: int, half: bool = False, checkpointed: bool = False, optimizer: str = "AdamW"
+) -> PublishedStep | None:
+    """What a guide measured of the model of that name in that way, of the batch nearest to this one."""
+    how = (name, half, checkpointed, optimizer)
+    found = [each for each in PUBLISHED if (each.shape, each.half, each.checkpointed, each.optimizer) == how]
+    return min(found, key=lambda each: abs(each.batch - batch), default=None)
+
+
+def published_step(shape: Any) -> PublishedStep | None:
+    """The same for a step by its parameters."""
     half, dropped = shape.precision not in ("float32", "tfloat32"), shape.checkpointing.kind == "every"
-    name = shape_name(shape)
-    found = [
-        each
-        for each in PUBLISHED
-        if (each.shape, each.half, each.checkpointed, each.optimizer) == (name, half, dropped, "AdamW")
-    ]
-    return min(found, key=lambda each: abs(each.batch - shape.batch), default=None)
+    return published(shape_name(shape), shape.batch, half, dropped)
 
 
 def beside(figure: str, unit: str) -> tuple[Column, ...]:
-    """Columns for what a guide has, and on what, next to a row's own; the row's `guide` is what is `published`."""
+    """Columns for what a guide has, and on what, next to a row's own; the row's `guide` is what was published."""
 
     def of_guide(what: Callable[[PublishedStep], Any]) -> Callable[[Any], Any]:
         return lambda row: row.guide and what(row.guide)

@@ -12,7 +12,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.workloads import training
 from pyperf_suite.workloads.training import TrainedShape, TransformerShape, asked_flop
-from pyperf_suite.workloads.training.shapes import PUBLISHED, SHAPES, published, shape_name, sized, tensor_sizes
+from pyperf_suite.workloads.training.shapes import PUBLISHED, SHAPES, published_step, shape_name, sized, tensor_sizes
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 from pyperf_suite.workloads.training.training_step import TrainingStep, TrainingStepParameters
 from pyperf_suite.workloads.workload import Place
@@ -83,11 +83,11 @@ def test_of_a_large_model_gradients_of_its_ends_are_compared(
 
 def test_beside_a_row_stands_what_the_guide_measured_of_the_nearest_batch() -> None:
     large = TrainedShape(**vars(SHAPES["bert-large"]))
-    assert published(large).samples_per_s == 8.86
-    assert published(replace(large, batch=1, precision="autocast_bfloat16")).samples_per_s == 18.64
+    assert published_step(large).samples_per_s == 8.86
+    assert published_step(replace(large, batch=1, precision="autocast_bfloat16")).samples_per_s == 18.64
     dropped = replace(large, batch=1, checkpointing=training.Checkpointing("every"))
-    assert (published(dropped).memory, published(dropped).hardware) == (6775e6, "V100 SXM2 16GB")
-    assert published(TrainedShape()) is None
+    assert (published_step(dropped).memory, published_step(dropped).hardware) == (6775e6, "V100 SXM2 16GB")
+    assert published_step(TrainedShape()) is None
     assert {each.shape for each in PUBLISHED} == set(SHAPES)
 
 
