@@ -97,7 +97,7 @@ def main() -> None:
 @click.option(
     "--shape",
     metavar="NAME[,NAME]",
-    help="For block, precision, optimizer and input_pipeline: bert-base, bert-large or gpt2, as the guides train them.",
+    help="A model that guides train: bert-base, bert-large or gpt2. Without PROBE, in every probe that knows them.",
 )
 @measuring_options
 def run(
@@ -119,7 +119,19 @@ def run(
 
         _print_probes(Console(emoji=False), probes, device)
         return
-    _run(probes, axes=(*axes, f"shape={shape}") if shape is not None else axes, device=device, **options)
+    if shape is not None:
+        probes, axes = _of_shape(probes), (*axes, f"shape={shape}")
+    _run(probes, axes=axes, device=device, **options)
+
+
+def _of_shape(probes: tuple[str, ...]) -> tuple[str, ...]:
+    """Those asked for, or all that train the guides' models. Raises UserError for one that does not."""
+    from pyperf_suite.spec.discovery import all_probes, expanded, find_probe
+
+    those = tuple(probe.name for probe in all_probes() if probe.shaped)
+    if others := [name for name in expanded(probes) if not find_probe(name).shaped]:
+        raise UserError(f"{others[0]} trains none of the guides' models: --shape is for {', '.join(those)}.")
+    return probes or those
 
 
 @main.command()

@@ -86,13 +86,8 @@ class Probe:
     def cases(self, profile: str, device: Device, overrides: Mapping[str, str] | None = None) -> list[Case]:
         """The cases of a profile, with some axes replaced. Raises UserError for an axis or value that cannot be."""
         overrides, axes = dict(overrides or {}), [self.axes(profile, device)]
-        if "shape" in overrides:
+        if "shape" in overrides and self.shaped:
             names = overrides.pop("shape").split(",")
-            if self.shaped is None:
-                raise UserError(
-                    f"{self.name} trains none of the guides' models: a shape is for block, precision, optimizer and "
-                    "input_pipeline."
-                )
             if both := [name for name in self.fixed_by_shape if name in overrides]:
                 raise UserError(
                     f"{both[0]}={overrides[both[0]]} was asked for with shape={','.join(names)}, which fixes it: leave "

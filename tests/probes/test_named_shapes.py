@@ -56,7 +56,7 @@ def test_what_no_shape_can_be_is_refused(overrides: dict[str, str], sentence: st
 def test_a_probe_without_shapes_says_who_has_them() -> None:
     answer = CliRunner().invoke(main, ["run", "tile_wave", "--shape", "gpt2"])
     assert answer.exit_code == 2
-    assert "a shape is for block, precision, optimizer and input_pipeline" in answer.output
+    assert "--shape is for block, input_pipeline, optimizer, precision" in answer.output
 
 
 def test_a_step_stands_beside_the_guides() -> None:
