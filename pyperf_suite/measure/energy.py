@@ -106,11 +106,15 @@ def step_of(counter: EnergyCounter, clock: Callable[[], float] = time.perf_count
 
 @dataclass(frozen=True)
 class MeteredLaunches:
-    """Joules and seconds of so many launches; `error` is the share by which the counter may be behind."""
+    """Joules and seconds of so many launches.
+
+    `busy` is the share of the time that the stopwatch saw, `error` the share by which the counter may be behind.
+    """
 
     joules: float
     seconds: float
     launches: int
+    busy: float
     error: float
 
 
@@ -134,16 +138,17 @@ class EnergyMeter:
         waiting_s, idle_j = clock(), self.counter.joules()
         while (begin_j := self.counter.joules()) == idle_j and clock() - waiting_s < 2 * self.step_s:
             pass
-        begin_s, launches, longest_s, now_j = clock(), 0, 0.0, begin_j
+        begin_s, launches, timed_s, longest_s, now_j = clock(), 0, 0.0, 0.0, begin_j
         while True:
             before_s, before_j = clock(), now_j
-            watch.time(launch, first + launches, samples, batch)
+            timed_s += sum(watch.time(launch, first + launches, samples, batch))
             launches += samples * batch
             now_j, spent_s = self.counter.joules(), clock() - begin_s
             longest_s = max(longest_s, clock() - before_s)
             late = spent_s > wanted_s + 2 * self.step_s + longest_s
             if spent_s >= wanted_s and (now_j != before_j or late):
-                return MeteredLaunches(now_j - begin_j, spent_s, launches, min(longest_s, self.step_s) / spent_s)
+                error = min(longest_s, self.step_s) / spent_s
+                return MeteredLaunches(now_j - begin_j, spent_s, launches, timed_s / spent_s, error)
 
 
 @functools.cache

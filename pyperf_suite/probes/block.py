@@ -71,7 +71,7 @@ def axes(profile: str, device: Device) -> BlockAxes:
 
 def shaped(axes: BlockAxes, name: str, _: Device) -> BlockAxes:
     """Whole steps of one of the guides' models."""
-    return replace(with_shape(axes, name), model=("gpt",), part=())
+    return with_shape(axes, name, model=("gpt",), part=())
 
 
 def sweep(axes: BlockAxes) -> Iterator[Case]:

@@ -98,7 +98,7 @@ def axes(profile: str, device: Device) -> InputPipelineAxes:
 def shaped(axes: InputPipelineAxes, name: str, device: Device) -> InputPipelineAxes:
     """Texts for one of the guides' models; without a GPU it is trained by the host's cores."""
     where = MODELS[:1] if device.kind == "cuda" else MODELS[1:]
-    return replace(with_shape(axes, name), data=("text",), model=where, step_us=(0,))
+    return with_shape(axes, name, data=("text",), model=where, step_us=(0,))
 
 
 def sweep(axes: InputPipelineAxes) -> Iterator[Case]:

@@ -62,7 +62,7 @@ def axes(profile: str, device: Device) -> OptimizerAxes:
 def shaped(axes: OptimizerAxes, name: str, _: Device) -> OptimizerAxes:
     """The parameters of one of the guides' models, by AdamW and Adafactor, of which a guide tells."""
     optimizers = ("AdamW", "Adafactor")
-    return replace(with_shape(axes, name), tensors=(TensorSet.parse(name),), optimizer=optimizers)
+    return with_shape(axes, name, tensors=(TensorSet.parse(name),), optimizer=optimizers)
 
 
 def sweep(axes: OptimizerAxes) -> Iterator[Case]:

@@ -21,7 +21,7 @@ from pyperf_suite.spec.findings import TRANSFORMERS, Claim, ClaimVerdict, Figure
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.rows import Column, Row, Rows, series_by
 from pyperf_suite.workloads.training import MOMENTS, PRECISIONS, Checkpointing
-from pyperf_suite.workloads.training.shapes import NAMES, SHAPES, beside, published_step, shape_name, sized, with_shape
+from pyperf_suite.workloads.training.shapes import NAMES, beside, published_step, shape_name, sized, with_shape
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 from pyperf_suite.workloads.training.training_step import CAST_CACHES, PrecisionStepParameters
 
@@ -102,14 +102,7 @@ def axes(profile: str, device: Device) -> PrecisionAxes:
 def shaped(axes: PrecisionAxes, name: str, device: Device) -> PrecisionAxes:
     """One of the guides' models, on as many cores as there are: it is no toy."""
     workers = (1 if device.kind == "cuda" else cpu.detect().usable_cores,)
-    return replace(
-        with_shape(axes, name),
-        unaligned_hidden=(0,),
-        micro_batches=(1,),
-        cast_cache=CAST_CACHES[:1],
-        cached_batch=(SHAPES[name].batch,),
-        workers=workers,
-    )
+    return with_shape(axes, name, unaligned_hidden=(0,), micro_batches=(), workers=workers)
 
 
 def models(axes: PrecisionAxes) -> Iterator[PrecisionStepParameters]:

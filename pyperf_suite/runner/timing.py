@@ -56,11 +56,13 @@ def timed(
         if effort is None:
             return result | {"outcome": "ok"}
         when = "while it was timed"
-        launch, stopwatch = prepared.launch, prepared.stopwatch
-        measurement, found = sampled(launch, stopwatch, case.mode, effort, device, checks, alone=finish is None)
+        measurement, found = sampled(prepared.launch, prepared.stopwatch, case.mode, effort, device, checks)
         result |= found
         (finish or functools.partial(_observe, prepared))(measurement, result)
         checks.after_timing()
+        # Ranks launch together, and on devices that are not this one alone.
+        if finish is None:
+            _add_energy(prepared, measurement, device, result)
         when = "after timing"
         if prepared.sees_more:
             _require_right(prepared)
@@ -133,14 +135,17 @@ def _read(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _add_energy(launch: Launch, watch: Stopwatch, of: Measurement, device: Device, result: dict[str, Any]) -> None:
-    """Joules a launch and watts of a stretch of launches more, where the device has a counter; else why not."""
+def _add_energy(prepared: Prepared, of: Measurement, device: Device, result: dict[str, Any]) -> None:
+    """Joules a launch and watts of a stretch of launches more, where the device has a counter; else why not.
+
+    After the checks, which would pause between them.
+    """
     meter, batch = energy_meter(device), of.launches_per_sample
     try:
         if isinstance(meter, Unavailable):
             raise meter
         first = of.warmup_launches + len(of.seconds) * batch
-        spent = meter.of_launches(launch, watch, first, batch, of.median * batch)
+        spent = meter.of_launches(prepared.launch, prepared.stopwatch, first, batch, of.median * batch)
     except Unavailable as reason:
         result["quality"]["energy"] = {"unavailable": str(reason)}
         return
@@ -149,7 +154,7 @@ def _add_energy(launch: Launch, watch: Stopwatch, of: Measurement, device: Devic
         ends = (value * (1 - spent.error), value * (1 + spent.error))
         result["metrics"][name] = dataclasses.asdict(Metric(unit, value, *ends, *ends, [value]))
     how = {"counter": meter.counter.name, "step_s": meter.step_s}
-    result["quality"]["energy"] = how | {"stretch_s": spent.seconds, "launches": spent.launches}
+    result["quality"]["energy"] = how | {"stretch_s": spent.seconds, "busy": spent.busy, "launches": spent.launches}
 
 
 def _observe(prepared: Prepared, _measurement: Measurement, result: dict[str, Any]) -> None:
@@ -161,12 +166,9 @@ def _observe(prepared: Prepared, _measurement: Measurement, result: dict[str, An
 
 
 def sampled(
-    launch: Launch, stopwatch: Stopwatch, mode: str, effort: Effort, device: Device, checks: Checks, alone: bool = True
+    launch: Launch, stopwatch: Stopwatch, mode: str, effort: Effort, device: Device, checks: Checks
 ) -> tuple[Measurement, dict[str, Any]]:
-    """Warm up and sample: metrics, how they were taken, and what the machine did meanwhile. Raises WrongLaunch.
-
-    Where this process launches `alone`, energy is among the metrics if the device counts it.
-    """
+    """Warm up and sample: metrics, how they were taken, and what the machine did meanwhile. Raises WrongLaunch."""
     if mode == "sustained":
         effort = effort.sustained()
     # A device's stopwatch queues a block at once; the host's has nothing to lose by a pause.
@@ -192,10 +194,7 @@ def sampled(
         **telemetry.report,
         **({"gpu": gpu.report} if gpu else {}),
     }
-    found = {"metrics": metrics, "sampling": _how_sampled(measurement, watched), "quality": quality}
-    if alone:
-        _add_energy(launch, watched, measurement, device, found)
-    return measurement, found
+    return measurement, {"metrics": metrics, "sampling": _how_sampled(measurement, watched), "quality": quality}
 
 
 def time_metric(measurement: Measurement) -> Metric:
