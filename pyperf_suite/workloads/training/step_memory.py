@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Annotated, Any
 
 import psutil
 
-from pyperf_suite.errors import Unsupported, UserError, Within, out_of_memory
+from pyperf_suite.errors import Failed, Unsupported, UserError, Within, out_of_memory
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.devices import Device, Unavailable, gpus
 from pyperf_suite.hardware.nvml import nvml
@@ -46,6 +45,8 @@ from pyperf_suite.workloads.workload import (
 FLOAT64_FLOP = 10_000_000_000
 # The optimizer's state is made by the first one, and the allocator has what it keeps after the second.
 STEPS_SHOWN = 3
+# Within which a process of its own has to answer, so that it is ended before the worker that waits for it.
+PART_OF_DEADLINE = 0.9
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,15 @@ class OwnProcess(Implementation[TrainingMemoryParameters]):
     name = "process"
 
     def prepare(self, parameters: TrainingMemoryParameters, place: Place) -> Exact:
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
-            found = alone.submit(process_bytes, parameters, place.device, place.seed).result(place.deadline_s)
+        allowed_s = PART_OF_DEADLINE * place.deadline_s
+        with multiprocessing.get_context("spawn").Pool(1) as alone:
+            answer = alone.apply_async(process_bytes, (parameters, place.device, place.seed))
+            try:
+                found = answer.get(allowed_s)
+            except multiprocessing.TimeoutError:
+                raise Failed(
+                    f"No answer within {allowed_s:g} s: take a smaller batch, or a longer --deadline."
+                ) from None
         return _exact(found, place.device.kind)
 
 
