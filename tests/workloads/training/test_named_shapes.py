@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pyperf_suite import workloads
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import Failed, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.workloads import training
@@ -89,6 +89,12 @@ def test_beside_a_row_stands_what_the_guide_measured_of_the_nearest_batch() -> N
     assert (published_step(dropped).memory, published_step(dropped).hardware) == (6775e6, "V100 SXM2 16GB")
     assert published_step(TrainedShape()) is None
     assert {each.shape for each in PUBLISHED} == set(SHAPES)
+
+
+def test_a_process_that_does_not_answer_is_ended_with_a_reason() -> None:
+    process = workloads.find_workload("training_memory").implementation("process")
+    with pytest.raises(Failed, match=r"No answer within .*smaller batch"):
+        process.prepare(TrainingMemoryParameters(vocab=64), Place(CPU, deadline_s=0.01))
 
 
 @pytest.mark.slow
