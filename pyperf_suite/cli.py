@@ -94,8 +94,15 @@ def main() -> None:
 @main.command()
 @click.argument("probes", nargs=-1, metavar="[PROBE]...")
 @click.option("--list", "list_probes", is_flag=True, help="List the probes, or the axes and times of those named.")
+@click.option(
+    "--shape",
+    metavar="NAME[,NAME]",
+    help="A model that guides train: bert-base, bert-large or gpt2. Without PROBE, in every probe that knows them.",
+)
 @measuring_options
-def run(probes: tuple[str, ...], list_probes: bool, device: str, **options: Any) -> None:
+def run(
+    probes: tuple[str, ...], list_probes: bool, shape: str | None, axes: tuple[str, ...], device: str, **options: Any
+) -> None:
     """Measure PROBEs, or all that are timed, and report what was found.
 
     FILE.py, FILE.py:FUNCTION and PACKAGE.MODULE:FUNCTION are kernels of your own: docs/your_kernel.md.
@@ -104,6 +111,7 @@ def run(probes: tuple[str, ...], list_probes: bool, device: str, **options: Any)
     Examples:
       pyperf-suite run tile_wave
       pyperf-suite run bench_softmax.py --profile standard
+      pyperf-suite run block precision --shape bert-base
       pyperf-suite run tile_wave -a tile=64x64x256 -a schedule=data_parallel,stream_k --profile standard
     """  # noqa: D301 - click keeps the lines below \b as they are
     if list_probes:
@@ -111,7 +119,19 @@ def run(probes: tuple[str, ...], list_probes: bool, device: str, **options: Any)
 
         _print_probes(Console(emoji=False), probes, device)
         return
-    _run(probes, device=device, **options)
+    if shape is not None:
+        probes, axes = _of_shape(probes), (*axes, f"shape={shape}")
+    _run(probes, axes=axes, device=device, **options)
+
+
+def _of_shape(probes: tuple[str, ...]) -> tuple[str, ...]:
+    """Those asked for, or all that train the guides' models. Raises UserError for one that does not."""
+    from pyperf_suite.spec.discovery import all_probes, expanded, find_probe
+
+    those = tuple(probe.name for probe in all_probes() if probe.shaped)
+    if others := [name for name in expanded(probes) if not find_probe(name).shaped]:
+        raise UserError(f"{others[0]} trains none of the guides' models: --shape is for {', '.join(those)}.")
+    return probes or those
 
 
 @main.command()

@@ -27,6 +27,7 @@ from pyperf_suite.advise.layout_grid import (
     uneven,
 )
 from pyperf_suite.advise.layout_plan import Planned, PredictedLayout, evaluated, planned
+from pyperf_suite.advise.power import MeasuredPower
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import Calibration
@@ -137,11 +138,15 @@ def surely_faster(training: Training, first: PredictedLayout, second: PredictedL
 
 @dataclass(frozen=True)
 class Budget:
-    """What a training is to take: `tokens` in all, in `days`, on GPUs at `price` dollars an hour; None if not asked."""
+    """What a training is to take: `tokens` in all, in `days`, on GPUs at `price` dollars an hour; None if not asked.
+
+    `power` is what a GPU was measured to draw, None if it was not.
+    """
 
     tokens: float | None = None
     days: float | None = None
     price: float | None = None
+    power: MeasuredPower | None = None
 
     def __post_init__(self) -> None:
         limits = {"--tokens": (self.tokens, 1e18), "--target-days": (self.days, 36500.0), "--price": (self.price, 1e6)}

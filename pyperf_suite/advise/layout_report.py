@@ -345,6 +345,7 @@ def outcome_of(planned: Planned, predicted: PredictedLayout, budget: Budget) -> 
             if budget.price and budget.tokens
             else {}
         ),
+        **({"joules_a_token": budget.power.a_token(gpus, each_s[0]).value} if budget.power else {}),
     }
 
 
@@ -367,6 +368,9 @@ def budgeted(planned: Planned, predicted: PredictedLayout, budget: Budget) -> It
                 dollars=_span(outcome[key]),
                 price=f"{budget.price:g}",
             )
+    if budget.power:
+        tokens = planned.training.global_batch * planned.training.seq
+        yield budget.power.told(budget.power.a_token(gpus, predicted.seconds / tokens))
 
 
 def _span(values: Sequence[float]) -> str:

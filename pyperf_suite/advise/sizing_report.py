@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pyperf_suite.advise.power import MeasuredPower, power_of
 from pyperf_suite.advise.sizing_details import SizeCheck, Spent, checks, heat_maps, saved, spent_by
 from pyperf_suite.advise.sizing_search import REPEATABILITY, Bounds, Candidate, Search, search
 from pyperf_suite.advise.sizing_step import Setting, StepPrices
@@ -60,6 +61,14 @@ class Sizing:
     origins: tuple[str, ...]
     figures: tuple[Figure, ...]
     notes: tuple[str, ...] = ()
+    power: MeasuredPower | None = None
+
+    @property
+    def joules_a_token(self) -> Quantity | None:
+        """By the power that was measured, None where none was."""
+        setting, gpus = self.setting, self.setting.tp * self.setting.shards
+        tokens = setting.micro_batch * setting.shards * setting.seq
+        return self.power.a_token(gpus, float(self.iteration.seconds) / tokens) if self.power else None
 
     @property
     def utilization(self) -> float:
@@ -98,6 +107,7 @@ def sizing(
         tuple(prices.origins),
         heat_maps(setting, prices, gpu.name, bounds.reach),
         tuple(notes),
+        power_of(laws),
     )
 
 
@@ -214,6 +224,8 @@ def _step(sizing: Sizing) -> Iterator[Remark]:
         sent=f", {1e3 * sent:.3g} ms for the traffic of {setting.shards} shards" if sent else "",
         host=Quantity(float(parts["host"]), "duration", predicted=True),
     )
+    if sizing.power and sizing.joules_a_token:
+        yield sizing.power.told(sizing.joules_a_token)
 
 
 def _errors(sizing: Sizing) -> Iterator[Remark]:
@@ -382,6 +394,7 @@ def sizing_as_json(sizing: Sizing, pictures: Sequence[str] = ()) -> dict[str, An
         "iteration": {
             "seconds": float(iteration.seconds),
             "parts_s": {name: float(part) for name, part in iteration.parts.items()},
+            **({"joules_a_token": sizing.joules_a_token.value} if sizing.joules_a_token else {}),
         },
         "work": [asdict(part) | {"seconds": part.seconds, "flop": part.flop} for part in sizing.spent],
         "checks": [

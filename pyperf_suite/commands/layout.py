@@ -150,6 +150,7 @@ def layout(
     from pyperf_suite.advise import layout_report as report
     from pyperf_suite.advise.layout_grid import Cluster, Training
     from pyperf_suite.advise.layout_plan import planned
+    from pyperf_suite.advise.power import power_of
     from pyperf_suite.laws.training.offload import usual_host
     from pyperf_suite.render import findings_json
     from pyperf_suite.render.terminal import console_for, print_findings
@@ -178,7 +179,7 @@ def layout(
         if count is not None and count < 1:
             raise UserError(f"--layers-{name} has to be at least 1, but {count} was asked for.")
     model, length, notes = asked_model(config, seq, named)
-    budget = asked.Budget(tokens, target_days, price)
+    budget = asked.Budget(tokens, target_days, price, power_of(laws))
     if target_days is not None and (gpus is not None or exactly or compare):
         raise UserError("--target-days asks for the number of GPUs: leave out --gpus, --exactly and --compare.")
     if gpus is None and target_days is None and not (exactly or compare):

@@ -151,6 +151,18 @@ class Nvml:
         }
         return {name: value for name, value in answers.items() if value is not None}
 
+    def energy_j(self, uuid: str) -> float | None:
+        """Joules that the GPU's board has used since its driver was loaded; None without a counter."""
+        device, millijoules = self._physical(uuid), ctypes.c_ulonglong()
+        if device is None or not self._call("nvmlDeviceGetTotalEnergyConsumption", device, ctypes.byref(millijoules)):
+            return None
+        return millijoules.value / 1000
+
+    def used_bytes(self, uuid: str) -> int | None:
+        """Memory in use on the GPU by all processes and the driver, as nvidia-smi shows it."""
+        device, memory = self._physical(uuid), (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
+        return memory[2] if device is not None and self._call("nvmlDeviceGetMemoryInfo", device, memory) else None
+
     def throttle_reasons(self, uuid: str) -> list[str] | None:
         """Why the GPU's clocks are below what was asked for, in words; None where that is not reported."""
         device = self._physical(uuid)

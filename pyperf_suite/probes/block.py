@@ -23,6 +23,7 @@ from pyperf_suite.spec.rows import Column, Row, Rows
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.training import Checkpointing, TransformerShape, asked_flop
 from pyperf_suite.workloads.training.layers import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
+from pyperf_suite.workloads.training.shapes import NAMES, beside, published_step, shape_name, sized, with_shape
 from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 
 FORMULA = Claim("parameters x {3|4} x 2 x seq x batch are a step's FLOPs", BIGSCIENCE, 0.9, 1.1)
@@ -36,6 +37,7 @@ class BlockAxes:
     """What the probe varies, as on a CPU; `model` "block" is one layer, "gpt" has `layers` and a vocabulary.
 
     Steps are held against square products of these edges, the fastest of which is what the machine can multiply (MAMF).
+    A `shape` is a model of the guides by its name, instead of `model` and its dimensions.
     """
 
     workers: tuple[int, ...] = (1,)
@@ -52,6 +54,7 @@ class BlockAxes:
     seq: tuple[int, ...] = (128,)
     batch: tuple[int, ...] = (2,)
     vocab: Annotated[tuple[int, ...], Within(0)] = (1024,)
+    shape: Annotated[tuple[str, ...], NAMES] = ()
 
 
 def axes(profile: str, device: Device) -> BlockAxes:
@@ -64,6 +67,11 @@ def axes(profile: str, device: Device) -> BlockAxes:
     every = replace(quick, model=MODELS, checkpointing=(Checkpointing(), Checkpointing("every")), part=BLOCK_PARTS)
     full = replace(every, compiled=("no", "yes"))
     return {"quick": quick, "standard": full if gpu else every, "full": full}[profile]
+
+
+def shaped(axes: BlockAxes, name: str, _: Device) -> BlockAxes:
+    """Whole steps of one of the guides' models."""
+    return with_shape(axes, name, model=("gpt",), part=())
 
 
 def sweep(axes: BlockAxes) -> Iterator[Case]:
@@ -89,6 +97,10 @@ def sweep(axes: BlockAxes) -> Iterator[Case]:
 
 def shapes(axes: BlockAxes, model: str) -> Iterator[TransformerShape]:
     """Blocks or GPTs of every size, which keep all that backward needs."""
+    for name in axes.shape:
+        yield from (sized(name, **sizes) for sizes in crossed(axes, "seq", "batch"))
+    if axes.shape:
+        return
     for sizes in crossed(axes, "hidden", "heads", "layers", "seq", "batch", "vocab"):
         yield TransformerShape(**sizes if model == "gpt" else sizes | {"layers": 1, "vocab": 0})
 
@@ -156,7 +168,9 @@ def precision(row: Row) -> str:
 def in_words(row: Row) -> str:
     """`a GPT of 2 layers and 1024 tokens of vocabulary, hidden 256, 2 x 128, checkpointing every:1, float32`."""
     what = f"{row.layers} blocks" if row.layers > 1 else "a block"
-    if row.vocab:
+    if name := shape_name(row):
+        what = name
+    elif row.vocab:
         what = f"a GPT of {row.layers} layers and {row.vocab} tokens of vocabulary"
     dropped = f", checkpointing {row.checkpointing}" if row.checkpointing.kind != "none" else ""
     compiled = ", compiled" if is_step(row) and row.compiled else ""
@@ -210,7 +224,10 @@ PROBE = Probe(
     title="Training: a step and its parts",
     axes=axes,
     sweep=sweep,
+    shaped=shaped,
+    fixed_by_shape=("hidden", "heads", "layers", "vocab", "model"),
     computed={
+        "guide": published_step,
         "step": in_words,
         "best": best_product,
         "guides": lambda row: guides_flop(row.parameters, int(row.kernel["details"]["parameters"])),
@@ -245,6 +262,19 @@ PROBE = Probe(
                 Column("MFU by data sheet", share_of_data_sheet, "%", 0),
             ),
             where=is_step,
+        ),
+        RowTable(
+            "Steps of the guides' models, without an update here",
+            (
+                Column("model", shape_name, priority=2),
+                Column("batch", lambda row: f"{row.batch} x {row.seq}"),
+                Column("precision", priority=2),
+                Column("checkpointing", priority=0),
+                Column("time", "seconds", "ms"),
+                Column("rate", lambda row: row.batch / row.seconds, "samples/s", 2),
+                *beside("samples_per_s", "samples/s"),
+            ),
+            where=lambda row: is_step(row) and bool(shape_name(row)),
         ),
         RowTable(
             "Roofline of a block's parts in forward, operands warm; roofs are this run's best product and best "

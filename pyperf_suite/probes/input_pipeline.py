@@ -30,6 +30,7 @@ from pyperf_suite.spec.findings import (
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, misses, series
 from pyperf_suite.workloads.training.input_pipeline import KINDS, MODELS, MOST_LOADERS, STARTS, InputPipelineParameters
+from pyperf_suite.workloads.training.shapes import NAMES, with_shape
 
 WORKERS_HELP = Claim("workers that pre-load the data relieve the bottleneck of a single process", TRANSFORMERS, WORTH)
 # "Does not necessarily lead to better performance" is said of many: then more of them gain nothing.
@@ -61,7 +62,8 @@ class InputPipelineAxes:
     Every `loaders` is measured with every kind of `data`, on the first of all else. The other values of prefetch,
     workers (kept from epoch to epoch, or ended), copy (from pageable or pinned memory), start, model (on a device of
     its own, or on a core of the host), step_us (microseconds of the model) and batch are varied one at a time, with the
-    first kind of data and 4 loaders, or the nearest number below; those of model and step_us with no loaders as well.
+    first kind of data and 4 loaders, or the nearest number below; those of model and step_us with no loaders as well. A
+    `shape` is a model of the guides by its name, whose real step then takes the place of model and step_us.
     """
 
     data: Annotated[tuple[str, ...], OneOf(KINDS)] = ("text",)
@@ -74,6 +76,7 @@ class InputPipelineAxes:
     step_us: tuple[int, ...] = (5000,)
     batch: tuple[int, ...] = (8,)
     files: tuple[int, ...] = (32,)
+    shape: Annotated[tuple[str, ...], NAMES] = ()
 
 
 def axes(profile: str, device: Device) -> InputPipelineAxes:
@@ -92,6 +95,12 @@ def axes(profile: str, device: Device) -> InputPipelineAxes:
     return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
+def shaped(axes: InputPipelineAxes, name: str, device: Device) -> InputPipelineAxes:
+    """Texts for one of the guides' models; without a GPU it is trained by the host's cores."""
+    where = MODELS[:1] if device.kind == "cuda" else MODELS[1:]
+    return with_shape(axes, name, data=("text",), model=where, step_us=(0,))
+
+
 def sweep(axes: InputPipelineAxes) -> Iterator[Case]:
     """Loaders by data, then one setting at a time (see InputPipelineAxes)."""
     base = InputPipelineParameters(
@@ -99,7 +108,9 @@ def sweep(axes: InputPipelineAxes) -> Iterator[Case]:
         persistent=axes.workers[0] == "kept",
         pinned=axes.copy[0] == "pinned",
         # The same in all cases of a sweep, so that their times compare as they are.
-        iterations=min(max(FEWEST_ITERATIONS, *axes.loaders), MOST_ITERATIONS),
+        # A real model's step outlasts any burst.
+        iterations=1 if axes.shape else min(max(FEWEST_ITERATIONS, *axes.loaders), MOST_ITERATIONS),
+        shape="".join(axes.shape),
         **{name: getattr(axes, name)[0] for name in ("data", *VARIED)},
     )
     wanted = [replace(base, data=data, loaders=loaders) for data in axes.data for loaders in axes.loaders]
@@ -196,7 +207,7 @@ def rate_by_loaders(task: Rows) -> Figure | None:
         span = list(range(max(plain) + 1))
         drawn.append(Series("law: the slowest stage", span, [1 / law.seconds(number) for number in span], "line"))
     return Figure(
-        f"input_pipeline_{first.data}_{first.model}_{first.step_us}us_b{first.batch}",
+        f"input_pipeline_{first.data}_{first.shape or f'{first.model}_{first.step_us}us'}_b{first.batch}",
         "Iterations a second by number of loaders",
         "Points: measured, bars span the processes; line: no iteration is shorter than its slowest stage.",
         ((Panel(first.task, "loaders", "iterations/s", tuple(drawn), y_unit="/s"),),),
@@ -217,6 +228,10 @@ def is_plain(row: Row) -> bool:
 def in_words(row: Row) -> str:
     """`8 texts and a step of 5 ms on a device of its own`."""
     files = {"text": "texts", "jpeg": "JPEG pictures"}[row.data]
+    if row.shape:
+        return (
+            f"{row.batch} {files} and a step of {row.shape} {'on the GPU' if row.model == 'device' else 'on the CPU'}"
+        )
     where = "a device of its own" if row.model == "device" else "a core of the host"
     return f"{row.batch} {files} and a step of {row.step_us / 1000:g} ms on {where}"
 
@@ -241,6 +256,8 @@ PROBE = Probe(
     title="Training: input pipeline",
     axes=axes,
     sweep=sweep,
+    shaped=shaped,
+    fixed_by_shape=("model", "step_us", "data"),
     computed={
         "task": in_words,
         "how": how,
@@ -251,7 +268,7 @@ PROBE = Probe(
         "iteration": lambda row: row.seconds / row.iterations,
     },
     order=lambda row: (
-        *(row.data != USUAL.data, row.data, row.model, row.step_us, row.batch, row.files, row.iterations),
+        *(row.data != USUAL.data, row.data, row.shape, row.model, row.step_us, row.batch, row.files, row.iterations),
         *(row.loaders, row.pinned, not row.persistent, row.start, row.prefetch),
     ),
     claims=(
@@ -267,13 +284,14 @@ PROBE = Probe(
             "Iterations by settings of the loader",
             (
                 Column("data", lambda row: f"{row.batch} {row.data}", priority=0),
-                Column("model", lambda row: f"{row.step_us / 1000:g} ms, {row.model}"),
+                Column("model", lambda row: row.shape or f"{row.step_us / 1000:g} ms, {row.model}"),
                 Column("loaders", priority=2),
                 Column("prefetch", lambda row: row.prefetch if row.loaders else None, priority=2),
                 Column("settings", lambda row: settings(row) or None, priority=2),
                 Column("iteration", unit="ms", priority=2),
                 Column("from", lambda row: row.low / row.iterations, "ms", 0),
                 Column("to", lambda row: row.high / row.iterations, "ms", 0),
+                Column("rate", lambda row: row.batch / row.iteration, "samples/s"),
                 Column("waiting", "starved", "%", 2),
                 Column("law", "bound", "ms", predicted=True),
                 Column("binds"),

@@ -15,6 +15,7 @@ from pyperf_suite.spec.findings import BEKMAN, TRANSFORMERS, Claim, Findings, fi
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.rows import Column, Row, Rows
 from pyperf_suite.workloads.training.optimizer import OPTIMIZERS, OptimizerUpdate, OptimizerUpdateParameters, TensorSet
+from pyperf_suite.workloads.training.shapes import NAMES, SHAPES, beside, published, with_shape
 
 WAYS = ("loop", "foreach", "fused", "bitsandbytes_8bit", "torchao_8bit")
 LOW_MEMORY = WAYS[3:]
@@ -35,13 +36,17 @@ GPU_SETS = (TensorSet(4, 4096, 4096), TensorSet(64, 1024, 1024), TensorSet(1024,
 
 @dataclass(frozen=True)
 class OptimizerAxes:
-    """What the probe varies; AdamW alone is tried in 8 bits, and Adafactor has no fused way."""
+    """What the probe varies; AdamW alone is tried in 8 bits, and Adafactor has no fused way.
+
+    A `shape` is a model of the guides by its name: its parameters are then the `tensors`.
+    """
 
     optimizer: Annotated[tuple[str, ...], OneOf(OPTIMIZERS)] = ("AdamW",)
     implementation: Annotated[tuple[str, ...], OneOf(WAYS)] = WAYS[:3]
     tensors: tuple[TensorSet, ...] = CPU_SETS[2:3]
     dtype: tuple[str, ...] = ("float32",)
     workers: Annotated[tuple[int, ...], Within(1)] = (1,)
+    shape: Annotated[tuple[str, ...], NAMES] = ()
 
 
 def axes(profile: str, device: Device) -> OptimizerAxes:
@@ -52,6 +57,12 @@ def axes(profile: str, device: Device) -> OptimizerAxes:
     standard = replace(quick, optimizer=OPTIMIZERS, implementation=WAYS, tensors=sets[:3:2])
     full = replace(standard, tensors=sets, dtype=("float32", "bfloat16"))
     return {"quick": quick, "standard": standard, "full": full}[profile]
+
+
+def shaped(axes: OptimizerAxes, name: str, _: Device) -> OptimizerAxes:
+    """The parameters of one of the guides' models, by AdamW and Adafactor, of which a guide tells."""
+    optimizers = ("AdamW", "Adafactor")
+    return with_shape(axes, name, tensors=(TensorSet.parse(name),), optimizer=optimizers)
 
 
 def sweep(axes: OptimizerAxes) -> Iterator[Case]:
@@ -65,7 +76,7 @@ def sweep(axes: OptimizerAxes) -> Iterator[Case]:
 
 def analyse(rows: Rows) -> Findings:
     """What is left of each way's speed on few large tensors, where no guide claims any."""
-    large = rows.where(lambda row: row.tensors.elements_each > SMALL_ELEMENTS)
+    large = rows.where(lambda row: row.tensors.elements_each > SMALL_ELEMENTS and not row.tensors.shape)
     return findings(
         group[0].remark(
             "On large tensors of {dtype} {implementation} is {faster} as fast as the loop (mean of {updates} updates)",
@@ -88,6 +99,16 @@ def per_element(metric: str) -> Callable[[Row], float | None]:
     return lambda row: row.seen[metric] / row.tensors.elements if metric in row.seen else None
 
 
+def in_words(row: Row) -> str:
+    """`512 tensors of 64 x 64`, `296 tensors of bert-large`."""
+    return f"{row.tensors.tensors} tensors of {row.tensors.shape or f'{row.tensors.rows} x {row.tensors.columns}'}"
+
+
+def kind(row: Row) -> str:
+    """As the guides call it."""
+    return "8-bit Adam" if row.implementation in LOW_MEMORY else str(row.optimizer)
+
+
 PROBE = Probe(
     name="optimizer",
     question="Which way of updating is fastest for many small and few large tensors, and what memory does it take?",
@@ -95,10 +116,13 @@ PROBE = Probe(
     title="Training: optimizers",
     axes=axes,
     sweep=sweep,
+    shaped=shaped,
+    fixed_by_shape=("tensors",),
     computed={
         "is_plain": lambda row: row.implementation not in LOW_MEMORY,
         "gain": lambda row: row.against(implementation="loop"),
-        "in_words": lambda row: f"{row.tensors.tensors} tensors of {row.tensors.rows} x {row.tensors.columns}",
+        "in_words": in_words,
+        "guide": lambda row: published(row.tensors.shape, SHAPES[row.tensors.shape].batch, optimizer=kind(row)),
         "state_each": per_element("state"),
         "passing_each": per_element("passing"),
     },
@@ -132,6 +156,18 @@ PROBE = Probe(
                 Column("state a parameter", "state_each", "B"),
                 Column("passing a parameter", "passing_each", "B", priority=0),
             ),
+        ),
+        RowTable(
+            "Optimizers' state for the guides' models; by the guide: all that nvidia-smi showed, in float32",
+            (
+                Column("model", "tensors", priority=2),
+                Column("optimizer", kind, priority=2),
+                Column("way", "implementation", priority=2),
+                Column("time", "seconds", "ms"),
+                Column("state", unit="MB", priority=2),
+                *beside("memory", "MB"),
+            ),
+            where=lambda row: bool(row.tensors.shape),
         ),
     ),
     analyse=analyse,

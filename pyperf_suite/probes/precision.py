@@ -13,13 +13,16 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pyperf_suite.errors import OneOf, Within
+from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import crossed
 from pyperf_suite.spec.findings import TRANSFORMERS, Claim, ClaimVerdict, Figure, Findings, Panel, Remark, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.rows import Column, Row, Rows, series_by, table
-from pyperf_suite.workloads.training import MOMENTS, PRECISIONS
+from pyperf_suite.spec.rows import Column, Row, Rows, series_by
+from pyperf_suite.workloads.training import MOMENTS, PRECISIONS, Checkpointing
+from pyperf_suite.workloads.training.shapes import NAMES, beside, published_step, shape_name, sized, with_shape
+from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 from pyperf_suite.workloads.training.training_step import CAST_CACHES, PrecisionStepParameters
 
 BASE = "float32"
@@ -38,18 +41,6 @@ MULTIPLES_OF_8 = Claim("that takes every dimension to be a multiple of 8", TRANS
 CACHE_LASTS = Claim("casts are kept as long as the outermost context lasts", TRANSFORMERS, 1.0, 1.0)
 CACHE_IS_FASTER = Claim("keeping casts speeds things up", TRANSFORMERS, low=1.0)
 
-# The guide's own figures: batch, MB without and with mixed precision. BERT-base on MRPC, 2 GPUs, by nvidia-smi.
-GUIDES_TABLE = table(
-    "Memory by the guide (BERT-base, nvidia-smi)",
-    (
-        Column("batch", lambda row: row[0]),
-        Column("float32", lambda row: row[1] * 1e6, "MB"),
-        Column("mixed", lambda row: row[2] * 1e6, "MB"),
-        Column("saved", lambda row: (row[1] - row[2]) * 1e6, "MB"),
-    ),
-    ((8, 4247, 4163), (16, 4971, 4793), (32, 6827, 6207), (64, 10037, 8061)),
-)
-
 FASTER = "{precision} is {measured} as fast as float32 at batch {batch} ({model})"
 FEWEST_SIZES = 3
 
@@ -65,7 +56,9 @@ class PrecisionAxes:
     Each `precision` is crossed with each `batch`, those `beside` take the last batch alone. With `unaligned_batch`
     sequences a model is trained whose dimensions are odd, `unaligned_hidden` (0 for no such model) in
     `unaligned_heads`, in the first precision and the first of autocast's. Each `cast_cache` is measured in the latter,
-    with so many `micro_batches` of `cached_batch` sequences. The MLP has 4 times hidden features.
+    with so many `micro_batches` of `cached_batch` sequences. Those of `process` are trained by AdamW in a process of
+    their own as well, with each `batch` and `checkpointing`, for what nvidia-smi or the resident set shows of it. The
+    MLP has 4 times hidden features. A `shape` is a model of the guides by its name, instead of its dimensions.
     """
 
     precision: Precisions = (BASE, "autocast_bfloat16")
@@ -83,6 +76,9 @@ class PrecisionAxes:
     micro_batches: Sizes = (1,)
     cached_batch: Sizes = (4,)
     workers: Sizes = (1,)
+    process: Precisions = ()
+    checkpointing: tuple[Checkpointing, ...] = (Checkpointing(),)
+    shape: Annotated[tuple[str, ...], NAMES] = ()
 
 
 def axes(profile: str, device: Device) -> PrecisionAxes:
@@ -99,14 +95,29 @@ def axes(profile: str, device: Device) -> PrecisionAxes:
         standard = replace(cached, beside=("bfloat16",), batch=(1, 4, 16), unaligned_hidden=(255,))
         large = replace(standard, layers=(4,), seq=(128,), batch=(1, 2, 4, 8, 16, 32, 64), unaligned_batch=(16,))
         full = replace(large, precision=(BASE, *HALVES), beside=())
-    return {"quick": quick, "standard": standard, "full": full}[profile]
+    seen = (*quick.precision, "bfloat16")
+    return {"quick": quick, "standard": replace(standard, process=seen), "full": replace(full, process=seen)}[profile]
+
+
+def shaped(axes: PrecisionAxes, name: str, device: Device) -> PrecisionAxes:
+    """One of the guides' models, on as many cores as there are: it is no toy."""
+    workers = (1 if device.kind == "cuda" else cpu.detect().usable_cores,)
+    return with_shape(axes, name, unaligned_hidden=(0,), micro_batches=(), workers=workers)
+
+
+def models(axes: PrecisionAxes) -> Iterator[PrecisionStepParameters]:
+    """Those that are named, or of every size."""
+    for name, seq, workers in itertools.product(axes.shape, axes.seq, axes.workers):
+        yield PrecisionStepParameters(**vars(sized(name, seq, axes.batch[0])), workers=workers)
+    if not axes.shape:
+        for sizes in crossed(axes, "seq", "hidden", "heads", "layers", "vocab", "workers"):
+            yield PrecisionStepParameters(**sizes)
 
 
 def swept(axes: PrecisionAxes) -> Iterator[PrecisionStepParameters]:
     """Precisions by batch, the unaligned model, and the caches of casts."""
     casts = [each for each in axes.precision if each.startswith(AUTOCAST)][:1]
-    for sizes in crossed(axes, "seq", "hidden", "heads", "layers", "vocab", "workers"):
-        model = PrecisionStepParameters(**sizes)
+    for model in models(axes):
         for changed in crossed(axes, "batch", "precision"):
             yield replace(model, **changed)
         for precision in axes.beside:
@@ -121,10 +132,27 @@ def swept(axes: PrecisionAxes) -> Iterator[PrecisionStepParameters]:
             yield replace(model, precision=cast, batch=batch, micro_batches=micro_batches, cast_cache=cache)
 
 
+def sweep(axes: PrecisionAxes) -> Iterator[Case]:
+    """Steps that are timed, and processes that are looked at from outside."""
+    yield from (Case("precision_step", each, "torch") for each in swept(axes))
+    names = TrainingMemoryParameters.__dataclass_fields__
+    for each, precision in itertools.product(models(axes), axes.process):
+        shape = {name: getattr(each, name) for name in names} | {"precision": precision}
+        for how in crossed(axes, "batch", "checkpointing"):
+            yield Case("training_memory", TrainingMemoryParameters(**shape | how), "process")
+
+
 def model(row: Row) -> str:
     """`2 x 256 in 4 heads, vocab 512, seq 64`: what stays the same while precision and batch vary."""
-    workers = f", {row.workers} workers" if row.workers > 1 else ""
+    workers = f", {row.workers} workers" if is_step(row) and row.workers > 1 else ""
+    if name := shape_name(row):
+        return f"{name}, seq {row.seq}{workers}"
     return f"{row.layers} x {row.hidden} in {row.heads} heads, vocab {row.vocab}, seq {row.seq}{workers}"
+
+
+def is_step(row: Row) -> bool:
+    """Whether it was timed, and is no process that was looked at."""
+    return bool(row.operator == "precision_step")
 
 
 def is_aligned(row: Row) -> bool:
@@ -149,9 +177,9 @@ def analyse(rows: Rows) -> Findings:
     return findings(
         (_pure(row) for row in rows.where(is_told, is_cast=False)),
         (_break_even(row) for row in rows.where(is_judged) if len(row.compared) > 1 and row.freed > 0),
+        (_shown(row) for row in rows.where(operator="training_memory") if "shown" in row.seen),
         (_alignment(odd, plain) for odd in plain.where(is_cast=True, is_aligned=False)),
         (_figures(number, group) for number, group in enumerate(plain.groups("precision", "batch"))),
-        GUIDES_TABLE if len({row.batch for row in plain.where(precision=BASE)}) > 1 else None,
     )
 
 
@@ -165,6 +193,14 @@ def _pure(row: Row) -> Iterator[Remark]:
             cast=cast.precision,
             faster=row.faster_than(cast),
         )
+
+
+def _shown(row: Row) -> Remark:
+    """What the system shows beyond tensors."""
+    return row.remark(
+        "A process that trains {model} with AdamW in {precision} at batch {batch} takes {shown:MB}, of which tensors "
+        "are {tensors:MB}",
+    )
 
 
 def _break_even(row: Row) -> Remark:
@@ -204,11 +240,15 @@ PROBE = Probe(
     topic="training",
     title="Training: precision",
     axes=axes,
-    sweep=lambda axes: (Case("precision_step", parameters, "torch") for parameters in swept(axes)),
+    sweep=sweep,
+    shaped=shaped,
+    fixed_by_shape=("hidden", "heads", "layers", "vocab", "unaligned_hidden", "unaligned_heads", "unaligned_batch"),
     computed={
         "model": model,
         "is_aligned": is_aligned,
-        "is_plain": lambda row: row.micro_batches == 1 and row.cast_cache == "iteration",
+        "is_plain": lambda row: is_step(row) and row.micro_batches == 1 and row.cast_cache == "iteration",
+        "is_cached": lambda row: is_step(row) and row.micro_batches > 1,
+        "guide": published_step,
         "is_cast": lambda row: row.precision.startswith(AUTOCAST),
         # What AdamW needs has the type of the weights; `needed` is held at once, between forward and backward.
         "states": lambda row: (1 + MOMENTS) * row.seen["weights"] + row.gradients,
@@ -220,9 +260,12 @@ PROBE = Probe(
         "compared": lambda row: [each for each in row.rows.alike(row, "batch") if each.base],
         "smallest": lambda row: row.compared[0],
         "other_cache": lambda row: "no cache" if row.cast_cache == "off" else "one around each",
-        "nested": lambda row: row.like(cast_cache="nested") if row.micro_batches > 1 else None,
+        "nested": lambda row: row.like(cast_cache="nested") if row.is_cached else None,
     },
-    order=lambda row: (not row.is_aligned, row.model, row.batch, PRECISIONS.index(row.precision), row.cast_cache),
+    order=lambda row: (
+        *(not is_step(row), not row.is_aligned, row.model, row.batch, PRECISIONS.index(row.precision)),
+        getattr(row.parameters, "cast_cache", ""),
+    ),
     claims=(
         RowClaim(TWICE_AS_FAST, FASTER, lambda row: row.faster, lambda row: is_judged(row) and row.is_aligned),
         RowClaim(
@@ -242,13 +285,13 @@ PROBE = Probe(
             "A context around each forward pass casts weights {measured} as often for each of {micro_batches} "
             "micro-batches as one context around the step does in all",
             ratio=lambda row: row.casts / (row.micro_batches * row.nested.casts),
-            where=lambda row: row.cast_cache == "iteration" and row.nested,
+            where=lambda row: row.nested and row.cast_cache == "iteration",
         ),
         RowClaim(
             CACHE_IS_FASTER,
             "One context around {micro_batches} micro-batches of {batch} is {measured} as fast as {other_cache}",
             ratio=lambda row: row.nested.faster_than(row),
-            where=lambda row: row.cast_cache != "nested" and row.nested,
+            where=lambda row: row.nested and row.cast_cache != "nested",
         ),
     ),
     tables=(
@@ -278,9 +321,27 @@ PROBE = Probe(
                 Column("casts", unit="count"),
                 Column("cast", unit="MB"),
             ),
-            where=lambda row: row.micro_batches > 1,
+            where="is_cached",
+        ),
+        RowTable(
+            "What the system shows of a process that trains with AdamW: nvidia-smi, or the resident set on a CPU",
+            (
+                Column("model", priority=0),
+                Column("batch", priority=2),
+                Column("precision", priority=2),
+                Column("checkpointing", priority=0),
+                Column("shown", unit="MB", priority=2),
+                Column("context", unit="MB"),
+                Column("reserved", lambda row: row.seen.get("reserved"), "MB"),
+                Column("allocated", lambda row: row.seen.get("allocated"), "MB"),
+                Column("tensors", unit="MB", priority=2),
+                *beside("memory", "MB"),
+            ),
+            where=lambda row: not is_step(row) and "shown" in row.seen,
         ),
     ),
     analyse=analyse,
-    group=lambda case: f"precision {case.parameters.precision}{' micro-batches' * (case.parameters.micro_batches > 1)}",
+    group=lambda case: (
+        f"precision {case.parameters.precision}{' micro-batches' * (getattr(case.parameters, 'micro_batches', 1) > 1)}"
+    ),
 )

@@ -52,7 +52,13 @@ def report_run(
     printed = {name: found for name, found in findings.items() if probes is None or name in probes}
     print_summary(console, summary_of(printed))
     print_findings(console, printed, records)
-    print_places(console, folder.records_path, write_all(findings, records, folder))
+    print_places(console, folder.records_path, write_all(findings, records, folder), _why_no_energy(records))
+
+
+def _why_no_energy(records: Iterable[Record]) -> str:
+    """The reason that the first timed record without energy has; "" where there is none."""
+    seen = (each.quality.get("energy") for each in records if each.kind == "timing")
+    return next((str(each["unavailable"]) for each in seen if isinstance(each, dict) and "unavailable" in each), "")
 
 
 def run_as_json(folder: RunFolder, records: Sequence[Record], extra: Mapping[str, Any] | None = None) -> str:

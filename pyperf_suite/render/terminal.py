@@ -90,9 +90,11 @@ def _print_claim(console: Console, claim: Claim, verdicts: Sequence[ClaimVerdict
             say(console, "      [dim]…[/]", f"{outcome} in {len(held) - most} more cases: --wide shows all")
 
 
-def print_places(console: Console, records_path: Path, written: Sequence[Path]) -> None:
-    """Where the records, the pictures and the texts of a run lie."""
+def print_places(console: Console, records_path: Path, written: Sequence[Path], no_energy: str = "") -> None:
+    """Where the records, the pictures and the texts of a run lie; why no energy was measured, if none was."""
     console.print()
+    if no_energy:
+        _line(console, f"energy    not measured: {escape(no_energy)}")
     for kind, path in (("records", records_path), *(("picture" if p.suffix == ".png" else "text", p) for p in written)):
         _line(console, f"{kind:9} {escape(str(path))}")
 

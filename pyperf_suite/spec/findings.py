@@ -39,13 +39,17 @@ UNITS: Mapping[str, tuple[str, float]] = {
     "x": ("ratio", 1.0),
     "%": ("ratio", 1.0),
     "+%": ("change", 1.0),
+    "joules": ("J", 1.0),
+    "W": ("W", 1.0),
+    "TFLOP/J": ("FLOP/J", 1e12),
+    "J/TFLOP": ("J/FLOP", 1e-12),
     "count": ("count", 1.0),
     "billion": ("count", 1e9),
 }
 """Each unit that something is shown in: what its values are counted in, and how many of that it is.
 
-`duration` and `size` choose the unit by the value, `size` with powers of 1024. `%` shows a share, `+%` a change, of
-which 0 is none.
+`duration`, `size` and `joules` choose the unit by the value, `size` with powers of 1024. `%` shows a share, `+%` a
+change, of which 0 is none.
 """
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from pyperf_suite.errors import UserError
@@ -11,8 +13,8 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.axes import replace_axes
-from pyperf_suite.spec.findings import Claim, ClaimVerdict, Findings, Quantity, findings
-from pyperf_suite.spec.rows import Column, Row, Rows, asked, rows_of, table
+from pyperf_suite.spec.findings import Claim, ClaimVerdict, Figure, Findings, Panel, Quantity, Table, findings
+from pyperf_suite.spec.rows import Column, Row, Rows, asked, grouped, rows_of, series, table
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,9 @@ class Probe:
     are `claims` and `tables` over rows, sorted by `order`, and what `analyse(rows)` computes of its own, which
     comes first. `computed` is what each row has besides its own, which columns and templates then name.
     `follow_up(records)` names cases worth measuring after these records, as a bisection asks for; it is asked again
-    with what they gave, until it names nothing new. A run that names no probe leaves out what is not timed; pytest,
-    what has no items.
+    with what they gave, until it names nothing new. `shaped(axes, name, device)` are the axes for a model that guides
+    train, asked for as `shape=NAME`, which then fixes the axes `fixed_by_shape`. A run that names no probe leaves out
+    what is not timed; pytest, what has no items.
     """
 
     name: str
@@ -70,6 +73,8 @@ class Probe:
     claims: Sequence[RowClaim] = ()
     analyse: Callable[[Rows], Findings] | None = None
     follow_up: Callable[[Sequence[Record]], list[Case]] | None = None
+    shaped: Callable[[Any, str, Device], Any] | None = None
+    fixed_by_shape: Sequence[str] = ()
     group: Callable[[Case], str] = lambda case: f"{case.operator} {case.implementation}"
     is_timed: bool = True
     has_items: bool = True
@@ -80,7 +85,16 @@ class Probe:
 
     def cases(self, profile: str, device: Device, overrides: Mapping[str, str] | None = None) -> list[Case]:
         """The cases of a profile, with some axes replaced. Raises UserError for an axis or value that cannot be."""
-        asked = self.sweep(replace_axes(self.axes(profile, device), overrides or {}))
+        overrides, axes = dict(overrides or {}), [self.axes(profile, device)]
+        if "shape" in overrides and self.shaped:
+            names = overrides.pop("shape").split(",")
+            if both := [name for name in self.fixed_by_shape if name in overrides]:
+                raise UserError(
+                    f"{both[0]}={overrides[both[0]]} was asked for with shape={','.join(names)}, which fixes it: leave "
+                    "one of them out."
+                )
+            axes = [self.shaped(axes[0], name.strip(), device) for name in names]
+        asked = (case for each in axes for case in self.sweep(replace_axes(each, overrides)))
         cases = list({case.case_id: case for case in asked}.values())
         if not cases:
             words = ", ".join(f"{name}={values}" for name, values in (overrides or {}).items())
@@ -92,8 +106,53 @@ class Probe:
     def findings(self, records: Sequence[Record]) -> Findings:
         """What the records say; records of other probes are not passed."""
         rows = rows_of(records, self.order, self.computed)
+        metered = bool(rows.where(lambda row: "energy" in row.seen))
         own = findings(
             (claim.verdicts(rows) for claim in self.claims),
-            (table(each.title, each.columns, rows.where(asked(each.where))) for each in self.tables),
+            (_table(each, rows.where(asked(each.where)), metered) for each in self.tables),
         )
+        own += efficiency(self.name, rows)
         return self.analyse(rows) + own if self.analyse else own
+
+
+# Beside time, where the device counts energy.
+ENERGY = (
+    Column("energy", lambda row: row.seen.get("energy"), "joules"),
+    Column("energy/TFLOP", lambda row: row.seen["energy"] / row.flop if is_efficient(row) else None, "J/TFLOP"),
+    Column("power", lambda row: row.seen.get("power"), "W", 0),
+)
+
+
+def is_efficient(row: Row) -> bool:
+    """Whether both its energy and its FLOP are known."""
+    return row.flop > 0 and row.seen.get("energy", 0.0) > 0
+
+
+def _table(of: RowTable, rows: Rows, metered: bool) -> Table:
+    return table(of.title, (*of.columns, *(ENERGY if metered else ())), rows)
+
+
+def efficiency(name: str, rows: Rows) -> Findings:
+    """Who computes most for a joule, and FLOP a joule over the size of a launch."""
+    known = rows.where(is_efficient)
+    if not known:
+        return Findings()
+    best = max(known, key=lambda row: row.flop / row.seen["energy"])
+    sizes = [row.flop for row in known]
+    first, last = (round(math.log10(size)) for size in (min(sizes), max(sizes)))
+    ticks = tuple((10.0**power, f"1e{power}") for power in range(first - 1, last + 2))
+    drawn = (
+        series(label, sorted(group, key=attrgetter("flop")), "flop", lambda row: row.flop / row.seen["energy"])
+        for label, group in grouped(known, lambda row: f"{row.operator}, {row.implementation}").items()
+    )
+    panel = Panel("", "FLOP of a launch", "efficiency", tuple(drawn), x_ticks=ticks, y_unit="TFLOP/J")
+    caption = "Energy is of the whole board or package, what idles in it included."
+    return findings(
+        best.remark(
+            "{case} computes most for its energy, {efficiency:TFLOP/J} at {power:W}",
+            case=best.reading.case.label,
+            efficiency=best.flop / best.seen["energy"],
+            power=best.seen["power"],
+        ),
+        Figure(f"{name}_efficiency", "FLOP a joule by the size of a launch", caption, ((panel,),)),
+    )

@@ -129,6 +129,7 @@ class FakeNvml(Double):
         "nvmlDeviceGetRemappedRows": (2, 1, 1, 0),
         "nvmlDeviceGetTemperatureThreshold": lambda device, threshold, celsius: {1: 87}[threshold],
         "nvmlDeviceGetNvLinkVersion": 4,
+        "nvmlDeviceGetTotalEnergyConsumption": 123_456_789,  # millijoules
     }
 
     def __init__(self, links: int = 18, peers: tuple[int, int] = (0, 0)) -> None:
@@ -138,6 +139,10 @@ class FakeNvml(Double):
     def nvmlDeviceGetHandleByUUID(self, uuid: bytes, device: Any) -> int:
         device._obj.value = WHOLE_GPU
         return 0 if uuid.startswith((b"GPU-", b"MIG-")) else 2
+
+    def nvmlDeviceGetMemoryInfo(self, device: ctypes.c_void_p, memory: Any) -> int:
+        memory[:] = [80, 50, 30]  # total, free, used
+        return 0
 
     def nvmlDeviceGetPersistenceMode(self, device: ctypes.c_void_p, mode: Any) -> int:
         return 3  # NVML_ERROR_NOT_SUPPORTED

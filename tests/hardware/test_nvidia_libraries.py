@@ -45,6 +45,12 @@ def test_settings_a_gpu_does_not_tell_are_none(fake_nvml):
     }
 
 
+def test_energy_and_memory_are_those_of_the_board(fake_nvml):
+    manager = Nvml(fake_nvml())
+    assert (manager.energy_j(UUID), manager.used_bytes(UUID)) == (123_456.789, 30)
+    assert (manager.energy_j("unknown"), manager.used_bytes("unknown")) == (None, None)
+
+
 def test_a_slices_settings_are_its_gpus(fake_nvml):
     assert Nvml(fake_nvml()).settings(UUID.replace("GPU", "MIG"))["power_limit_w"] == 650.0
 

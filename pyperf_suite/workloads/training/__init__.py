@@ -3,7 +3,8 @@
 What each workload's check sees, element by element, what with, and whether also of steps that are timed:
 
 - training_step, precision_step: the result and all gradients, after AdamW's update weights and moments; float64, limits
-  by random rounding (gpt.py); while timed, but for dropout and AdamW.
+  by random rounding (gpt.py); while timed, but for dropout and AdamW. Of more than 64 million parameters, gradients of
+  what stands outside the layers and of the first and last of these.
 - checkpointed_step: the same of the whole batch; or of one sequence where a batch takes too long, and of one that takes
   too long itself against the model without checkpointing; while timed, where the whole batch is compared.
 - block_part: the result; float64, limits by random rounding; while timed.
@@ -46,6 +47,8 @@ ATTENTIONS: Mapping[str, Literal["sdpa", "math", "explicit"]] = {
 PRECISIONS = ("float32", "tfloat32", "bfloat16", "float16", "autocast_bfloat16", "autocast_float16")
 
 HALF, DOUBLE = 2, 8
+# In a model of more parameters a mistake in a layer shows in the gradients of those before it.
+MOST_COMPARED = 64_000_000
 MOMENTS = 2  # of AdamW, each in the type of its weight
 
 Size = Annotated[int, Within(1)]
@@ -81,8 +84,9 @@ class TransformerShape:
     """A decoder of `layers` blocks of width `hidden` on `batch` sequences of `seq` tokens.
 
     `gated` is Llama's block (SwiGLU, RMSNorm, no biases), else GPT-2's (GELU, LayerNorm, biases). With `vocab` 0 it is
-    a stack of blocks alone, without embeddings, logits and loss. `kv_heads` 0 is as many as heads, `ffn` 0 is
-    4 x hidden, or the multiple of 64 next above 8/3 x hidden where gated. `attention` "sdpa" is torch's own
+    a stack of blocks alone, without embeddings, logits and loss. With `classes` it is an encoder instead, as BERT is
+    fine-tuned: every token sees all others, and the first one is classified. `kv_heads` 0 is as many as heads, `ffn` 0
+    is 4 x hidden, or the multiple of 64 next above 8/3 x hidden where gated. `attention` "sdpa" is torch's own
     scaled_dot_product_attention, "flash" and "math" the same with that backend alone, "explicit" writes the scores out.
     """
 
@@ -99,6 +103,7 @@ class TransformerShape:
     dropout: float = 0.0
     attention: Annotated[str, OneOf(ATTENTIONS)] = "sdpa"
     checkpointing: Checkpointing = Checkpointing()
+    classes: SizeOrNone = 0
 
     @property
     def key_value_heads(self) -> int:
@@ -125,6 +130,16 @@ class TransformerShape:
         return self.batch * self.seq
 
     @property
+    def has_logits(self) -> bool:
+        """Whether each token has a number for every word of a vocabulary."""
+        return bool(self.vocab) and not self.classes
+
+    @property
+    def compares_all(self) -> bool:
+        """Whether gradients of all layers are compared with float64, or those of the first and last alone."""
+        return bool(self.dimensions.parameters <= MOST_COMPARED)
+
+    @property
     def dimensions(self) -> ModelDimensions:
         """The same for the laws. A stack of blocks has a vocabulary of one there, which no law notices."""
         return ModelDimensions(
@@ -138,6 +153,8 @@ class TransformerShape:
             bias=not self.gated,
             tied=self.tied,
             positions=self.seq if self.vocab else 0,
+            causal=not self.classes,
+            other_parameters=self.classes and (self.hidden + self.classes) * (self.hidden + 1),
         )
 
     def validate(self) -> None:
@@ -148,6 +165,8 @@ class TransformerShape:
             raise UserError(
                 f"{self.heads} heads cannot share {self.key_value_heads} key-value heads: choose a divisor."
             )
+        if self.classes and not self.vocab:
+            raise UserError("Classes are of a model with a vocabulary: name one, or leave classes out.")
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout is a share from 0 up to 1, but {self.dropout} was asked for.")
 
@@ -179,7 +198,7 @@ class TrainedShape(TransformerShape):
             attention=ATTENTIONS[self.attention],
             checkpointing=self.checkpointing.kind,
             every=self.checkpointing.every,
-            ends=bool(self.vocab),
+            ends=self.has_logits,
             device="cuda" if device == "cuda" else "cpu",
         )
 
@@ -197,9 +216,12 @@ class TrainedShape(TransformerShape):
 
         Attention is written out; the model is kept, its gradients, the exact ones, rounded ones, and their limits.
         """
-        keeping = Keeping(DOUBLE, DOUBLE, attention="explicit", ends=bool(self.vocab))
+        keeping = Keeping(DOUBLE, DOUBLE, attention="explicit", ends=self.has_logits)
         kept = kept_bytes(self.dimensions, sequences, self.seq, keeping).total
-        require_for_reference(int(self.dimensions.parameters) * 5 * DOUBLE + int(kept))
+        model = self.dimensions
+        ends = model.outer_parameters + 2 * model.layer_parameters
+        compared = model.parameters if self.compares_all else ends
+        require_for_reference(int(model.parameters + 4 * compared) * DOUBLE + int(kept))
 
 
 def require_for_reference(nbytes: int) -> None:
@@ -219,5 +241,5 @@ def asked_flop(shape: TransformerShape, causal_halved: bool = True) -> float:
 
 
 def _logits_of_none(shape: TransformerShape) -> float:
-    """What the laws' model has in logits over a vocabulary of one, where there is none."""
-    return 0.0 if shape.vocab else PASSES * 2.0 * shape.tokens * shape.hidden
+    """What the laws' model has in logits, where there are none."""
+    return 0.0 if shape.has_logits else PASSES * 2.0 * shape.tokens * shape.hidden * (shape.vocab or 1)

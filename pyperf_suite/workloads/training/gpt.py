@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -57,17 +58,19 @@ _NORM_SHARE = 1 / 4
 
 
 class AttentionLayer(nn.Module):
-    """Causal self-attention with shared key-value heads: x[batch, seq, hidden] to the same."""
+    """Self-attention, causal but in an encoder, with shared key-value heads: x[batch, seq, hidden] to the same."""
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
         self.head_dim, self.split, self.dropout = shape.head_dim, shape.projected, shape.dropout
+        self.causal = not shape.classes
         self.shares_heads = shape.key_value_heads != shape.heads
         self.explicit, self.backend = shape.attention == "explicit", BACKENDS.get(shape.attention)
         self.qkv = nn.Linear(shape.hidden, sum(shape.projected), bias=not shape.gated)
         self.out = nn.Linear(shape.hidden, shape.hidden, bias=not shape.gated)
         if self.explicit:
-            self.register_buffer("hidden_keys", later_keys(shape.seq), persistent=False)
+            hidden = later_keys(shape.seq)
+            self.register_buffer("hidden_keys", hidden if self.causal else hidden & False, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = heads_of(self.qkv(x), self.split, self.head_dim)
@@ -77,7 +80,7 @@ class AttentionLayer(nn.Module):
         else:
             with sdpa_kernel(self.backend) if self.backend is not None else nullcontext():
                 result = functional.scaled_dot_product_attention(
-                    q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=self.shares_heads
+                    q, k, v, dropout_p=dropout, is_causal=self.causal, enable_gqa=self.shares_heads
                 )
         return self.out(result.transpose(1, 2).flatten(2))
 
@@ -163,20 +166,38 @@ class Gpt(nn.Module):
         self.dropout = shape.dropout
         self.blocks = TransformerBlocks(shape)
         self.norm = norm(shape)
-        self.logits = nn.Linear(shape.hidden, shape.vocab, bias=False)
-        if shape.tied:
-            self.logits.weight = self.tokens.weight
+        self._add_head(shape)
         self.register_buffer("places", torch.arange(shape.seq), persistent=False)
         nn.init.normal_(self.tokens.weight, std=0.02)
         nn.init.normal_(self.positions.weight, std=0.02)
 
+    def _add_head(self, shape: TransformerShape) -> None:
+        self.logits = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        if shape.tied:
+            self.logits.weight = self.tokens.weight
+
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.positions(self.get_buffer("places")[: tokens.shape[1]])
         x = self.blocks(functional.dropout(x, self.dropout, self.training))
-        logits = self.logits(self.norm(x)).flatten(0, 1)
+        logits = self._head(self.norm(x))
         # In float32 where it was less, but a float64 reference stays one.
         wide = torch.promote_types(logits.dtype, torch.float32)
         return functional.cross_entropy(logits.to(wide), targets.flatten())
+
+    def _head(self, x: Tensor) -> Tensor:
+        return self.logits(x).flatten(0, 1)
+
+
+class Encoder(Gpt):
+    """BERT as it is fine-tuned: tokens[batch, seq] and classes[batch] to the mean loss, by a pooled first token."""
+
+    def _add_head(self, shape: TransformerShape) -> None:
+        self.pooler = nn.Linear(shape.hidden, shape.hidden)
+        self.classifier = nn.Linear(shape.hidden, shape.classes)
+
+    def _head(self, x: Tensor) -> Tensor:
+        pooled = torch.tanh(self.pooler(x[:, 0]))
+        return self.classifier(functional.dropout(pooled, self.dropout, self.training))
 
 
 def norm(shape: TransformerShape) -> nn.Module:
@@ -185,10 +206,12 @@ def norm(shape: TransformerShape) -> nn.Module:
 
 
 def build(shape: TransformerShape, seed: int = 0) -> nn.Module:
-    """The seeded model in training mode on the CPU: a Gpt, or Blocks where there is no vocabulary."""
+    """The seeded model in training mode on the CPU: a Gpt, an Encoder, or Blocks where there is no vocabulary."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Gpt(shape) if shape.vocab else TransformerBlocks(shape)
+        if not shape.vocab:
+            return TransformerBlocks(shape)
+        return Encoder(shape) if shape.classes else Gpt(shape)
 
 
 def require_attention(shape: TransformerShape, device: torch.device | str, dtype: torch.dtype) -> None:
@@ -211,25 +234,42 @@ def require_attention(shape: TransformerShape, device: torch.device | str, dtype
 
 
 def inputs(shape: TransformerShape, seed: int = 0) -> tuple[Tensor, ...]:
-    """Seeded tokens and targets [batch, seq] for a Gpt, or a standard normal x[batch, seq, hidden] for Blocks."""
+    """Seeded tokens and targets [batch, seq] for a Gpt, classes [batch] for an Encoder; for Blocks a standard normal x.
+
+    That is [batch, seq, hidden].
+    """
     generator = torch.Generator().manual_seed(seed)
     if not shape.vocab:
         return (torch.randn(shape.batch, shape.seq, shape.hidden, generator=generator),)
     drawn = torch.randint(shape.vocab, (shape.batch, shape.seq + 1), generator=generator)
+    if shape.classes:
+        return drawn[:, :-1].clone(), drawn[:, -1] % shape.classes
     # Each in its own memory, which slices of a single sequence would share.
     own = torch.contiguous_format
     return drawn[:, :-1].clone(memory_format=own), drawn[:, 1:].clone(memory_format=own)
 
 
+def compared_weights(model: nn.Module, shape: TransformerShape) -> dict[str, nn.Parameter]:
+    """Those whose gradients are compared with float64, by name: see `TransformerShape.compares_all`."""
+    within = {name: re.search(r"blocks\.(\d+)\.", name) for name, _ in model.named_parameters()}
+    ends = ("0", str(shape.layers - 1))
+    left_out = {name for name, layer in within.items() if layer and layer[1] not in ends and not shape.compares_all}
+    return {name: each for name, each in model.named_parameters() if name not in left_out}
+
+
 def summed(
-    model: nn.Module, batches: Iterable[tuple[tuple[Tensor, ...], Any, float]], wide: torch.dtype, backward: bool = True
+    model: nn.Module,
+    batches: Iterable[tuple[tuple[Tensor, ...], Any, float]],
+    wide: torch.dtype,
+    backward: bool = True,
+    weights: Sequence[nn.Parameter] | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The result of each batch, and each weight's gradient of all of them in the type `wide`, both times their shares.
 
-    A batch is the model's inputs, the gradient that comes from above (None of a loss) and its share. By autograd.grad,
-    which fills no gradient and so wakes no hook of DDP's.
+    A batch is the model's inputs, the gradient that comes from above (None of a loss) and its share; `weights` are by
+    default all. By autograd.grad, which fills no gradient and so wakes no hook of DDP's.
     """
-    weights = list(model.parameters())
+    weights = list(model.parameters()) if weights is None else weights
     results, total = [], [torch.zeros_like(each, dtype=wide, requires_grad=False) for each in weights]
     for given, upstream, share in batches:
         result = model(*given)

@@ -29,6 +29,8 @@ from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.workloads import scratch
 from pyperf_suite.workloads.backends import TorchDevice
+from pyperf_suite.workloads.training.shapes import SHAPES, sized
+from pyperf_suite.workloads.training.training_step import TorchSteps, TrainingStepParameters
 from pyperf_suite.workloads.workload import (
     Checked,
     Implementation,
@@ -202,8 +204,9 @@ class InputPipelineParameters:
     `loaders` is DataLoader's num_workers, 0 for loading in the training process; `prefetch` its prefetch_factor;
     `persistent` keeps its workers from epoch to epoch; `pinned` has batches copied from pinned memory while the host
     goes on. `start` is how workers are started. `data` is a kind of file, `files` how many there are. The model takes
-    `step_us` microseconds of a device, or of a core of the host. What is timed is `iterations` at once, as several
-    loaders hand out their batches in bursts.
+    `step_us` microseconds of a device, or of a core of the host; or it is the guides' model of that `shape` in float32,
+    on all cores of a host without a GPU, and texts are as long as its sequences. What is timed is `iterations` at once,
+    as several loaders hand out their batches in bursts.
     """
 
     data: Annotated[str, OneOf(KINDS)] = "text"
@@ -217,8 +220,11 @@ class InputPipelineParameters:
     batch: Annotated[int, Within(1, MOST_FILES)] = 8
     files: Annotated[int, Within(1, MOST_FILES)] = 32
     iterations: Annotated[int, Within(1, MOST_ITERATIONS)] = 4
+    shape: Annotated[str, OneOf(("", *SHAPES))] = ""
 
     def validate(self) -> None:
+        if self.shape and self.data != "text":
+            raise UserError(f"{self.shape} reads text, but data={self.data} was asked for.")
         if self.files < self.batch:
             raise UserError(f"{self.files} files do not fill a batch of {self.batch}: ask for more files.")
 
@@ -233,7 +239,8 @@ class TorchLoader(Implementation[InputPipelineParameters]):
             raise Unsupported(f"This system starts no process by {parameters.start}.")
         if parameters.pinned and place.device.kind == "cpu":
             raise Unsupported("Pinned memory is for copies to a GPU, and this case runs on the CPU.")
-        return LoaderSteps(parameters, place.seed, TorchDevice(place.device, workers=1, queueing="open"))
+        workers = cpu.detect().usable_cores if parameters.shape else 1
+        return LoaderSteps(parameters, place.seed, TorchDevice(place.device, workers, queueing="open"))
 
 
 class InputPipeline(Workload[InputPipelineParameters]):
@@ -259,8 +266,10 @@ class LoaderSteps(Prepared):
         made = tempfile.TemporaryDirectory(prefix="pyperf_input_pipeline_", dir=scratch.folder())
         folder = self._held.enter_context(made)
         try:
-            self._files: DataFiles = KINDS[parameters.data](Path(folder), parameters.files, seed)
-            self._model = Model(where, parameters.model, parameters.step_us * 1e-6)
+            p = parameters
+            length = {"length": SHAPES[p.shape].seq} if p.shape else {}
+            self._files: DataFiles = KINDS[p.data](Path(folder), p.files, seed, **length)
+            self._model = NamedModel(where, p, seed) if p.shape else Model(where, p.model, p.step_us * 1e-6)
         except BaseException:
             self.close()
             raise
@@ -366,6 +375,20 @@ class LoaderSteps(Prepared):
             seconds.append(time.perf_counter() - begin)
             deque(batches, maxlen=0)
         return seconds[0], seconds[1]
+
+
+class NamedModel:
+    """Forward and backward of one of the guides' models, on tokens that are always the same."""
+
+    products = 0
+
+    def __init__(self, where: TorchDevice, parameters: InputPipelineParameters, seed: int) -> None:
+        shape = sized(parameters.shape, SHAPES[parameters.shape].seq, parameters.batch)
+        self._where, self._steps = where, TorchSteps(TrainingStepParameters(**vars(shape)), seed, where)
+
+    def step(self) -> None:
+        self._steps.launch(0)
+        self._where.synchronize()
 
 
 class Model:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Annotated, Any
 from pyperf_suite.errors import OneOf, Unsupported, UserError
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.workloads.backends import ByTorch, TorchDevice
+from pyperf_suite.workloads.training.shapes import SHAPES, tensor_sizes
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Prepared, Work, Workload, by_name, together
 
 # Of float64, torch's or numpy's.
@@ -131,6 +133,9 @@ def compared_update(
     from pyperf_suite.workloads.training import gpt
 
     share, epsilon = SHARE[dtype], EPSILON[dtype]
+    if optimizer == "Adafactor":
+        # It is scaled by norms, whose sums torch keeps in float32 on a CPU: 0.12 % short over 22 million elements.
+        share = max(share, 6 * EPSILON["float32"] * before.weight[0].numel() ** 0.5)
     weight = before.weight.double()
     state = {name: value.double() for name, value in before.state.items()}
     right, right_state = RULES[optimizer].update(weight, before.gradient.double(), state, step, rate, decay)
@@ -155,29 +160,47 @@ OPTIMIZERS = tuple(RULES)
 
 @dataclass(frozen=True)
 class TensorSet:
-    """So many matrices of one size; `parse` reads what `str` writes: TENSORSxROWSxCOLUMNS."""
+    """So many matrices of one size, or the parameters of a named shape (shapes.py), which are of several.
+
+    `parse` reads what `str` writes: TENSORSxROWSxCOLUMNS, or the shape's name.
+    """
 
     tensors: int
     rows: int
     columns: int
+    shape: str = ""
 
     def __str__(self) -> str:
-        return f"{self.tensors}x{self.rows}x{self.columns}"
+        return self.shape or f"{self.tensors}x{self.rows}x{self.columns}"
 
     @classmethod
     def parse(cls, text: str) -> TensorSet:
+        if text.strip() in SHAPES:
+            return cls(len(tensor_sizes(SHAPES[text.strip()])), 0, 0, text.strip())
         match = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})x([1-9]\d{0,8})", text.strip())
         if match is None:
-            raise UserError(f"{text!r} is no set of tensors: write TENSORSxROWSxCOLUMNS, as in 400x256x256.")
-        return cls(*map(int, match.groups()))
+            names = ", ".join(SHAPES)
+            raise UserError(
+                f"{text!r} is no set of tensors: write TENSORSxROWSxCOLUMNS, as in 400x256x256, or one of {names}."
+            )
+        tensors, rows, columns = map(int, match.groups())
+        return cls(tensors, rows, columns)
+
+    @functools.cached_property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of each."""
+        return tensor_sizes(SHAPES[self.shape]) if self.shape else ((self.rows, self.columns),) * self.tensors
 
     @property
     def elements_each(self) -> int:
-        return self.rows * self.columns
+        """Of a shape's tensors the mean."""
+        return self.elements // self.tensors
 
     @property
     def elements(self) -> int:
-        return self.tensors * self.elements_each
+        if self.shape:
+            return sum(rows * columns for rows, columns in self.sizes)
+        return self.tensors * self.rows * self.columns
 
 
 @dataclass(frozen=True)
@@ -218,7 +241,7 @@ class UpdateSteps(Prepared):
     ) -> None:
         self._p, self._where, self._make, self._low_memory = parameters, where, make, low_memory
         generator, shape = where.torch.Generator().manual_seed(seed), parameters.tensors
-        self.tensors = [self._drawn(generator) for _ in range(shape.tensors)]
+        self.tensors = [self._drawn(generator, *size) for size in shape.sizes]
         self.optimizer = make(self.tensors)
         self._taken = 0
         self.launch(0)  # state is made by the first update
@@ -265,8 +288,12 @@ class UpdateSteps(Prepared):
 
     def _groups(self, tensors: list[Any]) -> list[list[Any]]:
         """Tensors that are compared at once: many small ones would take longer than their elements."""
-        count = max(1, COMPARED_ELEMENTS // self._p.tensors.elements_each)
-        return [tensors[first : first + count] for first in range(0, len(tensors), count)]
+        found = []
+        for _, alike in itertools.groupby(tensors, key=lambda each: tuple(each.shape)):
+            group = list(alike)
+            count = max(1, COMPARED_ELEMENTS // group[0].numel())
+            found += [group[first : first + count] for first in range(0, len(group), count)]
+        return found
 
     def _standing(self, group: list[Any]) -> Standing:
         stack = self._where.torch.stack
@@ -274,9 +301,9 @@ class UpdateSteps(Prepared):
         state = {name: stack([each[name] for each in states]) for name in (states[0] if states else ())}
         return Standing(stack([each.detach() for each in group]), stack([each.grad for each in group]), state)
 
-    def _drawn(self, generator: Any) -> Any:
-        torch, shape = self._where.torch, self._p.tensors
-        drawn, gradient = (torch.randn(shape.rows, shape.columns, generator=generator) for _ in range(2))
+    def _drawn(self, generator: Any, rows: int, columns: int) -> Any:
+        torch = self._where.torch
+        drawn, gradient = (torch.randn(rows, columns, generator=generator) for _ in range(2))
         return self._with_gradient(drawn * WEIGHT_SCALE, gradient)
 
     def _with_gradient(self, values: Any, gradient: Any) -> Any:

@@ -7,16 +7,21 @@ largest one ends on evidence.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import psutil
 
-from pyperf_suite.errors import Unsupported, UserError, Within, out_of_memory
+from pyperf_suite.errors import Failed, Unsupported, UserError, Within, out_of_memory
 from pyperf_suite.hardware import memory
-from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware.devices import Device, Unavailable, gpus
+from pyperf_suite.hardware.nvml import nvml
 from pyperf_suite.laws.model_flop import PASSES
 from pyperf_suite.workloads.backends import ByTorch, TorchDevice, leave_nothing_behind
 from pyperf_suite.workloads.operands import torch_name
@@ -38,6 +43,10 @@ from pyperf_suite.workloads.workload import (
 # A float64 reference of more FLOPs takes longer than what it judges; beyond, it is the same model without checkpointing
 # on the same device that gradients are compared with.
 FLOAT64_FLOP = 10_000_000_000
+# The optimizer's state is made by the first one, and the allocator has what it keeps after the second.
+STEPS_SHOWN = 3
+# Within which a process of its own has to answer, so that it is ended before the worker that waits for it.
+PART_OF_DEADLINE = 0.9
 
 
 @dataclass(frozen=True)
@@ -121,6 +130,60 @@ class Allocator(Implementation[TrainingMemoryParameters]):
         return _exact(found, "cuda")
 
 
+class OwnProcess(Implementation[TrainingMemoryParameters]):
+    """What the system shows of a process that does nothing but train: nvidia-smi, or the resident set on a CPU."""
+
+    name = "process"
+
+    def prepare(self, parameters: TrainingMemoryParameters, place: Place) -> Exact:
+        allowed_s = PART_OF_DEADLINE * place.deadline_s
+        with multiprocessing.get_context("spawn").Pool(1) as alone:
+            answer = alone.apply_async(process_bytes, (parameters, place.device, place.seed))
+            try:
+                found = answer.get(allowed_s)
+            except multiprocessing.TimeoutError:
+                raise Failed(
+                    f"No answer within {allowed_s:g} s: take a smaller batch, or a longer --deadline."
+                ) from None
+        return _exact(found, place.device.kind)
+
+
+def process_bytes(parameters: TrainingMemoryParameters, device: Device, seed: int) -> dict[str, int]:
+    """Bytes after some steps with AdamW; for a process that did nothing before.
+
+    `shown` is what the system shows: on a GPU by NVML, and what its context and libraries take of it is `context`,
+    besides what the allocator has `reserved` and, at most, `allocated`; on a CPU the peak of the resident set, and what
+    Python and torch had of it before there was a model. `tensors` are counted, at most at any time.
+    """
+    manager, uuid = nvml(), gpus()[device.index].uuid if device.kind == "cuda" else ""
+    on_gpu = None if isinstance(manager, Unavailable) else manager
+    used_before = on_gpu.used_bytes(uuid) if on_gpu and uuid else None
+    where = TorchDevice(device, queueing="open")
+    context = psutil.Process().memory_info().rss
+    steps = WatchedSteps(parameters, seed, where)
+    for index in range(STEPS_SHOWN):
+        steps.launch(index)
+    found = {"shown": peak_resident_bytes(), "context": context}
+    if uuid:
+        cuda, used = where.torch.cuda, on_gpu.used_bytes(uuid) if on_gpu else None
+        cuda.synchronize(where.device)
+        reserved = cuda.memory_reserved(where.device)
+        found = {"reserved": reserved, "allocated": cuda.max_memory_allocated(where.device)}
+        own = dict((on_gpu and on_gpu.processes(uuid)) or ()).get(os.getpid())
+        # In a container NVML may name other numbers for processes.
+        shown = own or (used - used_before if used is not None and used_before is not None else None)
+        found |= {} if shown is None else {"shown": shown, "context": shown - reserved}
+    return found | {"tensors": steps.bytes_by_kind()["peak"]}
+
+
+def peak_resident_bytes() -> int:
+    """The most of this process's memory that was ever resident; what a system without /proc has is of all its kind."""
+    try:
+        return 1024 * int(re.findall(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)[0])
+    except (OSError, IndexError):
+        return int(psutil.Process().memory_info().rss)
+
+
 def _exact(found: Mapping[str, int], path: str) -> Exact:
     metrics = {name: exact_metric("" if name == "parameters" else "B", float(value)) for name, value in found.items()}
     return Exact(Kernel("transformer_step", path), metrics)
@@ -131,7 +194,7 @@ class TrainingMemory(Workload[TrainingMemoryParameters]):
 
     name = "training_memory"
     parameters_type = TrainingMemoryParameters
-    implementations = by_name(Storages(), Allocator())
+    implementations = by_name(Storages(), Allocator(), OwnProcess())
     is_exact = True
 
     def footprint_bytes(self, parameters: TrainingMemoryParameters) -> int:

@@ -150,7 +150,8 @@ class TorchSteps(ComparedLaunches):
     def results(self, index: int) -> Mapping[str, Any]:
         found = {RESULT: self._result}
         if self._p.goes_back:
-            found |= {f"the gradient of {name}": each.grad for name, each in self.model.named_parameters()}
+            compared = self._gpt.compared_weights(self.model, self._p)
+            found |= {f"the gradient of {name}": each.grad for name, each in compared.items()}
         return found
 
     def kept(self, index: int) -> Any:
@@ -229,12 +230,11 @@ class TorchSteps(ComparedLaunches):
                 inputs = tuple(each.to(dtype) if each.is_floating_point() else each for each in part)
                 yield inputs, upstream, len(part[0]) / count if is_loss else 1.0
 
-        results, sums = self._gpt.summed(model, batches(), torch.float64, self._p.goes_back)
+        weights = self._gpt.compared_weights(model, self._p)
+        results, sums = self._gpt.summed(model, batches(), torch.float64, self._p.goes_back, list(weights.values()))
         found = {RESULT: torch.stack(results).sum() if is_loss else torch.cat(results)}
         if self._p.goes_back:
-            found |= {
-                f"the gradient of {name}": due for (name, _), due in zip(model.named_parameters(), sums, strict=True)
-            }
+            found |= {f"the gradient of {name}": due for name, due in zip(weights, sums, strict=True)}
         return found
 
     def _start_anew(self) -> None:

@@ -37,6 +37,8 @@ SHAPES = {
     "selective": replace(SMALL, checkpointing=Checkpointing("selective")),
     "every second block": replace(SMALL, checkpointing=Checkpointing("every", 2)),
     "with AdamW": replace(SMALL, part="train"),
+    "an encoder": replace(SMALL, vocab=96, classes=3),
+    "an encoder as BERT was": replace(SMALL, vocab=96, classes=2, attention="explicit", dropout=0.1),
 }
 
 
