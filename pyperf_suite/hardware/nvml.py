@@ -20,6 +20,8 @@ MEMORY_CLOCK = 2  # NVML_CLOCK_MEM
 GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
 # Payload over all NVLinks since the driver started, in KiB: NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX.
 NVLINK_SENT, NVLINK_RECEIVED = 138, 139
+# Bytes over PCIe: NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES. Unlike nvmlDeviceGetPcieThroughput they do not block.
+PCIE_SENT, PCIE_RECEIVED = 197, 198
 EVERY_LINK = 0xFFFFFFFF
 KIB = 1024
 # The slot's are the most that card and slot have in common.
@@ -84,6 +86,18 @@ class ProcessInfo(ctypes.Structure):
     )
 
 
+class Utilization(ctypes.Structure):
+    """`nvmlUtilization_t`: percent of the last sampling period in which a kernel ran, and memory was accessed."""
+
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class MemoryInfo(ctypes.Structure):
+    """`nvmlMemory_t`: bytes of a GPU's memory."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
 class PciInfo(ctypes.Structure):
     """`nvmlPciInfo_t`: where on the bus a GPU is."""
 
@@ -144,6 +158,46 @@ class Nvml:
             "power_w": None if power_mw is None else power_mw / 1000,
             "temperature_celsius": self._unsigned("nvmlDeviceGetTemperature", device, GPU_SENSOR),
             "throttle_reasons": self._throttle_reasons(device),
+        }
+        return {name: value for name, value in answers.items() if value is not None}
+
+    def uuids(self) -> tuple[str, ...]:
+        """The UUIDs of all whole GPUs that this process may see, in NVML's order, which is that of nvidia-smi."""
+        found = []
+        for index in range(self._unsigned("nvmlDeviceGetCount_v2") or 0):
+            device, text = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+            if self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(device)) and self._call(
+                "nvmlDeviceGetUUID", device, text, len(text)
+            ):
+                found.append(text.value.decode("utf-8", "replace"))
+        return tuple(found)
+
+    def name(self, uuid: str) -> str | None:
+        """The product's name, as in NVIDIA H100 80GB HBM3."""
+        device, text = self._physical(uuid), ctypes.create_string_buffer(96)
+        named = device is not None and self._call("nvmlDeviceGetName", device, text, len(text))
+        return text.value.decode("utf-8", "replace") if named else None
+
+    def load(self, uuid: str) -> dict[str, Any]:
+        """What the GPU is used for now, and its counters; what is not reported is absent.
+
+        `utilization` (share of the last period in which a kernel ran), `memory_used_bytes`, `memory_total_bytes`,
+        `energy_j` since the driver was loaded, `pcie_bytes` and `nvlink_bytes` (sent and received so far).
+        """
+        device = self._physical(uuid)
+        if device is None:
+            return {}
+        use, held, energy_mj = Utilization(), MemoryInfo(), ctypes.c_ulonglong()
+        is_used = self._call("nvmlDeviceGetUtilizationRates", device, ctypes.byref(use))
+        is_held = self._call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(held))
+        counted = self._call("nvmlDeviceGetTotalEnergyConsumption", device, ctypes.byref(energy_mj))
+        answers = {
+            "utilization": use.gpu / 100 if is_used else None,
+            "memory_used_bytes": held.used if is_held else None,
+            "memory_total_bytes": held.total if is_held else None,
+            "energy_j": energy_mj.value / 1000 if counted else None,
+            "pcie_bytes": self._fields(device, (PCIE_SENT, PCIE_RECEIVED), 0),
+            "nvlink_bytes": self.nvlink_bytes(uuid),
         }
         return {name: value for name, value in answers.items() if value is not None}
 
@@ -265,15 +319,18 @@ class Nvml:
     def nvlink_bytes(self, uuid: str) -> tuple[int, int] | None:
         """Bytes of payload that the GPU sent and received over its NVLinks so far; None where it does not count."""
         device = self._physical(uuid)
-        if device is None:
-            return None
+        found = None if device is None else self._fields(device, (NVLINK_SENT, NVLINK_RECEIVED), EVERY_LINK)
+        return None if found is None else (found[0] * KIB, found[1] * KIB)
+
+    def _fields(self, device: ctypes.c_void_p, fields: tuple[int, int], scope: int) -> tuple[int, int] | None:
+        """The values of two fields; None where the GPU does not have both."""
         asked = (FieldValue * 2)()
-        for question, field in zip(asked, (NVLINK_SENT, NVLINK_RECEIVED), strict=True):
-            question.field, question.scope = field, EVERY_LINK
+        for question, field in zip(asked, fields, strict=True):
+            question.field, question.scope = field, scope
         answered = self._call("nvmlDeviceGetFieldValues", device, len(asked), asked)
         if not answered or any(question.code for question in asked):
             return None
-        return asked[0].value * KIB, asked[1].value * KIB
+        return asked[0].value, asked[1].value
 
     def _physical(self, uuid: str) -> ctypes.c_void_p | None:
         """The handle of the GPU with that UUID, of the whole GPU where the UUID is a MIG slice's; looked up once."""
