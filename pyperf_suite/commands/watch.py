@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import shutil
 import signal
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 0.1
 JUDGE_EVERY_S = 10.0
 # Of one core: sampling slows down where it would take more.
-OWN_SHARE = 0.005
+OWN_SHARE, GRACE_S = 0.007, 2.0
 RECENT_SAMPLES = 60
 # Of a long job a sample is kept every so much of its time.
 KEPT_EVERY = 0.003
@@ -47,8 +48,12 @@ _DEATH_SIGNAL, _SUBREAPER, _FROM_TERMINAL = 1, 36, 0x80
 @click.option("--pid", type=click.IntRange(1), metavar="N", help="Watch a running process and all it started.")
 @click.option("--for", "for_s", type=Finite(0, min_open=True), metavar="SECONDS", help="End watching --pid after that.")
 @click.option("--interval", default=1.0, show_default=True, type=Finite(0, 3600, min_open=True), metavar="SECONDS")
-@click.option("--step-pattern", metavar="REGEX", help="What ends a step in the output; groups seconds, ms, tokens, step.")
-@click.option("--flop-per-token", type=Finite(0, min_open=True), metavar="FLOP", help="Of the model, for FLOP/s and MFU.")
+@click.option(
+    "--step-pattern", metavar="REGEX", help="What ends a step in the output; groups seconds, ms, tokens, step."
+)
+@click.option(
+    "--flop-per-token", type=Finite(0, min_open=True), metavar="FLOP", help="Of the model, for FLOP/s and MFU."
+)
 @path_option("--config", help="A Hugging Face config.json, instead of --flop-per-token.")
 @click.option("--seq", type=click.IntRange(1), metavar="N", help="Tokens of a sequence, with --config.")
 @click.option("--dtype", default="bf16", show_default=True, metavar="NAME", help="Of the peak that MFU is a share of.")
@@ -113,7 +118,7 @@ def watch(
         with watching.shown(live or pid is not None):
             if running is not None:
                 running.copy_output(watching, log)
-            watching.follow(top, marks, running, for_s)
+            watching.follow(top, marks, running, for_s or math.inf)
     watching.finish(running)
 
 
@@ -234,7 +239,9 @@ class _Watching:
         from pyperf_suite.hardware.machine import identity
         from pyperf_suite.hardware.nvml import nvml
         from pyperf_suite.history.pairs.ab import comparison_folder
+        from pyperf_suite.watch import patterns
 
+        self._patterns = patterns  # all is imported before the command starts
         self._name = printable(" ".join(command)) if command else f"process {pid}"
         self._asked = {"command": list(command), "pid": pid, "interval_s": interval_s}
         self._folder = comparison_folder(results, identity(resolve("auto")).slug, self._asked, kind="watch")
@@ -247,6 +254,7 @@ class _Watching:
         self.patterns: list[Pattern] = []
         self._live: Any = None
         self._own_share = self._elapsed_s = 0.0
+        self._is_over = False
         self._job: Job | None = None
 
     @contextlib.contextmanager
@@ -276,70 +284,72 @@ class _Watching:
                     target.buffer.write(part)
                     target.flush()
 
-    def follow(self, top: int, marks: Path, running: _Command | None, for_s: float | None) -> None:
+    def follow(self, top: int, marks: Path, running: _Command | None, for_s: float) -> None:
         """Sample until the command ends, the process is gone, the time is over or, with --pid, a signal comes."""
-        from pyperf_suite.watch.samples import Job
         from pyperf_suite.watch.steps import MarkReader
 
-        job, reader = Job(top, self._manager), MarkReader(marks)
-        self._job = job
-        began_s, own_s = time.monotonic(), time.process_time()
-        look_s, sample_s, judge_s = began_s, began_s + self._interval_s, began_s + JUDGE_EVERY_S
-        with (self._folder / "samples.jsonl").open("a") as record:
-            while running is None or running.exit_code is None:
-                received = signal.sigtimedwait({*FORWARDED, signal.SIGCHLD}, max(0.0, look_s - time.monotonic()))
-                if running is not None:
-                    running.receive(received)
-                elif received is not None and received.si_signo != signal.SIGCHLD:
-                    break
-                now = time.monotonic()
-                if now < look_s:
-                    continue
-                if now < sample_s:
-                    job.look()
-                else:
-                    sample = job.sample()
-                    reader.read(self.steps)
-                    if sample is None and running is None:
-                        break
-                    if sample is not None:
-                        self._take(sample, record)
-                    if now >= judge_s:
-                        self._judge()
-                        judge_s = now + JUDGE_EVERY_S
-                    self._show()
-                    if for_s is not None and now - began_s >= for_s:
-                        break
-                    sample_s = max(now, sample_s) + self._interval_s
-                self._elapsed_s = time.monotonic() - began_s
-                spent_s = time.process_time() - own_s
-                self._own_share = spent_s / max(self._elapsed_s, LOOK_EVERY_S)
-                pause_s = max(LOOK_EVERY_S, min(30.0, spent_s / OWN_SHARE - self._elapsed_s - 10.0))
-                look_s = min(max(now + pause_s, look_s), max(sample_s, now + pause_s))
-        reader.read(self.steps)
+        self._reader, wake_s = MarkReader(marks), 0.0
+        self._began_s, self._own_s = time.monotonic(), time.process_time()
+        while running is None or running.exit_code is None:
+            pause_s = max(0.0, wake_s - time.monotonic())
+            received = signal.sigtimedwait({*FORWARDED, signal.SIGCHLD}, min(pause_s, 60.0))
+            if running is not None:
+                running.receive(received)
+            elif received is not None or self._elapsed_s >= for_s or self._is_over:
+                break
+            if time.monotonic() >= wake_s:
+                try:
+                    wake_s = self._look_or_sample(top)
+                except Exception as error:  # whatever happens to who watches, the command goes on
+                    self._say(f"watch: No more is sampled: {type(error).__name__}: {error}")
+                    wake_s, self._is_over = math.inf, True
+        self._reader.read(self.steps)
         if running is not None:
             running.close()
 
-    def _take(self, sample: Sample, record: Any) -> None:
+    def _look_or_sample(self, top: int) -> float:
+        """Look at the job, or sample it where it is time; returns when to do so next."""
+        from pyperf_suite.watch.samples import Job
+
+        now = time.monotonic()
+        if self._job is None:
+            self._job = Job(top, self._manager)
+            self._sample_s, self._judge_s = now + self._interval_s, now + JUDGE_EVERY_S
+        elif now < self._sample_s:
+            self._job.look()
+        else:
+            self._sample_s = max(now, self._sample_s + self._interval_s)
+            self._reader.read(self.steps)
+            sample = self._job.sample()
+            if sample is None:
+                self._is_over = True
+            else:
+                self._take(sample)
+            if now >= self._judge_s:
+                self._judge()
+                self._judge_s = now + JUDGE_EVERY_S
+            if self._live is not None and self.recent:
+                self._live.update(self._view(), refresh=True)
+        self._elapsed_s = time.monotonic() - self._began_s
+        spent_s = time.process_time() - self._own_s
+        self._own_share = spent_s / max(self._elapsed_s, LOOK_EVERY_S)
+        pause_s = spent_s / OWN_SHARE - self._elapsed_s - GRACE_S
+        return time.monotonic() + max(min(LOOK_EVERY_S, self._interval_s), pause_s)
+
+    def _take(self, sample: Sample) -> None:
         self.recent.append(sample)
         if not self.kept or sample.at_s - self.kept[-1].at_s >= KEPT_EVERY * sample.at_s:
             self.kept.append(sample)
-            record.write(json.dumps(asdict(sample)) + "\n")
-            record.flush()
+            with (self._folder / "samples.jsonl").open("a") as record:
+                record.write(json.dumps(asdict(sample)) + "\n")
 
     def _judge(self) -> None:
         """Say what is new of the last minute."""
-        from pyperf_suite.watch.patterns import judge
-
         known = {(each.name, each.rank) for each in self.patterns}
-        self.patterns = judge(self.recent, self.steps)
+        self.patterns = self._patterns.judge(list(self.recent), self.steps)
         for each in self.patterns:
             if self._live is None and (each.name, each.rank) not in known:
                 self._say(f"watch: {_told(each)}")
-
-    def _show(self) -> None:
-        if self._live is not None:
-            self._live.update(self._view(), refresh=True)
 
     def _view(self) -> Any:
         """The ranks as a table, and what was found."""
@@ -393,17 +403,19 @@ class _Watching:
     def finish(self, running: _Command | None) -> None:
         """Judge all, write the record and tell; exits with the command's code. Raises UserError if it ended at once."""
         from pyperf_suite.render.findings_json import as_data, as_text
-        from pyperf_suite.watch.patterns import after_start, judge
 
         code = running.exit_code if running is not None and running.exit_code is not None else 0
-        self.patterns = judge(self.kept, self.steps)
+        self.patterns = self._patterns.judge(self.kept, self.steps)
         steps = self._summary()
         found = {
             **self._asked,
             "exit_code": code if running is not None else None,
             "watched_s": self._elapsed_s,
             "own_cpu_share": self._own_share,
-            "patterns": [{**as_data(each.evidence), "name": each.name, "rank": each.rank, "advice": each.advice} for each in self.patterns],
+            "patterns": [
+                {**as_data(each.evidence), "name": each.name, "rank": each.rank, "advice": each.advice}
+                for each in self.patterns
+            ],
             "steps": steps,
         }
         manifest = json.loads((self._folder / "watch.json").read_text())
@@ -418,7 +430,7 @@ class _Watching:
                 raise SystemExit(code)
             raise UserError(f"{ended}: a shorter --interval samples earlier.")
         self._console.print(self._view(), highlight=False)
-        if len(after_start(self.kept)) < 4:
+        if len(self._patterns.after_start(self.kept)) < 4:
             self._say("watch: Too short to tell what it waits for.")
         self._say(f"watch: {self._elapsed_s:.0f} s of {self._name}, {self._own_share:.2%} of a core; {self._folder}")
         raise SystemExit(code)

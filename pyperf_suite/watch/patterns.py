@@ -27,7 +27,7 @@ STRAGGLES_BY = 0.25  # more of its time busy than the other ranks
 SLOWER_STEPS = 1.1
 MORE_POWER, LOWER_CLOCK = 1.15, 0.93
 BUSY_THREAD, ONE_THREAD = 0.85, 1.25
-GPU_IDLE, GPU_BUSY, GPU_WAITS_POWER = 0.15, 0.9, 0.45
+GPU_IDLE, GPU_BUSY = 0.15, 0.9
 THROTTLED = 0.1  # share of samples
 MEMORY_LEFT = 0.05
 # A leak grows in each of so many parts of the time, the last at least half as fast as all, by so much in total.
@@ -135,7 +135,9 @@ def _waits_for_data(job: _Job) -> Iterator[Pattern]:
         if loaders:
             # With pinned memory a thread of the trainer reads the pipe and the main thread waits for that thread.
             asks = job.wait(rank, "pipe")
-            waits = 1 - utilization if utilization is not None else max(asks, min(idle, asks + job.wait(rank, "thread")))
+            waits = (
+                1 - utilization if utilization is not None else max(asks, min(idle, asks + job.wait(rank, "thread")))
+            )
             # A process that only waits for its children feeds none of them: it is no trainer.
             works = utilization is not None or job.mean(rank, lambda each: each.cores) >= 0.005
             if works and waits >= WAITING and (busy >= LOADERS_BUSY or asks >= 1.5 * WAITING):
@@ -178,7 +180,9 @@ def _straggler(job: _Job, steps: Mapping[int, Steps], starved: set[int | None]) 
             told = "The GPU of rank {rank} runs at {own} MHz, the others at {others} MHz"
             yield Pattern("straggler", slow, remark(told, rank=slow, own=f"{-low:.0f}", others=f"{-usual:.0f}"), more)
         elif own >= MORE_POWER * others and all((job.gpu(each, "utilization") or 0) >= GPU_BUSY for each in job.ranks):
-            told = "All GPUs are busy, but that of rank {rank} takes {own} W and the others {others} W: they wait for it"
+            told = (
+                "All GPUs are busy, but that of rank {rank} takes {own} W and the others {others} W: they wait for it"
+            )
             yield Pattern("straggler", rank, remark(told, rank=rank, own=f"{own:.0f}", others=f"{others:.0f}"), more)
         return
     rank, own, others = stands_out({rank: job.mean(rank, lambda each: each.occupied) for rank in job.ranks})
@@ -188,23 +192,13 @@ def _straggler(job: _Job, steps: Mapping[int, Steps], starved: set[int | None]) 
 
 
 def _waits_for_network(job: _Job) -> Iterator[Pattern]:
-    if len(job.ranks) < 2:
+    # A GPU that waits in a collective's kernel counts as busy: only the CPU's waiting tells.
+    if len(job.ranks) < 2 or job.gpus:
         return
     rate = job.machine(lambda each: each.network_bytes_per_s)
     loopback = job.machine(lambda each: each.loopback_bytes_per_s)
-    links = sum((each.nvlink_bytes_per_s or 0.0) for held in job.gpus.values() for each in held) / len(job.samples)
-    traffic = f"{_rate(rate)} over networks, {_rate(loopback)} over loopback, {_rate(links)} over NVLinks"
+    traffic = f"{_rate(rate)} over networks, {_rate(loopback)} over loopback"
     more = "pyperf-suite run overlap; torchrun ... -m pyperf_suite collectives"
-    if job.gpus:
-        shares = [
-            (job.gpu(rank, "power_w") or 0) / (job.gpu(rank, "power_limit_w") or 1)
-            for rank in job.ranks
-            if (job.gpu(rank, "utilization") or 0) >= GPU_BUSY
-        ]
-        if len(shares) == len(job.ranks) and 0 < max(shares) <= GPU_WAITS_POWER and rate + links > 1e8 * len(shares):
-            told = "All GPUs are busy at {share:%} of their power at most, as kernels of collectives are: {traffic}"
-            yield Pattern("network", None, remark(told, share=max(shares), traffic=traffic), more)
-        return
     idle = [1 - job.mean(rank, lambda each: each.occupied) for rank in job.ranks]
     if min(idle) >= WAITING and rate + loopback >= 1e6:
         told = "Every rank waits in {idle:%} of its time or more, and none for data: {traffic}"
@@ -248,7 +242,9 @@ def _near_the_limit(job: _Job) -> Iterator[Pattern]:
     if 0 < last.memory_free_bytes < MEMORY_LEFT * last.memory_limit_bytes:
         told = "{left:size} of the {limit:size} of the machine or container are left"
         evidence = remark(told, left=float(last.memory_free_bytes), limit=float(last.memory_limit_bytes))
-        yield Pattern("memory limit", None, evidence, "fewer loaders, less prefetching: pyperf-suite run input_pipeline")
+        yield Pattern(
+            "memory limit", None, evidence, "fewer loaders, less prefetching: pyperf-suite run input_pipeline"
+        )
 
 
 def _leaks(job: _Job) -> Iterator[Pattern]:
@@ -268,7 +264,9 @@ def _leaks(job: _Job) -> Iterator[Pattern]:
         if slope and left / slope < FURTHEST_END_S:
             told = "Memory on the GPU of rank {rank} grows by {slope}; it ends in {end}"
             evidence = remark(told, rank=gpus[-1].rank, slope=_rate(slope), end=_span(left / slope))
-            yield Pattern("memory leak", gpus[-1].rank, evidence, "torch.cuda.memory_summary(); pyperf-suite run memory")
+            yield Pattern(
+                "memory leak", gpus[-1].rank, evidence, "torch.cuda.memory_summary(); pyperf-suite run memory"
+            )
 
 
 def growth(times: Sequence[float], held: Sequence[float]) -> float | None:

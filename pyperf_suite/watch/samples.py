@@ -14,12 +14,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.kernel_files import KernelFiles
+from pyperf_suite.hardware.nvml import Nvml
 
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 LOCAL_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
@@ -28,7 +29,7 @@ LOADER_NAME = "pt_data_worker"  # as torch names the main thread of a DataLoader
 MOST_LOADERS_LOOKED_AT = 16
 # Processes of others are asked anew who their parents are after so many samples: numbers are used again.
 FORGET_STRANGERS = 60
-FIND_GPUS_EVERY = 10
+FIND_GPUS_EVERY, READ_MEMORY_EVERY = 10, 5
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # What a sleeping thread waits for, by the beginning of the kernel function that it sleeps in.
@@ -40,18 +41,6 @@ WAITS = {
     "disk": ("folio_", "wait_on_page", "io_schedule", "nfs", "rpc_", "fuse_", "request_wait", "ceph_", "balance_dirty"),
     "child": ("do_wait", "kernel_wait"),
 }
-
-
-class Manager(Protocol):
-    """What is asked of `hardware.nvml.Nvml`."""
-
-    def uuids(self) -> tuple[str, ...]: ...
-    def name(self, uuid: str) -> str | None: ...
-    def load(self, uuid: str) -> dict[str, Any]: ...
-    def readings(self, uuid: str) -> dict[str, Any]: ...
-    def settings(self, uuid: str) -> dict[str, Any]: ...
-    def health(self, uuid: str) -> dict[str, Any]: ...
-    def processes(self, uuid: str) -> tuple[tuple[int, int], ...] | None: ...
 
 
 @dataclass
@@ -204,7 +193,7 @@ class _Counts:
 class Job:
     """The processes below one, itself included, and their samples; those whose parents end remain the job's."""
 
-    def __init__(self, top: int, manager: Manager | None = None, proc: Path = Path("/proc")) -> None:
+    def __init__(self, top: int, manager: Nvml | None = None, proc: Path = Path("/proc")) -> None:
         self._top, self._manager, self._proc, self._files = top, manager, proc, KernelFiles()
         self.processes: dict[int, Process] = {}
         self._strangers: set[int] = set()
@@ -212,7 +201,9 @@ class Job:
         self._looks: dict[int, Counter[str]] = {}
         self._gpus: dict[str, tuple[int, dict[str, Any]]] = {}  # of each GPU in use the rank and its settings
         self._began_s = self._last_s = time.monotonic()
-        self._samples = 0
+        self._samples = self._free_bytes = 0
+        self._limit_bytes = memory.memory_limit_bytes(self._files) or int(psutil.virtual_memory().total)
+        self._quota = memory.cpu_quota_cores(self._files) or float("inf")
         self.find()
         self.teams = teams(self.processes)
         self._before = self._machine()
@@ -241,16 +232,17 @@ class Job:
         self._looks.clear()
         machine, before = self._machine(), self._before
         self._before = machine
-        allowed = min(self._allowed_cores(), memory.cpu_quota_cores(self._files) or float("inf"))
+        if self._samples % READ_MEMORY_EVERY == 1:
+            self._free_bytes = memory.available_bytes(self._files)
         youngest = max(each.start for each in self.processes.values()) * TICK_S
         return Sample(
             now - self._began_s,
             seconds,
             ranks,
             tuple(self._gpu_samples(seconds)),
-            allowed_cores=allowed,
-            memory_free_bytes=memory.available_bytes(self._files),
-            memory_limit_bytes=memory.memory_limit_bytes(self._files) or int(psutil.virtual_memory().total),
+            allowed_cores=min(self._allowed_cores(), self._quota),
+            memory_free_bytes=self._free_bytes,
+            memory_limit_bytes=self._limit_bytes,
             network_bytes_per_s=(machine[0] - before[0]) / seconds,
             loopback_bytes_per_s=(machine[1] - before[1]) / seconds,
             throttled_share=(machine[2] - before[2]) / seconds,
@@ -328,7 +320,7 @@ class Job:
         """How much of the time loaders were not waiting for orders, and how much for the disk."""
         busy, disk = [], []
         for each in team.loaders:
-            threads = self._main_thread(each.pid)
+            threads = self._thread(f"{each.pid}/task/{each.pid}")
             before = self._counts.get(each.pid)
             self._counts[each.pid] = _Counts(threads={each.pid: threads})
             worked = sum(threads) - sum(before.threads[each.pid]) if before else 0.0
@@ -382,16 +374,11 @@ class Job:
                     found[uuid] = rank_of[pid]
         if not found:
             for team in self.teams:
-                if uuids and self._opens_gpus(team.trainer.pid):
+                if uuids and re.search(r"/dev/nvidia\d", self._text(f"{team.trainer.pid}/maps")):
                     found.setdefault(uuids[team.trainer.local_rank % len(uuids)], team.rank)
         for uuid, rank in found.items():
             if uuid not in self._gpus:
                 self._gpus[uuid] = rank, {**self._manager.settings(uuid), **self._manager.health(uuid)}
-
-    def _opens_gpus(self, pid: int) -> bool:
-        with contextlib.suppress(OSError):
-            return any(re.match(r"/dev/nvidia\d+$", _link(each)) for each in (self._proc / f"{pid}/fd").iterdir())
-        return False
 
     def gpu_names(self) -> list[str]:
         """The products' names of the GPUs that the job was seen to use."""
@@ -421,9 +408,6 @@ class Job:
             return {}
         return {tid: self._thread(f"{pid}/task/{tid}") for tid in tids}
 
-    def _main_thread(self, pid: int) -> tuple[float, float]:
-        return self._thread(f"{pid}/task/{pid}")
-
     def _thread(self, path: str) -> tuple[float, float]:
         """Seconds that a thread ran, and that it was ready and had no CPU; the latter 0 where it is not counted."""
         words = self._text(f"{path}/schedstat").split()
@@ -435,7 +419,9 @@ class Job:
     def _io(self, team: Team) -> tuple[int, int]:
         """Bytes that the trainer and its loaders had from and to storage."""
         texts = [self._text(f"{each.pid}/io") for each in (team.trainer, *team.loaders)]
-        read, written = (re.findall(rf"^{name}: (\d+)$", "\n".join(texts), re.M) for name in ("read_bytes", "write_bytes"))
+        read, written = (
+            re.findall(rf"^{name}: (\d+)$", "\n".join(texts), re.M) for name in ("read_bytes", "write_bytes")
+        )
         return sum(map(int, read)), sum(map(int, written))
 
     def _anonymous_bytes(self, pid: int) -> int:
@@ -453,10 +439,3 @@ class Job:
                 return file.read().decode("utf-8", "replace")
         except OSError:
             return ""
-
-
-def _link(path: Path) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""

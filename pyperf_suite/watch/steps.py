@@ -28,7 +28,9 @@ class Steps:
     last_s: float = 0.0
     number: float | None = None
 
-    def ended(self, at_s: float, tokens: float = 0.0, seconds: float | None = None, number: float | None = None) -> None:
+    def ended(
+        self, at_s: float, tokens: float = 0.0, seconds: float | None = None, number: float | None = None
+    ) -> None:
         """A step, or those since the last line with a number, ended at that time. The first tells no duration."""
         if self.first_s is None:
             self.first_s = at_s if seconds is None else at_s - seconds
