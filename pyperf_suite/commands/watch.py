@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 0.1
 JUDGE_EVERY_S = 10.0
 # Of one core: sampling slows down where it would take more.
-OWN_SHARE, GRACE_S = 0.007, 2.0
+OWN_SHARE, GRACE_S = 0.007, 10.0
 RECENT_SAMPLES = 60
 # Of a long job a sample is kept every so much of its time.
 KEPT_EVERY = 0.003
@@ -74,8 +74,8 @@ def watch(
 ) -> None:
     """Run COMMAND, or look at a running job, and name what it waits for: data, CPU, network, a slow rank.
 
-    All its processes and their GPUs are sampled from outside, for at most 1 % of a core. The exit code is the command's,
-    and signals reach it. Steps are known from pyperf_suite.watch_step(tokens=N) in the job, or by --step-pattern.
+    All its processes and their GPUs are sampled from outside, for at most 1 % of a core. The exit code is that of the
+    command, and signals reach it. Steps come from pyperf_suite.watch_step(tokens=N) in the job, or --step-pattern.
 
     \b
     Examples:
@@ -109,7 +109,12 @@ def watch(
     watching = None if quiet else _Watching(results, command, pid, interval, flop_per_token, dtype)
     top = pid or (os.getppid() if launched else os.getpid())
     with _marks_folder(top) as marks, _signals_taken() as taken:
-        running = None if pid else _Command(command, marks, taken, launched, log is not None or live)
+        try:
+            running = None if pid else _Command(command, marks, taken, launched, log is not None or live)
+        except UserError:
+            if watching is not None:
+                watching.discard()
+            raise
         if watching is None:
             assert running is not None
             while running.exit_code is None:
@@ -239,9 +244,9 @@ class _Watching:
         from pyperf_suite.hardware.machine import identity
         from pyperf_suite.hardware.nvml import nvml
         from pyperf_suite.history.pairs.ab import comparison_folder
-        from pyperf_suite.watch import patterns
+        from pyperf_suite.watch import patterns, samples
 
-        self._patterns = patterns  # all is imported before the command starts
+        self._patterns, self._samples = patterns, samples  # imported before the command starts
         self._name = printable(" ".join(command)) if command else f"process {pid}"
         self._asked = {"command": list(command), "pid": pid, "interval_s": interval_s}
         self._folder = comparison_folder(results, identity(resolve("auto")).slug, self._asked, kind="watch")
@@ -309,11 +314,9 @@ class _Watching:
 
     def _look_or_sample(self, top: int) -> float:
         """Look at the job, or sample it where it is time; returns when to do so next."""
-        from pyperf_suite.watch.samples import Job
-
         now = time.monotonic()
         if self._job is None:
-            self._job = Job(top, self._manager)
+            self._job = self._samples.Job(top, self._manager)
             self._sample_s, self._judge_s = now + self._interval_s, now + JUDGE_EVERY_S
         elif now < self._sample_s:
             self._job.look()
@@ -405,6 +408,7 @@ class _Watching:
         from pyperf_suite.render.findings_json import as_data, as_text
 
         code = running.exit_code if running is not None and running.exit_code is not None else 0
+        left = self._left_behind() if running is not None else ""
         self.patterns = self._patterns.judge(self.kept, self.steps)
         steps = self._summary()
         found = {
@@ -418,30 +422,37 @@ class _Watching:
             ],
             "steps": steps,
         }
-        manifest = json.loads((self._folder / "watch.json").read_text())
-        files.write_in_results(self._folder / "watch.json", as_text({**manifest, **found}))
-        left = self._left_behind() if running is not None else []
-        if left:
-            self._say(f"watch: The command ended, but left {', '.join(left)} running: watch on with --pid.")
         if not self.kept:
+            self.discard()
             ended = f"The command ended with exit code {code} after {self._elapsed_s:.2g} s, before the first sample"
+            if left:
+                ended += f", and left {left} running: watch on with --pid"
             if code or running is None:
                 self._say(f"watch: {ended}.")
                 raise SystemExit(code)
-            raise UserError(f"{ended}: a shorter --interval samples earlier.")
+            raise UserError(f"{ended}." if left else f"{ended}: a shorter --interval samples earlier.")
+        manifest = json.loads((self._folder / "watch.json").read_text())
+        files.write_in_results(self._folder / "watch.json", as_text({**manifest, **found}))
+        if left:
+            self._say(f"watch: The command ended, but left {left} running: watch on with --pid.")
         self._console.print(self._view(), highlight=False)
         if len(self._patterns.after_start(self.kept)) < 4:
             self._say("watch: Too short to tell what it waits for.")
         self._say(f"watch: {self._elapsed_s:.0f} s of {self._name}, {self._own_share:.2%} of a core; {self._folder}")
         raise SystemExit(code)
 
-    def _left_behind(self) -> list[str]:
+    def discard(self) -> None:
+        """Remove the record of a job of which there is nothing to tell."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _left_behind(self) -> str:
+        """Processes of the job that outlived the command, as one that made itself a daemon."""
         if self._job is None:
-            return []
+            return ""
         time.sleep(0.2)
         self._job.find()
-        own = os.getpid()
-        return [f"{each.name} ({pid})" for pid, each in self._job.processes.items() if pid != own][:5]
+        others = [f"{each.name} ({pid})" for pid, each in self._job.processes.items() if pid != os.getpid()]
+        return printable(", ".join(others[:5]))
 
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -6,10 +6,11 @@ names none.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pyperf_suite.measure.telemetry import DISCARD_REASONS
 from pyperf_suite.spec.findings import Remark, remark
@@ -31,7 +32,7 @@ GPU_IDLE, GPU_BUSY = 0.15, 0.9
 THROTTLED = 0.1  # share of samples
 MEMORY_LEFT = 0.05
 # A leak grows in each of so many parts of the time, the last at least half as fast as all, by so much in total.
-PARTS, LEAST_GROWTH_BYTES, LEAST_GROWTH = 5, 16 << 20, 0.02
+PARTS, LEAST_GROWTH_BYTES, LEAST_GROWTH = 5, 64 << 20, 0.1
 FURTHEST_END_S = 30 * 86_400.0
 
 
@@ -90,7 +91,8 @@ class _Job:
         return statistics.fmean(map(figure, self.ranks[rank]))
 
     def wait(self, rank: int, *kinds: str) -> float:
-        return self.mean(rank, lambda each: sum(each.waits.get(kind, 0.0) for kind in kinds))
+        looked_at = [each.waits for each in self.ranks[rank] if each.waits]
+        return statistics.fmean(sum(waits.get(kind, 0.0) for kind in kinds) for waits in looked_at or [{}])
 
     def gpu(self, rank: int, name: str) -> float | None:
         """The mean of a figure over the GPUs of a rank; None where none reports it."""
@@ -109,7 +111,8 @@ def _throttled(job: _Job) -> Iterator[Pattern]:
         limit, usual = gpus[-1].power_limit_w, gpus[-1].default_power_limit_w
         capped = statistics.fmean("power cap" in each.throttle_reasons for each in gpus)
         clock = statistics.fmean(each.sm_clock_mhz or 0.0 for each in gpus)
-        known = {"clock": f"{clock:.0f} of {gpus[-1].maximum_sm_clock_mhz or 0:.0f} MHz", "rank": gpus[-1].rank}
+        words = f"{clock:.0f} of {gpus[-1].maximum_sm_clock_mhz or 0:.0f} MHz"
+        known: dict[str, Any] = {"clock": words, "rank": gpus[-1].rank}
         heat = f"{gpus[-1].temperature_celsius:.0f} °C" if gpus[-1].temperature_celsius is not None else "no reading"
         if share >= THROTTLED:
             told = "The GPU of rank {rank} was throttled ({reason}) in {share:%} of samples: SM clock {clock}, {heat}"
@@ -131,7 +134,7 @@ def _waits_for_data(job: _Job) -> Iterator[Pattern]:
         idle, utilization = 1 - job.mean(rank, lambda each: each.occupied), job.gpu(rank, "utilization")
         disk, loaders = job.wait(rank, "disk"), round(job.mean(rank, lambda each: each.loaders))
         busy = job.mean(rank, lambda each: each.loader_busy)
-        figures = {"rank": rank, "read": _rate(job.mean(rank, lambda each: each.read_bytes_per_s))}
+        figures: dict[str, Any] = {"rank": rank, "read": _rate(job.mean(rank, lambda each: each.read_bytes_per_s))}
         if loaders:
             # With pinned memory a thread of the trainer reads the pipe and the main thread waits for that thread.
             asks = job.wait(rank, "pipe")
@@ -254,7 +257,7 @@ def _leaks(job: _Job) -> Iterator[Pattern]:
         end_s = job.samples[-1].memory_free_bytes / slope if slope else FURTHEST_END_S
         if slope and end_s < FURTHEST_END_S:
             told = "Memory of rank {rank} grows by {slope}, to {held:size}; it ends in {end}"
-            figures = {"slope": _rate(slope), "held": float(held[-1].memory_bytes), "end": _span(end_s)}
+            figures: dict[str, Any] = {"slope": _rate(slope), "held": float(held[-1].memory_bytes), "end": _span(end_s)}
             more = "tensors kept with their graph, lists that grow, loaders that copy: pyperf-suite run memory"
             yield Pattern("memory leak", rank, remark(told, rank=rank, **figures), more)
     for gpus in job.gpus.values():
@@ -279,7 +282,7 @@ def growth(times: Sequence[float], held: Sequence[float]) -> float | None:
     if size < 1:
         return None
     parts = [statistics.median(held[len(held) - (k + 1) * size : len(held) - k * size]) for k in reversed(range(PARTS))]
-    steps = [after - before for before, after in zip(parts, parts[1:], strict=False)]
+    steps = [after - before for before, after in itertools.pairwise(parts)]
     total = parts[-1] - parts[0]
     if min(steps) <= 0 or total < max(LEAST_GROWTH_BYTES, LEAST_GROWTH * parts[-1]):
         return None

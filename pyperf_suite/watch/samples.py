@@ -256,12 +256,10 @@ class Job:
                 del self.processes[pid]
                 self._counts.pop(pid, None)
         fresh = {}
-        for pid in {int(name) for name in os.listdir(self._proc) if name.isdigit()} - self.processes.keys():
+        for pid in self._numbers("") - self.processes.keys():
             if pid not in self._strangers and (stat := self._stat(pid)):
                 fresh[pid] = Process(pid, int(stat[2]), int(stat[20]), stat[0])
-        joined = True
-        while joined:
-            joined = [pid for pid, each in fresh.items() if pid == self._top or each.parent in self.processes]
+        while joined := [pid for pid, each in fresh.items() if pid == self._top or each.parent in self.processes]:
             for pid in joined:
                 self.processes[pid] = fresh.pop(pid)
                 self._read(pid, self.processes[pid], is_new=True)
@@ -286,7 +284,8 @@ class Job:
     def _rank(self, team: Team, seconds: float) -> RankSample:
         own = team.trainer
         before = self._counts.get(own.pid)
-        now = _Counts(own.cpu_s, self._threads(own.pid), self._io(team))
+        threads = {tid: self._thread(f"{own.pid}/task/{tid}") for tid in self._numbers(f"{own.pid}/task")}
+        now = _Counts(own.cpu_s, threads, self._io(team))
         self._counts[own.pid] = now
         then = before or now
         spent = {
@@ -332,12 +331,9 @@ class Job:
 
     def _waits_for(self, pid: int) -> str | None:
         """What the main thread waits for: "running", a key of `WAITS` or "other"; None of a process that is gone."""
-        stat = self._stat(pid)
-        if not stat:
-            return None
-        if stat[1] in "RD":
-            return "running" if stat[1] == "R" else "disk"
         place = self._text(f"{pid}/wchan")
+        if place in ("", "0"):
+            return "running" if place else None
         return next((kind for kind, begins in WAITS.items() if place.startswith(begins)), "other")
 
     def _gpu_samples(self, seconds: float) -> Iterable[GpuSample]:
@@ -401,12 +397,12 @@ class Job:
                 cores |= os.sched_getaffinity(team.trainer.pid)
         return len(cores) or 1
 
-    def _threads(self, pid: int) -> dict[int, tuple[float, float]]:
+    def _numbers(self, path: str) -> set[int]:
+        """The processes or threads of a folder."""
         try:
-            tids = [int(name) for name in os.listdir(self._proc / f"{pid}/task")]
+            return {int(name) for name in os.listdir(f"{self._proc}/{path}") if name.isdigit()}  # noqa: PTH208 - fast
         except OSError:
-            return {}
-        return {tid: self._thread(f"{pid}/task/{tid}") for tid in tids}
+            return set()
 
     def _thread(self, path: str) -> tuple[float, float]:
         """Seconds that a thread ran, and that it was ready and had no CPU; the latter 0 where it is not counted."""

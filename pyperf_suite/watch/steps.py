@@ -1,11 +1,10 @@
-"""The steps of a watched job: when each ended, as its `watch_step` calls or the lines of its log say, and their rates."""
+"""The steps of a watched job, as its `watch_step` calls or the lines of its log say, and their rates."""
 
 from __future__ import annotations
 
 import re
 import struct
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

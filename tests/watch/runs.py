@@ -1,4 +1,4 @@
-"""Each job of `jobs` watched a number of times, and how often it was named right: `python tests/watch/runs.py 20 FOLDER`."""
+"""How often each job of `jobs` is named right: `python tests/watch/runs.py 20 FOLDER`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SECONDS = 8.0
+SECONDS = 7.0
 
 
 @dataclass(frozen=True)
