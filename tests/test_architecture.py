@@ -31,7 +31,7 @@ LAYERS = (
     ("workloads",),
     ("runner",),
     ("probes",),
-    ("history", "advise", "doctor"),
+    ("history", "advise", "doctor", "watch"),
     ("render",),
     ("pytests",),
     ("commands", "pytest_run"),

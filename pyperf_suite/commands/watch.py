@@ -108,7 +108,7 @@ def watch(
     quiet = launched and rank_environment().local_rank > 0
     watching = None if quiet else _Watching(results, command, pid, interval, flop_per_token, dtype)
     top = pid or (os.getppid() if launched else os.getpid())
-    with _marks_folder(top) as marks, _signals_taken() as taken:
+    with _marks_folder(top, is_own=watching is not None) as marks, _signals_taken() as taken:
         try:
             running = None if pid else _Command(command, marks, taken, launched, log is not None or live)
         except UserError:
@@ -147,8 +147,8 @@ def _require_readable(pid: int) -> None:
 
 
 @contextlib.contextmanager
-def _marks_folder(owner: int) -> Iterator[Path]:
-    """Where `watch_step` of all ranks of this node leaves its marks; nobody else may write there."""
+def _marks_folder(owner: int, is_own: bool) -> Iterator[Path]:
+    """Where `watch_step` of all ranks of this node leaves its marks; the watcher whose own it is removes it."""
     folder = Path(tempfile.gettempdir()) / f"{processes.owned_name('watch', owner)}marks"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid() or folder.is_symlink():
@@ -156,7 +156,8 @@ def _marks_folder(owner: int) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if is_own:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -176,6 +177,7 @@ class _Command:
         self, command: Sequence[str], marks: Path, blocked: set[signal.Signals], launched: bool, is_copied: bool
     ) -> None:
         """Raises UserError where it does not start."""
+        self.is_alone = not launched
         libc = ctypes.CDLL(None)
         # What it leaves behind as orphans stays below this process.
         libc.prctl(_SUBREAPER, 1)
@@ -259,7 +261,7 @@ class _Watching:
         self.patterns: list[Pattern] = []
         self._live: Any = None
         self._own_share = self._elapsed_s = 0.0
-        self._is_over = False
+        self._is_over = self.has_log = False
         self._job: Job | None = None
 
     @contextlib.contextmanager
@@ -277,6 +279,7 @@ class _Watching:
 
     def copy(self, source: Any, target: Any, log: LogReader | None) -> None:
         """Pass the command's output on, and find steps in it."""
+        self.has_log = log is not None
         from pyperf_suite.watch.steps import Steps
 
         with contextlib.suppress(OSError, ValueError), source:  # closed where nobody reads any more
@@ -308,7 +311,7 @@ class _Watching:
                 except Exception as error:  # whatever happens to who watches, the command goes on
                     self._say(f"watch: No more is sampled: {type(error).__name__}: {error}")
                     wake_s, self._is_over = math.inf, True
-        self._reader.read(self.steps)
+        self._read_steps()
         if running is not None:
             running.close()
 
@@ -322,7 +325,7 @@ class _Watching:
             self._job.look()
         else:
             self._sample_s = max(now, self._sample_s + self._interval_s)
-            self._reader.read(self.steps)
+            self._read_steps()
             sample = self._job.sample()
             if sample is None:
                 self._is_over = True
@@ -338,6 +341,10 @@ class _Watching:
         self._own_share = spent_s / max(self._elapsed_s, LOOK_EVERY_S)
         pause_s = spent_s / OWN_SHARE - self._elapsed_s - GRACE_S
         return time.monotonic() + max(min(LOOK_EVERY_S, self._interval_s), pause_s)
+
+    def _read_steps(self) -> None:
+        if not self.has_log:
+            self._reader.read(self.steps)
 
     def _take(self, sample: Sample) -> None:
         self.recent.append(sample)
@@ -376,8 +383,11 @@ class _Watching:
                 f"{each.memory_bytes / 2**30:.2f} GiB",
                 "; ".join(f"{gpu.utilization or 0:.0%} {gpu.power_w or 0:.0f} W" for gpu in gpus) or "-",
             )
-        lines = [Text(f"• {_told(each)}") for each in self.patterns] or [Text("• nothing found so far")]
-        return Group(table, *lines, Text(self._rates()))
+        return Group(table, *map(Text, self._lines())) if self._live is not None else table
+
+    def _lines(self) -> list[str]:
+        found = [f"• {_told(each)}" for each in self.patterns] or ["• nothing found"]
+        return [*found, *filter(None, [self._rates()])]
 
     def _summary(self) -> dict[str, Any]:
         from pyperf_suite.hardware.catalogue import find_gpu
@@ -408,7 +418,7 @@ class _Watching:
         from pyperf_suite.render.findings_json import as_data, as_text
 
         code = running.exit_code if running is not None and running.exit_code is not None else 0
-        left = self._left_behind() if running is not None else ""
+        left = self._left_behind() if running is not None and running.is_alone else ""
         self.patterns = self._patterns.judge(self.kept, self.steps)
         steps = self._summary()
         found = {
@@ -436,6 +446,8 @@ class _Watching:
         if left:
             self._say(f"watch: The command ended, but left {left} running: watch on with --pid.")
         self._console.print(self._view(), highlight=False)
+        for line in self._lines():
+            self._say(line)
         if len(self._patterns.after_start(self.kept)) < 4:
             self._say("watch: Too short to tell what it waits for.")
         self._say(f"watch: {self._elapsed_s:.0f} s of {self._name}, {self._own_share:.2%} of a core; {self._folder}")

@@ -117,3 +117,26 @@ def test_a_gpus_health_is_told_in_words_and_units_and_what_is_not_told_is_absent
 def test_processes_on_a_gpu_are_told_with_the_memory_they_hold(fake_nvml):
     assert Nvml(fake_nvml()).processes("GPU-1") == ((41, 1 << 30), (42, 1 << 20))
     assert Nvml(fake_nvml()).processes("unknown") is None
+
+
+def test_a_gpus_load_has_its_use_memory_and_counters(fake_nvml):
+    manager = Nvml(fake_nvml(links=4))
+    assert manager.uuids() == ("GPU-7", "GPU-8")
+    assert manager.name(UUID) == "NVIDIA H200"
+    assert manager.load(UUID) == {
+        "utilization": 0.93,
+        "memory_used_bytes": 41 << 30,
+        "memory_total_bytes": 141 << 30,
+        "energy_j": 1234.5,
+        "pcie_bytes": (11, 13),
+        "nvlink_bytes": (5 * 1024, 7 * 1024),
+    }
+    assert "nvlink_bytes" not in Nvml(fake_nvml(links=0)).load(UUID)
+
+
+def test_a_driver_that_reports_no_load_reports_nothing_of_it(fake_nvml):
+    class Old(fake_nvml):
+        nvmlDeviceGetUtilizationRates = nvmlDeviceGetMemoryInfo = nvmlDeviceGetFieldValues = None  # noqa: N815
+
+    assert Nvml(Old()).load(UUID) == {"energy_j": 1234.5}
+    assert Nvml(fake_nvml()).load("UUID-of-none") == {}
