@@ -30,7 +30,7 @@ from pyperf_suite.errors import UserError, printable
 if TYPE_CHECKING:
     from pyperf_suite.watch.patterns import Pattern
     from pyperf_suite.watch.samples import Job, Sample
-    from pyperf_suite.watch.steps import LogReader, Steps
+    from pyperf_suite.watch.steps import LogReader, RankSteps
 
 LOOK_EVERY_S = 0.1
 JUDGE_EVERY_S = 10.0
@@ -257,7 +257,7 @@ class _Watching:
         self._manager = None if isinstance(manager, Unavailable) else manager
         self.kept: list[Sample] = []
         self.recent: deque[Sample] = deque(maxlen=RECENT_SAMPLES)
-        self.steps: dict[int, Steps] = {}
+        self.steps: dict[int, RankSteps] = {}
         self.patterns: list[Pattern] = []
         self._live: Any = None
         self._own_share = self._elapsed_s = 0.0
@@ -280,12 +280,12 @@ class _Watching:
     def copy(self, source: Any, target: Any, log: LogReader | None) -> None:
         """Pass the command's output on, and find steps in it."""
         self.has_log = log is not None
-        from pyperf_suite.watch.steps import Steps
+        from pyperf_suite.watch.steps import RankSteps
 
         with contextlib.suppress(OSError, ValueError), source:  # closed where nobody reads any more
             while part := source.read1(1 << 16):
                 if log is not None:
-                    log.feed(part, self.steps.setdefault(0, Steps()))
+                    log.feed(part, self.steps.setdefault(0, RankSteps()))
                 if self._live is not None:
                     self._live.console.out(part.decode("utf-8", "replace"), end="", highlight=False)
                 else:
@@ -373,7 +373,7 @@ class _Watching:
         last = self.recent[-1]
         for each in last.ranks:
             waits = sorted(each.waits.items(), key=lambda item: -item[1])
-            gpus = [gpu for gpu in last.gpus if gpu.rank == each.rank]
+            gpus = [gpu for gpu in last.gpus if gpu["rank"] == each.rank]
             table.add_row(
                 str(each.rank),
                 f"{each.cores:.2f}",
@@ -381,7 +381,7 @@ class _Watching:
                 ", ".join(f"{kind} {share:.0%}" for kind, share in waits if kind != "running" and share >= 0.1) or "-",
                 f"{each.loaders}, {each.loader_busy:.0%} busy" if each.loaders else "-",
                 f"{each.memory_bytes / 2**30:.2f} GiB",
-                "; ".join(f"{gpu.utilization or 0:.0%} {gpu.power_w or 0:.0f} W" for gpu in gpus) or "-",
+                "; ".join(f"{gpu.get('utilization', 0):.0%} {gpu.get('power_w', 0):.0f} W" for gpu in gpus) or "-",
             )
         return Group(table, *map(Text, self._lines())) if self._live is not None else table
 

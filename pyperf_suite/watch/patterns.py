@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from pyperf_suite.measure.telemetry import DISCARD_REASONS
 from pyperf_suite.spec.findings import Remark, remark
-from pyperf_suite.watch.samples import GpuSample, RankSample, Sample
-from pyperf_suite.watch.steps import Steps
+from pyperf_suite.watch.samples import Gpu, RankSample, Sample
+from pyperf_suite.watch.steps import RankSteps
 
 Name = Literal["data", "disk", "network", "straggler", "cpu", "throttled", "memory limit", "memory leak"]
 
@@ -46,7 +46,7 @@ class Pattern:
     advice: str
 
 
-def judge(samples: Sequence[Sample], steps: Mapping[int, Steps] | None = None) -> list[Pattern]:
+def judge(samples: Sequence[Sample], steps: Mapping[int, RankSteps] | None = None) -> list[Pattern]:
     """The patterns in these samples, the gravest first; none if there are too few samples to tell."""
     steady = after_start(samples)
     if len(steady) < LEAST_SAMPLES:
@@ -79,12 +79,12 @@ class _Job:
     def __init__(self, samples: Sequence[Sample]) -> None:
         self.samples = samples
         self.ranks: dict[int, list[RankSample]] = {}
-        self.gpus: dict[str, list[GpuSample]] = {}
+        self.gpus: dict[str, list[Gpu]] = {}
         for sample in samples:
             for rank in sample.ranks:
                 self.ranks.setdefault(rank.rank, []).append(rank)
             for gpu in sample.gpus:
-                self.gpus.setdefault(gpu.uuid, []).append(gpu)
+                self.gpus.setdefault(gpu["uuid"], []).append(gpu)
         self.ranks = {rank: held for rank, held in self.ranks.items() if len(held) >= LEAST_SAMPLES}
 
     def mean(self, rank: int, figure: Callable[[RankSample], float]) -> float:
@@ -96,8 +96,7 @@ class _Job:
 
     def gpu(self, rank: int, name: str) -> float | None:
         """The mean of a figure over the GPUs of a rank; None where none reports it."""
-        held = [getattr(each, name) for gpu in self.gpus.values() for each in gpu if each.rank == rank]
-        known = [each for each in held if each is not None]
+        known = [each[name] for gpu in self.gpus.values() for each in gpu if each["rank"] == rank and name in each]
         return statistics.fmean(known) if known else None
 
     def machine(self, figure: Callable[[Sample], float]) -> float:
@@ -106,23 +105,22 @@ class _Job:
 
 def _throttled(job: _Job) -> Iterator[Pattern]:
     for gpus in job.gpus.values():
-        seen = [reason for each in gpus for reason in each.throttle_reasons if reason in DISCARD_REASONS]
-        share = statistics.fmean(bool(set(each.throttle_reasons) & {*DISCARD_REASONS}) for each in gpus)
-        limit, usual = gpus[-1].power_limit_w, gpus[-1].default_power_limit_w
-        capped = statistics.fmean("power cap" in each.throttle_reasons for each in gpus)
-        clock = statistics.fmean(each.sm_clock_mhz or 0.0 for each in gpus)
-        words = f"{clock:.0f} of {gpus[-1].maximum_sm_clock_mhz or 0:.0f} MHz"
-        known: dict[str, Any] = {"clock": words, "rank": gpus[-1].rank}
-        heat = f"{gpus[-1].temperature_celsius:.0f} °C" if gpus[-1].temperature_celsius is not None else "no reading"
+        reasons = [set(each.get("throttle_reasons", ())) for each in gpus]
+        share = statistics.fmean(bool(each & {*DISCARD_REASONS}) for each in reasons)
+        capped = statistics.fmean("power cap" in each for each in reasons)
+        rank, last = gpus[-1]["rank"], gpus[-1]
+        limit, usual = last.get("power_limit_w"), last.get("default_power_limit_w")
+        clock = statistics.fmean(each.get("sm_clock_mhz", 0.0) for each in gpus)
+        told = f"SM clock {clock:.0f} of {last.get('maximum_sm_clock_mhz') or 0} MHz"
+        told += f", {last.get('temperature_celsius', 'unknown')} °C, {last.get('power_w') or 0:.0f} W"
         if share >= THROTTLED:
-            told = "The GPU of rank {rank} was throttled ({reason}) in {share:%} of samples: SM clock {clock}, {heat}"
-            reason = statistics.mode(seen)
-            evidence = remark(told, reason=reason, share=share, heat=heat, **known)
-            yield Pattern("throttled", gpus[-1].rank, evidence, "pyperf-suite doctor; look at cooling and power supply")
+            reason = statistics.mode(each for held in reasons for each in held & {*DISCARD_REASONS})
+            told = "The GPU of rank {rank} was throttled ({reason}) in {share:%} of samples: " + told
+            evidence = remark(told, rank=rank, reason=reason, share=share)
+            yield Pattern("throttled", rank, evidence, "pyperf-suite doctor; look at cooling and power supply")
         elif limit and usual and limit < 0.98 * usual and capped >= 0.5:
-            told = "The GPU of rank {rank} ran at its power limit, {limit} of the usual {usual} W: SM clock {clock}"
-            evidence = remark(told, limit=f"{limit:.0f}", usual=f"{usual:.0f}", **known)
-            yield Pattern("throttled", gpus[-1].rank, evidence, "pyperf-suite doctor; nvidia-smi -pl sets the limit")
+            told = f"The GPU of rank {{rank}} ran at its power limit, {limit:.0f} of the usual {usual:.0f} W: {told}"
+            yield Pattern("throttled", rank, remark(told, rank=rank), "pyperf-suite doctor; nvidia-smi -pl sets it")
     quota = job.machine(lambda each: each.throttled_share)
     if quota >= THROTTLED:
         told = "A CPU quota kept the job's processes from running in {share:%} of the time"
@@ -158,7 +156,7 @@ def _waits_for_data(job: _Job) -> Iterator[Pattern]:
             yield Pattern("disk", rank, evidence, "read in loaders, write in the background: pyperf-suite run transfer")
 
 
-def _straggler(job: _Job, steps: Mapping[int, Steps], starved: set[int | None]) -> Iterator[Pattern]:
+def _straggler(job: _Job, steps: Mapping[int, RankSteps], starved: set[int | None]) -> Iterator[Pattern]:
     if len(job.ranks) < 2:
         return
 
@@ -235,12 +233,15 @@ def _loads(job: _Job, rank: int) -> bool:
 
 
 def _near_the_limit(job: _Job) -> Iterator[Pattern]:
-    for gpus in job.gpus.values():
-        used, total = gpus[-1].memory_used_bytes, gpus[-1].memory_total_bytes
+    held = [
+        (gpus[-1]["rank"], gpus[-1].get("memory_used_bytes"), gpus[-1].get("memory_total_bytes"))
+        for gpus in job.gpus.values()
+    ]
+    for rank, used, total in held:
         if used and total and used >= (1 - MEMORY_LEFT) * total:
             told = "{left:size} of {total:size} are left on the GPU of rank {rank}: fragmentation may end a long run"
-            evidence = remark(told, left=float(total - used), total=float(total), rank=gpus[-1].rank)
-            yield Pattern("memory limit", gpus[-1].rank, evidence, "pyperf-suite run memory checkpointing")
+            evidence = remark(told, left=float(total - used), total=float(total), rank=rank)
+            yield Pattern("memory limit", rank, evidence, "pyperf-suite run memory checkpointing")
     last = job.samples[-1]
     if 0 < last.memory_free_bytes < MEMORY_LEFT * last.memory_limit_bytes:
         told = "{left:size} of the {limit:size} of the machine or container are left"
@@ -251,25 +252,25 @@ def _near_the_limit(job: _Job) -> Iterator[Pattern]:
 
 
 def _leaks(job: _Job) -> Iterator[Pattern]:
-    for rank, held in job.ranks.items():
-        times = [sample.at_s for sample in job.samples for each in sample.ranks if each.rank == rank]
-        slope = growth(times, [float(each.memory_bytes) for each in held])
-        end_s = job.samples[-1].memory_free_bytes / slope if slope else FURTHEST_END_S
-        if slope and end_s < FURTHEST_END_S:
-            told = "Memory of rank {rank} grows by {slope}, to {held:size}; it ends in {end}"
-            figures: dict[str, Any] = {"slope": _rate(slope), "held": float(held[-1].memory_bytes), "end": _span(end_s)}
+    series: dict[tuple[str, int, str], list[tuple[float, float, float]]] = {}  # when, held, left
+    for sample in job.samples:
+        for each in sample.ranks:
+            found = (sample.at_s, float(each.memory_bytes), float(sample.memory_free_bytes))
+            series.setdefault(("Memory", each.rank, ""), []).append(found)
+        for gpu in sample.gpus:
+            used, total = gpu.get("memory_used_bytes", 0.0), gpu.get("memory_total_bytes", 0.0)
+            series.setdefault(("GPU memory", gpu["rank"], gpu["uuid"]), []).append((sample.at_s, used, total - used))
+    for (what, rank, _), points in series.items():
+        slope = growth([at_s for at_s, _, _ in points], [held for _, held, _ in points])
+        if slope and points[-1][2] / slope < FURTHEST_END_S:
+            told = "{what} of rank {rank} grows by {slope}, to {held:size}; it ends in {end}"
+            figures: dict[str, Any] = {
+                "held": points[-1][1],
+                "slope": _rate(slope),
+                "end": _span(points[-1][2] / slope),
+            }
             more = "tensors kept with their graph, lists that grow, loaders that copy: pyperf-suite run memory"
-            yield Pattern("memory leak", rank, remark(told, rank=rank, **figures), more)
-    for gpus in job.gpus.values():
-        known = [(sample.at_s, each) for sample in job.samples for each in sample.gpus if each.uuid == gpus[0].uuid]
-        slope = growth([at_s for at_s, _ in known], [float(each.memory_used_bytes or 0) for _, each in known])
-        left = (gpus[-1].memory_total_bytes or 0) - (gpus[-1].memory_used_bytes or 0)
-        if slope and left / slope < FURTHEST_END_S:
-            told = "Memory on the GPU of rank {rank} grows by {slope}; it ends in {end}"
-            evidence = remark(told, rank=gpus[-1].rank, slope=_rate(slope), end=_span(left / slope))
-            yield Pattern(
-                "memory leak", gpus[-1].rank, evidence, "torch.cuda.memory_summary(); pyperf-suite run memory"
-            )
+            yield Pattern("memory leak", rank, remark(told, what=what, rank=rank, **figures), more)
 
 
 def growth(times: Sequence[float], held: Sequence[float]) -> float | None:

@@ -99,25 +99,9 @@ class RankSample:
         return min(1.0, self.main_share + self.queue_share + self.waits.get("disk", 0.0))
 
 
-@dataclass(frozen=True)
-class GpuSample:
-    """One GPU in one interval, of the rank that uses it. What it does not report is None."""
-
-    rank: int
-    uuid: str
-    utilization: float | None = None
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    sm_clock_mhz: float | None = None
-    maximum_sm_clock_mhz: float | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    default_power_limit_w: float | None = None
-    temperature_celsius: float | None = None
-    throttle_reasons: tuple[str, ...] = ()
-    energy_j: float | None = None  # in the interval
-    pcie_bytes_per_s: float | None = None
-    nvlink_bytes_per_s: float | None = None
+Gpu = Mapping[str, Any]
+"""A GPU in one interval: the `rank` that uses it, `uuid`, what `Nvml.load`, `readings`, `settings` and `health` say of it,
+and `energy_j`, `pcie_bytes_per_s` and `nvlink_bytes_per_s` of the interval. What it does not report is absent."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +111,7 @@ class Sample:
     at_s: float
     seconds: float
     ranks: tuple[RankSample, ...]
-    gpus: tuple[GpuSample, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
     allowed_cores: float = 1.0
     memory_free_bytes: int = 0
     memory_limit_bytes: int = 0
@@ -199,7 +183,8 @@ class Job:
         self._strangers: set[int] = set()
         self._counts: dict[int, _Counts] = {}
         self._looks: dict[int, Counter[str]] = {}
-        self._gpus: dict[str, tuple[int, dict[str, Any]]] = {}  # of each GPU in use the rank and its settings
+        # Of each GPU in use the rank, its settings, and its load when it was last sampled.
+        self._gpus: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {}
         self._began_s = self._last_s = time.monotonic()
         self._samples = self._free_bytes = 0
         self._limit_bytes = memory.memory_limit_bytes(self._files) or int(psutil.virtual_memory().total)
@@ -336,45 +321,36 @@ class Job:
             return "running" if place else None
         return next((kind for kind, begins in WAITS.items() if place.startswith(begins)), "other")
 
-    def _gpu_samples(self, seconds: float) -> Iterable[GpuSample]:
+    def _gpu_samples(self, seconds: float) -> Iterable[Gpu]:
         if self._manager is None:
             return
         if self._samples % FIND_GPUS_EVERY == 1 or not self._gpus:
-            self._find_gpus()
-        for uuid, (rank, settings) in self._gpus.items():
-            load, readings = self._manager.load(uuid), self._manager.readings(uuid)
-            before, settings["before"] = settings.get("before", load), load
-            rates = {
-                f"{name}_per_s": (sum(load[name]) - sum(before[name])) / seconds
-                for name in ("pcie_bytes", "nvlink_bytes")
-                if name in load and name in before
-            }
-            energy = {"energy_j": load["energy_j"] - before["energy_j"]} if {"energy_j"} <= load.keys() else {}
-            known = {**settings, **load, **readings, **rates, **energy}
-            known["throttle_reasons"] = tuple(known.get("throttle_reasons", ()))
-            names = GpuSample.__dataclass_fields__.keys() & known.keys()
-            yield GpuSample(rank, uuid, **{name: known[name] for name in names})
+            self._find_gpus(self._manager)
+        for uuid, (rank, settings, before) in self._gpus.items():
+            load = self._manager.load(uuid)
+            self._gpus[uuid] = rank, settings, load
+            found = {"rank": rank, "uuid": uuid, **settings, **load, **self._manager.readings(uuid)}
+            for name in {"pcie_bytes", "nvlink_bytes"} & load.keys() & before.keys():
+                found[f"{name}_per_s"] = (sum(load[name]) - sum(before[name])) / seconds
+            if "energy_j" in load:
+                found["energy_j"] = load["energy_j"] - before.get("energy_j", load["energy_j"])
+            yield found
 
-    def _find_gpus(self) -> None:
+    def _find_gpus(self, manager: Nvml) -> None:
         """Which GPUs the job's processes compute on: as NVML says, or by local rank where it sees no such process.
 
         In a container NVML may not know the numbers that processes have there.
         """
-        assert self._manager is not None
-        uuids = self._manager.uuids()
+        uuids = manager.uuids()
         rank_of = {each.pid: team.rank for team in self.teams for each in team.members}
-        found = {}
-        for uuid in uuids:
-            for pid, _ in self._manager.processes(uuid) or ():
-                if pid in rank_of:
-                    found[uuid] = rank_of[pid]
-        if not found:
+        using = {uuid: [pid for pid, _ in manager.processes(uuid) or ()] for uuid in uuids}
+        found = {uuid: rank_of[pid] for uuid, pids in using.items() for pid in pids if pid in rank_of}
+        if uuids and not found:
             for team in self.teams:
-                if uuids and re.search(r"/dev/nvidia\d", self._text(f"{team.trainer.pid}/maps")):
+                if re.search(r"/dev/nvidia\d", self._text(f"{team.trainer.pid}/maps")):
                     found.setdefault(uuids[team.trainer.local_rank % len(uuids)], team.rank)
-        for uuid, rank in found.items():
-            if uuid not in self._gpus:
-                self._gpus[uuid] = rank, {**self._manager.settings(uuid), **self._manager.health(uuid)}
+        for uuid in found.keys() - self._gpus.keys():
+            self._gpus[uuid] = found[uuid], {**manager.settings(uuid), **manager.health(uuid)}, {}
 
     def gpu_names(self) -> list[str]:
         """The products' names of the GPUs that the job was seen to use."""

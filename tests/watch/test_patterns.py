@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from pyperf_suite.watch.patterns import after_start, growth, judge
-from pyperf_suite.watch.samples import GpuSample, RankSample, Sample
-from pyperf_suite.watch.steps import Steps
+from pyperf_suite.watch.samples import RankSample, Sample
+from pyperf_suite.watch.steps import RankSteps
 
 GIB = 1 << 30
 RANK = RankSample(
@@ -28,23 +28,18 @@ RANK = RankSample(
     write_bytes_per_s=0.0,
     memory_bytes=GIB,
 )
-GPU = GpuSample(
-    0,
-    "GPU-0",
-    utilization=0.97,
-    memory_used_bytes=40 * GIB,
-    memory_total_bytes=80 * GIB,
-    sm_clock_mhz=1755,
-    maximum_sm_clock_mhz=1980,
-    power_w=600.0,
-    power_limit_w=700.0,
-    default_power_limit_w=700.0,
-    temperature_celsius=61,
-)
 IDLE = {"cores": 0.2, "wanted_cores": 0.2, "main_share": 0.2, "queue_share": 0.0, "busiest_share": 0.2}
 
 
-def samples(*ranks: RankSample, gpus: tuple[GpuSample, ...] = (), count: int = 40, **more) -> list[Sample]:
+def gpu(**changes) -> dict:
+    """A busy GPU that is well."""
+    usual = {"rank": 0, "uuid": "GPU-0", "utilization": 0.97, "sm_clock_mhz": 1755, "maximum_sm_clock_mhz": 1980}
+    memory = {"memory_used_bytes": 40 * GIB, "memory_total_bytes": 80 * GIB, "temperature_celsius": 61}
+    power = {"power_w": 600.0, "power_limit_w": 700.0, "default_power_limit_w": 700.0}
+    return {**usual, **memory, **power, **changes}
+
+
+def samples(*ranks: RankSample, gpus: tuple[dict, ...] = (), count: int = 40, **more) -> list[Sample]:
     """So many seconds of the same."""
     usual = {"allowed_cores": 8, "memory_free_bytes": 50 * GIB, "memory_limit_bytes": 100 * GIB}
     return [Sample(float(k + 1), 1.0, ranks or (RANK,), gpus, **{**usual, **more}) for k in range(count)]
@@ -73,9 +68,9 @@ ONE_THREAD = {"cores": 1.0, "wanted_cores": 1.0}
         (samples(*on_ranks({**HUNGRY, "loader_busy": 0.3})), {("data", 0)}),
         (samples(*on_ranks({"loaders": 2, "loader_busy": 0.97})), set()),
         # Loaders with time left, a main thread that waits for its GPU.
-        (samples(*on_ranks({**WAITS, "loaders": 2, "loader_busy": 0.3}), gpus=(GPU,)), set()),
+        (samples(*on_ranks({**WAITS, "loaders": 2, "loader_busy": 0.3}), gpus=(gpu(),)), set()),
         (
-            samples(*on_ranks({**WAITS, "loaders": 2, "loader_busy": 0.97}), gpus=(replace(GPU, utilization=0.4),)),
+            samples(*on_ranks({**WAITS, "loaders": 2, "loader_busy": 0.97}), gpus=(gpu(utilization=0.4),)),
             {("data", 0)},
         ),
         # A process that waits for those it started, as torch.multiprocessing.spawn's, trains nothing.
@@ -92,13 +87,13 @@ ONE_THREAD = {"cores": 1.0, "wanted_cores": 1.0}
         (samples(*on_ranks(ONE_THREAD, ONE_THREAD), allowed_cores=2), set()),
         # Two threads that share one CPU with others' processes are still two.
         (samples(*on_ranks({"cores": 1.0})), set()),
-        (samples(gpus=(replace(GPU, utilization=0.5),)), {("cpu", 0)}),
-        (samples(gpus=(GPU,)), set()),
-        (samples(gpus=(replace(GPU, throttle_reasons=("thermal slowdown by hardware",)),)), {("throttled", 0)}),
-        (samples(gpus=(replace(GPU, throttle_reasons=("power cap",)),)), set()),
-        (samples(gpus=(replace(GPU, throttle_reasons=("power cap",), power_limit_w=400.0),)), {("throttled", 0)}),
+        (samples(gpus=(gpu(utilization=0.5),)), {("cpu", 0)}),
+        (samples(gpus=(gpu(),)), set()),
+        (samples(gpus=(gpu(throttle_reasons=("thermal slowdown by hardware",)),)), {("throttled", 0)}),
+        (samples(gpus=(gpu(throttle_reasons=("power cap",)),)), set()),
+        (samples(gpus=(gpu(throttle_reasons=("power cap",), power_limit_w=400.0),)), {("throttled", 0)}),
         (samples(throttled_share=0.4), {("throttled", None)}),
-        (samples(gpus=(replace(GPU, memory_used_bytes=77 * GIB),)), {("memory limit", 0)}),
+        (samples(gpus=(gpu(memory_used_bytes=77 * GIB),)), {("memory limit", 0)}),
         (samples(memory_free_bytes=4 * GIB), {("memory limit", None)}),
     ],
 )
@@ -120,18 +115,20 @@ def test_the_start_of_a_job_is_not_judged():
 
 def test_gpus_that_wait_for_one_take_less_power():
     ranks = on_ranks({}, {}, {})
-    even = tuple(replace(GPU, rank=rank, uuid=f"GPU-{rank}") for rank in range(3))
-    slow = tuple(replace(each, power_w=600.0 if each.rank == 1 else 350.0) for each in even)
-    low = tuple(replace(each, sm_clock_mhz=1200 if each.rank == 2 else 1755) for each in even)
+    even = tuple(gpu(rank=rank, uuid=f"GPU-{rank}") for rank in range(3))
+    slow = tuple({**each, "power_w": 600.0 if each["rank"] == 1 else 350.0} for each in even)
+    low = tuple({**each, "sm_clock_mhz": 1200 if each["rank"] == 2 else 1755} for each in even)
     assert judge(samples(*ranks, gpus=even)) == []
     assert names(judge(samples(*ranks, gpus=slow))) == {("straggler", 1)}
     assert names(judge(samples(*ranks, gpus=low))) == {("straggler", 2)}
 
 
 def test_the_rank_with_the_longest_steps_is_the_straggler():
-    steps = {rank: Steps(seconds=[0.1 + 0.02 * (rank == 1)] * 20) for rank in range(2)}
+    steps = {rank: RankSteps(seconds=[0.1 + 0.02 * (rank == 1)] * 20) for rank in range(2)}
     assert names(judge(samples(*on_ranks({}, {})), steps)) == {("straggler", 1)}
-    assert judge(samples(*on_ranks({}, {})), {0: Steps(seconds=[0.1] * 20), 1: Steps(seconds=[0.105] * 20)}) == []
+    assert (
+        judge(samples(*on_ranks({}, {})), {0: RankSteps(seconds=[0.1] * 20), 1: RankSteps(seconds=[0.105] * 20)}) == []
+    )
 
 
 def leaking(per_s: float, count: int = 40) -> list[Sample]:

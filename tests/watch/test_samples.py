@@ -114,6 +114,6 @@ def test_gpus_are_those_that_the_jobs_processes_compute_on():
     time.sleep(0.05)
     sample = watched.sample()
     [gpu] = sample.gpus
-    assert (gpu.uuid, gpu.utilization, gpu.power_limit_w, gpu.energy_j) == ("GPU-1", 0.5, 700.0, 10.0)
-    assert gpu.throttle_reasons == ("power brake",)
-    assert gpu.pcie_bytes_per_s * sample.seconds == 1000
+    assert (gpu["uuid"], gpu["utilization"], gpu["power_limit_w"], gpu["energy_j"]) == ("GPU-1", 0.5, 700.0, 10.0)
+    assert gpu["throttle_reasons"] == ["power brake"]
+    assert gpu["pcie_bytes_per_s"] * sample.seconds == 1000
