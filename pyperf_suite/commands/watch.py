@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import json
+import functools
 import math
 import os
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -22,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite import files, processes
-from pyperf_suite.api import MARKS_VARIABLE
+from pyperf_suite import files
 from pyperf_suite.commands.options import Finite, path_option, results_option
 from pyperf_suite.errors import UserError, printable
 
 if TYPE_CHECKING:
     from pyperf_suite.watch.patterns import Pattern
+    from pyperf_suite.watch.running import Command
     from pyperf_suite.watch.samples import Job, Sample
     from pyperf_suite.watch.steps import LogReader, RankSteps
 
@@ -39,8 +34,6 @@ OWN_SHARE, GRACE_S = 0.007, 10.0
 RECENT_SAMPLES = 60
 # Of a long job a sample is kept every so much of its time.
 KEPT_EVERY = 0.003
-FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
-_DEATH_SIGNAL, _SUBREAPER, _FROM_TERMINAL = 1, 36, 0x80
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -86,6 +79,7 @@ def watch(
       pyperf-suite watch --pid 4242 --for 60
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.ranks.launch import rank_environment
+    from pyperf_suite.watch.running import TAKEN, Command, marks_folder, require_readable, signals_taken
 
     if not sys.platform.startswith("linux"):
         raise UserError("watch reads /proc, which only Linux has.")
@@ -103,14 +97,14 @@ def watch(
     if config is not None:
         flop_per_token = _flop_per_token(config, seq)
     if pid is not None:
-        _require_readable(pid)
+        require_readable(pid)
     # One watcher a node samples the ranks of all.
     quiet = launched and rank_environment().local_rank > 0
     watching = None if quiet else _Watching(results, command, pid, interval, flop_per_token, dtype)
     top = pid or (os.getppid() if launched else os.getpid())
-    with _marks_folder(top, is_own=watching is not None) as marks, _signals_taken() as taken:
+    with marks_folder(top, is_own=watching is not None) as marks, signals_taken() as taken:
         try:
-            running = None if pid else _Command(command, marks, taken, launched, log is not None or live)
+            running = None if pid else Command(command, marks, taken, launched, log is not None or live)
         except UserError:
             if watching is not None:
                 watching.discard()
@@ -118,11 +112,11 @@ def watch(
         if watching is None:
             assert running is not None
             while running.exit_code is None:
-                running.receive(signal.sigtimedwait({*FORWARDED, signal.SIGCHLD}, 1.0))
+                running.receive(signal.sigtimedwait(TAKEN, 1.0))
             raise SystemExit(running.exit_code)
         with watching.shown(live or pid is not None):
             if running is not None:
-                running.copy_output(watching, log)
+                running.copy_output(functools.partial(watching.copy, log=log))
             watching.follow(top, marks, running, for_s or math.inf)
     watching.finish(running)
 
@@ -133,101 +127,6 @@ def _flop_per_token(config: Path, seq: int | None) -> float:
 
     model, length, _ = asked_model(config, seq, {})
     return float(model_flop(model, 1, length)) / length
-
-
-def _require_readable(pid: int) -> None:
-    """Raise UserError for a process that is not there, or that belongs to somebody else."""
-    if not processes.state_of(pid):
-        raise UserError(f"There is no running process {pid}: `ps` lists them.")
-    try:
-        Path(f"/proc/{pid}/io").read_text()
-        Path(f"/proc/{pid}/environ").read_bytes()
-    except PermissionError:
-        raise UserError(f"Process {pid} belongs to another user: watch it as that user.") from None
-
-
-@contextlib.contextmanager
-def _marks_folder(owner: int, is_own: bool) -> Iterator[Path]:
-    """Where `watch_step` of all ranks of this node leaves its marks; the watcher whose own it is removes it."""
-    folder = Path(tempfile.gettempdir()) / f"{processes.owned_name('watch', owner)}marks"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid() or folder.is_symlink():
-        raise UserError(f"{folder} belongs to somebody else: remove it, or set TMPDIR to another folder.")
-    try:
-        yield folder
-    finally:
-        if is_own:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _signals_taken() -> Iterator[set[signal.Signals]]:
-    """Signals are waited for instead of interrupting; gives those that were blocked before."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, signal.SIGCHLD})
-    try:
-        yield {each for each in before if isinstance(each, signal.Signals)}
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-class _Command:
-    """The watched command: started in this process group, so that a terminal's Ctrl-C reaches it by itself."""
-
-    def __init__(
-        self, command: Sequence[str], marks: Path, blocked: set[signal.Signals], launched: bool, is_copied: bool
-    ) -> None:
-        """Raises UserError where it does not start."""
-        self.is_alone = not launched
-        libc = ctypes.CDLL(None)
-        # What it leaves behind as orphans stays below this process.
-        libc.prctl(_SUBREAPER, 1)
-
-        def become_child() -> None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            if launched:  # a launcher kills this process, and means its rank
-                libc.prctl(_DEATH_SIGNAL, signal.SIGKILL)
-
-        pipe = subprocess.PIPE if is_copied else None
-        unbuffered = {"PYTHONUNBUFFERED": "1"} if is_copied else {}
-        environment = {**os.environ, **unbuffered, MARKS_VARIABLE: str(marks)}
-        self.began_s, self.exit_code = time.monotonic(), None
-        try:
-            self._process = subprocess.Popen(
-                command, env=environment, preexec_fn=become_child, stdout=pipe, stderr=pipe
-            )
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise UserError(f"{printable(command[0])[:200]} cannot be started: {reason}.") from None
-        self._threads: list[threading.Thread] = []
-
-    exit_code: int | None
-
-    def receive(self, received: signal.struct_siginfo | None) -> None:
-        """Pass a signal on to the command, or see what ended."""
-        if received is None:
-            return
-        if received.si_signo == signal.SIGCHLD:
-            with contextlib.suppress(ChildProcessError):
-                while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                    if ended[0] == self._process.pid:
-                        code = self._process.returncode = os.waitstatus_to_exitcode(ended[1])
-                        self.exit_code = code if code >= 0 else 128 - code
-            return
-        with contextlib.suppress(ProcessLookupError):
-            # The terminal sends its signals to the whole group itself.
-            if received.si_code != _FROM_TERMINAL or os.getpgid(self._process.pid) != os.getpgrp():
-                os.kill(self._process.pid, received.si_signo)
-
-    def copy_output(self, watching: _Watching, log: LogReader | None) -> None:
-        for source, target in ((self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr)):
-            if source is not None:
-                thread = threading.Thread(target=watching.copy, args=(source, target, log), daemon=True)
-                thread.start()
-                self._threads.append(thread)
-
-    def close(self) -> None:
-        for thread in self._threads:
-            thread.join(timeout=1.0)
 
 
 class _Watching:
@@ -260,7 +159,7 @@ class _Watching:
         self.steps: dict[int, RankSteps] = {}
         self.patterns: list[Pattern] = []
         self._live: Any = None
-        self._own_share = self._elapsed_s = 0.0
+        self._own_share = self._elapsed_s = self._energy_j = 0.0
         self._is_over = self.has_log = False
         self._job: Job | None = None
 
@@ -292,15 +191,16 @@ class _Watching:
                     target.buffer.write(part)
                     target.flush()
 
-    def follow(self, top: int, marks: Path, running: _Command | None, for_s: float) -> None:
+    def follow(self, top: int, marks: Path, running: Command | None, for_s: float) -> None:
         """Sample until the command ends, the process is gone, the time is over or, with --pid, a signal comes."""
+        from pyperf_suite.watch.running import TAKEN
         from pyperf_suite.watch.steps import MarkReader
 
         self._reader, wake_s = MarkReader(marks), 0.0
         self._began_s, self._own_s = time.monotonic(), time.process_time()
         while running is None or running.exit_code is None:
             pause_s = max(0.0, wake_s - time.monotonic())
-            received = signal.sigtimedwait({*FORWARDED, signal.SIGCHLD}, min(pause_s, 60.0))
+            received = signal.sigtimedwait(TAKEN, min(pause_s, 60.0))
             if running is not None:
                 running.receive(received)
             elif received is not None or self._elapsed_s >= for_s or self._is_over:
@@ -335,7 +235,9 @@ class _Watching:
                 self._judge()
                 self._judge_s = now + JUDGE_EVERY_S
             if self._live is not None and self.recent:
-                self._live.update(self._view(), refresh=True)
+                from rich.console import Group
+
+                self._live.update(Group(self._view([*self.recent]), *self._lines()), refresh=True)
         self._elapsed_s = time.monotonic() - self._began_s
         spent_s = time.process_time() - self._own_s
         self._own_share = spent_s / max(self._elapsed_s, LOOK_EVERY_S)
@@ -347,7 +249,10 @@ class _Watching:
             self._reader.read(self.steps)
 
     def _take(self, sample: Sample) -> None:
+        import json
+
         self.recent.append(sample)
+        self._energy_j += sum(each.get("energy_j", 0.0) for each in sample.gpus)
         if not self.kept or sample.at_s - self.kept[-1].at_s >= KEPT_EVERY * sample.at_s:
             self.kept.append(sample)
             with (self._folder / "samples.jsonl").open("a") as record:
@@ -361,29 +266,26 @@ class _Watching:
             if self._live is None and (each.name, each.rank) not in known:
                 self._say(f"watch: {_told(each)}")
 
-    def _view(self) -> Any:
-        """The ranks as a table, and what was found."""
-        from rich.console import Group
+    def _view(self, samples: Sequence[Sample]) -> Any:
+        """The ranks as a table of means."""
         from rich.table import Table
-        from rich.text import Text
 
         table = Table(box=None, pad_edge=False)
         for heading in ("rank", "CPUs", "main thread", "waits for", "loaders", "memory", "GPU"):
             table.add_column(heading, justify="left" if heading == "waits for" else "right")
-        last = self.recent[-1]
-        for each in last.ranks:
-            waits = sorted(each.waits.items(), key=lambda item: -item[1])
-            gpus = [gpu for gpu in last.gpus if gpu["rank"] == each.rank]
+        for each in self._patterns.figures(samples):
+            waits = sorted(each["waits"].items(), key=lambda item: -item[1])
+            gpu = f"{each['utilization']:.0%} {each.get('power_w', 0):.0f} W" if "utilization" in each else "-"
             table.add_row(
-                str(each.rank),
-                f"{each.cores:.2f}",
-                f"{each.main_share:.0%}",
-                ", ".join(f"{kind} {share:.0%}" for kind, share in waits if kind != "running" and share >= 0.1) or "-",
-                f"{each.loaders}, {each.loader_busy:.0%} busy" if each.loaders else "-",
-                f"{each.memory_bytes / 2**30:.2f} GiB",
-                "; ".join(f"{gpu.get('utilization', 0):.0%} {gpu.get('power_w', 0):.0f} W" for gpu in gpus) or "-",
+                str(each["rank"]),
+                f"{each['cores']:.2f}",
+                f"{each['main_share']:.0%}",
+                ", ".join(f"{kind} {share:.0%}" for kind, share in waits if share >= 0.05) or "-",
+                f"{each['loaders']:.0f}, {each['loader_busy']:.0%} busy" if each["loaders"] else "-",
+                f"{each['memory_bytes'] / 2**30:.2f} GiB",
+                gpu,
             )
-        return Group(table, *map(Text, self._lines())) if self._live is not None else table
+        return table
 
     def _lines(self) -> list[str]:
         found = [f"• {_told(each)}" for each in self.patterns] or ["• nothing found"]
@@ -405,6 +307,8 @@ class _Watching:
         for rank, each in list(found.get("ranks", {}).items())[:8]:
             times = ", ".join(f"p{n} {each[f'p{n}_s'] * 1e3:.4g} ms" for n in (50, 90, 99))
             words.append(f"rank {rank}: {each['steps']} steps, {times}")
+        if self._energy_j:
+            words.append(f"{self._energy_j / self._elapsed_s:.0f} W")
         if "tokens_per_s" in found:
             words.append(f"{found['tokens_per_s']:.5g} tokens/s")
         if "flop_per_s" in found:
@@ -413,14 +317,16 @@ class _Watching:
             words.append(f"MFU {found['mfu']:.1%}")
         return "; ".join(words)
 
-    def finish(self, running: _Command | None) -> None:
+    def finish(self, running: Command | None) -> None:
         """Judge all, write the record and tell; exits with the command's code. Raises UserError if it ended at once."""
+        import json
+
         from pyperf_suite.render.findings_json import as_data, as_text
 
         code = running.exit_code if running is not None and running.exit_code is not None else 0
         left = self._left_behind() if running is not None and running.is_alone else ""
         self.patterns = self._patterns.judge(self.kept, self.steps)
-        steps = self._summary()
+        steady = self._patterns.after_start(self.kept)
         found = {
             **self._asked,
             "exit_code": code if running is not None else None,
@@ -430,7 +336,9 @@ class _Watching:
                 {**as_data(each.evidence), "name": each.name, "rank": each.rank, "advice": each.advice}
                 for each in self.patterns
             ],
-            "steps": steps,
+            "ranks": self._patterns.figures(steady),
+            "energy_j": self._energy_j or None,
+            "steps": self._summary(),
         }
         if not self.kept:
             self.discard()
@@ -445,16 +353,18 @@ class _Watching:
         files.write_in_results(self._folder / "watch.json", as_text({**manifest, **found}))
         if left:
             self._say(f"watch: The command ended, but left {left} running: watch on with --pid.")
-        self._console.print(self._view(), highlight=False)
+        self._console.print(self._view(steady), highlight=False)
         for line in self._lines():
             self._say(line)
-        if len(self._patterns.after_start(self.kept)) < 4:
+        if len(steady) < self._patterns.LEAST_SAMPLES:
             self._say("watch: Too short to tell what it waits for.")
         self._say(f"watch: {self._elapsed_s:.0f} s of {self._name}, {self._own_share:.2%} of a core; {self._folder}")
         raise SystemExit(code)
 
     def discard(self) -> None:
         """Remove the record of a job of which there is nothing to tell."""
+        import shutil
+
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _left_behind(self) -> str:

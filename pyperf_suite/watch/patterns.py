@@ -7,6 +7,7 @@ names none.
 from __future__ import annotations
 
 import itertools
+import operator
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 from pyperf_suite.measure.telemetry import DISCARD_REASONS
 from pyperf_suite.spec.findings import Remark, remark
-from pyperf_suite.watch.samples import Gpu, RankSample, Sample
+from pyperf_suite.watch.samples import WAITS, Gpu, RankSample, Sample
 from pyperf_suite.watch.steps import RankSteps
 
 Name = Literal["data", "disk", "network", "straggler", "cpu", "throttled", "memory limit", "memory leak"]
@@ -62,7 +63,7 @@ def judge(samples: Sequence[Sample], steps: Mapping[int, RankSteps] | None = Non
 
 
 def after_start(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples without those of the job's start, and without the last, in which it may have ended."""
+    """The samples of all ranks, without those of the job's start and the last, in which it may have ended."""
     if not samples:
         return []
     first = samples[0].at_s - samples[0].seconds
@@ -70,13 +71,31 @@ def after_start(samples: Sequence[Sample]) -> list[Sample]:
     # Loaders that begin anew with each epoch do not make it a start again.
     began_s = max((each.started_s for each in samples[: len(samples) // 2 + 1]), default=0.0)
     start_s = first + min(max(began_s - first + 1.0, 0.2 * watched_s), START_SHARE * watched_s, LONGEST_START_S)
-    return [each for each in samples[:-1] if each.at_s - each.seconds >= start_s]
+    ranks = max(len(each.ranks) for each in samples)
+    return [each for each in samples[:-1] if each.at_s - each.seconds >= start_s and len(each.ranks) == ranks]
+
+
+def figures(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """A row of means for each rank, as `RankSample` and NVML name them; what is not known is absent."""
+    job = _Job(samples, least=1)
+    shown = ("cores", "main_share", "queue_share", "loaders", "loader_busy", "read_bytes_per_s", "write_bytes_per_s")
+    of_gpus = ("utilization", "power_w", "sm_clock_mhz", "memory_used_bytes", "pcie_bytes_per_s", "nvlink_bytes_per_s")
+    return [
+        {
+            "rank": rank,
+            **{name: job.mean(rank, operator.attrgetter(name)) for name in shown},
+            "waits": {kind: share for kind in WAITS if (share := job.wait(rank, kind))},
+            "memory_bytes": held[-1].memory_bytes,
+            **{name: value for name in of_gpus if (value := job.gpu(rank, name)) is not None},
+        }
+        for rank, held in sorted(job.ranks.items())
+    ]
 
 
 class _Job:
     """Means of the samples by rank and GPU."""
 
-    def __init__(self, samples: Sequence[Sample]) -> None:
+    def __init__(self, samples: Sequence[Sample], least: int = LEAST_SAMPLES) -> None:
         self.samples = samples
         self.ranks: dict[int, list[RankSample]] = {}
         self.gpus: dict[str, list[Gpu]] = {}
@@ -85,7 +104,7 @@ class _Job:
                 self.ranks.setdefault(rank.rank, []).append(rank)
             for gpu in sample.gpus:
                 self.gpus.setdefault(gpu["uuid"], []).append(gpu)
-        self.ranks = {rank: held for rank, held in self.ranks.items() if len(held) >= LEAST_SAMPLES}
+        self.ranks = {rank: held for rank, held in self.ranks.items() if len(held) >= least}
 
     def mean(self, rank: int, figure: Callable[[RankSample], float]) -> float:
         return statistics.fmean(map(figure, self.ranks[rank]))

@@ -100,8 +100,8 @@ class RankSample:
 
 
 Gpu = Mapping[str, Any]
-"""A GPU in one interval: the `rank` that uses it, `uuid`, what `Nvml.load`, `readings`, `settings` and `health` say of it,
-and `energy_j`, `pcie_bytes_per_s` and `nvlink_bytes_per_s` of the interval. What it does not report is absent."""
+"""A GPU in one interval: `rank`, `uuid`, what `Nvml.load`, `readings`, `settings` and `health` say of it, `energy_j`,
+`pcie_bytes_per_s` and `nvlink_bytes_per_s` of the interval. What it does not report is absent."""
 
 
 @dataclass(frozen=True)
