@@ -19,7 +19,7 @@ import click
 
 from pyperf_suite import files
 from pyperf_suite.commands.options import Finite, path_option, results_option
-from pyperf_suite.errors import UserError, printable
+from pyperf_suite.errors import UserError, offer, printable
 
 if TYPE_CHECKING:
     from pyperf_suite.watch.patterns import Pattern
@@ -78,6 +78,7 @@ def watch(
       pyperf-suite watch --step-pattern 'step (?P<step>\\d+)' -- python train.py
       pyperf-suite watch --pid 4242 --for 60
     """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.hardware.catalogue import DTYPES
     from pyperf_suite.ranks.launch import rank_environment
     from pyperf_suite.watch.running import TAKEN, Command, marks_folder, require_readable, signals_taken
 
@@ -88,6 +89,8 @@ def watch(
     if (pid is None and for_s) or (pid is not None and step_pattern):
         wrong, right = ("--for", "--pid") if pid is None else ("--step-pattern", "a command that watch starts")
         raise UserError(f"{wrong} goes with {right}.")
+    if dtype not in DTYPES:
+        raise UserError(f"There is no dtype {dtype[:40]!r}: {offer(dtype, DTYPES)}")
     log = None
     if step_pattern is not None:
         from pyperf_suite.watch.steps import LogReader
@@ -158,6 +161,7 @@ class _Watching:
         self.recent: deque[Sample] = deque(maxlen=RECENT_SAMPLES)
         self.steps: dict[int, RankSteps] = {}
         self.patterns: list[Pattern] = []
+        self._said: set[tuple[str, int | None]] = set()
         self._live: Any = None
         self._own_share = self._elapsed_s = self._energy_j = 0.0
         self._is_over = self.has_log = False
@@ -259,11 +263,11 @@ class _Watching:
                 record.write(json.dumps(asdict(sample)) + "\n")
 
     def _judge(self) -> None:
-        """Say what is new of the last minute."""
-        known = {(each.name, each.rank) for each in self.patterns}
+        """Say what is new in the last samples, each name of a rank once."""
         self.patterns = self._patterns.judge(list(self.recent), self.steps)
         for each in self.patterns:
-            if self._live is None and (each.name, each.rank) not in known:
+            if self._live is None and (each.name, each.rank) not in self._said:
+                self._said.add((each.name, each.rank))
                 self._say(f"watch: {_told(each)}")
 
     def _view(self, samples: Sequence[Sample]) -> Any:

@@ -155,9 +155,7 @@ def _waits_for_data(job: _Job) -> Iterator[Pattern]:
         if loaders:
             # With pinned memory a thread of the trainer reads the pipe and the main thread waits for that thread.
             asks = job.wait(rank, "pipe")
-            waits = (
-                1 - utilization if utilization is not None else max(asks, min(idle, asks + job.wait(rank, "thread")))
-            )
+            waits = min(idle, 1 - utilization if utilization is not None else asks + job.wait(rank, "thread"))
             # A process that only waits for its children feeds none of them: it is no trainer.
             works = utilization is not None or job.mean(rank, lambda each: each.cores) >= 0.005
             if works and waits >= WAITING and (busy >= LOADERS_BUSY or asks >= 1.5 * WAITING):
@@ -200,9 +198,7 @@ def _straggler(job: _Job, steps: Mapping[int, RankSteps], starved: set[int | Non
             told = "The GPU of rank {rank} runs at {own} MHz, the others at {others} MHz"
             yield Pattern("straggler", slow, remark(told, rank=slow, own=f"{-low:.0f}", others=f"{-usual:.0f}"), more)
         elif own >= MORE_POWER * others and all((job.gpu(each, "utilization") or 0) >= GPU_BUSY for each in job.ranks):
-            told = (
-                "All GPUs are busy, but that of rank {rank} takes {own} W and the others {others} W: they wait for it"
-            )
+            told = "All GPUs are busy, that of rank {rank} at {own} W and the others at {others} W: they wait for it"
             yield Pattern("straggler", rank, remark(told, rank=rank, own=f"{own:.0f}", others=f"{others:.0f}"), more)
         return
     rank, own, others = stands_out({rank: job.mean(rank, lambda each: each.occupied) for rank in job.ranks})

@@ -61,6 +61,7 @@ CATALOGUE = (
     ("watch --step-pattern ( -- train", "regular expression"),
     ("watch --step-pattern step -- train", "no group"),
     ("watch --for 3 -- train", "--pid"),
+    ("watch --dtype bf61 -- train", "bf16"),
     ("watch -- /nowhere/train", "/nowhere/train"),
     ("watch --config absent.json -- train", "absent.json"),
 )
