@@ -20,5 +20,5 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         from pyperf_suite import api
 
-        return getattr(api, name)
+        return globals().setdefault(name, getattr(api, name))  # found without this function from now on
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyperf_suite.watch.patterns import Pattern
     from pyperf_suite.watch.running import Command
     from pyperf_suite.watch.samples import Job, Sample
-    from pyperf_suite.watch.steps import LogReader, RankSteps
+    from pyperf_suite.watch.steps import EndedSteps, LogReader
 
 LOOK_EVERY_S = 0.1
 JUDGE_EVERY_S = 10.0
@@ -159,7 +159,7 @@ class _Watching:
         self._manager = None if isinstance(manager, Unavailable) else manager
         self.kept: list[Sample] = []
         self.recent: deque[Sample] = deque(maxlen=RECENT_SAMPLES)
-        self.steps: dict[int, RankSteps] = {}
+        self.steps: dict[int, EndedSteps] = {}
         self.patterns: list[Pattern] = []
         self._said: set[tuple[str, int | None]] = set()
         self._live: Any = None
@@ -183,12 +183,12 @@ class _Watching:
     def copy(self, source: Any, target: Any, log: LogReader | None) -> None:
         """Pass the command's output on, and find steps in it."""
         self.has_log = log is not None
-        from pyperf_suite.watch.steps import RankSteps
+        from pyperf_suite.watch.steps import EndedSteps
 
         with contextlib.suppress(OSError, ValueError), source:  # closed where nobody reads any more
             while part := source.read1(1 << 16):
                 if log is not None:
-                    log.feed(part, self.steps.setdefault(0, RankSteps()))
+                    log.feed(part, self.steps.setdefault(0, EndedSteps()))
                 if self._live is not None:
                     self._live.console.out(part.decode("utf-8", "replace"), end="", highlight=False)
                 else:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pyperf_suite.measure.telemetry import DISCARD_REASONS
 from pyperf_suite.spec.findings import Remark, remark
 from pyperf_suite.watch.samples import WAITS, Gpu, RankSample, Sample
-from pyperf_suite.watch.steps import RankSteps
+from pyperf_suite.watch.steps import EndedSteps
 
 Name = Literal["data", "disk", "network", "straggler", "cpu", "throttled", "memory limit", "memory leak"]
 
@@ -47,7 +47,7 @@ class Pattern:
     advice: str
 
 
-def judge(samples: Sequence[Sample], steps: Mapping[int, RankSteps] | None = None) -> list[Pattern]:
+def judge(samples: Sequence[Sample], steps: Mapping[int, EndedSteps] | None = None) -> list[Pattern]:
     """The patterns in these samples, the gravest first; none if there are too few samples to tell."""
     steady = after_start(samples)
     if len(steady) < LEAST_SAMPLES:
@@ -173,7 +173,7 @@ def _waits_for_data(job: _Job) -> Iterator[Pattern]:
             yield Pattern("disk", rank, evidence, "read in loaders, write in the background: pyperf-suite run transfer")
 
 
-def _straggler(job: _Job, steps: Mapping[int, RankSteps], starved: set[int | None]) -> Iterator[Pattern]:
+def _straggler(job: _Job, steps: Mapping[int, EndedSteps], starved: set[int | None]) -> Iterator[Pattern]:
     if len(job.ranks) < 2:
         return
 

@@ -18,7 +18,7 @@ _MARK = struct.Struct(MARK_FORMAT)
 
 
 @dataclass
-class RankSteps:
+class EndedSteps:
     """The newest steps of one rank: how long each took, their tokens, and when the first and the last ended."""
 
     seconds: list[float] = field(default_factory=list)
@@ -62,7 +62,7 @@ class MarkReader:
         self._folder = folder
         self._read: dict[str, int] = {}
 
-    def read(self, steps: dict[int, RankSteps]) -> None:
+    def read(self, steps: dict[int, EndedSteps]) -> None:
         """Add the new steps to those of their ranks."""
         for path in sorted(self._folder.glob("*.steps")):
             with path.open("rb") as file:
@@ -72,7 +72,7 @@ class MarkReader:
             self._read[path.name] = self._read.get(path.name, 0) + whole
             rank = int(path.name.partition("-")[0])
             for at_s, tokens in _MARK.iter_unpack(content[:whole]):
-                steps.setdefault(rank, RankSteps()).ended(at_s, tokens)
+                steps.setdefault(rank, EndedSteps()).ended(at_s, tokens)
 
 
 class LogReader:
@@ -92,7 +92,7 @@ class LogReader:
             )
         self._unread = b""
 
-    def feed(self, content: bytes, steps: RankSteps) -> None:
+    def feed(self, content: bytes, steps: EndedSteps) -> None:
         """Take what the log has grown by. A carriage return ends a line too, as progress bars write it."""
         *lines, self._unread = re.split(rb"[\r\n]", self._unread + content)
         self._unread = self._unread[-4096:]
@@ -115,7 +115,7 @@ def _number(text: str) -> float | None:
 
 
 def summary(
-    steps: dict[int, RankSteps], flop_per_token: float | None, peak_flop_per_s: float | None, ranks: int
+    steps: dict[int, EndedSteps], flop_per_token: float | None, peak_flop_per_s: float | None, ranks: int
 ) -> dict[str, Any]:
     """Steps' percentiles of each rank, tokens/s of all ranks together, FLOP/s, and their share of all GPUs' peak."""
     counted = {rank: each for rank, each in steps.items() if each.seconds}

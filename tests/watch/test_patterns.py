@@ -8,7 +8,7 @@ import pytest
 
 from pyperf_suite.watch.patterns import after_start, growth, judge
 from pyperf_suite.watch.samples import RankSample, Sample
-from pyperf_suite.watch.steps import RankSteps
+from pyperf_suite.watch.steps import EndedSteps
 
 GIB = 1 << 30
 RANK = RankSample(
@@ -124,10 +124,11 @@ def test_gpus_that_wait_for_one_take_less_power():
 
 
 def test_the_rank_with_the_longest_steps_is_the_straggler():
-    steps = {rank: RankSteps(seconds=[0.1 + 0.02 * (rank == 1)] * 20) for rank in range(2)}
+    steps = {rank: EndedSteps(seconds=[0.1 + 0.02 * (rank == 1)] * 20) for rank in range(2)}
     assert names(judge(samples(*on_ranks({}, {})), steps)) == {("straggler", 1)}
     assert (
-        judge(samples(*on_ranks({}, {})), {0: RankSteps(seconds=[0.1] * 20), 1: RankSteps(seconds=[0.105] * 20)}) == []
+        judge(samples(*on_ranks({}, {})), {0: EndedSteps(seconds=[0.1] * 20), 1: EndedSteps(seconds=[0.105] * 20)})
+        == []
     )
 
 

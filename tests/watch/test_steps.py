@@ -12,7 +12,7 @@ import pytest
 import pyperf_suite
 from pyperf_suite import api
 from pyperf_suite.errors import UserError
-from pyperf_suite.watch.steps import LogReader, MarkReader, RankSteps, summary
+from pyperf_suite.watch.steps import EndedSteps, LogReader, MarkReader, summary
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_a_step_call_loads_nothing_but_the_standard_library():
     ],
 )
 def test_lines_that_match_tell_of_steps(pattern, lines, seconds, tokens):
-    steps, log = RankSteps(), LogReader(pattern)
+    steps, log = EndedSteps(), LogReader(pattern)
     for part in (lines[:7], lines[7:]):
         log.feed(part.encode(), steps)
     assert steps.seconds == pytest.approx(seconds)
@@ -70,7 +70,7 @@ def test_lines_that_match_tell_of_steps(pattern, lines, seconds, tokens):
 
 
 def test_numbers_of_steps_divide_the_time_between_lines(monkeypatch):
-    steps, log, now = RankSteps(), LogReader(r"step (?P<step>\d+)"), iter((100.0, 110.0, 130.0))
+    steps, log, now = EndedSteps(), LogReader(r"step (?P<step>\d+)"), iter((100.0, 110.0, 130.0))
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
     log.feed(b"step 10\nstep 20\nstep 30\n", steps)
     assert steps.seconds == [1.0, 2.0]
@@ -83,7 +83,7 @@ def test_a_pattern_that_can_tell_nothing_is_refused(pattern):
 
 
 def test_rates_are_of_all_ranks_together():
-    steps = {rank: RankSteps() for rank in range(2)}
+    steps = {rank: EndedSteps() for rank in range(2)}
     for each in steps.values():
         for k in range(11):
             each.ended(10.0 + 0.1 * k, tokens=1000)
