@@ -155,7 +155,8 @@ def _waits_for_data(job: _Job) -> Iterator[Pattern]:
         if loaders:
             # With pinned memory a thread of the trainer reads the pipe and the main thread waits for that thread.
             asks = job.wait(rank, "pipe")
-            waits = min(idle, 1 - utilization if utilization is not None else asks + job.wait(rank, "thread"))
+            known = asks + job.wait(rank, "thread") if any(each.waits for each in job.ranks[rank]) else 1.0
+            waits = min(idle, 1 - utilization if utilization is not None else known)
             # A process that only waits for its children feeds none of them: it is no trainer.
             works = utilization is not None or job.mean(rank, lambda each: each.cores) >= 0.005
             if works and waits >= WAITING and (busy >= LOADERS_BUSY or asks >= 1.5 * WAITING):

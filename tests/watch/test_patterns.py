@@ -64,6 +64,7 @@ ONE_THREAD = {"cores": 1.0, "wanted_cores": 1.0}
     [
         (samples(), set()),
         (samples(*on_ranks({**HUNGRY, "loader_busy": 0.97})), {("data", 0)}),
+        (samples(*on_ranks({**HUNGRY, "loader_busy": 0.97, "waits": {}})), {("data", 0)}),  # not known what it waits in
         # The loaders wait as well, for what they read: the main thread has nothing all the same.
         (samples(*on_ranks({**HUNGRY, "loader_busy": 0.3})), {("data", 0)}),
         (samples(*on_ranks({"loaders": 2, "loader_busy": 0.97})), set()),
@@ -124,12 +125,12 @@ def test_gpus_that_wait_for_one_take_less_power():
 
 
 def test_the_rank_with_the_longest_steps_is_the_straggler():
-    steps = {rank: EndedSteps(seconds=[0.1 + 0.02 * (rank == 1)] * 20) for rank in range(2)}
-    assert names(judge(samples(*on_ranks({}, {})), steps)) == {("straggler", 1)}
-    assert (
-        judge(samples(*on_ranks({}, {})), {0: EndedSteps(seconds=[0.1] * 20), 1: EndedSteps(seconds=[0.105] * 20)})
-        == []
-    )
+    def steps(other_s: float) -> dict[int, EndedSteps]:
+        return {0: EndedSteps(seconds=[0.1] * 20), 1: EndedSteps(seconds=[other_s] * 20)}
+
+    job = samples(*on_ranks({}, {}))
+    assert names(judge(job, steps(0.12))) == {("straggler", 1)}
+    assert judge(job, steps(0.105)) == []
 
 
 def leaking(per_s: float, count: int = 40) -> list[Sample]:
