@@ -79,7 +79,7 @@ def watch(
       pyperf-suite watch --pid 4242 --for 60
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.hardware.catalogue import DTYPES
-    from pyperf_suite.ranks.launch import rank_environment
+    from pyperf_suite.ranks.launch import ALONE, rank_environment
     from pyperf_suite.watch.running import TAKEN, Command, marks_folder, require_readable, signals_taken
 
     if not sys.platform.startswith("linux"):
@@ -96,18 +96,21 @@ def watch(
         from pyperf_suite.watch.steps import LogReader
 
         log = LogReader(step_pattern)
-    launched = pid is None and rank_environment().launched
+    ranked = ALONE
+    if pid is None:
+        with contextlib.suppress(UserError):  # a job may have variables of its own that are no launcher's
+            ranked = rank_environment()
     if config is not None:
         flop_per_token = _flop_per_token(config, seq)
     if pid is not None:
         require_readable(pid)
     # One watcher a node samples the ranks of all.
-    quiet = launched and rank_environment().local_rank > 0
-    watching = None if quiet else _Watching(results, command, pid, interval, flop_per_token, dtype)
-    top = pid or (os.getppid() if launched else os.getpid())
+    watching = None if ranked.local_rank else _Watching(results, command, pid, interval, flop_per_token, dtype)
+    top = pid or (os.getppid() if ranked.launched else os.getpid())
     with marks_folder(top, is_own=watching is not None) as marks, signals_taken() as taken:
         try:
-            running = None if pid else Command(command, marks, taken, launched, log is not None or live)
+            is_copied = watching is not None and (log is not None or live)
+            running = None if pid else Command(command, marks, taken, ranked.launched, is_copied)
         except UserError:
             if watching is not None:
                 watching.discard()
@@ -121,7 +124,7 @@ def watch(
             if running is not None:
                 running.copy_output(functools.partial(watching.copy, log=log))
             watching.follow(top, marks, running, for_s or math.inf)
-    watching.finish(running)
+        watching.finish(running)
 
 
 def _flop_per_token(config: Path, seq: int | None) -> float:

@@ -57,6 +57,8 @@ def signals_taken() -> Iterator[set[signal.Signals]]:
     try:
         yield {each for each in before if isinstance(each, signal.Signals)}
     finally:
+        while signal.sigtimedwait(TAKEN, 0) is not None:  # one that came meanwhile interrupts nothing any more
+            pass
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
