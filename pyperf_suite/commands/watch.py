@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyperf_suite.watch.patterns import Pattern
     from pyperf_suite.watch.running import Command
     from pyperf_suite.watch.samples import Job, Sample
-    from pyperf_suite.watch.steps import EndedSteps, LogReader
+    from pyperf_suite.watch.steps import EndedSteps
 
 LOOK_EVERY_S = 0.1
 JUDGE_EVERY_S = 10.0
@@ -81,6 +81,7 @@ def watch(
     from pyperf_suite.hardware.catalogue import DTYPES
     from pyperf_suite.ranks.launch import ALONE, rank_environment
     from pyperf_suite.watch.running import TAKEN, Command, marks_folder, require_readable, signals_taken
+    from pyperf_suite.watch.steps import LogReader
 
     if not sys.platform.startswith("linux"):
         raise UserError("watch reads /proc, which only Linux has.")
@@ -91,11 +92,8 @@ def watch(
         raise UserError(f"{wrong} goes with {right}.")
     if dtype not in DTYPES:
         raise UserError(f"There is no dtype {dtype[:40]!r}: {offer(dtype, DTYPES)}")
-    log = None
     if step_pattern is not None:
-        from pyperf_suite.watch.steps import LogReader
-
-        log = LogReader(step_pattern)
+        LogReader(step_pattern)
     ranked = ALONE
     if pid is None:
         with contextlib.suppress(UserError):  # a job may have variables of its own that are no launcher's
@@ -109,7 +107,7 @@ def watch(
     top = pid or (os.getppid() if ranked.launched else os.getpid())
     with marks_folder(top, is_own=watching is not None) as marks, signals_taken() as taken:
         try:
-            is_copied = watching is not None and (log is not None or live)
+            is_copied = watching is not None and (step_pattern is not None or live)
             running = None if pid else Command(command, marks, taken, ranked.launched, is_copied)
         except UserError:
             if watching is not None:
@@ -122,7 +120,7 @@ def watch(
             raise SystemExit(running.exit_code)
         with watching.shown(live or pid is not None):
             if running is not None:
-                running.copy_output(functools.partial(watching.copy, log=log))
+                running.copy_output(functools.partial(watching.copy, step_pattern=step_pattern))
             watching.follow(top, marks, running, for_s or math.inf)
         watching.finish(running)
 
@@ -183,11 +181,12 @@ class _Watching:
             yield
         self._live = None
 
-    def copy(self, source: Any, target: Any, log: LogReader | None) -> None:
-        """Pass the command's output on, and find steps in it."""
-        self.has_log = log is not None
-        from pyperf_suite.watch.steps import EndedSteps
+    def copy(self, source: Any, target: Any, step_pattern: str | None) -> None:
+        """Pass one of the command's streams on, and find steps in it."""
+        from pyperf_suite.watch.steps import EndedSteps, LogReader
 
+        log = None if step_pattern is None else LogReader(step_pattern)
+        self.has_log = log is not None
         with contextlib.suppress(OSError, ValueError), source:  # closed where nobody reads any more
             while part := source.read1(1 << 16):
                 if log is not None:
