@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyperf_suite.api import cuda, empty, kernel, launch, rand, randint, randn, zeros
+    from pyperf_suite.api import cuda, empty, kernel, launch, rand, randint, randn, watch_step, zeros
 
 __version__ = "0.1.0"
 
-__all__ = ("__version__", "cuda", "empty", "kernel", "launch", "rand", "randint", "randn", "zeros")
+__all__ = ("__version__", "cuda", "empty", "kernel", "launch", "rand", "randint", "randn", "watch_step", "zeros")
 
 
 def __getattr__(name: str) -> Any:
@@ -20,5 +20,5 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         from pyperf_suite import api
 
-        return getattr(api, name)
+        return globals().setdefault(name, getattr(api, name))  # found without this function from now on
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

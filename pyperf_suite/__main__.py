@@ -16,8 +16,10 @@ def main() -> None:
         from pyperf_suite.ranks.watchdog import stand_by
 
         # What is wrong with the launcher's variables is reported by the command that needs them.
+        # `watch` runs somebody's command in each rank, and measures with none of the others.
         with contextlib.suppress(UserError):
-            stand_by()
+            if sys.argv[1:2] != ["watch"]:
+                stand_by()
         from pyperf_suite.cli import main as command_line
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)

@@ -16,8 +16,11 @@ from __future__ import annotations
 import builtins
 import inspect
 import itertools
+import os
 import random as _random
+import struct
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
@@ -377,6 +380,36 @@ def _generator() -> Any:
     if _numpy_generator is None:
         _numpy_generator = np.random.default_rng(_seed)
     return _numpy_generator
+
+
+# A mark of `watch_step`: when, by the machine's monotonic clock, and how many tokens.
+MARK_FORMAT = "dd"
+# The folder for the marks of a watched job; each process writes RANK-PID.steps there.
+MARKS_VARIABLE = "PYPERF_WATCH"
+_marks: Union[int, None] = None
+
+
+def watch_step(tokens: float = 0.0) -> None:
+    """Mark the end of a training step of this rank, which had so many tokens, for `pyperf-suite watch`.
+
+    Does next to nothing where no one watches, and never raises.
+    """
+    global _marks
+    try:
+        if _marks is None:
+            _marks = _open_marks()
+        if _marks >= 0:
+            os.write(_marks, struct.pack(MARK_FORMAT, time.monotonic(), tokens))
+    except OSError:  # a full disk is no reason to end a training
+        _marks = -1
+
+
+def _open_marks() -> int:
+    folder = os.environ.get(MARKS_VARIABLE)
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+    if not folder or not rank.isdigit():
+        return -1
+    return os.open(f"{folder}/{rank}-{os.getpid()}.steps", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
 def seed_everything(seed: int) -> None:

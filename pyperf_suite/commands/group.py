@@ -29,6 +29,7 @@ MODULES = {
     "study": "study",
     "track": "track",
     "validate": "validate",
+    "watch": "watch",
 }
 
 MAP = """\
@@ -45,6 +46,7 @@ You design a model (no GPU needed)
 You train on this machine
   pyperf-suite run memory block checkpointing                      what takes memory, what time, what can be dropped
   pyperf-suite run precision optimizer input_pipeline              which settings are worth changing here
+  pyperf-suite watch -- python train.py                            what does this job wait for?
   pyperf-suite study                                               DDP, ZeRO, TP, PP in live steps, by samples/s
 You accept a cluster
   pyperf-suite accept                                              is every part of this node as fast as its kind?

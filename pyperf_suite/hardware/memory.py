@@ -34,6 +34,19 @@ def cpu_quota_cores(files: KernelFiles) -> float | None:
     return min(quotas, default=None)
 
 
+def cpu_throttled_s(files: KernelFiles) -> float | None:
+    """Seconds that quotas kept processes of this process's groups from running so far; None without a counter.
+
+    The groups above count each for all their children, so the largest holds.
+    """
+    found = []
+    for folder in _groups(files, "cpu"):
+        text = files.text(f"{folder}/cpu.stat") or ""
+        for name, scale in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
+            found += [int(value) / scale for value in re.findall(rf"^{name} (\d+)$", text, re.MULTILINE)]
+    return max(found, default=None)
+
+
 def memory_limit_bytes(files: KernelFiles) -> int | None:
     """The narrowest limit on this process's memory; None where there is none."""
     limits = [

@@ -20,6 +20,8 @@ MEMORY_CLOCK = 2  # NVML_CLOCK_MEM
 GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
 # Payload over all NVLinks since the driver started, in KiB: NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX.
 NVLINK_SENT, NVLINK_RECEIVED = 138, 139
+# Bytes over PCIe: NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES. Unlike nvmlDeviceGetPcieThroughput they do not block.
+PCIE_SENT, PCIE_RECEIVED = 197, 198
 EVERY_LINK = 0xFFFFFFFF
 KIB = 1024
 # The slot's are the most that card and slot have in common.
@@ -86,6 +88,18 @@ class ProcessInfo(ctypes.Structure):
         ("gpu_instance", ctypes.c_uint),
         ("compute_instance", ctypes.c_uint),
     )
+
+
+class Utilization(ctypes.Structure):
+    """`nvmlUtilization_t`: percent of the last sampling period in which a kernel ran, and memory was accessed."""
+
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class MemoryInfo(ctypes.Structure):
+    """`nvmlMemory_t`: bytes of a GPU's memory."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
 class PciInfo(ctypes.Structure):
@@ -160,8 +174,51 @@ class Nvml:
 
     def used_bytes(self, uuid: str) -> int | None:
         """Memory in use on the GPU by all processes and the driver, as nvidia-smi shows it."""
-        device, memory = self._physical(uuid), (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
-        return memory[2] if device is not None and self._call("nvmlDeviceGetMemoryInfo", device, memory) else None
+        held = self._memory(uuid)
+        return held.used if held else None
+
+    def _memory(self, uuid: str) -> MemoryInfo | None:
+        device, held = self._physical(uuid), MemoryInfo()
+        answered = device is not None and self._call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(held))
+        return held if answered else None
+
+    def uuids(self) -> tuple[str, ...]:
+        """The UUIDs of all whole GPUs that this process may see, in NVML's order, which is that of nvidia-smi."""
+        found = []
+        for index in range(self._unsigned("nvmlDeviceGetCount_v2") or 0):
+            device, text = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+            if self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(device)) and self._call(
+                "nvmlDeviceGetUUID", device, text, len(text)
+            ):
+                found.append(text.value.decode("utf-8", "replace"))
+        return tuple(found)
+
+    def name(self, uuid: str) -> str | None:
+        """The product's name, as in NVIDIA H100 80GB HBM3."""
+        device, text = self._physical(uuid), ctypes.create_string_buffer(96)
+        named = device is not None and self._call("nvmlDeviceGetName", device, text, len(text))
+        return text.value.decode("utf-8", "replace") if named else None
+
+    def load(self, uuid: str) -> dict[str, Any]:
+        """What the GPU is used for now, and its counters; what is not reported is absent.
+
+        `utilization` (share of the last period in which a kernel ran), `memory_used_bytes`, `memory_total_bytes`,
+        `energy_j` since the driver was loaded, `pcie_bytes` and `nvlink_bytes` (sent and received so far).
+        """
+        device = self._physical(uuid)
+        if device is None:
+            return {}
+        use, held = Utilization(), self._memory(uuid)
+        is_used = self._call("nvmlDeviceGetUtilizationRates", device, ctypes.byref(use))
+        answers = {
+            "utilization": use.gpu / 100 if is_used else None,
+            "memory_used_bytes": held.used if held else None,
+            "memory_total_bytes": held.total if held else None,
+            "energy_j": self.energy_j(uuid),
+            "pcie_bytes": self._fields(device, (PCIE_SENT, PCIE_RECEIVED), 0),
+            "nvlink_bytes": self.nvlink_bytes(uuid),
+        }
+        return {name: value for name, value in answers.items() if value is not None}
 
     def throttle_reasons(self, uuid: str) -> list[str] | None:
         """Why the GPU's clocks are below what was asked for, in words; None where that is not reported."""
@@ -281,15 +338,18 @@ class Nvml:
     def nvlink_bytes(self, uuid: str) -> tuple[int, int] | None:
         """Bytes of payload that the GPU sent and received over its NVLinks so far; None where it does not count."""
         device = self._physical(uuid)
-        if device is None:
-            return None
+        found = None if device is None else self._fields(device, (NVLINK_SENT, NVLINK_RECEIVED), EVERY_LINK)
+        return None if found is None else (found[0] * KIB, found[1] * KIB)
+
+    def _fields(self, device: ctypes.c_void_p, fields: tuple[int, int], scope: int) -> tuple[int, int] | None:
+        """The values of two fields; None where the GPU does not have both."""
         asked = (FieldValue * 2)()
-        for question, field in zip(asked, (NVLINK_SENT, NVLINK_RECEIVED), strict=True):
-            question.field, question.scope = field, EVERY_LINK
+        for question, field in zip(asked, fields, strict=True):
+            question.field, question.scope = field, scope
         answered = self._call("nvmlDeviceGetFieldValues", device, len(asked), asked)
         if not answered or any(question.code for question in asked):
             return None
-        return asked[0].value * KIB, asked[1].value * KIB
+        return asked[0].value, asked[1].value
 
     def memory_errors(self, uuid: str) -> dict[str, int]:
         """What the GPU's memory has gone through; what is not reported is absent.

@@ -52,6 +52,18 @@ CATALOGUE = (
     ("selfcheck --budget nan", "'--budget'"),
     ("completion tcsh", "'tcsh'"),
     ("doctor --expect gpus=x", "gpus=x"),
+    ("watch", "--pid N"),
+    ("watch --pid 0", "'--pid'"),
+    ("watch --pid 4194305", "4194305"),
+    ("watch --pid 1 -- train", "--pid N"),
+    ("watch --interval 0 -- train", "'--interval'"),
+    ("watch --interval -1 -- train", "'--interval'"),
+    ("watch --step-pattern ( -- train", "regular expression"),
+    ("watch --step-pattern step -- train", "no group"),
+    ("watch --for 3 -- train", "--pid"),
+    ("watch --dtype bf61 -- train", "bf16"),
+    ("watch -- /nowhere/train", "/nowhere/train"),
+    ("watch --config absent.json -- train", "absent.json"),
 )
 
 

@@ -129,7 +129,10 @@ class FakeNvml(Double):
         "nvmlDeviceGetRemappedRows": (2, 1, 1, 0),
         "nvmlDeviceGetTemperatureThreshold": lambda device, threshold, celsius: {1: 87}[threshold],
         "nvmlDeviceGetNvLinkVersion": 4,
-        "nvmlDeviceGetTotalEnergyConsumption": 123_456_789,  # millijoules
+        "nvmlDeviceGetCount_v2": 2,
+        "nvmlDeviceGetHandleByIndex_v2": lambda index, device: WHOLE_GPU + index,
+        "nvmlDeviceGetName": b"NVIDIA H200",
+        "nvmlDeviceGetTotalEnergyConsumption": 1_234_500,  # millijoules
     }
 
     def __init__(self, links: int = 18, peers: tuple[int, int] = (0, 0)) -> None:
@@ -140,8 +143,16 @@ class FakeNvml(Double):
         device._obj.value = WHOLE_GPU
         return 0 if uuid.startswith((b"GPU-", b"MIG-")) else 2
 
-    def nvmlDeviceGetMemoryInfo(self, device: ctypes.c_void_p, memory: Any) -> int:
-        memory[:] = [80, 50, 30]  # total, free, used
+    def nvmlDeviceGetUUID(self, device: ctypes.c_void_p, text: Any, size: int) -> int:
+        text.value = f"GPU-{device.value}".encode()
+        return 0
+
+    def nvmlDeviceGetUtilizationRates(self, device: ctypes.c_void_p, use: Any) -> int:
+        use._obj.gpu, use._obj.memory = 93, 41
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, device: ctypes.c_void_p, held: Any) -> int:
+        held._obj.total, held._obj.free, held._obj.used = 141 << 30, 100 << 30, 41 << 30
         return 0
 
     def nvmlDeviceGetPersistenceMode(self, device: ctypes.c_void_p, mode: Any) -> int:
@@ -167,8 +178,9 @@ class FakeNvml(Double):
 
     def nvmlDeviceGetFieldValues(self, device: ctypes.c_void_p, count: int, asked: Any) -> int:
         for question in asked[:count]:
-            question.code = 0 if self.links and question.scope == 0xFFFFFFFF else 3
-            question.value = {138: 5, 139: 7}[question.field]
+            is_pcie = question.field in (197, 198)
+            question.code = 0 if is_pcie or (self.links and question.scope == 0xFFFFFFFF) else 3
+            question.value = {138: 5, 139: 7, 197: 11, 198: 13}[question.field]
         return 0
 
 

@@ -84,3 +84,20 @@ def test_what_can_be_taken_is_what_the_group_leaves_of_what_the_machine_has(mach
     assert 0 < available <= psutil.virtual_memory().total
     assert available <= limit_bytes - used_bytes
     assert 0 < memory.available_bytes() <= psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(
+    ("groups", "contents", "seconds"),
+    [
+        (
+            "0::/job",
+            {"cpu.stat": "throttled_usec 2500000\n", "job/cpu.stat": "nr_throttled 3\nthrottled_usec 500000\n"},
+            2.5,
+        ),
+        ("5:cpu:/\n", {"cpu/cpu.stat": "nr_periods 7\nthrottled_time 1500000000\n"}, 1.5),
+        ("0::/", {"cpu.stat": "usage_usec 5\n"}, None),
+    ],
+)
+def test_the_time_that_quotas_took_is_counted_by_the_groups(machine, groups, contents, seconds):
+    files = {"proc/self/cgroup": groups, **{f"{CGROUP}/{name}": text for name, text in contents.items()}}
+    assert memory.cpu_throttled_s(machine(files)) == seconds

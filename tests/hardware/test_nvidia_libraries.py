@@ -47,7 +47,7 @@ def test_settings_a_gpu_does_not_tell_are_none(fake_nvml):
 
 def test_energy_and_memory_are_those_of_the_board(fake_nvml):
     manager = Nvml(fake_nvml())
-    assert (manager.energy_j(UUID), manager.used_bytes(UUID)) == (123_456.789, 30)
+    assert (manager.energy_j(UUID), manager.used_bytes(UUID)) == (1234.5, 41 << 30)
     assert (manager.energy_j("unknown"), manager.used_bytes("unknown")) == (None, None)
 
 
@@ -147,3 +147,26 @@ def test_a_driver_that_counts_no_memory_errors_reports_none(fake_nvml):
             return super().__getattr__(function)
 
     assert Nvml(Silent()).memory_errors(UUID) == {}
+
+
+def test_a_gpus_load_has_its_use_memory_and_counters(fake_nvml):
+    manager = Nvml(fake_nvml(links=4))
+    assert manager.uuids() == ("GPU-7", "GPU-8")
+    assert manager.name(UUID) == "NVIDIA H200"
+    assert manager.load(UUID) == {
+        "utilization": 0.93,
+        "memory_used_bytes": 41 << 30,
+        "memory_total_bytes": 141 << 30,
+        "energy_j": 1234.5,
+        "pcie_bytes": (11, 13),
+        "nvlink_bytes": (5 * 1024, 7 * 1024),
+    }
+    assert "nvlink_bytes" not in Nvml(fake_nvml(links=0)).load(UUID)
+
+
+def test_a_driver_that_reports_no_load_reports_nothing_of_it(fake_nvml):
+    class Old(fake_nvml):
+        nvmlDeviceGetUtilizationRates = nvmlDeviceGetMemoryInfo = nvmlDeviceGetFieldValues = None  # noqa: N815
+
+    assert Nvml(Old()).load(UUID) == {"energy_j": 1234.5}
+    assert Nvml(fake_nvml()).load("UUID-of-none") == {}

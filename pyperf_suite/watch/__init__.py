@@ -1,0 +1,1 @@
+"""A running job watched from outside: samples of its processes and GPUs, and what they say it waits for."""

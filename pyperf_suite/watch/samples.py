@@ -1,0 +1,415 @@
+"""Samples of a running job: what its processes and GPUs did in each interval, from /proc (proc(5)) and NVML.
+
+Ranks are told apart by RANK and the like in the environment their processes began with. Ten times a second a look at
+each rank's main thread notes what it waits in, by the kernel function that it sleeps in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pyperf_suite.hardware import memory
+from pyperf_suite.hardware.kernel_files import KernelFiles
+from pyperf_suite.hardware.nvml import Nvml
+
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+LOCAL_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+LOADER_NAME = "pt_data_worker"  # as torch names the main thread of a DataLoader's worker
+# More loaders than these are not looked at between samples.
+MOST_LOADERS_LOOKED_AT = 16
+# Processes of others are asked anew who their parents are after so many samples: numbers are used again.
+FORGET_STRANGERS = 60
+FIND_GPUS_EVERY, READ_MEMORY_EVERY = 10, 5
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# What a sleeping thread waits for, by the beginning of the kernel function that it sleeps in.
+WAITS = {
+    "pipe": ("pipe_", "anon_pipe_", "do_sys_poll", "do_poll", "poll_", "do_select", "ep_poll", "do_epoll", "unix_"),
+    "thread": ("futex_", "do_futex"),
+    "timer": ("hrtimer_nanosleep", "do_nanosleep", "common_nsleep"),
+    "network": ("sk_wait", "tcp_", "inet_", "wait_woken"),
+    "disk": ("folio_", "wait_on_page", "io_schedule", "nfs", "rpc_", "fuse_", "request_wait", "ceph_", "balance_dirty"),
+    "child": ("do_wait", "kernel_wait"),
+}
+
+
+@dataclass
+class Process:
+    """A process of the job, as last read. `cpu_s` is of all its threads since it began."""
+
+    pid: int
+    parent: int
+    start: int
+    name: str
+    arguments: tuple[str, ...] = ()
+    ranks: Mapping[str, int] = field(default_factory=dict)  # by the launcher's variable
+    local_rank: int = 0
+    cpu_s: float = 0.0
+
+    @property
+    def is_watcher(self) -> bool:
+        """Whether it is this command itself, as on each rank under torchrun."""
+        own = any(each == "pyperf_suite" or each.endswith("pyperf-suite") for each in self.arguments[:4])
+        return own and "watch" in self.arguments[:5]
+
+
+@dataclass(frozen=True)
+class Team:
+    """A rank: the process that trains, the processes that load its data, and all that it started."""
+
+    rank: int
+    trainer: Process
+    loaders: tuple[Process, ...]
+    members: tuple[Process, ...]
+
+
+@dataclass(frozen=True)
+class RankSample:
+    """One rank in one interval. Shares are of the interval; `queue_share` is the time ready to run without a CPU."""
+
+    rank: int
+    pid: int
+    cores: float  # used by the trainer's threads together
+    wanted_cores: float  # the same with the time that they were ready to run and had no CPU
+    main_share: float
+    queue_share: float
+    busiest_thread: str
+    busiest_share: float
+    waits: Mapping[str, float]  # share of looks at the main thread by what it waited for
+    loaders: int
+    loader_busy: float  # share of time in which loaders were not waiting for orders, their mean
+    loader_disk: float  # waiting for the disk
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+    memory_bytes: int  # anonymous memory of all the rank's processes
+
+    @property
+    def occupied(self) -> float:
+        """Share of the interval in which the main thread had something to do of its own."""
+        return min(1.0, self.main_share + self.queue_share + self.waits.get("disk", 0.0))
+
+
+Gpu = Mapping[str, Any]
+"""A GPU in one interval: `rank`, `uuid`, what `Nvml.load`, `readings`, `settings` and `health` say of it, `energy_j`,
+`pcie_bytes_per_s` and `nvlink_bytes_per_s` of the interval. What it does not report is absent."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The whole job in one interval that ended `at_s` after watching began."""
+
+    at_s: float
+    seconds: float
+    ranks: tuple[RankSample, ...]
+    gpus: tuple[Gpu, ...] = ()
+    allowed_cores: float = 1.0
+    memory_free_bytes: int = 0
+    memory_limit_bytes: int = 0
+    network_bytes_per_s: float = 0.0  # sent and received, InfiniBand included, of the whole machine
+    loopback_bytes_per_s: float = 0.0
+    throttled_share: float = 0.0  # kept from running by a CPU quota
+    started_s: float = 0.0  # when the youngest process of the job began
+
+
+def teams(processes: Mapping[int, Process]) -> list[Team]:
+    """The ranks among a job's processes, in order; one rank 0 where no environment names any."""
+    job = [each for each in processes.values() if each.pid != os.getpid() and not each.is_watcher]
+    # One launcher may start another, as srun does torchrun: the innermost numbers the ranks.
+    variable = next((name for name in RANK_VARIABLES if any(name in each.ranks for each in job)), "")
+    ranks: list[int | None] = [*sorted({each.ranks[variable] for each in job if variable in each.ranks})]
+    found = []
+    for rank in ranks or [None]:
+        group = {each.pid: each for each in job if rank is None or each.ranks.get(variable) == rank}
+        tops = [each for each in group.values() if each.parent not in group]
+        if not tops:
+            continue
+        trainer = max(tops, key=lambda each: each.cpu_s)
+        while child := _works_for(trainer, group):
+            trainer = child
+        below = _below(trainer, group)
+        loaders = [each for each in below if each.name.startswith(LOADER_NAME)]
+        loaders = loaders or [each for each in below if _is_copy(each, trainer)]
+        found.append(Team(rank or 0, trainer, tuple(loaders), tuple(group.values())))
+    return found
+
+
+def _works_for(launcher: Process, group: Mapping[int, Process]) -> Process | None:
+    """The child that does the work of a shell or launcher; None of a process that works itself."""
+    children = [each for each in group.values() if each.parent == launcher.pid and not _is_copy(each, launcher)]
+    cpu_s = {each.pid: each.cpu_s + sum(one.cpu_s for one in _below(each, group)) for each in children}
+    best = max(children, key=lambda each: cpu_s[each.pid], default=None)
+    return best if best is not None and cpu_s[best.pid] > 2 * launcher.cpu_s else None
+
+
+def _is_copy(child: Process, parent: Process) -> bool:
+    """Whether it was forked or spawned by multiprocessing, as loaders are."""
+    words = " ".join(child.arguments)
+    is_helper = "resource_tracker" in words or not words
+    return not is_helper and (child.arguments == parent.arguments or "multiprocessing" in words)
+
+
+def _below(top: Process, group: Mapping[int, Process]) -> list[Process]:
+    found = [each for each in group.values() if each.parent == top.pid]
+    for each in found:
+        found += [one for one in group.values() if one.parent == each.pid]
+    return found
+
+
+@dataclass
+class _Counts:
+    """Counters of a process when it was last sampled."""
+
+    cpu_s: float = 0.0
+    threads: dict[int, tuple[float, float]] = field(default_factory=dict)  # run and queue seconds
+    io: tuple[int, int] = (0, 0)
+
+
+class Job:
+    """The processes below one, itself included, and their samples; those whose parents end remain the job's."""
+
+    def __init__(self, top: int, manager: Nvml | None = None, proc: Path = Path("/proc")) -> None:
+        self._top, self._manager, self._proc, self._files = top, manager, proc, KernelFiles()
+        self.processes: dict[int, Process] = {}
+        self._strangers: set[int] = set()
+        self._counts: dict[int, _Counts] = {}
+        self._looks: dict[int, Counter[str]] = {}
+        # Of each GPU in use the rank, its settings, and its load when it was last sampled.
+        self._gpus: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {}
+        self._began_s = self._last_s = time.monotonic()
+        self._samples = self._free_bytes = 0
+        self._limit_bytes = memory.memory_limit_bytes(self._files) or int(psutil.virtual_memory().total)
+        self._quota = memory.cpu_quota_cores(self._files) or float("inf")
+        self.find()
+        self.teams = teams(self.processes)
+        self._before = self._machine()
+        for team in self.teams:
+            self._rank(team, 1.0)
+
+    def look(self) -> None:
+        """Note what main threads wait for now; 20 microseconds a thread."""
+        for team in self.teams:
+            for each in (team.trainer, *team.loaders[:MOST_LOADERS_LOOKED_AT]):
+                if (kind := self._waits_for(each.pid)) is not None:
+                    self._looks.setdefault(each.pid, Counter())[kind] += 1
+
+    def sample(self) -> Sample | None:
+        """What happened since the last sample; None where no process of the job is left."""
+        now = time.monotonic()
+        seconds, self._last_s = now - self._last_s, now
+        self._samples += 1
+        if self._samples % FORGET_STRANGERS == 0:
+            self._strangers.clear()
+        self.find()
+        self.teams = teams(self.processes)
+        if not self.teams or seconds <= 0:
+            return None
+        ranks = tuple(self._rank(team, seconds) for team in self.teams)
+        self._looks.clear()
+        machine, before = self._machine(), self._before
+        self._before = machine
+        if self._samples % READ_MEMORY_EVERY == 1:
+            self._free_bytes = memory.available_bytes(self._files)
+        youngest = max(each.start for each in self.processes.values()) * TICK_S
+        return Sample(
+            now - self._began_s,
+            seconds,
+            ranks,
+            tuple(self._gpu_samples(seconds)),
+            allowed_cores=min(self._allowed_cores(), self._quota),
+            memory_free_bytes=self._free_bytes,
+            memory_limit_bytes=self._limit_bytes,
+            network_bytes_per_s=(machine[0] - before[0]) / seconds,
+            loopback_bytes_per_s=(machine[1] - before[1]) / seconds,
+            throttled_share=(machine[2] - before[2]) / seconds,
+            started_s=youngest - time.clock_gettime(time.CLOCK_BOOTTIME) + now - self._began_s,
+        )
+
+    def find(self) -> None:
+        """Read who belongs to the job now."""
+        for pid, known in list(self.processes.items()):
+            if not self._read(pid, known):
+                del self.processes[pid]
+                self._counts.pop(pid, None)
+        fresh = {}
+        for pid in self._numbers("") - self.processes.keys():
+            if pid not in self._strangers and (stat := self._stat(pid)):
+                fresh[pid] = Process(pid, int(stat[2]), int(stat[20]), stat[0])
+        while joined := [pid for pid, each in fresh.items() if pid == self._top or each.parent in self.processes]:
+            for pid in joined:
+                self.processes[pid] = fresh.pop(pid)
+                self._read(pid, self.processes[pid], is_new=True)
+        self._strangers |= fresh.keys()
+
+    def _read(self, pid: int, known: Process, is_new: bool = False) -> bool:
+        """Whether the process still runs; what it is called is read anew where its name has changed, as by exec."""
+        stat = self._stat(pid)
+        if not stat or stat[1] in "ZX" or int(stat[20]) != known.start:
+            return False
+        known.parent = int(stat[2])
+        known.cpu_s = (int(stat[12]) + int(stat[13])) * TICK_S
+        if is_new or stat[0] != known.name or not known.arguments or self._samples < 3:
+            known.name = stat[0]
+            known.arguments = tuple(self._text(f"{pid}/cmdline").split("\0")[:-1])
+            held = dict(each.partition("=")[::2] for each in self._text(f"{pid}/environ").split("\0"))
+            known.ranks = {name: int(held[name]) for name in RANK_VARIABLES if held.get(name, "").isdecimal()}
+            locally = (held[name] for name in LOCAL_VARIABLES if held.get(name, "").isdecimal())
+            known.local_rank = int(next(locally, 0))
+        return True
+
+    def _rank(self, team: Team, seconds: float) -> RankSample:
+        own = team.trainer
+        before = self._counts.get(own.pid)
+        threads = {tid: self._thread(f"{own.pid}/task/{tid}") for tid in self._numbers(f"{own.pid}/task")}
+        now = _Counts(own.cpu_s, threads, self._io(team))
+        self._counts[own.pid] = now
+        then = before or now
+        spent = {
+            tid: (run - old_run, queued - old_queued)
+            for tid, (run, queued) in now.threads.items()
+            for old_run, old_queued in [then.threads.get(tid, (0.0, 0.0) if before else (run, queued))]
+        }
+        main, queued = spent.get(own.pid, (0.0, 0.0))
+        busiest = max(spent, key=lambda tid: sum(spent[tid]), default=own.pid)
+        looks = self._looks.get(own.pid, Counter())
+        if looks["running"] / max(1, looks.total()) > (main + queued) / seconds + 0.5:
+            looks = Counter()  # a kernel that does not say what threads sleep in
+        busy, disk = self._loaders(team, seconds)
+        return RankSample(
+            team.rank,
+            own.pid,
+            cores=(now.cpu_s - then.cpu_s) / seconds,
+            wanted_cores=sum(map(sum, spent.values())) / seconds,
+            main_share=min(1.0, main / seconds),
+            queue_share=min(1.0, queued / seconds),
+            busiest_thread=self._text(f"{own.pid}/task/{busiest}/comm").strip(),
+            busiest_share=min(1.0, sum(spent.get(busiest, (0.0,))) / seconds),
+            waits={kind: count / looks.total() for kind, count in looks.items()},
+            loaders=len(team.loaders),
+            loader_busy=busy,
+            loader_disk=disk,
+            read_bytes_per_s=max(0, now.io[0] - then.io[0]) / seconds,
+            write_bytes_per_s=max(0, now.io[1] - then.io[1]) / seconds,
+            memory_bytes=sum(self._anonymous_bytes(each.pid) for each in team.members),
+        )
+
+    def _loaders(self, team: Team, seconds: float) -> tuple[float, float]:
+        """How much of the time loaders were not waiting for orders, and how much for the disk."""
+        busy, disk = [], []
+        for each in team.loaders:
+            threads = self._thread(f"{each.pid}/task/{each.pid}")
+            before = self._counts.get(each.pid)
+            self._counts[each.pid] = _Counts(threads={each.pid: threads})
+            worked = sum(threads) - sum(before.threads[each.pid]) if before else 0.0
+            looks = self._looks.get(each.pid, Counter())
+            elsewhere = sum(looks[kind] for kind in ("disk", "network", "timer")) / max(1, looks.total())
+            busy.append(min(1.0, worked / seconds + elsewhere))
+            disk.append(looks["disk"] / max(1, looks.total()))
+        return (sum(busy) / len(busy), sum(disk) / len(disk)) if busy else (0.0, 0.0)
+
+    def _waits_for(self, pid: int) -> str | None:
+        """What the main thread waits for: "running", a key of `WAITS` or "other"; None of a process that is gone."""
+        place = self._text(f"{pid}/wchan")
+        if place in ("", "0"):
+            return "running" if place else None
+        return next((kind for kind, begins in WAITS.items() if place.startswith(begins)), "other")
+
+    def _gpu_samples(self, seconds: float) -> Iterable[Gpu]:
+        if self._manager is None:
+            return
+        if self._samples % FIND_GPUS_EVERY == 1 or not self._gpus:
+            self._find_gpus(self._manager)
+        for uuid, (rank, settings, before) in self._gpus.items():
+            load = self._manager.load(uuid)
+            self._gpus[uuid] = rank, settings, load
+            found = {"rank": rank, "uuid": uuid, **settings, **load, **self._manager.readings(uuid)}
+            for name in {"pcie_bytes", "nvlink_bytes"} & load.keys() & before.keys():
+                found[f"{name}_per_s"] = (sum(load[name]) - sum(before[name])) / seconds
+            if "energy_j" in load:
+                found["energy_j"] = load["energy_j"] - before.get("energy_j", load["energy_j"])
+            yield found
+
+    def _find_gpus(self, manager: Nvml) -> None:
+        """Which GPUs the job's processes compute on: as NVML says, or by local rank where it sees no such process.
+
+        In a container NVML may not know the numbers that processes have there.
+        """
+        uuids = manager.uuids()
+        rank_of = {each.pid: team.rank for team in self.teams for each in team.members}
+        using = {uuid: [pid for pid, _ in manager.processes(uuid) or ()] for uuid in uuids}
+        found = {uuid: rank_of[pid] for uuid, pids in using.items() for pid in pids if pid in rank_of}
+        if uuids and not found:
+            for team in self.teams:
+                if re.search(r"/dev/nvidia\d", self._text(f"{team.trainer.pid}/maps")):
+                    found.setdefault(uuids[team.trainer.local_rank % len(uuids)], team.rank)
+        for uuid in found.keys() - self._gpus.keys():
+            self._gpus[uuid] = found[uuid], {**manager.settings(uuid), **manager.health(uuid)}, {}
+
+    def gpu_names(self) -> list[str]:
+        """The products' names of the GPUs that the job was seen to use."""
+        return [self._manager.name(uuid) or "" for uuid in self._gpus] if self._manager else []
+
+    def _machine(self) -> tuple[float, float, float]:
+        """Bytes over networks and loopback and seconds throttled, so far."""
+        network = loopback = 0.0
+        for name, counted in psutil.net_io_counters(pernic=True).items():
+            total = counted.bytes_sent + counted.bytes_recv
+            network, loopback = (network, loopback + total) if name == "lo" else (network + total, loopback)
+        ports = self._files.matching("sys/class/infiniband/*/ports/*/counters/port_*_data")
+        network += sum(4.0 * (self._files.integer(each) or 0) for each in ports)  # counted in words of 4 bytes
+        return network, loopback, memory.cpu_throttled_s(self._files) or 0.0
+
+    def _allowed_cores(self) -> int:
+        cores: set[int] = set()
+        for team in self.teams:
+            with contextlib.suppress(OSError):
+                cores |= os.sched_getaffinity(team.trainer.pid)
+        return len(cores) or 1
+
+    def _numbers(self, path: str) -> set[int]:
+        """The processes or threads of a folder."""
+        try:
+            return {int(name) for name in os.listdir(f"{self._proc}/{path}") if name.isdigit()}  # noqa: PTH208 - fast
+        except OSError:
+            return set()
+
+    def _thread(self, path: str) -> tuple[float, float]:
+        """Seconds that a thread ran, and that it was ready and had no CPU; the latter 0 where it is not counted."""
+        words = self._text(f"{path}/schedstat").split()
+        if len(words) == 3:
+            return int(words[0]) / 1e9, int(words[1]) / 1e9
+        fields = self._text(f"{path}/stat").rpartition(")")[2].split()
+        return ((int(fields[11]) + int(fields[12])) * TICK_S, 0.0) if len(fields) > 12 else (0.0, 0.0)
+
+    def _io(self, team: Team) -> tuple[int, int]:
+        """Bytes that the trainer and its loaders had from and to storage."""
+        texts = [self._text(f"{each.pid}/io") for each in (team.trainer, *team.loaders)]
+        read, written = (
+            re.findall(rf"^{name}: (\d+)$", "\n".join(texts), re.M) for name in ("read_bytes", "write_bytes")
+        )
+        return sum(map(int, read)), sum(map(int, written))
+
+    def _anonymous_bytes(self, pid: int) -> int:
+        words = self._text(f"{pid}/statm").split()
+        return max(0, int(words[1]) - int(words[2])) * PAGE_BYTES if len(words) > 2 else 0
+
+    def _stat(self, pid: int) -> list[str]:
+        """Name, state, parent and so on, numbered as in proc(5) less 2; empty if the process is gone."""
+        begin, _, end = self._text(f"{pid}/stat").rpartition(")")
+        return [begin.partition("(")[2], *end.split()] if end else []
+
+    def _text(self, path: str) -> str:
+        try:
+            with open(f"{self._proc}/{path}", "rb") as file:  # noqa: PTH123 - called hundreds of times a second
+                return file.read().decode("utf-8", "replace")
+        except OSError:
+            return ""

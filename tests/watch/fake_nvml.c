@@ -1,0 +1,41 @@
+/* A libnvidia-ml with one GPU that children of this process compute on. FAKE_NVML is "UTILIZATION REASONS", in percent
+   and as the mask of clock event reasons; without it the GPU is busy and well. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static unsigned setting(int place, unsigned otherwise) {
+    unsigned found[2] = {0, 0};
+    const char *text = getenv("FAKE_NVML");
+    return text && sscanf(text, "%u %x", &found[0], &found[1]) == 2 ? found[place] : otherwise;
+}
+
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = &nvmlInit_v2; return index; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) { *device = &nvmlInit_v2; return strcmp(uuid, "GPU-1") != 0; }
+int nvmlDeviceGetUUID(void *device, char *text, unsigned size) { snprintf(text, size, "GPU-1"); return 0; }
+int nvmlDeviceGetName(void *device, char *text, unsigned size) { snprintf(text, size, "NVIDIA H100 80GB HBM3"); return 0; }
+int nvmlDeviceGetUtilizationRates(void *device, unsigned *both) { both[0] = setting(0, 97); both[1] = 40; return 0; }
+int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *held) {
+    held[0] = 80ull << 30, held[1] = 40ull << 30, held[2] = 40ull << 30;
+    return 0;
+}
+int nvmlDeviceGetClockInfo(void *device, int clock, unsigned *mhz) { *mhz = setting(1, 0) ? 1200 : 1755; return 0; }
+int nvmlDeviceGetMaxClockInfo(void *device, int clock, unsigned *mhz) { *mhz = 1980; return 0; }
+int nvmlDeviceGetPowerUsage(void *device, unsigned *mw) { *mw = 600000; return 0; }
+int nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned *mw) { *mw = 700000; return 0; }
+int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius) { *celsius = setting(1, 0) ? 88 : 61; return 0; }
+int nvmlDeviceGetCurrentClocksEventReasons(void *device, unsigned long long *mask) { *mask = setting(1, 0); return 0; }
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, void *found) {
+    struct { unsigned pid; unsigned long long bytes; unsigned gpu, compute; } *each = found;
+    char path[64];
+    unsigned pid = 0;
+    snprintf(path, sizeof path, "/proc/self/task/%d/children", getpid());
+    FILE *file = fopen(path, "r");
+    *count = file && fscanf(file, "%u", &pid) == 1;
+    each[0].pid = pid, each[0].bytes = 1ull << 30;
+    if (file) fclose(file);
+    return 0;
+}

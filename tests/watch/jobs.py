@@ -1,0 +1,127 @@
+"""Small trainings that each wait for something else: `python jobs.py NAME SECONDS`, ranks by torchrun's variables."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+
+def busy(seconds: float) -> None:
+    """So much CPU time of this thread, whatever else the machine does."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def until(seconds: float):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield
+
+
+class Items:
+    """A data set whose items take so much CPU time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, index: int) -> float:
+        busy(self.seconds)
+        return float(index)
+
+
+def with_loaders(seconds: float, item_s: float, size: int) -> None:
+    import torch
+    from torch.utils.data import DataLoader
+
+    # Into one result: with results made and freed in each step this process was seen to grow by 25 MB/s (torch 2.13).
+    a, b = torch.ones(size, size), torch.empty(size, size)
+    batches = iter(DataLoader(Items(item_s), batch_size=8, num_workers=2))
+    for _ in until(seconds):
+        next(batches)
+        torch.mm(a, a, out=b)
+
+
+def starved(seconds: float) -> None:
+    """Two loaders need 64 ms of CPU a batch each, the step takes a few."""
+    with_loaders(seconds, 0.008, 400)
+
+
+def fed(seconds: float) -> None:
+    """The loaders have more than enough time for a step on every core."""
+    with_loaders(seconds, 0.0002, 1200)
+
+
+def ranks(seconds: float, work_s: float) -> None:
+    import torch
+    from torch import distributed
+
+    distributed.init_process_group("gloo")
+    gradients = torch.ones(100_000)
+    going = torch.ones(1)
+    end = time.monotonic() + seconds
+    while going.item():
+        busy(work_s)
+        distributed.all_reduce(gradients)
+        going.fill_(time.monotonic() < end)
+        distributed.broadcast(going, 0)
+    distributed.destroy_process_group()
+
+
+def even(seconds: float) -> None:
+    """Two ranks with equal work."""
+    ranks(seconds, 0.03)
+
+
+def straggler(seconds: float) -> None:
+    """Rank 1 has three times the work of the other."""
+    ranks(seconds, 0.06 if os.environ["RANK"] == "1" else 0.02)
+
+
+def leak(seconds: float) -> None:
+    """4 MiB are kept in each step of about 50 ms."""
+    kept = []
+    for _ in until(seconds):
+        kept.append(os.urandom(1 << 12) * 1024)
+        time.sleep(0.03)
+        busy(0.02)
+
+
+def launches(seconds: float) -> None:
+    """Operators too small for a second thread."""
+    import torch
+
+    x = torch.ones(64)
+    for _ in until(seconds):
+        for _ in range(1000):
+            x = torch.relu(x + 1.0)
+
+
+def sleeps(seconds: float) -> None:
+    """A thread that launches and then waits for the device, nearly idle."""
+    for _ in until(seconds):
+        busy(0.002)
+        time.sleep(0.02)
+
+
+def spins(seconds: float) -> None:
+    """A thread that is always busy, as one that launches or that waits in a loop for a device."""
+    for _ in until(seconds):
+        pass
+
+
+def threads(seconds: float) -> None:
+    """Products that use every core."""
+    import torch
+
+    a = torch.ones(1200, 1200)
+    for _ in until(seconds):
+        a @ a
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](float(sys.argv[2]))
