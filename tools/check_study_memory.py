@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from pyperf_suite.advise.study_planning import COUNTED, memory_by_rank
-from pyperf_suite.probes.study import results_of
+from pyperf_suite.probes.study.results import results_of
 from pyperf_suite.runner.results import open_run
 
 ALLOWED = 0.1

@@ -40,8 +40,8 @@ from pyperf_suite.laws.training.memory import (
     rank_weights,
 )
 from pyperf_suite.laws.training.step import step_time
-from pyperf_suite.probes import study as study
-from pyperf_suite.probes.study import GRID, MODEL, Configuration, StudyAxes
+from pyperf_suite.probes.study.grid import GRID, MODEL, Configuration, StudyAxes
+from pyperf_suite.probes.study.results import Predictor, StudyPrediction
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.axes import Flag, read_axes
@@ -398,7 +398,7 @@ def predict(
     return found
 
 
-def predictor(calibration: Calibration, device_kind: str, cores: int | None = None) -> study.Predictor:
+def predictor(calibration: Calibration, device_kind: str, cores: int | None = None) -> Predictor:
     """The same for the study's probe on such a device: those configurations that the laws can price, by case id.
 
     Raises UserError for laws of the other kind of device, and for a calibration that has only some of a CPU's.
@@ -412,7 +412,7 @@ def predictor(calibration: Calibration, device_kind: str, cores: int | None = No
     if device_kind == "cpu":
         _require_times(calibration, cores)
 
-    def predictions(cases: Sequence[Case], records: Sequence[Record]) -> Mapping[str, study.StudyPrediction]:
+    def predictions(cases: Sequence[Case], records: Sequence[Record]) -> Mapping[str, StudyPrediction]:
         del records
         found = {}
         for case in cases:
@@ -420,7 +420,7 @@ def predictor(calibration: Calibration, device_kind: str, cores: int | None = No
                 (prediction,) = predict([case.parameters], calibration, cores)
             except UserError:
                 continue  # one that the laws do not know leaves its place empty
-            found[case.case_id] = study.StudyPrediction(prediction.seconds, prediction.rank_memory)
+            found[case.case_id] = StudyPrediction(prediction.seconds, prediction.rank_memory)
         return found
 
     return predictions

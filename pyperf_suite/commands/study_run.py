@@ -23,17 +23,9 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.laws.calibration import load_calibration
-from pyperf_suite.probes.study import (
-    AXES,
-    CUTS,
-    PROBE,
-    Predictor,
-    StudyAxes,
-    analyse,
-    cases_of,
-    default_axes,
-    of_worlds,
-)
+from pyperf_suite.probes.study import PROBE, analyse
+from pyperf_suite.probes.study.grid import AXES, CUTS, StudyAxes, cases_of, default_axes, of_worlds
+from pyperf_suite.probes.study.results import Predictor
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.render.run_report import report_run, run_as_json
 from pyperf_suite.render.terminal import console_for

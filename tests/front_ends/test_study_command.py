@@ -22,7 +22,8 @@ from pyperf_suite.cli import main
 from pyperf_suite.commands.study_run import Allocation, of_this_world
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.probes.study import cases_of, default_axes, results_of
+from pyperf_suite.probes.study.grid import cases_of, default_axes
+from pyperf_suite.probes.study.results import results_of
 from pyperf_suite.ranks.launch import ALONE
 from pyperf_suite.runner.results import read_journal
 from pyperf_suite.runner.workers import WorkerPool
