@@ -66,6 +66,8 @@ CHANGED = ("zero_stage", "batch", "checkpointing")
 LAW_DTYPE = {"float32": "tf32", "bfloat16": "bf16"}
 # The parts of a rank's memory that the engine counts too, by the names of laws and of a study's results alike.
 COUNTED = ("weights", "gradients", "optimizer", "activations")
+# How a refusal for lack of memory begins.
+NO_ROOM = "A rank needs"
 # A small model, and one cut of each kind, so that every law and constant is used.
 SMALL = ParallelStepParameters(hidden=64, heads=4, layers=4, seq=32, vocab=64, tied=False, micro_batches=4)
 TRIED = (
@@ -253,13 +255,16 @@ class Room:
     where: str
 
 
-def refusals(cases: Iterable[Case], device: Device) -> dict[str, str]:
-    """Why configurations cannot run on this machine, by case id; those that can are left out."""
-    reasons = {case.case_id: (case.parameters.name, _why_refused(case, device)) for case in cases}
+def refusals(cases: Iterable[Case], device: Device, limit_bytes: float = math.inf) -> dict[str, str]:
+    """Why configurations cannot run on this machine, by case id; those that can are left out.
+
+    No rank may hold more than `limit_bytes`.
+    """
+    reasons = {case.case_id: (case.parameters.name, _why_refused(case, device, limit_bytes)) for case in cases}
     return {case_id: f"{name}: {reason}" for case_id, (name, reason) in reasons.items() if reason}
 
 
-def _why_refused(case: Case, device: Device) -> str:
+def _why_refused(case: Case, device: Device, limit_bytes: float) -> str:
     launched, ranks = rank_environment(), case.parameters.ranks
     try:
         case.validate()
@@ -268,7 +273,10 @@ def _why_refused(case: Case, device: Device) -> str:
     if not launched.launched and device.kind == "cuda" and ranks > len(gpus()):
         return f"It takes {ranks} GPUs, but this machine has {len(gpus())}: start it by torchrun on more nodes."
     here = -(-ranks // launched.nodes) if launched.launched else ranks
-    return why_not(case.parameters, device.kind, room_of(device, here))
+    room = room_of(device, here)
+    if limit_bytes < room.bytes_a_rank:
+        room = Room(limit_bytes, f"the limit of {limit_bytes / 2**30:.3g} GiB")
+    return why_not(case.parameters, device.kind, room)
 
 
 def room_of(device: Device, ranks_here: int) -> Room:
@@ -295,7 +303,7 @@ def why_not(p: ParallelStepParameters, device_kind: str, room: Room) -> str:
         return ""
     near = nearest_that_fits(p, device_kind, room.bytes_a_rank)
     offered = f"the nearest that fits: {described_change(p, near)}" if near else "nothing near it fits"
-    return f"A rank needs {needed / 2**30:.3g} GiB, {lacking:,.0f} bytes more than it has of {room.where}; {offered}."
+    return f"{NO_ROOM} {needed / 2**30:.3g} GiB, {lacking:,.0f} bytes more than it has of {room.where}; {offered}."
 
 
 def nearest_that_fits(p: ParallelStepParameters, device_kind: str, room_bytes: float) -> ParallelStepParameters | None:

@@ -5,7 +5,8 @@ of one process. Ranks lie as (pipeline, data, tensor), tensor innermost. The who
 rank, which then keeps its own part. The first check counts what is allocated: the kernel's details then have, as the
 most of any rank and for each under `rank_bytes`, `parameter_bytes`, `gradient_bytes`, `bucket_bytes`, `optimizer_bytes`
 and `counter_bytes` (cuts.DataCut.allocated), and `saved_activation_bytes` (held_bytes.most_saved), or on a GPU
-`peak_bytes`, the allocator's most of a whole iteration.
+`peak_bytes`, the allocator's most of a whole iteration. `resident_bytes`, on a GPU `reserved_bytes`, is what the
+system sees, and `capacity_bytes` what there is for a rank.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import replace
 from typing import Any
 
 from pyperf_suite.errors import Unsupported
+from pyperf_suite.hardware import memory
+from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.workloads.on_ranks import (
     DTYPES,
     OnRanks,
@@ -111,11 +114,17 @@ class ParallelSteps(RankSteps):
 
         cuda, found = self.torch.cuda, self.data.allocated()
         if not self.is_gpu:
-            return found | {"saved_activation_bytes": most_saved(self.parts, self.step)}
+            found["saved_activation_bytes"] = most_saved(self.parts, self.step)
+            found["resident_bytes"] = memory.resident_peak_bytes(self.step)
+            # An equal share of what is free, beside its own.
+            ranks_here = -(-self._parameters.ranks // max(1, rank_environment().nodes))
+            return found | {"capacity_bytes": found["resident_bytes"] + memory.available_bytes() // ranks_here}
         cuda.reset_peak_memory_stats(self._where)
         self.step()
         cuda.synchronize(self._where)
-        return found | {"peak_bytes": int(cuda.max_memory_allocated(self._where))}
+        found["peak_bytes"] = int(cuda.max_memory_allocated(self._where))
+        found["reserved_bytes"] = int(cuda.max_memory_reserved(self._where))
+        return found | {"capacity_bytes": int(cuda.mem_get_info(self._where)[1])}
 
     def _everyones(self, mine: dict[str, int]) -> dict[str, Any]:
         """Of each figure the most of any rank, and under `rank_bytes` every rank's, in order."""
