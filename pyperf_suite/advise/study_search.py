@@ -22,7 +22,7 @@ from pyperf_suite.runner.record import Case, Record
 # What is varied once a replica fits, in this order; TP, PP and the schedule of a pipeline stay as they fit.
 VARIED = ("batch", "data", "zero_stage", "checkpointing", "offload", "attention", "engine")
 # What the laws predict to be slower by more than this share is not tried.
-PASSED_OVER = 0.3
+PASSED_OVER = 0.5
 # A value that lost by more than this share is not tried again after others have changed.
 FAR = 0.1
 FEWEST_PAIRS = 2
@@ -124,8 +124,18 @@ class Search:
         return seconds is not None
 
     def _candidates(self, axis: str, best: Case) -> list[Case]:
-        """What differs from the best in this axis alone and may be faster."""
-        found = [each for each in self.cases if _differences(best, each) == {axis}]
+        """What differs from the best in this axis and may be faster; more ranks share the global batch anew."""
+        adapted = {axis, "batch"} if axis == "data" else {axis}
+        alike: dict[Any, list[Case]] = {}
+        for case in self.cases:
+            if axis in (changed := _differences(best, case)) and changed <= adapted:
+                alike.setdefault(getattr(case.parameters, axis), []).append(case)
+        # Of those with other micro-batches the largest that is no larger than what was found to fit, else the smallest.
+        most = best.parameters.batch
+        found = [
+            min(each, key=lambda case: (case.parameters.batch > most, -case.parameters.batch))
+            for each in alike.values()
+        ]
         found = [each for each in found if each.case_id not in self._settled and not self._is_far(axis, each, best)]
         if axis == "batch":
             # The largest that fits uses the memory that is there; whether it is faster is measured.
