@@ -197,7 +197,10 @@ def memory_by_rank(p: ParallelStepParameters, device_kind: str = "cpu") -> tuple
         )
         gathered = _gathered(p, weights)
         for held in held_by_rank(weights, _engine_of(p), p.data, _storage_of(p)):
-            need = MemoryNeed(held.weights, held.gradients, held.optimizer, activations, gathered)
+            kept = (held.weights, held.gradients, held.optimizer)
+            if p.offload != "none" and device_kind == "cuda":
+                kept = (0.0, 0.0, 0.0)  # of the GPU's memory
+            need = MemoryNeed(*kept, activations, gathered)
             needs += [need] * p.tensor
     return tuple(needs)
 
@@ -396,6 +399,8 @@ def predict(
     found = []
     for p in parameters:
         p.validate()
+        if p.offload != "none":
+            raise UserError(f"The laws of a study say nothing of offload to the {p.offload}: measure it.")
         if laws is not None:
             step = predicted_step(laws, p, cores or cpu.detect().usable_cores)
         else:

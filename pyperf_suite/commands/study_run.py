@@ -11,13 +11,13 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 from rich.console import Console
 
+from pyperf_suite.advise.study_again import MARGIN, findings_of_again
 from pyperf_suite.advise.study_planning import RunSettings, StudyFile, find_calibration, predictor, read_study, refusals
 from pyperf_suite.advise.study_search import Note, Search, rule_of
 from pyperf_suite.commands.measuring import folder_of, kept_when_interrupted, progress_on, workers_of_the_launcher
@@ -49,6 +49,8 @@ from pyperf_suite.runner.session import Session
 from pyperf_suite.runner.workers import SparingWorkers, WorkerPool, Workers
 from pyperf_suite.spec.axes import read_axes
 from pyperf_suite.spec.discovery import replace_probe
+from pyperf_suite.spec.findings import Findings, findings
+from pyperf_suite.spec.rows import Rows
 
 MOST = {"nodes": 1 << 14, "gpus_per_node": 64}
 # As sbatch takes it: minutes, hours, or days in front.
@@ -191,7 +193,8 @@ class Asked:
         for name, value in self.given.items():
             gated = "--gated" if value else "--not-gated"
             words.append(gated if name == "gated" else f"--{name.replace('_', '-')}={value}")
-        return words
+        words += ["--search"] if self.search else []
+        return words + ([f"--memory-limit={self.limit_bytes / 2**30:g}"] if math.isfinite(self.limit_bytes) else [])
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:
@@ -245,10 +248,12 @@ def run_study(
     resume: str | None,
     as_json: bool,
     wide: bool,
+    earlier: RunFolder | None = None,
+    margin: float | None = None,
 ) -> None:
     """Measure the study, unless `tell` asks for what a run holds already, and report it.
 
-    Raises UserError for what cannot be measured here.
+    It is compared with an `earlier` one where that is given. Raises UserError for what cannot be measured here.
     """
     where = resolve(device)
     cases = asked.cases_here(where)
@@ -261,8 +266,8 @@ def run_study(
         profile = replace(profile, name=f"search, {profile.name}")
     planned = in_random_order([PlannedCase(PROBE.name, case) for case in cases], run.seed)
     plan = Plan(planned, profile, where, run.seed, tuple(asked.arguments))
-    predictor = None
-    if calibration is not None or asked.search:
+    predictor, is_known = None, calibration is not None or asked.search
+    if is_known:
         predictor = _predictor(where, results, calibration)  # a file that is none is no reason to lose an hour
     if tell:
         folder: RunFolder | None = folder_of(plan, results, resume or "latest")
@@ -271,7 +276,17 @@ def run_study(
     if folder is None:
         return
     # This process reports once and ends.
-    analysis = partial(analyse, predictor=predictor or _predictor(where, results, calibration))
+    predictor = predictor if is_known else _predictor(where, results, calibration)
+
+    def analysis(rows: Rows) -> Findings:
+        found = analyse(rows, predictor)
+        if earlier is None:
+            return found
+        compared = findings_of_again(
+            earlier.run_id, earlier.records(), rows.records, MARGIN if margin is None else margin
+        )
+        return findings(compared) + found
+
     replace_probe(replace(PROBE, analyse=analysis))
     if as_json:
         click.echo(run_as_json(folder, folder.records()), nl=False)

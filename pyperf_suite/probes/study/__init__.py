@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pyperf_suite.laws.training.memory import NEAR_LIMIT, largest_batch
 from pyperf_suite.probes.study.grid import axes, cases_of
 from pyperf_suite.probes.study.results import (
     PARTS,
@@ -186,6 +187,7 @@ def _of_model(found: Sequence[StudyResult], name: str) -> Iterator[Any]:
             yield remark(sentence, effect="lead", configuration=timed[0].name, lead=lead, next=timed[1].name)
         yield from (_compared(timed, *each) for each in COMPARED)
         yield _least_memory(timed)
+        yield from _headroom(timed)
         yield table(model, COLUMNS, timed)
         yield from _agreement([each for each in timed if each.prediction])
         yield _figure(model, found, name)
@@ -269,6 +271,45 @@ def _least_memory(timed: Sequence[StudyResult]) -> Remark | None:
         held=held(least.memory),
         share=held(least.memory) / held(best.memory),
         rate=least.rate / best.rate,
+    )
+
+
+def _headroom(timed: Sequence[StudyResult]) -> Iterator[Remark]:
+    """What the fastest leaves unused and what that is worth, and who is too near the limit for a long run."""
+    near = [(each.room, each.name) for each in timed if each.room and each.room[0] > NEAR_LIMIT * each.room[1]]
+    if near:
+        (used, limit), name = max(near)
+        yield remark(
+            "{configuration} takes {used:size} of the {limit:size} of a rank, within 5 % of the limit: fragmentation "
+            "may end a long run ({count} of {configurations} configurations are as near)",
+            kind="caution",
+            configuration=name,
+            used=used,
+            limit=limit,
+            count=len(near),
+            configurations=len(timed),
+        )
+    best = timed[0]
+    if best.room is None or best.room[0] > NEAR_LIMIT * best.room[1]:
+        return
+    p, (used, limit) = best.parameters, best.room
+    sequences = p.batch * p.micro_batches
+    possible = [
+        size for size in range(p.batch, sequences + 1) if sequences % size == 0 and sequences // size >= p.pipeline
+    ]
+    batch = largest_batch(used, best.growing_bytes, p.batch, limit, possible)
+    larger = replace(p, batch=batch, micro_batches=sequences // batch)
+    measured = next((each for each in timed if each.case == replace(best.case, parameters=larger)), None)
+    sentence = "{configuration} leaves {unused:size} of the {limit:size} of a rank unused"
+    gain = _faster([(best, measured)]) if measured and measured is not best else None
+    if batch == p.batch:
+        sentence += ", and no larger micro-batch than its {own} divides the global batch and fits"
+    elif gain is not None:
+        sentence += ": its micro-batch could be {batch} instead of {own}, which trains {gain} as fast"
+    else:
+        sentence += ": its micro-batch could be {batch} instead of {own}; what that gains was not measured"
+    yield remark(
+        sentence, configuration=best.name, unused=limit - used, limit=limit, batch=batch, own=p.batch, gain=gain
     )
 
 

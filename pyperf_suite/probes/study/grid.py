@@ -29,7 +29,7 @@ MOST_SEARCHED = 10_000
 MODEL = ("hidden", "heads", "layers", "seq", "vocab", "kv_heads", "ffn", "gated", "tied")
 # How a step is cut over ranks; whoever replaces one of these asks for a grid of their own.
 CUTS = ("data", "tensor", "pipeline", "chunks", "zero_stage")
-GRID = ("global_batch", "batch", "attention", "checkpointing", "dtype", "implementation", *CUTS)
+GRID = ("global_batch", "batch", "attention", "checkpointing", "dtype", "implementation", "offload", *CUTS)
 AXES = (*MODEL, *GRID)
 
 
@@ -80,6 +80,7 @@ class StudyAxes:
     pipeline: tuple[int, ...] = (1,)
     chunks: tuple[int, ...] = (1,)
     zero_stage: tuple[int, ...] = (0,)
+    offload: tuple[str, ...] = ("none",)
     configuration: tuple[Configuration, ...] = ()
 
     def given(self, axes: Mapping[str, tuple[Any, ...]]) -> StudyAxes:

@@ -123,6 +123,24 @@ class StudyResult:
             for rank in range(min(map(len, columns.values()), default=0))
         )
 
+    @cached_property
+    def room(self) -> tuple[float, float] | None:
+        """Bytes that the system sees a rank take, and those it has, of the fullest rank; None if unknown."""
+        columns = self.timed[-1].kernel.get("details", {}).get("rank_bytes", {}) if self.timed else {}
+        used = columns.get("reserved_bytes", columns.get("resident_bytes"))
+        limit = self.timed[-1].sampling.get("memory_limit_bytes", math.inf) if self.timed else math.inf
+        ranks = [
+            (own, min(limit, there)) for own, there in zip(used or (), columns.get("capacity_bytes", ()), strict=False)
+        ]
+        return max(ranks, key=lambda each: each[0] / each[1], default=None)
+
+    @property
+    def growing_bytes(self) -> float:
+        """Of the fullest rank's bytes those that grow with the micro-batch: all but weights, gradients and states."""
+        memory = self.memory
+        states = sum(memory.get(part, 0.0) for part in ("weights", "gradients", "optimizer"))
+        return memory.get("activations", max(0.0, memory.get("peak", states) - states))
+
     @property
     def memory(self) -> Memory:
         """Of the fullest rank; nothing where nobody counted."""

@@ -328,18 +328,23 @@ class Sharded(DataCut):
 
     def __init__(self, parts: Sequence[ModelPart], parameters: ParallelStepParameters, mesh: Any) -> None:
         super().__init__(parts, parameters, mesh)
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
         self._keeps = not parameters.shards_again
         options: dict[str, Any] = {"mesh": mesh["dp"], "reshard_after_forward": not self._keeps}
         if parameters.dtype != "float32":
             dtype = getattr(torch, parameters.dtype)
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        offload = parameters.offload != "none"
+        if offload:
+            # Only memory that a GPU copies from can be pinned.
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
         for part in parts:
             for block in part.blocks.blocks:
                 fully_shard(block, **options)
             fully_shard(part, **options)
-        self.path = f"FSDP2 reshard_after_forward={not self._keeps}, {self._update(self.weights)}"
+        policy = ", CPUOffloadPolicy" if offload else ""
+        self.path = f"FSDP2 reshard_after_forward={not self._keeps}{policy}, {self._update(self.weights)}"
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[Any]:
         if self._keeps:

@@ -23,7 +23,8 @@ class ParallelStepParameters(TransformerShape):
     iteration there: the global batch is their product with `data`. Ranks are placed as Megatron-LM does, TP innermost,
     then DP, then PP. `pipeline` stages hold `chunks` groups of layers each (1: 1F1B; more: the interleaved schedule).
     `zero_stage` 0 is DDP, 1 DDP with ZeroRedundancyOptimizer, 2 FSDP2 that keeps parameters after forward, 3 FSDP2 that
-    shards them again. TP goes with sequence parallelism.
+    shards them again. TP goes with sequence parallelism. With `offload` "cpu" FSDP2's shards, gradients and states lie in
+    the CPU's memory and are copied for each unit that runs (CPUOffloadPolicy).
     """
 
     data: Annotated[int, Within(1, MOST_RANKS)] = 1
@@ -33,6 +34,7 @@ class ParallelStepParameters(TransformerShape):
     zero_stage: Annotated[int, Within(0, LAST_STAGE)] = 0
     micro_batches: Annotated[int, Within(1, MOST_MICRO_BATCHES)] = 1
     dtype: Annotated[str, OneOf(DTYPES)] = "float32"
+    offload: Annotated[str, OneOf(("none", "cpu"))] = "none"
 
     # Not asked for: NCCL copies as it likes, and running out of memory is an outcome that a study wants to see.
     peer_to_peer = True
@@ -62,6 +64,7 @@ class ParallelStepParameters(TransformerShape):
         parts += [f"zero{self.zero_stage}"] if self.zero_stage else []
         parts += [self.attention]
         parts += [f"ckpt {self.checkpointing}"] if self.checkpointing.kind != "none" else []
+        parts += [f"offload {self.offload}"] if self.offload != "none" else []
         return " ".join(parts)
 
     def validate(self) -> None:
@@ -76,6 +79,11 @@ class ParallelStepParameters(TransformerShape):
         self._validate_cuts()
 
     def _validate_cuts(self) -> None:
+        if self.offload != "none" and not self.is_sharded:
+            raise UserError(
+                f"Offload to the {self.offload} is FSDP2's, but ZeRO stage {self.zero_stage} is not: ask for zero_stage 2 "
+                "or 3."
+            )
         for what, size in (
             ("heads", self.heads),
             ("key-value heads", self.key_value_heads),

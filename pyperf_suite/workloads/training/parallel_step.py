@@ -84,7 +84,7 @@ class ParallelSteps(RankSteps):
 
     def left(self, index: int = 0) -> Checked:
         exact, limits = self._due = self._due or self._single_process()
-        found = {f"the gradient of {name}": _whole(weight.grad) for name, weight in self._named_weights()}
+        found = {f"the gradient of {name}": _whole(weight.grad, self._where) for name, weight in self._named_weights()}
         drifted = not self._parameters.is_sharded and not self._same_weights()
         wrong = ["updated weights differ between data-parallel ranks"] if drifted else []
         checked = self.verdict(found, exact, limits, *wrong)
@@ -222,8 +222,9 @@ class ParallelSteps(RankSteps):
         return same_on_all(mine, self._mesh["dp"].get_group(), self._where)
 
 
-def _whole(tensor: Any) -> Any:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+def _whole(tensor: Any, where: str) -> Any:
+    """All ranks' shards together; those that lie in the CPU's memory where the ranks exchange."""
+    return tensor.to(where).full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def require_possible(parameters: ParallelStepParameters, where: str) -> None:
