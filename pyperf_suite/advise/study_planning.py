@@ -199,7 +199,7 @@ def memory_by_rank(p: ParallelStepParameters, device_kind: str = "cpu") -> tuple
         for held in held_by_rank(weights, _engine_of(p), p.data, _storage_of(p)):
             kept = (held.weights, held.gradients, held.optimizer)
             if p.offload != "none" and device_kind == "cuda":
-                kept = (0.0, 0.0, 0.0)  # of the GPU's memory
+                kept = (0, 0, 0)  # of the GPU's memory
             need = MemoryNeed(*kept, activations, gathered)
             needs += [need] * p.tensor
     return tuple(needs)

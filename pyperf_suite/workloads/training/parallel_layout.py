@@ -23,8 +23,8 @@ class ParallelStepParameters(TransformerShape):
     iteration there: the global batch is their product with `data`. Ranks are placed as Megatron-LM does, TP innermost,
     then DP, then PP. `pipeline` stages hold `chunks` groups of layers each (1: 1F1B; more: the interleaved schedule).
     `zero_stage` 0 is DDP, 1 DDP with ZeroRedundancyOptimizer, 2 FSDP2 that keeps parameters after forward, 3 FSDP2 that
-    shards them again. TP goes with sequence parallelism. With `offload` "cpu" FSDP2's shards, gradients and states lie in
-    the CPU's memory and are copied for each unit that runs (CPUOffloadPolicy).
+    shards them again. TP goes with sequence parallelism. With `offload` "cpu" FSDP2's shards and states lie in the
+    CPU's memory, and each unit is copied as it runs (CPUOffloadPolicy).
     """
 
     data: Annotated[int, Within(1, MOST_RANKS)] = 1
@@ -81,8 +81,8 @@ class ParallelStepParameters(TransformerShape):
     def _validate_cuts(self) -> None:
         if self.offload != "none" and not self.is_sharded:
             raise UserError(
-                f"Offload to the {self.offload} is FSDP2's, but ZeRO stage {self.zero_stage} is not: ask for zero_stage 2 "
-                "or 3."
+                f"Offload to the {self.offload} is FSDP2's, but ZeRO stage {self.zero_stage} is not: ask for zero_stage "
+                "2 or 3."
             )
         for what, size in (
             ("heads", self.heads),
