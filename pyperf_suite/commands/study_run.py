@@ -170,9 +170,9 @@ class Asked:
     def cases(self, defaults: StudyAxes) -> list[Case]:
         """Every configuration asked for, in the grid's order. Raises UserError for what cannot be."""
         ranks = _numbers("ranks", self.given.get("ranks", ""))
-        cases = cases_of(
-            self.file.over(defaults).given(self.axes), MOST_SEARCHED if self.search else MOST_CONFIGURATIONS
-        )
+        grid = self.file.over(defaults).given(self.axes)
+        how: Any = (MOST_SEARCHED, {*self.file.axes, *self.axes}) if self.search else (MOST_CONFIGURATIONS, AXES)
+        cases = cases_of(grid, *how)
         return of_worlds(cases, ranks) if ranks else cases
 
     def cases_here(self, device: Device) -> list[Case]:

@@ -126,8 +126,8 @@ def search_axes(device: Device, gpus: int = 1) -> StudyAxes:
     )  # fmt: skip
 
 
-def cases_of(axes: StudyAxes, most: int = MOST_CONFIGURATIONS) -> list[Case]:
-    """Every configuration of the grid once, in its order.
+def cases_of(axes: StudyAxes, most: int = MOST_CONFIGURATIONS, asked: Collection[str] = AXES) -> list[Case]:
+    """Every configuration of the grid once, in its order; values of axes that nobody `asked` for may be left out.
 
     Raises UserError for a value that combines with nothing, an empty list, or a product of more than a study can run.
     """
@@ -143,7 +143,7 @@ def cases_of(axes: StudyAxes, most: int = MOST_CONFIGURATIONS) -> list[Case]:
             f"The grid crosses to {count} configurations, and a study takes {most} at most: shorten its "
             "lists, or name the ones that matter as configurations."
         )
-    crossed = (case for own, grid in zip(owns, grids, strict=True) for case in _cross(grid, own or AXES))
+    crossed = (case for own, grid in zip(owns, grids, strict=True) for case in _cross(grid, own or asked))
     return list({case.case_id: case for case in crossed}.values())
 
 

@@ -81,8 +81,8 @@ class ParallelStepParameters(TransformerShape):
     def _validate_cuts(self) -> None:
         if self.offload != "none" and not self.is_sharded:
             raise UserError(
-                f"Offload to the {self.offload} is FSDP2's, but ZeRO stage {self.zero_stage} is not: ask for zero_stage "
-                "2 or 3."
+                f"Offload to the {self.offload} is FSDP2's, but ZeRO stage {self.zero_stage} is not: ask for "
+                "zero_stage 2 or 3."
             )
         for what, size in (
             ("heads", self.heads),
