@@ -399,6 +399,8 @@ def predict(
     found = []
     for p in parameters:
         p.validate()
+        if p.engine != "torch":
+            raise UserError(f"The laws of a study are of torch's engine, not of {p.engine}: measure it.")
         if p.offload != "none":
             raise UserError(f"The laws of a study say nothing of offload to the {p.offload}: measure it.")
         if laws is not None:

@@ -37,7 +37,8 @@ GRID_OPTIONS = {
     "zero_stage": "0 is DDP, 1 ZeroRedundancyOptimizer, 2 and 3 FSDP2.",
     "attention": "flash, math or explicit.",
     "checkpointing": "none, every:K or selective.",
-    "offload": "none or cpu, which is FSDP2's CPUOffloadPolicy (ZeRO 2 and 3).",
+    "offload": "none or cpu, which is FSDP2's CPUOffloadPolicy, or DeepSpeed's.",
+    "engine": "torch or deepspeed, where that is installed.",
     "dtype": "float32 or bfloat16.",
     "implementation": "gloo or nccl.",
 }

@@ -84,6 +84,7 @@ COMPARED: tuple[tuple[Claim | None, str, str, Change], ...] = (
     (None, "data parallelism", "tensor parallelism", _recut("tensor")),
     (PIPELINE, "data parallelism", "a pipeline", _recut("pipeline")),
     (None, "shards on the device", "shards offloaded to the CPU", _turned("offload", ("none",), "cpu")),
+    (None, "torch's engine", "DeepSpeed's", _turned("engine", ("torch",), "deepspeed")),
     (None, "the interleaved schedule", "1F1B", _turned("chunks", range(2, MOST_RANKS + 1), 1)),
     (CHECKPOINTING, "activations kept", "activations computed again", _turned("checkpointing", (KEEP,), AGAIN)),
 )

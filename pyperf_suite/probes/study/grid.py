@@ -29,7 +29,7 @@ MOST_SEARCHED = 10_000
 MODEL = ("hidden", "heads", "layers", "seq", "vocab", "kv_heads", "ffn", "gated", "tied")
 # How a step is cut over ranks; whoever replaces one of these asks for a grid of their own.
 CUTS = ("data", "tensor", "pipeline", "chunks", "zero_stage")
-GRID = ("global_batch", "batch", "attention", "checkpointing", "dtype", "implementation", "offload", *CUTS)
+GRID = ("global_batch", "batch", "attention", "checkpointing", "dtype", "implementation", "offload", "engine", *CUTS)
 AXES = (*MODEL, *GRID)
 
 
@@ -81,6 +81,7 @@ class StudyAxes:
     chunks: tuple[int, ...] = (1,)
     zero_stage: tuple[int, ...] = (0,)
     offload: tuple[str, ...] = ("none",)
+    engine: tuple[str, ...] = ("torch",)
     configuration: tuple[Configuration, ...] = ()
 
     def given(self, axes: Mapping[str, tuple[Any, ...]]) -> StudyAxes:
