@@ -391,7 +391,8 @@ class ByDeepSpeed(DataCut):
             deepspeed.ops.__compatible_ops__.update(dict.fromkeys(deepspeed.ops.__compatible_ops__, False))
         self._whole = [each.detach().cpu().clone() for each in self.weights]
         self._stage, self._gradients, self._is_watching = p.zero_stage, dict[int, Any](), False
-        zero: dict[str, Any] = {"stage": p.zero_stage}
+        # Else stage 3 puts a linear function of its own into torch, for what gradients are compared with as well.
+        zero: dict[str, Any] = {"stage": p.zero_stage, "memory_efficient_linear": False}
         if p.offload != "none":
             zero["offload_optimizer"] = {"device": p.offload}
             zero |= {"offload_param": {"device": p.offload}} if p.shards_again else {}
