@@ -41,7 +41,7 @@ from pyperf_suite.laws.training.memory import (
 )
 from pyperf_suite.laws.training.step import step_time
 from pyperf_suite.probes.study.grid import GRID, MODEL, Configuration, StudyAxes
-from pyperf_suite.probes.study.results import Predictor, StudyPrediction
+from pyperf_suite.probes.study.results import NO_ROOM, Predictor, StudyPrediction
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.axes import Flag, read_axes
@@ -66,8 +66,6 @@ CHANGED = ("zero_stage", "batch", "checkpointing")
 LAW_DTYPE = {"float32": "tf32", "bfloat16": "bf16"}
 # The parts of a rank's memory that the engine counts too, by the names of laws and of a study's results alike.
 COUNTED = ("weights", "gradients", "optimizer", "activations")
-# How a refusal for lack of memory begins.
-NO_ROOM = "A rank needs"
 # A small model, and one cut of each kind, so that every law and constant is used.
 SMALL = ParallelStepParameters(hidden=64, heads=4, layers=4, seq=32, vocab=64, tied=False, micro_batches=4)
 TRIED = (

@@ -155,9 +155,9 @@ def study(
 
 def _earlier(name: str, device: str, results: Path) -> RunFolder:
     """The run to repeat. Raises UserError where there is none, and for options of a grid, which are that run's."""
-    from pyperf_suite.advise.study_again import find_study
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.machine import identity
+    from pyperf_suite.history.study_again import find_study
 
     context = click.get_current_context()
     for option in ("grid", "same_grid", "search", "limit_gib", "tell", "print_slurm", *ASKED):

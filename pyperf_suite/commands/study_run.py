@@ -17,13 +17,13 @@ from typing import Any, Literal
 import click
 from rich.console import Console
 
-from pyperf_suite.advise.study_again import MARGIN, findings_of_again
 from pyperf_suite.advise.study_planning import RunSettings, StudyFile, find_calibration, predictor, read_study, refusals
-from pyperf_suite.advise.study_search import Note, Search, rule_of
 from pyperf_suite.commands.measuring import folder_of, kept_when_interrupted, progress_on, workers_of_the_launcher
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device, gpus, resolve
 from pyperf_suite.hardware.machine import identity
+from pyperf_suite.history.study_again import MARGIN, findings_of_again
+from pyperf_suite.history.study_search import Note, StudySearch, rule_of
 from pyperf_suite.laws.calibration import load_calibration
 from pyperf_suite.probes.study import PROBE, analyse
 from pyperf_suite.probes.study.grid import (
@@ -425,7 +425,7 @@ def _search(session: Session, wanted: Sequence[PlannedCase], workers: NotingWork
         return None
 
     pairs = session.plan.profile.processes
-    search = Search([each.case for each in wanted], measure, pairs, seconds, workers.limit_bytes)
+    search = StudySearch([each.case for each in wanted], measure, pairs, seconds, workers.limit_bytes)
     with kept_when_interrupted(session):
         session.open()
         search.run()

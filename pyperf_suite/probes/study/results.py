@@ -28,6 +28,8 @@ PARTS = {
 }
 CONFIDENCE = 0.95
 # What a search says of a configuration that it tried.
+# How a refusal for lack of memory begins, before anything is started.
+NO_ROOM = "A rank needs"
 FITS, DOES_NOT_FIT, FASTER, NOT_FASTER = "fits", "does not fit", "faster", "not faster"
 
 Memory = Mapping[str, float]

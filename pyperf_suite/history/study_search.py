@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Any
 
-from pyperf_suite.advise.study_planning import NO_ROOM
 from pyperf_suite.errors import OUT_OF_MEMORY, UserError
 from pyperf_suite.history.verdict import ALPHA, SequentialRule
-from pyperf_suite.probes.study.results import DOES_NOT_FIT, FASTER, FITS, NOT_FASTER, used_bytes
+from pyperf_suite.probes.study.results import DOES_NOT_FIT, FASTER, FITS, NO_ROOM, NOT_FASTER, used_bytes
 from pyperf_suite.runner.record import Case, Record
 
 # What is varied once a replica fits, in this order; TP, PP and the schedule of a pipeline stay as they fit.
@@ -48,7 +47,7 @@ def rule_of(pairs: int) -> SequentialRule:
 
 
 @dataclass
-class Search:
+class StudySearch:
     """A search over the configurations of one model; `run` makes it.
 
     `predicted` gives the seconds of a step by the laws, None where they say nothing; no rank may hold more than

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pyperf_suite.advise.study_again import find_study, findings_of_again, repeated
 from pyperf_suite.errors import UserError
+from pyperf_suite.history.study_again import find_study, findings_of_again, repeated
 from pyperf_suite.probes.study.grid import StudyAxes, cases_of
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.findings import Remark, Table

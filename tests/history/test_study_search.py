@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.advise.study_search import Search, rule_of
 from pyperf_suite.errors import OUT_OF_MEMORY, UserError
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.history.study_search import StudySearch, rule_of
 from pyperf_suite.probes.study import PROBE
 from pyperf_suite.probes.study.grid import StudyAxes, cases_of, search_axes
 from pyperf_suite.probes.study.results import search_steps
@@ -61,7 +61,7 @@ def test_a_search_comes_within_three_percent_of_the_grid_in_a_third_of_its_runs(
     chance = random.Random(seed)
     seconds = scaling(chance.uniform(0, 0.05), chance.uniform(-0.03, 0.1), chance.choice([1, 2, 4]))
     machine = Machine(seconds, noise=0.01, seed=seed)
-    search = Search(CASES, machine, pairs=3)
+    search = StudySearch(CASES, machine, pairs=3)
     best = search.run()
     assert best is not None
     assert seconds(best.parameters) <= 1.03 * min(seconds(case.parameters) for case in CASES)
@@ -71,7 +71,7 @@ def test_a_search_comes_within_three_percent_of_the_grid_in_a_third_of_its_runs(
 def test_without_room_for_one_rank_the_smallest_cut_that_fits_is_taken() -> None:
     machine = Machine(scaling(0.01, 0.1, 4), holds=lambda p: p.batch / (p.tensor * p.pipeline))
     machine.room = 0.5
-    search = Search(CASES, machine, pairs=2)
+    search = StudySearch(CASES, machine, pairs=2)
     best = search.run()
     assert best is not None
     assert best.parameters.tensor * best.parameters.pipeline == 2
@@ -83,7 +83,7 @@ def test_without_room_for_one_rank_the_smallest_cut_that_fits_is_taken() -> None
 
 def test_a_measured_limit_counts_as_memory_that_is_not_there() -> None:
     machine = Machine(scaling(0.05, 0.1, 4), holds=lambda p: 100.0 * p.batch)
-    best = Search(CASES, machine, pairs=2, limit_bytes=250.0).run()
+    best = StudySearch(CASES, machine, pairs=2, limit_bytes=250.0).run()
     assert best is not None
     assert best.parameters.batch == 2, "larger micro-batches are faster here, but hold more than the limit"
 
@@ -91,7 +91,7 @@ def test_a_measured_limit_counts_as_memory_that_is_not_there() -> None:
 def test_nothing_that_fits_is_an_answer() -> None:
     machine = Machine(scaling(0.01, 0.1, 4), holds=lambda _: 2.0)
     machine.room = 1.0
-    search = Search(CASES, machine, pairs=2)
+    search = StudySearch(CASES, machine, pairs=2)
     assert search.run() is None
     assert {each.verdict for each in search_steps(machine.records)} == {"does not fit"}
     (said,) = (each for each in PROBE.findings(machine.records).remarks if "tried" in getattr(each, "values", {}))
@@ -101,7 +101,7 @@ def test_nothing_that_fits_is_an_answer() -> None:
 def test_what_is_no_faster_costs_one_pair_and_is_not_kept() -> None:
     machine = Machine(lambda p: 1.0 + 0.1 * (p.batch > 1))
     axes = replace(AXES, data=(1,), tensor=(1,), pipeline=(1,), batch=(1, 2), checkpointing=AXES.checkpointing[:1])
-    best = Search(cases_of(replace(axes, zero_stage=(0,))), machine, pairs=5).run()
+    best = StudySearch(cases_of(replace(axes, zero_stage=(0,))), machine, pairs=5).run()
     assert best is not None
     assert best.parameters.batch == 1
     assert [record.parsed_case().parameters.batch for record in machine.records].count(2) == 1
@@ -110,7 +110,7 @@ def test_what_is_no_faster_costs_one_pair_and_is_not_kept() -> None:
 def test_a_step_is_kept_only_where_every_pair_agrees_and_its_speed_is_noted() -> None:
     machine = Machine(lambda p: 1.0 / p.data)
     axes = replace(AXES, data=(1, 2), tensor=(1,), pipeline=(1,), batch=(1,), zero_stage=(0,))
-    Search(cases_of(replace(axes, checkpointing=AXES.checkpointing[:1])), machine, pairs=3).run()
+    StudySearch(cases_of(replace(axes, checkpointing=AXES.checkpointing[:1])), machine, pairs=3).run()
     start, doubled = search_steps(machine.records)
     assert (start.verdict, start.runs) == ("fits", 1)
     assert (doubled.change, doubled.verdict, doubled.runs) == ("data 1 to 2", "faster", 6)
@@ -126,14 +126,14 @@ def test_laws_order_candidates_and_leave_out_what_is_far_slower() -> None:
     machine = Machine(lambda p: 1.0 + p.zero_stage)
     axes = replace(AXES, data=(2,), tensor=(1,), pipeline=(1,), batch=(1,), checkpointing=AXES.checkpointing[:1])
     laws = {0: 1.0, 1: 1.4, 2: 1.2, 3: 9.0}
-    Search(cases_of(axes), machine, pairs=2, predicted=lambda case: laws[case.parameters.zero_stage]).run()
+    StudySearch(cases_of(axes), machine, pairs=2, predicted=lambda case: laws[case.parameters.zero_stage]).run()
     assert [each.case.parameters.zero_stage for each in search_steps(machine.records)] == [0, 2, 1]
 
 
 def test_a_budget_ends_it_and_what_was_tried_stays() -> None:
     machine = Machine(scaling(0.01, 0.1, 4))
     machine.budget = 4
-    search = Search(CASES, machine, pairs=3)
+    search = StudySearch(CASES, machine, pairs=3)
     assert search.run() is not None
     assert search.is_over_budget
     assert search_steps(machine.records)[-1].verdict == ""
@@ -141,7 +141,7 @@ def test_a_budget_ends_it_and_what_was_tried_stays() -> None:
 
 def test_a_search_is_of_one_model_and_by_at_least_two_pairs() -> None:
     with pytest.raises(UserError, match="one model"):
-        Search(cases_of(StudyAxes(hidden=(64, 128))), Machine(lambda _: 1.0), pairs=3)
+        StudySearch(cases_of(StudyAxes(hidden=(64, 128))), Machine(lambda _: 1.0), pairs=3)
     with pytest.raises(UserError, match="at least 2 pairs"):
         rule_of(1)
 
