@@ -61,7 +61,7 @@ class ParallelSteps(RankSteps):
         self._all_tokens, self._all_targets = (torch.cat(kind) for kind in zip(*self._batches, strict=True))
         self._seeded = self.data.seeded()
         self._due: tuple[dict[str, Any], dict[str, Any]] | None = None
-        self._observed = False
+        self._observed, self._taken = False, 0
         self.kernel = Kernel("parallel_step", self._path, self._torch_details())
 
     def poison(self, index: int | None = None) -> None:
@@ -70,8 +70,10 @@ class ParallelSteps(RankSteps):
             for _, state in self.data.moments():
                 state.zero_()
         self.data.clear()
+        self._taken = 0
 
     def step(self) -> None:
+        self._taken += 1
         self.data.clear()
         with self._cuts.loss_cut_by_vocabulary(self._parameters):
             if self._pipeline is not None:
@@ -84,8 +86,8 @@ class ParallelSteps(RankSteps):
 
     def left(self, index: int = 0) -> Checked:
         exact, limits = self._due = self._due or self._single_process()
-        if self.data.is_watched:
-            # Its engine clears gradients as it updates: they are taken from one more iteration from the seed.
+        if self.data.is_watched or self._taken > 1:
+            # Weights are no longer the seed's, or the engine has cleared the gradients: one iteration more, from it.
             self.poison()
             self.data.watch(self.step)
         found = {
