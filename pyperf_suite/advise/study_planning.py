@@ -40,8 +40,8 @@ from pyperf_suite.laws.training.memory import (
     rank_weights,
 )
 from pyperf_suite.laws.training.step import step_time
-from pyperf_suite.probes import study as study
-from pyperf_suite.probes.study import GRID, MODEL, Configuration, StudyAxes
+from pyperf_suite.probes.study.grid import GRID, MODEL, Configuration, StudyAxes
+from pyperf_suite.probes.study.results import NO_ROOM, Predictor, StudyPrediction
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.axes import Flag, read_axes
@@ -195,7 +195,10 @@ def memory_by_rank(p: ParallelStepParameters, device_kind: str = "cpu") -> tuple
         )
         gathered = _gathered(p, weights)
         for held in held_by_rank(weights, _engine_of(p), p.data, _storage_of(p)):
-            need = MemoryNeed(held.weights, held.gradients, held.optimizer, activations, gathered)
+            kept = (held.weights, held.gradients, held.optimizer)
+            if p.offload != "none" and device_kind == "cuda":
+                kept = (0, 0, 0)  # of the GPU's memory
+            need = MemoryNeed(*kept, activations, gathered)
             needs += [need] * p.tensor
     return tuple(needs)
 
@@ -253,13 +256,16 @@ class Room:
     where: str
 
 
-def refusals(cases: Iterable[Case], device: Device) -> dict[str, str]:
-    """Why configurations cannot run on this machine, by case id; those that can are left out."""
-    reasons = {case.case_id: (case.parameters.name, _why_refused(case, device)) for case in cases}
+def refusals(cases: Iterable[Case], device: Device, limit_bytes: float = math.inf) -> dict[str, str]:
+    """Why configurations cannot run on this machine, by case id; those that can are left out.
+
+    No rank may hold more than `limit_bytes`.
+    """
+    reasons = {case.case_id: (case.parameters.name, _why_refused(case, device, limit_bytes)) for case in cases}
     return {case_id: f"{name}: {reason}" for case_id, (name, reason) in reasons.items() if reason}
 
 
-def _why_refused(case: Case, device: Device) -> str:
+def _why_refused(case: Case, device: Device, limit_bytes: float) -> str:
     launched, ranks = rank_environment(), case.parameters.ranks
     try:
         case.validate()
@@ -268,7 +274,10 @@ def _why_refused(case: Case, device: Device) -> str:
     if not launched.launched and device.kind == "cuda" and ranks > len(gpus()):
         return f"It takes {ranks} GPUs, but this machine has {len(gpus())}: start it by torchrun on more nodes."
     here = -(-ranks // launched.nodes) if launched.launched else ranks
-    return why_not(case.parameters, device.kind, room_of(device, here))
+    room = room_of(device, here)
+    if limit_bytes < room.bytes_a_rank:
+        room = Room(limit_bytes, f"the limit of {limit_bytes / 2**30:.3g} GiB")
+    return why_not(case.parameters, device.kind, room)
 
 
 def room_of(device: Device, ranks_here: int) -> Room:
@@ -295,7 +304,7 @@ def why_not(p: ParallelStepParameters, device_kind: str, room: Room) -> str:
         return ""
     near = nearest_that_fits(p, device_kind, room.bytes_a_rank)
     offered = f"the nearest that fits: {described_change(p, near)}" if near else "nothing near it fits"
-    return f"A rank needs {needed / 2**30:.3g} GiB, {lacking:,.0f} bytes more than it has of {room.where}; {offered}."
+    return f"{NO_ROOM} {needed / 2**30:.3g} GiB, {lacking:,.0f} bytes more than it has of {room.where}; {offered}."
 
 
 def nearest_that_fits(p: ParallelStepParameters, device_kind: str, room_bytes: float) -> ParallelStepParameters | None:
@@ -388,6 +397,10 @@ def predict(
     found = []
     for p in parameters:
         p.validate()
+        if p.engine != "torch":
+            raise UserError(f"The laws of a study are of torch's engine, not of {p.engine}: measure it.")
+        if p.offload != "none":
+            raise UserError(f"The laws of a study say nothing of offload to the {p.offload}: measure it.")
         if laws is not None:
             step = predicted_step(laws, p, cores or cpu.detect().usable_cores)
         else:
@@ -398,7 +411,7 @@ def predict(
     return found
 
 
-def predictor(calibration: Calibration, device_kind: str, cores: int | None = None) -> study.Predictor:
+def predictor(calibration: Calibration, device_kind: str, cores: int | None = None) -> Predictor:
     """The same for the study's probe on such a device: those configurations that the laws can price, by case id.
 
     Raises UserError for laws of the other kind of device, and for a calibration that has only some of a CPU's.
@@ -412,7 +425,7 @@ def predictor(calibration: Calibration, device_kind: str, cores: int | None = No
     if device_kind == "cpu":
         _require_times(calibration, cores)
 
-    def predictions(cases: Sequence[Case], records: Sequence[Record]) -> Mapping[str, study.StudyPrediction]:
+    def predictions(cases: Sequence[Case], records: Sequence[Record]) -> Mapping[str, StudyPrediction]:
         del records
         found = {}
         for case in cases:
@@ -420,7 +433,7 @@ def predictor(calibration: Calibration, device_kind: str, cores: int | None = No
                 (prediction,) = predict([case.parameters], calibration, cores)
             except UserError:
                 continue  # one that the laws do not know leaves its place empty
-            found[case.case_id] = study.StudyPrediction(prediction.seconds, prediction.rank_memory)
+            found[case.case_id] = StudyPrediction(prediction.seconds, prediction.rank_memory)
         return found
 
     return predictions

@@ -5,12 +5,12 @@ Every experiment of that job is a torchrun of its own, on as many nodes as it ta
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,20 +20,24 @@ from rich.console import Console
 from pyperf_suite.advise.study_planning import RunSettings, StudyFile, find_calibration, predictor, read_study, refusals
 from pyperf_suite.commands.measuring import folder_of, kept_when_interrupted, progress_on, workers_of_the_launcher
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.devices import Device, resolve
+from pyperf_suite.hardware.devices import Device, gpus, resolve
 from pyperf_suite.hardware.machine import identity
+from pyperf_suite.history.study_again import MARGIN, findings_of_again
+from pyperf_suite.history.study_search import Note, StudySearch, rule_of
 from pyperf_suite.laws.calibration import load_calibration
-from pyperf_suite.probes.study import (
+from pyperf_suite.probes.study import PROBE, analyse
+from pyperf_suite.probes.study.grid import (
     AXES,
     CUTS,
-    PROBE,
-    Predictor,
+    MOST_CONFIGURATIONS,
+    MOST_SEARCHED,
     StudyAxes,
-    analyse,
     cases_of,
     default_axes,
     of_worlds,
+    search_axes,
 )
+from pyperf_suite.probes.study.results import Predictor
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.render.run_report import report_run, run_as_json
 from pyperf_suite.render.terminal import console_for
@@ -42,9 +46,11 @@ from pyperf_suite.runner.profiles import fixed_steps
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import RunFolder, create_run
 from pyperf_suite.runner.session import Session
-from pyperf_suite.runner.workers import SparingWorkers, WorkerPool
+from pyperf_suite.runner.workers import SparingWorkers, WorkerPool, Workers
 from pyperf_suite.spec.axes import read_axes
 from pyperf_suite.spec.discovery import replace_probe
+from pyperf_suite.spec.findings import Findings, findings
+from pyperf_suite.spec.rows import Rows
 
 MOST = {"nodes": 1 << 14, "gpus_per_node": 64}
 # As sbatch takes it: minutes, hours, or days in front.
@@ -138,28 +144,47 @@ BLOCK_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Asked:
-    """A study as asked for: options that were given, and what the file says otherwise."""
+    """A study as asked for: options that were given, and what the file says otherwise.
+
+    With `search` its grid is searched; no rank may hold more than `limit_bytes`; it ends within `budget_s`.
+    """
 
     path: Path | None
     file: StudyFile
     given: Mapping[str, Any]
     axes: Mapping[str, tuple[Any, ...]]
     run: RunSettings
+    search: bool = False
+    limit_bytes: float = math.inf
+    budget_s: float = math.inf
 
     @classmethod
-    def of(cls, path: Path | None, given: Mapping[str, Any]) -> Asked:
+    def of(cls, path: Path | None, given: Mapping[str, Any], **how: Any) -> Asked:
         """Read options and the file. Raises UserError for what a study does not know."""
         file = StudyFile() if path is None else read_study(path)
         axes = read_axes(StudyAxes, {name: str(value) for name, value in given.items() if name in AXES})
         run = replace(file.run, **{name: value for name, value in given.items() if name in vars(file.run)})
         run.validate()
-        return cls(path, file, given, axes, run)
+        return cls(path, file, given, axes, run, **{name: value for name, value in how.items() if value is not None})
 
     def cases(self, defaults: StudyAxes) -> list[Case]:
         """Every configuration asked for, in the grid's order. Raises UserError for what cannot be."""
         ranks = _numbers("ranks", self.given.get("ranks", ""))
-        cases = cases_of(self.file.over(defaults).given(self.axes))
+        grid = self.file.over(defaults).given(self.axes)
+        how: Any = (MOST_SEARCHED, {*self.file.axes, *self.axes}) if self.search else (MOST_CONFIGURATIONS, AXES)
+        cases = cases_of(grid, *how)
         return of_worlds(cases, ranks) if ranks else cases
+
+    def cases_here(self, device: Device) -> list[Case]:
+        """The same on a machine; what a search has by default takes no more ranks than there are GPUs."""
+        if not self.search:
+            return self.cases(PROBE.axes("", device))
+        found = rank_environment()
+        count = found.count if found.launched else max(1, len(gpus()))
+        defaults = search_axes(device, count)
+        cases = self.cases(defaults)
+        asked = {"data", "tensor", "pipeline"} & {*self.file.axes, *self.axes} or self.file.configurations
+        return cases if asked else [each for each in cases if each.parameters.ranks <= max(defaults.data)]
 
     @property
     def arguments(self) -> list[str]:
@@ -168,7 +193,8 @@ class Asked:
         for name, value in self.given.items():
             gated = "--gated" if value else "--not-gated"
             words.append(gated if name == "gated" else f"--{name.replace('_', '-')}={value}")
-        return words
+        words += ["--search"] if self.search else []
+        return words + ([f"--memory-limit={self.limit_bytes / 2**30:g}"] if math.isfinite(self.limit_bytes) else [])
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:
@@ -188,7 +214,7 @@ def chosen(cases: Sequence[Case], only: str) -> list[Case]:
 
 def listed(asked: Asked, device: str) -> str:
     """Each configuration with its number, a line each."""
-    cases = asked.cases(PROBE.axes("", resolve(device)))
+    cases = asked.cases_here(resolve(device))
     lines = []
     for number, case in enumerate(cases, 1):
         p = case.parameters
@@ -222,28 +248,45 @@ def run_study(
     resume: str | None,
     as_json: bool,
     wide: bool,
+    earlier: RunFolder | None = None,
+    margin: float | None = None,
 ) -> None:
     """Measure the study, unless `tell` asks for what a run holds already, and report it.
 
-    Raises UserError for what cannot be measured here.
+    It is compared with an `earlier` one where that is given. Raises UserError for what cannot be measured here.
     """
     where = resolve(device)
-    cases = asked.cases(PROBE.axes("", where))
+    cases = asked.cases_here(where)
     wanted = cases if only is None else chosen(cases, only)
     run = asked.run
     profile = fixed_steps(run.steps, run.warm_up, run.experiments, BLOCK_SHARE * deadline_s)
+    if asked.search:
+        rule_of(run.experiments)
+        # A run of another kind: it is not resumed by who asks for the whole grid.
+        profile = replace(profile, name=f"search, {profile.name}")
     planned = in_random_order([PlannedCase(PROBE.name, case) for case in cases], run.seed)
     plan = Plan(planned, profile, where, run.seed, tuple(asked.arguments))
-    if calibration is not None:
-        _predictor(where, results, calibration)  # a file that is no calibration is no reason to lose an hour
+    predictor, is_known = None, calibration is not None or asked.search
+    if is_known:
+        predictor = _predictor(where, results, calibration)  # a file that is none is no reason to lose an hour
     if tell:
         folder: RunFolder | None = folder_of(plan, results, resume or "latest")
     else:
-        folder = _measure(plan, wanted, results, resume, only is not None, deadline_s)
+        folder = _measure(asked, plan, wanted, results, resume, only is not None, deadline_s, predictor)
     if folder is None:
         return
     # This process reports once and ends.
-    analysis = partial(analyse, predictor=_predictor(where, results, calibration))
+    predictor = predictor if is_known else _predictor(where, results, calibration)
+
+    def analysis(rows: Rows) -> Findings:
+        found = analyse(rows, predictor)
+        if earlier is None:
+            return found
+        compared = findings_of_again(
+            earlier.run_id, earlier.records(), rows.records, MARGIN if margin is None else margin
+        )
+        return findings(compared) + found
+
     replace_probe(replace(PROBE, analyse=analysis))
     if as_json:
         click.echo(run_as_json(folder, folder.records()), nl=False)
@@ -266,7 +309,14 @@ def _predictor(device: Device, results: Path, calibration: Path | None) -> Predi
 
 
 def _measure(
-    plan: Plan, wanted: Sequence[Case], results: Path, resume: str | None, may_begin: bool, deadline_s: float
+    asked: Asked,
+    plan: Plan,
+    wanted: Sequence[Case],
+    results: Path,
+    resume: str | None,
+    may_begin: bool,
+    deadline_s: float,
+    laws: Predictor | None,
 ) -> RunFolder | None:
     """Visit what is wanted in every experiment; None in ranks of a launcher other than the first."""
     workers: Any = None
@@ -277,26 +327,33 @@ def _measure(
             return None
     try:
         here = of_this_world(wanted) if launched else wanted
-        refused = refusals([each.case for each in plan.cases], plan.device)
+        refused = refusals([each.case for each in plan.cases], plan.device, asked.limit_bytes)
         runnable = tuple(each for each in plan.cases if each.case.case_id not in refused)
         if not runnable:
             raise UserError(next(iter(refused.values())))
         replace(plan, cases=runnable).validate()
-        for reason in dict.fromkeys(refused.values()):
+        for reason in () if asked.search else dict.fromkeys(refused.values()):
             click.echo(f"not run: {reason}", err=True)
         machine = identity(plan.device)
         # Of several launches of a job none knows whether it is the first: a run of a name may be new.
         begins = may_begin and resume not in (None, "latest") and not (results / machine.slug / f"{resume}").exists()
         folder = create_run(results, machine, plan, resume) if begins else folder_of(plan, results, resume)
         workers = workers or WorkerPool(plan.device, deadline_s)
-        session = Session(plan, folder, deadline_s, SparingWorkers(workers, refused))
+        noting = NotingWorkers(SparingWorkers(workers, refused), asked.limit_bytes)
+        session = Session(plan, folder, deadline_s, noting, asked.budget_s)
     except UserError:
         # Nothing is wrong with the other ranks: they go, and only this one's sentence is heard.
         if workers is not None:
             workers.close()
         raise
     names = {case.case_id for case in here}
-    _measure_all(session, [each for each in plan.cases if each.case.case_id in names], launched)
+    chosen_here = [each for each in plan.cases if each.case.case_id in names]
+    if asked.search:
+        _search(session, chosen_here, noting, laws)
+    else:
+        _measure_all(session, chosen_here, launched)
+    if session.cut_short:
+        click.echo(session.cut_short, err=True)
     return folder
 
 
@@ -325,6 +382,53 @@ def _measure_all(session: Session, wanted: Sequence[PlannedCase], launched: bool
         session.open()
         with progress_on(console, len(visits)) as show:
             session.visit_all(visits, show, _outcome)
+        session.finish()
+
+
+class NotingWorkers:
+    """Workers whose records also say, under `sampling`, the limit on memory and what a search made of the answer."""
+
+    def __init__(self, workers: Workers, limit_bytes: float) -> None:
+        self._workers, self.limit_bytes = workers, limit_bytes
+        self.note: Note | None = None
+
+    def measure(self, process: int, case: Case, effort: Any) -> dict[str, Any]:
+        answer = self._workers.measure(process, case, effort)
+        noted: dict[str, Any] = {"search": dict(self.note(answer))} if self.note else {}
+        noted |= {"memory_limit_bytes": self.limit_bytes} if math.isfinite(self.limit_bytes) else {}
+        return answer | {"sampling": {**answer.get("sampling", {}), **noted}}
+
+    def close(self) -> None:
+        self._workers.close()
+
+
+def _search(session: Session, wanted: Sequence[PlannedCase], workers: NotingWorkers, laws: Predictor | None) -> None:
+    """The grid searched: a line for each experiment on standard error, the path in the records."""
+    console, by_case = Console(stderr=True, emoji=False), {each.case.case_id: each for each in wanted}
+    predicted: dict[str, float | None] = {}
+
+    def seconds(case: Case) -> float | None:
+        if case.case_id not in predicted:
+            found = laws([case], ()).get(case.case_id) if laws else None
+            predicted[case.case_id] = found.seconds if found else None
+        return predicted[case.case_id]
+
+    def measure(case: Case, experiment: int, note: Note) -> Record | None:
+        for planned, process in session.within_budget([(by_case[case.case_id], experiment)]):
+            workers.note = note
+            record = session.visit(planned, process)
+            workers.note = None
+            noted = record.sampling.get("search", {})
+            said = f"step {noted.get('step')}: {_outcome(planned, record)} {noted.get('verdict', '')}"
+            console.print(said, highlight=False, markup=False, soft_wrap=True)
+            return record
+        return None
+
+    pairs = session.plan.profile.processes
+    search = StudySearch([each.case for each in wanted], measure, pairs, seconds, workers.limit_bytes)
+    with kept_when_interrupted(session):
+        session.open()
+        search.run()
         session.finish()
 
 

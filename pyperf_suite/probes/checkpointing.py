@@ -16,6 +16,7 @@ from pyperf_suite.errors import Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.laws.model_flop import hardware_flop, model_flop
+from pyperf_suite.laws.training.memory import NEAR_LIMIT
 from pyperf_suite.laws.transformer import Recompute
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.axes import crossed
@@ -194,10 +195,12 @@ def analyse(rows: Rows) -> Findings:
     """What other policies cost, the largest batches, whether they repay it, and what to do."""
     found = searches(rows.records)
     after = {replace(each.parameters, batch=batch - 1): "does not fit" for each in found for batch in each.too_large}
-    settled = (rows.first(parameters=replace(each.parameters, batch=each.largest)) for each in found if each.is_settled)
+    settled = [rows.first(parameters=replace(each.parameters, batch=each.largest)) for each in found if each.is_settled]
+    largest = list(filter(None, settled))
     return findings(
         (_cost(row) for row in rows.where(is_told)),
-        (_repaid(group) for group in Rows(filter(None, settled)).groups("batch", "checkpointing")),
+        (_headroom(rows, row) for row in largest if row.checkpointing == NONE),
+        (_repaid(group) for group in Rows(largest).groups("batch", "checkpointing")),
         table("Largest batch that fits", LARGEST, found),
         table(
             "Steps by checkpointing and batch",
@@ -249,6 +252,29 @@ def _repaid(rows: Rows) -> Iterator[Remark | ClaimVerdict]:
         yield (best if ratio.low > 1 else plain).remark(
             "Fastest within {budget}: checkpointing {checkpointing} with batch {batch} ({model})",
             budget=Quantity(plain.budget_bytes, "MB"),
+        )
+
+
+def _headroom(rows: Rows, largest: Row) -> Iterator[Remark]:
+    """What the smallest batch leaves of the budget and what the largest makes of it; whether that is too near."""
+    smallest = rows.alike(largest, "batch")[0]
+    faster = largest.faster_than(smallest) if smallest.batch < largest.batch else None
+    if faster:
+        yield smallest.remark(
+            "Batch {batch} leaves {unused:MB} of {budget:MB} unused: it could be {larger}, which trains {gain} the "
+            "tokens a second ({model})",
+            effect="gain",
+            unused=smallest.budget_bytes - smallest.peak,
+            budget=smallest.budget_bytes,
+            larger=largest.batch,
+            gain=faster * (largest.batch / smallest.batch),
+        )
+    if largest.peak > NEAR_LIMIT * largest.budget_bytes:
+        yield largest.remark(
+            "Batch {batch} takes {peak:MB} of {budget:MB}, within 5 % of the limit: fragmentation may end a long run "
+            "({model})",
+            kind="caution",
+            budget=largest.budget_bytes,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,15 @@ import numpy as np
 from pyperf_suite.errors import OneOf
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.activations import Keeping, kept_bytes
-from pyperf_suite.laws.training.memory import LAST_STAGE, MIXED, ON_GPU, activation_bytes, training_memory
+from pyperf_suite.laws.training.memory import (
+    LAST_STAGE,
+    MIXED,
+    NEAR_LIMIT,
+    ON_GPU,
+    MemoryNeed,
+    activation_bytes,
+    training_memory,
+)
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sharding
 from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import crossed
@@ -26,6 +35,7 @@ from pyperf_suite.spec.findings import (
     Figure,
     Findings,
     Panel,
+    Remark,
     Series,
     Table,
     findings,
@@ -170,6 +180,7 @@ def analyse(rows: Rows) -> Findings:
             error=abs(worst.law_off),
             configurations=len(rows),
         ),
+        _headroom(rows[0]),
         table("Bytes of a training step, counted", COUNTED, rows),
         table(
             "Activations kept under checkpointing, logits and loss included",
@@ -179,6 +190,25 @@ def analyse(rows: Rows) -> Findings:
         _tables_by_law(),
         _figure(rows),
     )
+
+
+def _headroom(row: Row) -> Remark | None:
+    """What a step leaves of the memory that there is, and the batch that would fill it as far as is safe."""
+    capacity = row.seen.get("capacity")
+    if capacity is None:
+        return None
+    if row.peak > NEAR_LIMIT * capacity:
+        sentence = (
+            "{configuration} takes {peak:size} of {capacity:size}, within 5 % of the limit: fragmentation may end a "
+            "long run"
+        )
+        return row.remark(sentence, kind="caution", capacity=capacity)
+    batch = row.batch + math.floor((NEAR_LIMIT * capacity - row.peak) / (row.activations / row.batch))
+    sentence = (
+        "{configuration} leaves {unused:size} of {capacity:size} unused: by what it keeps its batch could be {larger}; "
+        "`checkpointing` measures what that gains"
+    )
+    return row.remark(sentence, kind="predicted", unused=capacity - row.peak, capacity=capacity, larger=batch)
 
 
 COUNTED = (

@@ -38,7 +38,7 @@ from pyperf_suite.laws.training.engine_step import ATTENTIONS, LAYOUTS, CpuPrice
 from pyperf_suite.laws.training.framework import StepConstants
 from pyperf_suite.laws.training.layer_work import MicroBatch, work_of_ends, work_of_layer
 from pyperf_suite.probes.step_calibration import OPERATIONS, PROBE
-from pyperf_suite.probes.study import StudyAxes, cases_of, default_axes, worlds_of
+from pyperf_suite.probes.study.grid import StudyAxes, cases_of, default_axes, worlds_of
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import Journal
 from pyperf_suite.workloads.training import Checkpointing

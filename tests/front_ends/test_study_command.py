@@ -22,7 +22,8 @@ from pyperf_suite.cli import main
 from pyperf_suite.commands.study_run import Allocation, of_this_world
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.probes.study import cases_of, default_axes, results_of
+from pyperf_suite.probes.study.grid import cases_of, default_axes
+from pyperf_suite.probes.study.results import results_of, search_steps
 from pyperf_suite.ranks.launch import ALONE
 from pyperf_suite.runner.results import read_journal
 from pyperf_suite.runner.workers import WorkerPool
@@ -124,6 +125,47 @@ def test_more_experiments_can_be_added_to_a_study_and_telling_measures_nothing(d
     assert invoke(*options, "--experiments", "3", "--resume").exit_code == 0
     assert invoke(*options, "--experiments", "3", "--tell").exit_code == 0
     assert [process for _, process in doubles.asked] == [0, 1, 2]
+
+
+SMALL_SEARCH = ("--search", "--data", "1,2", "--batch", "1,2", "--tensor", "1", "--pipeline", "1", "--zero", "0")
+
+
+def test_a_search_keeps_its_path_in_the_records_and_goes_on_where_it_was_interrupted(doubles, tmp_path: Path) -> None:
+    options = (*SHORT, *SMALL_SEARCH, "--results", str(tmp_path))
+    doubles.interrupted_after = 3
+    assert invoke(*options).exit_code == 130
+    doubles.interrupted_after = None
+    result = invoke(*options, "--resume", "--json")
+    assert result.exit_code == 0, result.output
+    steps = search_steps(records_in(tmp_path))
+    assert steps[0].verdict == "fits"
+    assert {each.verdict for each in steps[1:]} == {"not faster"}, "more ranks only cost here"
+    assert len(doubles.asked) == sum(each.runs for each in steps) == 7
+    (study,) = json.loads(result.stdout)["probes"]
+    assert "The path of the search" in [each["title"] for each in study["tables"]]
+
+
+def test_a_limit_on_memory_refuses_before_anything_starts(doubles, tmp_path: Path) -> None:
+    limit = ("--memory-limit", "0.0001", "--results", str(tmp_path))
+    result = invoke(*SHORT, "--data", "1", "--experiments", "1", *limit)
+    assert result.exit_code == 2
+    assert "the limit of" in result.output
+    assert doubles.asked == []
+
+
+def test_a_study_is_repeated_as_it_was_asked_for(doubles, tmp_path: Path) -> None:
+    there = ("--device", "cpu", "--results", str(tmp_path))
+    assert invoke(*SHORT, "--data", "1,2", "--experiments", "2", "--results", str(tmp_path)).exit_code == 0
+    result = invoke(*there, "--again", "latest", "--json")
+    assert result.exit_code == 0, result.output
+    assert len(doubles.asked) == 8
+    assert sorted(doubles.asked[:4]) == sorted(doubles.asked[4:])
+    (study,) = json.loads(result.stdout)["probes"]
+    compared = study["tables"][0]
+    assert compared["title"].startswith("Compared with ")
+    assert [row[-1] for row in compared["rows"]] == ["reproduced", "reproduced"]
+    refused = invoke(*there, "--again", "latest", "--steps", "5")
+    assert (refused.exit_code, "leave steps out" in refused.output) == (2, True)
 
 
 def test_only_some_configurations_go_into_a_run_that_knows_them_all(doubles, tmp_path: Path) -> None:

@@ -219,6 +219,8 @@ LAST_STAGE = 3
 GATHERED_BYTES = 2 + 2 + 2
 # The rest is for the CUDA context, buffers of NCCL and of the libraries, and fragmentation: a choice, no measurement.
 USABLE_SHARE = 0.9
+# Of a memory that is fuller than this, fragmentation may leave no piece that is large enough, hours into a run.
+NEAR_LIMIT = 0.95
 # Between these lay what published runs held (62 of BLOOM's, 5 of torchtitan's; tests/laws/test_published_runs.py): at
 # least this share of the activations, where no mask of dropout is kept and gradients have 16 bits; at most a quarter
 # more than the formulas, and what a framework allocates beside: context, buffers of collectives, fragmentation.
@@ -499,3 +501,14 @@ def _matrix_parameters(parts: Iterable[Linear]) -> Any:
 def _sequence_ranks(sharding: Sharding) -> NDArray[np.int64]:
     """Over how many ranks the sequence is cut where TP leaves tokens whole."""
     return np.asarray(sharding.tensor if sharding.sequence_parallel else 1)
+
+
+def largest_batch(
+    used_bytes: float, growing_bytes: float, batch: int, limit_bytes: float, batches: Iterable[int]
+) -> int:
+    """The largest of `batches` that stays clear of the limit, where `growing_bytes` of those used grow with the batch.
+
+    `batch` itself where no larger one does.
+    """
+    room = NEAR_LIMIT * limit_bytes - used_bytes
+    return max((each for each in batches if growing_bytes * (each / batch - 1) <= room), default=batch)

@@ -9,8 +9,8 @@ import importlib
 import inspect
 import re
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from pyperf_suite.workloads.on_ranks import average, distributed
 from pyperf_suite.workloads.training.held_bytes import bytes_of
-from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
+from pyperf_suite.workloads.training.parallel_layout import DEEPSPEED, SHARDED_FROM_STAGE, ParallelStepParameters
 
 LEARNING_RATE = 1e-4
 # Of attention's first matrix, of queries, keys and values.
@@ -213,6 +213,27 @@ class DataCut:
         """After the last backward: what is left to exchange, and AdamW's update."""
         self.optimizer.step()
 
+    def backward(self, loss: Any, micro_batches: int) -> None:
+        """Of one micro-batch's share of the mean."""
+        (loss / micro_batches).backward()
+
+    def seeded(self) -> list[Any]:
+        """Copies of what lies on this rank of the weights, which `restore` takes."""
+        return [local(each.detach()).cpu().clone() for each in self.weights]
+
+    def restore(self, seeded: Sequence[Any]) -> None:
+        for weight, kept in zip(self.weights, seeded, strict=True):
+            local(weight).copy_(kept)
+
+    # Whether gradients are gone after an iteration, and `watch` has to keep those of one.
+    is_watched = False
+
+    def watch(self, step: Callable[[], None]) -> None:
+        step()
+
+    def gradient(self, weight: Any) -> Any:
+        return weight.grad
+
     def moments(self) -> Iterator[tuple[str, Any]]:
         owner = getattr(self.optimizer, "optim", self.optimizer)
         for state in owner.state.values():
@@ -328,18 +349,23 @@ class Sharded(DataCut):
 
     def __init__(self, parts: Sequence[ModelPart], parameters: ParallelStepParameters, mesh: Any) -> None:
         super().__init__(parts, parameters, mesh)
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
         self._keeps = not parameters.shards_again
         options: dict[str, Any] = {"mesh": mesh["dp"], "reshard_after_forward": not self._keeps}
         if parameters.dtype != "float32":
             dtype = getattr(torch, parameters.dtype)
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        offload = parameters.offload != "none"
+        if offload:
+            # Only memory that a GPU copies from can be pinned.
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
         for part in parts:
             for block in part.blocks.blocks:
                 fully_shard(block, **options)
             fully_shard(part, **options)
-        self.path = f"FSDP2 reshard_after_forward={not self._keeps}, {self._update(self.weights)}"
+        policy = ", CPUOffloadPolicy" if offload else ""
+        self.path = f"FSDP2 reshard_after_forward={not self._keeps}{policy}, {self._update(self.weights)}"
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[Any]:
         if self._keeps:
@@ -348,8 +374,90 @@ class Sharded(DataCut):
         return nullcontext()
 
 
+class ByDeepSpeed(DataCut):
+    """DeepSpeed's engine with torch's AdamW: its ZeRO 0 to 3, and offload of states, with stage 3 of parameters too.
+
+    What it holds is not counted by parts. Nothing of it is compiled on a CPU, where its own operators would be first.
+    """
+
+    is_watched = True
+
+    def __init__(self, parts: Sequence[ModelPart], parameters: ParallelStepParameters, mesh: Any) -> None:
+        super().__init__(parts, parameters, mesh)
+        deepspeed: Any = importlib.import_module("deepspeed")
+        self._deepspeed, self._utils = deepspeed, importlib.import_module("deepspeed.utils")
+        p = parameters
+        if not torch.cuda.is_available():
+            deepspeed.ops.__compatible_ops__.update(dict.fromkeys(deepspeed.ops.__compatible_ops__, False))
+        self._whole = [each.detach().cpu().clone() for each in self.weights]
+        self._stage, self._gradients, self._is_watching = p.zero_stage, dict[int, Any](), False
+        # Else stage 3 puts a linear function of its own into torch, for what gradients are compared with as well.
+        zero: dict[str, Any] = {"stage": p.zero_stage, "memory_efficient_linear": False}
+        if p.offload != "none":
+            zero["offload_optimizer"] = {"device": p.offload}
+            zero |= {"offload_param": {"device": p.offload}} if p.shards_again else {}
+        config = {
+            "train_micro_batch_size_per_gpu": p.batch,
+            "gradient_accumulation_steps": p.micro_batches,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "bf16": {"enabled": p.dtype == "bfloat16"},
+            "zero_optimization": zero,
+        }
+        self.optimizer = torch.optim.AdamW(self.weights, lr=LEARNING_RATE)
+        made = deepspeed.initialize(model=parts[0], optimizer=self.optimizer, config=config, dist_init_required=False)
+        self._engine: Any = made[0]
+        self.calls = [self._engine]
+        offload = f", offload to the {p.offload}" if p.offload != "none" else ""
+        self.path = f"DeepSpeed {deepspeed.__version__} ZeRO {p.zero_stage}{offload}, AdamW"
+
+    def clear(self) -> None:
+        """The engine does it behind each update."""
+
+    @contextmanager
+    def micro_batch(self, is_last: bool) -> Iterator[None]:
+        yield
+        if is_last and self._is_watching:
+            full = self._utils.safe_get_full_grad
+            self._gradients = {id(each): (full(each) if self._stage else each.grad).clone() for each in self.weights}
+        self._engine.step()
+
+    def backward(self, loss: Any, micro_batches: int) -> None:
+        self._engine.backward(loss)  # which divides by the micro-batches
+
+    def finish(self) -> None:
+        """The engine has updated behind the last micro-batch."""
+
+    def seeded(self) -> list[Any]:
+        return self._whole
+
+    def restore(self, seeded: Sequence[Any]) -> None:
+        for weight, kept in zip(self.weights, seeded, strict=True):
+            with self._deepspeed.zero.GatheredParameters(
+                [weight], modifier_rank=0, enabled=self._stage > SHARDED_FROM_STAGE
+            ):
+                weight.data.copy_(kept)
+            if self._stage:
+                self._utils.safe_set_full_fp32_param(weight, kept.to(weight.device, torch.float32))
+
+    def watch(self, step: Callable[[], None]) -> None:
+        self._is_watching = True
+        try:
+            step()
+        finally:
+            self._is_watching = False
+
+    def gradient(self, weight: Any) -> Any:
+        return self._gradients[id(weight)]
+
+    def allocated(self) -> dict[str, int]:
+        return {}
+
+
 def cut_by_data(parts: Sequence[ModelPart], parameters: ParallelStepParameters, mesh: Any) -> DataCut:
     """What the stage of ZeRO asks for, of parts that lie on their device."""
+    if parameters.engine == DEEPSPEED:
+        return ByDeepSpeed(parts, parameters, mesh)
     if parameters.is_sharded:
         return Sharded(parts, parameters, mesh)
     return (Replicated if parameters.tensor == 1 else ReducedLocally)(parts, parameters, mesh)

@@ -11,6 +11,7 @@ from pyperf_suite.workloads.on_ranks import DTYPES, MOST_RANKS
 from pyperf_suite.workloads.training import TransformerShape
 
 MOST_MICRO_BATCHES = 1 << 12
+DEEPSPEED, MEGATRON = "deepspeed", "megatron"
 # The first stage whose parameters lie in shards, by FSDP2.
 SHARDED_FROM_STAGE = 2
 
@@ -23,7 +24,9 @@ class ParallelStepParameters(TransformerShape):
     iteration there: the global batch is their product with `data`. Ranks are placed as Megatron-LM does, TP innermost,
     then DP, then PP. `pipeline` stages hold `chunks` groups of layers each (1: 1F1B; more: the interleaved schedule).
     `zero_stage` 0 is DDP, 1 DDP with ZeroRedundancyOptimizer, 2 FSDP2 that keeps parameters after forward, 3 FSDP2 that
-    shards them again. TP goes with sequence parallelism.
+    shards them again. TP goes with sequence parallelism. With `offload` "cpu" FSDP2's shards and states lie in the
+    CPU's memory, and each unit is copied as it runs (CPUOffloadPolicy). `engine` "deepspeed" is that
+    package's own ZeRO 0 to 3 and offload, with data parallelism alone.
     """
 
     data: Annotated[int, Within(1, MOST_RANKS)] = 1
@@ -33,6 +36,8 @@ class ParallelStepParameters(TransformerShape):
     zero_stage: Annotated[int, Within(0, LAST_STAGE)] = 0
     micro_batches: Annotated[int, Within(1, MOST_MICRO_BATCHES)] = 1
     dtype: Annotated[str, OneOf(DTYPES)] = "float32"
+    offload: Annotated[str, OneOf(("none", "cpu"))] = "none"
+    engine: Annotated[str, OneOf(("torch", DEEPSPEED, MEGATRON))] = "torch"
 
     # Not asked for: NCCL copies as it likes, and running out of memory is an outcome that a study wants to see.
     peer_to_peer = True
@@ -62,6 +67,8 @@ class ParallelStepParameters(TransformerShape):
         parts += [f"zero{self.zero_stage}"] if self.zero_stage else []
         parts += [self.attention]
         parts += [f"ckpt {self.checkpointing}"] if self.checkpointing.kind != "none" else []
+        parts += [self.engine] if self.engine != "torch" else []
+        parts += [f"offload {self.offload}"] if self.offload != "none" else []
         return " ".join(parts)
 
     def validate(self) -> None:
@@ -76,6 +83,22 @@ class ParallelStepParameters(TransformerShape):
         self._validate_cuts()
 
     def _validate_cuts(self) -> None:
+        if self.engine == MEGATRON:
+            raise UserError(
+                "Megatron-Core's tensor-parallel layers are no engine of a study: with the sequence parallelism that "
+                "ranks are cut by here they run on GPUs alone, where they were not checked; ask for engine=torch."
+            )
+        if self.engine == DEEPSPEED and self.ranks > self.data:
+            raise UserError(
+                "DeepSpeed's engine is studied with data parallelism alone: ask for tensor=1 and pipeline=1."
+            )
+        if self.offload != "none" and not self.zero_stage:
+            raise UserError(f"Offload to the {self.offload} needs shards: ask for zero_stage 2 or 3.")
+        if self.offload != "none" and self.engine == "torch" and not self.is_sharded:
+            raise UserError(
+                f"Offload to the {self.offload} is FSDP2's, but ZeRO stage {self.zero_stage} is not: ask for "
+                "zero_stage 2 or 3."
+            )
         for what, size in (
             ("heads", self.heads),
             ("key-value heads", self.key_value_heads),

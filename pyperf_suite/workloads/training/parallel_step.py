@@ -5,17 +5,22 @@ of one process. Ranks lie as (pipeline, data, tensor), tensor innermost. The who
 rank, which then keeps its own part. The first check counts what is allocated: the kernel's details then have, as the
 most of any rank and for each under `rank_bytes`, `parameter_bytes`, `gradient_bytes`, `bucket_bytes`, `optimizer_bytes`
 and `counter_bytes` (cuts.DataCut.allocated), and `saved_activation_bytes` (held_bytes.most_saved), or on a GPU
-`peak_bytes`, the allocator's most of a whole iteration.
+`peak_bytes`, the allocator's most of a whole iteration. `resident_bytes`, on a GPU `reserved_bytes`, is what the
+system sees, and `capacity_bytes` what there is for a rank.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 from pyperf_suite.errors import Unsupported
+from pyperf_suite.hardware import memory
+from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.workloads.on_ranks import (
     DTYPES,
     OnRanks,
@@ -30,7 +35,7 @@ from pyperf_suite.workloads.on_ranks import (
     torch_place,
 )
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
+from pyperf_suite.workloads.training.parallel_layout import DEEPSPEED, ParallelStepParameters
 from pyperf_suite.workloads.workload import Checked, Kernel, Place, Transfers, Work, by_name
 
 # Of a parameter of the whole model in a single process: itself, a gradient, and the float32 sum of gradients.
@@ -54,20 +59,21 @@ class ParallelSteps(RankSteps):
         self._pipeline = cuts.Pipeline(self.data.calls, p, self._mesh, where) if p.pipeline > 1 else None
         self._batches = [self._drawn(self._mesh["dp"].get_local_rank(), micro) for micro in range(p.micro_batches)]
         self._all_tokens, self._all_targets = (torch.cat(kind) for kind in zip(*self._batches, strict=True))
-        self._seeded = [cuts.local(each.detach()).cpu().clone() for each in self.data.weights]
+        self._seeded = self.data.seeded()
         self._due: tuple[dict[str, Any], dict[str, Any]] | None = None
-        self._observed = False
+        self._observed, self._taken = False, 0
         self.kernel = Kernel("parallel_step", self._path, self._torch_details())
 
     def poison(self, index: int | None = None) -> None:
         with self.torch.no_grad():
-            for weight, seeded in zip(self.data.weights, self._seeded, strict=True):
-                self._cuts.local(weight).copy_(seeded)
+            self.data.restore(self._seeded)
             for _, state in self.data.moments():
                 state.zero_()
         self.data.clear()
+        self._taken = 0
 
     def step(self) -> None:
+        self._taken += 1
         self.data.clear()
         with self._cuts.loss_cut_by_vocabulary(self._parameters):
             if self._pipeline is not None:
@@ -75,13 +81,19 @@ class ParallelSteps(RankSteps):
             else:
                 for index, (tokens, targets) in enumerate(self._batches):
                     with self.data.micro_batch(index == len(self._batches) - 1):
-                        loss = self.data.calls[0](tokens, targets).sum()
-                        (loss / len(self._batches)).backward()
+                        self.data.backward(self.data.calls[0](tokens, targets).sum(), len(self._batches))
         self.data.finish()
 
     def left(self, index: int = 0) -> Checked:
         exact, limits = self._due = self._due or self._single_process()
-        found = {f"the gradient of {name}": _whole(weight.grad) for name, weight in self._named_weights()}
+        if self.data.is_watched or self._taken > 1:
+            # Weights are no longer the seed's, or the engine has cleared the gradients: one iteration more, from it.
+            self.poison()
+            self.data.watch(self.step)
+        found = {
+            f"the gradient of {name}": _whole(self.data.gradient(weight), self._where)
+            for name, weight in self._named_weights()
+        }
         drifted = not self._parameters.is_sharded and not self._same_weights()
         wrong = ["updated weights differ between data-parallel ranks"] if drifted else []
         checked = self.verdict(found, exact, limits, *wrong)
@@ -111,11 +123,18 @@ class ParallelSteps(RankSteps):
 
         cuda, found = self.torch.cuda, self.data.allocated()
         if not self.is_gpu:
-            return found | {"saved_activation_bytes": most_saved(self.parts, self.step)}
+            if found:
+                found["saved_activation_bytes"] = most_saved(self.parts, self.step)
+            found["resident_bytes"] = memory.resident_peak_bytes(self.step)
+            # An equal share of what is free, beside its own.
+            ranks_here = -(-self._parameters.ranks // max(1, rank_environment().nodes))
+            return found | {"capacity_bytes": found["resident_bytes"] + memory.available_bytes() // ranks_here}
         cuda.reset_peak_memory_stats(self._where)
         self.step()
         cuda.synchronize(self._where)
-        return found | {"peak_bytes": int(cuda.max_memory_allocated(self._where))}
+        found["peak_bytes"] = int(cuda.max_memory_allocated(self._where))
+        found["reserved_bytes"] = int(cuda.max_memory_reserved(self._where))
+        return found | {"capacity_bytes": int(cuda.mem_get_info(self._where)[1])}
 
     def _everyones(self, mine: dict[str, int]) -> dict[str, Any]:
         """Of each figure the most of any rank, and under `rank_bytes` every rank's, in order."""
@@ -213,8 +232,9 @@ class ParallelSteps(RankSteps):
         return same_on_all(mine, self._mesh["dp"].get_group(), self._where)
 
 
-def _whole(tensor: Any) -> Any:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+def _whole(tensor: Any, where: str) -> Any:
+    """All ranks' shards together; those that lie in the CPU's memory where the ranks exchange."""
+    return tensor.to(where).full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def require_possible(parameters: ParallelStepParameters, where: str) -> None:
@@ -223,12 +243,27 @@ def require_possible(parameters: ParallelStepParameters, where: str) -> None:
 
     torch: Any = importlib.import_module("torch")
     p = parameters
+    if p.engine == DEEPSPEED:
+        require_deepspeed(where)
     gpt.require_attention(p, where, getattr(torch, p.dtype))
     if p.pipeline > 1 and p.micro_batches < p.pipeline:
         raise Unsupported(
             f"torch's 1F1B needs as many micro-batches as stages, but there are {p.micro_batches} for {p.pipeline}: "
             f"ask for micro_batches={p.pipeline}."
         )
+
+
+def require_deepspeed(where: str) -> None:
+    """Raise Unsupported where DeepSpeed is not installed, or its import fails."""
+    if importlib.util.find_spec(DEEPSPEED) is None:
+        raise Unsupported(
+            "DeepSpeed is not installed: install it with `pip install deepspeed`, or ask for engine=torch."
+        )
+    os.environ.setdefault("DS_ACCELERATOR", "cpu" if where == "cpu" else "cuda")
+    try:
+        importlib.import_module(DEEPSPEED)
+    except Exception as error:  # it looks for compilers and devices as it is imported
+        raise Unsupported(f"DeepSpeed cannot be imported here ({type(error).__name__}: {error!s:.200}).") from None
 
 
 def _built(parameters: ParallelStepParameters, place: Place, joined: Any) -> Transfers:

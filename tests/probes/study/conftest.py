@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.probes.study import OPERATOR
+from pyperf_suite.probes.study.grid import OPERATOR
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 from tests.records import a_record, metric

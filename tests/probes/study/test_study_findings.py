@@ -15,17 +15,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from pyperf_suite.probes import study as told
-from pyperf_suite.probes.study import (
-    ALL,
-    OPERATOR,
-    PROBE,
-    StudyPrediction,
-    StudyResult,
-    analyse,
-    memory_errors,
-    rank_correlation,
-    results_of,
-)
+from pyperf_suite.probes.study import ALL, PROBE, analyse, memory_errors, rank_correlation
+from pyperf_suite.probes.study.grid import OPERATOR
+from pyperf_suite.probes.study.results import StudyPrediction, StudyResult, results_of
 from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.spec.findings import Bars, Findings, Remark, Table
 from pyperf_suite.workloads.training import Checkpointing

@@ -8,7 +8,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.probes.study import (
+from pyperf_suite.probes.study.grid import (
     MOST_CONFIGURATIONS,
     Configuration,
     StudyAxes,

@@ -108,13 +108,13 @@ def steps_of(case: Case, fault: str) -> ParallelSteps:
 
 
 def told_of(case: Case, fault: str) -> dict[str, Any]:
-    """What a check says at once, and again after further steps have changed weights and optimizer."""
+    """What a check says at once, and again after several steps that changed weights and optimizer."""
     require_possible(case.parameters, "cpu")
     steps = steps_of(case, fault)
     checks = []
-    for _ in range(1 if fault else 2):
+    for number in range(1 if fault else 2):
         steps.poison()
-        steps.time(1, 10.0)
+        steps.time(1 + 2 * number, 10.0)
         checks.append(dataclasses.asdict(steps.left()))
         steps.time(1, 10.0)
     losses = [float(each.detach().sum()) for each in steps.data.weights[:1]]

@@ -38,6 +38,8 @@ OF_TWO = {
     "zero1": replace(SMALL, data=2, zero_stage=1),
     "zero2": replace(SMALL, data=2, zero_stage=2, micro_batches=2),
     "zero3": replace(SMALL, data=2, zero_stage=3, micro_batches=2),
+    "zero2 offload": replace(SMALL, data=2, zero_stage=2, micro_batches=2, offload="cpu"),
+    "zero3 offload": replace(SMALL, data=2, zero_stage=3, offload="cpu"),
     "zero3 odd": replace(SMALL, data=2, zero_stage=3, vocab=49),
     "zero1 bfloat16": replace(SMALL, data=2, zero_stage=1, dtype="bfloat16"),
     "zero3 bfloat16": replace(SMALL, data=2, zero_stage=3, dtype="bfloat16"),
