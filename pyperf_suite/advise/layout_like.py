@@ -20,7 +20,7 @@ from pyperf_suite.hardware.catalogue import gpu_of
 from pyperf_suite.laws.explained import Explained
 from pyperf_suite.laws.training.published import TrainingRun, read_runs, run_of
 from pyperf_suite.laws.training.step import WIDER_ELSEWHERE, prices_of, step_time
-from pyperf_suite.probes.study import results_of
+from pyperf_suite.probes.study.results import results_of
 from pyperf_suite.runner.results import read_journal
 from pyperf_suite.spec.findings import Findings, Quantity, findings, remark
 from pyperf_suite.spec.rows import Column, table

@@ -20,7 +20,6 @@ from pyperf_suite.laws.training.memory import (
     MIXED,
     NEAR_LIMIT,
     ON_GPU,
-    MemoryNeed,
     activation_bytes,
     training_memory,
 )
