@@ -84,19 +84,22 @@ PRIORS: Mapping[str, tuple[float, float]] = {
     "gather": (2.5, 0.5),
     "all_to_all": (0.3, 0.4),
     "send": (0.1, 1.0),
-    "finish": (11.0, 0.4),
+    "accumulate": (1.0, 0.3),
+    "step_s": (0.2, 0.3),
     "micro_batch_s": (1e-3, 0.1),
     "nodes": (0.003, 0.7),
 }
+# ZeRO copies gradients to and from buffers in each micro-batch.
+SHARDED: Mapping[str, tuple[float, float]] = {"accumulate": (2.0, 0.5), "step_s": (0.05, 0.5)}
 # Where a framework differs so much that the prior above does not hold.
 OWN_PRIORS: Mapping[str, Mapping[str, tuple[float, float]]] = {
-    "fsdp1": {"attention": (2.0, 0.5)},
-    "torchtitan": {"attention": (1.5, 0.2)},
-    "fsdp2": {"attention": (1.5, 0.2), "memory": (2.5, 0.5)},
-    "deepspeed": {"tensor": (2.0, 0.7), "gather": (8.0, 1.0), "micro_batch_s": (10e-3, 1.0), "slowdown": (1.03, 0.04)},
-}
-# Of few runs, all of one model, a constant would take up whatever the law lacks.
-OF_BLACKWELL: Mapping[str, tuple[float, float]] = {"finish": (11.0, 0.1)}
+    "fsdp1": {"attention": (2.0, 0.5), **SHARDED},
+    "torchtitan": {"attention": (1.5, 0.2), **SHARDED},
+    "fsdp2": {"attention": (1.5, 0.2), "memory": (2.5, 0.5), **SHARDED},
+    "deepspeed": {
+        "tensor": (2.0, 0.7), "gather": (8.0, 1.0), "micro_batch_s": (10e-3, 1.0), "slowdown": (1.03, 0.04), **SHARDED
+    },
+}  # fmt: skip
 # What dense runs say nothing of; found on runs with experts, all else held as dense runs gave it.
 OF_EXPERTS = ("experts", "expert_host_s", "all_to_all")
 # Scatter that runs of one layout have; beyond it a run counts by the size of its error, not the square.
@@ -252,8 +255,6 @@ def fit_generation(runs: Sequence[PricedRun], framework: str, generation: str) -
 def fit_constants(runs: Sequence[PricedRun], framework: str) -> tuple[StepConstants, dict[str, float]]:
     """The constants that come nearest to the runs, by relative error, and the deviation of each one's logarithm."""
     priors = {name: OWN_PRIORS.get(framework, {}).get(name, PRIORS[name]) for name in NAMES}
-    if runs and all(generation_of(run.run.gpu) == "Blackwell" for run in runs):
-        priors |= OF_BLACKWELL
     start = StepConstants(**{name: mean for name, (mean, _) in priors.items()})
     widths = {name: width for name, (_, width) in priors.items()}
     dense = [run for run in runs if run.kind != KINDS[2]]

@@ -62,7 +62,8 @@ class StepConstants:
         exchange: gradients and parameters over data-parallel ranks, next to computation; `gather` those of ZeRO-3.
         all_to_all: tokens to their experts and back.
         send: of a pipeline's sends, the share that is waited for where stages hold one chunk.
-        finish: passes over a rank's gradients after backward: their norm, scaling and copies.
+        accumulate: passes over a rank's gradients in each micro-batch, where they are added up in single precision.
+        step_s: which a step of several ranks takes once: the host's part of the optimizer, waiting for the last rank.
         micro_batch_s: of a pipeline's engine for each micro-batch.
         nodes: what the step takes longer with each doubling of the nodes, as a share: stragglers, contended switches.
     """
@@ -85,7 +86,8 @@ class StepConstants:
     gather: Any = 1.0
     all_to_all: Any = 1.0
     send: Any = 0.0
-    finish: Any = 0.0
+    accumulate: Any = 0.0
+    step_s: Any = 0.0
     micro_batch_s: Any = 0.0
     nodes: Any = 0.0
 
