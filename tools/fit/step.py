@@ -73,7 +73,10 @@ PRIORS: Mapping[str, tuple[float, float]] = {
     "scores": (1.0, 0.4),
     "memory": (1.1, 0.15),
     "experts": (1.3, 0.2),
-    "expert_host_s": (2.3e-3, 0.2),
+    "expert_host_s": (0.15e-3, 0.4),
+    "narrow_experts": (1.0, 0.02),
+    "fused_experts": (0.7, 0.3),
+    "permute": (1.0, 0.4),
     "fp8": (0.82, 0.06),
     "mxfp8": (0.85, 0.1),
     "nvfp4": (1.3, 0.2),
@@ -100,8 +103,10 @@ OWN_PRIORS: Mapping[str, Mapping[str, tuple[float, float]]] = {
         "tensor": (2.0, 0.7), "gather": (8.0, 1.0), "micro_batch_s": (10e-3, 1.0), "slowdown": (1.03, 0.04), **SHARDED
     },
 }  # fmt: skip
+# Before Blackwell no grouped product of 8 bits was much faster; there it is, and few runs are of 16 bits.
+OF_BLACKWELL: Mapping[str, tuple[float, float]] = {"narrow_experts": (0.75, 0.1)}
 # What dense runs say nothing of; found on runs with experts, all else held as dense runs gave it.
-OF_EXPERTS = ("experts", "expert_host_s", "all_to_all")
+OF_EXPERTS = ("experts", "narrow_experts", "fused_experts", "expert_host_s", "permute", "all_to_all")
 # Scatter that runs of one layout have; beyond it a run counts by the size of its error, not the square.
 USUAL_ERROR = 0.03
 # Equal layouts of one source and model say the same many times: together they count as so many runs.
@@ -255,6 +260,8 @@ def fit_generation(runs: Sequence[PricedRun], framework: str, generation: str) -
 def fit_constants(runs: Sequence[PricedRun], framework: str) -> tuple[StepConstants, dict[str, float]]:
     """The constants that come nearest to the runs, by relative error, and the deviation of each one's logarithm."""
     priors = {name: OWN_PRIORS.get(framework, {}).get(name, PRIORS[name]) for name in NAMES}
+    if runs and all(run.generation == "Blackwell" for run in runs):
+        priors |= OF_BLACKWELL
     start = StepConstants(**{name: mean for name, (mean, _) in priors.items()})
     widths = {name: width for name, (_, width) in priors.items()}
     dense = [run for run in runs if run.kind != KINDS[2]]
@@ -304,7 +311,7 @@ class Stack:
 # What a plan has that is no array, and what is one.
 SAME = (
     *("recompute", "fused_attention", "overlap_gradients", "sequence_parallel", "dtype", "recompute_share"),
-    *("overlap_tensor", "uneven_stages"),
+    *("overlap_tensor", "uneven_stages", "expert_kernels"),
 )
 NUMBERS = (
     *("global_batch", "micro_batch", "seq", "tensor", "data", "pipeline", "chunks", "context", "expert"),

@@ -37,6 +37,9 @@ GENERATIONS = ("Ampere", "Hopper", "Blackwell")
 # Precisions of products below 16 bits; attention, logits, norms and the optimizer stay as they are.
 LOW_PRECISION = ("fp8", "mxfp8", "nvfp4")
 DTYPES = ("bf16", "fp16", *LOW_PRECISION)
+# How kernels of experts get to the GPU: one after the other from the host, captured in a graph, which tokens dropped to a
+# fixed number allow, or fused and overlapped with the exchange of tokens too.
+ExpertKernels = Literal["launched", "captured", "fused"]
 # What a GPU of vTrain's cluster could send between nodes: HDR for two.
 CARRIED_BYTES_PER_S = {"A100 SXM": 12.5e9}
 BLOCK = "step"
@@ -55,8 +58,10 @@ class StepConstants:
             None: what its maker's servers have.
         attention: the framework's fused attention over the law's kernel; `scores` the same where it is not fused.
         memory: passes over activations and logits, over those that are counted as fused.
-        experts: grouped products of experts; `expert_host_s` what the host takes to launch a layer with experts in
-            addition.
+        experts: grouped products of experts; `narrow_experts` the same below 16 bits in addition, `fused_experts` what
+            is left of them, of sorting and of exchange where they are fused. `expert_host_s` is what the host takes to
+            launch each of a rank's experts.
+        permute: passes over the tokens of experts, which are sorted by them.
         fp8, mxfp8, nvfp4: products of that dtype; `cast` the passes that convert their operands.
         tensor: the exchange of TP that is waited for; `tensor_overlapped` what is left of it where products hide it.
         exchange: gradients and parameters over data-parallel ranks, next to computation; `gather` those of ZeRO-3.
@@ -75,7 +80,10 @@ class StepConstants:
     scores: Any = 1.0
     memory: Any = 1.0
     experts: Any = 1.0
+    narrow_experts: Any = 1.0
+    fused_experts: Any = 0.7
     expert_host_s: Any = 0.0
+    permute: Any = 1.0
     fp8: Any = 1.0
     mxfp8: Any = 1.0
     nvfp4: Any = 1.0

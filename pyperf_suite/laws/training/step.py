@@ -22,6 +22,7 @@ from pyperf_suite.laws.training.framework import (
     DTYPES,
     LOW_PRECISION,
     SHARDED_FROM_STAGE,
+    ExpertKernels,
     FoundConstants,
     StepConstants,
     check_framework,
@@ -62,7 +63,8 @@ class ParallelPlan:
     `usual_framework`. `overlap_tensor` hides the exchange of TP behind products, as NeMo's recipes do. Where layers are
     recomputed, it is `recompute_share` of them. `uneven_stages` lets stages differ by a layer: embedding and logits
     count as one each where layers come out even so. `first_layers` and `last_layers` are what the first and last stage
-    have, the others sharing the rest; 0: as all.
+    have, the others sharing the rest; 0: as all. `whole_experts` are not cut over TP (Megatron-Core, ETP 1).
+    `expert_kernels` is how those of experts run.
 
     Counts may be arrays that broadcast together. Raises UserError for numbers below 1, a stage of ZeRO that there is
     not, or a batch, a sequence or experts that do not divide.
@@ -92,6 +94,8 @@ class ParallelPlan:
     uneven_stages: bool = False
     first_layers: int = 0
     last_layers: int = 0
+    whole_experts: bool = False
+    expert_kernels: ExpertKernels = "launched"
 
     def __post_init__(self) -> None:
         check_recompute(self.recompute)
@@ -133,9 +137,9 @@ class ParallelPlan:
     def expert_groups(self) -> Any:
         """How many ranks of TP have experts of their own: 1 where each expert is cut over TP too.
 
-        EP over more ranks than DP · CP takes those of TP, whose experts are then whole (Megatron-Core, ETP 1).
+        EP over more ranks than DP · CP takes those of TP, whose experts are then whole.
         """
-        return np.where(np.asarray(self.expert) > self.shards, self.tensor, 1)
+        return np.where(self.whole_experts | (np.asarray(self.expert) > self.shards), self.tensor, 1)
 
     @property
     def ranks(self) -> Any:
@@ -166,6 +170,7 @@ class ParallelPlan:
         return MicroBatch(
             sequences, self.seq, tensor, context, expert, self.recompute, self.fused_attention, self.sequence_parallel,
             self.ranks_per_node, self.element_bytes, self.dtype, self.recompute_share, self.overlap_tensor, groups,
+            self.expert_kernels,
         )  # fmt: skip
 
 
