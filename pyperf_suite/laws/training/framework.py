@@ -37,8 +37,8 @@ GENERATIONS = ("Ampere", "Hopper", "Blackwell")
 # Precisions of products below 16 bits; attention, logits, norms and the optimizer stay as they are.
 LOW_PRECISION = ("fp8", "mxfp8", "nvfp4")
 DTYPES = ("bf16", "fp16", *LOW_PRECISION)
-# How kernels of experts get to the GPU: one after the other from the host, captured in a graph, which tokens dropped to a
-# fixed number allow, or fused and overlapped with the exchange of tokens too.
+# How kernels of experts get to the GPU: one by one from the host, captured in a graph (where tokens are dropped to a
+# fixed number), or fused and overlapped with the exchange of tokens too.
 ExpertKernels = Literal["launched", "captured", "fused"]
 # What a GPU of vTrain's cluster could send between nodes: HDR for two.
 CARRIED_BYTES_PER_S = {"A100 SXM": 12.5e9}
@@ -155,7 +155,8 @@ def found_constants(gpu: str | GpuSpec | Calibration, framework: str = "megatron
     pooled = shipped_calibration(POOLED)
     if pooled is None:
         raise UserError(f"No iterations are calibrated for {spec_of(gpu)}: give the constants of a step.")
-    return _of_block(pooled.block(f"{BLOCK}.{LIKE.get(framework, framework)}"), spec_of(gpu), framework)
+    found = _of_block(pooled.block(f"{BLOCK}.{LIKE.get(framework, framework)}"), spec_of(gpu), framework)
+    return replace(found, of_another_gpu=True) if framework in LIKE else found
 
 
 def on_gpu(constants: StepConstants, spec: GpuSpec) -> StepConstants:
@@ -192,7 +193,7 @@ def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundCo
     network = float(arrays["network_bytes_per_s"]) if "network_bytes_per_s" in arrays else None
     network = network or CARRIED_BYTES_PER_S.get(spec.name)
     constants = on_gpu(StepConstants(**numbers, network=network), spec)
-    another = "gpus" in arrays and (spec.name not in arrays["gpus"].tolist() or framework in LIKE)
+    another = "gpus" in arrays and spec.name not in arrays["gpus"].tolist()
     error = float(block.held_out["mape"]) if "mape" in block.held_out else None
     low, high, errors = (
         tuple(arrays[name][generation].astype(float).tolist()) if name in arrays else ()

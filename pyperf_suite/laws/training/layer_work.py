@@ -119,9 +119,9 @@ class LayerPrices:
     """Seconds of one layer's kernels and collectives as their laws price them, forward unless said, each once.
 
     `forward` and `backward` are of products, `experts_...` those of experts; `scores` are passes over scores that lie
-    in memory; `merged` what adds up pieces of ring attention; `cast` converts operands. `summed`
-    is one exchange of TP, `gathered` its half, `ring` one round of CP, `all_to_all` one way to the experts. `local_experts`
-    are those of a rank in a layer, of all layers the mean.
+    in memory; `merged` what adds up pieces of ring attention; `cast` converts operands; `permuted` sorts tokens by
+    experts and back. `summed` is one exchange of TP, `gathered` its half, `ring` one round of CP, `all_to_all` one way
+    to the experts. `local_experts` are those of a rank in a layer, of all layers the mean.
     """
 
     forward: Any
@@ -234,7 +234,9 @@ def layer_work(layer: LayerPrices, piece: MicroBatch, constants: StepConstants) 
         context,
         fused * c.all_to_all * (4 + 2 * piece.again) * layer.all_to_all,
     )
-    launched = c.host_s_per_layer + (layer.local_experts * c.expert_host_s if piece.expert_kernels == "launched" else 0.0)
+    launched = c.host_s_per_layer + (
+        layer.local_experts * c.expert_host_s if piece.expert_kernels == "launched" else 0.0
+    )
     return replace(work, host=np.maximum(0.0, piece.passes * launched - work.seconds))
 
 
@@ -416,15 +418,18 @@ def _all_to_all_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrice
     """Tokens to their experts, or back, in a layer: as `expert_parallel`."""
     if not np.any(np.asarray(piece.expert) > 1):
         return 0.0
-    size = piece.element_bytes * piece.tokens * model.hidden * model.top_k / piece.sequence_ranks
     per_node = np.where(np.asarray(piece.expert_groups) > 1, piece.ranks_per_node, piece.per_node_beside_tensor)
-    if np.ndim(per_node) == 0:
-        per_node = int(per_node)
-    once_s = prices.collective("all_to_all", size, piece.expert, per_node, network).seconds
     # A token is sent to a node once, however many of its experts are there.
     nodes = np.maximum(1, np.asarray(piece.expert) // per_node)
-    reached = nodes * (1 - (1 - 1 / nodes) ** model.top_k) / model.top_k
-    return np.where(nodes > 1, reached, 1.0) * once_s * model.sparse_layers / model.layers
+    copies = np.where(nodes > 1, nodes * (1 - (1 - 1 / nodes) ** model.top_k), model.top_k)
+    size = piece.element_bytes * piece.tokens * model.hidden * copies / piece.sequence_ranks
+    once_s = prices.collective("all_to_all", as_plain(size), piece.expert, _size(per_node), network).seconds
+    return once_s * model.sparse_layers / model.layers
+
+
+def as_plain(size: Any) -> Any:
+    """A float, or the array that it is."""
+    return float(size) if np.ndim(size) == 0 else size
 
 
 def _size(size: Any) -> Any:

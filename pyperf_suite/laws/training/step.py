@@ -36,6 +36,7 @@ from pyperf_suite.laws.training.layer_work import (
     LayerPrices,
     MicroBatch,
     StepWork,
+    as_plain,
     ends_work,
     layer_work,
     price_ends,
@@ -402,7 +403,7 @@ def price_step(
         send_s(model, plan, prices, network),
         send_s(model, plan, prices, network, whole=True),
         prices.memory_bound(_updated_bytes(ours, plan)).seconds,
-        prices.memory_bound(_plain(GRADIENT_PASS_BYTES * (ours.shared + ours.experts))).seconds,
+        prices.memory_bound(as_plain(GRADIENT_PASS_BYTES * (ours.shared + ours.experts))).seconds,
     )
 
 
@@ -556,8 +557,4 @@ def _updated_bytes(ours: StageParameters, plan: ParallelPlan) -> Any:
     shares = np.asarray(plan.zero_stage) > 0
     like = np.maximum(1, plan.tensor * plan.shards * plan.expert_groups // (plan.tensor * plan.expert))
     updated = ours.shared / np.where(shares, plan.shards, 1) + ours.experts / np.where(shares, like, 1)
-    return _plain(OPTIMIZER_BYTES_PER_PARAMETER * updated)
-
-
-def _plain(size: Any) -> Any:
-    return float(size) if np.ndim(size) == 0 else size
+    return as_plain(OPTIMIZER_BYTES_PER_PARAMETER * updated)
