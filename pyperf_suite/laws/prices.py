@@ -46,8 +46,7 @@ RANKS = (2, 3, 8, 64)
 # DeepSeek's latent attention has keys of 192 and values of 128: 1.25 times the work of heads of 128. Where it was
 # measured, its law gives 0.5 to 0.93 of the time of that much attention (5th to 95th percentile of 80 sizes, 5 GPUs).
 LATENT_HEAD_DIM, LATENT_WORK, LATENT_LEAST = 128, 1.25, 0.5
-# Whose attention is nearest to that of training, FlashAttention's: published runs of models left out are predicted better
-# by it than by TensorRT-LLM's, which is a quarter slower than cuDNN's on H200.
+# Whose attention is nearest to that of training: by it runs of models left out are predicted better than by others'.
 TRAINING_ATTENTION = "vllm"
 # The least and the greatest that anything takes, in seconds: beyond lies no price but a slip.
 SHORTEST_S, LONGEST_S = 1e-9, 1e9

@@ -41,7 +41,6 @@ from pyperf_suite.laws.training.step import (
     price_step,
     prices_of,
     step_parts,
-    step_time,
 )
 from pyperf_suite.laws.transformer import ModelDimensions
 from tools.fit.published import read_columns, rows_of
@@ -391,18 +390,6 @@ class Remembered:
             return self._known[key]
 
         return ask
-
-
-def relative_errors(
-    iterations: Sequence[Iteration], constants: StepConstants, prices: KernelPrices
-) -> NDArray[np.float64]:
-    """|predicted − measured| / measured of each iteration."""
-    return np.abs(
-        [
-            float(step_time(MEASURED_GPU, each.model, each.plan, constants, prices).seconds) / each.seconds - 1
-            for each in iterations
-        ]
-    )
 
 
 def _family(source: str) -> str:

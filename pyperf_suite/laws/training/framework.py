@@ -68,7 +68,7 @@ class StepConstants:
         all_to_all: tokens to their experts and back.
         send: of a pipeline's sends, the share that is waited for where stages hold one chunk.
         accumulate: passes over a rank's gradients in each micro-batch, where they are added up in single precision.
-        step_s: which a step of several ranks takes once: the host's part of the optimizer, waiting for the last rank.
+        step_s: which a step of several nodes takes once: waiting for the last rank, exchange that nothing hides.
         micro_batch_s: of a pipeline's engine for each micro-batch.
         nodes: what the step takes longer with each doubling of the nodes, as a share: stragglers, contended switches.
     """

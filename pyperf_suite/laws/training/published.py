@@ -47,7 +47,6 @@ DENSE_LAYERS, NEXT_TOKEN_LAYERS = 3, 1
 NOT_FUSED = "no flash"
 # Megatron-Bridge's recipes do not cut experts over TP (expert_tensor_parallel_size of its WorkloadBaseConfig).
 # From FUSED on they fuse experts and overlap their exchange in mxfp8 (cutedsl_fused_grouped_mlp, moe_a2a_overlap).
-OVERLAPPED = "tuned overlap"
 BRIDGE, FUSED, DROPPED = "NeMo container", 26.06, "tokendrop"
 ASSUMED_RECOMPUTE = "what is recomputed is not stated"
 
@@ -164,8 +163,8 @@ def run_of(row: Mapping[str, str]) -> TrainingRun:
         gradient_bytes=4 if zero_stage and framework != "deepspeed" and "PURE" not in note else 2,
         ranks_per_node=number("gpus_per_node", 8), chunks=chunks, context=context, expert=number("ep", 1),
         zero_stage=zero_stage, sequence_parallel=framework == "megatron" and tensor > 1 and recompute != "layers",
-        dtype=dtype, framework=framework, overlap_tensor="tp" in overlaps or modern or OVERLAPPED in note,recompute_share=share,
-        uneven_stages=True, whole_experts=BRIDGE in note,
+        dtype=dtype, framework=framework, overlap_tensor="tp" in overlaps or modern or "tuned overlap" in note,
+        recompute_share=share, uneven_stages=True, whole_experts=BRIDGE in note,
         expert_kernels=_expert_kernels(note, dtype),
     )  # fmt: skip
     network = float(given["network_gb_s_per_gpu"]) * 1e9 if given.get("network_gb_s_per_gpu") else None

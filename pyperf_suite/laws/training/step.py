@@ -431,7 +431,7 @@ def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
     parts["parameters"] = waited.parameters_once + m * waited.parameters_each
     nodes = np.ceil(plan.ranks / plan.ranks_per_node)
     parts["stragglers"] = c.nodes * np.log2(np.maximum(nodes, 1)) * sum(parts.values())
-    parts["stragglers"] = parts["stragglers"] + c.step_s * (np.asarray(plan.ranks) > 1)
+    parts["stragglers"] = parts["stragglers"] + c.step_s * (nodes > 1)
     parts["optimizer"] = c.slowdown * priced.optimizer
     return parts
 
