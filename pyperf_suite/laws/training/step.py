@@ -351,7 +351,8 @@ MEASURED_GPU = "A100 SXM"
 # Adam in mixed precision reads and writes weights and both moments in single precision (24), writes half weights (2),
 # reads gradients for their norm and for the update and clears them (10): Rajbhandari et al. 2020, ZeRO, section 3.
 OPTIMIZER_BYTES_PER_PARAMETER = 36
-# A pass over a rank's gradients in single precision. Once a step they are cleared, scaled and copied to be sent.
+# A pass over a rank's gradients in single precision. Once a step of several ranks they are scaled and copied: read and
+# written twice.
 GRADIENT_PASS_BYTES = 4
 GRADIENT_PASSES = 4
 # By what the interval is wider, as a power of its ends, where no run of the framework on that GPU was published.
@@ -417,8 +418,8 @@ def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
         field.name.replace("_", " "): m * (layers * getattr(layer, field.name) + with_ends * getattr(ends, field.name))
         for field in fields(StepWork)
     }
-    passes = GRADIENT_PASSES + m * c.accumulate
-    parts["memory bound"] = parts["memory bound"] + c.slowdown * passes * priced.gradient_pass
+    accumulated_s = c.slowdown * m * c.accumulate * priced.gradient_pass
+    parts["memory bound"] = parts["memory bound"] + accumulated_s
     waited = exposed(plan, priced.exchange, c, mean, mean * layer.seconds)
     fill_s = (mean * layer.seconds + waited.each) / plan.chunks
     parts["bubble"] = others * (fill_s + priced.sends)
@@ -432,7 +433,8 @@ def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
     nodes = np.ceil(plan.ranks / plan.ranks_per_node)
     parts["stragglers"] = c.nodes * np.log2(np.maximum(nodes, 1)) * sum(parts.values())
     parts["stragglers"] = parts["stragglers"] + c.step_s * (nodes > 1)
-    parts["optimizer"] = c.slowdown * priced.optimizer
+    passes = GRADIENT_PASSES * (np.asarray(plan.ranks) > 1)
+    parts["optimizer"] = c.slowdown * (priced.optimizer + passes * priced.gradient_pass)
     return parts
 
 
