@@ -83,7 +83,7 @@ class StepConstants:
     narrow_experts: Any = 1.0
     fused_experts: Any = 0.7
     expert_host_s: Any = 0.0
-    permute: Any = 1.0
+    permute: Any = 0.0
     fp8: Any = 1.0
     mxfp8: Any = 1.0
     nvfp4: Any = 1.0

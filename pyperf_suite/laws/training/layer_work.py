@@ -215,7 +215,7 @@ def layer_work(layer: LayerPrices, piece: MicroBatch, constants: StepConstants) 
     attention_forward, attention_backward = kernel * layer.attention_forward, kernel * layer.attention_backward
     passes = forward + BACKWARD_BYTES_RATIO
     memory = c.memory * (passes * layer.memory + (attended + BACKWARD_BYTES_RATIO) * layer.scores)
-    memory = memory + c.cast * (forward + 1) / 2 * layer.cast + fused * c.permute * (forward + 1) * layer.permuted
+    memory = memory + c.cast * (forward + 1) / 2 * layer.cast
     summed = ALL_REDUCES_PER_PASS * (forward + 1) * layer.summed
     if piece.overlap_tensor:
         tensor = c.tensor_overlapped * summed
@@ -232,7 +232,8 @@ def layer_work(layer: LayerPrices, piece: MicroBatch, constants: StepConstants) 
         c.slowdown * memory,
         tensor,
         context,
-        fused * c.all_to_all * (4 + 2 * piece.again) * layer.all_to_all,
+        fused * c.slowdown * c.permute * (forward + 1) * layer.permuted
+        + fused * c.all_to_all * (4 + 2 * piece.again) * layer.all_to_all,
     )
     launched = c.host_s_per_layer + (
         layer.local_experts * c.expert_host_s if piece.expert_kernels == "launched" else 0.0

@@ -418,8 +418,6 @@ def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
         field.name.replace("_", " "): m * (layers * getattr(layer, field.name) + with_ends * getattr(ends, field.name))
         for field in fields(StepWork)
     }
-    accumulated_s = c.slowdown * m * c.accumulate * priced.gradient_pass
-    parts["memory bound"] = parts["memory bound"] + accumulated_s
     waited = exposed(plan, priced.exchange, c, mean, mean * layer.seconds)
     fill_s = (mean * layer.seconds + waited.each) / plan.chunks
     parts["bubble"] = others * (fill_s + priced.sends)
@@ -433,7 +431,7 @@ def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
     nodes = np.ceil(plan.ranks / plan.ranks_per_node)
     parts["stragglers"] = c.nodes * np.log2(np.maximum(nodes, 1)) * sum(parts.values())
     parts["stragglers"] = parts["stragglers"] + c.step_s * (nodes > 1)
-    passes = GRADIENT_PASSES * (np.asarray(plan.ranks) > 1)
+    passes = m * c.accumulate + GRADIENT_PASSES * (np.asarray(plan.ranks) > 1)
     parts["optimizer"] = c.slowdown * (priced.optimizer + passes * priced.gradient_pass)
     return parts
 
