@@ -66,6 +66,7 @@ MAMF_TFLOP_PER_S = {
 UNCAPPED_UTILIZATION = 0.45
 # A GPU that may draw more power than this times a measured one's is not held down as that one is: iterations of
 # training on A100 SXM (400 W, vTrain's tables) take as long as bursts of their products, whose PCIe card has 300 W.
+# Nor with so much more for each FLOP/s of its peak: GB200, with 8 % more than B200, trains as if held down.
 LIKE_POWER = 1.1
 
 
@@ -91,7 +92,8 @@ def _figure(gpu: GpuSpec) -> tuple[GpuSpec, tuple[float, float]] | None:
     alike = [
         other
         for other in measured
-        if other.architecture == gpu.architecture and gpu.power_w <= LIKE_POWER * other.power_w
+        if other.architecture == gpu.architecture
+        and gpu.power_w / other.power_w <= LIKE_POWER * max(1.0, gpu.peak("bf16") / other.peak("bf16"))
     ]
     chosen = next((other for other in alike if other.name == gpu.name), alike[0] if alike else None)
     return None if chosen is None else (chosen, MAMF_TFLOP_PER_S[chosen.name])

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.attention import attention_time
+from pyperf_suite.laws.attention import PLAIN, attention_time
 from pyperf_suite.laws.calibration import (
     POOLED,
     Calibration,
@@ -46,6 +46,8 @@ RANKS = (2, 3, 8, 64)
 # DeepSeek's latent attention has keys of 192 and values of 128: 1.25 times the work of heads of 128. Where it was
 # measured, its law gives 0.5 to 0.93 of the time of that much attention (5th to 95th percentile of 80 sizes, 5 GPUs).
 LATENT_HEAD_DIM, LATENT_WORK, LATENT_LEAST = 128, 1.25, 0.5
+# Whose attention is nearest to that of training: by it runs of models left out are predicted better than by others'.
+TRAINING_ATTENTION = "vllm"
 # The least and the greatest that anything takes, in seconds: beyond lies no price but a slip.
 SHORTEST_S, LONGEST_S = 1e-9, 1e9
 
@@ -56,7 +58,8 @@ class Prices:
 
     In training products follow one another without a pause, so that power holds the clocks down: `mode` "sustained".
     "burst" prices a product that runs alone. Attention is computed in 16 bits where products have 8 or 32: in bf16,
-    before Ampere in fp16. `library` is whose kernels are priced, None the default of each law.
+    before Ampere in fp16. `library` is whose kernels are priced, None the default of each law, and for attention in
+    training `TRAINING_ATTENTION`.
     """
 
     gpu: str | GpuSpec | Calibration
@@ -69,6 +72,12 @@ class Prices:
         if self.dtype in ("fp16", "bf16"):
             return self.dtype
         return "bf16" if "bf16" in spec_of(self.gpu).peak_flop_per_s else "fp16"
+
+    @property
+    def _attention_library(self) -> str | None:
+        own = self.gpu.libraries(PLAIN["bf16"]) if isinstance(self.gpu, Calibration) else ()
+        lacks = bool(own) and TRAINING_ATTENTION not in own
+        return self.library if self.library or lacks or self.mode == "burst" else TRAINING_ATTENTION
 
     @property
     def wide(self) -> Prices:
@@ -85,7 +94,7 @@ class Prices:
     ) -> Explained:  # fmt: skip
         return attention_time(
             self.gpu, batch, seq, seq, heads, kv_heads, head_dim, causal, self._attention_dtype, backward, window,
-            library=self.library,
+            library=self._attention_library,
         )  # fmt: skip
 
     def latent_attention(self, backward: bool, batch: Count, seq: Count, heads: Count) -> Explained:

@@ -39,7 +39,9 @@ def of(runs: list[PricedRun], framework: str, generation: str) -> list[PricedRun
 
 @pytest.mark.slow
 def test_grids_of_runs_take_as_long_as_each_run_alone(runs: list[PricedRun]) -> None:
-    constants = StepConstants(1.1, 1e-3, nvfp4=1.2, send=0.2, nodes=0.01, micro_batch_s=0.02, finish=10.0)
+    constants = StepConstants(
+        1.1, 1e-3, nvfp4=1.2, send=0.2, nodes=0.01, micro_batch_s=0.02, accumulate=2.0, step_s=0.1
+    )
     alone = [run.predicted(constants) for run in runs]
     np.testing.assert_allclose(predicted(stacked(runs), constants, len(runs)), alone, rtol=1e-12)
 

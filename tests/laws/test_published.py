@@ -14,12 +14,13 @@ from pyperf_suite.laws.measured_maxima import sustained_slowdown
 from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.roofline import memory_bound_time
 from pyperf_suite.laws.training.framework import found_constants
+from pyperf_suite.laws.training.step import step_time
 from tools.fit.attention import read_tables
 from tools.fit.collectives import read_curves
 from tools.fit.gemm import GemmTable, gemm_tables, library_residual, predict
 from tools.fit.memory import read_streams
 from tools.fit.published import GPUS, SAMPLE, read_columns
-from tools.fit.step import MULTI_NODE, SINGLE_NODE, Remembered, read_iterations, relative_errors
+from tools.fit.step import MULTI_NODE, SINGLE_NODE, Remembered, read_iterations
 
 
 @pytest.fixture(scope="module")
@@ -130,4 +131,9 @@ def test_iterations_of_training_are_predicted_within_the_stated_error():
     found, prices = found_constants("A100 SXM"), Remembered(Prices("A100 SXM"))
     for table, every, worst in ((MULTI_NODE, 1, found.error_percent), (SINGLE_NODE, 10, 12.0)):
         iterations = read_iterations(SAMPLE, table)[::every]
-        assert 100 * relative_errors(iterations, found.constants, prices).mean() < worst
+        seconds = [
+            float(step_time("A100 SXM", each.model, each.plan, found.constants, prices).seconds) for each in iterations
+        ]
+        assert (
+            100 * np.mean(np.abs([a / each.seconds - 1 for a, each in zip(seconds, iterations, strict=True)])) < worst
+        )

@@ -37,6 +37,9 @@ GENERATIONS = ("Ampere", "Hopper", "Blackwell")
 # Precisions of products below 16 bits; attention, logits, norms and the optimizer stay as they are.
 LOW_PRECISION = ("fp8", "mxfp8", "nvfp4")
 DTYPES = ("bf16", "fp16", *LOW_PRECISION)
+# How kernels of experts get to the GPU: one by one from the host, captured in a graph (where tokens are dropped to a
+# fixed number), or fused and overlapped with the exchange of tokens too.
+ExpertKernels = Literal["launched", "captured", "fused"]
 # What a GPU of vTrain's cluster could send between nodes: HDR for two.
 CARRIED_BYTES_PER_S = {"A100 SXM": 12.5e9}
 BLOCK = "step"
@@ -55,14 +58,17 @@ class StepConstants:
             None: what its maker's servers have.
         attention: the framework's fused attention over the law's kernel; `scores` the same where it is not fused.
         memory: passes over activations and logits, over those that are counted as fused.
-        experts: grouped products of experts; `expert_host_s` what the host takes to launch a layer with experts in
-            addition.
+        experts: grouped products of experts; `narrow_experts` the same below 16 bits in addition, `fused_experts` what
+            is left of them, of sorting and of exchange where they are fused. `expert_host_s` is what the host takes to
+            launch each of a rank's experts.
+        permute: passes over the tokens of experts, which are sorted by them.
         fp8, mxfp8, nvfp4: products of that dtype; `cast` the passes that convert their operands.
         tensor: the exchange of TP that is waited for; `tensor_overlapped` what is left of it where products hide it.
         exchange: gradients and parameters over data-parallel ranks, next to computation; `gather` those of ZeRO-3.
         all_to_all: tokens to their experts and back.
         send: of a pipeline's sends, the share that is waited for where stages hold one chunk.
-        finish: passes over a rank's gradients after backward: their norm, scaling and copies.
+        accumulate: passes over a rank's gradients in each micro-batch, where they are added up in single precision.
+        step_s: which a step of several nodes takes once: waiting for the last rank, exchange that nothing hides.
         micro_batch_s: of a pipeline's engine for each micro-batch.
         nodes: what the step takes longer with each doubling of the nodes, as a share: stragglers, contended switches.
     """
@@ -74,7 +80,10 @@ class StepConstants:
     scores: Any = 1.0
     memory: Any = 1.0
     experts: Any = 1.0
+    narrow_experts: Any = 1.0
+    fused_experts: Any = 0.7
     expert_host_s: Any = 0.0
+    permute: Any = 0.0
     fp8: Any = 1.0
     mxfp8: Any = 1.0
     nvfp4: Any = 1.0
@@ -85,7 +94,8 @@ class StepConstants:
     gather: Any = 1.0
     all_to_all: Any = 1.0
     send: Any = 0.0
-    finish: Any = 0.0
+    accumulate: Any = 0.0
+    step_s: Any = 0.0
     micro_batch_s: Any = 0.0
     nodes: Any = 0.0
 
@@ -150,7 +160,8 @@ def found_constants(gpu: str | GpuSpec | Calibration, framework: str = "megatron
     pooled = shipped_calibration(POOLED)
     if pooled is None:
         raise UserError(f"No iterations are calibrated for {spec_of(gpu)}: give the constants of a step.")
-    return _of_block(pooled.block(f"{BLOCK}.{LIKE.get(framework, framework)}"), spec_of(gpu), framework)
+    found = _of_block(pooled.block(f"{BLOCK}.{LIKE.get(framework, framework)}"), spec_of(gpu), framework)
+    return replace(found, of_another_gpu=True) if framework in LIKE else found
 
 
 def on_gpu(constants: StepConstants, spec: GpuSpec) -> StepConstants:
@@ -187,7 +198,7 @@ def _of_block(block: CalibrationBlock, spec: GpuSpec, framework: str) -> FoundCo
     network = float(arrays["network_bytes_per_s"]) if "network_bytes_per_s" in arrays else None
     network = network or CARRIED_BYTES_PER_S.get(spec.name)
     constants = on_gpu(StepConstants(**numbers, network=network), spec)
-    another = "gpus" in arrays and (spec.name not in arrays["gpus"].tolist() or framework in LIKE)
+    another = "gpus" in arrays and spec.name not in arrays["gpus"].tolist()
     error = float(block.held_out["mape"]) if "mape" in block.held_out else None
     low, high, errors = (
         tuple(arrays[name][generation].astype(float).tolist()) if name in arrays else ()

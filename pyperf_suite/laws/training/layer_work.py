@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pyperf_suite.laws import layer_kinds
 from pyperf_suite.laws.explained import KernelPrices
 from pyperf_suite.laws.internode import Network
-from pyperf_suite.laws.training.framework import LOW_PRECISION, StepConstants
+from pyperf_suite.laws.training.framework import LOW_PRECISION, ExpertKernels, StepConstants
 from pyperf_suite.laws.transformer import (
     PHASES,
     ModelDimensions,
@@ -50,6 +50,7 @@ class MicroBatch:
     recompute_share: float = 1.0
     overlap_tensor: bool = False
     expert_groups: Sizes = 1
+    expert_kernels: ExpertKernels = "launched"
 
     @property
     def tokens(self) -> Any:
@@ -103,6 +104,8 @@ ALL_REDUCES_PER_PASS = 2
 MERGED_BYTES_PER_ELEMENT = 12
 # An operand of a product of 8 bits is read in 16 bits and written in 8, once as it is and once transposed.
 CAST_BYTES_PER_ELEMENT = 4
+# Tokens are sorted by the rank of their expert, there by expert, and both back: each reads and writes 16 bits.
+PERMUTED_BYTES_PER_ELEMENT = 16
 # Batched products of heads whose width no tensor core takes whole are so many times slower (BLOOM's 14400 with 150).
 UNALIGNED_HEADS = 2.5
 ALIGNED_HEAD_DIM = 8
@@ -116,9 +119,9 @@ class LayerPrices:
     """Seconds of one layer's kernels and collectives as their laws price them, forward unless said, each once.
 
     `forward` and `backward` are of products, `experts_...` those of experts; `scores` are passes over scores that lie
-    in memory; `merged` what adds up pieces of ring attention; `cast` converts operands. `summed`
-    is one exchange of TP, `gathered` its half, `ring` one round of CP, `all_to_all` one way to the experts. `sparse` is
-    the share of layers that have experts.
+    in memory; `merged` what adds up pieces of ring attention; `cast` converts operands; `permuted` sorts tokens by
+    experts and back. `summed` is one exchange of TP, `gathered` its half, `ring` one round of CP, `all_to_all` one way
+    to the experts. `local_experts` are those of a rank in a layer, of all layers the mean.
     """
 
     forward: Any
@@ -136,7 +139,8 @@ class LayerPrices:
     all_to_all: Any
     taken_tensor: Any
     taken_context: Any
-    sparse: Any
+    permuted: Any
+    local_experts: Any
 
 
 @dataclass(frozen=True)
@@ -203,7 +207,10 @@ def layer_work(layer: LayerPrices, piece: MicroBatch, constants: StepConstants) 
     c, forward, attended = constants, 1 + piece.again, 1 + piece.attention_again
     slower = c.of_products(piece.dtype)
     plain = slower * (forward * layer.forward + layer.backward)
-    routed = slower * c.experts * (forward * layer.experts_forward + layer.experts_backward)
+    # Grouped products of 8 bits have a law of their own, with the casts of their operands.
+    narrow = c.narrow_experts if piece.dtype in LOW_PRECISION else 1.0
+    fused = c.fused_experts if piece.expert_kernels == "fused" else 1.0
+    routed = fused * narrow * c.slowdown * c.experts * (forward * layer.experts_forward + layer.experts_backward)
     kernel = c.slowdown * (c.attention if piece.fused_attention else c.scores)
     attention_forward, attention_backward = kernel * layer.attention_forward, kernel * layer.attention_backward
     passes = forward + BACKWARD_BYTES_RATIO
@@ -225,9 +232,12 @@ def layer_work(layer: LayerPrices, piece: MicroBatch, constants: StepConstants) 
         c.slowdown * memory,
         tensor,
         context,
-        c.all_to_all * (4 + 2 * piece.again) * layer.all_to_all,
+        fused * c.slowdown * c.permute * (forward + 1) * layer.permuted
+        + fused * c.all_to_all * (4 + 2 * piece.again) * layer.all_to_all,
     )
-    launched = c.host_s_per_layer + layer.sparse * c.expert_host_s
+    launched = c.host_s_per_layer + (
+        layer.local_experts * c.expert_host_s if piece.expert_kernels == "launched" else 0.0
+    )
     return replace(work, host=np.maximum(0.0, piece.passes * launched - work.seconds))
 
 
@@ -275,6 +285,7 @@ def price_layer(
     if piece.sequence_parallel:
         size = piece.element_bytes * piece.tokens * model.hidden
         gathered = prices.collective("all_gather", size, piece.tensor, piece.ranks_per_node, network).seconds
+    local_experts = model.sparse_layers / model.layers * model.experts / piece.expert if model.experts > 1 else 0.0
     return LayerPrices(
         plain["fprop"],
         plain["dgrad"] + plain["wgrad"],
@@ -291,7 +302,8 @@ def price_layer(
         _all_to_all_s(model, piece, prices, network),
         tensor_taken,
         context_taken,
-        (model.sparse_layers / model.layers if model.experts > 1 else 0.0) + np.zeros(np.shape(moved_s)),
+        prices.memory_bound(PERMUTED_BYTES_PER_ELEMENT * rows * model.hidden).seconds if np.any(rows) else 0.0,
+        local_experts + np.zeros(np.shape(moved_s)),
     )
 
 
@@ -323,7 +335,7 @@ def _expert_prices(model: ModelDimensions, piece: MicroBatch, prices: KernelPric
     forward_s, backward_s = (
         prices.grouped_gemm(*block.sizes, block.gated, way).seconds * share for way in (False, True)
     )
-    return (forward_s, backward_s), share * piece.tokens * model.top_k
+    return (forward_s, backward_s), share * piece.tokens / groups * model.top_k
 
 
 def _attention_prices(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices) -> tuple[Any, Any, Any]:
@@ -407,9 +419,18 @@ def _all_to_all_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrice
     """Tokens to their experts, or back, in a layer: as `expert_parallel`."""
     if not np.any(np.asarray(piece.expert) > 1):
         return 0.0
-    size = piece.element_bytes * piece.tokens * model.hidden * model.top_k / piece.sequence_ranks
-    once_s = prices.collective("all_to_all", size, piece.expert, piece.per_node_beside_tensor, network).seconds
+    per_node = np.where(np.asarray(piece.expert_groups) > 1, piece.ranks_per_node, piece.per_node_beside_tensor)
+    # A token is sent to a node once, however many of its experts are there.
+    nodes = np.maximum(1, np.asarray(piece.expert) // per_node)
+    copies = np.where(nodes > 1, nodes * (1 - (1 - 1 / nodes) ** model.top_k), model.top_k)
+    size = piece.element_bytes * piece.tokens * model.hidden * copies / piece.sequence_ranks
+    once_s = prices.collective("all_to_all", as_plain(size), piece.expert, _size(per_node), network).seconds
     return once_s * model.sparse_layers / model.layers
+
+
+def as_plain(size: Any) -> Any:
+    """A float, or the array that it is."""
+    return float(size) if np.ndim(size) == 0 else size
 
 
 def _size(size: Any) -> Any:

@@ -6,6 +6,7 @@ A blank is unknown: the law takes what is usual and the run says what was assume
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.training.framework import SHARDED_FROM_STAGE, Framework
+from pyperf_suite.laws.training.framework import SHARDED_FROM_STAGE, ExpertKernels, Framework
 from pyperf_suite.laws.training.memory import MemoryNeed, Verdict, training_memory
 from pyperf_suite.laws.training.step import ParallelPlan
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute
@@ -44,6 +45,9 @@ LATENT = {"query_rank": 1536, "latent_rank": 512, "rope_head_dim": 64, "value_he
 # DeepSeek-V3's layers without experts, and the one that predicts a second token, which takes a layer's place.
 DENSE_LAYERS, NEXT_TOKEN_LAYERS = 3, 1
 NOT_FUSED = "no flash"
+# Megatron-Bridge's recipes do not cut experts over TP (expert_tensor_parallel_size of its WorkloadBaseConfig).
+# From FUSED on they fuse experts and overlap their exchange in mxfp8 (cutedsl_fused_grouped_mlp, moe_a2a_overlap).
+BRIDGE, FUSED, DROPPED = "NeMo container", 26.06, "tokendrop"
 ASSUMED_RECOMPUTE = "what is recomputed is not stated"
 
 
@@ -159,8 +163,9 @@ def run_of(row: Mapping[str, str]) -> TrainingRun:
         gradient_bytes=4 if zero_stage and framework != "deepspeed" and "PURE" not in note else 2,
         ranks_per_node=number("gpus_per_node", 8), chunks=chunks, context=context, expert=number("ep", 1),
         zero_stage=zero_stage, sequence_parallel=framework == "megatron" and tensor > 1 and recompute != "layers",
-        dtype=dtype, framework=framework, overlap_tensor="tp" in overlaps or modern, recompute_share=share,
-        uneven_stages=True,
+        dtype=dtype, framework=framework, overlap_tensor="tp" in overlaps or modern or "tuned overlap" in note,
+        recompute_share=share, uneven_stages=True, whole_experts=BRIDGE in note,
+        expert_kernels=_expert_kernels(note, dtype),
     )  # fmt: skip
     network = float(given["network_gb_s_per_gpu"]) * 1e9 if given.get("network_gb_s_per_gpu") else None
     seconds = _seconds(given, plan, gpus)
@@ -180,6 +185,13 @@ def _framework(given: Mapping[str, str], note: str, zero_stage: int) -> Framewor
     if engine in ENGINES:
         return ENGINES[engine]
     raise UserError(f"Nothing is known of the engine {engine!r}: choose from {', '.join(ENGINES)}.")
+
+
+def _expert_kernels(note: str, dtype: str) -> ExpertKernels:
+    release = re.search(BRIDGE + r" (\d+\.\d+)", note)
+    if release and float(release[1]) >= FUSED and dtype == "mxfp8":
+        return "fused"
+    return "captured" if DROPPED in note else "launched"
 
 
 def _recompute(given: Mapping[str, str], assumed: list[str]) -> tuple[Recompute, float]:
@@ -216,6 +228,8 @@ def _model(given: Mapping[str, str], number) -> ModelDimensions:  # type: ignore
     }
     if "learned" in architecture:
         dimensions["positions"] = number("seq", 1)
+    if windowed := re.search(r"every other layer windowed at (\d+)", architecture):
+        dimensions |= {"window": int(windowed[1]), "windowed_layers": dimensions["layers"] // 2}
     if experts > 1:
         dimensions |= {
             "experts": experts,

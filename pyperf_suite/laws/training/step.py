@@ -22,6 +22,7 @@ from pyperf_suite.laws.training.framework import (
     DTYPES,
     LOW_PRECISION,
     SHARDED_FROM_STAGE,
+    ExpertKernels,
     FoundConstants,
     StepConstants,
     check_framework,
@@ -35,6 +36,7 @@ from pyperf_suite.laws.training.layer_work import (
     LayerPrices,
     MicroBatch,
     StepWork,
+    as_plain,
     ends_work,
     layer_work,
     price_ends,
@@ -63,7 +65,8 @@ class ParallelPlan:
     `usual_framework`. `overlap_tensor` hides the exchange of TP behind products, as NeMo's recipes do. Where layers are
     recomputed, it is `recompute_share` of them. `uneven_stages` lets stages differ by a layer: embedding and logits
     count as one each where layers come out even so. `first_layers` and `last_layers` are what the first and last stage
-    have, the others sharing the rest; 0: as all.
+    have, the others sharing the rest; 0: as all. `whole_experts` are not cut over TP (Megatron-Core, ETP 1).
+    `expert_kernels` is how those of experts run.
 
     Counts may be arrays that broadcast together. `offload` is what leaves the GPU, of OFFLOADS, to its share of a
     `host`, None: of the maker's server. Raises UserError for numbers below 1, a stage of ZeRO that there is
@@ -96,6 +99,8 @@ class ParallelPlan:
     uneven_stages: bool = False
     first_layers: int = 0
     last_layers: int = 0
+    whole_experts: bool = False
+    expert_kernels: ExpertKernels = "launched"
 
     def __post_init__(self) -> None:
         check_recompute(self.recompute)
@@ -138,9 +143,9 @@ class ParallelPlan:
     def expert_groups(self) -> Any:
         """How many ranks of TP have experts of their own: 1 where each expert is cut over TP too.
 
-        EP over more ranks than DP · CP takes those of TP, whose experts are then whole (Megatron-Core, ETP 1).
+        EP over more ranks than DP · CP takes those of TP, whose experts are then whole.
         """
-        return np.where(np.asarray(self.expert) > self.shards, self.tensor, 1)
+        return np.where(self.whole_experts | (np.asarray(self.expert) > self.shards), self.tensor, 1)
 
     @property
     def ranks(self) -> Any:
@@ -171,6 +176,7 @@ class ParallelPlan:
         return MicroBatch(
             sequences, self.seq, tensor, context, expert, self.recompute, self.fused_attention, self.sequence_parallel,
             self.ranks_per_node, self.element_bytes, self.dtype, self.recompute_share, self.overlap_tensor, groups,
+            self.expert_kernels,
         )  # fmt: skip
 
 
@@ -350,8 +356,10 @@ MEASURED_GPU = "A100 SXM"
 # Adam in mixed precision reads and writes weights and both moments in single precision (24), writes half weights (2),
 # reads gradients for their norm and for the update and clears them (10): Rajbhandari et al. 2020, ZeRO, section 3.
 OPTIMIZER_BYTES_PER_PARAMETER = 36
-# A pass over a rank's gradients in single precision.
+# A pass over a rank's gradients in single precision. Once a step of several ranks they are scaled and copied: read and
+# written twice.
 GRADIENT_PASS_BYTES = 4
+GRADIENT_PASSES = 4
 # By what the interval is wider, as a power of its ends, where no run of the framework on that GPU was published.
 WIDER_ELSEWHERE = 2.0
 
@@ -401,7 +409,7 @@ def price_step(
         send_s(model, plan, prices, network),
         send_s(model, plan, prices, network, whole=True),
         prices.memory_bound(_updated_bytes(ours, plan)).seconds,
-        prices.memory_bound(_plain(GRADIENT_PASS_BYTES * (ours.shared + ours.experts))).seconds,
+        prices.memory_bound(as_plain(GRADIENT_PASS_BYTES * (ours.shared + ours.experts))).seconds,
     )
 
 
@@ -427,7 +435,9 @@ def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
     parts["parameters"] = waited.parameters_once + m * waited.parameters_each
     nodes = np.ceil(plan.ranks / plan.ranks_per_node)
     parts["stragglers"] = c.nodes * np.log2(np.maximum(nodes, 1)) * sum(parts.values())
-    parts["optimizer"] = c.slowdown * (priced.optimizer + c.finish * priced.gradient_pass)
+    parts["stragglers"] = parts["stragglers"] + c.step_s * (nodes > 1)
+    passes = m * c.accumulate + GRADIENT_PASSES * (np.asarray(plan.ranks) > 1)
+    parts["optimizer"] = c.slowdown * (priced.optimizer + passes * priced.gradient_pass)
     return parts
 
 
@@ -573,8 +583,4 @@ def _updated_bytes(ours: StageParameters, plan: ParallelPlan) -> Any:
     shares = np.asarray(plan.zero_stage) > 0
     like = np.maximum(1, plan.tensor * plan.shards * plan.expert_groups // (plan.tensor * plan.expert))
     updated = ours.shared / np.where(shares, plan.shards, 1) + ours.experts / np.where(shares, like, 1)
-    return _plain(OPTIMIZER_BYTES_PER_PARAMETER * updated)
-
-
-def _plain(size: Any) -> Any:
-    return float(size) if np.ndim(size) == 0 else size
+    return as_plain(OPTIMIZER_BYTES_PER_PARAMETER * updated)
