@@ -436,9 +436,14 @@ def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
     nodes = np.ceil(plan.ranks / plan.ranks_per_node)
     parts["stragglers"] = c.nodes * np.log2(np.maximum(nodes, 1)) * sum(parts.values())
     parts["stragglers"] = parts["stragglers"] + c.step_s * (nodes > 1)
-    passes = m * c.accumulate + GRADIENT_PASSES * (np.asarray(plan.ranks) > 1)
-    parts["optimizer"] = c.slowdown * (priced.optimizer + passes * priced.gradient_pass)
+    parts["optimizer"] = c.slowdown * priced.optimizer + _gradient_passes_s(priced, c)
     return parts
+
+
+def _gradient_passes_s(priced: PricedStep, constants: StepConstants) -> Any:
+    """Gradients added up in each micro-batch, and gone over once more where there are several ranks."""
+    passes = priced.plan.micro_batches * constants.accumulate + GRADIENT_PASSES * (np.asarray(priced.plan.ranks) > 1)
+    return constants.slowdown * passes * priced.gradient_pass
 
 
 def step_time(
@@ -503,7 +508,7 @@ def _offloaded(priced: PricedStep, constants: StepConstants, host: Host) -> dict
         plan.offload, plan.framework or "deepspeed", host, updated, plan.zero_stage, plan.gradient_bytes,
         plan.micro_batches, (1 - BACKWARD_SHARE) * stage_s, BACKWARD_SHARE * stage_s,
     )  # fmt: skip
-    return {"optimizer": adam + constants.slowdown * constants.finish * priced.gradient_pass, "offload": waited}
+    return {"optimizer": adam + _gradient_passes_s(priced, constants), "offload": waited}
 
 
 def prices_of(gpu: str | GpuSpec | Calibration, dtype: str) -> Prices:
