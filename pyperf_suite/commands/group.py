@@ -56,8 +56,7 @@ You own kernels
   pyperf-suite ab --old main --new . baseline                      is the new version slower? live pairs decide
   pyperf-suite track --confirm                                     each night: what got slower since when
 
-All commands: pyperf-suite --help. All probes: pyperf-suite run --list. What each shows: docs/README.md.
-Completion of names: eval "$(pyperf-suite completion bash)", or zsh; pyperf-suite completion fish | source"""
+All commands: --help. All probes: run --list. The pages: docs/README.md. Names: eval "$(pyperf-suite completion bash)""""
 
 
 class Suite(click.Group):

@@ -18,7 +18,7 @@ from pyperf_suite.advise.layout_like import SPREAD, SPREAD_OF_EXPERTS, predicted
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.training.published import read_runs
-from pyperf_suite.probes.study import OPERATOR
+from pyperf_suite.probes.study.grid import OPERATOR
 from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.results import sealed
 from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters

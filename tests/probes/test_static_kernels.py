@@ -39,5 +39,5 @@ def test_every_default_kernel_of_every_target_is_a_case_and_none_is_timed() -> N
         *(("triton", target) for target in ("sm_80", "sm_90", "sm_100")),
     }
     assert {each.name for each in all_probes() if not each.is_timed} == {
-        *("static_kernels", "memory", "topology", "step_calibration", "study")
+        *("accept", "static_kernels", "memory", "topology", "step_calibration", "study")
     }

@@ -123,7 +123,7 @@ def test_a_sustained_case_is_another_case_and_an_unknown_mode_is_refused() -> No
 
 
 def test_an_unknown_implementation_is_named_with_those_there_are() -> None:
-    with pytest.raises(UserError, match=r"'abacus'.*native, torch"):
+    with pytest.raises(UserError, match=r"'abacus'.*native, native_amx.*torch"):
         Case("matmul", MatmulParameters(8, 8, 8, Schedule("library", 1)), "abacus").validate()
 
 

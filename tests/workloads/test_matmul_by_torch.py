@@ -179,11 +179,16 @@ def test_our_cuda_kernels_name_the_types_they_take(implementation: str, dtype: s
         Matmul().implementation(implementation).validate(parameters)
 
 
-def test_our_cpu_kernel_has_no_int8_and_says_so() -> None:
+def test_our_cpu_kernel_multiplies_int8_and_says_which_dtypes_it_has() -> None:
     parameters = MatmulParameters(64, 64, 64, Schedule("data_parallel", 1), dtype="int8")
-    operands = Matmul().operands(parameters, seed=0)
-    with pytest.raises(Unsupported, match="'int8' is unknown: choose float32 or bfloat16"):
-        Matmul().implementation("native").prepare(parameters, operands, Place(CPU))
+    native, operands = Matmul().implementation("native"), Matmul().operands(parameters, seed=0)
+    launches = native.prepare(parameters, operands, Place(CPU))
+    assert launches.kernel.details["unit"]
+    launches.launch(0)
+    assert Matmul().verify(parameters, operands, launches.outputs(0)).passed
+    half = dataclasses.replace(parameters, dtype="float16")
+    with pytest.raises(Unsupported, match="'float16' is unknown: choose float32, bfloat16 or int8"):
+        native.prepare(half, Matmul().operands(half, seed=0), Place(CPU))
 
 
 class OutOfMemory(RuntimeError):

@@ -271,7 +271,7 @@ class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
         require_cores(schedule.workers)
         native = native_extension()
         with refusing(UserError):
-            native.micro_tile(self.isa or native.isas()[0], parameters.dtype)
+            native.micro_tile(self.isa or native.isas()[0])
         if tile is not None:
             if tile.stages != 1 or tile.ctas != 1:
                 raise UserError(f"Tile {tile} names stages or clusters, which a CPU kernel does not have.")

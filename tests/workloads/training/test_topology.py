@@ -44,6 +44,15 @@ class Manager:
     def pcie_replays(self, uuid: str) -> int:
         return int(uuid[-1])
 
+    def settings(self, uuid: str) -> dict[str, object]:
+        return {"persistence": True}
+
+    def health(self, uuid: str) -> dict[str, object]:
+        return {"temperature_celsius": 40}
+
+    def memory_errors(self, uuid: str) -> dict[str, int]:
+        return {"uncorrected": 0}
+
     def direct_copies(self, uuid: str, other: str) -> str | None:
         return {"GPU-0": "allowed", "GPU-1": "not supported"}.get(uuid)
 
