@@ -56,7 +56,7 @@ You own kernels
   pyperf-suite ab --old main --new . baseline                      is the new version slower? live pairs decide
   pyperf-suite track --confirm                                     each night: what got slower since when
 
-All commands: --help. Probes: run --list. Pages: docs/README.md. Names: eval "$(pyperf-suite completion bash)", or zsh"""
+Commands: --help. Probes: run --list. Pages: docs/README.md. Names: eval "$(pyperf-suite completion bash)", or zsh"""
 
 
 class Suite(click.Group):
