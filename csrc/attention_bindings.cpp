@@ -75,7 +75,7 @@ void bind_attention(py::module_& module) {
                py::arg("seq_k"), py::arg("head_dim"), py::arg("dtype") = "float32", py::arg("causal") = false,
                py::arg("workers") = 1, py::arg("isa") = py::none(), "(m, n): the blocks to take when none are asked for.");
 
-    py::class_<cpu::Attention>(module, "Attention",
+    py::class_<cpu::Attention>(module, "Attention", py::module_local(),
                                "O = softmax(Q Kᵀ / √head_dim) V, contiguous: Q and O [batch, heads, seq_q, head_dim], "
                                "K and V [batch, kv_heads, seq_k, head_dim]; causal is bottom-right aligned. Scores and "
                                "sums are fp32. Raises ValueError on bad input.")

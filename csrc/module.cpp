@@ -126,9 +126,10 @@ PYBIND11_MODULE(_native, module) {
                py::arg("schedule"), py::arg("splits"), py::arg("workers"), py::arg("group") = 1,
                "Every (unit, tile_m, tile_n, k_begin, k_end, owner), k in k-tiles, in each unit's order.");
 
-    py::class_<cpu::Gemm>(module, "Gemm",
-                          "C[M,N] = A[M,K] B[K,N], row-major, sums in fp32, of int8 in int32; A stored [K,M] if a_transposed, B stored "
-                          "[N,K] if b_transposed. Raises ValueError on bad input.")
+    // Local to the module: tests load one more of them, which emulates instruction sets.
+    py::class_<cpu::Gemm>(module, "Gemm", py::module_local(),
+                          "C[M,N] = A[M,K] B[K,N], row-major, sums in fp32, of int8 in int32; A stored "
+                          "[K,M] if a_transposed, B stored [N,K] if b_transposed. Raises ValueError on bad input.")
         .def(py::init(&make_gemm), py::arg("m"), py::arg("n"), py::arg("k"), py::arg("dtype") = "float32",
              py::arg("out_dtype") = "float32", py::arg("a_transposed") = false, py::arg("b_transposed") = false,
              py::kw_only(), py::arg("tile"), py::arg("schedule") = "data_parallel", py::arg("splits") = 1,
