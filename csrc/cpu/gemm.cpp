@@ -196,7 +196,7 @@ void Gemm::multiply_block(const Scratch& scratch, int first_panel, int last_pane
     alignas(64) Sum edge[max_micro_tile];
     const int nr = product_.nr;
     const std::int64_t a_panel_length = a_panel_bytes(depth), b_panel_length = product_.b_panel.of(depth);
-    // Columns outermost, which would keep a panel of B in L1, lost 4 to 5 % on AVX2 (squares of 256 to 2048, live pairs).
+    // Columns outermost, which would keep a panel of B in L1, lost 4 to 5 % on AVX2 (squares of 256 to 2048, in pairs).
     for (int panel = first_panel; panel < last_panel; ++panel) {
         const char* a_panel = scratch.a_block + (panel - first_panel) * a_panel_length;
         const int row = a_panels_.begin(panel), height = a_panels_.begin(panel + 1) - row;

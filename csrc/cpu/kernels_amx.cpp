@@ -1,4 +1,4 @@
-// AMX kernels: a tile register holds 16 rows of 64 bytes, and one instruction multiplies two into a third of 16 x 16 sums.
+// AMX kernels: a tile register holds 16 rows of 64 bytes; one instruction multiplies two into a third of 16 x 16 sums.
 //
 // Panels are those of words (words_template.h), filled up to whole tiles. Of the eight tile registers four hold the
 // sums of 32 x 32 elements, two A and two B, so each tile that is loaded is multiplied twice.

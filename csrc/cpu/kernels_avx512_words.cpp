@@ -35,7 +35,9 @@ struct Int8Quads {
 
     static BitsVec a_bits(BitsVec bits) { return bits ^ 0x80u; }
     static BitsVec b_bits(BitsVec bits) { return bits; }
-    static Vec a_words(const Source* source) { return as_lanes(reinterpret_cast<BitsVec>(b_words(source)) ^ 0x80808080u); }
+    static Vec a_words(const Source* source) {
+        return as_lanes(reinterpret_cast<BitsVec>(b_words(source)) ^ 0x80808080u);
+    }
     static Vec b_words(const Source* source) { return load(reinterpret_cast<const float*>(source)); }
     static Sum dot(Sum sum, Vec a, Vec b) {
         return reinterpret_cast<Sum>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(a),
