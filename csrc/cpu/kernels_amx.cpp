@@ -6,7 +6,6 @@
 #include "cpu/processor.h"
 
 #if defined(__x86_64__) && (defined(__clang__) || __GNUC__ >= 11)
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -66,7 +65,8 @@ struct alignas(64) TileConfiguration {
 // Registers 0 to 3 are the sums, 4 and 5 A, 6 and 7 B.
 void configure(int rows) {
     TileConfiguration tiles;
-    const int upper = std::min(rows, TILE_ROWS), lower = std::max(rows - TILE_ROWS, 1);
+    // A register that is not used has a row all the same.
+    const int upper = rows < TILE_ROWS ? rows : TILE_ROWS, lower = rows > TILE_ROWS ? rows - TILE_ROWS : 1;
     const int rows_of[8] = {upper, upper, lower, lower, upper, lower, TILE_ROWS, TILE_ROWS};
     for (int tile = 0; tile < 8; ++tile) {
         tiles.rows[tile] = static_cast<std::uint8_t>(rows_of[tile]);

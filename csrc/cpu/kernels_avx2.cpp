@@ -2,7 +2,6 @@
 #include "cpu/kernels_isa.h"
 
 #if defined(__x86_64__)
-#include <algorithm>
 #include <cstring>
 #include <utility>
 

@@ -3,7 +3,6 @@
 #include "cpu/processor.h"
 
 #if defined(__x86_64__)
-#include <algorithm>
 #include <cstring>
 #include <utility>
 

@@ -3,7 +3,6 @@
 // On AArch64 this baseline is NEON with 32 registers, so the micro-tile is larger there and goes by that name.
 #include "cpu/kernels_isa.h"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 

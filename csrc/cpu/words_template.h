@@ -89,7 +89,7 @@ void pack_columns_of_words(const void* data, std::int64_t ld, const Panels& pane
         float* into = static_cast<float*>(packed) + (panel - first) * ROWS * A_STRIDE;
         const std::int64_t begin = panels.begin(panel), end = panels.begin(panel + 1);
         for (std::int64_t lane = begin; lane < end; lane += LANES) {
-            const std::int64_t lanes = std::max<std::int64_t>(0, std::min<std::int64_t>(inside - lane, LANES));
+            const std::int64_t left = inside - lane, lanes = left < 0 ? 0 : left < LANES ? left : LANES;
             for (std::int64_t word = 0; word < words; word += LANES) {
                 Vec block[LANES];
                 for (int step = 0; step < LANES; ++step) {

@@ -175,8 +175,9 @@ class NativeCpuAttention(TimedImplementation[AttentionParameters]):
             )
         require_cores(parameters.workers)
         native = native_extension()
-        with refusing(UserError):
-            native.micro_tile(self.isa or native.isas()[0])
+        if self.isa:
+            with refusing(UserError):
+                native.micro_tile(self.isa)
         blocks = parameters.blocks
         if blocks is not None:
             if blocks.stages != 1 or blocks.warps != 1:

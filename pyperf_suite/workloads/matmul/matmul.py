@@ -270,8 +270,9 @@ class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
             )
         require_cores(schedule.workers)
         native = native_extension()
-        with refusing(UserError):
-            native.micro_tile(self.isa or native.isas()[0])
+        if self.isa:
+            with refusing(UserError):
+                native.micro_tile(self.isa)
         if tile is not None:
             if tile.stages != 1 or tile.ctas != 1:
                 raise UserError(f"Tile {tile} names stages or clusters, which a CPU kernel does not have.")
