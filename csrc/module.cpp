@@ -4,6 +4,7 @@
 #include "check.h"
 #include "cpu/default_tile.h"
 #include "cpu/gemm.h"
+#include "cpu/peak.h"
 #include "cuda_bindings.h"
 #include "nccl_bindings.h"
 #include "schedule.cuh"
@@ -122,6 +123,19 @@ PYBIND11_MODULE(_native, module) {
     module.def("default_tile", &default_tile, py::arg("m"), py::arg("n"), py::arg("k"), py::arg("dtype"),
                py::arg("workers"), py::arg("isa") = py::none(),
                "(m, n, k) of the tile to take when none is asked for.");
+    module.def(
+        "core_peaks",
+        [](const std::string& dtype, std::int64_t workers, double seconds, const std::optional<std::string>& isa) {
+            std::vector<std::tuple<double, double, double>> found;
+            for (const cpu::CorePeak& core :
+                 cpu::measure_peak(kernels_of(isa), data_type("dtype", dtype, "int8"), workers, seconds))
+                found.emplace_back(core.flop_per_s, core.clock_hz, core.idle_clock_hz);
+            return found;
+        },
+        py::arg("dtype") = "float32", py::arg("workers") = 1, py::arg("seconds") = 0.01, py::arg("isa") = py::none(),
+        py::call_guard<py::gil_scoped_release>(),
+        "(FLOP/s, clock while multiplying, clock before), in Hz, of each of so many cores at the same time: a loop on "
+        "registers alone.");
     module.def("schedule_segments", &schedule_segments, py::arg("m"), py::arg("n"), py::arg("k"), py::arg("tile"),
                py::arg("schedule"), py::arg("splits"), py::arg("workers"), py::arg("group") = 1,
                "Every (unit, tile_m, tile_n, k_begin, k_end, owner), k in k-tiles, in each unit's order.");

@@ -45,6 +45,7 @@ using Micro = void (*)(std::int64_t depth, const void* a_panel, const void* b_pa
                        bool accumulate);
 
 constexpr int max_rows = 32;
+constexpr int spin_values = 2048;
 
 // Bytes of a packed panel: the depth is filled up with zeros to whole steps.
 struct PanelBytes {
@@ -75,6 +76,10 @@ struct ProductKernels {
                 std::int64_t columns);
     // Rows of fp32 as an A panel; null where rows that lie `score_stride` apart are one as they are.
     void (*pack_scores)(const float* scores, int rows, int columns, void* a_panel);
+    // The micro-kernel's multiplications alone, so many rounds of them on registers that are filled from `values`, of
+    // `spin_values` floats, and written back: what no product can exceed (peak.h).
+    void (*spin)(std::int64_t rounds, float* values);
+    double multiply_adds;  // of a round
 };
 
 // What attention needs beside the products: a narrower panel of fp32, so that head_dim is padded to one vector only, and

@@ -134,6 +134,30 @@ void micro_of_tiles(std::int64_t depth, const void* a_panel, const void* b_panel
     }
 }
 
+template <typename Format> void spin_tiles(std::int64_t rounds, float* values) {
+    static_assert(8 * TILE_ROWS * TILE_WORDS <= spin_values, "raise spin_values");
+    constexpr int tile = TILE_ROWS * TILE_WORDS;
+    if (configured_rows != MOST_ROWS) configure(MOST_ROWS);
+    _tile_loadd(0, values, 64);
+    _tile_loadd(1, values + tile, 64);
+    _tile_loadd(2, values + 2 * tile, 64);
+    _tile_loadd(3, values + 3 * tile, 64);
+    _tile_loadd(4, values + 4 * tile, 64);
+    _tile_loadd(5, values + 5 * tile, 64);
+    _tile_loadd(6, values + 6 * tile, 64);
+    _tile_loadd(7, values + 7 * tile, 64);
+    for (std::int64_t round = 0; round < rounds; ++round) {
+        PYPERF_MULTIPLY(0, 4, 6)
+        PYPERF_MULTIPLY(1, 4, 7)
+        PYPERF_MULTIPLY(2, 5, 6)
+        PYPERF_MULTIPLY(3, 5, 7)
+    }
+    _tile_stored(0, values, 64);
+    _tile_stored(1, values + tile, 64);
+    _tile_stored(2, values + 2 * tile, 64);
+    _tile_stored(3, values + 3 * tile, 64);
+}
+
 #undef PYPERF_MULTIPLY
 
 template <typename Format, int... ROWS>
@@ -150,7 +174,9 @@ constexpr ProductKernels tile_products(const char* unit, double rate, std::integ
             {pack_words_by_lanes<Format>, pack_words_by_depth<Format>},
             {{nullptr, micro_of_tiles<Format, ROWS + 1>...}, {nullptr, micro_of_tiles<Format, ROWS + 1>...}},
             add<typename Format::Element>,
-            pack_scores};
+            pack_scores,
+            spin_tiles<Format>,
+            4 * TILE_ROWS * TILE_ROWS * TILE_WORDS * Format::GROUP};
 }
 
 constexpr ProductKernels bfloat16_product =

@@ -220,6 +220,51 @@ void micro(std::int64_t depth, const void* a_memory, const void* b_memory, void*
     finish<ROWS, WIDE>(sum, c, ldc, accumulate);
 }
 
+// Nothing to the processor. The compiler takes the value for another one, and so forms no product once for all.
+inline void renew(Vec& value) {
+#if defined(__aarch64__)
+    __asm__ volatile("" : "+w"(value));
+#elif defined(__x86_64__)
+    __asm__ volatile("" : "+v"(value));
+#else
+    __asm__ volatile("" : "+m"(value));
+#endif
+}
+
+// Sums begin with different values, or they would be found alike and formed once.
+template <typename Format> void spin_registers(std::int64_t rounds, float* values) {
+    using Sum = typename Format::Sum;
+    static_assert((MR * VECTORS + VECTORS + 1) * LANES <= spin_values, "raise spin_values");
+    Sum* sums = reinterpret_cast<Sum*>(values);
+    const Vec* operands = reinterpret_cast<const Vec*>(sums + MR * VECTORS);
+    Vec a = operands[VECTORS];
+    Vec b[VECTORS];
+    Sum sum[MR][VECTORS];
+#pragma GCC unroll 4
+    for (int vector = 0; vector < VECTORS; ++vector) b[vector] = operands[vector];
+#pragma GCC unroll 16
+    for (int row = 0; row < MR; ++row)
+#pragma GCC unroll 4
+        for (int vector = 0; vector < VECTORS; ++vector) sum[row][vector] = sums[row * VECTORS + vector];
+    for (std::int64_t round = 0; round < rounds; ++round)
+#pragma GCC unroll 16
+        for (int row = 0; row < MR; ++row) {
+            renew(a);
+#pragma GCC unroll 4
+            for (int vector = 0; vector < VECTORS; ++vector)
+                sum[row][vector] = Format::dot(sum[row][vector], a, b[vector]);
+        }
+#pragma GCC unroll 16
+    for (int row = 0; row < MR; ++row)
+#pragma GCC unroll 4
+        for (int vector = 0; vector < VECTORS; ++vector) sums[row * VECTORS + vector] = sum[row][vector];
+}
+
+struct Fma {
+    using Sum = Vec;
+    static Sum dot(Sum sum, Vec a, Vec b) { return sum + a * b; }
+};
+
 template <typename Element>
 void add(void* into_memory, std::int64_t ld_into, const void* from_memory, std::int64_t ld_from, std::int64_t rows,
          std::int64_t columns) {
@@ -259,7 +304,9 @@ constexpr ProductKernels widened_products(std::integer_sequence<int, ROWS...>) {
             {pack_lane_contiguous<Source, NR>, pack_depth_contiguous<Source, NR>},
             {{nullptr, micro<ROWS + 1, 1, A_WIDTH>...}, {nullptr, micro<ROWS + 1, A_STRIDE, 1>...}},
             add<float>,
-            nullptr};
+            nullptr,
+            spin_registers<Fma>,
+            MR * NR};
 }
 
 // constexpr, so that no code of this instruction set runs before it is known to be usable.

@@ -228,5 +228,7 @@ constexpr ProductKernels word_products(const char* unit, double rate, std::integ
             {pack_words_by_lanes<Format>, pack_words_by_depth<Format>},
             {{nullptr, micro_of_words<Format, ROWS + 1>...}, {nullptr, micro_of_words<Format, ROWS + 1>...}},
             add<typename Format::Element>,
-            pack_scores};
+            pack_scores,
+            spin_registers<Format>,
+            MR * NR * Format::GROUP};
 }
