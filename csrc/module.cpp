@@ -113,6 +113,12 @@ PYBIND11_MODULE(_native, module) {
         },
         py::arg("isa"), py::arg("dtype") = "float32", "(most rows, columns) of the register micro-kernel.");
     module.def(
+        "unit",
+        [](const std::string& isa, const std::string& dtype) {
+            return cpu::kernels_named(isa).of(data_type("dtype", dtype, "int8")).unit;
+        },
+        py::arg("isa"), py::arg("dtype") = "float32", "The instructions that multiply, as a record names them.");
+    module.def(
         "check_tile",
         [](std::int64_t m, std::int64_t n, std::int64_t k, const std::string& dtype,
            const std::optional<std::string>& isa) {

@@ -23,7 +23,7 @@ from pyperf_suite import __version__
 from pyperf_suite.commands.group import Suite
 from pyperf_suite.commands.measuring import folder_of, kept_when_interrupted, progress_on, workers_of_the_launcher
 from pyperf_suite.commands.options import Finite, measuring_options
-from pyperf_suite.errors import Interrupted, UserError, printable
+from pyperf_suite.errors import Interrupted, UserError, offer, printable
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.plan import Plan
@@ -99,9 +99,16 @@ def main() -> None:
     metavar="NAME[,NAME]",
     help="A model that guides train: bert-base, bert-large or gpt2. Without PROBE, in every probe that knows them.",
 )
+@click.option("--isa", metavar="NAME", help="Our CPU kernels of that instruction set, as avx2, not of the best here.")
 @measuring_options
 def run(
-    probes: tuple[str, ...], list_probes: bool, shape: str | None, axes: tuple[str, ...], device: str, **options: Any
+    probes: tuple[str, ...],
+    list_probes: bool,
+    shape: str | None,
+    isa: str | None,
+    axes: tuple[str, ...],
+    device: str,
+    **options: Any,
 ) -> None:
     """Measure PROBEs, or all that are timed, and report what was found.
 
@@ -112,6 +119,7 @@ def run(
       pyperf-suite run tile_wave
       pyperf-suite run bench_softmax.py --profile standard
       pyperf-suite run block precision --shape bert-base
+      pyperf-suite run baseline --isa avx2
       pyperf-suite run tile_wave -a tile=64x64x256 -a schedule=data_parallel,stream_k --profile standard
     """  # noqa: D301 - click keeps the lines below \b as they are
     if list_probes:
@@ -121,7 +129,32 @@ def run(
         return
     if shape is not None:
         probes, axes = _of_shape(probes), (*axes, f"shape={shape}")
+    if isa is not None:
+        axes = (*axes, *_of_isa(isa, probes, axes, device, options["profile"]))
     _run(probes, axes=axes, device=device, **options)
+
+
+def _of_isa(isa: str, probes: tuple[str, ...], axes: tuple[str, ...], device: str, profile: str) -> list[str]:
+    """The axes by which probes take our kernels of that instruction set. Raises UserError where none takes ours."""
+    from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.spec.axes import overrides_for, replace_axes
+    from pyperf_suite.spec.discovery import find_probe, overrides_of
+    from pyperf_suite.workloads.backends import INSTRUCTION_SETS, named_by_isa
+
+    if isa not in INSTRUCTION_SETS:
+        raise UserError(f"--isa {isa[:40]} is not known: {offer(isa, INSTRUCTION_SETS)}")
+    overrides, ours = overrides_of(axes), named_by_isa("")
+    found = []
+    for name in _named(probes):
+        asked = {key: value for key, value in overrides_for(name, overrides).items() if key == "implementation"}
+        its = replace_axes(find_probe(name).axes(profile, resolve(device)), asked)
+        taken = getattr(its, "implementation", ())
+        if ours in taken:
+            taken = (named_by_isa(isa) if each == ours else each for each in taken)
+            found.append(f"{name}.implementation={','.join(taken)}")
+    if not found:
+        raise UserError(f"--isa {isa} was asked for, but no probe asked for takes our CPU kernels: run baseline does.")
+    return found
 
 
 def _of_shape(probes: tuple[str, ...]) -> tuple[str, ...]:
@@ -228,20 +261,27 @@ def _run(
         report_run(console_for(wide), session.folder, records)
 
 
+def _named(probes: tuple[str, ...]) -> list[str]:
+    """The probes asked for, or all that are timed."""
+    from pyperf_suite.spec.discovery import all_probes, expanded
+
+    return expanded(probes or (probe.name for probe in all_probes() if probe.is_timed))
+
+
 def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, ...], seed: int) -> Plan:
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.ranks.launch import rank_environment
     from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
     from pyperf_suite.runner.profiles import find_profile
     from pyperf_suite.spec.axes import overrides_for
-    from pyperf_suite.spec.discovery import all_probes, expanded, find_probe, overrides_of
+    from pyperf_suite.spec.discovery import find_probe, overrides_of
 
     chosen = find_profile(profile)
     where = resolve(device)
     overrides = overrides_of(axes)
     cases = [
         PlannedCase(name, case)
-        for name in expanded(probes or (probe.name for probe in all_probes() if probe.is_timed))
+        for name in _named(probes)
         for case in find_probe(name).cases(chosen.name, where, overrides_for(name, overrides))
     ]
     if rank_environment().launched:

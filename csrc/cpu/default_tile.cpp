@@ -19,14 +19,8 @@ constexpr std::int64_t most_rows = 2048;
 
 std::int64_t pieces(std::int64_t size, std::int64_t piece) { return (size + piece - 1) / piece; }
 
-// Bytes of packed B that a worker reads again for each row panel of A: half of L2, the other half is for A and C.
-std::int64_t b_tile_bytes() {
-    long l2_bytes = 0;
-#if defined(_SC_LEVEL2_CACHE_SIZE)
-    l2_bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-#endif
-    return std::clamp<std::int64_t>(l2_bytes / 2, 256 << 10, 1 << 20);
-}
+// Bytes of a packed tile of B, which lies in L3 and is read from there once for each block of A.
+constexpr std::int64_t b_tile_bytes = std::int64_t{4} << 20;
 
 std::int64_t elements_in_a_word(const ProductKernels& product) {
     return product.nr * 4 * product.b_panel.step / product.b_panel.each;
@@ -37,19 +31,27 @@ std::int64_t elements_in_a_word(const ProductKernels& product) {
 // 512 in a tile half as wide lost 2 %, 128 lost 1 %.
 int depth_of(std::int64_t k, std::int64_t columns, const ProductKernels& product) {
     const std::int64_t packed = elements_in_a_word(product);  // panels have as many bytes whatever the type is
-    const std::int64_t fitting = packed * b_tile_bytes() / (columns * static_cast<std::int64_t>(sizeof(float)));
+    const std::int64_t fitting = packed * b_tile_bytes / (columns * static_cast<std::int64_t>(sizeof(float)));
     const std::int64_t at_once = std::min<std::int64_t>({fitting, product.max_depth, packed * 16 * product.nr});
     return static_cast<int>(k <= at_once ? k : pieces(k, pieces(k, packed * 256)));
 }
 
 }  // namespace
 
+std::int64_t l2_bytes() {
+    long reported = 0;
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+    reported = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    return std::clamp<std::int64_t>(reported, 512 << 10, 2 << 20);
+}
+
 Tile default_tile(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t workers, const ProductKernels& product) {
     CHECK_INPUT(m >= 1 && n >= 1 && k >= 1 && workers >= 1, "A product of ", m, "x", n, "x", k, " on ", workers,
                 " workers has no tile: every number must be at least 1.");
     const std::int64_t nr = product.nr;
     const double packing = product.rate / static_cast<double>(elements_in_a_word(product));
-    const std::int64_t most_columns = b_tile_bytes() / (256 * static_cast<std::int64_t>(sizeof(float)));
+    const std::int64_t most_columns = b_tile_bytes / (256 * static_cast<std::int64_t>(sizeof(float)));
     const std::int64_t least_m = pieces(m, most_rows), least_n = pieces(n, most_columns);
     const std::int64_t more = 2 * std::min<std::int64_t>(workers, 64);  // divisions worth a look beyond the fewest
     Tile best{};

@@ -2,6 +2,7 @@
 #include "cpu/gemm.h"
 
 #include "check.h"
+#include "cpu/default_tile.h"
 #include "cpu/pool.h"
 
 #include <algorithm>
@@ -16,9 +17,11 @@ constexpr std::size_t line_bytes = 64;  // scratch areas start on cache lines, s
 constexpr int max_micro_tile = 1024;
 constexpr std::int64_t max_address = std::numeric_limits<std::int64_t>::max() / 8;
 
-// Row panels of A are packed a block at a time. Any size from 64 KiB to 1 MiB did; a single panel lost 2 to 8 %, since
-// packing and multiplying then alternate in steps too short for the hardware to read ahead.
-constexpr std::size_t a_block_size = std::size_t{256} << 10;
+// Row panels of A are packed a block at a time, and multiplied by so many panels of B as stay in L2 beside the block. A
+// single panel of A lost 2 to 8 %, since packing and multiplying then alternate in steps too short for the hardware to
+// read ahead.
+std::int64_t a_block_size() { return l2_bytes() / 4; }
+std::int64_t b_chunk_size() { return l2_bytes() / 2; }
 
 std::size_t round_to_line(std::size_t bytes) { return (bytes + line_bytes - 1) / line_bytes * line_bytes; }
 
@@ -55,9 +58,10 @@ Gemm::Gemm(const GemmOptions& options)
     a_panels_ = Panels::evenly(tile.m, product_.mr);
     b_panels_ = Panels::evenly(tile.n, product_.nr);
     const std::size_t panel_bytes = static_cast<std::size_t>(product_.b_panel.of(tile.k)) * product_.mr / product_.nr;
-    const int fitting = std::max(1, static_cast<int>(a_block_size / panel_bytes));
+    const int fitting = std::max(1, static_cast<int>(a_block_size() / panel_bytes));
     const int blocks = (a_panels_.count + fitting - 1) / fitting;
     a_panels_in_block_ = (a_panels_.count + blocks - 1) / blocks;
+    chunk_columns_ = std::max(1, static_cast<int>(b_chunk_size() / product_.b_panel.of(tile.k))) * product_.nr;
     a_block_bytes_ = round_to_line(static_cast<std::size_t>(a_panel_bytes(tile.k)) * a_panels_in_block_);
     b_tile_bytes_ = round_to_line(static_cast<std::size_t>(product_.b_panel.of(tile.k)) * b_panels_.count);
     sums_bytes_ = round_to_line(static_cast<std::size_t>(tile.m) * tile.n * sizeof(Sum));
@@ -193,31 +197,38 @@ void Gemm::pack_b(const Segment& segment, std::int64_t k, std::int64_t depth, ch
 
 void Gemm::multiply_block(const Scratch& scratch, int first_panel, int last_panel, std::int64_t depth, Sum* sums,
                           std::int64_t ld, std::int64_t rows, std::int64_t columns, bool accumulate) {
+    for (int first = 0; first < options_.tile.n; first += chunk_columns_) {
+        const int last = std::min(first + chunk_columns_, options_.tile.n);
+        for (int panel = first_panel; panel < last_panel; ++panel) {
+            const char* a_panel = scratch.a_block + (panel - first_panel) * a_panel_bytes(depth);
+            multiply_row(a_panel, panel, scratch.b_tile, first, last, depth, sums, ld, rows, columns, accumulate);
+        }
+    }
+}
+
+// Columns outermost, which would keep a panel of B in L1, lost 4 to 5 % on AVX2 (squares of 256 to 2048, in pairs).
+void Gemm::multiply_row(const char* a_panel, int panel, const char* b_tile, int first_column, int last_column,
+                        std::int64_t depth, Sum* sums, std::int64_t ld, std::int64_t rows, std::int64_t columns,
+                        bool accumulate) const {
     alignas(64) Sum edge[max_micro_tile];
-    const int nr = product_.nr;
-    const std::int64_t a_panel_length = a_panel_bytes(depth), b_panel_length = product_.b_panel.of(depth);
-    // Columns outermost, which would keep a panel of B in L1, lost 4 to 5 % on AVX2 (squares of 256 to 2048, in pairs).
-    for (int panel = first_panel; panel < last_panel; ++panel) {
-        const char* a_panel = scratch.a_block + (panel - first_panel) * a_panel_length;
-        const int row = a_panels_.begin(panel), height = a_panels_.begin(panel + 1) - row;
-        const std::int64_t rows_inside = clamp(rows - row, height);
-        const Micro micro = product_.micro[static_cast<int>(a_contiguous())][height];
-        const char* b_panel = scratch.b_tile;
-        for (int column = 0; column < options_.tile.n; column += nr, b_panel += b_panel_length) {
-            const std::int64_t columns_inside = clamp(columns - column, nr);
-            Sum* place = sums + row * ld + column;
-            if (rows_inside == height && columns_inside == nr) {
-                micro(depth, a_panel, b_panel, place, ld, accumulate);
-                continue;
-            }
-            // A micro-tile at or over the edge costs as much as one inside; only what is inside of C is kept.
-            micro(depth, a_panel, b_panel, edge, nr, false);
-            if (accumulate) {
-                product_.add(place, ld, edge, nr, rows_inside, columns_inside);
-            } else {
-                for (std::int64_t r = 0; r < rows_inside; ++r)
-                    std::copy_n(edge + r * nr, columns_inside, place + r * ld);
-            }
+    const int nr = product_.nr, row = a_panels_.begin(panel), height = a_panels_.begin(panel + 1) - row;
+    const std::int64_t rows_inside = clamp(rows - row, height), b_panel_length = product_.b_panel.of(depth);
+    const Micro micro = product_.micro[static_cast<int>(a_contiguous())][height];
+    const char* b_panel = b_tile + first_column / nr * b_panel_length;
+    for (int column = first_column; column < last_column; column += nr, b_panel += b_panel_length) {
+        const std::int64_t columns_inside = clamp(columns - column, nr);
+        Sum* place = sums + row * ld + column;
+        if (rows_inside == height && columns_inside == nr) {
+            micro(depth, a_panel, b_panel, place, ld, accumulate);
+            continue;
+        }
+        // A micro-tile at or over the edge costs as much as one inside; only what is inside of C is kept.
+        micro(depth, a_panel, b_panel, edge, nr, false);
+        if (accumulate) {
+            product_.add(place, ld, edge, nr, rows_inside, columns_inside);
+        } else {
+            for (std::int64_t r = 0; r < rows_inside; ++r)
+                std::copy_n(edge + r * nr, columns_inside, place + r * ld);
         }
     }
 }

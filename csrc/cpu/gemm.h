@@ -74,6 +74,9 @@ class Gemm {
                   std::int64_t columns);
     void multiply_block(const Scratch& scratch, int first_panel, int last_panel, std::int64_t depth, Sum* sums,
                         std::int64_t ld, std::int64_t rows, std::int64_t columns, bool accumulate);
+    void multiply_row(const char* a_panel, int panel, const char* b_tile, int first_column, int last_column,
+                      std::int64_t depth, Sum* sums, std::int64_t ld, std::int64_t rows, std::int64_t columns,
+                      bool accumulate) const;
     void pack_a(const Segment& segment, int first_panel, int last_panel, std::int64_t k, std::int64_t depth,
                 char* a_block) const;
     void pack_b(const Segment& segment, std::int64_t k, std::int64_t depth, char* b_tile) const;
@@ -90,6 +93,7 @@ class Gemm {
     std::vector<int> cores_;
     Panels a_panels_, b_panels_;  // of a tile
     int a_panels_in_block_;       // how many of A's are packed and kept in L2 at a time
+    int chunk_columns_;           // of B's panels that stay in L2 beside them
     std::size_t a_block_bytes_, b_tile_bytes_, sums_bytes_, scratch_bytes_;
     std::unique_ptr<Workspace> workspace_;
     char* shared_sums_;          // of each shared tile, where C cannot hold them; in the workspace

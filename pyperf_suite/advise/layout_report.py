@@ -23,7 +23,7 @@ from pyperf_suite.laws.collectives import usual_network_bytes_per_s
 from pyperf_suite.laws.prices import UnseenPrices
 from pyperf_suite.laws.training.framework import LIKE, LOW_PRECISION, MEANT, generation_of
 from pyperf_suite.laws.training.offload import BUS_SHARE, HOST_SHARE, MEANT_BY, UNSURE
-from pyperf_suite.spec.findings import Findings, Quantity, Remark, Table, findings, remark
+from pyperf_suite.spec.findings import Findings, Quantity, Remark, Table, counted, findings, remark
 from pyperf_suite.spec.rows import Column, table
 
 NO_BUDGET = Budget()
@@ -173,7 +173,7 @@ def _training(planned: Planned, best: PredictedLayout) -> Iterator[Remark]:
         parameters=Quantity(model.parameters / 1e9),
         active=f", {model.active_parameters / 1e9:.3g} of them active" if model.experts > 1 else "",
         dtype=dtype,
-        batch=f"{_counted(training.global_batch, 'sequence')} of {training.seq} tokens",
+        batch=f"{counted(training.global_batch, 'sequence')} of {training.seq} tokens",
         gpus=cluster.gpus,
         gpu=cluster.gpu.name,
         node=cluster.gpus_per_node,
@@ -193,7 +193,7 @@ def _counted_layouts(planned: Planned) -> Iterator[Remark]:
         "{evaluated} evaluated: {surely} fit surely, {perhaps} may not fit, {others} do not, by what frameworks were "
         "found to hold; {ranked} are ranked. All times are predictions, none was measured.",
         kind="predicted",
-        evaluated=_counted(len(planned.grid), "layout"),
+        evaluated=counted(len(planned.grid), "layout"),
         surely=surely,
         perhaps=perhaps,
         others=not_at_all,
@@ -220,13 +220,9 @@ def _choice(planned: Planned) -> Remark:
     return remark(
         "Within the law's error of the fastest: {count} in {splits} of the GPUs. Try the best of a few splits.",
         kind="predicted",
-        count=_counted(len(near), "layout"),
-        splits=_counted(len(planned.best_of_splits(near, len(near) or 1)), "split"),
+        count=counted(len(near), "layout"),
+        splits=counted(len(planned.best_of_splits(near, len(near) or 1)), "split"),
     )
-
-
-def _counted(count: int, name: str) -> str:
-    return f"{count} {name}{'' if count == 1 else 's'}"
 
 
 def _network_as_json(planned: Planned) -> dict[str, Any]:

@@ -54,15 +54,17 @@ def examine(results: Path, gpus_expected: int | None = None) -> tuple[CheckGroup
     """Read and judge everything. The load is watched first, before any process of ours adds to it."""
     from pyperf_suite.doctor import gpu, host, load, software
     from pyperf_suite.doctor.check import CheckGroup
+    from pyperf_suite.hardware import cpu
     from pyperf_suite.hardware.kernel_files import KernelFiles
 
     files = KernelFiles()
     watched = load.read_load(files)
     swapped_pages = watched.activity.swapped_pages if watched.activity else 0
     gpus = gpu.read_gpus(files)
+    cores = cpu.detect().usable_cores
     found = software.read_software(files, len(gpus.gpus), driver_cuda=gpus.cuda)
     return (
-        CheckGroup("CPU", host.cpu_checks(host.read_cpu(files))),
+        CheckGroup("CPU", [*host.cpu_checks(host.read_cpu(files)), host.peak_check(host.read_peaks(cores))]),
         CheckGroup("Load", load.load_checks(watched)),
         CheckGroup("Memory", host.memory_checks(host.read_memory(files, swapped_pages))),
         CheckGroup("GPU", gpu.gpu_checks(gpus, gpus_expected)),

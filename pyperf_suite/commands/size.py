@@ -211,12 +211,18 @@ def _report(found: Sizing, output: Path | None, as_json: bool, wide: bool, measu
 @dtype_option
 @click.option("--layout", default="TN", show_default=True, metavar="XY", help="TN fprop, NN dgrad, NT wgrad, or TT.")
 @gpu_options
+@click.option("--cpu", "on_cpu", is_flag=True, help="Measure it here by our own CPU kernel, in about a second.")
+@click.option("--isa", metavar="NAME", help="With --cpu: the kernel of that instruction set, not the best.")
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="With --cpu: cores; by default all.")
 @json_option()
 @wide_option
 def explain(
     sizes: tuple[str, ...],
     dtype: str,
     layout: str,
+    on_cpu: bool,
+    isa: str | None,
+    workers: int | None,
     gpu: str | None,
     calibration: Path | None,
     library: str | None,
@@ -229,6 +235,7 @@ def explain(
     Examples:
       pyperf-suite explain 4096 50257 4096 --gpu H200
       pyperf-suite explain 4096x4096x50257 --gpu H200 --layout NN --dtype fp8 --json
+      pyperf-suite explain 1000 1000 1000 --cpu --dtype fp32
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.advise import product_explained
     from pyperf_suite.render.findings_json import answer
@@ -240,8 +247,22 @@ def explain(
             f"{' '.join(sizes)[:80]!r} is no product: write M N K, as in 4096 50257 2560 or 4096x50257x2560."
         )
     m, n, k = map(int, parts)
-    spec, laws = asked_gpu(gpu, calibration)
     product_explained.check_product(m, n, k, layout.upper())
+    if on_cpu:
+        if gpu or calibration or library:
+            raise UserError("--cpu measures here, --gpu, --calibration and --library ask laws of a GPU: leave one out.")
+        from pyperf_suite.advise import product_on_cpu
+
+        measured = product_on_cpu.measure_product(m, n, k, dtype, layout.upper(), isa, workers)
+        findings = {"explain": product_on_cpu.findings_of_product(measured)}
+        if as_json:
+            click.echo(answer(findings, product_on_cpu.product_as_json(measured)), nl=False)
+        else:
+            print_findings(console_for(wide), findings, [])
+        return
+    if isa or workers:
+        raise UserError("--isa and --workers are of a CPU: add --cpu to measure the product here.")
+    spec, laws = asked_gpu(gpu, calibration)
     tiled = product_explained.likely_tile(laws, dtype, m, n, k, library)
     others = product_explained.other_libraries(laws, dtype, m, n, k, library)
     prices = _prices(laws, dtype, library)

@@ -7,16 +7,18 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyperf_suite.doctor.check import Check, examined, gib, not_applicable, ok, problem, warning
+from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.cpu import CPUS, CpuLayout, read_layout
 from pyperf_suite.hardware.kernel_files import KernelFiles, cpu_list, parse_bytes, parse_cpu_list
 from pyperf_suite.hardware.machine import kernel_state
 from pyperf_suite.workloads.backends import cache_folder
+from pyperf_suite.workloads.cpu_peak import CorePeak, core_peak
 
 CLOCK_SOURCE = "sys/devices/system/clocksource/clocksource0/current_clocksource"
 # Read without entering the kernel (vdso): a look at these costs tens of nanoseconds.
@@ -28,6 +30,8 @@ SCARCE_BYTES, TIGHT_BYTES = 1 * GIB, 4 * GIB
 SMALL_SHARED_BYTES = 1 * GIB
 TINY_SHARED_BYTES = 128 * 2**20
 SWAPPED_SHARE = 0.05
+# Clocks and rates nearer to each other than this are taken for the same.
+SAME_CLOCK = 0.95
 SCARCE_DISK_BYTES, TIGHT_DISK_BYTES = 100 * 2**20, 2 * 2**30
 
 
@@ -400,6 +404,50 @@ MEMORY_CHECKS: Mapping[str, Callable[[MemoryReadings], Check]] = {
 def cpu_checks(readings: CpuReadings) -> list[Check]:
     """Every check of the CPU."""
     return examined(CPU_CHECKS, readings)
+
+
+def read_peaks(cores: int) -> tuple[CorePeak, ...]:
+    """What one core multiplies, and each of all of them at once, of every dtype with instructions of its own.
+
+    Takes a tenth of a second. Nothing where our kernels are not built.
+    """
+    found: dict[tuple[str, int], CorePeak] = {}
+    try:
+        for workers in dict.fromkeys((1, cores)):
+            for dtype in ("float32", "bfloat16", "int8"):
+                peak = core_peak(dtype, workers=workers)
+                found.setdefault((peak.unit, workers), peak)
+    except UserError:
+        return ()
+    return tuple(found.values())
+
+
+def peak_check(peaks: Sequence[CorePeak]) -> Check:
+    """How much cores multiply at most, and whether they lose clock by it or to each other."""
+    if not peaks:
+        return replace(not_applicable("our CPU kernels are not built"), name="peak")
+    alone = [peak for peak in peaks if peak.workers == 1]
+    summary = "; ".join(
+        f"{peak.dtype} {peak.flop_per_s / 1e9:.0f} GFLOP/s a core ({peak.isa} {peak.unit}, {peak.flop_per_cycle:.0f} a "
+        f"cycle at {peak.clock_hz / 1e9:.2f} GHz)"
+        for peak in alone
+    )
+    for peak in alone:
+        if peak.clock_hz < SAME_CLOCK * peak.idle_clock_hz:
+            summary += f"; {peak.unit} lowers the clock from {peak.idle_clock_hz / 1e9:.2f} GHz"
+    for peak in peaks:
+        own = next(each for each in alone if each.unit == peak.unit)
+        if (share := peak.flop_per_s / own.flop_per_s) < SAME_CLOCK:
+            return replace(
+                warning(
+                    f"{summary}; with {peak.workers} at once each core has {share:.0%} of its {peak.dtype} rate",
+                    "Where these are two threads of a core or share a power limit, that is what there is; else see "
+                    "what else runs here.",
+                    "top",
+                ),
+                name="peak",
+            )
+    return replace(ok(summary), name="peak")
 
 
 def memory_checks(readings: MemoryReadings) -> list[Check]:

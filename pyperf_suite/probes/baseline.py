@@ -213,6 +213,12 @@ def float32_of(row: Row) -> Row | None:
     return next((other for other in alike if other.dtype == "float32" != row.dtype and is_fastest(other)), None)
 
 
+def share_of_peak(row: Row) -> float | None:
+    """Of what the instructions of our CPU kernel can multiply on its cores; None where that was not measured."""
+    peak = row.details.get("peak_flop_per_s")
+    return row.flop_per_s / peak if peak else None
+
+
 def analyse(rows: Rows) -> Findings:
     """For each kernel, dtype and number of workers its means over products."""
     kernels = grouped(
@@ -266,6 +272,7 @@ PROBE = Probe(
                 Column("tile", lambda row: str(row.details.get("tile", "")), priority=0),
                 Column("ours", "flop_per_s", "TFLOP/s"),
                 Column("the library's", lambda row: row.flop_per_s / relative_rate(row), "TFLOP/s"),
+                Column("ours / the peak", share_of_peak, "%"),
                 Column("ours / the library's", relative_rate, "x", priority=2),
             ),
             where=is_fastest,

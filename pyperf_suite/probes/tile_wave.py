@@ -251,13 +251,17 @@ def _of_library(sweep: Sweep) -> Remark | None:
 
 
 def _law(row: Row, found: JudgedLaw) -> Remark:
+    step, peak = found.law.tile_seconds(row.k), row.details.get("peak_flop_per_s")
+    rate = 2.0 * row.tile.m * row.tile.n * row.k / step if step else 0.0
     return row.remark(
-        "Law for {implementation}, tile {tile}, {dtype}, K = {k}: time = {overhead:us~} + waves x {step:us~}; fitted "
-        "to {fitted} cases with an odd number of waves, it misses the {count} others by {median} (median; worst "
-        "{worst})",
+        "Law for {implementation}, tile {tile}, {dtype}, K = {k}: time = {overhead:us~} + waves x {step:us~}"
+        + (", which is {share:%} of a core's peak" if peak and rate else "")
+        + "; fitted to {fitted} cases with an odd number of waves, it misses the {count} others by {median} (median; "
+        "worst {worst})",
         kind="law",
         overhead=found.law.overhead_s,
-        step=found.law.tile_seconds(row.k),
+        step=step,
+        **({"share": rate * row.schedule.workers / peak} if peak and rate else {}),
         fitted=found.fitted_on,
         **misses(found.held_out),
     )

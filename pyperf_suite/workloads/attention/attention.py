@@ -25,6 +25,7 @@ from pyperf_suite.measure.verify_attention import verify_attention
 from pyperf_suite.workloads.attention import GRADIENTS, INPUTS, AttentionParameters
 from pyperf_suite.workloads.attention.by_torch import FlexAttention, TorchSdpa, TwoGemm
 from pyperf_suite.workloads.backends import INSTRUCTION_SETS, named_by_isa, native_extension, require_cores
+from pyperf_suite.workloads.cpu_peak import core_peak
 from pyperf_suite.workloads.operands import Operand, Operands
 from pyperf_suite.workloads.operator import (
     Bound,
@@ -219,6 +220,7 @@ class NativeCpuAttention(TimedImplementation[AttentionParameters]):
             "slots": attention.workers,
             "pinned": attention.pinned,
             "workspace_bytes": attention.workspace_bytes,
+            "peak_flop_per_s": core_peak(p.dtype, attention.isa, p.workers).flop_per_s * p.workers,
         }
         return Launches(memory, bound, Kernel(f"native_attention_{attention.isa}", "packed", details))
 

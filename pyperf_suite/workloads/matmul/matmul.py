@@ -28,6 +28,7 @@ from pyperf_suite.workloads.backends import (
     native_extension,
     require_cores,
 )
+from pyperf_suite.workloads.cpu_peak import core_peak
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.matmul.libraries import LibraryMatmul
 from pyperf_suite.workloads.operands import Operand, Operands
@@ -316,6 +317,7 @@ class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
             "micro_tile": "x".join(map(str, gemm.micro_tile)),
             "pinned": gemm.pinned,
             "workspace_bytes": gemm.workspace_bytes,
+            "peak_flop_per_s": core_peak(parameters.dtype, gemm.isa, schedule.workers).flop_per_s * schedule.workers,
         }
         return Launches(memory, bound, Kernel(f"native_gemm_{gemm.isa}", "packed", details))
 

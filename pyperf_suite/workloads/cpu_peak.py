@@ -1,0 +1,46 @@
+"""The most that this CPU's cores multiply, by a loop of our kernels' own instructions on registers alone."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.workloads.backends import native_extension
+
+# Enough for hundreds of slices, of which the best counts.
+MEASURED_S = 0.01
+
+
+@dataclass(frozen=True)
+class CorePeak:
+    """A core's peak while `workers` of them multiply at once, the mean of theirs.
+
+    `clock_hz` is the clock while it multiplies, `idle_clock_hz` that of plain integers before: wide vectors and matrix
+    units may lower it.
+    """
+
+    isa: str
+    unit: str
+    dtype: str
+    workers: int
+    flop_per_s: float
+    clock_hz: float
+    idle_clock_hz: float
+
+    @property
+    def flop_per_cycle(self) -> float:
+        return self.flop_per_s / self.clock_hz
+
+
+@functools.cache
+def core_peak(dtype: str, isa: str | None = None, workers: int = 1) -> CorePeak:
+    """Measured once in a process. Raises UserError for an instruction set or cores that are not here."""
+    native = native_extension()
+    try:
+        cores = native.core_peaks(dtype, workers, MEASURED_S, isa)
+        unit = native.unit(isa or native.isas()[0], dtype)
+    except ValueError as refused:
+        raise UserError(str(refused)) from None
+    flop_per_s, clock_hz, idle_clock_hz = (sum(each) / workers for each in zip(*cores, strict=True))
+    return CorePeak(isa or native.isas()[0], unit, dtype, workers, flop_per_s, clock_hz, idle_clock_hz)
