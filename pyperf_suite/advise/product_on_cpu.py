@@ -125,14 +125,11 @@ def findings_of_product(product: ProductOnCpu) -> Findings:
             "A core multiplies {alone} at most, {cycle} FLOP a cycle at {clock} GHz"
             + (", and {together} while all {workers} do" if product.workers > 1 else "")
             + ": at that rate the product takes {least}.",
+            product,
             alone=Quantity(alone.flop_per_s, "TFLOP/s"),
             cycle=f"{alone.flop_per_cycle:.1f}",
             clock=f"{alone.clock_hz / 1e9:.2f}",
-            **(
-                {"together": Quantity(peak.flop_per_s, "TFLOP/s"), "workers": product.workers}
-                if product.workers > 1
-                else {}
-            ),
+            together=Quantity(peak.flop_per_s, "TFLOP/s"),
             least=Quantity(product.least_s, "duration"),
         ),
         remark(
