@@ -20,7 +20,7 @@ constexpr std::int64_t most_rows = 2048;
 std::int64_t pieces(std::int64_t size, std::int64_t piece) { return (size + piece - 1) / piece; }
 
 // Bytes of a packed tile of B, which lies in L3 and is read from there once for each block of A.
-constexpr std::int64_t b_tile_bytes = std::int64_t{4} << 20;
+constexpr std::int64_t b_tile_bytes = std::int64_t{2} << 20;
 
 std::int64_t elements_in_a_word(const ProductKernels& product) {
     return product.nr * 4 * product.b_panel.step / product.b_panel.each;
