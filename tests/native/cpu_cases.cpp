@@ -11,7 +11,8 @@
 // TILE_N and BLOCK_N count panels of that set; a TILE_M or BLOCK_M of 0 leaves it to the default. A seed below 0 fills
 // int8 with the ends of its range.
 //
-// Operands end where the heap's memory ends, so that a sanitizer sees any read beyond; rows of C are padded with canaries.
+// Operands end where their memory ends, so that a sanitizer sees any read beyond; a seed decides how they are aligned.
+// Rows of C are padded with canaries.
 #include "check.h"
 #include "cpu/attention.h"
 #include "cpu/default_tile.h"
@@ -39,22 +40,26 @@ DataType type_named(const std::string& name) {
     return static_cast<DataType>(std::find(names, names + 4, name) - names);
 }
 
-// Elements of one type in memory of exactly their size.
+// Elements of one type that end where their memory ends, and begin a few elements after it does.
 struct Elements {
     DataType type;
     std::int64_t count;
     std::unique_ptr<char[]> memory;
+    char* data;
 
-    Elements(DataType type, std::int64_t count)
-        : type(type), count(count), memory(new char[static_cast<std::size_t>(count * bytes_of(type))]) {}
+    Elements(DataType type, std::int64_t count, std::int64_t shift)
+        : type(type),
+          count(count),
+          memory(new char[static_cast<std::size_t>((count + shift) * bytes_of(type))]),
+          data(memory.get() + shift * bytes_of(type)) {}
 
     template <typename Element> Element get(std::int64_t index) const {
         Element value;
-        std::memcpy(&value, memory.get() + index * static_cast<std::int64_t>(sizeof value), sizeof value);
+        std::memcpy(&value, data + index * static_cast<std::int64_t>(sizeof value), sizeof value);
         return value;
     }
     template <typename Element> void set(std::int64_t index, Element value) {
-        std::memcpy(memory.get() + index * static_cast<std::int64_t>(sizeof value), &value, sizeof value);
+        std::memcpy(data + index * static_cast<std::int64_t>(sizeof value), &value, sizeof value);
     }
     double operator[](std::int64_t index) const {
         if (type == DataType::int8) return get<std::int8_t>(index);
@@ -82,12 +87,12 @@ struct Operand {
     Elements elements;
 
     Operand(DataType type, std::int64_t rows_meant, std::int64_t columns_meant, bool transposed, std::int64_t padding,
-            std::mt19937_64& random, int end)
+            std::int64_t shift, std::mt19937_64& random, int end)
         : rows(transposed ? columns_meant : rows_meant),
           columns(transposed ? rows_meant : columns_meant),
           ld(columns + padding),
           transposed(transposed),
-          elements(type, (rows - 1) * ld + columns) {
+          elements(type, (rows - 1) * ld + columns, shift) {
         std::normal_distribution<double> normal;
         std::uniform_int_distribution<int> bytes(-128, 127);
         for (std::int64_t index = 0; index < elements.count; ++index) {
@@ -111,7 +116,7 @@ double share(double found, double due, double magnitude) {
 }
 
 void require_untouched(const Elements& elements, std::int64_t index) {
-    const char* element = elements.memory.get() + index * bytes_of(elements.type);
+    const char* element = elements.data + index * bytes_of(elements.type);
     for (int byte = 0; byte < bytes_of(elements.type); ++byte)
         if (static_cast<unsigned char>(element[byte]) != canary) throw std::logic_error("memory outside of C was written");
 }
@@ -134,13 +139,14 @@ double product(std::istream& line) {
     Gemm gemm(options);
 
     std::mt19937_64 random(static_cast<std::uint64_t>(seed));
+    const std::int64_t shift = seed & 3;
     const int end_a = seed < 0 ? -128 : 0, end_b = seed < -1 ? 127 : end_a;
-    const Operand a(options.type, options.m, options.k, options.a_transposed, pad_a, random, end_a);
-    const Operand b(options.type, options.k, options.n, options.b_transposed, pad_b, random, end_b);
+    const Operand a(options.type, options.m, options.k, options.a_transposed, pad_a, shift, random, end_a);
+    const Operand b(options.type, options.k, options.n, options.b_transposed, pad_b, shift, random, end_b);
     const std::int64_t ldc = options.n + pad_c;
-    Elements c(options.out_type, (options.m - 1) * ldc + options.n);
-    std::memset(c.memory.get(), canary, static_cast<std::size_t>(c.count * bytes_of(c.type)));
-    const GemmOperands operands{a.elements.memory.get(), a.ld, b.elements.memory.get(), b.ld, c.memory.get(), ldc};
+    Elements c(options.out_type, (options.m - 1) * ldc + options.n, shift);
+    std::memset(c.data, canary, static_cast<std::size_t>(c.count * bytes_of(c.type)));
+    const GemmOperands operands{a.elements.data, a.ld, b.elements.data, b.ld, c.data, ldc};
     gemm.run(operands);
 
     double worst = 0;
@@ -177,13 +183,13 @@ double attention(std::istream& line) {
     std::mt19937_64 random(static_cast<std::uint64_t>(seed));
     const std::int64_t d = options.head_dim, batches = options.batch;
     const auto drawn = [&](std::int64_t heads, std::int64_t tokens) {
-        return Operand(options.type, batches * heads * tokens, d, false, 0, random, 0);
+        return Operand(options.type, batches * heads * tokens, d, false, 0, seed & 3, random, 0);
     };
     const Operand q = drawn(options.heads, options.seq_q), k = drawn(options.kv_heads, options.seq_k),
                   v = drawn(options.kv_heads, options.seq_k);
-    Elements o(options.type, q.elements.count);
-    std::memset(o.memory.get(), 0xff, static_cast<std::size_t>(o.count * bytes_of(o.type)));  // NaN
-    attention.run({q.elements.memory.get(), k.elements.memory.get(), v.elements.memory.get(), o.memory.get()});
+    Elements o(options.type, q.elements.count, seed & 3);
+    std::memset(o.data, 0xff, static_cast<std::size_t>(o.count * bytes_of(o.type)));  // NaN
+    attention.run({q.elements.data, k.elements.data, v.elements.data, o.data});
 
     double worst = 0;
     std::vector<double> weights(static_cast<std::size_t>(options.seq_k));
