@@ -10,7 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cpu_cases import LAYOUTS, answers, assert_right, drawn_attentions, drawn_products, ends_of_int8, heights, program
+from cpu_cases import (
+    LAYOUTS,
+    SANITIZED,
+    answers,
+    assert_right,
+    drawn_attentions,
+    drawn_products,
+    ends_of_int8,
+    heights,
+    program,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -22,11 +32,11 @@ Command = tuple[str, ...]
 
 
 def emulated(folder: Path, *options: str) -> Command:
-    """The program, and what runs it; a skip where one of the two is missing."""
+    """What runs the program on a processor that has everything the emulator knows; a skip where a tool is missing."""
     if shutil.which(COMPILER) is None or shutil.which(EMULATOR) is None:
         pytest.skip(f"needs {COMPILER} and {EMULATOR}: apt-get install g++-aarch64-linux-gnu qemu-user")
-    warnings = ("-Wall", "-Wextra", "-Werror")
-    return (EMULATOR, str(program(folder, COMPILER, (*options, *warnings, "-static"))))
+    path = program(folder, COMPILER, (*options, "-Wall", "-Wextra", "-Werror"))
+    return (EMULATOR, "-L", "/usr/aarch64-linux-gnu", "-cpu", "max", str(path))
 
 
 def loops(file: Path) -> Iterator[str]:
@@ -47,9 +57,13 @@ def loops(file: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def arm(tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """As the extension is compiled, on a processor that has everything the emulator knows."""
-    emulator, path = emulated(tmp_path_factory.mktemp("arm"), "-O3")
-    return (emulator, "-cpu", "max", path)
+    """The program as the extension is compiled."""
+    return emulated(tmp_path_factory.mktemp("arm"), "-O3")
+
+
+def on(processor: str, arm: Command) -> Command:
+    """The same on another processor."""
+    return (*arm[:-2], processor, arm[-1])
 
 
 @pytest.mark.parametrize(
@@ -61,10 +75,10 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> Command:
     ],
 )
 def test_the_processor_decides_which_kernels_are_used(arm: Command, processor: str, usable: list[str]) -> None:
-    older = (arm[0], "-cpu", processor, arm[-1])
-    assert answers(older, ["isas"])[0].split() == usable
+    there = on(processor, arm)
+    assert answers(there, ["isas"])[0].split() == usable
     best = usable[0].split(":")[0]
-    assert_right(older, [*drawn_products(best, rounds=1, most=50), *drawn_attentions(best, rounds=1, most=40)])
+    assert_right(there, [*drawn_products(best, rounds=1, most=50), *drawn_attentions(best, rounds=1, most=40)])
 
 
 def test_products_of_every_dtype_layout_and_schedule_are_right(arm: Command, isa: str) -> None:
@@ -100,7 +114,7 @@ def test_the_sums_of_the_largest_tiles_stay_in_registers(arm: Command, file: str
 
 
 def test_a_processor_without_the_instructions_refuses_them_by_name(arm: Command) -> None:
-    older = (arm[0], "-cpu", "cortex-a72", arm[-1])
+    older = on("cortex-a72", arm)
     for isa in ("neon_bf16", "neon_dot"):
         outcome, _, sentence = answers(older, list(drawn_products(isa, rounds=1, most=8))[:1])[0].partition(" ")
         assert outcome == "refused"
@@ -108,9 +122,11 @@ def test_a_processor_without_the_instructions_refuses_them_by_name(arm: Command)
         assert sentence.endswith("can run neon.")
 
 
-def test_drawn_shapes_touch_nothing_outside_of_their_operands(tmp_path: Path) -> None:
-    """Under the sanitizers."""
-    emulator, path = emulated(tmp_path, "-O1", "-g", "-fsanitize=undefined", "-fno-sanitize-recover=undefined")
-    for isa in ISAS:
-        lines = [*drawn_products(isa, rounds=2, most=40), *drawn_attentions(isa, rounds=4, most=40)]
-        assert_right((emulator, "-cpu", "max", path), lines)
+@pytest.fixture(scope="session")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Command:
+    return emulated(tmp_path_factory.mktemp("sanitized"), *SANITIZED, "-static-libasan", "-static-libubsan")
+
+
+def test_drawn_shapes_are_right_and_read_nothing_outside_of_their_operands(sanitized: Command, isa: str) -> None:
+    lines = [*drawn_products(isa, rounds=2, most=40), *drawn_attentions(isa, rounds=4, most=40)]
+    assert_right(sanitized, [*heights(isa, ROWS), *lines])

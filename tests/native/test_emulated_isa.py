@@ -72,7 +72,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
 @pytest.fixture(scope="session")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program of cpu_cases.cpp over the emulation, under the sanitizers."""
-    options = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", *EMULATED]
+    options = [*cpu_cases.SANITIZED, *EMULATED]
     return cpu_cases.program(tmp_path_factory.mktemp("sanitized"), compiler_here(), options)
 
 
