@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import test_attention
-import test_gemm
+from tests.native import test_attention, test_gemm
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[1] / "csrc"

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cpu_cases import (
+
+from tests.native.cpu_cases import (
     LAYOUTS,
     SANITIZED,
     answers,

@@ -14,9 +14,10 @@ import sysconfig
 from pathlib import Path
 from types import ModuleType
 
-import cpu_cases
 import pytest
-from cpu_cases import CSRC, HERE
+
+from tests.native import cpu_cases
+from tests.native.cpu_cases import CSRC, HERE
 
 pytestmark = pytest.mark.slow
 
