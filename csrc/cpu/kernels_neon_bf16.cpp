@@ -59,6 +59,17 @@ template <typename Format> inline std::int64_t groups_in(std::int64_t depth) {
     return (depth + Format::GROUP - 1) / Format::GROUP;
 }
 
+// Elements of rows that exist, `width` apart, among zeros. Not inlined: where the edge is, its addresses would be computed
+// beside those of every block.
+template <typename Source, int SIZE>
+__attribute__((noinline)) void copy_edge(const Source* source, std::int64_t ld, std::int64_t rows, std::int64_t columns,
+                                         int width, Source (&edge)[SIZE]) {
+    for (Source& element : edge) element = 0;
+    for (std::int64_t row = 0; row < rows; ++row)
+        for (std::int64_t column = 0; column < columns && column < width; ++column)
+            edge[row * width + column] = source[row * ld + column];
+}
+
 // Group by group over all panels, so that rows of the source are read from end to end. Eight lanes at a time: where
 // they do not divide the panel, the last eight begin earlier, and some are packed twice.
 template <typename Format, int WIDTH>
@@ -75,15 +86,17 @@ void pack_blocks_by_lanes(const void* data, std::int64_t ld, const Panels& panel
             for (int block = 0; block < lanes; block += AT_ONCE) {
                 const int place = block + AT_ONCE <= WIDTH ? block : WIDTH - AT_ONCE;
                 const std::int64_t lane = begin + place, left = inside - lane;
-                typename Format::Source edge[GROUP * AT_ONCE] = {};
-                const bool whole = there == GROUP && left >= AT_ONCE;
-                for (std::int64_t i = 0; !whole && i < there; ++i)
-                    for (std::int64_t j = 0; j < AT_ONCE && j < left; ++j)
-                        edge[i * AT_ONCE + j] = source[(k + i) * ld + lane + j];
-                const auto* from = whole ? source + k * ld + lane : edge;
-                const std::int64_t step = whole ? ld : AT_ONCE, quarter = GROUP / 4 * step;
+                const auto* from = source + k * ld + lane;
+                std::int64_t step = ld;
+                typename Format::Source edge[GROUP * AT_ONCE];
+                if (there < GROUP || left < AT_ONCE) {
+                    copy_edge(from, ld, there, left, AT_ONCE, edge);
+                    from = edge;
+                    step = AT_ONCE;
+                }
                 uint16x8x4_t quarters;
-                for (int i = 0; i < 4; ++i) quarters.val[i] = Format::quarter(from + i * quarter, step);
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; ++i) quarters.val[i] = Format::quarter(from + i * (GROUP / 4) * step, step);
                 vst4q_u16(reinterpret_cast<std::uint16_t*>(into + place), quarters);
             }
         }
@@ -93,9 +106,9 @@ void pack_blocks_by_lanes(const void* data, std::int64_t ld, const Panels& panel
 // Two groups of one lane, where `source` is its element k and `there` elements exist from there on.
 template <typename Source> inline Pair two_groups(const Source* source, std::int64_t there) {
     constexpr int whole = sizeof(Pair) / sizeof(Source);
-    Source edge[whole] = {};
+    Source edge[whole];
     if (there < whole) {
-        for (std::int64_t place = 0; place < there; ++place) edge[place] = source[place];
+        copy_edge(source, 0, 1, there, whole, edge);
         source = edge;
     }
     return vreinterpretq_u64_u8(vld1q_u8(reinterpret_cast<const std::uint8_t*>(source)));
