@@ -61,7 +61,7 @@ gpu-check:
 SANITIZED := build/sanitize/lib
 test-sanitize: $(MADE)
 	PYPERF_SANITIZE=1 $(RUN) setup.py -q build --build-base build/sanitize --build-lib $(SANITIZED)
-	cd $(SANITIZED) && ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(foreach library,asan ubsan stdc++,$(shell \
+	cd $(SANITIZED) && PYTHONPATH=$(CURDIR) ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(foreach library,asan ubsan stdc++,$(shell \
 	  $${CXX:-c++} -print-file-name=lib$(library).so))" $(CURDIR)/$(RUN) -m pytest $(CURDIR)/tests/native $(ARGS)
 
 $(MADE): setup.py pyproject.toml constraints.txt tools/make_venv.py tools/compiler.py $(SOURCES)

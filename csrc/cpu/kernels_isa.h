@@ -13,6 +13,8 @@ const KernelSet* avx512_bf16_kernels();
 const KernelSet* avx512_vnni_kernels();
 const KernelSet* avx512_kernels();
 const KernelSet* avx2_kernels();
+const KernelSet* neon_bf16_kernels();
+const KernelSet* neon_dot_kernels();
 const KernelSet* baseline_kernels();  // "neon" on AArch64, "portable" elsewhere
 
 // The set before, if there is one, under another name and with other products of some types.

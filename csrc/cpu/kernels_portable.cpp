@@ -16,28 +16,24 @@ namespace pyperf::cpu {
 namespace {
 
 #if defined(__aarch64__)
-constexpr int LANES = 4, MR = 12, VECTORS = 2;
 constexpr const char* isa_name = "neon";
+#include "cpu/kernels_neon.h"
 #else
-constexpr int LANES = 4, MR = 6, VECTORS = 2;
 constexpr const char* isa_name = "portable";
-#endif
+constexpr int LANES = 4, MR = 6, VECTORS = 2;
 typedef float Vec __attribute__((vector_size(16), may_alias));
 
 // Two products of 16 bits, summed in each lane.
 inline auto products_of_shorts(Vec a, Vec b) {
     typedef std::int32_t Sums __attribute__((vector_size(16)));
-#if defined(__aarch64__)
-    const int16x8_t left = reinterpret_cast<int16x8_t>(a), right = reinterpret_cast<int16x8_t>(b);
-    return reinterpret_cast<Sums>(vpaddq_s32(vmull_s16(vget_low_s16(left), vget_low_s16(right)),
-                                             vmull_high_s16(left, right)));
-#elif defined(__SSE2__)
+#if defined(__SSE2__)
     return reinterpret_cast<Sums>(_mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
 #else
     const Sums left = reinterpret_cast<Sums>(a), right = reinterpret_cast<Sums>(b);
     return (left << 16 >> 16) * (right << 16 >> 16) + (left >> 16) * (right >> 16);
 #endif
 }
+#endif
 
 #include "cpu/kernels_template.h"
 

@@ -1,4 +1,5 @@
-// CPUID says what the processor has, XCR0 which registers the operating system keeps, arch_prctl whether AMX is allowed.
+// On x86 CPUID says what the processor has, XCR0 which registers the operating system keeps, arch_prctl whether AMX is
+// allowed; on Arm the operating system says what it has.
 #include "cpu/processor.h"
 
 #if defined(__x86_64__)
@@ -10,11 +11,18 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#elif defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 
 namespace pyperf::cpu {
 namespace {
 
-#if !defined(PYPERF_EMULATED)
+#if defined(PYPERF_EMULATED)
+Processor detect() { return {true, true, true, true, ""}; }
+#elif defined(__x86_64__)
 bool has(unsigned bits, int bit) { return bits >> bit & 1; }
 
 std::uint64_t kept_registers() {
@@ -52,7 +60,24 @@ Processor detect() {
     return found;
 }
 #else
-Processor detect() { return {true, true, true, true, ""}; }
+Processor detect() {
+    Processor found;
+#if defined(__aarch64__) && defined(__linux__)
+    // Documentation/arch/arm64/elf_hwcaps.rst; the C library's headers may be older than the bits.
+    constexpr unsigned long asimddp = 1ul << 20, i8mm = 1ul << 13, bf16 = 1ul << 14;
+    found.neon_dot = (getauxval(AT_HWCAP) & asimddp) != 0;
+    found.neon_bf16 = (getauxval(AT_HWCAP2) & (i8mm | bf16)) == (i8mm | bf16);
+#elif defined(__aarch64__) && defined(__APPLE__)
+    const auto has = [](const char* name) {
+        int value = 0;
+        size_t bytes = sizeof value;
+        return sysctlbyname(name, &value, &bytes, nullptr, 0) == 0 && value != 0;
+    };
+    found.neon_dot = has("hw.optional.arm.FEAT_DotProd");
+    found.neon_bf16 = has("hw.optional.arm.FEAT_BF16") && has("hw.optional.arm.FEAT_I8MM");
+#endif
+    return found;
+}
 #endif
 
 }  // namespace
@@ -63,11 +88,3 @@ const Processor& processor() {
 }
 
 }  // namespace pyperf::cpu
-#else
-namespace pyperf::cpu {
-const Processor& processor() {
-    static const Processor none;
-    return none;
-}
-}  // namespace pyperf::cpu
-#endif

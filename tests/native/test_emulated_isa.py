@@ -11,17 +11,18 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests.native import cpu_cases
+from tests.native.cpu_cases import CSRC, HERE
+
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).parent
-CSRC = HERE.parents[1] / "csrc"
 ISAS = ("amx", "avx512_bf16", "avx512_vnni", "avx512")
+EMULATED = ["-Wno-psabi", "-DPYPERF_EMULATED", "-include", str(HERE / "emulated_units.h")]
 
 
 def loaded(name: str, path: Path) -> ModuleType:
@@ -46,30 +47,44 @@ test_an_attention = attention.test_attention_with_edges_on_every_side_is_right
 test_heights_of_attention = attention.test_every_height_of_the_micro_kernel_is_right
 
 
+def compiler_here() -> str:
+    """The C++ compiler; a skip where none builds for x86-64, whose instructions are emulated."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None or os.uname().machine != "x86_64":
+        pytest.skip("no C++ compiler for x86-64 builds the emulation: set CXX")
+    return compiler
+
+
 @pytest.fixture(scope="session")
 def native(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     """The CPU's part of the extension with every instruction set emulated."""
     pybind11 = pytest.importorskip("pybind11", reason="pybind11 is not installed: run `pip install pybind11`")
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if compiler is None or os.uname().machine != "x86_64":
-        pytest.skip("no C++ compiler for x86-64 builds the emulation: set CXX")
+    compiler = compiler_here()
     folder = tmp_path_factory.mktemp("emulated")
-    options = ["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-Wno-psabi", "-DPYPERF_EMULATED"]
-    options += ["-include", str(HERE / "emulated_units.h"), f"-I{CSRC}", f"-I{CSRC.parent / 'kernels' / 'cuda'}"]
+    options = ["-O1", "-fPIC", "-fvisibility=hidden", *EMULATED]
     options += [f"-I{pybind11.get_include()}", f"-I{sysconfig.get_paths()['include']}"]
     sources = [*CSRC.glob("cpu/*.cpp"), CSRC / "module.cpp", CSRC / "attention_bindings.cpp"]
-    sources.append(HERE / "emulated_module.cpp")
-
-    def compiled(source: Path) -> Path:
-        target = folder / f"{source.stem}.o"
-        subprocess.run([compiler, *options, "-c", source, "-o", target], check=True)
-        return target
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compiled, sources))
+    objects = cpu_cases.objects(folder, compiler, options, [*sources, HERE / "emulated_module.cpp"])
     library = folder / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
     subprocess.run([compiler, "-shared", *objects, "-o", library, "-pthread"], check=True)
     return loaded("emulated._native", library)
+
+
+@pytest.fixture(scope="session")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program of cpu_cases.cpp over the emulation, under the sanitizers."""
+    options = [*cpu_cases.SANITIZED, *EMULATED]
+    return cpu_cases.program(tmp_path_factory.mktemp("sanitized"), compiler_here(), options)
+
+
+@pytest.mark.parametrize("name", [*ISAS, "avx2", "portable"])
+def test_drawn_shapes_are_right_and_read_nothing_outside_of_their_operands(sanitized: Path, name: str) -> None:
+    usable = cpu_cases.answers([sanitized], ["isas"])[0].split()
+    if not any(each.startswith(f"{name}:") for each in usable):
+        pytest.skip(f"this processor cannot run {name}, which is not emulated")
+    lines = [*cpu_cases.heights(name, 32), *cpu_cases.ends_of_int8(name)]
+    lines += [*cpu_cases.drawn_products(name, rounds=3, most=100), *cpu_cases.drawn_attentions(name, 12, most=100)]
+    cpu_cases.assert_right([sanitized], lines)
 
 
 def test_every_instruction_set_names_its_units(native: ModuleType) -> None:
