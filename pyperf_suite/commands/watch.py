@@ -231,8 +231,8 @@ class _Watching:
             self._job.look()
         else:
             self._sample_s = max(now, self._sample_s + self._interval_s)
-            self._read_steps()
             sample = self._job.sample()
+            self._read_steps()
             if sample is None:
                 self._is_over = True
             else:
@@ -252,7 +252,7 @@ class _Watching:
 
     def _read_steps(self) -> None:
         if not self.has_log:
-            self._reader.read(self.steps)
+            self._reader.read(self.steps, self._job.rank_of if self._job else {})
 
     def _take(self, sample: Sample) -> None:
         import json
