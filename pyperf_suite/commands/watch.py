@@ -22,6 +22,8 @@ from pyperf_suite.commands.options import Finite, path_option, results_option
 from pyperf_suite.errors import UserError, offer, printable
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from pyperf_suite.watch.patterns import Pattern
     from pyperf_suite.watch.running import Command
     from pyperf_suite.watch.samples import Job, Sample
@@ -149,12 +151,13 @@ class _Watching:
         from pyperf_suite.hardware.machine import identity
         from pyperf_suite.hardware.nvml import nvml
         from pyperf_suite.history.pairs.ab import comparison_folder
-        from pyperf_suite.watch import patterns, samples
+        from pyperf_suite.watch import patterns, record, samples
 
-        self._patterns, self._samples = patterns, samples  # imported before the command starts
-        self._name = printable(" ".join(command)) if command else f"process {pid}"
-        self._asked = {"command": list(command), "pid": pid, "interval_s": interval_s}
-        self._folder = comparison_folder(results, identity(resolve("auto")).slug, self._asked, kind="watch")
+        self._patterns, self._samples, self._record = patterns, samples, record  # imported before the command starts
+        self._name = printable(" ".join(" ".join(command).split()))[:200] if command else f"process {pid}"
+        machine = identity(resolve("auto"))
+        self._asked = {"command": list(command), "pid": pid, "interval_s": interval_s, "identity": dict(machine.fields)}
+        self._folder = comparison_folder(results, machine.slug, self._asked, kind="watch")
         self._interval_s, self._flop_per_token, self._dtype = interval_s, flop_per_token, dtype
         manager = nvml()
         self._manager = None if isinstance(manager, Unavailable) else manager
@@ -173,7 +176,11 @@ class _Watching:
         from rich.console import Console
         from rich.live import Live
 
+        from pyperf_suite.render.terminal import WIDE
+
         self._console = Console(stderr=True, emoji=False)
+        if not (self._console.is_terminal or os.environ.get("COLUMNS")):
+            self._console.width = WIDE
         if not (live and self._console.is_terminal):
             yield
             return
@@ -241,9 +248,7 @@ class _Watching:
                 self._judge()
                 self._judge_s = now + JUDGE_EVERY_S
             if self._live is not None and self.recent:
-                from rich.console import Group
-
-                self._live.update(Group(self._view([*self.recent]), *self._lines()), refresh=True)
+                self._live.update(self._view(), refresh=True)
         self._elapsed_s = time.monotonic() - self._began_s
         spent_s = time.process_time() - self._own_s
         self._own_share = spent_s / max(self._elapsed_s, LOOK_EVERY_S)
@@ -261,7 +266,7 @@ class _Watching:
         self._energy_j += sum(each.get("energy_j", 0.0) for each in sample.gpus)
         if not self.kept or sample.at_s - self.kept[-1].at_s >= KEPT_EVERY * sample.at_s:
             self.kept.append(sample)
-            with (self._folder / "samples.jsonl").open("a") as record:
+            with (self._folder / self._record.SAMPLES).open("a") as record:
                 record.write(json.dumps(asdict(sample)) + "\n")
 
     def _judge(self) -> None:
@@ -272,26 +277,21 @@ class _Watching:
                 self._said.add((each.name, each.rank))
                 self._say(f"watch: {_told(each)}")
 
-    def _view(self, samples: Sequence[Sample]) -> Any:
-        """The ranks as a table of means."""
-        from rich.table import Table
+    def _view(self) -> Any:
+        """The ranks in the last samples and what was found, for the view below the command's output."""
+        import io
 
-        table = Table(box=None, pad_edge=False)
-        for heading in ("rank", "CPUs", "main thread", "waits for", "loaders", "memory", "GPU"):
-            table.add_column(heading, justify="left" if heading == "waits for" else "right")
-        for each in self._patterns.figures(samples):
-            waits = sorted(each["waits"].items(), key=lambda item: -item[1])
-            gpu = f"{each['utilization']:.0%} {each.get('power_w', 0):.0f} W" if "utilization" in each else "-"
-            table.add_row(
-                str(each["rank"]),
-                f"{each['cores']:.2f}",
-                f"{each['main_share']:.0%}",
-                ", ".join(f"{kind} {share:.0%}" for kind, share in waits if share >= 0.05) or "-",
-                f"{each['loaders']:.0f}, {each['loader_busy']:.0%} busy" if each["loaders"] else "-",
-                f"{each['memory_bytes'] / 2**30:.2f} GiB",
-                gpu,
-            )
-        return table
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(file=io.StringIO(), width=self._console.width, emoji=False)
+        self._print_ranks(console, [*self.recent])
+        return Text("\n".join([console.file.getvalue().rstrip(), *self._lines()]))
+
+    def _print_ranks(self, console: Console, samples: Sequence[Sample]) -> None:
+        from pyperf_suite.render.terminal import print_table
+
+        print_table(console, self._record.ranks_table(self._patterns.figures(samples)), more="the record has all")
 
     def _lines(self) -> list[str]:
         found = [f"• {_told(each)}" for each in self.patterns] or ["• nothing found"]
@@ -355,11 +355,11 @@ class _Watching:
                 self._say(f"watch: {ended}.")
                 raise SystemExit(code)
             raise UserError(f"{ended}." if left else f"{ended}: a shorter --interval samples earlier.")
-        manifest = json.loads((self._folder / "watch.json").read_text())
-        files.write_in_results(self._folder / "watch.json", as_text({**manifest, **found}))
+        path = self._folder / self._record.MANIFEST
+        files.write_in_results(path, as_text({**json.loads(path.read_text()), **found}))
         if left:
             self._say(f"watch: The command ended, but left {left} running: watch on with --pid.")
-        self._console.print(self._view(steady), highlight=False)
+        self._print_ranks(self._console, steady)
         for line in self._lines():
             self._say(line)
         if len(steady) < self._patterns.LEAST_SAMPLES:

@@ -31,6 +31,8 @@ from pyperf_suite.spec.discovery import TOPICS, find_probe, is_known, probe_name
 from pyperf_suite.spec.findings import ClaimVerdict, Findings, Heading, Remark, Table, remark
 from pyperf_suite.spec.rows import Column, grouped, table
 from pyperf_suite.spec.summary import about_the_cases, about_the_machine, summary_of
+from pyperf_suite.watch.record import QUESTION, WatchRecord
+from pyperf_suite.watch.record import findings_of as findings_of_watch
 
 if TYPE_CHECKING:
     from pyperf_suite.history.stored.series import Benchmark
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 # Figures and reasons that a section shows; the command draws and lists all.
 _MOST_FIGURES, _MOST_REASONS = 24, 30
+_WATCHED, _LONGEST_TITLE = "watched jobs", 80
 _NEWS_FIRST = ("does not hold here", "undecided", "holds")
 
 
@@ -64,18 +67,21 @@ class Section:
     chosen: ChosenRun | None = None
 
 
-def draw_page(results: Results, chosen: Mapping[str, Sequence[ChosenRun]]) -> str:
+def draw_page(results: Results, chosen: Mapping[str, Sequence[ChosenRun]], watched: Sequence[WatchRecord] = ()) -> str:
     """One HTML document. The same results make the same text: it names no time at which it was made."""
     shown_runs = {choice.run.place: choice.run for choices in chosen.values() for choice in choices}
     with helpers(sum(run.path.stat().st_size for run in shown_runs.values())) as submit:
         plotly = submit(packed_plotly)
         histories = {machine: submit(_history, results, machine) for machine in chosen}
         read = {machine: _sections(choices, submit) for machine, choices in chosen.items()}
+        jobs = grouped(watched, lambda each: each.machine)
         machines = [
-            _machine(results.of_machine(machine), *held, histories[machine].result()) for machine, held in read.items()
+            _machine(results.of_machine(machine), *held, histories[machine].result(), jobs.pop(machine, []))
+            for machine, held in read.items()
         ]
+        machines += [_watched_machine(machine, held) for machine, held in jobs.items()]
     content = {
-        "title": f"{' · '.join(chosen)} - pyperf-suite report",
+        "title": f"{' · '.join(each['name'] for each in machines)} - pyperf-suite report",
         "machines": machines,
         "passed_over": results.notes,
         "policy": POLICY,
@@ -91,6 +97,7 @@ def _machine(
     sections: Sequence[Section],
     cautions: Sequence[tuple[str, Remark]],
     history: Section | None,
+    watched: Sequence[WatchRecord],
 ) -> dict[str, Any]:
     machine = runs[0].machine
     by_probe = {section.probe: section for section in reversed(sections)}
@@ -102,7 +109,7 @@ def _machine(
         "anchor": anchor("machine", machine),
         "summary": [(point, by_probe.get(point.probe)) for point in summary],
         "cautions": cautions,
-        "topics": grouped(_numbered(sections), lambda section: section.topic),
+        "topics": grouped(_numbered([*sections, *map(_watched, watched)]), lambda section: section.topic),
         "verdicts": sorted(verdicts, key=lambda item: _NEWS_FIRST.index(item[0].outcome)),
         "outcomes": Counter(verdict.outcome for verdict, _ in verdicts),
         "days": sorted(run.started_at[:10] for run in runs),
@@ -111,6 +118,37 @@ def _machine(
         "others": [_sizing(runs), *([history] if history else [])],
         "state": _state_of(runs),
     }
+
+
+def _watched_machine(machine: str, watched: Sequence[WatchRecord]) -> dict[str, Any]:
+    """A machine on which jobs were watched and nothing shown here was measured."""
+    return {
+        **dict.fromkeys(("summary", "cautions", "verdicts", "others"), ()),
+        "name": machine,
+        "model": watched[0].model,
+        "anchor": anchor("machine", machine),
+        "topics": {_WATCHED: _numbered(map(_watched, watched))},
+        "days": sorted(each.started_at[:10] for each in watched),
+        "state": None,
+    }
+
+
+def _watched(record: WatchRecord) -> Section:
+    try:
+        found = findings_of_watch(record)
+    except UserError as reason:
+        found = Findings((remark("{said}", said=str(reason), kind="caution"),))
+    return Section(
+        anchor(record.run_id, record.machine),
+        record.job[:_LONGEST_TITLE],
+        QUESTION,
+        found,
+        _WATCHED,
+        notes=(f"{record.run_id} · {record.started_at[:16].replace('T', ' ')} UTC",),
+        figures=tuple(map(page_figure, found.figures)),
+        command=record.command,
+        place=f"{record.machine}/{record.run_id}",
+    )
 
 
 # Sections of probes.

@@ -135,8 +135,11 @@ def _wrapped(console: Console, mark: str, said: str) -> list[str]:
     return [lines[0].lstrip(), *lines[1:]] if lines else [""]
 
 
-def print_table(console: Console, table: Table) -> None:
-    """At most as wide as the console: words are broken into lines, then columns of least priority are left out."""
+def print_table(console: Console, table: Table, more: str = "--wide shows all") -> None:
+    """At most as wide as the console: words are broken into lines, then columns of least priority are left out.
+
+    `more` says where those are found.
+    """
     shown = text.written(table)
     if not shown.rows or not shown.columns:
         return
@@ -150,7 +153,7 @@ def print_table(console: Console, table: Table) -> None:
             _line(console, markup.escape(line))
     if missing := [name for place, name in enumerate(shown.headings) if place not in widths]:
         columns = "column is" if len(missing) == 1 else "columns are"
-        say(console, "  [dim]…[/dim]", f"{len(missing)} {columns} left out ({'; '.join(missing)}): --wide shows all")
+        say(console, "  [dim]…[/dim]", f"{len(missing)} {columns} left out ({'; '.join(missing)}): {more}")
 
 
 def _widths(table: text.WrittenTable, room: int) -> dict[int, int]:

@@ -106,7 +106,7 @@ class RankSample:
 
 
 Gpu = Mapping[str, Any]
-"""A GPU in one interval: `rank`, `uuid`, what `Nvml.load`, `readings`, `activity`, `settings` and `health` say of it, and
+"""A GPU in one interval: `rank`, `uuid`, what `Nvml.load`, `readings`, `activity`, `settings` and `health` say of it,
 `energy_j`, `pcie_bytes_per_s` and `nvlink_bytes_per_s` of the interval. What it does not report is absent."""
 
 
