@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 import os
 import signal
@@ -156,8 +157,9 @@ class _Watching:
         self._patterns, self._samples, self._record = patterns, samples, record  # imported before the command starts
         self._name = printable(" ".join(" ".join(command).split()))[:200] if command else f"process {pid}"
         machine = identity(resolve("auto"))
-        self._asked = {"command": list(command), "pid": pid, "interval_s": interval_s, "identity": dict(machine.fields)}
-        self._folder = comparison_folder(results, machine.slug, self._asked, kind="watch")
+        asked = {"command": list(command), "pid": pid, "interval_s": interval_s, "identity": dict(machine.fields)}
+        self._folder = comparison_folder(results, machine.slug, asked, kind="watch")
+        self._manifest = json.loads((self._folder / record.MANIFEST).read_text())
         self._interval_s, self._flop_per_token, self._dtype = interval_s, flop_per_token, dtype
         manager = nvml()
         self._manager = None if isinstance(manager, Unavailable) else manager
@@ -168,7 +170,7 @@ class _Watching:
         self._said: set[tuple[str, int | None]] = set()
         self._live: Any = None
         self._own_share = self._elapsed_s = self._energy_j = 0.0
-        self._is_over = self.has_log = False
+        self._is_over = self.has_log = self._is_torn = False
         self._job: Job | None = None
 
     @contextlib.contextmanager
@@ -260,14 +262,15 @@ class _Watching:
             self._reader.read(self.steps, self._job.rank_of if self._job else {})
 
     def _take(self, sample: Sample) -> None:
-        import json
-
         self.recent.append(sample)
         self._energy_j += sum(each.get("energy_j", 0.0) for each in sample.gpus)
         if not self.kept or sample.at_s - self.kept[-1].at_s >= KEPT_EVERY * sample.at_s:
             self.kept.append(sample)
-            with (self._folder / self._record.SAMPLES).open("a") as record:
-                record.write(json.dumps(asdict(sample)) + "\n")
+            try:
+                with (self._folder / self._record.SAMPLES).open("a") as record:
+                    record.write(_line(sample))
+            except OSError:  # a full disk or a folder that is gone: all of them are written at the end
+                self._is_torn = True
 
     def _judge(self) -> None:
         """Say what is new in the last samples, each name of a rank once."""
@@ -324,9 +327,10 @@ class _Watching:
         return "; ".join(words)
 
     def finish(self, running: Command | None) -> None:
-        """Judge all, write the record and tell; exits with the command's code. Raises UserError if it ended at once."""
-        import json
+        """Judge all, write the record and tell; exits with the command's code.
 
+        Raises UserError if a running process ended at once.
+        """
         from pyperf_suite.render.findings_json import as_data, as_text
 
         code = running.exit_code if running is not None and running.exit_code is not None else 0
@@ -334,7 +338,7 @@ class _Watching:
         self.patterns = self._patterns.judge(self.kept, self.steps)
         steady = self._patterns.after_start(self.kept)
         found = {
-            **self._asked,
+            **self._manifest,
             "exit_code": code if running is not None else None,
             "watched_s": self._elapsed_s,
             "own_cpu_share": self._own_share,
@@ -348,17 +352,26 @@ class _Watching:
         }
         if not self.kept:
             self.discard()
-            ended = f"The command ended with exit code {code} after {self._elapsed_s:.2g} s, before the first sample"
-            if left:
-                ended += f", and left {left} running: watch on with --pid"
-            if code or running is None:
-                self._say(f"watch: {ended}.")
-                raise SystemExit(code)
-            raise UserError(f"{ended}." if left else f"{ended}: a shorter --interval samples earlier.")
-        path = self._folder / self._record.MANIFEST
-        files.write_in_results(path, as_text({**json.loads(path.read_text()), **found}))
+            after = f"after {self._elapsed_s:.2g} s, before the first sample"
+            if running is None:
+                raise UserError(f"Watching {self._name} ended {after}: a shorter --interval samples earlier.")
+            more = (
+                f", and left {left} running: watch on with --pid" if left else ": a shorter --interval samples earlier"
+            )
+            self._say(f"watch: The command ended with exit code {code} {after}{more}.")
+            raise SystemExit(code)
+        try:
+            files.make_folder(self._folder)
+            if self._is_torn:
+                files.write_whole(self._folder / self._record.SAMPLES, "".join(map(_line, self.kept)))
+            files.write_whole(self._folder / self._record.MANIFEST, as_text(found))
+        except OSError as error:  # the command's end is worth more than its record
+            self._say(f"watch: {self._folder} cannot be written ({error.strerror}): this is told here alone.")
         if left:
             self._say(f"watch: The command ended, but left {left} running: watch on with --pid.")
+        if self._job and self._job.closed:
+            closed = ", ".join(sorted(self._job.closed)[:5])
+            self._say(f"watch: Of process {closed} little can be read, as of another user's: watch it as that user.")
         self._print_ranks(self._console, steady)
         for line in self._lines():
             self._say(line)
@@ -384,6 +397,10 @@ class _Watching:
 
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _line(sample: Sample) -> str:
+    return json.dumps(asdict(sample)) + "\n"
 
 
 def _told(pattern: Pattern) -> str:

@@ -208,6 +208,7 @@ class Job:
         # Of the ranks by process, at the time when most of them were there.
         self.rank_of: dict[int, int] = {}
         self._gpus_of = 0  # so many ranks
+        self.closed: set[str] = set()  # processes that may not be read, as another user's
         self._began_s = self._last_s = time.monotonic()
         self._samples = self._free_bytes = 0
         self._limit_bytes = memory.memory_limit_bytes(self._files) or int(psutil.virtual_memory().total)
@@ -445,5 +446,8 @@ class Job:
         try:
             with open(f"{self._proc}/{path}", "rb") as file:  # noqa: PTH123 - called hundreds of times a second
                 return file.read().decode("utf-8", "replace")
+        except PermissionError:
+            self.closed.add(path.partition("/")[0])
+            return ""
         except OSError:
             return ""
