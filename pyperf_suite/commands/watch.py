@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,8 @@ from pyperf_suite.errors import UserError, offer, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
-    from pyperf_suite.watch.patterns import Pattern
     from pyperf_suite.watch.running import Command
     from pyperf_suite.watch.samples import Job, Sample
     from pyperf_suite.watch.steps import EndedSteps
@@ -156,9 +156,8 @@ class _Watching:
 
         self._patterns, self._samples, self._record = patterns, samples, record  # imported before the command starts
         self._name = printable(" ".join(" ".join(command).split()))[:200] if command else f"process {pid}"
-        machine = identity(resolve("auto"))
-        asked = {"command": list(command), "pid": pid, "interval_s": interval_s, "identity": dict(machine.fields)}
-        self._folder = comparison_folder(results, machine.slug, asked, kind="watch")
+        asked = {"command": list(command), "pid": pid, "interval_s": interval_s}
+        self._folder = comparison_folder(results, identity(resolve("auto")).slug, asked, kind="watch")
         self._manifest = json.loads((self._folder / record.MANIFEST).read_text())
         self._interval_s, self._flop_per_token, self._dtype = interval_s, flop_per_token, dtype
         manager = nvml()
@@ -166,7 +165,6 @@ class _Watching:
         self.kept: list[Sample] = []
         self.recent: deque[Sample] = deque(maxlen=RECENT_SAMPLES)
         self.steps: dict[int, EndedSteps] = {}
-        self.patterns: list[Pattern] = []
         self._said: set[tuple[str, int | None]] = set()
         self._live: Any = None
         self._own_share = self._elapsed_s = self._energy_j = 0.0
@@ -274,31 +272,34 @@ class _Watching:
 
     def _judge(self) -> None:
         """Say what is new in the last samples, each name of a rank once."""
-        self.patterns = self._patterns.judge(list(self.recent), self.steps)
-        for each in self.patterns:
+        from pyperf_suite.render.text import sentence
+
+        for each in self._patterns.judge(list(self.recent), self._record.medians(self._summary())):
             if self._live is None and (each.name, each.rank) not in self._said:
                 self._said.add((each.name, each.rank))
-                self._say(f"watch: {_told(each)}")
+                self._say(f"watch: {sentence(self._record.named(each))}")
 
-    def _view(self) -> Any:
-        """The ranks in the last samples and what was found, for the view below the command's output."""
+    def _view(self) -> Text:
+        """What was found in the last samples, for the view below the command's output."""
         import io
 
         from rich.console import Console
         from rich.text import Text
 
         console = Console(file=io.StringIO(), width=self._console.width, emoji=False)
-        self._print_ranks(console, [*self.recent])
-        return Text("\n".join([console.file.getvalue().rstrip(), *self._lines()]))
+        self._print(console, self._known(), self.recent)
+        return Text(console.file.getvalue().rstrip())
 
-    def _print_ranks(self, console: Console, samples: Sequence[Sample]) -> None:
-        from pyperf_suite.render.terminal import print_table
+    def _known(self) -> dict[str, Any]:
+        """What the manifest says besides the samples, so far."""
+        known = {**self._manifest, "watched_s": self._elapsed_s, "own_cpu_share": self._own_share}
+        return known | {"energy_j": self._energy_j or None, "steps": self._summary()}
 
-        print_table(console, self._record.ranks_table(self._patterns.figures(samples)), more="the record has all")
+    def _print(self, console: Console, known: dict[str, Any], samples: Iterable[Sample]) -> None:
+        from pyperf_suite.render.terminal import print_told
 
-    def _lines(self) -> list[str]:
-        found = [f"• {_told(each)}" for each in self.patterns] or ["• nothing found"]
-        return [*found, *filter(None, [self._rates()])]
+        found = self._record.findings_of(self._record.WatchRecord(self._folder, known, tuple(samples)))
+        print_told(console, found, more="the record has all")
 
     def _summary(self) -> dict[str, Any]:
         from pyperf_suite.hardware.catalogue import find_gpu
@@ -309,23 +310,6 @@ class _Watching:
             peak = find_gpu(names[0]).peak(self._dtype) if names else None
         return summary(self.steps, self._flop_per_token, peak, len(names))
 
-    def _rates(self) -> str:
-        """Steps, tokens and MFU in a line; empty where no step is known."""
-        found = self._summary()
-        words = []
-        for rank, each in list(found.get("ranks", {}).items())[:8]:
-            times = ", ".join(f"p{n} {each[f'p{n}_s'] * 1e3:.4g} ms" for n in (50, 90, 99))
-            words.append(f"rank {rank}: {each['steps']} steps, {times}")
-        if self._energy_j:
-            words.append(f"{self._energy_j / self._elapsed_s:.0f} W")
-        if "tokens_per_s" in found:
-            words.append(f"{found['tokens_per_s']:.5g} tokens/s")
-        if "flop_per_s" in found:
-            words.append(f"{found['flop_per_s'] / 1e12:.4g} TFLOP/s")
-        if "mfu" in found:
-            words.append(f"MFU {found['mfu']:.1%}")
-        return "; ".join(words)
-
     def finish(self, running: Command | None) -> None:
         """Judge all, write the record and tell; exits with the command's code.
 
@@ -335,20 +319,15 @@ class _Watching:
 
         code = running.exit_code if running is not None and running.exit_code is not None else 0
         left = self._left_behind() if running is not None and running.is_alone else ""
-        self.patterns = self._patterns.judge(self.kept, self.steps)
-        steady = self._patterns.after_start(self.kept)
-        found = {
-            **self._manifest,
+        found = self._known()
+        patterns = self._patterns.judge(self.kept, self._record.medians(found["steps"]))
+        found |= {
             "exit_code": code if running is not None else None,
-            "watched_s": self._elapsed_s,
-            "own_cpu_share": self._own_share,
             "patterns": [
                 {**as_data(each.evidence), "name": each.name, "rank": each.rank, "advice": each.advice}
-                for each in self.patterns
+                for each in patterns
             ],
-            "ranks": self._patterns.figures(steady),
-            "energy_j": self._energy_j or None,
-            "steps": self._summary(),
+            "ranks": self._patterns.figures(self._patterns.after_start(self.kept)),
         }
         if not self.kept:
             self.discard()
@@ -372,12 +351,8 @@ class _Watching:
         if self._job and self._job.closed:
             closed = ", ".join(sorted(self._job.closed)[:5])
             self._say(f"watch: Of process {closed} little can be read, as of another user's: watch it as that user.")
-        self._print_ranks(self._console, steady)
-        for line in self._lines():
-            self._say(line)
-        if len(steady) < self._patterns.LEAST_SAMPLES:
-            self._say("watch: Too short to tell what it waits for.")
-        self._say(f"watch: {self._elapsed_s:.0f} s of {self._name}, {self._own_share:.2%} of a core; {self._folder}")
+        self._print(self._console, found, self.kept)
+        self._say(f"watch: {self._folder}")
         raise SystemExit(code)
 
     def discard(self) -> None:
@@ -401,9 +376,3 @@ class _Watching:
 
 def _line(sample: Sample) -> str:
     return json.dumps(asdict(sample)) + "\n"
-
-
-def _told(pattern: Pattern) -> str:
-    from pyperf_suite.render.text import sentence
-
-    return f"{pattern.name}: {sentence(pattern.evidence)}. Next: {pattern.advice}"

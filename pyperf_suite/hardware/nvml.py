@@ -64,16 +64,11 @@ ERROR_COUNTERS = {"corrected": (0, 0), "uncorrected": (1, 0), "corrected_ever": 
 RETIRED_PAGES = {"pages_retired_corrected": 0, "pages_retired_uncorrected": 1}
 INSUFFICIENT_SIZE = 7
 MOST_PROCESSES = 64
-# nvmlGpmMetricId_t: means between two samples, in percent and, from 20 on, in MiB/s sent and received.
-GPM_METRICS = {
-    "sm_activity": (2,),
-    "sm_occupancy": (3,),
-    "tensor_activity": (5,),
-    "dram_activity": (10,),
-    "pcie_bytes_per_s": (20, 21),
-    "nvlink_bytes_per_s": (60, 61),
-}
-GPM_RATES_FROM, GPM_VERSION, MOST_GPM_METRICS = 20, 1, 333  # NVML_GPM_METRIC_MAX since CUDA 13; 98 and 210 before
+# nvmlGpmMetricId_t: means between two samples, in percent, and in MiB/s sent and received.
+GPM_SHARES = {2: "sm_activity", 3: "sm_occupancy", 5: "tensor_activity", 10: "dram_activity"}
+GPM_RATES = {20: "pcie_bytes_per_s", 21: "pcie_bytes_per_s", 60: "nvlink_bytes_per_s", 61: "nvlink_bytes_per_s"}
+GPM_METRICS = GPM_SHARES | GPM_RATES
+GPM_VERSION, MOST_GPM_METRICS = 1, 333  # NVML_GPM_METRIC_MAX since CUDA 13; 98 and 210 before
 
 
 class FieldValue(ctypes.Structure):
@@ -127,12 +122,6 @@ class PciInfo(ctypes.Structure):
     )
 
 
-class GpmSupport(ctypes.Structure):
-    """`nvmlGpmSupport_t`: whether a GPU has performance counters that NVML reads."""
-
-    _fields_ = (("version", ctypes.c_uint), ("is_supported", ctypes.c_uint))
-
-
 class GpmMetric(ctypes.Structure):
     """`nvmlGpmMetric_t`: a question by number, its answer, and its names in words."""
 
@@ -140,7 +129,7 @@ class GpmMetric(ctypes.Structure):
         ("metric", ctypes.c_uint),
         ("code", ctypes.c_int),
         ("value", ctypes.c_double),
-        ("names", ctypes.c_char_p * 3),
+        ("names", ctypes.c_void_p * 3),
     )
 
 
@@ -280,27 +269,21 @@ class Nvml:
             return {}
         before, after = samples
         self._counters[uuid] = after, before
-        numbers = [number for numbers in GPM_METRICS.values() for number in numbers]
-        asked = GpmMetrics(GPM_VERSION, len(numbers), before, after)
-        for question, number in zip(asked.metrics, numbers, strict=False):
+        asked = GpmMetrics(GPM_VERSION, len(GPM_METRICS), before, after)
+        for question, number in zip(asked.metrics, GPM_METRICS, strict=False):
             question.metric = number
         if not self._call("nvmlGpmMetricsGet", ctypes.byref(asked)):
             return {}
-        values = {
-            each.metric: each.value * (MIB if each.metric >= GPM_RATES_FROM else 0.01)
-            for each in asked.metrics[: len(numbers)]
-            if each.code == 0 and math.isfinite(each.value)
-        }
-        return {
-            name: sum(values[number] for number in numbers)
-            for name, numbers in GPM_METRICS.items()
-            if values.keys() >= {*numbers}
-        }
+        found: dict[str, float] = {}
+        for each in asked.metrics[: len(GPM_METRICS)]:
+            name, value = GPM_METRICS[each.metric], each.value * (MIB if each.metric in GPM_RATES else 0.01)
+            found[name] = found.get(name, 0.0) + (math.nan if each.code else value)
+        return {name: value for name, value in found.items() if math.isfinite(value)}
 
     def _first_sample(self, device: ctypes.c_void_p) -> tuple[ctypes.c_void_p, ctypes.c_void_p] | None:
         """A sample of performance counters and room for the next; None where the GPU or the driver has none."""
-        support, samples = GpmSupport(GPM_VERSION), (ctypes.c_void_p(), ctypes.c_void_p())
-        if not self._call("nvmlGpmQueryDeviceSupport", device, ctypes.byref(support)) or not support.is_supported:
+        support, samples = (ctypes.c_uint * 2)(GPM_VERSION), (ctypes.c_void_p(), ctypes.c_void_p())  # nvmlGpmSupport_t
+        if not self._call("nvmlGpmQueryDeviceSupport", device, support) or not support[1]:
             return None
         allocated = [each for each in samples if self._call("nvmlGpmSampleAlloc", ctypes.byref(each))]
         if len(allocated) == 2 and self._call("nvmlGpmSampleGet", device, samples[0]):

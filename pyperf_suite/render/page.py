@@ -31,7 +31,7 @@ from pyperf_suite.spec.discovery import TOPICS, find_probe, is_known, probe_name
 from pyperf_suite.spec.findings import ClaimVerdict, Findings, Heading, Remark, Table, remark
 from pyperf_suite.spec.rows import Column, grouped, table
 from pyperf_suite.spec.summary import about_the_cases, about_the_machine, summary_of
-from pyperf_suite.watch.record import QUESTION, WatchRecord
+from pyperf_suite.watch.record import WatchRecord
 from pyperf_suite.watch.record import findings_of as findings_of_watch
 
 if TYPE_CHECKING:
@@ -72,16 +72,16 @@ def draw_page(results: Results, chosen: Mapping[str, Sequence[ChosenRun]], watch
     shown_runs = {choice.run.place: choice.run for choices in chosen.values() for choice in choices}
     with helpers(sum(run.path.stat().st_size for run in shown_runs.values())) as submit:
         plotly = submit(packed_plotly)
-        histories = {machine: submit(_history, results, machine) for machine in chosen}
-        read = {machine: _sections(choices, submit) for machine, choices in chosen.items()}
         jobs = grouped(watched, lambda each: each.machine)
+        names = dict.fromkeys([*chosen, *jobs])
+        histories = {machine: submit(_history, results, machine) for machine in names}
+        read = {machine: _sections(chosen.get(machine, ()), submit) for machine in names}
         machines = [
-            _machine(results.of_machine(machine), *held, histories[machine].result(), jobs.pop(machine, []))
+            _machine(results.of_machine(machine), *held, histories[machine].result(), jobs.get(machine, []))
             for machine, held in read.items()
         ]
-        machines += [_watched_machine(machine, held) for machine, held in jobs.items()]
     content = {
-        "title": f"{' · '.join(each['name'] for each in machines)} - pyperf-suite report",
+        "title": f"{' · '.join(names)} - pyperf-suite report",
         "machines": machines,
         "passed_over": results.notes,
         "policy": POLICY,
@@ -99,55 +99,39 @@ def _machine(
     history: Section | None,
     watched: Sequence[WatchRecord],
 ) -> dict[str, Any]:
-    machine = runs[0].machine
+    machine = [*runs, *watched][0].machine
     by_probe = {section.probe: section for section in reversed(sections)}
     verdicts = [(each, section) for section in sections for each in section.found.verdicts]
     summary = summary_of({probe: section.found for probe, section in by_probe.items()})
     return {
         "name": machine,
-        "model": str(runs[-1].first.identity.get("model") or machine),
+        "model": str((runs[-1].first.identity.get("model") if runs else None) or machine),
         "anchor": anchor("machine", machine),
         "summary": [(point, by_probe.get(point.probe)) for point in summary],
         "cautions": cautions,
         "topics": grouped(_numbered([*sections, *map(_watched, watched)]), lambda section: section.topic),
         "verdicts": sorted(verdicts, key=lambda item: _NEWS_FIRST.index(item[0].outcome)),
         "outcomes": Counter(verdict.outcome for verdict, _ in verdicts),
-        "days": sorted(run.started_at[:10] for run in runs),
+        "days": sorted(each.started_at[:10] for each in (*runs, *watched)),
         "records": sum((Counter(run.outcomes) for run in runs), Counter()),
         "probes": len(by_probe),
-        "others": [_sizing(runs), *([history] if history else [])],
-        "state": _state_of(runs),
-    }
-
-
-def _watched_machine(machine: str, watched: Sequence[WatchRecord]) -> dict[str, Any]:
-    """A machine on which jobs were watched and nothing shown here was measured."""
-    return {
-        **dict.fromkeys(("summary", "cautions", "verdicts", "others"), ()),
-        "name": machine,
-        "model": watched[0].model,
-        "anchor": anchor("machine", machine),
-        "topics": {_WATCHED: _numbered(map(_watched, watched))},
-        "days": sorted(each.started_at[:10] for each in watched),
-        "state": None,
+        "others": [*([_sizing(runs)] if runs else []), *([history] if history else [])],
+        "state": _state_of(runs) if runs else None,
     }
 
 
 def _watched(record: WatchRecord) -> Section:
-    try:
-        found = findings_of_watch(record)
-    except UserError as reason:
-        found = Findings((remark("{said}", said=str(reason), kind="caution"),))
+    found = findings_of_watch(record)
     return Section(
-        anchor(record.run_id, record.machine),
+        anchor(record.path.name, record.machine),
         record.job[:_LONGEST_TITLE],
-        QUESTION,
+        "What does this job wait for?",
         found,
         _WATCHED,
-        notes=(f"{record.run_id} · {record.started_at[:16].replace('T', ' ')} UTC",),
+        notes=(f"{record.path.name} · {record.started_at[:16].replace('T', ' ')} UTC",),
         figures=tuple(map(page_figure, found.figures)),
-        command=record.command,
-        place=f"{record.machine}/{record.run_id}",
+        command=f"pyperf-suite watch -- {record.job}".replace("-- --pid", "--pid"),
+        place=f"{record.machine}/{record.path.name}",
     )
 
 
@@ -310,7 +294,7 @@ _MOST_SEARCHED = 400
 
 def _history(results: Results, machine: str) -> Section | None:
     """None if no benchmark of the machine was measured twice, or a single run is shown."""
-    if results.single:
+    if results.single or not results.of_machine(machine):
         return None
     from pyperf_suite.history.stored.store import Store
     from pyperf_suite.history.tracking import track

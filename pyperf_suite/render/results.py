@@ -201,7 +201,7 @@ def read_results(asked: Path, machine: str | None = None) -> Results:
         damage = f" ({notes[0]})" if notes else ""
         advice = "measure one with `pyperf-suite run`, or name another folder."
         raise UserError(f"No measured run was found in {asked}{damage}: {advice}")
-    watched.sort(key=lambda each: (each.machine, each.started_at, each.run_id))
+    watched.sort(key=lambda each: (each.machine, each.started_at))
     return Results(root, tuple(read), tuple(notes), single, tuple(watched))
 
 
@@ -221,7 +221,7 @@ def choose(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> dict[str, 
     words = (STRONGEST, LATEST, ALL)
     if not wanted:
         raise UserError(f"--runs names no run: ask for {', '.join(words)}, or runs by their ids.")
-    ids = [each.run_id for each in (*results.runs, *results.watched)]
+    ids = [*(each.run_id for each in results.runs), *(each.path.name for each in results.watched)]
     unknown = sorted(set(wanted) - {*words, *ids})
     if unknown:
         near = nearest(unknown[0], words)
@@ -239,13 +239,9 @@ def choose(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> dict[str, 
 
 def choose_watched(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> list[WatchRecord]:
     """The watched jobs that are shown: of each command the newest, all, or those named; newest first."""
-    newest = {(each.machine, each.job): each.run_id for each in results.watched}
-    shown = {STRONGEST, LATEST} & set(wanted)
-    return [
-        each
-        for each in reversed(results.watched)
-        if ALL in wanted or each.run_id in wanted or (shown and newest[each.machine, each.job] == each.run_id)
-    ]
+    newest = {(each.machine, each.job): each.path.name for each in results.watched if {STRONGEST, LATEST} & {*wanted}}
+    shown = {*newest.values(), *wanted}
+    return [each for each in reversed(results.watched) if ALL in wanted or each.path.name in shown]
 
 
 def _of_probe(probe: str, newest_first: list[ReadRun], wanted: Sequence[str]) -> list[ChosenRun]:

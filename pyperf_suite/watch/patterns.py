@@ -11,12 +11,12 @@ import operator
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pyperf_suite.measure.telemetry import DISCARD_REASONS
 from pyperf_suite.spec.findings import Remark, remark
 from pyperf_suite.watch.samples import WAITS, Gpu, RankSample, Sample
-from pyperf_suite.watch.steps import EndedSteps
 
 Name = Literal["data", "disk", "network", "straggler", "cpu", "idle SMs", "throttled", "memory limit", "memory leak"]
 
@@ -48,15 +48,15 @@ class Pattern:
     advice: str
 
 
-def judge(samples: Sequence[Sample], steps: Mapping[int, EndedSteps] | None = None) -> list[Pattern]:
-    """The patterns in these samples, the gravest first; none if there are too few samples to tell."""
+def judge(samples: Sequence[Sample], step_s: Mapping[int, float] = MappingProxyType({})) -> list[Pattern]:
+    """The patterns in these samples and in the ranks' median steps, the gravest first; none of too few samples."""
     steady = after_start(samples)
     if len(steady) < LEAST_SAMPLES:
         return []
     job = _Job(steady)
     found = [*_throttled(job), *_waits_for_data(job)]
     starved = {each.rank for each in found if each.name in ("data", "disk")}
-    found += _straggler(job, steps or {}, starved)
+    found += _straggler(job, step_s, starved)
     if not starved and not any(each.name == "straggler" for each in found):
         found += [*_waits_for_network(job), *_waits_for_cpu(job), *_idle_sms(job)]
     return [*found, *_near_the_limit(job), *_leaks(job)]
@@ -176,7 +176,7 @@ def _waits_for_data(job: _Job) -> Iterator[Pattern]:
             yield Pattern("disk", rank, evidence, "read in loaders, write in the background: pyperf-suite run transfer")
 
 
-def _straggler(job: _Job, steps: Mapping[int, EndedSteps], starved: set[int | None]) -> Iterator[Pattern]:
+def _straggler(job: _Job, step_s: Mapping[int, float], starved: set[int | None]) -> Iterator[Pattern]:
     if len(job.ranks) < 2:
         return
 
@@ -185,15 +185,12 @@ def _straggler(job: _Job, steps: Mapping[int, EndedSteps], starved: set[int | No
         return slowest, figure[slowest], statistics.median(figure[rank] for rank in figure if rank != slowest)
 
     def named(told: str, rank: int, **figures: Any) -> Pattern:
-        pid = job.ranks[rank][-1].pid
-        evidence = remark(f"{told}; it is process {{pid}}", rank=rank, pid=pid, **figures)
-        return Pattern(
-            "straggler", rank, evidence, "pyperf-suite run baseline on both devices; pyperf-suite run topology"
-        )
+        told += "; it is process {pid}"
+        evidence = remark(told, rank=rank, pid=job.ranks[rank][-1].pid, **figures)
+        return Pattern("straggler", rank, evidence, "pyperf-suite run topology, and baseline on both devices")
 
-    took = {rank: each.quantile(0.5) for rank, each in steps.items() if len(each.seconds) >= LEAST_SAMPLES}
-    if took.keys() == job.ranks.keys():
-        rank, own, others = stands_out(took)
+    if step_s.keys() == job.ranks.keys():
+        rank, own, others = stands_out(step_s)
         if own >= SLOWER_STEPS * others:
             told = "Rank {rank} takes {own:duration} for a step, the others {others:duration} (medians)"
             yield named(told, rank, own=own, others=others)
@@ -267,16 +264,14 @@ def _idle_sms(job: _Job) -> Iterator[Pattern]:
         used, active = job.gpu(rank, "utilization"), job.gpu(rank, "sm_activity")
         if used is None or active is None or used < GPU_BUSY or active >= IDLE_SMS:
             continue
-        told = "The GPU of rank {rank} runs kernels in {used:%} of the time, but with {active:%} of its SMs"
-        figures: dict[str, Any] = {"rank": rank, "used": used, "active": active}
-        busiest, tensor = job.mean(rank, lambda each: each.busiest_share), job.gpu(rank, "tensor_activity")
-        if tensor is not None:
-            told, figures["tensor"] = told + " and its tensor cores in {tensor:%}", tensor
-        if busiest >= BUSY_THREAD:
-            told += "; the thread {thread} that launches them is busy in {busy:%}"
-            figures |= {"thread": held[-1].busiest_thread, "busy": busiest}
-        told += ": kernels that are small or short" + (", or wait in a collective" if len(job.ranks) > 1 else "")
-        more = "larger batches, fused operators, torch.compile, CUDA graphs: pyperf-suite run tile_wave block"
+        told = (
+            "The GPU of rank {rank} runs kernels in {used:%} of the time, but with {active:%} of its SMs (tensor cores "
+        )
+        told += "{tensor:%}); the thread {thread} is busy in {busy:%}: kernels that are small or short"
+        told += ", or that wait in a collective" if len(job.ranks) > 1 else ""
+        figures = {"thread": held[-1].busiest_thread, "busy": job.mean(rank, lambda each: each.busiest_share)}
+        figures |= {"rank": rank, "used": used, "active": active, "tensor": job.gpu(rank, "tensor_activity")}
+        more = "larger batches, torch.compile, CUDA graphs: pyperf-suite run tile_wave block"
         yield Pattern("idle SMs", rank, remark(told, **figures), more + (" overlap" if len(job.ranks) > 1 else ""))
 
 

@@ -159,7 +159,7 @@ class FakeNvml(Double):
         return 0
 
     def nvmlGpmQueryDeviceSupport(self, device: ctypes.c_void_p, support: Any) -> int:
-        support._obj.is_supported = int(support._obj.version == 1 and self.has_counters)
+        support[1] = int(support[0] == 1 and self.has_counters)
         return 0
 
     def nvmlGpmSampleAlloc(self, sample: Any) -> int:

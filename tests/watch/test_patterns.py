@@ -8,7 +8,6 @@ import pytest
 
 from pyperf_suite.watch.patterns import after_start, growth, judge
 from pyperf_suite.watch.samples import RankSample, Sample
-from pyperf_suite.watch.steps import EndedSteps
 
 GIB = 1 << 30
 RANK = RankSample(
@@ -134,12 +133,9 @@ def test_gpus_that_wait_for_one_take_less_power_and_use_fewer_sms():
 
 
 def test_the_rank_with_the_longest_steps_is_the_straggler():
-    def steps(other_s: float) -> dict[int, EndedSteps]:
-        return {0: EndedSteps(seconds=[0.1] * 20), 1: EndedSteps(seconds=[other_s] * 20)}
-
     job = samples(*on_ranks({}, {}))
-    assert names(judge(job, steps(0.12))) == {("straggler", 1)}
-    assert judge(job, steps(0.105)) == []
+    assert names(judge(job, {0: 0.1, 1: 0.12})) == {("straggler", 1)}
+    assert judge(job, {0: 0.1, 1: 0.105}) == []
 
 
 def leaking(per_s: float, count: int = 40) -> list[Sample]:
