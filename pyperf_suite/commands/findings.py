@@ -37,7 +37,7 @@ def findings(run: str, results: Path) -> None:
         text = as_text(as_document(findings_of(records), records, folder))
     else:
         [folder] = read.watched
-        details = {"run_id": folder.path.name, "machine": folder.machine, "run": folder.manifest, "cautions": []}
+        details = {"run_id": folder.path.name, "machine": folder.machine, "run": folder.manifest}
         text = answer({"watch": findings_of_watch(folder)}, details)
     try:
         write_whole(folder.path / FILE, text)

@@ -155,7 +155,6 @@ class _Watching:
         from pyperf_suite.watch import patterns, record, samples
 
         self._patterns, self._samples, self._record = patterns, samples, record  # imported before the command starts
-        self._name = printable(" ".join(" ".join(command).split()))[:200] if command else f"process {pid}"
         asked = {"command": list(command), "pid": pid, "interval_s": interval_s}
         self._folder = comparison_folder(results, identity(resolve("auto")).slug, asked, kind="watch")
         self._manifest = json.loads((self._folder / record.MANIFEST).read_text())
@@ -311,37 +310,30 @@ class _Watching:
         return summary(self.steps, self._flop_per_token, peak, len(names))
 
     def finish(self, running: Command | None) -> None:
-        """Judge all, write the record and tell; exits with the command's code.
-
-        Raises UserError if a running process ended at once.
-        """
+        """Judge all, write the record and tell; exits with the command's code. UserError if --pid ended at once."""
         from pyperf_suite.render.findings_json import as_data, as_text
 
         code = running.exit_code if running is not None and running.exit_code is not None else 0
         left = self._left_behind() if running is not None and running.is_alone else ""
         found = self._known()
         patterns = self._patterns.judge(self.kept, self._record.medians(found["steps"]))
-        found |= {
-            "exit_code": code if running is not None else None,
-            "patterns": [
-                {**as_data(each.evidence), "name": each.name, "rank": each.rank, "advice": each.advice}
-                for each in patterns
-            ],
-            "ranks": self._patterns.figures(self._patterns.after_start(self.kept)),
-        }
+        found["exit_code"] = code if running is not None else None
+        found["patterns"] = [
+            {**as_data(each.evidence), "name": each.name, "rank": each.rank, "advice": each.advice} for each in patterns
+        ]
+        found["ranks"] = self._patterns.figures(self._patterns.after_start(self.kept))
         if not self.kept:
             self.discard()
             after = f"after {self._elapsed_s:.2g} s, before the first sample"
             if running is None:
-                raise UserError(f"Watching {self._name} ended {after}: a shorter --interval samples earlier.")
-            more = (
-                f", and left {left} running: watch on with --pid" if left else ": a shorter --interval samples earlier"
-            )
-            self._say(f"watch: The command ended with exit code {code} {after}{more}.")
+                raise UserError(f"Watching ended {after}: a shorter --interval samples earlier.")
+            if left:
+                after += f", and left {left} running: watch on with --pid"
+            self._say(f"watch: The command ended with exit code {code} {after}.")
             raise SystemExit(code)
         try:
-            files.make_folder(self._folder)
             if self._is_torn:
+                self._folder.mkdir(parents=True, exist_ok=True)
                 files.write_whole(self._folder / self._record.SAMPLES, "".join(map(_line, self.kept)))
             files.write_whole(self._folder / self._record.MANIFEST, as_text(found))
         except OSError as error:  # the command's end is worth more than its record

@@ -11,7 +11,6 @@ import operator
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal
 
 from pyperf_suite.measure.telemetry import DISCARD_REASONS
@@ -48,7 +47,7 @@ class Pattern:
     advice: str
 
 
-def judge(samples: Sequence[Sample], step_s: Mapping[int, float] = MappingProxyType({})) -> list[Pattern]:
+def judge(samples: Sequence[Sample], step_s: Mapping[int, float] | None = None) -> list[Pattern]:
     """The patterns in these samples and in the ranks' median steps, the gravest first; none of too few samples."""
     steady = after_start(samples)
     if len(steady) < LEAST_SAMPLES:
@@ -56,7 +55,7 @@ def judge(samples: Sequence[Sample], step_s: Mapping[int, float] = MappingProxyT
     job = _Job(steady)
     found = [*_throttled(job), *_waits_for_data(job)]
     starved = {each.rank for each in found if each.name in ("data", "disk")}
-    found += _straggler(job, step_s, starved)
+    found += _straggler(job, step_s or {}, starved)
     if not starved and not any(each.name == "straggler" for each in found):
         found += [*_waits_for_network(job), *_waits_for_cpu(job), *_idle_sms(job)]
     return [*found, *_near_the_limit(job), *_leaks(job)]
@@ -195,29 +194,27 @@ def _straggler(job: _Job, step_s: Mapping[int, float], starved: set[int | None])
             told = "Rank {rank} takes {own:duration} for a step, the others {others:duration} (medians)"
             yield named(told, rank, own=own, others=others)
             return
-    power, clock, sms = (
-        {rank: value for rank in job.ranks if (value := job.gpu(rank, name))}
-        for name in ("power_w", "sm_clock_mhz", "sm_activity")
-    )
+    gpus = ("sm_clock_mhz", "power_w", "sm_activity")
+    clock, power, sms = ({rank: each for rank in job.ranks if (each := job.gpu(rank, name))} for name in gpus)
     if len(power) == len(clock) == len(job.ranks):
-        slow, low, usual = stands_out({rank: -value for rank, value in clock.items()})
+        slow, low, usual = stands_out({rank: -each for rank, each in clock.items()})
+        # What waits in a collective keeps the few SMs of that collective busy, and takes less power.
+        by_sms, busy = (
+            len(sms) == len(power),
+            all((job.gpu(each, "utilization") or 0) >= GPU_BUSY for each in job.ranks),
+        )
+        rank, own, others = stands_out(sms if by_sms else power)
         if -low <= LOWER_CLOCK * -usual:
             told = "The GPU of rank {rank} runs at {own} MHz, the others at {others} MHz"
             yield named(told, slow, own=f"{-low:.0f}", others=f"{-usual:.0f}")
-            return
-        if any((job.gpu(each, "utilization") or 0) < GPU_BUSY for each in job.ranks):
-            return
-        # What waits in a collective keeps the few SMs of that collective busy, and takes less power.
-        if len(sms) == len(job.ranks):
-            rank, own, others = stands_out(sms)
-            if own - others >= STRAGGLES_BY:
-                told = "All GPUs are busy, that of rank {rank} with {own:%} of its SMs, the others with {others:%}"
-                yield named(f"{told}: they wait for it", rank, own=own, others=others)
-            return
-        rank, own, others = stands_out(power)
-        if own >= MORE_POWER * others:
-            told = "All GPUs are busy, that of rank {rank} at {own} W and the others at {others} W: they wait for it"
-            yield named(told, rank, own=f"{own:.0f}", others=f"{others:.0f}")
+        elif busy and (own - others >= STRAGGLES_BY if by_sms else own >= MORE_POWER * others):
+            told = (
+                "with {own:%} of its SMs, the others with {others:%}"
+                if by_sms
+                else "at {own:W}, the others at {others:W}"
+            )
+            told = f"All GPUs are busy, that of rank {{rank}} {told}: they wait for it"
+            yield named(told, rank, own=own, others=others)
         return
     rank, own, others = stands_out({rank: job.mean(rank, lambda each: each.occupied) for rank in job.ranks})
     if own - others >= STRAGGLES_BY and not starved:

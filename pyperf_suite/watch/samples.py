@@ -1,13 +1,13 @@
 """Samples of a running job: what its processes and GPUs did in each interval, from /proc (proc(5)) and NVML.
 
-Ranks are told apart by RANK and the like in the environment their processes began with, or by the threads of torch's
-process groups, where one Python process started the others. Ten times a second a look at
-each rank's main thread notes what it waits in, by the kernel function that it sleeps in.
+Ranks are told apart by RANK and the like in the environment their processes began with, else by the threads of torch's
+process groups. Ten times a second a look at each rank's main thread notes the kernel function that it sleeps in.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import time
@@ -133,9 +133,10 @@ def teams(processes: Mapping[int, Process]) -> list[Team]:
     # One launcher may start another, as srun does torchrun: the innermost numbers the ranks.
     variable = next((name for name in RANK_VARIABLES if any(name in each.ranks for each in job)), "")
     ranks = sorted({each.ranks[variable] for each in job if variable in each.ranks})
-    groups = {rank: {each.pid: each for each in job if each.ranks.get(variable) == rank} for rank in ranks}
+    groups = [[each for each in job if each.ranks.get(variable) == rank] for rank in ranks]
     found = []
-    for rank, group in (groups or _by_process_groups(job) or {0: {each.pid: each for each in job}}).items():
+    for rank, members in zip(ranks or itertools.count(), groups or _by_process_groups(job) or [job]):  # noqa: B905
+        group = {each.pid: each for each in members}
         tops = [each for each in group.values() if each.parent not in group]
         if not tops:
             continue
@@ -149,18 +150,14 @@ def teams(processes: Mapping[int, Process]) -> list[Team]:
     return found
 
 
-def _by_process_groups(job: Sequence[Process]) -> dict[int, dict[int, Process]]:
-    """The processes of each rank where one process started all ranks, as torch.multiprocessing.spawn does.
+def _by_process_groups(job: Sequence[Process]) -> list[list[Process]]:
+    """The processes of each rank that torch.multiprocessing.spawn started, or a like call; empty of a single rank.
 
-    They are numbered in the order in which they began, which is spawn's index. Empty where there are not several.
+    They are in the order in which they began, which is spawn's index.
     """
     trainers = sorted((each for each in job if each.in_group), key=lambda each: (each.start, each.pid))
-    if len(trainers) < 2:
-        return {}
     loose = {each.pid: each for each in job if not each.in_group}
-    return {
-        rank: {each.pid: each for each in (trainer, *_below(trainer, loose))} for rank, trainer in enumerate(trainers)
-    }
+    return [[trainer, *_below(trainer, loose)] for trainer in trainers] if len(trainers) > 1 else []
 
 
 def _works_for(launcher: Process, group: Mapping[int, Process]) -> Process | None:
@@ -383,11 +380,9 @@ class Job:
                 if re.search(r"/dev/nvidia\d", self._text(f"{team.trainer.pid}/maps")):
                     local = team.trainer.local_rank if team.trainer.ranks else team.rank
                     found.setdefault(uuids[local % len(uuids)], team.rank)
-        for uuid, rank in found.items():
-            if uuid in self._gpus:  # its rank may not have been known before
-                self._gpus[uuid] = rank, *self._gpus[uuid][1:]
-            else:
-                self._gpus[uuid] = rank, {**manager.settings(uuid), **manager.health(uuid)}, {}
+        for uuid, rank in found.items():  # a rank may not have been known before
+            load = self._gpus[uuid][2] if uuid in self._gpus else {}
+            self._gpus[uuid] = rank, {**manager.settings(uuid), **manager.health(uuid)}, load
 
     def gpu_names(self) -> list[str]:
         """The products' names of the GPUs that the job was seen to use."""
@@ -446,8 +441,6 @@ class Job:
         try:
             with open(f"{self._proc}/{path}", "rb") as file:  # noqa: PTH123 - called hundreds of times a second
                 return file.read().decode("utf-8", "replace")
-        except PermissionError:
-            self.closed.add(path.partition("/")[0])
-            return ""
-        except OSError:
+        except OSError as error:
+            self.closed |= {path.partition("/")[0]} if isinstance(error, PermissionError) else set()
             return ""
