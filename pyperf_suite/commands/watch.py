@@ -175,11 +175,7 @@ class _Watching:
         from rich.console import Console
         from rich.live import Live
 
-        from pyperf_suite.render.terminal import WIDE
-
         self._console = Console(stderr=True, emoji=False)
-        if not (self._console.is_terminal or os.environ.get("COLUMNS")):
-            self._console.width = WIDE
         if not (live and self._console.is_terminal):
             yield
             return

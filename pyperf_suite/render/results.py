@@ -201,7 +201,6 @@ def read_results(asked: Path, machine: str | None = None) -> Results:
         damage = f" ({notes[0]})" if notes else ""
         advice = "measure one with `pyperf-suite run`, or name another folder."
         raise UserError(f"No measured run was found in {asked}{damage}: {advice}")
-    watched.sort(key=lambda each: (each.machine, each.started_at))
     return Results(root, tuple(read), tuple(notes), single, tuple(watched))
 
 

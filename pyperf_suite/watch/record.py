@@ -25,6 +25,12 @@ _COLUMNS = (
     *(("loaders", "loaders", "count"), ("loaders busy", "loader_busy", "%"), ("memory", "memory_bytes", "size")),
     *(("process", "pid", ""), ("tensor cores", "tensor_activity", "%"), ("power", "power_w", "W")),
 )
+_RATES = {
+    "tokens_per_s": "{tokens_per_s:tokens/s}.",
+    "flop_per_s": "{flop_per_s:TFLOP/s}.",
+    "mfu": "MFU {mfu:%}.",
+    "energy_j": "Its GPUs took {energy_j:joules}.",
+}
 # What is drawn over time: axis, name in a sample of a rank or a GPU, unit.
 _PANELS = (
     *(("main thread busy", "occupied", "%"), ("loaders busy", "loader_busy", "%"), ("memory", "memory_bytes", "size")),
@@ -109,12 +115,9 @@ def _watched(record: WatchRecord) -> Remark:
 
 
 def _rates(record: WatchRecord, steps: Mapping[str, Any]) -> Iterator[Remark]:
-    words = ("{tokens_per_s:tokens/s}", "{flop_per_s:TFLOP/s}", "MFU {mfu:%}", "GPUs took {energy_j:joules}")
-    values = {**record.manifest, **steps}
-    for told in words:
-        name = told.partition("{")[2].partition(":")[0]
-        if values.get(name):
-            yield remark(f"{told}.", **{name: values[name]})
+    for name, told in _RATES.items():
+        if value := {**record.manifest, **steps}.get(name):
+            yield remark(told, **{name: value})
 
 
 def _ranks(steady: Sequence[Sample]) -> Table:

@@ -288,7 +288,7 @@ class Job:
             locally = (held[name] for name in LOCAL_VARIABLES if held.get(name, "").isdecimal())
             known.local_rank = int(next(locally, 0))
         now = int(stat[18])
-        if not known.in_group and known.threads != (now, now):
+        if not known.in_group and not known.ranks and known.threads != (now, now):
             names = [self._text(f"{pid}/task/{tid}/comm") for tid in self._numbers(f"{pid}/task")]
             known.in_group = any(name.startswith(GROUP_THREADS) for name in names)
             known.threads = known.threads[1], now
