@@ -33,14 +33,15 @@ def findings(run: str, results: Path) -> None:
     read = read_results(_folder(run, results))
     if read.runs:
         [found] = read.runs
-        records, folder = found.records(), RunFolder(found.path.parent, found.manifest)
-        text = as_text(as_document(findings_of(records), records, folder))
+        records, path = found.records(), found.path.parent
+        text = as_text(as_document(findings_of(records), records, RunFolder(path, found.manifest)))
     else:
-        [folder] = read.watched
-        details = {"run_id": folder.path.name, "machine": folder.machine, "run": folder.manifest}
-        text = answer({"watch": findings_of_watch(folder)}, details)
+        [watched] = read.watched
+        path = watched.path
+        details = {"run_id": path.name, "machine": watched.machine, "run": watched.manifest}
+        text = answer({"watch": findings_of_watch(watched)}, details)
     try:
-        write_whole(folder.path / FILE, text)
+        write_whole(path / FILE, text)
     except OSError as error:
         warnings.warn(f"{FILE} could not be written: {error.strerror}.", stacklevel=2)
     click.echo(text, nl=False)

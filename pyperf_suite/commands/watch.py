@@ -281,9 +281,9 @@ class _Watching:
         from rich.console import Console
         from rich.text import Text
 
-        console = Console(file=io.StringIO(), width=self._console.width, emoji=False)
-        self._print(console, self._known(), self.recent)
-        return Text(console.file.getvalue().rstrip())
+        told = io.StringIO()
+        self._print(Console(file=told, width=self._console.width, emoji=False), self._known(), self.recent)
+        return Text(told.getvalue().rstrip())
 
     def _known(self) -> dict[str, Any]:
         """What the manifest says besides the samples, so far."""

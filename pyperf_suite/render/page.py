@@ -99,7 +99,8 @@ def _machine(
     history: Section | None,
     watched: Sequence[WatchRecord],
 ) -> dict[str, Any]:
-    machine = [*runs, *watched][0].machine
+    held: list[ReadRun | WatchRecord] = [*runs, *watched]
+    machine = held[0].machine
     by_probe = {section.probe: section for section in reversed(sections)}
     verdicts = [(each, section) for section in sections for each in section.found.verdicts]
     summary = summary_of({probe: section.found for probe, section in by_probe.items()})
@@ -112,7 +113,7 @@ def _machine(
         "topics": grouped(_numbered([*sections, *map(_watched, watched)]), lambda section: section.topic),
         "verdicts": sorted(verdicts, key=lambda item: _NEWS_FIRST.index(item[0].outcome)),
         "outcomes": Counter(verdict.outcome for verdict, _ in verdicts),
-        "days": sorted(each.started_at[:10] for each in (*runs, *watched)),
+        "days": sorted(each.started_at[:10] for each in held),
         "records": sum((Counter(run.outcomes) for run in runs), Counter()),
         "probes": len(by_probe),
         "others": [*([_sizing(runs)] if runs else []), *([history] if history else [])],

@@ -78,8 +78,8 @@ def figures(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """A row of means for each rank, as `RankSample` and NVML name them; what is not known is absent."""
     job = _Job(samples, least=1)
     shown = ("cores", "main_share", "queue_share", "loaders", "loader_busy", "read_bytes_per_s", "write_bytes_per_s")
-    of_gpus = ("utilization", "sm_activity", "sm_occupancy", "tensor_activity", "dram_activity", "power_w")
-    of_gpus += ("sm_clock_mhz", "memory_used_bytes", "pcie_bytes_per_s", "nvlink_bytes_per_s")
+    of_gpus = ["utilization", "sm_activity", "sm_occupancy", "tensor_activity", "dram_activity", "power_w"]
+    of_gpus += ["sm_clock_mhz", "memory_used_bytes", "pcie_bytes_per_s", "nvlink_bytes_per_s"]
     return [
         {
             "rank": rank,
@@ -261,15 +261,15 @@ def _idle_sms(job: _Job) -> Iterator[Pattern]:
         used, active = job.gpu(rank, "utilization"), job.gpu(rank, "sm_activity")
         if used is None or active is None or used < GPU_BUSY or active >= IDLE_SMS:
             continue
-        told = (
-            "The GPU of rank {rank} runs kernels in {used:%} of the time, but with {active:%} of its SMs (tensor cores "
-        )
-        told += "{tensor:%}); the thread {thread} is busy in {busy:%}: kernels that are small or short"
+        told = "The GPU of rank {rank} runs kernels in {used:%} of the time, but with {active:%} of its SMs "
+        told += "(tensor cores {tensor:%}); the thread {thread} is busy in {busy:%}: kernels that are small or short"
         told += ", or that wait in a collective" if len(job.ranks) > 1 else ""
-        figures = {"thread": held[-1].busiest_thread, "busy": job.mean(rank, lambda each: each.busiest_share)}
-        figures |= {"rank": rank, "used": used, "active": active, "tensor": job.gpu(rank, "tensor_activity")}
+        busy, tensor = job.mean(rank, lambda each: each.busiest_share), job.gpu(rank, "tensor_activity")
+        evidence = remark(
+            told, rank=rank, used=used, active=active, tensor=tensor, thread=held[-1].busiest_thread, busy=busy
+        )
         more = "larger batches, torch.compile, CUDA graphs: pyperf-suite run tile_wave block"
-        yield Pattern("idle SMs", rank, remark(told, **figures), more + (" overlap" if len(job.ranks) > 1 else ""))
+        yield Pattern("idle SMs", rank, evidence, more + (" overlap" if len(job.ranks) > 1 else ""))
 
 
 def _loads(job: _Job, rank: int) -> bool:

@@ -129,8 +129,9 @@ def _ranks(steady: Sequence[Sample]) -> Table:
         rows.append({**row, "waited": waited, "cores": round(row["cores"], 2)})
         if not row["loaders"]:
             del rows[-1]["loaders"], rows[-1]["loader_busy"]
-    columns = [Column(heading, lambda row, key=key: row.get(key), unit) for heading, key, unit in _COLUMNS]
-    return table("", columns, rows)
+    columns = [Column(heading, key, unit) for heading, key, unit in _COLUMNS]
+    known = dict.fromkeys(key for _, key, _ in _COLUMNS)
+    return table("", columns, [known | row for row in rows])
 
 
 def _steps(steps: Mapping[str, Any]) -> Table:
