@@ -86,7 +86,7 @@ def figures(samples: Sequence[Sample]) -> list[dict[str, Any]]:
             "pid": held[-1].pid,
             **{name: job.mean(rank, operator.attrgetter(name)) for name in shown},
             "waits": {kind: share for kind in WAITS if (share := job.wait(rank, kind))},
-            "memory_bytes": held[-1].memory_bytes,
+            "memory_bytes": max(each.memory_bytes for each in held),
             **{name: value for name in of_gpus if (value := job.gpu(rank, name)) is not None},
         }
         for rank, held in sorted(job.ranks.items())
