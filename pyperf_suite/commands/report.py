@@ -26,7 +26,7 @@ DEFAULT_NAME = "report.html"
 def report(results: Path, named: Path | None, output: Path | None, runs: str, machine: str | None) -> None:
     """Write everything that RESULTS hold as one HTML page: a results folder, one machine's, or a single run's.
 
-    The page needs no network and nothing beside it.
+    The page needs no network and nothing beside it. Of each job that `watch` watched it has the newest record.
 
     \b
     Examples:
@@ -35,11 +35,12 @@ def report(results: Path, named: Path | None, output: Path | None, runs: str, ma
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.files import write_for_user, write_in_results
     from pyperf_suite.render.page import draw_page
-    from pyperf_suite.render.results import choose, read_results
+    from pyperf_suite.render.results import choose, choose_watched, read_results
 
     results = named or results
     read = read_results(results, machine)
-    page = draw_page(read, choose(read, [word.strip() for word in runs.split(",") if word.strip()]))
+    words = [word.strip() for word in runs.split(",") if word.strip()]
+    page = draw_page(read, choose(read, words), choose_watched(read, words))
     path = results / DEFAULT_NAME if output is None else output
     (write_in_results if output is None else write_for_user)(path, page)
     click.echo(f"{path}  {len(page.encode()) / 1e6:.1f} MB: open it in a browser")

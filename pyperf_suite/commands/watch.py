@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 import os
 import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,9 @@ from pyperf_suite.commands.options import Finite, path_option, results_option
 from pyperf_suite.errors import UserError, offer, printable
 
 if TYPE_CHECKING:
-    from pyperf_suite.watch.patterns import Pattern
+    from rich.console import Console
+    from rich.text import Text
+
     from pyperf_suite.watch.running import Command
     from pyperf_suite.watch.samples import Job, Sample
     from pyperf_suite.watch.steps import EndedSteps
@@ -149,23 +152,22 @@ class _Watching:
         from pyperf_suite.hardware.machine import identity
         from pyperf_suite.hardware.nvml import nvml
         from pyperf_suite.history.pairs.ab import comparison_folder
-        from pyperf_suite.watch import patterns, samples
+        from pyperf_suite.watch import patterns, record, samples
 
-        self._patterns, self._samples = patterns, samples  # imported before the command starts
-        self._name = printable(" ".join(command)) if command else f"process {pid}"
-        self._asked = {"command": list(command), "pid": pid, "interval_s": interval_s}
-        self._folder = comparison_folder(results, identity(resolve("auto")).slug, self._asked, kind="watch")
+        self._patterns, self._samples, self._record = patterns, samples, record  # imported before the command starts
+        asked = {"command": list(command), "pid": pid, "interval_s": interval_s}
+        self._folder = comparison_folder(results, identity(resolve("auto")).slug, asked, kind="watch")
+        self._manifest = json.loads((self._folder / record.MANIFEST).read_text())
         self._interval_s, self._flop_per_token, self._dtype = interval_s, flop_per_token, dtype
         manager = nvml()
         self._manager = None if isinstance(manager, Unavailable) else manager
         self.kept: list[Sample] = []
         self.recent: deque[Sample] = deque(maxlen=RECENT_SAMPLES)
         self.steps: dict[int, EndedSteps] = {}
-        self.patterns: list[Pattern] = []
         self._said: set[tuple[str, int | None]] = set()
         self._live: Any = None
         self._own_share = self._elapsed_s = self._energy_j = 0.0
-        self._is_over = self.has_log = False
+        self._is_over = self.has_log = self._is_torn = False
         self._job: Job | None = None
 
     @contextlib.contextmanager
@@ -231,8 +233,8 @@ class _Watching:
             self._job.look()
         else:
             self._sample_s = max(now, self._sample_s + self._interval_s)
-            self._read_steps()
             sample = self._job.sample()
+            self._read_steps()
             if sample is None:
                 self._is_over = True
             else:
@@ -241,9 +243,7 @@ class _Watching:
                 self._judge()
                 self._judge_s = now + JUDGE_EVERY_S
             if self._live is not None and self.recent:
-                from rich.console import Group
-
-                self._live.update(Group(self._view([*self.recent]), *self._lines()), refresh=True)
+                self._live.update(self._view(), refresh=True)
         self._elapsed_s = time.monotonic() - self._began_s
         spent_s = time.process_time() - self._own_s
         self._own_share = spent_s / max(self._elapsed_s, LOOK_EVERY_S)
@@ -252,50 +252,49 @@ class _Watching:
 
     def _read_steps(self) -> None:
         if not self.has_log:
-            self._reader.read(self.steps)
+            self._reader.read(self.steps, self._job.rank_of if self._job else {})
 
     def _take(self, sample: Sample) -> None:
-        import json
-
         self.recent.append(sample)
         self._energy_j += sum(each.get("energy_j", 0.0) for each in sample.gpus)
         if not self.kept or sample.at_s - self.kept[-1].at_s >= KEPT_EVERY * sample.at_s:
             self.kept.append(sample)
-            with (self._folder / "samples.jsonl").open("a") as record:
-                record.write(json.dumps(asdict(sample)) + "\n")
+            try:
+                with (self._folder / self._record.SAMPLES).open("a") as record:
+                    record.write(_line(sample))
+            except OSError:  # a full disk or a folder that is gone: all of them are written at the end
+                self._is_torn = True
 
     def _judge(self) -> None:
         """Say what is new in the last samples, each name of a rank once."""
-        self.patterns = self._patterns.judge(list(self.recent), self.steps)
-        for each in self.patterns:
+        from pyperf_suite.render.text import sentence
+
+        for each in self._patterns.judge(list(self.recent), self._record.medians(self._summary())):
             if self._live is None and (each.name, each.rank) not in self._said:
                 self._said.add((each.name, each.rank))
-                self._say(f"watch: {_told(each)}")
+                self._say(f"watch: {sentence(self._record.named(each))}")
 
-    def _view(self, samples: Sequence[Sample]) -> Any:
-        """The ranks as a table of means."""
-        from rich.table import Table
+    def _view(self) -> Text:
+        """What was found in the last samples, for the view below the command's output."""
+        import io
 
-        table = Table(box=None, pad_edge=False)
-        for heading in ("rank", "CPUs", "main thread", "waits for", "loaders", "memory", "GPU"):
-            table.add_column(heading, justify="left" if heading == "waits for" else "right")
-        for each in self._patterns.figures(samples):
-            waits = sorted(each["waits"].items(), key=lambda item: -item[1])
-            gpu = f"{each['utilization']:.0%} {each.get('power_w', 0):.0f} W" if "utilization" in each else "-"
-            table.add_row(
-                str(each["rank"]),
-                f"{each['cores']:.2f}",
-                f"{each['main_share']:.0%}",
-                ", ".join(f"{kind} {share:.0%}" for kind, share in waits if share >= 0.05) or "-",
-                f"{each['loaders']:.0f}, {each['loader_busy']:.0%} busy" if each["loaders"] else "-",
-                f"{each['memory_bytes'] / 2**30:.2f} GiB",
-                gpu,
-            )
-        return table
+        from rich.console import Console
+        from rich.text import Text
 
-    def _lines(self) -> list[str]:
-        found = [f"• {_told(each)}" for each in self.patterns] or ["• nothing found"]
-        return [*found, *filter(None, [self._rates()])]
+        told = io.StringIO()
+        self._print(Console(file=told, width=self._console.width, emoji=False), self._known(), self.recent)
+        return Text(told.getvalue().rstrip())
+
+    def _known(self) -> dict[str, Any]:
+        """What the manifest says besides the samples, so far."""
+        known = {**self._manifest, "watched_s": self._elapsed_s, "own_cpu_share": self._own_share}
+        return known | {"energy_j": self._energy_j or None, "steps": self._summary()}
+
+    def _print(self, console: Console, known: dict[str, Any], samples: Iterable[Sample]) -> None:
+        from pyperf_suite.render.terminal import print_told
+
+        found = self._record.findings_of(self._record.WatchRecord(self._folder, known, tuple(samples)))
+        print_told(console, found, more="the record has all")
 
     def _summary(self) -> dict[str, Any]:
         from pyperf_suite.hardware.catalogue import find_gpu
@@ -306,65 +305,42 @@ class _Watching:
             peak = find_gpu(names[0]).peak(self._dtype) if names else None
         return summary(self.steps, self._flop_per_token, peak, len(names))
 
-    def _rates(self) -> str:
-        """Steps, tokens and MFU in a line; empty where no step is known."""
-        found = self._summary()
-        words = []
-        for rank, each in list(found.get("ranks", {}).items())[:8]:
-            times = ", ".join(f"p{n} {each[f'p{n}_s'] * 1e3:.4g} ms" for n in (50, 90, 99))
-            words.append(f"rank {rank}: {each['steps']} steps, {times}")
-        if self._energy_j:
-            words.append(f"{self._energy_j / self._elapsed_s:.0f} W")
-        if "tokens_per_s" in found:
-            words.append(f"{found['tokens_per_s']:.5g} tokens/s")
-        if "flop_per_s" in found:
-            words.append(f"{found['flop_per_s'] / 1e12:.4g} TFLOP/s")
-        if "mfu" in found:
-            words.append(f"MFU {found['mfu']:.1%}")
-        return "; ".join(words)
-
     def finish(self, running: Command | None) -> None:
-        """Judge all, write the record and tell; exits with the command's code. Raises UserError if it ended at once."""
-        import json
-
+        """Judge all, write the record and tell; exits with the command's code. UserError if --pid ended at once."""
         from pyperf_suite.render.findings_json import as_data, as_text
 
         code = running.exit_code if running is not None and running.exit_code is not None else 0
         left = self._left_behind() if running is not None and running.is_alone else ""
-        self.patterns = self._patterns.judge(self.kept, self.steps)
-        steady = self._patterns.after_start(self.kept)
-        found = {
-            **self._asked,
-            "exit_code": code if running is not None else None,
-            "watched_s": self._elapsed_s,
-            "own_cpu_share": self._own_share,
-            "patterns": [
-                {**as_data(each.evidence), "name": each.name, "rank": each.rank, "advice": each.advice}
-                for each in self.patterns
-            ],
-            "ranks": self._patterns.figures(steady),
-            "energy_j": self._energy_j or None,
-            "steps": self._summary(),
-        }
+        found = self._known()
+        patterns = self._patterns.judge(self.kept, self._record.medians(found["steps"]))
+        found["exit_code"] = code if running is not None else None
+        found["patterns"] = [
+            {**as_data(each.evidence), "name": each.name, "rank": each.rank, "advice": each.advice} for each in patterns
+        ]
+        found["ranks"] = self._patterns.figures(self._patterns.after_start(self.kept))
         if not self.kept:
             self.discard()
-            ended = f"The command ended with exit code {code} after {self._elapsed_s:.2g} s, before the first sample"
+            after = f"after {self._elapsed_s:.2g} s, before the first sample"
+            if running is None:
+                raise UserError(f"Watching ended {after}: a shorter --interval samples earlier.")
             if left:
-                ended += f", and left {left} running: watch on with --pid"
-            if code or running is None:
-                self._say(f"watch: {ended}.")
-                raise SystemExit(code)
-            raise UserError(f"{ended}." if left else f"{ended}: a shorter --interval samples earlier.")
-        manifest = json.loads((self._folder / "watch.json").read_text())
-        files.write_in_results(self._folder / "watch.json", as_text({**manifest, **found}))
+                after += f", and left {left} running: watch on with --pid"
+            self._say(f"watch: The command ended with exit code {code} {after}.")
+            raise SystemExit(code)
+        try:
+            if self._is_torn:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                files.write_whole(self._folder / self._record.SAMPLES, "".join(map(_line, self.kept)))
+            files.write_whole(self._folder / self._record.MANIFEST, as_text(found))
+        except OSError as error:  # the command's end is worth more than its record
+            self._say(f"watch: {self._folder} cannot be written ({error.strerror}): this is told here alone.")
         if left:
             self._say(f"watch: The command ended, but left {left} running: watch on with --pid.")
-        self._console.print(self._view(steady), highlight=False)
-        for line in self._lines():
-            self._say(line)
-        if len(steady) < self._patterns.LEAST_SAMPLES:
-            self._say("watch: Too short to tell what it waits for.")
-        self._say(f"watch: {self._elapsed_s:.0f} s of {self._name}, {self._own_share:.2%} of a core; {self._folder}")
+        if self._job and self._job.closed:
+            closed = ", ".join(sorted(self._job.closed)[:5])
+            self._say(f"watch: Of process {closed} little can be read, as of another user's: watch it as that user.")
+        self._print(self._console, found, self.kept)
+        self._say(f"watch: {self._folder}")
         raise SystemExit(code)
 
     def discard(self) -> None:
@@ -386,7 +362,5 @@ class _Watching:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _told(pattern: Pattern) -> str:
-    from pyperf_suite.render.text import sentence
-
-    return f"{pattern.name}: {sentence(pattern.evidence)}. Next: {pattern.advice}"
+def _line(sample: Sample) -> str:
+    return json.dumps(asdict(sample)) + "\n"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from typing import Any
 
 from pyperf_suite.hardware.devices import Unavailable, open_library
@@ -23,7 +24,7 @@ NVLINK_SENT, NVLINK_RECEIVED = 138, 139
 # Bytes over PCIe: NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES. Unlike nvmlDeviceGetPcieThroughput they do not block.
 PCIE_SENT, PCIE_RECEIVED = 197, 198
 EVERY_LINK = 0xFFFFFFFF
-KIB = 1024
+KIB, MIB = 1024, 1024**2
 # The slot's are the most that card and slot have in common.
 PCIE_FIGURES = {
     "generation": "nvmlDeviceGetCurrPcieLinkGeneration",
@@ -63,6 +64,11 @@ ERROR_COUNTERS = {"corrected": (0, 0), "uncorrected": (1, 0), "corrected_ever": 
 RETIRED_PAGES = {"pages_retired_corrected": 0, "pages_retired_uncorrected": 1}
 INSUFFICIENT_SIZE = 7
 MOST_PROCESSES = 64
+# nvmlGpmMetricId_t: means between two samples, in percent, and in MiB/s sent and received.
+GPM_SHARES = {2: "sm_activity", 3: "sm_occupancy", 5: "tensor_activity", 10: "dram_activity"}
+GPM_RATES = {20: "pcie_bytes_per_s", 21: "pcie_bytes_per_s", 60: "nvlink_bytes_per_s", 61: "nvlink_bytes_per_s"}
+GPM_METRICS = GPM_SHARES | GPM_RATES
+GPM_VERSION, MOST_GPM_METRICS = 1, 333  # NVML_GPM_METRIC_MAX since CUDA 13; 98 and 210 before
 
 
 class FieldValue(ctypes.Structure):
@@ -116,6 +122,29 @@ class PciInfo(ctypes.Structure):
     )
 
 
+class GpmMetric(ctypes.Structure):
+    """`nvmlGpmMetric_t`: a question by number, its answer, and its names in words."""
+
+    _fields_ = (
+        ("metric", ctypes.c_uint),
+        ("code", ctypes.c_int),
+        ("value", ctypes.c_double),
+        ("names", ctypes.c_void_p * 3),
+    )
+
+
+class GpmMetrics(ctypes.Structure):
+    """`nvmlGpmMetricsGet_t`: two samples and what is asked of the time between them."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("count", ctypes.c_uint),
+        ("before", ctypes.c_void_p),
+        ("after", ctypes.c_void_p),
+        ("metrics", GpmMetric * MOST_GPM_METRICS),
+    )
+
+
 class Nvml:
     """The few queries that identity and state need; each answers None where GPU or driver does not report."""
 
@@ -123,6 +152,8 @@ class Nvml:
         """Initialise the library; raises Unavailable where it does not start."""
         self._library = library
         self._handles: dict[str, ctypes.c_void_p] = {}
+        # Of each GPU its last sample of performance counters and room for the next; None where it has no such counters.
+        self._counters: dict[str, tuple[ctypes.c_void_p, ctypes.c_void_p] | None] = {}
         code = int(library.nvmlInit_v2())
         if code:
             raise Unavailable(f"nvmlInit failed (nvmlReturn {code})")
@@ -219,6 +250,47 @@ class Nvml:
             "nvlink_bytes": self.nvlink_bytes(uuid),
         }
         return {name: value for name, value in answers.items() if value is not None}
+
+    def activity(self, uuid: str) -> dict[str, float]:
+        """How busy the GPU's parts were since the last call for it; what is not reported is absent.
+
+        Performance counters that Hopper and newer GPUs have (GPM): `sm_activity` and `sm_occupancy` (mean shares of the
+        SMs with work and of the warps they have room for), `tensor_activity`, `dram_activity` (of its bandwidth),
+        `pcie_bytes_per_s` and `nvlink_bytes_per_s`, sent and received. Nothing at the first call.
+        """
+        device = self._physical(uuid)
+        if device is None:
+            return {}
+        if uuid not in self._counters:
+            self._counters[uuid] = self._first_sample(device)
+            return {}
+        samples = self._counters[uuid]
+        if samples is None or not self._call("nvmlGpmSampleGet", device, samples[1]):
+            return {}
+        before, after = samples
+        self._counters[uuid] = after, before
+        asked = GpmMetrics(GPM_VERSION, len(GPM_METRICS), before, after)
+        for question, number in zip(asked.metrics, GPM_METRICS, strict=False):
+            question.metric = number
+        if not self._call("nvmlGpmMetricsGet", ctypes.byref(asked)):
+            return {}
+        found: dict[str, float] = {}
+        for each in asked.metrics[: len(GPM_METRICS)]:
+            name, value = GPM_METRICS[each.metric], each.value * (MIB if each.metric in GPM_RATES else 0.01)
+            found[name] = found.get(name, 0.0) + (math.nan if each.code else value)
+        return {name: value for name, value in found.items() if math.isfinite(value)}
+
+    def _first_sample(self, device: ctypes.c_void_p) -> tuple[ctypes.c_void_p, ctypes.c_void_p] | None:
+        """A sample of performance counters and room for the next; None where the GPU or the driver has none."""
+        support, samples = (ctypes.c_uint * 2)(GPM_VERSION), (ctypes.c_void_p(), ctypes.c_void_p())  # nvmlGpmSupport_t
+        if not self._call("nvmlGpmQueryDeviceSupport", device, support) or not support[1]:
+            return None
+        allocated = [each for each in samples if self._call("nvmlGpmSampleAlloc", ctypes.byref(each))]
+        if len(allocated) == 2 and self._call("nvmlGpmSampleGet", device, samples[0]):
+            return samples
+        for each in allocated:
+            self._call("nvmlGpmSampleFree", each)
+        return None
 
     def throttle_reasons(self, uuid: str) -> list[str] | None:
         """Why the GPU's clocks are below what was asked for, in words; None where that is not reported."""

@@ -31,6 +31,8 @@ from pyperf_suite.spec.discovery import TOPICS, find_probe, is_known, probe_name
 from pyperf_suite.spec.findings import ClaimVerdict, Findings, Heading, Remark, Table, remark
 from pyperf_suite.spec.rows import Column, grouped, table
 from pyperf_suite.spec.summary import about_the_cases, about_the_machine, summary_of
+from pyperf_suite.watch.record import WatchRecord
+from pyperf_suite.watch.record import findings_of as findings_of_watch
 
 if TYPE_CHECKING:
     from pyperf_suite.history.stored.series import Benchmark
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 # Figures and reasons that a section shows; the command draws and lists all.
 _MOST_FIGURES, _MOST_REASONS = 24, 30
+_WATCHED, _LONGEST_TITLE = "watched jobs", 80
 _NEWS_FIRST = ("does not hold here", "undecided", "holds")
 
 
@@ -64,18 +67,21 @@ class Section:
     chosen: ChosenRun | None = None
 
 
-def draw_page(results: Results, chosen: Mapping[str, Sequence[ChosenRun]]) -> str:
+def draw_page(results: Results, chosen: Mapping[str, Sequence[ChosenRun]], watched: Sequence[WatchRecord] = ()) -> str:
     """One HTML document. The same results make the same text: it names no time at which it was made."""
     shown_runs = {choice.run.place: choice.run for choices in chosen.values() for choice in choices}
     with helpers(sum(run.path.stat().st_size for run in shown_runs.values())) as submit:
         plotly = submit(packed_plotly)
-        histories = {machine: submit(_history, results, machine) for machine in chosen}
-        read = {machine: _sections(choices, submit) for machine, choices in chosen.items()}
+        jobs = grouped(watched, lambda each: each.machine)
+        names = dict.fromkeys([*chosen, *jobs])
+        histories = {machine: submit(_history, results, machine) for machine in names}
+        read = {machine: _sections(chosen.get(machine, ()), submit) for machine in names}
         machines = [
-            _machine(results.of_machine(machine), *held, histories[machine].result()) for machine, held in read.items()
+            _machine(results.of_machine(machine), *held, histories[machine].result(), jobs.get(machine, []))
+            for machine, held in read.items()
         ]
     content = {
-        "title": f"{' · '.join(chosen)} - pyperf-suite report",
+        "title": f"{' · '.join(names)} - pyperf-suite report",
         "machines": machines,
         "passed_over": results.notes,
         "policy": POLICY,
@@ -91,26 +97,43 @@ def _machine(
     sections: Sequence[Section],
     cautions: Sequence[tuple[str, Remark]],
     history: Section | None,
+    watched: Sequence[WatchRecord],
 ) -> dict[str, Any]:
-    machine = runs[0].machine
+    held: list[ReadRun | WatchRecord] = [*runs, *watched]
+    machine = held[0].machine
     by_probe = {section.probe: section for section in reversed(sections)}
     verdicts = [(each, section) for section in sections for each in section.found.verdicts]
     summary = summary_of({probe: section.found for probe, section in by_probe.items()})
     return {
         "name": machine,
-        "model": str(runs[-1].first.identity.get("model") or machine),
+        "model": str((runs[-1].first.identity.get("model") if runs else None) or machine),
         "anchor": anchor("machine", machine),
         "summary": [(point, by_probe.get(point.probe)) for point in summary],
         "cautions": cautions,
-        "topics": grouped(_numbered(sections), lambda section: section.topic),
+        "topics": grouped(_numbered([*sections, *map(_watched, watched)]), lambda section: section.topic),
         "verdicts": sorted(verdicts, key=lambda item: _NEWS_FIRST.index(item[0].outcome)),
         "outcomes": Counter(verdict.outcome for verdict, _ in verdicts),
-        "days": sorted(run.started_at[:10] for run in runs),
+        "days": sorted(each.started_at[:10] for each in held),
         "records": sum((Counter(run.outcomes) for run in runs), Counter()),
         "probes": len(by_probe),
-        "others": [_sizing(runs), *([history] if history else [])],
-        "state": _state_of(runs),
+        "others": [*([_sizing(runs)] if runs else []), *([history] if history else [])],
+        "state": _state_of(runs) if runs else None,
     }
+
+
+def _watched(record: WatchRecord) -> Section:
+    found = findings_of_watch(record)
+    return Section(
+        anchor(record.path.name, record.machine),
+        record.job[:_LONGEST_TITLE],
+        "What does this job wait for?",
+        found,
+        _WATCHED,
+        notes=(f"{record.path.name} · {record.started_at[:16].replace('T', ' ')} UTC",),
+        figures=tuple(map(page_figure, found.figures)),
+        command=f"pyperf-suite watch -- {record.job}".replace("-- --pid", "--pid"),
+        place=f"{record.machine}/{record.path.name}",
+    )
 
 
 # Sections of probes.
@@ -272,7 +295,7 @@ _MOST_SEARCHED = 400
 
 def _history(results: Results, machine: str) -> Section | None:
     """None if no benchmark of the machine was measured twice, or a single run is shown."""
-    if results.single:
+    if results.single or not results.of_machine(machine):
         return None
     from pyperf_suite.history.stored.store import Store
     from pyperf_suite.history.tracking import track

@@ -23,6 +23,7 @@ from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES, record_of, sharing_machines
 from pyperf_suite.spec.rows import grouped
+from pyperf_suite.watch.record import MANIFEST, WatchRecord, read_watch
 
 RECORDS = "records.jsonl"
 STRONGEST, LATEST, ALL = "strongest", "latest", "all"
@@ -133,12 +134,13 @@ class ReadRun:
 
 @dataclass(frozen=True)
 class Results:
-    """All runs, oldest first within a machine; `root` is the folder that holds machines' folders."""
+    """All runs and watched jobs, oldest first within a machine; `root` is the folder that holds machines' folders."""
 
     root: Path
     runs: tuple[ReadRun, ...]
     notes: tuple[str, ...] = ()
     single: bool = False
+    watched: tuple[WatchRecord, ...] = ()
 
     def of_machine(self, machine: str) -> list[ReadRun]:
         return [run for run in self.runs if run.machine == machine]
@@ -165,15 +167,18 @@ def read_results(asked: Path, machine: str | None = None) -> Results:
     if not is_folder:
         raise UserError(f"There is no results folder {asked}: measure one with `pyperf-suite run`, or name another.")
     asked = asked.resolve()
-    single = (asked / RECORDS).is_file()
-    places = [asked / RECORDS] if single else sorted(asked.glob(f"*/{RECORDS}"))
-    root = asked.parent.parent if single else asked.parent if places else asked
-    places = places or sorted(asked.glob(f"*/*/{RECORDS}"))
+    names = (RECORDS, MANIFEST)
+    found = [path for name in names if (path := asked / name).is_file()]
+    single = bool(found)
+    found = found or sorted(path for name in names for path in asked.glob(f"*/{name}"))
+    root = asked.parent.parent if single else asked.parent if found else asked
+    found = found or sorted(path for name in names for path in asked.glob(f"*/*/{name}"))
     if machine is not None:
-        known = sorted({path.parent.parent.name for path in places})
-        places = [path for path in places if path.parent.parent.name == machine]
-        if not places and known:
+        known = sorted({path.parent.parent.name for path in found})
+        found = [path for path in found if path.parent.parent.name == machine]
+        if not found and known:
             raise UserError(f"Machine {machine[:80]!r} is not in {asked.name}: it holds {', '.join(known)}.")
+    places = [path for path in found if path.name == RECORDS]
     with helpers(sum(path.stat().st_size for path in places)) as submit:
         if not single:
             submit(_bring_history_up_to_date, root)
@@ -182,14 +187,21 @@ def read_results(asked: Path, machine: str | None = None) -> Results:
         answers = {path: submit(_run, path, root) for path in largest_first}
         runs = [answers[path].result() for path in places]
     notes = [note for _, note in runs if note]
+    watched = []
+    for path in found:
+        if path.name == MANIFEST:
+            try:
+                watched.append(read_watch(path.parent))
+            except UserError as error:
+                notes.append(str(error))
     read = sorted((run for run, _ in runs if run), key=lambda run: (run.machine, run.started_at, run.run_id))
     for note in notes:
         warnings.warn(note, stacklevel=2)
-    if not read:
+    if not read and not watched:
         damage = f" ({notes[0]})" if notes else ""
         advice = "measure one with `pyperf-suite run`, or name another folder."
         raise UserError(f"No measured run was found in {asked}{damage}: {advice}")
-    return Results(root, tuple(read), tuple(notes), single)
+    return Results(root, tuple(read), tuple(notes), single, tuple(watched))
 
 
 def _bring_history_up_to_date(root: Path) -> None:
@@ -208,10 +220,11 @@ def choose(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> dict[str, 
     words = (STRONGEST, LATEST, ALL)
     if not wanted:
         raise UserError(f"--runs names no run: ask for {', '.join(words)}, or runs by their ids.")
-    unknown = sorted(set(wanted) - set(words) - {run.run_id for run in results.runs})
+    ids = [*(each.run_id for each in results.runs), *(each.path.name for each in results.watched)]
+    unknown = sorted(set(wanted) - {*words, *ids})
     if unknown:
         near = nearest(unknown[0], words)
-        known = ", ".join(run.run_id for run in results.runs[-5:])
+        known = ", ".join(ids[-5:])
         offered = f"did you mean {near[0]}?" if near else f"the newest are {known}."
         raise UserError(f"There is no run {unknown[0][:80]} in these results: {offered}")
     chosen: dict[str, list[ChosenRun]] = {}
@@ -221,6 +234,13 @@ def choose(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> dict[str, 
             if found:
                 chosen.setdefault(machine, []).extend(found)
     return chosen
+
+
+def choose_watched(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> list[WatchRecord]:
+    """The watched jobs that are shown: of each command the newest, all, or those named; newest first."""
+    newest = {(each.machine, each.job): each.path.name for each in results.watched if {STRONGEST, LATEST} & {*wanted}}
+    shown = {*newest.values(), *wanted}
+    return [each for each in reversed(results.watched) if ALL in wanted or each.path.name in shown]
 
 
 def _of_probe(probe: str, newest_first: list[ReadRun], wanted: Sequence[str]) -> list[ChosenRun]:

@@ -68,8 +68,8 @@ def print_summary(console: Console, points: Sequence[SummaryPoint]) -> None:
         say(console, f"  [{_POINTS[point.kind]}]•[/]", said(point))
 
 
-def print_told(console: Console, found: Findings) -> None:
-    """Cautions, remarks, the verdicts on one claim below it, and tables."""
+def print_told(console: Console, found: Findings, more: str = "--wide shows all") -> None:
+    """Cautions, remarks, the verdicts on one claim below it, and tables; `more` says where all their columns are."""
     for each in text.by_claim(found.remarks):
         if isinstance(each, Remark):
             mark = _CAUTION if each.kind == "caution" else "[cyan]•[/cyan]"
@@ -77,7 +77,7 @@ def print_told(console: Console, found: Findings) -> None:
         else:
             _print_claim(console, *each)
     for table in found.tables:
-        print_table(console, table)
+        print_table(console, table, more)
 
 
 def _print_claim(console: Console, claim: Claim, verdicts: Sequence[ClaimVerdict]) -> None:
@@ -135,7 +135,7 @@ def _wrapped(console: Console, mark: str, said: str) -> list[str]:
     return [lines[0].lstrip(), *lines[1:]] if lines else [""]
 
 
-def print_table(console: Console, table: Table) -> None:
+def print_table(console: Console, table: Table, more: str = "--wide shows all") -> None:
     """At most as wide as the console: words are broken into lines, then columns of least priority are left out."""
     shown = text.written(table)
     if not shown.rows or not shown.columns:
@@ -150,7 +150,7 @@ def print_table(console: Console, table: Table) -> None:
             _line(console, markup.escape(line))
     if missing := [name for place, name in enumerate(shown.headings) if place not in widths]:
         columns = "column is" if len(missing) == 1 else "columns are"
-        say(console, "  [dim]…[/dim]", f"{len(missing)} {columns} left out ({'; '.join(missing)}): --wide shows all")
+        say(console, "  [dim]…[/dim]", f"{len(missing)} {columns} left out ({'; '.join(missing)}): {more}")
 
 
 def _widths(table: text.WrittenTable, room: int) -> dict[int, int]:

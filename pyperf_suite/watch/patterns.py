@@ -16,9 +16,8 @@ from typing import Any, Literal
 from pyperf_suite.measure.telemetry import DISCARD_REASONS
 from pyperf_suite.spec.findings import Remark, remark
 from pyperf_suite.watch.samples import WAITS, Gpu, RankSample, Sample
-from pyperf_suite.watch.steps import EndedSteps
 
-Name = Literal["data", "disk", "network", "straggler", "cpu", "throttled", "memory limit", "memory leak"]
+Name = Literal["data", "disk", "network", "straggler", "cpu", "idle SMs", "throttled", "memory limit", "memory leak"]
 
 LEAST_SAMPLES = 4
 # The start of a job: until its youngest process began, at most this share of what was watched and so long.
@@ -30,6 +29,7 @@ SLOWER_STEPS = 1.1
 MORE_POWER, LOWER_CLOCK = 1.15, 0.93
 BUSY_THREAD, ONE_THREAD = 0.85, 1.25
 GPU_IDLE, GPU_BUSY = 0.15, 0.9
+IDLE_SMS = 0.5  # with less the GPU is likely used badly, from 0.8 on it may be used well: DCGM's guide on SM Activity
 THROTTLED = 0.1  # share of samples
 MEMORY_LEFT = 0.05
 # A leak grows in each of so many parts of the time, the last at least half as fast as all, by so much in total.
@@ -47,18 +47,17 @@ class Pattern:
     advice: str
 
 
-def judge(samples: Sequence[Sample], steps: Mapping[int, EndedSteps] | None = None) -> list[Pattern]:
-    """The patterns in these samples, the gravest first; none if there are too few samples to tell."""
+def judge(samples: Sequence[Sample], step_s: Mapping[int, float] | None = None) -> list[Pattern]:
+    """The patterns in these samples and in the ranks' median steps, the gravest first; none of too few samples."""
     steady = after_start(samples)
     if len(steady) < LEAST_SAMPLES:
         return []
     job = _Job(steady)
     found = [*_throttled(job), *_waits_for_data(job)]
     starved = {each.rank for each in found if each.name in ("data", "disk")}
-    found += _straggler(job, steps or {}, starved)
+    found += _straggler(job, step_s or {}, starved)
     if not starved and not any(each.name == "straggler" for each in found):
-        found += _waits_for_network(job)
-        found += _waits_for_cpu(job)
+        found += [*_waits_for_network(job), *_waits_for_cpu(job), *_idle_sms(job)]
     return [*found, *_near_the_limit(job), *_leaks(job)]
 
 
@@ -79,13 +78,15 @@ def figures(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """A row of means for each rank, as `RankSample` and NVML name them; what is not known is absent."""
     job = _Job(samples, least=1)
     shown = ("cores", "main_share", "queue_share", "loaders", "loader_busy", "read_bytes_per_s", "write_bytes_per_s")
-    of_gpus = ("utilization", "power_w", "sm_clock_mhz", "memory_used_bytes", "pcie_bytes_per_s", "nvlink_bytes_per_s")
+    of_gpus = ["utilization", "sm_activity", "sm_occupancy", "tensor_activity", "dram_activity", "power_w"]
+    of_gpus += ["sm_clock_mhz", "memory_used_bytes", "pcie_bytes_per_s", "nvlink_bytes_per_s"]
     return [
         {
             "rank": rank,
+            "pid": held[-1].pid,
             **{name: job.mean(rank, operator.attrgetter(name)) for name in shown},
             "waits": {kind: share for kind in WAITS if (share := job.wait(rank, kind))},
-            "memory_bytes": held[-1].memory_bytes,
+            "memory_bytes": max(each.memory_bytes for each in held),
             **{name: value for name in of_gpus if (value := job.gpu(rank, name)) is not None},
         }
         for rank, held in sorted(job.ranks.items())
@@ -174,7 +175,7 @@ def _waits_for_data(job: _Job) -> Iterator[Pattern]:
             yield Pattern("disk", rank, evidence, "read in loaders, write in the background: pyperf-suite run transfer")
 
 
-def _straggler(job: _Job, steps: Mapping[int, EndedSteps], starved: set[int | None]) -> Iterator[Pattern]:
+def _straggler(job: _Job, step_s: Mapping[int, float], starved: set[int | None]) -> Iterator[Pattern]:
     if len(job.ranks) < 2:
         return
 
@@ -182,30 +183,43 @@ def _straggler(job: _Job, steps: Mapping[int, EndedSteps], starved: set[int | No
         slowest = max(figure, key=lambda rank: figure[rank])
         return slowest, figure[slowest], statistics.median(figure[rank] for rank in figure if rank != slowest)
 
-    more = "pyperf-suite run baseline on both devices; pyperf-suite run topology"
-    took = {rank: each.quantile(0.5) for rank, each in steps.items() if len(each.seconds) >= LEAST_SAMPLES}
-    if len(took) == len(job.ranks):
-        rank, own, others = stands_out(took)
+    def named(told: str, rank: int, **figures: Any) -> Pattern:
+        told += "; it is process {pid}"
+        evidence = remark(told, rank=rank, pid=job.ranks[rank][-1].pid, **figures)
+        return Pattern("straggler", rank, evidence, "pyperf-suite run topology, and baseline on both devices")
+
+    if step_s.keys() == job.ranks.keys():
+        rank, own, others = stands_out(step_s)
         if own >= SLOWER_STEPS * others:
             told = "Rank {rank} takes {own:duration} for a step, the others {others:duration} (medians)"
-            yield Pattern("straggler", rank, remark(told, rank=rank, own=own, others=others), more)
+            yield named(told, rank, own=own, others=others)
             return
-    power = {rank: job.gpu(rank, "power_w") for rank in job.ranks}
-    clock = {rank: job.gpu(rank, "sm_clock_mhz") for rank in job.ranks}
-    if all(power.values()) and all(clock.values()):
-        rank, own, others = stands_out({rank: value or 0.0 for rank, value in power.items()})
-        slow, low, usual = stands_out({rank: -(value or 0.0) for rank, value in clock.items()})
+    gpus = ("sm_clock_mhz", "power_w", "sm_activity")
+    clock, power, sms = ({rank: each for rank in job.ranks if (each := job.gpu(rank, name))} for name in gpus)
+    if len(power) == len(clock) == len(job.ranks):
+        slow, low, usual = stands_out({rank: -each for rank, each in clock.items()})
+        # What waits in a collective keeps the few SMs of that collective busy, and takes less power.
+        by_sms, busy = (
+            len(sms) == len(power),
+            all((job.gpu(each, "utilization") or 0) >= GPU_BUSY for each in job.ranks),
+        )
+        rank, own, others = stands_out(sms if by_sms else power)
         if -low <= LOWER_CLOCK * -usual:
             told = "The GPU of rank {rank} runs at {own} MHz, the others at {others} MHz"
-            yield Pattern("straggler", slow, remark(told, rank=slow, own=f"{-low:.0f}", others=f"{-usual:.0f}"), more)
-        elif own >= MORE_POWER * others and all((job.gpu(each, "utilization") or 0) >= GPU_BUSY for each in job.ranks):
-            told = "All GPUs are busy, that of rank {rank} at {own} W and the others at {others} W: they wait for it"
-            yield Pattern("straggler", rank, remark(told, rank=rank, own=f"{own:.0f}", others=f"{others:.0f}"), more)
+            yield named(told, slow, own=f"{-low:.0f}", others=f"{-usual:.0f}")
+        elif busy and (own - others >= STRAGGLES_BY if by_sms else own >= MORE_POWER * others):
+            told = (
+                "with {own:%} of its SMs, the others with {others:%}"
+                if by_sms
+                else "at {own:W}, the others at {others:W}"
+            )
+            told = f"All GPUs are busy, that of rank {{rank}} {told}: they wait for it"
+            yield named(told, rank, own=own, others=others)
         return
     rank, own, others = stands_out({rank: job.mean(rank, lambda each: each.occupied) for rank in job.ranks})
     if own - others >= STRAGGLES_BY and not starved:
         told = "Rank {rank} is busy in {own:%} of its time, the others in {others:%}: they wait for it"
-        yield Pattern("straggler", rank, remark(told, rank=rank, own=own, others=others), more)
+        yield named(told, rank, own=own, others=others)
 
 
 def _waits_for_network(job: _Job) -> Iterator[Pattern]:
@@ -240,6 +254,22 @@ def _waits_for_cpu(job: _Job) -> Iterator[Pattern]:
             evidence = remark(told, rank=rank, busy=main, allowed=round(allowed))
             more = "larger operators, torch.compile, OMP_NUM_THREADS"
             yield Pattern("cpu", rank, evidence, f"{more}; pyperf-suite run baseline block")
+
+
+def _idle_sms(job: _Job) -> Iterator[Pattern]:
+    for rank, held in job.ranks.items():
+        used, active = job.gpu(rank, "utilization"), job.gpu(rank, "sm_activity")
+        if used is None or active is None or used < GPU_BUSY or active >= IDLE_SMS:
+            continue
+        told = "The GPU of rank {rank} runs kernels in {used:%} of the time, but with {active:%} of its SMs "
+        told += "(tensor cores {tensor:%}); the thread {thread} is busy in {busy:%}: kernels that are small or short"
+        told += ", or that wait in a collective" if len(job.ranks) > 1 else ""
+        busy, tensor = job.mean(rank, lambda each: each.busiest_share), job.gpu(rank, "tensor_activity")
+        evidence = remark(
+            told, rank=rank, used=used, active=active, tensor=tensor, thread=held[-1].busiest_thread, busy=busy
+        )
+        more = "larger batches, torch.compile, CUDA graphs: pyperf-suite run tile_wave block"
+        yield Pattern("idle SMs", rank, evidence, more + (" overlap" if len(job.ranks) > 1 else ""))
 
 
 def _loads(job: _Job, rank: int) -> bool:

@@ -105,7 +105,7 @@ class Command:
                         code = self._process.returncode = os.waitstatus_to_exitcode(ended[1])
                         self.exit_code = code if code >= 0 else 128 - code
             return
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it may run as another user, by sudo
             # The terminal sends its signals to the whole group itself.
             if received.si_code != _FROM_TERMINAL or os.getpgid(self._process.pid) != os.getpgrp():
                 os.kill(self._process.pid, received.si_signo)

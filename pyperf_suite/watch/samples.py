@@ -1,17 +1,18 @@
 """Samples of a running job: what its processes and GPUs did in each interval, from /proc (proc(5)) and NVML.
 
-Ranks are told apart by RANK and the like in the environment their processes began with. Ten times a second a look at
-each rank's main thread notes what it waits in, by the kernel function that it sleeps in.
+Ranks are told apart by RANK and the like in the environment their processes began with, else by the threads of torch's
+process groups. Ten times a second a look at each rank's main thread notes the kernel function that it sleeps in.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from pyperf_suite.hardware.nvml import Nvml
 
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 LOCAL_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+# Threads of torch.distributed that each rank has; that of a store may be in a process that trains nothing.
+GROUP_THREADS = ("pt_gloo_", "pt_nccl_")
 LOADER_NAME = "pt_data_worker"  # as torch names the main thread of a DataLoader's worker
 # More loaders than these are not looked at between samples.
 MOST_LOADERS_LOOKED_AT = 16
@@ -55,6 +58,9 @@ class Process:
     ranks: Mapping[str, int] = field(default_factory=dict)  # by the launcher's variable
     local_rank: int = 0
     cpu_s: float = 0.0
+    in_group: bool = False  # whether it has been a rank of a process group
+    # How many when last read and before: names are read again after a change, for a thread names itself once it runs.
+    threads: tuple[int, int] = (0, 0)
 
     @property
     def is_watcher(self) -> bool:
@@ -100,8 +106,8 @@ class RankSample:
 
 
 Gpu = Mapping[str, Any]
-"""A GPU in one interval: `rank`, `uuid`, what `Nvml.load`, `readings`, `settings` and `health` say of it, `energy_j`,
-`pcie_bytes_per_s` and `nvlink_bytes_per_s` of the interval. What it does not report is absent."""
+"""A GPU in one interval: `rank`, `uuid`, what `Nvml.load`, `readings`, `activity`, `settings` and `health` say of it,
+`energy_j`, `pcie_bytes_per_s` and `nvlink_bytes_per_s` of the interval. What it does not report is absent."""
 
 
 @dataclass(frozen=True)
@@ -126,21 +132,32 @@ def teams(processes: Mapping[int, Process]) -> list[Team]:
     job = [each for each in processes.values() if each.pid != os.getpid() and not each.is_watcher]
     # One launcher may start another, as srun does torchrun: the innermost numbers the ranks.
     variable = next((name for name in RANK_VARIABLES if any(name in each.ranks for each in job)), "")
-    ranks: list[int | None] = [*sorted({each.ranks[variable] for each in job if variable in each.ranks})]
+    ranks = sorted({each.ranks[variable] for each in job if variable in each.ranks})
+    groups = [[each for each in job if each.ranks.get(variable) == rank] for rank in ranks]
     found = []
-    for rank in ranks or [None]:
-        group = {each.pid: each for each in job if rank is None or each.ranks.get(variable) == rank}
+    for rank, members in zip(ranks or itertools.count(), groups or _by_process_groups(job) or [job]):  # noqa: B905
+        group = {each.pid: each for each in members}
         tops = [each for each in group.values() if each.parent not in group]
         if not tops:
             continue
-        trainer = max(tops, key=lambda each: each.cpu_s)
-        while child := _works_for(trainer, group):
+        trainer = max(tops, key=lambda each: (each.in_group, each.cpu_s))
+        while not trainer.in_group and (child := _works_for(trainer, group)):
             trainer = child
         below = _below(trainer, group)
         loaders = [each for each in below if each.name.startswith(LOADER_NAME)]
         loaders = loaders or [each for each in below if _is_copy(each, trainer)]
-        found.append(Team(rank or 0, trainer, tuple(loaders), tuple(group.values())))
+        found.append(Team(rank, trainer, tuple(loaders), tuple(group.values())))
     return found
+
+
+def _by_process_groups(job: Sequence[Process]) -> list[list[Process]]:
+    """The processes of each rank that torch.multiprocessing.spawn started, or a like call; empty of a single rank.
+
+    They are in the order in which they began, which is spawn's index.
+    """
+    trainers = sorted((each for each in job if each.in_group), key=lambda each: (each.start, each.pid))
+    loose = {each.pid: each for each in job if not each.in_group}
+    return [[trainer, *_below(trainer, loose)] for trainer in trainers] if len(trainers) > 1 else []
 
 
 def _works_for(launcher: Process, group: Mapping[int, Process]) -> Process | None:
@@ -185,6 +202,10 @@ class Job:
         self._looks: dict[int, Counter[str]] = {}
         # Of each GPU in use the rank, its settings, and its load when it was last sampled.
         self._gpus: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {}
+        # Of the ranks by process, at the time when most of them were there.
+        self.rank_of: dict[int, int] = {}
+        self._gpus_of = 0  # so many ranks
+        self.closed: set[str] = set()  # processes that may not be read, as another user's
         self._began_s = self._last_s = time.monotonic()
         self._samples = self._free_bytes = 0
         self._limit_bytes = memory.memory_limit_bytes(self._files) or int(psutil.virtual_memory().total)
@@ -213,6 +234,8 @@ class Job:
         self.teams = teams(self.processes)
         if not self.teams or seconds <= 0:
             return None
+        if len(self.teams) >= len(self.rank_of):
+            self.rank_of = {team.trainer.pid: team.rank for team in self.teams}
         ranks = tuple(self._rank(team, seconds) for team in self.teams)
         self._looks.clear()
         machine, before = self._machine(), self._before
@@ -264,6 +287,11 @@ class Job:
             known.ranks = {name: int(held[name]) for name in RANK_VARIABLES if held.get(name, "").isdecimal()}
             locally = (held[name] for name in LOCAL_VARIABLES if held.get(name, "").isdecimal())
             known.local_rank = int(next(locally, 0))
+        now = int(stat[18])
+        if not known.in_group and not known.ranks and known.threads != (now, now):
+            names = [self._text(f"{pid}/task/{tid}/comm") for tid in self._numbers(f"{pid}/task")]
+            known.in_group = any(name.startswith(GROUP_THREADS) for name in names)
+            known.threads = known.threads[1], now
         return True
 
     def _rank(self, team: Team, seconds: float) -> RankSample:
@@ -326,7 +354,7 @@ class Job:
     def _gpu_samples(self, seconds: float) -> Iterable[Gpu]:
         if self._manager is None:
             return
-        if self._samples % FIND_GPUS_EVERY == 1 or not self._gpus:
+        if self._samples % FIND_GPUS_EVERY == 1 or not self._gpus or self._gpus_of != len(self.teams):
             self._find_gpus(self._manager)
         for uuid, (rank, settings, before) in self._gpus.items():
             load = self._manager.load(uuid)
@@ -336,23 +364,25 @@ class Job:
                 found[f"{name}_per_s"] = (sum(load[name]) - sum(before[name])) / seconds
             if "energy_j" in load:
                 found["energy_j"] = load["energy_j"] - before.get("energy_j", load["energy_j"])
-            yield found
+            yield found | self._manager.activity(uuid)
 
     def _find_gpus(self, manager: Nvml) -> None:
         """Which GPUs the job's processes compute on: as NVML says, or by local rank where it sees no such process.
 
         In a container NVML may not know the numbers that processes have there.
         """
-        uuids = manager.uuids()
+        uuids, self._gpus_of = manager.uuids(), len(self.teams)
         rank_of = {each.pid: team.rank for team in self.teams for each in team.members}
         using = {uuid: [pid for pid, _ in manager.processes(uuid) or ()] for uuid in uuids}
         found = {uuid: rank_of[pid] for uuid, pids in using.items() for pid in pids if pid in rank_of}
         if uuids and not found:
             for team in self.teams:
                 if re.search(r"/dev/nvidia\d", self._text(f"{team.trainer.pid}/maps")):
-                    found.setdefault(uuids[team.trainer.local_rank % len(uuids)], team.rank)
-        for uuid in found.keys() - self._gpus.keys():
-            self._gpus[uuid] = found[uuid], {**manager.settings(uuid), **manager.health(uuid)}, {}
+                    local = team.trainer.local_rank if team.trainer.ranks else team.rank
+                    found.setdefault(uuids[local % len(uuids)], team.rank)
+        for uuid, rank in found.items():  # a rank may not have been known before
+            load = self._gpus[uuid][2] if uuid in self._gpus else {}
+            self._gpus[uuid] = rank, {**manager.settings(uuid), **manager.health(uuid)}, load
 
     def gpu_names(self) -> list[str]:
         """The products' names of the GPUs that the job was seen to use."""
@@ -411,5 +441,6 @@ class Job:
         try:
             with open(f"{self._proc}/{path}", "rb") as file:  # noqa: PTH123 - called hundreds of times a second
                 return file.read().decode("utf-8", "replace")
-        except OSError:
+        except OSError as error:
+            self.closed |= {path.partition("/")[0]} if isinstance(error, PermissionError) else set()
             return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,15 +63,16 @@ class MarkReader:
         self._folder = folder
         self._read: dict[str, int] = {}
 
-    def read(self, steps: dict[int, EndedSteps]) -> None:
-        """Add the new steps to those of their ranks."""
+    def read(self, steps: dict[int, EndedSteps], rank_of: Mapping[int, int]) -> None:
+        """Add the new steps to those of their ranks, as `rank_of` has them by process or else the process itself."""
         for path in sorted(self._folder.glob("*.steps")):
             with path.open("rb") as file:
                 file.seek(self._read.get(path.name, 0))
                 content = file.read()
             whole = len(content) - len(content) % _MARK.size
             self._read[path.name] = self._read.get(path.name, 0) + whole
-            rank = int(path.name.partition("-")[0])
+            told, _, process = path.stem.partition("-")
+            rank = rank_of.get(int(process), int(told))
             for at_s, tokens in _MARK.iter_unpack(content[:whole]):
                 steps.setdefault(rank, EndedSteps()).ended(at_s, tokens)
 

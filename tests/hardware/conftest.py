@@ -135,8 +135,11 @@ class FakeNvml(Double):
         "nvmlDeviceGetTotalEnergyConsumption": 1_234_500,  # millijoules
     }
 
-    def __init__(self, links: int = 18, peers: tuple[int, int] = (0, 0)) -> None:
+    def __init__(self, links: int = 18, peers: tuple[int, int] = (0, 0), has_counters: bool = True) -> None:
         self.links = links
+        self.has_counters = has_counters
+        self.samples: dict[int, int] = {}  # of performance counters: when each was taken
+        self.taken = 0
         self.peers = peers  # nvmlGpuP2PStatus_t of reads and writes between any two
 
     def nvmlDeviceGetHandleByUUID(self, uuid: bytes, device: Any) -> int:
@@ -153,6 +156,33 @@ class FakeNvml(Double):
 
     def nvmlDeviceGetMemoryInfo(self, device: ctypes.c_void_p, held: Any) -> int:
         held._obj.total, held._obj.free, held._obj.used = 141 << 30, 100 << 30, 41 << 30
+        return 0
+
+    def nvmlGpmQueryDeviceSupport(self, device: ctypes.c_void_p, support: Any) -> int:
+        support[1] = int(support[0] == 1 and self.has_counters)
+        return 0
+
+    def nvmlGpmSampleAlloc(self, sample: Any) -> int:
+        sample._obj.value = len(self.samples) + 1
+        self.samples[len(self.samples) + 1] = 0
+        return 0
+
+    def nvmlGpmSampleFree(self, sample: ctypes.c_void_p) -> int:
+        del self.samples[sample.value]
+        return 0
+
+    def nvmlGpmSampleGet(self, device: ctypes.c_void_p, sample: ctypes.c_void_p) -> int:
+        self.taken += 1
+        self.samples[sample.value] = self.taken
+        return 0
+
+    def nvmlGpmMetricsGet(self, asked: Any) -> int:
+        """So much for each sample between the two; NVLinks are not counted, and memory is no number."""
+        distance = self.samples[asked._obj.after] - self.samples[asked._obj.before]
+        values = {2: 40.0, 3: 12.0, 5: 10.0, 10: float("nan"), 20: 3.0, 21: 5.0}
+        for question in asked._obj.metrics[: asked._obj.count]:
+            question.code = 0 if question.metric in values else 3
+            question.value = distance * values.get(question.metric, 0.0)
         return 0
 
     def nvmlDeviceGetPersistenceMode(self, device: ctypes.c_void_p, mode: Any) -> int:

@@ -170,3 +170,26 @@ def test_a_driver_that_reports_no_load_reports_nothing_of_it(fake_nvml):
 
     assert Nvml(Old()).load(UUID) == {"energy_j": 1234.5}
     assert Nvml(fake_nvml()).load("UUID-of-none") == {}
+
+
+def test_activity_is_that_since_the_last_call_in_shares_and_bytes(fake_nvml):
+    manager = Nvml(fake_nvml())
+    assert manager.activity(UUID) == {}
+    expected = {"sm_activity": 0.4, "sm_occupancy": 0.12, "tensor_activity": 0.1, "pcie_bytes_per_s": 8 * 1024**2}
+    for _ in range(3):
+        assert manager.activity(UUID) == pytest.approx(expected)
+    assert manager.activity("unknown") == {}
+
+
+@pytest.mark.parametrize("function", ["QueryDeviceSupport", "SampleAlloc", "SampleGet", "MetricsGet"])
+def test_a_gpu_or_driver_without_performance_counters_reports_no_activity(fake_nvml, function):
+    class Old(fake_nvml):
+        pass
+
+    setattr(Old, f"nvmlGpm{function}", lambda *_: 3)
+    old = Old()
+    manager = Nvml(old)
+    assert [manager.activity(UUID) for _ in range(3)] == [{}, {}, {}]
+    assert len(old.samples) == (2 if function == "MetricsGet" else 0)
+    without = Nvml(fake_nvml(has_counters=False))
+    assert [without.activity(UUID) for _ in range(2)] == [{}, {}]

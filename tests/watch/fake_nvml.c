@@ -1,14 +1,15 @@
-/* A libnvidia-ml with one GPU that children of this process compute on. FAKE_NVML is "UTILIZATION REASONS", in percent
-   and as the mask of clock event reasons; without it the GPU is busy and well. */
+/* A libnvidia-ml with one GPU that children of this process compute on. FAKE_NVML is "UTILIZATION REASONS [SMS]", in
+   percent, as the mask of clock event reasons, and in percent of SMs that have work; without it the GPU is busy and well,
+   and without SMS it has no performance counters. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 static unsigned setting(int place, unsigned otherwise) {
-    unsigned found[2] = {0, 0};
+    unsigned found[3] = {0, 0, 0};
     const char *text = getenv("FAKE_NVML");
-    return text && sscanf(text, "%u %x", &found[0], &found[1]) == 2 ? found[place] : otherwise;
+    return text && sscanf(text, "%u %x %u", &found[0], &found[1], &found[2]) > place ? found[place] : otherwise;
 }
 
 int nvmlInit_v2(void) { return 0; }
@@ -37,5 +38,24 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, void 
     *count = file && fscanf(file, "%u", &pid) == 1;
     each[0].pid = pid, each[0].bytes = 1ull << 30;
     if (file) fclose(file);
+    return 0;
+}
+
+/* Performance counters: the arrays of nvml.h, and in place of a sample its number. */
+struct metrics {
+    unsigned version, count;
+    void *before, *after;
+    struct { unsigned id; int code; double value; const char *names[3]; } each[333];
+};
+int nvmlGpmQueryDeviceSupport(void *device, unsigned *support) { support[1] = setting(2, 0) > 0; return support[0] != 1; }
+int nvmlGpmSampleAlloc(void **sample) { *sample = calloc(1, sizeof(long)); return 0; }
+int nvmlGpmSampleFree(void *sample) { free(sample); return 0; }
+int nvmlGpmSampleGet(void *device, long *sample) { static long taken; *sample = ++taken; return 0; }
+int nvmlGpmMetricsGet(struct metrics *asked) {
+    if (asked->version != 1 || *(long *)asked->after <= *(long *)asked->before) return 2;
+    for (unsigned k = 0; k < asked->count; k++) {
+        asked->each[k].code = 0;
+        asked->each[k].value = asked->each[k].id == 2 ? setting(2, 0) : asked->each[k].id;
+    }
     return 0;
 }

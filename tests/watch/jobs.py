@@ -60,7 +60,9 @@ def ranks(seconds: float, work_s: float) -> None:
     import torch
     from torch import distributed
 
-    distributed.init_process_group("gloo")
+    store = os.environ.get("STORE")  # of ranks that no launcher started
+    place = {"init_method": store, "rank": int(os.environ["RANK"]), "world_size": 2} if store else {}
+    distributed.init_process_group("gloo", **place)
     gradients = torch.ones(100_000)
     going = torch.ones(1)
     end = time.monotonic() + seconds
@@ -80,6 +82,31 @@ def even(seconds: float) -> None:
 def straggler(seconds: float) -> None:
     """Rank 1 has three times the work of the other."""
     ranks(seconds, 0.06 if os.environ["RANK"] == "1" else 0.02)
+
+
+def spawned_rank(rank: int, seconds: float, works_s: tuple[float, float]) -> None:
+    os.environ["RANK"] = str(rank)
+    ranks(seconds, works_s[rank])
+
+
+def spawned(seconds: float, works_s: tuple[float, float]) -> None:
+    import tempfile
+
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.update(WORLD_SIZE="2", STORE=f"file://{folder}/store")
+        torch.multiprocessing.spawn(spawned_rank, (seconds, works_s), nprocs=2)
+
+
+def spawned_even(seconds: float) -> None:
+    """Two ranks by torch.multiprocessing.spawn with equal work."""
+    spawned(seconds, (0.03, 0.03))
+
+
+def spawned_straggler(seconds: float) -> None:
+    """Two such ranks, and rank 1 has three times the work of the other."""
+    spawned(seconds, (0.02, 0.06))
 
 
 def leak(seconds: float) -> None:

@@ -31,10 +31,14 @@ CASES = {
     "throttled GPU": Expected("sleeps", frozenset({("throttled", 0)}), gpu={"FAKE_NVML": "97 40"}),
     "launch-bound": Expected("launches", frozenset({("cpu", 0)})),
     "launch-bound on a GPU": Expected("spins", frozenset({("cpu", 0)}), gpu={"FAKE_NVML": "45 0"}),
+    "small kernels": Expected("spins", frozenset({("idle SMs", 0)}), gpu={"FAKE_NVML": "97 0 20"}),
+    "spawned straggler": Expected("spawned_straggler", frozenset({("straggler", 1)})),
     "healthy threads": Expected("threads"),
     "healthy loaders": Expected("fed"),
     "healthy ranks": Expected("even", ranks=2),
+    "healthy spawned ranks": Expected("spawned_even"),
     "healthy GPU": Expected("spins", gpu={"FAKE_NVML": "97 0"}),
+    "healthy SMs": Expected("spins", gpu={"FAKE_NVML": "97 0 85"}),
 }
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from pyperf_suite.watch.patterns import after_start, growth, judge
 from pyperf_suite.watch.samples import RankSample, Sample
-from pyperf_suite.watch.steps import EndedSteps
 
 GIB = 1 << 30
 RANK = RankSample(
@@ -90,6 +89,10 @@ ONE_THREAD = {"cores": 1.0, "wanted_cores": 1.0}
         (samples(*on_ranks({"cores": 1.0})), set()),
         (samples(gpus=(gpu(utilization=0.5),)), {("cpu", 0)}),
         (samples(gpus=(gpu(),)), set()),
+        (samples(gpus=(gpu(sm_activity=0.2, tensor_activity=0.03),)), {("idle SMs", 0)}),
+        (samples(gpus=(gpu(sm_activity=0.2),)), {("idle SMs", 0)}),
+        (samples(gpus=(gpu(sm_activity=0.85, tensor_activity=0.5),)), set()),
+        (samples(gpus=(gpu(sm_activity=0.2, utilization=0.3),)), {("cpu", 0)}),  # launches, not what they launch
         (samples(gpus=(gpu(throttle_reasons=("thermal slowdown by hardware",)),)), {("throttled", 0)}),
         (samples(gpus=(gpu(throttle_reasons=("power cap",)),)), set()),
         (samples(gpus=(gpu(throttle_reasons=("power cap",), power_limit_w=400.0),)), {("throttled", 0)}),
@@ -114,7 +117,7 @@ def test_the_start_of_a_job_is_not_judged():
     assert after_start(job)[0].at_s - 1.0 >= 15.0
 
 
-def test_gpus_that_wait_for_one_take_less_power():
+def test_gpus_that_wait_for_one_take_less_power_and_use_fewer_sms():
     ranks = on_ranks({}, {}, {})
     even = tuple(gpu(rank=rank, uuid=f"GPU-{rank}") for rank in range(3))
     slow = tuple({**each, "power_w": 600.0 if each["rank"] == 1 else 350.0} for each in even)
@@ -122,15 +125,17 @@ def test_gpus_that_wait_for_one_take_less_power():
     assert judge(samples(*ranks, gpus=even)) == []
     assert names(judge(samples(*ranks, gpus=slow))) == {("straggler", 1)}
     assert names(judge(samples(*ranks, gpus=low))) == {("straggler", 2)}
+    waiting = tuple({**each, "sm_activity": 0.95 if each["rank"] == 1 else 0.2} for each in even)
+    [found] = judge(samples(*ranks, gpus=waiting))
+    assert (found.name, found.rank, found.evidence.values["pid"]) == ("straggler", 1, RANK.pid)
+    alike = tuple({**each, "sm_activity": 0.3, "power_w": 600.0 - each["rank"] * 200} for each in even)
+    assert names(judge(samples(*ranks, gpus=alike))) == {("idle SMs", rank) for rank in range(3)}
 
 
 def test_the_rank_with_the_longest_steps_is_the_straggler():
-    def steps(other_s: float) -> dict[int, EndedSteps]:
-        return {0: EndedSteps(seconds=[0.1] * 20), 1: EndedSteps(seconds=[other_s] * 20)}
-
     job = samples(*on_ranks({}, {}))
-    assert names(judge(job, steps(0.12))) == {("straggler", 1)}
-    assert judge(job, steps(0.105)) == []
+    assert names(judge(job, {0: 0.1, 1: 0.12})) == {("straggler", 1)}
+    assert judge(job, {0: 0.1, 1: 0.105}) == []
 
 
 def leaking(per_s: float, count: int = 40) -> list[Sample]:

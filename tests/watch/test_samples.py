@@ -20,8 +20,8 @@ def job(*processes: Process) -> dict[int, Process]:
     return {each.pid: each for each in processes}
 
 
-def process(pid, parent, name="python", arguments=TRAIN, cpu_s=1.0, **ranks) -> Process:
-    return Process(pid, parent, 1, name, arguments, ranks, cpu_s=cpu_s)
+def process(pid, parent, name="python", arguments=TRAIN, cpu_s=1.0, in_group=False, **ranks) -> Process:
+    return Process(pid, parent, 1, name, arguments, ranks, cpu_s=cpu_s, in_group=in_group)
 
 
 def test_a_shell_or_launcher_does_not_train_but_its_busy_child():
@@ -52,6 +52,46 @@ def test_ranks_are_told_apart_by_the_innermost_launcher():
     loaders = [process(20 + rank, 10 + rank, "pt_data_worker", RANK=rank, SLURM_PROCID=0) for rank in range(2)]
     found = teams(job(agent, *ranks, *loaders))
     assert [(team.rank, team.trainer.pid, team.loaders[0].pid) for team in found] == [(0, 10, 20), (1, 11, 21)]
+
+
+def test_ranks_that_one_process_spawned_are_told_apart_by_their_process_groups():
+    ranks = [process(10 + rank, 1, arguments=SPAWNED, in_group=True) for rank in range(2)]
+    loaders = [process(20 + rank, 10 + rank, "pt_data_worker", SPAWNED) for rank in range(2)]
+    shell = process(30, 11, "sh", ("sh", "-c", "nvidia-smi"), cpu_s=90.0)
+    found = teams(job(process(1, 0, cpu_s=50.0), *ranks[::-1], *loaders, shell))
+    assert [(team.rank, team.trainer.pid, team.loaders[0].pid) for team in found] == [(0, 10, 20), (1, 11, 21)]
+    assert {each.pid for team in found for each in team.members} == {10, 11, 20, 21, 30}
+
+
+def test_a_rank_that_starts_the_others_is_the_first():
+    found = teams(job(process(1, 0, in_group=True), process(2, 1, in_group=True), process(3, 1, "pt_data_worker")))
+    assert [(team.rank, team.trainer.pid, len(team.loaders)) for team in found] == [(0, 1, 1), (1, 2, 0)]
+
+
+def test_one_process_group_alone_makes_no_ranks():
+    [team] = teams(job(process(1, 0), process(2, 1, in_group=True, arguments=SPAWNED)))
+    assert team.trainer.pid == 1
+
+
+def test_a_process_whose_thread_is_named_late_is_in_a_group(tmp_path):
+    def place(pid: int, parent: int, threads: list[str]) -> None:
+        for tid, name in enumerate(threads, start=pid):
+            task = tmp_path / str(pid) / "task" / str(tid)
+            task.mkdir(parents=True, exist_ok=True)
+            (task / "comm").write_text(f"{name}\n")
+        fields = ["S", str(parent), *["0"] * 15, str(len(threads)), "0", "7", *["0"] * 10]
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (python) {' '.join(fields)}")
+
+    place(10, 1, ["python"])
+    for rank in (20, 30):
+        place(rank, 10, ["python"])
+    watched = Job(10, proc=tmp_path)
+    assert len(watched.teams) == 1
+    for late in ("python", "pt_nccl_watchdg"):
+        for rank in (20, 30):
+            place(rank, 10, ["python", late])
+        watched.sample()
+    assert watched.rank_of == {20: 0, 30: 1}
 
 
 def test_watchers_of_ranks_are_not_their_ranks():
@@ -112,6 +152,9 @@ def test_gpus_are_those_that_the_jobs_processes_compute_on():
             Manager.read += 1
             return {"utilization": 0.5, "energy_j": 10.0 * Manager.read, "pcie_bytes": (1000 * Manager.read, 0)}
 
+        def activity(self, uuid):
+            return {"sm_activity": 0.2, "nvlink_bytes_per_s": 7.0}
+
         read = 0
 
     watched = Job(os.getppid(), Manager())
@@ -121,4 +164,5 @@ def test_gpus_are_those_that_the_jobs_processes_compute_on():
     [gpu] = sample.gpus
     assert (gpu["uuid"], gpu["utilization"], gpu["power_limit_w"], gpu["energy_j"]) == ("GPU-1", 0.5, 700.0, 10.0)
     assert gpu["throttle_reasons"] == ["power brake"]
+    assert (gpu["sm_activity"], gpu["nvlink_bytes_per_s"]) == (0.2, 7.0)
     assert gpu["pcie_bytes_per_s"] * sample.seconds == pytest.approx(1000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -28,11 +29,20 @@ def test_marks_of_a_watched_job_are_read_as_they_come(tmp_path, monkeypatch):
         for _ in range(count):
             pyperf_suite.watch_step(tokens=100)
             time.sleep(0.01)
-        reader.read(steps)
+        reader.read(steps, {})
     os.close(api._marks)
     [(rank, found)] = steps.items()
     assert (rank, len(found.seconds), found.tokens) == (3, 3, 300.0)
     assert found.tokens_per_s == pytest.approx(300 / sum(found.seconds))
+
+
+def test_marks_are_of_the_rank_that_their_process_is_known_to_be(tmp_path):
+    for process in (50, 60):  # two ranks that no variable numbers
+        marks = b"".join(struct.pack(api.MARK_FORMAT, process + k, 1.0) for k in range(4))
+        (tmp_path / f"0-{process}.steps").write_bytes(marks)
+    steps = {}
+    MarkReader(tmp_path).read(steps, {60: 1})
+    assert {rank: found.seconds for rank, found in steps.items()} == {0: [1.0] * 3, 1: [1.0] * 3}
 
 
 def test_an_unwatched_job_marks_nothing_and_never_fails(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pyperf_suite.watch.samples import RankSample
+from pyperf_suite.watch.record import findings_of, read_watch
 
 sys.path.append(str(Path(__file__).parent))
 import runs
@@ -54,9 +55,11 @@ def test_output_and_exit_code_are_the_commands_and_steps_are_recorded(tmp_path):
     found = record(tmp_path)
     assert (found["exit_code"], found["patterns"], found["steps"]["ranks"]["0"]["steps"]) == (3, [], 14)
     assert found["steps"]["flop_per_s"] == pytest.approx(1e6 * found["steps"]["tokens_per_s"])
-    [samples] = tmp_path.glob("*/watch-*/samples.jsonl")
-    [rank] = json.loads(samples.read_text().splitlines()[-1])["ranks"]
-    assert RankSample(**rank).rank == 0
+    [folder] = tmp_path.glob("*/watch-*")
+    held = read_watch(folder)
+    assert held.samples[-1].ranks[0].rank == 0
+    steps = findings_of(held).tables[-1]
+    assert (steps.title, steps.rows[0][:2]) == ("Steps", (0, 14))
     assert not list(Path("/tmp").glob(f"pyperf_watch_*_{process.pid}_*"))
 
 
@@ -125,9 +128,10 @@ def test_under_a_launcher_one_watcher_a_node_reports_all_ranks(tmp_path):
     ("arguments", "code", "said"),
     [
         (("--", "/nowhere/train"), 2, "/nowhere/train cannot be started"),
-        (("--", "true"), 2, "exit code 0"),
+        (("--", "true"), 0, "exit code 0"),
         (("--", "false"), 1, "exit code 1"),
-        (("--", "sh", "-c", "setsid sleep 3 & exit 0"), 2, "left sleep ("),
+        (("--", "sh", "-c", "setsid sleep 3 & exit 0"), 0, "left sleep ("),
+        (("--pid", "4194304"), 2, "no running process 4194304"),
     ],
 )
 def test_a_command_that_does_not_run_is_one_sentence_and_no_record(tmp_path, arguments, code, said):
@@ -137,6 +141,40 @@ def test_a_command_that_does_not_run_is_one_sentence_and_no_record(tmp_path, arg
     assert said in told
     assert len(told.strip().splitlines()) == 1
     assert not list(tmp_path.glob("*/*"))
+
+
+@pytest.mark.slow
+def test_a_results_folder_that_goes_takes_neither_the_record_nor_the_exit_code(tmp_path):
+    process = started(tmp_path, "--", sys.executable, "-c", JOB, "15")
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.6)
+    [folder] = tmp_path.glob("*/watch-*")
+    shutil.rmtree(folder)
+    _, told = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in told) == (3, False)
+    assert record(tmp_path)["exit_code"] == 3
+    assert len(read_watch(folder).samples) >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root makes a program that runs as another user"
+)
+def test_a_command_that_runs_as_another_user_is_said_to_be_hard_to_read(tmp_path):
+    # As nobody, but with root's way into folders, for Python may lie in one of root's.
+    other = ("setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=+dac_read_search")
+    program = tmp_path / "sleep"
+    shutil.copy("/bin/sleep", program)
+    tmp_path.chmod(0o777)
+    program.chmod(0o4755)
+    watch = (sys.executable, "-m", "pyperf_suite", "watch", "--interval", "0.2", "--results", str(tmp_path / "r"))
+    other = (*other, "--ambient-caps=+dac_read_search")
+    if subprocess.run((*other, "true"), capture_output=True).returncode:
+        pytest.skip("setpriv cannot make another user here")
+    command = (*other, *watch, "--", str(program), "1.5")
+    done = subprocess.run(command, env={**os.environ, "HOME": "/tmp"}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "another user" in done.stderr
 
 
 @pytest.mark.slow
