@@ -233,10 +233,10 @@ int main() {
         std::istringstream words(line);
         words >> what;
         try {
-            if (what == "isas")
-                std::cout << usable() << std::endl;
-            else
-                std::cout << "worst " << (what == "product" ? product(words) : attention(words)) << std::endl;
+            const std::string answer = what == "isas"      ? usable()
+                                       : what == "product" ? text("worst ", product(words))
+                                                           : text("worst ", attention(words));
+            std::cout << answer << std::endl;
         } catch (const pyperf::InputError& error) {
             std::cout << "refused " << error.what() << std::endl;
         }
