@@ -65,8 +65,8 @@ template <typename Format> inline std::int64_t groups_in(std::int64_t depth) {
     return (depth + Format::GROUP - 1) / Format::GROUP;
 }
 
-// Elements of rows that exist, `width` apart, among zeros. Not inlined: where the edge is, its addresses would be computed
-// beside those of every block.
+// Elements of rows that exist, `width` apart, among zeros. Not inlined: where the edge is, its addresses would be
+// computed beside those of every block.
 template <typename Source, int SIZE>
 __attribute__((noinline)) void copy_edge(const Source* source, std::int64_t ld, std::int64_t rows, std::int64_t columns,
                                          int width, Source (&edge)[SIZE]) {

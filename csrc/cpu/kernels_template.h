@@ -13,7 +13,7 @@ constexpr int A_STRIDE = 640;
 constexpr int MAX_DEPTH = 512;
 static_assert(A_STRIDE >= MAX_DEPTH + LANES, "a row of an A panel must hold the deepest tile and a vector more");
 
-typedef float UnalignedVec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef float UnalignedVec __attribute__((vector_size(LANES * 4), aligned(1), may_alias));  // or bytes, as they lie
 typedef std::uint16_t HalfVec __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
 typedef std::uint32_t BitsVec __attribute__((vector_size(LANES * 4)));
 #if !defined(__clang__) && __GNUC__ < 12

@@ -118,7 +118,8 @@ double share(double found, double due, double magnitude) {
 void require_untouched(const Elements& elements, std::int64_t index) {
     const char* element = elements.data + index * bytes_of(elements.type);
     for (int byte = 0; byte < bytes_of(elements.type); ++byte)
-        if (static_cast<unsigned char>(element[byte]) != canary) throw std::logic_error("memory outside of C was written");
+        if (static_cast<unsigned char>(element[byte]) != canary)
+            throw std::logic_error("memory outside of C was written");
 }
 
 double product(std::istream& line) {
@@ -172,8 +173,8 @@ double attention(std::istream& line) {
     std::string type;
     AttentionOptions options;
     std::int64_t seed;
-    line >> options.isa >> type >> options.causal >> options.batch >> options.heads >> options.kv_heads >> options.seq_q >>
-        options.seq_k >> options.head_dim >> options.blocks.m >> options.blocks.n >> options.workers >> seed;
+    line >> options.isa >> type >> options.causal >> options.batch >> options.heads >> options.kv_heads >>
+        options.seq_q >> options.seq_k >> options.head_dim >> options.blocks.m >> options.blocks.n >> options.workers >> seed;
     if (!line) throw pyperf::InputError("an attention has 13 words");
     options.type = type_named(type);
     options.blocks.n *= kernels_named(options.isa).of(options.type).nr;
@@ -233,10 +234,10 @@ int main() {
         std::istringstream words(line);
         words >> what;
         try {
-            if (what == "isas")
-                std::cout << usable() << std::endl;
-            else
-                std::cout << "worst " << (what == "product" ? product(words) : attention(words)) << std::endl;
+            const std::string answer = what == "isas"      ? usable()
+                                       : what == "product" ? text("worst ", product(words))
+                                                           : text("worst ", attention(words));
+            std::cout << answer << std::endl;
         } catch (const pyperf::InputError& error) {
             std::cout << "refused " << error.what() << std::endl;
         }

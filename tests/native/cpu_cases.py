@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 CSRC = HERE.parents[1] / "csrc"
 # Kernels that round the weights of attention to bfloat16 as well as its result.
 ROUND_WEIGHTS = ("neon_bf16", "amx", "avx512_bf16")
-SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+SANITIZED = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 LAYOUTS = ("0 0", "0 1", "1 0", "1 1")  # whether A, and whether B, is transposed
 # A sanitizer that is preloaded into the tests must not get into the compiler or the emulator.
 # Memory that is held to the end is no leak here: workers wait for work as long as the process lives.
