@@ -30,7 +30,7 @@ _CLOCK = pytest.StashKey["ReplayClock"]()
 _RUN = pytest.StashKey["SuiteRun"]()
 USAGE_ERROR = 2
 
-# Set by a session that measures tests in this one (pytests/parent.py).
+# Set by a session that measures tests in this one (pytests/run.py).
 CHILD = "PYPERF_PYTEST_CHILD"
 
 

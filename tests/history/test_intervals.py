@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from pyperf_suite.history.intervals import (
+from pyperf_suite.history.verdict import (
     EXACT_UP_TO,
     RESAMPLES,
     Proportion,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pyperf_suite.hardware.devices import Device, Unavailable
-from pyperf_suite.measure import energy
-from pyperf_suite.measure.energy import EnergyMeter, GpuEnergy, PackageEnergy, step_of
+from pyperf_suite.measure import telemetry
+from pyperf_suite.measure.telemetry import EnergyMeter, GpuEnergy, PackageEnergy, step_of
 
 WATTS = 250.0
 
@@ -121,9 +121,9 @@ def test_a_gpus_counter_is_its_own_or_none() -> None:
 
 
 def test_a_device_without_a_counter_says_so_once_for_all_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(energy.PackageEnergy.__init__, "__defaults__", (tmp_path,))
-    energy.energy_meter.cache_clear()
+    monkeypatch.setattr(telemetry.PackageEnergy.__init__, "__defaults__", (tmp_path,))
+    telemetry.energy_meter.cache_clear()
     try:
-        assert isinstance(energy.energy_meter(Device("cpu")), Unavailable)
+        assert isinstance(telemetry.energy_meter(Device("cpu")), Unavailable)
     finally:
-        energy.energy_meter.cache_clear()
+        telemetry.energy_meter.cache_clear()
