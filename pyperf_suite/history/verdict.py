@@ -40,7 +40,8 @@ def student_t(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[
     mean = float(sample.mean())
     if len(sample) == 1:
         return mean, mean, mean
-    half_width = float(special.stdtrit(len(sample) - 1, (1 + confidence) / 2)) * _standard_error(sample)
+    standard_error = float(sample.std(ddof=1)) / math.sqrt(len(sample))
+    half_width = float(special.stdtrit(len(sample) - 1, (1 + confidence) / 2)) * standard_error
     return mean, mean - half_width, mean + half_width
 
 
@@ -132,10 +133,6 @@ def _upper_tails(count: int) -> np.ndarray:
         chances = (chances + with_rank) / 2
     # Summed from the far end, so that the smallest tails are not lost in rounding.
     return np.cumsum(chances[::-1])[::-1]
-
-
-def _standard_error(sample: np.ndarray) -> float:
-    return float(sample.std(ddof=1)) / math.sqrt(len(sample))
 
 
 def _sample(values: Sequence[float]) -> np.ndarray:

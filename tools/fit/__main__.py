@@ -45,12 +45,7 @@ Blocks = Mapping[str, Mapping[str, CalibrationBlock]]
 Fit = Callable[[Path, Mapping[str, Calibration]], Blocks]
 
 
-def _step(folder: Path, fitted: Mapping[str, Calibration]) -> Blocks:
-    """The constants of frameworks, on top of the laws of kernels as they were just fitted."""
-    return {POOLED: fit_step(folder, lambda gpu, dtype: prices_of(fitted.get(gpu.name, gpu), dtype))}
-
-
-# In the order in which they are made: iterations are predicted by the laws of kernels.
+# In the order in which they are made: iterations are predicted by the laws of kernels as they were just fitted.
 FITS: Mapping[str, Fit] = {
     "gemm": lambda folder, _: fit_gemm(folder),
     "attention": lambda folder, _: fit_attention(folder),
@@ -59,7 +54,9 @@ FITS: Mapping[str, Fit] = {
     "grouped_gemm": lambda folder, _: fit_grouped_gemm(folder),
     "memory": lambda folder, _: fit_memory(folder),
     "collectives": lambda folder, _: fit_collectives(folder),
-    "step": _step,
+    "step": lambda folder, fitted: {
+        POOLED: fit_step(folder, lambda gpu, dtype: prices_of(fitted.get(gpu.name, gpu), dtype))
+    },
 }
 
 
