@@ -92,7 +92,7 @@ class Guards:
             found += [
                 f"{kind.__module__}.{kind.__qualname__}.{name}"
                 for name in vars(kind).keys() - names
-                if _inherited(kind, name)
+                if any(name in vars(base) for base in kind.__mro__[1:])
             ]
         return found
 
@@ -127,10 +127,6 @@ class Guards:
         # Methods of a tensor are its base's: one that is put on the class itself hides it.
         if name == "torch" and hasattr(module, "Tensor"):
             self._methods.append((module.Tensor, frozenset(vars(module.Tensor))))
-
-
-def _inherited(kind: type, name: str) -> bool:
-    return any(name in vars(base) for base in kind.__mro__[1:])
 
 
 def _callables(module: ModuleType) -> Iterator[str]:

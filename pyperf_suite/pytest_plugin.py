@@ -30,8 +30,21 @@ _CLOCK = pytest.StashKey["ReplayClock"]()
 _RUN = pytest.StashKey["SuiteRun"]()
 USAGE_ERROR = 2
 
-# Set by a session that measures tests in this one (pytests/parent.py).
+# Set by a session that measures tests in this one (pytests/run.py).
 CHILD = "PYPERF_PYTEST_CHILD"
+
+# Options with one value: name, what stands for the value in help, its type, its default, help.
+OPTIONS: tuple[tuple[str, str, Any, Any, str], ...] = (
+    ("--suite-profile", "NAME", str, "quick", "quick (default), standard or full; `pyperf-suite run --list` says how "
+     "long each takes here."),
+    ("--suite-device", "DEVICE", str, "auto", "auto (default), cpu, or cuda:N."),
+    ("--suite-results", "FOLDER", str, "bench_results", "Where runs are kept."),
+    ("--suite-seed", "N", int, 0, "Seed of the order in which cases are measured."),
+    ("--suite-budget", "SECONDS", float, None, "End the run in order within so many seconds, the most informative "
+     "cases first; the rest is skipped."),
+    ("--suite-processes", "N", int, None, "Measure in so many fresh processes, instead of the profile's number."),
+    ("--suite-deadline", "SECONDS", float, 120.0, "How long a test may take in each fresh process (default 120)."),
+)  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -41,23 +54,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
         pluginmanager.register(PytestChild(), CHILD)
     group = parser.getgroup("pyperf-suite", "pyperf_suite: microbenchmarks of transformer training")
-    group.addoption(
-        "--suite-profile",
-        default="quick",
-        metavar="NAME",
-        help="quick (default), standard or full; `pyperf-suite run --list` says how long each takes here.",
-    )
-    group.addoption("--suite-device", default="auto", metavar="DEVICE", help="auto (default), cpu, or cuda:N.")
-    group.addoption("--suite-results", default="bench_results", metavar="FOLDER", help="Where runs are kept.")
-    group.addoption(
-        "--suite-seed", default=0, type=int, metavar="N", help="Seed of the order in which cases are measured."
-    )
-    group.addoption(
-        "--suite-budget",
-        type=float,
-        metavar="SECONDS",
-        help="End the run in order within so many seconds, the most informative cases first; the rest is skipped.",
-    )
+    for name, metavar, kind, default, text in OPTIONS:
+        group.addoption(name, metavar=metavar, type=kind, default=default, help=text)
     group.addoption(
         "--suite-resume",
         nargs="?",
@@ -77,19 +75,6 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         action="store_true",
         help="Measure what tests hand to pytest-benchmark's fixture as the suite does: warm-up, stop rule, and again "
         "in each of the profile's processes.",
-    )
-    group.addoption(
-        "--suite-processes",
-        type=int,
-        metavar="N",
-        help="Measure in so many fresh processes, instead of the profile's number.",
-    )
-    group.addoption(
-        "--suite-deadline",
-        type=float,
-        default=120.0,
-        metavar="SECONDS",
-        help="How long a test may take in each fresh process (default 120).",
     )
 
 

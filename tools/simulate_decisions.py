@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.signal import lfilter
 
-from pyperf_suite.history.intervals import critical_sum
-from pyperf_suite.history.verdict import SequentialRule
+from pyperf_suite.history.verdict import SequentialRule, critical_sum
 
 SHIFTS = (0.0, 0.01, 0.02, 0.03, 0.05)
 TRIALS = 5000

@@ -10,10 +10,90 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyperf_suite.advise.config_fields import ConfigFields
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import strict_json
 from pyperf_suite.laws.transformer import LARGEST, ModelDimensions
+
+# No dimension of a model comes near; larger numbers are not worth repeating to the user.
+LARGEST_COUNT = 1 << 31
+
+
+class ConfigFields:
+    """The fields of a configuration. `origin` names it in errors; a field that is null counts as absent."""
+
+    def __init__(self, values: Mapping[str, Any], origin: str) -> None:
+        self._values = values
+        self._origin = origin
+
+    def count(self, *names: str, default: int | None = None, at_least: int = 0) -> int:
+        """The first of the names that is there, a whole number; else the default.
+
+        Raises UserError for anything else than a whole number within bounds, and where no name and no default is there.
+        """
+        for name in names:
+            if not self.lacks(name):
+                return self._whole(name, self._values[name], at_least)
+        if default is None:
+            raise UserError(f"{self._origin}, lacks the field {' or '.join(names)}: add it.")
+        return default
+
+    def lacks(self, *names: str) -> bool:
+        return all(self._values.get(name) is None for name in names)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """A truth value. Raises UserError for anything else."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise UserError(f"{self._origin}, has {name} = {_shown(value)}, where true or false is expected.")
+        return value
+
+    def counts(self, name: str) -> frozenset[int]:
+        """A list of whole numbers, empty where absent. Raises UserError for anything else."""
+        values = self._values.get(name)
+        if values is None:
+            return frozenset()
+        if not isinstance(values, list):
+            raise UserError(f"{self._origin}, has {name} = {_shown(values)}, where a list is expected.")
+        return frozenset(self._whole(name, value, 0) for value in values)
+
+    def words(self, name: str) -> list[str]:
+        """A list of words, empty where absent. Raises UserError for anything else."""
+        values = self._values.get(name)
+        if values is None:
+            return []
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            raise UserError(f"{self._origin}, has {name} = {_shown(values)}, where a list of words is expected.")
+        return values
+
+    def word(self, name: str) -> str:
+        """A word, empty where absent. Raises UserError for anything else."""
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, str):
+            raise UserError(f"{self._origin}, has {name} = {_shown(value)}, where a word is expected.")
+        return value or ""
+
+    def refuse_unless(self, holds: bool, sentence: str) -> None:
+        """Raise UserError that this configuration is of a kind which is not counted, unless something holds."""
+        if not holds:
+            raise UserError(f"{self._origin}, {sentence}.")
+
+    def _whole(self, name: str, value: Any, at_least: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise UserError(f"{self._origin}, has {name} = {_shown(value)}, where a whole number is expected.")
+        if not at_least <= value <= LARGEST_COUNT:
+            raise UserError(f"{self._origin}, has a {name} that is not within {at_least} to {LARGEST_COUNT}.")
+        return value
+
+
+def _shown(value: Any) -> str:
+    """A value as it may stand in a sentence: a nested or long one by its kind."""
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
 
 # One name of a field, or several of which the first that is there counts.
 Names = str | tuple[str, ...]
@@ -86,11 +166,6 @@ def _llama(fields: ConfigFields) -> ModelDimensions:
     return _llama_like(fields, **_attention_biases(fields), mlp_bias=fields.flag("mlp_bias"))
 
 
-def _qwen3(fields: ConfigFields) -> ModelDimensions:
-    windows = _qwen_windows(fields)
-    return _llama_like(fields, **_head_dim(fields, 128), **_attention_biases(fields), **windows, qk_norm=True)
-
-
 def _qwen2_moe(fields: ConfigFields) -> ModelDimensions:
     return _llama_like(
         fields,
@@ -100,11 +175,6 @@ def _qwen2_moe(fields: ConfigFields) -> ModelDimensions:
         shared_ffn=fields.count("shared_expert_intermediate_size"),
         shared_gate=True,
     )
-
-
-def _qwen3_moe(fields: ConfigFields) -> ModelDimensions:
-    more = _qwen_experts(fields) | _attention_biases(fields) | _qwen_windows(fields)
-    return _llama_like(fields, **more, qk_norm=True)
 
 
 def _qwen3_next(fields: ConfigFields) -> ModelDimensions:
@@ -163,14 +233,6 @@ def _gemma3(fields: ConfigFields) -> ModelDimensions:
         **_windows(fields, lambda layer: (layer + 1) % every != 0, 4096),
         norms=4,
         qk_norm=True,
-    )
-
-
-def _olmoe(fields: ConfigFields) -> ModelDimensions:
-    return _llama_like(
-        fields,
-        **_experts(fields, "num_experts", default=64, top_k=8),
-        other_parameters=_norms_over_all_heads(fields),
     )
 
 
@@ -454,14 +516,20 @@ FAMILIES: dict[str, Callable[[ConfigFields], ModelDimensions]] = {
     "nemotron_h": _nemotron_h,
     "olmo": lambda fields: _llama_like(fields, **_attention_biases(fields), norm_weight=False),
     "olmo2": lambda fields: _llama_like(fields, other_parameters=_norms_over_all_heads(fields)),
-    "olmoe": _olmoe,
+    "olmoe": lambda fields: _llama_like(
+        fields, **_experts(fields, "num_experts", default=64, top_k=8), other_parameters=_norms_over_all_heads(fields)
+    ),
     "opt": _opt,
     "phi": _phi,
     "phi3": lambda fields: _llama_like(fields, **_window_everywhere(fields)),
     "qwen2": lambda fields: _llama_like(fields, qkv_bias=True, **_qwen_windows(fields)),
     "qwen2_moe": _qwen2_moe,
-    "qwen3": _qwen3,
-    "qwen3_moe": _qwen3_moe,
+    "qwen3": lambda fields: _llama_like(
+        fields, **_head_dim(fields, 128), **_attention_biases(fields), **_qwen_windows(fields), qk_norm=True
+    ),
+    "qwen3_moe": lambda fields: _llama_like(
+        fields, **_qwen_experts(fields), **_attention_biases(fields), **_qwen_windows(fields), qk_norm=True
+    ),
     "qwen3_next": _qwen3_next,
     "roberta": _bert,
     "smollm3": lambda fields: _llama_like(fields, **_tied(fields)),

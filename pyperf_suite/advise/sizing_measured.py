@@ -8,16 +8,15 @@ the price of a burst.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pyperf_suite.advise.sizing_search import Candidate, Search
 from pyperf_suite.advise.sizing_step import Part, Setting, parts_of, price, shapes_of
-from pyperf_suite.errors import Interrupted, UserError
+from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.hardware.devices import Device
@@ -29,9 +28,6 @@ from pyperf_suite.probes.calibration import DTYPE_OF_OPERATOR
 from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
 from pyperf_suite.runner.profiles import Profile
 from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.runner.results import RunFolder, create_run
-from pyperf_suite.runner.session import Session
-from pyperf_suite.runner.workers import DEADLINE_S
 from pyperf_suite.spec.findings import Findings, Quantity, Remark, findings, remark
 from pyperf_suite.spec.rows import Column, Reading, readings, table, wins
 from pyperf_suite.workloads.attention import AttentionParameters
@@ -180,30 +176,6 @@ def measuring_plan(settings: Sequence[Setting], device: Device, profile: Profile
     plan = Plan(in_random_order(planned, seed), profile, device, seed)
     plan.validate()
     return plan
-
-
-def measure(
-    plan: Plan, results: Path, done: Callable[[Record], None], deadline_s: float = DEADLINE_S
-) -> tuple[RunFolder, list[Record]]:
-    """Run the plan into a run's folder of its own; `done` is called with the last record of each case.
-
-    Raises UserError if the results folder cannot be written.
-    """
-    session = Session(plan, create_run(results, identity(plan.device), plan), deadline_s)
-    try:
-        session.open()
-        for planned, process in session.visits():
-            record = session.visit(planned, process)
-            if process == plan.profile.processes - 1:
-                done(record)
-        session.finish()
-    except KeyboardInterrupt:
-        raise Interrupted(
-            f"Interrupted; {len(session.records)} records are kept in {session.folder.records_path}."
-        ) from None
-    finally:
-        session.close()
-    return session.folder, list(session.records)
 
 
 def validate(

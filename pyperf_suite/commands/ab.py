@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyperf_suite import files
+from pyperf_suite.commands.measuring import progress_on
 from pyperf_suite.commands.options import (
     Finite,
     axes_option,
@@ -101,6 +102,8 @@ def ab(
       pyperf-suite ab --old numpy==1.26.4 --new numpy==2.1.0 bench_sort.py
       pyperf-suite ab --old main --new . benches/bench_softmax.py:softmax -a n=8192
     """  # noqa: D301 - click keeps the lines below \b as they are
+    from rich.console import Console
+
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.machine import identity
     from pyperf_suite.history.pairs.ab import PairJournal, compare_arms, comparison_folder
@@ -113,14 +116,20 @@ def ab(
         identity(where).slug,
         _manifest(old_arm, new_arm, cases, where, {"budget_s": budget_s, "max_pairs": max_pairs, "seed": seed}),
     )
-    with PairJournal(folder / "pairs.jsonl") as journal, _PairProgress(len(cases), budget_s) as shown:
+    console, seen = Console(stderr=True, emoji=False), set[str]()
+    benchmarks = f"{len(cases)} benchmark{'s' if len(cases) > 1 else ''}"
+    minutes = len(cases) * budget_s / 60
+    console.print(f"{benchmarks}, at most about {minutes:.1f} min", highlight=False, soft_wrap=True)
+    with PairJournal(folder / "pairs.jsonl") as journal, progress_on(console, len(cases)) as show:
+
+        def progress(case: PairedCase, pairs: Sequence[Pair]) -> None:
+            seen.add(f"{case.probe} {case.case_id}")
+            done = len(seen) - 1
+            show(done, len(cases), f"{case.probe}: {len(pairs)} pairs", lambda: (len(cases) - done) * budget_s)
+
+        how = {"budget_s": budget_s, "journal": journal, "progress": progress}
         try:
-            findings = compare_arms(
-                *(old_arm, new_arm, cases, where, rule_for, seed),
-                budget_s=budget_s,
-                journal=journal,
-                progress=shown.pair,
-            )
+            findings = compare_arms(old_arm, new_arm, cases, where, rule_for, seed, **how)
         except KeyboardInterrupt:
             raise Interrupted(f"Interrupted; {journal.written} pairs are kept in {journal.path}.") from None
     _keep(folder, findings)
@@ -270,33 +279,3 @@ def _notes(findings: Sequence[Judgement], folder: Path, results: Path, machine: 
             "How often such verdicts are wrong on this machine is not known: pyperf-suite selfcheck measures it."
         )
     return notes
-
-
-class _PairProgress:
-    """A progress bar on standard error: one step a benchmark, with how many pairs the present one has."""
-
-    def __init__(self, benchmarks: int, budget_s: float) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        console = Console(stderr=True, emoji=False)
-        s = "s" if benchmarks > 1 else ""
-        minutes = benchmarks * budget_s / 60
-        console.print(f"{benchmarks} benchmark{s}, at most about {minutes:.1f} min", highlight=False, soft_wrap=True)
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
-        self._progress = Progress(*columns, console=console, transient=True)
-        self._task = self._progress.add_task("", total=benchmarks)
-        self._seen: set[str] = set()
-
-    def pair(self, case: PairedCase, pairs: Sequence[Pair]) -> None:
-        self._seen.add(f"{case.probe} {case.case_id}")
-        self._progress.update(
-            self._task, completed=len(self._seen) - 1, description=f"{case.probe}: {len(pairs)} pairs"
-        )
-
-    def __enter__(self) -> _PairProgress:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()

@@ -117,24 +117,15 @@ def _measure(
 
     Also whether the budget left time for all of the first round; the others only make it surer.
     """
-    from rich.console import Console
-
-    from pyperf_suite.commands.measuring import folder_of, kept_when_interrupted, progress_on
+    from pyperf_suite.commands.measuring import folder_of, measure_all
     from pyperf_suite.runner.plan import ranks_of
     from pyperf_suite.runner.session import Session
     from pyperf_suite.runner.workers import EachDevice
 
-    folder, console = folder_of(plan, results, resume), Console(stderr=True, emoji=False)
+    folder = folder_of(plan, results, resume)
     session = Session(plan, folder, deadline_s, EachDevice(devices, deadline_s), budget_s)
     visits = [each for each in session.visits() if each[1] % len(devices) == 0 or not ranks_of(each[0])]
-    console.print(f"accept: {session.outlook.line}", highlight=False, soft_wrap=True)
-    with kept_when_interrupted(session):
-        session.open()
-        with progress_on(console, len(visits)) as show:
-            session.visit_all(visits, show, lambda planned, record: f"{planned.case.label}: {record.outcome}")
-        session.finish()
-    if session.cut_short:
-        console.print(session.cut_short, highlight=False, soft_wrap=True)
+    measure_all(session, "accept", visits)
     return folder, not any(process < len(devices) for _, process in session.left_out)
 
 

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pyperf_suite.commands.options import Age, json_option, machine_option, options, path_option, results_option
+from pyperf_suite.commands.options import (
+    Age,
+    json_option,
+    machine_option,
+    options,
+    path_option,
+    results_option,
+    wide_option,
+)
 from pyperf_suite.errors import UserError, printable
 from pyperf_suite.files import write_for_user
 
@@ -36,6 +44,7 @@ also_option = path_option(
 @path_option("--png", help="Draw what is named into FILE.")
 @click.option("--all", "show_all", is_flag=True, help="Every benchmark and every point, however many.")
 @json_option("Print the series as JSON instead of tables.")
+@wide_option
 def history(
     benchmark: str | None,
     results: Path,
@@ -44,8 +53,9 @@ def history(
     png: Path | None,
     show_all: bool,
     as_json: bool,
+    wide: bool,
 ) -> None:
-    """List the stored benchmarks, or draw the series of BENCHMARK: a label, a part or glob of one, or a case's id.
+    """List the stored benchmarks, or show the series of BENCHMARK: a label, a part or glob of one, or a case's id.
 
     \b
     Examples:
@@ -67,11 +77,10 @@ def history(
     if as_json:
         click.echo(_as_json(series, warned))
         return
-    from rich.console import Console
+    from pyperf_suite.render.series import print_list, print_series
+    from pyperf_suite.render.terminal import console_for
 
-    from pyperf_suite.history.shown.listing import print_list, print_series
-
-    console = Console(emoji=False)
+    console = console_for(wide)
     if len(series) == 1:
         print_series(console, series[0], steps[0], show_all)
     else:
@@ -166,7 +175,7 @@ def export(
       pyperf-suite export -o history.csv
       pyperf-suite export 'matmul*' --format parquet -o matmul.parquet
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.history.shown.export import FORMATS, rows_of
+    from pyperf_suite.history.stored.export import FORMATS, rows_of
 
     if chosen == "parquet" and output is None and sys.stdout.isatty():
         raise UserError("Parquet is no text that a terminal could show: name a file with -o.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
-    from pyperf_suite.runner.plan import Plan, Progress
+    from pyperf_suite.runner.plan import Plan, Progress, Visit
     from pyperf_suite.runner.results import RunFolder
     from pyperf_suite.runner.session import Session
 
@@ -58,6 +58,22 @@ def kept_when_interrupted(session: Session) -> Iterator[None]:
         ) from None
     finally:
         session.close()
+
+
+def measure_all(session: Session, what: str, visits: Sequence[Visit] | None = None) -> None:
+    """Make these trials, by default all, and finish; progress and what the budget left out go to standard error."""
+    from rich.console import Console
+
+    console = Console(stderr=True, emoji=False)
+    console.print(f"{what}: {session.outlook.line}", highlight=False, soft_wrap=True)
+    with kept_when_interrupted(session):
+        session.open()
+        visits = session.visits() if visits is None else visits
+        with progress_on(console, len(visits)) as show:
+            session.visit_all(visits, show, lambda planned, record: f"{planned.case.label}: {record.outcome}")
+        session.finish()
+    if session.cut_short:
+        console.print(session.cut_short, highlight=False, soft_wrap=True)
 
 
 # How often a bar's estimate of the time left is made anew.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyperf_suite.hardware.catalogue import GpuSpec
     from pyperf_suite.laws.calibration import Calibration
     from pyperf_suite.laws.explained import KernelPrices
+    from pyperf_suite.runner.plan import Plan
     from pyperf_suite.runner.results import RunFolder
     from pyperf_suite.spec.findings import Findings
 
@@ -147,23 +148,25 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _measured(found: Sizing, prices: KernelPrices, profile: str, device: str, results: Path) -> Measured:
     """Measure the present model and the best candidates with a progress bar: findings, the same as JSON, the run."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from pyperf_suite.advise.sizing_measured import SizingRun, measure, validation_findings
+    from pyperf_suite.advise.sizing_measured import SizingRun, validation_findings
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.runner.plan import Outlook
     from pyperf_suite.runner.profiles import find_profile
 
     run = SizingRun.of(found.gpu, found.search, resolve(device), find_profile(profile))
-    console = Console(stderr=True, emoji=False)
-    console.print(f"measuring: {Outlook(run.plan).line}", highlight=False, soft_wrap=True)
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(run.plan.cases))
-        folder, records = measure(run.plan, results, lambda _: progress.advance(task))
-    found_here = run.judged(prices, records)
+    folder = run_of(run.plan, results)
+    found_here = run.judged(prices, folder.records())
     as_json = {"records": str(folder.records_path), **found_here.to_json(run.names)}
     return validation_findings(run.names, found_here), as_json, folder
+
+
+def run_of(plan: Plan, results: Path) -> RunFolder:
+    """The plan measured into a run's folder of its own. Raises UserError if the results folder cannot be written."""
+    from pyperf_suite.commands.measuring import folder_of, measure_all
+    from pyperf_suite.runner.session import Session
+
+    session = Session(plan, folder_of(plan, results, None))
+    measure_all(session, "measuring")
+    return session.folder
 
 
 def _report(found: Sizing, output: Path | None, as_json: bool, wide: bool, measured: Measured | None) -> None:

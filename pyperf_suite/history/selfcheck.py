@@ -24,10 +24,9 @@ import numpy as np
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.history.intervals import CONFIDENCE, Proportion
 from pyperf_suite.history.pairs.ab import PairJournal, WritePair, comparison_folder
 from pyperf_suite.history.pairs.arms import PairedCase
-from pyperf_suite.history.verdict import WORDS, Judgement, Word
+from pyperf_suite.history.verdict import CONFIDENCE, WORDS, Judgement, Proportion, Word
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.estimates import median_interval
 from pyperf_suite.runner.record import Case

@@ -271,7 +271,7 @@ def unpack_kernels(arrays: Mapping[str, NDArray[Any]], sms: int) -> list[KernelL
 
 
 # Half the width of the 90 % interval, as a logarithm, of what single head dimensions left out showed
-# (`python -m tools.fit.attention_left_out`): one between two that are known, one an octave beyond.
+# (`python -m tools.fit.attention`): one between two that are known, one an octave beyond.
 BETWEEN_WIDTHS = 0.50
 BEYOND_WIDTHS = 0.45
 # The same for a window that was not measured with that width.

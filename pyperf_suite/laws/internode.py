@@ -1,7 +1,7 @@
 """The time of a collective between nodes: what crosses the network, the steps to get there, and measured points.
 
 Fitted to nccl-tests that others published of 2 to 8 nodes (tests/data/published/nccl_tests_between_nodes.csv);
-`python -m tools.fit.internode` fits the constants again and leaves out one source after the other.
+`python -m tools.fit.collectives` fits the constants again and leaves out one source after the other.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NetworkStage:
 
 
 STAGE = NetworkStage(0.90, 0.857, 0.457, 20e-6, 42e-6, 250e3)
-# Where measured times lie, by bytes, as `tools.fit.internode` finds with sources left out; and through two points.
+# Where measured times lie, by bytes, as `tools.fit.collectives` finds with sources left out; and through two points.
 BETWEEN_NODES = Band(
     np.array([2e4, 7e5, 3e7, 2e9]), np.array([-0.37, -0.27, -0.20, -0.11]), np.array([1.30, 1.10, 0.62, 0.24])
 )

@@ -84,7 +84,7 @@ MEMORY_OF_OTHER_KERNELS = Band(
 )
 MEMORY_PERCENT_OF_SAME_KERNELS, MEMORY_PERCENT_OF_OTHER_KERNELS = 13.3, 38.8
 
-# Attention, as half the width of the 90 % interval, a logarithm (`python -m tools.fit.attention_left_out`): a twin
+# Attention, as half the width of the 90 % interval, a logarithm (`python -m tools.fit.attention`): a twin
 # (H100 and H200), or a GPU of another kind (A100 off H100 0.42, L40S off A100 0.55 to 1.04). Between these two lies one
 # of the same kind, of which the tables have no pair: B300 read off B200 was found to err by 14 %, as B200 read off H200
 # does (TensorRT-LLM, 0.28).

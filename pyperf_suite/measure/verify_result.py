@@ -86,7 +86,7 @@ def _compare(
     tolerance: float | None,
     name: str,
 ) -> Verification:
-    if found["kind"] == "plain" and found["value"] is None and _is_something(expected):
+    if _is_nothing(found) and not _is_nothing(expected):
         return refused(NOTHING, f"it returned nothing, where the reference returns {_called(expected)}")
     if expected["kind"] in ("tuple", "dict") and found["kind"] == expected["kind"]:
         return _compare_items(found, expected, load, longest, tolerance, name)
@@ -238,8 +238,8 @@ def _kind(dtype: str) -> str:
     )
 
 
-def _is_something(tree: Mapping[str, Any]) -> bool:
-    return tree["kind"] != "plain" or tree["value"] is not None
+def _is_nothing(tree: Mapping[str, Any]) -> bool:
+    return tree["kind"] == "plain" and tree["value"] is None
 
 
 def _called(tree: Mapping[str, Any]) -> str:

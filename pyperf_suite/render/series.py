@@ -1,4 +1,4 @@
-"""Series of stored runs as figures, for the report's page and as a PNG: points, levels between steps, breaks."""
+"""Series of stored runs: as figures, for the report's page and as a PNG, and in the terminal, all or one whole."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rich.console import Console
+
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import write_for_user
-from pyperf_suite.history.shown.listing import short_commit, unit_name
-from pyperf_suite.history.stored.series import BenchmarkSeries
+from pyperf_suite.history.stored.foreign import FOREIGN_PROBES
+from pyperf_suite.history.stored.series import BenchmarkSeries, SeriesPoint
 from pyperf_suite.history.tracking import Step
+from pyperf_suite.render import text
 from pyperf_suite.render.charts import Chart, chart_of, colours_of, picture
-from pyperf_suite.spec.findings import Figure, Panel, Series
+from pyperf_suite.render.terminal import note, print_table, say
+from pyperf_suite.spec.findings import Figure, Panel, Quantity, Series
+from pyperf_suite.spec.rows import Column, grouped, table
 
 MOST_PANELS = 12  # of a PNG
 _LEAST_SPREAD = 0.1
@@ -60,8 +65,7 @@ def series_figure(series: BenchmarkSeries, steps: Sequence[Step]) -> Figure:
         lines.append(Series(label, [index for index, _ in own], value, "points", low, high))
         level = f"law of {label}" if len(units) > 1 else _LEVEL
         lines.append(Series(level, *_levels(series, unit, steps), "beside"))
-    is_time = series.unit_of_measure in ("s", "seconds")
-    label, y_unit = ("time", "duration") if is_time else (series.unit_of_measure, "")
+    label, y_unit = ("time", "duration") if _is_time(series) else (series.unit_of_measure, "")
     panel = Panel("", "run", label, tuple(lines), tuple(each.index - 0.5 for each in series.breaks), y_unit=y_unit)
 
     def listed(heading: str, held: Iterable[tuple[int, str]]) -> str:
@@ -74,9 +78,9 @@ def series_figure(series: BenchmarkSeries, steps: Sequence[Step]) -> Figure:
     return Figure("", f"{series.probe}: {series.title}", caption, ((panel,),))
 
 
-def _commits(step: Step) -> str:
+def _commits(step: Step, word: str = "") -> str:
     known = step.commit_before and step.commit_after
-    return f" ({step.commit_before[:9]} to {step.commit_after[:9]})" if known else ""
+    return f" ({word}{step.commit_before[:9]} to {step.commit_after[:9]})" if known else ""
 
 
 def series_chart(series: BenchmarkSeries, figure: Figure, commits: bool = False) -> Chart:
@@ -84,7 +88,7 @@ def series_chart(series: BenchmarkSeries, figure: Figure, commits: bool = False)
     panel = figure.rows[0][0]
     assert isinstance(panel, Panel)
 
-    def note(place: float) -> str:
+    def words(place: float) -> str:
         point = series.points[int(place)]
         return " ".join(filter(None, (point.run_id, short_commit(point), point.unit and unit_name(point.unit))))
 
@@ -103,7 +107,7 @@ def series_chart(series: BenchmarkSeries, figure: Figure, commits: bool = False)
         x_range=(-0.6, len(days) - 0.4),
         ticks=tuple((float(index), days[index]) for index in range(0, len(days), -(-len(days) // _TICKS) or 1)),
         traces=tuple(
-            replace(trace, notes=tuple(map(note, trace.x))) if trace.style == "points" else trace
+            replace(trace, notes=tuple(map(words, trace.x))) if trace.style == "points" else trace
             for trace in chart.traces
         ),
     )
@@ -120,3 +124,129 @@ def _levels(series: BenchmarkSeries, unit: str, steps: Sequence[Step]) -> tuple[
             across += [start - 0.5, end - 0.5]
             level += [statistics.median(values)] * 2
     return across, level
+
+
+# Series in the terminal.
+
+_BARS, _LANE = "▁▂▃▄▅▆▇█", 20
+# Of the units of one identity each has its own mark, in the order of their first point.
+_MARKS = "●○◆◇■□▲△"
+# Less of a spread than this is drawn flat: otherwise the eye takes noise for change.
+_LEAST_RISE = 0.05
+_NEWEST = 20
+
+
+def print_list(console: Console, listed: Sequence[BenchmarkSeries], left_out: Sequence[str]) -> None:
+    """A table for each machine: trend, runs, newest value and benchmark; then what is not listed."""
+    columns = (
+        Column("trend", lambda series: sparkline(series.values)),
+        Column("runs", lambda series: len(series.points), priority=2),
+        Column("newest", _newest),
+        Column("on", lambda series: series.points[-1].started_at[:10] if series.points else None, priority=0),
+        Column("probe", priority=0),
+        Column("benchmark", "title", priority=2),
+    )
+    for machine, own in grouped(listed, lambda series: series.machine).items():
+        print_table(console, table(machine, columns, own))
+    for sentence in left_out:
+        note(console, sentence)
+
+
+def print_series(console: Console, series: BenchmarkSeries, steps: Sequence[Step], show_all: bool) -> None:
+    """One series: its name, what changed in it, and its newest points with the place of each between the extremes."""
+    say(console, "", series.title, style="bold")
+    say(console, "", f"{series.probe}, case {series.case_id}, on {series.machine}")
+    for each in series.breaks:
+        say(console, "[yellow]break[/yellow]", f"{series.points[each.index].started_at[:10]}: {each.what}")
+    nominated = "" if series.kind == "static" else "; nominated, not confirmed"
+    if nominated and series.probe not in FOREIGN_PROBES:  # what another project measures cannot be rerun here
+        nominated += ": `pyperf-suite track --confirm`"
+    for step in steps:
+        point = series.points[step.index]
+        on = f" on {unit_name(point.unit)}" if len(series.units) > 1 else ""
+        told = f"{point.started_at[:10]}: {step.effect}{on}{_commits(step, 'commits ')}{nominated}"
+        say(console, "[magenta]step[/magenta]", told)
+    first = 0 if show_all else max(0, len(series.points) - _NEWEST)
+    broken, units, unit = {each.index for each in series.breaks}, list(series.units), _unit(series)
+    bottom, top = _span([end for point in series.points for end in (point.low, point.high)] or [0.0])
+
+    def lane(point: SeriesPoint) -> str:
+        low, at, high = (
+            round((value - bottom) / (top - bottom) * (_LANE - 1)) for value in (point.low, point.value, point.high)
+        )
+        places = ["─" if low <= place <= high else "·" for place in range(_LANE)]
+        places[at] = _MARKS[units.index(point.unit) % len(_MARKS) if point.unit else 0]
+        return "".join(places)
+
+    def value(point: SeriesPoint) -> Quantity:
+        return Quantity(point.value, unit, point.low, point.high, point.processes)
+
+    columns = (
+        Column("run", lambda row: row[1].run_id),
+        Column("begun", lambda row: row[1].started_at[:16].replace("T", " "), priority=0),
+        Column("lowest to highest", lambda row: lane(row[1])),
+        Column("time" if _is_time(series) else series.unit_of_measure, lambda row: value(row[1]), unit, priority=2),
+        Column("processes", lambda row: f"{row[1].processes}" + _failed(row[1]), priority=0),
+        Column("commit", lambda row: short_commit(row[1])),
+        Column("unit", lambda row: unit_name(row[1].unit) if row[1].unit else None),
+        Column("", lambda row: "after a break" if row[0] in broken else ""),
+    )
+    print_table(console, table("", columns, list(enumerate(series.points))[first:]))
+    if first:
+        note(console, f"{first} earlier points are not listed: --all lists them.")
+    if failed := series.failed_runs:
+        runs = "run" if len(failed) == 1 else "runs"
+        nothing = "" if series.points else "No run measured it. "
+        note(console, f"{nothing}It failed in {len(failed)} {runs}, the last {failed[-1]}.")
+
+
+def sparkline(values: Sequence[float], width: int = 24) -> str:
+    """The newest at the right, the lowest as the lowest bar; more values than `width` are put together by medians."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [round(number * len(values) / count) for number in range(count + 1)]
+    heights = [statistics.median(values[start:end]) for start, end in itertools.pairwise(edges)]
+    bottom, top = _span(heights)
+    # With an even number of bars the middle lies between two: a quarter off, what is flat stays on one of them.
+    bars = (max(0.0, (height - bottom) / (top - bottom) * (len(_BARS) - 1) - 0.25) for height in heights)
+    return "".join(_BARS[round(bar)] for bar in bars)
+
+
+def _span(values: Sequence[float]) -> tuple[float, float]:
+    """The range to draw: what there is, widened about its middle where it is next to nothing."""
+    middle = (min(values) + max(values)) / 2
+    half = max((max(values) - min(values)) / 2, abs(middle) * _LEAST_RISE / 2) or 0.5
+    return middle - half, middle + half
+
+
+def _newest(series: BenchmarkSeries) -> str:
+    if not series.points:
+        return "failed"
+    said = text.told(Quantity(series.points[-1].value, _unit(series)))
+    return said if _is_time(series) else f"{said} {series.unit_of_measure}"
+
+
+def _unit(series: BenchmarkSeries) -> str:
+    """The unit in which the series' median has one to three digits before the point; only times are scaled."""
+    if not _is_time(series) or not series.points:
+        return ""
+    return text.shown_in("duration", [statistics.median(series.values)])[0]
+
+
+def _is_time(series: BenchmarkSeries) -> bool:
+    return series.unit_of_measure in ("s", "seconds")
+
+
+def _failed(point: SeriesPoint) -> str:
+    return f" of {point.processes + point.failed}" if point.failed else ""
+
+
+def unit_name(unit: str) -> str:
+    """As much of a GPU's UUID as tells a handful of them apart."""
+    return unit[:12] or "unnamed unit"
+
+
+def short_commit(point: SeriesPoint) -> str:
+    """The commit as git shortens it, with + where files were changed beside it; empty where it is not known."""
+    return f"{point.commit[:9]}{'+' if point.dirty else ''}" if point.commit else ""

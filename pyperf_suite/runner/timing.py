@@ -14,11 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from pyperf_suite.hardware.devices import Device, Unavailable
-from pyperf_suite.measure.energy import energy_meter
 from pyperf_suite.measure.sampling import Measurement, measure
 from pyperf_suite.measure.spot_checks import CheckVerdict, SpotChecks, WrongLaunch
 from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Launch, Stopwatch
-from pyperf_suite.measure.telemetry import Around, around_gpu
+from pyperf_suite.measure.telemetry import Around, around_gpu, energy_meter
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case, Metric
 from pyperf_suite.workloads.workload import Observed, Prepared, Work

@@ -160,12 +160,8 @@ def mean_speedup(pairs: Sequence[tuple[Reading, Reading]]) -> Ratio | None:
         for p in processes
     ]
     # Errors of single readings are independent: they add as squares, and a mean over pairs has less of them.
-    squares = math.fsum(_half_width(reading) ** 2 for pair in pairs for reading in pair)
+    squares = math.fsum(((each.high - each.low) / (2 * each.seconds)) ** 2 for pair in pairs for each in pair)
     return ratio_over_processes(ratios, math.sqrt(squares) / len(pairs))
-
-
-def _half_width(reading: Reading) -> float:
-    return (reading.high - reading.low) / (2 * reading.seconds)
 
 
 @dataclass(frozen=True)

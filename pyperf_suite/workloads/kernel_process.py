@@ -489,7 +489,7 @@ class KernelProcess:
 
     def _restore(self, start: int, count: int) -> None:
         for index in range(start, start + count):
-            self._fill(index % len(self._sets), _is_modified)
+            self._fill(index % len(self._sets), lambda leaf: leaf.role == "modified")
 
     def _resolution_s(self) -> float:
         """The median time of a sample that launches nothing."""
@@ -616,10 +616,6 @@ def _line_of(value: Any) -> int:
 
 def _is_any(_: Leaf) -> bool:
     return True
-
-
-def _is_modified(leaf: Leaf) -> bool:
-    return leaf.role == "modified"
 
 
 def _nothing(*_: Any) -> None:

@@ -18,7 +18,6 @@ from pyperf_suite.advise.sizing_measured import (
     PROBE,
     SizingRun,
     chosen,
-    measure,
     measuring_plan,
     name_of,
     require_gpu,
@@ -28,6 +27,7 @@ from pyperf_suite.advise.sizing_measured import (
 from pyperf_suite.advise.sizing_search import Bounds, Search, judged
 from pyperf_suite.advise.sizing_step import Setting
 from pyperf_suite.cli import main
+from pyperf_suite.commands import size as size_command
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device, resolve
@@ -198,12 +198,10 @@ def test_settings_are_measured_through_the_runner_into_a_folder_of_their_own(tmp
     small = Setting(ModelDimensions(layers=1, hidden=32, ffn=64, heads=2, vocab=64), seq=16)
     settings = [small, Setting(ModelDimensions(layers=1, hidden=32, ffn=96, heads=2, vocab=64), seq=16)]
     plan = measuring_plan(settings, device, QUICK)
-    told: list[Record] = []
-    folder, records = measure(replace(plan, cases=plan.cases[:3]), tmp_path, told.append)
-    assert folder.records() == records
+    records = size_command.run_of(replace(plan, cases=plan.cases[:3]), tmp_path).records()
     found = validate(settings, Rates(), records, device)
     read = {product.case.case_id for product in found.products if product.reading is not None}
-    assert read == {record.case_id for record in told} == {planned.case.case_id for planned in plan.cases[:3]}
+    assert read == {record.case_id for record in records} == {planned.case.case_id for planned in plan.cases[:3]}
 
 
 def test_the_fastest_candidates_beyond_the_noise_are_measured_once_each_and_padding_is_no_work() -> None:
@@ -224,15 +222,12 @@ MODEL = ["--layers", "2", "--hidden", "256", "--heads", "4", "--ffn", "768", "--
 
 def test_size_measures_and_tells_predicted_beside_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runner's place is taken by times of half the made-up rate, on a machine whose GPU is the one asked for."""
-    folder = SimpleNamespace(records_path=tmp_path / "records.jsonl", records=list)
 
-    def run(plan: Any, results: Path, told: Any) -> tuple[Any, list[Record]]:
+    def run(plan: Any, results: Path) -> Any:
         records = [record(each.case, 2 * rate_s(each.case), process) for process in range(3) for each in plan.cases]
-        for each in records[: len(plan.cases)]:
-            told(each)
-        return folder, records
+        return SimpleNamespace(records_path=tmp_path / "records.jsonl", records=lambda: records)
 
-    monkeypatch.setattr(sizing_measured, "measure", run)
+    monkeypatch.setattr(size_command, "run_of", run)
     monkeypatch.setattr(sizing_measured, "require_gpu", lambda *asked: None)
     asked = ["size", *MODEL, "--gpu", "H200", "--vary", "vocab", "--measure", "--device", "cpu", "--json"]
     done = CliRunner().invoke(main, asked, catch_exceptions=False)

@@ -16,8 +16,7 @@ from pyperf_suite.laws.attention_kernels import (
 )
 from pyperf_suite.laws.calibration import ResidualGrid, shipped_calibration
 from pyperf_suite.laws.transfers import OTHER_KIND, SAME_KIND, TWIN
-from tools.fit.attention import block_of, fit_attention, fit_grid, fit_law, read_tables
-from tools.fit.attention_left_out import left_out
+from tools.fit.attention import block_of, fit_attention, fit_grid, fit_law, left_out, read_tables
 
 NAME = f"{PLAIN['bf16']}.trtllm"
 

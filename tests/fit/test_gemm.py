@@ -14,6 +14,7 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import POOLED, ResidualGrid, shipped_calibration
 from pyperf_suite.laws.gemm import MenuCoefficients, Rates, gemm_law, menu_seconds
+from tools.fit.fitting import SiteKriging
 from tools.fit.gemm import (
     LIBRARY_LIKENESS,
     GemmTable,
@@ -27,7 +28,6 @@ from tools.fit.gemm import (
     read_gemm_tables,
 )
 from tools.fit.published import SAMPLE
-from tools.fit.site_kriging import SiteKriging
 
 M = np.array([1.0, 16.0, 128.0, 129.0, 1024.0, 8192.0])
 EDGES = 2.0 ** np.arange(6, 15)

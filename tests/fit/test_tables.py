@@ -18,10 +18,9 @@ from pyperf_suite.laws.calibration import (
     load_calibration,
     shipped_calibration,
 )
-from tools.fit import tables
-from tools.fit.__main__ import main
+from tools.fit import __main__ as tables
+from tools.fit.__main__ import FITS, is_as_shipped, main, save
 from tools.fit.published import SAMPLE
-from tools.fit.tables import FITS, is_as_shipped, save
 
 
 def invoke(*arguments: str) -> Result:

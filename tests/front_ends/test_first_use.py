@@ -17,8 +17,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from pyperf_suite.cli import main
-from pyperf_suite.commands.completions import axes_of
-from pyperf_suite.commands.group import MAP
+from pyperf_suite.commands.group import MAP, axes_of
 from pyperf_suite.errors import nearest, offer
 from pyperf_suite.spec.discovery import probe_names
 

@@ -20,7 +20,7 @@ PACKAGE = Path(pyperf_suite.__file__).parent
 # Who may ask for the date: names of runs, moments of records, the ages of runs. No deadline and no duration.
 OF_THE_WALL = {
     *("history/stored/prune.py", "history/pairs/ab.py", "history/selfcheck.py"),
-    "pytests/parent.py",
+    "pytests/run.py",
     *("runner/results.py", "runner/measuring.py", "runner/session.py"),
 }
 WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.now"}

@@ -11,7 +11,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import write_for_user
-from pyperf_suite.history.shown.export import (
+from pyperf_suite.history.stored.export import (
     as_csv,
     as_github_action_benchmark,
     as_json,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite.commands.track import track
+from pyperf_suite.commands.compare import track
 from pyperf_suite.errors import UserError
 from pyperf_suite.history import confirm, tracking
 from pyperf_suite.history.pairs import builds

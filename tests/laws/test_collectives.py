@@ -26,7 +26,7 @@ from pyperf_suite.laws.collectives import (
 )
 from pyperf_suite.laws.internode import FILL_BYTES, STAGE, Point, network_of
 from pyperf_suite.laws.traffic import OPERATIONS, busbw
-from tools.fit import internode as internode_fit
+from tools.fit import collectives as internode_fit
 from tools.fit.published import SAMPLE, read_columns, rows_of
 
 CALIBRATED = ("H200 SXM", "H100 SXM", "A100 SXM", "L40S", "B200 SXM")

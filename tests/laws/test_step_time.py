@@ -33,48 +33,25 @@ class MadeUpPrices:
 
     linked: bool = True
 
-    def gemm(self, layout: str, m: Any, n: Any, k: Any) -> Explained:
+    def gemm(self, layout, m, n, k):
         return Explained(2.0 * m * n * k / 1e14)
 
-    def attention(
-        self,
-        causal: bool,
-        backward: bool,
-        batch: Any,
-        seq: Any,
-        heads: Any,
-        kv_heads: Any,
-        head_dim: Any,
-        window: Any = 0,
-    ) -> Explained:
+    def attention(self, causal, backward, batch, seq, heads, kv_heads, head_dim, window=0):
         seq = np.sqrt(np.where(np.asarray(window) > 0, 2 * np.minimum(window, seq) * seq, np.square(seq)))
         flop = (2.5 if backward else 1.0) * 4.0 * batch * heads * seq**2 * head_dim / (2 if causal else 1)
         return Explained(flop / 1e14)
 
-    def latent_attention(self, backward: bool, batch: Any, seq: Any, heads: Any) -> Explained:
+    def latent_attention(self, backward, batch, seq, heads):
         return self.attention(True, backward, batch, seq, heads, heads, 160)
 
-    def grouped_gemm(
-        self,
-        tokens: Any,
-        hidden: Any,
-        width: Any,
-        experts: Any,
-        top_k: Any,
-        ep: Any,
-        tp: Any,
-        gated: bool,
-        backward: bool,
-    ) -> Explained:
+    def grouped_gemm(self, tokens, hidden, width, experts, top_k, ep, tp, gated, backward):
         flop = 2.0 * tokens * top_k / ep * hidden * width / tp * (3 if gated else 2) * (2 if backward else 1)
         return Explained(flop / 1e14)
 
-    def memory_bound(self, nbytes: Any) -> Explained:
+    def memory_bound(self, nbytes):
         return Explained(nbytes / 1e12)
 
-    def collective(
-        self, op: str, nbytes: Any, ranks: Any, ranks_per_node: Any = None, network: float | None = None
-    ) -> Explained:
+    def collective(self, op, nbytes, ranks, ranks_per_node=None, network=None):
         return Explained(np.where(np.asarray(ranks) > 1, nbytes / 1e9 if self.linked else 0.0, 0.0))
 
 

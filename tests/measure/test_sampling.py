@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import signal
 
-from pyperf_suite.measure.sampling import StopRule, measure
+from pyperf_suite.measure.estimates import median_interval
+from pyperf_suite.measure.sampling import SteadyRule, StopRule, is_steady, measure, warm_up
 from pyperf_suite.measure.stopwatch import CpuStopwatch
 
 NOISE = np.random.default_rng(4).standard_normal(1 << 16)
@@ -166,3 +167,211 @@ def test_a_real_sleep_is_measured_by_the_cpu_stopwatch():
     found = measure(lambda index: time.sleep(0.002), CpuStopwatch(), rule)
     assert found.median >= 0.002
     assert found.launches_per_sample == 1
+
+
+def test_times_that_keep_falling_are_not_steady():
+    assert not is_steady([1.1**-index for index in range(200)], 0.02)
+
+
+def test_a_slow_start_is_forgotten():
+    assert is_steady([5.0, 3.0, 2.0, 1.5] + [1.0] * 12, 0.02)
+
+
+def test_noise_without_a_trend_is_steady():
+    noise = np.random.default_rng(0).lognormal(0, 0.3, 100)
+    assert is_steady(noise.tolist(), 0.001)
+
+
+@given(st.lists(st.floats(0.1, 10), max_size=3))
+def test_fewer_than_four_samples_are_never_steady(samples):
+    assert not is_steady(samples, 0.5)
+
+
+@given(st.floats(1e-7, 10), st.integers(4, 100))
+def test_equal_times_are_steady(seconds, count):
+    assert is_steady([seconds] * count, 0.02)
+
+
+def test_warm_up_ends_after_the_clock_has_risen(replay):
+    # Ten milliseconds a launch, falling to one within 100 launches: a processor that wakes up.
+    stopwatch = replay(lambda index: 0.001 + 0.009 * 0.95**index)
+    warm = warm_up(ignore, stopwatch, SteadyRule(0.02, 0.05, 10.0), clock=stopwatch.clock)
+    assert warm.steady
+    assert warm.launch_s == pytest.approx(0.001, rel=0.05)
+    assert warm.launches_per_sample == 1
+    assert warm.seconds == pytest.approx(stopwatch.now)
+
+
+def test_warm_up_that_never_ends_is_cut_at_the_cap_and_says_so(replay):
+    stopwatch = replay(lambda index: 0.001 * 1.01**index)
+    warm = warm_up(ignore, stopwatch, SteadyRule(0.001, 0.05, 1.0), clock=stopwatch.clock)
+    assert not warm.steady
+    assert 0.9 <= warm.seconds <= 1.1
+
+
+def test_a_launch_longer_than_the_cap_is_made_once_and_is_not_called_steady(replay):
+    stopwatch = replay(lambda index: 10.0)
+    warm = warm_up(ignore, stopwatch, SteadyRule(), clock=stopwatch.clock)
+    assert (warm.launches, warm.steady, warm.launch_s) == (1, False, 10.0)
+
+
+def test_short_launches_are_batched_until_the_resolution_is_one_percent(replay):
+    stopwatch = replay(lambda index: 1e-6, resolution_s=1e-7)
+    warm = warm_up(ignore, stopwatch, SteadyRule(), clock=stopwatch.clock)
+    assert stopwatch.resolution_s <= 0.011 * warm.launches_per_sample * 1e-6
+    assert warm.launches_per_sample <= 12
+    assert warm.steady
+
+
+def test_batching_is_not_deceived_by_a_slow_first_launch(replay):
+    stopwatch = replay(lambda index: 1.0 if index == 0 else 1e-6, resolution_s=1e-7)
+    warm = warm_up(ignore, stopwatch, SteadyRule(time_cap_s=3.0), clock=stopwatch.clock)
+    assert warm.launches_per_sample >= 9
+
+
+def test_a_stopwatch_that_costs_more_than_it_tells_does_not_break_the_cap(replay):
+    class Costly(replay):
+        def time(self, *call) -> list[float]:
+            return [told / 1000 for told in super().time(*call)]
+
+    stopwatch = Costly(lambda index: 1e-3 * 1.01**index)
+    warm = warm_up(ignore, stopwatch, SteadyRule(0.001, 0.05, 1.0), clock=stopwatch.clock)
+    assert 0.9 <= warm.seconds <= 1.1
+
+
+def test_indices_go_on_without_gap_or_repetition(replay):
+    indices: list[int] = []
+    stopwatch = replay(lambda index: 2e-5, resolution_s=1e-6)
+    warm = warm_up(indices.append, stopwatch, SteadyRule(), clock=stopwatch.clock)
+    assert indices == list(range(warm.launches))
+
+
+@pytest.mark.parametrize("wrong", [{"tolerance": 0.0}, {"min_time_s": 2.0}, {"min_time_s": -1.0}])
+def test_rules_that_cannot_be_met_are_refused(wrong):
+    with pytest.raises(ValueError, match="must"):
+        SteadyRule(**wrong)
+
+
+def test_a_counted_warm_up_is_exactly_so_many_launches_of_one_sample_each(replay):
+    stopwatch = replay(lambda index: 10.0**-index, resolution_s=0.0)
+    warm = warm_up(ignore, stopwatch, SteadyRule(launches=3), shortest_sample_s=5.0, clock=stopwatch.clock)
+    assert stopwatch.calls == [(0, 1, 1), (1, 1, 1), (2, 1, 1)]
+    assert (warm.launches, warm.launches_per_sample, warm.steady) == (3, 1, False)
+    assert warm.launch_s == pytest.approx(0.1)
+
+
+def test_a_negative_number_of_launches_is_refused():
+    with pytest.raises(ValueError, match="launches cannot be negative"):
+        SteadyRule(launches=-1)
+
+
+QUIET = np.random.default_rng(0).normal(1.0, 0.01, 2000).tolist()
+NOISY = np.random.default_rng(0).normal(1.0, 0.2, 2000).tolist()
+
+
+def test_quiet_samples_stop_by_their_interval():
+    assert StopRule().decide(QUIET[:60], 60, 1.0) == "interval"
+
+
+def test_noisy_samples_go_on():
+    assert StopRule().decide(NOISY[:60], 60, 1.0) is None
+
+
+def test_few_samples_go_on_however_equal():
+    assert StopRule().decide([1.0] * 10, 10, 1.0) is None
+
+
+def test_an_interval_below_the_confidence_asked_for_does_not_stop():
+    rule = StopRule(min_samples=4, min_effective_samples=0)
+    assert median_interval([1.0] * 5, rule.confidence).confidence < rule.confidence
+    assert rule.decide([1.0] * 5, 5, 1.0) is None
+
+
+def test_slowly_wandering_samples_do_not_count_as_many():
+    steps = np.repeat([1.0, 1.004, 0.997, 1.002], 25).tolist()
+    assert StopRule().decide(steps, 100, 1.0) is None
+
+
+def test_nothing_stops_by_its_interval_before_the_shortest_time():
+    assert StopRule(min_time_s=0.5).decide(QUIET[:60], 60, 0.4) is None
+
+
+@pytest.mark.parametrize(
+    ("taken", "elapsed_s", "expected"),
+    [(2000, 1.0, "max_samples"), (3, 5.0, "time_cap"), (2, 60.0, None), (100, 4.9, None)],
+)
+def test_limits_stop_noisy_samples_but_not_before_the_least_number(taken, elapsed_s, expected):
+    assert StopRule().decide(NOISY[:taken], taken, elapsed_s) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rho", "at_least"), [(0.0, 0.93), (0.5, 0.92), (0.9, 0.85)])
+def test_stopping_when_the_interval_is_narrow_does_not_rob_it_of_its_coverage(rho, at_least):
+    rule, hits = StopRule(), 0
+    noise = np.random.default_rng(5).standard_normal((400, 2200))
+    for row in signal.lfilter([np.sqrt(1 - rho**2)], [1, -rho], noise, axis=1)[:, 200:]:
+        samples = 1 + 0.02 * row
+        count = rule.next_checkpoint(0)
+        while rule.decide(samples[:count].tolist(), count, 1.0) is None:
+            count = rule.next_checkpoint(count)
+        interval = median_interval(samples[:count], rule.confidence)
+        hits += interval.low <= 1 <= interval.high
+    assert hits / 400 >= at_least
+
+
+@given(st.lists(st.floats(0.5, 2), min_size=1, max_size=100), st.floats(0, 10))
+def test_the_same_samples_and_time_lead_to_the_same_decision(samples, elapsed_s):
+    rule = StopRule(relative_half_width=0.1)
+    first, again = (rule.decide(list(samples), len(samples), elapsed_s) for _ in range(2))
+    assert first == again
+
+
+@given(st.integers(0, 1999))
+def test_checkpoints_advance_geometrically_and_end_at_the_maximum(samples):
+    rule = StopRule()
+    following = rule.next_checkpoint(samples)
+    assert samples < following <= rule.max_samples
+    assert following >= min(rule.max_samples, int(samples * rule.checkpoint_growth))
+
+
+@given(st.integers(0, 1999), st.floats(0, 5), st.floats(1e-7, 20))
+def test_a_block_leaves_the_time_cap_and_the_next_checkpoint_standing(samples, elapsed_s, sample_s):
+    rule = StopRule()
+    block = rule.next_block(samples, elapsed_s, sample_s)
+    assert 1 <= block <= rule.next_checkpoint(samples) - samples
+    assert block == 1 or elapsed_s + block * sample_s <= rule.time_cap_s
+    assert block == 1 or block * sample_s <= rule.block_s
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"relative_half_width": 0.0},
+        {"confidence": 95},
+        {"min_samples": 0},
+        {"max_samples": 5},
+        {"least_samples": 50},
+        {"min_effective_samples": -1},
+        {"time_cap_s": -1.0},
+        {"checkpoint_growth": 1.0},
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"must|cannot"):
+        StopRule(**wrong)
+
+
+@pytest.mark.parametrize("samples", [QUIET, NOISY])
+def test_exactly_so_many_samples_are_taken_however_they_come_out_and_count_as_what_was_asked(samples):
+    rule = StopRule.exactly(7, block_s=1.0)
+    assert rule.decide(samples[:6], 6, 1e6) is None
+    assert rule.decide(samples[:7], 7, 0.0) == "max_samples"
+    assert rule.is_precise(samples[:7], median_interval(samples[:7], rule.confidence))
+    assert not rule.is_precise(samples[:6], median_interval(samples[:6], rule.confidence))
+
+
+def test_exactly_so_many_are_taken_in_one_block_where_they_fit_into_it():
+    rule = StopRule.exactly(20, block_s=1.0)
+    assert rule.next_block(0, 0.0, 0.01) == 20
+    assert rule.next_block(0, 0.0, 0.25) == 4
+    assert rule.next_block(0, 0.0, 30.0) == 1

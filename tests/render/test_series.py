@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.stored.series import BenchmarkSeries, Break, SeriesPoint
 from pyperf_suite.history.tracking import Step
-from pyperf_suite.render.series import MOST_PANELS, draw_series, series_chart, series_figure
+from pyperf_suite.render.series import (
+    MOST_PANELS,
+    draw_series,
+    print_list,
+    print_series,
+    series_chart,
+    series_figure,
+    sparkline,
+)
 
 
 def series(values: list[float], units: str = "", breaks: tuple[Break, ...] = ()) -> BenchmarkSeries:
@@ -101,3 +113,39 @@ def test_a_picture_that_cannot_be_written_leaves_the_older_one(tmp_path, monkeyp
 def test_a_folder_that_is_not_there_is_one_sentence(tmp_path):
     with pytest.raises(UserError, match="cannot be written"):
         draw_series([series([1.0])], tmp_path / "absent" / "series.png", [()])
+
+
+def test_a_sparkline_rises_from_the_lowest_bar_to_the_highest():
+    assert sparkline([1, 2, 3, 4, 5, 6, 7, 8]) == "▁▂▃▄▅▆▇█"
+
+
+def test_a_thousandth_of_noise_is_drawn_flat():
+    assert len(set(sparkline([1.0, 1.001, 0.999, 1.0]))) == 1
+
+
+def test_a_long_series_keeps_its_step_in_a_short_sparkline():
+    drawn = sparkline([1.0] * 500 + [2.0] * 500, width=10)
+    assert drawn == "▁▁▁▁▁█████"
+
+
+@given(st.lists(st.floats(-1e300, 1e300), max_size=200), st.integers(1, 50))
+def test_a_sparkline_is_never_wider_than_asked(values, width):
+    assert len(sparkline(values, width)) == min(len(values), width)
+
+
+def test_each_point_is_a_row_with_its_place_between_the_extremes_and_the_mark_of_its_unit(capsys):
+    drawn = series([1e-3, 3e-3, 2e-3], units="abb", breaks=(Break(1, "driver 570.1 -> 580.2"),))
+    print_series(Console(width=200), drawn, [], show_all=False)
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("run")][1:]
+    lanes = [next(word for word in row.split() if "·" in word) for row in rows]
+    assert [(lane.find("●"), lane.find("○")) for lane in lanes] == [(1, -1), (-1, 17), (-1, 9)]
+    assert [lane.count("─") for lane in lanes] == [2, 5, 3]
+    assert ["1 [0.9, 1.1]" in rows[0], "after a break" in rows[1], "after a break" in rows[2]] == [True, True, False]
+
+
+def test_exact_figures_are_shown_as_they_are_counted(capsys):
+    static = replace(series([182.0, 40960.0]), metric="shared", unit_of_measure="bytes", kind="static")
+    print_series(Console(width=200), static, [], show_all=True)
+    assert "40960" in capsys.readouterr().out
+    print_list(Console(width=200), [static], [])
+    assert "40960 bytes" in capsys.readouterr().out

@@ -9,8 +9,8 @@ import pytest
 
 from pyperf_suite.hardware.devices import Device, Unavailable
 from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.measure.energy import EnergyMeter
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.measure.telemetry import EnergyMeter
 from pyperf_suite.render.run_report import _why_no_energy
 from pyperf_suite.runner import timing
 from pyperf_suite.runner.measuring import measure_case

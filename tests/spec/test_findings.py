@@ -1,4 +1,7 @@
-"""A claim and what was measured: it holds, it does not, or the interval leaves it open; and effects that are noise."""
+"""A claim and what was measured: it holds, it does not, or the interval leaves it open; and effects that are noise.
+
+Quantities: values in the base of a unit, with bounds where these are known.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.measure.estimates import Ratio, exactly
 from pyperf_suite.spec.findings import (
     NOT_A_NUMBER,
     ONE_PROCESS,
@@ -19,6 +22,7 @@ from pyperf_suite.spec.findings import (
     Remark,
     Table,
     findings,
+    quantity,
     remark,
 )
 
@@ -134,3 +138,32 @@ def test_a_remark_on_an_item_names_its_attributes_and_theirs():
     gain, seconds = Quantity(2.0, "x", 1.9, 2.1, 3), Quantity(0.5, "ms", predicted=True)
     assert told.values == {"sweep_setting": "native", "size": 7, "gain": gain, "seconds": seconds}
     assert not told.is_noise
+
+
+def test_a_unit_that_nothing_is_shown_in_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match=r"'furlong' is no unit: .*GB/s"):
+        Quantity(1.0, "furlong")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "has_interval", "excludes_one"),
+    [
+        (1.1, 1.3, True, True),
+        (0.7, 0.9, True, True),
+        (0.9, 1.1, True, False),
+        (1.0, 1.1, True, False),
+        (1.2, 1.2, False, True),
+        (-math.inf, math.inf, True, False),
+        (1.2, math.inf, True, True),
+        (math.nan, math.nan, False, False),
+    ],
+)
+def test_an_interval_excludes_what_lies_outside_of_it(low, high, has_interval, excludes_one):
+    found = Quantity(1.0, "x", low, high, 3)
+    assert (found.has_interval, found.excludes(1.0)) == (has_interval, excludes_one)
+
+
+def test_a_ratio_keeps_its_bounds_and_processes():
+    assert quantity(Ratio(2, 1.5, 2.5, 3)) == Quantity(2, "x", 1.5, 2.5, 3)
+    assert quantity(Ratio(2, 1.5, 2.5, 3), "%", predicted=True) == Quantity(2, "%", 1.5, 2.5, 3, predicted=True)
+    assert quantity(exactly(2)) == Quantity(2, "x", 2, 2)

@@ -24,6 +24,7 @@ from tools.fit.fitting import (
     LEVEL,
     Blocks,
     by_gpu,
+    conjugate_gradients,
     fit_costs,
     huber_weights,
     limits_of,
@@ -31,7 +32,6 @@ from tools.fit.fitting import (
     roughness,
 )
 from tools.fit.published import Columns, read_columns, tables_like, versions
-from tools.fit.site_kriging import conjugate_gradients
 
 if TYPE_CHECKING:
     from scipy import sparse

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,6 +20,7 @@ from pyperf_suite.laws.grouped_gemm import ExpertCosts
 
 if TYPE_CHECKING:
     from scipy import sparse
+
 
 Floats = NDArray[np.float64]
 Blocks = dict[str, dict[str, CalibrationBlock]]
@@ -147,3 +148,192 @@ def huber_weights(residuals: Floats) -> Floats:
     off = np.abs(residuals)
     scatter = HUBER * max(1.4826 * float(np.median(off)), LEAST_SCATTER)
     return np.minimum(1.0, scatter / np.maximum(off, scatter))
+
+
+Linear = Callable[[Floats], Floats]
+
+# Single measurements are up to twice too long where something else ran too: those off by more than the usual
+# deviation at their m count as off by that (Huber, Annals of Mathematical Statistics 35, 1964), found in a few rounds.
+ROUNDS = 4
+# Times this the median absolute deviation of normal noise is its standard deviation.
+SCATTER = 1.4826
+# A system is solved when its residual is this part of what was given, or after so many steps.
+ENOUGH, STEPS = 1e-4, 200
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Products alike by two logarithms: of tiles of `tile`, or of bytes where it is None, and of k or m (`beside`).
+
+    With `cycled`, the bytes of an L2 in elements, it is of as many copies of the operands as fill it: measurements that
+    cycle through copies, to read them from memory, find those in L2 that just fill it.
+
+    `variance` is relative to a `Likeness`'s others; lengths are doublings over which likeness decays. It is kept at
+    nodes `steps` doublings apart and goes straight between them.
+    """
+
+    variance: float
+    tile: tuple[int, int] | None
+    beside: str
+    lengths: tuple[float, float]
+    steps: tuple[float, float]
+    cycled: float = 0.0
+
+    def likeness(self, these: Sequence[Floats], those: Sequence[Floats]) -> tuple[Floats, Floats]:
+        """Of nodes of each axis with nodes of each axis; the first holds the variance too."""
+        first, second = (
+            np.exp(-np.abs(here[:, None] - there[None, :]) / length)
+            for here, there, length in zip(these, those, self.lengths, strict=True)
+        )
+        return self.variance * first, second
+
+    def read(self, sites: Floats, m: Floats) -> tuple[list[Floats], sparse.csr_matrix]:
+        """The nodes of both axes, and what reads each site's and m's value off the nodes."""
+        from scipy import sparse
+
+        n, k, rows = sites[:, 0][:, None], sites[:, 1][:, None], m[None, :]
+        if self.tile is None:
+            size = rows * n + rows * k + n * k
+            if self.cycled:
+                size = np.clip(size * np.ceil(self.cycled / size) / self.cycled, 1.0, 2.0)
+        else:
+            size = np.ceil(rows / self.tile[0]) * np.ceil(n / self.tile[1])
+        beside = k if self.beside == "k" else rows
+        shape = (len(sites), len(m))
+        nodes, below, above = [], [], []
+        for each, step in zip((size, beside), self.steps, strict=True):
+            place = np.broadcast_to(np.log2(each) / step, shape).ravel()
+            low = np.floor(place)
+            nodes.append(np.arange(low.min(), low.max() + 2) * step)
+            below.append((low - low.min()).astype(np.intp))
+            above.append(place - low)
+        columns = [(below[0] + i) * nodes[1].size + below[1] + j for i in (0, 1) for j in (0, 1)]
+        weights = [
+            (above[0] if i else 1 - above[0]) * (above[1] if j else 1 - above[1]) for i in (0, 1) for j in (0, 1)
+        ]
+        entries = (np.concatenate(weights), (np.tile(np.arange(place.size), 4), np.concatenate(columns)))
+        return nodes, sparse.csr_matrix(entries, shape=(place.size, nodes[0].size * nodes[1].size))
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """How far two products' residuals are alike: variances relative to each other, lengths in doublings of a size.
+
+    Of a site with those of its own n, its own k, near it, or of as large a weight matrix, times that of their m, of
+    which `m_its_own` is each m's own; and of products `alike` wherever they are.
+    """
+
+    same_n: tuple[float, float]
+    same_k: tuple[float, float]
+    near: tuple[float, float, float]
+    same_weights: tuple[float, float]
+    m_length: float
+    m_its_own: float
+    alike: tuple[Alike, ...] = ()
+
+    def of_sites(self, these: Floats, those: Floats) -> Floats:
+        apart = np.log2(these)[:, None, :] - np.log2(those)[None, :, :]
+        n, k = np.abs(apart[..., 0]), np.abs(apart[..., 1])
+        nearness, near_n, near_k = self.near
+        return np.asarray(
+            self.same_n[0] * np.exp(-n / self.same_n[1])
+            + self.same_k[0] * np.exp(-k / self.same_k[1])
+            + nearness * np.exp(-np.hypot(n / near_n, k / near_k))
+            + self.same_weights[0] * np.exp(-np.abs(apart.sum(axis=-1)) / self.same_weights[1])
+        )
+
+    def of_m(self, m: Floats) -> Floats:
+        apart = np.abs(np.log2(m)[:, None] - np.log2(m)[None, :])
+        return np.asarray(np.exp(-apart / self.m_length) + self.m_its_own * (apart == 0))
+
+
+@dataclass(frozen=True)
+class SiteKriging:
+    """The residual as fitted; `m` ascending, `sites` of shape [S, 2], (n, k), `weights` [S, M] over both."""
+
+    likeness: Likeness
+    sites: Floats
+    m: Floats
+    middle: Floats
+    weights: Floats
+
+    def at(self, sites: Floats) -> Floats:
+        """The residual at other sites [T, 2] and every m: [T, M]."""
+        reported = self.middle + self.likeness.of_sites(sites, self.sites) @ self.weights @ self.likeness.of_m(self.m)
+        for alike in self.likeness.alike:
+            nodes, read = alike.read(self.sites, self.m)
+            others, read_others = alike.read(sites, self.m)
+            reported = reported + _passed(alike.likeness(others, nodes), read_others, read, self.weights)
+        return np.asarray(reported)
+
+    @classmethod
+    def fit(cls, sites: Floats, m: Floats, residual: Floats, likeness: Likeness, noise: float) -> SiteKriging:
+        """Fit to residuals [S, M], NaN where not measured; `noise` is its variance relative to the likeness.
+
+        With as many m for each site the likeness of two measurements by their sites is the product of their sites' and
+        of their m's, which is solved by factors; with products that are alike it is solved by conjugate gradients that
+        start from there.
+        """
+        complete = _filled(residual)
+        middle = np.median(complete, axis=0)
+        by_site, by_m = likeness.of_sites(sites, sites), likeness.of_m(m)
+        site_values, site_vectors = np.linalg.eigh(by_site)
+        m_values, m_vectors = np.linalg.eigh(by_m)
+        both = np.outer(site_values, m_values) + noise
+        reads = [(alike, *alike.read(sites, m)) for alike in likeness.alike]
+        passes = [(alike.likeness(nodes, nodes), read) for alike, nodes, read in reads]
+
+        def told_by(weights: Floats) -> Floats:
+            reported = by_site @ weights @ by_m + noise * weights
+            return sum((_passed(between, read, read, weights) for between, read in passes), start=reported)
+
+        def by_factors(reported: Floats) -> Floats:
+            return np.asarray(site_vectors @ (site_vectors.T @ reported @ m_vectors / both) @ m_vectors.T)
+
+        reported, weights = complete, np.zeros_like(complete)
+        for _ in range(ROUNDS):
+            start = weights if weights.any() else by_factors(reported - middle)
+            weights = conjugate_gradients(told_by, by_factors, reported - middle, start, ENOUGH, STEPS)
+            off = complete - reported + noise * weights
+            usual = SCATTER * np.median(np.abs(off), axis=0)
+            reported = complete - off + np.clip(off, -usual, usual)
+        return cls(likeness, sites, m, middle, weights)
+
+
+def _passed(
+    between: tuple[Floats, Floats], read: sparse.csr_matrix, read_from: sparse.csr_matrix, weights: Floats
+) -> Floats:
+    """What the weights of some products tell of others, by way of the nodes of what they are alike in."""
+    first, second = between
+    heaped = (read_from.T @ weights.ravel()).reshape(first.shape[1], second.shape[1])
+    return np.asarray((read @ (first @ heaped @ second.T).ravel()).reshape(-1, weights.shape[1]))
+
+
+def conjugate_gradients(
+    system: Linear, preconditioned: Linear, wanted: Floats, start: Floats, enough: float, steps: int
+) -> Floats:
+    """Where `system` gives what is wanted, within that part of it, or after so many steps."""
+    found = start
+    left = wanted - system(found)
+    near = preconditioned(left)
+    course, gain = near, float(np.vdot(left, near))
+    tolerance = enough * float(np.linalg.norm(wanted))
+    for _ in range(steps):
+        if np.linalg.norm(left) <= tolerance:
+            break
+        moved = system(course)
+        step = gain / float(np.vdot(course, moved))
+        found, left = found + step * course, left - step * moved
+        near = preconditioned(left)
+        before, gain = gain, float(np.vdot(left, near))
+        course = near + gain / before * course
+    return found
+
+
+def _filled(residual: Floats) -> Floats:
+    """Few sites lack a few m: there the residual goes straight from one neighbouring m to the other."""
+    filled = residual.copy()
+    for row in filled:
+        known = np.isfinite(row)
+        row[~known] = np.interp(np.flatnonzero(~known), np.flatnonzero(known), row[known])
+    return filled

@@ -19,9 +19,18 @@ from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.band import Band
 from pyperf_suite.laws.calibration import LIBRARIES, POOLED, CalibrationBlock, ResidualGrid
 from pyperf_suite.laws.gemm import ALIKE, MenuCoefficients, Rates, menu_seconds
-from tools.fit.fitting import SEED, Blocks, by_gpu, fit_constants, in_band_of_others, limits_of
+from tools.fit.fitting import (
+    SEED,
+    Alike,
+    Blocks,
+    Likeness,
+    SiteKriging,
+    by_gpu,
+    fit_constants,
+    in_band_of_others,
+    limits_of,
+)
 from tools.fit.published import read_columns, tables_like
-from tools.fit.site_kriging import Alike, Likeness, SiteKriging
 
 Floats = NDArray[np.float64]
 # Of what columns share, and of what the one held for true departs from it: variances relative to the likeness.

@@ -7,6 +7,7 @@ nothing of. Errors are stated on runs whose model, and on runs whose source, the
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -252,7 +253,8 @@ def fit_generation(runs: Sequence[PricedRun], framework: str, generation: str) -
         return Fitted(*fit_constants(runs, framework))
     fitted = Fitted(*fit_constants(own, framework), own)
     fitted.by_model = left_out(own, framework, lambda run: run.run.name)
-    fitted.by_source = left_out(own, framework, lambda run: _family(run.run.source))
+    # Releases of one repository are one source.
+    fitted.by_source = left_out(own, framework, lambda run: re.split("[@:,]", run.run.source)[0])
     return fitted
 
 
@@ -390,11 +392,6 @@ class Remembered:
             return self._known[key]
 
         return ask
-
-
-def _family(source: str) -> str:
-    """Releases of one repository are one source."""
-    return source.split("@")[0].split(":")[0].split(",")[0]
 
 
 def _percent(errors: NDArray[np.float64]) -> float:

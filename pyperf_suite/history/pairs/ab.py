@@ -22,10 +22,19 @@ from typing import Any
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.history.intervals import bca_bootstrap, student_t
 from pyperf_suite.history.pairs.arms import Arm, PairedCase
 from pyperf_suite.history.pairs.live_pair import PACE, SIDES, ArmFailed, Pace, Pair, measure_pair
-from pyperf_suite.history.verdict import Judgement, SequentialRule, Verdict, Word, judge_figures, percent, suite_words
+from pyperf_suite.history.verdict import (
+    Judgement,
+    SequentialRule,
+    Verdict,
+    Word,
+    bca_bootstrap,
+    judge_figures,
+    percent,
+    student_t,
+    suite_words,
+)
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.workers import WorkerProcess
 from pyperf_suite.spec.discovery import is_users

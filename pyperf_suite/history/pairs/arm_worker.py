@@ -1,7 +1,7 @@
 """One side of a live pair: prepares one case in a fresh process and times short slices of it on request.
 
 Run as a script by the interpreter of either arm, with that arm's build on PYTHONPATH. It asks of the build only what
-any revision has (cases, operators, launches and their stopwatch), so that revisions need to know nothing of pairs.
+any revision has (cases, workloads, launches and their stopwatch), so that revisions need to know nothing of pairs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-# Rotating operands that together exceed the caches so many times leaves nothing of a set when it comes round again.
-CACHE_TURNOVER = 3
-MOST_SETS = 1024
 # Launches for so long tell whether a user's kernel runs on several cores.
 SETTLING_S = 0.02
 _CPU_CLOCK_OF_PROCESS = 2  # CPUCLOCK_SCHED of Linux
@@ -102,49 +99,40 @@ class Bench:
         from pyperf_suite.hardware.devices import resolve
         from pyperf_suite.runner.record import Case
 
-        if importlib.util.find_spec("pyperf_suite.workloads"):
-            from pyperf_suite.workloads import find_workload
-        else:  # a revision in which they were called operators
-            find_workload = importlib.import_module("pyperf_suite.operators").find_operator
+        if not importlib.util.find_spec("pyperf_suite.workloads"):
+            return {"outcome": "unsupported", "reason": "This revision is too old to take turns with another in pairs."}
+        from pyperf_suite.workloads import find_workload
+        from pyperf_suite.workloads.workload import Place
 
         package = {"package": str(Path(pyperf_suite.__file__).parent)}
         where, parsed = resolve(device), Case.from_json(case)
         operator: Any = find_workload(parsed.operator)
         operator.validate(parsed.parameters)
-        if hasattr(operator, "inspect"):  # of older revisions
-            return package | _inspected(operator.inspect(parsed.implementation, parsed.parameters))
-        if hasattr(operator, "ranks") and operator.ranks(parsed.parameters):
+        if operator.ranks(parsed.parameters):
             return {"outcome": "unsupported", "reason": "A case for a group of processes cannot take turns in a pair."}
         if parsed.mode != "burst":
             return {"outcome": "unsupported", "reason": f"Taking turns leaves pauses, so mode={parsed.mode} cannot be."}
         if where.kind != "cpu" and spin_share:
             return {"outcome": "unsupported", "reason": "A slowdown can be injected into launches on a CPU only."}
-        implementation = operator.implementation(parsed.implementation)
-        # Older revisions say it by the names of modules.
-        if getattr(implementation, "needs_torch", "torch" in type(implementation).__module__):
+        if getattr(operator.implementation(parsed.implementation), "needs_torch", False):
             import torch  # noqa: F401 - takes seconds, which the two sides should spend side by side
         if cores:
             os.sched_setaffinity(0, cores)
-        if hasattr(operator, "prepare"):
-            from pyperf_suite.workloads.workload import Place
-
-            if "PYPERF_KERNEL_ROOT" in os.environ:
-                # It says where this code and what it needs lie, which a kernel's own interpreter must not find first.
-                os.environ.pop("PYTHONPATH", None)
-            place = Place(where, parsed.seed, sets=sets)
-            if inputs is not None:  # no revision that lacks it is asked
-                place = replace(place, inputs=inputs)
-            launches = operator.prepare(parsed.parameters, parsed.implementation, place)
-            if launches.exact is not None:
-                return package | _inspected(launches)
-            if getattr(launches, "checks", None) is not None:
-                return package | self._prepare_users(launches, spin_share)
-            checked = launches.check() if verify else None
-        else:
-            launches, checked = _prepared_of_old(operator, implementation, parsed, where, sets, verify)
+        if "PYPERF_KERNEL_ROOT" in os.environ:
+            # It says where this code and what it needs lie, which a kernel's own interpreter must not find first.
+            os.environ.pop("PYTHONPATH", None)
+        place = Place(where, parsed.seed, sets=sets)
+        if inputs is not None:  # no revision that lacks it is asked
+            place = replace(place, inputs=inputs)
+        launches = operator.prepare(parsed.parameters, parsed.implementation, place)
+        if launches.exact is not None:
+            return package | _inspected(launches)
+        if launches.checks is not None:
+            return package | self._prepare_users(launches, spin_share)
+        checked = launches.check() if verify else None
         if checked is not None and not checked.passed:
             return {"outcome": "failed", "reason": f"Wrong result: {checked.message}"}
-        self._close = getattr(launches, "close", None)  # which launches of older revisions lack
+        self._close = launches.close
         self._stopwatch = launches.stopwatch
         self._launch = _slowed(launches.launch, spin_share) if spin_share else launches.launch
         kernel = {"name": launches.kernel.name, "path": launches.kernel.path}
@@ -219,41 +207,8 @@ class Bench:
 
 def _inspected(found: Any) -> dict[str, Any]:
     """Exact figures of what is only looked at: nothing to take turns with."""
-    metrics = {
-        name: dict(metric) for name, metric in (found.exact if hasattr(found, "exact") else found.metrics).items()
-    }
+    metrics = {name: dict(metric) for name, metric in found.exact.items()}
     return {"outcome": "ok", "static": metrics, "kernel": {"name": found.kernel.name, "path": found.kernel.path}}
-
-
-def _prepared_of_old(
-    operator: Any, implementation: Any, case: Any, device: Any, sets: int | None, verify: bool
-) -> tuple[Any, Any]:
-    """Launches of a revision whose implementations took operands, and the verdict on the first."""
-    if not hasattr(operator, "operands"):
-        from pyperf_suite.errors import Unsupported
-
-        raise Unsupported(f"This revision cannot take turns with {case.operator} in pairs.")
-    operands = operator.operands(case.parameters, case.seed)
-    count = sets or _sets(operator.footprint_bytes(case.parameters), device)
-    launches = implementation.prepare(case.parameters, operands, count, device)
-    if not verify:
-        return launches, None
-    launches.poison()
-    launches.launch(0)
-    return launches, operator.verify(case.parameters, operands, launches.output(0).copy())
-
-
-def _sets(footprint_bytes: int, device: Any) -> int:
-    """How many operand sets to rotate through, so that no launch finds in cache what the last one left there."""
-    if device.kind == "cuda":
-        from pyperf_suite.workloads.backends import cuda_device
-
-        cache_bytes = cuda_device(device.index).context.properties.l2_bytes
-    else:
-        from pyperf_suite.hardware import cpu
-
-        cache_bytes = cpu.detect().l2_total_bytes
-    return max(1, min(MOST_SETS, math.ceil(CACHE_TURNOVER * cache_bytes / footprint_bytes)))
 
 
 def _slowed(launch: Callable[[int], object], share: float) -> Callable[[int], None]:

@@ -94,7 +94,9 @@ def kept_bytes(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -
     and not measured yet. For decoders of dense layers, GPT-2's (LayerNorm, GELU) or gated ones (RMSNorm, SwiGLU).
     """
     layers = _layers(model, batch, seq, keeping)
-    return layers + (_ends(model, keeping) * (batch * seq) if keeping.ends else KeptBytes()) + _once(keeping)
+    if not keeping.ends:
+        return layers
+    return layers + _ends(model, keeping) * (batch * seq) + KeptBytes(statistics=FLOAT)
 
 
 def working_bytes(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -> float:
@@ -208,10 +210,6 @@ def _ends(model: ModelDimensions, keeping: Keeping) -> KeptBytes:
     mask = _mask_bytes(keeping.stream_bytes, keeping) * model.hidden if keeping.dropout else 0
     ends = 2 * INTEGER + norm.norms + keeping.element_bytes * model.hidden + FLOAT * model.vocab
     return KeptBytes(ends=ends, masks=mask, statistics=norm.statistics)
-
-
-def _once(keeping: Keeping) -> KeptBytes:
-    return KeptBytes(statistics=FLOAT if keeping.ends else 0)
 
 
 def _mask_bytes(element_bytes: int, keeping: Keeping) -> int:

@@ -237,9 +237,7 @@ def require_for_reference(nbytes: int) -> None:
 def asked_flop(shape: TransformerShape, causal_halved: bool = True) -> float:
     """Forward and backward by the laws (laws/transformer.py), of layers alone where there is no vocabulary."""
     flop = float(model_flop(shape.dimensions, shape.batch, shape.seq, causal_halved))
-    return flop - _logits_of_none(shape)
-
-
-def _logits_of_none(shape: TransformerShape) -> float:
-    """What the laws' model has in logits, where there are none."""
-    return 0.0 if shape.has_logits else PASSES * 2.0 * shape.tokens * shape.hidden * (shape.vocab or 1)
+    if shape.has_logits:
+        return flop
+    # The laws' model has logits.
+    return flop - PASSES * 2.0 * shape.tokens * shape.hidden * (shape.vocab or 1)

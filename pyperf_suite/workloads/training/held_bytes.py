@@ -211,7 +211,7 @@ class _SavedInForward(_Watch):
                 keys = set(super().remember(each))
                 self._made |= keys
                 self.hooks.append(each.register_hook(functools.partial(self._forget, keys)))
-        self._entered = [torch.autograd.graph.saved_tensors_hooks(self._save, _give_back), self]
+        self._entered = [torch.autograd.graph.saved_tensors_hooks(self._save, lambda held: held.tensor), self]
         for each in self._entered:
             each.__enter__()
 
@@ -245,10 +245,6 @@ class _Held:
 
     def __del__(self) -> None:
         self._counts.subtract(self._keys)
-
-
-def _give_back(held: _Held) -> Tensor:
-    return held.tensor
 
 
 def _addresses(values: Any) -> set[int]:

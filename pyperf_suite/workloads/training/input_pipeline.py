@@ -311,7 +311,9 @@ class LoaderSteps(Prepared):
 
     def check(self) -> Checked:
         """One epoch: every sample once, and as it was written."""
-        wrong, first = wrong_samples(self._files, self._on_host(self._loader(range(len(self._files)))))
+        batches = self._loader(range(len(self._files)))
+        on_host = ((numbers, self._moved(samples).cpu()) for numbers, samples in batches)
+        wrong, first = wrong_samples(self._files, on_host)
         return Checked(wrong, len(self._files), first)
 
     def observed(self) -> Mapping[str, Observed]:
@@ -356,9 +358,6 @@ class LoaderSteps(Prepared):
             pin_memory=p.pinned,
             **(several if p.loaders else {}),
         )
-
-    def _on_host(self, batches: Any) -> Iterator[Any]:
-        return ((numbers, self._moved(samples).cpu()) for numbers, samples in batches)
 
     def _moved(self, samples: Any) -> Any:
         return samples.to(self._where.device, non_blocking=self._parameters.pinned)

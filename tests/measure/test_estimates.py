@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import signal, stats
 
-from pyperf_suite.measure.estimates import effective_samples, median_and_quantiles, median_interval
+from pyperf_suite.measure.estimates import (
+    Ratio,
+    chance_of_no_trend,
+    effective_samples,
+    median_and_quantiles,
+    median_interval,
+    pettitt,
+    ratio_over_processes,
+)
 
 finite = st.floats(-1e6, 1e6).map(lambda value: round(value, 3))
 series = st.lists(finite, min_size=1, max_size=200)
@@ -134,3 +142,50 @@ def test_a_confidence_outside_0_and_1_is_refused(confidence):
 def test_an_interval_of_no_samples_is_refused():
     with pytest.raises(ValueError, match="at least one sample"):
         median_interval([], 0.95)
+
+
+def test_what_is_not_there_is_rarely_seen_and_what_is_there_is() -> None:
+    random = np.random.default_rng(0)
+    quiet = [random.standard_normal(40) for _ in range(400)]
+    assert np.mean([pettitt(values)[1] < 0.05 for values in quiet]) < 0.07
+    assert np.mean([chance_of_no_trend(values) < 0.05 for values in quiet]) < 0.08
+    step = np.r_[np.zeros(25), np.ones(15)] + 0.1 * random.standard_normal(40)
+    place, chance = pettitt(step)
+    assert place == 25
+    assert chance < 1e-3
+    assert chance_of_no_trend(np.arange(40.0)) < 1e-9
+    assert chance_of_no_trend(np.ones(40)) == 1.0
+
+
+def test_the_interval_is_students_on_the_logarithms() -> None:
+    ratio = ratio_over_processes([1.0, 2.0, 4.0])
+    # Logarithms to base 2: mean 1, standard error 1/sqrt(3), and Student's t of 2 degrees of freedom is 4.3027.
+    half_width = 4.3027 / math.sqrt(3)
+    assert ratio.value == pytest.approx(2)
+    assert ratio.low == pytest.approx(2 ** (1 - half_width), rel=1e-4)
+    assert ratio.high == pytest.approx(2 ** (1 + half_width), rel=1e-4)
+
+
+def test_the_true_ratio_lies_within_in_19_of_20_cases() -> None:
+    random = np.random.default_rng(0)
+    drawn = np.exp(math.log(1.3) + 0.1 * random.standard_normal((2000, 3)))
+    within = [ratio.low <= 1.3 <= ratio.high for ratio in map(ratio_over_processes, drawn.tolist())]
+    assert 0.935 < np.mean(within) < 0.965
+
+
+def test_a_single_process_tells_by_its_own_samples() -> None:
+    assert ratio_over_processes([3.0], within=0.25) == Ratio(
+        pytest.approx(3.0), pytest.approx(3.0 / 1.25), pytest.approx(3.0 * 1.25), processes=1
+    )
+
+
+def test_the_inverse_has_its_ends_turned_round() -> None:
+    ratio = Ratio(2.0, 1.0, 4.0)
+    assert ratio.inverse == Ratio(0.5, 0.25, 1.0)
+    assert ratio * 3 == Ratio(6.0, 3.0, 12.0)
+    assert str(ratio) == "2.00 [1.00, 4.00]"
+
+
+def test_no_process_is_no_ratio() -> None:
+    with pytest.raises(ValueError, match="at least one process"):
+        ratio_over_processes([])

@@ -1,1 +1,0 @@
-"""Series for people and programs: lists and plots in the terminal, pictures, files for other tools."""
