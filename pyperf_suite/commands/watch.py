@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import math
 import os
 import signal
@@ -148,6 +147,8 @@ class _Watching:
         flop_per_token: float | None,
         dtype: str,
     ) -> None:
+        import json
+
         from pyperf_suite.hardware.devices import Unavailable, resolve
         from pyperf_suite.hardware.machine import identity
         from pyperf_suite.hardware.nvml import nvml
@@ -363,4 +364,6 @@ class _Watching:
 
 
 def _line(sample: Sample) -> str:
+    import json
+
     return json.dumps(asdict(sample)) + "\n"
