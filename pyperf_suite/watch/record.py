@@ -20,10 +20,18 @@ MANIFEST, SAMPLES = "watch.json", "samples.jsonl"
 _LARGEST_BYTES = 64 * 2**20
 # Of the table of ranks, those that a narrow terminal leaves out last: heading, key of a row, unit.
 _COLUMNS = (
-    *(("rank", "rank", ""), ("GPU", "utilization", "%"), ("its SMs", "sm_activity", "%")),
-    *(("main thread", "main_share", "%"), ("waits for", "waited", ""), ("CPUs", "cores", "")),
-    *(("loaders", "loaders", "count"), ("loaders busy", "loader_busy", "%"), ("memory", "memory_bytes", "size")),
-    *(("process", "pid", ""), ("tensor cores", "tensor_activity", "%"), ("power", "power_w", "W")),
+    ("rank", "rank", ""),
+    ("GPU", "utilization", "%"),
+    ("its SMs", "sm_activity", "%"),
+    ("main thread", "main_share", "%"),
+    ("waits for", "waited", ""),
+    ("CPUs", "cores", ""),
+    ("loaders", "loaders", "count"),
+    ("loaders busy", "loader_busy", "%"),
+    ("memory", "memory_bytes", "size"),
+    ("process", "pid", ""),
+    ("tensor cores", "tensor_activity", "%"),
+    ("power", "power_w", "W"),
 )
 _RATES = {
     "tokens_per_s": "{tokens_per_s:tokens/s}.",
@@ -33,8 +41,12 @@ _RATES = {
 }
 # What is drawn over time: axis, name in a sample of a rank or a GPU, unit.
 _PANELS = (
-    *(("main thread busy", "occupied", "%"), ("loaders busy", "loader_busy", "%"), ("memory", "memory_bytes", "size")),
-    *(("GPU busy", "utilization", "%"), ("SMs with work", "sm_activity", "%"), ("power", "power_w", "W")),
+    ("main thread busy", "occupied", "%"),
+    ("loaders busy", "loader_busy", "%"),
+    ("memory", "memory_bytes", "size"),
+    ("GPU busy", "utilization", "%"),
+    ("SMs with work", "sm_activity", "%"),
+    ("power", "power_w", "W"),
     ("GPU memory", "memory_used_bytes", "size"),
 )
 
