@@ -224,7 +224,7 @@ void micro(std::int64_t depth, const void* a_memory, const void* b_memory, void*
 inline void renew(Vec& value) {
 #if defined(__aarch64__)
     __asm__ volatile("" : "+w"(value));
-#elif defined(__x86_64__)
+#elif defined(__x86_64__) && !defined(PYPERF_EMULATED)
     __asm__ volatile("" : "+v"(value));
 #else
     __asm__ volatile("" : "+m"(value));

@@ -87,6 +87,12 @@ def test_drawn_shapes_are_right_and_read_nothing_outside_of_their_operands(sanit
     cpu_cases.assert_right([sanitized], lines)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_every_loop_on_registers_runs(native: ModuleType, isa: str, dtype: str) -> None:
+    ((flop_per_s, _, _),) = native.core_peaks(dtype, 1, 0.001, isa)
+    assert flop_per_s > 0
+
+
 def test_every_instruction_set_names_its_units(native: ModuleType) -> None:
     def unit(isa: str, dtype: str) -> str:
         columns = native.micro_tile(isa, dtype)[1]
