@@ -19,8 +19,6 @@ from pyperf_suite.workloads.cpu_peak import CorePeak, core_peak
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
-# Clocks nearer to each other than this are taken for the same.
-SAME_CLOCK = 0.95
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ def findings_of_product(product: ProductOnCpu) -> Findings:
             unit=alone.unit,
             idle=f"{alone.idle_clock_hz / 1e9:.2f}",
         )
-        if alone.clock_hz < SAME_CLOCK * alone.idle_clock_hz
+        if alone.lowers_clock
         else None,
         remark(
             "Its tile is {tile}, of register tiles of {micro_tile}: {cut}, {turns}; {area} of the tiles' area and "

@@ -18,7 +18,7 @@ from pyperf_suite.hardware.cpu import CPUS, CpuLayout, read_layout
 from pyperf_suite.hardware.kernel_files import KernelFiles, cpu_list, parse_bytes, parse_cpu_list
 from pyperf_suite.hardware.machine import kernel_state
 from pyperf_suite.workloads.backends import cache_folder
-from pyperf_suite.workloads.cpu_peak import CorePeak, core_peak
+from pyperf_suite.workloads.cpu_peak import SAME, CorePeak, core_peak
 
 CLOCK_SOURCE = "sys/devices/system/clocksource/clocksource0/current_clocksource"
 # Read without entering the kernel (vdso): a look at these costs tens of nanoseconds.
@@ -30,8 +30,6 @@ SCARCE_BYTES, TIGHT_BYTES = 1 * GIB, 4 * GIB
 SMALL_SHARED_BYTES = 1 * GIB
 TINY_SHARED_BYTES = 128 * 2**20
 SWAPPED_SHARE = 0.05
-# Clocks and rates nearer to each other than this are taken for the same.
-SAME_CLOCK = 0.95
 SCARCE_DISK_BYTES, TIGHT_DISK_BYTES = 100 * 2**20, 2 * 2**30
 
 
@@ -433,11 +431,11 @@ def peak_check(peaks: Sequence[CorePeak]) -> Check:
         for peak in alone
     )
     for peak in alone:
-        if peak.clock_hz < SAME_CLOCK * peak.idle_clock_hz:
+        if peak.lowers_clock:
             summary += f"; {peak.unit} lowers the clock from {peak.idle_clock_hz / 1e9:.2f} GHz"
     for peak in peaks:
         own = next(each for each in alone if each.unit == peak.unit)
-        if (share := peak.flop_per_s / own.flop_per_s) < SAME_CLOCK:
+        if (share := peak.flop_per_s / own.flop_per_s) < SAME:
             return replace(
                 warning(
                     f"{summary}; with {peak.workers} at once each core has {share:.0%} of its {peak.dtype} rate",

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pyperf_suite.errors import UserError
 from pyperf_suite.workloads.backends import native_extension
 
-# Enough for hundreds of slices, of which the best counts.
+# Enough for dozens of slices, of which the best counts.
 MEASURED_S = 0.01
+# Clocks and rates nearer to each other than this are taken for the same.
+SAME = 0.95
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class CorePeak:
     @property
     def flop_per_cycle(self) -> float:
         return self.flop_per_s / self.clock_hz
+
+    @property
+    def lowers_clock(self) -> bool:
+        """Whether multiplying costs clock: a licence for wide vectors, or a power limit."""
+        return self.clock_hz < SAME * self.idle_clock_hz
 
 
 @functools.cache

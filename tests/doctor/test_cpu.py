@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from pyperf_suite.doctor import host
+from pyperf_suite.workloads.cpu_peak import CorePeak
 
 CPUS = "sys/devices/system/cpu"
 NODES = "sys/devices/system/node"
@@ -72,3 +73,30 @@ def test_a_kernel_that_tells_nothing_is_no_fault_of_the_machine(machine):
 def test_a_clock_in_coarse_steps_is_told(machine):
     readings = dataclasses.replace(host.read_cpu(machine(SERVER)), clock_resolution_s=1e-3)
     assert host.clock(readings).verdict == "warning"
+
+
+def peak(workers: int = 1, flop_per_s: float = 100e9, clock_hz: float = 3e9, unit: str = "fma") -> CorePeak:
+    return CorePeak("avx512", unit, "float32", workers, flop_per_s, clock_hz, idle_clock_hz=3e9)
+
+
+def test_the_peak_names_rate_and_clock() -> None:
+    check = host.peak_check((peak(), peak(2)))
+    assert (check.name, check.verdict) == ("peak", "ok")
+    assert "100 GFLOP/s" in check.found
+    assert "3.00 GHz" in check.found
+    assert "lowers" not in check.found
+
+
+def test_a_clock_that_wide_vectors_lower_is_told() -> None:
+    check = host.peak_check((peak(clock_hz=2.5e9),))
+    assert check.verdict == "ok"
+    assert "lowers the clock from 3.00 GHz" in check.found
+
+
+@pytest.mark.parametrize(("among_all", "verdict"), [(96e9, "ok"), (60e9, "warning")])
+def test_cores_that_hold_each_other_up_are_a_warning(among_all: float, verdict: str) -> None:
+    assert host.peak_check((peak(), peak(2, among_all))).verdict == verdict
+
+
+def test_without_our_kernels_there_is_no_peak() -> None:
+    assert host.peak_check(()).verdict == "not applicable"
