@@ -41,7 +41,7 @@ _RATES = {
 }
 # What is drawn over time: axis, name in a sample of a rank or a GPU, unit.
 _PANELS = (
-    ("main thread busy", "occupied", "%"),
+    ("main thread has work", "occupied", "%"),
     ("loaders busy", "loader_busy", "%"),
     ("memory", "memory_bytes", "size"),
     ("GPU busy", "utilization", "%"),
@@ -167,5 +167,8 @@ def _over_time(samples: Sequence[Sample]) -> Figure | None:
         series = [Series(f"rank {rank}", x, y, "points") for rank, (x, _, y) in of_ranks.items()]
         if series:
             panels.append(Panel("", "watched", label, tuple(series), x_unit="duration", y_unit=unit))
-    caption = "A point is the mean of one interval; the start of a job is not judged."
+    caption = (
+        "A point is the mean of one interval; the start of a job is not judged. A main thread has work where it runs, "
+        "waits for a core, or for the disk."
+    )
     return figure("watch", "The job over time", caption, panels, across=2)

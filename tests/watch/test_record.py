@@ -53,7 +53,7 @@ def test_what_was_named_is_found_in_the_record_with_its_figures(tmp_path, ended)
     assert [row[0] for row in found.tables[0].rows] == [0, 1]
     [figure] = found.figures
     drawn = {panel.y_label: [series.label for series in panel.series] for row in figure.rows for panel in row}
-    assert drawn["main thread busy"] == ["rank 0", "rank 1"]
+    assert drawn["main thread has work"] == ["rank 0", "rank 1"]
     assert drawn["loaders busy"] == ["rank 0"]
     assert "GPU busy" in drawn
     assert "SMs with work" not in drawn
