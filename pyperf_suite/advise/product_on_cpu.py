@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import UserError, offer
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.tiling import Schedule, Tile, tile_count, tile_efficiency, wave_count, wave_efficiency
@@ -18,6 +18,8 @@ from pyperf_suite.workloads.backends import INSTRUCTION_SETS, named_by_isa
 from pyperf_suite.workloads.cpu_peak import CorePeak, core_peak
 from pyperf_suite.workloads.matmul import MatmulParameters
 
+# A launch that takes longer even at the peak is no question for a second: it is measured by a run.
+MOST_S = 5.0
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
 
 
@@ -78,12 +80,18 @@ def measure_product(
     if dtype not in DTYPES:
         raise UserError(f"Our CPU kernels multiply no {dtype}: choose --dtype {', '.join(DTYPES)}.")
     if isa is not None and isa not in INSTRUCTION_SETS:
-        raise UserError(f"--isa {isa[:40]} is not known: choose from {', '.join(INSTRUCTION_SETS)}.")
+        raise UserError(f"--isa {isa[:40]} is not known: {offer(isa, INSTRUCTION_SETS)}")
     workers = workers or cpu.detect().usable_cores
     schedule = Schedule("data_parallel", workers)
     parameters = MatmulParameters(m, n, k, schedule, dtype=DTYPES[dtype], layout=layout)
     case = Case("matmul", parameters, named_by_isa(isa or ""))
     case.validate()
+    least_s = 2.0 * m * n * k / (core_peak(DTYPES[dtype], isa, workers).flop_per_s * workers)
+    if least_s > MOST_S:
+        raise UserError(
+            f"One product of {m} x {n} x {k} takes at least {least_s:.0f} s on {counted(workers, 'core')} here: ask "
+            f"for a smaller one, or measure it with `pyperf-suite run baseline -a shape={m}x{n}x{k}`."
+        )
     answer = measure_case(case, find_profile("quick").effort, resolve("cpu"))
     if answer["outcome"] != "ok":
         raise UserError(f"{case.label} was not measured: {answer['reason']}")

@@ -47,6 +47,12 @@ def test_what_cannot_be_is_refused(words: tuple[str, ...]) -> None:
     assert CliRunner().invoke(main, ["explain", "64", "64", "64", *words]).exit_code == 2
 
 
+def test_a_product_of_minutes_is_left_to_a_run() -> None:
+    result = CliRunner().invoke(main, ["explain", "60000", "60000", "60000", "--cpu", "--dtype", "fp32"])
+    assert result.exit_code == 2
+    assert "shape=60000x60000x60000" in result.stderr
+
+
 @pytest.mark.slow
 def test_a_run_takes_the_instruction_set_asked_for(tmp_path: Path) -> None:
     arguments = "baseline --isa portable -a shape=64x64x64 -a workers=1 -a implementation=native,native_avx2"
