@@ -11,8 +11,9 @@ namespace pyperf::cpu {
 namespace {
 
 // What packing an element costs, in multiply-adds that a core could have done meanwhile: rows of A are copied, B is
-// read against its grain or transposed. Measured on AVX-512 and AVX2: 4 to 6 and 8 to 12.
-constexpr double pack_a_cost = 5, pack_b_cost = 10;
+// read against its grain or transposed. Measured in cache on AVX-512 and AVX2: 4 to 6 and 8 to 12. From memory they
+// come nearer to each other: of 2048 x 1024 x 4096, two workers compute tiles of 1024² 2 % faster than 2048 x 512.
+constexpr double pack_a_cost = 6, pack_b_cost = 8;
 
 // Taller tiles save nothing more on packing, and fewer tiles are harder to share out when a core is disturbed.
 constexpr std::int64_t most_rows = 2048;
@@ -27,14 +28,13 @@ std::int64_t elements_in_a_word(const ProductKernels& product) {
     return product.nr * 4 * product.b_panel.step / product.b_panel.each;
 }
 
-// All of k at once where that is not too deep: C is then visited once (2 % of a 512³ product with AVX-512; AVX2 lost
-// as much, whose narrower panels are read faster: hence 16 · nr). Otherwise k divided evenly, and 256 is deep enough:
-// 512 in a tile half as wide is within 1 %, 128 lost 1 %.
+// As deep as kernels go, so that C is visited seldom and A's rows are read in long runs: 512 is 1 to 3 % faster than
+// 256 on AVX2, 2 % on AVX-512. A tile of B that outgrows its place in L3 loses more: at its widest it has 256.
 int depth_of(std::int64_t k, std::int64_t columns, const ProductKernels& product) {
     const std::int64_t packed = elements_in_a_word(product);  // panels have as many bytes whatever the type is
     const std::int64_t fitting = packed * b_tile_bytes / (columns * static_cast<std::int64_t>(sizeof(float)));
-    const std::int64_t at_once = std::min<std::int64_t>({fitting, product.max_depth, packed * 16 * product.nr});
-    return static_cast<int>(k <= at_once ? k : pieces(k, pieces(k, packed * 256)));
+    const std::int64_t deepest = std::min<std::int64_t>(fitting, product.max_depth);
+    return static_cast<int>(pieces(k, pieces(k, deepest)));
 }
 
 }  // namespace
