@@ -109,7 +109,7 @@ def prune(
     really: bool,
     as_json: bool,
 ) -> None:
-    """List the runs that these rules let go; with --delete, delete them, naming each.
+    """List the runs, comparisons and watched jobs that these rules let go; with --delete, delete them, naming each.
 
     \b
     Examples:

@@ -6,6 +6,7 @@ import datetime
 import fcntl
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -206,3 +207,56 @@ def test_a_run_with_records_that_cannot_be_read_is_not_taken_for_one_that_holds_
     assert "this version cannot read" in spared.reason
     by_age = plan_pruning(tmp_path, older_than(20), {}, NOW, unread={newer})
     assert [each.path for each in by_age.doomed] == [newer]
+
+
+def watched(results: Path, days_ago: int, command: str = "python train.py") -> Path:
+    began = NOW - datetime.timedelta(days=days_ago)
+    path = results / MACHINE / f"watch-{began:%Y%m%dT%H%M%SZ}-00{days_ago:02x}"
+    path.mkdir(parents=True)
+    (path / "watch.json").write_text(json.dumps({"started_at": began.isoformat(), "command": command.split()}))
+    (path / "samples.jsonl").write_text("{}\n")
+    settle(path)
+    return path
+
+
+def test_watched_jobs_go_by_age_and_the_last_of_each_command_stay(tmp_path):
+    rare, older, newer = watched(tmp_path, 50, "python other.py"), watched(tmp_path, 40), watched(tmp_path, 20)
+    run(tmp_path, 10)
+    assert [each.path for each in plan_pruning(tmp_path, older_than(30), {}, NOW).doomed] == [rare, older]
+    planned = plan_pruning(tmp_path, Rules(datetime.timedelta(days=1), keep_last=1), {}, NOW)
+    assert older in {each.path for each in planned.doomed}
+    assert not {rare, newer} & {each.path for each in planned.doomed}
+
+
+def test_a_watched_job_is_deleted_whole(tmp_path):
+    path = watched(tmp_path, 40)
+    (doomed,) = plan_pruning(tmp_path, older_than(30), {}, NOW).doomed
+    delete(doomed)
+    assert not path.exists()
+
+
+def test_a_job_that_has_been_watched_for_weeks_is_not_over_after_ten_minutes(tmp_path):
+    path = watched(tmp_path, 20)
+    began = (NOW - datetime.timedelta(days=20)).timestamp()
+    just_now = time.time() - 3600
+    for each in [*path.iterdir(), path]:
+        os.utime(each, (just_now, just_now))
+    assert just_now - began > 10 * 86400
+    (spared,) = plan_pruning(tmp_path, older_than(10), {}, NOW).spared
+    assert "may not be over" in spared.reason
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "no watch.json that can be read"),
+        ('{"started_at": "2026-01-01T00:00:00+00:00"}', "is of what began at 2026-01-01"),
+        ('{"started_at": 1}', "no watch.json that can be read"),
+    ],
+)
+def test_a_folder_that_only_looks_like_a_watched_job_is_left_alone(tmp_path, content, reason):
+    path = watched(tmp_path, 40)
+    (path / "watch.json").write_text(content)
+    settle(path)
+    (spared,) = plan_pruning(tmp_path, older_than(30), {}, NOW).spared
+    assert reason in spared.reason

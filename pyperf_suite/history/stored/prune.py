@@ -1,12 +1,14 @@
 """Which runs an older history can do without, listed by name first, and their deletion file by file.
 
-Only what is surely a run goes: a folder named as runs are, with the manifest of that name, holding plain files alone,
-that nobody writes. Whatever else lies among the results is never touched.
+Comparisons, selfchecks and watched jobs count as runs. Only what is surely one goes: a folder named as they are, with
+the manifest of that name, holding plain files alone, that nobody writes. Whatever else lies among the results is never
+touched.
 """
 
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import re
 import time
@@ -15,15 +17,19 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.runner.results import open_run
 
-RUN_NAME = re.compile(r"(?P<started>\d{8}T\d{6}Z)-[0-9a-f]{4}")
+RUN_NAME = re.compile(r"((?P<kind>ab|selfcheck|watch)-)?(?P<started>\d{8}T\d{6}Z)-[0-9a-f]{4}")
 
 # After the last record a run still draws its pictures, and before the first there is no journal that could be locked.
+# Of a job that is watched for long a sample is kept after each 0.3 % of its time.
 SETTLED_S = 600.0
+SETTLED_SHARE = 0.02
+_LARGEST_MANIFEST_BYTES = 16 * 2**20
 _BEING_WRITTEN = "another process is writing it"
 
 Benchmark = tuple[str, ...]
@@ -126,12 +132,12 @@ def delete(doomed: PrunedRun) -> None:
     if obstacle:
         raise UserError(f"{doomed.name} was not deleted: {obstacle}.")
     try:
-        with _locked(doomed.path / "records.jsonl") as free:
+        with _locked(_journal(doomed.path)) as free:
             if not free:
                 raise UserError(f"{doomed.name} was not deleted: {_BEING_WRITTEN}.")
             if {file.name for file in doomed.path.iterdir()} != set(doomed.files):
                 raise UserError(f"{doomed.name} was not deleted: its files are no longer those that were named.")
-            last = ("records.jsonl", "run.json")
+            last = (_journal(doomed.path).name, _manifest_name(doomed.path))
             for name in sorted(doomed.files, key=lambda name: last.index(name) if name in last else -1):
                 (doomed.path / name).unlink()
             doomed.path.rmdir()
@@ -147,6 +153,42 @@ def _began(path: Path) -> datetime.datetime | None:
     except ValueError:
         return None
     return began.replace(tzinfo=datetime.timezone.utc) if began else None
+
+
+def _kind(path: Path) -> str | None:
+    """Of a folder that is named as runs are: what it holds, if no run."""
+    match = RUN_NAME.fullmatch(path.name)
+    return match and match["kind"]
+
+
+def _manifest_name(path: Path) -> str:
+    return f"{_kind(path) or 'run'}.json"
+
+
+def _manifest(path: Path) -> Mapping[str, Any]:
+    """Raises UserError where it is damaged, or there is none."""
+    if _kind(path) is None:
+        return open_run(path).manifest
+    try:
+        manifest: Mapping[str, Any] = json.loads(files.read_text(path / _manifest_name(path), _LARGEST_MANIFEST_BYTES))
+        datetime.datetime.fromisoformat(manifest["started_at"])
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        raise UserError(f"it has no {_manifest_name(path)} that can be read") from None
+    return manifest
+
+
+def _journal(path: Path) -> Path:
+    return next(iter(sorted(path.glob("*.jsonl"))), path / "records.jsonl")
+
+
+def _benchmarks(path: Path, holdings: Mapping[Path, frozenset[Benchmark]]) -> frozenset[Benchmark]:
+    """Of what is no run: the comparisons of a machine are one, and so are the jobs that one command started."""
+    if _kind(path) is None:
+        return holdings.get(path, frozenset())
+    try:
+        return frozenset({(str(_kind(path)), str(_manifest(path).get("command")))})
+    except UserError:
+        return frozenset()
 
 
 def _runs(results: Path, machine: str | None) -> Iterator[Path]:
@@ -168,7 +210,7 @@ def _newest(runs: list[Path], holdings: Mapping[Path, frozenset[Benchmark]], cou
     seen: Counter[tuple[str, Benchmark]] = Counter()
     newest = set()
     for path in reversed(runs):
-        for benchmark in holdings.get(path, frozenset()):
+        for benchmark in _benchmarks(path, holdings):
             seen[path.parent.name, benchmark] += 1
             if seen[path.parent.name, benchmark] <= count:
                 newest.add(path)
@@ -193,23 +235,27 @@ def _reason(path: Path, rules: Rules, now: datetime.datetime, newest: frozenset[
 def _obstacle(path: Path) -> str | None:
     """Why a folder that is named as runs are cannot be deleted; None if nothing speaks against it."""
     try:
-        manifest = open_run(path).manifest
+        manifest = _manifest(path)
         held = list(path.iterdir())
         touched = max(file.lstat().st_mtime for file in [path, *held])
-        with _locked(path / "records.jsonl") as free:
+        with _locked(_journal(path)) as free:
             if not free:
                 return _BEING_WRITTEN
     except UserError as error:
         return str(error).rstrip(".")
     except OSError as error:
         return f"it cannot be read ({error.strerror})"
-    if manifest.get("run_id") != path.name:
+    if _kind(path) is None and manifest.get("run_id") != path.name:
         return f"its manifest is that of run {manifest.get('run_id')}"
+    if _kind(path) and datetime.datetime.fromisoformat(manifest["started_at"]) != _began(path):
+        return f"its manifest is of what began at {manifest['started_at']}"
     others = [file.name for file in held if file.is_symlink() or not file.is_file()]
     if others:
         return f"it holds what no run writes: {', '.join(sorted(others))}"
-    if time.time() - touched < SETTLED_S:
-        return f"it changed within the last {SETTLED_S / 60:.0f} minutes, so its run may not be over"
+    began = _began(path)
+    settled_s = max(SETTLED_S, SETTLED_SHARE * (touched - began.timestamp()) if began else 0.0)
+    if time.time() - touched < settled_s:
+        return f"it changed within the last {settled_s / 60:.0f} minutes, so its run may not be over"
     return None
 
 
