@@ -112,11 +112,15 @@ class WorkerProcess:
             raise self._lost(f"answered something that is not JSON ({line[:60]!r}) and was ended") from None
         return answer
 
-    def close(self) -> None:
-        """End the worker: politely through its input, then by a signal to its whole process group."""
+    def let_go(self) -> None:
+        """Nothing more will be asked, so that the worker can end."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
+
+    def close(self) -> None:
+        """End the worker: politely through its input, then by a signal to its whole process group."""
+        self.let_go()
         try:
             self._process.wait(timeout=2)
         except subprocess.TimeoutExpired:
@@ -234,6 +238,8 @@ class WorkerPool:
         return answer
 
     def close(self) -> None:
+        for worker in self._workers.values():
+            worker.let_go()
         while self._workers:
             self._workers.popitem()[1].close()
         self._shared.cleanup()
