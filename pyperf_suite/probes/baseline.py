@@ -213,10 +213,22 @@ def float32_of(row: Row) -> Row | None:
     return next((other for other in alike if other.dtype == "float32" != row.dtype and is_fastest(other)), None)
 
 
+def _cores_and_kernel(row: Row) -> tuple[str, str, int]:
+    return row.implementation, row.dtype, row.schedule.workers
+
+
+def peak_of(row: Row) -> float | None:
+    """What the instructions of our CPU kernel multiply at most on its cores, FLOP/s; None where no row has it.
+
+    The highest that any row of the same saw: others who use the cores can only lower it.
+    """
+    seen = (other.details.get("peak_flop_per_s") or 0.0 for other in row.rows.sharing(row, _cores_and_kernel))
+    return max(seen) or None
+
+
 def share_of_peak(row: Row) -> float | None:
-    """Of what the instructions of our CPU kernel can multiply on its cores; None where that was not measured."""
-    peak = row.details.get("peak_flop_per_s")
-    return row.flop_per_s / peak if peak else None
+    """Of what the instructions of our CPU kernel can multiply; None where that was not measured."""
+    return row.flop_per_s / peak if (peak := peak_of(row)) else None
 
 
 def analyse(rows: Rows) -> Findings:

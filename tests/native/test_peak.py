@@ -8,6 +8,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from pyperf_suite.workloads.cpu_peak import core_peak
+
 DTYPES = ("float32", "bfloat16", "int8")
 
 
@@ -44,6 +46,11 @@ def test_all_cores_are_measured_at_once(native: ModuleType) -> None:
 
     workers = len(os.sched_getaffinity(0))
     assert len(native.core_peaks("float32", workers, 0.002)) == workers
+
+
+def test_a_later_look_at_the_peak_can_only_raise_it(native: ModuleType) -> None:
+    looks = [core_peak("float32").flop_per_s for _ in range(5)]
+    assert looks == sorted(looks)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,15 @@ def test_of_several_tiles_the_fastest_counts() -> None:
     assert row[-1].value == 0.5
 
 
+def test_the_peak_is_the_highest_that_any_product_of_the_same_cores_saw() -> None:
+    # Each product is 2 * 64**3 FLOP in 2 s; somebody else ran when the peak was measured for the second.
+    peaks = {64: 2 * 64**3.0, 128: 1000.0}
+    made = records(details=lambda case: {"peak_flop_per_s": peaks[case.parameters.m]})
+    table = PROBE.findings(made).tables[0]
+    of_peak = [heading.name for heading in table.columns].index("ours / the peak")
+    assert [row[of_peak].value for row in table.rows if row[2] == "float32"] == pytest.approx([0.5, 0.5])
+
+
 def test_sustained_speed_is_compared_with_sustained_speed() -> None:
     axes = replace(AXES, shape=(Shape(64, 64, 64),), dtype=("float32",), mode=("burst", "sustained"))
     seconds = {
