@@ -26,6 +26,7 @@ from pyperf_suite.probes.baseline import (
     Sweep,
     library_of,
     on_gpu,
+    peak_of,
     relative_rate,
     sweeps_along,
 )
@@ -64,14 +65,14 @@ class TileWaveAxes(ProductAxes):
     along: Annotated[tuple[str, ...], OneOf(("m", "n"))] = ("n",)
     across: Annotated[tuple[int, ...], Within(1, 10_000)] = (1,)
     waves: Annotated[tuple[int, ...], Within(1, 1_000)] = (3,)
-    offset: tuple[int, ...] = (-64, -1, 0, 1)
+    offset: tuple[int, ...] = (-1, 0, 1)
 
 
 def axes(profile: str, device: Device) -> TileWaveAxes:
     """One tile along N in the quick profile; several tiles, dtypes and both directions in the others."""
     if device.kind != "cuda":
-        quick = TileWaveAxes((cpu.detect().usable_cores,))
-        standard = replace(quick, tile=(Tile(64, 128, 256), *quick.tile), along=("n", "m"), offset=(-1, 0, 1))
+        quick = TileWaveAxes((cpu.detect().usable_cores,), waves=(2,))
+        standard = replace(quick, tile=(Tile(64, 128, 256), *quick.tile), along=("n", "m"), waves=(3,))
         full = replace(standard, tile=(*standard.tile, Tile(192, 256, 256)), dtype=("float32", "bfloat16"))
         return {"quick": quick, "standard": standard, "full": full}[profile]
     own, shared = on_gpu(device)
@@ -251,7 +252,7 @@ def _of_library(sweep: Sweep) -> Remark | None:
 
 
 def _law(row: Row, found: JudgedLaw) -> Remark:
-    step, peak = found.law.tile_seconds(row.k), row.details.get("peak_flop_per_s")
+    step, peak = found.law.tile_seconds(row.k), peak_of(row)
     rate = 2.0 * row.tile.m * row.tile.n * row.k / step if step else 0.0
     return row.remark(
         "Law for {implementation}, tile {tile}, {dtype}, K = {k}: time = {overhead:us~} + waves x {step:us~}"
