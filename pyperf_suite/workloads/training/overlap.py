@@ -215,7 +215,9 @@ class OnCpu(SideBySide):
         arrived = time.monotonic_ns()
         begun = self._all_reduce(asynchronous=True)
         reported = begun.get_future().then(lambda _: through.append(time.monotonic_ns()))
-        # Products go on until it is through, so that it never runs alone, however slow it gets.
+        # Products go on until it is through, so that it never runs alone, however slow it gets; and it may be through
+        # before the first has begun, where this thread had to wait for its core.
+        self._product()
         while not through:
             self._product()
         reported.wait()

@@ -72,6 +72,19 @@ def test_an_all_reduce_beside_products_ends_with_itself(group_of_one):
     assert ((times.done_ns - times.arrived_ns) * 1e-9 == pytest.approx(times.seconds)) is True
 
 
+def test_products_run_also_beside_an_all_reduce_that_is_through_before_they_begin(group_of_one, monkeypatch):
+    import torch
+
+    sides = OnCpu(replace(SMALL, ranks=1, run="all_reduce_beside"), 0, None, "cpu")
+    through = torch.futures.Future()
+    through.set_result(None)
+    begun = SimpleNamespace(get_future=lambda: through, wait=lambda: None)
+    monkeypatch.setattr(sides, "_all_reduce", lambda asynchronous: begun)
+    sides.poison()
+    sides.step()
+    assert sides.left().wrong == 0
+
+
 @pytest.mark.parametrize(
     ("run", "queued"),
     {
