@@ -35,10 +35,8 @@ struct Bfloat16Tiles {
     using Element = float;
     static constexpr int GROUP = 2, STEP = GROUP * TILE_WORDS, HEADER = 0;
 
-    static BitsVec a_bits(BitsVec bits) { return bits; }
-    static BitsVec b_bits(BitsVec bits) { return bits; }
-    static Vec a_words(const Source* source) { return load(reinterpret_cast<const float*>(source)); }
-    static Vec b_words(const Source* source) { return a_words(source); }
+    static Vec words(const Source* source) { return load(reinterpret_cast<const float*>(source)); }
+    static Vec of_a(Vec words) { return words; }
     static void finish_panel(float*, std::int64_t) {}
 };
 
@@ -48,8 +46,7 @@ struct Int8Tiles : Bfloat16Tiles {
     using Element = std::int32_t;
     static constexpr int GROUP = 4, STEP = GROUP * TILE_WORDS;
 
-    static Vec a_words(const Source* source) { return load(reinterpret_cast<const float*>(source)); }
-    static Vec b_words(const Source* source) { return a_words(source); }
+    static Vec words(const Source* source) { return load(reinterpret_cast<const float*>(source)); }
 };
 
 // Rows of A that the tile registers of this thread are set up for; 0 before the first product of a worker's turn.

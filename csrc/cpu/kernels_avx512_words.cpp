@@ -32,18 +32,14 @@ struct Int8Quads {
     using Element = std::int32_t;
     static constexpr int GROUP = 4, STEP = 4, HEADER = NR * 4;
 
-    static BitsVec a_bits(BitsVec bits) { return bits ^ 0x80u; }
-    static BitsVec b_bits(BitsVec bits) { return bits; }
-    static Vec a_words(const Source* source) {
-        return as_lanes(reinterpret_cast<BitsVec>(b_words(source)) ^ 0x80808080u);
-    }
-    static Vec b_words(const Source* source) { return load(reinterpret_cast<const float*>(source)); }
+    static Vec words(const Source* source) { return load(reinterpret_cast<const float*>(source)); }
+    static Vec of_a(Vec words) { return reinterpret_cast<Vec>(reinterpret_cast<BitsVec>(words) ^ 0x80808080u); }
     static Sum dot(Sum sum, Vec a, Vec b) {
         return reinterpret_cast<Sum>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(a),
                                                          reinterpret_cast<__m512i>(b)));
     }
     static void finish_panel(float* panel, std::int64_t words) {
-        const Vec added = as_lanes(BitsVec{} + 0x80808080u);
+        const Vec added = reinterpret_cast<Vec>(BitsVec{} + 0x80808080u);
         Sum shares[VECTORS] = {};
         for (std::int64_t word = 0; word < words; ++word)
             for (int vector = 0; vector < VECTORS; ++vector)
@@ -59,10 +55,8 @@ struct Bfloat16Pairs {
     using Element = float;
     static constexpr int GROUP = 2, STEP = 2, HEADER = 0;
 
-    static BitsVec a_bits(BitsVec bits) { return bits; }
-    static BitsVec b_bits(BitsVec bits) { return bits; }
-    static Vec a_words(const Source* source) { return load(reinterpret_cast<const float*>(source)); }
-    static Vec b_words(const Source* source) { return a_words(source); }
+    static Vec words(const Source* source) { return load(reinterpret_cast<const float*>(source)); }
+    static Vec of_a(Vec words) { return words; }
     static Sum dot(Sum sum, Vec a, Vec b) {
         return reinterpret_cast<Sum>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(a),
                                                       reinterpret_cast<__m512bh>(b)));

@@ -28,10 +28,8 @@ struct Int8Quads {
     using Element = std::int32_t;
     static constexpr int GROUP = 4, STEP = 4, HEADER = 0;
 
-    static BitsVec a_bits(BitsVec bits) { return bits; }
-    static BitsVec b_bits(BitsVec bits) { return bits; }
-    static Vec a_words(const Source* source) { return load(reinterpret_cast<const float*>(source)); }
-    static Vec b_words(const Source* source) { return a_words(source); }
+    static Vec words(const Source* source) { return load(reinterpret_cast<const float*>(source)); }
+    static Vec of_a(Vec words) { return words; }
     static void finish_panel(float*, std::int64_t) {}
     static Sum dot(Sum sum, Vec a, Vec b) {
         return vdotq_s32(sum, reinterpret_cast<int8x16_t>(a), reinterpret_cast<int8x16_t>(b));

@@ -4,57 +4,56 @@
 //   Source, GROUP            an element as stored; how many make a word
 //   STEP                     elements by which panels are filled up with zeros: whole words, or tiles of them
 //   Sum, Element             a vector of fp32 or int32, and one of its elements
-//   a_bits, b_bits           elements of A or B, zero-extended, as their bits in words
-//   a_words, b_words         words of neighbours in memory
+//   words                    a vector of words, of elements that are neighbours in memory
+//   of_a                     words of A as the instruction takes them
 //   dot(sum, a, b)           sum[lane] += the products of a's and b's elements in the lane
 //   finish_panel(panel, words)   what a packed B panel gets beside its words
 //   HEADER                   bytes at the beginning of a B panel: the sums that a product begins with
 
 typedef std::int32_t SumVec __attribute__((vector_size(LANES * 4), may_alias));
-typedef std::int32_t UnalignedSumVec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef std::uint8_t ByteVec __attribute__((vector_size(LANES), aligned(1), may_alias));
+typedef std::int16_t ShortVec __attribute__((vector_size(LANES * 2)));
 
-// Lanes of elements, one to a word, as bits that can be shifted to their place.
-inline BitsVec wide_bits(const std::uint16_t* source) {
-    return __builtin_convertvector(*reinterpret_cast<const HalfVec*>(source), BitsVec);
-}
-inline BitsVec wide_bits(const std::int8_t* source) {
-    return __builtin_convertvector(*reinterpret_cast<const ByteVec*>(source), BitsVec);
+// LANES elements of a row in 16 bits each.
+inline HalfVec halves(const std::uint16_t* source) { return *reinterpret_cast<const HalfVec*>(source); }
+inline HalfVec halves(const std::int8_t* source) {
+    typedef std::int8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+    return reinterpret_cast<HalfVec>(__builtin_convertvector(*reinterpret_cast<const Bytes*>(source), ShortVec));
 }
 
-inline Vec as_lanes(BitsVec bits) { return reinterpret_cast<Vec>(bits); }
+inline BitsVec wide(HalfVec half) { return __builtin_convertvector(half, BitsVec); }
 
-// Word l: elements k … k + GROUP − 1 of lane l, where `source` is element (lane 0, k) and `there` of them exist.
-template <typename Format, bool OF_A>
+// Word l: elements k … k + GROUP − 1 of lane l, where `source` is element (lane 0, k) and `there` of them exist. Bytes
+// become 16 bits first: GCC takes the step from 8 to 32 element by element.
+template <typename Format>
 inline Vec gathered(const typename Format::Source* source, std::int64_t ld, std::int64_t there) {
-    BitsVec word{};
-#pragma GCC unroll 4
-    for (int place = 0; place < Format::GROUP; ++place) {
-        const BitsVec bits = there >= Format::GROUP || place < there ? wide_bits(source + place * ld) : BitsVec{};
-        word |= (OF_A ? Format::a_bits(bits) : Format::b_bits(bits)) << (place * 32 / Format::GROUP);
+    const auto row = [&](int place) { return place < there ? halves(source + place * ld) : HalfVec{}; };
+    BitsVec words;
+    if constexpr (Format::GROUP == 2) {
+        words = wide(row(0)) | wide(row(1)) << 16;
+    } else {
+        words = wide((row(0) & 0xff) | row(1) << 8) | wide((row(2) & 0xff) | row(3) << 8) << 16;
     }
-    return as_lanes(word);
+    return reinterpret_cast<Vec>(words);
 }
 
 // The same where fewer lanes exist than a vector has.
-template <typename Format, bool OF_A>
+template <typename Format>
 inline Vec gathered_edge(const typename Format::Source* source, std::int64_t ld, std::int64_t there,
                          std::int64_t lanes) {
     typename Format::Source edge[Format::GROUP * LANES] = {};
     for (int place = 0; place < Format::GROUP && place < there; ++place)
         for (int lane = 0; lane < lanes; ++lane) edge[place * LANES + lane] = source[place * ld + lane];
-    return gathered<Format, OF_A>(edge, LANES, Format::GROUP);
+    return gathered<Format>(edge, LANES, Format::GROUP);
 }
 
 // LANES words of one lane, where `source` is its element k and `there` elements exist from there on.
-template <typename Format, bool OF_A>
-inline Vec words_of(const typename Format::Source* source, std::int64_t there) {
+template <typename Format> inline Vec words_of(const typename Format::Source* source, std::int64_t there) {
     typename Format::Source edge[Format::GROUP * LANES] = {};
     if (there < Format::GROUP * LANES) {
         for (std::int64_t place = 0; place < there; ++place) edge[place] = source[place];
         source = edge;
     }
-    return OF_A ? Format::a_words(source) : Format::b_words(source);
+    return Format::words(source);
 }
 
 template <typename Format> inline std::int64_t words_in(std::int64_t depth) {
@@ -73,7 +72,7 @@ void pack_rows_of_words(const void* data, std::int64_t ld, const Panels& panels,
             const auto* row = static_cast<const typename Format::Source*>(data) + (lane < inside ? lane * ld : 0);
             for (std::int64_t word = 0; word < words; word += LANES) {
                 const std::int64_t k = word * Format::GROUP;
-                store(into + word, words_of<Format, true>(row + k, lane < inside ? depth - k : 0));
+                store(into + word, Format::of_a(words_of<Format>(row + k, lane < inside ? depth - k : 0)));
             }
         }
     }
@@ -95,8 +94,8 @@ void pack_columns_of_words(const void* data, std::int64_t ld, const Panels& pane
                 for (int step = 0; step < LANES; ++step) {
                     const std::int64_t k = (word + step) * Format::GROUP, there = depth - k;
                     const auto* at = there > 0 && lanes > 0 ? source + k * ld + lane : source;
-                    block[step] = lanes == LANES ? gathered<Format, true>(at, ld, there)
-                                                 : gathered_edge<Format, true>(at, ld, there, lanes);
+                    block[step] = Format::of_a(lanes == LANES ? gathered<Format>(at, ld, there)
+                                                              : gathered_edge<Format>(at, ld, there, lanes));
                 }
                 transpose(block);
                 for (int row = 0; row < LANES && lane + row < end; ++row)
@@ -124,8 +123,8 @@ void pack_words_by_lanes(const void* data, std::int64_t ld, const Panels& panels
                 const std::int64_t lane = panels.begin(panel) + block, lanes = inside - lane;
                 const bool none = there <= 0 || lanes <= 0;
                 const auto* at = none ? source : source + k * ld + lane;
-                store(into + block, lanes >= LANES ? gathered<Format, false>(at, ld, there)
-                                                   : gathered_edge<Format, false>(at, ld, there, lanes));
+                store(into + block, lanes >= LANES ? gathered<Format>(at, ld, there)
+                                                   : gathered_edge<Format>(at, ld, there, lanes));
             }
         }
     }
@@ -146,8 +145,8 @@ void pack_words_by_depth(const void* data, std::int64_t ld, const Panels& panels
                 Vec rows[LANES];
                 for (int row = 0; row < LANES; ++row) {
                     const std::int64_t lane = panels.begin(panel) + block + row;
-                    rows[row] = words_of<Format, false>(lane < inside ? source + lane * ld + k : source,
-                                                        lane < inside ? depth - k : 0);
+                    rows[row] = words_of<Format>(lane < inside ? source + lane * ld + k : source,
+                                                 lane < inside ? depth - k : 0);
                 }
                 transpose(rows);
                 for (int step = 0; step < LANES && word + step < words; ++step)
@@ -195,16 +194,12 @@ struct WidenedInt8 {
     using Element = std::int32_t;
     static constexpr int GROUP = 2, STEP = 2, HEADER = 0;
 
-    static BitsVec a_bits(BitsVec bits) {
-        return reinterpret_cast<BitsVec>(reinterpret_cast<SumVec>(bits << 24) >> 24) & 0xffffu;
-    }
-    static BitsVec b_bits(BitsVec bits) { return a_bits(bits); }
-    static Vec a_words(const Source* source) {
+    static Vec words(const Source* source) {
         typedef std::int8_t Bytes __attribute__((vector_size(LANES * 2), aligned(1), may_alias));
         typedef std::int16_t Shorts __attribute__((vector_size(LANES * 4)));
         return reinterpret_cast<Vec>(__builtin_convertvector(*reinterpret_cast<const Bytes*>(source), Shorts));
     }
-    static Vec b_words(const Source* source) { return a_words(source); }
+    static Vec of_a(Vec words) { return words; }
     static void finish_panel(float*, std::int64_t) {}
     static Sum dot(Sum sum, Vec a, Vec b) { return sum + products_of_shorts(a, b); }
 };
