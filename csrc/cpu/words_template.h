@@ -145,6 +145,7 @@ void pack_words_by_depth(const void* data, std::int64_t ld, const Panels& panels
                 Vec rows[LANES];
                 for (int row = 0; row < LANES; ++row) {
                     const std::int64_t lane = panels.begin(panel) + block + row;
+                    fetch_ahead(source + lane * ld + k);
                     rows[row] = words_of<Format>(lane < inside ? source + lane * ld + k : source,
                                                  lane < inside ? depth - k : 0);
                 }
