@@ -127,8 +127,8 @@ void pack_lane_contiguous(const void* data, std::int64_t ld, const Panels& panel
 }
 
 // Rows that are read side by side, a line of each, are more than the hardware follows: what comes next is asked for four
-// lines ahead, into L2, as rows that lie a multiple of 4 KiB apart evict each other from L1. 4 to 12 % of products with
-// few rows of A, where B comes from memory; one line ahead gained half as much, eight about as much.
+// lines ahead, into L2, as rows that lie a multiple of 4 KiB apart evict each other from L1. Products of 256 rows gain 8
+// to 14 % where B is stored by depth, of 1024 and 2048 rows 1 to 11 %; one line ahead, or eight, gained less.
 inline void fetch_ahead(const void* at) { __builtin_prefetch(static_cast<const char*>(at) + 256, 0, 2); }
 
 // Block by block, LANES × LANES.
