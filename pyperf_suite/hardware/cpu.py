@@ -220,7 +220,7 @@ def _model(files: KernelFiles, information: dict[str, str]) -> str:
     """The name people know the CPU by; on Arm, where the kernel prints none, its core's name."""
     return " ".join(
         (
-            information.get("model name")
+            _x86_name(information)
             or core_name(information.get("cpu implementer"), information.get("cpu part"))
             or information.get("cpu")  # POWER
             or files.text("proc/device-tree/model")
@@ -230,6 +230,20 @@ def _model(files: KernelFiles, information: dict[str, str]) -> str:
             or "unknown CPU"
         ).split()
     )
+
+
+def _x86_name(information: dict[str, str]) -> str | None:
+    """The name that the processor gives itself, with family and model where a hypervisor took its number out of it.
+
+    A cloud calls processors of several generations "AMD EPYC", and their times are not comparable.
+
+    >>> _x86_name({"model name": "AMD EPYC", "cpu family": "26", "model": "2"})
+    'AMD EPYC (family 26, model 2)'
+    """
+    name, family, model = (information.get(key) for key in ("model name", "cpu family", "model"))
+    if name and family and model and not re.search(r"\d", name.partition("@")[0]):
+        return f"{name} (family {family}, model {model})"
+    return name
 
 
 def _logical_cores(files: KernelFiles) -> int:

@@ -110,6 +110,19 @@ def test_amd_core_complexes_each_have_an_l3_of_their_own(machine):
     assert found.l2_total_bytes == 4 << 20
 
 
+@pytest.mark.parametrize(
+    ("name", "found"),
+    {
+        "AMD EPYC": "AMD EPYC (family 26, model 2)",
+        "Intel(R) Xeon(R) CPU @ 2.20GHz": "Intel(R) Xeon(R) CPU @ 2.20GHz (family 26, model 2)",
+        "AMD EPYC 9575F 64-Core Processor": "AMD EPYC 9575F 64-Core Processor",
+    }.items(),
+)
+def test_generations_that_a_hypervisor_gives_one_name_are_told_apart(machine, name, found):
+    information = f"processor\t: 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: {name}\n"
+    assert cpu.read_cpu(machine({"proc/cpuinfo": information}), affinity=None).model == found
+
+
 def test_an_arm_server_has_its_cores_name_and_features(machine):
     found = cpu.read_cpu(machine(GRACE), affinity=2)
     assert found.model == "Arm Neoverse-V2"
