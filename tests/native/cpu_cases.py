@@ -13,8 +13,6 @@ from tests.native import test_attention, test_gemm
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[1] / "csrc"
-# Kernels that round the weights of attention to bfloat16 as well as its result.
-ROUND_WEIGHTS = ("neon_bf16", "amx", "avx512_bf16")
 SANITIZED = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 LAYOUTS = ("0 0", "0 1", "1 0", "1 1")  # whether A, and whether B, is transposed
 # A sanitizer that is preloaded into the tests must not get into the compiler or the emulator.
@@ -58,9 +56,7 @@ def assert_right(command: Sequence[str | Path], lines: Sequence[str]) -> None:
     wrong = []
     for line, answer in zip(lines, answers(command, lines), strict=True):
         kind, isa, dtype, out, *_ = line.split()
-        limit = test_gemm.LIMIT[out] if kind == "product" else test_attention.LIMIT[dtype]
-        if kind == "attention" and dtype == "bfloat16" and isa in ROUND_WEIGHTS:
-            limit *= 2
+        limit = test_gemm.LIMIT[out] if kind == "product" else test_attention.limit_of(isa, dtype)
         outcome, _, worst = answer.partition(" ")
         if outcome != "worst" or not float(worst) <= limit:
             wrong.append(f"{line}: {answer}")
