@@ -70,7 +70,7 @@ def read_gpus(
 def _devices(cuda: CudaDriver | Unavailable) -> tuple[list[Gpu], str | None, str | None]:
     try:
         if isinstance(cuda, Unavailable):
-            raise cuda
+            raise cuda.anew()
         return [cuda.gpu(index) for index in range(cuda.device_count())], cuda.version(), None
     except Unavailable as reason:
         return [], None, str(reason)

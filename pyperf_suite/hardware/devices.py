@@ -22,6 +22,10 @@ from pyperf_suite.hardware.catalogue import architecture
 class Unavailable(Exception):
     """The library or the device behind it is not there; the message is a clause that says why."""
 
+    def anew(self) -> Unavailable:
+        """The same without the frames of whoever raised it: where it is kept, they and all they hold would be too."""
+        return Unavailable(*self.args)
+
 
 def open_library(override: str, names: Sequence[str]) -> Any:
     """Open the library whose path the environment variable `override` gives, else the first name that opens.
@@ -135,7 +139,7 @@ def driver() -> CudaDriver | Unavailable:
     try:
         return CudaDriver(open_library(OVERRIDE, LIBRARIES))
     except Unavailable as reason:
-        return reason
+        return reason.anew()
 
 
 def gpus() -> list[Gpu]:
@@ -187,5 +191,5 @@ def resolve(asked: str) -> Device:
 def _present() -> list[Gpu]:
     found = driver()
     if isinstance(found, Unavailable):
-        raise found
+        raise found.anew()
     return [found.gpu(index) for index in range(found.device_count())]

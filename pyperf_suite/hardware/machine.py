@@ -143,11 +143,11 @@ def gpu_state(index: int) -> dict[str, Any]:
     condition: dict[str, Any] = {}
     try:
         if isinstance(found, Unavailable):
-            raise found
+            raise found.anew()
         uuid = found.gpu(index).uuid
         condition |= {"uuid": uuid, "cuda": found.version()}
         if isinstance(manager, Unavailable):
-            raise manager
+            raise manager.anew()
         condition |= {"driver": manager.driver_version(), **manager.settings(uuid)}
         condition |= {"links": links} if (links := wiring(gpus(), manager)) else {}
     except Unavailable as reason:

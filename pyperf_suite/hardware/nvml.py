@@ -485,4 +485,4 @@ def nvml() -> Nvml | Unavailable:
     try:
         return Nvml(open_library(OVERRIDE, LIBRARIES))
     except Unavailable as reason:
-        return reason
+        return reason.anew()

@@ -381,4 +381,4 @@ def energy_meter(device: Device) -> EnergyMeter | Unavailable:
         counter = GpuEnergy(manager, gpus()[device.index].uuid) if manager else PackageEnergy()
         return EnergyMeter(counter, step_of(counter))
     except Unavailable as reason:
-        return reason
+        return reason.anew()

@@ -142,7 +142,7 @@ def _add_energy(prepared: Prepared, of: Measurement, device: Device, result: dic
     meter, batch = energy_meter(device), of.launches_per_sample
     try:
         if isinstance(meter, Unavailable):
-            raise meter
+            raise meter.anew()
         first = of.warmup_launches + len(of.seconds) * batch
         spent = meter.of_launches(prepared.launch, prepared.stopwatch, first, batch, of.median * batch)
     except Unavailable as reason:

@@ -308,7 +308,7 @@ class Launches(Prepared):
         return {name: self._memory.seen(name, held[name]) for name in self._memory.inputs} | results
 
     def left(self, index: int) -> Verification:
-        return self.judge(index)
+        return self.judge(self, index)
 
     def check(self) -> CheckVerdict:
         """Launch on every set once more, untimed; the first verdict that is bad, or that on set 0."""
@@ -381,7 +381,7 @@ class Operator(Workload[Parameters]):
         place = dataclasses.replace(place, sets=place.sets or sets)
         launches: Launches = self.implementation(implementation).prepare(parameters, operands, place)
         launches.sampling = {"cache": cache, "operand_sets": place.sets}
-        launches.judge = Judge(self, parameters, place.seed, operands, launches)
+        launches.judge = Judge(self, parameters, place.seed, operands, launches.kernel.name)
         return launches
 
 
@@ -408,42 +408,40 @@ class Judge:
     computed, the first time that they are judged: the two must agree. `references` names who judged.
     """
 
-    def __init__(
-        self, operator: Operator[Any], parameters: Any, seed: int, operands: Operands, launches: Launches
-    ) -> None:
-        self._operator, self._parameters, self._operands, self._launches = operator, parameters, operands, launches
+    def __init__(self, operator: Operator[Any], parameters: Any, seed: int, operands: Operands, kernel: str) -> None:
+        self._operator, self._parameters, self._operands = operator, parameters, operands
         key = f"{operator.name} {operator.reference_key(parameters)} seed {seed}"
         self._keep = scratch.shared(key)
         cheap = operator.work(parameters).flop <= HOST_FLOP
-        drawn = hashlib.sha256(f"{parameters} {launches.kernel.name}".encode()).digest()
+        drawn = hashlib.sha256(f"{parameters} {kernel}".encode()).digest()
         self._host_too = cheap or int.from_bytes(drawn[:8], "big") % HOST_JUDGES_ONE_OF == 0
         self.references: list[str] = []
 
-    def __call__(self, index: int) -> Verification:
-        tensors = self._launches.tensors(index)
+    def __call__(self, launches: Launches, index: int) -> Verification:
+        tensors = launches.tensors(index)
         if tensors is None:
             self.references = ["host"]
-            return self._by_host(index)
+            return self._by_host(launches, index)
         try:
             by_device = self._operator.compare(self._parameters, tensors, computed_anew)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
             self.references = ["host"]
-            return self._by_host(index)
+            return self._by_host(launches, index)
         if not self._host_too:
             self.references = self.references or ["device"]
             return by_device
         self._host_too = False
         self.references = ["device", "host"]
-        by_host = self._by_host(index)
+        by_host = self._by_host(launches, index)
         if by_device.passed == by_host.passed:
             return by_device
         words = f"the references of device and host disagree: {by_device.message} / {by_host.message}"
         return dataclasses.replace(by_host, passed=False, message=words)
 
-    def _by_host(self, index: int) -> Verification:
-        outputs = self._launches.outputs(index)
+    def _by_host(self, launches: Launches, index: int) -> Verification:
+        outputs = launches.outputs(index)
         return self._operator.verify(self._parameters, self._operands, outputs, self._keep)
 
 

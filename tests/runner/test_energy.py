@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+import weakref
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from pyperf_suite.hardware.devices import Device, Unavailable
+from pyperf_suite.hardware.devices import Device, Unavailable, driver
+from pyperf_suite.hardware.nvml import nvml
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
-from pyperf_suite.measure.telemetry import EnergyMeter
+from pyperf_suite.measure.stopwatch import garbage_collector_at_rest
+from pyperf_suite.measure.telemetry import EnergyMeter, energy_meter
 from pyperf_suite.render.run_report import _why_no_energy
 from pyperf_suite.runner import timing
 from pyperf_suite.runner.measuring import measure_case
@@ -20,6 +24,7 @@ from pyperf_suite.spec.findings import Remark
 from pyperf_suite.spec.probe import Probe, RowTable
 from pyperf_suite.spec.rows import Column
 from pyperf_suite.workloads.matmul import MatmulParameters
+from pyperf_suite.workloads.operator import Launches, Operator
 from tests.records import a_record, cells
 
 CPU = Device("cpu")
@@ -49,6 +54,29 @@ def test_energy_is_of_launches_of_the_same_case(monkeypatch: pytest.MonkeyPatch)
     assert metrics["energy"]["value"] * how["launches"] == pytest.approx(50 * how["stretch_s"], rel=0.02)
     assert metrics["energy"]["low"] < metrics["energy"]["value"] < metrics["energy"]["high"]
     assert how["counter"] == "fifty watts"
+
+
+@pytest.mark.parametrize("meter", [EnergyMeter(FiftyWatts(), 1e-3), Unavailable("nobody counts here")])
+def test_what_a_case_held_is_free_once_it_is_over(
+    monkeypatch: pytest.MonkeyPatch, meter: EnergyMeter | Unavailable
+) -> None:
+    held = []
+
+    def prepare(operator: Operator, *arguments: Any) -> Launches:
+        held.append(weakref.ref(launches := prepare_launches(operator, *arguments)))
+        return launches
+
+    prepare_launches = Operator.prepare
+    monkeypatch.setattr(Operator, "prepare", prepare)
+    with garbage_collector_at_rest():
+        measured(monkeypatch, meter)
+        assert [launches() for launches in held] == [None]
+
+
+def test_a_reason_that_is_kept_keeps_nobodys_frames() -> None:
+    for found in (driver(), nvml(), energy_meter(CPU)):
+        if isinstance(found, Unavailable):
+            assert (found.__traceback__, found.__context__) == (None, None)
 
 
 def test_without_a_counter_the_record_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
