@@ -19,7 +19,7 @@ def test_every_core_has_a_peak_and_a_clock(native: ModuleType, isa: str, dtype: 
     ((flop_per_s, clock_hz, idle_clock_hz),) = cores
     assert 1e8 < idle_clock_hz < 1e10
     assert 1e8 < clock_hz < 1e10
-    assert 1 < flop_per_s / clock_hz < 10_000
+    assert 0.1 < flop_per_s / clock_hz < 10_000  # less than 1 with a sanitizer in between
 
 
 def test_no_product_is_faster_than_the_peak(native: ModuleType, isa: str) -> None:
