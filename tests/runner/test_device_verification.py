@@ -81,7 +81,7 @@ def judged(case: Case, launches: OnDevice) -> tuple[Any, Judge]:
     """The verdict before timing, and who gave it."""
     workload = find_workload(case.operator)
     operands = workload.operands(case.parameters, case.seed)
-    judge = launches.judge = Judge(workload, case.parameters, case.seed, operands, launches)
+    judge = launches.judge = Judge(workload, case.parameters, case.seed, operands, launches.kernel.name)
     try:
         return SpotChecks(launches).before_timing(), judge
     except WrongLaunch as wrong:
@@ -115,7 +115,7 @@ def test_a_cheap_case_is_judged_by_the_host_too_and_once() -> None:
     assert verification.passed
     assert judge.references == ["device", "host"]
     launches.launch(1)  # which may be the set that is left poisoned
-    assert judge(1).passed
+    assert judge(launches, 1).passed
     assert launches.downloads == 1
 
 
@@ -124,7 +124,7 @@ def test_one_in_so_many_cases_is_judged_by_the_host_too(monkeypatch: pytest.Monk
     counts = {"device": 0, "host": 0}
     for number in range(200):
         parameters = replace(PRODUCT.parameters, m=1 + number)
-        judge = Judge(Matmul(), parameters, 0, {}, OnDevice(PRODUCT, 1, nothing))
+        judge = Judge(Matmul(), parameters, 0, {}, "a kernel")
         counts["host" if judge._host_too else "device"] += 1
     assert 3 <= counts["host"] <= 30
 
