@@ -235,7 +235,8 @@ class PartChecks:
     def _require_that_it_computes(self) -> None:
         """Raise WrongLaunch where launches are faster on inputs that were seen before than on fresh ones.
 
-        Both are written to the same set in the same way, and the launch on them comes after others without a pause.
+        Both are written to the same set in the same way, in random order, and the launch on them comes after others
+        without a pause. One that is not counted comes first: a set that was not used for a while is slower.
         """
         fresh: list[float] = []
         seen: list[float] = []
@@ -244,7 +245,11 @@ class PartChecks:
         while len(fresh) < MOST_COMPARED and time.monotonic() - begin_s < allowed_s:
             index = self._launches.sets + secrets.randbelow(self._launches.sets)
             before = secrets.randbelow(min(4, self._launches.sets))
-            for seconds, write in ((fresh, self._launches.refresh), (seen, self._launches.repeat)):
+            pair = [(fresh, self._launches.refresh), (seen, self._launches.repeat)]
+            if secrets.randbelow(2):
+                pair.reverse()
+            not_counted: list[float] = []
+            for seconds, write in [(not_counted, self._launches.repeat), *pair]:
                 write(index)
                 seconds.append(self._launches.time(index - before, before + 1, 1)[0][-1])
             enough = len(fresh) >= LEAST_COMPARED
