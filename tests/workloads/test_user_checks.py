@@ -57,5 +57,5 @@ def test_sets_that_were_out_of_cache_are_no_sign_of_a_kernel_that_remembers():
 
 def test_a_kernel_that_remembers_inputs_by_their_place_is_refused():
     for _ in range(10):
-        with pytest.raises(WrongLaunch, match="2.0 times as fast"):
+        with pytest.raises(WrongLaunch, match=r"2\.0 times as fast"):
             compare(Sets(remembers=True))
