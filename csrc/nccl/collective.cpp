@@ -130,6 +130,7 @@ Timing Collective::time(std::int64_t iterations, double deadline_s, bool synchro
                 " iterations were asked for: ask for 1 to 100000000.");
     CHECK_INPUT(graph_calls >= 0 && graph_calls <= most_graph_calls, "A graph of ", graph_calls,
                 " calls was asked for: ask for up to ", most_graph_calls, ", or for 0 to use none.");
+    communicator_->handle();  // one that has ended is given nothing: an event still queued would outlive this object
     const Deadline deadline(deadline_s);
     const auto count = static_cast<std::size_t>(iterations);
     Timing timing{std::vector<double>(count), std::vector<std::int64_t>(count), std::vector<std::int64_t>(count)};

@@ -359,7 +359,7 @@ int ncclCommDestroy(Comm* comm) {
 }
 int ncclCommAbort(Comm* comm) {
     atomic_store(&comm->aborted, 1);
-    while (atomic_load(&comm->running)) sched_yield();
+    while (atomic_load(&comm->running)) usleep(1000);  // for ever, where that is asked for
     if (comm->state == JOINING) shm_unlink(comm->name);
     drop(comm);
     return SUCCESS;

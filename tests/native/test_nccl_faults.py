@@ -165,12 +165,13 @@ def test_a_communicator_that_has_ended_takes_no_more_work_and_says_so(nccl, endi
     library = nccl.Library()
     communicator = nccl.Communicator(library, nccl.HostDevice(), library.unique_id(), 0, 1, 20)
     collective = all_reduce(nccl, communicator)
-    collective.run(20)
+    collective.time(1, 20, graph_calls=1)
     communicator.abort() if ending == "abort" else communicator.finalize(20)
     said = rf"The communicator of rank 0 of 1 was {ending.removesuffix('e')}ed and takes no more work: make a new one"
     for call in (
         lambda: collective.run(1),
         lambda: collective.time(1, 1),
+        lambda: collective.time(1, 1, graph_calls=1),
         lambda: nccl.Buffer(communicator, 8),
         lambda: communicator.split(0, 0, 1),
         lambda: communicator.finalize(1),
