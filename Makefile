@@ -59,12 +59,16 @@ fuzz: $(MADE)
 gpu-check:
 	PYTHON=$(PYTHON) tools/gpu_check.sh $(PART) $(FOLDER)
 
-# A build of its own beside the usual one; it runs only under the sanitizer's run-time library, preloaded.
-SANITIZED := build/sanitize/lib
+# A build of its own beside the usual one; it runs only under the sanitizer's run-time libraries, preloaded.
+# SANITIZER=thread looks for data races; OpenBLAS has some that are none, so it gets no threads.
+SANITIZER ?= address
+SANITIZED := build/sanitize-$(SANITIZER)/lib
+RUNTIMES := $(if $(filter thread,$(SANITIZER)),tsan,asan ubsan) stdc++
 test-sanitize: $(MADE)
-	PYPERF_SANITIZE=1 $(RUN) setup.py -q build --build-base build/sanitize --build-lib $(SANITIZED)
-	cd $(SANITIZED) && PYTHONPATH=$(CURDIR) ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(foreach library,asan ubsan stdc++,$(shell \
-	  $${CXX:-c++} -print-file-name=lib$(library).so))" $(CURDIR)/$(RUN) -m pytest $(CURDIR)/tests/native $(ARGS)
+	PYPERF_SANITIZE=$(SANITIZER) $(RUN) setup.py -q build --build-base $(dir $(SANITIZED)) --build-lib $(SANITIZED)
+	cd $(SANITIZED) && PYPERF_SANITIZE=$(SANITIZER) PYTHONPATH=$(CURDIR) ASAN_OPTIONS=detect_leaks=0 OPENBLAS_NUM_THREADS=1 \
+	  TSAN_OPTIONS="report_thread_leaks=0 die_after_fork=0" LD_PRELOAD="$(foreach library,$(RUNTIMES),$(shell \
+	  $${CXX:-c++} -print-file-name=lib$(library).so))" $(CURDIR)/$(RUN) -m pytest $(CURDIR)/tests/native -m "not slow" $(ARGS)
 
 $(MADE): setup.py pyproject.toml constraints.txt tools/make_venv.py tools/compiler.py $(SOURCES)
 	@command -v $(PYTHON) >/dev/null || { echo "error: PYTHON=$(PYTHON) cannot be run:" \

@@ -1,7 +1,8 @@
 """Build pyperf_suite with its C++ extension; everything declarative stands in pyproject.toml.
 
-Environment: CXX picks the compiler, PYPERF_WERROR=1 makes warnings errors (CI), PYPERF_SANITIZE=1 builds with
-the address and undefined-behaviour sanitizers, PYPERF_BUILD_JOBS limits the compilations run side by side.
+Environment: CXX picks the compiler, PYPERF_WERROR=1 makes warnings errors (CI), PYPERF_SANITIZE=address builds with
+the address and undefined-behaviour sanitizers and =thread with the one for data races, PYPERF_BUILD_JOBS limits the
+compilations run side by side.
 """
 
 from __future__ import annotations
@@ -20,13 +21,10 @@ from compiler import find_cxx  # noqa: E402
 
 WARNINGS = ["-Wall", "-Wextra"]
 OPTIMISED = ["-O3", "-g0"]  # Python's own flags may ask for debug information, many times the size of the code
-SANITIZED = [
-    "-O1",
-    "-g",
-    "-fsanitize=address,undefined",
-    "-fno-sanitize-recover=undefined",
-    "-fno-omit-frame-pointer",
-]
+SANITIZERS = {
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
+    "thread": ["-fsanitize=thread"],
+}
 
 
 def switched_on(variable: str) -> bool:
@@ -67,7 +65,7 @@ class BuildNative(build_ext):
         super().run()
 
 
-sanitize = SANITIZED if switched_on("PYPERF_SANITIZE") else []
+sanitize = SANITIZERS[os.environ["PYPERF_SANITIZE"]] if switched_on("PYPERF_SANITIZE") else []
 native = Extension(
     "pyperf_suite._native",
     sources=files("csrc/**/*.cpp"),
@@ -75,14 +73,14 @@ native = Extension(
     include_dirs=["csrc", "kernels/cuda"],
     language="c++",
     extra_compile_args=[
-        *(sanitize or OPTIMISED),
+        *(["-O2", "-g", "-fno-omit-frame-pointer", *sanitize] if sanitize else OPTIMISED),
         "-std=c++17",
         "-fvisibility=hidden",
         "-pthread",
         *WARNINGS,
         *(["-Werror"] if switched_on("PYPERF_WERROR") else []),
     ],
-    extra_link_args=["-pthread", *[flag for flag in sanitize if flag.startswith("-fsanitize")]],
+    extra_link_args=["-pthread", *sanitize],
 )
 
 setup(
