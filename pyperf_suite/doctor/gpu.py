@@ -9,7 +9,7 @@ from typing import Any
 
 from pyperf_suite.doctor.check import Check, examined, gib, not_applicable, ok, problem, warning
 from pyperf_suite.hardware.catalogue import architecture, architectures
-from pyperf_suite.hardware.devices import CudaDriver, Gpu, Unavailable, driver
+from pyperf_suite.hardware.devices import CudaDriver, Gpu, Unavailable, driver, required
 from pyperf_suite.hardware.kernel_files import KernelFiles
 from pyperf_suite.hardware.nvml import Nvml, nvml
 
@@ -69,9 +69,8 @@ def read_gpus(
 
 def _devices(cuda: CudaDriver | Unavailable) -> tuple[list[Gpu], str | None, str | None]:
     try:
-        if isinstance(cuda, Unavailable):
-            raise cuda.anew()
-        return [cuda.gpu(index) for index in range(cuda.device_count())], cuda.version(), None
+        found = required(cuda)
+        return [found.gpu(index) for index in range(found.device_count())], found.version(), None
     except Unavailable as reason:
         return [], None, str(reason)
 

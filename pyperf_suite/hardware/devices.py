@@ -13,10 +13,12 @@ import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import architecture
+
+Found = TypeVar("Found")
 
 
 class Unavailable(Exception):
@@ -25,6 +27,13 @@ class Unavailable(Exception):
     def anew(self) -> Unavailable:
         """The same without the frames of whoever raised it: where it is kept, they and all they hold would be too."""
         return Unavailable(*self.args)
+
+
+def required(found: Found | Unavailable) -> Found:
+    """What was looked for. Raises Unavailable where it is not there."""
+    if isinstance(found, Unavailable):
+        raise found.anew()
+    return found
 
 
 def open_library(override: str, names: Sequence[str]) -> Any:
@@ -189,7 +198,5 @@ def resolve(asked: str) -> Device:
 
 
 def _present() -> list[Gpu]:
-    found = driver()
-    if isinstance(found, Unavailable):
-        raise found.anew()
+    found = required(driver())
     return [found.gpu(index) for index in range(found.device_count())]

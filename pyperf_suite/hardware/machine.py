@@ -20,7 +20,7 @@ from typing import Any
 
 from pyperf_suite import __version__
 from pyperf_suite.hardware import cpu, memory
-from pyperf_suite.hardware.devices import Device, Gpu, Unavailable, driver, gpus
+from pyperf_suite.hardware.devices import Device, Gpu, Unavailable, driver, gpus, required
 from pyperf_suite.hardware.kernel_files import KernelFiles
 from pyperf_suite.hardware.nvml import Nvml, nvml
 from pyperf_suite.hardware.software import installed_version
@@ -139,15 +139,12 @@ def gpu_state(index: int) -> dict[str, Any]:
 
     What cannot be asked says why under `unavailable`.
     """
-    found, manager = driver(), nvml()
     condition: dict[str, Any] = {}
     try:
-        if isinstance(found, Unavailable):
-            raise found.anew()
+        found = required(driver())
         uuid = found.gpu(index).uuid
         condition |= {"uuid": uuid, "cuda": found.version()}
-        if isinstance(manager, Unavailable):
-            raise manager.anew()
+        manager = required(nvml())
         condition |= {"driver": manager.driver_version(), **manager.settings(uuid)}
         condition |= {"links": links} if (links := wiring(gpus(), manager)) else {}
     except Unavailable as reason:

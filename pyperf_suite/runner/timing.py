@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pyperf_suite.hardware.devices import Device, Unavailable
+from pyperf_suite.hardware.devices import Device, Unavailable, required
 from pyperf_suite.measure.sampling import Measurement, measure
 from pyperf_suite.measure.spot_checks import CheckVerdict, SpotChecks, WrongLaunch
 from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Launch, Stopwatch
@@ -139,10 +139,9 @@ def _add_energy(prepared: Prepared, of: Measurement, device: Device, result: dic
 
     After the checks, which would pause between them.
     """
-    meter, batch = energy_meter(device), of.launches_per_sample
+    batch = of.launches_per_sample
     try:
-        if isinstance(meter, Unavailable):
-            raise meter.anew()
+        meter = required(energy_meter(device))
         first = of.warmup_launches + len(of.seconds) * batch
         spent = meter.of_launches(prepared.launch, prepared.stopwatch, first, batch, of.median * batch)
     except Unavailable as reason:
