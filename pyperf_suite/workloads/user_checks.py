@@ -36,9 +36,9 @@ LAST_CHECKS, CHECKING_S = 8, 0.25
 
 # Launches on fresh inputs that are compared with as many on seen ones: so many first, in so long; more where they look
 # slower.
-LEAST_COMPARED, MOST_COMPARED, COMPARING_S = 6, 60, 2.0
+LEAST_COMPARED, MOST_COMPARED, COMPARING_S = 6, 60, 3.0
 
-ALIKE, SUSPECTED_S = 1.1, 8.0
+ALIKE, SUSPECTED_S = 1.1, 12.0
 
 # After launches, threads of libraries spin for a while; then the process may use this share of a core, over so long.
 SPIN_S, REST_S, BUSY_SHARE = 0.3, 0.03, 0.05
