@@ -65,7 +65,11 @@ class BuildNative(build_ext):
         super().run()
 
 
-sanitize = SANITIZERS[os.environ["PYPERF_SANITIZE"]] if switched_on("PYPERF_SANITIZE") else []
+sanitizer = os.environ["PYPERF_SANITIZE"] if switched_on("PYPERF_SANITIZE") else ""
+if sanitizer and sanitizer not in SANITIZERS:
+    print(f"error: PYPERF_SANITIZE={sanitizer} is none of {', '.join(SANITIZERS)}.", file=sys.stderr)
+    raise SystemExit(2)
+sanitize = SANITIZERS.get(sanitizer, [])
 native = Extension(
     "pyperf_suite._native",
     sources=files("csrc/**/*.cpp"),
