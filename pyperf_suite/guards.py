@@ -23,7 +23,7 @@ GUARDED: Mapping[str, tuple[str, ...]] = {
     "gc": (),
     "json": ("dumps", "loads"),
     "os": ("read", "write", "fork", "getppid", "kill", "dup", "close"),
-    "signal": ("signal", "setitimer"),
+    "signal": ("signal", "setitimer", "pthread_sigmask"),
     "threading": ("Thread.start", "active_count", "enumerate"),
     "random": (),
     "statistics": (),

@@ -82,6 +82,12 @@ _DUMPS, _LOADS = json.dumps, json.loads
 
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
 
+# What timers and programs send themselves. Held from before the first thread, which inherits that, so that no handler
+# works while the clock runs and the result is copied; let through when the judge looks whether it still changes.
+_REAL_TIME = range(getattr(signal, "SIGRTMIN", 1), getattr(signal, "SIGRTMAX", 0) + 1)
+_HELD_SIGNALS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGUSR1, signal.SIGIO, *_REAL_TIME}
+_MASK = signal.pthread_sigmask
+
 
 def main() -> None:
     """Answer requests from descriptor argv[1] on descriptor argv[2] until the first closes; argv[3] is for stacks."""
@@ -91,6 +97,7 @@ def main() -> None:
     faulthandler.enable(stack)
     for each in (requests, answers):
         os.set_inheritable(each, False)
+    _MASK(signal.SIG_BLOCK, _HELD_SIGNALS)
     _die_with_parent()
     _be_the_first_to_go()
     sys.argv[1:] = []
@@ -374,7 +381,7 @@ class KernelProcess:
         gpu = self._gpu()
         self._stopwatch = gpu.stopwatch()
         self._stopwatch.sets = sets
-        torch = importlib.import_module("torch")
+        torch = self._api._torch(self._api._device)
         torch.cuda.set_stream(torch.cuda.ExternalStream(self._stopwatch.stream, self._api._device))
         self._settle()  # sets were filled on another stream
         # The first time, the stopwatch launches on every set: what that modified is given back.
@@ -452,9 +459,10 @@ class KernelProcess:
                 spent += _CLOCK() - begin
                 first, left = first + count, left - count
             seconds.append(spent * 1e-9)
+        let_through = _HELD_SIGNALS - _MASK(signal.SIG_BLOCK, _HELD_SIGNALS)
         self._last_set = (first - 1) % len(calls)
         self._keep_result()
-        return {"seconds": seconds}
+        return {"seconds": seconds, "signals": [signal.strsignal(each) for each in sorted(let_through)]}
 
     def _time_on_gpu(self, first: int, samples: int, batch: int) -> dict[str, Any]:
         calls = self._calls
@@ -515,7 +523,9 @@ class KernelProcess:
 
     def _changed(self, after_s: float) -> dict[str, Any]:
         """Whether the result is another than when the clock stopped, so long after now."""
+        _MASK(signal.SIG_UNBLOCK, _HELD_SIGNALS)
         time.sleep(after_s)
+        _MASK(signal.SIG_BLOCK, _HELD_SIGNALS)
         return {"changed": any(keep(each, kept) != kept for each, kept in self._kept)}
 
     def _poison_result(self) -> None:

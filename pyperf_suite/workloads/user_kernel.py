@@ -298,10 +298,11 @@ class UserLaunches(PartLaunches):
         return self._process.cpu_seconds()
 
     def _require_left_alone(self, reported: Mapping[str, Any]) -> None:
-        """Raise WrongLaunch where the code put others in the place of functions, or looked at what is not its own."""
+        """Raise WrongLaunch where the code replaced functions, read what is not its own, or unblocked signals."""
         for name, reason, words in (
             ("replaced", "replaced function", "it put something else in the place of"),
             ("looked", "harness inspected", "while it was timed it read what is not its own, by"),
+            ("signals", "late work", "while it was timed it let signals through, which are blocked:"),
         ):
             found = reported.get(name)
             if found:
