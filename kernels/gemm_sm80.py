@@ -358,8 +358,8 @@ def specialise(
 def default_set() -> tuple[Specialisation, ...]:
     """The tiles measured where nobody names one: bf16, TN, 16-byte accesses; all fit a block of compute capability 8.0.
 
-    In none of the layouts does one spill on sm_80 or sm_90; 128x128 in steps of 64 did. Three stages leave room for a
-    second block where four did not.
+    In none of the layouts does one spill on sm_80, sm_90, sm_100a or sm_120a; 128x128 in steps of 64 did. Three
+    stages leave room for a second block where four did not.
     """
     tiles = (
         (256, 128, 64, 3),

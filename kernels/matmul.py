@@ -161,8 +161,10 @@ class Configuration:
 def default_set(target: str) -> tuple[Configuration, ...]:
     """The configurations to begin with on a target such as "sm_90"; `splits` and `workers` are the caller's to set.
 
-    Where tiles are shared, a fix-up holds a tile's sums twice, so these tiles have at most 64 sums a thread; all fit
-    the registers without spills and the shared memory of the target. Raises ValueError for what is not a target.
+    Where tiles are shared, a fix-up holds a tile's sums twice: what was left of it and what is added, which passes
+    through shared memory from one layout to the other. So these tiles have at most 64 sums a thread: 128x256 and
+    256x128 have 128, and spill on Hopper, in halves even more. All here fit the registers without spills and the
+    shared memory of the target. Raises ValueError for what is not a target.
     """
     if architecture(target).generation == "Ampere":
         return (

@@ -116,6 +116,8 @@ def multiply_addresses(
     a_inside = (rows < m)[:, None]
     b_inside = (columns < n)[None, :]
     sums = tl.zeros((BLOCK_M, BLOCK_N), SUMS)
+    # A loop that may not run at all makes ptxas wait for each wgmma by itself: its warning C7515, of Triton 3.6.
+    tl.assume(k_begin < k_end)
     for k_tile in range(k_begin, k_end):
         if K_IS_WHOLE:
             a_values = tl.load(a_block, mask=a_inside, other=0.0)
@@ -142,6 +144,8 @@ def multiply_descriptors(
 ):  # fmt: skip
     """The same through tensor descriptors (TMA), which put zeros where a block hangs over the matrix by themselves."""
     sums = tl.zeros((BLOCK_M, BLOCK_N), SUMS)
+    # A loop that may not run at all makes ptxas wait for each wgmma by itself: its warning C7515, of Triton 3.6.
+    tl.assume(k_begin < k_end)
     for k_tile in range(k_begin, k_end):
         step = k_tile * BLOCK_K
         if A_TRANSPOSED:

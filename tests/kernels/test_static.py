@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +72,14 @@ def test_no_layout_of_the_largest_ampere_tiles_spills(specialisation, layout):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layout", ["TN", "NN", "NT", "TT"])
+@pytest.mark.parametrize("target", ["sm_100a", "sm_120a"])
+@pytest.mark.parametrize("specialisation", [default_set()[0], default_set()[1], default_set()[2]], ids=instance_name)
+def test_the_largest_ampere_tiles_do_not_spill_on_later_architectures_either(specialisation, target, layout):
+    assert metrics_of(in_layout(specialisation, layout), target).local_memory_instructions == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_the_path_by_which_operands_are_read_is_in_the_machine_code(path):
     specialisation = PATHS[path]
@@ -108,6 +123,48 @@ def test_triton_kernels_are_read_for_targets_of_three_generations(target, opcode
     assert metrics.local_memory_instructions == 0
     assert metrics.dynamic_shared_bytes > 0
     assert metrics.occupancy.blocks >= 1
+
+
+# Next to the Triton of this environment that of torch 2.11, which GPU machines have: it makes other code.
+OTHER_TRITON = "3.6.0"
+
+
+def triton_folder(version: str) -> Path:
+    """Where a Triton of the tests' own lies, installed once; or a skip. Workers may ask at once: one installs."""
+    kept = Path(__file__).parents[2] / "build" / "tests"
+    kept.mkdir(parents=True, exist_ok=True)
+    folder = kept / f"triton-{version}-{sys.version_info.major}.{sys.version_info.minor}"
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            new = folder.with_name(f"{folder.name}.new")
+            shutil.rmtree(new, ignore_errors=True)
+            install = [sys.executable, "-m", "pip", "install", "--target", new, "--no-deps", f"triton=={version}"]
+            done = subprocess.run(install, capture_output=True, text=True, timeout=300)
+            if done.returncode != 0:
+                pytest.skip(f"pip cannot install Triton {version}: {(done.stderr.strip() or 'no reason')[-200:]}")
+            new.rename(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["", OTHER_TRITON], ids=["here", OTHER_TRITON])
+def test_no_triton_serialises_wgmma_or_spills_in_a_default_kernel(version, triton_cache):
+    pytest.importorskip("triton")
+    paths = [str(triton_folder(version)) if version else "", os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment.pop("TRITON_INTERPRET", None)
+    script = Path(__file__).with_name("compiled_defaults.py")
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert not version or found["triton"] == version
+    assert found["kernels"]
+    for name, kernel in found["kernels"].items():
+        assert kernel["warnings"] == 0, name
+        assert kernel["local_memory_instructions"] == 0, name
+        # Serialised, each wgmma is followed by a wait for all: the machine code itself, whatever ptxas warns of.
+        assert kernel["waits_for_all"] < kernel["wgmmas"], name
 
 
 @pytest.mark.slow
