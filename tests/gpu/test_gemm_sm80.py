@@ -17,6 +17,7 @@ pytestmark = pytest.mark.gpu
 SCHEDULES = (("data_parallel", 1, 1, 4), ("persistent", 1, 7, 2), ("split_k", 3, 1, 1), ("stream_k", 1, 7, 1))
 # Of the relative norm: tensor cores cut off, instead of rounding, what falls below the largest term they add.
 TOLERANCE = 1e-5
+LAYOUTS = ("TN", "NN", "NT", "TT")
 PATHS = {"16-byte": 8, "8-byte": 4, "4-byte": 2, "predicated": 1}
 
 
@@ -85,29 +86,47 @@ def relative_error(result: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(result - expected) / np.linalg.norm(expected))
 
 
-def product(
-    device: CudaDevice, tile: Specialisation, layout: str, sizes: tuple[int, int, int], multiple: int = 8
-) -> OnDevice:
-    """The tile in a layout, for leading dimensions that are a multiple of so many elements and of no more."""
-    placed = in_layout(tile, layout)
+def leading_dimensions(placed: Specialisation, sizes: tuple[int, int, int], multiple: int) -> tuple[int, int, int]:
+    """Of A, B and C: a multiple of so many elements and of no more."""
     m, n, k = sizes
     rows = (m if placed.a_transposed else k, k if placed.b_transposed else n, n)
     steps = [-(-row // multiple) for row in rows]
-    leading = tuple((step + (step % 2 == 0)) * multiple for step in steps)
-    instance = specialise(
+    leading = [(step + (step % 2 == 0)) * multiple for step in steps]
+    return leading[0], leading[1], leading[2]
+
+
+def instance_of(tile: Specialisation, layout: str, multiple: int = 8) -> Specialisation:
+    """The tile in a layout, for leading dimensions that are a multiple of so many elements and of no more."""
+    placed = in_layout(tile, layout)
+    return specialise(
         *(tile.m, tile.n, tile.k, tile.stages),
         in_type="fp16",
         out_type="fp32",
         a_transposed=placed.a_transposed,
         b_transposed=placed.b_transposed,
-        leading_dimensions=(leading[0], leading[1], leading[2]),
+        leading_dimensions=(multiple, multiple, multiple),
     )
+
+
+def instances() -> set[Specialisation]:
+    """All that the tests of this file launch: what `tools/gpu_check.sh prepare` compiles beforehand."""
+    return {instance_of(tile, layout) for tile in default_set() for layout in LAYOUTS} | {
+        instance_of(default_set()[2], layout, multiple) for multiple in PATHS.values() for layout in LAYOUTS
+    }
+
+
+def product(
+    device: CudaDevice, tile: Specialisation, layout: str, sizes: tuple[int, int, int], multiple: int = 8
+) -> OnDevice:
+    """A product by the tile in a layout, with leading dimensions that are a multiple of so many elements."""
+    instance = instance_of(tile, layout, multiple)
+    assert instance in instances(), f"{instance.name} is compiled while the test runs: name it in `instances`"
     properties = device.context.properties
     instance.check_device(".".join(map(str, properties.compute_capability)))
-    return OnDevice(device, instance, sizes, (leading[0], leading[1], leading[2]))
+    return OnDevice(device, instance, sizes, leading_dimensions(instance, sizes, multiple))
 
 
-@pytest.mark.parametrize("layout", ["TN", "NN", "NT", "TT"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("tile", default_set(), ids=lambda tile: tile.name)
 def test_every_default_tile_is_right_in_every_layout_and_schedule(device, tile, layout):
     sizes = (523, 397, 611)
@@ -117,7 +136,7 @@ def test_every_default_tile_is_right_in_every_layout_and_schedule(device, tile, 
         assert relative_error(result, found.expected) < TOLERANCE, policy
 
 
-@pytest.mark.parametrize("layout", ["TN", "NN", "NT", "TT"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("path", PATHS)
 def test_every_path_is_right_in_every_layout(device, path, layout):
     found = product(device, default_set()[2], layout, (259, 131, 197), PATHS[path])

@@ -6,7 +6,11 @@ must be equal bit for bit, and what surrounds C must stay as it was.
 
 from __future__ import annotations
 
+import itertools
+import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -82,6 +86,7 @@ class Ready:
 
 def ready(gpu: CudaDevice, one: Specialisation, sizes: tuple[int, int, int], rows: list[np.ndarray], **asked) -> Ready:
     """A launch for A, B and C in rows of bytes."""
+    assert one in instances(), f"{one.name} is compiled while the test runs: name it in a parameter `one`"
     memory = [on_device(gpu, each) for each in rows]
     sizes_bytes = (one.in_bytes, one.in_bytes, one.out_bytes)
     leading = tuple(each.shape[1] // size for each, size in zip(rows, sizes_bytes, strict=True))
@@ -132,79 +137,116 @@ def check(torch, gpu: CudaDevice, one: Specialisation, sizes: tuple[int, int, in
     assert not any(product.flags.read()), f"{one.name} {asked}: a launch must leave its flags zero"
 
 
+def named(instances: Iterable[Specialisation]) -> pytest.MarkDecorator:
+    """Run a test for each instance; `instances` finds them here, and `ready` takes no other."""
+    return pytest.mark.parametrize("one", tuple(dict.fromkeys(instances)), ids=lambda one: one.name)
+
+
+def instances() -> set[Specialisation]:
+    """All that the tests of this file launch: what `tools/gpu_check.sh prepare` compiles beforehand."""
+    marks = (mark for each in globals().values() for mark in getattr(each, "pytestmark", ()))
+    return {one for mark in marks if mark.args[0] == "one" for one in mark.args[1]}
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
-@pytest.mark.parametrize("one", default_set(), ids=lambda one: one.name)
+@named(default_set())
 def test_each_default_instance_is_exact_on_odd_shapes(torch, gpu, slots, one, shape):
     check(torch, gpu, one, shape)
     check(torch, gpu, one, shape, policy="persistent", workers=slots // one.cluster)
 
 
-@pytest.mark.parametrize("one", default_set(), ids=lambda one: one.name)
+@named(replace(one, shared_tiles=True) for one in default_set())
 def test_units_that_share_tiles_sum_them_exactly_and_leave_their_flags_zero(torch, gpu, slots, one):
-    shared = replace(one, shared_tiles=True)
     sizes = (1009, 1013, 2049)
-    check(torch, gpu, shared, sizes, policy="split_k", splits=5)
+    check(torch, gpu, one, sizes, policy="split_k", splits=5)
     for workers in (3, 7, slots // one.cluster):
-        check(torch, gpu, shared, sizes, policy="stream_k", workers=workers)
-    check(torch, gpu, shared, (3001, 2999, 705), policy="stream_k", workers=slots // one.cluster)
+        check(torch, gpu, one, sizes, policy="stream_k", workers=workers)
+    check(torch, gpu, one, (3001, 2999, 705), policy="stream_k", workers=slots // one.cluster)
 
 
-@pytest.mark.parametrize("in_type", ["bf16", "fp16"])
-@pytest.mark.parametrize("layout", ["NN", "TN", "NT", "TT"])
-def test_each_layout_is_exact(torch, gpu, layout, in_type):
+def in_each_layout() -> Iterator[Specialisation]:
     for m, n, pair in ((64, 64, {}), (128, 256, {"cluster_m": 2}), (256, 128, {"cluster_n": 2}), (192, 192, {})):
-        one = in_layout(specialise(m, n, in_type=in_type, out_type=in_type, **pair), layout)
-        check(torch, gpu, one, (513, 521, 261))
-        check(torch, gpu, replace(one, k=32), (513, 521, 261))
+        for layout, kind in itertools.product(("NN", "TN", "NT", "TT"), ("bf16", "fp16")):
+            one = in_layout(specialise(m, n, in_type=kind, out_type=kind, **pair), layout)
+            yield from (one, replace(one, k=32))
 
 
-@pytest.mark.parametrize("in_type", gemm_sm90.INPUT_TYPES)
-@pytest.mark.parametrize("out_type", gemm_sm90.OUTPUT_TYPES)
-def test_each_pair_of_types_is_exact(torch, gpu, in_type, out_type):
-    for k_bytes in gemm_sm90.TILE_K_BYTES:
-        k = k_bytes // gemm_sm90.INPUT_TYPES[in_type][0]
-        check(torch, gpu, specialise(128, 192, k, in_type=in_type, out_type=out_type), (391, 387, 261))
+@named(in_each_layout())
+def test_each_layout_is_exact(torch, gpu, one):
+    check(torch, gpu, one, (513, 521, 261))
 
 
-@pytest.mark.parametrize("n", TILE_N)
-@pytest.mark.parametrize("b_transposed", [True, False], ids=["K-major B", "N-major B"])
-def test_each_width_of_a_tile_is_exact(torch, gpu, n, b_transposed):
-    check(torch, gpu, specialise(64, n, stages=2, b_transposed=b_transposed), (130, 2 * n + 9, 200))
+@named(
+    specialise(128, 192, k_bytes // gemm_sm90.INPUT_TYPES[in_type][0], in_type=in_type, out_type=out_type)
+    for in_type in gemm_sm90.INPUT_TYPES
+    for out_type in gemm_sm90.OUTPUT_TYPES
+    for k_bytes in gemm_sm90.TILE_K_BYTES
+)
+def test_each_pair_of_types_is_exact(torch, gpu, one):
+    check(torch, gpu, one, (391, 387, 261))
 
 
-PAIRS = pytest.mark.parametrize("pair", [{"cluster_m": 2}, {"cluster_n": 2}], ids=["pair along M", "pair along N"])
+@named(specialise(64, n, stages=2, b_transposed=is_k_major) for n in TILE_N for is_k_major in (True, False))
+def test_each_width_of_a_tile_is_exact(torch, gpu, one):
+    check(torch, gpu, one, (130, 2 * one.n + 9, 200))
 
 
-@PAIRS
-@pytest.mark.parametrize("tile", [(64, 64), (128, 256), (192, 176), (256, 128)], ids=str)
-def test_pairs_multiply_e4m3_exactly(torch, gpu, slots, tile, pair):
-    one = specialise(*tile, in_type="e4m3", **pair)
+PAIRS = ({"cluster_m": 2}, {"cluster_n": 2})
+OF_PAIRS = tuple(
+    specialise(*tile, in_type="e4m3", **pair)
+    for tile in ((64, 64), (128, 256), (192, 176), (256, 128))
+    for pair in PAIRS
+)
+
+
+@named(OF_PAIRS)
+def test_pairs_multiply_e4m3_exactly(torch, gpu, one):
     check(torch, gpu, one, (391, 523, 261))
-    check(torch, gpu, replace(one, k=64, shared_tiles=True), (391, 523, 261), policy="stream_k", workers=slots // 2)
 
 
-@PAIRS
-@pytest.mark.parametrize("n", TILE_N)
-def test_pairs_read_an_n_major_b_of_each_width_exactly(torch, gpu, n, pair):
-    check(torch, gpu, specialise(64, n, stages=2, b_transposed=False, **pair), (259, 2 * n + 9, 200))
+@named(replace(one, k=64, shared_tiles=True) for one in OF_PAIRS)
+def test_pairs_share_tiles_of_e4m3_exactly(torch, gpu, slots, one):
+    check(torch, gpu, one, (391, 523, 261), policy="stream_k", workers=slots // 2)
 
 
-@pytest.mark.parametrize(("policy", "pair"), [("persistent", (2, 1)), ("persistent", (1, 2)), ("stream_k", (2, 1))])
-def test_a_hundred_launches_of_a_large_product_leave_the_same_bits(torch, gpu, slots, policy, pair):
+@named(specialise(64, n, stages=2, b_transposed=False, **pair) for n in TILE_N for pair in PAIRS)
+def test_pairs_read_an_n_major_b_of_each_width_exactly(torch, gpu, one):
+    check(torch, gpu, one, (259, 2 * one.n + 9, 200))
+
+
+@named(
+    specialise(m, n, cluster_m=cluster_m, cluster_n=3 - cluster_m, shared_tiles=shared)
+    for m, n, cluster_m, shared in ((128, 256, 2, False), (256, 128, 1, False), (128, 256, 2, True))
+)
+def test_a_hundred_launches_of_a_large_product_leave_the_same_bits(torch, gpu, slots, one):
     size = 8192
-    cluster_m, cluster_n = pair
-    m, n = (128, 256) if cluster_m == 2 else (256, 128)
-    one = specialise(m, n, cluster_m=cluster_m, cluster_n=cluster_n, shared_tiles=policy == "stream_k")
+    policy = "stream_k" if one.shared_tiles else "persistent"
     generator = np.random.default_rng(size)
     a, b = (generator.standard_normal((size, size), np.float32) for _ in range(2))
     rows = [padded(words(torch, each, "bf16")) for each in (a, b, np.zeros((size, size), np.float32))]
     product = ready(gpu, one, (size, size, size), rows, policy=policy, workers=slots // 2 - 1, group=8)
-    first = product.result().view(np.uint64)
+    first = product.result()
+    expected = on_device(gpu, first)
     for launch in range(1, 100):
-        differ = np.count_nonzero(product.result().view(np.uint64) != first)
+        product.c.fill(0xFF)
+        product.launch.run()
+        differ = words_outside(gpu, product.c, expected)
         assert differ == 0, f"{one.name} {policy}: launch {launch} differs from the first in {differ} words"
     some = generator.choice(size, 32, replace=False)
     rounded = [torch.from_numpy(each).to(torch.bfloat16).double() for each in (a[some], b)]
-    found = torch.from_numpy(first.view(np.uint8).reshape(rows[2].shape)[some, : 2 * size].copy()).view(torch.bfloat16)
+    found = torch.from_numpy(first.reshape(rows[2].shape)[some, : 2 * size].copy()).view(torch.bfloat16)
     # bf16 keeps 8 bits, of sums whose own errors are far smaller.
     torch.testing.assert_close(found.double(), rounded[0] @ rounded[1].T, rtol=2**-8, atol=0.05)
+
+
+def words_outside(gpu: CudaDevice, memory: Any, expected: Any) -> int:
+    """How many words of four bytes differ, counted on the device: 128 MB would take longer to copy than to make."""
+    source = (files("pyperf_suite.kernels") / "cuda" / "periodic.cu").read_text("utf-8")
+    kernel = gpu.kernel(gpu.compile("periodic.cu", source, {}, ("--std=c++17",)), "pyperf_outside_4")
+    found, count = on_device(gpu, np.array([0, -1])), memory.bytes // 4
+    bounds = [memory.address, count, expected.address, expected.address]
+    arguments = [struct.pack("<Q", each) for each in bounds]
+    arguments += [struct.pack("<I", count), struct.pack("<Q", found.address)]
+    gpu.native.Launch(kernel, (1024, 1, 1), (256, 1, 1), arguments).run()
+    gpu.context.synchronize()
+    return int(np.frombuffer(found.read(), np.uint64)[0])

@@ -9,9 +9,15 @@ import subprocess
 import sys
 import tarfile
 import time
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
+import click
 import pytest
+
+from pyperf_suite import cli
+from pyperf_suite.workloads.scratch import KernelCache
 
 TILES = {"128x256x64": 1.2, "128x256x64:c2": 0.8}
 
@@ -76,6 +82,68 @@ def test_attention_is_held_against_flash_on_the_same_problem_and_its_slowest_cas
 def test_each_part_fits_into_9_minutes(tool):
     for steps in tool("gpu_check").PARTS.values():
         assert sum(step.seconds for step in steps) <= tool("gpu_check").SECONDS < 540
+
+
+def every_step(tool):
+    return [step for steps in tool("gpu_check").PARTS.values() for step in steps]
+
+
+@pytest.mark.slow
+def test_every_file_of_tests_that_a_step_names_collects_a_test(tool, checkout):
+    named = {step.command[step.command.index("pytest") + 1 :] for step in every_step(tool) if "pytest" in step.command}
+    assert len(named) >= 11
+    for arguments in named:
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--collect-only",
+            "-qq",
+            *(each for each in arguments if each != "-v"),
+        ]
+        collected = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=120).stdout
+        files = [each for each in arguments if each.endswith(".py")]
+        assert files
+        for file in files:
+            assert f"{file}: " in collected, f"{file} collects nothing:\n{collected}"
+
+
+def test_every_file_of_gpu_tests_has_a_step(tool, checkout):
+    named = {word for step in every_step(tool) for word in step.command}
+    there = {file.relative_to(checkout).as_posix() for file in (checkout / "tests" / "gpu").glob("test_*.py")}
+    assert there <= named
+
+
+def test_every_command_of_the_suite_that_a_step_names_takes_its_options(tool):
+    commands = [step.command[3:] for step in every_step(tool) if step.command[1:3] == ("-m", "pyperf_suite")]
+    assert len(commands) >= 8
+    with click.Context(cli.main) as context:
+        for name, *arguments in commands:
+            command = cli.main.get_command(context, name)
+            assert command is not None, name
+            command.make_context(name, arguments, parent=context)
+
+
+class Compiler:
+    """Compiles anything to the same few bytes."""
+
+    version = "13.0"
+
+    def compile(self, *_):
+        return SimpleNamespace(cubin=b"\x7fELF", log="")
+
+
+def test_carried_kernels_are_taken_though_their_mode_changed_on_the_way(tool, tmp_path, monkeypatch):
+    module = tool("gpu_check")
+    monkeypatch.setattr(module, "CACHE", tmp_path / "carried")
+    monkeypatch.setattr(module, "OWN_KERNELS", tmp_path / "own")
+    source = ("add.cu", 'extern "C" __global__ void add() {}', {}, "sm_90a", ["--std=c++17"])
+    assert not KernelCache(Compiler(), str(module.CACHE)).compile(*source).from_cache
+    for each in (module.CACHE, *module.CACHE.iterdir()):
+        each.chmod(0o777)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert KernelCache(Compiler(), str(module.own_kernels())).compile(*source).from_cache
 
 
 def shell(tool, name, script, seconds=1.0):
@@ -222,7 +290,7 @@ def test_the_first_case_of_each_test_can_be_asked_for(checkout, tmp_path):
 
 
 @pytest.mark.slow
-def test_against_a_double_of_the_driver_it_runs_to_its_end_and_names_what_failed(checkout, tmp_path):
+def test_against_a_double_of_the_driver_it_runs_to_its_end_and_names_what_failed(tool, checkout, tmp_path):
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         pytest.skip("no C compiler builds the double of libcuda: set CC")
@@ -242,4 +310,4 @@ def test_against_a_double_of_the_driver_it_runs_to_its_end_and_names_what_failed
     lines = _lines(out / "gpu_check_1.txt")
     assert {line.split()[0] for line in lines[2:10]} <= {"failed", "timed", "passed", "skipped"}
     assert "GEMM on Hopper" in lines[-1]
-    assert (out / "gpu_check_1.log").read_bytes().count(b"\n== ") == 8
+    assert (out / "gpu_check_1.log").read_bytes().count(b"\n== ") == len(tool("gpu_check").PARTS["1"]) - 1
