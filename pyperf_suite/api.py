@@ -183,7 +183,7 @@ def randn(*shape: Any, dtype: Any = "float32", device: str | None = None) -> Any
     that numpy lacks where there is no torch.
     """
     if _uses_torch(dtype):
-        torch = _torch()
+        torch = _torch(device or _device)
         return torch.randn(_shape(shape), device=device or _device).to(_torch_dtype(dtype))
     return _generator().standard_normal(_shape(shape), dtype=_numpy_float(dtype)).astype(dtype, copy=False)
 
@@ -191,7 +191,7 @@ def randn(*shape: Any, dtype: Any = "float32", device: str | None = None) -> Any
 def rand(*shape: Any, dtype: Any = "float32", device: str | None = None) -> Any:
     """Values uniform in [0, 1); otherwise as `randn`."""
     if _uses_torch(dtype):
-        torch = _torch()
+        torch = _torch(device or _device)
         return torch.rand(_shape(shape), device=device or _device).to(_torch_dtype(dtype))
     return _generator().random(_shape(shape), dtype=_numpy_float(dtype)).astype(dtype, copy=False)
 
@@ -199,7 +199,7 @@ def rand(*shape: Any, dtype: Any = "float32", device: str | None = None) -> Any:
 def randint(low: int, high: int, *shape: Any, dtype: Any = "int64", device: str | None = None) -> Any:
     """Whole numbers from `low` up to but not including `high`; otherwise as `randn`."""
     if _uses_torch(dtype):
-        torch = _torch()
+        torch = _torch(device or _device)
         return torch.randint(low, high, _shape(shape), device=device or _device).to(_torch_dtype(dtype))
     return _generator().integers(low, high, _shape(shape)).astype(dtype)
 
@@ -207,7 +207,8 @@ def randint(low: int, high: int, *shape: Any, dtype: Any = "int64", device: str 
 def zeros(*shape: Any, dtype: Any = "float32", device: str | None = None) -> Any:
     """Zeros; otherwise as `randn`."""
     if _uses_torch(dtype):
-        return _torch().zeros(_shape(shape), dtype=_torch_dtype(dtype), device=device or _device)
+        torch = _torch(device or _device)
+        return torch.zeros(_shape(shape), dtype=_torch_dtype(dtype), device=device or _device)
     import numpy as np
 
     return np.zeros(_shape(shape), dtype=dtype)
@@ -256,7 +257,7 @@ class CudaKernel:
 
     def __call__(self, *arguments: Any) -> None:
         """Queue one launch. Raises TypeError for an argument that no kernel takes."""
-        torch = _torch()
+        torch = _torch(_device)
         key = tuple(_identity(each) for each in arguments)
         if key not in self._launches:
             self._launches[key] = self._prepared(arguments)
@@ -356,11 +357,16 @@ def _word(dtype: Any) -> str:
     return dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype)).rpartition(".")[2]
 
 
-def _torch() -> Any:
+def _torch(device: str = "cpu") -> Any:
+    """torch, which can use that device. Raises Unsupported where it cannot, ValueError where torch is absent."""
     try:
         import torch
     except ImportError:
         raise ValueError("bfloat16, float8 and GPUs take torch, which is not installed") from None
+    if str(device).startswith("cuda") and not torch.cuda.is_available():
+        from pyperf_suite.errors import Unsupported
+
+        raise Unsupported(f"This torch ({torch.__version__}) cannot use the GPU.")
     return torch
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import subprocess
 import sys
+import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,3 +86,45 @@ def measured_tables(pytestconfig: pytest.Config) -> Path:
             f"the published measurements are not at {folder}: set {MEASURED_TABLES} to the folder that has them"
         )
     return folder
+
+
+@pytest.fixture(scope="session")
+def wheel(pytestconfig: pytest.Config) -> Callable[[str, str], Path]:
+    """A folder of a wheel too large to be installed for a few tests, or with too many requirements.
+
+    wheel("nvidia-cutlass", "cutlass_library/source/include") has pip fetch the version in constraints.txt, without what
+    it requires, and keeps that folder of it in build/tests; a skip where pip cannot.
+    """
+
+    def folder_of(package: str, folder: str) -> Path:
+        lines = (pytestconfig.rootpath / "constraints.txt").read_text().splitlines()
+        [pin] = [line for line in lines if line.startswith(f"{package}==")]
+        kept = pytestconfig.rootpath / "build" / "tests" / "wheels" / pin
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with kept.with_name(f"{pin}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not kept.exists():
+                with tempfile.TemporaryDirectory(dir=kept.parent) as made:
+                    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download"]
+                    patience = ["--quiet", "--retries", "1", "--timeout", "15"]
+                    one = ["--no-deps", "--only-binary=:all:", "--dest", made, pin]
+                    if subprocess.run([*pip, *patience, *one], capture_output=True).returncode:
+                        pytest.skip(f"needs {pin}, which pip cannot fetch: name a folder that has it in PIP_FIND_LINKS")
+                    [archive] = Path(made).glob("*.whl")
+                    with zipfile.ZipFile(archive) as files:
+                        names = [name for name in files.namelist() if name.startswith(f"{folder}/")]
+                        files.extractall(Path(made) / "files", names)
+                    (Path(made) / "files").rename(kept)
+        return kept / folder
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
+def cuda_headers() -> Path:
+    """The folder of CUDA's own headers: Triton's wheel brings them, and the wheels of CUDA itself."""
+    for folder in map(Path, sys.path):
+        for headers in (folder / "triton" / "backends" / "nvidia" / "include", *folder.glob("nvidia/*/include")):
+            if all((headers / name).is_file() for name in ("cuda.h", "cuda_fp8.h", "crt/host_defines.h")):
+                return headers
+    pytest.skip("needs CUDA's headers, which Triton's wheel brings: pip install triton")

@@ -15,7 +15,7 @@ from pyperf_suite.hardware.devices import Unavailable, open_library
 
 LIBRARIES = ("libnvidia-ml.so.1", "libnvidia-ml.so")
 OVERRIDE = "PYPERF_LIBNVML"
-MAXIMUM_LINKS = 18  # NVML_NVLINK_MAX_LINKS
+MAXIMUM_LINKS = 36  # NVML_NVLINK_MAX_LINKS of CUDA 13.5; 18 of 12.9
 SM_CLOCK = 1  # NVML_CLOCK_SM
 MEMORY_CLOCK = 2  # NVML_CLOCK_MEM
 GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
@@ -68,7 +68,7 @@ MOST_PROCESSES = 64
 GPM_SHARES = {2: "sm_activity", 3: "sm_occupancy", 5: "tensor_activity", 10: "dram_activity"}
 GPM_RATES = {20: "pcie_bytes_per_s", 21: "pcie_bytes_per_s", 60: "nvlink_bytes_per_s", 61: "nvlink_bytes_per_s"}
 GPM_METRICS = GPM_SHARES | GPM_RATES
-GPM_VERSION, MOST_GPM_METRICS = 1, 333  # NVML_GPM_METRIC_MAX since CUDA 13; 98 and 210 before
+GPM_VERSION, MOST_GPM_METRICS = 1, 477  # NVML_GPM_METRIC_MAX of CUDA 13.5; 98, 210 and 333 before
 
 
 class FieldValue(ctypes.Structure):

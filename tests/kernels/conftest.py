@@ -58,11 +58,18 @@ def kept(result: str, texts: Mapping[str, str], arguments: tuple[str, ...]) -> P
         if not folder.exists():
             with tempfile.TemporaryDirectory(dir=KEPT) as made:
                 for name, text in texts.items():
+                    (Path(made) / name).parent.mkdir(parents=True, exist_ok=True)
                     (Path(made) / name).write_text(text)
                 subprocess.run([*compiler(), *arguments, "-o", result], cwd=made, check=True, timeout=300)
                 shutil.copytree(made, folder.with_suffix(".new"))
             folder.with_suffix(".new").rename(folder)
     return folder / result
+
+
+@pytest.fixture(scope="session")
+def compiled() -> Callable[[str, Mapping[str, str], tuple[str, ...]], Path]:
+    """Compiles what is no emulation of a kernel: compiled("program", {name: text}, ("-O1", "program.cpp"))."""
+    return kept
 
 
 @pytest.fixture(scope="session")

@@ -1,117 +1,11 @@
-// Runs gemm_sm80.cu on the host: blocks one after the other, each thread a fiber that runs until its warp or block waits.
+// Runs gemm_sm80.cu on the host.
 //
 // Usage: launch A_BYTES B_BYTES C_BYTES A_OFFSET B_OFFSET C_OFFSET LDA LDB LDC M N K KIND TILES_M TILES_N K_TILES SPLITS
 // WORKERS GROUP SHARED_BYTES ORDER LATE; the operands come from standard input, and C followed by the flags goes to
 // standard output. An offset is that of the first element from a 128-byte boundary.
 #include "gemm_sm80.cu"
 
-#include <algorithm>
-#include <memory>
-#include <random>
-#include <ucontext.h>
-
-__attribute__((aligned(1024))) char shared_memory[256 << 10];
-
-namespace emulation {
-
-Index block_index;
-bool copies_arrive_late;
-std::size_t shared_bytes;
-std::vector<Region> regions;
-
-namespace {
-
-constexpr int threads = pyperf::spec.threads();
-constexpr std::size_t stack_bytes = 256 << 10;
-
-struct Fiber {
-    ucontext_t context;
-    std::unique_ptr<char[]> stack = std::make_unique<char[]>(stack_bytes);
-    Lane lane;
-    bool done;
-};
-
-struct Gathering {
-    int arrived = 0;
-    long generation = 0;
-    Meeting meeting = Meeting::none;
-};
-
-Fiber fibers[threads];
-Gathering warps[threads / 32];
-Gathering block;
-ucontext_t scheduler;
-int current;
-long arrivals;  // at anything, by any thread
-std::function<void()> kernel;
-
-void run_fiber() {
-    kernel();
-    fibers[current].done = true;
-}
-
-// True for the last to come; the others return when it has acted.
-void gather(Gathering& gathering, int expected, Meeting meeting, const std::function<void()>& act) {
-    if (gathering.arrived > 0 && gathering.meeting != meeting) fault("is at another instruction than its warp");
-    gathering.meeting = meeting;
-    const long generation = gathering.generation;
-    ++arrivals;
-    if (++gathering.arrived == expected) {
-        act();
-        gathering.arrived = 0;
-        ++gathering.generation;
-        return;
-    }
-    while (gathering.generation == generation) swapcontext(&fibers[current].context, &scheduler);
-}
-
-void run_block(std::mt19937& random, int order) {
-    std::memset(shared_memory, 0xff, sizeof shared_memory);  // not a number, in any type
-    int sequence[threads];
-    for (int i = 0; i < threads; ++i) {
-        sequence[i] = order == 1 ? threads - 1 - i : i;
-        Fiber& fiber = fibers[i];
-        fiber.done = false;
-        fiber.lane = Lane{};
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = fiber.stack.get();
-        fiber.context.uc_stack.ss_size = stack_bytes;
-        fiber.context.uc_link = &scheduler;
-        makecontext(&fiber.context, run_fiber, 0);
-    }
-    for (int running = threads; running > 0;) {
-        if (order == 2) std::shuffle(sequence, sequence + threads, random);
-        const int running_before = running;
-        const long arrivals_before = arrivals;
-        for (const int thread : sequence) {
-            if (fibers[thread].done) continue;
-            current = thread;
-            swapcontext(&scheduler, &fibers[thread].context);
-            running -= fibers[thread].done;
-        }
-        if (running == running_before && arrivals == arrivals_before) fault("waits for ever");
-    }
-    for (std::size_t i = shared_bytes; i < sizeof shared_memory; ++i)
-        if (shared_memory[i] != char(0xff)) fault("wrote to shared memory beyond its allocation");
-    for (Fiber& fiber : fibers)
-        for (const auto& group : fiber.lane.groups)
-            if (!group.empty()) fault("left copies under way");
-}
-
-}  // namespace
-
-Index thread_index() { return {current}; }
-Lane& lane_of(int warp, int lane) { return fibers[warp * 32 + lane].lane; }
-Lane& this_lane() { return fibers[current].lane; }
-void wait_for_block() {
-    gather(block, threads, Meeting::none, [] {});
-}
-void wait_for_warp(Meeting meeting, const std::function<void(int)>& act) {
-    const int warp = current / 32;
-    gather(warps[warp], 32, meeting, [&] { act(warp); });
-}
-
-}  // namespace emulation
+#include "emulated_grid_sm80.h"
 
 constexpr char untouched = 0x5a;
 

@@ -1,11 +1,13 @@
 // Stands in for kernels/cuda/ptx.cuh and wgmma.cuh when gemm_sm90.cu is compiled by the host's compiler and run without
-// a GPU: emulated_launch_sm90.cpp runs its threads as fibers.
+// a GPU: emulated_grid_sm90.h runs its threads as fibers.
 //
 // Each instruction does what the PTX ISA says, written from its tables and not from the kernel. Beyond that it refuses
 // what a GPU would fault on or silently get wrong: too many arrivals at a barrier, results stored that no fence made
 // visible, shared memory used after its block left, lanes of a warp at different instructions. The copy engine's copies
 // arrive in any order, and a warp's quarter of a wgmma reads its operands as late as it may.
 #pragma once
+
+#include "emulated_kernel.h"
 
 #include <cmath>
 #include <cstdint>
@@ -38,12 +40,7 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 namespace pyperf::ptx {
 
 // What the kernel's author asks cuTensorMapEncodeTiled for.
-struct TensorMap {
-    char* base;
-    int element_bytes;
-    long long columns, rows, stride_bytes;
-    int box_columns, box_rows, swizzle_bytes;
-};
+struct alignas(128) TensorMap : EmulatedTensorMap {};
 
 using SharedAddress = unsigned;
 
@@ -171,9 +168,14 @@ inline void write_shared(SharedAddress address, const void* value, unsigned byte
     }
 }
 
+inline void require_map(const TensorMap& map) {
+    if (map.magic != EMULATED_MAP) fault("is given no tensor map where it copies by one");
+}
+
 inline void load_box(const TensorMap& map, int column, int row, SharedAddress destination, SharedAddress barrier,
                      const std::vector<Block*>& blocks) {
     const int row_bytes = map.box_columns * map.element_bytes, span = map.swizzle_bytes;
+    require_map(map);
     if (destination % 128 != 0) fault("copies to an address that is not a multiple of 128");
     if (span && row_bytes != span) fault("copies rows that are not one swizzle span");
     queue_load([=] {
@@ -340,6 +342,7 @@ inline void cp_async_bulk_tensor_load_multicast(SharedAddress destination, const
     emulation::load_box(map, column, row, destination, barrier, blocks);
 }
 inline void cp_async_bulk_tensor_store(const TensorMap& map, int column, int row, SharedAddress source) {
+    emulation::require_map(map);
     emulation::Block& block = emulation::this_block();
     emulation::Lane& lane = emulation::this_lane();
     const int row_bytes = map.box_columns * map.element_bytes;

@@ -39,6 +39,8 @@ def build(emulation: Callable[..., Path]) -> Callable[..., Path]:
     texts = {gemm_sm80.SOURCE: source, **headers}
     emulated = {
         "ptx_sm80.cuh": (HERE / "emulated_ptx_sm80.cuh").read_text(),
+        "emulated_kernel.h": (HERE.parent / "gpu_double" / "emulated_kernel.h").read_text(),
+        "emulated_grid_sm80.h": (HERE / "emulated_grid_sm80.h").read_text(),
         "launch.cpp": (HERE / "emulated_launch_sm80.cpp").read_text(),
     }
 

@@ -48,6 +48,8 @@ def program(emulation: Callable[..., Path]) -> Callable[[Specialisation], Path]:
     source, headers = gemm_sm90.sources()
     texts = {gemm_sm90.SOURCE: source, **headers, "wgmma.cuh": "#pragma once\n"}
     texts["ptx.cuh"] = (HERE / "emulated_ptx_sm90.cuh").read_text()
+    texts["emulated_kernel.h"] = (HERE.parent / "gpu_double" / "emulated_kernel.h").read_text()
+    texts["emulated_grid_sm90.h"] = (HERE / "emulated_grid_sm90.h").read_text()
     texts["launch.cpp"] = (HERE / "emulated_launch_sm90.cpp").read_text()
     return functools.cache(
         lambda specialisation: emulation("launch.cpp", texts, *(o for o in specialisation.options() if o[:2] == "-D"))

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -85,6 +85,36 @@ def built(double: str, folder: Path, *options: str) -> Path:
         check=True,
     )
     return library
+
+
+@pytest.fixture
+def disagreements(tmp_path: Path) -> Callable[..., str]:
+    """What a compiler says against a header in csrc: disagreements("nccl_api_check.cpp", "nccl/nccl_api.h", folder).
+
+    The last are folders of NVIDIA's headers; `mistakes` are texts of ours to replace before. Nothing is said where all
+    agrees; a skip where there is no compiler.
+    """
+
+    def said(check: str, ours: str, *theirs: Path, mistakes: Mapping[str, str] | None = None) -> str:
+        compiler = shutil.which(os.environ.get("CXX", "c++"))
+        if compiler is None:
+            pytest.skip("no C++ compiler: set CXX")
+        here = Path(__file__).parent
+        text = (here.parents[1] / "csrc" / ours).read_text()
+        for right, wrong in (mistakes or {}).items():
+            assert text.count(right) == 1, right
+            text = text.replace(right, wrong)
+        header = tmp_path / "ours" / ours
+        header.parent.mkdir(parents=True, exist_ok=True)
+        header.write_text(text)
+        folders = [word for folder in (tmp_path / "ours", tmp_path) for word in ("-I", folder)]
+        folders += [word for folder in theirs for word in ("-isystem", folder)]
+        done = subprocess.run(
+            [compiler, "-std=c++17", "-fsyntax-only", *folders, here / check], capture_output=True, text=True
+        )
+        return done.stderr if done.returncode else ""
+
+    return said
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,13 @@
 // A double of libcuda: one H200-like device whose memory is the host's and whose time is a counter.
 //
 // Work on streams is queued and done when something waits for it, as on a device. Tests set its figures and make
-// calls fail through the fake_* functions at the end, and read what was queued from fake_log.
+// calls fail through the fake_* functions at the end, and read what was queued from fake_log. FAKE_LIBCUDA sets figures
+// for a process: "multiprocessors=4 l2_bytes=65536".
+//
+// What the double of NVRTC compiled is executed (../gpu_double/emulated_device.h); of other machine code launches are only
+// recorded.
+#include "../gpu_double/emulated_device.h"
+
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -10,12 +16,18 @@
 #include <string.h>
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_IMAGE = 200,
-       INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900,
+       INVALID_CONTEXT = 201, NO_BINARY_FOR_GPU = 209, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_OUT_OF_RESOURCES = 701,
+       LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900,
        CAPTURE_INVALIDATED = 901 };
 
-typedef struct { char name[64]; long long max_dynamic_bytes; } Function;
+typedef struct {
+    char name[64];
+    long long max_dynamic_bytes, non_portable_cluster;
+    const Module* module;
+    const EmulatedKernel* kernel;  // NULL where launches are only recorded
+} Function;
 typedef struct { double ns; } Event;
-typedef struct { Function* function; Event* event; uint64_t first; uint64_t second; } Operation;
+typedef struct { Function* function; Event* event; uint64_t first; uint64_t second; Execution* execution; } Operation;
 typedef struct { Operation* operations; size_t count; } Graph;
 typedef struct {
     unsigned grid[3], block[3], shared_bytes;
@@ -31,7 +43,7 @@ static Figure figures[] = {
     {"multiprocessors", 0, 132}, {"clusters", 0, 1},         {"tensor_maps", 0, 1},   {"free_bytes", 0, 1000000000},
     {"kernel_ns", 0, 5000},      {"event_ns", 0, 500},       {"sm_khz", 0, 1980000},  {"parameter_info", 0, 1},
     {"visited", 0, 1000},        {"context_depth", 0, 0},    {"live", 0, 0},          {"timed_out", 0, 0},
-    {"busy", 0, 0},              {"queue_depth", 0, 1024},
+    {"busy", 0, 0},              {"queue_depth", 0, 1024}, {"l2_bytes", 0, 62914560},
     {NULL, 0, 0},
 };
 static struct { char function[64]; int result, skip; } failure;
@@ -105,6 +117,13 @@ static void append(Graph* graph, Operation operation) {
 static void clear(Graph* graph) { free(graph->operations); *graph = (Graph){0}; }
 
 static void run_kernel(const Operation* operation) {
+    if (operation->execution) {
+        double lasted_ns = (double)*figure("kernel_ns");
+        sticky = execute(operation->execution, (uint64_t)now_ns, (unsigned)*figure("multiprocessors"),
+                         (double)*figure("sm_khz"), &lasted_ns);
+        now_ns += lasted_ns;
+        return;
+    }
     const char* name = operation->function->name;
     if (strcmp(name, "pyperf_hold_stream") == 0) {
         uint32_t* gate = (uint32_t*)operation->first;
@@ -141,7 +160,8 @@ int cuInit(unsigned flags) { (void)flags; PLANNED(); return SUCCESS; }
 int cuDriverGetVersion(int* version) { *version = (int)*figure("version"); return SUCCESS; }
 int cuGetErrorName(int result, const char** name) {
     *name = result == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : result == LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED"
-          : result == 100 ? "CUDA_ERROR_NO_DEVICE" : result == INVALID_IMAGE ? "CUDA_ERROR_INVALID_IMAGE"
+          : result == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+          : result == NO_BINARY_FOR_GPU ? "CUDA_ERROR_NO_BINARY_FOR_GPU" : result == 100 ? "CUDA_ERROR_NO_DEVICE" : result == INVALID_IMAGE ? "CUDA_ERROR_INVALID_IMAGE"
           : result == NOT_FOUND ? "CUDA_ERROR_NOT_FOUND" : NULL;
     return *name ? SUCCESS : INVALID_VALUE;
 }
@@ -171,7 +191,7 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
         case 16: *value = (int)*figure("multiprocessors"); break;
         case 33: *value = 0x1b; break;
         case 34: case 50: *value = 0; break;
-        case 38: *value = 62914560; break;
+        case 38: *value = (int)*figure("l2_bytes"); break;
         case 39: *value = 2048; break;
         case 75: *value = (int)*figure("major"); break;
         case 76: *value = (int)*figure("minor"); break;
@@ -211,33 +231,51 @@ int cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
 int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     IN_CONTEXT();
     if ((long long)bytes > *figure("free_bytes")) return OUT_OF_MEMORY;
-    *address = (uint64_t)counted(aligned_alloc(256, (bytes + 255) / 256 * 256));
+    *address = allocate(bytes, 0);
+    if (*address == 0) return OUT_OF_MEMORY;
+    counted(NULL);
     return SUCCESS;
 }
-int cuMemFree_v2(uint64_t address) { return discarded((void*)address); }
+// Waits for the device, as nothing may still use what is freed.
+static int freed(uint64_t address) {
+    if (!capturing && !sticky) drain();
+    if (!release(address)) return INVALID_VALUE;
+    --*figure("live");
+    return SUCCESS;
+}
+int cuMemFree_v2(uint64_t address) { return freed(address); }
 int cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
     IN_CONTEXT();
+    if (!is_allocated(to, bytes)) return INVALID_VALUE;
     memcpy((void*)to, from, bytes);
+    written(to);
     return SUCCESS;
 }
 int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
     IN_CONTEXT();
+    if (!is_allocated(from, bytes)) return INVALID_VALUE;
     memcpy(to, (void*)from, bytes);
     return SUCCESS;
 }
 int cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t bytes) {
     IN_CONTEXT();
+    if (!is_allocated(to, bytes) || !is_allocated(from, bytes)) return INVALID_VALUE;
     memcpy((void*)to, (void*)from, bytes);
+    written(to);
     return SUCCESS;
 }
 int cuMemsetD8_v2(uint64_t address, unsigned char value, size_t bytes) {
     IN_CONTEXT();
+    if (!is_allocated(address, bytes)) return INVALID_VALUE;
     memset((void*)address, value, bytes);
+    written(address);
     return SUCCESS;
 }
 int cuMemHostAlloc(void** host, size_t bytes, unsigned flags) {
     IN_CONTEXT();
-    *host = counted(malloc(bytes));
+    *host = (void*)allocate(bytes, 1);
+    if (!*host) return OUT_OF_MEMORY;
+    counted(NULL);
     return flags == 2 ? SUCCESS : INVALID_VALUE;
 }
 int cuMemHostGetDevicePointer_v2(uint64_t* device, void* host, unsigned flags) {
@@ -246,33 +284,53 @@ int cuMemHostGetDevicePointer_v2(uint64_t* device, void* host, unsigned flags) {
     *device = (uint64_t)host;
     return SUCCESS;
 }
-int cuMemFreeHost(void* host) { return discarded(host); }
+int cuMemFreeHost(void* host) { return freed((uint64_t)host); }
 
-int cuModuleLoadData(void** module, const void* image) {
+// Machine code runs on devices of its major number from its minor on; with an `a` on that one alone.
+static int runs_here(const char* architecture) {
+    const int number = atoi(architecture + 3), major = number / 10, minor = number % 10;
+    const int exact = architecture[strlen(architecture) - 1] == 'a';
+    return major == *figure("major") && (exact ? minor == *figure("minor") : minor <= *figure("minor"));
+}
+int cuModuleLoadData(Module** module, const void* image) {
     IN_CONTEXT();
     if (strncmp(image, "\x7f" "ELF", 4) != 0) return INVALID_IMAGE;
-    *module = counted(malloc(1));
+    const char* architecture;
+    Module* loaded = calloc(1, sizeof(Module));
+    const int opened = load_module(loaded, image, &architecture);
+    if (!opened || (architecture && !runs_here(architecture))) {
+        free(loaded);
+        return opened ? NO_BINARY_FOR_GPU : INVALID_IMAGE;
+    }
+    *module = counted(loaded);
     return SUCCESS;
 }
-int cuModuleUnload(void* module) { return discarded(module); }
-int cuModuleGetFunction(Function** function, void* module, const char* name) {
-    (void)module;
+int cuModuleUnload(Module* module) { return discarded(module); }
+int cuModuleGetFunction(Function** function, const Module* module, const char* name) {
     IN_CONTEXT();
     if (strcmp(name, "absent") == 0) return NOT_FOUND;
+    const EmulatedKernel* kernel = module->kernels;
+    while (kernel && kernel->name && strcmp(kernel->name, name) != 0) ++kernel;
+    if (kernel && !kernel->name) return NOT_FOUND;
     *function = calloc(1, sizeof(Function));  // functions live as long as the process, which is a test's
     snprintf((*function)->name, sizeof (*function)->name, "%s", name);
+    (*function)->module = module;
+    (*function)->kernel = kernel;
     return SUCCESS;
 }
 int cuFuncGetAttribute(int* value, int attribute, Function* function) {
-    (void)function;
     IN_CONTEXT();
-    *value = attribute == 0 ? 384 : attribute == 1 ? 64 : attribute == 4 ? 168 : 0;
+    const EmulatedKernel* kernel = function->kernel;
+    *value = attribute == 0 ? (kernel ? (int)kernel->max_threads : 384)
+           : attribute == 1 ? (kernel ? (int)kernel->static_shared_bytes : 64)
+           : attribute == 4 ? 168 : 0;
     return SUCCESS;
 }
 int cuFuncSetAttribute(Function* function, int attribute, int value) {
     IN_CONTEXT();
     note("set %s %d %d", function->name, attribute, value);
     if (attribute == 8) function->max_dynamic_bytes = value;
+    if (attribute == 14) function->non_portable_cluster = value;
     return SUCCESS;
 }
 int cuFuncGetParamInfo(Function* function, size_t index, size_t* offset, size_t* bytes) {
@@ -285,6 +343,11 @@ int cuFuncGetParamInfo(Function* function, size_t index, size_t* offset, size_t*
     };
     IN_CONTEXT();
     *offset = 0;
+    if (function->kernel) {
+        if (index >= function->kernel->parameter_count) return INVALID_VALUE;
+        *bytes = function->kernel->parameter_bytes[index];
+        return SUCCESS;
+    }
     for (size_t each = 0; each < sizeof known / sizeof *known && *figure("parameter_info"); ++each)
         if (strcmp(known[each].name, function->name) == 0 && index < known[each].count) {
             *bytes = known[each].bytes[index];
@@ -314,16 +377,44 @@ static Graph* destination(void) {
     return &queue;
 }
 
+static int cluster_of(const Config* config) {
+    return config->attribute_count ? config->attributes[2] * config->attributes[3] * config->attributes[4] : 1;
+}
+static int cannot_launch(const Config* config, const Function* function) {
+    const unsigned threads = config->block[0] * config->block[1] * config->block[2];
+    const unsigned blocks = config->grid[0] * config->grid[1] * config->grid[2];
+    if (threads == 0 || blocks == 0 || threads > function->kernel->max_threads) return INVALID_VALUE;
+    if (config->attribute_count > 1 || (config->attribute_count && config->attributes[0] != 4)) return INVALID_VALUE;
+    // Clusters of the double lie along x.
+    if (config->attribute_count && (config->attributes[3] != 1 || config->attributes[4] != 1)) return INVALID_VALUE;
+    const int cluster = cluster_of(config);
+    if (cluster < 1 || config->grid[0] % (unsigned)cluster != 0) return INVALID_VALUE;
+    if (cluster > (function->non_portable_cluster ? 16 : 8)) return INVALID_VALUE;
+    if (config->shared_bytes + function->kernel->static_shared_bytes > 232448) return INVALID_VALUE;
+    return SUCCESS;
+}
+
 int cuLaunchKernelEx(const Config* config, Function* function, void** arguments, void** extra) {
     (void)extra;
     IN_CONTEXT();
     if (config->shared_bytes > 49152 && config->shared_bytes > function->max_dynamic_bytes) return INVALID_VALUE;
+    if (function->kernel) {
+        const int refused = cannot_launch(config, function);
+        if (refused) return refused;
+    }
     note("launch %s grid %ux%ux%u block %ux%ux%u cluster %d shared %u stream %s", function->name, config->grid[0],
          config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2],
          config->attribute_count ? config->attributes[2] * config->attributes[3] * config->attributes[4] : 1,
          config->shared_bytes, config->stream ? "own" : "default");
-    Operation operation = {function, NULL, 0, 0};
-    if (strcmp(function->name, "pyperf_hold_stream") == 0) {
+    Operation operation = {function, NULL, 0, 0, NULL};
+    if (function->kernel) {
+        Execution* made = prepared(function->module, function->kernel, arguments);  // lives as long as the process
+        memcpy(made->launch.grid, config->grid, sizeof config->grid);
+        memcpy(made->launch.block, config->block, sizeof config->block);
+        made->launch.cluster = (unsigned)cluster_of(config);
+        made->launch.shared_bytes = config->shared_bytes;
+        operation.execution = made;
+    } else if (strcmp(function->name, "pyperf_hold_stream") == 0) {
         operation.first = *(uint64_t*)arguments[0];
         operation.second = *(uint64_t*)arguments[1];
     } else if (strcmp(function->name, "pyperf_read_clocks") == 0) {
@@ -347,7 +438,15 @@ int cuTensorMapEncodeTiled(void* map, int type, uint32_t rank, void* address, co
                            const uint64_t* strides, const uint32_t* box, const uint32_t* element_strides,
                            int interleave, int swizzle, int promotion, int fill) {
     PLANNED();
-    memset(map, 0xab, 128);
+    static const int element_bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
+    if (type < 0 || type > 9 || rank != 2 || interleave != 0 || swizzle < 0 || swizzle > 3) return INVALID_VALUE;
+    EmulatedTensorMap* encoded = memset(map, 0, 128);
+    *encoded = (EmulatedTensorMap){.base = address, .element_bytes = element_bytes[type],
+                                   .columns = (long long)shape[0], .rows = (long long)shape[1],
+                                   .stride_bytes = (long long)strides[0], .box_columns = (int)box[0],
+                                   .box_rows = (int)box[1], .swizzle_bytes = swizzle ? 16 << swizzle : 0,
+                                   .magic = EMULATED_MAP};
+    if (swizzle && encoded->box_columns * encoded->element_bytes > encoded->swizzle_bytes) return INVALID_VALUE;
     note("map type %d rank %u address %llu shape %llux%llu stride %llu box %ux%u step %ux%u", type, rank,
          (unsigned long long)(uintptr_t)address, (unsigned long long)shape[0], (unsigned long long)shape[1],
          (unsigned long long)strides[0], box[0], box[1], element_strides[0], element_strides[1]);
@@ -380,7 +479,7 @@ int cuEventRecordWithFlags(Event* event, void* stream, unsigned flags) {
     IN_CONTEXT();
     if (flags != (capturing ? 1u : 0u)) return INVALID_VALUE;  // external in a capture, plain outside
     note("event");
-    append(destination(), (Operation){NULL, event, 0, 0});
+    append(destination(), (Operation){NULL, event, 0, 0, NULL});
     return SUCCESS;
 }
 int cuEventElapsedTime(float* milliseconds, Event* begin, Event* end) {
@@ -433,6 +532,7 @@ int cuGraphDestroy(Graph* graph) { clear(graph); return discarded(graph); }
 
 void fake_reset(void) {
     for (Figure* each = figures; each->name; ++each) each->value = each->initial;
+    stop_runner();
     failure.function[0] = 0;
     sticky = capturing = 0;
     clear(&queue);
@@ -451,4 +551,12 @@ void fake_fail(const char* function, int result, int skip) {
     snprintf(failure.function, sizeof failure.function, "%s", function);
     failure.result = result;
     failure.skip = skip;
+}
+
+__attribute__((constructor)) static void begin(void) {
+    fake_reset();
+    const char* text = getenv("FAKE_LIBCUDA");
+    char name[64];
+    long long value;
+    for (int read; text && sscanf(text, " %63[a-z0-9_]=%lld%n", name, &value, &read) == 2; text += read) fake_set(name, value);
 }

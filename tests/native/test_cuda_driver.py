@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
-import os
-import shutil
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -160,21 +155,22 @@ def test_everything_is_given_back_and_the_callers_context_is_left_as_it_was(cuda
     assert fake.get("live") == 0
 
 
-def test_our_declarations_of_the_driver_agree_with_its_own_header():
-    triton = importlib.util.find_spec("triton")
-    if triton is None or triton.origin is None:
-        pytest.skip("needs the CUDA header that Triton's wheel brings")
-    header_folder = Path(triton.origin).parent / "backends" / "nvidia" / "include"
-    if not (header_folder / "cuda.h").is_file():
-        pytest.skip("this Triton brings no CUDA header")
-    checkout = Path(__file__).parents[2]
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if compiler is None:
-        pytest.skip("no C++ compiler: set CXX")
-    source = Path(__file__).parent / "driver_api_check.cpp"
-    done = subprocess.run(
-        [compiler, "-std=c++17", "-fsyntax-only", "-I", checkout / "csrc", "-isystem", header_folder, source],
-        capture_output=True,
-        text=True,
+def test_our_declarations_of_the_driver_agree_with_its_own_header(cuda_headers, disagreements):
+    assert not disagreements("driver_api_check.cpp", "cuda/driver_api.h", cuda_headers)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("l2_cache_bytes = 38", "l2_cache_bytes = 39"),
+        ("block_x, block_y, block_z", "block_z, block_y, block_x"),
+        ("char bytes[64]", "char bytes[32]"),
+        ("CUresult(void** host, std::size_t bytes, unsigned int flags)", "CUresult(void** host, std::size_t bytes)"),
+        ("CUresult(float* milliseconds,", "CUresult(double* milliseconds,"),
+    ],
+    ids=["an enumerator", "a struct's order", "a struct's size", "a parameter that is missing", "what is written to"],
+)
+def test_a_mistake_in_our_declarations_of_the_driver_is_seen(cuda_headers, disagreements, right, wrong):
+    assert "static assertion failed" in disagreements(
+        "driver_api_check.cpp", "cuda/driver_api.h", cuda_headers, mistakes={right: wrong}
     )
-    assert done.returncode == 0, done.stderr

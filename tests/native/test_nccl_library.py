@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+CSRC = Path(__file__).parents[2] / "csrc" / "nccl"
 
 
 def test_the_version_and_path_of_the_copy_in_use_are_told(nccl, fake_libnccl):
@@ -77,18 +78,55 @@ def test_each_unique_id_has_128_bytes_of_its_own(nccl):
     assert {len(each) for each in ids} == {128}
 
 
-def test_our_declarations_of_nccl_agree_with_its_own_header(tmp_path):
-    header = next((path for folder in sys.path for path in Path(folder).glob("nvidia/nccl/include/nccl.h")), None)
-    if header is None:
-        pytest.skip("needs NCCL's header: pip install nvidia-nccl-cu13")
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if compiler is None:
-        pytest.skip("no C++ compiler: set CXX")
+def as_header(declarations: str) -> str:
+    """NVIDIA's declarations for Cython as C++ has them: enumerations, two structures, the functions that we name."""
+    ours = (CSRC / "nccl_api.h").read_text()
+    text = "#pragma once\n#include <cuda_runtime.h>\ntypedef struct ncclComm* ncclComm_t;\n"
+    for name, body in re.findall(r'ctypedef enum (\w+) "\w+":\n((?:    .*\n)+)', declarations):
+        members = (re.sub(r'(\w+) "\w+"', r"\1", line) for line in body.splitlines())
+        text += f"enum {name} {{\n{','.join(members)} }};\n"
+    for name, body in re.findall(r"ctypedef struct (\w+) '\w+':\n((?:    .*\n)+)", declarations):
+        if name in ("ncclUniqueId", "ncclConfig_t"):
+            text += f"struct {name} {{ {body.replace(chr(10), ';')} }};\n"
+    for prototype, name in re.findall(r"^cdef ([\w* ]+?\b(nccl\w+)\([^)]*\))", declarations, re.MULTILINE):
+        text += f"{prototype};\n" if f"X({name}," in ours else ""
+    return text
+
+
+@pytest.fixture
+def nccl_header(tmp_path: Path, wheel: Callable[[str, str], Path]) -> Path:
+    """The folder of NVIDIA's nccl.h, or of one made of what its Python bindings declare, a fraction of the size."""
     # nccl.h asks the CUDA toolkit for the types of streams and events and little else.
     types = "typedef struct CUstream_st* cudaStream_t;\ntypedef struct CUevent_st* cudaEvent_t;\n"
     (tmp_path / "cuda_runtime.h").write_text(f"#pragma once\n#include <stddef.h>\n{types}")
     (tmp_path / "cuda_fp16.h").touch()
-    source = Path(__file__).parent / "nccl_api_check.cpp"
-    folders = ["-I", source.parents[2] / "csrc", "-isystem", tmp_path, "-isystem", header.parent]
-    done = subprocess.run([compiler, "-std=c++17", "-fsyntax-only", *folders, source], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    # As operations.cpp names them: bfloat16 is ncclBfloat16, float8_e4m3 is ncclFloat8e4m3, sum is ncclSum.
+    rows = re.findall(r'\{"(\w+)", (\d+)(?:, \d+, \d+)?\}', (CSRC / "operations.cpp").read_text())
+    assert len(rows) == 17
+    checks = (f"CHECK_NAMED({number}, nccl{name.capitalize().replace('_', '')})\n" for name, number in rows)
+    (tmp_path / "numbers.h").write_text("".join(checks))
+    header = next((path for folder in sys.path for path in Path(folder).glob("nvidia/nccl/include/nccl.h")), None)
+    if header is not None:
+        return header.parent
+    (tmp_path / "nccl.h").write_text(as_header((wheel("nccl4py", "nccl/bindings") / "cynccl.pxd").read_text()))
+    return tmp_path
+
+
+def test_our_declarations_of_nccl_agree_with_its_own(nccl_header, disagreements):
+    assert not disagreements("nccl_api_check.cpp", "nccl/nccl_api.h", nccl_header)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("remote_error = 6", "remote_error = 9"),
+        ("    int min_ctas = undefined_integer;\n", ""),
+        ("char internal[128]", "char internal[64]"),
+        ("ncclResult_t(ncclComm_t, int* rank)", "ncclResult_t(ncclComm_t, std::size_t* rank)"),
+        ("ncclResult_t(ncclRedOp_t, ncclComm_t)", "ncclResult_t(ncclComm_t, ncclRedOp_t)"),
+    ],
+    ids=["an enumerator", "a member that is missing", "a struct's size", "what is written to", "an order"],
+)
+def test_a_mistake_in_our_declarations_of_nccl_is_seen(nccl_header, disagreements, right, wrong):
+    said = disagreements("nccl_api_check.cpp", "nccl/nccl_api.h", nccl_header, mistakes={right: wrong})
+    assert "static assertion failed" in said or "has no member" in said

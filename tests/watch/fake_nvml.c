@@ -6,6 +6,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#ifndef FAKE_UUID
+#define FAKE_UUID "GPU-1"
+#define FAKE_NAME "NVIDIA H100 80GB HBM3"
+#endif
+
 static unsigned setting(int place, unsigned otherwise) {
     unsigned found[3] = {0, 0, 0};
     const char *text = getenv("FAKE_NVML");
@@ -15,9 +20,9 @@ static unsigned setting(int place, unsigned otherwise) {
 int nvmlInit_v2(void) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = &nvmlInit_v2; return index; }
-int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) { *device = &nvmlInit_v2; return strcmp(uuid, "GPU-1") != 0; }
-int nvmlDeviceGetUUID(void *device, char *text, unsigned size) { snprintf(text, size, "GPU-1"); return 0; }
-int nvmlDeviceGetName(void *device, char *text, unsigned size) { snprintf(text, size, "NVIDIA H100 80GB HBM3"); return 0; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) { *device = &nvmlInit_v2; return strcmp(uuid, FAKE_UUID) != 0; }
+int nvmlDeviceGetUUID(void *device, char *text, unsigned size) { snprintf(text, size, FAKE_UUID); return 0; }
+int nvmlDeviceGetName(void *device, char *text, unsigned size) { snprintf(text, size, FAKE_NAME); return 0; }
 int nvmlDeviceGetUtilizationRates(void *device, unsigned *both) { both[0] = setting(0, 97); both[1] = 40; return 0; }
 int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *held) {
     held[0] = 80ull << 30, held[1] = 40ull << 30, held[2] = 40ull << 30;
