@@ -149,7 +149,7 @@ def test_a_results_folder_that_goes_takes_neither_the_record_nor_the_exit_code(t
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.6)
     [folder] = tmp_path.glob("*/watch-*")
-    shutil.rmtree(folder)
+    shutil.rmtree(folder.rename(tmp_path / "gone"))  # at once: a sample that is written meanwhile would keep it
     _, told = process.communicate(timeout=60)
     assert (process.returncode, "Traceback" in told) == (3, False)
     assert record(tmp_path)["exit_code"] == 3
