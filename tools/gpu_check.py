@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -123,6 +123,27 @@ PARTS: dict[str, tuple[Step, ...]] = {
         probe("training", 70, "run", "block", "backward", "optimizer", "precision", "memory"),
     ),
 }  # fmt: skip
+
+
+# On a double of libcuda, whose GPU is the host's cores: this many times the time, for a GPU machine has 16 cores and runs
+# in parallel what the double executes thread by thread.
+DOUBLE_SLOWDOWN = 8
+DOUBLE_AXES = {"shape": "256x256x256", "k": "128", "across": "1", "waves": "1", "offset": "0", "tile": "64x64x64"}
+
+
+def on_the_double(step: Step) -> Step:
+    """The step as the double of libcuda can execute it: of each test the first case, and small products."""
+    command = step.command
+    if "pytest" in command:
+        command = command[command.index("{python}") :]  # the double itself checks addresses, as compute-sanitizer does
+        narrowed = (*command, "--first-of-each", "-k", "not hundred")
+        command = command if "--first-of-each" in command else narrowed
+    elif command[3:5] == ("run", "tile_wave"):
+        command += tuple(
+            word for axis in DOUBLE_AXES if axis != "shape" for word in ("-a", f"{axis}={DOUBLE_AXES[axis]}")
+        )
+    command = tuple(f"shape={DOUBLE_AXES['shape']}" if word.startswith("shape=") else word for word in command)
+    return replace(step, command=command, seconds=DOUBLE_SLOWDOWN * step.seconds)
 
 
 @dataclass
@@ -433,13 +454,18 @@ def prepare(folder: Path) -> int:
 
 def _instances(tested: str) -> set[Any]:
     """The specialisations that a file of GPU tests launches."""
-    spec = importlib.util.spec_from_file_location(tested, ROOT / "tests" / "gpu" / f"{tested}.py")
+    return set(_loaded(ROOT / "tests" / "gpu" / f"{tested}.py").instances())
+
+
+def _loaded(path: Path) -> Any:
+    """The module in a file that is in no package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[tested] = module
+    sys.modules[path.stem] = module
     spec.loader.exec_module(module)
-    return set(module.instances())
+    return module
 
 
 def _compiled(folder: str, source: tuple[str, str, dict[str, str], str, list[str]]) -> bool:
@@ -458,6 +484,7 @@ def main() -> int:
     parser.add_argument("folder", nargs="?", type=Path, default=os.environ.get("OUT"), help="by default $OUT")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of the whole call (default: %(default)s)")
     parser.add_argument("--python", help="a Python that has pyperf_suite: nothing is installed")
+    parser.add_argument("--double", action="store_true", help="rehearse without a GPU, on the double of libcuda")
     asked = parser.parse_args()
     if asked.part == "prepare":
         if Path(sys.executable) != VENV_PYTHON and not asked.python:
@@ -465,10 +492,16 @@ def main() -> int:
         return prepare(Path(asked.folder or CACHE).resolve())
     if asked.folder is None:
         parser.error("name a folder for log, summary and records, or set OUT")
-    if "PYPERF_CACHE_DIR" not in os.environ:
+    if asked.double:
+        os.environ.update(_loaded(ROOT / "tests" / "gpu_double" / "environment.py").environment())
+        asked.seconds *= DOUBLE_SLOWDOWN
+    elif "PYPERF_CACHE_DIR" not in os.environ:
         os.environ["PYPERF_CACHE_DIR"] = str(own_kernels())
     folder = Path(asked.folder).resolve()
     steps = [step for step in PARTS[asked.part] if not (asked.python and step is INSTALL)]
+    if asked.double:
+        # Not all kernels beforehand: the host's compiler takes seconds for each, and few are launched.
+        steps = [on_the_double(step) for step in steps if step.name != "compile"]
     check = Check(asked.part, steps, folder, asked.python or str(VENV_PYTHON), asked.seconds)
 
     def ended(number: int, _: Any) -> None:

@@ -9,10 +9,13 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pyperf_suite.errors import Unsupported
+from pyperf_suite.hardware.devices import gpus
+from pyperf_suite.runner.measuring import measure_case
 
 HERE = Path(__file__).parent
 SECONDS_A_TEST = 60
@@ -40,6 +43,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if config.pluginmanager.hasplugin("timeout") and not item.get_closest_marker("timeout"):
             # By a thread that ends the process: a signal's handler waits for a call into the driver to return.
             item.add_marker(pytest.mark.timeout(SECONDS_A_TEST, method="thread"))
+
+
+@pytest.fixture(scope="session")
+def is_double() -> bool:
+    """Whether the GPU is the double of libcuda: it is slow, and executes no PTX but that of our own kernels."""
+    return bool(gpus()) and gpus()[0].name.startswith("Fake")
+
+
+@pytest.fixture(autouse=True)
+def skipped_without_a_torch_for_gpus(
+    is_double: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Skip on the double what torch would have to do there: its build for CPUs does not know that there is a GPU."""
+    if not is_double or not hasattr(request.module, "measure_case"):
+        return
+
+    def measured(*arguments: Any, **named: Any) -> dict[str, Any]:
+        answer = measure_case(*arguments, **named)
+        if "cannot use the GPU" in answer.get("reason", ""):
+            pytest.skip(answer["reason"])
+        return answer
+
+    monkeypatch.setattr(request.module, "measure_case", measured)
 
 
 @pytest.hookimpl(wrapper=True)

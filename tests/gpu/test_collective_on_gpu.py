@@ -99,5 +99,7 @@ def test_one_rank_is_checked_and_timed_through_every_way_to_call_nccl(name: str)
         for op in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_receive"):
             case = Case("collective", CollectiveParameters(op, 1 << 20, 1, "bfloat16"), name)
             answer = pool.measure(0, case, QUICK.effort)
+            if answer["outcome"] == "unsupported":
+                pytest.skip(answer["reason"])
             assert answer["outcome"] == "ok", answer
             assert answer["metrics"]["time"]["value"] > 0

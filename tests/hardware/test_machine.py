@@ -256,6 +256,8 @@ def test_the_first_gpu_is_described_by_the_driver():
 @pytest.mark.gpu
 def test_the_first_gpu_is_in_the_catalogue_and_as_the_driver_describes_it():
     first, spec = gpus()[0], gpu_of({"kind": "cuda", "model": gpus()[0].name})
+    if first.name.startswith("Fake"):
+        pytest.skip("the double of libcuda stands in for a GPU here")
     assert spec is not None
     assert spec.compute_capability == first.compute_capability
     assert spec.sms == first.multiprocessors

@@ -24,16 +24,22 @@ typedef union {
     double d;
 } Element;
 
-static double from_half(uint16_t bits) {
-    const int exponent = bits >> 10 & 31;
-    const double units = exponent ? 1024 + (bits & 1023) : bits & 1023;
-    return (bits & 0x8000 ? -1 : 1) * ldexp(units, (exponent ? exponent : 1) - 25);
+// Numbers of 8 and 16 bits by how many of them are exponent and fraction; of numbers in their range.
+typedef struct { int exponent, fraction; } Bits;
+static const Bits half_bits = {5, 10}, e4m3_bits = {4, 3}, e5m2_bits = {5, 2};
+
+static double from_bits(unsigned bits, Bits of) {
+    const unsigned one = 1u << of.fraction;
+    const int bias = (1 << (of.exponent - 1)) - 1, exponent = (int)(bits >> of.fraction & ((1u << of.exponent) - 1));
+    const double units = exponent ? one + (bits & (one - 1)) : bits & (one - 1);
+    return (bits >> (of.exponent + of.fraction) & 1 ? -1 : 1) * ldexp(units, (exponent ? exponent : 1) - bias - of.fraction);
 }
-static uint16_t to_half(double value) {  // of numbers in its range
-    int exponent = value == 0 ? -14 : ilogb(value);
-    if (exponent < -14) exponent = -14;
-    const uint16_t units = (uint16_t)nearbyint(ldexp(fabs(value), 10 - exponent));
-    return (uint16_t)((value < 0 ? 0x8000 : 0) + ((exponent + 14) << 10) + units);
+static unsigned to_bits(double value, Bits of) {
+    const int bias = (1 << (of.exponent - 1)) - 1;
+    int exponent = value == 0 ? 1 - bias : ilogb(value);
+    if (exponent < 1 - bias) exponent = 1 - bias;
+    const unsigned units = (unsigned)nearbyint(ldexp(fabs(value), of.fraction - exponent));
+    return ((value < 0 ? 1u : 0u) << (of.exponent + of.fraction)) + ((unsigned)(exponent + bias - 1) << of.fraction) + units;
 }
 static double load(const void* at, int type) {
     Element v;
@@ -45,7 +51,9 @@ static double load(const void* at, int type) {
         case UINT32: return v.u32;
         case INT64: return (double)v.i64;
         case UINT64: return (double)v.u64;
-        case HALF: return from_half(v.u16);
+        case HALF: return from_bits(v.u16, half_bits);
+        case FP8_E4M3: return from_bits(v.u8, e4m3_bits);
+        case FP8_E5M2: return from_bits(v.u8, e5m2_bits);
         case FLOAT: return v.f;
         case DOUBLE: return v.d;
         default: v.u32 = (uint32_t)v.u16 << 16; return v.f;
@@ -56,7 +64,9 @@ static void store(void* at, int type, double value) {
     switch (type) {
         case INT8: case UINT8: case INT32: case UINT32: case INT64: v.i64 = (int64_t)value; break;
         case UINT64: v.u64 = (uint64_t)value; break;
-        case HALF: v.u16 = to_half(value); break;
+        case HALF: v.u16 = (uint16_t)to_bits(value, half_bits); break;
+        case FP8_E4M3: v.u8 = (uint8_t)to_bits(value, e4m3_bits); break;
+        case FP8_E5M2: v.u8 = (uint8_t)to_bits(value, e5m2_bits); break;
         case FLOAT: v.f = (float)value; break;
         case DOUBLE: v.d = value; break;
         default: v.f = (float)value; v.u16 = (uint16_t)((v.u32 + 0x7fff + (v.u32 >> 16 & 1)) >> 16);

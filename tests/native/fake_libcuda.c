@@ -7,6 +7,7 @@
 // What the double of NVRTC compiled is executed (../gpu_double/emulated_device.h); of other machine code launches are only
 // recorded.
 #include "../gpu_double/emulated_device.h"
+#include "nccl/host_stream.h"
 
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +28,14 @@ typedef struct {
     const EmulatedKernel* kernel;  // NULL where launches are only recorded
 } Function;
 typedef struct { double ns; } Event;
-typedef struct { Function* function; Event* event; uint64_t first; uint64_t second; Execution* execution; } Operation;
+typedef struct { void (*run)(void* work); void (*release)(void* work); void* work; } HostWork;  // NCCL's double's
+typedef struct {
+    Function* function;
+    Event* event;
+    uint64_t first, second;
+    Execution* execution;
+    HostWork host;
+} Operation;
 typedef struct { Operation* operations; size_t count; } Graph;
 typedef struct {
     unsigned grid[3], block[3], shared_bytes;
@@ -145,11 +153,20 @@ static void run_kernel(const Operation* operation) {
     }
 }
 
+// What a graph has may run again: it is not given back.
+static void run_host_work(const Operation* operation) {
+    const HostWork* host = &operation->host;
+    host->run(host->work);
+    if (host->release) host->release(host->work);
+    now_ns += (double)*figure("kernel_ns");
+}
+
 static int drain(void) {
     if (capturing) { capturing = -1; return CAPTURE_UNSUPPORTED; }
     for (size_t index = 0; index < queue.count && !sticky; ++index) {
         const Operation* operation = &queue.operations[index];
         if (operation->event) { now_ns += (double)*figure("event_ns"); operation->event->ns = now_ns; }
+        else if (operation->host.run) run_host_work(operation);
         else run_kernel(operation);
     }
     clear(&queue);
@@ -360,6 +377,7 @@ int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function* function,
     const int by_threads = 2048 / threads, by_memory = (int)(233472 / (dynamic_bytes + 1024));
     if (dynamic_bytes > 49152 && dynamic_bytes > (size_t)function->max_dynamic_bytes) return INVALID_VALUE;
     *blocks = by_threads < by_memory ? by_threads : by_memory;
+    if (*blocks > 32) *blocks = 32;
     return SUCCESS;
 }
 int cuOccupancyMaxActiveClusters(int* clusters, Function* function, const Config* config) {
@@ -406,7 +424,7 @@ int cuLaunchKernelEx(const Config* config, Function* function, void** arguments,
          config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2],
          config->attribute_count ? config->attributes[2] * config->attributes[3] * config->attributes[4] : 1,
          config->shared_bytes, config->stream ? "own" : "default");
-    Operation operation = {function, NULL, 0, 0, NULL};
+    Operation operation = {.function = function};
     if (function->kernel) {
         Execution* made = prepared(function->module, function->kernel, arguments);  // lives as long as the process
         memcpy(made->launch.grid, config->grid, sizeof config->grid);
@@ -454,9 +472,14 @@ int cuTensorMapEncodeTiled(void* map, int type, uint32_t rank, void* address, co
     return (uintptr_t)map % 64 == 0 ? SUCCESS : INVALID_VALUE;
 }
 
-int cuStreamCreate(void** stream, unsigned flags) {
+static void enqueue_host_work(HostStreamHead* stream, void (*run)(void*), void (*release)(void*), void* work) {
+    (void)stream;
+    append(destination(), (Operation){.host = {run, capturing ? NULL : release, work}});
+}
+int cuStreamCreate(HostStreamHead** stream, unsigned flags) {
     IN_CONTEXT();
-    *stream = counted(malloc(1));
+    *stream = counted(malloc(sizeof **stream));
+    **stream = (HostStreamHead){enqueue_host_work};
     return flags == 1 ? SUCCESS : INVALID_VALUE;
 }
 int cuStreamDestroy_v2(void* stream) { return discarded(stream); }
@@ -479,7 +502,7 @@ int cuEventRecordWithFlags(Event* event, void* stream, unsigned flags) {
     IN_CONTEXT();
     if (flags != (capturing ? 1u : 0u)) return INVALID_VALUE;  // external in a capture, plain outside
     note("event");
-    append(destination(), (Operation){NULL, event, 0, 0, NULL});
+    append(destination(), (Operation){.event = event});
     return SUCCESS;
 }
 int cuEventElapsedTime(float* milliseconds, Event* begin, Event* end) {

@@ -124,6 +124,15 @@ def test_every_command_of_the_suite_that_a_step_names_takes_its_options(tool):
             command.make_context(name, arguments, parent=context)
 
 
+def test_a_rehearsal_takes_small_products_the_first_case_of_each_test_and_no_sanitizer(tool):
+    module = tool("gpu_check")
+    for step in every_step(tool):
+        command = module.on_the_double(step).command
+        assert command.count("--first-of-each") == ("pytest" in command)
+        assert "compute-sanitizer" not in command
+        assert not any("4096x" in word or "8192x" in word for word in command)
+
+
 class Compiler:
     """Compiles anything to the same few bytes."""
 
