@@ -125,10 +125,10 @@ PARTS: dict[str, tuple[Step, ...]] = {
 }  # fmt: skip
 
 
-# On a double of libcuda, whose GPU is the host's cores: this many times the time, for a GPU machine has 16 cores and runs
-# in parallel what the double executes thread by thread.
+# On the double of libcuda a step has so many times its time: two cores stand for the sixteen of a GPU machine.
 DOUBLE_SLOWDOWN = 8
-DOUBLE_AXES = {"shape": "256x256x256", "k": "128", "across": "1", "waves": "1", "offset": "0", "tile": "64x64x64"}
+SMALL_SHAPE = "shape=256x256x256"
+SMALL_WAVES = ("tile=64x64x64", "k=128", "across=1", "waves=1", "offset=0")
 
 
 def on_the_double(step: Step) -> Step:
@@ -136,13 +136,10 @@ def on_the_double(step: Step) -> Step:
     command = step.command
     if "pytest" in command:
         command = command[command.index("{python}") :]  # the double itself checks addresses, as compute-sanitizer does
-        narrowed = (*command, "--first-of-each", "-k", "not hundred")
-        command = command if "--first-of-each" in command else narrowed
-    elif command[3:5] == ("run", "tile_wave"):
-        command += tuple(
-            word for axis in DOUBLE_AXES if axis != "shape" for word in ("-a", f"{axis}={DOUBLE_AXES[axis]}")
-        )
-    command = tuple(f"shape={DOUBLE_AXES['shape']}" if word.startswith("shape=") else word for word in command)
+        command += () if "--first-of-each" in command else ("--first-of-each", "-k", "not hundred")
+    elif "tile_wave" in command:
+        command += tuple(word for axis in SMALL_WAVES for word in ("-a", axis))
+    command = tuple(SMALL_SHAPE if word.startswith("shape=") else word for word in command)
     return replace(step, command=command, seconds=DOUBLE_SLOWDOWN * step.seconds)
 
 
