@@ -53,7 +53,7 @@ UPWARD = {
 }
 CIRCLES = {frozenset({"pyperf_suite", "pyperf_suite.api"})}
 # How large the package may be: at most so many modules, lines of one and of all, and modules in one folder.
-MOST_MODULES, MOST_LINES, MOST_LINES_OF_ALL, MOST_IN_A_FOLDER = 249, 650, 66_433, 24
+MOST_MODULES, MOST_LINES, MOST_LINES_OF_ALL, MOST_IN_A_FOLDER = 250, 650, 67_300, 24
 
 ABOVE_MEASURING = {"history", "advise", "doctor", "render", "commands", "cli", "__main__"}
 MEASURING_MAY_IMPORT = {

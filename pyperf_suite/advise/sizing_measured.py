@@ -253,7 +253,7 @@ class _Step:
             predicted_s + math.fsum(each.calls * (reading.by_process[process] - each.seconds) for each, reading in read)
             for process in processes
         )
-        squares = math.fsum((each.calls * (reading.high - reading.low) / 2) ** 2 for each, reading in read)
+        squares = math.fsum((each.calls * reading.within * reading.seconds) ** 2 for each, reading in read)
         share = math.fsum(each.calls * each.seconds for each, _ in read) / predicted_s
         return cls(predicted_s, seconds, math.sqrt(squares) / seconds[0], share)
 

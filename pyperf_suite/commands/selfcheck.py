@@ -78,6 +78,11 @@ class Shifts(click.ParamType):
     help="Begin no comparison after so long; --resume makes those that are left.",
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Go on with the newest selfcheck of the same benchmarks, rule and budget.")
+@click.option(
+    "--repeat", type=click.IntRange(2), metavar="N",
+    help="Measure the PROBEs, or all that are timed, in N runs with the profile quick, and report how far the runs lie "
+    "apart. Example: --repeat 10.",
+)  # fmt: skip
 @click.option("--show", is_flag=True, help="Measure nothing: show what speaks for this machine already.")
 @click.option("-k", "pattern", metavar="TEXT", help="Only benchmarks whose label holds TEXT; * stands for anything.")
 @device_option()
@@ -95,6 +100,7 @@ def selfcheck(
     max_pairs: int | None,
     time_limit: float | None,
     resume: bool,
+    repeat: int | None,
     show: bool,
     pattern: str | None,
     device: str,
@@ -116,6 +122,7 @@ def selfcheck(
       pyperf-suite selfcheck --shifts 0:200,3:100,5:100
       pyperf-suite selfcheck --shifts 0:200,3:100,5:100 --resume --time-limit 30
       pyperf-suite selfcheck bench_softmax.py --shifts 0:200
+      pyperf-suite selfcheck tile_wave --repeat 10
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.machine import identity
@@ -123,6 +130,9 @@ def selfcheck(
 
     where = resolve(device)
     machine = identity(where).slug
+    if repeat is not None:
+        _repeat(repeat, probes, where, results, as_json, wide)
+        return
     if show:
         stored = latest_selfcheck(results, machine)
         if stored is None:
@@ -156,6 +166,29 @@ def selfcheck(
     if unfinished:
         click.echo(unfinished, err=True)
         raise SystemExit(UNFINISHED)
+
+
+def _repeat(count: int, probes: tuple[str, ...], where: Device, results: Path, as_json: bool, wide: bool) -> None:
+    import json
+
+    from pyperf_suite.history.repeats import findings_of_repeats, measure_again, spreads
+    from pyperf_suite.render.terminal import console_for, print_told
+
+    def say(number: int) -> None:
+        click.echo(f"run {number + 1} of {count}", err=True)
+
+    found = spreads(measure_again(count, [*probes, "--device", str(where)], results, say))
+    if not found:
+        raise UserError("No benchmark was measured by every run: nothing can be compared.")
+    if as_json:
+        rows = [
+            {"probe": each.probe, "benchmarks": each.cases, "median": each.at(0.5), "p90": each.at(0.9),
+             "worst": each.at(1.0), "interval_holds": each.holds, "clean_share": each.clean}
+            for each in found
+        ]  # fmt: skip
+        click.echo(json.dumps(rows, indent=2))
+        return
+    print_told(console_for(wide), findings_of_repeats(found, count))
 
 
 def _cases(probes: tuple[str, ...], where: Device, pattern: str | None, counts: dict[float, int]) -> list[PairedCase]:

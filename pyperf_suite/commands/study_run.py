@@ -46,7 +46,7 @@ from pyperf_suite.runner.profiles import fixed_steps
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import RunFolder, create_run
 from pyperf_suite.runner.session import Session
-from pyperf_suite.runner.workers import SparingWorkers, WorkerPool, Workers
+from pyperf_suite.runner.workers import Answers, SparingWorkers, WorkerPool, Workers
 from pyperf_suite.spec.axes import read_axes
 from pyperf_suite.spec.discovery import replace_probe
 from pyperf_suite.spec.findings import Findings, findings
@@ -385,18 +385,18 @@ def _measure_all(session: Session, wanted: Sequence[PlannedCase], launched: bool
         session.finish()
 
 
-class NotingWorkers:
+class NotingWorkers(Workers):
     """Workers whose records also say, under `sampling`, the limit on memory and what a search made of the answer."""
 
     def __init__(self, workers: Workers, limit_bytes: float) -> None:
         self._workers, self.limit_bytes = workers, limit_bytes
         self.note: Note | None = None
 
-    def measure(self, process: int, case: Case, effort: Any) -> dict[str, Any]:
-        answer = self._workers.measure(process, case, effort)
-        noted: dict[str, Any] = {"search": dict(self.note(answer))} if self.note else {}
-        noted |= {"memory_limit_bytes": self.limit_bytes} if math.isfinite(self.limit_bytes) else {}
-        return answer | {"sampling": {**answer.get("sampling", {}), **noted}}
+    def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Any) -> Answers:
+        for number, answer in self._workers.measure_by_turns(process, cases, effort):
+            noted: dict[str, Any] = {"search": dict(self.note(answer))} if self.note else {}
+            noted |= {"memory_limit_bytes": self.limit_bytes} if math.isfinite(self.limit_bytes) else {}
+            yield number, answer | {"sampling": {**answer.get("sampling", {}), **noted}}
 
     def close(self) -> None:
         self._workers.close()

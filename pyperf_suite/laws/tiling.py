@@ -9,6 +9,7 @@ in `ORIGINS`, so each factor comes with the range it may lie in.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import re
 from collections.abc import Mapping, Sequence
@@ -229,41 +230,59 @@ class StaircaseLaw:
 
 @dataclass(frozen=True)
 class JudgedLaw:
-    """A law, on how many cases it was fitted, and its relative errors on the others."""
+    """A law, on how many cases it was fitted, and its relative errors on the others.
+
+    `noise` is the median error that would be left on those if the law were right: what their times are uncertain by.
+    """
 
     law: StaircaseLaw
     fitted_on: int
     held_out: tuple[float, ...]
+    noise: float = math.nan
 
 
-def judged_by_waves(paths: Sequence[CriticalPath], seconds: ArrayLike, waves: ArrayLike) -> JudgedLaw | None:
+# |error| of a normal variable at its median, in standard deviations.
+_MEDIAN_ERROR = 0.6745
+
+# What a law of a few constants leaves out of a kernel's time, by a share: no measurement counts for more than this.
+_LAW_ERROR = 0.02
+
+
+def judged_by_waves(
+    paths: Sequence[CriticalPath], seconds: ArrayLike, waves: ArrayLike, errors: ArrayLike | None = None
+) -> JudgedLaw | None:
     """Fit on odd numbers of waves and judge on even ones, which the fit has never seen a neighbour of.
 
-    One path, time and number of waves for each case. None where either part is empty.
+    One path, time and number of waves for each case; `errors` are the times' relative standard errors, and say how much
+    each counts. None where either part is empty.
     """
     measured, odd = np.asarray(seconds, dtype=np.float64), np.asarray(waves, dtype=np.int64) % 2 == 1
     if odd.all() or not odd.any():
         return None
     features = np.stack([_features(path) for path in paths])
-    law = StaircaseLaw(*nonnegative_fit(features[odd], measured[odd]))
+    known = np.zeros(measured.size) if errors is None else np.asarray(errors, dtype=np.float64)
+    law = StaircaseLaw(*nonnegative_fit(features[odd], measured[odd], np.hypot(known[odd], _LAW_ERROR)))
     predicted = np.array([law.seconds(path) for path in paths])
-    return JudgedLaw(law, int(odd.sum()), tuple(relative_error(predicted[~odd], measured[~odd]).tolist()))
+    held_out = tuple(relative_error(predicted[~odd], measured[~odd]).tolist())
+    return JudgedLaw(law, int(odd.sum()), held_out, _MEDIAN_ERROR * float(np.median(known[~odd])))
 
 
-def nonnegative_fit(features: NDArray[np.float64], seconds: ArrayLike) -> list[float]:
+def nonnegative_fit(features: NDArray[np.float64], seconds: ArrayLike, errors: ArrayLike | None = None) -> list[float]:
     """The cost of each feature, none negative, with the least squares of relative residuals.
 
-    `features` has a row for each measurement and a column for each cost. Raises ValueError for no measurements.
+    `features` has a row for each measurement and a column for each cost; `errors` are relative standard errors of the
+    measurements, equal by default. Raises ValueError for no measurements.
     """
     from scipy.optimize import nnls
 
     measured = np.asarray(seconds, dtype=np.float64)
     if measured.size == 0:
         raise ValueError("A law cannot be fitted to no measurements.")
-    relative = features / measured[:, None]
+    weights = np.ones(measured.size) if errors is None else 1 / np.asarray(errors, dtype=np.float64)
+    relative = features * (weights / measured)[:, None]
     # Columns differ by ten orders of magnitude; scaled ones keep the solver's tolerance meaningful.
     scale = np.maximum(np.abs(relative).max(axis=0), np.finfo(np.float64).tiny)
-    solution, _ = nnls(relative / scale, np.ones(measured.size))
+    solution, _ = nnls(relative / scale, weights)
     return [float(constant) for constant in solution / scale]
 
 

@@ -75,6 +75,54 @@ def median_interval(
     return MedianInterval(float(values[outer - 1]), float(values[n - outer]), reached, effective)
 
 
+USUAL = 0.5
+"""The quantile that is the median: what a launch usually takes."""
+
+UNDISTURBED = 0.1
+"""The quantile of samples that a launch takes when nothing else disturbs it: docs/measure.md says why."""
+
+RUN_SPREAD = 0.033
+"""Standard deviation of the logarithm of a figure between runs on one machine, beyond what slices of one run show.
+
+Ten runs of `make bench` on two cores under a hypervisor differ by so much, most of it the speed of the whole machine.
+"""
+
+
+def undisturbed_interval(
+    samples: Sequence[float] | NDArray[np.float64], slices: Sequence[int], confidence: float, share: float = UNDISTURBED
+) -> MedianInterval:
+    """Where that quantile lies within this process; `slices` says how many samples, in order, were taken at a time.
+
+    Slices are the unit, for their samples resemble each other: the standard error of the logarithms of their quantiles,
+    times Student's t. One slice says nothing: then it is the interval of the median, and no more than a look.
+    """
+    from scipy import special
+
+    values = np.asarray(samples, dtype=np.float64)
+    whole = float(np.quantile(values, share))
+    parts = np.split(values, np.cumsum(slices)[:-1])
+    if len(parts) < 2:
+        middle = median_interval(values, confidence)
+        return MedianInterval(min(whole, middle.low), middle.high, middle.confidence, len(parts))
+    logs = np.log([np.quantile(part, share) for part in parts])
+    error = float(np.std(logs, ddof=1)) / math.sqrt(len(parts))
+    half_width = float(special.stdtrit(len(parts) - 1, (1 + confidence) / 2)) * error
+    return MedianInterval(whole * math.exp(-half_width), whole * math.exp(half_width), confidence, len(parts))
+
+
+def another_runs(value: float, within: MedianInterval) -> tuple[float, float]:
+    """Where the figure of another run on the same machine lies, with the interval's confidence.
+
+    Both figures have the error that slices show and what runs differ by, so their difference has twice the variance.
+    """
+    from scipy import special
+
+    reach = float(special.ndtri((1 + within.confidence) / 2))
+    error = math.log(within.high / within.low) / 2 / reach
+    half_width = reach * math.sqrt(2 * (error**2 + RUN_SPREAD**2))
+    return value * math.exp(-half_width), value * math.exp(half_width)
+
+
 def _lower_rank(n: int, confidence: float) -> int:
     """The largest r with P(fewer than r of n below the median) <= (1 − confidence)/2; 0 if there is none."""
     from scipy import special

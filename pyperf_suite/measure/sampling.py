@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
-from pyperf_suite.measure.estimates import MedianInterval, median_and_quantiles, median_interval
-from pyperf_suite.measure.stopwatch import Launch, Stopwatch
+from pyperf_suite.measure.estimates import (
+    USUAL,
+    MedianInterval,
+    median_and_quantiles,
+    median_interval,
+    undisturbed_interval,
+)
+from pyperf_suite.measure.stopwatch import Launch, Stopwatch, wake
+from pyperf_suite.measure.telemetry import Disturbances
 
 StoppedBy = Literal["interval", "max_samples", "time_cap"]
 
@@ -37,6 +45,9 @@ class StopRule:
     be narrow by chance. (Of AR(1) series with 0.9, the interval at the stop covers the median in 88 % with
     20, in 82 % with 6.)
 
+    `quantile` is what of the samples is reported: 0.5 for what a launch usually takes, less for what it takes when
+    nothing else disturbs it. Where it is less, slices take the place of effective samples.
+
     A `relative_half_width` of infinity asks nothing of the interval: see `exactly`.
     """
 
@@ -49,7 +60,8 @@ class StopRule:
     min_time_s: float = 0.02
     time_cap_s: float = 5.0
     checkpoint_growth: float = 1.5
-    block_s: float = 0.02
+    block_s: float = 0.015
+    quantile: float = USUAL
 
     def __post_init__(self) -> None:
         if not self.relative_half_width > 0:
@@ -83,6 +95,12 @@ class StopRule:
             block_s=block_s,
         )
 
+    @property
+    def shortest_sample_s(self) -> float:
+        """So long that all the time there is does not make more samples than are kept."""
+        least_s = self.min_time_s if self.quantile == USUAL else self.time_cap_s
+        return least_s / self.max_samples
+
     def next_checkpoint(self, samples: int) -> int:
         """The number of samples, more than `samples`, at which the interval is looked at next."""
         grown = max(samples + 1, int(samples * self.checkpoint_growth))
@@ -90,22 +108,29 @@ class StopRule:
 
     def next_block(self, samples: int, elapsed_s: float, sample_s: float) -> int:
         """How many samples to take before looking at the clock again, each expected to last `sample_s`."""
-        wanted = self.next_checkpoint(samples) - samples
         # Half of what is left: a sample slower than expected then still ends before the cap.
-        affordable = min(self.block_s, (self.time_cap_s - elapsed_s) / 2) / max(sample_s, 1e-9)
-        return max(1, min(wanted, int(affordable)))
+        affordable = int(min(self.block_s, (self.time_cap_s - elapsed_s) / 2) / max(sample_s, 1e-9))
+        if self.quantile != USUAL:
+            return max(1, affordable)
+        return max(1, min(self.next_checkpoint(samples) - samples, affordable))
 
     def is_precise(self, samples: Sequence[float], interval: MedianInterval) -> bool:
         """Whether `interval`, that of `samples`, is as narrow and certain as asked, from enough samples."""
         if math.isinf(self.relative_half_width):
             return len(samples) >= self.min_samples
-        median, _, _ = median_and_quantiles(samples)
+        value = float(np.quantile(samples, self.quantile))
         return (
             len(samples) >= self.min_samples
             and interval.effective_samples >= self.min_effective_samples
             and interval.confidence >= self.confidence
-            and interval.half_width <= self.relative_half_width * median
+            and interval.half_width <= self.relative_half_width * value
         )
+
+    def interval(self, samples: Sequence[float], slices: Sequence[int]) -> MedianInterval:
+        """Where the quantile lies; `slices` says how many of the samples each turn took."""
+        if self.quantile == USUAL:
+            return median_interval(samples, self.confidence)
+        return undisturbed_interval(samples, slices, self.confidence, self.quantile)
 
     def reached_limit(self, taken: int, elapsed_s: float) -> StoppedBy | None:
         """Which limit, if any, forbids another sample after `taken` samples, discarded ones included."""
@@ -115,11 +140,13 @@ class StopRule:
             return "time_cap"
         return None
 
-    def decide(self, kept: Sequence[float], taken: int, elapsed_s: float) -> StoppedBy | None:
+    def decide(
+        self, kept: Sequence[float], taken: int, elapsed_s: float, slices: Sequence[int] = ()
+    ) -> StoppedBy | None:
         """Why to stop at this checkpoint, None to go on; `kept` are the samples not discarded, in order."""
         if elapsed_s < self.min_time_s or not kept or math.isinf(self.relative_half_width):
             return self.reached_limit(taken, elapsed_s)
-        precise = self.is_precise(kept, median_interval(kept, self.confidence))
+        precise = self.is_precise(kept, self.interval(kept, slices))
         return "interval" if precise else self.reached_limit(taken, elapsed_s)
 
 
@@ -248,8 +275,9 @@ class Measurement:
     `seconds` holds every sample in the order taken, each divided by `launches_per_sample`; `discarded` names
     by index those that a watch ruled out and the reason. Samples are never discarded for their value. Where a
     watch ruled out every one, as on a GPU that throttles all the time, none is discarded: `kept_despite` has
-    the reasons, and `converged` is false. All statistics are of `kept`. `interval` is (low, high, confidence
-    reached); `converged` says whether it is as narrow and certain as was asked, whatever ended the sampling.
+    the reasons, and `converged` is false. All statistics are of `kept`. `slices` says how many samples each turn
+    took. `interval` is (low, high, confidence reached); `converged` says whether it is as narrow and certain as was
+    asked, whatever ended the sampling.
     """
 
     seconds: tuple[float, ...]
@@ -263,6 +291,8 @@ class Measurement:
     stopped_by: StoppedBy
     discarded: tuple[tuple[int, str], ...] = ()
     kept_despite: tuple[str, ...] = ()
+    slices: tuple[int, ...] = ()
+    quantile: float = USUAL
 
     @cached_property
     def kept(self) -> tuple[float, ...]:
@@ -274,10 +304,10 @@ class Measurement:
     def _quantiles(self) -> tuple[float, float, float]:
         return median_and_quantiles(self.kept)
 
-    @property
-    def median(self) -> float:
-        """Seconds a launch takes: the median over samples."""
-        return self._quantiles[0]
+    @cached_property
+    def value(self) -> float:
+        """Seconds a launch takes: the quantile of samples that was asked for."""
+        return float(np.quantile(self.kept, self.quantile))
 
     @property
     def q20(self) -> float:
@@ -289,9 +319,49 @@ class Measurement:
 
     @property
     def relative_half_width(self) -> float:
-        """Half the interval's width as a share of the median: what the stop rule compares."""
+        """Half the interval's width as a share of the value: what the stop rule compares."""
         low, high, _ = self.interval
-        return (high - low) / 2 / self.median if self.median else 0.0
+        return (high - low) / 2 / self.value if self.value else 0.0
+
+
+Answer = TypeVar("Answer")
+Turns = Generator[None, bool | None, Answer]
+"""Work that stops where others may have a turn; it is sent whether others had one."""
+
+
+def to_the_end(turns: Turns[Answer]) -> Answer:
+    """What work comes to that has the machine to itself."""
+    while True:
+        try:
+            next(turns)
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer
+
+
+class OwnTime:
+    """A clock that runs only while `with clock:` lasts: the seconds of one case among others that take turns."""
+
+    def __init__(self) -> None:
+        self._spent_s = 0.0
+        self._since_s: float | None = None
+
+    def __call__(self) -> float:
+        return self._spent_s + (0.0 if self._since_s is None else time.monotonic() - self._since_s)
+
+    def __enter__(self) -> OwnTime:
+        self._since_s = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._spent_s, self._since_s = self(), None
+
+
+# So much of its time cap a case gets on top of it for slices in the place of disturbed ones.
+REPEATED_SHARE = 0.5
+
+# After others had a turn, launches go uncounted for so long: threads wake, code and clocks come back.
+WAKE_S = 2e-3
 
 
 def measure(
@@ -304,46 +374,84 @@ def measure(
 ) -> Measurement:
     """Time `launch` by `stopwatch` until `rule` is satisfied, after an uncounted warm-up by `steady`.
 
+    Raises whatever `launch` raises.
+    """
+    return to_the_end(sampling(launch, stopwatch, rule, steady, watch, clock))
+
+
+def _wake(launch: Launch, stopwatch: Stopwatch, first: int, launch_s: float) -> int:
+    """Launch for `WAKE_S`, uncounted, and return how often; launches that last longer need none."""
+    if launch_s >= WAKE_S:
+        return 0
+    launches = min(_LONGEST_BATCH, math.ceil(WAKE_S / max(launch_s, 1e-9)))
+    wake(stopwatch, launch, first, launches)
+    return launches
+
+
+def sampling(
+    launch: Launch,
+    stopwatch: Stopwatch,
+    rule: StopRule | None = None,
+    steady: SteadyRule | None = None,
+    watch: Watch | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    disturbances: Disturbances | None = None,
+) -> Turns[Measurement]:
+    """As `measure`, a slice of about `rule.block_s` a turn.
+
+    With `disturbances`, slices that were disturbed are kept and measured again: up to a share of `rule.time_cap_s` they
+    do not count as time spent.
+
     Short launches are timed several to a sample, so that the stopwatch's resolution stays below 1 % of a
     sample and `rule.max_samples` samples last at least `rule.min_time_s`. `clock` (seconds) serves the caps
     alone.
-
-    Raises whatever `launch` raises.
     """
     rule = rule or StopRule()
-    warm = warm_up(launch, stopwatch, steady or SteadyRule(), rule.min_time_s / rule.max_samples, clock)
+    warm = warm_up(launch, stopwatch, steady or SteadyRule(), rule.shortest_sample_s, clock)
     batch = warm.launches_per_sample
     launched = warm.launches
     sample_s = warm.launch_s * batch
     seconds: list[float] = []
     kept: list[float] = []
     discarded: list[tuple[int, str]] = []
+    slices: list[int] = []
+    kept_slices: list[int] = []
     checkpoint = rule.next_checkpoint(0)
     begin = clock()
+    disturbed_s = 0.0
     stopped_by: StoppedBy | None = None
     while stopped_by is None:
+        if (yield):
+            launched += _wake(launch, stopwatch, launched, warm.launch_s)
         block_begin_s = clock() - begin
-        count = min(rule.next_block(len(kept), block_begin_s, sample_s), rule.max_samples - len(seconds))
-        block = [sample / batch for sample in stopwatch.time(launch, launched, count, batch)]
+        spent_s = block_begin_s - min(disturbed_s, REPEATED_SHARE * rule.time_cap_s)
+        count = min(rule.next_block(len(kept), spent_s, sample_s), rule.max_samples - len(seconds))
+        with disturbances or nullcontext():
+            block = [sample / batch for sample in stopwatch.time(launch, launched, count, batch)]
         launched += count * batch
         elapsed_s = clock() - begin
         sample_s = max(max(block) * batch, (elapsed_s - block_begin_s) / count)
         reason = watch() if watch else None
         if reason is None:
             kept.extend(block)
+            kept_slices.append(len(block))
         else:
             discarded.extend((len(seconds) + offset, reason) for offset in range(len(block)))
         seconds.extend(block)
-        if len(kept) >= checkpoint:
-            stopped_by = rule.decide(kept, len(seconds), elapsed_s)
+        slices.append(len(block))
+        if disturbances and disturbances.reasons[-1]:
+            disturbed_s += elapsed_s - block_begin_s
+        elapsed_s -= min(disturbed_s, REPEATED_SHARE * rule.time_cap_s)
+        if len(kept) >= checkpoint or rule.quantile != USUAL:
+            stopped_by = rule.decide(kept, len(seconds), elapsed_s, kept_slices)
             checkpoint = rule.next_checkpoint(len(kept))
         else:
             stopped_by = rule.reached_limit(len(seconds), elapsed_s)
 
     kept_despite = () if kept else tuple(sorted({reason for _, reason in discarded}))
     if kept_despite:
-        kept, discarded = seconds, []
-    interval = median_interval(kept, rule.confidence)
+        kept, discarded, kept_slices = seconds, [], slices
+    interval = rule.interval(kept, kept_slices)
     return Measurement(
         seconds=tuple(seconds),
         launches_per_sample=batch,
@@ -356,4 +464,6 @@ def measure(
         stopped_by=stopped_by,
         discarded=tuple(discarded),
         kept_despite=kept_despite,
+        slices=tuple(slices),
+        quantile=rule.quantile,
     )

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from pyperf_suite.measure.stopwatch import Launch, Stopwatch
+from pyperf_suite.measure.stopwatch import Launch, Stopwatch, wake
 
 CONFIDENCE = 0.95
 
@@ -85,7 +85,7 @@ class SpotChecks:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """By default no kernel can know what is drawn: chance is the system's."""
-        self._launches, self._share, self._clock = launches, share, clock
+        self._launches, self._share, self.clock = launches, share, clock
         self._chance = chance or random.SystemRandom()
         self.checked = 0
         self.bitwise = True
@@ -99,9 +99,9 @@ class SpotChecks:
         """Launch on every set and check each; the verdict on set 0. Raises WrongLaunch."""
         self._launches.poison()
         for index in range(self._launches.sets):
-            begin_s = self._clock()
+            begin_s = self.clock()
             self._launches.untimed(index)
-            self._launch_s = self._clock() - begin_s
+            self._launch_s = self.clock() - begin_s
         verdict = self._launches.left(0)
         if not verdict.passed:
             raise WrongLaunch(verdict)
@@ -112,7 +112,7 @@ class SpotChecks:
             self._check(index)
         self.checked = self._launches.sets
         self._poison_one()
-        self._begun_s, self._spent_s = self._clock(), 0.0
+        self._begun_s, self._spent_s = self.clock(), 0.0
         return verdict
 
     def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
@@ -137,9 +137,9 @@ class SpotChecks:
         Raises WrongLaunch.
         """
         self._launched = launched
-        begin_s = self._clock()
+        begin_s = self.clock()
         self._check_left(begin_s + self._allowed_s)
-        self._spent_s += self._clock() - begin_s
+        self._spent_s += self.clock() - begin_s
 
     def next_stop(self) -> int:
         """How many launches to time before the next stop: about a rotation, no number that a kernel could count to."""
@@ -154,14 +154,14 @@ class SpotChecks:
 
     @property
     def _allowed_s(self) -> float:
-        return self._share * (self._clock() - self._begun_s) - self._spent_s
+        return self._share * (self.clock() - self._begun_s) - self._spent_s
 
     def _check_for(self, allowed_s: float) -> None:
-        begin_s = self._clock()
+        begin_s = self.clock()
         self._check_left(begin_s + allowed_s)
-        while self._clock() - begin_s + self._launch_s + self._check_s <= allowed_s:
+        while self.clock() - begin_s + self._launch_s + self._check_s <= allowed_s:
             self._launch_and_check()
-        self._spent_s += self._clock() - begin_s
+        self._spent_s += self.clock() - begin_s
 
     def report(self) -> dict[str, Any]:
         """What a record says: launches checked, and "errors in more than 1 of N launches excluded at 95 %"."""
@@ -184,7 +184,7 @@ class SpotChecks:
         if poisoned is not None and self._launched - 1 - (self._launched - 1 - poisoned) % sets >= self._poisoned_at:
             recent = [poisoned, *(index for index in recent if index != poisoned)]
         for index in recent:
-            if self._clock() + self._check_s > until_s:
+            if self.clock() + self._check_s > until_s:
                 break
             self._check(index)
             if index == self._poisoned:
@@ -199,22 +199,22 @@ class SpotChecks:
 
     def _launch_and_check(self) -> None:
         index = self._chance.randrange(self._launches.sets)
-        begin_s = self._clock()
+        begin_s = self.clock()
         self._launches.poison(index)
         self._launches.untimed(index)
         if index == self._poisoned:
             self._poisoned = None
-        self._launch_s = self._clock() - begin_s
+        self._launch_s = self.clock() - begin_s
         self._check(index)
 
     def _check(self, index: int) -> None:
-        begin_s = self._clock()
+        begin_s = self.clock()
         if not self._launches.equals(index, self._right):
             verdict = self._launches.left(index)
             if not verdict.passed:
                 raise WrongLaunch(verdict, f"operand set {index}: {verdict.message}")
             self.bitwise = False
-        self._check_s = self._clock() - begin_s
+        self._check_s = self.clock() - begin_s
         self.checked += 1
 
 
@@ -222,6 +222,10 @@ class _Checking:
     def __init__(self, stopwatch: Stopwatch, checks: SpotChecks, can_stop: bool) -> None:
         self._stopwatch, self._checks, self._can_stop = stopwatch, checks, can_stop
         self.name, self.resolution_s = stopwatch.name, stopwatch.resolution_s
+
+    def wake(self, launch: Launch, first: int, launches: int) -> None:
+        wake(self._stopwatch, launch, first, launches)
+        self._checks.at_stop(first + launches)
 
     def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> Sequence[float]:
         seconds: list[float] = []

@@ -41,6 +41,15 @@ class Stopwatch(Protocol):
         ...
 
 
+def wake(stopwatch: Stopwatch, launch: Launch, first: int, launches: int) -> None:
+    """Launch so often, and let nothing of it count: not as a sample, and not in what is kept of each."""
+    uncounted = getattr(stopwatch, "wake", None)
+    if uncounted is None:
+        stopwatch.time(launch, first, 1, launches)
+    else:
+        uncounted(launch, first, launches)
+
+
 class CpuStopwatch:
     """Reads `time.perf_counter_ns` around each sample, for launches that return when their work is done."""
 
@@ -150,6 +159,10 @@ class CudaStopwatch:
         timed = self._timed(launch, first, samples, launches_per_sample)
         self._clocks_hz.extend(hz for _, hz in timed)
         return [seconds for seconds, _ in timed]
+
+    def wake(self, launch: Launch, first: int, launches: int) -> None:
+        """Launch so often without keeping the clock."""
+        self._timed(launch, first, 1, launches)
 
     def clocks_hz(self, samples: int) -> list[float]:
         """The multiprocessors' clock during each of the last `samples` samples; NaN where it could not be read."""

@@ -17,12 +17,13 @@ import re
 import resource
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from pyperf_suite.hardware.devices import Device, Unavailable, gpus
 from pyperf_suite.hardware.nvml import nvml
@@ -51,47 +52,110 @@ def snapshot() -> dict[str, Any]:
     return {name: value for name, value in readings.items() if value is not None}
 
 
-def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """The two snapshots with what happened between them, counts and seconds as increments.
-
-    Besides `before` and `after`: `elapsed_s`, increments of every count and time in both, and `steal_share`,
-    the part of the time wanted by this machine's cores that a hypervisor gave to others.
-    """
-    between: dict[str, Any] = {"before": before, "after": after}
-    between["elapsed_s"] = after["monotonic_s"] - before["monotonic_s"]
-    for name in _INCREASING:
-        if name in before and name in after:
-            between[name] = after[name] - before[name]
-    if "cpu_steal_s" in between:
-        wanted_s = between["cpu_busy_s"] + between["cpu_steal_s"]
-        between["steal_share"] = between["cpu_steal_s"] / wanted_s if wanted_s > 0 else 0.0
-    return between
-
-
 class Around:
-    """`with Around() as telemetry: …` leaves the block's `difference` in `report`, even if it raises."""
+    """`with telemetry: ...`, once or as often as something has a turn: what the machine did meanwhile, in `report`.
+
+    Besides the snapshots `before` and `after`: `elapsed_s`, increments of every count and time in both, and
+    `steal_share`, the part of the time wanted by this machine's cores that a hypervisor gave to others.
+    """
 
     def __init__(self) -> None:
-        self.report: dict[str, Any] = {}
+        self._first: dict[str, Any] = {}
+        self._sums: dict[str, float] = {}
 
     def __enter__(self) -> Around:
-        self._before = snapshot()
+        if not self._first:
+            self._first = snapshot()
+        self._begin = _counters()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.report = difference(self._before, snapshot())
+        end = _counters()
+        for name, value in end.items():
+            if name in self._begin:
+                self._sums[name] = self._sums.get(name, 0) + value - self._begin[name]
+
+    @property
+    def report(self) -> dict[str, Any]:
+        between: dict[str, Any] = {"before": self._first, "after": snapshot(), **self._sums}
+        between["elapsed_s"] = between.pop("monotonic_s", 0.0)
+        if "cpu_steal_s" in between:
+            wanted_s = between["cpu_busy_s"] + between["cpu_steal_s"]
+            between["steal_share"] = between["cpu_steal_s"] / wanted_s if wanted_s > 0 else 0.0
+        return between
 
 
-_INCREASING = (
-    "cpu_busy_s",
-    "cpu_steal_s",
-    "process_cpu_s",
-    "voluntary_context_switches",
-    "involuntary_context_switches",
-    "major_page_faults",
-)
+# A loop of our own that touches no memory, of about a third of a millisecond: how fast the core is at that moment.
+_LOOP = range(25_000)
+
+# By this factor the loop before and after a slice takes longer than it usually does here, where the core is slow.
+SLOW_BY = 1.25
+
+# So large a share of a slice that this thread could run, and others had its core, disturbs it.
+MOST_WAITED = 0.02
+
+STOLEN, WAITED, SLOW = "stolen time", "other processes", "slow core"
+
+
+def _loop_s() -> float:
+    begin = time.perf_counter()
+    sum(_LOOP)
+    return time.perf_counter() - begin
+
+
+class Disturbances:
+    """What else the machine did during each slice of a measurement: `with disturbances: ...` around each.
+
+    `reasons` has a word a slice, "" for a clean one: a hypervisor had time of this machine's cores (counted in ticks of
+    10 ms), others had the core that this thread wanted, or the loop before and after the slice took longer than
+    usually in this process. `loop_s` is the mean of those two.
+    """
+
+    _usual: ClassVar[deque[float]] = deque(maxlen=101)
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.loop_s: list[float] = []
+
+    def __enter__(self) -> Disturbances:
+        self._before_s = _loop_s()
+        self._begin = self._read()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        lasted_s, stolen_s, waited_s = (now - then for now, then in zip(self._read(), self._begin, strict=True))
+        self.loop_s.append((self._before_s + _loop_s()) / 2)
+        self._usual.append(self.loop_s[-1])
+        is_slow = self.loop_s[-1] > SLOW_BY * statistics.median(self._usual)
+        waited = waited_s > MOST_WAITED * lasted_s
+        self.reasons.append(STOLEN if stolen_s else WAITED if waited else SLOW if is_slow else "")
+
+    def report(self) -> dict[str, Any]:
+        """For a record: the share of slices that were clean, which were not and why, and the loop around each."""
+        found = {
+            reason: [index for index, each in enumerate(self.reasons) if each == reason]
+            for reason in (STOLEN, WAITED, SLOW)
+        }
+        return {
+            "clean_share": self.reasons.count("") / max(1, len(self.reasons)),
+            "slices": {reason: indices for reason, indices in found.items() if indices},
+            "loop_s": [float(f"{each:.4g}") for each in self.loop_s],
+        }
+
+    @staticmethod
+    def _read() -> tuple[float, float, float]:
+        """Now, what was stolen of all cores, and how long this thread has waited for a core (schedstats of Linux)."""
+        waited = (_read(_PROC / "thread-self" / "schedstat") or "0 0 0").split()[1]
+        return time.monotonic(), _machine_times_s().get("cpu_steal_s", 0.0), int(waited) * 1e-9
+
+
+def _counters() -> dict[str, float]:
+    """What of a snapshot only grows."""
+    usage = _process_usage()
+    grown = ("process_cpu_s", "voluntary_context_switches", "involuntary_context_switches", "major_page_faults")
+    return {"monotonic_s": time.monotonic(), **_machine_times_s(), **{name: usage[name] for name in grown}}
 
 
 def _cpu_mhz() -> dict[str, float] | None:

@@ -203,6 +203,7 @@ def fit(rows: Rows) -> JudgedLaw | None:
         [critical_path(row.m, row.n, row.k, row.tile, in_slots(row)) for row in rows],
         [row.seconds for row in rows],
         [int(wave_count(tile_count(row.m, row.n, row.tile), row.schedule.workers)) for row in rows],
+        [row.error for row in rows],
     )
 
 
@@ -258,12 +259,13 @@ def _law(row: Row, found: JudgedLaw) -> Remark:
         "Law for {implementation}, tile {tile}, {dtype}, K = {k}: time = {overhead:us~} + waves x {step:us~}"
         + (", which is {share:%} of a core's peak" if peak and rate else "")
         + "; fitted to {fitted} cases with an odd number of waves, it misses the {count} others by {median} (median; "
-        "worst {worst})",
+        "worst {worst})" + ("; noise alone explains {noise}" if found.noise else ""),
         kind="law",
         overhead=found.law.overhead_s,
         step=step,
-        **({"share": rate * row.schedule.workers / peak} if peak and rate else {}),
+        share=rate * row.schedule.workers / peak if peak and rate else None,
         fitted=found.fitted_on,
+        noise=Quantity(found.noise, "%"),
         **misses(found.held_out),
     )
 

@@ -23,7 +23,7 @@ from pyperf_suite.api import Launch
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernel_arrays import Leaf, is_array, is_torch, poison, replaced, walk
-from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.measure.sampling import SteadyRule, StopRule, to_the_end
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch, garbage_collector_at_rest
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_result import compare, refused
@@ -102,7 +102,7 @@ def time_call(call: Call, case: Case, profile: Effort) -> tuple[dict[str, Any], 
     """The measured part of a record of a call, and what the function returned. Raises what the function raises."""
     prepared = _PreparedCall(call)
     with untraced():
-        answer = timed(prepared, Work(), case, effort_of(call, profile), Device("cpu"))
+        answer = to_the_end(timed(prepared, Work(), case, effort_of(call, profile), Device("cpu")))
     answer["verification"] = {"passed": True, "method": "test", "message": prepared.unchecked}
     if call.rounds and not call.warmup_rounds:
         answer["sampling"] |= {"warmup_launches": 0, "warmup_s": 0.0}
@@ -159,7 +159,7 @@ def answer(launch: Launch, name: str, case: Case, effort: Effort | None, device:
     try:
         prepared = FunctionLaunches(launch, name, device, None if effort is not None else 1)
         with untraced():
-            found = timed(prepared, Work(), case, effort, device)
+            found = to_the_end(timed(prepared, Work(), case, effort, device))
     except Unsupported as reason:
         found = {"outcome": "unsupported", "reason": str(reason)}
     except Exception as error:  # a function of the test's may raise anything

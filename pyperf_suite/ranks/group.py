@@ -36,7 +36,12 @@ LONGEST_WAIT_S = 600.0
 
 
 class RanksMissing(Exception):
-    """Some ranks did not answer in time; the message names them. The group is of no use any more."""
+    """Some ranks did not answer in time; the message names them. The group is of no use any more.
+
+    `case` is the number of the one whose turn it was.
+    """
+
+    case = 0
 
 
 class Group:

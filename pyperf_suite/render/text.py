@@ -156,6 +156,8 @@ def _parts(quantity: Quantity) -> tuple[str, str, str]:
     interval = ""
     if not math.isnan(quantity.low) and (quantity.processes or quantity.predicted):
         interval = f"[{_number(quantity.low / scale, quantity)}, {_number(quantity.high / scale, quantity)}]"
+    if quantity.noisy:
+        interval = f"{interval} noisy".lstrip()
     return number, unit if known else "", interval
 
 

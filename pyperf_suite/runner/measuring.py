@@ -1,6 +1,7 @@
-"""What a worker does with one case: prepare, verify, warm up, sample, verify again, report.
+"""What a worker does with cases: prepare, verify and warm up each, sample them by turns, verify again, report.
 
 Runs inside the worker process, which owns the device; returns plain JSON, so that the parent never touches a tensor.
+A turn is a slice of some milliseconds, so a disturbance of half a second costs each case a slice and none its result.
 Ranks of a group do every step together, and rank 0 decides each. A failure on any rank is agreed on before the next
 collective, so no rank is ever left in one; a rank that does not answer ends the group by name (ranks/watchdog.py).
 """
@@ -12,7 +13,7 @@ import datetime
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import OUT_OF_MEMORY, Failed, Unsupported, UserError, out_of_memory
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.estimates import median_and_quantiles, median_interval
-from pyperf_suite.measure.sampling import Measurement
+from pyperf_suite.measure.sampling import Measurement, OwnTime, Turns, to_the_end
 from pyperf_suite.measure.spot_checks import CONFIDENCE, CheckVerdict, WrongLaunch, excluded_rate
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch, Stopwatch
 from pyperf_suite.measure.telemetry import Around, around_gpu
@@ -32,12 +33,15 @@ from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case, Metric
 from pyperf_suite.runner.timing import as_plain, timed
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.backends import context_is_lost, leave_nothing_behind
+from pyperf_suite.workloads.backends import TorchSettings, context_is_lost, leave_nothing_behind
 from pyperf_suite.workloads.on_ranks import do_together
 from pyperf_suite.workloads.workload import Checked, Kernel, Place, Prepared, RankTimes, Transfers, Workload, together
 
 # At most this share of the time goes to looking at outputs of iterations that were timed.
 CHECKING_SHARE = 0.05
+
+# In the place of a block's iterations: the case is left until its next turn.
+END_OF_TURN = "end of turn"
 
 # Samples of so many ranks are kept one by one; of more, each rank's quantiles.
 RANKS_KEPT_WHOLE = 16
@@ -48,7 +52,71 @@ Answer = TypeVar("Answer")
 def measure_case(
     case: Case, effort: Effort | None, device: Device, group: Group | None = None, deadline_s: float = 120.0
 ) -> dict[str, Any]:
-    """Measure one case and return the measured part of its record; with `effort` None only verify it.
+    """Measure one case alone and return the measured part of its record; with `effort` None only verify it."""
+    return to_the_end(measuring(case, effort, device, group, deadline_s))
+
+
+def measure_by_turns(
+    cases: Sequence[Case],
+    effort: Effort | None,
+    device: Device,
+    group: Group | None = None,
+    deadline_s: float = 120.0,
+    begin_turn: Callable[[int], None] = lambda _: None,
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The number and the answer of each case when it is done: all are made ready, then have turns in random order.
+
+    `begin_turn` is given the number of each case that has its turn. Where a case is fatal, the others stay unanswered.
+    Of a group, rank 0 draws the order; the answers of other ranks have no meaning.
+    """
+    clocks = [OwnTime() for _ in cases]
+    turns = [
+        measuring(case, effort, device, group, deadline_s, clock) for case, clock in zip(cases, clocks, strict=True)
+    ]
+    settings: dict[int, TorchSettings] = {}
+    group_name = secrets.token_hex(4)
+    waiting, begun = set(range(len(cases))), set[int]()
+    try:
+        while waiting:
+            others_ran = len(waiting) > 1
+            for number in _drawn_order(waiting, group):
+                begin_turn(number)
+                settings.setdefault(number, TorchSettings(device)).give()
+                answer = None
+                with clocks[number]:
+                    try:
+                        turns[number].send(others_ran if number in begun else None)
+                    except StopIteration as end:
+                        answer = end.value
+                settings[number].take()
+                begun.add(number)
+                if answer is not None:
+                    waiting.discard(number)
+                    if "sampling" in answer and len(cases) > 1:
+                        # The slices of cases with one name are of the same rounds, from the first on.
+                        answer["sampling"] = {**answer["sampling"], "group": group_name}
+                    yield number, answer | {"visit_s": clocks[number]()}
+                    if answer.get("fatal"):
+                        return
+    finally:
+        for each in turns:
+            each.close()
+
+
+def _drawn_order(waiting: Collection[int], group: Group | None) -> list[int]:
+    drawn = secrets.SystemRandom().sample(sorted(waiting), len(waiting))
+    return drawn if group is None else list(group.from_first("next round", drawn, None))
+
+
+def measuring(
+    case: Case,
+    effort: Effort | None,
+    device: Device,
+    group: Group | None = None,
+    deadline_s: float = 120.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> Turns[dict[str, Any]]:
+    """Measure one case by turns, and return the measured part of its record; with `effort` None only verify it.
 
     `group` is where this process is a rank of one; all its ranks call this together, and each step of theirs must be
     over within `deadline_s`. Every way a case can end is an outcome, never an exception: `unsupported` and `failed`
@@ -58,7 +126,7 @@ def measure_case(
     started_at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
     together = group is not None
     try:
-        result = _measure(case, effort, device, group, deadline_s)
+        result = yield from _measure(case, effort, device, group, deadline_s, clock)
     except RanksMissing:
         raise
     except (Unsupported, UserError) as reason:
@@ -86,20 +154,31 @@ def measure_case(
 
 
 def _measure(
-    case: Case, effort: Effort | None, device: Device, group: Group | None, deadline_s: float
-) -> dict[str, Any]:
+    case: Case,
+    effort: Effort | None,
+    device: Device,
+    group: Group | None,
+    deadline_s: float,
+    clock: Callable[[], float],
+) -> Turns[dict[str, Any]]:
     workload = find_workload(case.operator)
     workload.validate(case.parameters)
     place = Place(device, case.seed, group, deadline_s)
     if workload.ranks(case.parameters):
         if group is None:
             raise Unsupported("This case takes a group of processes: start it with torchrun or pyperf-suite run.")
-        return measure_ranked(workload, case, effort, place)
+        return (yield from measure_ranked(workload, case, effort, place, clock))
     with closing(workload.prepare(case.parameters, case.implementation, place)) as prepared:
-        return timed(prepared, workload.work(case.parameters), case, effort, device)
+        return (yield from timed(prepared, workload.work(case.parameters), case, effort, device, clock=clock))
 
 
-def measure_ranked(workload: Workload[Any], case: Case, effort: Effort | None, place: Place) -> dict[str, Any]:
+def measure_ranked(
+    workload: Workload[Any],
+    case: Case,
+    effort: Effort | None,
+    place: Place,
+    clock: Callable[[], float] = time.monotonic,
+) -> Turns[dict[str, Any]]:
     """This rank's part of one case; on rank 0 the measured part of its record, elsewhere of no meaning.
 
     Raises RanksMissing, after which the group is of no use, where a rank does not answer within the deadline of a step.
@@ -110,13 +189,22 @@ def measure_ranked(workload: Workload[Any], case: Case, effort: Effort | None, p
         outcome = _agreed_trouble(group.gather(f"prepare {case.label}", trouble, place.deadline_s))
         if outcome is not None or transfers is None:
             return outcome or {}
-        rank = _Rank(transfers, case, place)
+        rank = _Rank(transfers, case, place, clock)
         if group.rank != 0:
-            rank.follow(is_timed=effort is not None)
+            yield from rank.follow(is_timed=effort is not None)
             return {}
         lead = _Lead(rank)
+        steps = timed(lead, workload.work(case.parameters), case, effort, place.device, lead, lead.finish, clock)
         try:
-            return timed(lead, workload.work(case.parameters), case, effort, place.device, lead, lead.finish)
+            others_ran: bool | None = None
+            while True:
+                try:
+                    steps.send(others_ran)
+                except StopIteration as end:
+                    answer: dict[str, Any] = end.value
+                    return answer
+                lead.end_turn()
+                others_ran = yield
         except RanksMissing:
             raise
         except Exception as error:
@@ -159,47 +247,53 @@ def _agreed_trouble(troubles: Sequence[Sequence[str] | None]) -> dict[str, Any] 
 class _Rank:
     """This rank's part of the steps of one prepared case that all ranks are in."""
 
-    def __init__(self, transfers: Transfers, case: Case, place: Place) -> None:
+    def __init__(self, transfers: Transfers, case: Case, place: Place, clock: Callable[[], float]) -> None:
+        self.clock = clock
         self.transfers, self.place, self.group, self.deadline_s = transfers, place, place.ranks, place.deadline_s
         transfers.deadline_s = place.deadline_s
         self._label = case.label
-        self._clock = Clock(0, 0)
+        self._offset = Clock(0, 0)
         self.iterations = 0  # of those that are timed, warm-up included
         self.checking_s = 0.0  # what went to fresh inputs and looking at outputs since timing began
 
-    def follow(self, is_timed: bool) -> None:
+    def follow(self, is_timed: bool) -> Turns[None]:
         """Other ranks: check, run the blocks that rank 0 publishes until there are no more, and check again."""
         if not self.checked().passed or not is_timed:
             return
         self.align()
-        with Around() as telemetry, around_gpu(self.place.device) as gpu:
+        telemetry = Around()
+        with around_gpu(self.place.device) as gpu:
             while (block := self.group.from_first("next block", None, self.deadline_s)) is not None:
-                self.group.to_first("collect times", self.time(*block), self.deadline_s)
+                if block == END_OF_TURN:
+                    yield
+                    continue
+                with telemetry:
+                    self.group.to_first("collect times", self.time(*block), self.deadline_s)
         self.compare(telemetry.report, gpu.report if gpu else None)
         if self.group.from_first("last check", None, self.deadline_s):
             self.checked()
 
     def align(self) -> None:
-        self._clock = self._doing("align clocks", lambda: align(self.group, self.deadline_s))
+        self._offset = self._doing("align clocks", lambda: align(self.group, self.deadline_s))
 
     def compare(self, report: Mapping[str, Any], gpu: Mapping[str, Any] | None) -> list[Any]:
         """How far off its clock may be, machine, CPU time and GPU of every rank."""
-        seen = [self._clock.uncertainty_ns, machine_id(self.group), report["process_cpu_s"], gpu]
+        seen = [self._offset.uncertainty_ns, machine_id(self.group), report["process_cpu_s"], gpu]
         return list(self.group.gather("compare telemetry", seen, self.deadline_s))
 
     def time(self, iterations: int, is_checked: bool) -> tuple[list[list[float]], dict[str, Any] | None]:
         """One block on this rank as JSON: seconds, arrivals and departures by rank 0's clock; what its output is."""
-        begin_s = time.monotonic()
+        begin_s = self.clock()
         if is_checked:
             self._doing(f"fill {self._label}", self.transfers.poison)
-        filled_s = time.monotonic()
+        filled_s = self.clock()
         times = self._doing(self._label, lambda: self.transfers.time(iterations, self.deadline_s))
         self.iterations += iterations * self.transfers.calls
-        offset_ns = 0 if self.group.rank == 0 else self._clock.offset_ns
+        offset_ns = 0 if self.group.rank == 0 else self._offset.offset_ns
         columns = [times.seconds, times.arrived_ns + offset_ns, times.done_ns + offset_ns]
-        timed_s = time.monotonic()
+        timed_s = self.clock()
         found = self._doing(f"check {self._label}", self.transfers.left) if is_checked else None
-        self.checking_s += filled_s - begin_s + time.monotonic() - timed_s
+        self.checking_s += filled_s - begin_s + self.clock() - timed_s
         return [column.tolist() for column in columns], None if found is None else dataclasses.asdict(found)
 
     def checked(self) -> Checked:
@@ -232,6 +326,7 @@ class _Lead(Prepared):
 
     def __init__(self, rank: _Rank) -> None:
         self._rank, self._group, self._deadline_s = rank, rank.group, rank.deadline_s
+        self.clock = rank.clock
         self.unchecked = rank.transfers.unchecked
         self._blocks: list[list[RankTimes]] = []  # of each block, each rank's times
         self._launches_checked = 0
@@ -254,11 +349,15 @@ class _Lead(Prepared):
 
     def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
         self._rank.align()
-        self._began_s = time.monotonic()
+        self._began_s = self._rank.clock()
         return RankedStopwatch(self._block)
 
     def after_block(self) -> None:
         return
+
+    def end_turn(self) -> None:
+        """Let the other ranks leave this case until its next turn."""
+        self._group.from_first("next block", END_OF_TURN, self._deadline_s)
 
     def finish(self, measurement: Measurement, result: dict[str, Any]) -> None:
         """Let the others leave the blocks, and add what all of them saw."""
@@ -293,12 +392,14 @@ class _Lead(Prepared):
             }
         return {"unchecked": self.unchecked} if self.unchecked else {}
 
-    def _block(self, iterations: int) -> NDArray[np.float64]:
+    def _block(self, iterations: int, is_counted: bool = True) -> NDArray[np.float64]:
         """The seconds of each iteration over ranks; now and then one drawn at random is the last of its part.
 
         Only what ran last can be looked at, and nothing that runs can know when that will be.
         """
-        affordable_s = CHECKING_SHARE * (time.monotonic() - self._began_s)
+        if not is_counted:
+            return self._part(iterations, is_checked=False, is_counted=False)
+        affordable_s = CHECKING_SHARE * (self._rank.clock() - self._began_s)
         if self.unchecked or self._rank.checking_s > affordable_s:
             return self._part(iterations, is_checked=False)
         drawn = 1 + secrets.randbelow(iterations)
@@ -306,13 +407,14 @@ class _Lead(Prepared):
         parts += [self._part(iterations - drawn, is_checked=False)] if drawn < iterations else []
         return np.concatenate(parts)
 
-    def _part(self, iterations: int, is_checked: bool) -> NDArray[np.float64]:
+    def _part(self, iterations: int, is_checked: bool, is_counted: bool = True) -> NDArray[np.float64]:
         """Publish iterations, run them with the others, and return the seconds of each over ranks."""
         self._group.from_first("next block", [iterations, is_checked], self._deadline_s)
         mine = self._rank.time(iterations, is_checked)
         answers = self._group.to_first("collect times", mine, self._deadline_s)
         block = [RankTimes(*(np.array(column) for column in columns)) for columns, _ in answers]
-        self._blocks.append(block)
+        if is_counted:
+            self._blocks.append(block)
         if is_checked:
             verdict = _everywhere([found for _, found in answers])
             self._launches_checked += 1
@@ -326,7 +428,7 @@ class RankedStopwatch:
 
     name = "ranks"
 
-    def __init__(self, block: Callable[[int], NDArray[np.float64]]) -> None:
+    def __init__(self, block: Callable[..., NDArray[np.float64]]) -> None:
         self._block = block
         self.resolution_s = CpuStopwatch().resolution_s
 
@@ -335,6 +437,9 @@ class RankedStopwatch:
         iterations = self._block(samples * launches_per_sample)
         summed: list[float] = iterations.reshape(samples, launches_per_sample).sum(axis=1).tolist()
         return summed
+
+    def wake(self, launch: Launch, first: int, launches: int) -> None:
+        self._block(launches, is_counted=False)
 
 
 def _last(blocks: Sequence[Sequence[RankTimes]], iterations: int) -> list[RankTimes]:

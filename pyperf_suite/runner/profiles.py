@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyperf_suite.errors import UserError, offer
+from pyperf_suite.measure.estimates import UNDISTURBED, USUAL
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 
 # Clocks under a power cap settle within this; so long a GPU works before a sustained measurement begins.
@@ -23,7 +24,8 @@ class Effort:
 
     def sustained(self) -> Effort:
         """The same after SUSTAINED_S of launches without a pause."""
-        return Effort(replace(self.warm_up, min_time_s=SUSTAINED_S, time_cap_s=2 * SUSTAINED_S), self.stop)
+        warm_up = replace(self.warm_up, min_time_s=SUSTAINED_S, time_cap_s=2 * SUSTAINED_S)
+        return Effort(warm_up, replace(self.stop, quantile=USUAL))
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -62,25 +64,37 @@ def fixed_steps(steps: int, warm_up: int, experiments: int, block_s: float) -> P
     )
 
 
+def _undisturbed(relative_half_width: float, time_cap_s: float) -> StopRule:
+    """What a launch takes when nothing else disturbs it, from as many slices as it takes to see that."""
+    return StopRule(
+        relative_half_width,
+        confidence=0.9,
+        min_samples=6,
+        min_effective_samples=6,
+        time_cap_s=time_cap_s,
+        quantile=UNDISTURBED,
+    )
+
+
 QUICK = Profile(
     "quick",
     processes=1,
     effort=Effort(
         SteadyRule(min_time_s=0.02, time_cap_s=0.1),
-        StopRule(relative_half_width=0.03, min_samples=12, min_effective_samples=6, time_cap_s=0.2),
+        _undisturbed(relative_half_width=0.03, time_cap_s=0.2),
     ),
     purpose="a first look",
 )
 STANDARD = Profile(
     "standard",
     processes=3,
-    effort=Effort(SteadyRule(time_cap_s=0.2), StopRule(relative_half_width=0.01, time_cap_s=0.4)),
+    effort=Effort(SteadyRule(time_cap_s=0.2), _undisturbed(relative_half_width=0.01, time_cap_s=0.4)),
     purpose="figures to act on",
 )
 FULL = Profile(
     "full",
     processes=5,
-    effort=Effort(SteadyRule(time_cap_s=0.3), StopRule(relative_half_width=0.005, time_cap_s=1.0)),
+    effort=Effort(SteadyRule(time_cap_s=0.3), _undisturbed(relative_half_width=0.005, time_cap_s=1.0)),
     purpose="figures to publish",
 )
 

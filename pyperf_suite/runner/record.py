@@ -214,7 +214,7 @@ class Record:
     verification: Mapping[str, Any] = field(default_factory=dict)
     identity: Mapping[str, Any] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
-    # Wall seconds of the trial, from asking the worker to its answer, the worker's start included; 0 if not known.
+    # Seconds of the trial: of all its turns, from making it ready to its last check; 0 if not known.
     visit_s: float = 0.0
     schema_version: int = SCHEMA_VERSION
 

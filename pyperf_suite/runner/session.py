@@ -14,16 +14,21 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyperf_suite.hardware import cpu, memory
+from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.hardware.machine import identity as identify
 from pyperf_suite.hardware.machine import state as machine_state
 from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.measure.estimates import UNDISTURBED
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, Progress, Visit, in_words
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.runner.results import Journal, KeptRecords, RunFolder, placed_records
 from pyperf_suite.runner.workers import DEADLINE_S, WorkerPool, Workers
+from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters
+from pyperf_suite.workloads.operator import CACHE_TURNOVER, MEMORY_SHARE
 
 # A library's product that no change of ours can slow down: when it moves between the start and the end of a run,
 # the machine moved.
@@ -33,10 +38,38 @@ SENTINELS = {
         "matmul", MatmulParameters(4096, 4096, 4096, Schedule("library", 1), dtype="bfloat16", layout="TN"), "cublas"
     ),
 }
-SENTINEL_EFFORT = Effort(SteadyRule(time_cap_s=0.2), StopRule(relative_half_width=0.01, time_cap_s=0.3))
+SENTINEL_EFFORT = Effort(
+    SteadyRule(time_cap_s=0.2), StopRule(relative_half_width=0.01, time_cap_s=0.3, quantile=UNDISTURBED)
+)
 
 # What a run with a budget keeps of it for its end: the last sentinel in a fresh process, the findings and pictures.
 CLOSING_S = 10.0
+
+
+# Cases that take turns: so long together, and no more than a kill may cost; so many, for each may have processes.
+GROUP_S, GROUP_CASES = 15.0, 64
+
+# The L2 of the largest GPUs: to ask a device for its own takes a context, which only workers have.
+GPU_CACHE_BYTES = 128 * 2**20
+
+# Of a case's operands, at least: those that are launched on, and a reference in float64.
+COPIES = 3
+
+
+def worker_kind(planned: PlannedCase, effort: Effort) -> tuple[object, ...] | None:
+    """What cases have in common that can take turns in one worker; None for one that must not be interrupted."""
+    case, workload = planned.case, find_workload(planned.case.operator)
+    counted = math.isinf(effort.stop.relative_half_width)
+    if workload.is_exact or workload.fresh_ranks or not workload.takes_turns or counted or case.mode == "sustained":
+        return None
+    return planned.probe, workload.ranks(case.parameters), tuple(sorted(workload.environment(case.parameters).items()))
+
+
+def memory_for_turns(device: Device) -> tuple[int, int]:
+    """Bytes that a case's operands take at least, so that caches are cold, and those that all of a group may take."""
+    if device.kind == "cuda":
+        return CACHE_TURNOVER * GPU_CACHE_BYTES, int(MEMORY_SHARE * gpus()[device.index].memory_bytes)
+    return CACHE_TURNOVER * cpu.detect().l2_total_bytes, int(MEMORY_SHARE * memory.available_bytes())
 
 
 @dataclass
@@ -64,6 +97,9 @@ class Session:
         self._began_s = self.clock()
         # The last trial of each case that is measured again, for a soak that asks tens of thousands of times.
         self._last_visits: dict[tuple[str, str], int] = {}
+        # Where the cases after each begin in the plan.
+        self._places = {planned.key: place for place, planned in enumerate(self.plan.cases, 1)}
+        self._cold_bytes, self._room_bytes = memory_for_turns(self.plan.device)
         # By trial, the place of its record.
         self._finished: dict[tuple[str, str, int], int] = {}
 
@@ -166,15 +202,47 @@ class Session:
     def visit(self, planned: PlannedCase, process: int) -> Record:
         """The case's record from one process; what a resumed run already holds is not measured again.
 
-        Raises UserError where a record cannot be written.
+        It is measured by turns with those that come after it in the plan, whose records are then there as well. Raises
+        UserError where a record cannot be written.
         """
-        finished = self._finished.get((*planned.key, process))
-        if finished is not None:
-            return self.records[finished]
+        key = (*planned.key, process)
+        if key not in self._finished:
+            self._measure_group(self._group_of(planned, process), process)
+        return self.records[self._finished[key]]
+
+    def _group_of(self, planned: PlannedCase, process: int) -> list[PlannedCase]:
+        """The case and those after it in the plan that take turns with it, as time and memory allow."""
+        group, seconds, held_bytes = [planned], self.outlook.visit_s(planned, process), self._held_bytes(planned)
+        kind = worker_kind(planned, self.plan.profile.effort)
+        left_s = min(GROUP_S, self.budget_s - CLOSING_S - (self.clock() - self._began_s))
+        after = self.plan.cases[self._places.get(planned.key, len(self.plan.cases)) :]
+        for other in after if kind is not None else ():
+            if len(group) == GROUP_CASES:
+                break
+            if (*other.key, process) in self._finished or worker_kind(other, self.plan.profile.effort) != kind:
+                continue
+            seconds += self.outlook.visit_s(other, process)
+            held_bytes += self._held_bytes(other)
+            if seconds > left_s or held_bytes > self._room_bytes:
+                break
+            group.append(other)
+        return group
+
+    def _held_bytes(self, planned: PlannedCase) -> int:
+        """Memory that a case takes from when it is ready until it is done, on all its ranks together."""
+        workload, parameters = find_workload(planned.case.operator), planned.case.parameters
+        copies_bytes = max(COPIES * workload.footprint_bytes(parameters), self._cold_bytes)
+        return copies_bytes * max(1, workload.ranks(parameters))
+
+    def _measure_group(self, group: Sequence[PlannedCase], process: int) -> None:
+        """Keep the records of the group as its cases are done; those that stay unanswered are left as they are."""
         began_s = self.clock()
-        answer = self._workers.measure(process, planned.case, self.plan.profile.effort)
-        self.outlook.learn(planned, process, self.clock() - began_s)
-        return self.record(planned, process, answer, seconds=self.clock() - began_s)
+        cases = [planned.case for planned in group]
+        for number, answer in self._workers.measure_by_turns(process, cases, self.plan.profile.effort):
+            seconds = answer.get("visit_s", self.clock() - began_s)
+            self.outlook.learn(group[number], process, seconds)
+            self.record(group[number], process, answer, seconds=seconds)
+            began_s = self.clock()
 
     def visit_again(self, planned: PlannedCase) -> Record:
         """One more trial by the first worker, numbered after those there are: what a soak repeats for minutes."""
@@ -228,7 +296,7 @@ class Session:
             metrics=metrics,
             identity=self._identity,
             state=self._state | answer.pop("state", {}),
-            visit_s=float(f"{seconds:.6g}"),
+            visit_s=float(f"{answer.pop('visit_s', seconds):.6g}"),
             **answer,
         )
         self._finished[_visit(record)] = self.records.add(self._journal.append(record))

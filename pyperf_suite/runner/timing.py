@@ -8,16 +8,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
 from pyperf_suite.hardware.devices import Device, Unavailable, required
-from pyperf_suite.measure.sampling import Measurement, measure
+from pyperf_suite.measure.estimates import USUAL, MedianInterval, another_runs
+from pyperf_suite.measure.sampling import Measurement, Turns, sampling
 from pyperf_suite.measure.spot_checks import CheckVerdict, SpotChecks, WrongLaunch
 from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Launch, Stopwatch
-from pyperf_suite.measure.telemetry import Around, around_gpu, energy_meter
+from pyperf_suite.measure.telemetry import Around, Disturbances, around_gpu, energy_meter
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case, Metric
 from pyperf_suite.workloads.workload import Observed, Prepared, Work
@@ -31,15 +33,18 @@ def timed(
     device: Device,
     checks: Checks | None = None,
     finish: Finish | None = None,
-) -> dict[str, Any]:
+    clock: Clock = time.monotonic,
+) -> Turns[dict[str, Any]]:
     """What is ready checked, warmed up, sampled and checked again, as the measured part of a record.
 
-    `checks` is who looks at what launches leave, `finish` what adds to the result once they were timed; by default what
-    the launches themselves offer.
+    Others may have a turn after each slice of samples; `clock` then counts this one's turns alone. `checks` is who
+    looks at what launches leave, `finish` what adds to the result once they were timed; by default what the launches
+    themselves offer.
     """
     if prepared.exact is not None:
         return _read(prepared)
     checks = checks or prepared.checks or (Unchecked(prepared) if prepared.unchecked else SpotChecks(prepared))
+    checks.clock = clock
     result: dict[str, Any] = {}
     when = "before timing"
     try:
@@ -55,8 +60,14 @@ def timed(
         if effort is None:
             return result | {"outcome": "ok"}
         when = "while it was timed"
-        measurement, found = sampled(prepared.launch, prepared.stopwatch, case.mode, effort, device, checks)
+        measurement, found = yield from sampled(
+            prepared.launch, prepared.stopwatch, case.mode, effort, device, checks, clock
+        )
         result |= found
+        if measurement.quantile != USUAL:
+            result["state"] = result.get("state", {}) | {
+                "reported_time": f"{measurement.quantile:.0%} quantile of samples"
+            }
         (finish or functools.partial(_observe, prepared))(measurement, result)
         checks.after_timing()
         # Ranks launch together, and on devices that are not this one alone.
@@ -75,7 +86,12 @@ def timed(
 
 
 class Checks(Protocol):
-    """Who looks at what launches leave; each raises WrongLaunch where it is wrong."""
+    """Who looks at what launches leave; each raises WrongLaunch where it is wrong.
+
+    `clock` runs while this case has its turn: what checks may take is a share of that.
+    """
+
+    clock: Clock
 
     def before_timing(self) -> CheckVerdict: ...
 
@@ -89,7 +105,18 @@ class Checks(Protocol):
 
 
 # Of a measurement, how its samples were taken.
-TOLD = ("launches_per_sample", "warmup_launches", "warmup_s", "steady", "stopped_by", "effective_samples")
+TOLD = (
+    "quantile",
+    "slices",
+    "launches_per_sample",
+    "warmup_launches",
+    "warmup_s",
+    "steady",
+    "stopped_by",
+    "effective_samples",
+)
+
+Clock = Callable[[], float]
 
 Finish = Callable[[Measurement, dict[str, Any]], None]
 
@@ -99,6 +126,7 @@ class Unchecked:
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared
+        self.clock: Clock = time.monotonic
 
     def before_timing(self) -> CheckVerdict:
         return _require_right(self._prepared)
@@ -143,7 +171,7 @@ def _add_energy(prepared: Prepared, of: Measurement, device: Device, result: dic
     try:
         meter = required(energy_meter(device))
         first = of.warmup_launches + len(of.seconds) * batch
-        spent = meter.of_launches(prepared.launch, prepared.stopwatch, first, batch, of.median * batch)
+        spent = meter.of_launches(prepared.launch, prepared.stopwatch, first, batch, of.value * batch)
     except Unavailable as reason:
         result["quality"]["energy"] = {"unavailable": str(reason)}
         return
@@ -164,21 +192,32 @@ def _observe(prepared: Prepared, _measurement: Measurement, result: dict[str, An
 
 
 def sampled(
-    launch: Launch, stopwatch: Stopwatch, mode: str, effort: Effort, device: Device, checks: Checks
-) -> tuple[Measurement, dict[str, Any]]:
+    launch: Launch, stopwatch: Stopwatch, mode: str, effort: Effort, device: Device, checks: Checks, clock: Clock
+) -> Turns[tuple[Measurement, dict[str, Any]]]:
     """Warm up and sample: metrics, how they were taken, and what the machine did meanwhile. Raises WrongLaunch."""
     if mode == "sustained":
         effort = effort.sustained()
     # A device's stopwatch queues a block at once; the host's has nothing to lose by a pause.
     watched = checks.checking(stopwatch, can_stop=isinstance(stopwatch, CpuStopwatch))
-    with Around() as telemetry, around_gpu(device) as gpu:
+    telemetry = Around()
+    with around_gpu(device) as gpu:
 
         def watch() -> str | None:
             reason = gpu.why_discard() if gpu else None
             checks.after_block()
             return reason
 
-        measurement = measure(launch, watched, effort.stop, effort.warm_up, watch)
+        disturbances = None if gpu else Disturbances()
+        slices = sampling(launch, watched, effort.stop, effort.warm_up, watch, clock, disturbances)
+        others_ran: bool | None = None
+        while True:
+            with telemetry:
+                try:
+                    slices.send(others_ran)
+                except StopIteration as end:
+                    measurement: Measurement = end.value
+                    break
+            others_ran = yield
     metrics = {"time": dataclasses.asdict(time_metric(measurement))}
     if isinstance(stopwatch, CudaStopwatch):
         # So that a reader has cycles as well as seconds; not where the device's counters could not be read.
@@ -191,17 +230,24 @@ def sampled(
         **({"kept_despite": measurement.kept_despite} if measurement.kept_despite else {}),
         **telemetry.report,
         **({"gpu": gpu.report} if gpu else {}),
+        **({"disturbances": disturbances.report()} if disturbances else {}),
     }
     return measurement, {"metrics": metrics, "sampling": _how_sampled(measurement, watched), "quality": quality}
 
 
 def time_metric(measurement: Measurement) -> Metric:
-    """The samples of one measurement as a metric in seconds a launch."""
+    """The samples of one measurement as a metric in seconds a launch.
+
+    Its bounds are the interval of the median, or where the figure of another run lies.
+    """
+    low, high = measurement.interval[:2]
+    if measurement.quantile != USUAL:
+        low, high = another_runs(measurement.value, MedianInterval(*measurement.interval, 0.0))
     return Metric(
         unit="s",
-        value=measurement.median,
-        low=measurement.interval[0],
-        high=measurement.interval[1],
+        value=measurement.value,
+        low=low,
+        high=high,
         q20=measurement.q20,
         q80=measurement.q80,
         samples=[float(f"{sample:.6g}") for sample in measurement.seconds],

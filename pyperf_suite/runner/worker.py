@@ -1,4 +1,4 @@
-"""The process that owns the device: reads one case a line, measures it, answers with one line of JSON.
+"""The process that owns the device: reads cases as a line of JSON, measures them, answers each with a line of JSON.
 
 Started as `python -m pyperf_suite.runner.worker`, by torchrun where a case takes a group of ranks: then rank 0 reads
 and answers, and the others do as it does. A crash or a hang in here costs one case and never the run.
@@ -9,9 +9,13 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import json
+import math
 import os
 import sys
+import time
 import traceback
+from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from pyperf_suite.processes import end_with_parent
@@ -21,12 +25,19 @@ from pyperf_suite.ranks.watchdog import say, stand_by
 if TYPE_CHECKING:
     from pyperf_suite.ranks.group import Group
 
+# A file of this worker's scratch folder that holds the number of the case whose turn it is.
+SCRATCH_VARIABLE, TURN_FILE = "PYPERF_SCRATCH", "turn"
+
+# How long the timer that ends a hanging process is left as it is: to set it starts a thread.
+ARMED_FOR_S = 5.0
+
 
 def main() -> None:
     """Serve requests from standard input until it closes.
 
-    A request is `{"case", "effort", "device", "deadline_s"}`; with "give_up_s" this process ends itself if it takes
-    longer, also where it hangs in C: whoever asked should have ended it before.
+    A request is `{"cases", "effort", "device", "deadline_s"}`. The answer to each case is a line, with its number as
+    "case", when it is done. With "give_up_s" this process ends itself where a turn takes longer, also where it hangs
+    in C: whoever asked should have ended it before.
     """
     end_with_parent()
     answers = _take_over_stdout()
@@ -36,7 +47,8 @@ def main() -> None:
             _serve_as_a_rank(answers)
             return
         for line in sys.stdin:
-            _write(answers, _answer(json.loads(line)))
+            for answer in _answers(json.loads(line)):
+                _write(answers, answer)
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)
@@ -54,54 +66,83 @@ def _serve_as_a_rank(answers: IO[str]) -> None:
                 follow(group)
                 return
             for line in sys.stdin:
-                _write(answers, lead(group, json.loads(line)))
-            lead(group, None)
+                for answer in lead(group, json.loads(line)):
+                    _write(answers, answer)
+            let_go(group)
         except RanksMissing as missing:
-            _write(answers, _lost(str(missing)))
+            _write(answers, {"case": missing.case, **_lost(str(missing))})
             say(group.rank, str(missing))
             sys.exit(2)
 
 
-def lead(group: Group, request: dict[str, Any] | None) -> dict[str, Any]:
-    """Rank 0: have all ranks do what is requested, None to let them go. Raises RanksMissing."""
-    group.from_first("next case", request, None)
-    return _answer(request, group) if request is not None else {}
+def lead(group: Group, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Rank 0: have all ranks do what is requested, and answer. Raises RanksMissing."""
+    group.from_first("next cases", request, None)
+    yield from _answers(request, group)
+
+
+def let_go(group: Group) -> None:
+    """Rank 0: have the other ranks end."""
+    group.from_first("next cases", None, None)
 
 
 def follow(group: Group) -> None:
     """Other ranks: do what rank 0 requests until it lets them go. Raises RanksMissing."""
-    while (request := group.from_first("next case", None, None)) is not None:
-        _answer(request, group)
+    while (request := group.from_first("next cases", None, None)) is not None:
+        for _ in _answers(request, group):
+            pass
 
 
-def _answer(request: dict[str, Any], group: Group | None = None) -> dict[str, Any]:
-    if "give_up_s" in request:
-        faulthandler.dump_traceback_later(request["give_up_s"], exit=True)
-    try:
-        return _measured(request, group)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-
-
-def _measured(request: dict[str, Any], group: Group | None) -> dict[str, Any]:
+def _answers(request: dict[str, Any], group: Group | None = None) -> Iterator[dict[str, Any]]:
     # Here and not above: before this comes the wait for other ranks, in which deaths have to be reported.
     from pyperf_suite.hardware.devices import Device, resolve
     from pyperf_suite.ranks.group import RanksMissing
-    from pyperf_suite.runner.measuring import measure_case
+    from pyperf_suite.runner.measuring import measure_by_turns
     from pyperf_suite.runner.profiles import Effort
     from pyperf_suite.runner.record import Case
 
+    turns = _Turns(request.get("give_up_s"), is_written=group is None or group.rank == 0)
     effort = Effort.from_json(request["effort"]) if request["effort"] is not None else None
     try:
         device = resolve(request["device"])
         if group is not None and device.kind == "cuda":
             device = Device("cuda", group.environment.local_rank)
-        return measure_case(Case.from_json(request["case"]), effort, device, group, request["deadline_s"])
-    except RanksMissing:
+        cases = [Case.from_json(each) for each in request["cases"]]
+        for number, answer in measure_by_turns(cases, effort, device, group, request["deadline_s"], turns.begin):
+            yield {"case": number, **answer}
+    except RanksMissing as missing:
+        missing.case = turns.number
         raise
     except Exception as error:  # the parent must get an answer; the log keeps the traceback
         traceback.print_exc()
-        return {"outcome": "failed", "reason": f"{type(error).__name__}: {error}"}
+        yield {"case": turns.number, "outcome": "failed", "reason": f"{type(error).__name__}: {error}", "fatal": True}
+    finally:
+        turns.end()
+
+
+class _Turns:
+    """Whose turn it is: for whoever finds this process dead, in a file; and until when the turn must be over."""
+
+    def __init__(self, give_up_s: float | None, is_written: bool) -> None:
+        self.number = 0
+        self._turns = 0
+        self._give_up_s = give_up_s
+        self._armed_s = -math.inf
+        folder = os.environ.get(SCRATCH_VARIABLE) if is_written else None
+        self._file = os.open(Path(folder) / TURN_FILE, os.O_WRONLY | os.O_CREAT, 0o600) if folder else None
+
+    def begin(self, number: int) -> None:
+        self.number, self._turns = number, self._turns + 1
+        if self._file is not None:
+            os.pwrite(self._file, b"%8d %12d" % (number, self._turns), 0)
+        if self._give_up_s is not None and time.monotonic() - self._armed_s > ARMED_FOR_S:
+            faulthandler.dump_traceback_later(self._give_up_s + ARMED_FOR_S, exit=True)
+            self._armed_s = time.monotonic()
+
+    def end(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+        if self._file is not None:
+            os.close(self._file)
 
 
 def _lost(sentence: str) -> dict[str, Any]:

@@ -15,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
@@ -25,7 +26,7 @@ from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.ranks.launch import LAUNCHER_VARIABLES
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case
-from pyperf_suite.runner.worker import lead
+from pyperf_suite.runner.worker import TURN_FILE, lead, let_go
 from pyperf_suite.workloads import find_workload, scratch
 
 MODULE = "pyperf_suite.runner.worker"
@@ -33,6 +34,9 @@ COMMAND = (sys.executable, "-m", MODULE)
 
 # A worker that is still at a case so long after it should have been ended ends itself: its parent is stopped or gone.
 GIVE_UP_S = 10.0
+
+# How often a worker that does not answer is asked whether its cases still have turns.
+LOOK_EVERY_S = 1.0
 
 # How much of a dead worker's log is searched for its last words.
 _LOG_TAIL_BYTES = 20_000
@@ -43,10 +47,10 @@ def ranks_command(count: int) -> tuple[str, ...]:
     return (sys.executable, "-m", "pyperf_suite.ranks.launch", str(count), MODULE)
 
 
-def request_for(case: Case, effort: Effort | None, device: Device, deadline_s: float) -> dict[str, Any]:
+def request_for(cases: Sequence[Case], effort: Effort | None, device: Device, deadline_s: float) -> dict[str, Any]:
     """What a worker is asked, as one line of JSON."""
     return {
-        "case": case.to_json(),
+        "cases": [case.to_json() for case in cases],
         "effort": effort.to_json() if effort is not None else None,
         "device": str(device),
         "deadline_s": deadline_s,
@@ -54,7 +58,11 @@ def request_for(case: Case, effort: Effort | None, device: Device, deadline_s: f
 
 
 class WorkerLost(Exception):
-    """The worker died or ran past its deadline; the message is the reason for the case it was in."""
+    """The worker died or ran past its deadline; the message is the reason for the case whose turn it was, `case`."""
+
+    def __init__(self, reason: str, case: int = 0) -> None:
+        super().__init__(reason)
+        self.case = case
 
 
 class WorkerProcess:
@@ -86,13 +94,26 @@ class WorkerProcess:
         )
 
     def measure(self, case: Case, effort: Effort | None, deadline_s: float, patience_s: float = 0.0) -> dict[str, Any]:
-        """The worker's answer to one case. Raises WorkerLost, after which this handle is closed.
+        """The answer to a single case. Raises WorkerLost, after which this handle is closed."""
+        ((_, answer),) = self.measure_by_turns([case], effort, deadline_s, patience_s)
+        return answer
 
-        `patience_s` is how much longer than the deadline to wait for a worker that keeps the deadline itself.
+    def measure_by_turns(
+        self, cases: Sequence[Case], effort: Effort | None, deadline_s: float, patience_s: float = 0.0
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The number and the answer of each case when it is done; where one is fatal the others are not answered.
+
+        Raises WorkerLost, after which this handle is closed. `patience_s` is how much longer than the deadline to wait
+        for a worker that keeps the deadline itself.
         """
         give_up = {"give_up_s": deadline_s + patience_s + GIVE_UP_S}
-        self.send(request_for(case, effort, self._device, deadline_s) | give_up)
-        return self.receive(deadline_s + patience_s)
+        (Path(self._scratch.name) / TURN_FILE).unlink(missing_ok=True)
+        self.send(request_for(cases, effort, self._device, deadline_s) | give_up)
+        for _ in cases:
+            answer = self.receive(deadline_s + patience_s)
+            yield answer.pop("case", self._turn()[0]), answer
+            if answer.get("fatal"):
+                return
 
     def send(self, request: dict[str, Any]) -> None:
         """Send one line of JSON without waiting. Raises WorkerLost where nobody reads it any more."""
@@ -131,19 +152,32 @@ class WorkerProcess:
         self._scratch.cleanup()
 
     def _read_line(self, deadline_s: float) -> bytes:
+        """The next line of answers; the deadline begins anew with each turn that a case has."""
         assert self._process.stdout is not None
-        end = time.monotonic() + deadline_s
+        end, turn = time.monotonic() + deadline_s, self._turn()
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._unread:
-                if not selector.select(max(0.0, end - time.monotonic())):
-                    raise self._lost(f"did not answer within its deadline of {deadline_s:g} s and was ended")
+                if not selector.select(max(0.0, min(LOOK_EVERY_S, end - time.monotonic()))):
+                    last, turn = turn, self._turn()
+                    if turn != last:
+                        end = time.monotonic() + deadline_s
+                    elif time.monotonic() >= end:
+                        raise self._lost(f"did not answer within its deadline of {deadline_s:g} s and was ended")
+                    continue
                 part = os.read(self._process.stdout.fileno(), 1 << 16)
                 if not part:
                     raise self._lost("died")
                 self._unread += part
         line, _, self._unread = self._unread.partition(b"\n")
         return line
+
+    def _turn(self) -> list[int]:
+        """The number of the case whose turn it is, and that of the turn."""
+        try:
+            return [int(word) for word in (Path(self._scratch.name) / TURN_FILE).read_text().split()] or [0]
+        except (OSError, ValueError):
+            return [0]
 
     def _lost(self, what: str) -> WorkerLost:
         ended_by_itself = self._has_ended()
@@ -155,8 +189,9 @@ class WorkerProcess:
         # Below what ranks say of each other, torchrun writes a page about their exit codes.
         by_ranks = [line for line in lines if re.match(r"rank \d+: ", line)]
         last_words = f"; its last words: {(by_ranks or lines)[-1]}" if lines else ""
+        case = self._turn()[0]
         self.close()
-        return WorkerLost(f"The worker process {what}{how}{last_words}")
+        return WorkerLost(f"The worker process {what}{how}{last_words}", case)
 
     def _has_ended(self) -> bool:
         """Whether the process ended on its own; one whose pipe broke gets a moment to become reapable."""
@@ -189,17 +224,28 @@ DEADLINE_S = 120.0
 GROUP_PATIENCE_S = 30.0
 
 
-class Workers(Protocol):
-    """Whoever measures cases for a session."""
+Answers = Iterator[tuple[int, dict[str, Any]]]
+"""The number of a case among those asked for, and the measured part of its record, as each is done."""
+
+
+class Workers:
+    """Whoever measures cases for a session, one by one or by turns: at least one of the two is defined."""
+
+    def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
+        """Cases that take turns in one process; every way a case can end is an outcome."""
+        for number, case in enumerate(cases):
+            yield number, self.measure(process, case, effort)
 
     def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
-        """The measured part of a record; every way a case can end is an outcome."""
-        ...
+        """The measured part of the record of a single case."""
+        ((_, answer),) = self.measure_by_turns(process, [case], effort)
+        return answer
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        return
 
 
-class WorkerPool:
+class WorkerPool(Workers):
     """Processes that stay alive between cases. Use as a context manager.
 
     A case that several ranks compute together gets a group of its own number of ranks and its own environment, and
@@ -214,28 +260,48 @@ class WorkerPool:
         sweep()
         self._shared = owned_folder("run")
 
-    def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
-        """The answer of worker `process`; one that is lost makes the case failed, and a fresh one takes the next."""
-        workload = find_workload(case.operator)
-        ranks, environment = workload.ranks(case.parameters), workload.environment(case.parameters)
-        if ranks:
-            key: tuple[object, ...] = (process, ranks, tuple(sorted(environment.items())))
-            patience_s = GROUP_PATIENCE_S
-            # torchrun sets this to 1 where nobody has, with a page of warning.
-            environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} | dict(environment)
-        else:
-            key, patience_s = (process,), 0.0
+    def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
+        """The answers of worker `process`; one that is lost makes the case failed whose turn it was.
+
+        A fresh one takes the others, each of them alone: what the lost one had taken may be what ended it.
+        """
+        left = list(range(len(cases)))
+        while left:
+            asked = left[:] if len(left) == len(cases) else left[:1]
+            for number, answer in self._answers(process, [cases[each] for each in asked], effort):
+                left.remove(asked[number])
+                yield asked[number], answer
+
+    def _answers(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
+        """As many as come before the worker is of no further use."""
+        workload = find_workload(cases[0].operator)
+        key, command, environment, patience_s = self._kind_of_worker(process, cases[0])
         if key not in self._workers:
-            environment = {scratch.SHARED_VARIABLE: self._shared.name} | environment
-            self._workers[key] = WorkerProcess(self._device, ranks_command(ranks) if ranks else COMMAND, environment)
+            self._workers[key] = WorkerProcess(self._device, command, environment)
+        waiting = set(range(len(cases)))
         try:
-            answer = self._workers[key].measure(case, effort, self._deadline_s, patience_s)
+            for number, answer in self._workers[key].measure_by_turns(cases, effort, self._deadline_s, patience_s):
+                waiting.discard(number)
+                if answer.pop("fatal", False) or workload.fresh_ranks:
+                    self._workers.pop(key).close()
+                yield number, answer
         except WorkerLost as lost:
-            del self._workers[key]
-            return {"outcome": "failed", "reason": str(lost)}
-        if answer.pop("fatal", False) or workload.fresh_ranks:
-            self._workers.pop(key).close()
-        return answer
+            self._workers.pop(key, None)
+            whose = lost.case if lost.case in waiting else min(waiting)
+            yield whose, {"outcome": "failed", "reason": str(lost)}
+
+    def _kind_of_worker(
+        self, process: int, case: Case
+    ) -> tuple[tuple[object, ...], tuple[str, ...], Mapping[str, str], float]:
+        """Which of the workers measures the case, how it is started, and how patient to be with it."""
+        workload = find_workload(case.operator)
+        ranks, own = workload.ranks(case.parameters), workload.environment(case.parameters)
+        environment = {scratch.SHARED_VARIABLE: self._shared.name, **own}
+        if not ranks:
+            return (process,), COMMAND, environment, 0.0
+        # torchrun sets this to 1 where nobody has, with a page of warning.
+        environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} | environment
+        return (process, ranks, tuple(sorted(own.items()))), ranks_command(ranks), environment, GROUP_PATIENCE_S
 
     def close(self) -> None:
         for worker in self._workers.values():
@@ -253,7 +319,7 @@ class WorkerPool:
         self.close()
 
 
-class GroupWorkers:
+class GroupWorkers(Workers):
     """The group that a session runs in rank 0 of, for all trials. What needs no ranks goes to a pool.
 
     Once a rank is lost the case it was in is failed, and whatever is asked next raises UserError.
@@ -264,32 +330,34 @@ class GroupWorkers:
         self._pool = WorkerPool(device, deadline_s)
         self._lost = ""
 
-    def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
-        """The answer of all ranks together, or of a worker process for a case that takes none."""
+    def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
+        """The answers of all ranks together, or of a worker process for cases that take none."""
         if self._lost:
             raise UserError(f"{self._lost} Go on with --resume.")
-        if not find_workload(case.operator).ranks(case.parameters):
-            return self._pool.measure(process, case, effort)
+        if not find_workload(cases[0].operator).ranks(cases[0].parameters):
+            yield from self._pool.measure_by_turns(process, cases, effort)
+            return
         try:
-            answer = lead(self._group, request_for(case, effort, self._device, self._deadline_s))
+            for answer in lead(self._group, request_for(cases, effort, self._device, self._deadline_s)):
+                number = answer.pop("case")
+                if answer.pop("fatal", False):
+                    # Only a fresh process is sure to have a whole context, and these processes are the launcher's.
+                    self._lost = f"The last case may have broken the device's context ({answer.get('reason', '')})."
+                    self._group.watchdog.announce(self._lost)
+                yield number, answer
         except RanksMissing as missing:
             self._lost = str(missing)
-            return {"outcome": "failed", "reason": self._lost}
-        if answer.pop("fatal", False):
-            # Only a fresh process is sure to have a whole context, and these processes are the launcher's.
-            self._lost = f"The last case may have broken the device's context ({answer.get('reason', '')})."
-            self._group.watchdog.announce(self._lost)
-        return answer
+            yield missing.case, {"outcome": "failed", "reason": self._lost}
 
     def close(self) -> None:
         self._pool.close()
         if not self._lost:
             self._lost = "This run is over."
-            lead(self._group, None)
+            let_go(self._group)
         self._group.close()
 
 
-class EachDevice:
+class EachDevice(Workers):
     """Workers for all devices of a machine: process n measures on device n, and again from the first one on.
 
     Ranks that measure together are started once, whatever the process.
@@ -298,29 +366,33 @@ class EachDevice:
     def __init__(self, devices: Sequence[Device], deadline_s: float = DEADLINE_S) -> None:
         self._pools = {str(device): WorkerPool(device, deadline_s) for device in devices}
 
-    def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
-        """The answer of that process on its device, which is in the record's state."""
+    def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
+        """The answers of that process on its device, which is in the record's state."""
         device, pool = list(self._pools.items())[process % len(self._pools)]
-        ranks = find_workload(case.operator).ranks(case.parameters)
-        answer = pool.measure(0 if ranks else process, case, effort)
-        return answer | {"state": answer.get("state", {}) | {"device": device}}
+        ranks = find_workload(cases[0].operator).ranks(cases[0].parameters)
+        for number, answer in pool.measure_by_turns(0 if ranks else process, cases, effort):
+            yield number, answer | {"state": answer.get("state", {}) | {"device": device}}
 
     def close(self) -> None:
         for pool in self._pools.values():
             pool.close()
 
 
-class SparingWorkers:
+class SparingWorkers(Workers):
     """Workers that skip the cases that are known not to run here; `refused` has the reason by case id."""
 
     def __init__(self, workers: Workers, refused: Mapping[str, str]) -> None:
         self._workers, self._refused = workers, refused
 
-    def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
-        reason = self._refused.get(case.case_id)
-        if reason is not None:
-            return {"outcome": "unsupported", "reason": reason}
-        return self._workers.measure(process, case, effort)
+    def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
+        reasons = [self._refused.get(case.case_id) for case in cases]
+        for number, reason in enumerate(reasons):
+            if reason is not None:
+                yield number, {"outcome": "unsupported", "reason": reason}
+        left = [number for number, reason in enumerate(reasons) if reason is None]
+        if left:
+            for number, answer in self._workers.measure_by_turns(process, [cases[each] for each in left], effort):
+                yield left[number], answer
 
     def close(self) -> None:
         self._workers.close()

@@ -58,7 +58,8 @@ class Quantity:
     """A value counted in the base of `unit`: seconds for "ms", bytes for "MB", FLOP a second for "TFLOP/s".
 
     `low` and `high` bound it with a confidence of 95 %, NaN where that is not known. `processes` is over how many
-    processes the interval was taken, 0 for what was counted and not timed. `predicted` is what a law says.
+    processes the interval was taken, 0 for what was counted and not timed. `predicted` is what a law says; `noisy`
+    that every slice of the measurement was disturbed.
     """
 
     value: float
@@ -67,6 +68,7 @@ class Quantity:
     high: float = math.nan
     processes: int = 0
     predicted: bool = False
+    noisy: bool = False
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:

@@ -13,7 +13,7 @@ from numbers import Integral, Real
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyperf_suite.measure.estimates import Ratio, ratio_over_processes
+from pyperf_suite.measure.estimates import USUAL, Ratio, ratio_over_processes
 from pyperf_suite.spec.findings import (
     Cell,
     Claim,
@@ -43,7 +43,10 @@ class Reading:
     """One case over all its processes, in seconds a launch.
 
     `low` and `high` span the processes' medians; with a single process they are that process's interval of the median.
-    `by_process` has the median of each process by its number.
+    `by_process` has the median of each process by its number. `error` is the standard error, as a share, of what
+    another run would find; 0 where the record's interval does not say that. `is_noisy` says that no slice was clean.
+    `within` is half the width of the interval within its processes, as a share; `slices` are the seconds of each slice
+    of a single process, and `group` names the cases whose slices were taken in the same rounds.
     """
 
     case: Case
@@ -54,6 +57,11 @@ class Reading:
     converged: bool
     kernel: dict[str, Any]
     by_process: dict[int, float]
+    error: float = 0.0
+    is_noisy: bool = False
+    within: float = 0.0
+    slices: tuple[float, ...] = ()
+    group: str = ""
 
     @property
     def flop_per_s(self) -> float:
@@ -70,7 +78,7 @@ class Reading:
 
     @property
     def time(self) -> Quantity:
-        return Quantity(self.seconds, "ms", self.low, self.high, len(self.by_process))
+        return Quantity(self.seconds, "ms", self.low, self.high, len(self.by_process), noisy=self.is_noisy)
 
     @property
     def throughput(self) -> Quantity:
@@ -80,7 +88,7 @@ class Reading:
     def per_second(self, amount: float, unit: str) -> Quantity:
         """So much a launch, bytes or FLOP, as a rate with its bounds."""
         ends = (amount / self.high, amount / self.low)
-        return Quantity(amount / self.seconds, unit, *ends, len(self.by_process))
+        return Quantity(amount / self.seconds, unit, *ends, len(self.by_process), noisy=self.is_noisy)
 
 
 def readings(records: Iterable[Record]) -> list[Reading]:
@@ -100,6 +108,7 @@ def _reading(trials: list[Record]) -> Reading:
     times = [record.metrics["time"] for record in latest]
     medians = [time.value for time in times]
     alone = len(times) == 1
+    group = str(latest[0].sampling.get("group", "")) if alone else ""
     return Reading(
         case=latest[0].parsed_case(),
         seconds=statistics.median(medians),
@@ -109,7 +118,44 @@ def _reading(trials: list[Record]) -> Reading:
         converged=all(record.quality["converged"] for record in latest),
         kernel=dict(latest[0].kernel),
         by_process={record.process: record.metrics["time"].value for record in latest},
+        error=_error_of(latest),
+        within=_within(latest) if alone else (max(medians) - min(medians)) / 2 / statistics.median(medians),
+        slices=_slices(latest[0]) if group else (),
+        group=group,
+        is_noisy=all(record.quality.get("disturbances", {}).get("clean_share", 1) == 0 for record in latest),
     )
+
+
+# Half of a 90 % interval in standard deviations, and of one of 95 %.
+_REACH, _WIDER = 1.645, 1.96
+
+
+def _within(trials: list[Record]) -> float:
+    time, sampling = trials[0].metrics["time"], trials[0].sampling
+    if sampling.get("quantile", USUAL) == USUAL:
+        return (time.high - time.low) / 2 / time.value
+    return float(trials[0].quality["relative_half_width"]) * _WIDER / _REACH
+
+
+def _slices(record: Record) -> tuple[float, ...]:
+    """The reported quantile of each slice's samples."""
+    import numpy as np
+
+    ends = np.cumsum(record.sampling["slices"])[:-1]
+    parts = np.split(np.asarray(record.metrics["time"].samples, dtype=np.float64), ends)
+    return tuple(float(np.quantile(part, record.sampling["quantile"])) for part in parts)
+
+
+def _error_of(trials: list[Record]) -> float:
+    """Relative standard error of a run's figure: of one process by its interval, of several by what they differ by."""
+    import statistics
+
+    if any(record.sampling.get("quantile", USUAL) == USUAL for record in trials):
+        return 0.0
+    times = [record.metrics["time"] for record in trials]
+    if len(times) == 1:
+        return (times[0].high - times[0].low) / 2 / _REACH / times[0].value
+    return statistics.stdev(math.log(time.value) for time in times) / math.sqrt(len(times))
 
 
 def _counted(record: Record) -> Reading:
@@ -159,9 +205,24 @@ def mean_speedup(pairs: Sequence[tuple[Reading, Reading]]) -> Ratio | None:
         math.exp(math.fsum(math.log(slow.by_process[p] / fast.by_process[p]) for slow, fast in pairs) / len(pairs))
         for p in processes
     ]
-    # Errors of single readings are independent: they add as squares, and a mean over pairs has less of them.
-    squares = math.fsum(((each.high - each.low) / (2 * each.seconds)) ** 2 for pair in pairs for each in pair)
+    # Errors of pairs are independent: they add as squares, and a mean over pairs has less of them.
+    squares = math.fsum(_pair_error(slow, fast) ** 2 for slow, fast in pairs)
     return ratio_over_processes(ratios, math.sqrt(squares) / len(pairs))
+
+
+# Slices of the same rounds that make pairs: with fewer, the intervals of both sides say more.
+_FEWEST_PAIRS = 6
+
+
+def _pair_error(slow: Reading, fast: Reading) -> float:
+    """Half the width of the interval of their ratio: by slices of the same rounds, or by both readings' intervals."""
+    rounds = min(len(slow.slices), len(fast.slices))
+    if not slow.group or slow.group != fast.group or rounds < _FEWEST_PAIRS:
+        return math.hypot(slow.within, fast.within)
+    import statistics
+
+    logs = [math.log(one / other) for one, other in zip(slow.slices[:rounds], fast.slices[:rounds], strict=True)]
+    return _WIDER * statistics.stdev(logs) / math.sqrt(rounds)
 
 
 @dataclass(frozen=True)

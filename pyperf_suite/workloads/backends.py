@@ -193,6 +193,35 @@ class TorchDevice:
         }
 
 
+class TorchSettings:
+    """What a case sets for all of torch in this process: taken at the end of its turn, given back before its next."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._threads = 0
+        self._on_gpu: tuple[Any, str, bool] | None = None
+
+    def take(self) -> None:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return
+        self._threads = torch.get_num_threads()
+        if self._device.kind == "cuda" and torch.cuda.is_initialized():
+            rounding = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+            self._on_gpu = (torch.cuda.current_stream(), *rounding)
+
+    def give(self) -> None:
+        torch = sys.modules.get("torch")
+        if torch is None or not self._threads:
+            return
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        if self._on_gpu is not None:
+            stream, precision, torch.backends.cudnn.allow_tf32 = self._on_gpu
+            torch.cuda.set_stream(stream)
+            torch.set_float32_matmul_precision(precision)
+
+
 def leave_nothing_behind(device: Device) -> None:
     """Give a GPU back as a fresh process has it: torch's own stream current, garbage collected, its cache empty."""
     if device.kind != "cuda":

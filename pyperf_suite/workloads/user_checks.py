@@ -11,7 +11,7 @@ import secrets
 import statistics
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,7 @@ class PartChecks:
 
     def __init__(self, launches: PartLaunches) -> None:
         self._launches = launches
+        self.clock: Callable[[], float] = time.monotonic
         self._checked = self._before = self._compared = 0
         self._spent_s = self._begun_s = self._check_s = 0.0
         self._fresh, self._batch = False, 1
@@ -135,13 +136,13 @@ class PartChecks:
         """One launch on fresh inputs, then one on others. Raises WrongLaunch."""
         verdict = self._launch_and_check(0)
         self._fresh = self._launches.fresh()
-        begin_s = time.monotonic()
+        begin_s = self.clock()
         # The same set with other values: a result that was kept is seen.
         verdict = self._launch_and_check(0)
         self._before = 2
-        self._check_s = time.monotonic() - begin_s
+        self._check_s = self.clock() - begin_s
         self._launches.begin()
-        self._begun_s = time.monotonic()
+        self._begun_s = self.clock()
         return verdict
 
     def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
@@ -150,7 +151,7 @@ class PartChecks:
     def time(self, first: int, samples: int, batch: int) -> list[float]:
         """Samples of one block: now and then a part of them ends where chance has it, to be checked."""
         self._batch = batch
-        if self._spent_s + self._check_s > CHECKING_SHARE * (time.monotonic() - self._begun_s):
+        if self._spent_s + self._check_s > CHECKING_SHARE * (self.clock() - self._begun_s):
             return self._part(first, samples, batch)
         drawn = 1 + secrets.randbelow(samples)
         seconds = self._checked_part(first, drawn, batch)
@@ -167,10 +168,10 @@ class PartChecks:
         self._require_a_true_clock()
         self._require_that_it_computes()
         # At the end: what stops to work after some launches has stopped by now.
-        end_s = time.monotonic() + max(CHECKING_S, CHECKING_SHARE * (time.monotonic() - self._begun_s))
+        end_s = self.clock() + max(CHECKING_S, CHECKING_SHARE * (self.clock() - self._begun_s))
         for _ in range(LAST_CHECKS):
             self._checked_part(secrets.randbelow(self._launches.sets), 1, 1 + secrets.randbelow(16))
-            if time.monotonic() > end_s:
+            if self.clock() > end_s:
                 break
 
     def report(self) -> dict[str, Any]:
@@ -187,15 +188,15 @@ class PartChecks:
 
     def _checked_part(self, first: int, samples: int, batch: int) -> list[float]:
         """A part whose last launch finds inputs that it has never seen."""
-        begin_s = time.monotonic()
+        begin_s = self.clock()
         last = first + samples * batch - 1
         self._launches.refresh(last)
-        refreshed_s = time.monotonic()
+        refreshed_s = self.clock()
         seconds = self._part(first, samples, batch)
-        timed_s = time.monotonic()
+        timed_s = self.clock()
         self._require_right(last)
         self._checked += 1
-        self._check_s = refreshed_s - begin_s + time.monotonic() - timed_s
+        self._check_s = refreshed_s - begin_s + self.clock() - timed_s
         self._spent_s += self._check_s
         return seconds
 
@@ -240,9 +241,9 @@ class PartChecks:
         """
         fresh: list[float] = []
         seen: list[float] = []
-        allowed_s = max(COMPARING_S, CHECKING_SHARE * (time.monotonic() - self._begun_s))
-        begin_s = time.monotonic()
-        while len(fresh) < MOST_COMPARED and time.monotonic() - begin_s < allowed_s:
+        allowed_s = max(COMPARING_S, CHECKING_SHARE * (self.clock() - self._begun_s))
+        begin_s = self.clock()
+        while len(fresh) < MOST_COMPARED and self.clock() - begin_s < allowed_s:
             index = self._launches.sets + secrets.randbelow(self._launches.sets)
             before = secrets.randbelow(min(4, self._launches.sets))
             pair = [(fresh, self._launches.refresh), (seen, self._launches.repeat)]
@@ -268,9 +269,9 @@ class PartChecks:
         """Raise WrongLaunch where threads or children of the process go on working while nothing is launched."""
         for pause_s in (0.0, SPIN_S, 0.0):
             time.sleep(pause_s)
-            used_s, begin_s = self._launches.cpu_seconds(), time.monotonic()
+            used_s, begin_s = self._launches.cpu_seconds(), self.clock()
             time.sleep(REST_S)
-            share = (self._launches.cpu_seconds() - used_s) / (time.monotonic() - begin_s)
+            share = (self._launches.cpu_seconds() - used_s) / (self.clock() - begin_s)
             if share < BUSY_SHARE:
                 return
         message = f"while nothing is launched, threads or processes of its own use {share:.2f} cores"

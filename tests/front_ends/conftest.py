@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.runner import session
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case
-from pyperf_suite.runner.workers import WorkerPool
+from pyperf_suite.runner.workers import Answers, WorkerPool
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters
 
@@ -58,10 +58,11 @@ def instant_workers(monkeypatch: pytest.MonkeyPatch) -> InstantWorkers:
     """No process measures, and no picture is drawn of what none measured."""
     workers = InstantWorkers()
 
-    def measure(pool: WorkerPool, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
-        workers.asked.append((process, case, effort))
-        return workers.answer(case)
+    def measure(pool: WorkerPool, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
+        for number, case in enumerate(cases):
+            workers.asked.append((process, case, effort))
+            yield number, workers.answer(case)
 
-    monkeypatch.setattr(WorkerPool, "measure", measure)
+    monkeypatch.setattr(WorkerPool, "measure_by_turns", measure)
     monkeypatch.setattr("pyperf_suite.render.run_report.report_run", lambda *_, **__: None)
     return workers

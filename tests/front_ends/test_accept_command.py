@@ -22,7 +22,7 @@ from tests.probes.test_accept import cpu_node
 from tests.records import metric
 
 
-class MadeUp:
+class MadeUp(workers.Workers):
     """Answers at once: products at 20 GFLOP/s a core, times `slow`, and everything else well."""
 
     slow = 1.0

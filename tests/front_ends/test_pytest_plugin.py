@@ -127,20 +127,20 @@ def test_the_order_is_shuffled_by_the_seed(suite: pytest.Pytester) -> None:
 
 
 def test_stopping_early_keeps_records_and_resuming_measures_only_the_rest(
-    suite: pytest.Pytester, instant_workers: Any
+    suite: pytest.Pytester, instant_workers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    suite.makepyfile(
-        power_cut="""
-        import pytest
+    answer = instant_workers.answer
 
-        def pytest_runtest_logreport(report):
-            if report.when == "call":
-                pytest.exit("power cut", returncode=3)
-        """
-    )
-    assert run(suite, "--benchmark-only", "-p", "power_cut").ret == 3
+    def cut(case: Case) -> dict[str, Any]:
+        if len(instant_workers.asked) > 3:  # the sentinel is the first
+            pytest.exit("power cut", returncode=3)
+        return answer(case)
+
+    monkeypatch.setattr(instant_workers, "answer", cut)
+    assert run(suite, "--benchmark-only").ret == 3
     kept = read_journal(journal(suite))
-    assert sum(record.kind == "timing" for record in kept) == 1
+    assert sum(record.kind == "timing" for record in kept) == 2
+    monkeypatch.setattr(instant_workers, "answer", answer)
     assert run(suite, "--benchmark-only", "--suite-resume").ret == 0
     assert len(timed(suite)) == len({record.case_id for record in timed(suite)}) == 4
     assert read_journal(journal(suite))[: len(kept)] == kept

@@ -26,7 +26,7 @@ from pyperf_suite.probes.study.grid import cases_of, default_axes
 from pyperf_suite.probes.study.results import results_of, search_steps
 from pyperf_suite.ranks.launch import ALONE
 from pyperf_suite.runner.results import read_journal
-from pyperf_suite.runner.workers import WorkerPool
+from pyperf_suite.runner.workers import WorkerPool, Workers
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ def records_in(results: Path) -> list[Any]:
     return [record for record in read_journal(path) if record.kind == "timing"]
 
 
-class Doubles:
+class Doubles(Workers):
     """Workers that answer at once: a step takes as many seconds as there are ranks, and ZeRO a little; `lost` fail."""
 
     lost: ClassVar[dict[str, str]] = {}
@@ -72,7 +72,7 @@ class Doubles:
 
 @pytest.fixture
 def doubles(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Doubles]]:
-    monkeypatch.setattr(WorkerPool, "measure", lambda self, *arguments: Doubles().measure(*arguments))
+    monkeypatch.setattr(WorkerPool, "measure_by_turns", lambda self, *arguments: Doubles().measure_by_turns(*arguments))
     Doubles.lost, Doubles.interrupted_after, Doubles.asked = {}, None, []
     return Doubles
 

@@ -17,6 +17,7 @@ from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.results import create_run
 from pyperf_suite.runner.session import Session
+from pyperf_suite.runner.workers import Workers
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 pytestmark = pytest.mark.slow
@@ -26,7 +27,7 @@ CASES = 2000
 MOST_BYTES_A_CASE = 2_000
 
 
-class Echo:
+class Echo(Workers):
     """Workers that answer at once, each time with an answer of their own."""
 
     def __init__(self, record) -> None:

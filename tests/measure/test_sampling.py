@@ -30,9 +30,9 @@ def test_quiet_launches_converge_soon_and_on_the_right_value(replay):
     assert found.converged
     assert found.steady
     assert found.stopped_by == "interval"
-    assert found.median == pytest.approx(1e-3, rel=0.01)
+    assert found.value == pytest.approx(1e-3, rel=0.01)
     assert found.relative_half_width <= 0.01
-    assert found.q20 < found.median < found.q80
+    assert found.q20 < found.value < found.q80
     assert len(found.seconds) < 200
 
 
@@ -75,7 +75,7 @@ def test_short_launches_share_a_sample_and_are_reported_one_by_one(replay):
     stopwatch = replay(lambda index: 1e-6, resolution_s=5e-8)
     found = measure(ignore, stopwatch, clock=stopwatch.clock)
     assert found.launches_per_sample >= 5
-    assert found.median == pytest.approx(1e-6, rel=0.012)
+    assert found.value == pytest.approx(1e-6, rel=0.012)
 
 
 def test_samples_are_long_enough_for_the_shortest_time_to_be_reached(replay):
@@ -94,7 +94,7 @@ def test_the_interval_is_computed_a_handful_of_times_not_per_sample(replay, monk
     )
     stopwatch = replay(noisy(1e-3, 0.2, WANDERING))
     assert len(measure(ignore, stopwatch, clock=stopwatch.clock).seconds) == 2000
-    assert asked[0] == 20
+    assert asked[0] >= 20
     assert len(asked) <= 14
 
 
@@ -117,7 +117,7 @@ def test_a_watch_discards_blocks_for_its_reason_and_nothing_else(replay):
     assert len(found.kept) + len(found.discarded) == len(found.seconds)
     out = {index for index, _ in found.discarded}
     assert found.kept == tuple(s for index, s in enumerate(found.seconds) if index not in out)
-    assert found.median == np.median(found.kept)
+    assert found.value == np.median(found.kept)
 
 
 def test_outliers_are_kept(replay):
@@ -137,7 +137,7 @@ def test_samples_are_kept_with_their_reasons_and_never_converge_where_a_watch_ru
     assert found.kept_despite == ("power brake", "thermal slowdown")
     assert found.relative_half_width < rule.relative_half_width  # precise, but of a machine that throttles
     assert not found.converged
-    assert found.median == pytest.approx(1e-3, rel=0.01)
+    assert found.value == pytest.approx(1e-3, rel=0.01)
 
 
 def test_a_watch_that_lets_one_block_pass_keeps_that_block_alone(replay):
@@ -165,7 +165,7 @@ def test_the_same_samples_give_the_same_measurement(replay):
 def test_a_real_sleep_is_measured_by_the_cpu_stopwatch():
     rule = StopRule(time_cap_s=0.3, relative_half_width=0.05)
     found = measure(lambda index: time.sleep(0.002), CpuStopwatch(), rule)
-    assert found.median >= 0.002
+    assert found.value >= 0.002
     assert found.launches_per_sample == 1
 
 

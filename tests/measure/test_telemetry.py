@@ -37,9 +37,9 @@ def test_what_cannot_be_read_is_absent(elsewhere):
 def test_stolen_time_is_told_as_a_share_of_the_time_wanted(elsewhere):
     stat = elsewhere / "proc" / "stat"
     stat.write_text("cpu  100 0 100 9999 0 0 0 50 0 0\ncpu0 1 2 3\n")
-    before = telemetry.snapshot()
-    stat.write_text("cpu  250 0 130 20000 0 10 10 150 0 0\n")
-    report = telemetry.difference(before, telemetry.snapshot())
+    with telemetry.Around() as around:
+        stat.write_text("cpu  250 0 130 20000 0 10 10 150 0 0\n")
+    report = around.report
     # 200 ticks busy and 100 stolen: a third of what was wanted.
     assert report["steal_share"] == pytest.approx(1 / 3)
     assert report["cpu_busy_s"] == pytest.approx(2 * report["cpu_steal_s"])

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.measure.sampling import SteadyRule, StopRule, to_the_end
 from pyperf_suite.ranks.group import Group
 from pyperf_suite.ranks.launch import ALONE
 from pyperf_suite.runner import measuring
@@ -130,7 +130,7 @@ def measured_alone(transfers: Transfers) -> dict[str, Any]:
     effort = Effort(SteadyRule(time_cap_s=0.1), StopRule(time_cap_s=0.4))
     with Group(ALONE) as group:
         place = Place(resolve("cpu"), group=group, deadline_s=20)
-        return measure_ranked(workload, all_reduce(8, 1), effort, place)
+        return to_the_end(measure_ranked(workload, all_reduce(8, 1), effort, place))
 
 
 def test_what_is_wrong_only_while_it_is_timed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

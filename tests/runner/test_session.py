@@ -21,7 +21,7 @@ from pyperf_suite.runner.profiles import PROFILES, Effort, Profile, find_profile
 from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.results import create_run, find_run, open_run, read_journal
 from pyperf_suite.runner.session import CLOSING_S, SENTINELS, Session
-from pyperf_suite.runner.workers import SparingWorkers
+from pyperf_suite.runner.workers import SparingWorkers, Workers
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 CPU = resolve("cpu")
@@ -35,7 +35,7 @@ def a_plan(sizes: tuple[int, ...] = (16, 33), profile: Profile = TWO_PROCESSES) 
     return Plan(tuple(PlannedCase("tile_wave", case) for case in cases), profile, CPU)
 
 
-class InThisProcess:
+class InThisProcess(Workers):
     """Workers that measure without a process of their own."""
 
     def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, object]:
@@ -45,15 +45,19 @@ class InThisProcess:
         return
 
 
-class Instant:
+class Instant(Workers):
     """Workers whose trials take as long as the test says, by the test's own clock."""
 
     def __init__(self, seconds: float = 1.0, outcome: str = "unsupported") -> None:
         self.now_s = 0.0
         self.seconds, self.outcome = seconds, outcome
         self.visits: list[tuple[int, str]] = []
+        self.left = 1_000  # trials before someone interrupts
 
     def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, object]:
+        if self.left == 0:
+            raise KeyboardInterrupt
+        self.left -= 1
         self.now_s += self.seconds
         self.visits.append((process, case.case_id))
         return {"outcome": self.outcome, "reason": "a double"}
@@ -101,13 +105,16 @@ def test_a_stopped_run_resumes_with_what_it_lacks_and_repeats_nothing(
     plan, workers = a_plan(), Instant()
     first = begin(plan, workers)
     assert not first.kept
-    first.measure(plan.cases[0])
+    workers.left = 3
+    with pytest.raises(KeyboardInterrupt):
+        first.measure(plan.cases[0])
     first.close()
+    workers.left = 4
     folder = find_run(tmp_path, identity(CPU), plan)
     assert folder.path == first.folder.path
     resumed = Session(plan, folder, workers=workers).open()
     assert [resumed.is_finished(planned) for planned in plan.cases] == [True, False]
-    assert ("2 of 4" in resumed.kept, first.folder.run_id in resumed.kept) == (True, True)
+    assert ("3 of 4" in resumed.kept, first.folder.run_id in resumed.kept) == (True, True)
     for planned in plan.cases:
         resumed.measure(planned)
     resumed.close()

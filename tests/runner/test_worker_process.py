@@ -147,10 +147,14 @@ def test_a_worker_that_hangs_in_c_ends_itself_when_its_parent_does_not() -> None
         import ctypes
         from pyperf_suite.runner import measuring, worker
         # Holds the interpreter's lock, so that no Python runs, as a hang in a driver does.
-        measuring.measure_case = lambda *_: ctypes.PyDLL(None).sleep(600)
+        def hanging(cases, effort, device, group, deadline_s, begin_turn):
+            begin_turn(0)
+            yield ctypes.PyDLL(None).sleep(600)
+        worker.ARMED_FOR_S = 0.1
+        measuring.measure_by_turns = hanging
         worker.main()
         """
-    request = {"case": CASE.to_json(), "effort": None, "device": "cpu", "deadline_s": 600, "give_up_s": 1}
+    request = {"cases": [CASE.to_json()], "effort": None, "device": "cpu", "deadline_s": 600, "give_up_s": 1}
     worker = double(program)
     try:
         worker.send(request)

@@ -33,6 +33,7 @@ SETTINGS = {
     "compiler": "compiler",
     "kernel_compiler": "kernel compiler",
     "harness": "harness",
+    "reported_time": "reported time",
 }
 # Machine code depends on its compiler, and on nothing else here.
 SETTINGS_OF_MACHINE_CODE = ("gpu.cuda", "kernel_compiler")
@@ -154,9 +155,14 @@ def breaks_of(points: Sequence[SeriesPoint], kind: str = "timing") -> list[Break
 
 
 def settings(state: Mapping[str, Any], kind: str = "timing") -> dict[str, str]:
-    """The settings in a state as text, by their names for a person; what the state lacks is left out."""
+    """The settings in a state as text, by their names for a person; what the state lacks is left out.
+
+    Records from before times were quantiles of samples do not say so: they have medians.
+    """
     places = SETTINGS_OF_MACHINE_CODE if kind == "static" else tuple(SETTINGS)
     found = {SETTINGS[place]: _text(value) for place in places if (value := _reach(state, place)) not in (None, [])}
+    if kind != "static":
+        found.setdefault(SETTINGS["reported_time"], "median of samples")
     packages = state.get("packages")
     for name, version in packages.items() if isinstance(packages, Mapping) else ():
         if name not in NOT_THE_MACHINE:

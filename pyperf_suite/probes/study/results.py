@@ -112,7 +112,9 @@ class StudyResult:
         times = {trial.process: statistics.fmean(trial.kept_seconds) for trial in self.timed}
         half = (usual.high - usual.low) / 2 if len(times) == 1 else 0.0
         low, high = min(times.values()) - half, max(times.values()) + half
-        return replace(usual, seconds=statistics.median(times.values()), low=low, high=high, by_process=times)
+        seconds = statistics.median(times.values())
+        within = (high - low) / 2 / seconds
+        return replace(usual, seconds=seconds, low=low, high=high, by_process=times, within=within)
 
     @cached_property
     def rank_memory(self) -> tuple[Memory, ...]:

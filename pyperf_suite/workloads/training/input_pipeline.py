@@ -247,6 +247,7 @@ class InputPipeline(Workload[InputPipelineParameters]):
     """Iterations of a training loop over files."""
 
     name = "input_pipeline"
+    takes_turns = False  # its loaders go on while others have a turn
     parameters_type = InputPipelineParameters
     implementations = by_name(TorchLoader())
 

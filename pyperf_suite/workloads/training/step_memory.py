@@ -331,6 +331,7 @@ class CheckpointedStep(TrainingStep):
     """A training step within a budget of memory; time beside the bytes that it keeps and holds at most."""
 
     name = "checkpointed_step"
+    takes_turns = False  # what others hold would count
     parameters_type = CheckpointedStepParameters
     implementations = by_name(WithinBudget(CheckpointedSteps))
 

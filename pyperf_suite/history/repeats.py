@@ -1,0 +1,110 @@
+"""How well figures come back: the same benchmarks measured by one run after another, and how far apart runs lie."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations
+from pathlib import Path
+
+import numpy as np
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.results import read_journal
+from pyperf_suite.spec.findings import Findings, findings, quantity, remark
+from pyperf_suite.spec.rows import Column, table
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of the benchmarks of a probe in all pairs of runs: |log ratio| of the two figures, and whether intervals hold.
+
+    `holds` is the share of ordered pairs of runs in which the first one's interval has the second one's figure.
+    """
+
+    probe: str
+    cases: int
+    distances: Sequence[float]
+    holds: float
+    clean: float | None
+
+    def at(self, quantile: float) -> float:
+        """By which factor, less one, figures differ at that quantile of pairs."""
+        return math.expm1(float(np.quantile(self.distances, quantile)))
+
+
+def measure_again(count: int, command: Sequence[str], results: Path, progress: Callable[[int], None]) -> list[Path]:
+    """The journals of `count` runs, each a fresh `pyperf-suite run` with these arguments. Raises UserError."""
+    journals: list[Path] = []
+    for number in range(count):
+        progress(number)
+        before = set(results.rglob("records.jsonl"))
+        run = [sys.executable, "-m", "pyperf_suite", "run", *command, "--results", str(results)]
+        done = subprocess.run(run, capture_output=True, text=True)
+        made = set(results.rglob("records.jsonl")) - before
+        if done.returncode or not made:
+            last = (done.stderr or done.stdout).strip().rpartition("\n")[2]
+            raise UserError(f"Run {number + 1} of {count} ended with exit code {done.returncode}: {last}")
+        journals += made
+    return journals
+
+
+def spreads(journals: Sequence[Path]) -> list[Spread]:
+    """By probe, and of all together last, of the benchmarks that every run measured in its first process."""
+    runs = [
+        {
+            (record.probe, record.case_id): record
+            for record in read_journal(journal)
+            if record.kind == "timing" and record.outcome == "ok" and not record.process and record.probe != "sentinel"
+        }
+        for journal in journals
+    ]
+    shared = sorted(set.intersection(*map(set, runs))) if runs else []
+    by_probe = {probe: [key for key in shared if key[0] == probe] for probe, _ in shared}
+    return [
+        _spread(probe, [[run[key] for run in runs] for key in keys])
+        for probe, keys in [*by_probe.items(), (ALL, shared)]
+        if keys
+    ]
+
+
+def _spread(probe: str, cases: Sequence[Sequence[Record]]) -> Spread:
+    times = [[record.metrics["time"] for record in records] for records in cases]
+    distances = [abs(math.log(one.value / other.value)) for case in times for one, other in combinations(case, 2)]
+    held = [one.low <= other.value <= one.high for case in times for one, other in permutations(case, 2)]
+    clean = [
+        record.quality["disturbances"]["clean_share"]
+        for records in cases
+        for record in records
+        if "disturbances" in record.quality
+    ]
+    return Spread(probe, len(cases), distances, float(np.mean(held)), float(np.mean(clean)) if clean else None)
+
+
+def findings_of_repeats(found: Sequence[Spread], count: int) -> Findings:
+    """What two runs differ by, and how often one's interval holds the other's figure."""
+    columns = (
+        Column("probe", lambda each: each.probe),
+        Column("benchmarks", lambda each: each.cases),
+        Column("two runs differ by", lambda each: each.at(0.5), "%"),
+        Column("90 % of them by", lambda each: each.at(0.9), "%"),
+        Column("worst", lambda each: each.at(1.0), "%"),
+        Column("interval holds", lambda each: each.holds, "%"),
+        Column("clean slices", lambda each: each.clean, "%"),
+    )
+    whole = found[-1]
+    said = remark(
+        "Figures of two of {runs} runs differ by {median} (median; {most} for one pair in ten); the interval of one "
+        "holds the figure of the other in {holds} of pairs",
+        runs=count,
+        median=quantity(whole.at(0.5), "%"),
+        most=quantity(whole.at(0.9), "%"),
+        holds=quantity(whole.holds, "%"),
+    )
+    return findings(said, table("How well figures come back", columns, found))
