@@ -171,24 +171,24 @@ def selfcheck(
 def _repeat(count: int, probes: tuple[str, ...], where: Device, results: Path, as_json: bool, wide: bool) -> None:
     import json
 
-    from pyperf_suite.history.repeats import findings_of_repeats, measure_again, spreads
+    from pyperf_suite.history.repeats import findings_of_repeats, measure_again, records_of, spreads
     from pyperf_suite.render.terminal import console_for, print_told
 
     def say(number: int) -> None:
         click.echo(f"run {number + 1} of {count}", err=True)
 
-    found = spreads(measure_again(count, [*probes, "--device", str(where)], results, say))
-    if not found:
+    cases = records_of(measure_again(count, [*probes, "--device", str(where)], results, say))
+    if not cases:
         raise UserError("No benchmark was measured by every run: nothing can be compared.")
     if as_json:
         rows = [
             {"probe": each.probe, "benchmarks": each.cases, "median": each.at(0.5), "p90": each.at(0.9),
              "worst": each.at(1.0), "interval_holds": each.holds, "clean_share": each.clean}
-            for each in found
+            for each in spreads(cases)
         ]  # fmt: skip
         click.echo(json.dumps(rows, indent=2))
         return
-    print_told(console_for(wide), findings_of_repeats(found, count))
+    print_told(console_for(wide), findings_of_repeats(cases))
 
 
 def _cases(probes: tuple[str, ...], where: Device, pattern: str | None, counts: dict[float, int]) -> list[PairedCase]:

@@ -13,12 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.measure.estimates import UNDISTURBED, USUAL
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import read_journal
 from pyperf_suite.spec.findings import Findings, findings, quantity, remark
-from pyperf_suite.spec.rows import Column, table
+from pyperf_suite.spec.rows import Column, grouped, table
 
 ALL = "all"
+QUANTILES = {0.0: "fastest", 0.01: "1 %", UNDISTURBED: f"{UNDISTURBED:.0%} (reported)", 0.25: "25 %", USUAL: "median"}
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ def measure_again(count: int, command: Sequence[str], results: Path, progress: C
     return journals
 
 
-def spreads(journals: Sequence[Path]) -> list[Spread]:
-    """By probe, and of all together last, of the benchmarks that every run measured in its first process."""
+def records_of(journals: Sequence[Path]) -> list[list[Record]]:
+    """Of each benchmark that every run measured in its first process: its record of each run."""
     runs = [
         {
             (record.probe, record.case_id): record
@@ -66,17 +68,27 @@ def spreads(journals: Sequence[Path]) -> list[Spread]:
         for journal in journals
     ]
     shared = sorted(set.intersection(*map(set, runs))) if runs else []
-    by_probe = {probe: [key for key in shared if key[0] == probe] for probe, _ in shared}
-    return [
-        _spread(probe, [[run[key] for run in runs] for key in keys])
-        for probe, keys in [*by_probe.items(), (ALL, shared)]
-        if keys
-    ]
+    return [[run[key] for run in runs] for key in shared]
+
+
+def spreads(cases: Sequence[Sequence[Record]]) -> list[Spread]:
+    """By probe, and of all together last."""
+    by_probe = grouped(cases, lambda records: records[0].probe)
+    return [_spread(probe, of) for probe, of in [*by_probe.items(), (ALL, cases)] if of]
+
+
+def other_figures(cases: Sequence[Sequence[Record]]) -> list[Spread]:
+    """What two runs would differ by if another quantile of the same samples were the figure; intervals are unknown."""
+    found = []
+    for share, name in QUANTILES.items():
+        values = [[float(np.quantile(record.metrics["time"].samples, share)) for record in of] for of in cases]
+        found.append(Spread(name, len(cases), _distances(values), math.nan, None))
+    return found
 
 
 def _spread(probe: str, cases: Sequence[Sequence[Record]]) -> Spread:
     times = [[record.metrics["time"] for record in records] for records in cases]
-    distances = [abs(math.log(one.value / other.value)) for case in times for one, other in combinations(case, 2)]
+    distances = _distances([[time.value for time in case] for case in times])
     held = [one.low <= other.value <= one.high for case in times for one, other in permutations(case, 2)]
     clean = [
         record.quality["disturbances"]["clean_share"]
@@ -87,14 +99,22 @@ def _spread(probe: str, cases: Sequence[Sequence[Record]]) -> Spread:
     return Spread(probe, len(cases), distances, float(np.mean(held)), float(np.mean(clean)) if clean else None)
 
 
-def findings_of_repeats(found: Sequence[Spread], count: int) -> Findings:
-    """What two runs differ by, and how often one's interval holds the other's figure."""
-    columns = (
-        Column("probe", lambda each: each.probe),
-        Column("benchmarks", lambda each: each.cases),
+def _distances(values: Sequence[Sequence[float]]) -> list[float]:
+    return [abs(math.log(one / other)) for case in values for one, other in combinations(case, 2)]
+
+
+def findings_of_repeats(cases: Sequence[Sequence[Record]]) -> Findings:
+    """What two runs differ by, how often one's interval holds the other's figure, and what other figures differ by."""
+    found = spreads(cases)
+    apart = (
         Column("two runs differ by", lambda each: each.at(0.5), "%"),
         Column("90 % of them by", lambda each: each.at(0.9), "%"),
         Column("worst", lambda each: each.at(1.0), "%"),
+    )
+    columns = (
+        Column("probe", lambda each: each.probe),
+        Column("benchmarks", lambda each: each.cases),
+        *apart,
         Column("interval holds", lambda each: each.holds, "%"),
         Column("clean slices", lambda each: each.clean, "%"),
     )
@@ -102,9 +122,13 @@ def findings_of_repeats(found: Sequence[Spread], count: int) -> Findings:
     said = remark(
         "Figures of two of {runs} runs differ by {median} (median; {most} for one pair in ten); the interval of one "
         "holds the figure of the other in {holds} of pairs",
-        runs=count,
+        runs=len(cases[0]),
         median=quantity(whole.at(0.5), "%"),
         most=quantity(whole.at(0.9), "%"),
         holds=quantity(whole.holds, "%"),
     )
-    return findings(said, table("How well figures come back", columns, found))
+    return findings(
+        said,
+        table("How well figures come back", columns, found),
+        table("Other figures of the same samples", (Column("figure", "probe"), *apart), other_figures(cases)),
+    )

@@ -167,7 +167,7 @@ def about_the_cases(records: Sequence[Record]) -> Iterator[Remark]:
     loose = sum(not each.quality["converged"] for each in measured)
     if loose:
         yield remark(
-            "{loose} of {measured} measurements reached their time limit before the interval of the median was as "
+            "{loose} of {measured} measurements reached their time limit before their interval was as "
             "narrow as the profile asks: a longer profile, or an idler machine, narrows it.",
             kind="caution",
             loose=loose,

@@ -6,6 +6,12 @@ import pytest
 
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.measure.sampling import SteadyRule
+from pyperf_suite.runner.measuring import measure_by_turns
+from pyperf_suite.runner.profiles import QUICK, Effort
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.operator import CACHE_TURNOVER, MEMORY_SHARE, MOST_SETS, sets_to_rotate
 
 CPU = resolve("cpu")
@@ -32,3 +38,30 @@ def test_operand_sets_leave_memory_for_the_reference(monkeypatch: pytest.MonkeyP
     footprint = cpu.detect().l2_total_bytes // 10
     monkeypatch.setattr(memory, "available_bytes", lambda: round(5 * footprint / MEMORY_SHARE))
     assert sets_to_rotate(footprint, CPU) == (5, "partly_warm")
+
+
+def product(n: int) -> Case:
+    return Case("matmul", MatmulParameters(n, n, n, Schedule("data_parallel", 1), Tile(32, 32, 32)), "native")
+
+
+def test_cases_take_turns_and_the_rounds_of_their_slices_have_one_name() -> None:
+    turns: list[int] = []
+    effort = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.01), QUICK.effort.stop)
+    answers = dict(measure_by_turns([product(64), product(65)], effort, CPU, begin_turn=turns.append))
+    assert {answer["outcome"] for answer in answers.values()} == {"ok"}
+    # Each round has both, in an order that chance has: none is done before the other has begun.
+    assert sorted(turns[:2]) == [0, 1]
+    both = [turns[at : at + 2] for at in range(0, 2 * min(turns.count(0), turns.count(1)), 2)]
+    assert all(sorted(each) == [0, 1] for each in both[:4])
+    assert len({answer["sampling"]["group"] for answer in answers.values()}) == 1
+    for answer in answers.values():
+        assert sum(answer["sampling"]["slices"]) == len(answer["metrics"]["time"]["samples"])
+        assert answer["state"]["reported_time"] == "10% quantile of samples"
+        assert 0 <= answer["quality"]["disturbances"]["clean_share"] <= 1
+
+
+def test_a_case_that_cannot_be_prepared_leaves_the_others_their_turns() -> None:
+    wrong = Case("matmul", product(64).parameters, "no_such_implementation")
+    answers = dict(measure_by_turns([wrong, product(64)], QUICK.effort, CPU))
+    assert answers[0]["outcome"] in ("failed", "unsupported")
+    assert answers[1]["outcome"] == "ok"

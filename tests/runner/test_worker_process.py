@@ -164,6 +164,29 @@ def test_a_worker_that_hangs_in_c_ends_itself_when_its_parent_does_not() -> None
         worker.close()
 
 
+def test_a_worker_that_dies_costs_the_case_whose_turn_it_was_and_the_others_are_measured_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = textwrap.dedent("""
+        import json, os, sys
+        from pathlib import Path
+        for line in sys.stdin:
+            cases = json.loads(line)["cases"]
+            for number, case in enumerate(cases):
+                Path(os.environ["PYPERF_SCRATCH"], "turn").write_text(f"{number} 1")
+                if case["parameters"]["n"] == 65:
+                    os._exit(7)
+                if len(cases) == 1:
+                    print(json.dumps({"case": number, "outcome": "ok"}), flush=True)
+        """)
+    monkeypatch.setattr("pyperf_suite.runner.workers.COMMAND", (sys.executable, "-c", program))
+    cases = [dataclasses.replace(CASE, parameters=dataclasses.replace(CASE.parameters, n=n)) for n in (64, 65, 66)]
+    with WorkerPool(CPU, 20) as pool:
+        answers = dict(pool.measure_by_turns(0, cases, EFFORT))
+    assert {number: answer["outcome"] for number, answer in answers.items()} == {0: "ok", 1: "failed", 2: "ok"}
+    assert "exit code 7" in answers[1]["reason"]
+
+
 def test_a_worker_is_asked_to_end_itself_only_after_its_parent_should_have() -> None:
     worker = double("print(input(), flush=True)")
     try:

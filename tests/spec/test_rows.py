@@ -12,9 +12,9 @@ import pytest
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.findings import Claim, Heading, Quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, rows_of, series, series_by, table
+from pyperf_suite.spec.rows import Column, Row, Rows, readings, rows_of, series, series_by, speedup, table
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
-from tests.records import a_record
+from tests.records import a_record, metric
 
 
 def of(rows: Rows, n: int, implementation: str = "torch") -> Row:
@@ -185,3 +185,24 @@ def test_a_row_tells_of_itself_and_of_what_it_is_given():
     assert told.values == {"batch": 2, "implementation": "storages", "measured": Quantity(2.0), "model": "gpt"}
     verdict = row.judge(Claim("is 2", "a guide", 2.0, 2.0), "batch {batch}: {measured}", 2.0)
     assert (verdict.outcome, verdict.told.values) == ("holds", {"batch": 2, "measured": verdict.measured})
+
+
+def slices_of(seconds: list[float], group: str = "one", share: float = 0.1) -> Any:
+    """A record of a product by one process, whose slices have one sample each."""
+    case = Case("training_memory", TrainingMemoryParameters(), "formula")
+    sampling = {"quantile": share, "slices": [1] * len(seconds), "group": group}
+    low = metric(float(np.quantile(seconds, share)), low=min(seconds), high=max(seconds), samples=seconds)
+    work = {"flop": 1, "bytes": 1}
+    quality = {"converged": True, "relative_half_width": 0.2}
+    return a_record(case, low, sampling=sampling, quality=quality, work=work)
+
+
+def test_slices_of_the_same_rounds_are_pairs() -> None:
+    machine = [1.0, 1.5, 1.1, 2.0, 1.2, 1.0, 1.7]
+    [slow], [fast] = (readings([slices_of([factor * each for each in machine])]) for factor in (1.1, 1.0))
+    [other] = readings([slices_of(machine, group="another")])
+    paired, apart = speedup(slow, fast), speedup(slow, other)
+    assert paired.value == apart.value == pytest.approx(1.1)
+    # What the machine did hit both alike, and the pairs show none of it.
+    assert paired.high / paired.low == pytest.approx(1.0)
+    assert apart.high / apart.low > 1.5

@@ -1,0 +1,205 @@
+"""What a launch takes when nothing else disturbs it: slices by turns, what disturbs them, and how well it is known."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from pyperf_suite.measure import telemetry
+from pyperf_suite.measure.estimates import RUN_SPREAD, UNDISTURBED, USUAL, another_runs, undisturbed_interval
+from pyperf_suite.measure.sampling import REPEATED_SHARE, OwnTime, SteadyRule, StopRule, measure, sampling, to_the_end
+from pyperf_suite.measure.telemetry import SLOW, STOLEN, WAITED, Disturbances
+
+SLICES = 13
+OF_EACH = 15
+RULE = StopRule(1e-9, 0.9, min_samples=6, min_effective_samples=6, time_cap_s=0.2, quantile=UNDISTURBED)
+COLD = SteadyRule(min_time_s=0.0, time_cap_s=0.0)
+
+
+def ignore(index: int) -> None:
+    return None
+
+
+def run(random: np.random.Generator, busy_share: float = 0.0) -> tuple[np.ndarray, list[int]]:
+    """A run's samples of a launch of one second, slice by slice: some slices are disturbed, and take up to three."""
+    level = np.exp(RUN_SPREAD * random.standard_normal())
+    drift = np.exp(0.02 * random.standard_normal(SLICES))
+    busy = random.random(SLICES) < busy_share
+    slowed = 1 + busy[:, None] * 2 * random.random((SLICES, OF_EACH))
+    samples = level * drift[:, None] * slowed * (1 + 0.01 * random.exponential(size=(SLICES, OF_EACH)))
+    return samples.ravel(), [OF_EACH] * SLICES
+
+
+# Disturbed slices spread more than the figure errs, so intervals are wider than they need be there, never narrower.
+@pytest.mark.parametrize(("busy_share", "least", "most"), [(0.0, 0.85, 0.95), (0.3, 0.9, 1.0)])
+def test_the_interval_of_a_run_holds_the_figure_of_another_as_often_as_it_says(busy_share, least, most):
+    random = np.random.default_rng(5)
+    figures, bounds = [], []
+    for _ in range(60):
+        samples, slices = run(random, busy_share)
+        figures.append(float(np.quantile(samples, UNDISTURBED)))
+        bounds.append(another_runs(figures[-1], undisturbed_interval(samples, slices, 0.9)))
+    held = [low <= figures[two] <= high for (low, high), two in _ordered(bounds)]
+    assert least <= np.mean(held) <= most
+
+
+def _ordered(bounds):
+    return [(bounds[one], two) for one, two in itertools.permutations(range(len(bounds)), 2)]
+
+
+def test_a_busy_machine_moves_it_by_less_than_the_median():
+    random = np.random.default_rng(6)
+    quiet, busy = ([run(random, share)[0] for _ in range(40)] for share in (0.0, 0.3))
+    moved = {
+        quantile: np.mean([np.log(np.quantile(each, quantile)) for each in busy])
+        - np.mean([np.log(np.quantile(each, quantile)) for each in quiet])
+        for quantile in (UNDISTURBED, USUAL)
+    }
+    assert moved[UNDISTURBED] < 0.012
+    assert moved[USUAL] > 2 * moved[UNDISTURBED]
+
+
+def test_what_is_slower_by_three_percent_is_seen_as_that():
+    random = np.random.default_rng(7)
+    samples = run(random, 0.3)[0]
+    ratio = np.quantile(1.03 * samples, UNDISTURBED) / np.quantile(samples, UNDISTURBED)
+    assert ratio == pytest.approx(1.03)
+
+
+def test_slices_are_the_unit_and_one_of_them_says_little():
+    samples = np.repeat([1.0, 1.1, 1.2, 1.0, 1.1, 1.2], 10)
+    found = undisturbed_interval(samples, [10] * 6, 0.9)
+    assert found.effective_samples == 6
+    # Student's t of five degrees of freedom, 2.015, times the standard error of the logarithms.
+    error = np.std(np.log([1.0, 1.1, 1.2] * 2), ddof=1) / np.sqrt(6)
+    assert np.log(found.high / found.low) / 2 == pytest.approx(2.015 * error, rel=1e-3)
+    assert undisturbed_interval(samples, [60], 0.9).effective_samples == 1
+
+
+def test_another_run_differs_by_both_runs_errors_and_by_what_runs_differ_by():
+    alone = undisturbed_interval(np.ones(60), [10] * 6, 0.9)
+    low, high = another_runs(2.0, alone)
+    assert np.log(high / 2.0) == pytest.approx(1.645 * np.sqrt(2) * RUN_SPREAD, rel=1e-3)
+    assert low * high == pytest.approx(4.0)
+
+
+class Planned(Disturbances):
+    """Finds each slice disturbed that `reasons_of` says."""
+
+    def __init__(self, reasons_of):
+        super().__init__()
+        self.reasons_of = reasons_of
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.reasons.append(self.reasons_of(len(self.reasons)))
+
+
+@pytest.mark.parametrize(
+    ("reasons_of", "seconds"),
+    [
+        (lambda index: "", 0.2),
+        (lambda index: STOLEN, 0.2 * (1 + REPEATED_SHARE)),
+        (lambda index: WAITED * (index < 2), 0.23),
+    ],
+    ids=["clean", "always disturbed", "two slices"],
+)
+def test_disturbed_slices_are_measured_again_up_to_a_share_of_the_time(replay, reasons_of, seconds):
+    random = np.random.default_rng(8)
+    stopwatch = replay(lambda index: 1e-3 * (1 + 0.1 * random.random()))
+    to_the_end(sampling(ignore, stopwatch, RULE, COLD, None, stopwatch.clock, Planned(reasons_of)))
+    assert stopwatch.now == pytest.approx(seconds, rel=0.1)
+
+
+def test_a_slice_is_a_turn_and_no_turn_lasts_longer(replay):
+    stopwatch = replay(lambda index: 1e-3)
+    turns = sampling(ignore, stopwatch, RULE, COLD, None, stopwatch.clock)
+    lasted = []
+    for _ in turns:
+        lasted.append(stopwatch.now)
+    assert max(np.diff(lasted)) <= RULE.block_s * 1.1
+
+
+def test_after_others_had_a_turn_launches_go_uncounted_first(replay):
+    def taken(others_ran: bool) -> int:
+        stopwatch = replay(lambda index: 1e-3)
+        turns = sampling(ignore, stopwatch, RULE, COLD, None, stopwatch.clock)
+        next(turns)
+        calls = len(stopwatch.calls)
+        turns.send(others_ran)
+        return len(stopwatch.calls) - calls
+
+    assert (taken(False), taken(True)) == (1, 2)
+
+
+def test_launches_that_take_the_same_stop_at_the_fewest_slices(replay):
+    stopwatch = replay(lambda index: 1e-3)
+    rule = StopRule(0.03, 0.9, min_samples=6, min_effective_samples=6, time_cap_s=5.0, quantile=UNDISTURBED)
+    found = measure(ignore, stopwatch, rule, COLD, clock=stopwatch.clock)
+    assert found.stopped_by == "interval"
+    assert len(found.slices) == 6
+    assert sum(found.slices) == len(found.seconds)
+    assert found.value == pytest.approx(1e-3)
+
+
+def test_a_clock_of_its_own_runs_only_in_its_turns():
+    clock = OwnTime()
+    assert clock() == 0
+    with clock:
+        first = clock()
+    assert clock() >= first
+    assert clock() == clock()
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine whose counters and loop a test sets."""
+    monkeypatch.setattr(telemetry, "_PROC", tmp_path)
+    monkeypatch.setattr(Disturbances, "_usual", type(Disturbances._usual)([1e-3] * 9, maxlen=101))
+    (tmp_path / "thread-self").mkdir()
+
+    def set_to(stolen: int = 0, waited_ns: int = 0, loop_s: float = 1e-3) -> None:
+        (tmp_path / "stat").write_text(f"cpu 0 0 0 0 0 0 0 {stolen} 0 0\n")
+        (tmp_path / "thread-self" / "schedstat").write_text(f"1 {waited_ns} 1\n")
+        monkeypatch.setattr(telemetry, "_loop_s", lambda: loop_s)
+
+    set_to()
+    return set_to
+
+
+@pytest.mark.parametrize(
+    ("happened", "reason"),
+    [
+        ({}, ""),
+        ({"stolen": 1}, STOLEN),
+        ({"waited_ns": 10**12}, WAITED),
+        ({"loop_s": 2e-3}, SLOW),
+        ({"loop_s": 1.2e-3}, ""),
+        ({"stolen": 1, "waited_ns": 10**12}, STOLEN),
+    ],
+    ids=str,
+)
+def test_a_slice_is_disturbed_by_what_happened_meanwhile(machine, happened, reason):
+    found = Disturbances()
+    with found:
+        machine(**happened)
+    assert found.reasons == [reason]
+    with found:
+        pass
+    report = found.report()
+    assert report["slices"] == ({reason: [0, 1] if reason == SLOW else [0]} if reason else {})
+    assert report["clean_share"] == (0.0 if reason == SLOW else 0.5 if reason else 1.0)
+    assert len(report["loop_s"]) == 2
+
+
+def test_this_machine_tells_what_disturbs_a_slice():
+    found = Disturbances()
+    for _ in range(3):
+        with found:
+            sum(range(10_000))
+    assert len(found.reasons) == len(found.loop_s) == 3
+    assert set(found.reasons) <= {"", STOLEN, WAITED, SLOW}
