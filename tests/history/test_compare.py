@@ -114,6 +114,13 @@ def test_a_changed_driver_or_library_is_named():
     assert finding.details["changes"] == ["torch 2.9 -> 2.10"]
 
 
+def test_a_time_that_is_another_quantile_of_its_samples_is_named_and_old_records_have_medians():
+    old, new = timed([1.0] * 3), timed([0.98] * 3, state={"reported_time": "10% quantile of samples"})
+    change = "reported time median of samples -> 10% quantile of samples"
+    assert judged(old, new).details["changes"] == [change]
+    assert judged(old, old).details["changes"] == judged(new, new).details["changes"] == []
+
+
 def test_different_machines_are_refused():
     with pytest.raises(UserError, match="different machines"):
         compared(side(timed([1.0])), side(timed([1.0]), machine="gpu"))
