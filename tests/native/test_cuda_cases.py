@@ -33,7 +33,11 @@ def answer(monkeypatch) -> Callable[[Callable[[], Any]], dict[str, Any]]:
     """What a worker answers to a case that does this."""
 
     def to(doing: Callable[[], Any]) -> dict[str, Any]:
-        monkeypatch.setattr(measuring, "_measure", lambda *_: doing())
+        def measure(*_: Any) -> Iterator[None]:
+            yield from ()
+            return doing()
+
+        monkeypatch.setattr(measuring, "_measure", measure)
         return measuring.measure_case(SENTINELS["cuda"], None, GPU)
 
     return to

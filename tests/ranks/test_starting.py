@@ -37,7 +37,7 @@ DEADLINE_S = 6.0
 CASE = Case("collective", CollectiveParameters("all_reduce", 1024, 3), "gloo")
 EFFORT = Effort(SteadyRule(min_time_s=60, time_cap_s=60), StopRule(time_cap_s=60))
 REQUEST = json.dumps(
-    {"case": CASE.to_json(), "effort": EFFORT.to_json(), "device": "cpu", "deadline_s": DEADLINE_S, "give_up_s": 120}
+    {"cases": [CASE.to_json()], "effort": EFFORT.to_json(), "device": "cpu", "deadline_s": DEADLINE_S, "give_up_s": 120}
 )
 # Its imports on a busy machine, the deadline, and for a rank 0 that is stopped the silence that the others wait for.
 IN_TIME_S = 60.0
