@@ -131,6 +131,8 @@ def selfcheck(
     where = resolve(device)
     machine = identity(where).slug
     if repeat is not None:
+        if resume or show or pattern is not None or markdown is not None:
+            raise UserError("--repeat measures whole runs: leave out --resume, --show, -k and --markdown.")
         _repeat(repeat, probes, where, results, as_json, wide)
         return
     if show:

@@ -114,9 +114,12 @@ def another_runs(value: float, within: MedianInterval) -> tuple[float, float]:
     """Where the figure of another run on the same machine lies, with the interval's confidence.
 
     Both figures have the error that slices show and what runs differ by, so their difference has twice the variance.
+    An interval that is sure of nothing, as that of a single sample, stays as it is.
     """
     from scipy import special
 
+    if within.confidence <= 0 or within.low <= 0:
+        return within.low, within.high
     reach = float(special.ndtri((1 + within.confidence) / 2))
     error = math.log(within.high / within.low) / 2 / reach
     half_width = reach * math.sqrt(2 * (error**2 + RUN_SPREAD**2))

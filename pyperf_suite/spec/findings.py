@@ -57,9 +57,9 @@ change, of which 0 is none.
 class Quantity:
     """A value counted in the base of `unit`: seconds for "ms", bytes for "MB", FLOP a second for "TFLOP/s".
 
-    `low` and `high` bound it with a confidence of 95 %, NaN where that is not known. `processes` is over how many
-    processes the interval was taken, 0 for what was counted and not timed. `predicted` is what a law says; `noisy`
-    that every slice of the measurement was disturbed.
+    `low` and `high` bound it with a confidence of 95 %, a time of one process with 90 %; NaN where that is not known.
+    `processes` is over how many processes the interval was taken, 0 for what was counted and not timed. `predicted` is
+    what a law says; `noisy` that every slice of the measurement was disturbed.
     """
 
     value: float

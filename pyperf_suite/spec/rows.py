@@ -120,7 +120,7 @@ def _reading(trials: list[Record]) -> Reading:
         by_process={record.process: record.metrics["time"].value for record in latest},
         error=_error_of(latest),
         within=_within(latest) if alone else (max(medians) - min(medians)) / 2 / statistics.median(medians),
-        slices=_slices(latest[0]) if group else (),
+        slices=_slices(latest[0]) if group and "slices" in latest[0].sampling else (),
         group=group,
         is_noisy=all(record.quality.get("disturbances", {}).get("clean_share", 1) == 0 for record in latest),
     )
@@ -134,7 +134,7 @@ def _within(trials: list[Record]) -> float:
     time, sampling = trials[0].metrics["time"], trials[0].sampling
     if sampling.get("quantile", USUAL) == USUAL:
         return (time.high - time.low) / 2 / time.value
-    return float(trials[0].quality["relative_half_width"]) * _WIDER / _REACH
+    return float(trials[0].quality.get("relative_half_width", 0.0)) * _WIDER / _REACH
 
 
 def _slices(record: Record) -> tuple[float, ...]:
@@ -143,7 +143,7 @@ def _slices(record: Record) -> tuple[float, ...]:
 
     ends = np.cumsum(record.sampling["slices"])[:-1]
     parts = np.split(np.asarray(record.metrics["time"].samples, dtype=np.float64), ends)
-    return tuple(float(np.quantile(part, record.sampling["quantile"])) for part in parts)
+    return tuple(float(np.quantile(part, record.sampling.get("quantile", USUAL))) for part in parts if part.size)
 
 
 def _error_of(trials: list[Record]) -> float:

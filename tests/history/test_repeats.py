@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from pyperf_suite.cli import main
 from pyperf_suite.history.repeats import ALL, findings_of_repeats, records_of, spreads
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.render import text
@@ -43,9 +45,12 @@ def test_runs_are_compared_by_pairs_within_probes_and_together(tmp_path: Path) -
     assert whole.at(0.5) == pytest.approx(0.0)
     # The first benchmark's second run is not held by the others, nor holds them: 4 of 12 ordered pairs.
     assert whole.holds == pytest.approx(8 / 12)
-    told = findings_of_repeats(cases)
-    assert [table.title for table in told.tables] == ["How well figures come back", "Other figures of the same samples"]
-    said = [text.sentence(each) for each in told.remarks]
+    reported = findings_of_repeats(cases)
+    assert [table.title for table in reported.tables] == [
+        "How well figures come back",
+        "Other figures of the same samples",
+    ]
+    said = [text.sentence(each) for each in reported.remarks]
     assert any("Figures of two of 3 runs differ by" in each for each in said)
 
 
@@ -53,6 +58,13 @@ def test_only_what_every_run_measured_is_compared(tmp_path: Path) -> None:
     runs = [journal(tmp_path / "one", 1.0, 2.0), journal(tmp_path / "two", 1.0)]
     assert [(each.probe, each.cases) for each in spreads(records_of(runs))] == [("baseline", 1), (ALL, 1)]
     assert records_of([runs[0], journal(tmp_path / "other", 1.0, probe="alignment")]) == []
+
+
+@pytest.mark.parametrize("option", [["--show"], ["--resume"], ["-k", "matmul"], ["--markdown", "x.md"]], ids=str)
+def test_options_of_comparisons_are_refused(option: list[str]) -> None:
+    refused = CliRunner().invoke(main, ["selfcheck", "--repeat", "2", *option])
+    assert refused.exit_code == 2
+    assert "leave out" in refused.output
 
 
 @pytest.mark.slow
