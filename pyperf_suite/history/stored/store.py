@@ -36,7 +36,7 @@ from pyperf_suite.history.stored.series import (
 
 # Also a run may hold thousands of cases, but what is kept of each is short.
 LARGEST_CACHE_BYTES = 512 * 2**20
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 _CACHE_FILE = re.compile(r"[0-9a-f]{32}\.json")
 _LATEST = re.compile(r"latest(?:~(\d{1,6}))?")
 
