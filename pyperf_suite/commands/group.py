@@ -32,7 +32,6 @@ MODULES = {
     "findings": "findings",
     "history": "history",
     "layout": "layout",
-    "prune": "history",
     "report": "report",
     "selfcheck": "selfcheck",
     "size": "size",

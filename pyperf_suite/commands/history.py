@@ -1,8 +1,7 @@
-"""`pyperf-suite history`, `prune` and `export`: what stored runs say, which of them may go, figures as files."""
+"""`pyperf-suite history` and `export`: what stored runs say, figures as files."""
 
 from __future__ import annotations
 
-import datetime
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 import click
 
 from pyperf_suite.commands.options import (
-    Age,
     json_option,
     machine_option,
     options,
@@ -23,9 +21,8 @@ from pyperf_suite.errors import UserError, printable
 from pyperf_suite.files import write_for_user
 
 if TYPE_CHECKING:
-    from pyperf_suite.history.stored.prune import Pruning
     from pyperf_suite.history.stored.series import Benchmark, BenchmarkSeries
-    from pyperf_suite.history.stored.store import CaseKey, Store
+    from pyperf_suite.history.stored.store import Store
 
 EXPORT_FORMATS = ("csv", "json", "parquet", "github-action-benchmark")
 
@@ -88,62 +85,6 @@ def history(
     _warn(warned)
     if png is not None:
         console.print(f"\npicture   {png}", highlight=False, soft_wrap=True, markup=False)
-
-
-@click.command()
-@stored_options
-@click.option("--older-than", type=Age(), metavar="AGE", help="Runs begun longer ago than 36h, 90d, 12w.")
-@click.option(
-    "--keep-last",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Runs that are among the last N of none of their benchmarks; with --older-than, only those that are also old.",
-)
-@click.option("--delete", "really", is_flag=True, help="Delete what is listed; without it nothing is deleted.")
-@json_option("Print the list as JSON instead of a table.")
-def prune(
-    results: Path,
-    machine: str | None,
-    older_than: datetime.timedelta | None,
-    keep_last: int | None,
-    really: bool,
-    as_json: bool,
-) -> None:
-    """List the runs, comparisons and watched jobs that these rules let go; with --delete, delete them, naming each.
-
-    \b
-    Examples:
-      pyperf-suite prune --older-than 90d --keep-last 20
-      pyperf-suite prune --older-than 90d --keep-last 20 --delete
-    """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.history.stored.prune import Rules, delete, plan_pruning
-
-    rules = Rules(older_than, keep_last, machine)
-    held: dict[Path, frozenset[CaseKey]] = {}
-    unread: frozenset[Path] = frozenset()
-    if keep_last is not None and results.is_dir():
-        with _store(results) as store:
-            held, unread = store.holdings(), store.damaged()
-    planned = plan_pruning(results, rules, held, unread=unread)
-    deleted: list[str] = []
-    failures: list[str] = []
-    if not as_json:
-        _print_pruning(planned, really)
-    for doomed in planned.doomed if really else ():
-        try:
-            delete(doomed)
-        except UserError as reason:
-            failures.append(str(reason))
-            continue
-        deleted.append(doomed.name)
-        if not as_json:
-            click.echo(printable(f"deleted  {doomed.name}"))
-    if deleted:
-        _store(results)  # the cache follows: it forgets the files that are gone
-    if as_json:
-        click.echo(_pruning_as_json(planned, deleted, failures))
-    if failures:
-        raise UserError(" ".join(failures))
 
 
 @click.command()
@@ -241,43 +182,3 @@ def _as_json(series: Sequence[BenchmarkSeries], warned: Sequence[str]) -> str:
 def _warn(sentences: Sequence[str]) -> None:
     for sentence in sentences:
         click.echo(f"Warning: {printable(sentence)}", err=True)
-
-
-def _print_pruning(planned: Pruning, really: bool) -> None:
-    for doomed in planned.doomed:
-        goes = f"{'goes' if really else 'would go'}  {doomed.name}  {doomed.size_bytes / 1e6:.1f} MB"
-        click.echo(printable(f"{goes}  ({doomed.reason}): {', '.join(doomed.files)}"))
-    for spared in planned.spared:
-        click.echo(printable(f"stays  {spared.name}: {spared.reason}"))
-    runs = "run" if len(planned.doomed) == 1 else "runs"
-    ending = "." if really or not planned.doomed else "; nothing was deleted, --delete does it."
-    click.echo(
-        f"{len(planned.doomed)} {runs} of {planned.size_bytes / 1e6:.1f} MB {'go' if really else 'would go'}, "
-        f"{planned.staying + len(planned.spared)} stay{ending}"
-    )
-
-
-def _pruning_as_json(planned: Pruning, deleted: Sequence[str], failures: Sequence[str]) -> str:
-    import json
-
-    return json.dumps(
-        {
-            "would_go": [
-                {
-                    "run": each.name,
-                    "path": str(each.path),
-                    "files": list(each.files),
-                    "size_bytes": each.size_bytes,
-                    "reason": each.reason,
-                }
-                for each in planned.doomed
-            ],
-            "left_alone": [
-                {"run": each.name, "path": str(each.path), "reason": each.reason} for each in planned.spared
-            ],
-            "staying": planned.staying,
-            "deleted": list(deleted),
-            "failures": list(failures),
-        },
-        indent=2,
-    )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -83,22 +81,6 @@ class Gibibytes(click.ParamType):
             self.fail(
                 f"{value!r} is not a size of memory: write GiB, as in 80 or 80GiB, or GB, as in 80GB.", param, ctx
             )
-
-
-class Age(click.ParamType):
-    """A length of time as people write it: 36h, 90d, 12w."""
-
-    name = "age"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> datetime.timedelta | None:
-        if isinstance(value, datetime.timedelta):
-            return value
-        match = re.fullmatch(r"(\d{1,6})([hdw])", value.strip())
-        if match is None:
-            self.fail(f"{value!r} is not a length of time: write it as 36h, 90d or 12w.", param, ctx)
-        return datetime.timedelta(hours=int(match[1]) * {"h": 1, "d": 24, "w": 24 * 7}[match[2]])
 
 
 def path_option(*names: str, metavar: str = "FILE", **more: Any) -> Callable[[Command], Command]:

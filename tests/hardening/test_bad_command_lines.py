@@ -45,7 +45,6 @@ CATALOGUE = (
     ("track --margin 200%", "'200%'"),
     ("history --machine none", "machine none"),
     ("export --format xml", "'xml'"),
-    ("prune --older-than 3x", "'3x'"),
     ("report absent", "no results folder absent"),
     ("findings latest --results absent", "no run in absent"),
     ("calibrate absent", "absent"),

@@ -81,7 +81,6 @@ COMMANDS = (
     "export --results results --format json",
     "compare results/OLD results/RUN",
     "compare results/OLD/records.jsonl results/RUN/records.jsonl",
-    "prune --results results --keep-last 1",
     "calibrate results/RUN",
     "selfcheck --results results --show",
     "run static_kernels -a kernel=none-of-them --results results --resume",

@@ -14,7 +14,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
@@ -22,7 +21,6 @@ from hypothesis import strategies as st
 
 from pyperf_suite.advise.model_config import _object_in, model_config, read_model_config
 from pyperf_suite.commands.layout import _link
-from pyperf_suite.commands.options import Age
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu, links, memory, nccl_log, topology
 from pyperf_suite.hardware.catalogue import capability_of, find_gpu
@@ -436,7 +434,6 @@ READERS = (
     Reader("gpu_capability", capability_of, ("NVIDIA H100 80GB HBM3", "GeForce RTX 4090"), ()),
     Reader("variant", parse_variant, ("tile=64x64x256,implementation=native",)),
     Reader("share", parse_share, ("2.5 %", "0.01"), (ValueError,)),
-    Reader("age", lambda text: Age().convert(text, None, None), ("90d",), (click.UsageError,)),
     Reader("size_in_kernel_files", parse_bytes, ("491520 KB",), ()),
     Reader("cpu_list", parse_cpu_list, ("0-3,8,10-11",), ()),
     Reader("whole_number", parse_integer, ("-12",), ()),
@@ -530,7 +527,7 @@ def values_in(results: Path) -> list[float]:
     """What the history holds, all of it read."""
     store = Store(results)
     store.update()
-    store.runs(), store.holdings(), store.damaged()
+    store.runs()
     found = [store.series(benchmark) for benchmark in store.benchmarks()]
     json.dumps([[series.values, [point.clock_hz for point in series.points]] for series in found], allow_nan=False)
     return [point.value for series in found for point in series.points]

@@ -1,4 +1,4 @@
-"""`history`, `prune` and `export` as they are typed: what they print, write, refuse and never delete."""
+"""`history` and `export` as they are typed: what they print, write and refuse."""
 
 from __future__ import annotations
 
@@ -134,9 +134,6 @@ def test_a_damaged_line_is_warned_about_and_the_rest_is_told(own_results):
         (("history", "--machine", "another"), "No measured run was found in"),
         (("export", "nothing of the kind"), "matches 'nothing of the kind'"),
         (("history", "--also", "absent.json"), "There is no absent.json"),
-        (("prune",), "needs a rule"),
-        (("prune", "--older-than", "soon"), "write it as 36h, 90d or 12w"),
-        (("prune", "--keep-last", "0"), "0 is not in the range"),
         (("export", "-o", "/proc/none/x.csv"), "cannot be written"),
     ],
 )
@@ -146,45 +143,12 @@ def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(results, arguments,
     assert sentence in " ".join(told.stderr.split())
 
 
-@pytest.mark.parametrize("command", [("history",), ("export",), ("prune", "--keep-last", "1")])
+@pytest.mark.parametrize("command", [("history",), ("export",)])
 def test_results_that_are_not_there_are_one_sentence(tmp_path, command):
     told = invoke(*command, "--results", tmp_path / "absent")
     assert told.exit_code == 2
     assert told.stderr.startswith("Error: ")
     assert not (tmp_path / "absent").exists()
-
-
-def test_prune_names_what_would_go_and_deletes_nothing(results):
-    before = sorted(results.rglob("records.jsonl"))
-    told = invoke("prune", "--keep-last", "15", "--results", results)
-    assert told.exit_code == 0
-    gone = [line.split()[2] for line in told.output.splitlines() if line.startswith("would go")]
-    # The third is the only one of the large product, and stays for it.
-    assert gone == [f"{MACHINE}/202601{number:02}T000000Z-{number:04x}" for number in (1, 2, 4, 5)]
-    assert "nothing was deleted" in told.output
-    assert sorted(results.rglob("records.jsonl")) == before
-
-
-def test_prune_deletes_what_it_names_and_the_history_follows(own_results):
-    told = invoke("prune", "--keep-last", "15", "--delete", "--results", own_results)
-    assert told.exit_code == 0, told.output
-    deleted = [line.split()[1] for line in told.output.splitlines() if line.startswith("deleted")]
-    assert len(deleted) == 4
-    assert not any((own_results / name).exists() for name in deleted)
-    (series,) = json.loads(invoke("history", SMALL.case_id, "--results", own_results, "--json").stdout)["series"]
-    assert [point["run_id"][6:8] for point in series["points"]] == ["03", *(f"{day:02}" for day in range(6, 21))]
-
-
-def test_prune_tells_as_json_what_it_deleted(own_results):
-    told = json.loads(
-        invoke(
-            "prune", "--keep-last", "19", "--older-than", "1d", "--delete", "--json", "--results", own_results
-        ).stdout
-    )
-    assert told["deleted"] == [f"{MACHINE}/20260101T000000Z-0001"]
-    assert [each["run"] for each in told["would_go"]] == told["deleted"]
-    assert told["would_go"][0]["files"] == ["records.jsonl", "run.json"]
-    assert told["staying"] == 19
 
 
 def test_csv_goes_to_standard_output_with_every_point(results):

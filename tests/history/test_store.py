@@ -124,7 +124,6 @@ def test_what_is_no_record_is_named_and_the_rest_is_read(results, write_run, mak
         ]
         for why, sentence in zip(("version 2", "nested too deeply", "not a regular file"), store.damage, strict=True):
             assert why in sentence
-        assert store.damaged() == {path.parent}
 
 
 def test_of_very_much_damage_only_the_number_is_reported(results, write_run):
@@ -227,7 +226,7 @@ def test_a_cache_that_is_damaged_or_spoilt_is_made_anew(results, write_run, cach
     spoil(kept)
     store = updated(results)
     assert store.series(store.benchmarks()[0]).values == [1e-3]
-    store.runs(), store.holdings(), store.damaged()
+    store.runs()
     assert points(results) == [1e-3]
 
 
@@ -293,15 +292,3 @@ def test_no_journal_is_ever_altered_and_git_ignores_the_cache(results, write_run
     assert (cache / ".gitignore").read_text() == "*\n"
     shutil.rmtree(cache)
     assert points(results) == [1e-3]
-
-
-def test_holdings_name_each_runs_cases_by_its_folder_and_leave_sentinels_and_failures_out(results, write_run):
-    first = write_run(run_id(1), [1e-3, 1e-3]).parent
-    write_run(run_id(1), [1e-3], case_id="sentinel", kind="sentinel")
-    # A folder that was renamed: its records still name the machine as it was called.
-    renamed = write_run(run_id(2), [1e-3], machine="renamed", identity={"slug": "as it was called"}).parent
-    write_run(run_id(3), [None])
-    assert updated(results).holdings() == {
-        first: {("cpu-made-up-2c", "tile_wave", "0123456789abcdef")},
-        renamed: {("as it was called", "tile_wave", "0123456789abcdef")},
-    }

@@ -183,23 +183,6 @@ class Store:
             return f"No measured run that can be read was found in {where}: {self.damage[0].rstrip('.')}.{more}"
         return f"No measured run was found in {where}: measure one with `pyperf-suite run`, or say --results."
 
-    def holdings(self) -> dict[Path, frozenset[CaseKey]]:
-        """For each run's folder the cases that it has a value of; sentinels are none."""
-        # By the file, not by what its records say of themselves: a folder may have been renamed since.
-        held = {
-            (self.results / name).parent: frozenset(
-                (one.machine, one.probe, one.case_id)
-                for one in summary.measured
-                if _metrics(one) and one.kind != "sentinel"
-            )
-            for name, (_, summary) in self._read.items()
-        }
-        return {folder: cases for folder, cases in held.items() if cases}
-
-    def damaged(self) -> frozenset[Path]:
-        """The runs' folders whose journal holds lines that this version cannot read."""
-        return frozenset((self.results / name).parent for name, (_, summary) in self._read.items() if summary.damage)
-
     def _foreign_files(self) -> Iterator[Path]:
         for path in map(Path, self._watched):
             yield from sorted(path.rglob("*.json")) if path.is_dir() else [path] if path.exists() else []
