@@ -30,7 +30,7 @@ def findings(run: str, results: Path) -> None:
     from pyperf_suite.runner.results import RunFolder
     from pyperf_suite.watch.record import findings_of as findings_of_watch
 
-    read = read_results(_folder(run, results))
+    read = read_results(run_folder(run, results))
     if read.runs:
         [found] = read.runs
         records, path = found.records(), found.path.parent
@@ -47,7 +47,7 @@ def findings(run: str, results: Path) -> None:
     click.echo(text, nl=False)
 
 
-def _folder(run: str, results: Path) -> Path:
+def run_folder(run: str, results: Path) -> Path:
     """The folder of that run. Raises UserError that names the nearest."""
     names = ("records.jsonl", "watch.json")
     if any((Path(run) / name).is_file() for name in names):

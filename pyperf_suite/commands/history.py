@@ -1,8 +1,7 @@
-"""`pyperf-suite history` and `export`: what stored runs say, figures as files."""
+"""`pyperf-suite history` and `export`: what stored runs say, and the records of one as a table."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,6 @@ import click
 from pyperf_suite.commands.options import (
     json_option,
     machine_option,
-    options,
     path_option,
     results_option,
     wide_option,
@@ -24,9 +22,6 @@ if TYPE_CHECKING:
     from pyperf_suite.history.stored.series import Benchmark, BenchmarkSeries
     from pyperf_suite.history.stored.store import Store
 
-EXPORT_FORMATS = ("csv", "json", "parquet", "github-action-benchmark")
-
-stored_options = options(results_option(), machine_option)
 also_option = path_option(
     "--also",
     multiple=True,
@@ -36,7 +31,8 @@ also_option = path_option(
 
 @click.command()
 @click.argument("benchmark", required=False, metavar="[BENCHMARK]")
-@stored_options
+@results_option()
+@machine_option
 @also_option
 @path_option("--png", help="Draw what is named into FILE.")
 @click.option("--all", "show_all", is_flag=True, help="Every benchmark and every point, however many.")
@@ -88,48 +84,22 @@ def history(
 
 
 @click.command()
-@click.argument("benchmark", required=False, metavar="[BENCHMARK]")
-@stored_options
-@also_option
-@click.option(
-    "--format",
-    "chosen",
-    type=click.Choice(EXPORT_FORMATS),
-    default="csv",
-    show_default=True,
-    help="github-action-benchmark: the newest run as customSmallerIsBetter.",
-)
-@click.option("--json", "chosen", flag_value="json", help="The same as --format json.")
-@path_option("-o", "--output", help="By default to standard output.")
-def export(
-    benchmark: str | None,
-    results: Path,
-    machine: str | None,
-    also: tuple[Path, ...],
-    chosen: str,
-    output: Path | None,
-) -> None:
-    """Write the series of all stored benchmarks, or of BENCHMARK, for other programs: one row a point.
+@click.argument("run", metavar="RUN")
+@results_option()
+@path_option("-o", "--output", required=True, help="A table by its name: .csv or .parquet.")
+def export(run: str, results: Path, output: Path) -> None:
+    """Write the records of RUN as a table, one row each: the id of a run, its folder's path, or latest.
 
     \b
     Examples:
-      pyperf-suite export -o history.csv
-      pyperf-suite export 'matmul*' --format parquet -o matmul.parquet
+      pyperf-suite export latest -o records.csv
+      pyperf-suite export 20261121T021948Z-22a8 -o records.parquet
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.history.stored.export import FORMATS, rows_of
+    from pyperf_suite.commands.findings import run_folder
+    from pyperf_suite.history.stored.export import table_of
+    from pyperf_suite.runner.results import read_journal
 
-    if chosen == "parquet" and output is None and sys.stdout.isatty():
-        raise UserError("Parquet is no text that a terminal could show: name a file with -o.")
-    with _store(results, also) as store:
-        series = [store.series(each) for each in _benchmarks(store, benchmark, machine)]
-        warned = [*store.notes, *store.damage]
-    content = FORMATS[chosen](series)
-    _warn(warned)
-    if output is None:
-        click.echo(content, nl=False)
-        return
-    write_for_user(output, content)
-    click.echo(f"{len(rows_of(series))} points of {len(series)} series were read and written to {output}.", err=True)
+    write_for_user(output, table_of(read_journal(run_folder(run, results) / "records.jsonl"), output.suffix))
 
 
 def _store(results: Path, also: Sequence[Path] = ()) -> Store:

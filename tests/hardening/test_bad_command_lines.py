@@ -44,7 +44,7 @@ CATALOGUE = (
     ("compare absent.json absent.json", "'absent.json'"),
     ("track --margin 200%", "'200%'"),
     ("history --machine none", "machine none"),
-    ("export --format xml", "'xml'"),
+    ("export latest --results absent -o x.csv", "no run in absent"),
     ("report absent", "no results folder absent"),
     ("findings latest --results absent", "no run in absent"),
     ("calibrate absent", "absent"),

@@ -78,7 +78,7 @@ COMMANDS = (
     "report results/RUN",
     "track --results results",
     "history --results results",
-    "export --results results --format json",
+    "export results/RUN -o x.csv",
     "compare results/OLD results/RUN",
     "compare results/OLD/records.jsonl results/RUN/records.jsonl",
     "calibrate results/RUN",
