@@ -43,9 +43,9 @@ FEWEST_POINTS = 3
 OUTLIER = 3.0
 NEIGHBOURHOOD = 5
 
-# The criterion rises by so many log(n) for each step, chosen by simulation: tools/check_changepoints.py prints what it
-# leads to. 3 is the modified BIC of Zhang and Siegmund (Biometrics 63, 2007) for independent noise whose variance is
-# known; what is estimated, and correlated, needs more.
+# The criterion rises by so many log(n) for each step, chosen by simulation. 3 is the modified BIC of
+# Zhang and Siegmund (Biometrics 63, 2007) for independent noise whose variance is known; what is estimated, and
+# correlated, needs more.
 STEP_PENALTY = 5.0
 
 # Correlation beyond this cannot be distinguished from a step in series of this length.

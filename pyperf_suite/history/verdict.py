@@ -197,7 +197,7 @@ ALPHA, ALPHA_EQUIVALENT = 0.01, 0.05
 FALSE_DISCOVERY_RATE = 0.05
 
 # What the first look may spend of the alarms' error rate; the other looks split the rest evenly. Simulated against
-# even, falling and rising splits over five to eleven looks (tools/simulate_decisions.py): the fewest pairs for +5 %.
+# even, falling and rising splits over five to eleven looks: the fewest pairs for +5 %.
 FIRST_SHARE = 0.2
 # Each look at half as many pairs again: closer ones take more from each other's share than they save in pairs.
 GROWTH = 1.5
