@@ -41,7 +41,7 @@ def _own_names() -> list[str]:
 
 @functools.cache
 def probe_names() -> tuple[str, ...]:
-    """All names, without importing a probe: completion answers while a key is down."""
+    """All names, without importing a probe."""
     return tuple(dict.fromkeys((*_own_names(), *(each.name for each in metadata.entry_points(group=PACKAGE)))))
 
 

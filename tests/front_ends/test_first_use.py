@@ -1,30 +1,31 @@
-"""The first hour: where to begin, examples that run, names completed and corrected."""
+"""The first hour: where to begin, examples that run, names corrected."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
-from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from pyperf_suite.cli import main
-from pyperf_suite.commands.group import MAP, axes_of
+from pyperf_suite.commands.group import MAP
 from pyperf_suite.errors import nearest, offer
-from pyperf_suite.spec.discovery import probe_names
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.spec.discovery import find_probe, probe_names
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench_results"
 OWN_PROGRAMS = ("pyperf-suite", "pyperf_suite")
 
-AXES = axes_of(())
+AXES = {
+    axis.name for name in probe_names() for axis in dataclasses.fields(find_probe(name).axes("quick", Device("cpu")))
+}
 
 
 def invoke(*arguments: str) -> Result:
@@ -155,73 +156,3 @@ def test_nearest_names_are_few_and_everything_is_offered_where_none_is_near():
     assert nearest("TILE", ["tile", "time", "mile", "title", "k"])[0] == "tile"
     assert len(nearest("tile", ["tile1", "tile2", "tile3", "tile4"])) == 3
     assert offer("zzz", ["a", "b"]) == "choose from a, b."
-
-
-def completed(*words: str) -> list[str]:
-    """What a shell is offered for the last word."""
-    found = ShellComplete(main, {}, "pyperf-suite", "_X").get_completions(list(words[:-1]), words[-1])
-    return [item.value for item in found]
-
-
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        (("do",), ["doctor"]),
-        (("rep",), ["report"]),
-        (("st",), ["study"]),
-        (("run", "step"), ["step_calibration"]),
-        (("run", "step_calibration", "-a", "eng"), ["engine="]),
-        (("study", "--ze"), ["--zero-stage", "--zero"]),
-        (("study", "--impl"), ["--implementation"]),
-        (("run", "tile"), ["tile_wave"]),
-        (("run", "tile_wave", "--profile", "s"), ["standard"]),
-        (("run", "static_kernels", "-a", ""), ["compiler=", "target="]),
-        (("run", "-a", "static_kernels.t"), ["static_kernels.target="]),
-        (("collectives", "-a", "pai"), ["pairs=", "pair_size="]),
-        (("explain", "--gpu", "H200"), ["H200 SXM"]),
-    ],
-)
-def test_a_shell_is_offered_names_that_begin_as_typed(words, offered):
-    assert completed(*words)[: len(offered)] == offered
-
-
-def test_a_probe_that_was_named_is_not_offered_again():
-    assert "baseline" not in completed("run", "baseline", "")
-    assert "tile_wave" in completed("run", "baseline", "")
-
-
-def test_runs_and_machines_are_those_of_the_results_folder(tmp_path):
-    for run in ("20260101T000000Z-aaaa", "20260202T000000Z-bbbb"):
-        (tmp_path / "cpu-x-2c" / run).mkdir(parents=True)
-        (tmp_path / "cpu-x-2c" / run / "run.json").write_text("{}")
-    results = ("--results", str(tmp_path))
-    assert completed("history", *results, "--machine", "") == ["cpu-x-2c"]
-    assert completed("run", *results, "--resume", "2026") == ["20260202T000000Z-bbbb", "20260101T000000Z-aaaa"]
-    assert completed("compare", *results, "latest") == ["latest~1", "latest"]
-    assert completed("run", *results, "--resume", "latest") == ["latest"]
-    assert completed("report", str(tmp_path), "--runs", "la") == ["latest"]
-    assert completed("report", str(tmp_path), "--machine", "") == ["cpu-x-2c"]
-    assert completed("report", str(tmp_path), "--runs", "latest,20260101") == ["latest,20260101T000000Z-aaaa"]
-    assert completed("history", "--results", str(tmp_path / "none"), "--machine", "") == []
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_the_script_for_a_shell_calls_the_program_back(shell):
-    result = invoke("completion", shell)
-    assert result.exit_code == 0
-    assert "_PYPERF_SUITE_COMPLETE" in result.output
-    assert "pyperf-suite" in result.output
-
-
-@pytest.mark.slow
-def test_completing_imports_nothing_that_takes_long():
-    program = (
-        "import os, sys\n"
-        "os.environ |= {'_X_COMPLETE': 'bash_complete', 'COMP_WORDS': 'x run -a til', 'COMP_CWORD': '3'}\n"
-        "from pyperf_suite.cli import main\n"
-        "try: main(prog_name='x', complete_var='_X_COMPLETE')\n"
-        "except SystemExit: pass\n"
-        "print({'torch', 'scipy', 'matplotlib', 'rich'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["plain,tile=", "set()"], done.stderr

@@ -49,7 +49,6 @@ CATALOGUE = (
     ("findings latest --results absent", "no run in absent"),
     ("calibrate absent", "absent"),
     ("selfcheck --budget nan", "'--budget'"),
-    ("completion tcsh", "'tcsh'"),
     ("doctor --expect gpus=x", "gpus=x"),
     ("watch", "--pid N"),
     ("watch --pid 0", "'--pid'"),
