@@ -2,7 +2,7 @@
 
 pyperf-suite run examples/bench_numpy.py
 pyperf-suite ab --old numpy==1.26.4 --new numpy==2.1.0 examples/bench_numpy.py
-pyperf-suite selfcheck examples/bench_numpy.py --shifts 0:200
+python tools/selfcheck.py examples/bench_numpy.py --shifts 0:200
 """
 
 import numpy as np

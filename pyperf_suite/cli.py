@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pyperf_suite.runner.session import Session
     from pyperf_suite.spec.probe import Probe
 
+HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
 
 class Spoken(click.ClickException):
     """An error that click prints as one sentence."""
@@ -39,8 +41,8 @@ class Spoken(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
 
 
-class CommandLine(Suite):
-    """A UserError from any command is one sentence on standard error and exit code 2, click's own for bad usage.
+class Speaking(click.Command):
+    """A UserError is one sentence on standard error and exit code 2, click's own for bad usage.
 
     A command that a signal ended exits with 128 and the signal's number, as shells expect: 130 after Ctrl-C.
     """
@@ -56,6 +58,10 @@ class CommandLine(Suite):
             raise Spoken(str(error) or "Interrupted.", 128 + number) from error
         except UserError as error:
             raise Spoken(str(error)) from error
+
+
+class CommandLine(Speaking, Suite):
+    """All commands."""
 
 
 @contextmanager
@@ -85,7 +91,7 @@ def _speak_warning(message: Warning | str, *_: object, **__: object) -> None:
     click.echo(f"Warning: {printable(str(message))}", err=True)
 
 
-@click.group(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=CommandLine, context_settings=HELP)
 @click.version_option(__version__, prog_name="pyperf-suite")
 def main() -> None:
     """Measure the laws that decide how fast a transformer trains on this machine."""

@@ -275,7 +275,5 @@ def _notes(findings: Sequence[Judgement], folder: Path, results: Path, machine: 
     if selfcheck is not None:
         notes.append(selfcheck.sentence())
     else:
-        notes.append(
-            "How often such verdicts are wrong on this machine is not known: pyperf-suite selfcheck measures it."
-        )
+        notes.append("How often such verdicts are wrong on this machine is not known: tools/selfcheck.py measures it.")
     return notes

@@ -21,7 +21,6 @@ MODULES = {
     "history": "history",
     "layout": "layout",
     "report": "report",
-    "selfcheck": "selfcheck",
     "size": "size",
     "study": "study",
     "track": "compare",

@@ -48,7 +48,6 @@ CATALOGUE = (
     ("report absent", "no results folder absent"),
     ("findings latest --results absent", "no run in absent"),
     ("calibrate absent", "absent"),
-    ("selfcheck --budget nan", "'--budget'"),
     ("doctor --expect gpus=x", "gpus=x"),
     ("watch", "--pid N"),
     ("watch --pid 0", "'--pid'"),

@@ -82,7 +82,6 @@ COMMANDS = (
     "compare results/OLD results/RUN",
     "compare results/OLD/records.jsonl results/RUN/records.jsonl",
     "calibrate results/RUN",
-    "selfcheck --results results --show",
     "run static_kernels -a kernel=none-of-them --results results --resume",
 )
 PAIRS = list(itertools.product(FILES, KINDS))

@@ -13,7 +13,6 @@ from click.testing import CliRunner
 
 from pyperf_suite.cli import CommandLine
 from pyperf_suite.commands.ab import ab
-from pyperf_suite.commands.selfcheck import selfcheck
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.history.pairs.ab import compare_case
 from pyperf_suite.history.pairs.arms import PairedCase
@@ -22,6 +21,7 @@ from pyperf_suite.history.pairs.user_arms import present_arm
 from pyperf_suite.history.verdict import SequentialRule
 from pyperf_suite.spec.discovery import find_probe
 from pyperf_suite.workloads.user_kernel import describe
+from tools.selfcheck import selfcheck
 
 pytestmark = pytest.mark.slow
 
@@ -152,14 +152,13 @@ def test_what_cannot_be_compared_is_one_sentence(repository, run, arguments, wor
 
 
 def test_selfcheck_compares_the_users_kernels_with_themselves(repository, tmp_path):
-    group = CommandLine(commands={"selfcheck": selfcheck})
-    given = ("selfcheck", "bench.py", "-k", "loop n=64", "--max-pairs", "1", "--results", str(tmp_path / "results"))
-    done = CliRunner().invoke(group, [*given, "--shifts", "0:2"], catch_exceptions=False)
+    given = ("bench.py", "-k", "loop n=64", "--max-pairs", "1", "--results", str(tmp_path / "results"))
+    done = CliRunner().invoke(selfcheck, [*given, "--shifts", "0:2"], catch_exceptions=False)
     assert done.exit_code == 0, done.stderr
     (folder,) = (tmp_path / "results").glob("*/selfcheck-*")
     made = [json.loads(line) for line in (folder / "comparisons.jsonl").read_text().splitlines()]
     assert [each["label"] for each in made] == ["bench.py:squares[loop n=64]"] * 2
-    refused = CliRunner().invoke(group, [*given, "--shifts", "0,5"])
+    refused = CliRunner().invoke(selfcheck, [*given, "--shifts", "0,5"])
     assert refused.exit_code == 2
     assert "use --shifts 0" in refused.stderr
 

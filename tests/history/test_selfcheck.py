@@ -7,25 +7,22 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite.cli import CommandLine
-from pyperf_suite.commands import selfcheck as selfcheck_command
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.machine import identity
-from pyperf_suite.history.selfcheck import (
-    COMPARISONS,
-    MANIFEST,
+from pyperf_suite.history.selfcheck import COMPARISONS, MANIFEST, latest_selfcheck, open_selfcheck
+from pyperf_suite.history.verdict import Judgement
+from pyperf_suite.measure.estimates import Ratio
+from tools import selfcheck as tool
+from tools.selfcheck import (
+    change_at,
     findings_of_selfcheck,
-    latest_selfcheck,
     make_comparisons,
-    open_selfcheck,
     planned,
     resumable,
     selfcheck_cases,
     start,
 )
-from pyperf_suite.history.verdict import Judgement
-from pyperf_suite.measure.estimates import Ratio
 
 CPU = Device("cpu", 0)
 CASES = selfcheck_cases(CPU)
@@ -78,18 +75,10 @@ def test_rates_are_counted_from_the_lines_on_disk(tmp_path):
     assert (found.false_alarms.hits, found.false_alarms.tries) == (alarms, 40)
     assert 0 < alarms < 15
     assert (found.detected(0.05).hits, found.detected(0.05).tries) == (20, 20)
-    assert found.change(0.05) == pytest.approx(0.05)
+    assert change_at(found, 0.05) == pytest.approx(0.05)
     assert "of an injected" not in found.sentence()
     assert f"in {found.false_alarms} of 40 comparisons (margin 1 %)" in found.sentence()
     assert "5 % in 100.0 % [83.2, 100.0] of 20" in found.sentence()
-
-
-def test_the_rates_also_stand_beside_the_settings(tmp_path):
-    found = made(tmp_path, {0.0: 4, 0.05: 4})
-    stored = json.loads((found.path / MANIFEST).read_text())
-    assert stored["summary"] == json.loads(json.dumps(found.to_json()))
-    assert stored["rule"] == SETTINGS["rule"]
-    assert [entry["shift"] for entry in stored["summary"]["shifts"]] == [0.0, 0.05]
 
 
 def test_a_comparison_keeps_each_pair_and_the_time_it_took(tmp_path):
@@ -217,11 +206,10 @@ def test_a_damaged_selfcheck_is_passed_over_and_its_file_left_as_it_is(tmp_path,
 
 @pytest.fixture
 def invoke(tmp_path, monkeypatch):
-    """The command with made-up comparisons, in a folder of its own."""
+    """The tool with made-up comparisons, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(selfcheck_command, "_comparing", lambda *_: verdict_of)
-    group = CommandLine(commands={"selfcheck": selfcheck_command.selfcheck})
-    return lambda *arguments: CliRunner().invoke(group, ["selfcheck", "--device", "cpu", *arguments])
+    monkeypatch.setattr(tool, "_comparing", lambda *_: verdict_of)
+    return lambda *arguments: CliRunner().invoke(tool.selfcheck, ["--device", "cpu", *arguments])
 
 
 def test_the_command_tells_rates_with_intervals_and_how_long_it_takes(invoke, tmp_path):
@@ -239,16 +227,15 @@ def test_the_command_says_what_is_left_and_makes_it_when_resumed(invoke):
     assert cut.exit_code == 3
     assert "8 of 8 comparisons are left" in cut.stderr
     assert invoke("--shifts", "0,5", "--comparisons", "4", "--resume").exit_code == 0
-    shown = json.loads(invoke("--show", "--json").stdout)
-    assert shown["false_alarms"]["tries"] == 4
-    assert [entry["shift"] for entry in shown["shifts"]] == [0.0, 0.05]
+    [shown] = json.loads(invoke("--show", "--json").stdout)["probes"]
+    assert [(row[0]["value"], row[1]) for row in shown["tables"][0]["rows"]] == [(0.0, 4), (0.05, 4)]
 
 
 def test_an_interrupted_selfcheck_says_what_is_left_and_exits_as_shells_expect(invoke, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(selfcheck_command, "_comparing", lambda *_: interrupted)
+    monkeypatch.setattr(tool, "_comparing", lambda *_: interrupted)
     cut = invoke("--shifts", "0,5", "--comparisons", "4")
     assert cut.exit_code == 130
     assert "8 of 8 comparisons are left" in cut.stderr

@@ -1,0 +1,710 @@
+"""How often this machine's verdicts are wrong, how small a slowdown they see, and how well figures come back.
+
+python tools/selfcheck.py --shifts 0:200,3:100    # the code with itself, and with itself slowed down, by pairs of `ab`
+python tools/selfcheck.py --repeat 10             # the same benchmarks by one run after another
+
+pyperf_suite/history/selfcheck.py reads what it leaves, for `ab` and `compare` to say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import math
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations, permutations
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from pyperf_suite import files
+from pyperf_suite.cli import HELP, Speaking
+from pyperf_suite.commands.options import (
+    Finite,
+    device_option,
+    json_option,
+    margin_option,
+    path_option,
+    results_option,
+    seed_option,
+    wide_option,
+)
+from pyperf_suite.errors import Interrupted, UserError
+from pyperf_suite.hardware.devices import Device, resolve
+from pyperf_suite.hardware.machine import identity, state
+from pyperf_suite.history.pairs.ab import PairJournal, WritePair, compare_case, comparison_folder
+from pyperf_suite.history.pairs.arms import PairedCase, this_code
+from pyperf_suite.history.selfcheck import (
+    COMPARISONS,
+    SCHEMA_VERSION,
+    Comparison,
+    Selfcheck,
+    latest_selfcheck,
+    open_selfcheck,
+    selfchecks,
+)
+from pyperf_suite.history.thresholds import load_thresholds, matches
+from pyperf_suite.history.verdict import CONFIDENCE, Judgement, SequentialRule, Word
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.measure.estimates import UNDISTURBED, USUAL, median_interval
+from pyperf_suite.render import markdown as as_markdown
+from pyperf_suite.render import text
+from pyperf_suite.render.findings_json import answer
+from pyperf_suite.render.terminal import console_for, print_told, say
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.runner.results import read_journal
+from pyperf_suite.spec.discovery import expanded, find_probe, is_users
+from pyperf_suite.spec.findings import Cell, Findings, Quantity, Remark, findings, quantity, remark
+from pyperf_suite.spec.rows import Column, grouped, table
+from pyperf_suite.workloads.attention import AttentionParameters
+from pyperf_suite.workloads.matmul import MatmulParameters
+
+# Comparisons are left to be made: the same command with --resume makes them.
+UNFINISHED = 3
+
+LARGEST_SHIFT = 0.5
+
+
+class Shifts(click.ParamType):
+    """Injected slowdowns in percent, each maybe with how many comparisons: `0:200,1,5:100`."""
+
+    name = "shifts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[float, int | None]:
+        if isinstance(value, dict):
+            return value
+        return dict(self._shift(text.strip(), param, ctx) for text in str(value).split(","))
+
+    def _shift(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, int | None]:
+        percent, colon, count = text.partition(":")
+        try:
+            shift, asked = round(float(percent.strip().removesuffix("%")) / 100, 6), int(count) if colon else None
+        except ValueError:
+            self.fail(f"{text[:40]!r} is not a slowdown in percent, as 5 is, or 5:100 for 100 comparisons.", param, ctx)
+        if not 0 <= shift <= LARGEST_SHIFT or (asked is not None and asked < 1):
+            self.fail(f"{text[:40]!r}: from 0 to 50 percent, and at least one comparison.", param, ctx)
+        return shift, asked
+
+
+@click.command(cls=Speaking, context_settings=HELP)
+@click.argument("probes", nargs=-1, metavar="[PROBE]...")
+@click.option(
+    "--shifts",
+    default="0,1,2,3,5",
+    show_default=True,
+    type=Shifts(),
+    metavar="PERCENT[:N],...",
+    help="Slowdowns to inject, in percent; 0 compares the code with itself. N comparisons of one, as in 0:200,5:100.",
+)
+@click.option(
+    "--comparisons", default=50, show_default=True, type=click.IntRange(1), metavar="N", help="Of each slowdown."
+)
+@margin_option
+@click.option(
+    "--budget", default=30.0, show_default=True, type=Finite(1, 3600), metavar="SECONDS",
+    help="For one comparison.",
+)  # fmt: skip
+@click.option("--max-pairs", type=click.IntRange(1), metavar="N", help="For one comparison; by default the rule's own.")
+@click.option(
+    "--time-limit", type=Finite(0, min_open=True), metavar="MINUTES",
+    help="Begin no comparison after so long; --resume makes those that are left.",
+)  # fmt: skip
+@click.option("--resume", is_flag=True, help="Go on with the newest selfcheck of the same benchmarks, rule and budget.")
+@click.option(
+    "--repeat", type=click.IntRange(2), metavar="N",
+    help="Measure the PROBEs, or all that are timed, in N runs with the profile quick, and report how far the runs lie "
+    "apart. Example: --repeat 10.",
+)  # fmt: skip
+@click.option("--show", is_flag=True, help="Measure nothing: show what speaks for this machine already.")
+@click.option("-k", "pattern", metavar="TEXT", help="Only benchmarks whose label holds TEXT; * stands for anything.")
+@device_option()
+@results_option()
+@seed_option("Seed of the order in which comparisons are made.")
+@json_option()
+@path_option("--markdown", help="Append the tables to FILE as Markdown.")
+@wide_option
+def selfcheck(
+    probes: tuple[str, ...],
+    shifts: dict[float, int | None],
+    comparisons: int,
+    margin: float | None,
+    budget: float,
+    max_pairs: int | None,
+    time_limit: float | None,
+    resume: bool,
+    repeat: int | None,
+    show: bool,
+    pattern: str | None,
+    device: str,
+    results: Path,
+    seed: int,
+    as_json: bool,
+    markdown: Path | None,
+    wide: bool,
+) -> None:
+    """Compare the code with itself, and with itself slowed down: how often is the verdict of `ab` wrong here?
+
+    Of a few short products and attentions, or of the PROBEs, as FILE.py names kernels of your own: those cannot be
+    slowed down, so `--shifts 0`.
+
+    Exit code 0 when every comparison was made, 3 when some are left or failed.
+
+    \b
+    Examples:
+      python tools/selfcheck.py --shifts 0:200,3:100,5:100
+      python tools/selfcheck.py --shifts 0:200,3:100,5:100 --resume --time-limit 30
+      python tools/selfcheck.py bench_softmax.py --shifts 0:200
+      python tools/selfcheck.py tile_wave --repeat 10
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    where = resolve(device)
+    machine = identity(where).slug
+    if repeat is not None:
+        if resume or show or pattern is not None or markdown is not None:
+            raise UserError("--repeat measures whole runs: leave out --resume, --show, -k and --markdown.")
+        _repeat(repeat, probes, where, results, as_json, wide)
+        return
+    if show:
+        stored = latest_selfcheck(results, machine)
+        if stored is None:
+            raise UserError(f"There is no selfcheck of {machine} in {results}: leave --show out to make one.")
+        _tell(stored, as_json, markdown, wide)
+        return
+    counts = {shift: count or comparisons for shift, count in shifts.items()}
+    cases, rule = _cases(probes, where, pattern, counts), _rule(margin, max_pairs)
+    settings = _settings(where, cases, rule, budget, seed)
+    plan = planned(counts, cases, seed)
+    found = resumable(results, machine, settings) if resume else start(results, machine, settings)
+    commit = str(settings["state"].get("source", {}).get("commit", ""))
+    try:
+        found = make_comparisons(
+            found,
+            plan,
+            _comparing(where, rule, budget),
+            seed=seed,
+            commit=commit,
+            time_limit_s=time_limit * 60 if time_limit is not None else None,
+            progress=_say_each,
+        )
+    except KeyboardInterrupt:
+        found = open_selfcheck(found.path)
+        _tell(found, as_json, markdown, wide)
+        raise Interrupted(f"Interrupted; {_what_is_left(found, plan) or 'every comparison was made.'}") from None
+    _tell(found, as_json, markdown, wide)
+    unfinished = _what_is_left(found, plan)
+    if unfinished:
+        click.echo(unfinished, err=True)
+        raise SystemExit(UNFINISHED)
+
+
+def _repeat(count: int, probes: tuple[str, ...], where: Device, results: Path, as_json: bool, wide: bool) -> None:
+    def say(number: int) -> None:
+        click.echo(f"run {number + 1} of {count}", err=True)
+
+    cases = records_of(measure_again(count, [*probes, "--device", str(where)], results, say))
+    if not cases:
+        raise UserError("No benchmark was measured by every run: nothing can be compared.")
+    found = findings_of_repeats(cases)
+    if as_json:
+        click.echo(answer({"repeats": found}, {}), nl=False)
+    else:
+        print_told(console_for(wide), found)
+
+
+def _cases(probes: tuple[str, ...], where: Device, pattern: str | None, counts: dict[float, int]) -> list[PairedCase]:
+    if where.kind != "cpu" and any(counts):
+        raise UserError(
+            f"A slowdown can be injected into launches on a CPU only, but {where} was asked for: "
+            "use --shifts 0, or --device cpu."
+        )
+    if any(counts) and any(map(is_users, probes)):
+        raise UserError("A slowdown cannot be injected into kernels of your own: use --shifts 0.")
+    every = [
+        PairedCase.same(name, case) for name in expanded(probes) for case in find_probe(name).cases("standard", where)
+    ]
+    cases = [
+        case
+        for case in (every if probes else selfcheck_cases(where))
+        if pattern is None or matches(f"*{pattern}*", case.label)
+    ]
+    if not cases:
+        raise UserError(f"No benchmark of the selfcheck holds {pattern!r}: leave -k out to see them all.")
+    return cases
+
+
+def _rule(margin: float | None, max_pairs: int | None) -> SequentialRule:
+    rule = SequentialRule(margin=load_thresholds().margin_of(PROBE, "", margin))
+    return rule if max_pairs is None else dataclasses.replace(rule, looks=(), max_pairs=max_pairs)
+
+
+def _settings(
+    where: Device, cases: list[PairedCase], rule: SequentialRule, budget_s: float, seed: int
+) -> dict[str, Any]:
+    return {
+        "device": str(where),
+        "rule": dataclasses.asdict(rule),
+        "budget_s": budget_s,
+        "seed": seed,
+        "cases": [case.new.to_json() for case in cases],
+        "state": state(where),
+    }
+
+
+def _comparing(where: Device, rule: SequentialRule, budget_s: float) -> Compare:
+    """What `ab` does for one benchmark, with this code on both sides."""
+
+    def compare(case: PairedCase, shift: float, seed: int, write: Callable[..., None]) -> Any:
+        old, new = this_code("this code"), this_code("this code, slowed down" if shift else "this code again")
+        return compare_case(old, new, case, where, rule, budget_s=budget_s, seed=seed, journal=write, spin_share=shift)
+
+    return compare
+
+
+def _say_each(position: int, count: int, made: Comparison) -> None:
+    injected = f"{100 * made.shift:.3g} % injected" if made.shift else "identical"
+    concluded = "" if made.ratio is None else f" {100 * (made.ratio - 1):+.1f} %"
+    pairs = f"{len(made.log_ratios)} pairs in {made.seconds:.1f} s"
+    click.echo(f"{position}/{count} {made.label} {injected}: {made.verdict}{concluded}, {pairs}", err=True)
+
+
+def _tell(found: Selfcheck, as_json: bool, markdown: Path | None, wide: bool) -> None:
+    if as_json:
+        details = {"path": str(found.path), "settings": found.settings}
+        click.echo(answer({"selfcheck": findings_of_selfcheck(found)}, details), nl=False)
+    else:
+        console = console_for(wide)
+        say(console, "", text.sentence(heading(found)), style="bold")
+        print_told(console, findings_of_selfcheck(found))
+        say(console, "", f"comparisons  {found.path}")
+    if markdown is not None:
+        try:
+            with markdown.open("a", encoding="utf-8") as file:
+                reported = as_markdown.told(findings_of_selfcheck(found))
+                file.write("\n".join([f"## {as_markdown.escape(text.sentence(heading(found)))}", "", *reported]))
+        except OSError as error:
+            raise UserError(f"{markdown} cannot be written ({error.strerror}).") from None
+
+
+def _what_is_left(found: Selfcheck, plan: list[PlannedComparison]) -> str:
+    """How many of the comparisons are not made and how to make them; empty if all are made."""
+    made = {(each.shift, each.number) for each in found.comparisons if each.verdict != "failed"}
+    left = sum((each.shift, each.number) not in made for each in plan)
+    return f"{left} of {len(plan)} comparisons are left: the same command with --resume makes them." if left else ""
+
+
+# Compares a case with itself slowed down by a share: case, share, seed, and what each pair is written to.
+Compare = Callable[[PairedCase, float, int, WritePair], Judgement]
+
+
+@dataclass(frozen=True)
+class PlannedComparison:
+    """One comparison to be made; `shift` is the injected slowdown as a share."""
+
+    shift: float
+    number: int
+    case: PairedCase
+
+
+def planned(counts: Mapping[float, int], cases: Sequence[PairedCase], seed: int) -> list[PlannedComparison]:
+    """So many comparisons of each shift, spread evenly over the cases and, for each shift, over the whole time.
+
+    Wherever it is cut, every shift has had its share, and the machine's hours fall on all alike.
+    """
+    chance = random.Random(seed)
+    timed = [
+        ((number + chance.random()) / count, PlannedComparison(shift, number, cases[(number + first) % len(cases)]))
+        for first, (shift, count) in enumerate(sorted(counts.items()))
+        for number in range(count)
+    ]
+    return [each for _, each in sorted(timed, key=lambda item: item[0])]
+
+
+def start(results: Path, machine: str, settings: Mapping[str, Any]) -> Selfcheck:
+    """A new selfcheck's folder. Raises UserError where the results folder cannot be written."""
+    manifest = {"schema_version": SCHEMA_VERSION, "machine": machine, **settings}
+    return open_selfcheck(comparison_folder(results, machine, manifest, kind="selfcheck"))
+
+
+def resumable(results: Path, machine: str, settings: Mapping[str, Any]) -> Selfcheck:
+    """The newest selfcheck of the same settings, to go on with. Raises UserError where there is none."""
+    same = [each for each in selfchecks(results, machine) if _is_same(each.settings, settings)]
+    if not same:
+        raise UserError(
+            f"There is no selfcheck of the same benchmarks, rule and budget to resume in {results / machine}: "
+            "start one without --resume."
+        )
+    return same[-1]
+
+
+def _is_same(stored: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    plain = json.loads(json.dumps(settings))
+    return all(stored.get(name) == plain[name] for name in ("device", "rule", "budget_s", "cases"))
+
+
+def make_comparisons(
+    selfcheck: Selfcheck,
+    plan: Sequence[PlannedComparison],
+    compare: Compare,
+    *,
+    seed: int = 0,
+    commit: str = "",
+    time_limit_s: float | None = None,
+    progress: Callable[[int, int, Comparison], None] | None = None,
+) -> Selfcheck:
+    """Make those of the plan that the selfcheck does not hold yet, until the time limit; return all there are.
+
+    None begins after the limit, so the last may end later by its own budget. What was made before an interruption is
+    kept. Raises UserError where the disk refuses a line, or another process is writing this selfcheck.
+    """
+    begin = time.monotonic()
+    done = {(each.shift, each.number) for each in selfcheck.comparisons if each.verdict != "failed"}
+    path = selfcheck.path / COMPARISONS
+    with _alone_with(path), PairJournal(path) as write:
+        for position, each in enumerate(plan, start=1):
+            if (each.shift, each.number) in done:
+                continue
+            if time_limit_s is not None and time.monotonic() - begin >= time_limit_s:
+                break
+            comparison = _made(
+                each, compare, random.Random(f"{seed} {each.shift} {each.number}").getrandbits(32), commit
+            )
+            write(comparison.to_json())
+            if progress is not None:
+                progress(position, len(plan), comparison)
+    return open_selfcheck(selfcheck.path)
+
+
+def _made(each: PlannedComparison, compare: Compare, seed: int, commit: str) -> Comparison:
+    log_ratios: list[float] = []
+    now = datetime.datetime.now(datetime.timezone.utc)
+    begin = time.monotonic()
+    finding = compare(each.case, each.shift, seed, lambda pair: log_ratios.append(float(pair["log_ratio"])))
+    return Comparison(
+        shift=each.shift,
+        number=each.number,
+        probe=each.case.probe,
+        case_id=each.case.case_id,
+        label=each.case.label,
+        verdict=finding.verdict,
+        ratio=finding.ratio.value if finding.ratio is not None else None,
+        seconds=round(time.monotonic() - begin, 3),
+        log_ratios=tuple(log_ratios),
+        started_at=now.isoformat(timespec="seconds"),
+        commit=commit,
+        reason=finding.sentence if finding.verdict == "failed" else "",
+        machine=dict(finding.details.get("machine", {})),
+    )
+
+
+@contextmanager
+def _alone_with(path: Path) -> Iterator[None]:
+    """Keep a second selfcheck from writing the same file, and end a line that a killed one left torn."""
+    with ExitStack() as resources:
+        try:
+            file = resources.enter_context(files.open_for_appending(path))
+            files.lock(file)
+            content = files.read_bytes(path)
+            if content and not content.endswith(b"\n"):
+                file.write(b"\n")
+        except BlockingIOError:
+            raise UserError(f"Another process is writing {path}: wait until that selfcheck is over.") from None
+        except OSError as error:
+            raise UserError(f"{path} cannot be written: {error.strerror}.") from None
+        yield
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """How long comparisons took: the median with its 95 % interval, and what nine of ten stayed within."""
+
+    median: float
+    low: float
+    high: float
+    p90: float
+
+
+def seconds_at(selfcheck: Selfcheck, shift: float) -> Seconds | None:
+    """How long the comparisons at a shift took; None where there was none."""
+    spent = [each.seconds for each in selfcheck.measured(shift)]
+    if not spent:
+        return None
+    interval = median_interval(spent, CONFIDENCE, effective=len(spent))
+    return Seconds(statistics.median(spent), interval.low, interval.high, float(np.quantile(spent, 0.9)))
+
+
+def change_at(selfcheck: Selfcheck, shift: float) -> float | None:
+    """The median of the slowdowns concluded at a shift, as a share: whether what was injected arrived."""
+    ratios = [each.ratio for each in selfcheck.measured(shift) if each.ratio is not None]
+    return statistics.median(ratios) - 1 if ratios else None
+
+
+# What turns the median of absolute deviations into a standard deviation where noise is normal.
+_NORMAL_MAD = 1.4826
+_VERDICTS: tuple[Word, ...] = ("slower", "faster", "equivalent", "undecided")
+
+
+def heading(selfcheck: Selfcheck) -> Remark:
+    """What was compared, under which rule, and where."""
+    settings, rule = selfcheck.settings, selfcheck.settings["rule"]
+    return remark(
+        "Selfcheck of {machine}: {cases} benchmarks, margin {margin}, at most {budget} and {pairs} pairs a comparison",
+        machine=settings["machine"],
+        cases=len(settings["cases"]),
+        margin=quantity(selfcheck.margin, "%"),
+        budget=quantity(settings["budget_s"], "s"),
+        pairs=rule["max_pairs"],
+    )
+
+
+def findings_of_selfcheck(selfcheck: Selfcheck) -> Findings:
+    """What keeps the rates from being the whole answer, the sentence, and tables by slowdown and by benchmark."""
+    by_benchmark = sorted(grouped(selfcheck.comparisons, lambda each: each.label).items())
+    verdicts = (Column(each, partial(_rate, selfcheck, each), "%") for each in _VERDICTS)
+    by_shift = (
+        Column("injected", lambda shift: shift, "%", 2),
+        Column("tries", lambda shift: len(selfcheck.measured(shift))),
+        *verdicts,
+        Column("found", partial(change_at, selfcheck), "+%"),
+        Column("median", lambda shift: _time(seconds_at(selfcheck, shift)), "s", 0),
+        Column("p90", lambda shift: seconds.p90 if (seconds := seconds_at(selfcheck, shift)) else None, "s", 0),
+    )
+    pairs = (
+        Column("benchmark", lambda item: item[0], priority=2),
+        Column("pairs", lambda item: len(_deviations(item[1]))),
+        Column("time a pair", lambda item: _time_a_pair(item[1]), "s", 0),
+        Column("sd", lambda item: _spread(item[1], np.std), "%"),
+        Column("MAD-sd", lambda item: _spread(item[1], _scaled_mad), "%", 0),
+        Column("false alarms", lambda item: _alarms(item[1], identical=True)),
+        Column("slower found", lambda item: _alarms(item[1], identical=False)),
+    )
+    return findings(
+        _cautions(selfcheck),
+        remark("{said}", said=selfcheck.sentence()),
+        table("Verdicts by injected slowdown, with 95 % intervals", by_shift, selfcheck.shifts),
+        table("Pairs by benchmark", pairs, by_benchmark),
+    )
+
+
+def _rate(selfcheck: Selfcheck, verdict: Word, shift: float) -> Cell:
+    rate = selfcheck.rate(shift, verdict)
+    return Quantity(rate.value, "%", rate.low, rate.high, rate.tries) if rate.tries else None
+
+
+def _time(seconds: Seconds | None) -> Cell:
+    return None if seconds is None else Quantity(seconds.median, "s", seconds.low, seconds.high, 1)
+
+
+def _deviations(made: Sequence[Comparison]) -> list[float]:
+    """Of the pairs' log-ratios from each comparison's own median, so that slowdowns do not count as spread."""
+    return [log_ratio - statistics.median(each.log_ratios) for each in made for log_ratio in each.log_ratios]
+
+
+def _time_a_pair(made: Sequence[Comparison]) -> float | None:
+    pairs = len(_deviations(made))
+    return sum(each.seconds for each in made if each.log_ratios) / pairs if pairs > 1 else None
+
+
+def _spread(made: Sequence[Comparison], of: object) -> float | None:
+    deviations = _deviations(made)
+    return float(of(deviations)) if callable(of) and len(deviations) > 1 else None
+
+
+def _scaled_mad(deviations: Sequence[float]) -> float:
+    return _NORMAL_MAD * float(np.median(np.abs(deviations)))
+
+
+def _alarms(made: Sequence[Comparison], identical: bool) -> str:
+    """How many of those that compared identical code, or code slowed down, ended in a change."""
+    ends = ("slower", "faster") if identical else ("slower",)
+    asked = [each.verdict in ends for each in made if (each.shift == 0) == identical and each.verdict != "failed"]
+    return f"{sum(asked)} of {len(asked)}"
+
+
+def _cautions(selfcheck: Selfcheck) -> list[Remark]:
+    found = []
+    failed = [each for each in selfcheck.comparisons if each.verdict == "failed"]
+    if failed:
+        found.append(
+            remark(
+                "{count} comparisons could not be made, the first of {first}: {reason}",
+                kind="caution",
+                count=len(failed),
+                first=failed[0].label,
+                reason=failed[0].reason,
+            )
+        )
+    commits = sorted({each.commit[:12] for each in selfcheck.comparisons if each.commit})
+    if len(commits) > 1:
+        listed = ", ".join(commits)
+        found.append(
+            remark("Comparisons were made by the code of several commits: {commits}.", kind="caution", commits=listed)
+        )
+    return found
+
+
+PROBE = "selfcheck"
+
+
+def selfcheck_cases(device: Device) -> list[PairedCase]:
+    """Eight on a CPU, each on one thread: the pairs' noise is then the machine's and not that of its scheduler."""
+    cases = _cpu_cases() if device.kind == "cpu" else _cuda_cases()
+    return [PairedCase.same(PROBE, case) for case in cases]
+
+
+def _cpu_cases() -> list[Case]:
+    one_thread = Schedule("data_parallel", 1)
+    products = (
+        MatmulParameters(384, 384, 384, one_thread),
+        MatmulParameters(256, 256, 256, one_thread),
+        MatmulParameters(257, 255, 509, one_thread),
+        MatmulParameters(384, 384, 384, Schedule("stream_k", 1)),
+        MatmulParameters(384, 384, 384, one_thread, dtype="bfloat16"),
+        MatmulParameters(192, 768, 256, one_thread, layout="TN"),
+    )
+    attentions = (
+        AttentionParameters(1, 4, 64, 256, dtype="float32"),
+        AttentionParameters(1, 2, 128, 256, causal=True, dtype="float32"),
+    )
+    return [Case("matmul", product, "native") for product in products] + [
+        Case("attention", attention, "native") for attention in attentions
+    ]
+
+
+def _cuda_cases() -> list[Case]:
+    library = Schedule("library", 1)
+    products = (
+        MatmulParameters(1024, 1024, 1024, library, dtype="bfloat16", layout="TN"),
+        MatmulParameters(2048, 2048, 2048, library, dtype="bfloat16", layout="TN"),
+        MatmulParameters(4096, 4096, 1024, library, dtype="bfloat16", layout="NN"),
+        MatmulParameters(2000, 2000, 2000, library, dtype="bfloat16", layout="TN"),
+    )
+    return [Case("matmul", product, "cublas") for product in products]
+
+
+ALL = "all"
+QUANTILES = {0.0: "fastest", 0.01: "1 %", UNDISTURBED: f"{UNDISTURBED:.0%} (reported)", 0.25: "25 %", USUAL: "median"}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of the benchmarks of a probe in all pairs of runs: |log ratio| of the two figures, and whether intervals hold.
+
+    `holds` is the share of ordered pairs of runs in which the first one's interval has the second one's figure.
+    """
+
+    probe: str
+    cases: int
+    distances: Sequence[float]
+    holds: float
+    clean: float | None
+
+    def at(self, quantile: float) -> float:
+        """By which factor, less one, figures differ at that quantile of pairs."""
+        return math.expm1(float(np.quantile(self.distances, quantile)))
+
+
+def measure_again(count: int, command: Sequence[str], results: Path, progress: Callable[[int], None]) -> list[Path]:
+    """The journals of `count` runs, each a fresh `pyperf-suite run` with these arguments. Raises UserError."""
+    journals: list[Path] = []
+    for number in range(count):
+        progress(number)
+        before = set(results.rglob("records.jsonl"))
+        run = [sys.executable, "-m", "pyperf_suite", "run", *command, "--results", str(results)]
+        done = subprocess.run(run, capture_output=True, text=True)
+        made = set(results.rglob("records.jsonl")) - before
+        if done.returncode or not made:
+            last = (done.stderr or done.stdout).strip().rpartition("\n")[2]
+            raise UserError(f"Run {number + 1} of {count} ended with exit code {done.returncode}: {last}")
+        journals += made
+    return journals
+
+
+def records_of(journals: Sequence[Path]) -> list[list[Record]]:
+    """Of each benchmark that every run measured in its first process: its record of each run."""
+    runs = [
+        {
+            (record.probe, record.case_id): record
+            for record in read_journal(journal)
+            if record.kind == "timing" and record.outcome == "ok" and not record.process and record.probe != "sentinel"
+        }
+        for journal in journals
+    ]
+    shared = sorted(set.intersection(*map(set, runs))) if runs else []
+    return [[run[key] for run in runs] for key in shared]
+
+
+def spreads(cases: Sequence[Sequence[Record]]) -> list[Spread]:
+    """By probe, and of all together last."""
+    by_probe = grouped(cases, lambda records: records[0].probe)
+    return [_apart(probe, of) for probe, of in [*by_probe.items(), (ALL, cases)] if of]
+
+
+def other_figures(cases: Sequence[Sequence[Record]]) -> list[Spread]:
+    """What two runs would differ by if another quantile of the same samples were the figure; intervals are unknown."""
+    found = []
+    for share, name in QUANTILES.items():
+        values = [[float(np.quantile(record.metrics["time"].samples, share)) for record in of] for of in cases]
+        found.append(Spread(name, len(cases), _distances(values), math.nan, None))
+    return found
+
+
+def _apart(probe: str, cases: Sequence[Sequence[Record]]) -> Spread:
+    times = [[record.metrics["time"] for record in records] for records in cases]
+    distances = _distances([[time.value for time in case] for case in times])
+    held = [one.low <= other.value <= one.high for case in times for one, other in permutations(case, 2)]
+    clean = [
+        record.quality["disturbances"]["clean_share"]
+        for records in cases
+        for record in records
+        if "disturbances" in record.quality
+    ]
+    return Spread(probe, len(cases), distances, float(np.mean(held)), float(np.mean(clean)) if clean else None)
+
+
+def _distances(values: Sequence[Sequence[float]]) -> list[float]:
+    return [abs(math.log(one / other)) for case in values for one, other in combinations(case, 2)]
+
+
+def findings_of_repeats(cases: Sequence[Sequence[Record]]) -> Findings:
+    """What two runs differ by, how often one's interval holds the other's figure, and what other figures differ by."""
+    found = spreads(cases)
+    apart = (
+        Column("two runs differ by", lambda each: each.at(0.5), "%"),
+        Column("90 % of them by", lambda each: each.at(0.9), "%"),
+        Column("worst", lambda each: each.at(1.0), "%"),
+    )
+    columns = (
+        Column("probe", lambda each: each.probe),
+        Column("benchmarks", lambda each: each.cases),
+        *apart,
+        Column("interval holds", lambda each: each.holds, "%"),
+        Column("clean slices", lambda each: each.clean, "%"),
+    )
+    whole = found[-1]
+    said = remark(
+        "Figures of two of {runs} runs differ by {median} (median; {most} for one pair in ten); the interval of one "
+        "holds the figure of the other in {holds} of pairs",
+        runs=len(cases[0]),
+        median=quantity(whole.at(0.5), "%"),
+        most=quantity(whole.at(0.9), "%"),
+        holds=quantity(whole.holds, "%"),
+    )
+    return findings(
+        said,
+        table("How well figures come back", columns, found),
+        table("Other figures of the same samples", (Column("figure", "probe"), *apart), other_figures(cases)),
+    )
+
+
+if __name__ == "__main__":
+    selfcheck()
