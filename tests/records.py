@@ -108,3 +108,21 @@ def remarks(findings: Findings, *names: str, kind: str | None = None) -> list[Re
         for each in findings.remarks
         if isinstance(each, Remark) and set(names) <= set(each.values) and kind in (None, each.kind)
     ]
+
+
+def printed_lines(document: Mapping[str, Any], title: str) -> list[dict[str, Any]]:
+    """The same of the findings that a command printed as JSON; quantities by their value."""
+    (table,) = [each for probe in document["probes"] for each in probe["tables"] if each["title"].startswith(title)]
+    names = [column["name"] for column in table["columns"]]
+    values = [[cell["value"] if isinstance(cell, dict) else cell for cell in row] for row in table["rows"]]
+    return [dict(zip(names, row, strict=True)) for row in values]
+
+
+def printed_values(document: Mapping[str, Any], *names: str) -> list[dict[str, Any]]:
+    """Values of the remarks that have all these names, of the findings that a command printed as JSON."""
+    told = [each["values"] for probe in document["probes"] for each in (*probe["cautions"], *probe["remarks"])]
+    return [
+        {name: each["value"] if isinstance(each, dict) else each for name, each in values.items()}
+        for values in told
+        if set(names) <= set(values)
+    ]

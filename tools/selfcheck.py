@@ -216,7 +216,7 @@ def _repeat(count: int, probes: tuple[str, ...], where: Device, results: Path, a
         raise UserError("No benchmark was measured by every run: nothing can be compared.")
     found = findings_of_repeats(cases)
     if as_json:
-        click.echo(answer({"repeats": found}, {}), nl=False)
+        click.echo(answer({"repeats": found}), nl=False)
     else:
         print_told(console_for(wide), found)
 

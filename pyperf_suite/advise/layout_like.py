@@ -161,23 +161,6 @@ def _written(run: TrainingRun) -> str:
     return ", ".join([*words, f"recompute {plan.recompute}", f"{plan.framework} in {plan.dtype}"])
 
 
-def analogy_as_json(found: Analogy) -> dict[str, Any]:
-    """Plain data of the answer; seconds."""
-    return {
-        "predicted": True,
-        "scaled_from": {"layout": _written(found.run), "measured_s": found.run.seconds},
-        "gpus": int(found.asked.plan.ranks),
-        "layout": _written(found.asked),
-        "law_ratio": float(found.of_asked.seconds / found.of_run.seconds),
-        "step_s": found.seconds,
-        "interval_s": list(found.ends),
-        "tokens_per_s": found.asked.tokens / found.seconds,
-        "parts_s": {name: asked for name, _, asked in found.parts},
-        "measured_run_parts_s": {name: run for name, run, _ in found.parts},
-        "verdict": found.asked.verdict,
-    }
-
-
 def findings_of_analogy(found: Analogy, notes: Sequence[str] = ()) -> Findings:
     """The time by analogy, what it was scaled from, and each part of both."""
     run, asked, (low, high) = found.run, found.asked, found.ends

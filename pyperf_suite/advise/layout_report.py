@@ -98,51 +98,6 @@ def findings_of_layouts(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> Fin
     )
 
 
-def layouts_as_json(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> dict[str, Any]:
-    """Plain data of the layouts, whose tables are findings; seconds, bytes, shares."""
-    planned = answer.planned
-    training, cluster = planned.training, planned.cluster
-    return {
-        "predicted": True,
-        "gpu": cluster.gpu.name,
-        "gpus": cluster.gpus,
-        "gpus_per_node": cluster.gpus_per_node,
-        "usable_bytes": cluster.usable_bytes,
-        **_network_as_json(planned),
-        "host": vars(cluster.hosted),
-        "parameters": training.model.parameters,
-        **{name: value for name, value in vars(training).items() if name != "model"},
-        "dtype": training.dtype_on(cluster.gpu),
-        "framework": planned.best.framework,
-        "held_out_error_percent": {"step": planned.error_percent(), **answer.laws.errors},
-        "constants_of_another_gpu": planned.usual.of_another_gpu,
-        "origins": list(answer.laws.origins),
-        **outcome_of(planned, planned.best, budget),
-        "evaluated": len(planned.grid),
-        "fitting": int(planned.fits.sum()),
-        "layouts": [_as_json(priced, unseen) for priced, unseen in answer.top],
-        "best_of_splits": [_as_json(priced, unseen) for priced, unseen in answer.splits],
-        "excluded": [{**_as_json(each), "nearest_that_fits": _as_json(near)} for each, near in answer.excluded],
-    }
-
-
-def _as_json(predicted: PredictedLayout, unseen: float | None = None) -> dict[str, Any]:
-    return {
-        "layout": {name: getattr(predicted.layout, name) for name in WRITTEN},
-        "step_s": predicted.seconds,
-        "parts_s": dict(predicted.parts),
-        "memory_bytes": dict(predicted.memory),
-        "total_memory_bytes": predicted.memory_bytes,
-        "flop_per_s_a_gpu": predicted.flop_per_s,
-        "interval_s": None if np.isnan(predicted.low) else [predicted.low, predicted.high],
-        **{
-            name: getattr(predicted, name)
-            for name in ("framework", "verdict", "over_bytes", "tokens_per_s", "mfu", "untested")
-        },
-        **({} if unseen is None else {"extrapolated_share": unseen}),
-    }
-
-
 def _fastest(planned: Planned, best: PredictedLayout, what: str = "Fastest is ") -> Iterator[Remark]:
     cluster = planned.cluster
     yield remark(
@@ -225,13 +180,6 @@ def _choice(planned: Planned) -> Remark:
     )
 
 
-def _network_as_json(planned: Planned) -> dict[str, Any]:
-    network = planned.cluster.network or planned.usual.constants.network
-    if isinstance(network, tuple):
-        return {"network_bytes_per_s": None, "network_points": [vars(point) for point in network]}
-    return {"network_bytes_per_s": network or usual_network_bytes_per_s(planned.cluster.gpu)}
-
-
 def _network(planned: Planned) -> Remark | None:
     cluster, network = planned.cluster, planned.cluster.network or planned.usual.constants.network
     if cluster.gpus <= cluster.gpus_per_node:
@@ -305,35 +253,11 @@ def findings_of_given(given: Sequence[Planned], budget: Budget = NO_BUDGET, note
     )
 
 
-def given_as_json(given: Sequence[Planned], budget: Budget = NO_BUDGET) -> dict[str, Any]:
-    """The same as plain data."""
-    priced = [each.at(0) for each in given]
-    found: dict[str, Any] = {
-        "predicted": True,
-        "gpu": given[0].cluster.gpu.name,
-        "dtype": given[0].training.dtype_on(given[0].cluster.gpu),
-        "layouts": [
-            {
-                **_as_json(predicted),
-                **outcome_of(each, predicted, budget),
-                "gpus": each.cluster.gpus,
-                "fits": predicted.verdict,
-                "held_out_error_percent": each.error_percent(each.found[predicted.framework]),
-            }
-            for each, predicted in zip(given, priced, strict=True)
-        ],
-    }
-    if len(given) == 2:
-        found["first_is_faster"] = surely_faster(given[0].training, *priced)
-    return found
-
-
 def outcome_of(planned: Planned, predicted: PredictedLayout, budget: Budget) -> dict[str, Any]:
-    """Days, dollars and the smallest network that is enough, as plain data."""
+    """Days and dollars, each with its ends."""
     gpus, tokens = planned.cluster.gpus, planned.training.global_batch * planned.training.seq
     each_s = [seconds / tokens for seconds in ends_of(predicted)]
     return {
-        "enough_network_bytes_per_s": smallest_network(planned, predicted.layout),
         **({"days": [budget.days_of(each) for each in each_s]} if budget.tokens else {}),
         **({"dollars_a_billion_tokens": [budget.cost_of(gpus, each, 1e9) for each in each_s]} if budget.price else {}),
         **(
@@ -341,7 +265,6 @@ def outcome_of(planned: Planned, predicted: PredictedLayout, budget: Budget) -> 
             if budget.price and budget.tokens
             else {}
         ),
-        **({"joules_a_token": budget.power.a_token(gpus, each_s[0]).value} if budget.power else {}),
     }
 
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -425,32 +424,3 @@ SIZES = (
     Column("time changes by", lambda row: row[0].seconds / row[1].seconds - 1, "+%"),
     Column("throughput", lambda row: Quantity(row[0].rate_ratio, "x", row[0].low, row[0].high, predicted=True), "x"),
 )
-
-
-def product_as_json(product: ProductExplained) -> dict[str, Any]:
-    """The answer for other programs; seconds and FLOP/s."""
-    tiled = product.tiled
-    return {
-        "gpu": product.gpu,
-        "product": {name: getattr(product, name) for name in ("m", "n", "k", "dtype", "layout")},
-        "seconds": product.seconds,
-        "burst_seconds": product.burst_seconds,
-        "causes_s": product.causes,
-        "flop_per_s": product.flop_per_s,
-        "share_of_peak": product.flop_per_s / product.peak_flop_per_s,
-        "interval_s": product.interval_s,
-        "library": product.library,
-        "other_libraries": product.others,
-        "extrapolated": product.extrapolated,
-        "held_out_error_percent": product.error_percent,
-        "origin": product.origin,
-        "likely_tile": {
-            "tile": [tiled.rows, tiled.columns],
-            "tiles": tiled.tiles_m * tiled.tiles_n,
-            **{name: getattr(tiled, name) for name in ("splits", "waves", "last_wave", "tile_efficiency")},
-            "wave_efficiency": tiled.wave_efficiency,
-        },
-        "bound": "compute" if product.is_compute_bound else "memory",
-        "divisible_by": product.divisors,
-        "better_sizes": [vars(better) | {"sure": better.is_sure} for better in product.better],
-    }

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 from pyperf_suite.errors import UserError, offer
 from pyperf_suite.hardware import cpu
@@ -155,17 +153,3 @@ def findings_of_product(product: ProductOnCpu) -> Findings:
             used=Quantity(product.wave_efficiency, "%"),
         ),
     )
-
-
-def product_as_json(product: ProductOnCpu) -> dict[str, Any]:
-    """The answer for other programs; seconds, FLOP/s and Hz."""
-    return {
-        "cpu": product.model,
-        "product": {name: getattr(product, name) for name in ("m", "n", "k", "dtype", "layout", "workers")},
-        **{name: getattr(product, name) for name in ("seconds", "flop_per_s", "share_of_peak", "least_s")},
-        "core_peak": dataclasses.asdict(product.peak),
-        "core_peak_alone": dataclasses.asdict(product.alone),
-        "tile": str(product.tile),
-        "micro_tile": product.micro_tile,
-        **{name: getattr(product, name) for name in ("tiles", "waves", "tile_efficiency", "wave_efficiency")},
-    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ PRESENT = "present"
 LIBRARY = {"cuda": ("cublas", "sdpa_default"), "cpu": ("torch", "sdpa_default")}
 # Each brings about ten products of its own; more candidates than this differ by less than can be measured.
 MOST_MEASURED = 4
-# The others are in the records, and in --json.
+# The others are in the records.
 MOST_PRODUCTS = 20
 
 
@@ -85,32 +85,6 @@ class Validation:
         """Mean and median of |predicted / measured − 1| over the products measured, in %; NaN if there are none."""
         errors = [abs(product.ratio - 1) * 100 for product in self.products if product.ratio is not None]
         return (float(np.mean(errors)), float(np.median(errors))) if errors else (math.nan, math.nan)
-
-    def to_json(self, names: Sequence[str]) -> dict[str, Any]:
-        """Seconds a token, and rates of work relative to the present model's with their intervals."""
-        mean, median = self.error_percent
-        return {
-            "prediction_error_percent": {"mean": mean, "median": median},
-            "settings": [
-                {
-                    "name": name,
-                    "predicted_s": each.predicted_s,
-                    "measured_s": asdict(each.cost_s),
-                    "predicted_speed": each.predicted_speedup,
-                    "measured_speed": asdict(each.speedup),
-                    "measured_share": each.measured_share,
-                }
-                for name, each in zip(names, self.settings, strict=True)
-            ],
-            "products": [
-                {
-                    "case": product.case.to_json(),
-                    "predicted_s": product.predicted_s,
-                    "measured_s": product.reading.seconds if product.reading else None,
-                }
-                for product in self.products
-            ],
-        }
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from pyperf_suite.advise.power import MeasuredPower, power_of
 from pyperf_suite.advise.sizing_details import SizeCheck, Spent, checks, heat_maps, saved, spent_by
@@ -380,54 +379,3 @@ RULES = (
     Column("verdict", lambda check: check.other and _verdict(check.other)),
     Column("memory then", lambda check: check.other and check.other.memory_bytes, "GiB", priority=0),
 )
-
-
-def sizing_as_json(sizing: Sizing, pictures: Sequence[str] = ()) -> dict[str, Any]:
-    """The answer for other programs: seconds, bytes, ratios to the present model; paths of `pictures` drawn."""
-    found, iteration = sizing.search, sizing.iteration
-    return {
-        "gpu": sizing.gpu.name,
-        "memory_limit_bytes": found.memory_limit_bytes,
-        "held_out_error_percent": sizing.errors,
-        "origins": sizing.origins,
-        "present": _candidate_as_json(found.present, ()) | {"utilization": sizing.utilization},
-        "iteration": {
-            "seconds": float(iteration.seconds),
-            "parts_s": {name: float(part) for name, part in iteration.parts.items()},
-            **({"joules_a_token": sizing.joules_a_token.value} if sizing.joules_a_token else {}),
-        },
-        "work": [asdict(part) | {"seconds": part.seconds, "flop": part.flop} for part in sizing.spent],
-        "checks": [
-            {
-                "rule": check.rule,
-                "found": check.found,
-                "kept": check.kept,
-                "compared_with": None if check.other is None else _candidate_as_json(check.other, ()),
-            }
-            for check in sizing.checks
-        ],
-        "alone": {name: _candidate_as_json(each, sizing.savings_alone[name]) for name, each in found.alone.items()},
-        "pareto": [
-            _candidate_as_json(each, savings) for each, savings in zip(found.pareto, sizing.savings, strict=True)
-        ],
-        "priced": found.priced,
-        "within_bounds": found.within,
-        "faster": found.faster,
-        "notes": sizing.notes,
-        "pictures": list(pictures),
-    }
-
-
-def _candidate_as_json(candidate: Candidate, savings: Savings) -> dict[str, Any]:
-    same = ("time_ratio", "speed", "parameters", "parameter_change", "memory_bytes", "extrapolated")
-    return {
-        "setting": asdict(candidate.setting),
-        "changes": {name: [before, after] for name, before, after in candidate.changes},
-        "micro_batch_s": candidate.seconds,
-        "speed_low": candidate.low,
-        "speed_high": candidate.high,
-        "faster": candidate.is_faster,
-        "slower": candidate.is_slower,
-        "saves": dict(savings),
-        **{name: getattr(candidate, name) for name in same},
-    }

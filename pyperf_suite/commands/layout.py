@@ -23,6 +23,7 @@ from pyperf_suite.errors import UserError
 if TYPE_CHECKING:
     from pyperf_suite.hardware.catalogue import GpuSpec
     from pyperf_suite.laws.internode import Network
+    from pyperf_suite.spec.findings import Findings
 
 USUAL_NODE = 8
 # GB200 and GB300: in published runs 64 of a rack's 72.
@@ -155,15 +156,15 @@ def layout(
     from pyperf_suite.render import findings_json
     from pyperf_suite.render.terminal import console_for, print_findings
 
-    def answer(findings: dict[str, Any], plain: dict[str, Any]) -> None:
+    def answer(found: Findings) -> None:
         if as_json:
-            click.echo(findings_json.answer(findings, plain), nl=False)
+            click.echo(findings_json.answer({"layout": found}), nl=False)
         else:
-            print_findings(console_for(wide), findings, [])
+            print_findings(console_for(wide), {"layout": found}, [])
 
     if like is not None:
-        return answer(*_scaled(like, config, gpu, gpus, network, named, seq=seq, global_batch=global_batch, dtype=dtype,
-                               framework=framework, ranks_per_node=gpus_per_node))  # fmt: skip
+        return answer(_scaled(like, config, gpu, gpus, network, named, seq=seq, global_batch=global_batch, dtype=dtype,
+                              framework=framework, ranks_per_node=gpus_per_node))  # fmt: skip
     if global_batch is None:
         raise UserError("--global-batch is missing: name how many sequences an iteration has.")
     spec, laws = asked_gpu(gpu, calibration)
@@ -203,7 +204,7 @@ def layout(
     if exactly or compare:
         layouts = [asked.layout_of(text, gpus, framework) for text in (compare or (str(exactly),))]
         exact = [asked.exactly(training, cluster(asked.ranks_of(each)), laws, each) for each in layouts]
-        answer({"layout": report.findings_of_given(exact, budget, notes)}, report.given_as_json(exact, budget))
+        answer(report.findings_of_given(exact, budget, notes))
     else:
         if target_days is not None:
             node = gpus_per_node or _usual_node(spec, LARGE)
@@ -211,14 +212,14 @@ def layout(
         else:
             found = planned(training, cluster(gpus or 0), laws, fixed)
         ranked = report.layout_answer(found, top, notes)
-        answer({"layout": report.findings_of_layouts(ranked, budget)}, report.layouts_as_json(ranked, budget))
+        answer(report.findings_of_layouts(ranked, budget))
 
 
 def _scaled(
     like: Path, config: Path | None, gpu: str | None, gpus: int | None, network: str | None, named: dict[str, Any],
     **plan: Any,
-) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
-    """What is asked for by the law's ratio to a measured run, as findings and as plain data."""
+) -> Findings:  # fmt: skip
+    """What is asked for by the law's ratio to a measured run."""
     from pyperf_suite.advise import layout_like
     from pyperf_suite.hardware.catalogue import find_gpu
 
@@ -234,7 +235,7 @@ def _scaled(
         model, _, notes = asked_model(config, plan["seq"] or run.plan.seq, sizes)
     of = {"model": model, "gpu": gpu and find_gpu(gpu), "network_bytes_per_s": _network(network)}
     found = layout_like.scaled(run, gpus, axes, of=of, **plan)
-    return {"layout": layout_like.findings_of_analogy(found, notes)}, layout_like.analogy_as_json(found)
+    return layout_like.findings_of_analogy(found, notes)
 
 
 def _usual_node(spec: GpuSpec, gpus: int) -> int:

@@ -130,7 +130,7 @@ def size(
     _report(found, output, as_json, wide, measured)
 
 
-Measured = tuple["Findings", dict[str, Any], "RunFolder"]
+Measured = tuple["Findings", "RunFolder"]
 
 
 def _prices(laws: GpuSpec | Calibration, dtype: str, library: str | None, mode: Any = "sustained") -> KernelPrices:
@@ -147,7 +147,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _measured(found: Sizing, prices: KernelPrices, profile: str, device: str, results: Path) -> Measured:
-    """Measure the present model and the best candidates with a progress bar: findings, the same as JSON, the run."""
+    """Measure the present model and the best candidates with a progress bar: findings, and the run."""
     from pyperf_suite.advise.sizing_measured import SizingRun, validation_findings
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.runner.profiles import find_profile
@@ -155,8 +155,7 @@ def _measured(found: Sizing, prices: KernelPrices, profile: str, device: str, re
     run = SizingRun.of(found.gpu, found.search, resolve(device), find_profile(profile))
     folder = run_of(run.plan, results)
     found_here = run.judged(prices, folder.records())
-    as_json = {"records": str(folder.records_path), **found_here.to_json(run.names)}
-    return validation_findings(run.names, found_here), as_json, folder
+    return validation_findings(run.names, found_here), folder
 
 
 def run_of(plan: Plan, results: Path) -> RunFolder:
@@ -171,17 +170,16 @@ def run_of(plan: Plan, results: Path) -> RunFolder:
 
 def _report(found: Sizing, output: Path | None, as_json: bool, wide: bool, measured: Measured | None) -> None:
     """Print the answer; pictures and a page only into a folder that was named."""
-    from pyperf_suite.advise.sizing_report import findings_of_sizing, sizing_as_json
+    from pyperf_suite.advise.sizing_report import findings_of_sizing
     from pyperf_suite.render.findings_json import answer
     from pyperf_suite.render.terminal import console_for, escape, print_findings
 
     findings = {"size": findings_of_sizing(found)}
     records, files = [], []
     if measured is not None:
-        findings["measured"], measured_json, folder = measured
+        findings["measured"], folder = measured
         records = folder.records()
         files.append(("records", folder.records_path))
-    written: list[Path] = []
     if output is not None:
         from pyperf_suite.render.markdown import page
         from pyperf_suite.render.run_report import draw_all
@@ -195,13 +193,9 @@ def _report(found: Sizing, output: Path | None, as_json: bool, wide: bool, measu
             raise UserError(
                 f"{output} cannot be written ({error.strerror}): name another folder with --output."
             ) from None
-        written = [*pictures, text]
         files += [*(("picture", path) for path in pictures), ("text", text)]
     if as_json:
-        result = sizing_as_json(found, [str(path) for path in written])
-        if measured is not None:
-            result["measured"] = measured_json
-        click.echo(answer(findings, result), nl=False)
+        click.echo(answer(findings), nl=False)
         return
     console = console_for(wide)
     print_findings(console, findings, records)
@@ -259,7 +253,7 @@ def explain(
         measured = product_on_cpu.measure_product(m, n, k, dtype, layout.upper(), isa, workers)
         findings = {"explain": product_on_cpu.findings_of_product(measured)}
         if as_json:
-            click.echo(answer(findings, product_on_cpu.product_as_json(measured)), nl=False)
+            click.echo(answer(findings), nl=False)
         else:
             print_findings(console_for(wide), findings, [])
         return
@@ -272,6 +266,6 @@ def explain(
     product = product_explained.explain_product(spec, prices, tiled, k, dtype, layout.upper(), others)
     findings = {"explain": product_explained.findings_of_product(product)}
     if as_json:
-        click.echo(answer(findings, product_explained.product_as_json(product)), nl=False)
+        click.echo(answer(findings), nl=False)
     else:
         print_findings(console_for(wide), findings, [])

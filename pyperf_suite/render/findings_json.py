@@ -48,11 +48,11 @@ def plain(value: Any, digits: int = 17) -> Any:
     return value if value is None or isinstance(value, bool | int | float) else printable(str(value))
 
 
-def answer(findings: Mapping[str, Findings], details: Mapping[str, Any]) -> str:
+def answer(findings: Mapping[str, Findings], details: Mapping[str, Any] | None = None) -> str:
     """What a command that measures nothing prints: findings by name as `probes` have them, and its own `details`."""
     parts = [{"name": name, **findings_as_data(found)} for name, found in findings.items()]
     summary = as_data(summary_of(findings))
-    return as_text({"schema": SCHEMA, "version": VERSION, "summary": summary, "probes": parts, **details})
+    return as_text({"schema": SCHEMA, "version": VERSION, "summary": summary, "probes": parts, **(details or {})})
 
 
 def findings_as_data(found: Findings) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.calibration import Calibration, load_calibration
 from pyperf_suite.probes.calibration import PROBE
-from tests.records import records
+from tests.records import printed_lines, printed_values, records
 
 MODEL = ("--layers", "2", "--hidden", "1024", "--heads", "8", "--ffn", "4096", "--vocab", "32000", "--not-gated")
 PRODUCTS = [case for case in PROBE.cases("quick", Device("cuda")) if case.operator == "matmul"]
@@ -54,12 +54,19 @@ def answered(*words: str) -> dict:
     return json.loads(found.stdout)
 
 
+def joules(found: dict) -> list[float]:
+    return [values["joules"] for values in printed_values(found, "joules")]
+
+
 @pytest.mark.slow
 def test_size_and_layout_say_joules_with_such_a_calibration_alone(calibration: Path) -> None:
-    sized = answered("size", "--calibration", str(calibration), "--micro-batch", "4", "--vary", "heads")["iteration"]
-    assert sized["joules_a_token"] == pytest.approx(600 * sized["seconds"] / (4 * 512))
-    assert "joules_a_token" not in answered("size", "--gpu", "H200", "--vary", "heads")["iteration"]
+    asked = ("size", "--micro-batch", "4", "--vary", "heads")
+    sized = answered(*asked, "--calibration", str(calibration))
+    (time,) = (each["time"] for each in printed_values(sized, "time", "mfu"))
+    assert joules(sized) == [pytest.approx(600 * time / (4 * 512))]
+    assert joules(answered(*asked, "--gpu", "H200")) == []
     more = ("--gpus", "8", "--global-batch", "64", "--top", "1")
     laid = answered("layout", "--calibration", str(calibration), *more)
-    assert laid["joules_a_token"] == pytest.approx(8 * 600 * laid["layouts"][0]["step_s"] / (64 * 512))
-    assert "joules_a_token" not in answered("layout", "--gpu", "H200", *more)
+    (row,) = printed_lines(laid, "Fastest")
+    assert joules(laid) == [pytest.approx(8 * 600 * row["iteration"] / (64 * 512))]
+    assert joules(answered("layout", "--gpu", "H200", *more)) == []

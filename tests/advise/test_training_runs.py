@@ -16,6 +16,7 @@ from pyperf_suite.advise.validate import validate
 from pyperf_suite.cli import main
 from pyperf_suite.laws.training.framework import found_constants
 from pyperf_suite.laws.training.published import ASSUMED_RECOMPUTE, read_runs
+from tests.records import printed_lines
 from tools.fit.published import SAMPLE
 
 LLAMA = {"source": "mine", "engine": "megatron", "model": "8B", "layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32,
@@ -99,7 +100,7 @@ def test_constants_are_fitted_to_runs_of_ones_own_where_that_helps(tmp_path: Pat
     asked = ["layout", *(f"--{name}={LLAMA[name]}" for name in ("layers", "hidden", "heads", "ffn", "vocab", "seq")),
              "--kv-heads=8", "--global-batch=512", "--exactly=dp=32,tp=2", "--json"]  # fmt: skip
     times = [
-        json.loads(CliRunner().invoke(main, [*asked, *more]).stdout)["layouts"][0]["step_s"]
+        printed_lines(json.loads(CliRunner().invoke(main, [*asked, *more]).stdout), "Layouts")[0]["iteration"]
         for more in (["--gpu=H100"], [f"--calibration={tmp_path / 'training.npz'}"])
     ]
     assert times[1] / times[0] == pytest.approx(1.2, abs=0.06)
