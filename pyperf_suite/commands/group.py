@@ -24,7 +24,6 @@ MODULES = {
     "size": "size",
     "study": "study",
     "track": "compare",
-    "validate": "calibrate",
     "watch": "watch",
 }
 

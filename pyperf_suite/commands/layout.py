@@ -96,7 +96,7 @@ POSITIVE = Finite(0, 1e6, min_open=True)
     click.option("--compare", nargs=2, metavar="A B", help="Two layouts written so: which is faster, and how surely."),
     path_option(
         "--like",
-        help="Scale from this measured run: a study's folder, or JSON or CSV with the columns of `validate`; other "
+        help="Scale from this measured run: a study's folder, or JSON or CSV with the columns of docs/laws.md; other "
         "options say what differs.",
     ),
     click.option("--tokens", type=float, metavar="N", help="Of the whole training, as in 2e12."),

@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from pyperf_suite.advise.training_runs import judged, refitted, right_orders
-from pyperf_suite.advise.validate import validate
 from pyperf_suite.cli import main
 from pyperf_suite.laws.training.framework import found_constants
 from pyperf_suite.laws.training.published import ASSUMED_RECOMPUTE, read_runs
 from tests.records import printed_lines
 from tools.fit.published import SAMPLE
+from tools.validate import validate
 
 LLAMA = {"source": "mine", "engine": "megatron", "model": "8B", "layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32,
          "kv_heads": 8, "vocab": 128256, "gated": "yes", "seq": 8192, "gpu": "H100", "gpus": 64, "gpus_per_node": 8,

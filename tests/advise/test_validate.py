@@ -1,4 +1,4 @@
-"""`validate` compares every row of a table with the law of its kind, or says why not."""
+"""`tools/validate.py` compares every row of a table with the law of its kind, or says why not."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite.advise.validate import FORMATS, validate
-from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import CalibrationBlock, fit_correction, shipped_calibration
 from pyperf_suite.laws.gemm import gemm_time
+from tests.records import printed_lines
 from tools.fit.published import SAMPLE
+from tools.validate import FORMATS, main, validate
 
 SIZES = [(m, n, k) for m in (512, 4096) for n in (1024, 8192) for k in (2048, 12288)]
 
@@ -91,7 +91,7 @@ def test_a_table_of_no_known_kind_names_the_columns_of_each(tmp_path):
 )
 def test_what_is_no_table_ends_in_one_sentence(tmp_path, name, content):
     (tmp_path / name).write_text(content)
-    ended = CliRunner().invoke(main, ["validate", str(tmp_path / name)])
+    ended = CliRunner().invoke(main, [str(tmp_path / name)])
     assert ended.exit_code == 2
     assert "Error: " in ended.output
     assert name in ended.output
@@ -99,13 +99,13 @@ def test_what_is_no_table_ends_in_one_sentence(tmp_path, name, content):
 
 def test_the_command_prints_a_row_a_library_and_the_same_as_json(tmp_path):
     path = str(products(tmp_path, extra=[(0, 1, 1, 5.0)]))
-    shown = CliRunner().invoke(main, ["validate", path, "--wide"])
+    shown = CliRunner().invoke(main, [path, "--wide"])
     assert shown.exit_code == 0
     assert "H100 SXM" in shown.output
-    ((row,),) = [json.loads(CliRunner().invoke(main, ["validate", path, "--json"]).output)]
+    (row,) = printed_lines(json.loads(CliRunner().invoke(main, [path, "--json"]).output), "Predicted")
     assert row["rows"] == len(SIZES)
     assert row["refused"] == 1
-    assert np.isfinite(row["mape"])
+    assert np.isfinite(row["MAPE"])
 
 
 def test_laws_of_ones_own_are_held_on_their_gpu(tmp_path):
@@ -115,8 +115,9 @@ def test_laws_of_ones_own_are_held_on_their_gpu(tmp_path):
     corrected = own.with_block("gemm_bf16_here", CalibrationBlock(arrays, {"mape": 1.0}, limits, "own run"))
     saved = corrected.save(tmp_path / "own.npz")
     path = str(products(tmp_path, factor=2.0))
-    shown = CliRunner().invoke(main, ["validate", path, "--calibration", str(saved), "--json"])
-    assert json.loads(shown.output)[0]["mape"] == pytest.approx(0, abs=1e-6)
+    shown = CliRunner().invoke(main, [path, "--calibration", str(saved), "--json"])
+    (row,) = printed_lines(json.loads(shown.output), "Predicted")
+    assert row["MAPE"] == pytest.approx(0, abs=1e-6)
     assert validate(products(tmp_path, factor=2.0))[0].mape == pytest.approx(50)
 
 

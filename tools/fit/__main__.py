@@ -12,7 +12,6 @@ import click
 import numpy as np
 
 from pyperf_suite.advise.calibrate_laws import described
-from pyperf_suite.advise.validate import Validated, findings_of, validate
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws import calibration
@@ -34,6 +33,7 @@ from tools.fit.gemm import fit_gemm
 from tools.fit.grouped_gemm import fit_grouped_gemm
 from tools.fit.memory import fit_memory
 from tools.fit.step import fit_step
+from tools.validate import Validated, findings_of, validate
 
 # A calibration is downloaded with the package by everybody, for every GPU.
 LARGEST_BYTES = 600_000

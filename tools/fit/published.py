@@ -11,8 +11,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from pyperf_suite.advise.validate import read_table
 from pyperf_suite.errors import UserError
+from tools.validate import read_table
 
 Columns = dict[str, NDArray[Any]]
 

@@ -9,14 +9,17 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.advise.training_runs import JudgedRun, judged, right_orders
+from pyperf_suite.cli import HELP, Speaking
+from pyperf_suite.commands.options import json_option, path_option, wide_option
 from pyperf_suite.errors import UserError, printable
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.attention import attention_time
@@ -482,6 +485,38 @@ def _refusals(found: Sequence[Validated]) -> Iterator[Remark]:
         yield remark("{rows} rows were refused: {reason}", kind="caution", rows=rows, reason=reason.rstrip("."))
 
 
-def as_json(found: Sequence[Validated]) -> list[dict[str, Any]]:
-    """The same as plain data, with the reasons of refusals."""
-    return [asdict(each) for each in found]
+@click.command(cls=Speaking, context_settings=HELP)
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+@click.option("--gpu", metavar="NAME", help="Where it was measured, if neither a column nor the file's name says so.")
+@click.option("--dtype", metavar="NAME", help="Of the operands, if nothing says so; bf16 else.")
+@path_option("--calibration", help="Laws fitted by `calibrate`, on whose GPU these are held.")
+@json_option()
+@wide_option
+def main(
+    files: tuple[Path, ...], gpu: str | None, dtype: str | None, calibration: Path | None, as_json: bool, wide: bool
+) -> None:
+    """Hold the laws against measured times in CSV or Parquet FILEs: error, bias, what the stated interval covers.
+
+    Files are known by their columns: m, n, k for products, and so on for attention, mixtures of experts,
+    collectives and training runs; times are in latency_us, or in a column of a library and version: docs/laws.md.
+
+    \b
+    Examples:
+      python tools/validate.py gemm_bf16_h100_sxm.parquet
+      python tools/validate.py my_products.csv --gpu H200 --dtype fp8 --json
+      python tools/validate.py training.csv
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.laws.calibration import load_calibration
+    from pyperf_suite.render.findings_json import answer
+    from pyperf_suite.render.terminal import console_for, print_told
+
+    fitted = None if calibration is None else load_calibration(calibration)
+    found = findings_of([each for path in files for each in validate(path, gpu, dtype, fitted)])
+    if as_json:
+        click.echo(answer({"validate": found}), nl=False)
+    else:
+        print_told(console_for(wide), found)
+
+
+if __name__ == "__main__":
+    main()
