@@ -9,14 +9,10 @@
 
 namespace pyperf {
 
-// A type by its name, out of float32, bfloat16 and the one that this argument may be beside: none, int8 or int32.
-inline cpu::DataType data_type(const char* argument, const std::string& name, const char* integers = "") {
+inline cpu::DataType data_type(const char* argument, const std::string& name) {
     if (name == "float32") return cpu::DataType::float32;
     if (name == "bfloat16") return cpu::DataType::bfloat16;
-    const std::string more = integers;
-    if (!more.empty() && name == more) return more == "int8" ? cpu::DataType::int8 : cpu::DataType::int32;
-    throw InputError(text(argument, " '", name, "' is unknown: choose float32", more.empty() ? " or " : ", ",
-                          "bfloat16", more.empty() ? "" : " or " + more, "."));
+    throw InputError(text(argument, " '", name, "' is unknown: choose float32 or bfloat16."));
 }
 
 inline const cpu::KernelSet& kernels_of(const std::optional<std::string>& isa) {

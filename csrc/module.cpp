@@ -65,13 +65,13 @@ std::unique_ptr<cpu::Gemm> make_gemm(std::int64_t m, std::int64_t n, std::int64_
                                      const TileArgument& tile, const std::string& schedule, std::int64_t splits,
                                      std::int64_t workers, std::int64_t group, const std::optional<std::string>& isa,
                                      bool pin) {
-    cpu::check_tile(tile[0], tile[1], tile[2], kernels_of(isa), data_type("dtype", dtype, "int8"));
+    cpu::check_tile(tile[0], tile[1], tile[2], kernels_of(isa), data_type("dtype", dtype));
     cpu::GemmOptions options;
     options.m = m;
     options.n = n;
     options.k = k;
-    options.type = data_type("dtype", dtype, "int8");
-    options.out_type = data_type("out_dtype", out_dtype, "int32");
+    options.type = data_type("dtype", dtype);
+    options.out_type = data_type("out_dtype", out_dtype);
     options.a_transposed = a_transposed;
     options.b_transposed = b_transposed;
     options.tile = narrow(tile);
@@ -92,7 +92,7 @@ void run(cpu::Gemm& gemm, std::uintptr_t a, std::int64_t lda, std::uintptr_t b, 
 
 std::tuple<int, int, int> default_tile(std::int64_t m, std::int64_t n, std::int64_t k, const std::string& dtype,
                                        std::int64_t workers, const std::optional<std::string>& isa) {
-    const Tile tile = cpu::default_tile(m, n, k, workers, kernels_of(isa).of(data_type("dtype", dtype, "int8")));
+    const Tile tile = cpu::default_tile(m, n, k, workers, kernels_of(isa).of(data_type("dtype", dtype)));
     return {tile.m, tile.n, tile.k};
 }
 
@@ -108,21 +108,21 @@ PYBIND11_MODULE(_native, module) {
     module.def(
         "micro_tile",
         [](const std::string& isa, const std::string& dtype) {
-            const cpu::ProductKernels& product = cpu::kernels_named(isa).of(data_type("dtype", dtype, "int8"));
+            const cpu::ProductKernels& product = cpu::kernels_named(isa).of(data_type("dtype", dtype));
             return std::pair(product.mr, product.nr);
         },
         py::arg("isa"), py::arg("dtype") = "float32", "(most rows, columns) of the register micro-kernel.");
     module.def(
         "unit",
         [](const std::string& isa, const std::string& dtype) {
-            return cpu::kernels_named(isa).of(data_type("dtype", dtype, "int8")).unit;
+            return cpu::kernels_named(isa).of(data_type("dtype", dtype)).unit;
         },
         py::arg("isa"), py::arg("dtype") = "float32", "The instructions that multiply, as a record names them.");
     module.def(
         "check_tile",
         [](std::int64_t m, std::int64_t n, std::int64_t k, const std::string& dtype,
            const std::optional<std::string>& isa) {
-            cpu::check_tile(m, n, k, kernels_of(isa), data_type("dtype", dtype, "int8"));
+            cpu::check_tile(m, n, k, kernels_of(isa), data_type("dtype", dtype));
         },
         py::arg("m"), py::arg("n"), py::arg("k"), py::arg("dtype") = "float32", py::arg("isa") = py::none(),
         "Raises ValueError, naming the limits and the nearest tile that can be computed, unless this one can.");
@@ -134,7 +134,7 @@ PYBIND11_MODULE(_native, module) {
         [](const std::string& dtype, std::int64_t workers, double seconds, const std::optional<std::string>& isa) {
             std::vector<std::tuple<double, double, double>> found;
             for (const cpu::CorePeak& core :
-                 cpu::measure_peak(kernels_of(isa), data_type("dtype", dtype, "int8"), workers, seconds))
+                 cpu::measure_peak(kernels_of(isa), data_type("dtype", dtype), workers, seconds))
                 found.emplace_back(core.flop_per_s, core.clock_hz, core.idle_clock_hz);
             return found;
         },
@@ -148,8 +148,8 @@ PYBIND11_MODULE(_native, module) {
 
     // Local to the module: tests load one more of them, which emulates instruction sets.
     py::class_<cpu::Gemm>(module, "Gemm", py::module_local(),
-                          "C[M,N] = A[M,K] B[K,N], row-major, sums in fp32, of int8 in int32; A stored "
-                          "[K,M] if a_transposed, B stored [N,K] if b_transposed. Raises ValueError on bad input.")
+                          "C[M,N] = A[M,K] B[K,N], row-major, sums in fp32; A stored [K,M] if a_transposed, "
+                          "B stored [N,K] if b_transposed. Raises ValueError on bad input.")
         .def(py::init(&make_gemm), py::arg("m"), py::arg("n"), py::arg("k"), py::arg("dtype") = "float32",
              py::arg("out_dtype") = "float32", py::arg("a_transposed") = false, py::arg("b_transposed") = false,
              py::kw_only(), py::arg("tile"), py::arg("schedule") = "data_parallel", py::arg("splits") = 1,

@@ -36,7 +36,7 @@ const void* at(const void* base, std::int64_t row, std::int64_t column, std::int
 struct Gemm::Scratch {
     char* a_block;
     char* b_tile;
-    Sum* sums;
+    float* sums;
 };
 
 Gemm::Gemm(const GemmOptions& options)
@@ -48,8 +48,6 @@ Gemm::Gemm(const GemmOptions& options)
       cores_(usable_cores()) {
     const Tile& tile = options_.tile;
     check_tile(tile.m, tile.n, tile.k, kernels_, options.type);
-    CHECK_INPUT((options.type == DataType::int8) == (options.out_type == DataType::int32),
-                "A product of int8 is stored as int32, and no other is.");
     CHECK_INPUT(options.workers <= static_cast<std::int64_t>(cores_.size()), "workers = ", options.workers,
                 " is more than the cores this process may use: ask for at most ", cores_.size(), ".");
     CHECK_INTERNAL(product_.mr * product_.nr <= max_micro_tile, "raise max_micro_tile");
@@ -64,8 +62,8 @@ Gemm::Gemm(const GemmOptions& options)
     chunk_columns_ = std::max(1, static_cast<int>(b_chunk_size() / product_.b_panel.of(tile.k))) * product_.nr;
     a_block_bytes_ = round_to_line(static_cast<std::size_t>(a_panel_bytes(tile.k)) * a_panels_in_block_);
     b_tile_bytes_ = round_to_line(static_cast<std::size_t>(product_.b_panel.of(tile.k)) * b_panels_.count);
-    sums_bytes_ = round_to_line(static_cast<std::size_t>(tile.m) * tile.n * sizeof(Sum));
-    const bool in_place = options_.out_type != DataType::bfloat16;
+    sums_bytes_ = round_to_line(static_cast<std::size_t>(tile.m) * tile.n * sizeof(float));
+    const bool in_place = options_.out_type == DataType::float32;
     const std::size_t shared = static_cast<std::size_t>(schedule_.shared_tiles());
     scratch_bytes_ = a_block_bytes_ + b_tile_bytes_ + (in_place && shared == 0 ? 0 : sums_bytes_);
     const double shared_bytes = (in_place ? 0.0 : static_cast<double>(sums_bytes_)) + sizeof(*summed_);
@@ -103,7 +101,7 @@ void Gemm::check(const GemmOperands& operands) const {
 
 Gemm::Scratch Gemm::scratch_of(int worker) const {
     char* base = static_cast<char*>(workspace_->data()) + scratch_bytes_ * worker;
-    return {base, base + a_block_bytes_, reinterpret_cast<Sum*>(base + a_block_bytes_ + b_tile_bytes_)};
+    return {base, base + a_block_bytes_, reinterpret_cast<float*>(base + a_block_bytes_ + b_tile_bytes_)};
 }
 
 void Gemm::work(int worker) {
@@ -126,19 +124,19 @@ void Gemm::compute(const Segment& segment, const Scratch& scratch) {
     const Tile& tile = options_.tile;
     const std::int64_t row = std::int64_t{segment.tile_m} * tile.m, column = std::int64_t{segment.tile_n} * tile.n;
     const std::int64_t rows = clamp(options_.m - row, tile.m), columns = clamp(options_.n - column, tile.n);
-    const bool in_place = options_.out_type != DataType::bfloat16;
+    const bool in_place = options_.out_type == DataType::float32;
     const std::int64_t offset = row * operands_.ldc + column;
     const bool whole = segment.k_begin == 0 && segment.owner;
     const long long slot = segment.tile - (schedule_.tiles() - schedule_.shared_tiles());
 
     // Where the tile's sum grows: in C itself, or, where C cannot hold it, in memory of its own.
-    Sum* sum = scratch.sums;
+    float* sum = scratch.sums;
     std::int64_t ld = tile.n;
     if (in_place) {
-        sum = static_cast<Sum*>(operands_.c) + offset;
+        sum = static_cast<float*>(operands_.c) + offset;
         ld = operands_.ldc;
     } else if (!whole) {
-        sum = reinterpret_cast<Sum*>(shared_sums_ + sums_bytes_ * slot);
+        sum = reinterpret_cast<float*>(shared_sums_ + sums_bytes_ * slot);
     }
 
     if (segment.k_begin == 0) {
@@ -156,7 +154,7 @@ void Gemm::compute(const Segment& segment, const Scratch& scratch) {
     if (!whole) summed_[slot].store(segment.k_end, std::memory_order_release);
 }
 
-void Gemm::multiply(const Segment& segment, const Scratch& scratch, Sum* sums, std::int64_t ld, std::int64_t rows,
+void Gemm::multiply(const Segment& segment, const Scratch& scratch, float* sums, std::int64_t ld, std::int64_t rows,
                     std::int64_t columns) {
     for (int k_tile = segment.k_begin; k_tile < segment.k_end; ++k_tile) {
         const std::int64_t k = std::int64_t{k_tile} * options_.tile.k;
@@ -195,7 +193,7 @@ void Gemm::pack_b(const Segment& segment, std::int64_t k, std::int64_t depth, ch
     pack(source, operands_.ldb, b_panels_, 0, b_panels_.count, options_.n - column, depth, b_tile);
 }
 
-void Gemm::multiply_block(const Scratch& scratch, int first_panel, int last_panel, std::int64_t depth, Sum* sums,
+void Gemm::multiply_block(const Scratch& scratch, int first_panel, int last_panel, std::int64_t depth, float* sums,
                           std::int64_t ld, std::int64_t rows, std::int64_t columns, bool accumulate) {
     for (int first = 0; first < options_.tile.n; first += chunk_columns_) {
         const int last = std::min(first + chunk_columns_, options_.tile.n);
@@ -208,16 +206,16 @@ void Gemm::multiply_block(const Scratch& scratch, int first_panel, int last_pane
 
 // Columns outermost, which would keep a panel of B in L1, lost 4 to 5 % on AVX2 (squares of 256 to 2048, in pairs).
 void Gemm::multiply_row(const char* a_panel, int panel, const char* b_tile, int first_column, int last_column,
-                        std::int64_t depth, Sum* sums, std::int64_t ld, std::int64_t rows, std::int64_t columns,
+                        std::int64_t depth, float* sums, std::int64_t ld, std::int64_t rows, std::int64_t columns,
                         bool accumulate) const {
-    alignas(64) Sum edge[max_micro_tile];
+    alignas(64) float edge[max_micro_tile];
     const int nr = product_.nr, row = a_panels_.begin(panel), height = a_panels_.begin(panel + 1) - row;
     const std::int64_t rows_inside = clamp(rows - row, height), b_panel_length = product_.b_panel.of(depth);
     const Micro micro = product_.micro[static_cast<int>(a_contiguous())][height];
     const char* b_panel = b_tile + first_column / nr * b_panel_length;
     for (int column = first_column; column < last_column; column += nr, b_panel += b_panel_length) {
         const std::int64_t columns_inside = clamp(columns - column, nr);
-        Sum* place = sums + row * ld + column;
+        float* place = sums + row * ld + column;
         if (rows_inside == height && columns_inside == nr) {
             micro(depth, a_panel, b_panel, place, ld, accumulate);
             continue;

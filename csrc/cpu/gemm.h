@@ -20,8 +20,8 @@ namespace pyperf::cpu {
 
 struct GemmOptions {
     std::int64_t m = 0, n = 0, k = 0;
-    DataType type = DataType::float32;      // of A and B; sums are fp32, of int8 int32
-    DataType out_type = DataType::float32;  // of C: of the sums, or bfloat16
+    DataType type = DataType::float32;      // of A and B; sums are fp32
+    DataType out_type = DataType::float32;  // of C
     bool a_transposed = false;              // A is stored [K,M] instead of [M,K]
     bool b_transposed = false;              // B is stored [N,K] instead of [K,N]
     Tile tile{};
@@ -65,17 +65,16 @@ class Gemm {
     std::size_t workspace_bytes() const { return workspace_->bytes(); }
 
   private:
-    using Sum = float;  // or an int32 of the same size, which nothing here looks into
-    struct Scratch;     // the packed panels and the partial tile of one worker
+    struct Scratch;  // the packed panels and the partial tile of one worker
 
     void work(int worker);
     void compute(const Segment& segment, const Scratch& scratch);
-    void multiply(const Segment& segment, const Scratch& scratch, Sum* sums, std::int64_t ld, std::int64_t rows,
+    void multiply(const Segment& segment, const Scratch& scratch, float* sums, std::int64_t ld, std::int64_t rows,
                   std::int64_t columns);
-    void multiply_block(const Scratch& scratch, int first_panel, int last_panel, std::int64_t depth, Sum* sums,
+    void multiply_block(const Scratch& scratch, int first_panel, int last_panel, std::int64_t depth, float* sums,
                         std::int64_t ld, std::int64_t rows, std::int64_t columns, bool accumulate);
     void multiply_row(const char* a_panel, int panel, const char* b_tile, int first_column, int last_column,
-                      std::int64_t depth, Sum* sums, std::int64_t ld, std::int64_t rows, std::int64_t columns,
+                      std::int64_t depth, float* sums, std::int64_t ld, std::int64_t rows, std::int64_t columns,
                       bool accumulate) const;
     void pack_a(const Segment& segment, int first_panel, int last_panel, std::int64_t k, std::int64_t depth,
                 char* a_block) const;

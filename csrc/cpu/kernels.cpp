@@ -10,8 +10,8 @@ namespace pyperf::cpu {
 const std::vector<const KernelSet*>& usable_kernels() {
     static const std::vector<const KernelSet*> usable = [] {
         std::vector<const KernelSet*> found;
-        for (const KernelSet* kernels : {amx_kernels(), avx512_bf16_kernels(), avx512_vnni_kernels(), avx512_kernels(),
-                                         avx2_kernels(), neon_bf16_kernels(), neon_dot_kernels(), baseline_kernels()})
+        for (const KernelSet* kernels :
+             {amx_kernels(), avx512_bf16_kernels(), avx512_kernels(), avx2_kernels(), baseline_kernels()})
             if (kernels) found.push_back(kernels);
         return found;
     }();

@@ -7,14 +7,10 @@
 
 namespace pyperf::cpu {
 
-// The first three are types of operands; a product of int8 is summed, and stored, as int32.
-enum class DataType : int { float32 = 0, bfloat16 = 1, int8 = 2, int32 = 3 };
-constexpr int operand_types = 3;
+enum class DataType : int { float32 = 0, bfloat16 = 1 };
+constexpr int data_types = 2;
 
-inline int bytes_of(DataType type) {
-    constexpr int bytes[] = {4, 2, 1, 4};
-    return bytes[static_cast<int>(type)];
-}
+inline int bytes_of(DataType type) { return type == DataType::bfloat16 ? 2 : 4; }
 
 // Lanes (rows of A, columns of B) dealt out to panels as evenly as can be: the first `longer` get one more.
 struct Panels {
@@ -40,8 +36,8 @@ using Pack = void (*)(const void* source, std::int64_t ld, const Panels& panels,
                       std::int64_t inside, std::int64_t depth, void* packed);
 
 // C[rows, nr] (+)= A-panel · B-panel; `rows` and the layout of the A panel are fixed by the place in
-// ProductKernels::micro. C holds fp32, or int32 where operands are int8.
-using Micro = void (*)(std::int64_t depth, const void* a_panel, const void* b_panel, void* c, std::int64_t ldc,
+// ProductKernels::micro.
+using Micro = void (*)(std::int64_t depth, const void* a_panel, const void* b_panel, float* c, std::int64_t ldc,
                        bool accumulate);
 
 constexpr int max_rows = 32;
@@ -59,7 +55,7 @@ struct PanelBytes {
 //   one element: fp32, and what is widened to it
 //     B, and A stored by lanes: panel[k][lane], with nr lanes, or A's rounded up to vectors
 //     A stored by depth:        panel[lane][k], rows of 2,560 bytes
-//   a word of neighbours in the depth, two of 16 bits or four of 8
+//   a word of neighbours in the depth, two of 16 bits
 //     B: panel[word][lane]; A, however it is stored: panel[lane][word], rows of 2,560 bytes
 struct ProductKernels {
     const char* unit;  // the instructions that multiply, as a record names them
@@ -72,7 +68,7 @@ struct ProductKernels {
     Pack pack_a[2];  // [Contiguous]
     Pack pack_b[2];
     Micro micro[2][max_rows + 1];  // [Contiguous, of A][rows], 1 … mr
-    void (*add)(void* into, std::int64_t ld_into, const void* from, std::int64_t ld_from, std::int64_t rows,
+    void (*add)(float* into, std::int64_t ld_into, const float* from, std::int64_t ld_from, std::int64_t rows,
                 std::int64_t columns);
     // Rows of fp32 as an A panel; null where rows that lie `score_stride` apart are one as they are.
     void (*pack_scores)(const float* scores, int rows, int columns, void* a_panel);
@@ -102,7 +98,7 @@ struct AttentionKernels {
 
 struct KernelSet {
     const char* name;
-    ProductKernels products[operand_types];  // [DataType]
+    ProductKernels products[data_types];  // [DataType]
     void (*to_bfloat16)(std::uint16_t* into, std::int64_t ld_into, const float* from, std::int64_t ld_from,
                         std::int64_t rows, std::int64_t columns);
     AttentionKernels attention;

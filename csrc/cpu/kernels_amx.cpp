@@ -14,10 +14,10 @@
 #if defined(PYPERF_EMULATED)
 #elif defined(__clang__)
 #pragma clang attribute push(                                                                                      \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,amx-tile,amx-bf16,amx-int8"))), apply_to = function)
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,amx-tile,amx-bf16"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma,amx-tile,amx-bf16,amx-int8")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma,amx-tile,amx-bf16")
 #endif
 
 namespace pyperf::cpu {
@@ -25,29 +25,11 @@ namespace {
 
 #include "cpu/kernels_avx512.h"
 #include "cpu/kernels_template.h"
+#include "cpu/words_template.h"
 
 constexpr int TILE_ROWS = 16, TILE_WORDS = 16, MOST_ROWS = 2 * TILE_ROWS;
+constexpr int TILE_DEPTH = TILE_WORDS * IN_WORD;
 static_assert(NR == 2 * TILE_WORDS, "two tiles of B side by side are a panel");
-
-struct Bfloat16Tiles {
-    using Source = std::uint16_t;
-    using Sum = Vec;
-    using Element = float;
-    static constexpr int GROUP = 2, STEP = GROUP * TILE_WORDS, HEADER = 0;
-
-    static Vec words(const Source* source) { return load(reinterpret_cast<const float*>(source)); }
-    static Vec of_a(Vec words) { return words; }
-    static void finish_panel(float*, std::int64_t) {}
-};
-
-struct Int8Tiles : Bfloat16Tiles {
-    using Source = std::int8_t;
-    using Sum = SumVec;
-    using Element = std::int32_t;
-    static constexpr int GROUP = 4, STEP = GROUP * TILE_WORDS;
-
-    static Vec words(const Source* source) { return load(reinterpret_cast<const float*>(source)); }
-};
 
 // Rows of A that the tile registers of this thread are set up for; 0 before the first product of a worker's turn.
 thread_local int configured_rows = 0;
@@ -80,28 +62,21 @@ void leave() {
     configured_rows = 0;
 }
 
-#define PYPERF_MULTIPLY(sum, a, b)             \
-    if constexpr (Format::GROUP == 2) {        \
-        _tile_dpbf16ps(sum, a, b);             \
-    } else {                                   \
-        _tile_dpbssd(sum, a, b);               \
-    }
-
-template <typename Format, int ROWS>
-void micro_of_tiles(std::int64_t depth, const void* a_panel, const void* b_panel, void* c_memory, std::int64_t ldc,
+template <int ROWS>
+void micro_of_tiles(std::int64_t depth, const void* a_panel, const void* b_panel, float* c, std::int64_t ldc,
                     bool accumulate) {
     constexpr bool two = ROWS > TILE_ROWS;
     constexpr std::int64_t a_row = A_STRIDE * 4, b_row = NR * 4;
     if (configured_rows != ROWS) configure(ROWS);
     const char *a = static_cast<const char*>(a_panel), *b = static_cast<const char*>(b_panel);
-    char *c = static_cast<char*>(c_memory), *c_lower = c + TILE_ROWS * ldc * 4;
+    float* c_lower = c + TILE_ROWS * ldc;
     const std::int64_t c_row = ldc * 4;
     if (accumulate) {
         _tile_loadd(0, c, c_row);
-        _tile_loadd(1, c + 64, c_row);
+        _tile_loadd(1, c + TILE_WORDS, c_row);
         if constexpr (two) {
             _tile_loadd(2, c_lower, c_row);
-            _tile_loadd(3, c_lower + 64, c_row);
+            _tile_loadd(3, c_lower + TILE_WORDS, c_row);
         }
     } else {
         _tile_zero(0);
@@ -111,27 +86,27 @@ void micro_of_tiles(std::int64_t depth, const void* a_panel, const void* b_panel
             _tile_zero(3);
         }
     }
-    for (std::int64_t k = 0; k < depth; k += Format::STEP, a += 64, b += TILE_WORDS * b_row) {
+    for (std::int64_t k = 0; k < depth; k += TILE_DEPTH, a += 64, b += TILE_WORDS * b_row) {
         _tile_loadd(6, b, b_row);
         _tile_loadd(4, a, a_row);
-        PYPERF_MULTIPLY(0, 4, 6)
+        _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, b + 64, b_row);
-        PYPERF_MULTIPLY(1, 4, 7)
+        _tile_dpbf16ps(1, 4, 7);
         if constexpr (two) {
             _tile_loadd(5, a + TILE_ROWS * a_row, a_row);
-            PYPERF_MULTIPLY(2, 5, 6)
-            PYPERF_MULTIPLY(3, 5, 7)
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
         }
     }
     _tile_stored(0, c, c_row);
-    _tile_stored(1, c + 64, c_row);
+    _tile_stored(1, c + TILE_WORDS, c_row);
     if constexpr (two) {
         _tile_stored(2, c_lower, c_row);
-        _tile_stored(3, c_lower + 64, c_row);
+        _tile_stored(3, c_lower + TILE_WORDS, c_row);
     }
 }
 
-template <typename Format> void spin_tiles(std::int64_t rounds, float* values) {
+void spin_tiles(std::int64_t rounds, float* values) {
     static_assert(8 * TILE_ROWS * TILE_WORDS <= spin_values, "raise spin_values");
     constexpr int tile = TILE_ROWS * TILE_WORDS;
     if (configured_rows != MOST_ROWS) configure(MOST_ROWS);
@@ -144,10 +119,10 @@ template <typename Format> void spin_tiles(std::int64_t rounds, float* values) {
     _tile_loadd(6, values + 6 * tile, 64);
     _tile_loadd(7, values + 7 * tile, 64);
     for (std::int64_t round = 0; round < rounds; ++round) {
-        PYPERF_MULTIPLY(0, 4, 6)
-        PYPERF_MULTIPLY(1, 4, 7)
-        PYPERF_MULTIPLY(2, 5, 6)
-        PYPERF_MULTIPLY(3, 5, 7)
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
     }
     _tile_stored(0, values, 64);
     _tile_stored(1, values + tile, 64);
@@ -155,31 +130,11 @@ template <typename Format> void spin_tiles(std::int64_t rounds, float* values) {
     _tile_stored(3, values + 3 * tile, 64);
 }
 
-#undef PYPERF_MULTIPLY
-
-template <typename Format, int... ROWS>
-constexpr ProductKernels tile_products(const char* unit, double rate, std::integer_sequence<int, ROWS...>,
-                                       decltype(ProductKernels::pack_scores) pack_scores) {
-    return {unit,
-            MOST_ROWS,
-            NR,
-            MAX_DEPTH * Format::GROUP,
-            rate,
-            {{MOST_ROWS * A_STRIDE * 4, 0, 1}, {MOST_ROWS * A_STRIDE * 4, 0, 1}},
-            {Format::HEADER, words_b_bytes<Format>, Format::STEP},
-            {pack_columns_of_words<Format, MOST_ROWS>, pack_rows_of_words<Format, MOST_ROWS>},
-            {pack_words_by_lanes<Format>, pack_words_by_depth<Format>},
-            {{nullptr, micro_of_tiles<Format, ROWS + 1>...}, {nullptr, micro_of_tiles<Format, ROWS + 1>...}},
-            add<typename Format::Element>,
-            pack_scores,
-            spin_tiles<Format>,
-            4 * TILE_ROWS * TILE_ROWS * TILE_WORDS * Format::GROUP};
+template <int... ROWS> constexpr ProductKernels tile_products(std::integer_sequence<int, ROWS...>) {
+    return word_products<TILE_DEPTH, MOST_ROWS>("tdpbf16ps", 16, spin_tiles, 4 * TILE_ROWS * TILE_ROWS * TILE_DEPTH,
+                                                micro_of_tiles<ROWS + 1>...);
 }
-
-constexpr ProductKernels bfloat16_product =
-    tile_products<Bfloat16Tiles>("tdpbf16ps", 16, std::make_integer_sequence<int, MOST_ROWS>{}, pack_scores);
-constexpr ProductKernels int8_product =
-    tile_products<Int8Tiles>("tdpbssd", 32, std::make_integer_sequence<int, MOST_ROWS>{}, nullptr);
+constexpr ProductKernels bfloat16_product = tile_products(std::make_integer_sequence<int, MOST_ROWS>{});
 
 }  // namespace
 }  // namespace pyperf::cpu
@@ -195,8 +150,7 @@ namespace pyperf::cpu {
 
 const KernelSet* amx_kernels() {
     static const KernelSet set = [] {
-        KernelSet amx = with(avx512_bf16_kernels(), "amx",
-                             {{DataType::bfloat16, &bfloat16_product}, {DataType::int8, &int8_product}});
+        KernelSet amx = with_bfloat16(avx512_bf16_kernels(), "amx", bfloat16_product);
         amx.leave = leave;
         return amx;
     }();

@@ -5,8 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include <immintrin.h>
-
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
 #else
@@ -19,11 +17,6 @@ namespace {
 
 constexpr int LANES = 8, MR = 6, VECTORS = 2;
 typedef float Vec __attribute__((vector_size(32), may_alias));
-
-// Two products of 16 bits, summed in each lane.
-inline auto products_of_shorts(Vec a, Vec b) {
-    return reinterpret_cast<__v8si>(_mm256_madd_epi16(_mm256_castps_si256(a), _mm256_castps_si256(b)));
-}
 
 #include "cpu/kernels_template.h"
 

@@ -6,8 +6,6 @@
 #include <cstring>
 #include <utility>
 
-#include <immintrin.h>
-
 #if defined(PYPERF_EMULATED)
 #elif defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma"))), apply_to = function)

@@ -6,34 +6,22 @@
 #include <cstring>
 #include <utility>
 
-#if defined(__aarch64__)
-#include <arm_neon.h>
-#elif defined(__SSE2__)
-#include <emmintrin.h>
-#endif
-
 namespace pyperf::cpu {
 namespace {
 
 #if defined(__aarch64__)
 constexpr const char* isa_name = "neon";
-#include "cpu/kernels_neon.h"
+constexpr int LANES = 4, MR = 12, VECTORS = 2;
+// GCC's scheduler before register allocation would read all of A ahead of its use, and then has no registers left for
+// five of the 24 sums.
+#if !defined(__clang__)
+#pragma GCC optimize("no-schedule-insns")
+#endif
 #else
 constexpr const char* isa_name = "portable";
 constexpr int LANES = 4, MR = 6, VECTORS = 2;
+#endif
 typedef float Vec __attribute__((vector_size(16), may_alias));
-
-// Two products of 16 bits, summed in each lane.
-inline auto products_of_shorts(Vec a, Vec b) {
-    typedef std::int32_t Sums __attribute__((vector_size(16)));
-#if defined(__SSE2__)
-    return reinterpret_cast<Sums>(_mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
-#else
-    const Sums left = reinterpret_cast<Sums>(a), right = reinterpret_cast<Sums>(b);
-    return (left << 16 >> 16) * (right << 16 >> 16) + (left >> 16) * (right >> 16);
-#endif
-}
-#endif
 
 #include "cpu/kernels_template.h"
 

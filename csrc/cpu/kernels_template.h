@@ -187,11 +187,11 @@ void pack_rows(const void* data, std::int64_t ld, const Panels& panels, int firs
 
 // All loads of C before all stores: rows often lie a multiple of 4 KiB apart, where a load would be taken to depend on
 // the store before it.
-template <int ROWS, int WIDE, typename Sum>
-inline void finish(Sum (&sum)[ROWS][WIDE], void* c, std::int64_t ldc, bool accumulate) {
-    typedef Sum Unaligned __attribute__((aligned(4), may_alias));
+template <int ROWS, int WIDE>
+inline void finish(Vec (&sum)[ROWS][WIDE], float* c, std::int64_t ldc, bool accumulate) {
+    typedef Vec Unaligned __attribute__((aligned(4), may_alias));
     const auto place = [&](int row, int vector) -> Unaligned& {
-        return *reinterpret_cast<Unaligned*>(static_cast<char*>(c) + (row * ldc + vector * LANES) * 4);
+        return *reinterpret_cast<Unaligned*>(c + row * ldc + vector * LANES);
     };
     if (accumulate) {
 #pragma GCC unroll 16
@@ -206,7 +206,7 @@ inline void finish(Sum (&sum)[ROWS][WIDE], void* c, std::int64_t ldc, bool accum
 }
 
 template <int ROWS, int ROW_STEP, int DEPTH_STEP, int WIDE = VECTORS>
-void micro(std::int64_t depth, const void* a_memory, const void* b_memory, void* c, std::int64_t ldc,
+void micro(std::int64_t depth, const void* a_memory, const void* b_memory, float* c, std::int64_t ldc,
            bool accumulate) {
     constexpr int WIDTH = WIDE * LANES;
     const float *a_panel = static_cast<const float*>(a_memory), *b_panel = static_cast<const float*>(b_memory);
@@ -240,14 +240,13 @@ inline void renew(Vec& value) {
 }
 
 // Sums begin with different values, or they would be found alike and formed once.
-template <typename Format> void spin_registers(std::int64_t rounds, float* values) {
-    using Sum = typename Format::Sum;
+template <typename Unit> void spin_registers(std::int64_t rounds, float* values) {
     static_assert((MR * VECTORS + VECTORS + 1) * LANES <= spin_values, "raise spin_values");
-    Sum* sums = reinterpret_cast<Sum*>(values);
-    const Vec* operands = reinterpret_cast<const Vec*>(sums + MR * VECTORS);
+    Vec* sums = reinterpret_cast<Vec*>(values);
+    const Vec* operands = sums + MR * VECTORS;
     Vec a = operands[VECTORS];
     Vec b[VECTORS];
-    Sum sum[MR][VECTORS];
+    Vec sum[MR][VECTORS];
 #pragma GCC unroll 4
     for (int vector = 0; vector < VECTORS; ++vector) b[vector] = operands[vector];
 #pragma GCC unroll 16
@@ -260,7 +259,7 @@ template <typename Format> void spin_registers(std::int64_t rounds, float* value
             renew(a);
 #pragma GCC unroll 4
             for (int vector = 0; vector < VECTORS; ++vector)
-                sum[row][vector] = Format::dot(sum[row][vector], a, b[vector]);
+                sum[row][vector] = Unit::dot(sum[row][vector], a, b[vector]);
         }
 #pragma GCC unroll 16
     for (int row = 0; row < MR; ++row)
@@ -269,15 +268,11 @@ template <typename Format> void spin_registers(std::int64_t rounds, float* value
 }
 
 struct Fma {
-    using Sum = Vec;
-    static Sum dot(Sum sum, Vec a, Vec b) { return sum + a * b; }
+    static Vec dot(Vec sum, Vec a, Vec b) { return sum + a * b; }
 };
 
-template <typename Element>
-void add(void* into_memory, std::int64_t ld_into, const void* from_memory, std::int64_t ld_from, std::int64_t rows,
+void add(float* into, std::int64_t ld_into, const float* from, std::int64_t ld_from, std::int64_t rows,
          std::int64_t columns) {
-    Element* into = static_cast<Element*>(into_memory);
-    const Element* from = static_cast<const Element*>(from_memory);
     for (std::int64_t row = 0; row < rows; ++row, into += ld_into, from += ld_from)
         for (std::int64_t column = 0; column < columns; ++column) into[column] += from[column];
 }
@@ -296,7 +291,6 @@ void to_bfloat16(std::uint16_t* into, std::int64_t ld_into, const float* from, s
 }
 
 #include "cpu/attention_template.h"
-#include "cpu/words_template.h"
 
 // Products of operands that are widened to fp32 where they are packed.
 template <typename Source, int... ROWS>
@@ -311,7 +305,7 @@ constexpr ProductKernels widened_products(std::integer_sequence<int, ROWS...>) {
             {pack_lane_contiguous<Source, A_WIDTH>, pack_rows<Source>},
             {pack_lane_contiguous<Source, NR>, pack_depth_contiguous<Source, NR>},
             {{nullptr, micro<ROWS + 1, 1, A_WIDTH>...}, {nullptr, micro<ROWS + 1, A_STRIDE, 1>...}},
-            add<float>,
+            add,
             nullptr,
             spin_registers<Fma>,
             MR * NR};
@@ -321,7 +315,7 @@ constexpr ProductKernels widened_products(std::integer_sequence<int, ROWS...>) {
 template <int... ROWS> constexpr KernelSet kernel_set(const char* name, std::integer_sequence<int, ROWS...> rows) {
     using Half = std::uint16_t;
     return {name,
-            {widened_products<float>(rows), widened_products<Half>(rows), word_products<WidenedInt8>("madd16", 1, rows)},
+            {widened_products<float>(rows), widened_products<Half>(rows)},
             to_bfloat16,
             {LANES,
              A_STRIDE,

@@ -5,12 +5,9 @@ namespace pyperf::cpu {
 
 struct Processor {
     bool avx512 = false;  // F, BW, DQ and VL, as all server processors since 2017 have together
-    bool avx512_vnni = false;
     bool avx512_bf16 = false;
-    bool amx = false;  // tiles of bfloat16 and int8, allowed to this process
+    bool amx = false;  // tiles of bfloat16, allowed to this process
     const char* amx_refused = "";  // why not, where the processor has it
-    bool neon_dot = false;
-    bool neon_bf16 = false;  // BF16 and I8MM: products of blocks of bfloat16 and int8 (Armv8.6)
 };
 
 // Asked once; the first call asks Linux for the permission to use AMX.

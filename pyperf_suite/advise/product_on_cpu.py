@@ -18,7 +18,7 @@ from pyperf_suite.workloads.matmul import MatmulParameters
 
 # A launch that takes longer even at the peak is no question for a second: it is measured by a run.
 MOST_S = 5.0
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ def findings(run: str, results: Path) -> None:
     \b
     Examples:
       pyperf-suite findings latest
-      pyperf-suite findings 20261121T021948Z-22a8 | jq '.probes[].verdicts[] | {outcome, text}'
+      pyperf-suite findings 20261121T221320Z-9125 | jq '.probes[].verdicts[] | {outcome, text}'
     """  # noqa: D301 - click keeps the lines below \b as they are
     import warnings
 

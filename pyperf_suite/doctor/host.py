@@ -412,7 +412,7 @@ def read_peaks(cores: int) -> tuple[CorePeak, ...]:
     found: dict[tuple[str, int], CorePeak] = {}
     try:
         for workers in dict.fromkeys((1, cores)):
-            for dtype in ("float32", "bfloat16", "int8"):
+            for dtype in ("float32", "bfloat16"):
                 peak = core_peak(dtype, workers=workers)
                 found.setdefault((peak.unit, workers), peak)
     except UserError:

@@ -6,7 +6,7 @@ fail-on = "slower"
 
 [tool.pyperf_suite.regressions.margins]
 "tile_wave" = "3 %"                  # a probe
-"matmul[native * dtype=int8*]" = 0.02   # labels, where * stands for anything
+"matmul[native * dtype=bfloat16*]" = 0.02   # labels, where * stands for anything
 """
 
 from __future__ import annotations

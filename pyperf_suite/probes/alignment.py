@@ -197,7 +197,7 @@ def axes(profile: str, device: Device) -> AlignmentAxes:
         )
         others = parsed(Base, "square:768x768x768 dgrad:256x1024x4096 wgrad:1024x1024x256 skinny:16x1024x1024")
         both = tuple(dict.fromkeys((1, cores)))
-        full = replace(standard, workers=both, dtype=("float32", "bfloat16", "int8"), **EVERY_SIZE)
+        full = replace(standard, workers=both, dtype=("float32", "bfloat16"), **EVERY_SIZE)
     full = replace(full, base=standard.base + others, offset=EVERY_OFFSET)
     return {"quick": quick, "standard": standard, "full": full}[profile]
 

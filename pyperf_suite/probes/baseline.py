@@ -176,10 +176,7 @@ def axes(profile: str, device: Device) -> BaselineAxes:
     else:
         quick = BaselineAxes(workers=tuple(dict.fromkeys((1, cpu.detect().usable_cores))))
         shapes = QUICK_SHAPES + LARGER_SHAPES
-        # Where no instruction multiplies bytes, the library's int8 product takes minutes.
-        with_int8 = {"avx512_vnni", "amx_int8"} & {*cpu.detect().isa_flags}
-        dtypes = ("float32", "bfloat16", "int8") if with_int8 else ("float32", "bfloat16")
-        full = standard = replace(quick, shape=shapes, layout=("NN", "TN"), dtype=dtypes)
+        full = standard = replace(quick, shape=shapes, layout=("NN", "TN"), dtype=("float32", "bfloat16"))
     return {"quick": quick, "standard": standard, "full": full}[profile]
 
 

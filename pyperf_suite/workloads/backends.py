@@ -42,7 +42,7 @@ def native_extension() -> ModuleType:
 
 
 # Of our CPU kernels, best first; `_native.isas()` has those that this processor can run.
-INSTRUCTION_SETS = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "portable", "neon_bf16", "neon_dot", "neon")
+INSTRUCTION_SETS = ("amx", "avx512_bf16", "avx512", "avx2", "portable", "neon")
 
 
 def named_by_isa(isa: str) -> str:

@@ -30,7 +30,7 @@ def test_a_product_has_its_peak_tiles_and_waves() -> None:
 
 
 def test_it_is_told_in_sentences() -> None:
-    assert "of the peak" in asked("64", "64", "64", "--cpu", "--dtype", "int8")
+    assert "of the peak" in asked("64", "64", "64", "--cpu", "--dtype", "bf16")
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,7 @@ def test_it_is_told_in_sentences() -> None:
         ("--cpu", "--gpu", "H100"),
         ("--cpu", "--isa", "sse9"),
         ("--cpu", "--dtype", "fp8"),
+        ("--cpu", "--dtype", "int8"),
         ("--cpu", "--workers", "4096"),
         ("--isa", "portable"),
         ("--workers", "1"),

@@ -315,7 +315,7 @@ fail-on = "slower"
 
 [tool.pyperf_suite.regressions.margins]
 "tile_wave" = "3 %"
-"matmul[native * dtype=int8*]" = 0.02
+"matmul[native * dtype=bfloat16*]" = 0.02
 """
 AXES = (
     *(

@@ -1,15 +1,14 @@
-// Computes products and attentions of csrc/cpu and compares them with float64 or int64: one case a line of standard
+// Computes products and attentions of csrc/cpu and compares them with float64: one case a line of standard
 // input, one answer a line of output. It needs no Python, so it runs under an emulator and under sanitizers.
 //
 //   isas
-//     → each usable set, best first, with the unit of each dtype: name:float32,bfloat16,int8 ...
+//     → each usable set, best first, with the unit of each dtype: name:float32,bfloat16 ...
 //   product ISA DTYPE OUT A_TRANSPOSED B_TRANSPOSED M N K TILE_M TILE_N TILE_K SCHEDULE SPLITS WORKERS GROUP
 //           PAD_A PAD_B PAD_C SEED
 //   attention ISA DTYPE CAUSAL BATCH HEADS KV_HEADS SEQ_Q SEQ_K HEAD_DIM BLOCK_M BLOCK_N WORKERS SEED
 //     → worst X    the largest error as a share of what was summed, |A|·|B| or weights·|V|
 //     → refused SENTENCE
-// TILE_N and BLOCK_N count panels of that set; a TILE_M or BLOCK_M of 0 leaves it to the default. A seed below 0 fills
-// int8 with the ends of its range.
+// TILE_N and BLOCK_N count panels of that set; a TILE_M or BLOCK_M of 0 leaves it to the default.
 //
 // Operands end where their memory ends, so that a sanitizer sees any read beyond; a seed decides how they are aligned.
 // Rows of C are padded with canaries.
@@ -36,8 +35,7 @@ constexpr unsigned char canary = 0x43;
 constexpr double infinite = std::numeric_limits<double>::infinity();
 
 DataType type_named(const std::string& name) {
-    const char* names[] = {"float32", "bfloat16", "int8", "int32"};
-    return static_cast<DataType>(std::find(names, names + 4, name) - names);
+    return name == "bfloat16" ? DataType::bfloat16 : DataType::float32;
 }
 
 // Elements of one type that end where their memory ends, and begin a few elements after it does.
@@ -62,15 +60,12 @@ struct Elements {
         std::memcpy(data + index * static_cast<std::int64_t>(sizeof value), &value, sizeof value);
     }
     double operator[](std::int64_t index) const {
-        if (type == DataType::int8) return get<std::int8_t>(index);
-        if (type == DataType::int32) return get<std::int32_t>(index);
         std::uint32_t bits = type == DataType::float32 ? get<std::uint32_t>(index) : get<std::uint16_t>(index) << 16u;
         float value;
         std::memcpy(&value, &bits, sizeof value);
         return value;
     }
     void put(std::int64_t index, double value) {
-        if (type == DataType::int8) return set(index, static_cast<std::int8_t>(value));
         const float narrow = static_cast<float>(value);
         std::uint32_t bits;
         std::memcpy(&bits, &narrow, sizeof bits);
@@ -79,29 +74,23 @@ struct Elements {
     }
 };
 
-// Rows of an operand, `ld` elements apart but for the last, which ends with its elements. What lies between is a NaN or
-// a large number, which no sum may take in.
+// Rows of an operand, `ld` elements apart but for the last, which ends with its elements. What lies between is a NaN,
+// which no sum may take in.
 struct Operand {
     std::int64_t rows, columns, ld;
     bool transposed;
     Elements elements;
 
     Operand(DataType type, std::int64_t rows_meant, std::int64_t columns_meant, bool transposed, std::int64_t padding,
-            std::int64_t shift, std::mt19937_64& random, int end)
+            std::int64_t shift, std::mt19937_64& random)
         : rows(transposed ? columns_meant : rows_meant),
           columns(transposed ? rows_meant : columns_meant),
           ld(columns + padding),
           transposed(transposed),
           elements(type, (rows - 1) * ld + columns, shift) {
         std::normal_distribution<double> normal;
-        std::uniform_int_distribution<int> bytes(-128, 127);
-        for (std::int64_t index = 0; index < elements.count; ++index) {
-            const bool between = index % ld >= columns;
-            if (type == DataType::int8)
-                elements.put(index, between ? 127 : end ? end : bytes(random));
-            else
-                elements.put(index, between ? std::nan("") : normal(random));
-        }
+        for (std::int64_t index = 0; index < elements.count; ++index)
+            elements.put(index, index % ld >= columns ? std::nan("") : normal(random));
     }
     double at(std::int64_t row, std::int64_t column) const {
         return elements[transposed ? column * ld + row : row * ld + column];
@@ -141,9 +130,8 @@ double product(std::istream& line) {
 
     std::mt19937_64 random(static_cast<std::uint64_t>(seed));
     const std::int64_t shift = seed & 3;
-    const int end_a = seed < 0 ? -128 : 0, end_b = seed < -1 ? 127 : end_a;
-    const Operand a(options.type, options.m, options.k, options.a_transposed, pad_a, shift, random, end_a);
-    const Operand b(options.type, options.k, options.n, options.b_transposed, pad_b, shift, random, end_b);
+    const Operand a(options.type, options.m, options.k, options.a_transposed, pad_a, shift, random);
+    const Operand b(options.type, options.k, options.n, options.b_transposed, pad_b, shift, random);
     const std::int64_t ldc = options.n + pad_c;
     Elements c(options.out_type, (options.m - 1) * ldc + options.n, shift);
     std::memset(c.data, canary, static_cast<std::size_t>(c.count * bytes_of(c.type)));
@@ -184,7 +172,7 @@ double attention(std::istream& line) {
     std::mt19937_64 random(static_cast<std::uint64_t>(seed));
     const std::int64_t d = options.head_dim, batches = options.batch;
     const auto drawn = [&](std::int64_t heads, std::int64_t tokens) {
-        return Operand(options.type, batches * heads * tokens, d, false, 0, seed & 3, random, 0);
+        return Operand(options.type, batches * heads * tokens, d, false, 0, seed & 3, random);
     };
     const Operand q = drawn(options.heads, options.seq_q), k = drawn(options.kv_heads, options.seq_k),
                   v = drawn(options.kv_heads, options.seq_k);
@@ -223,7 +211,7 @@ double attention(std::istream& line) {
 std::string usable() {
     std::string all;
     for (const KernelSet* set : usable_kernels())
-        all += text(set->name, ":", set->products[0].unit, ",", set->products[1].unit, ",", set->products[2].unit, " ");
+        all += text(set->name, ":", set->products[0].unit, ",", set->products[1].unit, " ");
     return all;
 }
 

@@ -72,12 +72,6 @@ def heights(isa: str, most: int) -> Iterator[str]:
             yield f"attention {isa} {dtype} 0 1 1 1 {rows} 11 9 {rows} 1 1 {rows}"
 
 
-def ends_of_int8(isa: str) -> Iterator[str]:
-    """Sums of 300 products as large as int8 has them, of either sign."""
-    for seed in (-1, -2):
-        yield f"product {isa} int8 int32 0 0 3 9 300 3 2 256 0 1 1 1 0 0 0 {seed}"
-
-
 def drawn_products(isa: str, rounds: int, most: int, cores: int = 1) -> Iterator[str]:
     """In each round every dtype, layout of storage and schedule; the rest is drawn: sizes from one, paddings, tiles."""
     draw = random.Random(f"products of {isa}")

@@ -1,7 +1,7 @@
 // The instructions of AVX-512 and AMX that the CPU kernels name, in plain C++: what they compute, not how fast.
 //
-// Sources: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (VPMADDWD, VPDPBUSD, VDPBF16PS,
-// LDTILECFG, TILELOADD, TDPBF16PS, TDPBSSD).
+// Sources: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (VDPBF16PS, LDTILECFG,
+// TILELOADD, TDPBF16PS).
 #pragma once
 
 #include <immintrin.h>
@@ -23,43 +23,18 @@ inline float from_bfloat16(std::uint32_t bits) {
     return value;
 }
 
-template <typename Element> inline Element part(std::int32_t word, int place) {
-    Element value;
-    std::memcpy(&value, reinterpret_cast<const char*>(&word) + place * sizeof value, sizeof value);
-    return value;
-}
-
-inline std::int32_t shorts(std::int32_t sum, std::int32_t a, std::int32_t b) {
-    for (int i = 0; i < 2; ++i) sum += part<std::int16_t>(a, i) * part<std::int16_t>(b, i);
-    return sum;
-}
-inline std::int32_t unsigned_by_signed(std::int32_t sum, std::int32_t a, std::int32_t b) {
-    for (int i = 0; i < 4; ++i) sum += part<std::uint8_t>(a, i) * part<std::int8_t>(b, i);
-    return sum;
-}
-inline std::int32_t signed_by_signed(std::int32_t sum, std::int32_t a, std::int32_t b) {
-    for (int i = 0; i < 4; ++i) sum += part<std::int8_t>(a, i) * part<std::int8_t>(b, i);
-    return sum;
-}
 // The odd element first, as the manual has it.
 inline float bfloat16_pair(float sum, std::int32_t a, std::int32_t b) {
-    for (int i = 1; i >= 0; --i)
-        sum += from_bfloat16(part<std::uint16_t>(a, i)) * from_bfloat16(part<std::uint16_t>(b, i));
-    return sum;
+    const auto left = static_cast<std::uint32_t>(a), right = static_cast<std::uint32_t>(b);
+    sum += from_bfloat16(left >> 16) * from_bfloat16(right >> 16);
+    return sum + from_bfloat16(left) * from_bfloat16(right);
 }
 
-template <typename Sums, typename Sum> inline Sums lanes(Sums sums, __m512i a, __m512i b, Sum sum) {
-    const Words left = reinterpret_cast<Words>(a), right = reinterpret_cast<Words>(b);
-    for (int lane = 0; lane < 16; ++lane) sums[lane] = sum(sums[lane], left[lane], right[lane]);
-    return sums;
-}
-
-inline __m512i madd(__m512i a, __m512i b) { return reinterpret_cast<__m512i>(lanes(Words{}, a, b, shorts)); }
-inline __m512i dpbusd(__m512i sum, __m512i a, __m512i b) {
-    return reinterpret_cast<__m512i>(lanes(reinterpret_cast<Words>(sum), a, b, unsigned_by_signed));
-}
 inline __m512 dpbf16(__m512 sum, __m512i a, __m512i b) {
-    return reinterpret_cast<__m512>(lanes(reinterpret_cast<Floats>(sum), a, b, bfloat16_pair));
+    Floats sums = reinterpret_cast<Floats>(sum);
+    const Words left = reinterpret_cast<Words>(a), right = reinterpret_cast<Words>(b);
+    for (int lane = 0; lane < 16; ++lane) sums[lane] = bfloat16_pair(sums[lane], left[lane], right[lane]);
+    return reinterpret_cast<__m512>(sums);
 }
 
 // The tile registers of a thread. What real ones would fault at ends the program.
@@ -98,14 +73,14 @@ inline void store(int tile, void* into, std::int64_t stride) {
     for (int row = 0; row < tiles.rows(tile); ++row)
         std::memcpy(static_cast<char*>(into) + row * stride, tiles.data[tile][row].data(), 64);
 }
-template <typename Sum, typename Multiply> inline void multiply(int sum, int a, int b, Multiply multiply_words) {
+inline void multiply(int sum, int a, int b) {
     tiles.require(tiles.rows(sum) == tiles.rows(a) && tiles.rows(b) == 16);
     for (int row = 0; row < tiles.rows(sum); ++row)
         for (int word = 0; word < 16; ++word)
             for (int column = 0; column < 16; ++column) {
-                Sum value;
+                float value;
                 std::memcpy(&value, &tiles.data[sum][row][column], 4);
-                value = multiply_words(value, tiles.data[a][row][word], tiles.data[b][word][column]);
+                value = bfloat16_pair(value, tiles.data[a][row][word], tiles.data[b][word][column]);
                 std::memcpy(&tiles.data[sum][row][column], &value, 4);
             }
 }
@@ -116,9 +91,6 @@ template <typename Sum, typename Multiply> inline void multiply(int sum, int a, 
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
-#undef _tile_dpbssd
-#define _mm512_madd_epi16 emulated::madd
-#define _mm512_dpbusd_epi32 emulated::dpbusd
 #define _mm512_dpbf16_ps(sum, a, b) \
     emulated::dpbf16(sum, reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b))
 #define _tile_loadconfig emulated::load_configuration
@@ -126,5 +98,4 @@ template <typename Sum, typename Multiply> inline void multiply(int sum, int a, 
 #define _tile_zero emulated::zero
 #define _tile_loadd emulated::load
 #define _tile_stored emulated::store
-#define _tile_dpbf16ps(sum, a, b) emulated::multiply<float>(sum, a, b, emulated::bfloat16_pair)
-#define _tile_dpbssd(sum, a, b) emulated::multiply<std::int32_t>(sum, a, b, emulated::signed_by_signed)
+#define _tile_dpbf16ps emulated::multiply

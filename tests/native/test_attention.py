@@ -21,7 +21,7 @@ CANARY = np.uint16(0x4321)
 # few 2⁻²⁴ times the score's own terms; a bfloat16 result is rounded once more, to 8 bits.
 LIMIT = {"float32": 1e-5, "bfloat16": 2.0**-8}
 # Kernels that round the weights to bfloat16 too.
-ROUND_WEIGHTS = ("neon_bf16", "amx", "avx512_bf16")
+ROUND_WEIGHTS = ("amx", "avx512_bf16")
 
 
 def limit_of(isa: str | None, dtype: str) -> float:

@@ -27,7 +27,7 @@ def arguments(native: ModuleType, **changes: object) -> dict:
         ({"tile": (0, 64, 64)}, "Tile 0x64x64 cannot be computed"),
         ({"tile": (64, 33, 64)}, "n a multiple of"),
         ({"tile": (64, 64, 10**12)}, "the nearest tile that can is 64x64x"),
-        ({"dtype": "float16"}, "'float16' is unknown: choose float32, bfloat16 or int8"),
+        ({"dtype": "int8"}, "'int8' is unknown: choose float32 or bfloat16"),
         ({"out_dtype": "int8"}, "out_dtype 'int8'"),
         ({"schedule": "magic"}, "Schedule 'magic'"),
         ({"schedule": "split_k", "splits": 3}, "between 1 and 2"),

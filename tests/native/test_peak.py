@@ -11,7 +11,7 @@ import pytest
 
 from pyperf_suite.workloads.cpu_peak import core_peak
 
-DTYPES = ("float32", "bfloat16", "int8")
+DTYPES = ("float32", "bfloat16")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

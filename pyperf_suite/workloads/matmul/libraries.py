@@ -29,6 +29,11 @@ from pyperf_suite.workloads.workload import Kernel, Place, Work, by_name
 # By element type of the operands, where torch.mm of the same type is not the product: its function, its results.
 FUNCTIONS = {"int8": "torch._int_mm", "float8_e4m3fn": "torch._scaled_mm"}
 RESULTS = {"int8": ("int32",), "float8_e4m3fn": ("bfloat16", "float16", "float32"), "tfloat32": ("float32",)}
+# What no CPU is asked for, and why.
+ON_GPUS = {
+    "tfloat32": "tfloat32 is arithmetic of GPUs, and no CPU has it",
+    "int8": "Products of int8 are measured on GPUs alone",
+}
 
 # A status that cuBLAS returns without running anything is a refusal; other errors of CUDA are failures.
 REFUSED_BY_STATUS = ("NOT_SUPPORTED", "INVALID_VALUE")
@@ -63,8 +68,8 @@ class LibraryMatmul(TimedImplementation[MatmulParameters]):
             )
 
     def prepare(self, parameters: MatmulParameters, operands: Operands, place: Place) -> Launches:
-        if parameters.dtype == "tfloat32" and place.device.kind == "cpu":
-            raise Unsupported("tfloat32 is arithmetic of GPUs, and no CPU has it: ask for float32 or bfloat16.")
+        if parameters.dtype in ON_GPUS and place.device.kind == "cpu":
+            raise Unsupported(f"{ON_GPUS[parameters.dtype]}: ask for float32 or bfloat16.")
         memory = TorchTensors(operands, place, parameters.schedule.workers)
         bound = [bind(memory.torch, parameters, each["a"], each["b"], each["c"]) for each in memory.sets]
         launches = Launches(memory, bound)
