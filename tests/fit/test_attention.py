@@ -18,7 +18,7 @@ from pyperf_suite.laws.calibration import ResidualGrid, shipped_calibration
 from pyperf_suite.laws.transfers import OTHER_KIND, SAME_KIND, TWIN
 from tools.fit.attention import block_of, fit_attention, fit_grid, fit_law, left_out, read_tables
 
-NAME = f"{PLAIN['bf16']}.trtllm"
+NAME = f"{PLAIN}.trtllm"
 
 
 @pytest.mark.slow

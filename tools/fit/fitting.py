@@ -120,13 +120,13 @@ def fit_costs(
     return np.asarray(np.exp(found.x))
 
 
-def reading(axes: Sequence[Floats], sizes: Sequence[NDArray[np.generic]], counts: ArrayLike = 1.0) -> sparse.csr_matrix:
-    """What reads a grid's nodes at the sizes, one row each; `counts` is 0 for rows that read nothing."""
+def reading(axes: Sequence[Floats], sizes: Sequence[NDArray[np.generic]]) -> sparse.csr_matrix:
+    """What reads a grid's nodes at the sizes, one row each."""
     from scipy import sparse
 
     grid, rows = ResidualGrid(tuple(axes), np.empty([axis.size for axis in axes])), np.arange(np.size(sizes[0]))
     return sum(
-        sparse.csr_matrix((weight * counts, (rows, node)), shape=(rows.size, grid.values.size))
+        sparse.csr_matrix((weight, (rows, node)), shape=(rows.size, grid.values.size))
         for node, weight in grid.corners(sizes)
     )
 

@@ -1,12 +1,11 @@
-"""Fits the laws of decode and of latent attention to the published tables, library by library.
+"""Fits the law of the prefill of latent attention to the published tables, library by library.
 
-Errors and bands are those of whole sites left out: (heads, kv heads, head_dim, window) of decode, (heads, length) of
-latent attention.
+Errors and bands are those of whole sites (heads, length) left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,10 +15,10 @@ from numpy.typing import NDArray
 
 from pyperf_suite.advise.calibrate_laws import cross_predicted, folds, site_numbers
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws import decode_attention as decode
+from pyperf_suite.laws import latent_attention as latent
 from pyperf_suite.laws.band import COVERED, Band
 from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock, ResidualGrid
-from pyperf_suite.laws.decode_attention import SummedLaw
+from pyperf_suite.laws.latent_attention import GRIDS, LAW, SummedLaw
 from tools.fit.fitting import (
     LEVEL,
     Blocks,
@@ -39,7 +38,11 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Sizes = Mapping[str, Floats]
 
-ORIGIN = "{} attention as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0), {}"
+ORIGIN = "latent prefill attention as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0), {}"
+# What a row's kind is made of, and its sizes.
+KIND, SIZES = ("scope", "gemm_type", "kv_cache_dtype"), ("batch_size", "isl", "num_heads")
+# Rows with a cache in fp8 are left out: only inference has one.
+CACHE = "bfloat16"
 # Rows that nothing near agrees with are held to less and less (Huber's weights), in so many rounds; each ends when the
 # residual of its system is this part of what was given, or after so many steps.
 ROUNDS, STEPS, ENOUGH = 3, 400, 1e-4
@@ -47,8 +50,8 @@ ROUNDS, STEPS, ENOUGH = 3, 400, 1e-4
 LEAST_COST = 1e-4
 # How much stiffer grids may be where a table is noisy: as whole sites left out show.
 STIFFNESS = (1.0, 5.0, 25.0)
-# Knots of a band where several laws share a block.
-SHARED_KNOTS = 3
+# Knots of a band of the only law of a block, and where several laws share it.
+KNOTS, SHARED_KNOTS = 10, 3
 
 
 def octaves(low: int, high: int) -> Floats:
@@ -58,11 +61,6 @@ def octaves(low: int, high: int) -> Floats:
 
 NODES = {
     "streams": octaves(0, 17),
-    "keys": np.concatenate([[4.0, 16.0, 32.0, 64.0], octaves(7, 17)]),
-    "group": np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 48.0, 64.0, 128.0]),
-    "head_dim": np.array([64.0, 128.0, 192.0, 256.0, 512.0]),
-    "kv_heads": octaves(0, 6),
-    "kept": np.array([decode.NO_WINDOW, 2 * decode.NO_WINDOW, 0.5, 1.0, 2.0, 4.0, 16.0, 1024.0]),
     "batch": octaves(0, 10),
     "length": octaves(0, 17),
     "heads": octaves(0, 7),
@@ -81,16 +79,11 @@ class Smooth:
     level: float = LEVEL
 
 
-# In the order of the laws' grids; chosen on whole sites left out of tables of H100, B200 and L40S.
-DECODE = (
-    Smooth((0.01, 0.01, 0.01)),
-    Smooth((0.01, 0.01, 0.003)),
-    Smooth((0.03, 0.03, 0.1, 0.01), 0.03),
-    Smooth((0.03, 0.03, 0.03)),
-    Smooth((0.03, 0.03, 0.1)),
-    Smooth((0.02, 0.02, 0.02)),
-)
-LATENT = (Smooth((0.03, 0.03, 0.1)), Smooth((0.03, 0.03)), Smooth((0.03, 0.03)))
+# In the order of the law's grids.
+SMOOTH = (Smooth((0.03, 0.03, 0.1)), Smooth((0.03, 0.03)), Smooth((0.03, 0.03)))
+# What memory is paid for its bytes: no less than its bandwidth says, and what takes longer waits for multiprocessors.
+# So a law stays right on a GPU with the same ones and other memory.
+LIMITS = {"cache": (1.0, 1.4), "bytes": (0.0, 2.0), "weights": (1.0, 1.6), "activations": (0.0, 3.0)}
 
 
 @dataclass(frozen=True)
@@ -106,26 +99,23 @@ class Rows:
         work, sizes = ({name: each[rows] for name, each in held.items()} for held in (self.work, self.sizes))
         return Rows(work, sizes, self.seconds[rows], self.site[rows])
 
+    def predicted(self, law: SummedLaw) -> Floats:
+        return law.explained(self.work, self.sizes)[0]
+
 
 @dataclass(frozen=True)
 class Form:
-    """What the laws of a kind are sums of: names of each grid's sizes, and how smooth it is."""
+    """How smooth each of a law's grids is."""
 
-    grids: Sequence[tuple[str, ...]]
-    smooth: Sequence[Smooth]
-    limits: Mapping[str, tuple[float, float]]
+    smooth: tuple[Smooth, ...] = SMOOTH
 
     def stiffer(self, times: float) -> Form:
         """The same with steps that cost so many times as much, for tables with more noise."""
-        smooth = [Smooth(tuple(times * step for step in each.steps), each.level) for each in self.smooth]
-        return Form(self.grids, smooth, self.limits)
-
-    def predicted(self, law: SummedLaw, rows: Rows) -> Floats:
-        return law.explained(rows.work, rows.sizes, self.grids, dict.fromkeys(rows.work, "launch"))[0]
+        return Form(tuple(Smooth(tuple(times * step for step in each.steps), each.level) for each in self.smooth))
 
     def fit(self, rows: Rows) -> SummedLaw:
         """Costs, and grids of what they miss; the band is left to held-out errors."""
-        limits = np.array([self.limits.get(name, (0.0, np.inf)) for name in rows.work])
+        limits = np.array([LIMITS.get(name, (0.0, np.inf)) for name in rows.work])
         costs = _costs(np.stack(list(rows.work.values()), axis=-1), rows.seconds, limits)
         counted = sum(cost * each for cost, each in zip(costs, rows.work.values(), strict=True))
         return SummedLaw(costs, self.fit_grids(np.log(rows.seconds / counted), rows.sizes), Band(*np.zeros((3, 1))))
@@ -134,27 +124,17 @@ class Form:
         """Grids whose sum reads `values` at the sizes."""
         from scipy import sparse
 
-        reads, forms = zip(*(_read(*each, sizes) for each in zip(self.grids, self.smooth, strict=True)), strict=True)
+        axes = [tuple(NODES[name] for name in names) for names in GRIDS]
+        reads = [reading(on, [sizes[name] for name in names]) for on, names in zip(axes, GRIDS, strict=True)]
+        forms = [
+            roughness([axis.size for axis in on], smooth.steps, smooth.level)
+            for on, smooth in zip(axes, self.smooth, strict=True)
+        ]
         nodes = _solved(sparse.hstack(reads).tocsr(), sparse.block_diag(forms).tocsr(), values)
         parts = np.split(nodes, np.cumsum([read.shape[1] for read in reads])[:-1])
-        axes = [tuple(NODES[name] for name in names) for names in self.grids]
-        grids = []
-        for names, on, part in zip(self.grids, axes, parts, strict=True):
-            grids.append(ResidualGrid(on, part.reshape([axis.size for axis in on])))
-            if "kept" in names:
-                grids[-1].values[:, 0] = 0.0  # where no window is
-        return tuple(grids)
-
-
-# What memory is paid for its bytes: no less than its bandwidth says, and what takes longer waits for multiprocessors.
-# So a law stays right on a GPU with the same ones and other memory.
-DECODE_LIMITS = {"ideal": (1.0, 1.4), "queries": (0.0, 2.0)}
-LATENT_LIMITS = {"cache": (1.0, 1.4), "bytes": (0.0, 2.0), "weights": (1.0, 1.6), "activations": (0.0, 3.0)}
-LATENT_LAWS = tuple(f"mla_{phase}" for phase in decode.PHASES)
-FORMS = {
-    "attention": Form(decode.GRIDS, DECODE, DECODE_LIMITS),
-    "mla": Form(decode.LATENT_GRIDS, LATENT, LATENT_LIMITS),
-}
+        return tuple(
+            ResidualGrid(on, part.reshape([axis.size for axis in on])) for on, part in zip(axes, parts, strict=True)
+        )
 
 
 def _costs(work: Floats, seconds: Floats, limits: Floats) -> Floats:
@@ -169,13 +149,6 @@ def _costs(work: Floats, seconds: Floats, limits: Floats) -> Floats:
     costs = np.zeros(work.shape[1])
     costs[there] = fit_costs(own, seconds, start, (least, most))
     return costs
-
-
-def _read(names: tuple[str, ...], smooth: Smooth, sizes: Sizes) -> tuple[sparse.csr_matrix, sparse.csr_matrix]:
-    axes = [NODES[name] for name in names]
-    counts = sizes["kept"] > decode.NO_WINDOW if "kept" in names else 1.0
-    read = reading(axes, [sizes[name] for name in names], counts)
-    return read, roughness([axis.size for axis in axes], smooth.steps, smooth.level)
 
 
 def _solved(read: sparse.csr_matrix, form: sparse.csr_matrix, values: Floats) -> Floats:
@@ -212,7 +185,7 @@ def held_out(form: Form, rows: Rows, knots: int) -> tuple[HeldOut, Band]:
 
     def fit(seen: NDArray[np.intp]):  # type: ignore[no-untyped-def]
         law = form.fit(rows.take(seen))
-        return lambda unseen: form.predicted(law, rows.take(unseen))
+        return lambda unseen: rows.take(unseen).predicted(law)
 
     predicted = cross_predicted(fit, rows.site)
     missed = np.log(rows.seconds / predicted)
@@ -235,12 +208,12 @@ def _widening(off: Floats) -> float:
     return max(1.0, float(np.quantile(off, COVERED)))
 
 
-def fit_block(form: Form, kinds: Mapping[str, Rows], limits: Mapping[str, Floats], origin: str) -> CalibrationBlock:
+def fit_block(kinds: Mapping[str, Rows], limits: Mapping[str, Floats], origin: str) -> CalibrationBlock:
     """The block of one library's laws on one GPU, by kind; `limits` are the sizes that the range is stated of."""
-    knots = 10 if len(kinds) == 1 else SHARED_KNOTS
+    knots = KNOTS if len(kinds) == 1 else SHARED_KNOTS
     laws, errors = {}, {}
     for kind, rows in kinds.items():
-        tried = [(form.stiffer(times), *held_out(form.stiffer(times), rows, knots)) for times in STIFFNESS]
+        tried = [(Form().stiffer(times), *held_out(Form().stiffer(times), rows, knots)) for times in STIFFNESS]
         best, errors[kind], band = min(tried, key=lambda each: each[1].mape)
         law = best.fit(rows)
         laws[kind] = SummedLaw(law.costs, law.grids, band)
@@ -252,41 +225,32 @@ def fit_block(form: Form, kinds: Mapping[str, Rows], limits: Mapping[str, Floats
     by_kind = {name: np.array([getattr(each, name) for each in errors.values()]).round(2) for name in means}
     sites = sum(np.unique(rows.site).size for rows in kinds.values())
     how = {"rows": sum(counts), "sites": sites, "how": "5-fold, whole sites held out"}
-    return CalibrationBlock(decode.pack_laws(laws, form.grids) | by_kind, means | how, limits_of(limits), origin)
+    return CalibrationBlock(latent.pack_laws(laws) | by_kind, means | how, limits_of(limits), origin)
 
 
-def decode_rows(columns: Columns, spec: GpuSpec, cache: str, times: str) -> tuple[Rows, Sizes]:
-    """The rows of a table of decode that a column has, and the sizes as they were asked."""
-    there = np.isfinite(columns[times])
-    names = ("batch_size", "kv_length", "num_heads", "num_key_value_heads", "head_dim", "window_size")
-    asked = [columns[name][there].astype(np.float64) for name in names]
-    sizes = decode.decode_sizes(*asked)
-    work = decode.decode_work(spec, sizes, decode.CACHE_BYTES[cache])
-    rows = Rows(work, sizes, columns[times][there] * 1e-6, site_numbers(*asked[2:]))
-    return rows, dict(zip(("batch", "kv_length", "heads", "kv_heads", "head_dim"), asked[:5], strict=True))
-
-
-def latent_rows(columns: Columns, spec: GpuSpec, phase: str, library: str) -> tuple[dict[str, Rows], Sizes, list[str]]:
-    """The rows of a table of latent attention by kind, of the newest version that has it; all their sizes; versions."""
+def latent_rows(columns: Columns, spec: GpuSpec, library: str) -> tuple[dict[str, Rows], Sizes, list[str]]:
+    """The rows with a cache in bf16 by kind, of the newest version that has it; all their sizes; versions."""
     kinds: dict[str, Rows] = {}
     asked_of_all, used = [], []
-    names = ("scope", "gemm_type", "kv_cache_dtype")
-    of_row = np.array(["|".join(map(str, row)) for row in zip(*(columns[name] for name in names), strict=True)])
+    of_row = np.array(["|".join(map(str, row)) for row in zip(*(columns[name] for name in KIND), strict=True)])
     for each in np.unique(of_row):
         scope, gemm, cache = each.split("|")
-        gemm, cache = decode.GEMM_NAMES.get(gemm, ""), {"bfloat16": "bf16"}.get(cache, cache)
+        if cache != CACHE:
+            continue
+        gemm = latent.GEMM_NAMES.get(gemm, "")
         for times in versions(columns, library):
             there = (of_row == each) & np.isfinite(columns[times])
             if there.any():
                 break
         else:
             continue
-        length = columns["isl" if phase == "prefill" else "kv_length"][there].astype(np.float64)
-        batch, heads = (columns[name][there].astype(np.float64) for name in ("batch_size", "num_heads"))
-        asked = (batch, length if phase == "prefill" else np.ones_like(length), length, heads)
-        work = decode.latent_work(spec, phase, gemm, decode.CACHE_BYTES[cache], *asked)
-        kinds[decode.kind_of(scope, gemm, cache)] = Rows(
-            work, decode.latent_sizes(*asked), columns[times][there] * 1e-6, site_numbers(heads, length)
+        batch, length, heads = (columns[name][there].astype(np.float64) for name in SIZES)
+        asked = (batch, length, length, heads)
+        kinds[latent.kind_of(scope, gemm)] = Rows(
+            latent.latent_work(spec, gemm, *asked),
+            latent.latent_sizes(*asked),
+            columns[times][there] * 1e-6,
+            site_numbers(heads, length),
         )
         asked_of_all.append(np.stack(asked))
         used.append(times)
@@ -294,38 +258,16 @@ def latent_rows(columns: Columns, spec: GpuSpec, phase: str, library: str) -> tu
     return kinds, dict(zip(("batch", "seq_q", "seq_k", "heads"), sizes, strict=True)), sorted(set(used))
 
 
-def rows_of_laws(folder: Path, law: str) -> Iterator[tuple[GpuSpec, str, dict[str, Rows], Sizes, list[str]]]:
-    """Of each table of a law, and each library in it: rows by kind, all their sizes, and the columns they are of."""
-    for gpu, table in tables_like(folder, f"{law}_").items():
-        columns, spec = read_columns(folder, table), find_gpu(gpu)
-        for library in LIBRARIES:
-            if law.startswith("mla_"):
-                kinds, asked, used = latent_rows(columns, spec, law.removeprefix("mla_"), library)
-                if kinds:
-                    yield spec, library, kinds, asked, used
-            else:
-                cache = next(cache for cache, name in decode.LAWS.items() if name == law)
-                for times in versions(columns, library)[:1]:
-                    rows, asked = decode_rows(columns, spec, cache, times)
-                    yield spec, library, {"": rows}, asked, [times]
-
-
-def fit_decode(folder: Path) -> Blocks:
-    """Blocks of decode by GPU and name, of every table in the folder. Raises UserError where there is none."""
-    return _fit(folder, "decode", FORMS["attention"], decode.LAWS.values())
-
-
 def fit_latent(folder: Path) -> Blocks:
     """Blocks of latent attention by GPU and name. Raises UserError where the folder has no table of it."""
-    return _fit(folder, "latent", FORMS["mla"], LATENT_LAWS)
 
-
-def _fit(folder: Path, what: str, form: Form, laws: Iterable[str]) -> Blocks:
     def found() -> Iterator[tuple[str, str, CalibrationBlock]]:
-        for law in laws:
-            said = f"latent {law.removeprefix('mla_')}" if what == "latent" else what
-            for spec, library, kinds, asked, used in rows_of_laws(folder, law):
-                origin = ORIGIN.format(said, ", ".join(used).replace("_", " "))
-                yield spec.name, f"{law}.{library}", fit_block(form, kinds, asked, origin)
+        for gpu, table in tables_like(folder, f"{LAW}_").items():
+            columns, spec = read_columns(folder, table), find_gpu(gpu)
+            for library in LIBRARIES:
+                kinds, asked, used = latent_rows(columns, spec, library)
+                if kinds:
+                    origin = ORIGIN.format(", ".join(used).replace("_", " "))
+                    yield spec.name, f"{LAW}.{library}", fit_block(kinds, asked, origin)
 
-    return by_gpu(found(), folder, f"table of {what} attention")
+    return by_gpu(found(), folder, "table of latent attention")
