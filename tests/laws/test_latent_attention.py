@@ -20,7 +20,7 @@ from pyperf_suite.laws.latent_attention import (
     pack_laws,
     unpack_law,
 )
-from tools.fit.latent import SMOOTH, Form, Rows, held_out, latent_rows
+from tools.fit.latent import SMOOTH, Rows, held_out, latent_rows
 from tools.fit.published import GPUS, SAMPLE, read_columns
 
 # What the error of sites left out may be, in %.
@@ -141,12 +141,11 @@ def test_fitting_finds_a_smooth_factor_at_sites_that_it_never_saw():
     work, sizes = latent_work(spec, "", *asked), latent_sizes(*asked)
     factor = np.exp(0.3 * np.sin(np.log2(length) / 2) + 0.1 * np.log2(heads))
     seconds = (1e-5 + 1.2 * work["ideal"] + 2e-6 * work["blocks"]) * factor * np.exp(rng.normal(0, 0.02, batch.size))
-    error, band = held_out(Form(), Rows(work, sizes, seconds, (np.log2(heads) * 32 + np.log2(length)).astype(int)), 3)
+    error, band = held_out(Rows(work, sizes, seconds, (np.log2(heads) * 32 + np.log2(length)).astype(int)), 3)
     assert error.mape < 6
     assert 85 < error.coverage < 95
     assert band.high.max() < 0.2
 
 
 def test_every_grid_of_a_law_has_its_smoothness():
-    assert [len(smooth.steps) for smooth in SMOOTH] == [len(names) for names in GRIDS]
-    assert Form().stiffer(5.0).smooth[0].steps == pytest.approx([5 * step for step in SMOOTH[0].steps])
+    assert [len(steps) for steps in SMOOTH] == [len(names) for names in GRIDS]

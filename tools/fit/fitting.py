@@ -131,11 +131,11 @@ def reading(axes: Sequence[Floats], sizes: Sequence[NDArray[np.generic]]) -> spa
     )
 
 
-def roughness(shape: Sequence[int], steps: Sequence[float], level: float = LEVEL) -> sparse.csr_matrix:
+def roughness(shape: Sequence[int], steps: Sequence[float]) -> sparse.csr_matrix:
     """The quadratic form of a grid's squared steps along each axis, each at its price, and of its squared nodes."""
     from scipy import sparse
 
-    form = level * sparse.identity(int(np.prod(shape)), format="csr")
+    form = LEVEL * sparse.identity(int(np.prod(shape)), format="csr")
     for axis, (nodes, price) in enumerate(zip(shape, steps, strict=True)):
         step = sparse.diags([-np.ones(nodes - 1), np.ones(nodes - 1)], [0, 1], shape=(nodes - 1, nodes))
         outer, inner = (sparse.identity(int(np.prod(part))) for part in (shape[:axis], shape[axis + 1 :]))

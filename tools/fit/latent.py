@@ -20,7 +20,6 @@ from pyperf_suite.laws.band import COVERED, Band
 from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock, ResidualGrid
 from pyperf_suite.laws.latent_attention import GRIDS, LAW, SummedLaw
 from tools.fit.fitting import (
-    LEVEL,
     Blocks,
     by_gpu,
     conjugate_gradients,
@@ -68,19 +67,8 @@ NODES = {
 }
 
 
-@dataclass(frozen=True)
-class Smooth:
-    """How smooth a grid is.
-
-    What a squared step along each of its sizes costs over a row's squared residual, and a squared node itself.
-    """
-
-    steps: tuple[float, ...]
-    level: float = LEVEL
-
-
-# In the order of the law's grids.
-SMOOTH = (Smooth((0.03, 0.03, 0.1)), Smooth((0.03, 0.03)), Smooth((0.03, 0.03)))
+# What a squared step along each size of a grid costs over a row's squared residual, in the order of the law's grids.
+SMOOTH = ((0.03, 0.03, 0.1), (0.03, 0.03), (0.03, 0.03))
 # What memory is paid for its bytes: no less than its bandwidth says, and what takes longer waits for multiprocessors.
 # So a law stays right on a GPU with the same ones and other memory.
 LIMITS = {"cache": (1.0, 1.4), "bytes": (0.0, 2.0), "weights": (1.0, 1.6), "activations": (0.0, 3.0)}
@@ -103,38 +91,28 @@ class Rows:
         return law.explained(self.work, self.sizes)[0]
 
 
-@dataclass(frozen=True)
-class Form:
-    """How smooth each of a law's grids is."""
+def fit_law(rows: Rows, stiffness: float = 1.0) -> SummedLaw:
+    """Costs, and grids of what they miss, so much stiffer; the band is left to held-out errors."""
+    limits = np.array([LIMITS.get(name, (0.0, np.inf)) for name in rows.work])
+    costs = _costs(np.stack(list(rows.work.values()), axis=-1), rows.seconds, limits)
+    counted = sum(cost * each for cost, each in zip(costs, rows.work.values(), strict=True))
+    grids = fit_grids(np.log(rows.seconds / counted), rows.sizes, stiffness)
+    return SummedLaw(costs, grids, Band(*np.zeros((3, 1))))
 
-    smooth: tuple[Smooth, ...] = SMOOTH
 
-    def stiffer(self, times: float) -> Form:
-        """The same with steps that cost so many times as much, for tables with more noise."""
-        return Form(tuple(Smooth(tuple(times * step for step in each.steps), each.level) for each in self.smooth))
+def fit_grids(values: Floats, sizes: Sizes, stiffness: float) -> tuple[ResidualGrid, ...]:
+    """Grids whose sum reads `values` at the sizes."""
+    from scipy import sparse
 
-    def fit(self, rows: Rows) -> SummedLaw:
-        """Costs, and grids of what they miss; the band is left to held-out errors."""
-        limits = np.array([LIMITS.get(name, (0.0, np.inf)) for name in rows.work])
-        costs = _costs(np.stack(list(rows.work.values()), axis=-1), rows.seconds, limits)
-        counted = sum(cost * each for cost, each in zip(costs, rows.work.values(), strict=True))
-        return SummedLaw(costs, self.fit_grids(np.log(rows.seconds / counted), rows.sizes), Band(*np.zeros((3, 1))))
-
-    def fit_grids(self, values: Floats, sizes: Sizes) -> tuple[ResidualGrid, ...]:
-        """Grids whose sum reads `values` at the sizes."""
-        from scipy import sparse
-
-        axes = [tuple(NODES[name] for name in names) for names in GRIDS]
-        reads = [reading(on, [sizes[name] for name in names]) for on, names in zip(axes, GRIDS, strict=True)]
-        forms = [
-            roughness([axis.size for axis in on], smooth.steps, smooth.level)
-            for on, smooth in zip(axes, self.smooth, strict=True)
-        ]
-        nodes = _solved(sparse.hstack(reads).tocsr(), sparse.block_diag(forms).tocsr(), values)
-        parts = np.split(nodes, np.cumsum([read.shape[1] for read in reads])[:-1])
-        return tuple(
-            ResidualGrid(on, part.reshape([axis.size for axis in on])) for on, part in zip(axes, parts, strict=True)
-        )
+    axes = [tuple(NODES[name] for name in names) for names in GRIDS]
+    shapes = [[axis.size for axis in on] for on in axes]
+    reads = [reading(on, [sizes[name] for name in names]) for on, names in zip(axes, GRIDS, strict=True)]
+    forms = [
+        roughness(shape, [stiffness * step for step in steps]) for shape, steps in zip(shapes, SMOOTH, strict=True)
+    ]
+    nodes = _solved(sparse.hstack(reads).tocsr(), sparse.block_diag(forms).tocsr(), values)
+    parts = np.split(nodes, np.cumsum([read.shape[1] for read in reads])[:-1])
+    return tuple(ResidualGrid(on, part.reshape(shape)) for on, part, shape in zip(axes, parts, shapes, strict=True))
 
 
 def _costs(work: Floats, seconds: Floats, limits: Floats) -> Floats:
@@ -180,11 +158,11 @@ class HeldOut:
     coverage: float
 
 
-def held_out(form: Form, rows: Rows, knots: int) -> tuple[HeldOut, Band]:
+def held_out(rows: Rows, knots: int, stiffness: float = 1.0) -> tuple[HeldOut, Band]:
     """The errors on whole sites left out, and the band of all of them."""
 
     def fit(seen: NDArray[np.intp]):  # type: ignore[no-untyped-def]
-        law = form.fit(rows.take(seen))
+        law = fit_law(rows.take(seen), stiffness)
         return lambda unseen: rows.take(unseen).predicted(law)
 
     predicted = cross_predicted(fit, rows.site)
@@ -213,9 +191,9 @@ def fit_block(kinds: Mapping[str, Rows], limits: Mapping[str, Floats], origin: s
     knots = KNOTS if len(kinds) == 1 else SHARED_KNOTS
     laws, errors = {}, {}
     for kind, rows in kinds.items():
-        tried = [(Form().stiffer(times), *held_out(Form().stiffer(times), rows, knots)) for times in STIFFNESS]
+        tried = [(times, *held_out(rows, knots, times)) for times in STIFFNESS]
         best, errors[kind], band = min(tried, key=lambda each: each[1].mape)
-        law = best.fit(rows)
+        law = fit_law(rows, best)
         laws[kind] = SummedLaw(law.costs, law.grids, band)
     counts = [rows.seconds.size for rows in kinds.values()]
     means = {
