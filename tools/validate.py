@@ -25,10 +25,10 @@ from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.attention import attention_time
 from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.collectives import collective_time
-from pyperf_suite.laws.decode_attention import mla_time
 from pyperf_suite.laws.explained import Explained
 from pyperf_suite.laws.gemm import gemm_time
 from pyperf_suite.laws.grouped_gemm import grouped_gemm_time
+from pyperf_suite.laws.latent_attention import mla_time
 from pyperf_suite.laws.training.published import NEEDED, read_runs
 from pyperf_suite.spec.findings import Findings, Quantity, Remark, remark
 from pyperf_suite.spec.rows import Column, table
@@ -42,7 +42,6 @@ DTYPES = {name: name for name in ("bf16", "fp16", "fp8", "fp8_block", "int8", "n
     "float16": "fp16",
     "half": "fp16",
     "float32": "fp32",
-    "fp8kv": "bf16",
 }
 # Of rows that a law refuses together so many are asked one by one before all of them count as refused.
 ASKED_APART = 3
@@ -63,13 +62,10 @@ class RowsAsked:
     def sizes(self, *names: str) -> tuple[NDArray[np.int64], ...]:
         return tuple(_numbers(self.rows[name], name).astype(np.int64) for name in names)
 
-    def phase(self) -> tuple[str, NDArray[np.int64], NDArray[np.int64]]:
-        """Decode where rows have a length of the cache, with one query each, else prefill; queries and keys."""
-        if "kv_length" in self.rows:
-            [keys] = self.sizes("kv_length")
-            return "decode", np.ones_like(keys), keys
-        [keys] = self.sizes("isl")
-        return "prefill", keys, keys
+    def check_cache(self) -> None:
+        """Raise UserError for a cache in fewer than 16 bits, which only inference has."""
+        if self.cache_dtype not in (None, "bf16", "fp16"):
+            raise UserError(f"Attention with a cache in {self.cache_dtype} is not priced, only with one in 16 bits.")
 
 
 @dataclass(frozen=True)
@@ -91,22 +87,21 @@ def _product(asked: RowsAsked) -> Explained:
 
 
 def _attention(asked: RowsAsked) -> Explained:
-    batch, heads, kv_heads, width = asked.sizes("batch_size", *HEADS)
-    phase, seq_q, seq_k = asked.phase()
+    asked.check_cache()
+    batch, seq, heads, kv_heads, width = asked.sizes("batch_size", "isl", *HEADS)
     window = int(asked.kind.get("window_size", 0))
-    sizes = (batch, seq_q, seq_k, heads, kv_heads, width)
-    return attention_time(
-        asked.laws, *sizes, dtype=asked.dtype, window=window, phase=phase, cache_dtype=asked.cache_dtype,
-        library=asked.library,
-    )  # fmt: skip
+    sizes = (batch, seq, seq, heads, kv_heads, width)
+    return attention_time(asked.laws, *sizes, dtype=asked.dtype, window=window, library=asked.library)
 
 
 def _latent(asked: RowsAsked) -> Explained:
-    batch, heads = asked.sizes("batch_size", "num_heads")
-    phase, seq_q, seq_k = asked.phase()
+    asked.check_cache()
+    if asked.dtype != "bf16":
+        raise UserError(f"Latent attention was measured in bf16, not {asked.dtype}.")
+    batch, seq, heads = asked.sizes("batch_size", "isl", "num_heads")
     gemm = asked.kind["gemm_type"]
-    how = (asked.dtype, asked.cache_dtype, asked.kind["scope"], DTYPES.get(gemm, gemm) or None, asked.library)
-    return mla_time(asked.laws, batch, seq_q, seq_k, heads, phase, *how)
+    how = (asked.kind["scope"], DTYPES.get(gemm, gemm) or "bf16", asked.library)
+    return mla_time(asked.laws, batch, seq, seq, heads, *how)
 
 
 def _grouped(asked: RowsAsked) -> Explained:
@@ -136,19 +131,16 @@ def _collective(asked: RowsAsked) -> Explained:
 
 HEADS = ("num_heads", "num_key_value_heads", "head_dim")
 EXPERTS = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
-WINDOWED = ("head_dim", "window_size")
 OF_COLLECTIVES = ("op_name", "num_gpus", "kernel_source", "ranks_per_node", "network_gb_per_s")
 LATENT = ("scope", "num_heads", "batch_size", "gemm_type")
 # A table is of the first format whose columns it has.
 FORMATS = (
     TableFormat("grouped GEMM", (*EXPERTS, "distribution"), _grouped, ("distribution", "gated")),
     TableFormat("MLA prefill", (*LATENT, "isl"), _latent, ("scope", "gemm_type")),
-    TableFormat("MLA decode", (*LATENT, "kv_length"), _latent, ("scope", "gemm_type")),
     TableFormat(
         "attention, windowed", ("batch_size", "isl", *HEADS, "window_size"), _attention, ("head_dim", "window_size")
     ),
     TableFormat("attention, prefill", ("batch_size", "isl", *HEADS), _attention, ("head_dim",)),
-    TableFormat("attention, decode", ("batch_size", "kv_length", *HEADS), _attention, WINDOWED),
     TableFormat("collectives", ("op_name", "num_gpus", "bytes"), _collective, OF_COLLECTIVES),
     TableFormat("GEMM", ("m", "n", "k"), _product),
 )
@@ -289,7 +281,7 @@ def _groups(
 
     gpus = column(("gpu",), gpu or named_gpu)
     dtypes = column(("moe_dtype", "attn_dtype", "dtype"), dtype or named_dtype or "bf16")
-    caches = column(("kv_cache_dtype",), "fp8" if named_dtype == "fp8kv" else None)
+    caches = column(("kv_cache_dtype",), None)
     keys = list(zip(gpus.tolist(), dtypes.tolist(), caches.tolist(), strict=True))
     for key in dict.fromkeys(keys):
         if not key[0]:
@@ -338,7 +330,7 @@ def _numbers(column: NDArray[Any], name: str) -> NDArray[np.float64]:
 
 
 def _named(path: Path) -> tuple[str | None, str | None]:
-    """GPU and dtype by a file's name, as in attention_decode_fp8kv_h100_sxm."""
+    """GPU and dtype by a file's name, as in attention_prefill_bf16_h100_sxm."""
     words = path.stem.split("_")
     gpu = None
     for first in range(len(words)):

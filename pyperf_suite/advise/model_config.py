@@ -67,13 +67,6 @@ class ConfigFields:
             raise UserError(f"{self._origin}, has {name} = {_shown(values)}, where a list of words is expected.")
         return values
 
-    def word(self, name: str) -> str:
-        """A word, empty where absent. Raises UserError for anything else."""
-        value = self._values.get(name)
-        if value is not None and not isinstance(value, str):
-            raise UserError(f"{self._origin}, has {name} = {_shown(value)}, where a word is expected.")
-        return value or ""
-
     def refuse_unless(self, holds: bool, sentence: str) -> None:
         """Raise UserError that this configuration is of a kind which is not counted, unless something holds."""
         if not holds:
@@ -177,34 +170,6 @@ def _qwen2_moe(fields: ConfigFields) -> ModelDimensions:
     )
 
 
-def _qwen3_next(fields: ConfigFields) -> ModelDimensions:
-    every = fields.count("full_attention_interval", default=4, at_least=1)
-    listed = fields.words("layer_types")
-    heads = fields.count("linear_num_value_heads", default=32, at_least=1)
-    head_dim = fields.count("linear_value_head_dim", default=128, at_least=1)
-    state = fields.count("linear_key_head_dim", default=128, at_least=1)
-    keys = state * fields.count("linear_num_key_heads", default=16, at_least=1)
-    convolution = fields.count("linear_conv_kernel_dim", default=4) * (heads * head_dim + 2 * keys)
-    return _llama_like(
-        fields,
-        **_head_dim(fields, 256),
-        **_qwen_experts(fields),
-        **_attention_biases(fields),
-        qk_norm=True,
-        query_gate=True,
-        shared_ffn=fields.count("shared_expert_intermediate_size", default=512),
-        shared_gate=True,
-        recurrent_layers=listed.count("linear_attention")
-        if listed
-        else _layers_where(fields, lambda layer: (layer + 1) % every != 0),
-        recurrent_width=heads * head_dim,
-        recurrent_keys=keys,
-        recurrent_gates=2 * heads,  # how much is forgotten, and how much of a key's value is replaced
-        recurrent_state=state,
-        recurrent_parameters=convolution + 2 * heads + head_dim,
-    )
-
-
 def _qwen_experts(fields: ConfigFields) -> dict[str, int]:
     step = fields.count("decoder_sparse_step", default=1, at_least=1)
     dense = fields.counts("mlp_only_layers")
@@ -283,57 +248,6 @@ def _llama4(fields: ConfigFields) -> ModelDimensions:
         window=fields.count("attention_chunk_size", default=8192, at_least=1),
         windowed_layers=chunked,
         chunked=True,
-    )
-
-
-# What the letters of a hybrid pattern stand for: Mamba-2, attention, an MLP, experts.
-PATTERN = "M*-E"
-PATTERN_WORDS = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E"}
-
-
-def _nemotron_h(fields: ConfigFields) -> ModelDimensions:
-    """Each layer is one of Mamba-2, attention, an MLP, or experts."""
-    listed = fields.words("layers_block_type") or fields.words("layer_types")
-    pattern = "".join(PATTERN_WORDS.get(word, "?") for word in listed) or fields.word("hybrid_override_pattern")
-    fields.refuse_unless(
-        bool(pattern) and set(pattern) <= set(PATTERN),
-        f"has layers that hybrid_override_pattern does not name by {PATTERN}",
-    )
-    fields.refuse_unless(
-        fields.lacks("moe_latent_size"), "computes experts in a latent of its hidden state, which is not counted"
-    )
-    mamba, attention, dense, sparse = (pattern.count(letter) for letter in PATTERN)
-    heads = fields.count("mamba_num_heads", default=128, at_least=1)
-    state = fields.count("ssm_state_size", default=128, at_least=1)
-    width = heads * fields.count("mamba_head_dim", default=64, at_least=1)
-    keys = state * fields.count("n_groups", "mamba_n_groups", default=8, at_least=1)
-    taps = fields.count("conv_kernel", default=4) + fields.flag("use_conv_bias", True)
-    more: dict[str, Any] = {}
-    if sparse:
-        more = {
-            **_experts(fields, "n_routed_experts"),
-            "expert_ffn": fields.count("moe_intermediate_size", at_least=1),
-            "shared_ffn": fields.count("moe_shared_expert_intermediate_size", default=0),
-            "router_bias": True,
-            "dense_layers": dense,
-        }
-    return _llama_like(
-        fields,
-        layers=len(pattern),
-        head_dim=fields.count("head_dim", "attention_head_dim", default=128, at_least=1),
-        gated=False,
-        norms=1,
-        **_attention_biases(fields),
-        mlp_bias=fields.flag("mlp_bias"),
-        mlp_only_layers=dense + sparse,
-        mixer_only_layers=mamba + attention,
-        recurrent_layers=mamba,
-        recurrent_width=width,
-        recurrent_keys=keys,
-        recurrent_gates=heads,
-        recurrent_state=state,
-        recurrent_parameters=taps * (width + 2 * keys) + 3 * heads + width,
-        **more,
     )
 
 
@@ -513,7 +427,6 @@ FAMILIES: dict[str, Callable[[ConfigFields], ModelDimensions]] = {
     "mixtral": lambda fields: _llama_like(
         fields, **_experts(fields, "num_local_experts", top_k=2), **_window_everywhere(fields)
     ),
-    "nemotron_h": _nemotron_h,
     "olmo": lambda fields: _llama_like(fields, **_attention_biases(fields), norm_weight=False),
     "olmo2": lambda fields: _llama_like(fields, other_parameters=_norms_over_all_heads(fields)),
     "olmoe": lambda fields: _llama_like(
@@ -530,13 +443,15 @@ FAMILIES: dict[str, Callable[[ConfigFields], ModelDimensions]] = {
     "qwen3_moe": lambda fields: _llama_like(
         fields, **_qwen_experts(fields), **_attention_biases(fields), **_qwen_windows(fields), qk_norm=True
     ),
-    "qwen3_next": _qwen3_next,
     "roberta": _bert,
     "smollm3": lambda fields: _llama_like(fields, **_tied(fields)),
     "starcoder2": _starcoder2,
 }
-# Families of Mamba layers alone.
-ALL_MAMBA = ("falcon_mamba", "mamba", "mamba2")
+# What families have in the place of attention, in all of their layers or in most.
+NOT_PRICED = {
+    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2", "nemotron_h"), "Mamba"),
+    "qwen3_next": "Gated DeltaNet",
+}
 
 # Configurations of published models are a few KiB; with labels of classes in it one may be longer.
 MOST_BYTES = 1 << 20
@@ -590,11 +505,6 @@ def model_config(values: Mapping[str, Any], origin: str) -> ModelConfig:
         notes.append("Attention is taken over the whole sequence, though some of this model's layers see a window.")
     if chosen := fields.count("index_topk", default=0):
         notes.append(f"Attention is taken over the whole sequence, though its indexer chooses {chosen} tokens a query.")
-    if dimensions.recurrent_layers:
-        notes.append(
-            f"Of the {dimensions.recurrent_layers} Mamba or linear attention layers the projections are priced, and "
-            "between them only the bytes that are moved: no such kernel was measured, and it takes longer."
-        )
     return ModelConfig(family, dimensions, fields.count(*LONGEST_SEQ, default=0), tuple(notes))
 
 
@@ -606,10 +516,8 @@ def _family(values: Mapping[str, Any], origin: str) -> tuple[str, Callable[[Conf
     family = values.get("model_type")
     if not isinstance(family, str):
         raise UserError(f"{origin} does not say its model_type, so its fields cannot be read: {BY_HAND}.")
-    if family in ALL_MAMBA:
-        raise UserError(
-            f"{origin} is a {family} model, whose layers are all Mamba's: it has no attention and no MLP to be sized."
-        )
+    if family in NOT_PRICED:
+        raise UserError(f"{origin} is a {family} model, with layers of {NOT_PRICED[family]}, which are not priced.")
     if not _is_known(family):
         known = ", ".join(sorted(name.removesuffix("_text") for name in FAMILIES))
         has = ", ".join(f"{name} = {values[name]}" for name in USUAL_FIELDS if isinstance(values.get(name), int))

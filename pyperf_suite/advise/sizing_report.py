@@ -285,8 +285,6 @@ def _kinds_of_layers(model: ModelDimensions) -> str:
     seen = "a chunk" if model.chunked else "a window"
     kinds = {
         f"with attention over {seen} of {model.window}": model.windowed_layers,
-        "with Mamba or linear attention": model.recurrent_layers,
-        "without an MLP": model.mixer_only_layers,
         "without experts": model.dense_layers,
     }
     return "".join(f", {count} {kind}" for kind, count in kinds.items() if count)

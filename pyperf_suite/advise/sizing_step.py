@@ -20,7 +20,6 @@ from pyperf_suite.laws.layer_kinds import (
     attention_calls,
     expert_block,
     is_deepseeks_latent,
-    recurrent_bytes,
 )
 from pyperf_suite.laws.prices import ChangedPrices
 from pyperf_suite.laws.training.framework import StepConstants
@@ -209,13 +208,10 @@ def _memory_bound(shapes: Shapes) -> Iterator[Part]:
     model, tokens, tp = shapes.model, shapes.tokens, shapes.tp
     passes = 1 + BACKWARD_BYTES_RATIO
     stream = WHOLE_BYTES_PER_ELEMENT * tokens * model.hidden
-    yield Part("norms and residuals", "memory_bound", (), (stream,), passes * np.asarray(model.whole_layers))
+    yield Part("norms and residuals", "memory_bound", (), (stream,), passes * np.asarray(model.layers))
     for name, width, layers in activation_widths(model):
         activation = MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * tokens * np.asarray(width) / tp
         yield Part(name, "memory_bound", (), (activation,), passes * np.asarray(layers))
-    if np.any(model.recurrent_layers):
-        scanned = recurrent_bytes(model, tokens, tp)
-        yield Part("recurrent scan", "memory_bound", (), (scanned,), passes * np.asarray(model.recurrent_layers))
     logits = LOSS_BYTES_PER_ELEMENT * tokens * np.asarray(model.vocab) / tp
     yield Part("loss", "memory_bound", (), (logits,), np.asarray(1))
 
@@ -227,7 +223,7 @@ def _collectives(shapes: Shapes) -> Iterator[Part]:
         return
     nbytes = HALF * shapes.tokens * shapes.model.hidden
     # Forward and backward of each layer, and both ends. A group of one sends nothing; laws need at least two.
-    calls = np.where(tp > 1, 2 * ALL_REDUCES_PER_PASS * np.asarray(shapes.model.whole_layers) + 2, 0)
+    calls = np.where(tp > 1, 2 * ALL_REDUCES_PER_PASS * np.asarray(shapes.model.layers) + 2, 0)
     yield Part("all_reduce", "collective", ("all_reduce",), (nbytes, np.maximum(tp, 2)), calls)
 
 

@@ -1,13 +1,13 @@
 """The time of attention on a named GPU by a named library: prefill, with or without a window, and its backward.
 
-A few queries against many cached keys are another law (`decode_attention`).
+A few queries against many keys, as in inference, are not priced.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,14 +36,11 @@ from pyperf_suite.laws.calibration import (
     spec_of,
     stated,
 )
-from pyperf_suite.laws.decode_attention import decode_time
 from pyperf_suite.laws.explained import Explained, sizes_asked
-from pyperf_suite.laws.roofline import memory_bound_time
 from pyperf_suite.laws.tiled_attention import BACKWARD_FLOP_RATIO
 
-# The laws of prefill by what the cache holds, and those of layers with a window.
-PLAIN = {"bf16": "attention_bf16", "fp8": "attention_fp8kv"}
-WINDOWED = {"bf16": "attention_window_bf16", "fp8": "attention_window_fp8kv"}
+# The law of prefill, and that of layers with a window.
+PLAIN, WINDOWED = "attention_bf16", "attention_window_bf16"
 # Widths that kernels are built for; a head in between is padded to the next (FlashAttention-3 hopper/tile_size.h).
 WIDTHS = (64, 96, 128, 192, 256, 512)
 # The backward's FLOP rate over the forward's in long sequences, and the queries at which it is half of that. From the
@@ -61,15 +58,11 @@ PUBLISHED, UNPUBLISHED = 0.10, 0.25
 WITHOUT_MASK = 0.10
 UNEQUAL = 0.25
 BEYOND_SIZES = 0.20
-# The same of a few queries against many keys, whose time is taken to be that of reading these. Not measured.
-FEW_QUERIES = 0.70
 # Up to so many queries a key head keys are split over the slots, and reading them takes longer than the products
 # (Flash-Decoding, Dao et al. 2023): twice as many FLOP a byte of K and V are below the balance of every GPU here.
-DECODE_ROWS = 64
+FEW_ROWS = 64
 
 DTYPES = ("bf16", "fp16", "fp8")
-CACHES = ("bf16", "fp16", "fp8")
-PHASES = (None, "prefill", "decode")
 PARTS = ("ideal", "alignment", "tile", "wave", "rate", "bandwidth", "launch", "measured")
 
 
@@ -92,42 +85,37 @@ class _Forward:
     extrapolated: NDArray[np.bool_]
 
 
-def kernels_of(
-    gpu: Gpu, dtype: str = "bf16", library: str | None = None, cache_dtype: str = "bf16"
-) -> AttentionKernels:
+def kernels_of(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> AttentionKernels:
     """The kernels without a window that a library has on a GPU; `doubtful` says which widths not to trust.
 
-    Raises UserError for a library or a cache that nothing was measured of.
+    Raises UserError for a library that nothing was measured of.
     """
-    return _laws(gpu, spec_of(gpu), dtype, library, cache_dtype).plain
+    return _laws(gpu, spec_of(gpu), dtype, library).plain
 
 
-def _laws(gpu: Gpu, spec: GpuSpec, dtype: str, library: str | None, cache_dtype: str) -> _Laws:
-    cache = "fp8" if cache_dtype == "fp8" else "bf16"
-    if isinstance(gpu, Calibration) and gpu.libraries(PLAIN["bf16"]):
-        return _own(gpu, spec, library, cache)
-    return _shipped(spec, dtype, library, cache)
+def _laws(gpu: Gpu, spec: GpuSpec, dtype: str, library: str | None) -> _Laws:
+    if isinstance(gpu, Calibration) and gpu.libraries(PLAIN):
+        return _own(gpu, spec, library)
+    return _shipped(spec, dtype, library)
 
 
-def _own(calibration: Calibration, spec: GpuSpec, library: str | None, cache: str) -> _Laws:
-    chosen = calibration.library(PLAIN[cache], library)
-    with_window = f"{WINDOWED[cache]}.{chosen}"
+def _own(calibration: Calibration, spec: GpuSpec, library: str | None) -> _Laws:
+    chosen = calibration.library(PLAIN, library)
+    with_window = f"{WINDOWED}.{chosen}"
     return _Laws(
-        unpack_attention(calibration.block(f"{PLAIN[cache]}.{chosen}"), chosen, spec),
+        unpack_attention(calibration.block(f"{PLAIN}.{chosen}"), chosen, spec),
         unpack_attention(calibration.block(with_window), chosen, spec) if with_window in calibration.blocks else None,
     )
 
 
 @functools.cache
-def _shipped(spec: GpuSpec, dtype: str, library: str | None, cache: str) -> _Laws:
+def _shipped(spec: GpuSpec, dtype: str, library: str | None) -> _Laws:
     own = shipped_calibration(spec.name)
-    if own is not None and own.libraries(PLAIN["bf16"]):
-        return _own(own, spec, library, cache)
-    if cache == "fp8":
-        spec.peak("fp8")  # raises where the GPU has no units for it
+    if own is not None and own.libraries(PLAIN):
+        return _own(own, spec, library)
     chosen = library or LIBRARIES[0]
     found = []
-    for law in (PLAIN[cache], WINDOWED[cache]):
+    for law in (PLAIN, WINDOWED):
         known = {
             name: unpack_attention(block, chosen, find_gpu(name))
             for name, block in shipped_with(f"{law}.{chosen}").items()
@@ -150,8 +138,6 @@ def attention_time(
     dtype: str = "bf16",
     backward: bool = False,
     window: ArrayLike = 0,
-    phase: str | None = None,
-    cache_dtype: str | None = None,
     library: str | None = None,
 ) -> Explained:
     """Seconds of softmax(Q·Kᵀ)·V by one library, forward or the backward pass alone; arrays broadcast.
@@ -177,25 +163,20 @@ def attention_time(
         dtype: "bf16", "fp16" (the same law), or "fp8", forward only.
         backward: the backward pass instead of the forward.
         window: how many of the last keys a query sees; 0 for all. Causal only.
-        phase: "prefill", "decode", or None for what the shape says: decode has one query a sequence, and more keys.
-        cache_dtype: what keys and values are written to the cache in; None for 16 bits.
         library: "trtllm", "sglang" or "vllm"; None for the first of them that was measured on the GPU.
 
     Raises:
-        UserError: an unknown GPU, a dtype without units or law, a library or cache without measurements, sizes below 1,
-            heads that do not divide, causal with more queries than keys, a window without causal.
+        UserError: an unknown GPU, a dtype without units or law, a library without measurements, sizes below 1, heads
+            that do not divide, causal with more queries than keys, forward a few queries against more keys, a window
+            without causal.
     """
     spec = spec_of(gpu)
-    _check_choices(dtype, backward, phase, cache_dtype)
+    _check_choices(dtype, backward)
     shape, width, windows = _checked(batch, seq_q, seq_k, heads, kv_heads, head_dim, causal, window)
-    decode = _is_decode(shape) & (phase is None) & (not backward)
-    how = (dtype, cache_dtype, library)
-    if phase == "decode" and np.any(shape.seq_q != 1):
-        raise UserError("Decode has one query a sequence: give seq_q = 1.")
-    if phase == "decode" or (decode.size and bool((decode & (shape.seq_q == 1)).all())):
-        return _decode(gpu, shape, width, windows, how)
-    laws = _laws(gpu, spec, "fp16" if dtype == "fp16" else "bf16", library, cache_dtype or "bf16")
-    forward = _forward(laws, shape, width, windows, ~decode, spec.peak("bf16" if dtype == "fp8" else dtype))
+    if not backward and np.any((shape.seq_q * shape.group <= FEW_ROWS) & (shape.seq_q < shape.seq_k)):
+        raise UserError("A few queries against many keys, as in decode, are not priced: give as many queries as keys.")
+    laws = _laws(gpu, spec, "fp16" if dtype == "fp16" else "bf16", library)
+    forward = _forward(laws, shape, width, windows, spec.peak("bf16" if dtype == "fp8" else dtype))
     parts, unsure = forward.parts, np.hypot(forward.unsure, 0.0 if causal else WITHOUT_MASK)
     if dtype == "fp8":
         parts = _rescaled(parts, FP8_TIME, spec.peak("bf16") / spec.peak("fp8"))
@@ -211,9 +192,6 @@ def attention_time(
         unsure = np.hypot(unsure, beside_forward)
         # Of heads of a width that was published the ratio is one unknown; of wider ones each has its own.
         level = np.where(width <= max(BACKWARD_RATE), beside_forward, 0.0)
-    for here, answer in _answers_of_decode(gpu, shape, width, windows, decode, how):
-        unsure = np.where(here, 0.0, unsure)
-        _put(forward, parts, here, answer)
     law = laws.windowed if laws.windowed is not None and bool((windows > 0).all()) else laws.plain
     error_percent, origin = stated(gpu, f"attention_{dtype}", law.error_percent, law.origin)
     if isinstance(gpu, Calibration):
@@ -234,15 +212,11 @@ def attention_time(
     )
 
 
-def _check_choices(dtype: str, backward: bool, phase: str | None, cache_dtype: str | None) -> None:
+def _check_choices(dtype: str, backward: bool) -> None:
     if dtype not in DTYPES:
         raise UserError(f"Attention in {dtype} was not measured: ask for {', '.join(DTYPES)}.")
     if backward and dtype == "fp8":
         raise UserError("No library's backward of attention was faster in fp8 than in bf16: ask for bf16.")
-    if phase not in PHASES:
-        raise UserError(f"Attention has no phase {phase!r}: ask for prefill or decode.")
-    if cache_dtype is not None and cache_dtype not in CACHES:
-        raise UserError(f"Attention with a cache in {cache_dtype} was not measured: ask for {', '.join(CACHES)}.")
 
 
 def _checked(
@@ -277,16 +251,13 @@ def _checked(
     return divided, width, windows
 
 
-def _forward(
-    laws: _Laws, shape: AttentionShape, head_dim: Array, windows: Array, asked: NDArray[np.bool_], flop_per_s: float
-) -> _Forward:
-    """Prefill of the shapes that are asked for; the others stay 0."""
+def _forward(laws: _Laws, shape: AttentionShape, head_dim: Array, windows: Array, flop_per_s: float) -> _Forward:
     low, high, unsure, *parts = (np.zeros(head_dim.shape) for _ in range(3 + len(PARTS)))
     found = _Forward(dict(zip(PARTS, parts, strict=True)), low, high, unsure, np.zeros(head_dim.shape, dtype=bool))
     widths = padded(head_dim)
-    for window in np.unique(windows[asked]):
-        for width in np.unique(widths[asked & (windows == window)]):
-            here = asked & (windows == window) & (widths == width)
+    for window in np.unique(windows):
+        for width in np.unique(widths[windows == window]):
+            here = (windows == window) & (widths == width)
             there = shape.where(here, window or np.inf)
             if window:
                 choices = windowed(laws.plain, laws.windowed, int(width), int(window), there.seq_k)
@@ -296,12 +267,11 @@ def _forward(
     # A kernel's width is read off heads that fill it; how little of it a narrower head can use was not measured.
     narrowest = min(width for law in (laws.plain, laws.windowed) if law is not None for width in law.widths)
     sizes = {"batch": shape.batch, "seq": shape.seq_k, "heads": shape.heads, "kv_heads": shape.kv_heads}
-    beyond = asked & (outside(laws.plain.fitted_range, sizes) | (head_dim < narrowest))
-    unequal = asked & (shape.seq_q != shape.seq_k)
+    beyond = outside(laws.plain.fitted_range, sizes) | (head_dim < narrowest)
+    unequal = shape.seq_q != shape.seq_k
     further = np.hypot(np.where(beyond, BEYOND_SIZES, 0.0), np.where(unequal, UNEQUAL, 0.0))
     found.unsure = np.array(np.hypot(found.unsure, further))
-    found.extrapolated |= beyond | unequal
-    found.extrapolated |= asked & laws.plain.transferred
+    found.extrapolated |= beyond | unequal | laws.plain.transferred
     return found
 
 
@@ -328,43 +298,6 @@ def _weigh(
         found.extrapolated[here] |= (weight > 0) & ((np.asarray(choice.unsure) > 0) | (kernel.doubt > 0))
 
 
-def _decode(
-    gpu: Gpu, shape: AttentionShape, head_dim: Array, windows: Array, how: tuple[str, str | None, str | None]
-) -> Explained:
-    return decode_time(gpu, shape.batch, shape.seq_k, shape.heads, shape.kv_heads, head_dim, windows, *how)
-
-
-def _answers_of_decode(
-    gpu: Gpu,
-    shape: AttentionShape,
-    head_dim: Array,
-    windows: Array,
-    decode: NDArray[np.bool_],
-    how: tuple[str, str | None, str | None],
-) -> Iterator[tuple[NDArray[np.bool_], Explained]]:
-    """The law of decode for one query a sequence; for a few queries the time of reading the keys and values."""
-    one = decode & (shape.seq_q == 1)
-    if one.any():
-        yield one, _decode(gpu, shape.where(one), head_dim[one], windows[one], how)
-    few = decode & (shape.seq_q > 1)
-    if few.any():
-        seen = np.where(windows > 0, np.minimum(shape.seq_k, windows + shape.seq_q - 1), shape.seq_k)
-        nbytes = replace(shape, seq_k=seen).where(few).nbytes(head_dim[few]) * (0.5 if how[0] == "fp8" else 1.0)
-        reading = memory_bound_time(gpu, nbytes)
-        launch = reading.parts["launch"]
-        parts = {"bandwidth": reading.seconds - launch, "launch": launch}
-        low, high = (reading.seconds * np.exp(side) for side in (-FEW_QUERIES, FEW_QUERIES))
-        yield few, Explained(reading.seconds, parts, True, low=low, high=high)
-
-
-def _put(forward: _Forward, parts: dict[str, Array], here: NDArray[np.bool_], answer: Explained) -> None:
-    for name, seconds in answer.parts.items():
-        parts.setdefault(name, np.zeros(here.shape))[here] = seconds
-    forward.extrapolated[here] = answer.extrapolated
-    forward.low[here] = np.log(answer.seconds / answer.low)
-    forward.high[here] = np.log(answer.high / answer.seconds)
-
-
 def _rescaled(parts: Mapping[str, Array], factor: Any, ideal_factor: float) -> dict[str, Array]:
     """Every part times `factor`, but the ideal times its own; what they differ by is the rate's."""
     scaled = {name: part * factor for name, part in parts.items()}
@@ -379,10 +312,6 @@ def _wider(side: Array, unsure: Array) -> Array:
 
 def _total(parts: Mapping[str, Array]) -> Array:
     return np.asarray(sum(parts.values()))
-
-
-def _is_decode(shape: AttentionShape) -> NDArray[np.bool_]:
-    return (shape.seq_q * shape.group <= DECODE_ROWS) & (shape.seq_q < shape.seq_k)
 
 
 def _is_like_published(spec: GpuSpec) -> bool:

@@ -1,4 +1,4 @@
-"""The kinds of work in a model's layers besides its products: attention over all or a window, experts, recurrence.
+"""The kinds of work in a model's layers besides its products: attention over all or a window, experts.
 
 Each says what a kernel's law is asked for on one rank of a sharded model.
 """
@@ -58,7 +58,7 @@ class AttentionCall:
 def attention_call(
     model: ModelDimensions, micro_batch: Sizes, seq: Sizes, sharding: Sharding | None = None
 ) -> AttentionCall:
-    """The attention of one micro-batch on one rank, over whole sequences, as if all layers with attention had that.
+    """The attention of one micro-batch on one rank, over whole sequences, as if all layers had that.
 
     Heads are cut over TP; with SP the sequence is whole here. `attention_calls` tells windowed layers apart.
     """
@@ -72,7 +72,7 @@ def attention_call(
         head_dim=model.head_dim,
         value_head_dim=model.value_head_dim,
         causal=model.causal,
-        calls=model.attention_layers,
+        calls=model.layers,
     )
 
 
@@ -90,7 +90,7 @@ def attention_calls(
     if model.chunked:
         pieces = -(-np.asarray(seq) // model.window)
         windowed = replace(windowed, batch=micro_batch * pieces, seq=-(-seq // pieces), window=0)
-    whole = replace(call, calls=model.attention_layers - model.windowed_layers)
+    whole = replace(call, calls=model.layers - model.windowed_layers)
     return (whole, windowed) if np.any(whole.calls) else (windowed,)
 
 
@@ -151,26 +151,3 @@ def activation_widths(model: ModelDimensions) -> tuple[tuple[str, Sizes, Sizes],
         ("dense activation function", model.ffn, model.dense_layers),
     )
     return tuple(kind for kind in kinds if np.any(np.asarray(kind[1]) * kind[2]))
-
-
-# Tokens between which a recurrent layer's kernels keep its state: 64 (Gated DeltaNet) to 256 (Mamba-2).
-RECURRENT_CHUNK = 128
-
-
-def recurrent_bytes(model: ModelDimensions, tokens: Sizes, tensor: Sizes = 1) -> Any:
-    """What a recurrent layer moves between its projections, forward, in 16 bits: it is bound by that at best.
-
-    The convolution reads and writes values, keys and queries; the scan reads them and writes its result, with states in
-    32 bits written and read once a chunk; the norm reads that and the gate, and writes.
-    """
-    values, keys = np.asarray(model.recurrent_width), np.asarray(model.recurrent_keys)
-    states = 2 * 4 * values * model.recurrent_state / RECURRENT_CHUNK
-    return tokens * (2 * (7 * values + 6 * keys) + states) / tensor
-
-
-def recurrent_flop(model: ModelDimensions, tokens: Sizes) -> Any:
-    """Of the scans of all layers, forward: each element of a state decays, takes in a key and a value, and is read.
-
-    7 FLOP an element and token, as Megatron-LM counts Mamba's (megatron/training/training.py).
-    """
-    return 7.0 * tokens * model.recurrent_width * model.recurrent_state * model.recurrent_layers

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.layer_kinds import attention_calls, recurrent_flop
+from pyperf_suite.laws.layer_kinds import attention_calls
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sizes, check_recompute, products
 
 # Backward computes two gradients for each product of the forward pass.
@@ -65,7 +65,5 @@ def _forward(model: ModelDimensions, batch: Sizes, seq: Sizes, causal_halved: bo
             outside = outside + product.flop
         else:
             inside = inside + product.flop
-    if model.recurrent_width:
-        inside = inside + recurrent_flop(model, batch * seq)
     attention = [call.flop(causal_halved=causal_halved) for call in attention_calls(model, batch, seq)]
     return inside, outside, sum(attention[1:], attention[0])

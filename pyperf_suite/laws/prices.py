@@ -28,11 +28,11 @@ from pyperf_suite.laws.calibration import (
     spec_of,
 )
 from pyperf_suite.laws.collectives import collective_time
-from pyperf_suite.laws.decode_attention import mla_time
 from pyperf_suite.laws.explained import Bytes, Causes, Count, Explained, KernelPrices
 from pyperf_suite.laws.gemm import gemm_time
 from pyperf_suite.laws.grouped_gemm import grouped_gemm_time
 from pyperf_suite.laws.internode import Network
+from pyperf_suite.laws.latent_attention import mla_time
 from pyperf_suite.laws.roofline import memory_bound_time
 from pyperf_suite.laws.traffic import OPERATIONS
 
@@ -75,7 +75,7 @@ class Prices:
 
     @property
     def _attention_library(self) -> str | None:
-        own = self.gpu.libraries(PLAIN["bf16"]) if isinstance(self.gpu, Calibration) else ()
+        own = self.gpu.libraries(PLAIN) if isinstance(self.gpu, Calibration) else ()
         lacks = bool(own) and TRAINING_ATTENTION not in own
         return self.library if self.library or lacks or self.mode == "burst" else TRAINING_ATTENTION
 

@@ -231,7 +231,7 @@ def zero_3(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffi
     """
     transfers = []
     for where, calls, parameters in (
-        ("layers", model.layers - model.dense_layers, _others_parameters(model)),
+        ("layers", model.layers - model.dense_layers, model.layer_parameters),
         ("dense layers", model.dense_layers, model.dense_layer_parameters),
         ("embeddings", 1, model.outer_parameters),
     ):
@@ -245,12 +245,6 @@ def zero_3(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffi
             StepTransfer(f"gradients of {where}", "reduce_scatter", calls, gradient_size, ranks, "backward"),
         ]
     return Traffic("ZeRO-3", tuple(transfers))
-
-
-def _others_parameters(model: ModelDimensions) -> int:
-    """Of a layer that is not one of the dense ones; the mean where these are of several kinds."""
-    others = model.layers - model.dense_layers
-    return (model.inner_parameters - model.dense_layers * model.dense_layer_parameters) // max(1, others)
 
 
 def tensor_parallel(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffic:

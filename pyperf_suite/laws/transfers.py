@@ -110,19 +110,19 @@ def attention_width(spec: GpuSpec, source: GpuSpec, dtype: str) -> float:
     return TWIN if are_twins else SAME_KIND
 
 
-# Decode and latent attention, as a standard deviation of the logarithm beyond the law's own error: a level, more for
+# Latent attention, as a standard deviation of the logarithm beyond the law's own error: a level, more for
 # each factor e of bandwidth and of multiprocessors apart; and of other kernels. Chosen so that tables of GPUs left out
 # whole are covered (`python -m tools.fit TABLES --left-out GPU`).
-DECODE_LEVEL, DECODE_BANDWIDTH, DECODE_MULTIPROCESSOR, DECODE_OTHER_KERNELS = 0.03, 0.04, 0.3, 0.5
+LATENT_LEVEL, LATENT_BANDWIDTH, LATENT_MULTIPROCESSOR, LATENT_OTHER_KERNELS = 0.03, 0.04, 0.3, 0.5
 
 
-def decode_deviation(spec: GpuSpec, source: GpuSpec) -> float:
-    """How far a law of decode read off `source` misses beyond its own error; 0 for the GPU's own."""
+def latent_deviation(spec: GpuSpec, source: GpuSpec) -> float:
+    """How far a law of latent attention read off `source` misses beyond its own error; 0 for the GPU's own."""
     if spec.name == source.name:
         return 0.0
-    deviation = DECODE_LEVEL + DECODE_BANDWIDTH * log_ratio(source.memory_bytes_per_s, spec.memory_bytes_per_s)
-    deviation += DECODE_MULTIPROCESSOR * log_ratio(source.sms, spec.sms)
-    return deviation if have_same_kernels(spec, source) else float(np.hypot(deviation, DECODE_OTHER_KERNELS))
+    deviation = LATENT_LEVEL + LATENT_BANDWIDTH * log_ratio(source.memory_bytes_per_s, spec.memory_bytes_per_s)
+    deviation += LATENT_MULTIPROCESSOR * log_ratio(source.sms, spec.sms)
+    return deviation if have_same_kernels(spec, source) else float(np.hypot(deviation, LATENT_OTHER_KERNELS))
 
 
 # Experts: of the same kernels the source's interval holds when its logarithm is stretched so far; of others these are

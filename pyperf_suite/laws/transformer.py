@@ -30,17 +30,12 @@ LARGEST = {
     "latent_rank": 1 << 18,
     "norms": 1 << 4,
     "window": 1 << 25,
-    "recurrent_width": 1 << 20,
-    "recurrent_keys": 1 << 20,
-    "recurrent_gates": 1 << 20,
-    "recurrent_state": 1 << 13,
     # Last, as they may follow from others.
     "head_dim": 1 << 13,
     "value_head_dim": 1 << 13,
 }
 ALWAYS_GIVEN = ("layers", "hidden", "ffn", "heads", "vocab")
 _AT_LEAST_1 = (*ALWAYS_GIVEN, "experts", "top_k")
-SHARES_OF_LAYERS = ("windowed_layers", "recurrent_layers", "mlp_only_layers", "mixer_only_layers")
 _BIASES = ("qkv_bias", "output_bias", "mlp_bias", "norm_bias")
 
 
@@ -58,12 +53,8 @@ class ModelDimensions:
     rotated and the keys' part of it is shared by all heads, values have `value_head_dim`. `other_parameters` stand
     once in the model and enter no product worth counting.
 
-    Layers may be of several kinds. In `windowed_layers` a query sees `window` keys, or those of its `chunked` piece of
-    the sequence, elsewhere all before it. `recurrent_layers` have Mamba-2 or Gated DeltaNet in the place of attention:
-    values `recurrent_width` wide, keys and queries (Mamba's B and C) each `recurrent_keys`, `recurrent_gates` numbers a
-    token, and per value a state of `recurrent_state` elements; `recurrent_parameters` are of such a layer besides its
-    two projections. `mlp_only_layers` have no attention, `mixer_only_layers` no MLP. Raises UserError for dimensions
-    that no model can have.
+    In `windowed_layers` a query sees `window` keys, or those of its `chunked` piece of the sequence, elsewhere all
+    before it. Raises UserError for dimensions that no model can have.
     """
 
     layers: int
@@ -101,15 +92,6 @@ class ModelDimensions:
     window: int = 0
     windowed_layers: int = 0
     chunked: bool = False
-    query_gate: bool = False  # attention's result is multiplied by a gate as wide, projected like the queries
-    recurrent_layers: int = 0
-    recurrent_width: int = 0
-    recurrent_keys: int = 0
-    recurrent_gates: int = 0
-    recurrent_state: int = 0
-    recurrent_parameters: int = 0
-    mlp_only_layers: int = 0
-    mixer_only_layers: int = 0
 
     def __post_init__(self) -> None:
         self._check_signs()
@@ -134,22 +116,9 @@ class ModelDimensions:
         return ModelDimensions(**following(self, changes))
 
     @property
-    def attention_layers(self) -> int:
-        return self.layers - self.recurrent_layers - self.mlp_only_layers
-
-    @property
-    def mlp_layers(self) -> int:
-        return self.layers - self.mixer_only_layers
-
-    @property
     def sparse_layers(self) -> int:
         """Layers with experts; with the MLP, where there are no experts."""
-        return self.mlp_layers - self.dense_layers
-
-    @property
-    def whole_layers(self) -> float:
-        """Layers with attention and an MLP; one that has either alone counts half."""
-        return (self.attention_layers + self.recurrent_layers + self.mlp_layers) / 2
+        return self.layers - self.dense_layers
 
     @property
     def attention_parameters(self) -> int:
@@ -179,9 +148,7 @@ class ModelDimensions:
     def inner_parameters(self) -> int:
         """Of all layers."""
         mlps = self.sparse_layers * self._sparse_mlp_parameters + self.dense_layers * self._mlp_parameters(self.ffn)
-        recurrent = self.recurrent_layers * (self._recurrent_projections + self.recurrent_parameters)
-        norms = self.layers * self.norms * self._norm_parameters
-        return self.attention_layers * self.attention_parameters + recurrent + mlps + norms
+        return self.layers * self._outside_mlp + mlps
 
     @property
     def parameters(self) -> int:
@@ -195,7 +162,7 @@ class ModelDimensions:
     def _projections(self) -> int:
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         if not self.latent_rank:
-            return self.hidden * ((2 + self.query_gate) * queries + 2 * keys)
+            return 2 * self.hidden * (queries + keys)
         down_and_up = self.query_rank * (self.hidden + 1 + queries) if self.query_rank else self.hidden * queries
         from_latent = self.heads * (self.head_dim - self.rope_head_dim + self.value_head_dim)
         latent = self.hidden * (self.latent_rank + self.rope_head_dim) + self.latent_rank * (1 + from_latent)
@@ -208,10 +175,6 @@ class ModelDimensions:
         else:
             inner = (self.heads + 2 * self.kv_heads) * self.head_dim
         return inner * self.qkv_bias + self.hidden * self.output_bias
-
-    @property
-    def _recurrent_projections(self) -> int:
-        return self.hidden * (3 * self.recurrent_width + 2 * self.recurrent_keys + self.recurrent_gates)
 
     @property
     def _sparse_mlp_parameters(self) -> int:
@@ -266,12 +229,10 @@ class ModelDimensions:
             raise UserError(f"A token cannot visit {self.top_k} of {self.experts} experts.")
         if self.experts == 1 and self.expert_ffn != self.ffn:
             raise UserError(f"expert_ffn = {self.expert_ffn} is of one of several experts: give experts, or ffn alone.")
-        if self.dense_layers > self.mlp_layers:
+        if self.dense_layers > self.layers:
             raise UserError(f"{self.dense_layers} of {self.layers} layers cannot be dense.")
-        if self.windowed_layers > self.attention_layers:
-            raise UserError(f"{self.windowed_layers} of {self.attention_layers} attention layers cannot have a window.")
-        if self.attention_layers < 1 or self.mlp_layers < 1:
-            raise UserError(f"A model without attention or without an MLP is none that is counted with, but {self} is.")
+        if self.windowed_layers > self.layers:
+            raise UserError(f"{self.windowed_layers} of {self.layers} layers cannot have a window.")
         if self.windowed_layers and not self.window:
             raise UserError(f"{self.windowed_layers} layers with a window need its size: give window.")
         if self.latent_rank and not (self.value_head_dim and self.rope_head_dim < self.head_dim):
@@ -302,10 +263,10 @@ def following(model: ModelDimensions, changes: dict[str, Any]) -> dict[str, Any]
         values["expert_ffn"] = 0
     if not model.latent_rank:
         values["value_head_dim"] = 0
-    if "layers" in changes:
-        # Layers of a kind keep their share of all.
-        for name in filter(values.get, SHARES_OF_LAYERS):
-            values[name] = (2 * values[name] * changes["layers"] + model.layers) // (2 * model.layers)
+    if "layers" in changes and model.windowed_layers:
+        # They keep their share of all.
+        windowed = 2 * model.windowed_layers * changes["layers"] + model.layers
+        values["windowed_layers"] = windowed // (2 * model.layers)
     return values | changes
 
 
@@ -357,8 +318,6 @@ class Sharding:
             # More ranks than key-value heads keep copies of them.
             copied = (self.tensor % model.kv_heads == 0) | (model.kv_heads % self.tensor == 0)
             yield "kv_heads", self.tensor, copied
-        if model.recurrent_width:
-            yield "recurrent_gates", self.tensor, model.recurrent_gates % self.tensor == 0
         widths = ("ffn", "expert_ffn", "shared_ffn") if np.any(model.dense_layers) else ("expert_ffn", "shared_ffn")
         for name in widths if model.experts > 1 else ("ffn",):
             yield name, self.tensor, getattr(model, name) % self.tensor == 0
@@ -451,7 +410,7 @@ def products(
 
 
 def _attention_linears(model: ModelDimensions, tokens: Sizes, sharding: Sharding, fused: bool) -> Iterator[Linear]:
-    heads, layers = model.heads // sharding.tensor, model.attention_layers
+    heads, layers = model.heads // sharding.tensor, model.layers
     queries = heads * model.head_dim
     if model.latent_rank:
         some = _share_of_sequence(tokens, sharding)
@@ -465,18 +424,12 @@ def _attention_linears(model: ModelDimensions, tokens: Sizes, sharding: Sharding
         yield Linear("latent up", tokens, heads * (unrotated + model.value_head_dim), model.latent_rank, layers)
     else:
         keys = at_least_1(model.kv_heads // sharding.tensor) * model.head_dim
-        gated_queries = (1 + model.query_gate) * queries
         if fused:
-            yield Linear("qkv", tokens, gated_queries + 2 * keys, model.hidden, layers)
+            yield Linear("qkv", tokens, queries + 2 * keys, model.hidden, layers)
         else:
-            yield Linear("query", tokens, gated_queries, model.hidden, layers)
+            yield Linear("query", tokens, queries, model.hidden, layers)
             yield Linear("key and value", tokens, keys, model.hidden, 2 * layers)
     yield Linear("attention output", tokens, model.hidden, heads * model.value_head_dim, layers)
-    if model.recurrent_width:
-        ours = model.recurrent_width // sharding.tensor
-        into = (2 * model.recurrent_width + 2 * model.recurrent_keys + model.recurrent_gates) // sharding.tensor
-        yield Linear("recurrent in", tokens, into, model.hidden, model.recurrent_layers)
-        yield Linear("recurrent out", tokens, model.hidden, ours, model.recurrent_layers)
 
 
 def _mlp_linears(model: ModelDimensions, tokens: Sizes, sharding: Sharding, fused: bool) -> Iterator[Linear]:
@@ -523,8 +476,7 @@ def at_least_1(size: Sizes) -> Sizes:
 ONE_FOR_ALL = tuple(
     field.name
     for field in fields(ModelDimensions)
-    if isinstance(field.default, bool)
-    or field.name in ("experts", "shared_ffn", "latent_rank", "query_rank", "window", "recurrent_width")
+    if isinstance(field.default, bool) or field.name in ("experts", "shared_ffn", "latent_rank", "query_rank", "window")
 )
 
 
@@ -561,8 +513,8 @@ class ModelGrid(ModelDimensions):
     @property
     def valid(self) -> NDArray[np.bool_]:
         """Where the dimensions are those of a model: within bounds, and dividing as they must."""
-        valid = self._heads_fill_hidden & (self.heads % self.kv_heads == 0) & (self.dense_layers <= self.mlp_layers)
-        valid = valid & (self.windowed_layers <= self.attention_layers) & (self.attention_layers > 0)
+        valid = self._heads_fill_hidden & (self.heads % self.kv_heads == 0) & (self.dense_layers <= self.layers)
+        valid = valid & (self.windowed_layers <= self.layers)
         for name, most in LARGEST.items():
             valid = valid & (getattr(self, name) <= most)
         return np.asarray(valid)

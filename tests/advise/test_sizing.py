@@ -43,13 +43,9 @@ LATENT = ModelDimensions(
     4, 2048, 8192, 16, 32000, gated=True, experts=16, top_k=2, expert_ffn=1024, shared_ffn=1024, dense_layers=1,
     head_dim=192, query_rank=512, latent_rank=512, rope_head_dim=64, value_head_dim=128,
 )  # fmt: skip
-HYBRID = ModelDimensions(
-    13, 2048, 8192, 16, 32000, kv_heads=8, norms=1, mlp_only_layers=6, mixer_only_layers=7, recurrent_layers=5,
-    recurrent_width=4096, recurrent_keys=1024, recurrent_gates=64, recurrent_state=128, recurrent_parameters=30_000,
-)  # fmt: skip
 SMALL = ModelDimensions(12, 768, 3072, 12, 50304)
 MODELS = {"gpt": GPT, "llama": LLAMA, "mixtral": MIXTRAL, "small": SMALL, "windowed": WINDOWED, "chunked": CHUNKED,
-          "latent": LATENT, "hybrid": HYBRID}  # fmt: skip
+          "latent": LATENT}  # fmt: skip
 MODEL = ("--layers", "4", "--hidden", "2560", "--heads", "32", "--ffn", "10240", "--vocab", "50257", "--not-gated")
 A100, H200 = find_gpu("A100"), find_gpu("H200")
 
@@ -111,14 +107,12 @@ def test_a_window_is_priced_as_what_it_sees(made_up):
     assert {part.sizes[-1] for part in short if part.law == "attention"} == {0}
 
 
-@pytest.mark.parametrize("model", [WINDOWED, CHUNKED, LATENT, HYBRID], ids=["windowed", "chunked", "latent", "hybrid"])
+@pytest.mark.parametrize("model", [WINDOWED, CHUNKED, LATENT], ids=["windowed", "chunked", "latent"])
 def test_a_search_changes_models_of_several_kinds_of_layers_within_what_they_are(model, made_up):
     answer = sizing(H200, Setting(model, 2048), Bounds(reach=0.1), made_up)
     for candidate in (*answer.search.pareto, *answer.search.alone.values()):
         other = candidate.setting.model
-        assert (other.window, other.recurrent_width, other.latent_rank) == (
-            model.window, model.recurrent_width, model.latent_rank
-        )  # fmt: skip
+        assert (other.window, other.latent_rank) == (model.window, model.latent_rank)
         assert other.windowed_layers == pytest.approx(model.windowed_layers * other.layers / model.layers, abs=1)
 
 
@@ -127,7 +121,7 @@ def test_a_search_changes_models_of_several_kinds_of_layers_within_what_they_are
     [
         (Setting(LLAMA, 2048, 2, tp=4), 1.0),
         (Setting(GPT, 512, 4), 2.0),
-        *((Setting(model, 2048, 2, tp=4), 1.0) for model in (MIXTRAL, WINDOWED, CHUNKED, LATENT, HYBRID)),
+        *((Setting(model, 2048, 2, tp=4), 1.0) for model in (MIXTRAL, WINDOWED, CHUNKED, LATENT)),
     ],
 )
 def test_the_work_of_a_micro_batch_is_that_of_the_law_of_iterations(setting, slowdown, made_up):

@@ -132,3 +132,19 @@ def test_rows_of_experts_are_priced_with_their_experts_and_top_k():
     assert sum(each.rows for each in compared) > 200
     assert all(each.median < 15 for each in compared)
     assert not any(each.refused for each in found)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"batch_size": 1, "isl": 4096, "num_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
+        {"scope": "kernel", "num_heads": 16, "batch_size": 1, "isl": 4096, "gemm_type": "bf16"},
+    ],
+    ids=["attention", "latent"],
+)
+def test_rows_with_a_cache_in_fp8_are_refused_and_the_others_are_compared(tmp_path, columns):
+    rows = [(*columns.values(), cache, 500.0) for cache in ("bfloat16", "fp8")]
+    path = written(tmp_path / "attention_bf16_h100_sxm.csv", (*columns, "kv_cache_dtype", "latency_us"), rows)
+    compared, refused = validate(path)
+    assert (compared.rows, compared.refused, refused.rows, refused.refused) == (1, 0, 0, 1)
+    assert list(refused.reasons) == ["Attention with a cache in fp8 is not priced, only with one in 16 bits."]

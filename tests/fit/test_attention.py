@@ -18,7 +18,7 @@ from pyperf_suite.laws.calibration import ResidualGrid, shipped_calibration
 from pyperf_suite.laws.transfers import OTHER_KIND, SAME_KIND, TWIN
 from tools.fit.attention import block_of, fit_attention, fit_grid, fit_law, left_out, read_tables
 
-NAME = f"{PLAIN['bf16']}.trtllm"
+NAME = f"{PLAIN}.trtllm"
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def test_what_was_left_out_whole_errs_by_as_much_as_is_stated(measured_tables):
     assert 0.6 * TWIN < nine_of_ten["twin"] < TWIN
     assert 0.5 * OTHER_KIND < nine_of_ten["GPU"] < OTHER_KIND
     assert nine_of_ten["width beyond"] == pytest.approx(BEYOND_WIDTHS, abs=0.05)
-    assert nine_of_ten["window"] == pytest.approx(OTHER_WINDOW, abs=0.05)
+    assert 0.6 * OTHER_WINDOW < nine_of_ten["window"] < OTHER_WINDOW
 
 
 def test_the_softmax_costs_the_columns_that_the_rates_of_an_h200_say():

@@ -1,4 +1,4 @@
-"""Layers of several kinds: what a window sees, what experts share, and hybrids that are made of the same parts."""
+"""Layers of several kinds: what a window sees, and what experts share."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.layer_kinds import (
-    attention_calls,
-    expert_block,
-    is_deepseeks_latent,
-    recurrent_bytes,
-    recurrent_flop,
-)
+from pyperf_suite.laws.layer_kinds import attention_calls, expert_block, is_deepseeks_latent
 from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.laws.traffic import TrainingWorkload, zero_3
 from pyperf_suite.laws.training.memory import activation_bytes, training_memory
@@ -29,18 +23,7 @@ SPARSE = ModelDimensions(
     12, 1024, 4096, 16, 32000, kv_heads=4, head_dim=64, gated=True, experts=16, top_k=2, expert_ffn=512, shared_ffn=512,
     dense_layers=2,
 )  # fmt: skip
-# As Nemotron-H: Mamba, attention and MLPs, each in a layer of its own.
-HYBRID = ModelDimensions(
-    26, 1024, 4096, 16, 32000, kv_heads=4, head_dim=64, norms=1, mlp_only_layers=12, mixer_only_layers=14,
-    recurrent_layers=12, recurrent_width=2048, recurrent_keys=1024, recurrent_gates=32, recurrent_state=128,
-    recurrent_parameters=18_528,
-)  # fmt: skip
-# As Qwen3-Next: Gated DeltaNet instead of attention in three of four layers, which all have experts.
-DELTA = replace(
-    SPARSE, recurrent_layers=9, recurrent_width=2048, recurrent_keys=1024, recurrent_gates=64, recurrent_state=128,
-    recurrent_parameters=16_512, query_gate=True,
-)  # fmt: skip
-KINDS = {"gemma": GEMMA, "scout": SCOUT, "sparse": SPARSE, "hybrid": HYBRID, "delta": DELTA}
+KINDS = {"gemma": GEMMA, "scout": SCOUT, "sparse": SPARSE}
 each_kind = pytest.mark.parametrize("model", KINDS.values(), ids=KINDS.keys())
 
 
@@ -86,18 +69,8 @@ def test_experts_are_one_block_of_the_flop_of_their_products() -> None:
     assert expert_block(LLAMA, 4096) is None
 
 
-def test_layers_of_attention_alone_and_of_an_mlp_alone_are_whole_layers_in_two_parts() -> None:
-    apart = replace(LLAMA, layers=24, norms=1, mlp_only_layers=12, mixer_only_layers=12)
-    assert apart.parameters == LLAMA.parameters
-    assert model_flop(apart, 2, 4096) == model_flop(LLAMA, 2, 4096)
-    for recompute in ("nothing", "attention"):
-        kept = activation_bytes(apart, 2, 4096, Sharding(2, True), recompute=recompute)
-        assert kept == pytest.approx(activation_bytes(LLAMA, 2, 4096, Sharding(2, True), recompute=recompute))
-    assert apart.whole_layers == LLAMA.layers
-
-
 @each_kind
-def test_flop_are_six_of_each_active_parameter_in_a_product_with_attention_and_scans(model: ModelDimensions) -> None:
+def test_flop_are_six_of_each_active_parameter_in_a_product_with_attention(model: ModelDimensions) -> None:
     batch, seq = 2, 8192
     multiplied = sum(
         each.outputs * each.inputs * each.calls for each in linears(model, 1) if "expert " not in each.part
@@ -107,7 +80,7 @@ def test_flop_are_six_of_each_active_parameter_in_a_product_with_attention_and_s
     if model.shared_ffn:
         multiplied += 3 * model.hidden * model.shared_ffn * model.sparse_layers
     attention = sum(call.flop() for call in attention_calls(model, batch, seq))
-    expected = 6 * multiplied * batch * seq + 3 * attention + 3 * recurrent_flop(model, batch * seq)
+    expected = 6 * multiplied * batch * seq + 3 * attention
     assert model_flop(model, batch, seq) == pytest.approx(expected, rel=1e-9)
     assert multiplied == pytest.approx(model.active_parameters - model.hidden * model.vocab, rel=0.02)
 
@@ -125,18 +98,6 @@ def test_tensor_parallel_ranks_share_the_layers_of_each_kind(model: ModelDimensi
     whole, cut = (sum(each.flop for each in products(model, 512, Sharding(ranks))) for ranks in (1, 4))
     router = sum(each.flop for each in products(model, 512) if each.part == "router")
     assert 4 * (cut - router) == pytest.approx(whole - router)
-
-
-def test_a_group_of_recurrent_heads_is_cut_evenly_or_refused() -> None:
-    Sharding(4).check(HYBRID)
-    with pytest.raises(UserError, match="cannot divide recurrent_gates = 30"):
-        Sharding(4).check(replace(HYBRID, recurrent_gates=30))
-
-
-def test_a_scan_moves_what_it_reads_and_writes() -> None:
-    # 7 x 2048 and 6 x 1024 elements of 2 bytes, and a state of 2048 x 128 floats there and back in 128 tokens.
-    assert recurrent_bytes(HYBRID, 10, 2) == 10 * (2 * (7 * 2048 + 6 * 1024) + 2 * 4 * 2048 * 128 / 128) / 2
-    assert recurrent_flop(HYBRID, 10) == 7 * 10 * 2048 * 128 * 12
 
 
 @each_kind
@@ -178,11 +139,8 @@ def test_latent_attention_is_deepseeks_by_all_its_widths() -> None:
     ("wrong", "sentence"),
     [
         ({"window": 0}, "need its size: give window"),
-        ({"windowed_layers": 13}, "13 of 12 attention layers cannot have a window"),
-        ({"windowed_layers": 3, "recurrent_layers": 12}, "3 of 0 attention layers cannot have"),
-        ({"windowed_layers": 0, "recurrent_layers": 12}, "without attention or without an MLP"),
-        ({"mixer_only_layers": 12}, "without attention or without an MLP"),
-        ({"mixer_only_layers": 6, "dense_layers": 7}, "7 of 12 layers cannot be dense"),
+        ({"windowed_layers": 13}, "13 of 12 layers cannot have a window"),
+        ({"dense_layers": 13}, "13 of 12 layers cannot be dense"),
     ],
 )
 def test_layers_that_cannot_be_of_their_kinds_are_refused(wrong: dict[str, int], sentence: str) -> None:

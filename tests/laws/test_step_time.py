@@ -304,12 +304,3 @@ def test_experts_take_as_long_as_their_grouped_product_and_again_where_layers_ar
     assert parts(plan, sparse)["products"] == pytest.approx(parts(plan)["products"] + dense_s + router_s)
     more_s = parts(again, sparse)["products"] - parts(plan, sparse)["products"]
     assert more_s == pytest.approx(parts(again)["products"] - parts(plan)["products"] + dense_s / 3 + router_s / 3)
-
-
-def test_layers_in_two_parts_take_as_long_as_whole_ones() -> None:
-    apart = replace(
-        MODEL, layers=2 * MODEL.layers, norms=1, mlp_only_layers=MODEL.layers, mixer_only_layers=MODEL.layers
-    )
-    plan = ParallelPlan(8, 1, SEQ, tensor=2)
-    for name, seconds in parts(plan).items():
-        assert parts(plan, apart)[name] == pytest.approx(seconds)

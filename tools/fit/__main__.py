@@ -28,9 +28,9 @@ from pyperf_suite.laws.training.step import prices_of
 from pyperf_suite.render.terminal import console_for, print_findings
 from tools.fit.attention import fit_attention
 from tools.fit.collectives import fit_collectives
-from tools.fit.decode import fit_decode, fit_latent
 from tools.fit.gemm import fit_gemm
 from tools.fit.grouped_gemm import fit_grouped_gemm
+from tools.fit.latent import fit_latent
 from tools.fit.memory import fit_memory
 from tools.fit.step import fit_step
 from tools.validate import Validated, findings_of, validate
@@ -49,7 +49,6 @@ Fit = Callable[[Path, Mapping[str, Calibration]], Blocks]
 FITS: Mapping[str, Fit] = {
     "gemm": lambda folder, _: fit_gemm(folder),
     "attention": lambda folder, _: fit_attention(folder),
-    "decode": lambda folder, _: fit_decode(folder),
     "mla": lambda folder, _: fit_latent(folder),
     "grouped_gemm": lambda folder, _: fit_grouped_gemm(folder),
     "memory": lambda folder, _: fit_memory(folder),

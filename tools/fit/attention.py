@@ -1,6 +1,6 @@
 """Fits the law of attention to the published tables of causal prefill, kernel by kernel, and states its error.
 
-One law a library and cache, another for layers with a window. The error is that of whole sites left out: of prefill the
+One law a library, another for layers with a window. The error is that of whole sites left out: of prefill the
 head shapes (heads, kv_heads, head_dim) with all their batches and lengths, of windows (heads, kv_heads, length).
 """
 
@@ -54,7 +54,8 @@ UNINITIALISED = ", of uninitialised inputs"
 # Whose times are held for true: trtllm's and sglang's were measured with random inputs.
 VERSIONS = {"trtllm": "1.3.0rc20", "sglang": "0.5.14", "vllm": "0.24.0"}
 VERSIONS_OF_TABLE = {"a100_sxm": {"trtllm": "1.0.0", "sglang": "0.5.10", "vllm": "0.14.0"}}
-CACHES = {"bf16": "bfloat16", "fp8": "fp8"}
+# Rows with a cache in fp8 are left out: only inference has one.
+CACHE = "bfloat16"
 SIZES = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim")
 # Tiles that kernels were seen to have, and how many of them fit on a multiprocessor.
 BLOCKS = (64, 128, 192, 256)
@@ -130,17 +131,16 @@ def read_tables(tables_folder: Path, slug: str) -> dict[str, PrefillTable]:
     has_windows = slug in tables_like(tables_folder, WINDOW_TABLE)
     window = read_columns(tables_folder, WINDOW_TABLE + slug) if has_windows else {}
     for library, version in versions.items():
-        for cache, written in CACHES.items():
-            rows = plain["kv_cache_dtype"] == written
-            rows &= (plain["backend_lib"] == library) & (plain["backend_version"] == version)
-            rows &= _main_kernels(plain, rows)
+        rows = plain["kv_cache_dtype"] == CACHE
+        rows &= (plain["backend_lib"] == library) & (plain["backend_version"] == version)
+        rows &= _main_kernels(plain, rows)
+        if rows.sum() >= FEWEST_ROWS:
+            found[f"{PLAIN}.{library}"] = _joined(plain, rows, "latency_us")
+        column = f"{library}_{version}"
+        if column in window:
+            rows = (window["kv_cache_dtype"] == CACHE) & np.isfinite(window[column].astype(np.float64))
             if rows.sum() >= FEWEST_ROWS:
-                found[f"{PLAIN[cache]}.{library}"] = _joined(plain, rows, "latency_us")
-            column = f"{library}_{version}"
-            if column in window:
-                rows = (window["kv_cache_dtype"] == written) & np.isfinite(window[column].astype(np.float64))
-                if rows.sum() >= FEWEST_ROWS:
-                    found[f"{WINDOWED[cache]}.{library}"] = _joined(window, rows, column)
+                found[f"{WINDOWED}.{library}"] = _joined(window, rows, column)
     return found
 
 
@@ -322,7 +322,7 @@ def left_out(tables_folder: Path) -> Iterator[Missed]:
         (each.gpu, name): unpack_attention(block, name.rpartition(".")[2], gpus[each.gpu])
         for each in all_shipped()
         for name, block in each.blocks.items()
-        if name.rpartition(".")[0] in (*PLAIN.values(), *WINDOWED.values())
+        if name.rpartition(".")[0] in (PLAIN, WINDOWED)
     }
     for gpu, spec in gpus.items():
         for name, table in read_tables(tables_folder, spec.slug).items():
@@ -331,11 +331,10 @@ def left_out(tables_folder: Path) -> Iterator[Missed]:
             for like in (True, False):
                 alike = {at: kernels for at, kernels in others.items() if have_same_kernels(gpus[at], spec) == like}
                 yield from _gpu_left_out(spec, alike, name, table)
-            if law in PLAIN.values():
+            if law == PLAIN:
                 yield from _widths_left_out(gpu, name, laws[gpu, name], table)
             else:
-                cache = next(cache for cache, each in WINDOWED.items() if each == law)
-                plain = laws[gpu, f"{PLAIN[cache]}.{library}"]
+                plain = laws[gpu, f"{PLAIN}.{library}"]
                 yield from _windows_left_out(gpu, name, plain, laws[gpu, name], table)
 
 

@@ -120,22 +120,22 @@ def fit_costs(
     return np.asarray(np.exp(found.x))
 
 
-def reading(axes: Sequence[Floats], sizes: Sequence[NDArray[np.generic]], counts: ArrayLike = 1.0) -> sparse.csr_matrix:
-    """What reads a grid's nodes at the sizes, one row each; `counts` is 0 for rows that read nothing."""
+def reading(axes: Sequence[Floats], sizes: Sequence[NDArray[np.generic]]) -> sparse.csr_matrix:
+    """What reads a grid's nodes at the sizes, one row each."""
     from scipy import sparse
 
     grid, rows = ResidualGrid(tuple(axes), np.empty([axis.size for axis in axes])), np.arange(np.size(sizes[0]))
     return sum(
-        sparse.csr_matrix((weight * counts, (rows, node)), shape=(rows.size, grid.values.size))
+        sparse.csr_matrix((weight, (rows, node)), shape=(rows.size, grid.values.size))
         for node, weight in grid.corners(sizes)
     )
 
 
-def roughness(shape: Sequence[int], steps: Sequence[float], level: float = LEVEL) -> sparse.csr_matrix:
+def roughness(shape: Sequence[int], steps: Sequence[float]) -> sparse.csr_matrix:
     """The quadratic form of a grid's squared steps along each axis, each at its price, and of its squared nodes."""
     from scipy import sparse
 
-    form = level * sparse.identity(int(np.prod(shape)), format="csr")
+    form = LEVEL * sparse.identity(int(np.prod(shape)), format="csr")
     for axis, (nodes, price) in enumerate(zip(shape, steps, strict=True)):
         step = sparse.diags([-np.ones(nodes - 1), np.ones(nodes - 1)], [0, 1], shape=(nodes - 1, nodes))
         outer, inner = (sparse.identity(int(np.prod(part))) for part in (shape[:axis], shape[axis + 1 :]))

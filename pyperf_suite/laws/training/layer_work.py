@@ -269,13 +269,10 @@ def price_layer(
     forward_s, backward_s, scores_s = _attention_prices(model, piece, prices)
     wider = piece.element_bytes / HALF
     whole = wider * WHOLE_BYTES_PER_ELEMENT * piece.tokens * model.hidden / piece.sequence_ranks
-    moved_s = prices.memory_bound(whole).seconds * (model.whole_layers / model.layers)
+    moved_s = prices.memory_bound(whole).seconds
     for _, width, layers in layer_kinds.activation_widths(model):
         mlp = wider * MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * piece.tokens * width / piece.tensor
         moved_s = moved_s + prices.memory_bound(mlp).seconds * (layers / model.layers)
-    if model.recurrent_layers:
-        scanned = wider * layer_kinds.recurrent_bytes(model, piece.tokens, piece.tensor)
-        moved_s = moved_s + prices.memory_bound(scanned).seconds * (model.recurrent_layers / model.layers)
     cast: Any = 0.0
     if piece.dtype in LOW_PRECISION:
         cast = prices.memory_bound(CAST_BYTES_PER_ELEMENT * cast_elements).seconds
@@ -296,8 +293,8 @@ def price_layer(
         scores_s,
         moved_s,
         cast,
-        _summed_s(model, piece, prices, network) * (model.whole_layers / model.layers),
-        gathered * (model.whole_layers / model.layers),
+        _summed_s(model, piece, prices, network),
+        gathered,
         _ring_s(model, piece, prices, network),
         _all_to_all_s(model, piece, prices, network),
         tensor_taken,
@@ -412,7 +409,7 @@ def _ring_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, net
     size: Any = piece.element_bytes * call.batch * call.seq * call.kv_heads * (call.head_dim + call.value_head_dim)
     once_s = prices.collective("all_gather", size, piece.context, piece.per_node_beside_tensor, network).seconds
     # A window or a chunk needs next to nothing from other ranks.
-    return once_s * ((model.attention_layers - model.windowed_layers) / model.layers)
+    return once_s * ((model.layers - model.windowed_layers) / model.layers)
 
 
 def _all_to_all_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: Network | None) -> Any:

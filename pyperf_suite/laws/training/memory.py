@@ -468,7 +468,7 @@ def _layers_bytes(model: ModelDimensions, seq: Sizes, sharding: Sharding, recomp
         return 2.0 * model.hidden * model.layers / sequence_ranks
     attention = attention_call(model, 1, seq, sharding)
     # Inputs of norms, of attention and of the MLP, and a byte for each mask after the latter two.
-    whole: Any = model.layers * 2 * model.norms * model.hidden + 2 * model.whole_layers * (2 + 1) * model.hidden
+    whole: Any = 2 * model.layers * model.hidden * (model.norms + 2 + 1)
     whole = whole + attention.calls * 2 * (model.query_rank + model.latent_rank + model.rope_head_dim)
     cut = 2 * (attention.heads + attention.kv_heads) * attention.head_dim  # queries and keys
     cut = cut + 2 * (attention.kv_heads + attention.heads) * attention.value_head_dim  # values, and what comes out
@@ -480,13 +480,7 @@ def _layers_bytes(model: ModelDimensions, seq: Sizes, sharding: Sharding, recomp
     routed = 4 * model.top_k * model.hidden if model.experts > 1 else 0
     experts = model.sparse_layers * (per_width * visited + routed / sequence_ranks)
     dense = model.dense_layers * per_width * model.ffn
-    recurrent = model.recurrent_layers * _recurrent_bytes(model) / np.asarray(sharding.tensor)
-    return whole / sequence_ranks + attention.calls * cut + experts + dense + recurrent
-
-
-def _recurrent_bytes(model: ModelDimensions) -> Sizes:
-    """A token's, between the projections: what the convolution reads, what it writes, the scan's result, its norm's."""
-    return 2 * (5 * model.recurrent_width + 4 * model.recurrent_keys + model.recurrent_gates)
+    return whole / sequence_ranks + attention.calls * cut + experts + dense
 
 
 def _outside_bytes(model: ModelDimensions, sharding: Sharding) -> Any:
