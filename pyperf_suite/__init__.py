@@ -1,6 +1,6 @@
 """Measurements of kernels, the suite's own and anybody's, and the laws that decide how fast a transformer trains.
 
-What a user's kernel needs is `pyperf_suite.api`; its names are had from here, and imported when they are asked for.
+What a user's kernel needs is `pyperf_suite.user_kernels.api`; its names are had from here, and imported when they are asked for.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyperf_suite.api import cuda, empty, kernel, launch, rand, randint, randn, watch_step, zeros
+    from pyperf_suite.user_kernels.api import cuda, empty, kernel, launch, rand, randint, randn, watch_step, zeros
 
 __version__ = "0.1.0"
 
@@ -18,7 +18,7 @@ __all__ = ("__version__", "cuda", "empty", "kernel", "launch", "rand", "randint"
 def __getattr__(name: str) -> Any:
     """A name of the public API. Raises AttributeError for any other."""
     if name in __all__:
-        from pyperf_suite import api
+        from pyperf_suite.user_kernels import api
 
         return globals().setdefault(name, getattr(api, name))  # found without this function from now on
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,7 @@ def main() -> None:
         with contextlib.suppress(UserError):
             if sys.argv[1:2] != ["watch"]:
                 stand_by()
-        from pyperf_suite.cli import main as command_line
+        from pyperf_suite.cli.main import main as command_line
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         raise SystemExit(130) from None

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark, Table
 from pyperf_suite.runner.record import Case, Metric, Record
-from pyperf_suite.spec.findings import Claim, ClaimVerdict, Findings, Remark, Table
 from pyperf_suite.workloads import find_workload
 
 

@@ -40,18 +40,21 @@ LAYERS = (
 )
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 UPWARD = {
-    ("pyperf_suite", "pyperf_suite.api"),  # whose names are had from the package, and imported when they are asked for
-    ("pyperf_suite.spec.summary", "pyperf_suite.runner.record"),
-    ("pyperf_suite.spec.discovery", "pyperf_suite.runner.plan"),
-    ("pyperf_suite.spec.discovery", "pyperf_suite.runner.record"),
-    ("pyperf_suite.spec.probe", "pyperf_suite.runner.record"),
-    ("pyperf_suite.spec.probe", "pyperf_suite.runner.record"),
-    ("pyperf_suite.spec.rows", "pyperf_suite.runner.record"),
-    ("pyperf_suite.spec.rows", "pyperf_suite.runner.record"),
-    ("pyperf_suite.spec.user_probe", "pyperf_suite.runner.record"),
-    ("pyperf_suite.spec.user_probe", "pyperf_suite.workloads.user_kernel"),
+    (
+        "pyperf_suite",
+        "pyperf_suite.user_kernels.api",
+    ),  # whose names are had from the package, and imported when they are asked for
+    ("pyperf_suite.findings.summary", "pyperf_suite.runner.record"),
+    ("pyperf_suite.findings.discovery", "pyperf_suite.runner.plan"),
+    ("pyperf_suite.findings.discovery", "pyperf_suite.runner.record"),
+    ("pyperf_suite.findings.probe", "pyperf_suite.runner.record"),
+    ("pyperf_suite.findings.probe", "pyperf_suite.runner.record"),
+    ("pyperf_suite.findings.rows", "pyperf_suite.runner.record"),
+    ("pyperf_suite.findings.rows", "pyperf_suite.runner.record"),
+    ("pyperf_suite.findings.user_probe", "pyperf_suite.runner.record"),
+    ("pyperf_suite.findings.user_probe", "pyperf_suite.user_kernels.workload"),
 }
-CIRCLES = {frozenset({"pyperf_suite", "pyperf_suite.api"})}
+CIRCLES = {frozenset({"pyperf_suite", "pyperf_suite.user_kernels.api"})}
 # How large the package may be: at most so many modules, lines of one and of all, and modules in one folder.
 MOST_MODULES, MOST_LINES, MOST_LINES_OF_ALL, MOST_IN_A_FOLDER = 250, 650, 67_300, 24
 

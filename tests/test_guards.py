@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
-from pyperf_suite.guards import SEEN_CHANCE, _chance_of, recognises
+from pyperf_suite.user_kernels.guards import SEEN_CHANCE, _chance_of, recognises
 
 
 def in_a_process(program: str) -> str:
     """What a program prints that begins with guards that watch."""
-    begin = "from pyperf_suite.guards import Guards\nguards = Guards()\nguards.watch_imports()\n"
+    begin = "from pyperf_suite.user_kernels.guards import Guards\nguards = Guards()\nguards.watch_imports()\n"
     done = subprocess.run([sys.executable, "-c", begin + program], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
@@ -33,7 +33,7 @@ def test_nothing_is_replaced_where_nobody_replaced_it():
         ("import numpy; numpy.allclose = numpy.array_equal", "numpy.allclose"),
         (
             "from pyperf_suite import guards as g; g.Guards.find_spec = lambda *a: None",
-            "pyperf_suite.guards.Guards.find_spec",
+            "pyperf_suite.user_kernels.guards.Guards.find_spec",
         ),
         ("import threading; threading.Thread.start.__code__ = (lambda self: None).__code__", "threading.Thread.start"),
         ("import sys, types; sys.modules['time'] = types.ModuleType('time')", "time"),
@@ -101,7 +101,7 @@ LOOKS = {
 def test_a_look_into_the_frames_or_objects_of_others_is_noted_and_a_librarys_own_is_not(look):
     program = (
         "import gc, inspect, logging, sys\n"
-        "from pyperf_suite.guards import Lookout\n"
+        "from pyperf_suite.user_kernels.guards import Lookout\n"
         f"def kernel():\n    {look}\n"
         "lookout = Lookout()\nkernel()\nunwatched = lookout.noted()\n"
         "lookout.on = True\nkernel()\nlookout.on = False\nprint(unwatched, *lookout.noted())"

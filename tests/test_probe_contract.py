@@ -13,6 +13,9 @@ import pytest
 from rich.console import Console
 
 from pyperf_suite.errors import OneOf, UserError, Within
+from pyperf_suite.findings.data import Findings
+from pyperf_suite.findings.discovery import TOPICS, find_probe, probe_names
+from pyperf_suite.findings.probe import Probe
 from pyperf_suite.hardware.devices import Device, Gpu
 from pyperf_suite.kernels.static import INSTRUCTION_CLASSES
 from pyperf_suite.render import findings_json, markdown
@@ -21,9 +24,6 @@ from pyperf_suite.render.terminal import print_findings
 from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase
 from pyperf_suite.runner.profiles import PROFILES, find_profile
 from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.spec.discovery import TOPICS, find_probe, probe_names
-from pyperf_suite.spec.findings import Findings
-from pyperf_suite.spec.probe import Probe
 from tests.records import a_record
 
 DEVICES = {

@@ -91,7 +91,7 @@ PARTS: dict[str, tuple[Step, ...]] = {
         INSTALL,
         Step("compile", 30, ("{python}", "tools/gpu_check.py", "prepare", "{kernels}", "--python", "{python}")),
         Step("doctor", 20, (*SUITE, "doctor")),
-        tests("CUDA host", 40, "tests/gpu/test_cuda_host.py", "tests/hardware/test_machine.py"),
+        tests("CUDA host", 40, "tests/gpu/test_cuda_host.py", "tests/core/hardware/test_machine.py"),
         tests("inputs", 20, "tests/gpu/test_inputs_on_gpu.py"),
         tests("GEMM on Hopper", 60, "tests/gpu/test_gemm_sm90.py"),
         tests("attention in Triton", 65, "tests/gpu/test_triton_attention.py"),
@@ -114,7 +114,7 @@ PARTS: dict[str, tuple[Step, ...]] = {
     ),
     "3": (
         INSTALL,
-        tests("NCCL", 60, "tests/native/test_nccl_on_gpu.py", "tests/gpu/test_collective_on_gpu.py"),
+        tests("NCCL", 60, "tests/core/native/test_nccl_on_gpu.py", "tests/gpu/test_collective_on_gpu.py"),
         tests("users' kernels", 30, "tests/gpu/test_user_kernel_on_gpu.py"),
         sanitized("memcheck", 70),
         sanitized("racecheck", 70),

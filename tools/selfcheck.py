@@ -3,7 +3,7 @@
 python tools/selfcheck.py --shifts 0:200,3:100    # the code with itself, and with itself slowed down, by pairs of `ab`
 python tools/selfcheck.py --repeat 10             # the same benchmarks by one run after another
 
-pyperf_suite/history/selfcheck.py reads what it leaves, for `ab` and `compare` to say.
+pyperf_suite/regressions/selfcheck.py reads what it leaves, for `ab` and `compare` to say.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ import click
 import numpy as np
 
 from pyperf_suite import files
-from pyperf_suite.cli import HELP, Speaking
-from pyperf_suite.commands.options import (
+from pyperf_suite.cli.main import HELP, Speaking
+from pyperf_suite.cli.options import (
     Finite,
     device_option,
     json_option,
@@ -41,11 +41,16 @@ from pyperf_suite.commands.options import (
     wide_option,
 )
 from pyperf_suite.errors import Interrupted, UserError
+from pyperf_suite.findings.data import Cell, Findings, Quantity, Remark, findings, quantity, remark
+from pyperf_suite.findings.discovery import expanded, find_probe, is_users
+from pyperf_suite.findings.rows import Column, grouped, table
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.hardware.machine import identity, state
-from pyperf_suite.history.pairs.ab import PairJournal, WritePair, compare_case, comparison_folder
-from pyperf_suite.history.pairs.arms import PairedCase, this_code
-from pyperf_suite.history.selfcheck import (
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.measure.estimates import UNDISTURBED, USUAL, median_interval
+from pyperf_suite.regressions.pairs.ab import PairJournal, WritePair, compare_case, comparison_folder
+from pyperf_suite.regressions.pairs.arms import PairedCase, this_code
+from pyperf_suite.regressions.selfcheck import (
     COMPARISONS,
     SCHEMA_VERSION,
     Comparison,
@@ -54,19 +59,14 @@ from pyperf_suite.history.selfcheck import (
     open_selfcheck,
     selfchecks,
 )
-from pyperf_suite.history.thresholds import load_thresholds, matches
-from pyperf_suite.history.verdict import CONFIDENCE, Judgement, SequentialRule, Word
-from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.measure.estimates import UNDISTURBED, USUAL, median_interval
+from pyperf_suite.regressions.thresholds import load_thresholds, matches
+from pyperf_suite.regressions.verdict import CONFIDENCE, Judgement, SequentialRule, Word
 from pyperf_suite.render import markdown as as_markdown
 from pyperf_suite.render import text
 from pyperf_suite.render.findings_json import answer
 from pyperf_suite.render.terminal import console_for, print_told, say
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import read_journal
-from pyperf_suite.spec.discovery import expanded, find_probe, is_users
-from pyperf_suite.spec.findings import Cell, Findings, Quantity, Remark, findings, quantity, remark
-from pyperf_suite.spec.rows import Column, grouped, table
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.matmul import MatmulParameters
 

@@ -17,21 +17,21 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.advise.training_runs import JudgedRun, judged, right_orders
-from pyperf_suite.cli import HELP, Speaking
-from pyperf_suite.commands.options import json_option, path_option, wide_option
+from pyperf_suite.cli.main import HELP, Speaking
+from pyperf_suite.cli.options import json_option, path_option, wide_option
 from pyperf_suite.errors import UserError, printable
+from pyperf_suite.findings.data import Findings, Quantity, Remark, remark
+from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.attention import attention_time
-from pyperf_suite.laws.calibration import Calibration
-from pyperf_suite.laws.collectives import collective_time
-from pyperf_suite.laws.explained import Explained
-from pyperf_suite.laws.gemm import gemm_time
-from pyperf_suite.laws.grouped_gemm import grouped_gemm_time
-from pyperf_suite.laws.latent_attention import mla_time
-from pyperf_suite.laws.training.published import NEEDED, read_runs
-from pyperf_suite.spec.findings import Findings, Quantity, Remark, remark
-from pyperf_suite.spec.rows import Column, table
+from pyperf_suite.planner.laws.attention import attention_time
+from pyperf_suite.planner.laws.calibration import Calibration
+from pyperf_suite.planner.laws.collectives import collective_time
+from pyperf_suite.planner.laws.explained import Explained
+from pyperf_suite.planner.laws.gemm import gemm_time
+from pyperf_suite.planner.laws.grouped_gemm import grouped_gemm_time
+from pyperf_suite.planner.laws.latent_attention import mla_time
+from pyperf_suite.planner.laws.training.published import NEEDED, read_runs
+from pyperf_suite.planner.training_runs import JudgedRun, judged, right_orders
 
 Columns = Mapping[str, NDArray[Any]]
 
@@ -498,7 +498,7 @@ def main(
       python tools/validate.py my_products.csv --gpu H200 --dtype fp8 --json
       python tools/validate.py training.csv
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.laws.calibration import load_calibration
+    from pyperf_suite.planner.laws.calibration import load_calibration
     from pyperf_suite.render.findings_json import answer
     from pyperf_suite.render.terminal import console_for, print_told
 

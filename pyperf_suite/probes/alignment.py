@@ -13,16 +13,27 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, UserError, Within
+from pyperf_suite.findings.axes import Shape, parsed
+from pyperf_suite.findings.data import Figure, Findings, Panel, Remark, findings, remark
+from pyperf_suite.findings.probe import Probe
+from pyperf_suite.findings.rows import (
+    Column,
+    Row,
+    Rows,
+    grouped,
+    is_settled,
+    mean_speedup,
+    rows_of,
+    series,
+    table,
+    wins,
+)
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import Schedule, Tile, elements_in, largest_power_of_two, nearest_with, round_up
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.probes.baseline import CHOSEN, IMPLEMENTATIONS, BaselinePair, ProductAxes, Sweep, on_gpu, sweeps_along
 from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.spec.axes import Shape, parsed
-from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, findings, remark
-from pyperf_suite.spec.probe import Probe
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, is_settled, mean_speedup, rows_of, series, table, wins
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.operands import element_type

@@ -17,15 +17,15 @@ from operator import attrgetter
 from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, UserError, Within
+from pyperf_suite.findings.data import Figure, Findings, Panel, Quantity, Remark, Series, findings, remark
+from pyperf_suite.findings.probe import Probe, RowTable
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series, table, wins
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiled_attention import Blocks, FittedLaw, TiledAttention, causes
 from pyperf_suite.laws.tiling import Tile, tile_efficiency
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case
-from pyperf_suite.spec.findings import Figure, Findings, Panel, Quantity, Remark, Series, findings, remark
-from pyperf_suite.spec.probe import Probe, RowTable
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series, table, wins
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.backends import INSTRUCTION_SETS, named_by_isa
 from pyperf_suite.workloads.kernel_names import flash_kernel

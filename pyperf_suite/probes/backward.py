@@ -11,14 +11,14 @@ from operator import attrgetter
 from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, Within
+from pyperf_suite.findings.axes import crossed
+from pyperf_suite.findings.data import TRANSFORMERS, Claim, Figure, Findings, Panel, Remark, figure, findings, remark
+from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series_by
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case
-from pyperf_suite.spec.axes import crossed
-from pyperf_suite.spec.findings import TRANSFORMERS, Claim, Figure, Findings, Panel, Remark, figure, findings, remark
-from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series_by
 from pyperf_suite.workloads.training.layers import (
     ACTIVATIONS,
     DTYPES,

@@ -13,6 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 from pyperf_suite.errors import OneOf, Within
+from pyperf_suite.findings.axes import Shape, parsed
+from pyperf_suite.findings.data import Findings, Remark, findings
+from pyperf_suite.findings.probe import Probe, RowTable
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped, mean_speedup
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.hardware.devices import Device, gpus
@@ -20,10 +24,6 @@ from pyperf_suite.kernels.static import families
 from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case
-from pyperf_suite.spec.axes import Shape, parsed
-from pyperf_suite.spec.findings import Findings, Remark, findings
-from pyperf_suite.spec.probe import Probe, RowTable
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, mean_speedup
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.operands import ELEMENT_TYPES

@@ -9,6 +9,10 @@ from operator import attrgetter
 from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, UserError, Within
+from pyperf_suite.findings.axes import crossed
+from pyperf_suite.findings.data import BIGSCIENCE, Claim, Findings, Remark, findings
+from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
+from pyperf_suite.findings.rows import Column, Row, Rows
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
@@ -16,10 +20,6 @@ from pyperf_suite.laws.model_flop import hardware_flop, model_flop
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case
-from pyperf_suite.spec.axes import crossed
-from pyperf_suite.spec.findings import BIGSCIENCE, Claim, Findings, Remark, findings
-from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.rows import Column, Row, Rows
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.training import Checkpointing, TransformerShape, asked_flop
 from pyperf_suite.workloads.training.layers import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters

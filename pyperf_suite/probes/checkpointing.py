@@ -13,14 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from pyperf_suite.errors import Within
-from pyperf_suite.hardware import cpu
-from pyperf_suite.hardware.devices import Device, gpus
-from pyperf_suite.laws.model_flop import hardware_flop, model_flop
-from pyperf_suite.laws.training.memory import NEAR_LIMIT
-from pyperf_suite.laws.transformer import Recompute
-from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.spec.axes import crossed
-from pyperf_suite.spec.findings import (
+from pyperf_suite.findings.axes import crossed
+from pyperf_suite.findings.data import (
     BEKMAN,
     Claim,
     ClaimVerdict,
@@ -32,8 +26,14 @@ from pyperf_suite.spec.findings import (
     figure,
     findings,
 )
-from pyperf_suite.spec.probe import Probe
-from pyperf_suite.spec.rows import Column, Row, Rows, all_observed, series_by, table
+from pyperf_suite.findings.probe import Probe
+from pyperf_suite.findings.rows import Column, Row, Rows, all_observed, series_by, table
+from pyperf_suite.hardware import cpu
+from pyperf_suite.hardware.devices import Device, gpus
+from pyperf_suite.laws.model_flop import hardware_flop, model_flop
+from pyperf_suite.laws.training.memory import NEAR_LIMIT
+from pyperf_suite.laws.transformer import Recompute
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.step_memory import CheckpointedStepParameters
 

@@ -10,19 +10,8 @@ from operator import attrgetter
 from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, UserError
-from pyperf_suite.hardware.devices import Device, gpus
-from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
-from pyperf_suite.laws.training.data_parallel import (
-    DataParallelLaw,
-    GradientExchange,
-    fit_data_parallel,
-    held_out_step_errors,
-)
-from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.ranks.launch import rank_environment, ranks_here, require_launched
-from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.spec.axes import NO, YES, Flag, Sizes, every_size, size_name, size_ticks, sizes
-from pyperf_suite.spec.findings import (
+from pyperf_suite.findings.axes import NO, YES, Flag, Sizes, every_size, size_name, size_ticks, sizes
+from pyperf_suite.findings.data import (
     BEKMAN,
     TRANSFORMERS,
     Claim,
@@ -37,8 +26,19 @@ from pyperf_suite.spec.findings import (
     findings,
     remark,
 )
-from pyperf_suite.spec.probe import Probe, RowClaim
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, mean_speedup, misses, series, table
+from pyperf_suite.findings.probe import Probe, RowClaim
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped, mean_speedup, misses, series, table
+from pyperf_suite.hardware.devices import Device, gpus
+from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
+from pyperf_suite.laws.training.data_parallel import (
+    DataParallelLaw,
+    GradientExchange,
+    fit_data_parallel,
+    held_out_step_errors,
+)
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.ranks.launch import rank_environment, ranks_here, require_launched
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.training.data_parallel import BUCKET_BYTES, EXCHANGES, DataParallelParameters
 

@@ -16,14 +16,14 @@ from typing import Annotated
 import numpy as np
 
 from pyperf_suite.errors import OneOf, Within
+from pyperf_suite.findings.axes import Shape
+from pyperf_suite.findings.data import Claim, Figure, Findings, Panel, Remark, figure, findings
+from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped, misses, series_by
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import relative_error
 from pyperf_suite.runner.record import Case
-from pyperf_suite.spec.axes import Shape
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, figure, findings
-from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, misses, series_by
 from pyperf_suite.workloads.matmul.libraries import DTYPES, GroupedMatmul, GroupedMatmulParameters
 
 WAYS = tuple(GroupedMatmul.implementations)

@@ -12,11 +12,7 @@ from statistics import mode
 from typing import Annotated
 
 from pyperf_suite.errors import OneOf
-from pyperf_suite.hardware import cpu
-from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.training.data_parallel import InputPipelineLaw
-from pyperf_suite.runner.record import Case
-from pyperf_suite.spec.findings import (
+from pyperf_suite.findings.data import (
     TRANSFORMERS,
     Claim,
     ClaimVerdict,
@@ -27,8 +23,12 @@ from pyperf_suite.spec.findings import (
     Series,
     findings,
 )
-from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, misses, series
+from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
+from pyperf_suite.findings.rows import WORTH, Column, Row, Rows, misses, series
+from pyperf_suite.hardware import cpu
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.training.data_parallel import InputPipelineLaw
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training.input_pipeline import KINDS, MODELS, MOST_LOADERS, STARTS, InputPipelineParameters
 from pyperf_suite.workloads.training.shapes import NAMES, with_shape
 

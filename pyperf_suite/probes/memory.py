@@ -13,20 +13,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from pyperf_suite.errors import OneOf
-from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.training.activations import Keeping, kept_bytes
-from pyperf_suite.laws.training.memory import (
-    LAST_STAGE,
-    MIXED,
-    NEAR_LIMIT,
-    ON_GPU,
-    activation_bytes,
-    training_memory,
-)
-from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sharding
-from pyperf_suite.runner.record import Case
-from pyperf_suite.spec.axes import crossed
-from pyperf_suite.spec.findings import (
+from pyperf_suite.findings.axes import crossed
+from pyperf_suite.findings.data import (
     BEKMAN,
     BIGSCIENCE,
     TRANSFORMERS,
@@ -39,8 +27,20 @@ from pyperf_suite.spec.findings import (
     Table,
     findings,
 )
-from pyperf_suite.spec.probe import Probe, RowClaim
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series, table
+from pyperf_suite.findings.probe import Probe, RowClaim
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series, table
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.training.activations import Keeping, kept_bytes
+from pyperf_suite.laws.training.memory import (
+    LAST_STAGE,
+    MIXED,
+    NEAR_LIMIT,
+    ON_GPU,
+    activation_bytes,
+    training_memory,
+)
+from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sharding
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 

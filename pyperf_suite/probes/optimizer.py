@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pyperf_suite.errors import OneOf, Within
+from pyperf_suite.findings.data import BEKMAN, TRANSFORMERS, Claim, Findings, findings
+from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
+from pyperf_suite.findings.rows import Column, Row, Rows
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.record import Case
-from pyperf_suite.spec.findings import BEKMAN, TRANSFORMERS, Claim, Findings, findings
-from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.rows import Column, Row, Rows
 from pyperf_suite.workloads.training.optimizer import OPTIMIZERS, OptimizerUpdate, OptimizerUpdateParameters, TensorSet
 from pyperf_suite.workloads.training.shapes import NAMES, SHAPES, beside, published, with_shape
 

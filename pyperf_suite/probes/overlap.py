@@ -7,14 +7,14 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from pyperf_suite.findings.axes import YES, Flag, Sizes, every_size, size_name, sizes
+from pyperf_suite.findings.data import BEKMAN, Claim, Findings, Quantity, findings, remark
+from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
+from pyperf_suite.findings.rows import Column, Row, Rows, mean_speedup
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.ranks.launch import ranks_here, require_launched
 from pyperf_suite.runner.record import Case
-from pyperf_suite.spec.axes import YES, Flag, Sizes, every_size, size_name, sizes
-from pyperf_suite.spec.findings import BEKMAN, Claim, Findings, Quantity, findings, remark
-from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.rows import Column, Row, Rows, mean_speedup
 from pyperf_suite.workloads.training.overlap import RUNS, OverlapParameters
 
 OVERLAPS = Claim("an efficient framework overlaps communication and compute", BEKMAN, low=1.0)

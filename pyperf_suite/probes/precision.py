@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pyperf_suite.errors import OneOf, Within
+from pyperf_suite.findings.axes import crossed
+from pyperf_suite.findings.data import TRANSFORMERS, Claim, ClaimVerdict, Figure, Findings, Panel, Remark, findings
+from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
+from pyperf_suite.findings.rows import Column, Row, Rows, series_by
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.record import Case
-from pyperf_suite.spec.axes import crossed
-from pyperf_suite.spec.findings import TRANSFORMERS, Claim, ClaimVerdict, Figure, Findings, Panel, Remark, findings
-from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.rows import Column, Row, Rows, series_by
 from pyperf_suite.workloads.training import MOMENTS, PRECISIONS, Checkpointing
 from pyperf_suite.workloads.training.shapes import NAMES, beside, published_step, shape_name, sized, with_shape
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters

@@ -9,10 +9,10 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from pyperf_suite.findings.data import Findings, findings, remark
+from pyperf_suite.findings.probe import Probe, RowTable
+from pyperf_suite.findings.rows import Column, Row, Rows
 from pyperf_suite.runner.record import Case
-from pyperf_suite.spec.findings import Findings, findings, remark
-from pyperf_suite.spec.probe import Probe, RowTable
-from pyperf_suite.spec.rows import Column, Row, Rows
 from pyperf_suite.workloads.exact import (
     CUDA_TARGETS,
     TRITON_TARGETS,

@@ -16,6 +16,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import OneOf, Within
+from pyperf_suite.findings.data import Figure, Findings, Panel, Quantity, Remark, Series, findings, remark
+from pyperf_suite.findings.probe import Probe
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped, misses, series, table
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels.static import families
@@ -31,9 +34,6 @@ from pyperf_suite.probes.baseline import (
     sweeps_along,
 )
 from pyperf_suite.runner.record import Case
-from pyperf_suite.spec.findings import Figure, Findings, Panel, Quantity, Remark, Series, findings, remark
-from pyperf_suite.spec.probe import Probe
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, misses, series, table
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 SCHEDULES = ("data_parallel", "persistent", "split_k(2)", "stream_k")

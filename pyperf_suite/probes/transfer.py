@@ -1,6 +1,6 @@
 """How fast bytes reach where they are needed: copies in host memory, over the bus of a GPU, and out of files.
 
-Each way is latency plus bytes over bandwidth, in straight lines joined end to end (laws/collectives.py).
+Each way is latency plus bytes over bandwidth, in straight lines joined end to end (planner/laws/collectives.py).
 """
 
 from __future__ import annotations
@@ -14,13 +14,8 @@ from typing import Annotated
 import numpy as np
 
 from pyperf_suite.errors import OneOf
-from pyperf_suite.hardware import cpu
-from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
-from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.runner.record import Case
-from pyperf_suite.spec.axes import Sizes, every_size, size_ticks, sizes
-from pyperf_suite.spec.findings import (
+from pyperf_suite.findings.axes import Sizes, every_size, size_ticks, sizes
+from pyperf_suite.findings.data import (
     TRANSFORMERS,
     Claim,
     ClaimVerdict,
@@ -35,8 +30,13 @@ from pyperf_suite.spec.findings import (
     findings,
     remark,
 )
-from pyperf_suite.spec.probe import Probe, RowClaim
-from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, law_over_sizes, series, table
+from pyperf_suite.findings.probe import Probe, RowClaim
+from pyperf_suite.findings.rows import WORTH, Column, Row, Rows, law_over_sizes, series, table
+from pyperf_suite.hardware import cpu
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training import transfer
 from pyperf_suite.workloads.training.transfer import ANY_NODE, TransferParameters
 

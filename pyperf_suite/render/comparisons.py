@@ -12,12 +12,12 @@ from typing import Any
 from rich.console import Console
 
 from pyperf_suite.errors import printable
-from pyperf_suite.history.thresholds import DEFAULT_FAIL_ON
-from pyperf_suite.history.verdict import WORDS, Judgement, Word, concern
+from pyperf_suite.findings.data import Findings, Heading, Quantity, Table, quantity
 from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON
+from pyperf_suite.regressions.verdict import WORDS, Judgement, Word, concern
 from pyperf_suite.render import findings_json, markdown, text
 from pyperf_suite.render.terminal import note, print_table, say
-from pyperf_suite.spec.findings import Findings, Heading, Quantity, Table, quantity
 
 # What needs a reader comes first; within a verdict, what moved most.
 URGENCY: tuple[Word, ...] = ("slower", "failed", "undecided", "faster", "equivalent")

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyperf_suite.errors import printable
-from pyperf_suite.render import text
-from pyperf_suite.spec.findings import (
+from pyperf_suite.findings.data import (
     UNITS,
     Bars,
     ClaimVerdict,
@@ -22,7 +21,8 @@ from pyperf_suite.spec.findings import (
     Remark,
     Series,
 )
-from pyperf_suite.spec.summary import SummaryPoint, summary_of
+from pyperf_suite.findings.summary import SummaryPoint, summary_of
+from pyperf_suite.render import text
 
 SCHEMA, VERSION = "pyperf-suite findings", 1
 _KINDS = {Panel: "panel", HeatMap: "heat map", Bars: "bars"}

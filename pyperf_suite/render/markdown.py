@@ -7,10 +7,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from pyperf_suite.errors import printable
+from pyperf_suite.findings.data import ClaimVerdict, Findings, Remark, Table
+from pyperf_suite.findings.summary import cautions_of
 from pyperf_suite.render import text
 from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.findings import ClaimVerdict, Findings, Remark, Table
-from pyperf_suite.spec.summary import cautions_of
 
 
 def page(

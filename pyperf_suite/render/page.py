@@ -18,27 +18,27 @@ from typing import TYPE_CHECKING, Any
 
 from pyperf_suite import __version__
 from pyperf_suite.errors import UserError, printable
+from pyperf_suite.findings.data import ClaimVerdict, Findings, Heading, Remark, Table, remark
+from pyperf_suite.findings.discovery import TOPICS, find_probe, is_known, probe_names
+from pyperf_suite.findings.rows import Column, grouped, table
+from pyperf_suite.findings.summary import about_the_cases, about_the_machine, summary_of
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.history.stored.journals import label_of
 from pyperf_suite.laws.transformer import ModelDimensions
+from pyperf_suite.node.watch.record import WatchRecord
+from pyperf_suite.node.watch.record import findings_of as findings_of_watch
+from pyperf_suite.regressions.stored.journals import label_of
 from pyperf_suite.render import text
 from pyperf_suite.render.charts import PageFigure, page_figure
 from pyperf_suite.render.findings_json import plain
 from pyperf_suite.render.results import ChosenRun, ReadRun, Results, Submit, helpers
 from pyperf_suite.render.run_report import command_of
 from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.discovery import TOPICS, find_probe, is_known, probe_names
-from pyperf_suite.spec.findings import ClaimVerdict, Findings, Heading, Remark, Table, remark
-from pyperf_suite.spec.rows import Column, grouped, table
-from pyperf_suite.spec.summary import about_the_cases, about_the_machine, summary_of
-from pyperf_suite.watch.record import WatchRecord
-from pyperf_suite.watch.record import findings_of as findings_of_watch
 
 if TYPE_CHECKING:
-    from pyperf_suite.history.stored.series import Benchmark
-    from pyperf_suite.history.stored.series import BenchmarkSeries as Measured
-    from pyperf_suite.history.stored.store import Store
-    from pyperf_suite.history.tracking import Tracked
+    from pyperf_suite.regressions.stored.series import Benchmark
+    from pyperf_suite.regressions.stored.series import BenchmarkSeries as Measured
+    from pyperf_suite.regressions.stored.store import Store
+    from pyperf_suite.regressions.tracking import Tracked
 
 # Nothing is fetched: not even by what a hostile name could smuggle in.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
@@ -265,9 +265,9 @@ def _sizing(runs: Sequence[ReadRun]) -> Section:
 
 @cache
 def _sizing_figures(gpu: str) -> tuple[PageFigure, ...]:
-    from pyperf_suite.advise.sizing_details import heat_maps
-    from pyperf_suite.advise.sizing_step import Setting
-    from pyperf_suite.laws.prices import Prices
+    from pyperf_suite.planner.laws.prices import Prices
+    from pyperf_suite.planner.sizing.details import heat_maps
+    from pyperf_suite.planner.sizing.step import Setting
 
     setting = Setting(EXAMPLE, SEQ)
     return tuple(map(page_figure, heat_maps(setting, Prices(find_gpu(gpu), setting.dtype), gpu, _REACH)))
@@ -297,8 +297,8 @@ def _history(results: Results, machine: str) -> Section | None:
     """None if no benchmark of the machine was measured twice, or a single run is shown."""
     if results.single or not results.of_machine(machine):
         return None
-    from pyperf_suite.history.stored.store import Store
-    from pyperf_suite.history.tracking import track
+    from pyperf_suite.regressions.stored.store import Store
+    from pyperf_suite.regressions.tracking import track
 
     section = Section(anchor("history", machine), "History and change points", "", Findings())
     try:
@@ -346,7 +346,7 @@ def _worth_drawing(store: Store, found: Tracked, benchmarks: Sequence[Benchmark]
 
 
 def _drawn(series: Measured) -> PageFigure:
-    from pyperf_suite.history.tracking import steps_of
+    from pyperf_suite.regressions.tracking import steps_of
     from pyperf_suite.render.series import series_chart, series_figure
 
     figure = series_figure(series, steps_of(series))

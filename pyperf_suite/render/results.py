@@ -19,11 +19,11 @@ from typing import Any
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError, nearest
+from pyperf_suite.findings.rows import grouped
+from pyperf_suite.node.watch.record import MANIFEST, WatchRecord, read_watch
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES, record_of, sharing_machines
-from pyperf_suite.spec.rows import grouped
-from pyperf_suite.watch.record import MANIFEST, WatchRecord, read_watch
 
 RECORDS = "records.jsonl"
 STRONGEST, LATEST, ALL = "strongest", "latest", "all"
@@ -206,7 +206,7 @@ def read_results(asked: Path, machine: str | None = None) -> Results:
 
 def _bring_history_up_to_date(root: Path) -> None:
     """While journals are read here: the section of history finds it done, or says what stands in the way."""
-    from pyperf_suite.history.stored.store import Store
+    from pyperf_suite.regressions.stored.store import Store
 
     with contextlib.suppress(UserError), Store(root) as store:
         store.update()

@@ -14,6 +14,12 @@ from typing import Any
 from rich.console import Console
 
 from pyperf_suite import files
+from pyperf_suite.findings.axes import overrides_for
+from pyperf_suite.findings.data import Findings
+from pyperf_suite.findings.discovery import all_probes, find_probe, is_users
+from pyperf_suite.findings.rows import grouped, readings
+from pyperf_suite.findings.summary import cautions_of, summary_of
+from pyperf_suite.findings.user_probe import is_test
 from pyperf_suite.render import markdown, text
 from pyperf_suite.render.charts import draw
 from pyperf_suite.render.findings_json import SCHEMA, VERSION, as_data, as_text, findings_as_data
@@ -21,12 +27,6 @@ from pyperf_suite.render.terminal import print_findings, print_places, print_sum
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import RunFolder
-from pyperf_suite.spec.axes import overrides_for
-from pyperf_suite.spec.discovery import all_probes, find_probe, is_users
-from pyperf_suite.spec.findings import Findings
-from pyperf_suite.spec.rows import grouped, readings
-from pyperf_suite.spec.summary import cautions_of, summary_of
-from pyperf_suite.spec.user_probe import is_test
 
 FILE = "findings.json"
 # Commands whose profile is their own, and whose name is the probe's.

@@ -12,14 +12,14 @@ from rich.console import Console
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import write_for_user
-from pyperf_suite.history.stored.foreign import FOREIGN_PROBES
-from pyperf_suite.history.stored.series import BenchmarkSeries, SeriesPoint
-from pyperf_suite.history.tracking import Step
+from pyperf_suite.findings.data import Figure, Panel, Quantity, Series
+from pyperf_suite.findings.rows import Column, grouped, table
+from pyperf_suite.regressions.stored.foreign import FOREIGN_PROBES
+from pyperf_suite.regressions.stored.series import BenchmarkSeries, SeriesPoint
+from pyperf_suite.regressions.tracking import Step
 from pyperf_suite.render import text
 from pyperf_suite.render.charts import Chart, chart_of, colours_of, picture
 from pyperf_suite.render.terminal import note, print_table, say
-from pyperf_suite.spec.findings import Figure, Panel, Quantity, Series
-from pyperf_suite.spec.rows import Column, grouped, table
 
 MOST_PANELS = 12  # of a PNG
 _LEAST_SPREAD = 0.1

@@ -13,10 +13,10 @@ from rich import markup
 from rich.console import Console
 
 from pyperf_suite.errors import printable
+from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark, Table
+from pyperf_suite.findings.rows import grouped
+from pyperf_suite.findings.summary import SummaryPoint, cautions_of
 from pyperf_suite.render import text
-from pyperf_suite.spec.findings import Claim, ClaimVerdict, Findings, Remark, Table
-from pyperf_suite.spec.rows import grouped
-from pyperf_suite.spec.summary import SummaryPoint, cautions_of
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.record import Record

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pyperf_suite.errors import printable
-from pyperf_suite.spec.findings import UNITS, Cell, Claim, ClaimVerdict, Heading, Quantity, Remark, Table
-from pyperf_suite.spec.summary import SummaryPoint
+from pyperf_suite.findings.data import UNITS, Cell, Claim, ClaimVerdict, Heading, Quantity, Remark, Table
+from pyperf_suite.findings.summary import SummaryPoint
 
 NOT_KNOWN = "-"
 # From here on digits are powers of ten.

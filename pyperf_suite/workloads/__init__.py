@@ -38,7 +38,7 @@ WORKLOADS = {
 def find_workload(name: str) -> Workload[Any]:
     """The operator, or other subject of cases, of that name. Raises UserError that names those there are."""
     if ":" in name:  # FILE.py:function, package.module:function or FILE.py::test, which are a user's
-        from pyperf_suite.workloads.user_kernel import UserKernel
+        from pyperf_suite.user_kernels.workload import UserKernel
 
         return UserKernel(name)
     if name in WORKLOADS:

@@ -13,11 +13,11 @@ from pathlib import Path
 import click
 import pytest
 
-from pyperf_suite.cli import main
+from pyperf_suite.cli.main import main
+from pyperf_suite.findings.axes import overrides_for
+from pyperf_suite.findings.discovery import expanded, find_probe, overrides_of, probe_names
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.calibration import all_shipped
-from pyperf_suite.spec.axes import overrides_for
-from pyperf_suite.spec.discovery import expanded, find_probe, overrides_of, probe_names
+from pyperf_suite.planner.laws.calibration import all_shipped
 from tools.fit.__main__ import stated
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,8 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads import user_kernel
-from pyperf_suite.workloads.user_kernel import parameters_of
+from pyperf_suite.user_kernels import workload as user_kernel
+from pyperf_suite.user_kernels.workload import parameters_of
 
 pytestmark = pytest.mark.gpu
 

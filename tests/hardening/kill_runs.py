@@ -160,7 +160,7 @@ class Campaign:
         visits = measured(self.seen)
         assert len(visits) >= planned["cases"] * planned["processes"], f"{len(visits)} trials of {planned}"
         # By the suite's own readers too: what they show is what this one has read.
-        from pyperf_suite.history.stored.store import Store
+        from pyperf_suite.regressions.stored.store import Store
         from pyperf_suite.runner.results import read_journal
 
         kept = read_journal(self._journals()[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite.cli import main
+from pyperf_suite.cli.main import main
 
 MODEL = "--layers 4 --hidden 1024 --heads 8 --ffn 2816 --vocab 32000"
 SIZE = f"size {MODEL} --gpu H200"

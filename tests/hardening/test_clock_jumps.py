@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 import pyperf_suite
-from pyperf_suite.history.stored.store import Store, find_side
+from pyperf_suite.regressions.stored.store import Store, find_side
 from pyperf_suite.runner.workers import WorkerLost, WorkerProcess
 
 PACKAGE = Path(pyperf_suite.__file__).parent
 # Who may ask for the date: names of runs, moments of records. No deadline and no duration.
 OF_THE_WALL = {
-    "history/pairs/ab.py",
-    "pytests/run.py",
+    "regressions/pairs/ab.py",
+    "pytest_plugin/run.py",
     *("runner/results.py", "runner/measuring.py", "runner/session.py"),
 }
 WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.now"}

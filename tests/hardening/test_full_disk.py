@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite.cli import main
+from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import write_for_user
+from pyperf_suite.findings.data import Figure, Findings, Panel, Series, remark
 from pyperf_suite.hardware.machine import identity
-from pyperf_suite.history.stored.store import Store
-from pyperf_suite.laws.calibration import shipped_calibration
+from pyperf_suite.planner.laws.calibration import shipped_calibration
+from pyperf_suite.regressions.stored.store import Store
 from pyperf_suite.render.run_report import write_all
 from pyperf_suite.runner.results import Journal, create_run, find_run, open_run, read_journal
-from pyperf_suite.spec.findings import Figure, Findings, Panel, Series, remark
 
 DISK_KIB = 1000
 

@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from pyperf_suite import files
-from pyperf_suite.cli import main
+from pyperf_suite.cli.main import main
 
 LONGEST_S = 30
 THEIRS = b"somebody else's\n" * 100

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from pyperf_suite import cli
+from pyperf_suite.cli import main as cli
 from pyperf_suite.errors import UserError
+from pyperf_suite.findings.data import Findings, Heading, Table, remark
 from pyperf_suite.render.markdown import page
 from pyperf_suite.render.terminal import print_findings
-from pyperf_suite.spec.findings import Findings, Heading, Table, remark
 
 # Clears a terminal, names its window, ends a tag that was never begun, begins one, turns the writing round.
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[/bold][red]x[/red]\u202eabc\x9b31m<script>alert(1)</script>"

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.advise.model_config import _object_in, model_config, read_model_config
-from pyperf_suite.commands.layout import _link
 from pyperf_suite.errors import UserError
+from pyperf_suite.findings.axes import Flag, Shape, Sizes, overrides_for, parse_overrides, replace_axes
+from pyperf_suite.findings.discovery import all_probes
 from pyperf_suite.hardware import cpu, links, memory, nccl_log, topology
 from pyperf_suite.hardware.catalogue import capability_of, find_gpu
 from pyperf_suite.hardware.cpu import read_cpu, read_layout
@@ -29,28 +29,28 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.kernel_files import KernelFiles, parse_bytes, parse_cpu_list, parse_integer
 from pyperf_suite.hardware.links import PcieLink, network
 from pyperf_suite.hardware.machine import kernel_state
-from pyperf_suite.history.confirm import find_case
-from pyperf_suite.history.pairs.arms import parse_variant
-from pyperf_suite.history.selfcheck import COMPARISONS, MANIFEST, Comparison, open_selfcheck
-from pyperf_suite.history.stored.foreign import read_foreign
-from pyperf_suite.history.stored.journals import summarise_journal
-from pyperf_suite.history.stored.store import RunCache, Store
-from pyperf_suite.history.thresholds import load_thresholds, parse_share
 from pyperf_suite.kernels import disassembly
-from pyperf_suite.laws.calibration import load_calibration, shipped_path
-from pyperf_suite.laws.gemm import gemm_time
-from pyperf_suite.laws.prices import check_form
-from pyperf_suite.laws.roofline import memory_bound_time
 from pyperf_suite.laws.tiled_attention import Blocks
 from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.planner.commands.layout import _link
+from pyperf_suite.planner.laws.calibration import load_calibration, shipped_path
+from pyperf_suite.planner.laws.gemm import gemm_time
+from pyperf_suite.planner.laws.prices import check_form
+from pyperf_suite.planner.laws.roofline import memory_bound_time
+from pyperf_suite.planner.model_config import _object_in, model_config, read_model_config
+from pyperf_suite.planner.probes.calibration import AttentionSizes
 from pyperf_suite.probes.alignment import Base
-from pyperf_suite.probes.calibration import AttentionSizes
 from pyperf_suite.probes.collectives import TrainingSizes
 from pyperf_suite.ranks.launch import rank_environment
+from pyperf_suite.regressions.confirm import find_case
+from pyperf_suite.regressions.pairs.arms import parse_variant
+from pyperf_suite.regressions.selfcheck import COMPARISONS, MANIFEST, Comparison, open_selfcheck
+from pyperf_suite.regressions.stored.foreign import read_foreign
+from pyperf_suite.regressions.stored.journals import summarise_journal
+from pyperf_suite.regressions.stored.store import RunCache, Store
+from pyperf_suite.regressions.thresholds import load_thresholds, parse_share
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import open_run, read_journal
-from pyperf_suite.spec.axes import Flag, Shape, Sizes, overrides_for, parse_overrides, replace_axes
-from pyperf_suite.spec.discovery import all_probes
 from pyperf_suite.workloads import kernel_names
 from pyperf_suite.workloads.kernel_names import flash_kernel
 from pyperf_suite.workloads.training import Checkpointing

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import click
 import pytest
 
-from pyperf_suite import cli
+from pyperf_suite.cli import main as cli
 from pyperf_suite.workloads.scratch import KernelCache
 
 TILES = {"128x256x64": 1.2, "128x256x64:c2": 0.8}

@@ -24,7 +24,7 @@ def test_the_version_is_the_packages_own():
     ("group", "name", "value"),
     [
         ("console_scripts", "pyperf-suite", "pyperf_suite.__main__:main"),
-        ("pytest11", "pyperf_suite", "pyperf_suite.pytest_plugin"),
+        ("pytest11", "pyperf_suite", "pyperf_suite.pytest_plugin.plugin"),
     ],
 )
 def test_both_front_ends_are_entry_points_that_load(group, name, value):

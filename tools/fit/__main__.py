@@ -11,11 +11,11 @@ from pathlib import Path
 import click
 import numpy as np
 
-from pyperf_suite.advise.calibrate_laws import described
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws import calibration
-from pyperf_suite.laws.calibration import (
+from pyperf_suite.planner.calibrate_laws import described
+from pyperf_suite.planner.laws import calibration
+from pyperf_suite.planner.laws.calibration import (
     LIBRARIES,
     POOLED,
     Calibration,
@@ -24,7 +24,7 @@ from pyperf_suite.laws.calibration import (
     shipped_calibration,
     shipped_path,
 )
-from pyperf_suite.laws.training.step import prices_of
+from pyperf_suite.planner.laws.training.step import prices_of
 from pyperf_suite.render.terminal import console_for, print_findings
 from tools.fit.attention import fit_attention
 from tools.fit.collectives import fit_collectives

@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.advise.calibrate_laws import cross_predicted, site_numbers, summary
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.attention import PLAIN, WINDOWED
-from pyperf_suite.laws.attention_kernels import (
+from pyperf_suite.laws.tiling import nonnegative_fit
+from pyperf_suite.planner.calibrate_laws import cross_predicted, site_numbers, summary
+from pyperf_suite.planner.laws.attention import PLAIN, WINDOWED
+from pyperf_suite.planner.laws.attention_kernels import (
     AttentionCosts,
     AttentionKernels,
     AttentionShape,
@@ -29,10 +30,9 @@ from pyperf_suite.laws.attention_kernels import (
     unpack_attention,
     windowed,
 )
-from pyperf_suite.laws.band import Band
-from pyperf_suite.laws.calibration import CalibrationBlock, ResidualGrid, all_shipped
-from pyperf_suite.laws.tiling import nonnegative_fit
-from pyperf_suite.laws.transfers import have_same_kernels
+from pyperf_suite.planner.laws.band import Band
+from pyperf_suite.planner.laws.calibration import CalibrationBlock, ResidualGrid, all_shipped
+from pyperf_suite.planner.laws.transfers import have_same_kernels
 from tools.fit.fitting import (
     Blocks,
     by_gpu,

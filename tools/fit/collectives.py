@@ -19,14 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws import internode
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
-from pyperf_suite.laws.band import Band
-from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock
-from pyperf_suite.laws.collectives import BLOCK, collective_time, has_nvlink, pack_curves, transferred_laws, unpack_laws
-from pyperf_suite.laws.internode import Network, NetworkStage, Point
 from pyperf_suite.laws.traffic import bus_factor
-from pyperf_suite.laws.transfers import Interval
+from pyperf_suite.planner.laws import internode
+from pyperf_suite.planner.laws.band import Band
+from pyperf_suite.planner.laws.calibration import LIBRARIES, CalibrationBlock
+from pyperf_suite.planner.laws.collectives import (
+    BLOCK,
+    collective_time,
+    has_nvlink,
+    pack_curves,
+    transferred_laws,
+    unpack_laws,
+)
+from pyperf_suite.planner.laws.internode import Network, NetworkStage, Point
+from pyperf_suite.planner.laws.transfers import Interval
 from tools.fit.fitting import in_words, limits_of
 from tools.fit.published import SAMPLE, read_columns, rows_of, version_numbers
 

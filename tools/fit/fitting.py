@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pyperf_suite.advise.calibrate_laws import folds
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.alpha_beta import HUBER, LEAST_SCATTER
-from pyperf_suite.laws.band import COVERED, MOST_KNOTS, Band
-from pyperf_suite.laws.calibration import CalibrationBlock, ResidualGrid
-from pyperf_suite.laws.gemm import MenuCoefficients
-from pyperf_suite.laws.grouped_gemm import ExpertCosts
+from pyperf_suite.planner.calibrate_laws import folds
+from pyperf_suite.planner.laws.band import COVERED, MOST_KNOTS, Band
+from pyperf_suite.planner.laws.calibration import CalibrationBlock, ResidualGrid
+from pyperf_suite.planner.laws.gemm import MenuCoefficients
+from pyperf_suite.planner.laws.grouped_gemm import ExpertCosts
 
 if TYPE_CHECKING:
     from scipy import sparse

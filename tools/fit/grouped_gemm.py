@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.advise.calibrate_laws import cross_predicted, site_numbers, summary
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.band import COVERED, Band
-from pyperf_suite.laws.calibration import LIBRARIES, CalibrationBlock
-from pyperf_suite.laws.gemm import Rates
-from pyperf_suite.laws.grouped_gemm import (
+from pyperf_suite.planner.calibrate_laws import cross_predicted, site_numbers, summary
+from pyperf_suite.planner.laws.band import COVERED, Band
+from pyperf_suite.planner.laws.calibration import LIBRARIES, CalibrationBlock
+from pyperf_suite.planner.laws.gemm import Rates
+from pyperf_suite.planner.laws.grouped_gemm import (
     BLOCK_OF,
     FEATURES,
     NODE_STEPS,

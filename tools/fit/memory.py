@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.advise.calibrate_laws import cross_predicted, site_numbers, summary
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.band import Band
-from pyperf_suite.laws.calibration import CalibrationBlock
-from pyperf_suite.laws.roofline import BLOCK, MemoryLaw, transferred_law, unpack_law
-from pyperf_suite.laws.transfers import MEMORY_PERCENT_OF_SAME_KERNELS
+from pyperf_suite.planner.calibrate_laws import cross_predicted, site_numbers, summary
+from pyperf_suite.planner.laws.band import Band
+from pyperf_suite.planner.laws.calibration import CalibrationBlock
+from pyperf_suite.planner.laws.roofline import BLOCK, MemoryLaw, transferred_law, unpack_law
+from pyperf_suite.planner.laws.transfers import MEMORY_PERCENT_OF_SAME_KERNELS
 from tools.fit.fitting import USUAL_ERROR, Blocks, by_gpu, limits_of
 from tools.fit.published import read_columns, tables_like
 

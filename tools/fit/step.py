@@ -1,4 +1,4 @@
-"""Finds what training frameworks make of a step on published runs: the constants of `laws/training/framework.py`.
+"""Finds what training frameworks make of a step on published runs: the constants of `planner/laws/training/framework.py`.
 
 Each framework's runs on one generation of GPUs are fitted apart, a constant by constant prior holding what few runs say
 nothing of. Errors are stated on runs whose model, and on runs whose source, the fit did not see.
@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.calibration import CalibrationBlock
-from pyperf_suite.laws.explained import KernelPrices
-from pyperf_suite.laws.training.framework import (
+from pyperf_suite.laws.transformer import ModelDimensions
+from pyperf_suite.planner.laws.calibration import CalibrationBlock
+from pyperf_suite.planner.laws.explained import KernelPrices
+from pyperf_suite.planner.laws.training.framework import (
     BLOCK,
     CARRIED_BYTES_PER_S,
     GENERATIONS,
@@ -34,8 +35,8 @@ from pyperf_suite.laws.training.framework import (
     on_gpu,
     pack_constants,
 )
-from pyperf_suite.laws.training.published import TrainingRun, read_runs
-from pyperf_suite.laws.training.step import (
+from pyperf_suite.planner.laws.training.published import TrainingRun, read_runs
+from pyperf_suite.planner.laws.training.step import (
     MEASURED_GPU,
     ParallelPlan,
     PricedStep,
@@ -43,7 +44,6 @@ from pyperf_suite.laws.training.step import (
     prices_of,
     step_parts,
 )
-from pyperf_suite.laws.transformer import ModelDimensions
 from tools.fit.published import read_columns, rows_of
 
 RUNS = "training_published.csv"

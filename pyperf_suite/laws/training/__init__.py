@@ -1,1 +1,1 @@
-"""A training step: how it is cut, its memory, its exchange, its time."""
+"""training"""

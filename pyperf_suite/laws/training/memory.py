@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.layer_kinds import attention_call
 from pyperf_suite.laws.tiling import ceil_div
-from pyperf_suite.laws.training.offload import BUFFERS, Offload
 from pyperf_suite.laws.transformer import (
     Linear,
     ModelDimensions,
@@ -29,6 +28,7 @@ from pyperf_suite.laws.transformer import (
     check_recompute,
     linears,
 )
+from pyperf_suite.planner.laws.training.offload import BUFFERS, Offload
 
 FIRST, LAST = -1, -2
 
@@ -221,7 +221,7 @@ GATHERED_BYTES = 2 + 2 + 2
 USABLE_SHARE = 0.9
 # Of a memory that is fuller than this, fragmentation may leave no piece that is large enough, hours into a run.
 NEAR_LIMIT = 0.95
-# Between these lay what published runs held (62 of BLOOM's, 5 of torchtitan's; tests/laws/test_published_runs.py): at
+# Between these lay what published runs held (62 of BLOOM's, 5 of torchtitan's; tests/planner/laws/test_published_runs.py): at
 # least this share of the activations, where no mask of dropout is kept and gradients have 16 bits; at most a quarter
 # more than the formulas, and what a framework allocates beside: context, buffers of collectives, fragmentation.
 LEAST_ACTIVATIONS, LEAST_GRADIENTS = 0.7, 0.5

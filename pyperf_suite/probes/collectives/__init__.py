@@ -15,6 +15,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated
 
 from pyperf_suite.errors import OneOf, UserError
+from pyperf_suite.findings.axes import NO, YES, Flag, Sizes, every_size, sizes
+from pyperf_suite.findings.data import Document, Findings, Quantity, Remark, Table, findings, remark
+from pyperf_suite.findings.probe import Probe
+from pyperf_suite.findings.rows import Column, Rows, grouped, rows_of, table
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta, seconds_of
 from pyperf_suite.laws.traffic import GIGA, WAYS, NetworkVerdict, Traffic, TrainingWorkload, bound_below_s, verdict
@@ -24,10 +28,6 @@ from pyperf_suite.probes.collectives import ranks as of_ranks
 from pyperf_suite.probes.collectives.curves import FEWEST_SIZES, Curve, curves_of, plain
 from pyperf_suite.ranks.launch import rank_environment, ranks_here, require_launched
 from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.spec.axes import NO, YES, Flag, Sizes, every_size, sizes
-from pyperf_suite.spec.findings import Document, Findings, Quantity, Remark, Table, findings, remark
-from pyperf_suite.spec.probe import Probe
-from pyperf_suite.spec.rows import Column, Rows, grouped, rows_of, table
 from pyperf_suite.workloads.collective import OPERATIONS, CollectiveParameters
 
 TYPES = {"float32": "float", "float16": "half", "float8_e4m3fn": "f8e4m3"}

@@ -14,13 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.hardware.links import LinkPeak, peak_of
-from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
-from pyperf_suite.laws.traffic import GIGA, bus_factor, inter_node_rate, nvls_wire_rate
-from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.spec.axes import size_ticks
-from pyperf_suite.spec.findings import (
+from pyperf_suite.findings.axes import size_ticks
+from pyperf_suite.findings.data import (
     Claim,
     ClaimVerdict,
     Figure,
@@ -32,7 +27,12 @@ from pyperf_suite.spec.findings import (
     figure,
     remark,
 )
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, law_over_sizes, mean_speedup, misses, series, table
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped, law_over_sizes, mean_speedup, misses, series, table
+from pyperf_suite.hardware.links import LinkPeak, peak_of
+from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
+from pyperf_suite.laws.traffic import GIGA, bus_factor, inter_node_rate, nvls_wire_rate
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.workloads.collective import OPERATIONS, CollectiveParameters
 
 # Our own path first: the others are compared with it.

@@ -14,12 +14,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from pyperf_suite.findings.axes import size_name
+from pyperf_suite.findings.data import Figure, HeatMap, Panel, Quantity, Remark, Series, Table, remark
+from pyperf_suite.findings.rows import Column, grouped, table
 from pyperf_suite.measure.estimates import FEWEST_VALUES, chance_of_no_trend, pettitt
 from pyperf_suite.probes.collectives.curves import Curve, CurvePoint
 from pyperf_suite.runner.profiles import find_profile
-from pyperf_suite.spec.axes import size_name
-from pyperf_suite.spec.findings import Figure, HeatMap, Panel, Quantity, Remark, Series, Table, remark
-from pyperf_suite.spec.rows import Column, grouped, table
 
 # No rank can leave these before all have entered.
 SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyperf_suite.errors import OneOf
-from pyperf_suite.spec.rows import Column
+from pyperf_suite.findings.rows import Column
 from pyperf_suite.workloads.training import TransformerShape
 
 # Batch and sequence are the guides' own where the first of their experiments has them.

@@ -1,0 +1,279 @@
+"""`pyperf-suite ab`: old against new by live pairs of fresh processes, until it is decided which is slower."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyperf_suite import files
+from pyperf_suite.cli.measuring import progress_on
+from pyperf_suite.cli.options import (
+    Finite,
+    axes_option,
+    device_option,
+    margin_option,
+    profile_option,
+    results_option,
+    seed_option,
+)
+from pyperf_suite.cli.outcome import OutcomeOptions, finish, outcome_options, rules_of
+from pyperf_suite.errors import Interrupted, UserError
+
+if TYPE_CHECKING:
+    from pyperf_suite.hardware.devices import Device
+    from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
+    from pyperf_suite.regressions.pairs.live_pair import Pair
+    from pyperf_suite.regressions.verdict import Judgement
+    from pyperf_suite.runner.plan import PlannedCase
+
+
+@click.command()
+@click.argument("probes", nargs=-1, metavar="[PROBE]...")
+@click.option(
+    "--old",
+    required=True,
+    metavar="ARM",
+    help="A git revision, . for the working tree, NAME==VERSION[ NAME==VERSION], an interpreter, or FIELD=VALUE.",
+)
+@click.option("--new", required=True, metavar="ARM", help="The same for the other side.")
+@click.option(
+    "-k",
+    "expression",
+    metavar="EXPR",
+    help="Only benchmarks whose probe and label hold these words; `not WORD` leaves out.",
+)
+@axes_option
+@profile_option("Whose cases: quick, standard, full.")
+@device_option()
+@margin_option
+@click.option(
+    "--budget",
+    "budget_s",
+    default=30.0,
+    show_default=True,
+    type=Finite(0, 86_400, min_open=True),
+    metavar="SECONDS",
+    help="For each benchmark.",
+)
+@click.option(
+    "--max-pairs",
+    default=60,
+    show_default=True,
+    type=click.IntRange(1, 100_000),
+    metavar="N",
+    help="For each benchmark.",
+)
+@click.option(
+    "--environments", is_flag=True, help="Give each revision a virtual environment with its own requirements."
+)
+@results_option()
+@seed_option("Seed of all that is left to chance.")
+@outcome_options
+def ab(
+    probes: tuple[str, ...],
+    old: str,
+    new: str,
+    expression: str | None,
+    axes: tuple[str, ...],
+    profile: str,
+    device: str,
+    margin: float | None,
+    budget_s: float,
+    max_pairs: int,
+    environments: bool,
+    results: Path,
+    seed: int,
+    outcome: OutcomeOptions,
+) -> None:
+    """Is NEW slower than OLD? Pairs of fresh processes take turns in short slices until it is decided.
+
+    Exit code 0 fine, 1 slower, 2 a usage or data error, 3 undecided or failed, as a revision that does not build is.
+
+    \b
+    Examples:
+      pyperf-suite ab --old main --new . baseline
+      pyperf-suite ab --old v1.0 --new HEAD tile_wave -k "native 1024" --margin 2%
+      pyperf-suite ab --old schedule=data_parallel --new schedule=stream_k baseline
+      pyperf-suite ab --old /envs/old/bin/python --new /envs/new/bin/python baseline
+      pyperf-suite ab --old numpy==1.26.4 --new numpy==2.1.0 bench_sort.py
+      pyperf-suite ab --old main --new . benches/bench_softmax.py:softmax -a n=8192
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from rich.console import Console
+
+    from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.hardware.machine import identity
+    from pyperf_suite.regressions.pairs.ab import PairJournal, compare_arms, comparison_folder
+
+    where = resolve(device)
+    rule_for = rules_of(margin, max_pairs=max_pairs)
+    old_arm, new_arm, cases, said = _sides(probes, profile, where, axes, old, new, expression, environments)
+    folder = comparison_folder(
+        results,
+        identity(where).slug,
+        _manifest(old_arm, new_arm, cases, where, {"budget_s": budget_s, "max_pairs": max_pairs, "seed": seed}),
+    )
+    console, seen = Console(stderr=True, emoji=False), set[str]()
+    benchmarks = f"{len(cases)} benchmark{'s' if len(cases) > 1 else ''}"
+    minutes = len(cases) * budget_s / 60
+    console.print(f"{benchmarks}, at most about {minutes:.1f} min", highlight=False, soft_wrap=True)
+    with PairJournal(folder / "pairs.jsonl") as journal, progress_on(console, len(cases)) as show:
+
+        def progress(case: PairedCase, pairs: Sequence[Pair]) -> None:
+            seen.add(f"{case.probe} {case.case_id}")
+            done = len(seen) - 1
+            show(done, len(cases), f"{case.probe}: {len(pairs)} pairs", lambda: (len(cases) - done) * budget_s)
+
+        how = {"budget_s": budget_s, "journal": journal, "progress": progress}
+        try:
+            findings = compare_arms(old_arm, new_arm, cases, where, rule_for, seed, **how)
+        except KeyboardInterrupt:
+            raise Interrupted(f"Interrupted; {journal.written} pairs are kept in {journal.path}.") from None
+    _keep(folder, findings)
+    measured = [finding for finding in findings if not finding.details.get("unsupported")]
+    heading = f"{new_arm.name} against {old_arm.name} on {where}"
+    finish(measured, outcome, heading, [*said, *_notes(findings, folder, results, identity(where).slug)])
+
+
+def _sides(
+    probes: tuple[str, ...],
+    profile: str,
+    where: Device,
+    axes: tuple[str, ...],
+    old: str,
+    new: str,
+    expression: str | None,
+    environments: bool,
+) -> tuple[Arm, Arm, list[PairedCase], list[str]]:
+    """Both arms, what to compare, and what a reader must know of it. Raises UserError for what cannot be compared."""
+    from pyperf_suite.findings.discovery import is_users
+    from pyperf_suite.regressions.pairs.arms import PairedCase, choose, pair_variants, parse_variant, this_code
+
+    old_fields, new_fields = parse_variant(old), parse_variant(new)
+    if (old_fields is None) != (new_fields is None):
+        raise UserError(f"--old {old} and --new {new}: a variant (FIELD=VALUE) can only be compared with a variant.")
+    said: list[str] = []
+    if old_fields is not None and new_fields is not None:
+        old_arm, new_arm = this_code(old), this_code(new)
+        cases = pair_variants(_planned(probes, profile, where, axes), old_fields, new_fields)
+    elif any(map(is_users, probes)):
+        old_arm, new_arm, planned, said = _users_sides(probes, profile, where, axes, old, new, environments)
+        cases = [PairedCase.same(each.probe, each.case) for each in planned]
+    else:
+        cases = [PairedCase.same(each.probe, each.case) for each in _planned(probes, profile, where, axes)]
+        # Words are few and builds are long: whether something is left is asked first.
+        cases = choose(cases, expression) if expression else cases
+        old_arm, new_arm = _arms(old, new, environments)
+    return old_arm, new_arm, choose(cases, expression) if expression else cases, said
+
+
+def _users_sides(
+    probes: tuple[str, ...],
+    profile: str,
+    where: Device,
+    axes: tuple[str, ...],
+    old: str,
+    new: str,
+    environments: bool,
+) -> tuple[Arm, Arm, list[PlannedCase], list[str]]:
+    """The same for kernels of the user's own: the cases are those that the new side's code declares."""
+    from pyperf_suite.regressions.pairs.user_arms import arm_of, kernels_of, located, notes_on, require
+
+    root, benches = located(probes)
+    for asked in (old, new):
+        require(asked, root)
+    arms = []
+    for asked in (old, new):
+        click.echo(f"Preparing {asked}, unless it is kept from before …", err=True)
+        arms.append(arm_of(asked, root, benches, environments))
+    old_arm, new_arm = arms
+    with kernels_of(old_arm if new_arm.failure else new_arm, root, probes) as names:
+        planned = _planned(names, profile, where, axes)
+    return old_arm, new_arm, planned, notes_on(old_arm, new_arm, benches)
+
+
+def _planned(probes: Sequence[str], profile: str, where: Device, axes: tuple[str, ...]) -> list[PlannedCase]:
+    """The cases of the probes, or of all that are timed and need no group of processes."""
+    from pyperf_suite.findings.axes import overrides_for
+    from pyperf_suite.findings.discovery import all_probes, expanded, find_probe, overrides_of
+    from pyperf_suite.runner.plan import PlannedCase
+    from pyperf_suite.runner.profiles import find_profile
+    from pyperf_suite.workloads import find_workload
+
+    chosen = find_profile(profile)
+    overrides = overrides_of(axes)
+    names = expanded(probes or (probe.name for probe in all_probes() if probe.is_timed))
+    planned = [
+        PlannedCase(name, case)
+        for name in names
+        for case in find_probe(name).cases(chosen.name, where, overrides_for(name, overrides))
+    ]
+    alone = [each for each in planned if not find_workload(each.case.operator).ranks(each.case.parameters)]
+    if not alone:
+        raise UserError(f"{', '.join(names)} measures groups of processes, which cannot take turns in pairs: use run.")
+    return alone
+
+
+def _arms(old: str, new: str, environments: bool) -> tuple[Arm, Arm]:
+    for asked in (old, new):
+        _require(asked)
+    return _arm(old, environments), _arm(new, environments)
+
+
+def _require(asked: str) -> None:
+    """Raise UserError where a side is no interpreter and no revision, before minutes go into building the other."""
+    from pyperf_suite.regressions.pairs.arms import parse_requirements
+    from pyperf_suite.regressions.pairs.builds import find_checkout
+
+    if parse_requirements(asked) is not None:
+        raise UserError(f"{asked} is a requirement, under which kernels of your own are compared: name a FILE.py.")
+    if asked == "." or not Path(asked).is_file():
+        find_checkout().commit("HEAD" if asked == "." else asked)
+
+
+def _arm(asked: str, environment: bool) -> Arm:
+    """One side: an interpreter where that is what the path names, the working tree for `.`, else a revision."""
+    from pyperf_suite.regressions.pairs.builds import find_checkout, interpreter_arm, revision_arm
+
+    if asked != "." and Path(asked).is_file():
+        return interpreter_arm(Path(asked))
+    checkout = find_checkout()
+    click.echo(f"Building {asked}, unless it is kept from before …", err=True)
+    return revision_arm(checkout, asked, environment)
+
+
+def _manifest(old: Arm, new: Arm, cases: Sequence[PairedCase], where: Device, rule: dict[str, Any]) -> dict[str, Any]:
+    from pyperf_suite.hardware.machine import identity, state
+
+    arms = {"old": old.to_json(), "new": new.to_json()}
+    machine = {"device": str(where), "identity": dict(identity(where).fields), "state": state(where)}
+    return {"arms": arms, "cases": len(cases), **rule, **machine}
+
+
+def _keep(folder: Path, findings: Sequence[Judgement]) -> None:
+    import json
+
+    try:
+        text = json.dumps([asdict(finding) for finding in findings], indent=1)
+        files.write_whole(folder / "findings.json", text + "\n")
+    except OSError as error:
+        click.echo(f"Warning: the findings could not be written to {folder}: {error.strerror}.", err=True)
+
+
+def _notes(findings: Sequence[Judgement], folder: Path, results: Path, machine: str) -> list[str]:
+    from pyperf_suite.regressions.selfcheck import latest_selfcheck
+
+    notes = [f"Every pair is kept in {folder / 'pairs.jsonl'}."]
+    unsupported = [finding for finding in findings if finding.details.get("unsupported")]
+    if unsupported:
+        first = unsupported[0]
+        notes.append(f"{len(unsupported)} left out, the first {first.benchmark}: {first.sentence}")
+    selfcheck = latest_selfcheck(results, machine)
+    if selfcheck is not None:
+        notes.append(selfcheck.sentence())
+    else:
+        notes.append("How often such verdicts are wrong on this machine is not known: tools/selfcheck.py measures it.")
+    return notes

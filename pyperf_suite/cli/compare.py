@@ -1,0 +1,245 @@
+"""`pyperf-suite compare` and `track`: what two finished runs tell of each other, and what changed in all of them."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyperf_suite.cli.options import device_option, machine_option, margin_option, results_option, seed_option
+from pyperf_suite.cli.outcome import OutcomeOptions, finish, outcome_options, rules_of
+from pyperf_suite.errors import Interrupted, UserError
+
+if TYPE_CHECKING:
+    from pyperf_suite.regressions.stored.journals import Measured
+    from pyperf_suite.regressions.stored.store import Side, Store
+    from pyperf_suite.regressions.thresholds import Thresholds
+    from pyperf_suite.regressions.tracking import Nomination, Tracked
+    from pyperf_suite.regressions.verdict import Judgement
+
+
+# Benchmarks named in a sentence about what was not compared; a run may hold hundreds.
+NAMED = 4
+
+
+@click.command()
+@click.argument("old", metavar="OLD")
+@click.argument("new", metavar="NEW")
+@margin_option
+@click.option("-k", "pattern", metavar="TEXT", help="Only benchmarks whose label holds TEXT; * stands for anything.")
+@results_option("Where runs are looked for by name, and where the history is that tells how much runs differ.")
+@outcome_options
+def compare(
+    old: str, new: str, margin: float | None, pattern: str | None, results: Path, outcome: OutcomeOptions
+) -> None:
+    """Compare two finished runs: is what got slower beyond what runs of identical code differ by?
+
+    OLD and NEW are each a run's folder or name, latest, latest~1 for the one before it, a records.jsonl, or
+    pytest-benchmark JSON. Slower or faster is said only where the noise from run to run is known from at least five
+    stored runs of the machine. Two live versions tell far more: pyperf-suite ab.
+
+    Exit code 0 fine, 1 slower, 2 a usage or data error, 3 undecided.
+
+    \b
+    Examples:
+      pyperf-suite compare latest~1 latest
+      pyperf-suite compare before.json after.json --margin 3%
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.regressions.compare import one_sided
+    from pyperf_suite.regressions.stored.store import find_side
+    from pyperf_suite.regressions.thresholds import load_thresholds
+
+    thresholds = load_thresholds()
+    before, after = (_chosen(find_side(name, results), pattern) for name in (old, new))
+    if old == new or (before.run_ids and before.run_ids == after.run_ids):
+        raise UserError(f"OLD and NEW are both {before.name}: name two runs, as in latest~1 latest.")
+    findings, notes = _compare(before, after, thresholds, margin, results)
+    uncompared = one_sided(before, after)
+    notes = [*before.notes, *after.notes, *_uncompared_sentences(before, after, uncompared), *notes]
+    extra = {"old": _plain(before), "new": _plain(after), "not_compared": uncompared}
+    finish(findings, outcome, f"{before.name} against {after.name}", notes, extra)
+
+
+def _compare(
+    old: Side, new: Side, thresholds: Thresholds, margin: float | None, results: Path
+) -> tuple[list[Judgement], list[str]]:
+    """The findings, and what a reader should know of how they came about."""
+    from pyperf_suite.regressions.compare import compare_sides, noise_from_store, sentinel_sentence
+    from pyperf_suite.regressions.selfcheck import latest_selfcheck
+    from pyperf_suite.regressions.stored.foreign import FOREIGN_PROBES
+    from pyperf_suite.regressions.stored.store import Store
+
+    def margin_of(probe: str, label: str) -> float:
+        return thresholds.margin_of(probe, label, margin)
+
+    notes = []
+    if any(one.medians for one in _all(new)):
+        ours = any(one.probe not in FOREIGN_PROBES for one in _all(new))
+        notes.append(
+            "The runs were measured at different times, which is in every difference"
+            + ("; pyperf-suite ab takes turns." if ours else ".")
+        )
+    if old.commit and old.commit == new.commit and not any(one.dirty for one in (*_all(old), *_all(new))):
+        notes.append(f"Both measured commit {old.commit[:12]}: what differs is not this project's code.")
+    if moved := sentinel_sentence(old, new):
+        notes.append(moved)
+    if not results.is_dir():
+        return compare_sides(old, new, margin_of, lambda _: None), notes
+    with Store(results) as store:
+        store.update()
+        noise_of = noise_from_store(store, new.machine, [*old.run_ids, *new.run_ids])
+        findings = compare_sides(old, new, margin_of, noise_of)
+        notes += store.notes
+    checked = latest_selfcheck(results, new.machine)
+    if checked is not None:
+        notes.append(f"Of pairs, not of finished runs: {checked.sentence()}")
+    return findings, notes
+
+
+def _chosen(side: Side, pattern: str | None) -> Side:
+    import dataclasses
+
+    from pyperf_suite.regressions.thresholds import matches
+
+    if pattern is None:
+        return side
+    kept = {
+        key: one
+        for key, one in side.benchmarks.items()
+        if one.kind == "sentinel" or pattern == one.case_id or matches(f"*{pattern}*", one.label)
+    }
+    if all(one.kind == "sentinel" for one in kept.values()):
+        raise UserError(f"{side.name} holds no benchmark whose label holds {pattern!r}: leave -k out to see them all.")
+    return dataclasses.replace(side, benchmarks=kept)
+
+
+def _uncompared_sentences(old: Side, new: Side, uncompared: Mapping[str, Sequence[str]]) -> list[str]:
+    """A sentence for each kind of benchmark that could not be compared, naming the first few."""
+    where = {"only_old": f"only in {old.name}", "only_new": f"only in {new.name}", "neither": "measured in neither run"}
+    found = []
+    for kind, labels in uncompared.items():
+        if labels:
+            more = f"; and {len(labels) - NAMED} more, which --json names" if len(labels) > NAMED else ""
+            found.append(f"Not compared, {where[kind]} ({len(labels)}): {'; '.join(labels[:NAMED])}{more}.")
+    return found
+
+
+def _all(side: Side) -> list[Measured]:
+    return list(side.benchmarks.values())
+
+
+def _plain(side: Side) -> dict[str, str]:
+    return {"name": side.name, "machine": side.machine, "commit": side.commit}
+
+
+@click.command()
+@click.argument("benchmark", required=False, metavar="[BENCHMARK]")
+@results_option()
+@machine_option
+@click.option(
+    "--since",
+    type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]),
+    metavar="DATE",
+    help="Tell changes that began since then (UTC); by default those among a series' newest 30 points.",
+)
+@click.option("--confirm", "rerun", is_flag=True, help="Pair the two commits of each slower change, here and now.")
+@click.option(
+    "--budget", default=30, show_default=True, type=click.IntRange(1, 3600), metavar="SECONDS",
+    help="For one benchmark that is rerun.",
+)  # fmt: skip
+@margin_option
+@device_option("Where to rerun: auto, cpu, cuda:N.")
+@seed_option("Of the order of reruns.")
+@outcome_options
+def track(
+    benchmark: str | None,
+    results: Path,
+    machine: str | None,
+    since: datetime.datetime | None,
+    rerun: bool,
+    budget: int,
+    margin: float | None,
+    device: str,
+    seed: int,
+    outcome: OutcomeOptions,
+) -> None:
+    """Search the stored series of all benchmarks, or of BENCHMARK, for changes; the most recent first.
+
+    History only nominates: a slower change is undecided (exit code 3) until --confirm has paired the two commits
+    between which it came.
+
+    \b
+    Examples:
+      pyperf-suite track
+      pyperf-suite track --confirm --markdown "$GITHUB_STEP_SUMMARY"
+      pyperf-suite track 'matmul*' --since 2026-01-31 --fail-on nominated
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.regressions.stored.store import Store
+    from pyperf_suite.regressions.tracking import track as search
+
+    with Store(results) as store:
+        store.update()
+        wanted = store.benchmarks(benchmark, machine)
+        if not wanted:
+            raise UserError(store.why_nothing(benchmark, machine))
+        found = search(store, wanted, since.isoformat() if since else None)
+        notes = [*found.notes, *store.notes, *store.damage]
+        findings = [nomination.judgement() for nomination in found.current]
+        if rerun:
+            findings, extra_notes = _confirmed(store, found, results, device, budget, margin, seed)
+            notes += extra_notes
+    finish(
+        findings,
+        outcome,
+        "Changes in history" + (f" of {benchmark}" if benchmark else ""),
+        notes,
+        {"earlier": [nomination.sentence for nomination in found.earlier]},
+    )
+
+
+def _confirmed(
+    store: Store, found: Tracked, results: Path, device: str, budget_s: float, margin: float | None, seed: int
+) -> tuple[list[Judgement], list[str]]:
+    """Findings with the slower changes rerun, the rest as it was; and where the pairs lie."""
+    from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.hardware.machine import identity
+    from pyperf_suite.regressions.confirm import cases_of, confirm
+    from pyperf_suite.regressions.pairs.ab import PairJournal, comparison_folder
+    from pyperf_suite.regressions.pairs.builds import find_checkout, revision_arm
+
+    where = resolve(device)
+    machine = identity(where).slug
+    slower = [each for each in found.current if each.is_slower and not each.is_exact]
+    others = [each.judgement() for each in found.current if each not in slower]
+    paths = {(run.machine, run.run_id): run.path for run in store.runs()}
+
+    def records_of(nomination: Nomination) -> Path:
+        return paths[nomination.series.machine, nomination.first.run_id]
+
+    able, unable = cases_of(slower, machine, records_of)
+    if not able:
+        return [*unable, *others], []
+    checkout = find_checkout()
+    manifest: dict[str, Any] = {
+        "asked_by": "track --confirm",
+        "device": str(where),
+        "seed": seed,
+        "budget_s": budget_s,
+        "commits": [list(commits) for commits in dict.fromkeys(each.commits for each in able)],
+        "cases": [each.case.to_json() for each in able],
+    }
+    folder = comparison_folder(results, machine, manifest)
+    click.echo(f"Rerunning {len(able)} nominated changes, up to {budget_s:g} s each after their builds.", err=True)
+    try:
+        with PairJournal(folder / "pairs.jsonl") as journal:
+            decided = confirm(
+                *(able, lambda commit: revision_arm(checkout, commit), where, rules_of(margin), seed),
+                budget_s=budget_s,
+                journal=journal,
+            )
+    except KeyboardInterrupt:
+        raise Interrupted(f"Interrupted; the pairs measured so far are kept in {folder}.") from None
+    return [*decided, *unable, *others], [f"The pairs of the reruns are in {folder}."]

@@ -1,0 +1,370 @@
+"""`pyperf-suite`: the command line, a thin front end over runner, probes and report.
+
+Everything heavy is imported inside the command that needs it, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyperf_suite import __version__
+from pyperf_suite.cli.group import Suite
+from pyperf_suite.cli.measuring import folder_of, kept_when_interrupted, progress_on, workers_of_the_launcher
+from pyperf_suite.cli.options import Finite, measuring_options
+from pyperf_suite.errors import Interrupted, UserError, offer, printable
+
+if TYPE_CHECKING:
+    from pyperf_suite.findings.probe import Probe
+    from pyperf_suite.runner.plan import Plan
+    from pyperf_suite.runner.session import Session
+
+HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+class Spoken(click.ClickException):
+    """An error that click prints as one sentence."""
+
+    def __init__(self, message: str, exit_code: int = 2) -> None:
+        super().__init__(printable(message))
+        self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
+
+
+class Speaking(click.Command):
+    """A UserError is one sentence on standard error and exit code 2, click's own for bad usage.
+
+    A command that a signal ended exits with 128 and the signal's number, as shells expect: 130 after Ctrl-C.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        warnings.showwarning = _speak_warning
+        received: list[int] = []
+        try:
+            with _signals_interrupt(received):
+                return super().invoke(ctx)
+        except (Interrupted, KeyboardInterrupt) as error:
+            number = received[-1] if received else signal.SIGINT
+            raise Spoken(str(error) or "Interrupted.", 128 + number) from error
+        except UserError as error:
+            raise Spoken(str(error)) from error
+
+
+class CommandLine(Speaking, Suite):
+    """All commands."""
+
+
+@contextmanager
+def _signals_interrupt(received: list[int]) -> Iterator[None]:
+    """SIGTERM, as batch systems send it, and SIGHUP of a closed terminal end a command as Ctrl-C does.
+
+    By default they end this process at once, and its workers and ranks work on alone until their case is over. A signal
+    that is ignored, as under nohup, stays so. `received` gets the number of what came.
+    """
+
+    def interrupt(number: int, _: Any) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    taken = [each for each in (signal.SIGTERM, signal.SIGHUP) if is_main and signal.getsignal(each) is signal.SIG_DFL]
+    for each in taken:
+        signal.signal(each, interrupt)
+    try:
+        yield
+    finally:
+        for each in taken:
+            signal.signal(each, signal.SIG_DFL)
+
+
+def _speak_warning(message: Warning | str, *_: object, **__: object) -> None:
+    click.echo(f"Warning: {printable(str(message))}", err=True)
+
+
+@click.group(cls=CommandLine, context_settings=HELP)
+@click.version_option(__version__, prog_name="pyperf-suite")
+def main() -> None:
+    """Measure the laws that decide how fast a transformer trains on this machine."""
+
+
+@main.command()
+@click.argument("probes", nargs=-1, metavar="[PROBE]...")
+@click.option("--list", "list_probes", is_flag=True, help="List the probes, or the axes and times of those named.")
+@click.option(
+    "--shape",
+    metavar="NAME[,NAME]",
+    help="A model that guides train: bert-base, bert-large or gpt2. Without PROBE, in every probe that knows them.",
+)
+@click.option("--isa", metavar="NAME", help="Our CPU kernels of that instruction set, as avx2, not of the best here.")
+@measuring_options
+def run(
+    probes: tuple[str, ...],
+    list_probes: bool,
+    shape: str | None,
+    isa: str | None,
+    axes: tuple[str, ...],
+    device: str,
+    **options: Any,
+) -> None:
+    """Measure PROBEs, or all that are timed, and report what was found.
+
+    FILE.py, FILE.py:FUNCTION and PACKAGE.MODULE:FUNCTION are kernels of your own: docs/your_kernel.md.
+
+    \b
+    Examples:
+      pyperf-suite run tile_wave
+      pyperf-suite run bench_softmax.py --profile standard
+      pyperf-suite run block precision --shape bert-base
+      pyperf-suite run baseline --isa avx2
+      pyperf-suite run tile_wave -a tile=64x64x256 -a schedule=data_parallel,stream_k --profile standard
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    if list_probes:
+        from rich.console import Console
+
+        _print_probes(Console(emoji=False), probes, device)
+        return
+    if shape is not None:
+        probes, axes = _of_shape(probes), (*axes, f"shape={shape}")
+    if isa is not None:
+        axes = (*axes, *_of_isa(isa, probes, axes, device, options["profile"]))
+    _run(probes, axes=axes, device=device, **options)
+
+
+def _of_isa(isa: str, probes: tuple[str, ...], axes: tuple[str, ...], device: str, profile: str) -> list[str]:
+    """The axes by which probes take our kernels of that instruction set. Raises UserError where none takes ours."""
+    from pyperf_suite.findings.axes import overrides_for, replace_axes
+    from pyperf_suite.findings.discovery import find_probe, overrides_of
+    from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.workloads.backends import INSTRUCTION_SETS, named_by_isa
+
+    if isa not in INSTRUCTION_SETS:
+        raise UserError(f"--isa {isa[:40]} is not known: {offer(isa, INSTRUCTION_SETS)}")
+    overrides, ours = overrides_of(axes), named_by_isa("")
+    found = []
+    for name in _named(probes):
+        asked = {key: value for key, value in overrides_for(name, overrides).items() if key == "implementation"}
+        its = replace_axes(find_probe(name).axes(profile, resolve(device)), asked)
+        taken = getattr(its, "implementation", ())
+        if ours in taken:
+            taken = (named_by_isa(isa) if each == ours else each for each in taken)
+            found.append(f"{name}.implementation={','.join(taken)}")
+    if not found:
+        raise UserError(f"--isa {isa} was asked for, but no probe asked for takes our CPU kernels: run baseline does.")
+    return found
+
+
+def _of_shape(probes: tuple[str, ...]) -> tuple[str, ...]:
+    """Those asked for, or all that train the guides' models. Raises UserError for one that does not."""
+    from pyperf_suite.findings.discovery import all_probes, expanded, find_probe
+
+    those = tuple(probe.name for probe in all_probes() if probe.shaped)
+    if others := [name for name in expanded(probes) if not find_probe(name).shaped]:
+        raise UserError(f"{others[0]} trains none of the guides' models: --shape is for {', '.join(those)}.")
+    return probes or those
+
+
+@main.command()
+@click.option("--ranks", type=click.IntRange(1), metavar="N", help="Processes on this machine; else as the probe has.")
+@click.option(
+    "--soak",
+    "soak_min",
+    default=0.0,
+    type=Finite(0),
+    metavar="MINUTES",
+    help="Then repeat the cases for so long: how stable is a shared network?",
+)
+@click.option("--no-peer-to-peer", is_flag=True, help="After each case the same without NVLink and PCIe peer access.")
+@click.option(
+    "--model",
+    metavar="NAME=NUMBER,...",
+    help="Judge the training of this model, as in layers=12,hidden=768,ffn=3072,heads=12,vocab=50257,compute_ms=90.",
+)
+@measuring_options
+def collectives(
+    ranks: int | None, soak_min: float, no_peer_to_peer: bool, model: str | None, axes: tuple[str, ...], **options: Any
+) -> None:
+    """Measure raw collective bandwidth: `run collectives`, and what torchrun and SLURM start.
+
+    \b
+    Examples:
+      pyperf-suite collectives --ranks 2 -a op=all_reduce -a size=1KiB,1MiB
+      torchrun --nproc-per-node=8 -m pyperf_suite collectives --profile standard
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    if ranks is not None:
+        axes = (*axes, f"ranks={ranks}")
+    if no_peer_to_peer:
+        axes = (*axes, "peer_to_peer=true,false")
+    if model is not None:
+        _judge_training_of(model, options["device"])
+    _run(("collectives",), axes=axes, soak_min=soak_min, **options)
+
+
+def _judge_training_of(model: str, device: str) -> None:
+    """Have the probe of this process, which measures once and ends, judge that model."""
+    from pyperf_suite.findings.discovery import replace_probe
+    from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.probes.collectives import FLOP_PER_S, PROBE, TrainingSizes, analyse
+
+    training = TrainingSizes.parse(model, FLOP_PER_S[resolve(device).kind])
+    replace_probe(replace(PROBE, analyse=lambda rows: analyse(rows, training)))
+
+
+def _run(
+    probes: tuple[str, ...],
+    profile: str,
+    device: str,
+    axes: tuple[str, ...],
+    results: Path,
+    seed: int,
+    resume: str | None,
+    deadline_s: float,
+    as_json: bool,
+    wide: bool,
+    budget_s: float | None = None,
+    soak_min: float = 0.0,
+) -> None:
+    """Measure and report; in ranks other than the first of a launcher's, do what the first one asks."""
+    from rich.console import Console
+
+    from pyperf_suite.ranks.launch import rank_environment
+    from pyperf_suite.render.run_report import report_run, run_as_json
+    from pyperf_suite.render.terminal import console_for
+    from pyperf_suite.runner.plan import most_informative_first
+    from pyperf_suite.runner.session import Session
+
+    workers = None
+    if rank_environment().launched:
+        workers = workers_of_the_launcher(device, deadline_s)
+        if workers is None:
+            return
+    try:
+        plan = _plan(probes, profile, device, axes, seed)
+        plan.validate()
+        if budget_s is not None:
+            plan = replace(plan, cases=most_informative_first(plan.cases, seed))
+        budget_s = budget_s or math.inf
+        session = Session(plan, folder_of(plan, results, resume), deadline_s, workers, budget_s)
+    except UserError:
+        # Nothing is wrong with the other ranks: they go, and only this one's sentence is heard.
+        if workers is not None:
+            workers.close()
+        raise
+    _measure_all(session, Console(stderr=True, emoji=False), soak_min)
+    records = list(session.records)  # read once from the disk
+    if as_json:
+        click.echo(run_as_json(session.folder, records), nl=False)
+    else:
+        report_run(console_for(wide), session.folder, records)
+
+
+def _named(probes: tuple[str, ...]) -> list[str]:
+    """The probes asked for, or all that are timed."""
+    from pyperf_suite.findings.discovery import all_probes, expanded
+
+    return expanded(probes or (probe.name for probe in all_probes() if probe.is_timed))
+
+
+def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, ...], seed: int) -> Plan:
+    from pyperf_suite.findings.axes import overrides_for
+    from pyperf_suite.findings.discovery import find_probe, overrides_of
+    from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.ranks.launch import rank_environment
+    from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
+    from pyperf_suite.runner.profiles import find_profile
+
+    chosen = find_profile(profile)
+    where = resolve(device)
+    overrides = overrides_of(axes)
+    cases = [
+        PlannedCase(name, case)
+        for name in _named(probes)
+        for case in find_probe(name).cases(chosen.name, where, overrides_for(name, overrides))
+    ]
+    if rank_environment().launched:
+        # Fresh processes are the launcher's to start, so each case gets one trial.
+        chosen = replace(chosen, processes=1)
+    return Plan(in_random_order(cases, seed), chosen, where, seed, axes)
+
+
+def _measure_all(session: Session, console: Any, soak_min: float = 0.0) -> None:
+    """Measure every case and show how far it is; what is interrupted can be resumed."""
+    from pyperf_suite.findings.discovery import follow_ups
+
+    plan = session.plan
+    console.print(f"{', '.join(plan.probes)}: {session.outlook.line}", highlight=False, soft_wrap=True)
+    with kept_when_interrupted(session):
+        session.open()
+        if session.kept:
+            console.print(session.kept, highlight=False, soft_wrap=True)
+        visits = session.visits()
+        with progress_on(console, len(visits)) as show:
+            session.visit_all(visits, show, lambda _, record: _speed(record))
+            asked = ((planned, n) for planned in follow_ups(plan, session.records) for n in session.processes(planned))
+            for done, visit in enumerate(session.within_budget(asked), len(visits) + 1):
+                show(done, done, f"following up: {_speed(session.visit(*visit))}", lambda: 0.0)
+            end = time.monotonic() + 60 * soak_min
+            for done, planned in enumerate(itertools.cycle(plan.cases), len(visits) + 1):
+                if time.monotonic() >= end:
+                    break
+                show(done, done, f"soaking: {_speed(session.visit_again(planned))}", lambda: 0.0)
+        session.finish()
+    if session.cut_short:
+        console.print(session.cut_short, highlight=False, soft_wrap=True)
+
+
+def _speed(record: Any) -> str:
+    if record.outcome != "ok":
+        return printable(f"{record.outcome}: {record.reason}"[:60])
+    flop = record.work.get("flop")
+    return f"{flop / record.seconds / 1e12:.3f} TFLOP/s" if flop else record.kernel["name"]
+
+
+def _print_probes(console: Any, names: tuple[str, ...], device: str) -> None:
+    """Every probe's question by topic; of those that are named their axes, and what each profile takes here."""
+    from pyperf_suite.findings.discovery import expanded, find_probe, listed
+
+    def line(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True)
+
+    if not names:
+        probes = listed()
+        width = max(len(probe.name) for probe in probes)
+        for topic, members in itertools.groupby(probes, key=lambda probe: probe.topic):
+            line(f"[bold]{topic}[/bold]")
+            for each in members:
+                line(f"  {each.name:{width}}  {each.question}")
+        line("\nAxes, values and how long each profile takes here: pyperf-suite run --list PROBE")
+    for probe in [find_probe(name) for name in expanded(names)]:
+        line(f"[bold]{probe.name}[/bold]  {probe.question}")
+        _print_profiles(line, probe, device)
+
+
+def _print_profiles(line: Callable[[str], None], probe: Probe, device: str) -> None:
+    """What each profile takes here, and the values of its axes where they differ from those of the one before."""
+    from rich.markup import escape
+
+    from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase
+    from pyperf_suite.runner.profiles import PROFILES
+
+    where = resolve(device)
+    before: dict[str, str] = {}
+    for profile in PROFILES.values():
+        plan = Plan(tuple(PlannedCase(probe.name, case) for case in probe.cases(profile.name, where)), profile, where)
+        line(f"  {Outlook(plan).line} ({profile.purpose})")
+        axes = probe.axes(profile.name, where)
+        for field in fields(axes):
+            values = ",".join(map(str, getattr(axes, field.name)))
+            if before.get(field.name) != values:
+                before[field.name] = values
+                line(f"    -a {field.name}={escape(values)}")

@@ -1,0 +1,169 @@
+"""Options that several commands share, and the kinds of values that people write for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from pyperf_suite.errors import UserError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+DEFAULT_RESULTS = "bench_results"
+PROFILE_NAMES = ("quick", "standard", "full")
+
+
+def options(*given: Callable[..., Any]) -> Callable[[Command], Command]:
+    """Several options as one decorator, in the order in which help shows them."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(given):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+class Finite(click.FloatRange):
+    """A number of the range that is neither nan, which no comparison keeps out, nor infinite."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+class Share(click.ParamType):
+    """A share between 0 and 1, written as `1%` or `0.01`."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from pyperf_suite.regressions.thresholds import parse_share
+
+        try:
+            return parse_share(value)
+        except ValueError as reason:
+            self.fail(f"{reason}.", param, ctx)
+
+
+class Percent(click.ParamType):
+    """From 0 to 100 percent, written with or without the sign: `2%` or `2`."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = float(str(value).strip().removesuffix("%"))
+        except ValueError:
+            self.fail(f"{value!r} is no number of percent: write it as 2 or 2%.", param, ctx)
+        if not 0 <= number <= 100:
+            option = param.opts[0] if param else "It"
+            raise UserError(f"{option} has to lie between 0 and 100 %, but {number:g} was asked for.")
+        return number
+
+
+class Gibibytes(click.ParamType):
+    """A size of memory in GiB: `80`, `80GiB`, or `80GB`, which are 74.5 of them."""
+
+    name = "memory"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip().lower()
+        try:
+            return float(text.removesuffix("gb").removesuffix("gib")) * (1e9 / 2**30 if text.endswith("gb") else 1.0)
+        except ValueError:
+            self.fail(
+                f"{value!r} is not a size of memory: write GiB, as in 80 or 80GiB, or GB, as in 80GB.", param, ctx
+            )
+
+
+def path_option(*names: str, metavar: str = "FILE", **more: Any) -> Callable[[Command], Command]:
+    """A file or a folder."""
+    return click.option(*names, type=click.Path(path_type=Path), metavar=metavar, **more)
+
+
+def _shared(*names: str, text: str = "", **settings: Any) -> Callable[..., Callable[[Command], Command]]:
+    """Makes an option whose help and default a command may replace."""
+
+    def option(text: str = text, default: Any = None) -> Callable[[Command], Command]:
+        return click.option(*names, help=text or None, **settings | ({} if default is None else {"default": default}))
+
+    return option
+
+
+results_option = _shared(
+    "--results",
+    default=DEFAULT_RESULTS,
+    show_default=True,
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+)
+device_option = _shared("--device", text="auto, cpu, or cuda:N.", default="auto", show_default=True, metavar="DEVICE")
+profile_option = _shared("--profile", default="quick", show_default=True, metavar="NAME")
+seed_option = _shared("--seed", default=0, show_default=True)
+json_option = _shared("--json", "as_json", text="Print the result as JSON instead of tables.", is_flag=True)
+
+# None if it was not given; `Thresholds.margin_of` knows what then holds for a benchmark.
+margin_option = click.option(
+    "--margin",
+    type=Share(),
+    metavar="SHARE",
+    help="Slowdown that is tolerated, as 1% or 0.01; by default what pyproject.toml says, or 1%.",
+)
+wide_option = click.option("--wide", is_flag=True, help="Print every column of a table, however wide the terminal is.")
+machine_option = click.option(
+    "--machine", metavar="NAME", help="Only this machine: the name of a folder of the results."
+)
+axes_option = click.option(
+    "-a",
+    "--axis",
+    "axes",
+    multiple=True,
+    metavar="[PROBE.]AXIS=VALUE[,VALUE]",
+    help="Replace an axis of the sweep, as in tile=64x64x256 or workers=1,2.",
+)
+
+run_options = options(
+    device_option(),
+    results_option(),
+    click.option(
+        "--resume",
+        is_flag=False,
+        flag_value="latest",
+        metavar="[RUN]",
+        help="Go on with the newest run of the same cases, or with RUN; what it holds is not measured again.",
+    ),
+    click.option(
+        "--deadline",
+        "deadline_s",
+        default=120.0,
+        show_default=True,
+        type=Finite(0, min_open=True),
+        metavar="SECONDS",
+        help="For one case, and for each step that several ranks take together.",
+    ),
+    json_option(),
+    wide_option,
+)
+"""Where to measure, where results lie, and how to print them."""
+
+measuring_options = options(
+    profile_option(", ".join(PROFILE_NAMES)),
+    axes_option,
+    seed_option("Seed of the order in which cases are measured."),
+    click.option(
+        "--budget",
+        "budget_s",
+        type=Finite(0, min_open=True),
+        metavar="SECONDS",
+        help="End the run in order within so many seconds, the most informative cases first.",
+    ),
+    run_options,
+)
+"""The options of every command that measures cases of probes in a profile."""

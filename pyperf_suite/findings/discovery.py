@@ -1,0 +1,200 @@
+"""Which probes there are: every module of `pyperf_suite.probes` with a PROBE, and those that other packages bring.
+
+A package brings probes by entry points of the group `pyperf_suite.probes`, each named as its probe. One that cannot be
+imported is named in a warning and passed over; only who asks for it is refused. A name that ends in `.py` or holds `:`
+is a user's own: a file with all its kernels, one kernel of a file or module, or a test that pytest measured. While a
+run goes on, probes may ask for more cases: `follow_ups`.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import pkgutil
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyperf_suite.errors import UserError, offer
+from pyperf_suite.findings.axes import parse_overrides
+
+if TYPE_CHECKING:
+    from pyperf_suite.findings.probe import Probe
+    from pyperf_suite.runner.plan import Plan, PlannedCase
+    from pyperf_suite.runner.record import Record
+
+TOPICS = ("products", "attention", "network", "training", "the whole step", "laws", "the machine", "your kernels")
+"""What probes are about, in the order in which they are listed and shown."""
+
+PACKAGE = "pyperf_suite.probes"
+PROBES = Path(__file__).parent.parent / "probes"
+
+REPLACED: dict[str, Probe] = {}
+
+
+def _own_names() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules([str(PROBES)]) if not module.name.startswith("_")]
+
+
+@functools.cache
+def probe_names() -> tuple[str, ...]:
+    """All names, without importing a probe."""
+    return tuple(dict.fromkeys((*_own_names(), *(each.name for each in metadata.entry_points(group=PACKAGE)))))
+
+
+@functools.cache
+def _load(name: str) -> Probe:
+    if name in _own_names():  # which no plugin of the same name takes the place of
+        found = importlib.import_module(f"{PACKAGE}.{name}").PROBE
+    else:
+        plugin = next(each for each in metadata.entry_points(group=PACKAGE) if each.name == name)
+        try:
+            found = plugin.load()
+        except (Exception, SystemExit) as error:  # a stranger's module may raise anything
+            raise UserError(f"The probe {name} of {plugin.value} cannot be imported: {error!r:.200}") from error
+    from pyperf_suite.findings.probe import Probe
+
+    if not isinstance(found, Probe) or found.name != name:
+        raise UserError(f"The probe {name} is no Probe of that name: {found!r:.120}")
+    return found
+
+
+def find_probe(name: str) -> Probe:
+    """The probe of that name. Raises UserError that names the nearest, or says why it cannot be had."""
+    if name in REPLACED:
+        return REPLACED[name]
+    if is_users(name):
+        from pyperf_suite.findings.user_probe import user_probe
+
+        return user_probe(name)
+    if name not in probe_names():
+        raise UserError(f"Unknown probe {name[:80]!r}: {offer(name, probe_names())}")
+    return _load(name)
+
+
+def is_users(name: str) -> bool:
+    """Whether a name is of a user's file or kernel, whatever probes there are."""
+    return name.endswith(".py") or ":" in name
+
+
+def is_known(name: str) -> bool:
+    """Whether `find_probe` can say what records of that probe mean."""
+    return is_users(name) or name in probe_names()
+
+
+def expanded(names: Iterable[str]) -> list[str]:
+    """Names of probes, each once; of a user's file all its kernels. Raises UserError for a file that has none."""
+    if any(map(is_users, names := list(names))):
+        from pyperf_suite.findings import user_probe
+
+        names = user_probe.expanded(names)
+    return list(dict.fromkeys(names))
+
+
+def all_probes() -> list[Probe]:
+    """Every probe that can be imported, by topic; others are named in a warning."""
+    found = []
+    for name in dict.fromkeys((*probe_names(), *REPLACED)):
+        try:
+            found.append(find_probe(name))
+        except UserError as error:
+            warnings.warn(str(error), stacklevel=2)
+    places = {topic: place for place, topic in enumerate(TOPICS)}
+    return sorted(found, key=lambda probe: places.get(probe.topic, len(TOPICS)))
+
+
+class Listed(NamedTuple):
+    """What a list shows of a probe."""
+
+    topic: str
+    name: str
+    question: str
+
+
+def listed() -> list[Listed]:
+    """Every probe by topic, read off the sources of ours: importing them all takes longer than a person should wait."""
+    found, own = [], _own_names()
+    for name in probe_names():
+        try:
+            found.append(
+                _read(name) if name in own else Listed((probe := find_probe(name)).topic, name, probe.question)
+            )
+        except UserError as error:
+            warnings.warn(str(error), stacklevel=2)
+    places = {topic: place for place, topic in enumerate(TOPICS)}
+    return sorted(found, key=lambda each: places.get(each.topic, len(TOPICS)))
+
+
+def _read(name: str) -> Listed:
+    """From the call that makes PROBE, whose topic and question are written out."""
+    path = PROBES / f"{name}.py"
+    source = (path if path.exists() else PROBES / name / "__init__.py").read_text(encoding="utf-8")
+    for node in ast.parse(source).body:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and ast.unparse(node.targets[0]) == "PROBE"
+        ):
+            said = {each.arg: each.value.value for each in node.value.keywords if isinstance(each.value, ast.Constant)}
+            return Listed(str(said["topic"]), name, str(said["question"]))
+    raise UserError(f"The probe {name} has no PROBE in its source.")
+
+
+def replace_probe(probe: Probe) -> None:
+    """Let this process know another probe of that name, as one that judges by a model a user gave."""
+    REPLACED[probe.name] = probe
+
+
+def overrides_of(texts: Iterable[str]) -> dict[str, str]:
+    """Axes as a user wrote them. Raises UserError for what is no axis, or where one speaks to a probe there is not."""
+    overrides = parse_overrides(texts)
+    for name in overrides:
+        probe, dot, _ = name.rpartition(".")
+        if dot:
+            find_probe(probe)
+    return overrides
+
+
+# A bisection of 4096 sizes; a probe that still asks then is not searching but wandering.
+MOST_ROUNDS = 12
+
+
+def follow_ups(plan: Plan, records: Sequence[Record]) -> Iterator[PlannedCase]:
+    """The cases that the plan's probes ask for after it, each to be measured before the next is drawn.
+
+    `records` must grow as cases are measured: it is read anew before each round. What an interrupted run began beyond
+    its plan comes first, so that every process measures it. Raises UserError for a case that can never be measured.
+    """
+    from pyperf_suite.runner.plan import PlannedCase
+
+    known = {(planned.probe, planned.case.case_id) for planned in plan.cases}
+    begun = [PlannedCase(r.probe, r.parsed_case()) for r in records if r.probe in plan.probes]
+    yield from _new(begun, known)
+    asking = {name: ask for name in plan.probes if (ask := find_probe(name).follow_up) is not None}
+    for _ in range(MOST_ROUNDS if asking else 0):
+        # Read once a round: records may lie on a disk.
+        theirs = [record for record in records if record.probe in asking]
+        asked = [
+            PlannedCase(name, case)
+            for name, ask in asking.items()
+            for case in ask([record for record in theirs if record.probe == name])
+        ]
+        wanted = _new(asked, known)
+        if not wanted:
+            return
+        yield from wanted
+
+
+def _new(asked: Sequence[PlannedCase], known: set[tuple[str, str]]) -> list[PlannedCase]:
+    """Those not asked for before, which from now on are known."""
+    found = []
+    for planned in asked:
+        key = (planned.probe, planned.case.case_id)
+        if key not in known:
+            planned.case.validate()
+            known.add(key)
+            found.append(planned)
+    return found

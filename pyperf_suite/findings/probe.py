@@ -1,0 +1,158 @@
+"""A probe as data: its question, its axes by profile, and the columns and claims that make findings of its records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.findings.axes import replace_axes
+from pyperf_suite.findings.data import Claim, ClaimVerdict, Figure, Findings, Panel, Quantity, Table, findings
+from pyperf_suite.findings.rows import Column, Row, Rows, asked, grouped, rows_of, series, table
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.runner.record import Case, Record
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """A table with a line for each row that `where` holds for."""
+
+    title: str
+    columns: Sequence[Column]
+    where: Callable[[Row], bool] | str = ""
+
+
+@dataclass(frozen=True)
+class RowClaim:
+    """A claim, tried on each row that `where` holds for.
+
+    `told` is a sentence on the row as `remark` fills it, with `{measured}`, which is the row's `ratio`. Rows without a
+    ratio, because what they are compared with was not measured, say nothing. As text, `ratio` and `where` name what a
+    row has.
+    """
+
+    claim: Claim
+    told: str
+    ratio: Callable[[Row], Ratio | Quantity | float | None] | str
+    where: Callable[[Row], bool] | str = ""
+    unit: str = "x"
+
+    def verdicts(self, rows: Rows) -> Iterable[ClaimVerdict]:
+        for row in rows.where(asked(self.where)):
+            ratio = asked(self.ratio)(row)
+            if ratio is not None:
+                yield self.claim.judge(self.told, ratio, row, unit=self.unit)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One question to a machine. Its module in `probes/` has it as PROBE and is found by that.
+
+    `axes(profile, device)` gives a frozen dataclass of tuples, which `sweep` crosses into cases. What its records say
+    are `claims` and `tables` over rows, sorted by `order`, and what `analyse(rows)` computes of its own, which
+    comes first. `computed` is what each row has besides its own, which columns and templates then name.
+    `follow_up(records)` names cases worth measuring after these records, as a bisection asks for; it is asked again
+    with what they gave, until it names nothing new. `shaped(axes, name, device)` are the axes for a model that guides
+    train, asked for as `shape=NAME`, which then fixes the axes `fixed_by_shape`. A run that names no probe leaves out
+    what is not timed; pytest, what has no items.
+    """
+
+    name: str
+    question: str
+    topic: str
+    axes: Callable[[str, Device], Any]
+    sweep: Callable[[Any], Iterable[Case]]
+    title: str = ""
+    computed: Mapping[str, Callable[[Row], Any]] = field(default_factory=dict)
+    order: Callable[[Row], Any] | None = None
+    tables: Sequence[RowTable] = ()
+    claims: Sequence[RowClaim] = ()
+    analyse: Callable[[Rows], Findings] | None = None
+    follow_up: Callable[[Sequence[Record]], list[Case]] | None = None
+    shaped: Callable[[Any, str, Device], Any] | None = None
+    fixed_by_shape: Sequence[str] = ()
+    group: Callable[[Case], str] = lambda case: f"{case.operator} {case.implementation}"
+    is_timed: bool = True
+    has_items: bool = True
+
+    @property
+    def heading(self) -> str:
+        return self.title or self.name.replace("_", " ").capitalize()
+
+    def cases(self, profile: str, device: Device, overrides: Mapping[str, str] | None = None) -> list[Case]:
+        """The cases of a profile, with some axes replaced. Raises UserError for an axis or value that cannot be."""
+        overrides, axes = dict(overrides or {}), [self.axes(profile, device)]
+        if "shape" in overrides and self.shaped:
+            names = overrides.pop("shape").split(",")
+            if both := [name for name in self.fixed_by_shape if name in overrides]:
+                raise UserError(
+                    f"{both[0]}={overrides[both[0]]} was asked for with shape={','.join(names)}, which fixes it: leave "
+                    "one of them out."
+                )
+            axes = [self.shaped(axes[0], name.strip(), device) for name in names]
+        asked = (case for each in axes for case in self.sweep(replace_axes(each, overrides)))
+        cases = list({case.case_id: case for case in asked}.values())
+        if not cases:
+            words = ", ".join(f"{name}={values}" for name, values in (overrides or {}).items())
+            raise UserError(f"{self.name} has no case with {words}: leave an axis out to get the profile's own.")
+        for case in cases:
+            case.validate()
+        return cases
+
+    def findings(self, records: Sequence[Record]) -> Findings:
+        """What the records say; records of other probes are not passed."""
+        rows = rows_of(records, self.order, self.computed)
+        metered = bool(rows.where(lambda row: "energy" in row.seen))
+        own = findings(
+            (claim.verdicts(rows) for claim in self.claims),
+            (_table(each, rows.where(asked(each.where)), metered) for each in self.tables),
+        )
+        own += efficiency(self.name, rows)
+        return self.analyse(rows) + own if self.analyse else own
+
+
+# Beside time, where the device counts energy.
+ENERGY = (
+    Column("energy", lambda row: row.seen.get("energy"), "joules"),
+    Column("energy/TFLOP", lambda row: row.seen["energy"] / row.flop if is_efficient(row) else None, "J/TFLOP"),
+    Column("power", lambda row: row.seen.get("power"), "W", 0),
+)
+
+
+def is_efficient(row: Row) -> bool:
+    """Whether both its energy and its FLOP are known."""
+    return row.flop > 0 and row.seen.get("energy", 0.0) > 0
+
+
+def _table(of: RowTable, rows: Rows, metered: bool) -> Table:
+    return table(of.title, (*of.columns, *(ENERGY if metered else ())), rows)
+
+
+def efficiency(name: str, rows: Rows) -> Findings:
+    """Who computes most for a joule, and FLOP a joule over the size of a launch."""
+    known = rows.where(is_efficient)
+    if not known:
+        return Findings()
+    best = max(known, key=lambda row: row.flop / row.seen["energy"])
+    sizes = [row.flop for row in known]
+    first, last = (round(math.log10(size)) for size in (min(sizes), max(sizes)))
+    ticks = tuple((10.0**power, f"1e{power}") for power in range(first - 1, last + 2))
+    drawn = (
+        series(label, sorted(group, key=attrgetter("flop")), "flop", lambda row: row.flop / row.seen["energy"])
+        for label, group in grouped(known, lambda row: f"{row.operator}, {row.implementation}").items()
+    )
+    panel = Panel("", "FLOP of a launch", "efficiency", tuple(drawn), x_ticks=ticks, y_unit="TFLOP/J")
+    caption = "Energy is of the whole board or package, what idles in it included."
+    return findings(
+        best.remark(
+            "{case} computes most for its energy, {efficiency:TFLOP/J} at {power:W}",
+            case=best.reading.case.label,
+            efficiency=best.flop / best.seen["energy"],
+            power=best.seen["power"],
+        ),
+        Figure(f"{name}_efficiency", "FLOP a joule by the size of a launch", caption, ((panel,),)),
+    )

@@ -1,0 +1,454 @@
+"""Records of a run as rows: a case, the medians over its processes, what was observed beside time; and tables of rows.
+
+The comparisons that probes make are made here once: one case beside another within each process, the mean of many
+such pairs, groups, and the case that differs from a row in named parameters alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pyperf_suite.findings.data import (
+    Cell,
+    Claim,
+    ClaimVerdict,
+    Heading,
+    Kind,
+    Quantity,
+    Remark,
+    Series,
+    Table,
+    quantity,
+    remark,
+)
+from pyperf_suite.measure.estimates import USUAL, Ratio, ratio_over_processes
+
+if TYPE_CHECKING:
+    from pyperf_suite.runner.record import Case, Record
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+# Less is not worth a change of a model.
+WORTH = 1.02
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One case over all its processes, in seconds a launch.
+
+    `low` and `high` span the processes' medians; with a single process they are that process's interval of the median.
+    `by_process` has the median of each process by its number. `error` is the standard error, as a share, of what
+    another run would find; 0 where the record's interval does not say that. `is_noisy` says that no slice was clean.
+    `within` is half the width of the interval within its processes, as a share; `slices` are the seconds of each slice
+    of a single process, and `group` names the cases whose slices were taken in the same rounds.
+    """
+
+    case: Case
+    seconds: float
+    low: float
+    high: float
+    flop: int
+    converged: bool
+    kernel: dict[str, Any]
+    by_process: dict[int, float]
+    error: float = 0.0
+    is_noisy: bool = False
+    within: float = 0.0
+    slices: tuple[float, ...] = ()
+    group: str = ""
+
+    @property
+    def flop_per_s(self) -> float:
+        """Useful work a second: padding of tiles is work done but does not count."""
+        return self.flop / self.seconds
+
+    @property
+    def tflop_per_s(self) -> float:
+        return self.flop_per_s / 1e12
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        return self.kernel.get("details", {})
+
+    @property
+    def time(self) -> Quantity:
+        return Quantity(self.seconds, "ms", self.low, self.high, len(self.by_process), noisy=self.is_noisy)
+
+    @property
+    def throughput(self) -> Quantity:
+        """Useful FLOP a second, between those of the slowest and of the fastest process."""
+        return self.per_second(self.flop, "TFLOP/s")
+
+    def per_second(self, amount: float, unit: str) -> Quantity:
+        """So much a launch, bytes or FLOP, as a rate with its bounds."""
+        ends = (amount / self.high, amount / self.low)
+        return Quantity(amount / self.seconds, unit, *ends, len(self.by_process), noisy=self.is_noisy)
+
+
+def readings(records: Iterable[Record]) -> list[Reading]:
+    """One reading for each case that was measured; failed and unsupported trials take no part."""
+    by_case: dict[str, list[Record]] = {}
+    for record in records:
+        if record.kind == "timing" and record.outcome == "ok":
+            by_case.setdefault(record.case_id, []).append(record)
+    return [_reading(trials) for trials in by_case.values()]
+
+
+def _reading(trials: list[Record]) -> Reading:
+    import statistics
+
+    # A resumed run may hold a second trial of the same process; the later one stands.
+    latest = list({record.process: record for record in trials}.values())
+    times = [record.metrics["time"] for record in latest]
+    medians = [time.value for time in times]
+    alone = len(times) == 1
+    group = str(latest[0].sampling.get("group", "")) if alone else ""
+    return Reading(
+        case=latest[0].parsed_case(),
+        seconds=statistics.median(medians),
+        low=times[0].low if alone else min(medians),
+        high=times[0].high if alone else max(medians),
+        flop=latest[0].work["flop"],
+        converged=all(record.quality["converged"] for record in latest),
+        kernel=dict(latest[0].kernel),
+        by_process={record.process: record.metrics["time"].value for record in latest},
+        error=_error_of(latest),
+        within=_within(latest) if alone else (max(medians) - min(medians)) / 2 / statistics.median(medians),
+        slices=_slices(latest[0]) if group and "slices" in latest[0].sampling else (),
+        group=group,
+        is_noisy=all(record.quality.get("disturbances", {}).get("clean_share", 1) == 0 for record in latest),
+    )
+
+
+# Half of a 90 % interval in standard deviations, and of one of 95 %.
+_REACH, _WIDER = 1.645, 1.96
+
+
+def _within(trials: list[Record]) -> float:
+    time, sampling = trials[0].metrics["time"], trials[0].sampling
+    if sampling.get("quantile", USUAL) == USUAL:
+        return (time.high - time.low) / 2 / time.value
+    return float(trials[0].quality.get("relative_half_width", 0.0)) * _WIDER / _REACH
+
+
+def _slices(record: Record) -> tuple[float, ...]:
+    """The reported quantile of each slice's samples."""
+    import numpy as np
+
+    ends = np.cumsum(record.sampling["slices"])[:-1]
+    parts = np.split(np.asarray(record.metrics["time"].samples, dtype=np.float64), ends)
+    return tuple(float(np.quantile(part, record.sampling.get("quantile", USUAL))) for part in parts if part.size)
+
+
+def _error_of(trials: list[Record]) -> float:
+    """Relative standard error of a run's figure: of one process by its interval, of several by what they differ by."""
+    import statistics
+
+    if any(record.sampling.get("quantile", USUAL) == USUAL for record in trials):
+        return 0.0
+    times = [record.metrics["time"] for record in trials]
+    if len(times) == 1:
+        return (times[0].high - times[0].low) / 2 / _REACH / times[0].value
+    return statistics.stdev(math.log(time.value) for time in times) / math.sqrt(len(times))
+
+
+def _counted(record: Record) -> Reading:
+    unknown = (math.nan, math.nan, math.nan)
+    return Reading(record.parsed_case(), *unknown, flop=0, converged=True, kernel=dict(record.kernel), by_process={})
+
+
+def all_observed(records: Iterable[Record]) -> dict[str, Mapping[str, float]]:
+    """By case id, the median over processes of every metric but time, in the unit of its record."""
+    import statistics
+
+    values: dict[str, dict[str, list[float]]] = {}
+    for record in records:
+        if record.outcome == "ok":
+            seen = values.setdefault(record.case_id, {})
+            for name, metric in record.metrics.items():
+                if name != "time":
+                    seen.setdefault(name, []).append(metric.value)
+    return {case_id: {name: statistics.median(each) for name, each in seen.items()} for case_id, seen in values.items()}
+
+
+def wins(ratio: Ratio) -> bool:
+    """Whether it is faster beyond its interval, and by enough to act on."""
+    return ratio.low > 1 and ratio.value >= WORTH
+
+
+def is_settled(ratio: Ratio) -> bool:
+    """Whether it is distinguished from, or shown to be below, what is worth acting on."""
+    return wins(ratio) or ratio.high < WORTH
+
+
+def speedup(slow: Reading, fast: Reading) -> Ratio | None:
+    """Time of `slow` over time of `fast`: above 1 where the second is faster. None where no process measured both."""
+    return mean_speedup([(slow, fast)])
+
+
+def mean_speedup(pairs: Sequence[tuple[Reading, Reading]]) -> Ratio | None:
+    """The geometric mean over (slow, fast) pairs, each taken within a process; a process counts once, as its mean.
+
+    None where there is no pair, or no process that measured them all.
+    """
+    measured = [set(reading.by_process) for pair in pairs for reading in pair]
+    processes = sorted(set.intersection(*measured)) if measured else []
+    if not processes:
+        return None
+    ratios = [
+        math.exp(math.fsum(math.log(slow.by_process[p] / fast.by_process[p]) for slow, fast in pairs) / len(pairs))
+        for p in processes
+    ]
+    # Errors of pairs are independent: they add as squares, and a mean over pairs has less of them.
+    squares = math.fsum(_pair_error(slow, fast) ** 2 for slow, fast in pairs)
+    return ratio_over_processes(ratios, math.sqrt(squares) / len(pairs))
+
+
+# Slices of the same rounds that make pairs: with fewer, the intervals of both sides say more.
+_FEWEST_PAIRS = 6
+
+
+def _pair_error(slow: Reading, fast: Reading) -> float:
+    """Half the width of the interval of their ratio: by slices of the same rounds, or by both readings' intervals."""
+    rounds = min(len(slow.slices), len(fast.slices))
+    if not slow.group or slow.group != fast.group or rounds < _FEWEST_PAIRS:
+        return math.hypot(slow.within, fast.within)
+    import statistics
+
+    logs = [math.log(one / other) for one, other in zip(slow.slices[:rounds], fast.slices[:rounds], strict=True)]
+    return _WIDER * statistics.stdev(logs) / math.sqrt(rounds)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured case. Names of its parameters are its own: `row.hidden` is `row.reading.case.parameters.hidden`.
+
+    `seen` has what was observed beside time, by metric; `rows` are all rows of the run, itself among them. So are the
+    names of what was observed, where nothing else has them, and of what the rows say is computed.
+    """
+
+    reading: Reading
+    seen: Mapping[str, float]
+    rows: Rows = field(repr=False, compare=False)
+
+    def __getattr__(self, name: str) -> Any:
+        """A parameter of the case, its implementation or mode, what is computed, of the reading, or observed."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        case = self.reading.case
+        if hasattr(case.parameters, name):
+            return getattr(case.parameters, name)
+        if name in ("implementation", "mode", "operator"):
+            return getattr(case, name)
+        if name in self.rows.computed:
+            return self.rows.computed[name](self)
+        if name in self.seen and not hasattr(self.reading, name):
+            return self.seen[name]
+        return getattr(self.reading, name)
+
+    @property
+    def parameters(self) -> Any:
+        return self.reading.case.parameters
+
+    def key(self, *but: str) -> tuple[Any, ...]:
+        """What the case is, apart from the named parameters: equal for rows that differ in those alone."""
+        case, parameters = self.reading.case, self.parameters
+        what = {"operator": case.operator, "implementation": case.implementation, "mode": case.mode}
+        # Fields alone: what parameters keep once computed is no part of what they are.
+        what |= {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
+        return tuple((name, value) for name, value in what.items() if name not in but)
+
+    def like(self, **changed: Any) -> Row | None:
+        """The row that differs from this one in the named parameters alone, and has these values of them."""
+        for row in self.rows.alike(self, *changed):
+            if all(getattr(row, name) == value for name, value in changed.items()):
+                return row
+        return None
+
+    def against(self, **base: Any) -> Ratio | None:
+        """How many times as fast it is as the row that differs in the named parameters alone; None without another."""
+        other = self.like(**base)
+        return None if other is None or other is self else self.faster_than(other)
+
+    def faster_than(self, other: Row) -> Ratio | None:
+        """The other's time over its own, over the processes that measured both."""
+        return speedup(other.reading, self.reading)
+
+    def remark(self, template: str, *, kind: Kind = "", effect: str = "", **values: Any) -> Remark:
+        """A remark on this row: what the template names and `values` lack is the row's own, as `{dtype}` is."""
+        return remark(template, self, kind=kind, effect=effect, **values)
+
+    def judge(self, claim: Claim, template: str, measured: Ratio | Quantity | float, **values: Any) -> ClaimVerdict:
+        """The verdict of a claim on this row, whose template is filled as that of a remark."""
+        return claim.judge(template, measured, self, **values)
+
+
+class Rows(list[Row]):
+    """The rows of a run, in order; `records` are all that they were made from, those of failed cases too.
+
+    `computed` is what each row has besides its own, by name: `row.model` is `computed["model"](row)`.
+    """
+
+    records: Sequence[Record] = ()
+    computed: Mapping[str, Callable[[Row], Any]] = {}
+
+    def where(self, is_wanted: Callable[[Row], bool] | None = None, **values: Any) -> Rows:
+        """Those that a condition and these values of parameters hold for."""
+        return Rows(
+            row
+            for row in self
+            if (is_wanted is None or is_wanted(row)) and all(getattr(row, name) == v for name, v in values.items())
+        )
+
+    def alike(self, row: Row, *but: str) -> list[Row]:
+        """Those that differ from a row in the named parameters at most."""
+        # Grouped once for each set of names: probes ask for every row.
+        if not hasattr(self, "_alike"):
+            self._alike: dict[tuple[str, ...], dict[Any, list[Row]]] = {}
+        if but not in self._alike:
+            self._alike[but] = grouped(self, lambda each: each.key(*but))
+        return self._alike[but].get(row.key(*but), [])
+
+    def sharing(self, row: Row, key: Callable[[Row], Hashable]) -> list[Row]:
+        """Those that a key function gives the same of as of a row; rows are grouped once for each function."""
+        if not hasattr(self, "_sharing"):
+            self._sharing: dict[Callable[[Row], Hashable], dict[Any, list[Row]]] = {}
+        if key not in self._sharing:
+            self._sharing[key] = grouped(self, key)
+        return self._sharing[key].get(key(row), [])
+
+    def groups(self, *but: str) -> list[Rows]:
+        """Rows that differ in the named parameters alone, group by group."""
+        return [Rows(group) for group in grouped(self, lambda row: row.key(*but)).values()]
+
+    def against(self, **base: Any) -> Ratio | None:
+        pairs = [(other.reading, row.reading) for row in self if (other := row.like(**base)) and other is not row]
+        return mean_speedup(pairs)
+
+    def first(self, **values: Any) -> Row | None:
+        return next(iter(self.where(**values)), None)
+
+
+def rows_of(
+    records: Sequence[Record],
+    order: Callable[[Row], Any] | None = None,
+    computed: Mapping[str, Callable[[Row], Any]] | None = None,
+) -> Rows:
+    """A row for each case that was timed, or counted as bytes are, in the order of measuring or as `order` sorts."""
+    seen, rows = all_observed(records), Rows()
+    counted = {each.case_id: _counted(each) for each in records if each.kind == "static" and each.outcome == "ok"}
+    rows += [
+        Row(reading, seen.get(reading.case.case_id, {}), rows) for reading in (*readings(records), *counted.values())
+    ]
+    rows.records, rows.computed = records, computed or {}
+    if order is not None:
+        rows.sort(key=order)
+    return rows
+
+
+def series(
+    label: str,
+    items: Iterable[Item],
+    x: Callable[[Item], float] | str,
+    y: Callable[[Item], Any] | str,
+    style: str = "points",
+) -> Series:
+    """Points of items: `y` gives a number, or a Ratio or Quantity, whose bounds become bars; None has no point.
+
+    As text, `x` and `y` name attributes. Each point has a bar, of no length where no bounds are known; lines have none.
+    """
+    place, height = asked(x), asked(y)
+    points = [(place(item), quantity(value)) for item in items if (value := height(item)) is not None]
+    places, values = [at for at, _ in points], [value for _, value in points]
+    barred = values if style == "points" else []
+    low = [each.value if math.isnan(each.low) else each.low for each in barred]
+    high = [each.value if math.isnan(each.high) else each.high for each in barred]
+    return Series(label, places, [value.value for value in values], style, low, high)
+
+
+def series_by(by: str, rows: Iterable[Row], x: str, y: str, fewest: int = 1) -> tuple[Series, ...]:
+    """Points of rows, a series for each value of `by` that has `fewest` places; all three name what a row has."""
+    groups = grouped(rows, lambda row: str(getattr(row, by)))
+    drawn = (series(label, group, x, y) for label, group in groups.items())
+    return tuple(each for each in drawn if len(set(each.x)) >= fewest)
+
+
+def law_over_sizes(label: str, law: Any, smallest: float, largest: float, points: int, factor: float = 1.0) -> Series:
+    """The rate that a law of seconds over bytes promises between two sizes, times a factor."""
+    import numpy as np
+
+    sizes = np.geomspace(smallest, largest, points)
+    return Series(label, sizes.tolist(), (sizes / law.seconds(sizes) * factor).tolist(), "line")
+
+
+def asked(what: Callable[[Any], Any] | str) -> Callable[[Any], Any]:
+    """A function of an item, where text names an attribute of it, or one of its attribute's; true without text."""
+    if callable(what):
+        return what
+    return attrgetter(what) if what else lambda _: True
+
+
+def misses(errors: Iterable[float]) -> dict[str, Any]:
+    """Of the errors of a law how many there are, the `median` and the `worst`, as values of a remark."""
+    import statistics
+
+    known = [*map(float, errors)]
+    return {
+        "count": len(known),
+        "median": Quantity(statistics.median(known), "%"),
+        "worst": Quantity(max(known), "%"),
+    }
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items by key, in the order of the first of each."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+@dataclass(frozen=True)
+class Column:
+    """A quantity of each row, or of each item of another kind: what it is called, how an item has it, its unit.
+
+    `value` gives a number in the base of the unit, a Ratio, a Quantity, a name, or None where it is not known; as text
+    it names an attribute of the item, or one of its attribute's, or a key of a mapping, by default that of the column's
+    own name. `predicted` says that a law gives it.
+    """
+
+    name: str
+    value: Callable[[Any], Any] | str = ""
+    unit: str = ""
+    priority: int = 1
+    predicted: bool = False
+
+    def cell(self, item: Any) -> Cell:
+        if callable(self.value):
+            value = self.value(item)
+        elif isinstance(item, Mapping):
+            value = item[self.value or self.name]
+        else:
+            value = attrgetter(self.value or self.name)(item)
+        if value is None or isinstance(value, str | Quantity):
+            return value
+        # Those of numpy are numbers too.
+        is_whole = isinstance(value, Integral)
+        if isinstance(value, Real | Ratio) and (self.unit or not is_whole):
+            return quantity(value, self.unit, self.predicted)
+        return int(value) if is_whole and not isinstance(value, bool) else str(value)
+
+
+def table(title: str, columns: Sequence[Column], items: Iterable[Any]) -> Table:
+    """One row an item."""
+    return Table(
+        title,
+        tuple(Heading(column.name, column.unit, column.priority) for column in columns),
+        tuple(tuple(column.cell(item) for column in columns) for item in items),
+    )

@@ -1,0 +1,189 @@
+"""The findings a reader sees first: cautions, the largest effects, claims that fail here, and what is undecided."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Quantity, Remark, quantity, remark
+from pyperf_suite.findings.rows import grouped
+
+if TYPE_CHECKING:
+    from pyperf_suite.runner.record import Record
+
+MOST_POINTS = 7
+_MOST_FAILING, _MOST_UNDECIDED = 2, 2
+
+
+@dataclass(frozen=True)
+class SummaryPoint:
+    """One line of a summary: the probe that it is of, empty where several are, and the finding."""
+
+    kind: Literal["effect", "fails", "undecided"]
+    told: Remark | ClaimVerdict
+    probe: str = ""
+
+
+def summary_of(findings: Mapping[str, Findings]) -> list[SummaryPoint]:
+    """At most seven points: effects by what of them is certain, then claims that do not hold, then open ones."""
+    verdicts = [(name, each) for name, found in findings.items() for each in found.verdicts]
+    others = [*_failing(verdicts), *_undecided(verdicts)]
+    return [*_effects(findings)][: MOST_POINTS - len(others)] + others
+
+
+def certain_weight(found: Quantity) -> float:
+    """The logarithm of the ratio, at that end of its interval that lies nearest to no effect; 0 for what is noise."""
+    if found.unit not in ("x", "+%"):
+        return 0.0
+    added = 1.0 if found.unit == "+%" else 0.0
+    ends = [end + added for end in (found.value, found.low, found.high) if not math.isnan(end)]
+    if not ends or not all(0 < end < math.inf for end in ends) or min(ends) <= 1 <= max(ends):
+        return 0.0
+    return min(abs(math.log(end)) for end in ends)
+
+
+def _effects(findings: Mapping[str, Findings]) -> Iterator[SummaryPoint]:
+    """The largest of each kind of remark: what several processes timed first, then what one did."""
+    found: dict[tuple[str, str], tuple[tuple[int, float], SummaryPoint]] = {}
+    for name, each in ((name, each) for name, held in findings.items() for each in held.remarks):
+        if isinstance(each, ClaimVerdict):
+            quantity, template = each.measured, each.claim.text
+        elif isinstance(each, Remark) and not each.kind:
+            named, template = each.values.get(each.effect), each.template
+            quantity = named if isinstance(named, Quantity) else Quantity(math.nan)
+        else:
+            continue
+        weight = certain_weight(quantity)
+        fails = isinstance(each, ClaimVerdict) and each.outcome == "does not hold here"
+        if not weight or quantity.predicted or fails:
+            continue
+        # What is counted is certain, but is less news than what took time.
+        rank = ((0, 1, 2)[min(quantity.processes, 2)], weight)
+        key = (name, template)
+        if key not in found or rank > found[key][0]:
+            found[key] = rank, SummaryPoint("effect", each, name)
+    ranked = sorted(found.values(), key=lambda item: item[0], reverse=True)
+    yield from (point for _, point in ranked)
+
+
+def _failing(verdicts: list[tuple[str, ClaimVerdict]]) -> list[SummaryPoint]:
+    """Of each claim the verdict that lies furthest outside; those beyond the second as a number."""
+    failing = [(name, each) for name, each in verdicts if each.outcome == "does not hold here"]
+    by_claim = grouped(failing, lambda item: (item[0], item[1].claim))
+    points = [
+        SummaryPoint("fails", max((each for _, each in held), key=_outside), name)
+        for (name, _), held in by_claim.items()
+    ]
+    points.sort(key=lambda point: _outside(point.told), reverse=True)  # type: ignore[arg-type]
+    more = len(points) - _MOST_FAILING
+    if more == 1:
+        return points
+    told = remark("{count} more claims do not hold here", count=more)
+    return [*points[:_MOST_FAILING], SummaryPoint("fails", told)] if more > 0 else points
+
+
+def _outside(verdict: ClaimVerdict) -> float:
+    """How far the measured value lies from the nearer bound, as the logarithm of their ratio."""
+    value, claim = verdict.measured.value, verdict.claim
+    bound = claim.low if value < claim.low else claim.high
+    return abs(math.log(value / bound)) if value > 0 and 0 < bound < math.inf else math.inf
+
+
+def _undecided(verdicts: list[tuple[str, ClaimVerdict]]) -> list[SummaryPoint]:
+    """How many claims are open for which reason, and what would decide them."""
+    open_ones = [each for _, each in verdicts if each.outcome == "undecided"]
+    by_reason = grouped(open_ones, lambda each: (each.why, each.remedy))
+    points = []
+    for (why, remedy), held in sorted(by_reason.items(), key=lambda item: -len(item[1])):
+        claims: list[Claim] = list(dict.fromkeys(each.claim for each in held))
+        one = len(claims) == 1
+        template = f"{{count}} {'claim is' if one else 'claims are'} undecided: {{why}}; {{remedy}}"
+        points.append(SummaryPoint("undecided", remark(template, count=len(claims), why=why, remedy=remedy)))
+    return points[:_MOST_UNDECIDED]
+
+
+# Two sentinels of an idle machine differ by less; seen on two virtual cores.
+STEADY_MACHINE = 0.05
+# Cores that others may keep busy, on average over a run, before figures suffer.
+BUSY_CORES = 0.1
+
+
+def cautions_of(records: Sequence[Record], probes: Iterable[str]) -> tuple[list[Remark], dict[str, list[Remark]]]:
+    """What touches the whole run, the cases of probes not named among it; and by probe what touches its cases."""
+    by_probe = grouped(records, lambda record: record.probe)
+    own = {name: [*about_the_cases(by_probe.pop(name, []))] for name in probes}
+    others = [record for held in by_probe.values() for record in held]
+    return [*about_the_machine(records), *about_the_cases(others)], own
+
+
+def about_the_machine(records: Sequence[Record]) -> Iterator[Remark]:
+    """Drift between the sentinels of a run, and what other processes and the hypervisor took while cases were timed."""
+    sentinels = [each.seconds for each in records if each.kind == "sentinel" and each.outcome == "ok"]
+    if len(sentinels) > 1 and (drift := max(sentinels) / min(sentinels) - 1) > STEADY_MACHINE:
+        yield remark(
+            "The sentinel kernel's time changed by {drift} between the start and the end of the run: the machine "
+            "itself changed speed, so small differences between cases mean little.",
+            kind="caution",
+            drift=quantity(drift, "%"),
+        )
+    # Over all samples together, for the kernel counts it in ticks.
+    quality = [each.quality for each in _timed(records) if each.outcome == "ok" and "cpu_busy_s" in each.quality]
+    elapsed_s = sum(each["elapsed_s"] for each in quality)
+    if not elapsed_s:
+        return
+    others = sum(each["cpu_busy_s"] - each["process_cpu_s"] for each in quality) / elapsed_s
+    if others > BUSY_CORES:
+        yield remark(
+            "Other processes kept {others} cores busy while cases were timed; a worker that shares a core waits for "
+            "whole scheduler ticks, so measure again on an idle machine.",
+            kind="caution",
+            others=others,
+        )
+    stolen = sum(each["cpu_steal_s"] for each in quality) / elapsed_s
+    if stolen > BUSY_CORES:
+        yield remark(
+            "The hypervisor gave {stolen} cores' time to other machines while cases were timed.",
+            kind="caution",
+            stolen=stolen,
+        )
+
+
+def about_the_cases(records: Sequence[Record]) -> Iterator[Remark]:
+    """What was not measured, and what did not converge."""
+    for outcome in ("failed", "unsupported"):
+        missing = [each for each in _timed(records) if each.outcome == outcome]
+        if missing:
+            yield remark(
+                f"{{count}} {'trial' if len(missing) == 1 else 'trials'} {{outcome}}, the first {{case}}: {{reason}}",
+                kind="caution",
+                count=len(missing),
+                outcome=outcome,
+                case=missing[0].label,
+                reason=missing[0].reason,
+            )
+    measured = [each for each in _timed(records) if each.outcome == "ok"]
+    loose = sum(not each.quality["converged"] for each in measured)
+    if loose:
+        yield remark(
+            "{loose} of {measured} measurements reached their time limit before their interval was as "
+            "narrow as the profile asks: a longer profile, or an idler machine, narrows it.",
+            kind="caution",
+            loose=loose,
+            measured=len(measured),
+        )
+    kept = [each for each in measured if each.quality.get("kept_despite")]
+    if kept:
+        reasons = sorted({str(reason) for each in kept for reason in each.quality["kept_despite"]})
+        yield remark(
+            "{count} of {measured} measurements have no sample without {reasons}: all are kept, and do not converge.",
+            kind="caution",
+            count=len(kept),
+            measured=len(measured),
+            reasons=", ".join(reasons),
+        )
+
+
+def _timed(records: Sequence[Record]) -> list[Record]:
+    return [each for each in records if each.kind == "timing"]

@@ -1,0 +1,227 @@
+"""The probe of a user's kernel: axes as its file declares them, findings from the records alone.
+
+Whoever reads a run imports nothing of the user's: columns are the parameters that the cases have.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields, make_dataclass, replace
+from typing import Any
+
+from pyperf_suite.errors import UserError, offer
+from pyperf_suite.findings.axes import Flag, crossed
+from pyperf_suite.findings.data import Figure, Findings, Panel, Remark, findings
+from pyperf_suite.findings.probe import Probe
+from pyperf_suite.findings.rows import Column, Row, Rows, grouped, mean_speedup, series, table
+from pyperf_suite.runner.record import Case
+from pyperf_suite.user_kernels.workload import Described, canonical, describe, parameters_of
+
+TOPIC = "your kernels"
+IMPLEMENTATION = "implementation"
+# Beyond so many panels a figure is no longer looked at.
+MOST_PANELS = 6
+
+
+class Word:
+    """A value of an axis that holds numbers and words: a number where it can be read as one."""
+
+    @staticmethod
+    def parse(text: str) -> int | float | str:
+        """The narrowest of whole number, number and text."""
+        for kind in (int, float):
+            try:
+                return kind(text.strip())
+            except ValueError:
+                continue
+        return text.strip()
+
+
+def is_test(name: str) -> bool:
+    """Whether a user's name is of a test that pytest measured: `FILE.py::test`."""
+    return "::" in name
+
+
+def expanded(names: Sequence[str]) -> list[str]:
+    """The names, each user's file replaced by its kernels. Raises UserError for a file that declares none."""
+    found: list[str] = []
+    for name in names:
+        found += [each.name for each in describe(name)] if name.endswith(".py") else [user_name(name)]
+    return list(dict.fromkeys(found))
+
+
+def user_name(name: str) -> str:
+    """A user's kernel as records name it; other names as they are."""
+    return canonical(name) if ":" in name else name
+
+
+def user_probe(name: str) -> Probe:
+    """The probe of that kernel; its file is asked only for axes and cases."""
+    function = name.rpartition(":")[2]
+    return Probe(
+        name=name,
+        question=f"How fast is {function}, and which implementation is fastest?",
+        topic=TOPIC,
+        title=name,
+        axes=lambda *_: _axes_of_test(name) if is_test(name) else _axes(described(name)),
+        sweep=functools.partial(_sweep, name),
+        analyse=functools.partial(_analyse, name),
+        group=lambda _: name,
+    )
+
+
+def _axes_of_test(name: str) -> Any:
+    raise UserError(f"{name} is a test, which pytest alone measures: run `pytest {name} --suite-measure`.")
+
+
+def described(name: str) -> Described:
+    """What the kernel's file says of it. Raises UserError for a kernel that it does not declare."""
+    of_file = describe(name)
+    for each in of_file:
+        if each.name == name:
+            return each
+    raise UserError(f"There is no kernel {name[:200]}: {offer(name, [each.name for each in of_file])}")
+
+
+def _axes(kernel: Described) -> Any:
+    """The axes as a frozen dataclass of tuples, the implementations as the last of them."""
+    declared: list[tuple[str, Any, tuple[Any, ...]]] = []
+    for name, values in kernel.axes.items():
+        kinds = {type(value) for value in values}
+        if kinds == {bool}:
+            declared.append((name, tuple[Flag, ...], tuple(Flag(bool(value)) for value in values)))
+        elif kinds <= {int, float}:
+            number = float if float in kinds else int
+            declared.append((name, tuple[number, ...], tuple(values)))  # type: ignore[valid-type]
+        else:
+            declared.append((name, tuple[str if kinds == {str} else Word, ...], tuple(values)))  # type: ignore[misc]
+    declared.append((IMPLEMENTATION, tuple[str, ...], tuple(kernel.implementations)))
+    made = make_dataclass("UserAxes", [(name, kind) for name, kind, _ in declared], frozen=True)
+    return made(*(values for _, _, values in declared))
+
+
+def _sweep(name: str, axes: Any) -> Iterator[Case]:
+    known = described(name).implementations
+    for each in axes.implementation:
+        if each not in known:
+            raise UserError(f"{name} has no implementation {each!r}: {offer(each, known)}")
+    made = parameters_of(tuple(field.name for field in fields(axes) if field.name != IMPLEMENTATION))
+    for values in crossed(axes):
+        implementation = values.pop(IMPLEMENTATION)
+        plain = {key: value.value if isinstance(value, Flag) else value for key, value in values.items()}
+        yield Case(name, made(**plain), implementation)
+
+
+def _analyse(name: str, rows: Rows) -> Findings:
+    """The table of all cases, how implementations compare with the baseline, one figure."""
+    ordered = Rows(sorted(rows, key=_order))
+    ordered.records = rows.records
+    if not ordered:
+        return Findings()
+    axes = list(dict.fromkeys(axis for row in ordered for axis in asdict(row.parameters)))
+    baseline = ordered[0].reading.details.get("baseline", "")
+    several = len({row.implementation for row in ordered}) > 1
+    unit = "us" if max(row.seconds for row in ordered) < 1e-3 else "ms"
+    columns = [
+        *(Column(axis, functools.partial(_parameter, axis)) for axis in axes),
+        Column(IMPLEMENTATION),
+        Column("time", lambda row: replace(row.reading.time, unit=unit), unit),
+    ]
+    work = {record.case_id: record.work for record in rows.records if record.outcome == "ok"}
+    for rate, amount in (("GB/s", "bytes"), ("TFLOP/s", "flop")):
+        if _told(work, amount):
+            columns.append(Column("rate", functools.partial(_rate, work, amount, rate), rate))
+    if several and baseline:
+        columns.append(Column(f"relative to {baseline}", functools.partial(_gain, ordered, baseline), "x"))
+    return findings(
+        _remarks(ordered, baseline) if several else None,
+        table(f"Cases of {name}", columns, ordered),
+        # A session has hundreds of tests, and drawing takes longer than measuring them.
+        None if is_test(name) else _figure(name, ordered, axes, work),
+    )
+
+
+def _order(row: Row) -> tuple[Any, ...]:
+    """By the axes, numbers by size, then the baseline last."""
+    values = [(isinstance(value, str), str(value) if isinstance(value, str) else "", 0.0 if isinstance(value, str)
+               else float(value)) for value in asdict(row.parameters).values()]  # fmt: skip
+    return (*values, row.implementation == row.reading.details.get("baseline"), row.implementation)
+
+
+def _parameter(axis: str, row: Row) -> Any:
+    value = asdict(row.parameters).get(axis)
+    return str(value) if isinstance(value, bool | float) else value
+
+
+def _rate(work: dict[str, Any], amount: str, unit: str, row: Row) -> Any:
+    reported = work.get(row.reading.case.case_id, {}).get(amount)
+    return row.reading.per_second(reported, unit) if reported else None
+
+
+def _gain(rows: Rows, baseline: str, row: Row) -> Any:
+    if row.implementation == baseline:
+        return None
+    other = _beside(rows, row, baseline)
+    return None if other is None else mean_speedup([(other.reading, row.reading)])
+
+
+def _beside(rows: Rows, row: Row, baseline: str) -> Row | None:
+    return next((each for each in rows.alike(row, IMPLEMENTATION) if each.implementation == baseline), None)
+
+
+def _remarks(rows: Rows, baseline: str) -> Iterator[Remark]:
+    """Each implementation over all cases that the baseline has too."""
+    for implementation, group in grouped(rows, lambda row: str(row.implementation)).items():
+        pairs = [(other.reading, row.reading) for row in group if (other := _beside(rows, row, baseline))]
+        faster = mean_speedup(pairs) if implementation != baseline else None
+        if faster is not None:
+            yield group[0].remark(
+                "{implementation} is {faster} as fast as {baseline} (mean of {cases} cases)",
+                effect="faster",
+                faster=faster,
+                baseline=baseline,
+                cases=len(pairs),
+            )
+
+
+def _figure(name: str, rows: Rows, axes: Sequence[str], work: dict[str, Any]) -> Figure | None:
+    """Over the numeric axis with most values, a line for each implementation, a panel for each of the other axes."""
+    values = {axis: {_parameter(axis, row) for row in rows} for axis in axes}
+    numeric = [axis for axis in axes if all(isinstance(each, int) for each in values[axis]) and len(values[axis]) > 1]
+    if not numeric:
+        return None
+    along = max(numeric, key=lambda axis: len(values[axis]))
+    amount, unit = next(
+        ((amount, unit) for amount, unit in (("flop", "TFLOP/s"), ("bytes", "GB/s")) if _told(work, amount)), ("", "ms")
+    )
+    others = [axis for axis in axes if axis != along]
+    panels = [
+        Panel(
+            ", ".join(f"{axis}={_parameter(axis, group[0])}" for axis in others) or name.rpartition(":")[2],
+            along,
+            "rate" if amount else "time",
+            tuple(
+                series(
+                    implementation,
+                    each,
+                    lambda row: float(getattr(row.parameters, along)),
+                    lambda row: _rate(work, amount, unit, row) if amount else row.reading.time,
+                )
+                for implementation, each in grouped(group, lambda row: str(row.implementation)).items()
+            ),
+            x_ticks=tuple((float(each), str(each)) for each in sorted(values[along])),
+            y_unit=unit,
+        )
+        for group in list(grouped(rows, lambda row: tuple(_parameter(axis, row) for axis in others)).values())[
+            :MOST_PANELS
+        ]
+    ]
+    what = f"{unit} given by the file" if amount else "time of one launch"
+    caption = f"Each point is a case's median over processes: {what}, by {along}."
+    stem = "".join(letter if letter.isalnum() else "_" for letter in name)
+    return Figure(stem, name, caption, tuple((panel,) for panel in panels))
+
+
+def _told(work: dict[str, Any], amount: str) -> bool:
+    return any(each.get(amount) for each in work.values())

@@ -1,0 +1,145 @@
+"""`pyperf-suite accept`: is every part of this node as fast as its kind should be, and which node of many is slow?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyperf_suite.cli.options import Finite, path_option, run_options
+from pyperf_suite.errors import UserError
+
+if TYPE_CHECKING:
+    from pyperf_suite.runner.plan import Plan
+    from pyperf_suite.runner.results import RunFolder
+
+# Every device is measured so often; of more devices each once, for the time.
+ROUNDS, MANY = 5, 2
+MOST_S = {"cpu": 60.0, "cuda": 180.0}
+
+
+@click.command()
+@click.option(
+    "--baseline", "earlier", metavar="RUN", help="Judge by this earlier run of the machine: a folder, or latest."
+)
+@path_option(
+    "--fleet", metavar="FOLDER", help="Measure nothing; name the slow nodes of those whose results FOLDER holds."
+)
+@click.option(
+    "--budget",
+    "budget_s",
+    type=Finite(0, min_open=True),
+    metavar="SECONDS",
+    help="End in order by then, by default 60 on a CPU and 180 on GPUs; what no round measured is not accepted.",
+)
+@run_options
+def accept(
+    earlier: str | None,
+    fleet: Path | None,
+    budget_s: float | None,
+    device: str,
+    results: Path,
+    resume: str | None,
+    deadline_s: float,
+    as_json: bool,
+    wide: bool,
+) -> None:
+    """Measure and read every part of this node, and say of each whether it is as it should be.
+
+    Products in a burst and on end, copies, PCIe, all_reduce and each pair of GPUs, clocks, throttling, memory errors,
+    links. A GPU is judged by the laws and published tables, a CPU by its own calibration, or else by its peak.
+    All GPUs are measured, or the one of --device cuda:N. Exit code 0 all ok, 1 low, wrong or left out, 2 bad input.
+
+    \b
+    Examples:
+      pyperf-suite accept
+      pyperf-suite accept --baseline latest --json
+      pyperf-suite accept --fleet /shared/acceptance        # a folder a node, each with its results
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from dataclasses import replace
+    from functools import partial
+
+    from pyperf_suite.findings.discovery import replace_probe
+    from pyperf_suite.findings.rows import rows_of
+    from pyperf_suite.hardware.devices import gpus, resolve
+    from pyperf_suite.hardware.machine import identity
+    from pyperf_suite.node.fleet import baseline
+    from pyperf_suite.node.probes.accept import PROBE, analyse, checks_of
+    from pyperf_suite.render.findings_json import as_data
+    from pyperf_suite.render.run_report import report_run, run_as_json
+    from pyperf_suite.render.terminal import console_for
+    from pyperf_suite.runner.plan import Plan, PlannedCase
+    from pyperf_suite.runner.profiles import QUICK
+
+    if fleet is not None:
+        if earlier is not None or resume is not None:
+            raise UserError("--fleet measures nothing: leave --baseline and --resume out.")
+        _compare(fleet, as_json, wide)
+    where = resolve(device)
+    every = where.kind == "cuda" and ":" not in device
+    devices = [replace(where, index=gpu.index) for gpu in gpus()] if every else [where]
+    slug = identity(where).slug
+    before = {} if earlier is None else baseline(earlier, results, slug)
+    profile = replace(QUICK, name="accept", processes=len(devices) * (1 if len(devices) > MANY else ROUNDS))
+    plan = Plan(tuple(PlannedCase(PROBE.name, case) for case in PROBE.cases("", where)), profile, where)
+    plan.validate()
+    expect = _expectation(results, slug) if where.kind == "cpu" else None
+    folder, is_whole = _measure(plan, devices, results, resume, deadline_s, budget_s or MOST_S[where.kind])
+    records = folder.records()
+    checks = checks_of(rows_of([each for each in records if each.probe == PROBE.name]), expect, before)
+    code = int(not is_whole or any(each.is_bad for each in checks))
+    replace_probe(replace(PROBE, analyse=partial(analyse, expect=expect, before=before)))
+    if as_json:
+        extra = {"checks": [{**as_data(each), "off": each.off} for each in checks], "exit_code": code}
+        click.echo(run_as_json(folder, records, extra), nl=False)
+    else:
+        report_run(console_for(wide), folder, records)
+    raise SystemExit(code)
+
+
+def _expectation(results: Path, slug: str) -> Any:
+    """By this machine's calibration; None, after saying how to have one, for the CPU's peak."""
+    from pyperf_suite.planner.calibrate_cpu import expectation
+    from pyperf_suite.planner.study.planning import find_calibration
+
+    try:
+        return expectation(find_calibration(results, slug))
+    except UserError as reason:
+        click.echo(f"judged by the CPU's peak, a wide interval: {reason}", err=True)
+        return None
+
+
+def _measure(
+    plan: Plan, devices: Any, results: Path, resume: str | None, deadline_s: float, budget_s: float
+) -> tuple[RunFolder, bool]:
+    """Every case on every device in each round; once a round what ranks do together, and once what is read.
+
+    Also whether the budget left time for all of the first round; the others only make it surer.
+    """
+    from pyperf_suite.cli.measuring import folder_of, measure_all
+    from pyperf_suite.runner.plan import ranks_of
+    from pyperf_suite.runner.session import Session
+    from pyperf_suite.runner.workers import EachDevice
+
+    folder = folder_of(plan, results, resume)
+    session = Session(plan, folder, deadline_s, EachDevice(devices, deadline_s), budget_s)
+    visits = [each for each in session.visits() if each[1] % len(devices) == 0 or not ranks_of(each[0])]
+    measure_all(session, "accept", visits)
+    return folder, not any(process < len(devices) for _, process in session.left_out)
+
+
+def _compare(folder: Path, as_json: bool, wide: bool) -> None:
+    """Judge a fleet and end with its exit code."""
+    from pyperf_suite.node.fleet import fleet_findings, read_fleet
+    from pyperf_suite.render.findings_json import answer
+    from pyperf_suite.render.terminal import console_for, print_told
+
+    nodes = read_fleet(folder)
+    found, is_bad = fleet_findings(nodes)
+    if as_json:
+        details = {"nodes": [node.name for node in nodes], "exit_code": int(is_bad)}
+        click.echo(answer({"accept": found}, details), nl=False)
+    else:
+        print_told(console_for(wide), found)
+    raise SystemExit(int(is_bad))

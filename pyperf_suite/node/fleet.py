@@ -1,0 +1,212 @@
+"""Runs of `accept` on machines of one identity next to each other: against an earlier one, and who is slow of many.
+
+Outliers are found by median and median absolute deviation. Of a fleet without a slow node none is named with the
+stated confidence, over all its nodes and checks together, where the noise between nodes is normal.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.findings.data import Findings, Quantity, findings, remark
+from pyperf_suite.findings.rows import Column, rows_of, table
+from pyperf_suite.measure.estimates import deviations, low_cutoff
+from pyperf_suite.node.probes.accept import BAD, PROBE, AcceptCheck, RateKey, checks_of
+from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.results import read_journal
+
+RECORDS = "records.jsonl"
+FEWEST_NODES = 3
+# One fleet in a thousand without a slow node has one named; nearer to the median nothing is worth a technician.
+CHANCE, WORTH = 0.001, 0.02
+ALL = "all rates together"
+# Of how far rounds of a node lie apart, root mean square, as much as the median deviation of normal noise is of it; and
+# how far in those one check counts for all.
+ROUNDS_SHARE, FURTHEST = 0.2, 8.0
+# A node that is measured twice differs by less.
+BETWEEN_RUNS = 0.05
+
+
+@dataclass(frozen=True)
+class FleetNode:
+    """One node, by the name of its folder, the machine's identity, and its checks."""
+
+    name: str
+    slug: str
+    checks: Sequence[AcceptCheck]
+
+    @property
+    def rates(self) -> dict[RateKey, Quantity]:
+        """By part and check; rates alone, for counts are judged by themselves."""
+        found = ((each, each.found) for each in self.checks)
+        return {(each.part, each.what): rate for each, rate in found if rate and rate.base.endswith("/s")}
+
+
+def _accepted(journal: Path) -> list[Record]:
+    try:
+        # Looked for before it is parsed: results may hold hundreds of other runs.
+        if f'"probe":"{PROBE.name}"'.encode() not in journal.read_bytes():
+            return []
+    except OSError as error:
+        raise UserError(f"{journal} cannot be read: {error.strerror}.") from None
+    return [record for record in read_journal(journal) if record.probe == PROBE.name]
+
+
+def read_node(journal: Path, name: str) -> FleetNode:
+    """The acceptance of a run. Raises UserError where its records hold none."""
+    records = _accepted(journal) if journal.is_file() else []
+    if not records:
+        raise UserError(f"{journal.parent} holds no run of `pyperf-suite accept`: name the folder of one.")
+    return FleetNode(name, str(records[0].identity.get("slug")), checks_of(rows_of(records)))
+
+
+def baseline(name: str, results: Path, slug: str) -> dict[RateKey, Quantity]:
+    """What each rate of this machine should be by an earlier run: its folder, its name in `results`, or latest.
+
+    Raises UserError where there is none, or it is another machine's.
+    """
+    pattern = f"{slug}/*/{RECORDS}" if name == "latest" else f"*/{Path(name).name}/{RECORDS}"
+    there = [] if Path(name).is_dir() else [path for path in sorted(results.glob(pattern)) if _accepted(path)]
+    node = read_node(there[-1] if there else Path(name) / RECORDS, name)
+    if node.slug != slug:
+        raise UserError(f"The baseline {name} is of {node.slug}, but this machine is {slug}: take a run of this one.")
+    return {
+        key: Quantity(rate.value, rate.unit, rate.low * (1 - BETWEEN_RUNS), math.inf)
+        for key, rate in node.rates.items()
+    }
+
+
+def read_fleet(folder: Path) -> list[FleetNode]:
+    """The newest acceptance of each node, which the first folder below `folder` names in which paths differ.
+
+    Raises UserError for fewer than three nodes, and for machines of several identities.
+    """
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}: name the one that holds the results of every node.")
+    found = {path.relative_to(folder).parts: path for path in folder.rglob(RECORDS) if _accepted(path)}
+    if not found:
+        raise UserError(
+            f"{folder} holds no run of `pyperf-suite accept`: collect one of each node in it, a folder a node."
+        )
+    depth = next((n for n, parts in enumerate(zip(*found, strict=False)) if len(set(parts)) > 1), 0)
+    # Runs are named by when they began: the last of a node is the newest.
+    newest = {parts[depth]: path for parts, path in sorted(found.items(), key=lambda item: item[0][-2:])}
+    nodes = [read_node(path, name) for name, path in sorted(newest.items())]
+    slugs = sorted({node.slug for node in nodes})
+    if len(slugs) > 1:
+        raise UserError(
+            f"{folder} holds machines of {len(slugs)} kinds ({', '.join(slugs[:3])}): compare each kind alone."
+        )
+    if len(nodes) < FEWEST_NODES:
+        raise UserError(f"{folder} holds results of {len(nodes)}: it takes {FEWEST_NODES} nodes to say who is slow.")
+    return nodes
+
+
+@dataclass(frozen=True)
+class FleetCheck:
+    """One check over a fleet: by node and part how far its rate is off the median, and who is too far.
+
+    `share` is of the median, -0.05 is 5 % below; `deviation` in median absolute deviations; below `cutoff` chance
+    hardly goes. `sure` are those whose best round is low as well.
+    """
+
+    what: str
+    share: Mapping[RateKey, float]
+    deviation: Mapping[RateKey, float]
+    cutoff: float
+    sure: Set[RateKey]
+
+    @property
+    def slow(self) -> list[RateKey]:
+        """Those named, slowest first."""
+        found = [who for who in self.sure if self.deviation[who] < self.cutoff and self.share[who] < -WORTH]
+        return sorted(found, key=self.share.__getitem__)
+
+    @property
+    def seen_from(self) -> float:
+        """How far below the median somebody has to be to be named, here."""
+        apart = [self.share[who] / far for who, far in self.deviation.items() if far]
+        return min(-WORTH, self.cutoff * statistics.median(apart)) if apart else -WORTH
+
+
+def compared(rates: Mapping[RateKey, Mapping[str, Quantity]]) -> list[FleetCheck]:
+    """Each check over all nodes and parts that have it, and all checks together; `rates` by (node, part), then check.
+
+    Each has an equal part of the chance of a false alarm (Bonferroni). A rate that comes and goes between the rounds of
+    nodes spreads more than its medians show, and nobody is named whose best round is half as far off only.
+    """
+    whats = list(dict.fromkeys(what for held in rates.values() for what in held))
+    off: dict[str, dict[RateKey, float]] = {what: {} for what in (*whats, ALL)}
+    far, sure = {what: dict(held) for what, held in off.items()}, {what: dict(held) for what, held in off.items()}
+    cutoffs = dict.fromkeys(off, 0.0)
+    for what in whats:
+        found = {who: held[what] for who, held in rates.items() if what in held}
+        logs = np.log([[rate.value, rate.low, rate.high] for rate in found.values()])
+        apart = logs[:, 0] - np.median(logs[:, 0])
+        scale = max(np.median(np.abs(apart)), ROUNDS_SHARE * math.sqrt(np.mean((logs[:, 2] - logs[:, 1]) ** 2)))
+        cutoffs[what] = low_cutoff(len(found), CHANCE / len(off))
+        for who, each, best in zip(found, apart, logs[:, 2] - np.median(logs[:, 0]), strict=True):
+            off[what][who], far[what][who] = float(each), float(each / scale) if scale else 0.0
+            sure[what][who] = bool(best < 0.5 * cutoffs[what] * scale)
+    many = [who for who, held in rates.items() if len(held) > 1]
+    # Each check counts by its own noise, and none for so much that it speaks for all.
+    means = [np.mean([np.clip(far[what][who], -FURTHEST, FURTHEST) for what in rates[who]]) for who in many]
+    far[ALL] = dict(zip(many, deviations(means).tolist() if many else [], strict=True))
+    off[ALL] = {who: statistics.median(off[what][who] for what in rates[who]) for who in many}
+    sure[ALL], cutoffs[ALL] = dict.fromkeys(many, True), low_cutoff(len(many), CHANCE / len(off))
+    shares = {what: {who: math.expm1(each) for who, each in held.items()} for what, held in off.items()}
+    return [
+        FleetCheck(
+            what, shares[what], far[what], cutoffs[what], {who for who, is_sure in sure[what].items() if is_sure}
+        )
+        for what in (*whats, *([ALL] if many else []))
+    ]
+
+
+def fleet_findings(nodes: Sequence[FleetNode]) -> tuple[Findings, bool]:
+    """Who is slow in what, what is wrong by itself, and from where on one is named; whether there is anything."""
+    rates: dict[RateKey, dict[str, Quantity]] = {}
+    for node in nodes:
+        for (part, what), rate in node.rates.items():
+            rates.setdefault((node.name, part), {})[what] = rate
+    checks = compared(rates)
+    slow = [(check, who) for check in checks for who in check.slow]
+    bad = [(node.name, each) for node in nodes for each in node.checks if each.verdict == BAD]
+    told = "{slow} of {nodes} nodes are slower than the others; were none, one would be named with a chance of {chance}"
+    sentence = (
+        "{node}, {part}: {what} {share} off the median, {far:x} median absolute deviations ({cutoff:x} by chance)"
+    )
+    columns = (
+        Column("check", "what", priority=2),
+        Column("compared", lambda check: len(check.share)),
+        Column("slowest", lambda check: ", ".join(min(check.share, key=check.share.__getitem__))),
+        Column("off the median", lambda check: min(check.share.values()), "+%", 2),
+        Column("named from", "seen_from", "+%"),
+    )
+    names = len({name for _, (name, _) in slow})
+    found = findings(
+        remark(told, kind="caution" if slow else "", slow=names, nodes=len(nodes), chance=Quantity(CHANCE, "%")),
+        (
+            remark(
+                sentence,
+                kind="caution",
+                node=who[0],
+                part=who[1],
+                what=check.what,
+                cutoff=-check.cutoff,
+                share=Quantity(check.share[who], "+%"),
+                far=-check.deviation[who],
+            )
+            for check, who in slow
+        ),
+        (remark("{node}, {part}: {what} {why}", each, kind="caution", node=name) for name, each in bad),
+        table("Checks over the fleet", columns, checks),
+    )
+    return found, bool(slow or bad)

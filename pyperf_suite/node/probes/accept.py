@@ -1,0 +1,418 @@
+"""Is this node as fast as its parts should be? Every device in turn, one check a line: `pyperf-suite accept`.
+
+Expected is what the laws and published tables say of a GPU; of a CPU its own calibration where the command has one,
+else its peak with a wide interval.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.findings.axes import Sizes, every_size, sizes
+from pyperf_suite.findings.data import Findings, Quantity, Remark, findings, remark
+from pyperf_suite.findings.probe import Probe
+from pyperf_suite.findings.rows import Column, Rows, grouped, rows_of, table
+from pyperf_suite.hardware import cpu
+from pyperf_suite.hardware.catalogue import capability_of
+from pyperf_suite.hardware.devices import Device, gpus
+from pyperf_suite.hardware.kernel_files import parse_cpu_list
+from pyperf_suite.hardware.links import nvlink_of, pcie_of
+from pyperf_suite.hardware.topology import Path
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.laws.traffic import bus_factor
+from pyperf_suite.measure.telemetry import DISCARD_REASONS
+from pyperf_suite.node.probes.topology import BELOW, gpu_checks, host_checks
+from pyperf_suite.planner.laws.collectives import collective_time
+from pyperf_suite.planner.laws.gemm import gemm_time
+from pyperf_suite.planner.laws.roofline import memory_bound_time
+from pyperf_suite.probes.collectives import tournament
+from pyperf_suite.probes.collectives.curves import curves_of
+from pyperf_suite.probes.collectives.ranks import SLOW, pair_maps
+from pyperf_suite.probes.transfer import OVER_BUS
+from pyperf_suite.runner.record import MODES, Case, Record
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.collective import CollectiveParameters
+from pyperf_suite.workloads.exact import PARTS, TopologyParameters
+from pyperf_suite.workloads.matmul import MatmulParameters
+from pyperf_suite.workloads.training.layers import LayerPassParameters
+from pyperf_suite.workloads.training.transfer import TransferParameters
+
+CORES_OF_SMALL_PRODUCTS = 8
+OK, LOW, BAD, UNKNOWN, UNMEASURED = "ok", "low", "not ok", "nothing to compare with", "not measured"
+# Copies and NCCL reach this share of a healthy link's peak at least; at half its rate they reach half of that.
+LINK_SHARE = (0.6, 1.0)
+# Of a CPU's products by its vectors and clock, copies, and gloo between two ranks: every model, with room.
+CPU_SHARE, CPU_BYTES_A_CYCLE, GLOO_GB_PER_S = (0.25, 1.1), (1.0, 32.0), (0.3, 50.0)
+# Nine of ten measurements lie in a law's interval, of a healthy part next to all in one so much wider (logarithms),
+# and none closer than by that factor: two healthy parts differ, and so do two runs.
+WIDER, CLOSEST = 1.5, 1.1
+# Of a CPU's products: after two seconds of work over a burst, and a core's part of all over one alone in its boost.
+LEAST_SUSTAINED, LEAST_OF_ALL = 0.85, 0.5
+# The power cap takes some of the clock, and a law knows it; this much is not the cap's.
+LEAST_CLOCK = 0.6
+# Cores that others may have meanwhile: so many, or this share of many.
+MOST_TAKEN, SHARE_TAKEN = 0.15, 0.02
+CAUSES: Mapping[str, str] = {
+    "matmul": "power limit, cooling or clocks; another process",
+    "layer_pass": "memory clock; remapped rows; another process",
+    "transfer": "link, riser or switch; process on the far NUMA node; IOMMU or ACS",
+    "collective": "a link or switch port is down; P2P switched off or NCCL_* set; one slow GPU",
+    "cpu": "another process or virtual machine; clock, cooling or governor; memory channels not filled",
+}
+# Of a GPU's health those that count errors of memory.
+COUNTED = ("corrected", "uncorrected", "rows_remapped", "pages_retired")
+
+
+@dataclass(frozen=True)
+class AcceptAxes:
+    """Side of square products on so many cores or SMs, bytes of a copy and an all_reduce, and its ranks."""
+
+    side: tuple[int, ...]
+    workers: tuple[int, ...]
+    copy_size: tuple[Sizes, ...]
+    reduce_size: tuple[Sizes, ...]
+    ranks: tuple[int, ...]
+    kind: tuple[str, ...] = ("cpu",)
+
+
+def axes(_profile: str, device: Device) -> AcceptAxes:
+    """The same in every profile: enough to judge a node by, and no more."""
+    if device.kind == "cpu":
+        cores = cpu.detect().usable_cores
+        side = 1024 if cores <= CORES_OF_SMALL_PRODUCTS else 2048
+        return AcceptAxes((side,), tuple(dict.fromkeys((1, cores))), sizes("64MiB"), sizes("4MiB"), (2,))
+    ranks, workers = (len(gpus()),) if len(gpus()) > 1 else (), (gpus()[device.index].multiprocessors,)
+    return AcceptAxes((8192,), workers, sizes("256MiB"), sizes("256MiB"), ranks, ("cuda",))
+
+
+def sweep(axes: AcceptAxes) -> Iterator[Case]:
+    """Products in a burst and on end, copies, an all_reduce and every pair; what is only read comes last."""
+    on_gpu = "cuda" in axes.kind
+    library, dtype, layout = ("cublas", "bfloat16", "TN") if on_gpu else ("torch", "float32", "NN")
+    for side, workers in product(axes.side, axes.workers):
+        p = MatmulParameters(side, side, side, Schedule("library", workers), dtype=dtype, layout=layout)
+        modes = MODES if workers == max(axes.workers) else MODES[:1]
+        yield from (Case("matmul", p, library, mode=mode) for mode in modes)
+    for side in axes.side if on_gpu else ():
+        yield Case("layer_pass", LayerPassParameters("copy", seq=side, hidden=side, dtype=dtype), "torch")
+    ways = OVER_BUS if on_gpu else ("torch",)
+    for size, way, workers in product(every_size(axes.copy_size), ways, (1,) if on_gpu else axes.workers):
+        yield Case("transfer", TransferParameters(size, workers, pinned=on_gpu), way)
+    for ranks, size in product(axes.ranks, every_size(axes.reduce_size)):
+        how = "nccl" if on_gpu else "gloo"
+        yield Case("collective", CollectiveParameters("all_reduce", size, ranks, in_place=True), how)
+        for pairs in tournament(ranks) if on_gpu else ():
+            pattern = ",".join(f"{one}-{other}" for one, other in pairs)
+            yield Case("collective", CollectiveParameters("ping_pong", size, ranks, pattern=pattern), how)
+    yield from (Case("topology", TopologyParameters(part), "system") for part in (PARTS if on_gpu else PARTS[:1]))
+
+
+class Expected(NamedTuple):
+    """Seconds of a case, between which of them a healthy part lies, and whose word that is."""
+
+    seconds: float
+    low: float
+    high: float
+    by: str
+
+
+Expect = Callable[[Case], Expected | None]
+RateKey = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class AcceptCheck:
+    """A part, what was measured or read of it, and what it should be; `why` has likely causes, or why it is unknown."""
+
+    part: str
+    what: str
+    verdict: str
+    found: Quantity | None = None
+    expected: Quantity | None = None
+    why: str = ""
+    by: str = ""
+
+    @property
+    def is_bad(self) -> bool:
+        return self.verdict in (LOW, BAD)
+
+    @property
+    def off(self) -> float | None:
+        """Relative to what is expected, -0.12 is 12 % low; where that is known by a factor only, to its low end."""
+        if self.found is None or self.expected is None or self.verdict not in (OK, LOW):
+            return None
+        if self.expected.low > 0.5 * self.expected.value:
+            return self.found.value / self.expected.value - 1
+        return self.found.value / self.expected.low - 1 if self.verdict == LOW else None
+
+
+def checks_of(
+    rows: Rows, expect: Expect | None = None, before: Mapping[RateKey, Quantity] | None = None
+) -> list[AcceptCheck]:
+    """Every check of a run. `expect` goes before laws, and before it `before`: earlier rates by part and check."""
+    node = _Node(rows, expect, before or {})
+    states = [*node.states(), *node.links()]
+    return [*node.rates(states), *states, *node.missing()] if rows.records else []
+
+
+class _Node:
+    """The records of one run."""
+
+    def __init__(self, rows: Rows, expect: Expect | None, before: Mapping[RateKey, Quantity]) -> None:
+        self.rows, self.before, self.expect = rows, before, expect
+        self.timed = [each for each in rows.records if each.kind == "timing"]
+        self.measured = [each for each in self.timed if each.outcome == "ok"]
+        self.identity = next((each.identity for each in rows.records), {})
+        self.on_gpu = self.identity.get("kind") == "cuda"
+        self.capability = capability_of(str(self.identity.get("model"))) if self.on_gpu else None
+        self.details = {row.kernel.get("path"): row.details for row in rows if row.operator == "topology"}
+
+    def device(self, record: Record) -> str:
+        everybodys = self.on_gpu and record.case["operator"] == "collective"
+        return "node" if everybodys else str(record.state.get("device", "cuda:0" if self.on_gpu else "cpu"))
+
+    def rates(self, states: Iterable[AcceptCheck]) -> Iterator[AcceptCheck]:
+        """Of each case on each device, of several trials the median; what is wrong with a device explains it first."""
+        wrong = [(each.part, f"{each.what} {each.why}".strip()) for each in states if each.is_bad]
+
+        def check(
+            part: str, what: str, kind: str, found: Quantity, expected: Quantity | None, by: str, *first: str
+        ) -> AcceptCheck:
+            verdict = UNKNOWN if expected is None else LOW if found.value < expected.low else OK
+            seen = [words for where, words in wrong if where in (part, "host") or part == "node"]
+            why = "; ".join((*first, *seen, CAUSES[kind])) if verdict == LOW else ""
+            return AcceptCheck(part, what, verdict, found, expected, why, by)
+
+        mine = [each for each in self.measured if each.case["operator"] != "topology"]
+        single = [each for each in mine if not each.case["parameters"].get("pattern")]
+        for (part, _), trials in grouped(single, lambda each: (self.device(each), each.case_id)).items():
+            case, seconds = trials[0].parsed_case(), sorted(trial.seconds for trial in trials)
+            (amount, unit), what = _amount(case), _name(case)
+            ends = amount / seconds[-1], amount / seconds[0]
+            found = Quantity(amount / statistics.median(seconds), unit, *ends, len(seconds))
+            known = (self.expect and self.expect(case)) or (self._by_law(case) if self.on_gpu else self._by_peak(case))
+            expected, by = None, ""
+            if known:
+                ends, by = (amount / known.high, amount / known.low), known.by
+                expected = Quantity(amount / known.seconds, unit, *ends, predicted=True)
+            if (part, what) in self.before:
+                expected, by = self.before[part, what], "the baseline"
+            yield check(part, what, case.operator if self.on_gpu else "cpu", found, expected, by)
+        for what, ratio, usual in () if self.on_gpu else self._ratios():
+            yield check("cpu", what, "cpu", ratio, usual, "every CPU")
+        for what, slowest, usual, slow in self._pairs():
+            yield check("node", what, "collective", slowest, usual, "the other pairs and the path's peak", slow)
+
+    def _ratios(self) -> Iterator[tuple[str, Quantity, Quantity]]:
+        """All cores relative to one, work on end relative to a burst."""
+        rows = sorted(self.rows.where(operator="matmul"), key=lambda row: (row.schedule.workers, row.mode))
+        for row in rows[1:]:
+            base, threads = rows[0], row.schedule.workers
+            # Hardware threads share the units of a core.
+            cores = float(min(threads, self.details.get("host", {}).get("cores") or threads))
+            what, usual, least = f"{threads} cores over 1 core", cores, LEAST_OF_ALL * cores
+            if row.mode == "sustained":
+                base, what, usual, least = row.like(mode="burst") or row, "sustained over burst", 1.0, LEAST_SUSTAINED
+            yield what, Quantity(base.seconds / row.seconds, "x"), Quantity(usual, "x", least, math.inf)
+
+    def _pairs(self) -> Iterator[tuple[str, Quantity, Quantity, str]]:
+        """The slowest pair of each kind of path, and which are slow by what it carries or what others do."""
+        kinds = (nvlink_of(self.capability), pcie_of(self.capability)) if self.capability else None
+        ranked = rows_of([each for each in self.timed if each.case["operator"] == "collective"])
+        for found in pair_maps(curves_of(ranked)) if kinds else ():
+            for path, pairs in grouped(found.rates, found.paths.get).items():
+                peak = kinds and Path.parse(path or "").peak_gb_per_s(*kinds)
+                rates = sorted((found.rates[pair], pair) for pair in pairs)
+                middle = statistics.median(rate for rate, _ in rates)
+                least = max(SLOW * middle, LINK_SHARE[0] * (peak or 0.0) * 1e9)
+                slow = ", ".join(f"{one}-{other}" for rate, (one, other) in rates if rate < least)
+                usual = Quantity(max(middle, least), "GB/s", least, math.inf)
+                slowest = Quantity(rates[0][0], "GB/s", rates[0][0], rates[0][0])
+                yield f"slowest pair by {path or 'any path'}", slowest, usual, f"pairs {slow}"
+
+    def states(self) -> Iterator[AcceptCheck]:
+        """Clock, throttling and memory errors of each GPU; the cores that others had."""
+        measured = {self.device(each) for each in self.timed}
+        for gpu in self.details.get("gpus", {}).get("gpus", ()):
+            part, health = f"cuda:{gpu['index']}", gpu.get("health", {})
+            if part not in measured:
+                continue
+            mine = [each for each in self.measured if self.device(each) == part and each.case["operator"] == "matmul"]
+            told = [each.quality["gpu"] for each in mine if "gpu" in each.quality]
+            # By the GPU's own counters while it worked, else as NVML has it right after.
+            clocks = [round(each.metrics["sm_clock"].value / 1e6) for each in mine if "sm_clock" in each.metrics]
+            clocks = clocks or [each["after"]["sm_clock_mhz"] for each in told if "sm_clock_mhz" in each["after"]]
+            most = gpu.get("settings", {}).get("maximum_sm_clock_mhz")
+            if clocks and most:
+                verdict, limits = LOW if min(clocks) < LEAST_CLOCK * most else OK, (LEAST_CLOCK * most, float(most))
+                why = f"{min(clocks)} of {most} MHz" * (verdict == LOW)
+                clock, expected = Quantity(min(clocks)), Quantity(most, "", *limits)
+                yield AcceptCheck(part, "SM clock", verdict, clock, expected, why)
+            seen = sorted({reason for each in told for reason in each["throttle_reasons_seen"]})
+            verdict = BAD if set(seen) & set(DISCARD_REASONS) else OK if told else UNMEASURED
+            yield AcceptCheck(part, "throttling", verdict, why=", ".join(seen) if told else "NVML does not answer")
+            limit, usual = gpu.get("settings", {}).get("power_limit_w"), health.get("default_power_limit_w")
+            if limit and usual and limit < usual:
+                why = f"{limit:g} of {usual:g} W"
+                yield AcceptCheck(part, "power limit", LOW, Quantity(limit), Quantity(usual, "", usual), why)
+            if {"uncorrected_errors", "remapping"}.isdisjoint(health):
+                yield AcceptCheck(part, "memory errors", UNMEASURED, why="ECC is off or not reported")
+                continue
+            errors = {name: count for name, count in health.items() if name.startswith(COUNTED) and count}
+            errors |= {"remapping": health["remapping"]} if health.get("remapping", "none") != "none" else {}
+            verdict = BAD if health.get("uncorrected_errors") or "remapping" in errors else OK
+            words = (f"{name.replace('_', ' ')}: {value}" for name, value in errors.items())
+            yield AcceptCheck(part, "memory errors", verdict, why=", ".join(words))
+        known = [each.quality for each in self.measured if "cpu_busy_s" in each.quality]
+        elapsed_s = sum(each["elapsed_s"] for each in known)
+        took_s = {
+            "other processes": sum(each["cpu_busy_s"] - each["process_cpu_s"] for each in known),
+            "the hypervisor": sum(each["cpu_steal_s"] for each in known),
+        }
+        # Over all samples together, for the kernel counts in ticks.
+        threads = len(parse_cpu_list(self.details.get("host", {}).get("online", "")))
+        for who, seconds in took_s.items() if elapsed_s else ():
+            cores = max(0.0, seconds / elapsed_s)
+            verdict, why = (BAD, f"{cores:.1f}") if cores > max(MOST_TAKEN, SHARE_TAKEN * threads) else (OK, "")
+            yield AcceptCheck("host", f"cores that {who} took", verdict, Quantity(cores), why=why)
+
+    def links(self) -> Iterator[AcceptCheck]:
+        """Each link below what it is made for; where there is none, that it is so."""
+        host, found = self.details.get("host"), self.details.get("gpus")
+        checks = [*(host_checks(host) if host else ()), *(gpu_checks(found) if found else ())]
+        below = [each for each in checks if each.verdict == BELOW]
+        for each in below:
+            why = ", ".join(filter(None, (f"{each.found}, expected {each.expected}", each.why)))
+            yield AcceptCheck(each.part.replace("GPU ", "cuda:"), each.what, BAD, why=why)
+        if checks and not below:
+            yield AcceptCheck("node", "links", OK, Quantity(len(checks), "count"))
+
+    def missing(self) -> Iterator[AcceptCheck]:
+        """Cases without a result: wrong or crashed is not ok, what cannot run here is not measured."""
+        for each in self.timed:
+            if each.outcome != "ok":
+                verdict = BAD if each.outcome == "failed" else UNMEASURED
+                yield AcceptCheck(self.device(each), _name(each.parsed_case()), verdict, why=each.reason)
+        if self.identity.get("count") == 1:
+            yield AcceptCheck("node", "all_reduce and pairs", UNMEASURED, why="there is one GPU")
+
+    def _by_law(self, case: Case) -> Expected | None:
+        """By the laws, or the slot's peak; None for a GPU that is not in the catalogue."""
+        p, gpu = case.parameters, str(self.identity.get("model"))
+        if case.operator == "transfer":
+            peak = pcie_of(self.capability)
+            return _between(p.size_bytes, peak.gb_per_s * 1e9, LINK_SHARE, peak.name)
+        try:
+            if case.operator == "matmul":
+                price = gemm_time(gpu, p.m, p.n, p.k, "bf16", p.layout, case.mode)
+            elif case.operator == "layer_pass":
+                price = memory_bound_time(gpu, _amount(case)[0])
+            else:
+                price = collective_time(gpu, p.op, p.message_bytes, p.ranks)
+        except UserError:
+            return None
+        seconds, error = float(price.seconds), 1 + 2 * (price.error_percent or 20.0) / 100
+        ends = (price.low, price.high) if price.low is not None else (seconds / error, seconds * error)
+        less, more = ((float(end) / seconds) ** WIDER for end in ends)
+        low, high = seconds * min(less, 1 / CLOSEST), seconds * max(more, CLOSEST)
+        return Expected(seconds, low, high, f"the law, from {price.origin}" if price.origin else "the law")
+
+    def _by_peak(self, case: Case) -> Expected | None:
+        """By what vectors and clock allow: between its ends lies every healthy CPU, and more."""
+        clocks = [each.quality.get("before", {}).get("cpu_mhz", {}).get("high", 0.0) for each in self.measured]
+        amount, hz, by = _amount(case)[0], 1e6 * max(clocks, default=0.0), "the peak of any CPU"
+        if case.operator == "collective":
+            return _between(amount, 1e9, GLOO_GB_PER_S, by)
+        if not hz:
+            return None
+        if case.operator == "transfer":
+            return _between(amount, hz, CPU_BYTES_A_CYCLE, by)
+        # Two units that multiply and add, of 32 bits; hardware threads share those of a core.
+        host = self.details.get("host", {})
+        workers = case.parameters.schedule.workers
+        cores = min(workers, host.get("cores") or workers)
+        peak = 4 * host.get("vector_bits", 256) / 32 * hz * cores
+        return _between(amount, peak, CPU_SHARE, "the peak of its vectors and clock")
+
+
+def _between(amount: float, rate: float, shares: tuple[float, float], by: str) -> Expected:
+    """Between two shares of a rate; in the middle of their logarithms."""
+    low, high = (rate * share for share in shares)
+    return Expected(amount / math.sqrt(low * high), amount / high, amount / low, by)
+
+
+def _amount(case: Case) -> tuple[float, str]:
+    """What a launch is counted in, and the unit of its rate: FLOP, payload, or bytes of the bus."""
+    p = case.parameters
+    if case.operator == "matmul":
+        return 2.0 * p.m * p.n * p.k, "TFLOP/s" if case.implementation == "cublas" else "GFLOP/s"
+    if case.operator == "collective":
+        return float(p.message_bytes * bus_factor(p.operation.counted_as, p.ranks)), "GB/s"
+    return float(p.size_bytes if case.operator == "transfer" else find_workload("layer_pass").work(p).bytes), "GB/s"
+
+
+def _name(case: Case) -> str:
+    """What a person calls it: `float32 products, burst, 2 cores`."""
+    p, way = case.parameters, case.implementation
+    workers = getattr(getattr(p, "schedule", p), "workers", 0)
+    cores = f", {workers} core{'s' * (workers > 1)}" if way == "torch" and case.operator != "layer_pass" else ""
+    names = {
+        "matmul": lambda: f"{p.dtype} products, {case.mode}{cores}",
+        "collective": lambda: f"{p.op} of {p.ranks} ranks" + (f", {p.pattern}" if p.pattern else ""),
+        "transfer": lambda: (
+            {"torch": "copy in memory"}.get(way, way.replace("_", " ").replace("device", "GPU")) + cores
+        ),
+        "layer_pass": lambda: "copy in its memory",
+    }
+    return names.get(case.operator, lambda: case.operator)()
+
+
+CHECKS = (
+    Column("part", priority=2),
+    Column("check", "what", priority=2),
+    Column("found", priority=2),
+    Column("expected"),
+    Column("unit", lambda each: each.found.unit if each.found and each.found.unit not in ("x", "count") else ""),
+    Column("off", unit="+%", priority=2),
+    Column("verdict", priority=2),
+    Column("why", priority=0),
+    Column("expected by", "by", priority=0),
+)
+
+
+def analyse(rows: Rows, expect: Expect | None = None, before: Mapping[RateKey, Quantity] | None = None) -> Findings:
+    """How many checks are ok, a sentence for each that is not, and a line for each."""
+    checks = checks_of(rows, expect, before)
+    return findings(_sentences(checks) if checks else None, table("Checks", CHECKS, checks))
+
+
+def _sentences(checks: list[AcceptCheck]) -> Iterator[Remark]:
+    ok, gaps = (sum(each.verdict == verdict for each in checks) for verdict in (OK, UNMEASURED))
+    bad, told = sum(each.is_bad for each in checks), "{ok} of {checks} checks are ok, {bad} not, {gaps} not measured"
+    yield remark(told, kind="caution" if bad else "", ok=ok, checks=len(checks), bad=bad, gaps=gaps)
+    for each in checks:
+        if each.is_bad or each.verdict == UNMEASURED:
+            words = "{part}: {what} is {verdict}"
+            words += " by {short}: {found}, expected {expected}" if each.off is not None else ""
+            values = {**vars(each), "short": Quantity(-(each.off or 0.0), "%")}
+            yield remark(words + (" ({why})" if each.why else ""), kind="caution" if each.is_bad else "", **values)
+
+
+PROBE = Probe(
+    name="accept",
+    question="Is every part of this node as fast as its kind should be?",
+    topic="the machine",
+    title="Acceptance of a node",
+    axes=axes,
+    sweep=sweep,
+    analyse=analyse,
+    group=lambda case: f"accept {case.operator} {case.implementation}",
+    is_timed=False,
+    has_items=False,
+)

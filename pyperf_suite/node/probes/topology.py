@@ -1,0 +1,374 @@
+"""How the machine's parts are connected, compared with what they are made for; read in a second, nothing is timed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from operator import itemgetter
+from typing import Any
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.findings.data import TRANSFORMERS, Cell, Findings, Heading, Quantity, Remark, Table, findings, remark
+from pyperf_suite.findings.probe import Probe
+from pyperf_suite.findings.rows import Column, Rows, grouped, table
+from pyperf_suite.hardware.catalogue import find_gpu
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware.kernel_files import cpu_list, parse_cpu_list
+from pyperf_suite.hardware.links import PcieDevice, PcieLink, nvlink_of, nvlinks_per_gpu, pcie_of
+from pyperf_suite.hardware.nvml import ALLOWED
+from pyperf_suite.hardware.topology import PATHS, LinkGraph, Path
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.exact import TopologyParameters
+
+# "could be more" is what was built or set that way; "below expectation" is what something is wrong with.
+BELOW, MORE, NOT_TOLD, EXPECTED = VERDICTS = ("below expectation", "could be more", "not told", "as expected")
+ON_BOARD = ("SXM", "GB", "GH")
+LANES = 16
+# A limit that leaves that share of the memory is none to speak of: some is always taken.
+MUCH = 0.8
+
+
+@dataclass(frozen=True)
+class LinkCheck:
+    """A part, what it is and what it could be; `why` says what that means. Links have their rates in B/s as well."""
+
+    part: str
+    what: str
+    found: Cell
+    expected: Cell
+    verdict: str = EXPECTED
+    why: str = ""
+    rate: float | None = None
+    best_rate: float | None = None
+
+
+def troubles(checks: Iterable[LinkCheck]) -> Iterator[Remark]:
+    """One remark for all parts that share what is not as expected, the worst first."""
+    found = [check for check in checks if check.verdict in (BELOW, MORE) or check.why]
+    same = grouped(found, lambda each: (each.verdict, each.what, each.found, each.expected, each.why))
+    for members in sorted(same.values(), key=lambda members: VERDICTS.index(members[0].verdict)):
+        check = members[0]
+        yield remark(
+            "{who}: {what} {found}, expected {expected} ({verdict})" + (f": {check.why}" if check.why else ""),
+            kind="caution" if check.verdict == BELOW else "",
+            # All are named: `GPU 0 to GPU 7` would hide a gap.
+            who=", ".join(each.part for each in members),
+            what=check.what,
+            found=check.found,
+            expected=check.expected,
+            verdict=check.verdict,
+        )
+
+
+def host_checks(host: Mapping[str, Any]) -> Iterator[LinkCheck]:
+    """Of CPUs, memory nodes and PCIe devices that are no GPU of CUDA's."""
+    online, allowed = parse_cpu_list(host["online"]), parse_cpu_list(host["allowed_cpus"])
+    if online and allowed:
+        verdict = MORE if len(allowed) < len(online) else EXPECTED
+        yield LinkCheck("this process", "CPUs", host["allowed_cpus"], host["online"], verdict)
+    quota, cpus = host["quota_cores"], len(allowed or online)
+    if quota is None:
+        yield LinkCheck("control group", "CPU quota", "none", "none")
+    else:
+        told = (MORE, "more threads than that are stopped in between") if quota < cpus else (EXPECTED, "")
+        yield LinkCheck("control group", "CPU quota", Quantity(quota), cpus, *told)
+    left, total = host["memory_left_bytes"], sum(node["memory_bytes"] for node in host["nodes"])
+    # Some systems write the largest number there is where there is no limit.
+    if left is None or left > total:
+        yield LinkCheck("control group", "memory limit", "none", "none")
+    else:
+        verdict = MORE if left < MUCH * total else EXPECTED
+        yield LinkCheck("control group", "memory limit", Quantity(left, "size"), Quantity(total, "size"), verdict)
+    yield from _memory_nodes(host, allowed)
+    for device in map(PcieDevice.from_json, host["pcie"]):
+        if device.kind != "GPU":
+            yield link_check(device.name, device.now, device.slot, device.card)
+
+
+def _memory_nodes(host: Mapping[str, Any], allowed: frozenset[int]) -> Iterator[LinkCheck]:
+    """Whether the memory that this process may take is beside the CPUs that it may run on."""
+    mine = {node["number"] for node in host["nodes"] if parse_cpu_list(node["cpus"]) & allowed}
+    may = parse_cpu_list(host["allowed_nodes"]) & {node["number"] for node in host["nodes"] if node["memory_bytes"]}
+    if not mine or not may:
+        return
+    found = f"CPUs of {cpu_list(mine)}, memory of {cpu_list(may)}"
+    told = (found, EXPECTED, "")
+    if not mine & may:
+        told = (cpu_list(mine), BELOW, "all memory lies on another node than the CPUs")
+    elif len(mine) > 1:
+        why = "threads that move leave their memory behind, unless under numactl --cpunodebind=N --membind=N"
+        told = ("one node", MORE, why)
+    yield LinkCheck("this process", "memory nodes", found, *told)
+
+
+def gpu_checks(found: Mapping[str, Any]) -> Iterator[LinkCheck]:
+    """Of each GPU its slot, its NVLinks, its distance to this process; of all the copies between them and NCCL's."""
+    for gpu in found["gpus"]:
+        who, capability = f"GPU {gpu['index']}", tuple(gpu["compute_capability"])
+        if gpu.get("now"):
+            now, slot, card = (gpu[name] and PcieLink.parse(gpu[name]) for name in ("now", "slot", "card"))
+            yield link_check(who, now, slot, card, awake=gpu["awake"])
+        else:
+            made_for = PcieLink(int(pcie_of(capability).name.split()[1]), LANES)
+            yield LinkCheck(who, "PCIe link", None, str(made_for), NOT_TOLD)
+        # Packets sent again: a link that is sound has next to none. A count without a time is no rate.
+        count = gpu.get("pcie_replays")
+        if count is not None:
+            why = "a few over weeks are harmless; a count that grows while data moves is a bad seat, riser or cable"
+            yield LinkCheck(who, "PCIe packets sent again", count, 0, *((NOT_TOLD, why) if count else (EXPECTED, "")))
+        if "now" in gpu:
+            yield from _nvlinks(who, gpu, is_alone=len(found["gpus"]) == 1)
+            yield from _near(who, gpu, found)
+    yield from _direct_copies(found)
+    for name, value in found["nccl"].items():
+        yield LinkCheck(name, "set to", value, "not set", MORE, "it narrows the paths that NCCL may take")
+
+
+def link_check(
+    who: str, now: PcieLink, slot: PcieLink | None = None, card: PcieLink | None = None, awake: bool = True
+) -> LinkCheck:
+    """A link beside what card and slot can agree on, and that beside the card.
+
+    `awake` is False for a GPU that was seen idle: it may have gone back to an older generation to save power.
+    """
+    best = card.common(slot) if card else slot or now
+    could, told = card or best, (EXPECTED, "")
+    if now.common(best) != best:
+        could, told = best, (BELOW, "")
+        if not awake:
+            told = (
+                NOT_TOLD if now.width == best.width else BELOW,
+                "it was seen idle, when links slow down to save power",
+            )
+        elif slot is None:
+            told = (MORE, "whether the slot has more is not told")
+    elif card and best != card:
+        told = (MORE, "the slot has no more")
+    rate, best_rate = (link.gb_per_s and link.gb_per_s * 1e9 for link in (now, could))
+    if card is None and slot is None:
+        return LinkCheck(who, "PCIe link", str(now), None, NOT_TOLD, rate=rate)
+    return LinkCheck(who, "PCIe link", str(now), str(could), *told, rate, best_rate)
+
+
+def _nvlinks(who: str, gpu: Mapping[str, Any], is_alone: bool) -> Iterator[LinkCheck]:
+    """Active links beside those that the catalogue's GPU has; a bridge is the user's to buy, a board has them."""
+    try:
+        spec = find_gpu(gpu["name"])
+    except UserError:
+        return
+    if spec.link_bytes_per_s is None:
+        return
+    has = nvlinks_per_gpu(spec.link_bytes_per_s / 1e9, tuple(gpu["compute_capability"]))
+    active = sum(state is True for state in gpu["nvlinks"])
+    if active >= has:
+        told = (EXPECTED, "")
+    elif is_alone:
+        told = (NOT_TOLD, "")
+    elif active or any(word in spec.name for word in ON_BOARD):
+        told = (BELOW, "links are down")
+    else:
+        told = (MORE, "with a bridge")
+    if has:
+        yield LinkCheck(who, "NVLinks", active, has, *told)
+
+
+def _near(who: str, gpu: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[LinkCheck]:
+    """Whether this process may run beside the GPU: its CPUs against those that share the GPU's node."""
+    near, allowed = parse_cpu_list(gpu["cpus"]), parse_cpu_list(found["allowed_cpus"])
+    if near and allowed and len(found["nodes"]) > 1:
+        told = (BELOW, "every copy crosses the link between nodes")
+        if allowed <= near:
+            told = (EXPECTED, "")
+        elif allowed & near:
+            told = (MORE, "bound to the GPU's CPUs, no copy crosses the link between nodes")
+        place = "unknown node" if gpu["numa_node"] is None else f"node {gpu['numa_node']}"
+        mine = f"this process on CPUs {found['allowed_cpus']}"
+        yield LinkCheck(who, "near CPUs", f"{mine}, the GPU on {place}", gpu["cpus"], *told)
+
+
+def _direct_copies(found: Mapping[str, Any]) -> Iterator[LinkCheck]:
+    """What is allowed between the GPUs, one check for all pairs of which the same is said."""
+    copies = found.get("direct_copies", {})
+    paths = LinkGraph.from_json(found["matrix"]).paths if found["matrix"] else {}
+    names = {str(gpu["index"]): gpu.get("smi") for gpu in found["gpus"]}
+
+    def is_linked(pair: str) -> bool:
+        one, other = (names.get(number) or "" for number in pair.split("-"))
+        return (one, other) in paths and bool(paths[one, other].nvlinks)
+
+    for (said, linked), pairs in grouped(copies, lambda pair: (copies[pair], is_linked(pair))).items():
+        who = ", ".join(f"GPU {pair}" for pair in pairs)
+        told = (MORE, "what they send each other goes through the host's memory")
+        if said == ALLOWED:
+            who, told = f"{len(pairs)} pair{'' if len(pairs) == 1 else 's'} of GPUs", (EXPECTED, "")
+        elif linked:
+            told = (BELOW, "though NVLink joins them")
+        yield LinkCheck(who, "direct copies", said, ALLOWED, *told)
+
+
+CHECKS = (
+    Column("part", priority=2),
+    Column("what", priority=2),
+    Column("found"),
+    Column("could be", "expected"),
+    Column("verdict", priority=2),
+    Column("rate", unit="GB/s", priority=0),
+    Column("of", "best_rate", "GB/s", priority=0),
+)
+
+
+@dataclass(frozen=True)
+class TopologyAxes:
+    """Which parts are read: "host", "gpus"."""
+
+    part: tuple[str, ...] = ("host",)
+
+
+def axes(_profile: str, device: Device) -> TopologyAxes:
+    """The same in every profile: there is nothing to do more thoroughly."""
+    return TopologyAxes(("host", "gpus")) if device.kind == "cuda" else TopologyAxes()
+
+
+def sweep(axes: TopologyAxes) -> Iterator[Case]:
+    """One case a part."""
+    return (Case("topology", TopologyParameters(part), "system") for part in axes.part)
+
+
+def analyse(rows: Rows) -> Findings:
+    """What is there, what is not as it should be, and tables of checks, paths and memory nodes."""
+    parts = {row.kernel["path"]: row.details for row in rows}
+    host, gpus = parts.get("host"), parts.get("gpus")
+    checks = [*(host_checks(host) if host else ()), *(gpu_checks(gpus) if gpus else ())]
+    expected = sum(check.verdict == EXPECTED for check in checks)
+    told = remark("{expected} of {checks} checks are as expected", expected=expected, checks=len(checks))
+    return findings(
+        told if parts else None,
+        troubles(checks),
+        table("What was found, against what could be", CHECKS, checks),
+        _host(host) if host else None,
+        _gpus(gpus) if gpus else None,
+    )
+
+
+def _host(host: Mapping[str, Any]) -> Iterator[Remark | Table]:
+    """CPUs, caches, memory and the walls around this process; how far several memory nodes are apart."""
+    for wall, name in (("virtual machine", host["hypervisor"]), ("container", host["container"])):
+        if name:
+            yield remark("Inside a {wall} ({name}), which told all of this", kind="caution", wall=wall, name=name)
+    nodes, assumed = host["nodes"], " (assumed)" if host["caches_assumed"] else ""
+    facts: list[tuple[str, Cell]] = [
+        ("CPU", host["model"]),
+        ("sockets", host["sockets"]),
+        ("cores", host["cores"]),
+        ("threads", len(parse_cpu_list(host["online"]))),
+        ("NUMA nodes", len(nodes)),
+        ("memory", Quantity(sum(node["memory_bytes"] for node in nodes), "size")),
+        ("devices that tell a PCIe link", len(host["pcie"])),
+    ]
+    for level in ("l2", "l3"):
+        size, total = host[f"{level}_bytes"], host[f"{level}_total_bytes"]
+        if size:
+            facts.append((f"{level.upper()}{assumed}", Quantity(size, "size")))
+            facts.append((f"{level.upper()}, how many", max(1, round(total / size))))
+    yield Table("The host", (Heading("what"), Heading("found")), tuple(facts))
+    distances = (
+        Column(f"to {other['number']}", partial(_distance, place, len(nodes)), "x") for place, other in enumerate(nodes)
+    )
+    columns = (
+        Column("node", itemgetter("number")),
+        Column("CPUs", itemgetter("cpus")),
+        Column("memory", itemgetter("memory_bytes"), "size"),
+        *distances,
+    )
+    yield table("Memory nodes, distances as the firmware has them", columns, nodes if len(nodes) > 1 else ())
+
+
+def _distance(place: int, count: int, node: Mapping[str, Any]) -> float | None:
+    return node["distances"][place] / 10 if len(node["distances"]) == count else None
+
+
+def _gpus(found: Mapping[str, Any]) -> Iterator[Any]:
+    """Which GPUs there are, and by which paths they reach each other and the network."""
+    for name, count in Counter(gpu["name"] for gpu in found["gpus"]).items():
+        yield remark("This process sees {count} of {name}", count=count, name=name)
+    for reason in found["unavailable"]:
+        yield remark("Not all can be known: {reason}", kind="caution", reason=reason)
+    if found["matrix"] is not None:
+        graph = LinkGraph.from_json(found["matrix"])
+        mine = {gpu["smi"]: gpu for gpu in found["gpus"] if gpu.get("smi") in graph.gpus}
+        yield from (_paths(graph, mine), _network(graph, mine) if graph.nics else None, _matrix(graph))
+
+
+def _paths(graph: LinkGraph, mine: Mapping[str, Any]) -> Iterator[Remark | Table]:
+    """How many pairs have which path, nearest first."""
+    lonely = [f"GPU {mine[name]['index']}" for name in graph.gpus_without_nvlink() if name in mine]
+    if lonely:
+        told = "Other GPUs have NVLink to each other, {who} to none: not bridged, or the links are down"
+        yield remark(told, kind="caution", who=", ".join(lonely))
+    pairs = grouped(combinations(mine, 2), lambda pair: graph.path(*pair))
+    if not pairs:
+        return
+
+    def peak(path: Path) -> float | None:
+        capability = tuple(mine[pairs[path][0][0]]["compute_capability"])
+        rate = path.peak_gb_per_s(nvlink_of(capability), pcie_of(capability))
+        return rate and rate * 1e9
+
+    columns = (
+        Column("path", str),
+        Column("by", lambda path: PATHS.get(path.kind or "")),
+        Column("pairs", lambda path: len(pairs[path])),
+        Column("at most, one way", peak, "GB/s"),
+    )
+    yield table("Paths between GPUs", columns, sorted(pairs, key=lambda path: (path.distance, -path.nvlinks)))
+    linked, count = (sum(len(pairs[path]) for path in pairs if path.nvlinks or every) for every in (False, True))
+    advice = ": the less often GPUs sync, as under DDP, the less a slow path costs; ZeRO and TP talk often"
+    if linked == count:
+        advice = ", as is best for ZeRO and TP, which talk often"
+    told = f"NVLink joins {{linked}} of {{pairs}} pairs{advice} ({{source}})"
+    yield remark(told, linked=linked, pairs=count, source=TRANSFORMERS)
+
+
+def _network(graph: LinkGraph, mine: Mapping[str, Any]) -> Iterator[Remark | Table]:
+    """The nearest network cards, and the GPUs that have none on their own side of the machine."""
+    paths = {name: [graph.path(name, nic) for nic in graph.nics] for name in mine}
+    columns = (
+        Column("GPU", lambda name: mine[name]["index"]),
+        Column("cards", lambda name: ", ".join(graph.nearest_nics(name))),
+        Column("path", lambda name: str(min(paths[name], key=lambda path: path.distance))),
+    )
+    yield table("Network cards nearest to each GPU", columns, mine)
+    across = [f"GPU {mine[name]['index']}" for name in mine if all(path.kind == "SYS" for path in paths[name])]
+    if across and len(across) < len(mine):
+        told = "No network card is on the side of {who}: what they send crosses the link between NUMA nodes"
+        yield remark(told, kind="caution", who=", ".join(across))
+
+
+def _matrix(graph: LinkGraph) -> Table | None:
+
+    def column(other: str) -> Column:
+        name = graph.nic_names.get(other, other)
+        return Column(name, lambda one: "X" if one == other else str(graph.paths.get((one, other), Path(None))))
+
+    columns = (
+        Column("", str),
+        *map(column, (*graph.gpus, *graph.nics)),
+        Column("CPUs", graph.cpus.get),
+        Column("NUMA node", graph.numa.get),
+    )
+    return table("Paths as nvidia-smi topo -m has them", columns, graph.gpus if len(graph.gpus) > 1 else ())
+
+
+PROBE = Probe(
+    name="topology",
+    question="How are the parts of this machine connected, and do their links run as they are made to?",
+    topic="the machine",
+    title="How the machine is connected",
+    axes=axes,
+    sweep=sweep,
+    analyse=analyse,
+    is_timed=False,
+)

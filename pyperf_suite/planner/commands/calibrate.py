@@ -1,0 +1,146 @@
+"""`pyperf-suite calibrate`: fit the laws to this machine's own run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pyperf_suite.cli.options import device_option, path_option, results_option
+from pyperf_suite.errors import UserError
+
+if TYPE_CHECKING:
+    from pyperf_suite.hardware.catalogue import GpuSpec
+    from pyperf_suite.planner.calibrate_laws import Corrected
+    from pyperf_suite.planner.laws.calibration import Calibration
+    from pyperf_suite.runner.results import RunFolder
+
+
+@click.command()
+@click.argument("run", required=False, type=click.Path(path_type=Path), metavar="[RUN]")
+@click.option("--gpu", metavar="NAME", help="What the run's GPU is like, where the catalogue does not know it.")
+@path_option("--runs", help="Fit the constants of a training step to the runs of this table instead.")
+@path_option("--output", metavar="PATH", help="The file to write, by default next to the machine's runs.")
+@results_option()
+@device_option("Whose newest run: auto, cpu or cuda:N.")
+def calibrate(
+    run: Path | None, gpu: str | None, runs: Path | None, output: Path | None, results: Path, device: str
+) -> None:
+    """Fit the laws to RUN, by default this machine's newest of `run calibration`, and state their held-out error.
+
+    On a CPU, prices of a training step are fitted to RUN of `run step_calibration`.
+
+    \b
+    Examples:
+      pyperf-suite run calibration && pyperf-suite calibrate
+      pyperf-suite run step_calibration --device cpu && pyperf-suite calibrate --device cpu
+      pyperf-suite calibrate --runs training.csv --gpu H100
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from rich.console import Console
+
+    from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.hardware.machine import identity
+    from pyperf_suite.planner.calibrate_laws import FILE, newest_run, origin_of
+    from pyperf_suite.planner.power import POWER, power_block
+    from pyperf_suite.runner.results import open_run
+
+    if runs is not None:
+        if run is not None:
+            raise UserError("--runs is a table of training runs: leave RUN out, or --runs.")
+        _of_runs(runs, gpu, output)
+        return
+    if run is not None:
+        folder = open_run(run)
+    else:
+        machine = identity(resolve(device))
+        probe = "step_calibration" if machine.kind == "cpu" else "calibration"
+        folder = newest_run(results, machine.slug, probe)
+    on_cpu = gpu is None and "cores" in folder.manifest.get("identity", {})
+    calibration, lines = _of_cpu(folder) if on_cpu else _of_gpu(folder, gpu)
+    power = power_block(folder.records(), origin_of(folder))
+    if power is None:
+        lines.append("power: the run measured none, so `size` and `layout` will say nothing of joules.")
+    else:
+        calibration = calibration.with_block(POWER, power)
+        lines.append("power: products drew {:.0f} W ({:.0f} to {:.0f}).".format(*power.arrays["watts"]))
+    path = output or folder.path.parent / FILE
+    try:
+        calibration.save(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): name another file with --output.") from None
+    use = "a study with `pyperf-suite study" if on_cpu else "sizes with `pyperf-suite size"
+    console = Console(emoji=False)
+    for line in (*lines, f"Written to {path}: take it for {use} --calibration {path}`."):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _of_runs(table: Path, gpu: str | None, output: Path | None) -> None:
+    from pyperf_suite.hardware.catalogue import find_gpu
+    from pyperf_suite.planner.training_runs import refitted
+
+    calibration, found, refused = refitted(table, None if gpu is None else find_gpu(gpu).name)
+    for each in found:
+        kept = "; the published constants stay" if each.block is None else ""
+        click.echo(
+            f"{each.framework}, {each.rows} runs: an error of {each.after:.1f} % on runs that the fit did not see, "
+            f"{each.before:.1f} % by the published constants{kept}."
+        )
+    if refused:
+        click.echo(f"{len(refused)} rows were left out, the first at {refused[0]}")
+    if not calibration.blocks:
+        return
+    path = output or table.with_suffix(".npz")
+    try:
+        calibration.save(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): name another file with --output.") from None
+    click.echo(f"Written to {path}: take it with `pyperf-suite layout --calibration {path}`.")
+
+
+def _of_gpu(folder: RunFolder, gpu: str | None) -> tuple[Calibration, list[str]]:
+    from pyperf_suite.planner.calibrate_laws import calibrated, corrections, origin_of
+
+    spec = _gpu_of(folder, gpu)
+    found = corrections(spec, folder.records(), origin_of(folder))
+    return calibrated(spec, found), [_sentence(each) for each in found]
+
+
+def _of_cpu(folder: RunFolder) -> tuple[Calibration, list[str]]:
+    from pyperf_suite.planner.calibrate_cpu import calibrated_cpu
+    from pyperf_suite.planner.calibrate_laws import described, origin_of
+
+    identity = folder.manifest["identity"]
+    calibration = calibrated_cpu(str(identity["model"]), int(identity["cores"]), folder.records(), origin_of(folder))
+    lines = [f"{name}: held-out error {described(block.held_out)}" for name, block in calibration.blocks.items()]
+    return calibration, lines
+
+
+def _gpu_of(folder: RunFolder, named: str | None) -> GpuSpec:
+    """The GPU of a run by the catalogue, or the one it is said to be like."""
+    from pyperf_suite.hardware.catalogue import find_gpu
+
+    if named is not None:
+        return find_gpu(named)
+    identity = folder.manifest.get("identity", {})
+    if "multiprocessors" not in identity:
+        raise UserError(
+            f"Run {folder.run_id} was taken on {identity.get('model', 'no GPU')}, but the laws that are calibrated are "
+            "of GPUs: name a run taken on one."
+        )
+    try:
+        return find_gpu(str(identity["model"]))
+    except UserError as reason:
+        raise UserError(f"{str(reason).rstrip('.')}; say with --gpu which known one it is like.") from None
+
+
+def _sentence(corrected: Corrected) -> str:
+    from pyperf_suite.planner.calibrate_laws import described
+
+    after = described(corrected.after.to_json())
+    if corrected.block is None:
+        return f"{corrected.law}: the law fits this machine as it is, with an error of {after}; nothing was changed."
+    return (
+        f"{corrected.law}: an error of {after} on this machine, where the law alone has "
+        f"{corrected.before.mape:.1f} % (median {corrected.before.median:.1f} %)."
+    )

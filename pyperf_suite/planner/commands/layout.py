@@ -1,0 +1,295 @@
+"""`pyperf-suite layout`: how to cut the training of a model over the GPUs of a cluster, the fastest way first."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyperf_suite.cli.options import Finite, Gibibytes, json_option, options, path_option, wide_option
+from pyperf_suite.errors import UserError
+from pyperf_suite.planner.commands.model_options import (
+    COUNTS,
+    asked_gpu,
+    asked_model,
+    count_options,
+    gpu_options,
+    model_options,
+)
+
+if TYPE_CHECKING:
+    from pyperf_suite.findings.data import Findings
+    from pyperf_suite.hardware.catalogue import GpuSpec
+    from pyperf_suite.planner.laws.internode import Network
+
+USUAL_NODE = 8
+# GB200 and GB300: in published runs 64 of a rack's 72.
+RACK, RACK_USED = 72, 64
+LARGE = 1 << 10
+MOST_MEMORY_GIB = 1 << 14
+MOST_ROWS = 1000
+# Options that hold an axis to one value, and the field of a `Layout` that each is.
+AXES = {
+    "dp": "data",
+    "tp": "tensor",
+    "pp": "pipeline",
+    "virtual_pp": "chunks",
+    "cp": "context",
+    "ep": "expert",
+    "zero": "zero_stage",
+    "micro_batch": "micro_batch",
+    "recompute": "recompute",
+}
+# What --like takes: all that a measured run has a value of.
+SCALED = {
+    "like", "config", "gated", "tied", "seq", "gpu", "gpus", "gpus_per_node", "network", "framework", "dtype",
+    "global_batch", "as_json", "wide", *AXES, *(name.replace("-", "_") for name in COUNTS),
+}  # fmt: skip
+POSITIVE = Finite(0, 1e6, min_open=True)
+
+
+@click.command()
+@model_options
+@gpu_options
+@options(
+    click.option("--gpus", type=int, metavar="N", help="In all; not with --target-days, and by default of --exactly."),
+    *count_options({"gpus-per-node": "By default 8 (GB200 and GB300: 64 or 72), or all if there are fewer."}),
+    click.option(
+        "--memory", type=Gibibytes(), metavar="GIB", help="Of one GPU, as in 80 or 80GB; else its data sheet's."
+    ),
+    click.option("--link", metavar="RATE", help="Between GPUs of a node: NVLink3, PCIe4, or 300GB/s one direction."),
+    click.option(
+        "--network",
+        metavar="RATE",
+        help="What each GPU really sends out of its node: HDR, NDR, 200Gbps; or bus bandwidths measured between the "
+        "nodes, as in 1GB:180GB/s,1MB:20GB/s; by default as the laws have it.",
+    ),
+    click.option("--framework", metavar="NAME", help="Whose step: megatron, fsdp1, fsdp2, torchtitan, deepspeed, ddp."),
+    click.option("--dtype", metavar="NAME", help="Of products in layers: bf16, fp16, fp8, mxfp8, nvfp4."),
+    click.option("--global-batch", type=int, metavar="N", help="Sequences of one iteration."),
+    *count_options({name.replace("_", "-"): "Only this value." for name in AXES if name != "recompute"}),
+    *count_options({"layers-first": "Of a pipeline's first stage.", "layers-last": "Of its last one."}),
+    click.option("--recompute", metavar="WHAT", help="Only this: nothing, attention or layers."),
+    click.option(
+        "--offload",
+        metavar="WHAT[,WHAT]",
+        help="Try these: none, optimizer (to the CPU), cpu (parameters too), nvme; by default none, and where nothing "
+        "fits the others.",
+    ),
+    click.option("--host-memory", type=POSITIVE, metavar="GIB", help="Of the host, for each GPU; by default unknown."),
+    click.option("--host-bandwidth", type=POSITIVE, metavar="GB/S", help="Of the host's memory, for each GPU."),
+    click.option("--nvme-bandwidth", type=POSITIVE, metavar="GB/S", help="Of the host's drives, for each GPU."),
+    *(
+        click.option(f"--{name}/--no-{name}", default=True, help=f"{text}; by default on.")
+        for name, text in (
+            ("flash", "Fused attention, which keeps no scores"),
+            ("sequence-parallel", "Together with TP"),
+            ("overlap", "Send gradients during computation"),
+        )
+    ),
+    click.option(
+        "--exactly", metavar="LAYOUT", help="Only this layout, whether it fits or not: dp=8,tp=4,pp=2,vp=1,zero=1,mb=1."
+    ),
+    click.option("--compare", nargs=2, metavar="A B", help="Two layouts written so: which is faster, and how surely."),
+    path_option(
+        "--like",
+        help="Scale from this measured run: a study's folder, or JSON or CSV with the columns of docs/laws.md; other "
+        "options say what differs.",
+    ),
+    click.option("--tokens", type=float, metavar="N", help="Of the whole training, as in 2e12."),
+    click.option("--target-days", type=float, metavar="DAYS", help="How many GPUs train on --tokens in that time."),
+    click.option("--price", type=float, metavar="DOLLARS", help="Of a GPU an hour: what tokens cost."),
+    click.option("--top", type=int, default=10, show_default=True, metavar="N", help="Rows of each list."),
+    json_option(),
+    wide_option,
+)
+def layout(
+    config: Path | None,
+    seq: int | None,
+    gpu: str | None,
+    calibration: Path | None,
+    library: str | None,
+    gpus: int | None,
+    gpus_per_node: int | None,
+    memory: float | None,
+    link: str | None,
+    network: str | None,
+    framework: str | None,
+    dtype: str | None,
+    global_batch: int | None,
+    flash: bool,
+    sequence_parallel: bool,
+    overlap: bool,
+    offload: str | None,
+    host_memory: float | None,
+    host_bandwidth: float | None,
+    nvme_bandwidth: float | None,
+    exactly: str | None,
+    compare: tuple[str, str] | None,
+    like: Path | None,
+    tokens: float | None,
+    target_days: float | None,
+    price: float | None,
+    top: int,
+    as_json: bool,
+    wide: bool,
+    **named: Any,
+) -> None:
+    """Rank the ways to train a model on a cluster: DP, TP, PP, virtual PP, CP, EP, ZeRO, micro-batch, recompute.
+
+    \b
+    Examples:
+      pyperf-suite layout --config config.json --gpu A100 --gpus 64 --gpus-per-node 8 --global-batch 512 --seq 4096
+      pyperf-suite layout --config config.json --gpu H100 --gpus 256 --network 400Gbps --global-batch 1024 --json
+      pyperf-suite layout --layers 32 --hidden 2560 --heads 32 --ffn 10240 --vocab 50304 --not-gated
+          --gpu "A100 40GB" --gpus 16 --gpus-per-node 4 --global-batch 512 --seq 2048 --pp 1
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.planner.laws.training.offload import usual_host
+    from pyperf_suite.planner.layout import queries as asked
+    from pyperf_suite.planner.layout import report as report
+    from pyperf_suite.planner.layout.grid import Cluster, Training
+    from pyperf_suite.planner.layout.plan import planned
+    from pyperf_suite.planner.power import power_of
+    from pyperf_suite.render import findings_json
+    from pyperf_suite.render.terminal import console_for, print_findings
+
+    def answer(found: Findings) -> None:
+        if as_json:
+            click.echo(findings_json.answer({"layout": found}), nl=False)
+        else:
+            print_findings(console_for(wide), {"layout": found}, [])
+
+    if like is not None:
+        return answer(_scaled(like, config, gpu, gpus, network, named, seq=seq, global_batch=global_batch, dtype=dtype,
+                              framework=framework, ranks_per_node=gpus_per_node))  # fmt: skip
+    if global_batch is None:
+        raise UserError("--global-batch is missing: name how many sequences an iteration has.")
+    spec, laws = asked_gpu(gpu, calibration)
+    if link is not None:
+        if laws is not spec:
+            raise UserError(f"--link {link} was given with a calibration, which has its own links: leave one out.")
+        spec = laws = replace(spec, link_bytes_per_s=_link(link))
+    if not 1 <= top <= MOST_ROWS:
+        raise UserError(f"--top has to lie between 1 and {MOST_ROWS}, but {top} was asked for.")
+    fixed = _fixed(named)
+    ends = [named.pop(name) for name in ("layers_first", "layers_last")]
+    for name, count in zip(("first", "last"), ends, strict=True):
+        if count is not None and count < 1:
+            raise UserError(f"--layers-{name} has to be at least 1, but {count} was asked for.")
+    model, length, notes = asked_model(config, seq, named)
+    budget = asked.Budget(tokens, target_days, price, power_of(laws))
+    if target_days is not None and (gpus is not None or exactly or compare):
+        raise UserError("--target-days asks for the number of GPUs: leave out --gpus, --exactly and --compare.")
+    if gpus is None and target_days is None and not (exactly or compare):
+        raise UserError("--gpus is missing: name how many there are in all, or ask for them with --target-days.")
+    if (exactly or compare) and (fixed or offload or (exactly and compare)):
+        raise UserError("--exactly and --compare name whole layouts: leave out the other, and options of single axes.")
+    first, last = (count or 0 for count in ends)
+    training = Training(
+        model, global_batch, length, flash, sequence_parallel, overlap, library, framework, dtype, first, last,
+        tuple(re.findall(r"[^,\s]+", offload or "")),
+    )  # fmt: skip
+    given = {"memory_bytes": (host_memory, 2**30), "host_bytes_per_s": (host_bandwidth, 1e9),
+             "nvme_bytes_per_s": (nvme_bandwidth, 1e9)}  # fmt: skip
+    host = replace(usual_host(spec), **{name: size * unit for name, (size, unit) in given.items() if size is not None})
+
+    def cluster(count: int) -> Cluster:
+        per_node = _usual_node(spec, count) if gpus_per_node is None else gpus_per_node
+        return Cluster(spec, count, min(per_node, count) if count > 0 else per_node, _memory(spec, memory),
+                       _network(network), host)  # fmt: skip
+
+    if exactly or compare:
+        layouts = [asked.layout_of(text, gpus, framework) for text in (compare or (str(exactly),))]
+        exact = [asked.exactly(training, cluster(asked.ranks_of(each)), laws, each) for each in layouts]
+        answer(report.findings_of_given(exact, budget, notes))
+    else:
+        if target_days is not None:
+            node = gpus_per_node or _usual_node(spec, LARGE)
+            found = asked.fewest_gpus(training, lambda nodes: cluster(nodes * node), laws, budget, fixed)
+        else:
+            found = planned(training, cluster(gpus or 0), laws, fixed)
+        ranked = report.layout_answer(found, top, notes)
+        answer(report.findings_of_layouts(ranked, budget))
+
+
+def _scaled(
+    like: Path, config: Path | None, gpu: str | None, gpus: int | None, network: str | None, named: dict[str, Any],
+    **plan: Any,
+) -> Findings:  # fmt: skip
+    """What is asked for by the law's ratio to a measured run."""
+    from pyperf_suite.hardware.catalogue import find_gpu
+    from pyperf_suite.planner.layout import like as layout_like
+
+    context = click.get_current_context()
+    for name in sorted(set(context.params) - SCALED):
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            raise UserError(f"--like scales one measured layout and takes no --{name.replace('_', '-')}: leave it out.")
+    run, axes = layout_like.read_run(like), _fixed(named)
+    notes: tuple[str, ...] = ()
+    sizes = {name: value for name, value in named.items() if value is not None}
+    model = run.model.resized(**sizes) if sizes else None
+    if config is not None:
+        model, _, notes = asked_model(config, plan["seq"] or run.plan.seq, sizes)
+    of = {"model": model, "gpu": gpu and find_gpu(gpu), "network_bytes_per_s": _network(network)}
+    found = layout_like.scaled(run, gpus, axes, of=of, **plan)
+    return layout_like.findings_of_analogy(found, notes)
+
+
+def _usual_node(spec: GpuSpec, gpus: int) -> int:
+    """GPUs of one NVLink domain: 8, or of a rack of 72 all or as many as runs take."""
+    if not spec.name.startswith("GB"):
+        return USUAL_NODE
+    return RACK if gpus % RACK == 0 else RACK_USED
+
+
+def _fixed(named: dict[str, Any]) -> dict[str, int]:
+    """Take the axes with one value out of the options."""
+    from pyperf_suite.laws.transformer import RECOMPUTES, check_recompute
+
+    found = {}
+    for option, axis in AXES.items():
+        value = named.pop(option)
+        if value is None:
+            continue
+        if axis == "recompute":
+            check_recompute(value)
+            value = RECOMPUTES.index(value)
+        elif value < (0 if axis == "zero_stage" else 1):
+            raise UserError(
+                f"--{option.replace('_', '-')} cannot be {value}: name a layout's own value, or leave it out."
+            )
+        found[axis] = value
+    return found
+
+
+def _memory(spec: GpuSpec, gib: float | None) -> float:
+    if gib is None:
+        return spec.memory_bytes
+    if not 0 < gib <= MOST_MEMORY_GIB:
+        raise UserError(f"--memory has to lie above 0 and up to {MOST_MEMORY_GIB} GiB, but {gib:g} was asked for.")
+    return gib * 2**30
+
+
+def _network(rate: str | None) -> Network | None:
+    from pyperf_suite.planner.laws.internode import network_of
+
+    return None if rate is None else network_of(rate)
+
+
+def _link(rate: str) -> float:
+    """Bytes/s, one direction, of what people call a link within a node."""
+    from pyperf_suite.hardware.links import NVLINK, PCIE
+
+    text = re.sub(r"[\s_-]", "", rate).lower()
+    if named := re.fullmatch(r"(nvlink|pcie)(\d)", text):
+        peaks = NVLINK if named[1] == "nvlink" else PCIE
+        if int(named[2]) in peaks:
+            return peaks[int(named[2])].gb_per_s * 1e9
+    number = re.fullmatch(r"(\d+(?:\.\d+)?)gb/s", text)
+    if number is None or not 0 < float(number[1]) <= 1e5:
+        names = ", ".join([*(f"NVLink{n}" for n in NVLINK), *(f"PCIe{n}" for n in PCIE)])
+        raise UserError(f"{rate[:40]!r} is no link within a node: write one of {names}, or a rate as in 300GB/s.")
+    return float(number[1]) * 1e9

@@ -1,0 +1,454 @@
+"""A study as asked for on a command line: measured and reported here, or as an sbatch script for a cluster.
+
+Every experiment of that job is a torchrun of its own, on as many nodes as it takes; all records go into one run.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+from rich.console import Console
+
+from pyperf_suite.cli.measuring import folder_of, kept_when_interrupted, progress_on, workers_of_the_launcher
+from pyperf_suite.errors import UserError
+from pyperf_suite.findings.axes import read_axes
+from pyperf_suite.findings.data import Findings, findings
+from pyperf_suite.findings.discovery import replace_probe
+from pyperf_suite.findings.rows import Rows
+from pyperf_suite.hardware.devices import Device, gpus, resolve
+from pyperf_suite.hardware.machine import identity
+from pyperf_suite.planner.laws.calibration import load_calibration
+from pyperf_suite.planner.study import PROBE, analyse
+from pyperf_suite.planner.study.again import MARGIN, findings_of_again
+from pyperf_suite.planner.study.grid import (
+    AXES,
+    CUTS,
+    MOST_CONFIGURATIONS,
+    MOST_SEARCHED,
+    StudyAxes,
+    cases_of,
+    default_axes,
+    of_worlds,
+    search_axes,
+)
+from pyperf_suite.planner.study.planning import (
+    RunSettings,
+    StudyFile,
+    find_calibration,
+    predictor,
+    read_study,
+    refusals,
+)
+from pyperf_suite.planner.study.results import Predictor
+from pyperf_suite.planner.study.search import Note, StudySearch, rule_of
+from pyperf_suite.ranks.launch import rank_environment
+from pyperf_suite.render.run_report import report_run, run_as_json
+from pyperf_suite.render.terminal import console_for
+from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, in_random_order
+from pyperf_suite.runner.profiles import fixed_steps
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.runner.results import RunFolder, create_run
+from pyperf_suite.runner.session import Session
+from pyperf_suite.runner.workers import Answers, SparingWorkers, WorkerPool, Workers
+
+MOST = {"nodes": 1 << 14, "gpus_per_node": 64}
+# As sbatch takes it: minutes, hours, or days in front.
+TIME = re.compile(r"\d+(-\d+(:\d+){0,2}|(:\d+){0,2})")
+
+SCRIPT = r"""#!/bin/bash
+@directives@
+
+set -u
+# A requeued job goes on with the run that it began.
+run="study-${SLURM_JOB_ID}"
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+study=(-m pyperf_suite @study@ --resume "$run")
+
+for experiment in $(seq @experiments@); do
+    # The number of a configuration, its nodes, and its ranks on each.
+    while read -r only nodes ranks; do
+        srun --relative=0 --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 \
+            torchrun --nnodes="$nodes" --nproc-per-node="$ranks" --max-restarts=0 --rdzv-backend=c10d \
+            --rdzv-id="$run-$only-$experiment" --rdzv-endpoint="$first:${STUDY_PORT:-29500}" \
+            "${study[@]}" --only "$only" </dev/null ||
+            echo "configuration $only, experiment $experiment: exit code $?" >&2
+    done <<'CONFIGURATIONS'
+@configurations@
+CONFIGURATIONS
+done
+python "${study[@]}" --tell
+"""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What the job asks of the cluster; empty text is left to the cluster's defaults."""
+
+    nodes: int
+    gpus_per_node: int
+    time: str = ""
+    partition: str = ""
+    account: str = ""
+
+    def validate(self) -> None:
+        """Raise UserError for an allocation that cannot be, or text that would end its line."""
+        for name, most in MOST.items():
+            if not 1 <= getattr(self, name) <= most:
+                option = name.replace("_", "-")
+                raise UserError(f"--{option} {getattr(self, name)} was asked for: ask for 1 to {most}.")
+        if self.time and not TIME.fullmatch(self.time):
+            raise UserError(f"--time {self.time!r} is no time limit: write it as sbatch takes it, as in 02:00:00.")
+        _require_printable(self.partition, self.account)
+
+    def placed(self, ranks: int) -> tuple[int, int]:
+        """Nodes, and ranks on each, as few nodes as hold them evenly. Raises UserError where they do not fit."""
+        for nodes in range(1, self.nodes + 1):
+            if ranks % nodes == 0 and ranks // nodes <= self.gpus_per_node:
+                return nodes, ranks // nodes
+        raise UserError(
+            f"{ranks} ranks cannot be placed evenly on up to {self.nodes} nodes of {self.gpus_per_node} GPUs: ask for "
+            "more --nodes, or leave that world out with --ranks."
+        )
+
+
+def sbatch_script(allocation: Allocation, worlds: Sequence[int], experiments: int, arguments: Sequence[str]) -> str:
+    """The script for configurations that take `worlds` ranks, in their order, as `study ARGUMENTS` numbers them.
+
+    Raises UserError where a world cannot be placed.
+    """
+    allocation.validate()
+    _require_printable(*arguments)
+    asked = {"job-name": "pyperf-study", **vars(allocation), "ntasks-per-node": 1, "output": "study-%j.log"}
+    places = [allocation.placed(ranks) for ranks in worlds]
+    gaps = {
+        "directives": "\n".join(
+            f"#SBATCH --{name.replace('_', '-')}={shlex.quote(str(value))}" for name, value in asked.items() if value
+        ),
+        "study": shlex.join(["study", *arguments]),
+        "experiments": str(experiments),
+        "configurations": "\n".join(f"{number} {nodes} {ranks}" for number, (nodes, ranks) in enumerate(places, 1)),
+    }
+    return re.sub("@([a-z]+)@", lambda gap: gaps[gap[1]], SCRIPT)
+
+
+def _require_printable(*texts: str) -> None:
+    for text in texts:
+        if not text.isprintable():
+            raise UserError(f"{text!r} holds characters that no script line can: give a plain name.")
+
+
+# Steps are taken back to back for so long before ranks are asked whether all goes well; a part of the deadline.
+BLOCK_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A study as asked for: options that were given, and what the file says otherwise.
+
+    With `search` its grid is searched; no rank may hold more than `limit_bytes`; it ends within `budget_s`.
+    """
+
+    path: Path | None
+    file: StudyFile
+    given: Mapping[str, Any]
+    axes: Mapping[str, tuple[Any, ...]]
+    run: RunSettings
+    search: bool = False
+    limit_bytes: float = math.inf
+    budget_s: float = math.inf
+
+    @classmethod
+    def of(cls, path: Path | None, given: Mapping[str, Any], **how: Any) -> Asked:
+        """Read options and the file. Raises UserError for what a study does not know."""
+        file = StudyFile() if path is None else read_study(path)
+        axes = read_axes(StudyAxes, {name: str(value) for name, value in given.items() if name in AXES})
+        run = replace(file.run, **{name: value for name, value in given.items() if name in vars(file.run)})
+        run.validate()
+        return cls(path, file, given, axes, run, **{name: value for name, value in how.items() if value is not None})
+
+    def cases(self, defaults: StudyAxes) -> list[Case]:
+        """Every configuration asked for, in the grid's order. Raises UserError for what cannot be."""
+        ranks = _numbers("ranks", self.given.get("ranks", ""))
+        grid = self.file.over(defaults).given(self.axes)
+        how: Any = (MOST_SEARCHED, {*self.file.axes, *self.axes}) if self.search else (MOST_CONFIGURATIONS, AXES)
+        cases = cases_of(grid, *how)
+        return of_worlds(cases, ranks) if ranks else cases
+
+    def cases_here(self, device: Device) -> list[Case]:
+        """The same on a machine; what a search has by default takes no more ranks than there are GPUs."""
+        if not self.search:
+            return self.cases(PROBE.axes("", device))
+        found = rank_environment()
+        count = found.count if found.launched else max(1, len(gpus()))
+        defaults = search_axes(device, count)
+        cases = self.cases(defaults)
+        asked = {"data", "tensor", "pipeline"} & {*self.file.axes, *self.axes} or self.file.configurations
+        return cases if asked else [each for each in cases if each.parameters.ranks <= max(defaults.data)]
+
+    @property
+    def arguments(self) -> list[str]:
+        """The same study on a command line."""
+        words = [] if self.path is None else [str(self.path)]
+        for name, value in self.given.items():
+            gated = "--gated" if value else "--not-gated"
+            words.append(gated if name == "gated" else f"--{name.replace('_', '-')}={value}")
+        words += ["--search"] if self.search else []
+        return words + ([f"--memory-limit={self.limit_bytes / 2**30:g}"] if math.isfinite(self.limit_bytes) else [])
+
+
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(each) for each in text.split(",")) if text else ()
+    except ValueError:
+        raise UserError(f"--{name} {text[:60]!r} was asked for, but takes whole numbers, as in 1,2,4.") from None
+
+
+def chosen(cases: Sequence[Case], only: str) -> list[Case]:
+    """Those configurations by their numbers from 1. Raises UserError for one there is not."""
+    numbers = dict.fromkeys(_numbers("only", only))
+    if not numbers or not all(1 <= number <= len(cases) for number in numbers):
+        raise UserError(f"--only {only:.60} was asked for, but configurations are numbered 1 to {len(cases)} (--list).")
+    return [cases[number - 1] for number in numbers]
+
+
+def listed(asked: Asked, device: str) -> str:
+    """Each configuration with its number, a line each."""
+    cases = asked.cases_here(resolve(device))
+    lines = []
+    for number, case in enumerate(cases, 1):
+        p = case.parameters
+        ranks = "1 rank" if p.ranks == 1 else f"{p.ranks} ranks"
+        cut = f"{ranks}, micro-batches {p.micro_batches} x {p.batch}, {case.implementation}"
+        lines.append(f"{number:{len(str(len(cases)))}}  {p.name}  ({cut})")
+    return "\n".join(lines)
+
+
+def script_of(asked: Asked, allocation: Allocation, device: str, results: Path, deadline_s: float) -> str:
+    """An sbatch script that runs the study. Raises UserError for a grid that depends on the machine."""
+    if not asked.file.configurations and not any(name in CUTS for name in (*asked.file.axes, *asked.axes)):
+        raise UserError(
+            "--print-slurm needs a grid that says how steps are cut, for the default one depends on the machine: give "
+            "a GRID.toml, or options such as --data 8,16 --zero 1,3."
+        )
+    kind: Literal["cpu", "cuda"] = "cpu" if device == "cpu" else "cuda"
+    worlds = [case.parameters.ranks for case in asked.cases(default_axes(Device(kind)))]
+    options = [f"--device={kind}", f"--deadline={deadline_s:g}", f"--results={results}"]
+    return sbatch_script(allocation, worlds, asked.run.experiments, [*asked.arguments, *options])
+
+
+def run_study(
+    asked: Asked,
+    device: str,
+    results: Path,
+    deadline_s: float,
+    only: str | None,
+    tell: bool,
+    calibration: Path | None,
+    resume: str | None,
+    as_json: bool,
+    wide: bool,
+    earlier: RunFolder | None = None,
+    margin: float | None = None,
+) -> None:
+    """Measure the study, unless `tell` asks for what a run holds already, and report it.
+
+    It is compared with an `earlier` one where that is given. Raises UserError for what cannot be measured here.
+    """
+    where = resolve(device)
+    cases = asked.cases_here(where)
+    wanted = cases if only is None else chosen(cases, only)
+    run = asked.run
+    profile = fixed_steps(run.steps, run.warm_up, run.experiments, BLOCK_SHARE * deadline_s)
+    if asked.search:
+        rule_of(run.experiments)
+        # A run of another kind: it is not resumed by who asks for the whole grid.
+        profile = replace(profile, name=f"search, {profile.name}")
+    planned = in_random_order([PlannedCase(PROBE.name, case) for case in cases], run.seed)
+    plan = Plan(planned, profile, where, run.seed, tuple(asked.arguments))
+    predictor, is_known = None, calibration is not None or asked.search
+    if is_known:
+        predictor = _predictor(where, results, calibration)  # a file that is none is no reason to lose an hour
+    if tell:
+        folder: RunFolder | None = folder_of(plan, results, resume or "latest")
+    else:
+        folder = _measure(asked, plan, wanted, results, resume, only is not None, deadline_s, predictor)
+    if folder is None:
+        return
+    # This process reports once and ends.
+    predictor = predictor if is_known else _predictor(where, results, calibration)
+
+    def analysis(rows: Rows) -> Findings:
+        found = analyse(rows, predictor)
+        if earlier is None:
+            return found
+        compared = findings_of_again(
+            earlier.run_id, earlier.records(), rows.records, MARGIN if margin is None else margin
+        )
+        return findings(compared) + found
+
+    replace_probe(replace(PROBE, analyse=analysis))
+    if as_json:
+        click.echo(run_as_json(folder, folder.records()), nl=False)
+    else:
+        report_run(console_for(wide), folder, folder.records())
+
+
+def _predictor(device: Device, results: Path, calibration: Path | None) -> Predictor | None:
+    """By a file's laws or by what was measured here; None, after saying why, where there is neither.
+
+    Raises UserError for a file that holds no laws.
+    """
+    if calibration is not None:
+        return predictor(load_calibration(calibration), device.kind)
+    try:
+        return predictor(find_calibration(results, identity(device).slug), device.kind)
+    except UserError as reason:
+        click.echo(f"no predictions: {reason}", err=True)
+        return None
+
+
+def _measure(
+    asked: Asked,
+    plan: Plan,
+    wanted: Sequence[Case],
+    results: Path,
+    resume: str | None,
+    may_begin: bool,
+    deadline_s: float,
+    laws: Predictor | None,
+) -> RunFolder | None:
+    """Visit what is wanted in every experiment; None in ranks of a launcher other than the first."""
+    workers: Any = None
+    launched = rank_environment().launched
+    if launched:
+        workers = workers_of_the_launcher(str(plan.device), deadline_s)
+        if workers is None:
+            return None
+    try:
+        here = of_this_world(wanted) if launched else wanted
+        refused = refusals([each.case for each in plan.cases], plan.device, asked.limit_bytes)
+        runnable = tuple(each for each in plan.cases if each.case.case_id not in refused)
+        if not runnable:
+            raise UserError(next(iter(refused.values())))
+        replace(plan, cases=runnable).validate()
+        for reason in () if asked.search else dict.fromkeys(refused.values()):
+            click.echo(f"not run: {reason}", err=True)
+        machine = identity(plan.device)
+        # Of several launches of a job none knows whether it is the first: a run of a name may be new.
+        begins = may_begin and resume not in (None, "latest") and not (results / machine.slug / f"{resume}").exists()
+        folder = create_run(results, machine, plan, resume) if begins else folder_of(plan, results, resume)
+        workers = workers or WorkerPool(plan.device, deadline_s)
+        noting = NotingWorkers(SparingWorkers(workers, refused), asked.limit_bytes)
+        session = Session(plan, folder, deadline_s, noting, asked.budget_s)
+    except UserError:
+        # Nothing is wrong with the other ranks: they go, and only this one's sentence is heard.
+        if workers is not None:
+            workers.close()
+        raise
+    names = {case.case_id for case in here}
+    chosen_here = [each for each in plan.cases if each.case.case_id in names]
+    if asked.search:
+        _search(session, chosen_here, noting, laws)
+    else:
+        _measure_all(session, chosen_here, launched)
+    if session.cut_short:
+        click.echo(session.cut_short, err=True)
+    return folder
+
+
+def of_this_world(wanted: Sequence[Case]) -> list[Case]:
+    """What a launcher's ranks can run. Raises UserError where that is nothing."""
+    found = of_worlds(wanted, [rank_environment().count])
+    if others := len(wanted) - len(found):
+        click.echo(
+            f"{others} of {len(wanted)} configurations take other numbers of ranks: start those apart.", err=True
+        )
+    return found
+
+
+def _measure_all(session: Session, wanted: Sequence[PlannedCase], launched: bool) -> None:
+    """One experiment of all configurations after the other, so that what drifts drifts for all of them."""
+    plan, console = session.plan, Console(stderr=True, emoji=False)
+    experiments = range(plan.profile.processes)
+    order = [(number, random.Random(plan.seed + number).sample(wanted, len(wanted))) for number in experiments]
+    visits = [(each, number) for number, shuffled in order for each in shuffled]
+    if launched:
+        visits = [(each, _next_experiment(session, each, experiments)) for each in wanted]
+        plan = replace(plan, profile=replace(plan.profile, processes=1))
+    ahead = Outlook(replace(plan, cases=tuple(wanted))).line
+    console.print(f"study: {ahead}", highlight=False, soft_wrap=True)
+    with kept_when_interrupted(session):
+        session.open()
+        with progress_on(console, len(visits)) as show:
+            session.visit_all(visits, show, _outcome)
+        session.finish()
+
+
+class NotingWorkers(Workers):
+    """Workers whose records also say, under `sampling`, the limit on memory and what a search made of the answer."""
+
+    def __init__(self, workers: Workers, limit_bytes: float) -> None:
+        self._workers, self.limit_bytes = workers, limit_bytes
+        self.note: Note | None = None
+
+    def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Any) -> Answers:
+        for number, answer in self._workers.measure_by_turns(process, cases, effort):
+            noted: dict[str, Any] = {"search": dict(self.note(answer))} if self.note else {}
+            noted |= {"memory_limit_bytes": self.limit_bytes} if math.isfinite(self.limit_bytes) else {}
+            yield number, answer | {"sampling": {**answer.get("sampling", {}), **noted}}
+
+    def close(self) -> None:
+        self._workers.close()
+
+
+def _search(session: Session, wanted: Sequence[PlannedCase], workers: NotingWorkers, laws: Predictor | None) -> None:
+    """The grid searched: a line for each experiment on standard error, the path in the records."""
+    console, by_case = Console(stderr=True, emoji=False), {each.case.case_id: each for each in wanted}
+    predicted: dict[str, float | None] = {}
+
+    def seconds(case: Case) -> float | None:
+        if case.case_id not in predicted:
+            found = laws([case], ()).get(case.case_id) if laws else None
+            predicted[case.case_id] = found.seconds if found else None
+        return predicted[case.case_id]
+
+    def measure(case: Case, experiment: int, note: Note) -> Record | None:
+        for planned, process in session.within_budget([(by_case[case.case_id], experiment)]):
+            workers.note = note
+            record = session.visit(planned, process)
+            workers.note = None
+            noted = record.sampling.get("search", {})
+            said = f"step {noted.get('step')}: {_outcome(planned, record)} {noted.get('verdict', '')}"
+            console.print(said, highlight=False, markup=False, soft_wrap=True)
+            return record
+        return None
+
+    pairs = session.plan.profile.processes
+    search = StudySearch([each.case for each in wanted], measure, pairs, seconds, workers.limit_bytes)
+    with kept_when_interrupted(session):
+        session.open()
+        search.run()
+        session.finish()
+
+
+def _next_experiment(session: Session, planned: PlannedCase, experiments: range) -> int:
+    """A launcher's processes are one experiment: the first that nobody has begun, else one that failed, else any."""
+    begun = {r.process: r for r in session.records if (r.probe, r.case_id) == (PROBE.name, planned.case.case_id)}
+    fresh = [number for number in experiments if number not in begun]
+    failed = [number for number, record in begun.items() if record.outcome == "failed"]
+    return (fresh or failed or [0])[0]
+
+
+def _outcome(planned: PlannedCase, record: Record) -> str:
+    p = planned.case.parameters
+    if record.outcome != "ok":
+        return f"{p.name}: {record.outcome}: {record.reason}"[:90]
+    return f"{p.name}: {p.global_batch / record.seconds:.4g} samples/s"

@@ -1,0 +1,325 @@
+"""The time of attention on a named GPU by a named library: prefill, with or without a window, and its backward.
+
+A few queries against many keys, as in inference, are not priced.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.laws.tiled_attention import BACKWARD_FLOP_RATIO
+from pyperf_suite.planner.laws.attention_kernels import (
+    Array,
+    AttentionKernels,
+    AttentionShape,
+    KernelChoice,
+    transferred,
+    unpack_attention,
+    windowed,
+)
+from pyperf_suite.planner.laws.band import MEAN_OF_HALF_WIDTH
+from pyperf_suite.planner.laws.calibration import (
+    LIBRARIES,
+    Calibration,
+    Gpu,
+    correction_of,
+    outside,
+    shipped_calibration,
+    shipped_with,
+    spec_of,
+    stated,
+)
+from pyperf_suite.planner.laws.explained import Explained, sizes_asked
+
+# The law of prefill, and that of layers with a window.
+PLAIN, WINDOWED = "attention_bf16", "attention_window_bf16"
+# Widths that kernels are built for; a head in between is padded to the next (FlashAttention-3 hopper/tile_size.h).
+WIDTHS = (64, 96, 128, 192, 256, 512)
+# The backward's FLOP rate over the forward's in long sequences, and the queries at which it is half of that. From the
+# FlashAttention-3 paper (arXiv:2407.08608, figures 5 and 6: FlashAttention-2, -3 and cuDNN on an H100, 512 to 16k
+# queries); cuDNN on an H200 (cudnn-frontend's benchmarks, sdpa_h200.csv) and FlashAttention-2 on an RTX A5000
+# (gpu-mode/ring-attention issue 10, heads of 64) lie within 6 %. Heads wider than 128 were not published.
+BACKWARD_RATE = {64: 0.96, 128: 0.86}
+BACKWARD_HALF_SEQ = 150.0
+# fp8 takes two thirds of the time of bf16, forward only, by the same table of cuDNN.
+FP8_TIME = 0.67
+# How much wider than the forward's an interval is, as half the 90 % width of a logarithm: the backward and fp8 as
+# published for a GPU like it and that width, or elsewhere; attention without a mask; unequal queries and keys; sizes
+# beyond those measured.
+PUBLISHED, UNPUBLISHED = 0.10, 0.25
+WITHOUT_MASK = 0.10
+UNEQUAL = 0.25
+BEYOND_SIZES = 0.20
+# Up to so many queries a key head keys are split over the slots, and reading them takes longer than the products
+# (Flash-Decoding, Dao et al. 2023): twice as many FLOP a byte of K and V are below the balance of every GPU here.
+FEW_ROWS = 64
+
+DTYPES = ("bf16", "fp16", "fp8")
+PARTS = ("ideal", "alignment", "tile", "wave", "rate", "bandwidth", "launch", "measured")
+
+
+@dataclass(frozen=True)
+class _Laws:
+    """Kernels without a window and, if there are any, with one."""
+
+    plain: AttentionKernels
+    windowed: AttentionKernels | None
+
+
+@dataclass
+class _Forward:
+    """What is put together for each shape: seconds by cause, ends of the interval as logarithms, what is unsure."""
+
+    parts: dict[str, Array]
+    low: Array
+    high: Array
+    unsure: Array
+    extrapolated: NDArray[np.bool_]
+
+
+def kernels_of(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> AttentionKernels:
+    """The kernels without a window that a library has on a GPU; `doubtful` says which widths not to trust.
+
+    Raises UserError for a library that nothing was measured of.
+    """
+    return _laws(gpu, spec_of(gpu), dtype, library).plain
+
+
+def _laws(gpu: Gpu, spec: GpuSpec, dtype: str, library: str | None) -> _Laws:
+    if isinstance(gpu, Calibration) and gpu.libraries(PLAIN):
+        return _own(gpu, spec, library)
+    return _shipped(spec, dtype, library)
+
+
+def _own(calibration: Calibration, spec: GpuSpec, library: str | None) -> _Laws:
+    chosen = calibration.library(PLAIN, library)
+    with_window = f"{WINDOWED}.{chosen}"
+    return _Laws(
+        unpack_attention(calibration.block(f"{PLAIN}.{chosen}"), chosen, spec),
+        unpack_attention(calibration.block(with_window), chosen, spec) if with_window in calibration.blocks else None,
+    )
+
+
+@functools.cache
+def _shipped(spec: GpuSpec, dtype: str, library: str | None) -> _Laws:
+    own = shipped_calibration(spec.name)
+    if own is not None and own.libraries(PLAIN):
+        return _own(own, spec, library)
+    chosen = library or LIBRARIES[0]
+    found = []
+    for law in (PLAIN, WINDOWED):
+        known = {
+            name: unpack_attention(block, chosen, find_gpu(name))
+            for name, block in shipped_with(f"{law}.{chosen}").items()
+        }
+        if not known:
+            raise UserError(f"Of {chosen} no {law} was measured on any GPU: choose from {', '.join(LIBRARIES)}.")
+        found.append(transferred(spec, known, dtype))
+    return _Laws(*found)
+
+
+def attention_time(
+    gpu: Gpu,
+    batch: ArrayLike,
+    seq_q: ArrayLike,
+    seq_k: ArrayLike,
+    heads: ArrayLike,
+    kv_heads: ArrayLike,
+    head_dim: ArrayLike,
+    causal: bool = True,
+    dtype: str = "bf16",
+    backward: bool = False,
+    window: ArrayLike = 0,
+    library: str | None = None,
+) -> Explained:
+    """Seconds of softmax(Q·Kᵀ)·V by one library, forward or the backward pass alone; arrays broadcast.
+
+    The parts are ideal (visible pairs at the data sheet's peak), alignment (heads padded to the kernel's width), tile
+    (blocks over the diagonal and the edges), wave (the busiest slot beyond the mean), rate (what kernels fall short of
+    the peak), bandwidth, launch, measured (what neighbouring shapes showed the rest to miss) and, from a calibration of
+    one's own, this machine.
+
+    Fitted were causal forward passes with as many queries as keys; libraries prepare Q, K and V in the same time. The
+    backward has 2.5 times the forward's FLOP at `BACKWARD_RATE` of its rate. Where a kernel is one that nothing else
+    measured supports (`AttentionKernels.doubtful`), the interval reaches down to what others support.
+
+    Args:
+        gpu: its name, its `GpuSpec`, or a `Calibration`.
+        batch: sequences, at least 1, as all sizes.
+        seq_q: queries of each.
+        seq_k: keys of each.
+        heads: of the queries; a multiple of `kv_heads`.
+        kv_heads: of keys and values.
+        head_dim: up to 512.
+        causal: bottom-right aligned: query i sees keys j ≤ i + seq_k − seq_q.
+        dtype: "bf16", "fp16" (the same law), or "fp8", forward only.
+        backward: the backward pass instead of the forward.
+        window: how many of the last keys a query sees; 0 for all. Causal only.
+        library: "trtllm", "sglang" or "vllm"; None for the first of them that was measured on the GPU.
+
+    Raises:
+        UserError: an unknown GPU, a dtype without units or law, a library without measurements, sizes below 1, heads
+            that do not divide, causal with more queries than keys, forward a few queries against more keys, a window
+            without causal.
+    """
+    spec = spec_of(gpu)
+    _check_choices(dtype, backward)
+    shape, width, windows = _checked(batch, seq_q, seq_k, heads, kv_heads, head_dim, causal, window)
+    if not backward and np.any((shape.seq_q * shape.group <= FEW_ROWS) & (shape.seq_q < shape.seq_k)):
+        raise UserError("A few queries against many keys, as in decode, are not priced: give as many queries as keys.")
+    laws = _laws(gpu, spec, "fp16" if dtype == "fp16" else "bf16", library)
+    forward = _forward(laws, shape, width, windows, spec.peak("bf16" if dtype == "fp8" else dtype))
+    parts, unsure = forward.parts, np.hypot(forward.unsure, 0.0 if causal else WITHOUT_MASK)
+    if dtype == "fp8":
+        parts = _rescaled(parts, FP8_TIME, spec.peak("bf16") / spec.peak("fp8"))
+        unsure = np.hypot(unsure, PUBLISHED if _is_like_published(spec) else UNPUBLISHED)
+    level = np.zeros(width.shape)
+    if backward:
+        rate = np.interp(width, list(BACKWARD_RATE), list(BACKWARD_RATE.values())) / (
+            1 + BACKWARD_HALF_SEQ / shape.seq_q
+        )
+        parts = _rescaled(parts, BACKWARD_FLOP_RATIO / rate, BACKWARD_FLOP_RATIO)
+        is_published = _is_like_published(spec) & (width <= max(BACKWARD_RATE))
+        beside_forward = np.where(is_published, PUBLISHED, UNPUBLISHED)
+        unsure = np.hypot(unsure, beside_forward)
+        # Of heads of a width that was published the ratio is one unknown; of wider ones each has its own.
+        level = np.where(width <= max(BACKWARD_RATE), beside_forward, 0.0)
+    law = laws.windowed if laws.windowed is not None and bool((windows > 0).all()) else laws.plain
+    error_percent, origin = stated(gpu, f"attention_{dtype}", law.error_percent, law.origin)
+    if isinstance(gpu, Calibration):
+        sizes = {"batch": shape.batch, "seq_q": shape.seq_q, "heads": shape.heads, "head_dim": width}
+        parts["this machine"] = _total(parts) * (correction_of(gpu, f"attention_{dtype}", sizes) - 1)
+    seconds = _total(parts)
+    beyond = 100 * MEAN_OF_HALF_WIDTH * float(np.median(unsure)) if unsure.size else 0.0
+    return Explained(
+        seconds,
+        parts,
+        forward.extrapolated,
+        float(np.hypot(error_percent or 0.0, beyond)),
+        origin,
+        seconds * np.exp(-_wider(forward.low, unsure)),
+        seconds * np.exp(_wider(forward.high, unsure)),
+        laws.plain.library,
+        level,
+    )
+
+
+def _check_choices(dtype: str, backward: bool) -> None:
+    if dtype not in DTYPES:
+        raise UserError(f"Attention in {dtype} was not measured: ask for {', '.join(DTYPES)}.")
+    if backward and dtype == "fp8":
+        raise UserError("No library's backward of attention was faster in fp8 than in bf16: ask for bf16.")
+
+
+def _checked(
+    batch: ArrayLike,
+    seq_q: ArrayLike,
+    seq_k: ArrayLike,
+    heads: ArrayLike,
+    kv_heads: ArrayLike,
+    head_dim: ArrayLike,
+    causal: bool,
+    window: ArrayLike,
+) -> tuple[AttentionShape, Array, Array]:
+    batches, queries, keys, query_heads, key_heads, width, windows = sizes_asked(
+        "attention", "window", batch=batch, seq_q=seq_q, seq_k=seq_k, heads=heads, kv_heads=kv_heads,
+        head_dim=head_dim, window=window,
+    )  # fmt: skip
+    if np.any(width > WIDTHS[-1]):
+        raise UserError(
+            f"Heads of {width.max():g} are wider than any kernel that was measured: give a head_dim up to {WIDTHS[-1]}."
+        )
+    divided = AttentionShape(batches, queries, keys, query_heads, key_heads, causal)
+    uneven = divided.heads % divided.kv_heads != 0
+    if np.any(uneven):
+        raise UserError(
+            f"{divided.heads[uneven].flat[0]:g} heads cannot share {divided.kv_heads[uneven].flat[0]:g} key and value "
+            "heads evenly: choose kv_heads that divide heads."
+        )
+    if causal and np.any(divided.seq_q > divided.seq_k):
+        raise UserError("Causal attention with more queries than keys leaves queries that see nothing: give more keys.")
+    if not causal and np.any(windows > 0):
+        raise UserError("A window of attention without a causal mask was not measured: ask for causal or no window.")
+    return divided, width, windows
+
+
+def _forward(laws: _Laws, shape: AttentionShape, head_dim: Array, windows: Array, flop_per_s: float) -> _Forward:
+    low, high, unsure, *parts = (np.zeros(head_dim.shape) for _ in range(3 + len(PARTS)))
+    found = _Forward(dict(zip(PARTS, parts, strict=True)), low, high, unsure, np.zeros(head_dim.shape, dtype=bool))
+    widths = padded(head_dim)
+    for window in np.unique(windows):
+        for width in np.unique(widths[windows == window]):
+            here = (windows == window) & (widths == width)
+            there = shape.where(here, window or np.inf)
+            if window:
+                choices = windowed(laws.plain, laws.windowed, int(width), int(window), there.seq_k)
+            else:
+                choices = laws.plain.at_width(int(width))
+            _weigh(found, here, choices, there, head_dim[here] / width, flop_per_s, laws)
+    # A kernel's width is read off heads that fill it; how little of it a narrower head can use was not measured.
+    narrowest = min(width for law in (laws.plain, laws.windowed) if law is not None for width in law.widths)
+    sizes = {"batch": shape.batch, "seq": shape.seq_k, "heads": shape.heads, "kv_heads": shape.kv_heads}
+    beyond = outside(laws.plain.fitted_range, sizes) | (head_dim < narrowest)
+    unequal = shape.seq_q != shape.seq_k
+    further = np.hypot(np.where(beyond, BEYOND_SIZES, 0.0), np.where(unequal, UNEQUAL, 0.0))
+    found.unsure = np.array(np.hypot(found.unsure, further))
+    found.extrapolated |= beyond | unequal | laws.plain.transferred
+    return found
+
+
+def _weigh(
+    found: _Forward,
+    here: NDArray[np.bool_],
+    choices: list[KernelChoice],
+    shape: AttentionShape,
+    filled: Array,
+    flop_per_s: float,
+    laws: _Laws,
+) -> None:
+    """Add what the kernels that were chosen say, by their weights."""
+    for choice in choices:
+        kernel, weight = choice.kernel, np.broadcast_to(choice.weight, filled.shape)
+        parts = kernel.parts(shape, filled, flop_per_s)
+        law = laws.windowed if kernel.window and laws.windowed is not None else laws.plain
+        low, high = law.band.around(1.0, _total(parts))
+        for name, seconds in parts.items():
+            found.parts[name][here] += weight * seconds
+        found.low[here] += weight * (kernel.unsteady * -np.log(low) + kernel.doubt)
+        found.high[here] += weight * kernel.unsteady * np.log(high)
+        found.unsure[here] += weight * choice.unsure
+        found.extrapolated[here] |= (weight > 0) & ((np.asarray(choice.unsure) > 0) | (kernel.doubt > 0))
+
+
+def _rescaled(parts: Mapping[str, Array], factor: Any, ideal_factor: float) -> dict[str, Array]:
+    """Every part times `factor`, but the ideal times its own; what they differ by is the rate's."""
+    scaled = {name: part * factor for name, part in parts.items()}
+    ideal = parts["ideal"] * ideal_factor
+    return {**scaled, "ideal": ideal, "rate": scaled["rate"] + scaled["ideal"] - ideal}
+
+
+def _wider(side: Array, unsure: Array) -> Array:
+    """A side of an interval with a further cause of error that is independent of it."""
+    return np.asarray(np.where(unsure > 0, np.hypot(np.maximum(side, 0.0), unsure), side))
+
+
+def _total(parts: Mapping[str, Array]) -> Array:
+    return np.asarray(sum(parts.values()))
+
+
+def _is_like_published(spec: GpuSpec) -> bool:
+    """Whether the ratios of the backward and fp8 were published for a GPU of this kind: Hopper."""
+    return spec.compute_capability is not None and spec.compute_capability[0] == 9
+
+
+def padded(head_dim: Array) -> Array:
+    """The width of the kernel that computes heads of `head_dim`, at most the widest of `WIDTHS`."""
+    widths = np.array(WIDTHS, dtype=np.float64)
+    return widths[np.searchsorted(widths, head_dim)]

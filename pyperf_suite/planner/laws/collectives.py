@@ -1,0 +1,389 @@
+"""The time of a collective on a named GPU: measured curves of its kind of link, and a network beyond one node.
+
+Curves are straight lines over the size, joined, one for each operation and number of ranks. One line misses by several
+times as much, because protocol and algorithm change with the size. What was never measured on a GPU is read off one
+with the same kind of link, its bytes scaled by what the two links carry.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.hardware.links import INFINIBAND, pcie_of
+from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
+from pyperf_suite.laws.traffic import OPERATIONS, bus_factor
+from pyperf_suite.planner.laws.band import Band
+from pyperf_suite.planner.laws.calibration import (
+    Calibration,
+    CalibrationBlock,
+    Gpu,
+    shipped_calibration,
+    shipped_with,
+    spec_of,
+)
+from pyperf_suite.planner.laws.explained import Causes, Explained
+from pyperf_suite.planner.laws.internode import (
+    BETWEEN_NODES,
+    BETWEEN_PERCENT,
+    THROUGH_PERCENT,
+    THROUGH_POINTS,
+    UNRELAYED,
+    Network,
+    Point,
+    between_nodes_s,
+    checked_network,
+    through_points,
+)
+from pyperf_suite.planner.laws.transfers import (
+    OTHER_NVLINK,
+    OVER_PCIE,
+    OVER_PCIE_PERCENT,
+    PCIE_LAUNCH,
+    PCIE_SHARE,
+    SAME_LINK,
+    Interval,
+    have_same_kernels,
+    nearest,
+)
+
+BLOCK = "collectives"
+NCCL = "nccl"
+# Operations that no table has, read off a curve that loads the links alike, at as many bytes on the bus.
+LIKE = {
+    "broadcast": "all_gather",
+    "gather": "all_gather",
+    "scatter": "reduce_scatter",
+    "reduce": "reduce_scatter",
+    "send_receive": "all_to_all",
+    "all_to_all_v": "all_to_all",
+}
+RANKS_OF_A_NODE = 8
+# What the maker's servers have for each GPU of that architecture; older ones and unknown ones are reckoned as HDR.
+NETWORK_OF = {"Hopper": INFINIBAND["NDR"], "Blackwell": INFINIBAND["NDR"], "Blackwell Ultra": INFINIBAND["XDR"]}
+# From here up links are NVLink or its like; below a GPU sends over PCIe, where curves have another shape.
+FASTEST_PCIE_BYTES_PER_S = 130e9
+
+# Numbers of ranks that were not measured: between two that were (4 from 2 and 8), and beyond (8 from 2 and 4).
+BETWEEN_RANKS: Interval = (-0.30, 0.30, 11.0)
+BEYOND_RANKS: Interval = (-0.55, 0.55, 20.0)
+# A launch grows with the ranks that relay one after the other: from 4 to 8 by two thirds on A100, H100, H200 and B200.
+LAUNCH_OVER_RANKS = 0.7
+# What is read off another operation has no table to judge by but 8 B200's send_receive: up to four times all_to_all's.
+OTHER_OPERATION: Interval = (-0.40, 0.90, 30.0)
+
+
+@dataclass(frozen=True)
+class CollectiveLaws:
+    """The curves of one GPU by operation.
+
+    `intervals` say how far measured times lie around each curve, by operation and ranks: on other versions of NCCL
+    where the curve was measured, on whole curves left out where it was inferred; `inferred` names the latter.
+    `speed_up` is how much more the GPU's link carries than that of the GPU whose curves these are, and `transferred`
+    how far such curves were off where a GPU with curves of its own was left out, by bytes; None where the curves are
+    the GPU's own.
+    """
+
+    curves: Mapping[str, AlphaBetaOverRanks]
+    intervals: Mapping[tuple[str, int], Interval]
+    inferred: frozenset[tuple[str, int]]
+    fitted_bytes: tuple[float, float]
+    origin: str
+    speed_up: float = 1.0
+    transferred: Band | None = None
+    transferred_error_percent: float | None = None
+
+
+def collective_time(
+    gpu: Gpu,
+    op: str,
+    nbytes: ArrayLike,
+    ranks: ArrayLike,
+    ranks_per_node: ArrayLike | None = None,
+    network: float | str | Iterable[Point] | None = None,
+    library: str | None = None,
+) -> Explained:
+    """Seconds of NCCL's `op` for messages of `nbytes` (the S of nccl-tests) among `ranks` GPUs; arrays broadcast.
+
+    Beyond one node each GPU sends its share over the network while the node works: the slower of both, and the latency
+    of the steps between nodes. The parts are ideal (bytes on the bus at the link's peak), launch (the time of no
+    bytes), bandwidth (what the link falls short of its peak) and network (what lies beyond a node).
+
+    Args:
+        gpu: its name, its `GpuSpec`, or a `Calibration` with a block "collectives".
+        op: one of `traffic.OPERATIONS`; "allreduce" and "alltoall" do as well.
+        nbytes: bytes, not negative.
+        ranks: at least 1; among 1 there is nothing to do and no time passes.
+        ranks_per_node: ranks fill nodes of so many one after the other; by default 8, for GB200 and GB300 72. An array
+            broadcasts too.
+        network: what each GPU can send out of its node in bytes/s, one direction, or measured bus bandwidths that the
+            time between nodes then passes through, as in "1GB:180GB/s"; by default the peak of the maker's servers.
+        library: "nccl" by default; "trtllm", "sglang" or "vllm" for its own all_reduce within a node, in a CUDA graph.
+
+    Raises:
+        UserError: an unknown GPU, operation or library, negative bytes, less than one rank, or a network that carries
+            nothing.
+    """
+    spec = spec_of(gpu)
+    laws = _laws_of(gpu, spec, library)
+    operation = _operation(op)
+    usual = 72 if spec.name.startswith("GB") else RANKS_OF_A_NODE
+    per_node = np.asarray(usual if ranks_per_node is None else ranks_per_node)
+    size, count, per_node = np.broadcast_arrays(*_checked(operation, nbytes, ranks), per_node)
+    reached = checked_network(usual_network_bytes_per_s(spec) if network is None else network)
+    if np.any(per_node < 1):
+        raise UserError(f"Nodes of {np.min(per_node)} ranks were asked for: give 1 or more.")
+    if library not in (None, NCCL) and (operation not in laws.curves or np.any(count > per_node)):
+        raise UserError(f"Of {library} only all_reduce within a node was measured: take nccl for anything else.")
+    inside = np.minimum(count, per_node)
+    # As many bytes on each rank's bus as the whole operation puts there, among the ranks of one node.
+    factor, inner_factor = bus_factor(operation, count), bus_factor(operation, inside)
+    per_byte = np.where(inside > 1, factor / np.where(inner_factor > 0, inner_factor, 1.0), 0.0)
+    inner_size = size * per_byte
+    in_node = _in_node(laws, operation, inner_size, inside)
+    seconds = _with_network(laws, operation, size, count, per_node, in_node, reached)
+
+    def parts() -> dict[str, NDArray[np.float64]]:
+        launch = _in_node(laws, operation, np.zeros_like(size), inside)
+        ideal = np.where(inside > 1, size * factor / link_bytes_per_s(spec), 0.0)
+        bandwidth = in_node - launch - ideal
+        return {"ideal": ideal, "launch": launch, "bandwidth": bandwidth, "network": seconds - in_node}
+
+    curve = LIKE.get(operation, operation)
+    known = list(laws.curves[curve].curves)
+    inferred = np.isin(inside, [n for name, n in laws.inferred if name == curve])
+    unseen = operation in LIKE or laws.transferred is not None
+    beyond = (inner_size < laws.fitted_bytes[0]) | (inner_size > laws.fitted_bytes[1]) | ~np.isin(inside, known)
+    low, high, error_percent = _interval(laws, operation, inner_size, inside)
+    if np.any(count > per_node):
+        by_rate = isinstance(reached, float)
+        band, percent = (BETWEEN_NODES, BETWEEN_PERCENT) if by_rate else (THROUGH_POINTS, THROUGH_PERCENT)
+        error_percent = max(percent, error_percent or 0.0)
+        between = band.around(np.ones_like(seconds), np.maximum(size, 1.0))
+        low = np.where(count > per_node, np.minimum(between[0], low), low)
+        high = np.where(count > per_node, np.maximum(between[1], high), high)
+    return Explained(
+        seconds,
+        Causes(parts),
+        (count > 1) & (unseen | beyond | inferred | (count > per_node)),
+        error_percent,
+        laws.origin,
+        seconds * low,
+        seconds * high,
+        library or NCCL,
+    )
+
+
+def usual_network_bytes_per_s(spec: GpuSpec) -> float:
+    """What the maker's servers have for each GPU to send out of its node, in one direction, at the peak."""
+    return NETWORK_OF.get(spec.architecture, INFINIBAND["HDR"]).gb_per_s * 1e9
+
+
+def link_bytes_per_s(spec: GpuSpec) -> float:
+    """What a GPU's links to others carry in one direction: NVLink, or the PCIe that it is made for."""
+    return spec.link_bytes_per_s or pcie_of(spec.compute_capability).gb_per_s * 1e9
+
+
+def has_nvlink(spec: GpuSpec) -> bool:
+    """Whether all GPUs of a node reach each other over NVLink or its like; a bridge between two does not count."""
+    return link_bytes_per_s(spec) > FASTEST_PCIE_BYTES_PER_S
+
+
+COLUMNS = ("operation", "ranks", "start_s", "bends_bytes", "betas_s_per_byte", "inferred", "interval")
+
+
+def pack_curves(
+    curves: Mapping[tuple[str, int], PiecewiseAlphaBeta],
+    inferred: frozenset[tuple[str, int]],
+    intervals: Mapping[tuple[str, int], Interval],
+) -> dict[str, NDArray[np.generic]]:
+    """Curves by operation and ranks as the arrays of a calibration's block, one row a curve, ragged ends NaN."""
+    rows = sorted(curves)
+    most = max(len(curve.betas_s_per_byte) for curve in curves.values())
+    bends, betas = np.full((len(rows), most - 1), np.nan), np.full((len(rows), most), np.nan)
+    for row, key in enumerate(rows):
+        bends[row, : len(curves[key].bends_bytes)] = curves[key].bends_bytes
+        betas[row, : len(curves[key].betas_s_per_byte)] = curves[key].betas_s_per_byte
+    columns = (
+        np.array([operation for operation, _ in rows]),
+        np.array([ranks for _, ranks in rows]),
+        np.array([curves[key].start_s for key in rows]),
+        bends,
+        betas,
+        np.array([key in inferred for key in rows]),
+        np.array([intervals[key] for key in rows]),
+    )
+    return dict(zip(COLUMNS, columns, strict=True))
+
+
+def unpack_laws(block: CalibrationBlock) -> CollectiveLaws:
+    """The inverse of `pack_curves`, with the block's range and origin."""
+    by_operation: dict[str, dict[int, PiecewiseAlphaBeta]] = {}
+    intervals: dict[tuple[str, int], Interval] = {}
+    inferred = set()
+    for name, n, start, bends, betas, is_inferred, interval in zip(*(block.arrays[c] for c in COLUMNS), strict=True):
+        key = (str(name), int(n))
+        given_bends, given_betas = (tuple(row[~np.isnan(row)].tolist()) for row in (bends, betas))
+        low, high, percent = (float(end) for end in interval)
+        by_operation.setdefault(key[0], {})[key[1]] = PiecewiseAlphaBeta(
+            float(start), given_bends, given_betas, percent / 100
+        )
+        intervals[key] = (low, high, percent)
+        if is_inferred:
+            inferred.add(key)
+    laws = {name: AlphaBetaOverRanks(name, curves) for name, curves in by_operation.items()}
+    return CollectiveLaws(laws, intervals, frozenset(inferred), block.fitted_range["nbytes"], block.origin)
+
+
+def transferred_laws(spec: GpuSpec, known: Mapping[str, CollectiveLaws]) -> CollectiveLaws:
+    """The laws of the nearest of GPUs known by name, by the speed of its link, for the bytes that `spec`'s carries.
+
+    PCIe never stands for NVLink if anything else is known. Over PCIe launches are read off, and the rate is that of
+    most published machines. Raises UserError where none is known.
+    """
+    link = link_bytes_per_s(spec)
+    source = nearest(spec, known, "collectives are", link_bytes_per_s, has_nvlink)
+    laws = known[source.name]
+    origin = f"read off {source}, whose curves are from {laws.origin}"
+    if not has_nvlink(spec):
+        return replace(
+            laws,
+            curves={name: _over_pcie(law, link) for name, law in laws.curves.items()},
+            origin=f"{origin}, at the rate over PCIe of most published machines",
+            transferred=OVER_PCIE,
+            transferred_error_percent=OVER_PCIE_PERCENT,
+        )
+    speed_up = link / link_bytes_per_s(source)
+    alike = have_same_kernels(source, spec) and abs(np.log(speed_up)) < 0.1 and has_nvlink(source)
+    low, high, percent = SAME_LINK if alike else OTHER_NVLINK
+    band = Band(np.array([1.0]), np.array([low]), np.array([high]))
+    return replace(laws, origin=origin, speed_up=speed_up, transferred=band, transferred_error_percent=percent)
+
+
+def _over_pcie(law: AlphaBetaOverRanks, link: float) -> AlphaBetaOverRanks:
+    """A launch, then the bytes on the bus at the usual share of the slot's peak."""
+    return AlphaBetaOverRanks(
+        law.operation,
+        {
+            n: PiecewiseAlphaBeta(
+                PCIE_LAUNCH * curve.start_s, (), (float(bus_factor(law.operation, n)) / (PCIE_SHARE * link),)
+            )
+            for n, curve in law.curves.items()
+        },
+    )
+
+
+def _laws_of(gpu: Gpu, spec: GpuSpec, library: str | None) -> CollectiveLaws:
+    if library not in (None, NCCL):
+        calibration = gpu if isinstance(gpu, Calibration) else shipped_calibration(spec.name)
+        there = calibration or Calibration(spec.name)
+        return unpack_laws(there.block(f"{BLOCK}.{there.library(BLOCK, library)}"))
+    # A short run of one's own corrects products and attention alone.
+    own = gpu.blocks.get(BLOCK) if isinstance(gpu, Calibration) else None
+    return _shipped_laws(spec) if own is None else unpack_laws(own)
+
+
+@functools.cache
+def _shipped_laws(spec: GpuSpec) -> CollectiveLaws:
+    calibration = shipped_calibration(spec.name)
+    # A GPU that was given another link than its maker's is read off whoever has one like that.
+    as_made = calibration is not None and spec.link_bytes_per_s == find_gpu(spec.name).link_bytes_per_s
+    if calibration is not None and as_made and BLOCK in calibration.blocks:
+        return unpack_laws(calibration.block(BLOCK))
+    return transferred_laws(spec, {name: unpack_laws(block) for name, block in shipped_with(BLOCK).items()})
+
+
+def _operation(op: str) -> str:
+    name = {"allreduce": "all_reduce", "alltoall": "all_to_all", "allgather": "all_gather"}.get(op, op)
+    if name not in OPERATIONS:
+        raise UserError(f"Unknown collective {op!r}: choose from {', '.join(OPERATIONS)}.")
+    return name
+
+
+def _checked(operation: str, nbytes: ArrayLike, ranks: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    size, count = np.broadcast_arrays(np.asarray(nbytes, dtype=np.float64), np.asarray(ranks, dtype=np.float64))
+    if not (np.all(np.isfinite(size)) and np.all(size >= 0)):
+        raise UserError(f"{operation} of {np.min(size):g} bytes was asked for: give sizes of 0 bytes and more.")
+    if not np.all(np.isfinite(count)) or np.any(count < 1):
+        raise UserError(f"{operation} among {np.min(count):g} ranks was asked for: give 1 rank or more.")
+    return size, count
+
+
+def _in_node(
+    laws: CollectiveLaws, operation: str, size: NDArray[np.float64], ranks: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Seconds within a node. A faster link carries more bytes in the same time; the launch stays as it was."""
+    law = laws.curves[LIKE.get(operation, operation)]
+    largest = max(law.curves)
+    seconds = np.zeros(size.shape)
+    for n in np.unique(ranks):
+        if n > 1:
+            alike = bus_factor(operation, n) / bus_factor(law.operation, n) / laws.speed_up
+            here = ranks == n
+            seconds[here] = law.seconds(size[here] * alike, int(n))
+            if n > largest and operation not in UNRELAYED:
+                seconds[here] += float(law.curves[largest].seconds(0)) * ((n / largest) ** LAUNCH_OVER_RANKS - 1)
+    return seconds
+
+
+def _with_network(
+    laws: CollectiveLaws,
+    operation: str,
+    size: NDArray[np.float64],
+    ranks: NDArray[np.float64],
+    per_node: NDArray[np.int64],
+    in_node: NDArray[np.float64],
+    network: Network,
+) -> NDArray[np.float64]:
+    """Seconds with what lies beyond a node; measured points are of the operation among as many ranks as are asked."""
+    if isinstance(network, float):
+        return between_nodes_s(operation, size, ranks, per_node, in_node, network)
+    seconds = in_node.copy()
+    for n, inside in {*zip(ranks.ravel().tolist(), per_node.ravel().tolist(), strict=True)}:
+        here = (ranks == n) & (per_node == inside)
+        if n > inside:
+            law = functools.partial(_at_rate, laws, operation, n, inside)
+            seconds[here] = through_points(law, network, float(bus_factor(operation, n)), size[here])
+    return seconds
+
+
+def _at_rate(
+    laws: CollectiveLaws, operation: str, n: float, inside: int, size: NDArray[np.float64], rate: float
+) -> NDArray[np.float64]:
+    """Seconds among n ranks, `inside` of them in a node."""
+    inner = float(bus_factor(operation, inside))
+    per_byte = float(bus_factor(operation, n)) / inner if inner else 0.0
+    ranks, per_node = np.full(size.shape, n), np.full(size.shape, inside)
+    in_node = _in_node(laws, operation, size * per_byte, per_node.astype(np.float64))
+    return between_nodes_s(operation, size, ranks, per_node, in_node, rate)
+
+
+def _interval(
+    laws: CollectiveLaws, operation: str, size: NDArray[np.float64], inside: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], float | None]:
+    """Factors to the ends of the interval within a node, and the worst median error in % of what was asked."""
+    low, high, worst = np.zeros(size.shape), np.zeros(size.shape), 0.0
+    curve = LIKE.get(operation, operation)
+    known = np.array(sorted(laws.curves[curve].curves))
+    for n in np.unique(inside[inside > 1]):
+        nearest = int(known[np.argmin(np.abs(np.log(n / known)))])
+        ends = [laws.intervals[curve, nearest]]
+        if n not in known:
+            ends.append(BETWEEN_RANKS if known[0] < n < known[-1] else BEYOND_RANKS)
+        if operation in LIKE:
+            ends.append(OTHER_OPERATION)
+        lows, highs, percents = zip(*ends, strict=True)
+        low[inside == n], high[inside == n] = min(lows), max(highs)
+        worst = max(worst, *percents)
+    if laws.transferred is not None:
+        around = laws.transferred.around(np.ones(size.shape), np.maximum(size, 1.0))
+        low, high = np.minimum(low, np.log(around[0])), np.maximum(high, np.log(around[1]))
+    if not np.any(inside > 1):
+        return np.exp(low), np.exp(high), None
+    return np.exp(low), np.exp(high), max(worst, laws.transferred_error_percent or 0.0)

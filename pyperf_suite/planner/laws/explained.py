@@ -1,0 +1,145 @@
+"""What every law returns, seconds split into causes with the law's stated error, and what a price list is asked."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.planner.laws.internode import Network
+
+IDEAL = "ideal"
+# What the laws' causes are, for those who read them for the first time.
+MEANINGS = {
+    "tile": "tiles that reach over the edge",
+    "wave": "multiprocessors without work in the last wave",
+    "kernel": "what the library's kernels fall short of the peak in whole tiles",
+    "rate": "what attention's kernels fall short of the peak",
+    "bandwidth": "waiting for memory, or for the links between GPUs",
+    "cache": "waiting for L2",
+    "network": "waiting for the network between nodes",
+    "split": "adding up the slices of K",
+    "routing": "ordering tokens by expert and adding up what their experts return",
+    "launch": "starting kernels",
+    "alignment": "sizes that tensor cores, TMA or attention's kernels do not take whole",
+    "library": "what was measured beyond the law of tiles, so the library's choices",
+    "measured": "what neighbouring shapes were measured to take beyond the law",
+    "sustained": "clocks held down under lasting load",
+    "this machine": "what the calibration of one's own found",
+}
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Seconds and their causes: plain numbers, or arrays of one shape.
+
+    `parts` are seconds by cause and add up to `seconds`; one can be negative where it saves time. `extrapolated` says
+    where the law was asked beyond the range it was fitted in. `error_percent` is the mean error that the law made on
+    held-out measurements, None if none were held out; `low` and `high` are the seconds between which nine of ten
+    measurements lie, None where that is unknown. Of that interval `common` is what all sizes of one law share, as half
+    the width of a logarithm: a level that was not measured, as the ratio of backward to forward. `origin` names the
+    measurements behind the law, `library` whose kernels they are of.
+    """
+
+    seconds: Any
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    extrapolated: NDArray[np.bool_] | np.bool_ | bool = False
+    error_percent: float | None = None
+    origin: str = ""
+    low: Any = None
+    high: Any = None
+    library: str = ""
+    common: Any = 0.0
+
+
+class Causes(Mapping[str, Any]):
+    """Causes that are computed when the first of them is read: a search over a million sizes reads seconds alone."""
+
+    def __init__(self, compute: Callable[[], Mapping[str, Any]]) -> None:
+        self._compute = compute
+
+    @functools.cached_property
+    def _parts(self) -> Mapping[str, Any]:
+        return self._compute()
+
+    def __getitem__(self, cause: str) -> Any:
+        return self._parts[cause]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
+# Larger sizes are nobody's: beyond them FLOP would no longer be counted exactly.
+LARGEST_SIZE = 2**31
+
+
+def sizes_asked(of: str, may_be_0: str = "", **sizes: ArrayLike) -> list[NDArray[np.float64]]:
+    """The sizes that a law is asked for, as arrays of one shape.
+
+    Raises UserError for what is no number, does not broadcast, or is not within 1 (`may_be_0`: 0) and `LARGEST_SIZE`.
+    """
+    try:
+        arrays = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in sizes.values()))
+    except (TypeError, ValueError):
+        raise UserError(f"Sizes of {of} have to be numbers, or arrays of shapes that broadcast together.") from None
+    for name, array in zip(sizes, arrays, strict=True):
+        least = 0 if name == may_be_0 else 1
+        wrong = ~((array >= least) & (array <= LARGEST_SIZE))
+        if wrong.any():
+            found = array[wrong].flat[0]
+            raise UserError(f"No {of} has {name} = {found:g}: give a size of {least} to {LARGEST_SIZE}.")
+    return list(arrays)
+
+
+# One size, or an array of them.
+Count = int | NDArray[np.int64]
+Bytes = float | NDArray[np.float64] | NDArray[np.int64]
+
+
+class KernelPrices(Protocol):
+    """The cost of one call of each kind of work; sizes are plain numbers, or arrays that broadcast together."""
+
+    def gemm(self, layout: str, m: Count, n: Count, k: Count) -> Explained:
+        """C[M,N] = A[M,K]·B[K,N]."""
+
+    def attention(
+        self, causal: bool, backward: bool, batch: Count, seq: Count, heads: Count, kv_heads: Count, head_dim: Count,
+        window: Count = 0,
+    ) -> Explained:  # fmt: skip
+        """Attention between the projections, forward or backward alone; a query sees `window` keys, 0: all."""
+
+    def latent_attention(self, backward: bool, batch: Count, seq: Count, heads: Count) -> Explained:
+        """Attention with the widths of DeepSeek's latent one, between its projections."""
+
+    def grouped_gemm(
+        self, tokens: Count, hidden: Count, expert_ffn: Count, experts: Count, top_k: Count, ep: Count, tp: Count,
+        gated: bool, backward: bool,
+    ) -> Explained:  # fmt: skip
+        """The routed experts of one layer on one rank; `tokens` are those of all `ep` ranks that share them."""
+
+    def memory_bound(self, nbytes: Bytes) -> Explained:
+        """A kernel that moves so many bytes and computes next to nothing."""
+
+    def collective(
+        self,
+        op: str,
+        nbytes: Bytes,
+        ranks: Count,
+        ranks_per_node: Count | None = None,
+        network: Network | None = None,
+    ) -> Explained:
+        """A collective of S bytes, as of nccl-tests; by default on the nodes and the network of the GPU's maker."""
+
+
+def legend(causes: Iterable[str]) -> str:
+    """A sentence that says what each of the causes is, in the order of `MEANINGS`."""
+    asked = set(causes)
+    return f"Causes: {'; '.join(f'{cause}, {meaning}' for cause, meaning in MEANINGS.items() if cause in asked)}."

@@ -1,0 +1,312 @@
+"""The one price list: what a kernel or a collective costs on a GPU, by its laws, and whether a calibration has prices.
+
+Whatever adds up kernels (`size`, `layout`, an iteration) asks only `KernelPrices`, so that a test or a measurement can
+answer in the place of a calibration.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.laws.traffic import OPERATIONS
+from pyperf_suite.planner.laws.attention import PLAIN, attention_time
+from pyperf_suite.planner.laws.calibration import (
+    POOLED,
+    Calibration,
+    CalibrationBlock,
+    all_shipped,
+    shipped_calibration,
+    spec_of,
+)
+from pyperf_suite.planner.laws.collectives import collective_time
+from pyperf_suite.planner.laws.explained import Bytes, Causes, Count, Explained, KernelPrices
+from pyperf_suite.planner.laws.gemm import gemm_time
+from pyperf_suite.planner.laws.grouped_gemm import grouped_gemm_time
+from pyperf_suite.planner.laws.internode import Network
+from pyperf_suite.planner.laws.latent_attention import mla_time
+from pyperf_suite.planner.laws.roofline import memory_bound_time
+
+# The smallest that there are, sizes of models, odd ones, and the largest that was fitted.
+PRODUCTS = np.array(list(product((1, 96, 4097, 32768), (32, 50257, 65536), (32, 1000, 65536))), dtype=np.int64).T
+BYTES = np.array([1 << 9, 10_000, 1 << 20, 1 << 26, 1 << 34], dtype=np.int64)
+# Batch, sequence, heads and key-value heads, from the ends of what was fitted; each with all of these widths.
+ATTENTIONS = ((1, 128, 1, 1), (2, 2048, 32, 8), (1, 16384, 96, 96))
+HEAD_DIMS = (64, 96, 128, 192, 256)
+RANKS = (2, 3, 8, 64)
+# DeepSeek's latent attention has keys of 192 and values of 128: 1.25 times the work of heads of 128. Where it was
+# measured, its law gives 0.5 to 0.93 of the time of that much attention (5th to 95th percentile of 80 sizes, 5 GPUs).
+LATENT_HEAD_DIM, LATENT_WORK, LATENT_LEAST = 128, 1.25, 0.5
+# Whose attention is nearest to that of training: by it runs of models left out are predicted better than by others'.
+TRAINING_ATTENTION = "vllm"
+# The least and the greatest that anything takes, in seconds: beyond lies no price but a slip.
+SHORTEST_S, LONGEST_S = 1e-9, 1e9
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices by the laws as calibrated for a GPU, or as transferred to it. Raises UserError for an unknown GPU.
+
+    In training products follow one another without a pause, so that power holds the clocks down: `mode` "sustained".
+    "burst" prices a product that runs alone. Attention is computed in 16 bits where products have 8 or 32: in bf16,
+    before Ampere in fp16. `library` is whose kernels are priced, None the default of each law, and for attention in
+    training `TRAINING_ATTENTION`.
+    """
+
+    gpu: str | GpuSpec | Calibration
+    dtype: str = "bf16"
+    mode: Literal["burst", "sustained"] = "sustained"
+    library: str | None = None
+
+    @property
+    def _attention_dtype(self) -> str:
+        if self.dtype in ("fp16", "bf16"):
+            return self.dtype
+        return "bf16" if "bf16" in spec_of(self.gpu).peak_flop_per_s else "fp16"
+
+    @property
+    def _attention_library(self) -> str | None:
+        own = self.gpu.libraries(PLAIN) if isinstance(self.gpu, Calibration) else ()
+        lacks = bool(own) and TRAINING_ATTENTION not in own
+        return self.library if self.library or lacks or self.mode == "burst" else TRAINING_ATTENTION
+
+    @property
+    def wide(self) -> Prices:
+        """The same in 16 bits: what stays in them where layers are computed in fewer."""
+        narrow = self.dtype not in ("fp16", "bf16", "tf32", "fp32")
+        return replace(self, dtype="bf16") if narrow else self
+
+    def gemm(self, layout: str, m: Count, n: Count, k: Count) -> Explained:
+        return gemm_time(self.gpu, m, n, k, self.dtype, layout, self.mode, self.library)
+
+    def attention(
+        self, causal: bool, backward: bool, batch: Count, seq: Count, heads: Count, kv_heads: Count, head_dim: Count,
+        window: Count = 0,
+    ) -> Explained:  # fmt: skip
+        return attention_time(
+            self.gpu, batch, seq, seq, heads, kv_heads, head_dim, causal, self._attention_dtype, backward, window,
+            library=self._attention_library,
+        )  # fmt: skip
+
+    def latent_attention(self, backward: bool, batch: Count, seq: Count, heads: Count) -> Explained:
+        """By the law of MLA, and where it knows nothing as attention of as much work between heads of 128.
+
+        Its backward, which no one measured, takes as many times the forward as that attention's.
+        """
+        once, way = (self.attention(True, way, batch, seq, heads, heads, LATENT_HEAD_DIM) for way in (False, backward))
+        try:
+            forward = mla_time(self.gpu, batch, seq, seq, heads, library=self.library)
+        except UserError:
+            return _scaled(way, LATENT_WORK, LATENT_LEAST, 1.0)
+        if not backward:
+            return forward
+        errors = [np.asarray(end) / way.seconds for end in (way.low, way.high)] if way.low is not None else [1.0, 1.0]
+        return _scaled(forward, way.seconds / once.seconds, *errors)
+
+    def grouped_gemm(
+        self, tokens: Count, hidden: Count, expert_ffn: Count, experts: Count, top_k: Count, ep: Count, tp: Count,
+        gated: bool, backward: bool,
+    ) -> Explained:  # fmt: skip
+        return grouped_gemm_time(
+            self.gpu, tokens, hidden, expert_ffn, experts, top_k, self.dtype, ep, tp, gated=gated, backward=backward,
+            library=self.library,
+        )  # fmt: skip
+
+    def memory_bound(self, nbytes: Bytes) -> Explained:
+        return memory_bound_time(self.gpu, nbytes)
+
+    def collective(
+        self,
+        op: str,
+        nbytes: Bytes,
+        ranks: Count,
+        ranks_per_node: Count | None = None,
+        network: Network | None = None,
+    ) -> Explained:
+        return collective_time(self.gpu, op, nbytes, ranks, ranks_per_node, network)
+
+
+def _scaled(price: Explained, times: Any, times_low: Any, times_high: Any) -> Explained:
+    """So many times as long, with the ends of its interval moved apart as well."""
+    parts = Causes(lambda: {cause: times * seconds for cause, seconds in price.parts.items()})
+    low, high = (
+        None if end is None else times * further * np.asarray(end)
+        for end, further in ((price.low, times_low), (price.high, times_high))
+    )
+    return replace(price, seconds=times * price.seconds, parts=parts, low=low, high=high)
+
+
+class ChangedPrices:
+    """Another price list, each price changed on its way.
+
+    `errors` collects the stated error of each law that was asked, in % (None if nothing was held out), `origins` the
+    measurements behind them.
+    """
+
+    def __init__(self, prices: KernelPrices) -> None:
+        self.prices = prices
+        self.errors: dict[str, float | None] = {}
+        self.origins: dict[str, None] = {}
+
+    def changed(self, law: str, price: Explained) -> Explained:
+        """What a method of the price list answers in place of this price."""
+        raise NotImplementedError
+
+    def note(self, law: str, price: Explained) -> None:
+        """Keep the error and the origin of a price that counts."""
+        errors = [error for error in (self.errors.get(law), price.error_percent) if error is not None]
+        self.errors[law] = max(errors, default=None)
+        if price.origin:
+            self.origins[price.origin] = None
+
+    def gemm(self, *sizes: Any) -> Explained:
+        return self.changed("gemm", self.prices.gemm(*sizes))
+
+    def attention(self, *sizes: Any) -> Explained:
+        return self.changed("attention", self.prices.attention(*sizes))
+
+    def latent_attention(self, *sizes: Any) -> Explained:
+        return self.changed("latent_attention", self.prices.latent_attention(*sizes))
+
+    def grouped_gemm(self, *sizes: Any) -> Explained:
+        return self.changed("grouped_gemm", self.prices.grouped_gemm(*sizes))
+
+    def memory_bound(self, nbytes: Bytes) -> Explained:
+        return self.changed("memory_bound", self.prices.memory_bound(nbytes))
+
+    def collective(self, *sizes: Any) -> Explained:
+        return self.changed("collective", self.prices.collective(*sizes))
+
+
+# What a reader knows each method's prices as.
+LAW_NAMES = {
+    "gemm": "products",
+    "attention": "attention",
+    "latent_attention": "attention",
+    "grouped_gemm": "experts",
+    "memory_bound": "memory bound",
+    "collective": "collectives",
+}
+
+
+class UnseenPrices(ChangedPrices):
+    """The same prices where a law extrapolates, and 0 elsewhere: an iteration of them is its extrapolated share."""
+
+    @property
+    def wide(self) -> UnseenPrices:
+        wide = UnseenPrices(getattr(self.prices, "wide", self.prices))
+        wide.errors, wide.origins = self.errors, self.origins
+        return wide
+
+    def changed(self, law: str, price: Explained) -> Explained:
+        if law == "collective" and not np.any(np.asarray(price.seconds) > 0):
+            return price
+        self.note(LAW_NAMES[law], price)
+        return Explained(np.where(price.extrapolated, price.seconds, 0.0))
+
+
+def check_form(calibration: Calibration, origin: Path) -> None:
+    """Raise UserError where a block is not what the laws read: one of an older law, or by someone's hand.
+
+    A block is held against those of its name that are shipped; one that none is shipped of has to state its error.
+    Then all laws price a few sizes, for coefficients of the right form may still be of nothing that runs.
+    """
+    pooled = shipped_calibration(POOLED)
+    shipped = [*all_shipped(), *([pooled] if pooled else [])]
+    for name, block in calibration.blocks.items():
+        like = [each.blocks[name] for each in shipped if name in each.blocks]
+        if not (_states_its_error(block) and (not like or any(_has_form(block, each) for each in like))):
+            raise UserError(
+                f"{origin} has a block {name} that this pyperf-suite cannot read: make it anew with `pyperf-suite "
+                "calibrate`."
+            )
+    if why := cannot_price(calibration):
+        raise UserError(f"{origin} is no calibration of a GPU, for {why}: make it anew with `pyperf-suite calibrate`.")
+
+
+def _states_its_error(block: CalibrationBlock) -> bool:
+    mape = block.held_out.get("mape")
+    return isinstance(mape, (int, float)) and 0 <= mape < float("inf")
+
+
+def _has_form(block: CalibrationBlock, like: CalibrationBlock) -> bool:
+    """Whether it has the same arrays, of the same kinds and axes, with numbers where the other one has them.
+
+    None is negative where the other's are not.
+    """
+    if block.arrays.keys() != like.arrays.keys() or block.fitted_range.keys() != like.fitted_range.keys():
+        return False
+    return all(
+        (array.dtype.kind, array.ndim, array.size > 0) == (other.dtype.kind, other.ndim, other.size > 0)
+        and (array.dtype.kind != "f" or not np.isfinite(other).all() or bool(np.isfinite(array).all()))
+        and (array.dtype.kind not in "fi" or bool((other < 0).any()) or not bool((array < 0).any()))
+        for array, other in ((block.arrays[name], like.arrays[name]) for name in block.arrays)
+    )
+
+
+def cannot_price(calibration: Calibration) -> str | None:
+    """Why its laws are none, in a part of a sentence; None where each gives every size a time."""
+    try:
+        find_gpu(calibration.gpu)
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return next(filter(None, (_wrong(*tried) for tried in _tried(calibration))), None)
+    except UserError as reason:
+        return str(reason).rstrip(".")
+    except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError, MemoryError) as error:
+        return f"its laws end in {type(error).__name__}"
+
+
+def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained | NDArray[np.float64]]]:
+    laws = {name.removesuffix("_here").split(".")[0] for name in calibration.blocks}
+    m, n, k = PRODUCTS
+    peaks = find_gpu(calibration.gpu).peak_flop_per_s
+    for dtype in ("bf16", "fp8"):
+        if f"gemm_{dtype}" in laws and dtype in peaks:
+            for library in calibration.libraries(f"gemm_{dtype}") or (None,):
+                yield "products", gemm_time(calibration, m, n, k, dtype=dtype, layout="TN", library=library)
+    if "attention_bf16" in laws and "bf16" in peaks:
+        batch, seq, heads, kv_heads, head_dim = np.array(
+            [(*shape, width) for shape in ATTENTIONS for width in HEAD_DIMS], dtype=np.int64
+        ).T
+        for backward in (False, True):
+            yield (
+                "attention",
+                attention_time(
+                    calibration, batch, seq, seq, heads, kv_heads, head_dim, True, "bf16", backward=backward
+                ),
+            )
+    if "memory" in laws:
+        yield "memory", memory_bound_time(calibration, BYTES)
+    if "collectives" in laws:
+        for operation, ranks in product(OPERATIONS, RANKS):
+            yield "collectives", collective_time(calibration, operation, BYTES, np.full(BYTES.shape, ranks))
+    if "step" in calibration.blocks:
+        arrays = calibration.blocks["step"].arrays
+        slowdown, host_s, network = (
+            float(arrays.get(name, 1.0)) for name in ("slowdown", "host_s_per_layer", "network_bytes_per_s")
+        )
+        # As times: a host that takes none is one, a network that carries nothing is none.
+        yield "steps", np.array([slowdown, host_s + SHORTEST_S])
+        yield "steps", np.array([1 << 20]) / network
+
+
+def _wrong(law: str, priced: Explained | NDArray[np.float64]) -> str | None:
+    seconds = np.asarray(priced.seconds if isinstance(priced, Explained) else priced)
+    if seconds.dtype.kind != "f" or not bool(((seconds >= SHORTEST_S) & (seconds <= LONGEST_S)).all()):
+        return f"its law of {law} gives no time for every size"
+    if isinstance(priced, Explained):
+        if not all(bool(np.isfinite(part).all()) for part in priced.parts.values()):
+            return f"its law of {law} gives causes that are no times"
+        if priced.error_percent is not None and not 0 <= priced.error_percent < float("inf"):
+            return f"its law of {law} has no error"
+    return None

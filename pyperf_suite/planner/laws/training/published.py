@@ -1,0 +1,246 @@
+"""A training run as a row of a table states it, published or one's own: its model, its layout and what was measured.
+
+A blank is unknown: the law takes what is usual and the run says what was assumed.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.laws.training.memory import MemoryNeed, Verdict, training_memory
+from pyperf_suite.laws.transformer import ModelDimensions, Recompute
+from pyperf_suite.planner.laws.training.framework import SHARDED_FROM_STAGE, ExpertKernels, Framework
+from pyperf_suite.planner.laws.training.step import ParallelPlan
+
+# Columns without which a run cannot be predicted.
+NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "gpus", "global_batch")
+ENGINES: Mapping[str, Framework] = {
+    "nemo": "megatron",
+    "megatron": "megatron",
+    "fsdp": "fsdp2",
+    "torchtitan": "torchtitan",
+    "deepspeed": "deepspeed",
+    "ddp": "ddp",
+}
+# Names of GPUs in tables that the catalogue has under another.
+GPUS = {"A100 40GB": "A100 SXM 40GB"}
+# What a table calls recomputed, what the law does for it, and the share of each layer's forward pass.
+RECOMPUTED: Mapping[str, tuple[Recompute, float]] = {
+    "nothing": ("nothing", 1.0),
+    "attention": ("attention", 1.0),
+    "layers": ("layers", 1.0),
+    # torchtitan: every other layer, or every other product of a layer.
+    "selective layer": ("layers", 0.5),
+    "selective op": ("layers", 0.5),
+}
+# DeepSeek's latent attention: ranks and widths of its public configurations.
+LATENT = {"query_rank": 1536, "latent_rank": 512, "rope_head_dim": 64, "value_head_dim": 128, "head_dim": 192}
+# DeepSeek-V3's layers without experts, and the one that predicts a second token, which takes a layer's place.
+DENSE_LAYERS, NEXT_TOKEN_LAYERS = 3, 1
+NOT_FUSED = "no flash"
+# Megatron-Bridge's recipes do not cut experts over TP (expert_tensor_parallel_size of its WorkloadBaseConfig).
+# From FUSED on they fuse experts and overlap their exchange in mxfp8 (cutedsl_fused_grouped_mlp, moe_a2a_overlap).
+BRIDGE, FUSED, DROPPED = "NeMo container", 26.06, "tokendrop"
+ASSUMED_RECOMPUTE = "what is recomputed is not stated"
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """One run: `seconds` an iteration and `memory_gib` of the fullest GPU, None where not measured.
+
+    `assumed` says in words what the row leaves open. `ran` is False where memory ran out; `note` is the row's own.
+    """
+
+    name: str
+    source: str
+    gpu: GpuSpec
+    model: ModelDimensions
+    plan: ParallelPlan
+    network_bytes_per_s: float | None
+    seconds: float | None
+    memory_gib: float | None
+    ran: bool
+    assumed: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an iteration."""
+        return self.plan.global_batch * self.plan.seq
+
+    @property
+    def need(self) -> MemoryNeed:
+        """What the fullest GPU holds by the formulas, recomputing as stated."""
+        # A fused kernel keeps no scores, whatever else is kept.
+        fused = self.plan.fused_attention and self.plan.recompute == "nothing"
+        return self._need("attention" if fused else self.plan.recompute)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it fits its GPU; where the row leaves open what is recomputed, by the least that it may hold."""
+        verdict = self.need.verdict(self.gpu.memory_bytes)
+        if verdict == "does not fit" and ASSUMED_RECOMPUTE in self.assumed:
+            least = self._need("layers").verdict(self.gpu.memory_bytes)
+            return verdict if least == verdict else "may not fit"
+        return verdict
+
+    def _need(self, recompute: Recompute) -> MemoryNeed:
+        plan = self.plan
+        return training_memory(
+            self.model, plan.micro_batch, plan.seq, plan.piece.sharding, data_ranks=plan.shards * plan.expert_groups,
+            zero_stage=plan.zero_stage, stages=plan.pipeline, recompute=recompute, chunks=plan.chunks,
+            micro_batches=plan.micro_batches, context=plan.context,
+        )  # fmt: skip
+
+
+def read_runs(path: Path) -> tuple[list[TrainingRun], list[str]]:
+    """The runs of a table with the columns of `training_published.csv`, and why other rows cannot be predicted.
+
+    Raises UserError for a file that is no such table.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} is no table of training runs ({error}).") from None
+    if not rows or (missing := [name for name in NEEDED if name not in rows[0]]):
+        what = f"it has no column {missing[0]}" if rows else "it has no rows"
+        raise UserError(f"{path} is no table of training runs: {what}.")
+    runs, refused = [], []
+    for number, row in enumerate(rows, start=2):
+        try:
+            runs.append(run_of(row))
+        except UserError as reason:
+            refused.append(f"line {number}: {reason}")
+    return runs, refused
+
+
+def run_of(row: Mapping[str, str]) -> TrainingRun:
+    """The run of one row. Raises UserError for what cannot be predicted, in a sentence that names it."""
+    given = {name: (value or "").strip() for name, value in row.items() if name}
+    if missing := [name for name in NEEDED if not given.get(name)]:
+        raise UserError(f"The row does not state {', '.join(missing)}.")
+    assumed: list[str] = []
+
+    def number(name: str, otherwise: int, unless: str = "") -> int:
+        if not given.get(name):
+            if unless:
+                assumed.append(unless)
+            return otherwise
+        try:
+            return int(float(given[name]))
+        except ValueError:
+            raise UserError(f"{name} = {given[name]!r} is no number.") from None
+
+    gpu = find_gpu(GPUS.get(given["gpu"], given["gpu"]))
+    note = given.get("engine_note", "")
+    tensor, pipeline, context = (number(name, 1) for name in ("tp", "pp", "cp"))
+    gpus = number("gpus", 1)
+    data = number("dp", max(1, gpus // (tensor * pipeline * context)))
+    if data * tensor * pipeline * context != gpus:
+        raise UserError(f"DP {data} x TP {tensor} x PP {pipeline} x CP {context} are not {gpus} GPUs.")
+    zero_stage = number("zero_stage", 0, "no ZeRO")
+    framework = _framework(given, note, zero_stage)
+    recompute, share = _recompute(given, assumed)
+    chunks = number("vp", 1)
+    overlaps = given.get("overlap", "")
+    modern = framework == "megatron" and (gpu.compute_capability or (0, 0))[0] >= 9
+    if modern and not overlaps:
+        assumed.append("TP and DP overlapped")
+    micro_batch = number("micro_batch", 1, "a micro-batch of 1")
+    dtype = given.get("dtype") or "bf16"
+    old = NOT_FUSED in note or "as table 1" in note
+    plan = ParallelPlan(
+        number("global_batch", 1), micro_batch, number("seq", 1), tensor, data, pipeline, recompute, not old,
+        overlap_gradients=zero_stage > 0 or "dp" in overlaps,
+        gradient_bytes=4 if zero_stage and framework != "deepspeed" and "PURE" not in note else 2,
+        ranks_per_node=number("gpus_per_node", 8), chunks=chunks, context=context, expert=number("ep", 1),
+        zero_stage=zero_stage, sequence_parallel=framework == "megatron" and tensor > 1 and recompute != "layers",
+        dtype=dtype, framework=framework, overlap_tensor="tp" in overlaps or modern or "tuned overlap" in note,
+        recompute_share=share, uneven_stages=True, whole_experts=BRIDGE in note,
+        expert_kernels=_expert_kernels(note, dtype),
+    )  # fmt: skip
+    network = float(given["network_gb_s_per_gpu"]) * 1e9 if given.get("network_gb_s_per_gpu") else None
+    seconds = _seconds(given, plan, gpus)
+    memory = float(given["memory_gib"]) if given.get("memory_gib") else None
+    return TrainingRun(
+        given.get("model", ""), given.get("source", ""), gpu, _model(given, number), plan, network, seconds, memory,
+        given.get("ran", "yes") != "no", tuple(assumed), note,
+    )  # fmt: skip
+
+
+def _framework(given: Mapping[str, str], note: str, zero_stage: int) -> Framework:
+    engine = given.get("framework") or given.get("engine", "")
+    if engine == "fsdp" and "FSDP1" in note:
+        return "fsdp1"
+    if not engine:
+        return "fsdp2" if zero_stage >= SHARDED_FROM_STAGE else "megatron"
+    if engine in ENGINES:
+        return ENGINES[engine]
+    raise UserError(f"Nothing is known of the engine {engine!r}: choose from {', '.join(ENGINES)}.")
+
+
+def _expert_kernels(note: str, dtype: str) -> ExpertKernels:
+    release = re.search(BRIDGE + r" (\d+\.\d+)", note)
+    if release and float(release[1]) >= FUSED and dtype == "mxfp8":
+        return "fused"
+    return "captured" if DROPPED in note else "launched"
+
+
+def _recompute(given: Mapping[str, str], assumed: list[str]) -> tuple[Recompute, float]:
+    stated = given.get("recompute", "")
+    if not stated or given.get("recompute_stated") == "no":
+        assumed.append(ASSUMED_RECOMPUTE)
+    if not stated:
+        return RECOMPUTED["nothing"]
+    if stated not in RECOMPUTED:
+        raise UserError(f"Backward cannot recompute {stated!r}: choose from {', '.join(RECOMPUTED)}.")
+    return RECOMPUTED[stated]
+
+
+def _seconds(given: Mapping[str, str], plan: ParallelPlan, gpus: int) -> float | None:
+    """Of an iteration, by its time or by its tokens a second and GPU."""
+    if given.get("seconds_per_step"):
+        return float(given["seconds_per_step"])
+    if given.get("tokens_per_s_per_gpu"):
+        return plan.global_batch * plan.seq / (float(given["tokens_per_s_per_gpu"]) * gpus)
+    return None
+
+
+def _model(given: Mapping[str, str], number) -> ModelDimensions:  # type: ignore[no-untyped-def]
+    architecture, note = given.get("architecture", ""), given.get("engine_note", "")
+    experts = number("experts", 1) or 1
+    dimensions: dict[str, Any] = {
+        "layers": number("layers", 1),
+        "hidden": number("hidden", 1),
+        "ffn": number("ffn", 0) or number("expert_ffn", 0) or 4 * number("hidden", 1),
+        "heads": number("heads", 1),
+        "vocab": number("vocab", 1),
+        "kv_heads": number("kv_heads", 0),
+        "head_dim": number("head_dim", 0),
+    }
+    if "learned" in architecture:
+        dimensions["positions"] = number("seq", 1)
+    if windowed := re.search(r"every other layer windowed at (\d+)", architecture):
+        dimensions |= {"window": int(windowed[1]), "windowed_layers": dimensions["layers"] // 2}
+    if experts > 1:
+        dimensions |= {
+            "experts": experts,
+            "top_k": number("top_k", 1),
+            "expert_ffn": number("expert_ffn", 0),
+            "shared_ffn": number("shared_expert_ffn", 0),
+        }
+    if architecture.startswith("mla"):
+        dimensions |= LATENT | {"kv_heads": dimensions["heads"], "dense_layers": DENSE_LAYERS}
+        dimensions["layers"] += NEXT_TOKEN_LAYERS * ("w/o MTP" not in note)
+    biases = "biases" in architecture and "no biases" not in architecture
+    return ModelDimensions(
+        **dimensions, gated=given.get("gated") == "yes", tied=given.get("tied") == "yes", bias=biases
+    )

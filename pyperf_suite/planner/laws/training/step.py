@@ -1,0 +1,591 @@
+"""The time of a training iteration from the laws of its kernels and collectives, layer by layer and stage by stage.
+
+Nothing of a step is fitted as a whole. The few constants that no kernel's law can know are those of the framework that
+runs it (`planner/laws/training/framework.py`): kernels within a step, launches, what it hides and what it waits for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.laws.training.memory import LAST_STAGE
+from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sizes, check_recompute
+from pyperf_suite.planner.laws.calibration import Calibration, spec_of
+from pyperf_suite.planner.laws.explained import Explained, KernelPrices
+from pyperf_suite.planner.laws.internode import Network
+from pyperf_suite.planner.laws.prices import Prices
+from pyperf_suite.planner.laws.training.framework import (
+    DTYPES,
+    LOW_PRECISION,
+    SHARDED_FROM_STAGE,
+    ExpertKernels,
+    FoundConstants,
+    StepConstants,
+    check_framework,
+    found_constants,
+    joined,
+    usual_framework,
+)
+from pyperf_suite.planner.laws.training.layer_work import (
+    HALF,
+    EndPrices,
+    LayerPrices,
+    MicroBatch,
+    StepWork,
+    as_plain,
+    ends_work,
+    layer_work,
+    price_ends,
+    price_layer,
+    taken_at,
+    taken_share,
+    waited_s,
+)
+from pyperf_suite.planner.laws.training.offload import UNSURE, Host, Offload, check_offload, offloaded, usual_host
+
+
+@dataclass(frozen=True)
+class ParallelPlan:
+    """How an iteration is run: `global_batch` sequences of `seq` tokens, over tensor · context · data · pipeline GPUs.
+
+    Ranks are placed as Megatron-LM does, TP innermost, then CP, DP and PP, on nodes of `ranks_per_node`. `pipeline`
+    stages hold `chunks` groups of layers each (interleaved schedule, virtual PP); `context` cuts the sequence (ring
+    attention), `expert` spreads experts over ranks of DP · CP. ZeRO shares over DP · CP. `recompute` "layers" is full
+    activation checkpointing: backward computes each layer's forward again; "attention" the part between projections
+    (selective). `fused_attention` keeps no scores in memory, as FlashAttention. `sequence_parallel` cuts along the
+    sequence what TP leaves whole. `overlap_gradients` sends gradients, and what ZeRO gathers, during computation.
+    `gradient_bytes` is one element of a gradient as it is sent, `element_bytes` one of activations and of parameters as
+    they are computed with, `dtype` that of products in layers, of DTYPES. `framework` runs it, one of FRAMEWORKS; None:
+    `usual_framework`. `overlap_tensor` hides the exchange of TP behind products, as NeMo's recipes do. Where layers are
+    recomputed, it is `recompute_share` of them. `uneven_stages` lets stages differ by a layer: embedding and logits
+    count as one each where layers come out even so. `first_layers` and `last_layers` are what the first and last stage
+    have, the others sharing the rest; 0: as all. `whole_experts` are not cut over TP (Megatron-Core, ETP 1).
+    `expert_kernels` is how those of experts run.
+
+    Counts may be arrays that broadcast together. `offload` is what leaves the GPU, of OFFLOADS, to its share of a
+    `host`, None: of the maker's server. Raises UserError for numbers below 1, a stage of ZeRO that there is
+    not, or a batch, a sequence or experts that do not divide.
+    """
+
+    global_batch: int
+    micro_batch: Sizes
+    seq: int
+    tensor: Sizes = 1
+    data: Sizes = 1
+    pipeline: Sizes = 1
+    recompute: Recompute = "nothing"
+    fused_attention: bool = True
+    overlap_gradients: bool = False
+    gradient_bytes: Sizes = HALF
+    ranks_per_node: int = 8
+    chunks: Sizes = 1
+    context: Sizes = 1
+    expert: Sizes = 1
+    zero_stage: Sizes = 0
+    sequence_parallel: bool = False
+    element_bytes: int = HALF
+    dtype: str = "bf16"
+    framework: str | None = None
+    offload: Offload = "none"
+    host: Host | None = None
+    overlap_tensor: bool = False
+    recompute_share: float = 1.0
+    uneven_stages: bool = False
+    first_layers: int = 0
+    last_layers: int = 0
+    whole_experts: bool = False
+    expert_kernels: ExpertKernels = "launched"
+
+    def __post_init__(self) -> None:
+        check_recompute(self.recompute)
+        check_offload(self.offload)
+        if self.framework is not None:
+            check_framework(self.framework)
+        if self.dtype not in DTYPES:
+            raise UserError(f"Nothing trains in {self.dtype!r}: choose from {', '.join(DTYPES)}.")
+        sizes = (self.global_batch, self.micro_batch, self.seq, self.tensor, self.data, self.pipeline, self.chunks,
+                 self.context, self.expert, self.gradient_bytes, self.ranks_per_node, self.element_bytes)  # fmt: skip
+        if min(int(np.min(size)) for size in sizes) < 1:
+            raise UserError(f"An iteration needs sizes of at least 1 throughout, but {self} was asked for.")
+        if np.min(self.zero_stage) < 0 or np.max(self.zero_stage) > LAST_STAGE:
+            raise UserError(f"ZeRO has stages 0 to {LAST_STAGE}, but {self.zero_stage} was asked for.")
+        if np.any(self.global_batch % (self.micro_batch * self.data)):
+            raise UserError(
+                f"A global batch of {self.global_batch} cannot be cut into micro-batches of {self.micro_batch} on "
+                f"{self.data} data-parallel ranks evenly."
+            )
+        if np.any(self.seq % np.asarray(self.context)):
+            raise UserError(f"A sequence of {self.seq} tokens cannot be cut over {self.context} ranks evenly.")
+        if np.any((self.shards * self.expert_groups) % self.expert):
+            raise UserError(f"Experts cannot be spread over {self.expert} of {self.shards} ranks of DP and CP evenly.")
+        if np.any((np.asarray(self.chunks) > 1) & (self.micro_batches % self.pipeline != 0)):
+            raise UserError(
+                f"The interleaved schedule needs a multiple of {self.pipeline} stages of micro-batches, but there are "
+                f"{self.micro_batches}."
+            )
+
+    @property
+    def micro_batches(self) -> Any:
+        return self.global_batch // (self.micro_batch * self.data)
+
+    @property
+    def shards(self) -> Any:
+        """Ranks that have the same parameters, which ZeRO shares among them: DP · CP."""
+        return self.data * self.context
+
+    @property
+    def expert_groups(self) -> Any:
+        """How many ranks of TP have experts of their own: 1 where each expert is cut over TP too.
+
+        EP over more ranks than DP · CP takes those of TP, whose experts are then whole.
+        """
+        return np.where(self.whole_experts | (np.asarray(self.expert) > self.shards), self.tensor, 1)
+
+    @property
+    def ranks(self) -> Any:
+        return self.tensor * self.shards * self.pipeline
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What its counts broadcast to, () for one plan."""
+        counts = (self.micro_batch, self.tensor, self.data, self.pipeline, self.chunks, self.context, self.expert,
+                  self.zero_stage)  # fmt: skip
+        return np.broadcast_shapes(*map(np.shape, counts))
+
+    @property
+    def piece(self) -> MicroBatch:
+        groups = self.expert_groups
+        return self._piece(
+            self.micro_batch, self.tensor, self.context, self.expert, groups if np.ndim(groups) else int(groups)
+        )
+
+    def distinct_pieces(self) -> tuple[MicroBatch, NDArray[np.intp]]:
+        """The different ones among a grid's pieces, and for each plan, flat, the place of its own."""
+        counts = (self.micro_batch, self.tensor, self.context, self.expert, self.expert_groups)
+        rows = np.stack([np.broadcast_to(count, self.shape).ravel() for count in counts], axis=1)
+        distinct, back = np.unique(rows, axis=0, return_inverse=True)
+        return self._piece(*np.ascontiguousarray(distinct.T)), np.asarray(back, dtype=np.intp).ravel()
+
+    def _piece(self, sequences: Sizes, tensor: Sizes, context: Sizes, expert: Sizes, groups: Sizes) -> MicroBatch:
+        return MicroBatch(
+            sequences, self.seq, tensor, context, expert, self.recompute, self.fused_attention, self.sequence_parallel,
+            self.ranks_per_node, self.element_bytes, self.dtype, self.recompute_share, self.overlap_tensor, groups,
+            self.expert_kernels,
+        )  # fmt: skip
+
+
+# Of the time of a layer, backward's share: two of three passes' worth, computing again aside.
+BACKWARD_SHARE = 2 / 3
+
+
+@dataclass(frozen=True)
+class StageParameters:
+    """Parameters of a rank of the stage that has the output matrix: routed experts', and all others."""
+
+    shared: Any
+    experts: Any
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """Seconds of exchange that no computation hides, of gradients and of parameters.
+
+    `once` are of an iteration, `each` of every micro-batch, for which the pipeline waits too.
+    """
+
+    gradients_once: Any
+    gradients_each: Any
+    parameters_once: Any
+    parameters_each: Any
+
+    @property
+    def each(self) -> Any:
+        return self.gradients_each + self.parameters_each
+
+
+def stage_parameters(model: ModelDimensions, plan: ParallelPlan) -> StageParameters:
+    """Matrices are cut over TP, layers over PP, experts over EP too."""
+    routed = model.sparse_layers * model.experts * model.expert_parameters if model.experts > 1 else 0
+    return StageParameters(
+        ((model.inner_parameters - routed) / plan.pipeline + model.hidden * model.vocab) / plan.tensor,
+        routed / plan.pipeline / plan.tensor / plan.expert * plan.expert_groups,
+    )
+
+
+@dataclass(frozen=True)
+class ExchangePrices:
+    """Seconds of a rank's parameters, or their gradients, over the ranks that have the same: of one layer, of the ends.
+
+    Frameworks send them by layers, or by buckets about as large.
+    """
+
+    reduced: Any
+    scattered: Any
+    gathered: Any
+    ends_reduced: Any
+    ends_scattered: Any
+    ends_gathered: Any
+    taken: Any
+
+
+def price_exchange(
+    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None
+) -> ExchangePrices:
+    """All-reduced gradients, scattered gradients, and gathered parameters; what no plan does is not priced."""
+    ours, layers = stage_parameters(model, plan), model.layers / plan.pipeline
+    ends = model.hidden * model.vocab / plan.tensor
+    shared, experts = (ours.shared - ends) / layers, ours.experts / layers
+    stage = np.asarray(plan.zero_stage)
+
+    def over(operation: str, element_bytes: Sizes, parameters: Any, of_experts: Any, asked: bool) -> Any:
+        if not asked:
+            return 0.0
+        return _over_data(
+            operation, element_bytes, StageParameters(parameters, of_experts), model, plan, prices, network
+        )
+
+    pairs = (
+        ("all_reduce", plan.gradient_bytes, bool(np.any(stage == 0))),
+        ("reduce_scatter", plan.gradient_bytes, bool(np.any(stage > 0))),
+        ("all_gather", plan.element_bytes, bool(np.any(stage > 0))),
+    )
+    of_layer = [over(name, size, shared, experts, asked) for name, size, asked in pairs]
+    of_ends = [over(name, size, ends, None, asked) for name, size, asked in pairs]
+    per_node = np.maximum(1, plan.ranks_per_node // plan.tensor)
+    taken = taken_share(plan.shards, per_node)
+    return ExchangePrices(of_layer[0], of_layer[1], of_layer[2], of_ends[0], of_ends[1], of_ends[2], taken)
+
+
+def exposed(
+    plan: ParallelPlan, exchange: ExchangePrices, constants: StepConstants, layers: Any, stage_s: Any
+) -> Exposed:
+    """What is waited for, where the `layers` of a stage take `stage_s` a micro-batch.
+
+    By stage of ZeRO (Rajbhandari et al. 2020, section 7): 0 all_reduces gradients; 1 reduce_scatters them and gathers
+    the updated parameters, 2 scatters each micro-batch's; 3 gathers parameters in every forward and backward too.
+    """
+    hides = 1 if plan.overlap_gradients else 0
+    backward_s, forward_s = hides * BACKWARD_SHARE * stage_s, hides * (1 - BACKWARD_SHARE) * stage_s
+    stage, taken = np.asarray(plan.zero_stage), exchange.taken
+    longer = np.where(stage == LAST_STAGE, constants.gather, constants.exchange)
+    summed = longer * (layers * exchange.reduced + exchange.ends_reduced)
+    summed_s = waited_s(summed, backward_s, taken)
+    if not np.any(stage):
+        return Exposed(summed_s, 0.0, 0.0, 0.0)
+    scattered_s = longer * (layers * exchange.scattered + exchange.ends_scattered)
+    gathered_s = longer * (layers * exchange.gathered + exchange.ends_gathered)
+    after_backward = waited_s(scattered_s, backward_s, taken)
+    before_forward = waited_s(gathered_s, forward_s, taken)
+    # Parameters come first, for without them nothing is computed; gradients have what is left of the pass.
+    again = waited_s(gathered_s, backward_s, taken)
+    last = waited_s(scattered_s, np.maximum(0.0, backward_s - gathered_s), taken)
+    zero = np.zeros(plan.shape)
+    return Exposed(
+        np.where(stage == 0, summed_s, np.where(stage == 1, after_backward, zero)),
+        np.where(stage == 2, after_backward, np.where(stage == LAST_STAGE, last, zero)),
+        np.where((stage == 1) | (stage == 2), before_forward, zero),
+        np.where(stage == LAST_STAGE, before_forward + again, zero),
+    )
+
+
+def send_s(
+    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None, whole: bool = False
+) -> Any:
+    """Activations to the next stage and their gradients back. Stages share a node where a whole one leaves room.
+
+    `whole` sends from every rank of TP what with SP each has a share of.
+    """
+    if not np.any(np.asarray(plan.pipeline) > 1):
+        return 0.0
+    together: Any = np.where(2 * plan.tensor * plan.shards <= plan.ranks_per_node, 2, 1)
+    piece = plan.piece
+    size = piece.element_bytes * piece.tokens * model.hidden / (1 if whole else piece.sequence_ranks)
+    if np.ndim(together) == 0:
+        together = int(together)
+    return 2 * prices.collective("send_receive", size, 2, together, network).seconds
+
+
+def interleaved_sends_s(plan: ParallelPlan, sends_s: Any, chunk_s: Any) -> Any:
+    """What sending during computation costs where every chunk of `chunk_s` does it, v times as often.
+
+    With one chunk a stage it is part of what the constants of a step were found on.
+    """
+    each = waited_s(sends_s, chunk_s, taken_share(plan.pipeline * plan.tensor * plan.shards, plan.ranks_per_node))
+    chunks = np.asarray(plan.chunks)
+    return np.where((chunks > 1) & (np.asarray(plan.pipeline) > 1), plan.micro_batches * chunks * each, 0.0)
+
+
+# The law of collectives was fitted to so many nodes. Beyond, the time of a large message hardly grows, and steps of
+# large jobs show no ring's latency; what they do take longer is `StepConstants.nodes`.
+MOST_NODES = 8
+
+
+def _over_data(
+    operation: str,
+    element_bytes: Sizes,
+    ours: StageParameters,
+    model: ModelDimensions,
+    plan: ParallelPlan,
+    prices: KernelPrices,
+    network: Network | None,
+) -> Any:
+    """Parameters over the ranks that have the same: of these TP, and EP, leave every so many of a node."""
+
+    def over_s(parameters: Any, ranks: Any, cut: Any) -> Any:
+        per_node = np.maximum(1, plan.ranks_per_node // cut)
+        counted = np.minimum(ranks, MOST_NODES * per_node)
+        if np.ndim(counted) == np.ndim(per_node) == 0:
+            counted, per_node = int(counted), int(per_node)
+        return prices.collective(operation, element_bytes * parameters, counted, per_node, network).seconds
+
+    seconds = over_s(ours.shared, plan.shards, plan.tensor)
+    if model.experts > 1 and ours.experts is not None:
+        cut = plan.tensor * plan.expert // plan.expert_groups
+        seconds = seconds + over_s(ours.experts, plan.tensor * plan.shards // cut, cut)
+    return seconds
+
+
+# The GPU whose iterations were published first, and the one of most tests.
+MEASURED_GPU = "A100 SXM"
+# Adam in mixed precision reads and writes weights and both moments in single precision (24), writes half weights (2),
+# reads gradients for their norm and for the update and clears them (10): Rajbhandari et al. 2020, ZeRO, section 3.
+OPTIMIZER_BYTES_PER_PARAMETER = 36
+# A pass over a rank's gradients in single precision. Once a step of several ranks they are scaled and copied: read and
+# written twice.
+GRADIENT_PASS_BYTES = 4
+GRADIENT_PASSES = 4
+# By what the interval is wider, as a power of its ends, where no run of the framework on that GPU was published.
+WIDER_ELSEWHERE = 2.0
+
+
+@dataclass(frozen=True)
+class PricedStep:
+    """A plan's kernels and collectives, priced: all that a step takes but for the constants of its framework."""
+
+    model: ModelDimensions
+    plan: ParallelPlan
+    layer: LayerPrices
+    ends: EndPrices
+    exchange: ExchangePrices
+    sends: Any
+    whole_sends: Any
+    optimizer: Any
+    gradient_pass: Any
+
+
+def price_step(
+    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None = None
+) -> PricedStep:
+    """Price a plan, or a grid of them, in which each different piece is asked for once.
+
+    Raises UserError for layers that do not divide over stages and dimensions that do not over TP.
+    """
+    groups = plan.pipeline * np.asarray(plan.chunks)
+    if np.any(model.layers % groups) and not plan.uneven_stages:
+        chunks = f" of {plan.chunks} chunks" if np.any(np.asarray(plan.chunks) > 1) else ""
+        raise UserError(f"{model.layers} layers cannot be cut into {plan.pipeline} stages{chunks} evenly.")
+    if np.any(model.layers + ENDS_AS_LAYERS < groups):
+        raise UserError(f"{model.layers} layers cannot fill {plan.pipeline} stages of {plan.chunks} chunks.")
+    if plan.shape:
+        pieces, back = plan.distinct_pieces()
+        layer, ends = (
+            taken_at(price(model, pieces, prices, network), back, plan.shape) for price in (price_layer, price_ends)
+        )
+    else:
+        layer, ends = (price(model, plan.piece, prices, network) for price in (price_layer, price_ends))
+    ours = stage_parameters(model, plan)
+    return PricedStep(
+        model,
+        plan,
+        layer,
+        ends,
+        price_exchange(model, plan, prices, network),
+        send_s(model, plan, prices, network),
+        send_s(model, plan, prices, network, whole=True),
+        prices.memory_bound(_updated_bytes(ours, plan)).seconds,
+        prices.memory_bound(as_plain(GRADIENT_PASS_BYTES * (ours.shared + ours.experts))).seconds,
+    )
+
+
+def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
+    """Where the seconds of a priced step go under a framework's constants; they add up to the iteration."""
+    model, plan, c = priced.model, priced.plan, constants
+    layer, ends = layer_work(priced.layer, plan.piece, c), ends_work(priced.ends, plan.piece, c)
+    layers, with_ends = _slowest_stage(model.layers, plan, layer.seconds, ends.seconds)
+    m, others, mean = plan.micro_batches, plan.pipeline - 1, model.layers / plan.pipeline
+    parts = {
+        field.name.replace("_", " "): m * (layers * getattr(layer, field.name) + with_ends * getattr(ends, field.name))
+        for field in fields(StepWork)
+    }
+    waited = exposed(plan, priced.exchange, c, mean, mean * layer.seconds)
+    fill_s = (mean * layer.seconds + waited.each) / plan.chunks
+    parts["bubble"] = others * (fill_s + priced.sends)
+    if np.any(np.asarray(plan.chunks) > 1):
+        parts["bubble"] = parts["bubble"] + interleaved_sends_s(plan, priced.sends, fill_s)
+    alone = (np.asarray(plan.chunks) == 1) & (others > 0)
+    engine_s = m * c.send * priced.whole_sends + (m + others) * c.micro_batch_s
+    parts["bubble"] = parts["bubble"] + np.where(alone, engine_s, (m + others) * c.micro_batch_s * (others > 0))
+    parts["gradients"] = waited.gradients_once + m * waited.gradients_each
+    parts["parameters"] = waited.parameters_once + m * waited.parameters_each
+    nodes = np.ceil(plan.ranks / plan.ranks_per_node)
+    parts["stragglers"] = c.nodes * np.log2(np.maximum(nodes, 1)) * sum(parts.values())
+    parts["stragglers"] = parts["stragglers"] + c.step_s * (nodes > 1)
+    parts["optimizer"] = c.slowdown * priced.optimizer + _gradient_passes_s(priced, c)
+    return parts
+
+
+def _gradient_passes_s(priced: PricedStep, constants: StepConstants) -> Any:
+    """Gradients added up in each micro-batch, and gone over once more where there are several ranks."""
+    passes = priced.plan.micro_batches * constants.accumulate + GRADIENT_PASSES * (np.asarray(priced.plan.ranks) > 1)
+    return constants.slowdown * passes * priced.gradient_pass
+
+
+def step_time(
+    gpu: str | GpuSpec | Calibration,
+    model: ModelDimensions,
+    plan: ParallelPlan,
+    constants: StepConstants | None = None,
+    prices: KernelPrices | None = None,
+    network: Network | None = None,
+) -> Explained:
+    """The time of one iteration of training `model` on GPUs of that kind, as `plan` says.
+
+    Micro-batches go through the stages one forward, one backward: the slowest stage as often as there are
+    micro-batches, and all others once, with v chunks of layers a stage 1/v of once (Narayanan et al. 2021, section
+    2.2). The last stage is the slowest, for it computes the logits. Stages send during the computation of other
+    micro-batches, save where the pipeline fills and drains. Not counted: reading data, saving, and the gradients of
+    tied embeddings between the first and last stage.
+
+    The parts are products, attention, memory bound and host (waiting for launches), and what is waited for of tensor,
+    context and experts' exchange, each of all micro-batches on the slowest stage; bubble (waiting for the pipeline to
+    fill and drain, with its transfers), gradients, parameters (as ZeRO gathers them), stragglers (what many nodes cost)
+    and optimizer; where states are offloaded the optimizer is Adam on the CPU, and offload what is waited for of the
+    bus and drives. `extrapolated` says that no run of the framework on that GPU was published; then `error_percent` is
+    None and the interval wider.
+
+    Args:
+        gpu: its name, its `GpuSpec`, or a `Calibration`.
+        model: the transformer.
+        plan: batch, parallelism and options; one plan, or a grid of them.
+        constants: by default those of the plan's framework, of the GPU's calibration or of published runs.
+        prices: what kernels cost, by default `Prices` of that GPU under a sustained load.
+        network: what a GPU sends between nodes, by default as the constants or the maker's servers have.
+
+    Raises:
+        UserError: layers that do not divide over stages, dimensions that do not over TP, or an unknown GPU.
+    """
+    found = FoundConstants(constants, False, None) if constants is not None else constants_of(gpu, plan)
+    constants = found.constants
+    network = constants.network if network is None else network
+    priced = price_step(model, plan, prices or prices_of(gpu, plan.dtype), network)
+    parts, on_host = step_parts(priced, constants), 0.0
+    if plan.offload != "none":
+        moved = _offloaded(priced, constants, plan.host or usual_host(spec_of(gpu)))
+        parts, on_host = parts | moved, sum(moved.values())
+    seconds = sum(parts.values())
+    low, high = interval(found, model, plan.dtype)
+    around = {}
+    if low is not None and high is not None:
+        ends = {"low": (low, 1 / UNSURE), "high": (high, UNSURE)}
+        around = {name: (seconds - on_host) * law + on_host * host for name, (law, host) in ends.items()}
+    error = None if found.of_another_gpu else error_percent_of(found, model, plan.dtype)
+    return Explained(seconds, parts, found.of_another_gpu, error, found.origin, **around)
+
+
+def _offloaded(priced: PricedStep, constants: StepConstants, host: Host) -> dict[str, Any]:
+    """The parts that offload makes: the optimizer on the CPU, and what is waited for."""
+    model, plan = priced.model, priced.plan
+    layer_s = layer_work(priced.layer, plan.piece, constants).seconds
+    stage_s = (1 if plan.overlap_gradients else 0) * model.layers / plan.pipeline * layer_s
+    updated = _updated_bytes(stage_parameters(model, plan), plan) / OPTIMIZER_BYTES_PER_PARAMETER
+    waited, adam = offloaded(
+        plan.offload, plan.framework or "deepspeed", host, updated, plan.zero_stage, plan.gradient_bytes,
+        plan.micro_batches, (1 - BACKWARD_SHARE) * stage_s, BACKWARD_SHARE * stage_s,
+    )  # fmt: skip
+    return {"optimizer": adam + _gradient_passes_s(priced, constants), "offload": waited}
+
+
+def prices_of(gpu: str | GpuSpec | Calibration, dtype: str) -> Prices:
+    """What kernels cost on a GPU where products of layers are computed in that dtype.
+
+    Of mxfp8 and nvfp4 no table of products is published: they are priced as fp8, and the constants know the rest.
+    Raises UserError where the GPU has no units for the dtype.
+    """
+    spec_of(gpu).peak(UNITS_OF.get(dtype, dtype))
+    if dtype in UNITS_OF and "fp4" not in spec_of(gpu).peak_flop_per_s:
+        raise UserError(f"{spec_of(gpu)} has no units for {dtype}, which came with Blackwell: choose fp8 or bf16.")
+    return Prices(gpu, "fp8" if dtype in LOW_PRECISION else dtype)
+
+
+def constants_of(gpu: str | GpuSpec | Calibration, plan: ParallelPlan) -> FoundConstants:
+    """The constants of the plan's framework; of a grid that names none, of each plan's usual one."""
+    if plan.framework is not None:
+        return found_constants(gpu, plan.framework)
+    stage = np.asarray(plan.zero_stage)
+    least, most = (found_constants(gpu, usual_framework(int(each))) for each in (np.min(stage), np.max(stage)))
+    if least.framework == most.framework:
+        return least
+    both = joined(stage >= SHARDED_FROM_STAGE, most.constants, least.constants)
+    worse = max(least, most, key=lambda found: found.error_percent or 0.0)
+    return replace(worse, constants=both, of_another_gpu=least.of_another_gpu or most.of_another_gpu)
+
+
+def interval(found: FoundConstants, model: ModelDimensions, dtype: str) -> tuple[float, float] | tuple[None, None]:
+    """By what to multiply seconds for the ends between which nine of ten runs lie; None where nothing is known."""
+    if not found.low:
+        return None, None
+    wider, place = WIDER_ELSEWHERE if found.of_another_gpu else 1.0, _kind(model, dtype)
+    return float(np.exp(wider * found.low[place])), float(np.exp(wider * found.high[place]))
+
+
+def error_percent_of(found: FoundConstants, model: ModelDimensions, dtype: str) -> float | None:
+    """The law's error in % on runs of that kind whose model the constants had not seen."""
+    error = found.errors_percent[_kind(model, dtype)] if found.errors_percent else found.error_percent
+    return None if error is None or np.isnan(error) else error
+
+
+def _kind(model: ModelDimensions, dtype: str) -> int:
+    """The place among KINDS of runs that err as much."""
+    return 2 if model.experts > 1 else 1 if dtype in LOW_PRECISION else 0
+
+
+# Whose units compute the blocked types.
+UNITS_OF = {"mxfp8": "fp8", "nvfp4": "fp4"}
+# Embedding and logits take a layer's place each in the stages of recipes that count them (Megatron-Core,
+# --account-for-embedding-in-pipeline-split).
+ENDS_AS_LAYERS = 2
+
+
+def _slowest_stage(layers: int, plan: ParallelPlan, layer_s: Any, ends_s: Any) -> tuple[Any, Any]:
+    """Layers of the slowest stage, and 1 where it computes the logits too, else 0."""
+    stages, groups = np.asarray(plan.pipeline), np.asarray(plan.pipeline) * plan.chunks
+    if plan.first_layers or plan.last_layers:
+        between = stages - bool(plan.first_layers) - bool(plan.last_layers)
+        each = -((plan.first_layers + plan.last_layers - layers) // np.maximum(between, 1))
+        last, most = plan.last_layers or each, np.maximum(plan.first_layers, np.where(between > 0, each, 0))
+        is_last = last * layer_s + ends_s >= most * layer_s
+        return np.where(is_last, last, most), np.where(is_last, 1, 0)
+    if not np.any(layers % groups):
+        return layers // plan.pipeline, 1
+    counted = (layers + ENDS_AS_LAYERS) % groups == 0
+    most = np.where(counted, (layers + ENDS_AS_LAYERS) // stages, -(-layers // stages))
+    # Where layers do not divide, the last stage has one less than the fullest.
+    in_the_middle = (most * layer_s > (most - 1) * layer_s + ends_s) & (stages > 1)
+    even = layers % groups == 0
+    return np.where(even | (stages == 1), layers // stages, np.where(in_the_middle, most, most - 1)), np.where(
+        even, 1, np.where(in_the_middle, 0, 1)
+    )
+
+
+def _updated_bytes(ours: StageParameters, plan: ParallelPlan) -> Any:
+    """Of the parameters of a rank, those that it updates: ZeRO shares them among all who have the same."""
+    shares = np.asarray(plan.zero_stage) > 0
+    like = np.maximum(1, plan.tensor * plan.shards * plan.expert_groups // (plan.tensor * plan.expert))
+    updated = ours.shared / np.where(shares, plan.shards, 1) + ours.experts / np.where(shares, like, 1)
+    return as_plain(OPTIMIZER_BYTES_PER_PARAMETER * updated)

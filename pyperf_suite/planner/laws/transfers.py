@@ -1,0 +1,144 @@
+"""Laws read off another GPU: which one answers for a GPU without tables, and how wide the interval is then.
+
+One rule for all laws: first a GPU with the same kernels, then one with the same kind of memory, then the nearest in the
+rate that the law follows. The widths are what leaving whole GPUs of the tables out showed, law by law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.planner.laws.band import Band
+
+# An interval: the 5th and the 95th percentile of log(measured / predicted), and the median error in %.
+Interval = tuple[float, float, float]
+
+
+def nearest(
+    spec: GpuSpec,
+    known: Iterable[str],
+    law: str,
+    rate: Callable[[GpuSpec], float] = lambda gpu: gpu.memory_bytes_per_s,
+    link: Callable[[GpuSpec], bool] | None = None,
+) -> GpuSpec:
+    """Of GPUs known by name the one whose law `spec` has; of equals the first by name.
+
+    Only collectives have a `link`, which has to be of the same kind before all else. Raises UserError if none is known;
+    `law` says of what, as in "memory is".
+    """
+    gpus = [find_gpu(name) for name in sorted(known)]
+    if not gpus:
+        raise UserError(f"No GPU's {law} calibrated, so nothing is known of {spec.name}'s: calibrate one.")
+    return min(
+        gpus,
+        key=lambda other: (
+            link is not None and link(other) != link(spec),
+            not have_same_kernels(other, spec),
+            is_desktop(other) != is_desktop(spec),
+            log_ratio(rate(other), rate(spec)),
+        ),
+    )
+
+
+def have_same_kernels(one: GpuSpec, other: GpuSpec) -> bool:
+    """Whether libraries have the same kernels for two GPUs, of one compute capability or on servers of one major."""
+    if one.compute_capability is None or other.compute_capability is None or is_desktop(one) != is_desktop(other):
+        return False
+    if is_desktop(one):
+        return one.compute_capability == other.compute_capability
+    return one.compute_capability[0] == other.compute_capability[0]
+
+
+def is_desktop(spec: GpuSpec) -> bool:
+    """Whether it has mma.sync, 100 KB of shared memory and GDDR: Ampere's and Ada's small chips, consumer Blackwell."""
+    capability = spec.compute_capability
+    return capability is not None and (capability in ((8, 6), (8, 9)) or capability[0] == 12)
+
+
+def log_ratio(one: float, other: float) -> float:
+    """How far apart two rates are."""
+    return abs(float(np.log(one / other)))
+
+
+# Products on a GPU of the same kernels: an Ada with more power a FLOP than this times the source's is not held down as
+# that one is, and peaks that differ by more than this make a GPU another one. Bands are in the blocks of all GPUs.
+LIKE_POWER_A_FLOP = 1.2
+LIKE_PEAK = 1.5
+
+# Memory-bound operators: H100 read off H200 and back; A100 off H100 and B200 off H200 (22 % both), and L40S with its
+# large L2 off A100 (72 %). Where nine of ten measurements lay, along bytes over the L2's (left_out_bands in
+# tools/fit/memory.py), and the mean error in %.
+MEMORY_OF_SAME_KERNELS = Band(
+    np.array([0.002, 0.044, 0.106, 0.237, 0.85, 3.7, 13.9]),
+    np.array([-0.29, -0.33, -0.40, -0.12, -0.07, -0.08, -0.07]),
+    np.array([0.51, 0.55, 0.56, 0.31, 0.15, 0.06, 0.02]),
+)
+MEMORY_OF_OTHER_KERNELS = Band(
+    np.array([0.001, 0.024, 0.128, 0.25, 0.47, 0.89, 2.1, 8.4]),
+    np.array([-0.90, -1.03, -1.32, -0.93, -0.67, -0.48, -0.15, -0.15]),
+    np.array([0.65, 0.60, 0.63, 0.49, 0.36, 0.23, 0.20, 0.15]),
+)
+MEMORY_PERCENT_OF_SAME_KERNELS, MEMORY_PERCENT_OF_OTHER_KERNELS = 13.3, 38.8
+
+# Attention, as half the width of the 90 % interval, a logarithm (`python -m tools.fit.attention`): a twin
+# (H100 and H200), or a GPU of another kind (A100 off H100 0.42, L40S off A100 0.55 to 1.04). Between these two lies one
+# of the same kind, of which the tables have no pair: B300 read off B200 was found to err by 14 %, as B200 read off H200
+# does (TensorRT-LLM, 0.28).
+TWIN, SAME_KIND, OTHER_KIND = 0.12, 0.30, 0.95
+# Of the same kind two generations on (RTX 5090 and PRO 6000 off L40S): at least as far as A100 from L40S is. Single
+# published figures of FlashAttention-2 on an RTX 5090 lie up to 0.34 away.
+OTHER_GENERATION = 0.50
+# A twin's multiprocessors are as fast, and its power no less, within these logarithms.
+TWIN_RATE, TWIN_POWER = 0.10, 0.20
+
+
+def attention_width(spec: GpuSpec, source: GpuSpec, dtype: str) -> float:
+    """Half the width of the interval of attention on `spec` read off `source`."""
+    if spec.compute_capability is None or source.compute_capability is None or is_desktop(spec) != is_desktop(source):
+        return OTHER_KIND
+    if spec.compute_capability[0] != source.compute_capability[0]:
+        return OTHER_GENERATION if is_desktop(spec) else OTHER_KIND
+    are_twins = (
+        spec.compute_capability == source.compute_capability
+        and log_ratio(spec.peak(dtype) / spec.sms, source.peak(dtype) / source.sms) < TWIN_RATE
+        and float(np.log(source.power_w / spec.power_w)) < TWIN_POWER
+    )
+    return TWIN if are_twins else SAME_KIND
+
+
+# Latent attention, as a standard deviation of the logarithm beyond the law's own error: a level, more for
+# each factor e of bandwidth and of multiprocessors apart; and of other kernels. Chosen so that tables of GPUs left out
+# whole are covered (`python -m tools.fit TABLES --left-out GPU`).
+LATENT_LEVEL, LATENT_BANDWIDTH, LATENT_MULTIPROCESSOR, LATENT_OTHER_KERNELS = 0.03, 0.04, 0.3, 0.5
+
+
+def latent_deviation(spec: GpuSpec, source: GpuSpec) -> float:
+    """How far a law of latent attention read off `source` misses beyond its own error; 0 for the GPU's own."""
+    if spec.name == source.name:
+        return 0.0
+    deviation = LATENT_LEVEL + LATENT_BANDWIDTH * log_ratio(source.memory_bytes_per_s, spec.memory_bytes_per_s)
+    deviation += LATENT_MULTIPROCESSOR * log_ratio(source.sms, spec.sms)
+    return deviation if have_same_kernels(spec, source) else float(np.hypot(deviation, LATENT_OTHER_KERNELS))
+
+
+# Experts: of the same kernels the source's interval holds when its logarithm is stretched so far; of others these are
+# the ends, over A100, B200 and L40S read off the others (`python -m tools.fit TABLES --left-out GPU`).
+EXPERTS_STRETCHED = 1.2
+EXPERTS_OF_OTHER_KERNELS = {"trtllm": (-0.8, 0.6), "sglang": (-1.05, 0.9), "vllm": (-0.9, 0.8)}
+# Left out, these were wrong by 3.6 times: kernels of another kind on each architecture.
+EXPERTS_NOT_TRANSFERRED = {("vllm", "fp8")}
+
+# Collectives: GPUs left out whole (left_out_gpu_errors in tools/fit/collectives.py): H100 off H200 and back, 0.16, and
+# what other machines of B200, H100 and H200 lie off the law on top (0.13); A100, B200 and Hopper off one another.
+SAME_LINK: Interval = (-0.21, 0.21, 5.0)
+OTHER_NVLINK: Interval = (-0.50, 0.52, 29.0)
+# Over PCIe a machine's own wiring decides: 14 published ones of 2 to 8 GPUs reach 5 to 80 % of their slot's peak (RTX
+# 4090 without P2P in a container the least, RTX PRO 6000 behind one switch the most; L40S of the tables 5 % among 8).
+# Launches differ by less. By bytes; tests/data/published/nccl_tests_pcie.csv.
+PCIE_SHARE, PCIE_LAUNCH = 0.45, 1.3
+OVER_PCIE = Band(np.array([2e4, 2e5, 4e6]), np.array([-0.32, -0.35, -0.57]), np.array([0.63, 1.90, 2.30]))
+OVER_PCIE_PERCENT = 45.0

@@ -1,0 +1,443 @@
+"""Every way to cut a training over a cluster's GPUs that comes out even, as columns of a table; why others do not."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.laws.training.memory import LAST_STAGE, USABLE_SHARE
+from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute, Sharding, Sizes
+from pyperf_suite.planner.laws.internode import Network
+from pyperf_suite.planner.laws.training.framework import DTYPES, FRAMEWORKS, check_framework, usual_framework
+from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY, OFFLOADS, Host, Offload, check_offload, usual_host
+from pyperf_suite.planner.laws.training.step import UNITS_OF, ParallelPlan
+
+Column = NDArray[np.int64]
+
+# Far above any cluster or batch there is, and low enough that every product of sizes stays exact.
+LARGEST = {"gpus": 1 << 20, "gpus_per_node": 1 << 10, "global_batch": 1 << 24, "seq": 1 << 24}
+MOST_TOKENS = 1 << 26  # of a micro-batch on one rank: laws count no further
+# At once: some ten seconds' and a gigabyte's worth.
+MOST_LAYOUTS = 2_000_000
+# By the name of a `Layout`'s field, as people write it.
+WRITTEN = {
+    "data": "DP",
+    "tensor": "TP",
+    "pipeline": "PP",
+    "chunks": "virtual PP",
+    "context": "CP",
+    "expert": "EP",
+    "zero_stage": "ZeRO",
+    "micro_batch": "micro-batch",
+    "recompute": "recompute",
+    "offload": "offload",
+}
+# Fields whose values have names; columns hold their places.
+NAMED: Mapping[str, tuple[str, ...]] = {"recompute": RECOMPUTES, "offload": OFFLOADS}
+SPLIT = ("data", "tensor", "pipeline", "context", "expert")
+# Of each framework the stages of ZeRO that it has, and the axes that it cannot cut: FSDP1's and DDP's ranks are all
+# data-parallel; FSDP2's pipelines without torchtitan and DeepSpeed's have one group of layers a stage, and neither
+# library has ring attention.
+RUNS: Mapping[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+    "megatron": ((0, 1), ()),
+    "fsdp1": ((2, 3), ("tensor", "pipeline", "chunks", "context", "expert")),
+    "fsdp2": ((2, 3), ("chunks",)),
+    "torchtitan": ((2, 3), ()),
+    "deepspeed": ((0, 1, 2, 3), ("chunks", "context")),
+    "ddp": ((0,), ("tensor", "pipeline", "chunks", "context", "expert")),
+}
+# DeepSpeed's pipeline engine refuses more (deepspeed/runtime/pipe/engine.py).
+DEEPSPEED_PIPELINE_STAGE = 1
+HOPPER = 9
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`gpus` of a kind in nodes of `gpus_per_node`; `memory_bytes` of each, of which a tenth is kept free.
+
+    `network` is what each really sends out of its node in bytes/s, one direction, or measured points of the cluster;
+    None what the laws reckon with. `host` is each GPU's share of its host, None what its maker's servers have.
+    Raises UserError for numbers that no cluster has, and for a last node that is not full.
+    """
+
+    gpu: GpuSpec
+    gpus: int
+    gpus_per_node: int
+    memory_bytes: float
+    network: Network | None = None
+    host: Host | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "gpus_per_node"):
+            check_range(name, getattr(self, name))
+        if self.gpus % self.gpus_per_node:
+            below = self.gpus // self.gpus_per_node * self.gpus_per_node
+            nearest = " or ".join(str(n) for n in (below, below + self.gpus_per_node) if n)
+            raise UserError(
+                f"{self.gpus} GPUs do not fill nodes of {self.gpus_per_node}: take {nearest}, or name another "
+                "--gpus-per-node."
+            )
+
+    @property
+    def usable_bytes(self) -> float:
+        """Of one GPU's memory."""
+        return USABLE_SHARE * self.memory_bytes
+
+    @property
+    def hosted(self) -> Host:
+        """Each GPU's share of its host."""
+        return self.host or usual_host(self.gpu)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is to be trained: `global_batch` sequences of `seq` tokens an iteration; the rest as in `Plan`.
+
+    `library` is whose kernels are priced, None the default of each law. `framework` runs it, None each layout's usual
+    one; `dtype` is that of products in layers, None bf16 (before Ampere fp16). `layers_first` and `layers_last` are of
+    a pipeline's first and last stage, 0 as many as the others have. `offloads` are tried, of OFFLOADS; () none,
+    and where nothing fits the others.
+
+    Raises UserError for numbers that no training has, and for a framework that is unknown or offloads nothing so.
+    """
+
+    model: ModelDimensions
+    global_batch: int
+    seq: int
+    fused_attention: bool = True
+    sequence_parallel: bool = True
+    overlap: bool = True
+    library: str | None = None
+    framework: str | None = None
+    dtype: str | None = None
+    layers_first: int = 0
+    layers_last: int = 0
+    offloads: tuple[Offload, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("global_batch", "seq"):
+            check_range(name, getattr(self, name))
+        for name in ("layers_first", "layers_last"):
+            if not 0 <= getattr(self, name) < self.model.layers:
+                raise UserError(
+                    f"--{name.replace('_', '-')} has to lie between 1 and {self.model.layers - 1}, for the model has "
+                    f"{self.model.layers} layers, but {getattr(self, name)} was asked for."
+                )
+        if self.framework is not None:
+            check_framework(self.framework)
+        able = OFFLOADED_BY.get(self.framework or "", OFFLOADS)
+        for offload in self.offloads:
+            check_offload(offload)
+            if offload not in able:
+                raise UserError(
+                    f"{self.framework} does not offload {offload!r}: it has {', '.join(able)} (deepspeed has all)."
+                )
+
+    def stages(self, pipeline: int) -> tuple[int, int, int] | None:
+        """Layers of the first stage, of the fullest between and of the last; None where they do not come out."""
+        given = (self.layers_first > 0) + (self.layers_last > 0)
+        rest, between = self.model.layers - self.layers_first - self.layers_last, pipeline - given
+        if between < 0 or rest < between or (between == 0) != (rest == 0):
+            return None
+        each = -(-rest // max(between, 1))
+        return self.layers_first or each, each if pipeline > 2 else 0, self.layers_last or each
+
+    def dtype_on(self, gpu: GpuSpec) -> str:
+        """What products in layers are computed in: what was asked for, else bf16, and before Ampere fp16."""
+        return self.dtype or ("bf16" if "bf16" in gpu.peak_flop_per_s else "fp16")
+
+    def peak_on(self, gpu: GpuSpec) -> float:
+        """FLOP/s of that dtype. Raises UserError where the GPU has no units for it."""
+        dtype, peaks = self.dtype_on(gpu), gpu.peak_flop_per_s
+        # Blocked types of 8 bits came with units for 4.
+        has = [
+            each for each in DTYPES if UNITS_OF.get(each, each) in peaks and (each not in UNITS_OF or "fp4" in peaks)
+        ]
+        if dtype not in has:
+            raise UserError(f"{gpu.name} does not train in {dtype!r}: choose from {', '.join(has)}.")
+        return peaks[UNITS_OF.get(dtype, dtype)]
+
+    @property
+    def recomputes(self) -> tuple[Recompute, ...]:
+        """Ways that differ: a fused kernel keeps no scores that could be computed again instead."""
+        return ("nothing", "layers") if self.fused_attention else RECOMPUTES
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to cut a training over a cluster; fields as of `Plan`."""
+
+    data: int
+    tensor: int
+    pipeline: int
+    chunks: int
+    context: int
+    expert: int
+    zero_stage: int
+    micro_batch: int
+    recompute: Recompute
+    offload: Offload = "none"
+
+    def __str__(self) -> str:
+        always = ("data", "tensor", "pipeline", "zero_stage", "micro_batch", "recompute")
+        shown = [name for name in WRITTEN if name in always or getattr(self, name) not in (1, "none")]
+        return ", ".join(f"{WRITTEN[name]} {getattr(self, name)}" for name in shown)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Layouts in columns of equal length, one for each field of `Layout`; of those with names their places in `NAMED`.
+
+    `uneven` says how many splits of the GPUs into TP, CP, PP and DP come out uneven, by the first reason for it.
+    """
+
+    columns: Mapping[str, Column]
+    uneven: Mapping[str, int]
+
+    def __len__(self) -> int:
+        return len(self.columns["data"])
+
+    def at(self, index: int) -> Layout:
+        """One layout."""
+        values: dict[str, Any] = {name: int(column[index]) for name, column in self.columns.items()}
+        return Layout(**values | {name: names[values[name]] for name, names in NAMED.items()})
+
+    def taken(self, places: NDArray[np.bool_]) -> Grid:
+        """Those layouts alone."""
+        return replace(self, columns={name: column[places] for name, column in self.columns.items()})
+
+
+def plan_of(
+    training: Training,
+    cluster: Cluster,
+    columns: Mapping[str, Sizes],
+    recompute: Recompute,
+    framework: str,
+    offload: Offload = "none",
+) -> ParallelPlan:
+    """The laws' plan of layouts that recompute and offload alike and run on one framework.
+
+    What nobody states is as in the published runs that the constants were found on: gradients that ZeRO scatters are of
+    32 bits but in DeepSpeed, Megatron hides TP's exchange behind products from Hopper on.
+    """
+    wide = np.where(np.asarray(columns["zero_stage"]) > 0, 2 if framework == "deepspeed" else 4, 2)
+    hides = framework == "megatron" and (cluster.gpu.compute_capability or (0, 0))[0] >= HOPPER
+    return ParallelPlan(
+        training.global_batch, columns["micro_batch"], training.seq, columns["tensor"], columns["data"],
+        columns["pipeline"], recompute, training.fused_attention, training.overlap, wide if wide.ndim else int(wide),
+        ranks_per_node=cluster.gpus_per_node, chunks=columns["chunks"], context=columns["context"],
+        expert=columns["expert"], zero_stage=columns["zero_stage"], sequence_parallel=training.sequence_parallel,
+        dtype=training.dtype_on(cluster.gpu), framework=framework, overlap_tensor=training.overlap and hides,
+        uneven_stages=True, first_layers=training.layers_first, last_layers=training.layers_last,
+        offload=offload, host=cluster.hosted,
+    )  # fmt: skip
+
+
+def frameworks_of(training: Training, columns: Mapping[str, Column]) -> NDArray[np.intp]:
+    """The framework of each layout, as its place in FRAMEWORKS: the one asked for, or its usual one."""
+    names = [[training.framework or usual_framework(stage, offload) for offload in OFFLOADS]
+             for stage in range(LAST_STAGE + 1)]  # fmt: skip
+    places = np.array([[[str(each) for each in FRAMEWORKS].index(name) for name in row] for row in names])
+    return np.asarray(places[columns["zero_stage"], columns["offload"]])
+
+
+def runs(framework: str, columns: Mapping[str, Column]) -> NDArray[np.bool_]:
+    """Whether a framework runs each layout."""
+    stages, whole = RUNS[framework]
+    stage = columns["zero_stage"]
+    # Where nobody has the same parameters there is nothing to share.
+    alone = columns["data"] * columns["context"] == 1
+    able = np.isin(stage, stages) | ((stage == 0) & alone)
+    # An optimizer leaves the GPU that has a share of it, parameters the one that gathers them.
+    offload = columns["offload"]
+    able &= np.isin(offload, [OFFLOADS.index(each) for each in OFFLOADED_BY[framework]])
+    able &= np.where(offload > 0, stage >= np.where(offload > 1, LAST_STAGE, 1), (stage == 0) | ~alone)
+    for name in whole:
+        able &= columns[name] == 1
+    if framework == "deepspeed":
+        able &= (columns["pipeline"] == 1) | (stage <= DEEPSPEED_PIPELINE_STAGE)
+    return np.asarray(able)
+
+
+def layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int] | None = None) -> Grid:
+    """Every layout that divides.
+
+    Where these would be more than `MOST_LAYOUTS`, those with the `fixed` values alone (as of `held_to`). Raises
+    UserError where there is none, with the nearest numbers of GPUs that do, and where there are too many.
+    """
+    try:
+        grid = _layouts(training, cluster, {})
+    except UserError:
+        if not fixed:
+            raise
+        grid = _layouts(training, cluster, fixed)
+    if not len(grid):
+        why = "; ".join(f"{reason} ({count})" for reason, count in grid.uneven.items())
+        near = list(itertools.islice(_dividing_worlds(training, cluster), 2))
+        advice = f"take {' or '.join(map(str, near))} GPUs" if near else "take another --global-batch"
+        raise UserError(
+            f"{cluster.gpus} GPUs cannot share this model and a global batch of {training.global_batch} in any way "
+            f"{f'that {training.framework} runs ' if training.framework else ''}"
+            f"({why}): {advice}."
+        )
+    return grid
+
+
+def held_to(grid: Grid, fixed: Mapping[str, int], framework: str | None = None) -> Grid:
+    """Layouts with these values alone; of those with names their places in `NAMED`. A refusal names the framework.
+
+    Raises UserError for a value that no layout has, and for values that no layout has together.
+    """
+    places = np.ones(len(grid), dtype=bool)
+    of = f" and {framework} runs" if framework else ""
+    for name, value in fixed.items():
+        asked = f"No layout that divides{of} has {WRITTEN[name]} {_written(name, value)}"
+        column = grid.columns[name]
+        if not (column == value).any():
+            left = f" (uneven: {'; '.join(grid.uneven)})" if name in SPLIT and grid.uneven else ""
+            raise UserError(f"{asked}{left}: take {_values(name, column)}.")
+        if not (places & (column == value)).any():
+            others = ", ".join(f"{WRITTEN[each]} {_written(each, fixed[each])}" for each in fixed if each != name)
+            raise UserError(f"{asked} with {others}: take {WRITTEN[name]} {_values(name, column[places])}.")
+        places &= column == value
+    return grid.taken(places)
+
+
+def _values(name: str, column: Column) -> str:
+    return ", ".join(_written(name, each) for each in np.unique(column).tolist()[:16])
+
+
+def divisors(number: int) -> list[int]:
+    """All of them, the smallest first."""
+    low = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    return sorted({*low, *(number // divisor for divisor in low)})
+
+
+def _layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int]) -> Grid:
+    reasons: dict[str, int] = {}
+    blocks: list[Column] = []
+    found = 0
+    names = [field.name for field in fields(Layout)]
+    for tensor, context, pipeline in _splits(cluster.gpus):
+        data = cluster.gpus // (tensor * context * pipeline)
+        reason = uneven(training, cluster, tensor, context, pipeline, data)
+        if reason:
+            reasons[reason] = reasons.get(reason, 0) + 1
+        else:
+            block = _variants(training, tensor, context, pipeline, data)
+            for name, value in fixed.items():
+                block = block[:, block[names.index(name)] == value]
+            blocks.append(block)
+            found += block.shape[1]
+        if found > MOST_LAYOUTS:
+            raise UserError(
+                f"More than {MOST_LAYOUTS} layouts divide, too many to evaluate at once: hold some axis to a value, as "
+                "with --cp 1, --virtual-pp 1 or --recompute layers."
+            )
+    table = np.concatenate(blocks, axis=1) if blocks else np.empty((len(names), 0), dtype=np.int64)
+    return Grid(dict(zip(names, table, strict=True)), reasons)
+
+
+def divides(training: Training, cluster: Cluster) -> bool:
+    """Whether any split of the GPUs into TP, CP, PP and DP comes out even."""
+    for tensor in divisors(cluster.gpus):
+        for context in divisors(cluster.gpus // tensor):
+            rest = cluster.gpus // tensor // context
+            if any(
+                rest // data <= training.model.layers
+                and uneven(training, cluster, tensor, context, rest // data, data) is None
+                for data in divisors(math.gcd(rest, training.global_batch))
+            ):
+                return True
+    return False
+
+
+def _splits(gpus: int) -> Iterator[tuple[int, int, int]]:
+    """Every TP, CP and PP whose product divides the GPUs."""
+    for tensor in divisors(gpus):
+        for context in divisors(gpus // tensor):
+            for pipeline in divisors(gpus // tensor // context):
+                yield tensor, context, pipeline
+
+
+def uneven(training: Training, cluster: Cluster, tensor: int, context: int, pipeline: int, data: int) -> str | None:
+    """The first thing that such a split cannot divide."""
+    model = training.model
+    if not bool(Sharding(tensor).divides(model)):
+        return "TP does not divide the heads or the MLP"
+    if cluster.gpus_per_node % tensor and tensor % cluster.gpus_per_node:
+        return "TP fills no whole nodes, nor a share of one"
+    if pipeline > model.layers:
+        return "PP has more stages than there are layers"
+    if (training.layers_first or training.layers_last) and (pipeline == 1 or training.stages(pipeline) is None):
+        return "the first and last stage leave the others no layers, or layers without a stage"
+    # Causal work is even where each rank has a piece of the sequence's front and one of its back.
+    if training.seq % (2 * context if context > 1 else 1):
+        return "CP does not divide the sequence in pairs of pieces"
+    if training.sequence_parallel and (training.seq // context) % tensor:
+        return "TP does not divide the sequence (SP)"
+    return "DP does not divide the global batch" if training.global_batch % data else None
+
+
+def _variants(training: Training, tensor: int, context: int, pipeline: int, data: int) -> Column:
+    """Every way to fill such a split, a column each: virtual PP, EP, ZeRO, micro-batch, recompute, offload."""
+    model, per_rank = training.model, training.global_batch // data
+    longest = max(1, MOST_TOKENS // training.seq)
+    axes = (
+        [chunks for chunks in divisors(model.layers // pipeline) if cuts(training, pipeline, chunks)],
+        divisors(int(np.gcd(model.experts, data * context))),
+        range(LAST_STAGE + 1) if data * context > 1 or set(training.offloads) - {"none"} else [0],
+        [size for size in divisors(per_rank) if size <= longest],
+        [RECOMPUTES.index(recompute) for recompute in training.recomputes],
+        [OFFLOADS.index(offload) for offload in training.offloads or OFFLOADS[:1]],
+    )
+    chunks, expert, zero_stage, micro_batch, recompute, offload = (
+        axis.ravel() for axis in np.meshgrid(*(np.array(axis, dtype=np.int64) for axis in axes))
+    )
+    same = [np.full(len(chunks), size) for size in (data, tensor, pipeline, context)]
+    table = np.stack([*same[:3], chunks, same[3], expert, zero_stage, micro_batch, recompute, offload])
+    # The interleaved schedule goes round the stages with as many micro-batches each time.
+    able = (chunks == 1) | (per_rank // micro_batch % pipeline == 0)
+    columns = dict(zip((field.name for field in fields(Layout)), table, strict=True))
+    frameworks = frameworks_of(training, columns)
+    for place in np.unique(frameworks).tolist():
+        able &= (frameworks != place) | runs(FRAMEWORKS[place], columns)
+    return np.asarray(table[:, able], dtype=np.int64)
+
+
+def cuts(training: Training, pipeline: int, chunks: int) -> bool:
+    """Whether so many stages of chunks hold the layers: evenly, or a stage's number of them differing by one."""
+    if (training.layers_first or training.layers_last) and chunks > 1:
+        return all(count % chunks == 0 for count in training.stages(pipeline) or (1,))
+    return chunks == 1 or (pipeline > 1 and training.model.layers % (pipeline * chunks) == 0)
+
+
+def _dividing_worlds(training: Training, cluster: Cluster) -> Iterator[int]:
+    """Other numbers of GPUs, the nearest first, that have a layout."""
+    step = cluster.gpus_per_node if cluster.gpus > cluster.gpus_per_node else 1
+    for away in range(step, min(cluster.gpus, 64 * step) + 1, step):
+        for gpus in (cluster.gpus - away, cluster.gpus + away):
+            if gpus < 1:
+                continue
+            per_node = cluster.gpus_per_node if step > 1 else gpus
+            if len(_layouts(training, replace(cluster, gpus=gpus, gpus_per_node=per_node), {})):
+                yield gpus
+
+
+def _written(name: str, value: int) -> str:
+    return NAMED[name][value] if name in NAMED else str(value)
+
+
+def check_range(name: str, value: int) -> None:
+    """Raise UserError for a number of LARGEST that is below 1 or larger."""
+    if not 1 <= value <= LARGEST[name]:
+        option = f"--{name.replace('_', '-')}"
+        raise UserError(f"{option} has to lie between 1 and {LARGEST[name]}, but {value} was asked for.")

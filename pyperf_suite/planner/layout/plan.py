@@ -1,0 +1,427 @@
+"""The fastest ways to cut a training over a cluster: every layout that divides, its time and memory by the laws.
+
+All times are predictions; the law of an iteration (`laws/training`) states how far off it was on measured ones.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.laws.model_flop import model_flop, six_nd, utilization
+from pyperf_suite.laws.training.memory import (
+    GRADIENT_BYTES,
+    ON_GPU,
+    OPTIMIZER_BYTES,
+    WEIGHT_BYTES,
+    MemoryNeed,
+    Verdict,
+    training_memory,
+)
+from pyperf_suite.laws.transformer import RECOMPUTES
+from pyperf_suite.planner.laws.calibration import Calibration
+from pyperf_suite.planner.laws.prices import UnseenPrices
+from pyperf_suite.planner.laws.training.framework import FRAMEWORKS, FoundConstants, found_constants
+from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY, OFFLOADS
+from pyperf_suite.planner.laws.training.step import ParallelPlan, error_percent_of, prices_of, step_time
+from pyperf_suite.planner.layout.grid import (
+    NAMED,
+    SPLIT,
+    WRITTEN,
+    Cluster,
+    Grid,
+    Layout,
+    Training,
+    frameworks_of,
+    held_to,
+    layouts,
+    plan_of,
+)
+
+# By framework, what no run of it was published with, so that its law was compared with none.
+_DATA_PARALLEL_RUNS = ("tensor", "pipeline", "context", "expert")
+UNTESTED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("fsdp1", "fsdp2", "torchtitan", "ddp"), _DATA_PARALLEL_RUNS),
+    "deepspeed": ("context", "expert"),
+}
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+# Clusters up to this many times as large are tried before nothing is said to fit.
+MOST_TIMES_GPUS = 64
+BYTES_PER_PARAMETER = WEIGHT_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES
+RULE_SHARE = 0.75
+# "Well above" in numbers: then the bubble is at most a quarter of the computation, (p − 1)/m.
+WELL_ABOVE = 4
+# Layouts whose times differ by less are as fast as each other: the repeatability of measured iterations.
+ALIKE = 0.01
+
+
+@dataclass(frozen=True)
+class PredictedLayout:
+    """One layout with its predicted iteration: seconds and bytes by part.
+
+    `over_bytes` is by how much it does not fit, 0 if it does. `flop_per_s` is of one GPU as practitioners count it,
+    2 FLOP an active parameter and token for each of 3 passes, 4 where layers are computed again. Nine of ten runs lie
+    between `low` and `high`, NaN where that is not known. `verdict` is one of VERDICTS. `untested` names what of it no
+    run of `framework` was published with.
+    """
+
+    layout: Layout
+    seconds: float
+    parts: Mapping[str, float]
+    memory: Mapping[str, float]
+    over_bytes: float
+    tokens_per_s: float
+    mfu: float
+    flop_per_s: float
+    untested: tuple[str, ...]
+    low: float
+    high: float
+    framework: str
+    verdict: Verdict
+
+    @property
+    def memory_bytes(self) -> float:
+        """On the fullest GPU."""
+        return sum(self.memory[name] for name in ON_GPU)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The prediction of every layout of a training on a cluster, in arrays in the order of `grid`.
+
+    `low` and `high` are seconds between which nine of ten runs lie. `frameworks` are places in FRAMEWORKS, `found` has
+    the constants of each by its name. `memory` is by the fields of a `MemoryNeed`.
+    """
+
+    training: Training
+    cluster: Cluster
+    laws: GpuSpec | Calibration
+    grid: Grid
+    seconds: NDArray[np.float64]
+    parts: Mapping[str, NDArray[np.float64]]
+    memory: Mapping[str, NDArray[np.float64]]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    frameworks: NDArray[np.intp]
+    found: Mapping[str, FoundConstants]
+
+    @functools.cached_property
+    def memory_bytes(self) -> NDArray[np.float64]:
+        """On the fullest GPU."""
+        return np.asarray(self.need.total)
+
+    @functools.cached_property
+    def fits(self) -> NDArray[np.bool_]:
+        """Those with room for what is counted; where there is none, those that may fit after all."""
+        held = self.cluster.hosted.holds(self.memory["host"])
+        fits = (self.memory_bytes <= self.cluster.usable_bytes) & held
+        return fits if fits.any() else (self.verdicts < 2) & held
+
+    @functools.cached_property
+    def verdicts(self) -> NDArray[np.intp]:
+        """Places in VERDICTS."""
+        room = self.cluster.memory_bytes
+        return np.where(self.need.most <= room, 0, np.where(self.need.least <= room, 1, 2))
+
+    @property
+    def need(self) -> MemoryNeed:
+        """What each holds, with the least and the most that frameworks make of it."""
+        return MemoryNeed(**self.memory)
+
+    @property
+    def usual(self) -> FoundConstants:
+        """The constants of the best layout's framework."""
+        return self.found[FRAMEWORKS[self.frameworks[self.ranked[0] if self.ranked.size else 0]]]
+
+    def error_percent(self, found: FoundConstants | None = None) -> float | None:
+        """The law's error on runs of this kind that constants were not fitted on; by default of the usual ones."""
+        return error_percent_of(found or self.usual, self.training.model, self.training.dtype_on(self.cluster.gpu))
+
+    @functools.cached_property
+    def ranked(self) -> NDArray[np.intp]:
+        """Places of those that fit, the fastest first."""
+        return self.fastest(self.fits)
+
+    @property
+    def best(self) -> PredictedLayout:
+        return self.at(int(self.ranked[0]))
+
+    def fastest(self, among: NDArray[np.bool_]) -> NDArray[np.intp]:
+        """Places of those layouts, the fastest first; of equals the one that shares less, then the smaller one."""
+        places = np.flatnonzero(among)
+        keys = (self.memory_bytes, self.grid.columns["zero_stage"], self.seconds)
+        return places[np.lexsort(tuple(key[places] for key in keys))]
+
+    def fastest_fitting(self, among: NDArray[np.bool_]) -> PredictedLayout | None:
+        """The fastest of those layouts that fits."""
+        places = self.fastest(self.fits & among)
+        return self.at(int(places[0])) if places.size else None
+
+    def best_of_splits(self, places: NDArray[np.intp], most: int) -> list[int]:
+        """The first of each DP x TP x PP x CP x EP among ranked places."""
+        columns = np.stack([self.grid.columns[name][places] for name in SPLIT], axis=1)
+        first = np.sort(np.unique(columns, axis=0, return_index=True)[1])
+        return [int(place) for place in places[first[:most]]]
+
+    def at(self, place: int) -> PredictedLayout:
+        """One layout, as plain numbers."""
+        training, cluster, layout = self.training, self.cluster, self.grid.at(place)
+        framework = FRAMEWORKS[self.frameworks[place]]
+        seconds, tokens = float(self.seconds[place]), training.global_batch * training.seq
+        flop = float(model_flop(training.model, training.global_batch, training.seq))
+        passes = 4 / 3 if layout.recompute == "layers" else 1
+        return PredictedLayout(
+            layout,
+            seconds,
+            {name: float(part[place]) for name, part in self.parts.items()},
+            {name: float(part[place]) for name, part in self.memory.items()},
+            max(0.0, float(self.memory_bytes[place]) - cluster.usable_bytes),
+            tokens / seconds,
+            float(utilization(flop, seconds, cluster.gpus, training.peak_on(cluster.gpu))),
+            six_nd(training.model.active_parameters, tokens) * passes / (seconds * cluster.gpus),
+            tuple(WRITTEN[name] for name in (*UNTESTED.get(framework, ()), "offload")
+                  if getattr(layout, name) not in (1, "none")),
+            float(self.low[place]),
+            float(self.high[place]),
+            framework,
+            VERDICTS[self.verdicts[place]],
+        )  # fmt: skip
+
+    def nearest_that_fits(self, place: int) -> PredictedLayout:
+        """Of those that fit, the one fewest steps away from a layout; of several the fastest.
+
+        A step doubles or halves a count, or goes to the next stage of ZeRO, way of recomputing or offload.
+        """
+        away = np.zeros(len(self.grid))
+        for name, column in self.grid.columns.items():
+            steps = column.astype(np.float64) if name in ("zero_stage", *NAMED) else np.log2(column)
+            away += np.abs(steps - steps[place])
+        return self.at(int(self.ranked[np.argmin(np.round(away[self.ranked], 6))]))
+
+    def unseen(self, places: Sequence[int]) -> tuple[list[float], UnseenPrices]:
+        """The share of each one's time for which laws extrapolate, and those laws' own errors."""
+        known = prices_of(self.laws, self.training.dtype_on(self.cluster.gpu))
+        prices = UnseenPrices(replace(known, library=self.training.library))
+        shares = []
+        for place in places:
+            framework = FRAMEWORKS[self.frameworks[place]]
+            constants = replace(self.found[framework].constants, host_s_per_layer=0.0, expert_host_s=0.0)
+            columns = {name: int(column[place]) for name, column in self.grid.columns.items()}
+            layout = self.grid.at(place)
+            plan = plan_of(self.training, self.cluster, columns, layout.recompute, framework, layout.offload)
+            network = self.cluster.network
+            parts = step_time(self.laws, self.training.model, plan, constants, prices, network).parts
+            # Nothing is hidden here, so no part may be more than what is waited for in the prediction.
+            unseen_s = sum(
+                min(float(part), float(self.parts[name][place])) for name, part in parts.items() if name != "offload"
+            )
+            shares.append(unseen_s / float(self.seconds[place]))
+        return shares, prices
+
+
+def planned(
+    training: Training,
+    cluster: Cluster,
+    laws: GpuSpec | Calibration | None = None,
+    fixed: Mapping[str, int] | None = None,
+) -> Planned:
+    """Predict every layout that divides, or those with the `fixed` values, by the field of a `Layout`.
+
+    `laws` are by default those of the cluster's GPU. Where nothing fits and the training names no offload, layouts that
+    offload are tried. Raises UserError if no layout divides, and if none fits: by how many bytes the smallest does not,
+    and the nearest that does.
+    """
+    laws = cluster.gpu if laws is None else laws
+    whole = layouts(training, cluster, fixed)
+    found = evaluated(training, cluster, held_to(whole, fixed or {}, training.framework), laws)
+    if not len(found.ranked):
+        away = tuple(each for each in OFFLOADED_BY.get(training.framework or "", OFFLOADS) if each != "none")
+        if away and not training.offloads:
+            with suppress(UserError):
+                return planned(replace(training, offloads=away), cluster, laws, fixed)
+        _refuse(found, evaluated(training, cluster, whole, laws) if fixed else found)
+    return found
+
+
+def evaluated(training: Training, cluster: Cluster, grid: Grid, laws: GpuSpec | Calibration) -> Planned:
+    """Time and memory of every layout of a grid. Raises UserError where the GPU has no units for the dtype."""
+    training.peak_on(cluster.gpu)
+    prices = replace(prices_of(laws, training.dtype_on(cluster.gpu)), library=training.library)
+    seconds, low, high = (np.full(len(grid), np.nan) for _ in range(3))
+    parts: dict[str, NDArray[np.float64]] = {}
+    found: dict[str, FoundConstants] = {}
+    for alike, plan in _plans(training, cluster, grid):
+        name = str(plan.framework)
+        found[name] = found_constants(laws, name)
+        step = step_time(laws, training.model, plan, None, prices, cluster.network)
+        seconds[alike] = step.seconds
+        if step.low is not None and step.high is not None:
+            low[alike], high[alike] = step.low, step.high
+        for part, taken in step.parts.items():
+            parts.setdefault(part, np.zeros(len(grid)))[alike] = taken
+    memory, frameworks = memory_of(training, cluster, grid), frameworks_of(training, grid.columns)
+    return Planned(training, cluster, laws, grid, seconds, parts, memory, low, high, frameworks, found)
+
+
+def memory_of(training: Training, cluster: Cluster, grid: Grid) -> dict[str, NDArray[np.float64]]:
+    """Bytes of each layout's fullest GPU, by the fields of a `MemoryNeed`."""
+    memory = {field.name: np.empty(len(grid)) for field in fields(MemoryNeed)}
+    for alike, plan in _plans(training, cluster, grid):
+        given = training.layers_first or training.layers_last
+        layers = training.stages(int(np.ravel(plan.pipeline)[0])) if given else None
+        # A fused kernel keeps no scores, whatever else is kept.
+        fused = plan.fused_attention and plan.recompute == "nothing"
+        need = training_memory(
+            training.model, plan.micro_batch, plan.seq, plan.piece.sharding, data_ranks=plan.shards,
+            zero_stage=plan.zero_stage, stages=plan.pipeline, recompute="attention" if fused else plan.recompute,
+            chunks=plan.chunks, micro_batches=plan.micro_batches, context=plan.context, stage_layers=layers,
+            offload=plan.offload,
+        )  # fmt: skip
+        for name, part in memory.items():
+            part[alike] = getattr(need, name)
+    return memory
+
+
+def _plans(training: Training, cluster: Cluster, grid: Grid) -> Iterator[tuple[NDArray[np.intp], ParallelPlan]]:
+    """Places of the layouts that recompute and offload alike on one framework, and their plan."""
+    frameworks = frameworks_of(training, grid.columns)
+    given = training.layers_first or training.layers_last
+    stages = grid.columns["pipeline"] if given else np.zeros(len(grid), dtype=np.int64)
+    kinds = np.stack([grid.columns["recompute"], frameworks, stages, grid.columns["offload"]], axis=1)
+    for code, place, stage, away in np.unique(kinds, axis=0).tolist():
+        alike = np.flatnonzero((kinds == (code, place, stage, away)).all(axis=1))
+        columns = {name: column[alike] for name, column in grid.columns.items()}
+        yield alike, plan_of(training, cluster, columns, RECOMPUTES[code], FRAMEWORKS[place], OFFLOADS[away])
+
+
+def _refuse(found: Planned, whole: Planned) -> None:
+    """Raise UserError that says by how much nothing fits, and what does."""
+    place = int(np.argmin(found.memory_bytes))
+    least, usable, gpus = found.at(place), found.cluster.usable_bytes, found.cluster.gpus
+    if not least.over_bytes:
+        raise UserError(
+            f"The GPUs have room for {least.layout}, but it needs {least.memory['host'] / 2**30:.1f} GiB of the host's "
+            f"memory for each, more than nine tenths of --host-memory: take more GPUs, or --offload nvme."
+        )
+    wrong = (
+        f"{least.layout} needs {least.memory_bytes / 2**30:.1f} GiB on a GPU, {least.over_bytes / 2**30:.1f} GiB "
+        f"({least.over_bytes:.0f} bytes) more than the {usable / 2**30:.1f} GiB that are usable"
+    )
+    if whole is not found:
+        wrong = f"No layout as asked for fits: {wrong}"
+        if len(whole.ranked):
+            same = [whole.grid.columns[name] == column[place] for name, column in found.grid.columns.items()]
+            near = whole.nearest_that_fits(int(np.flatnonzero(np.all(same, axis=0))[0]))
+            raise UserError(f"{wrong}; the nearest that fits is {near.layout}.")
+    else:
+        wrong = f"No layout fits {gpus} GPU{'s' if gpus > 1 else ''}: {wrong}"
+    larger = _fewest_gpus(found.training, found.cluster)
+    raise UserError(f"{wrong}; {larger or f'nor would {MOST_TIMES_GPUS} times as many GPUs be enough'}.")
+
+
+def _fewest_gpus(training: Training, cluster: Cluster) -> str | None:
+    """The nearest cluster on which something fits, by doubling."""
+    times = 2
+    while times <= MOST_TIMES_GPUS:
+        larger = replace(cluster, gpus=cluster.gpus * times)
+        times *= 2
+        try:
+            grid = layouts(training, larger)
+        except UserError:
+            continue
+        total = np.asarray(MemoryNeed(**memory_of(training, larger, grid)).total)
+        if total.min() <= cluster.usable_bytes:
+            return f"{larger.gpus} GPUs would do, by {grid.at(int(np.argmin(total)))}"
+    return None
+
+
+def described_step(before: Layout, after: Layout) -> str:
+    """What differs, as "TP 1 -> 2, micro-batch 4 -> 2"."""
+    changed = [name for name in WRITTEN if getattr(before, name) != getattr(after, name)]
+    return ", ".join(f"{WRITTEN[name]} {getattr(before, name)} -> {getattr(after, name)}" for name in changed)
+
+
+@dataclass(frozen=True)
+class LayoutRule:
+    """One rule that practitioners choose DP, TP and PP by, what it says here, and whether the laws agree.
+
+    `kept` and `broken` are the fastest layouts that fit, of those that keep it and of those that do not; None if there
+    is none.
+    """
+
+    rule: str
+    here: str
+    kept: PredictedLayout | None
+    broken: PredictedLayout | None
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether keeping it costs nothing; None if there is nothing to compare."""
+        if self.kept is None:
+            return None if self.broken is None else False
+        return None if self.broken is None else self.kept.seconds <= (1 + ALIKE) * self.broken.seconds
+
+    @property
+    def gain(self) -> float | None:
+        """By how much longer breaking it takes: 0.1 for a tenth; negative if it is faster."""
+        if self.kept is None or self.broken is None:
+            return None
+        return self.broken.seconds / self.kept.seconds - 1
+
+
+def rules(planned: Planned) -> Iterator[LayoutRule]:
+    """All rules, in the order of the recipe: tflops_optimization.md, notes of practitioners with hundreds of GPUs."""
+    columns, cluster, model = planned.grid.columns, planned.cluster, planned.training.model
+    parallel = columns["tensor"] * columns["pipeline"]
+
+    def rule(text: str, here: str, keeps: NDArray[np.bool_], breaks: NDArray[np.bool_] | None = None) -> LayoutRule:
+        others = ~keeps if breaks is None else breaks
+        return LayoutRule(text, here, planned.fastest_fitting(keeps), planned.fastest_fitting(others))
+
+    share = BYTES_PER_PARAMETER * model.parameters / cluster.memory_bytes
+    gib = BYTES_PER_PARAMETER * model.parameters / 2**30
+    needs = share >= RULE_SHARE
+    here = (
+        f"{BYTES_PER_PARAMETER} bytes of {model.parameters / 1e9:.2f} B parameters are {gib:.1f} GiB, {share:.0%} of "
+        f"a GPU: {'cut the model' if needs else 'TP = PP = 1'}"
+    )
+    cut = parallel > 1
+    yield rule("18 bytes a parameter below 75 % of a GPU: no TP, no PP", here, cut if needs else ~cut)
+
+    per_node = cluster.gpus_per_node
+    yield rule("TP inside a node", f"nodes of {per_node} GPU{'s' * (per_node > 1)}", columns["tensor"] <= per_node)
+
+    text = "cut the model by PP, not TP, unless a layer does not fit"
+    # The fewest GPUs a replica that the recipe would try: those of the smallest TP x PP that fits with more than one.
+    sizes = parallel[planned.fits & (columns["context"] == 1) & cut]
+    if sizes.size:
+        share = BYTES_PER_PARAMETER * model.layer_parameters / cluster.memory_bytes
+        fits = share < RULE_SHARE
+        here = (
+            f"a layer takes {BYTES_PER_PARAMETER * model.layer_parameters / 2**30:.2f} GiB, {share:.1%} of a GPU: "
+            f"{'PP' if fits else 'TP'}, compared at TP x PP = {sizes.min()}, the smallest that fits"
+        )
+        alike = (columns["context"] == 1) & (parallel == sizes.min())
+        stages = (columns["tensor"] == 1) == fits
+        yield rule(text, here, alike & stages, alike & ~stages)
+    else:
+        yield LayoutRule(text, "no layout with TP or PP fits", None, None)
+
+    most = int(columns["data"][planned.fits].max())
+    yield rule("DP as far as possible", f"the largest DP that fits is {most}", columns["data"] == most)
+
+    batch, best, piped = planned.training.global_batch, planned.best.layout, columns["pipeline"] > 1
+    enough = batch // columns["micro_batch"] >= WELL_ABOVE * columns["data"] * columns["pipeline"]
+    here = (
+        f"the fastest has GBS/MBS = {batch // best.micro_batch} for DP x PP = {best.data * best.pipeline}; pipelines "
+        f"need at least {WELL_ABOVE} x"
+    )
+    yield rule("GBS/MBS well above DP x PP", here, enough & piped, ~enough & piped)

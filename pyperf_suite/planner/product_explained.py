@@ -1,0 +1,426 @@
+"""One matrix product explained: its time by cause, its likely tiles and waves, what bounds it, better sizes nearby."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.findings.data import Findings, Quantity, Remark, findings, remark
+from pyperf_suite.findings.rows import Column, table
+from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.laws.tiling import elements_in, largest_power_of_two
+from pyperf_suite.planner.laws.calibration import Calibration
+from pyperf_suite.planner.laws.explained import IDEAL, KernelPrices, legend
+from pyperf_suite.planner.laws.gemm import TILES, gemm_law, library_spread, menu_times
+from pyperf_suite.planner.sizing.step import margins_of
+
+LAYOUTS = ("TN", "NN", "NT", "TT")
+ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 1}
+# Far above any product of a model, and low enough that counts of FLOP stay exact enough.
+LARGEST = 1 << 26
+# Tensor cores and TMA take runs of 16 bytes whole; 128 bytes are best (NVIDIA, linear-layer guide).
+NEEDED_BYTES, BEST_BYTES = 16, 128
+# Sizes are looked for from this much smaller to this much larger.
+WINDOW = 0.25
+# As good as the best rate in the window: nearer than repeated measurements are to each other.
+AS_GOOD = 0.01
+MOST_SIZES = 4096
+LIBRARY_NAMES = {"trtllm": "TensorRT-LLM", "sglang": "SGLang", "vllm": "vLLM", "cublas": "cuBLAS (PyTorch)"}
+TRAFFIC = "reading and writing once"
+# Causes that cost nothing as long as memory is the bottleneck, in the order in which its traffic hides them.
+HIDDEN_BY_TRAFFIC = (IDEAL, "bandwidth", "cache", "wave", "tile", "kernel", "library", "measured")
+
+
+@dataclass(frozen=True)
+class TiledProduct:
+    """C[m, n] cut into tiles of `rows` by `columns`, each in `splits` slices of K, one at a time on each of `sms`.
+
+    Without `steps` it is hardly known at which M the library takes another tile.
+    """
+
+    m: int
+    n: int
+    rows: int
+    columns: int
+    splits: int
+    sms: int
+    steps: bool = True
+
+    @property
+    def tiles_m(self) -> int:
+        return -(-self.m // self.rows)
+
+    @property
+    def tiles_n(self) -> int:
+        return -(-self.n // self.columns)
+
+    @property
+    def units(self) -> int:
+        """What is handed out to multiprocessors: tiles, or slices of them."""
+        return self.tiles_m * self.tiles_n * self.splits
+
+    @property
+    def waves(self) -> int:
+        return -(-self.units // self.sms)
+
+    @property
+    def last_wave(self) -> float:
+        """Share of the multiprocessors that the last wave gives work to."""
+        return self.units / self.sms - (self.waves - 1)
+
+    @property
+    def tile_efficiency(self) -> float:
+        """Share of the tiles' area that is C."""
+        return self.m * self.n / (self.tiles_m * self.rows * self.tiles_n * self.columns)
+
+    @property
+    def wave_efficiency(self) -> float:
+        """Share of all waves' places that have work."""
+        return self.units / (self.waves * self.sms)
+
+
+@dataclass(frozen=True)
+class BetterSize:
+    """Another size for one dimension: its seconds, and the rate of useful work relative to the present one.
+
+    The ratio is between `low` and `high` in nine cases of ten, if the law errs at both sizes independently.
+    """
+
+    dimension: str
+    present: int
+    size: int
+    seconds: float
+    rate_ratio: float
+    low: float
+    high: float
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it is better by more than the law's error."""
+        return self.low > 1
+
+
+@dataclass(frozen=True)
+class ProductExplained:
+    """The laws' answer for C[m,n] = A[m,k]·B[k,n] on a GPU; `causes` are seconds that add up to `seconds`.
+
+    `seconds` are those under a sustained load, `burst_seconds` those of a product that runs alone. Nine of ten
+    measurements lie in `interval_s`, None where that is unknown. `library` is whose kernels these are; `others` has the
+    time of each other library's relative to this one's, in a burst.
+    """
+
+    gpu: str
+    m: int
+    n: int
+    k: int
+    dtype: str
+    layout: str
+    seconds: float
+    burst_seconds: float
+    causes: Mapping[str, float]
+    extrapolated: bool
+    interval_s: tuple[float, float] | None
+    error_percent: float | None
+    origin: str
+    library: str
+    others: Mapping[str, float]
+    tiled: TiledProduct
+    peak_flop_per_s: float
+    flop_per_byte: float
+    turning_flop_per_byte: float
+    memory_s: float
+    divisors: Mapping[str, int]
+    better: tuple[BetterSize, ...]
+
+    @property
+    def flop_per_s(self) -> float:
+        return 2.0 * self.m * self.n * self.k / self.seconds
+
+    @property
+    def compute_s(self) -> float:
+        """The time of 2·M·N·K at the peak."""
+        return 2.0 * self.m * self.n * self.k / self.peak_flop_per_s
+
+    @property
+    def is_compute_bound(self) -> bool:
+        """Whether it does more FLOP a byte than the GPU can feed."""
+        return self.flop_per_byte >= self.turning_flop_per_byte
+
+    @property
+    def main_causes(self) -> list[tuple[str, float]]:
+        """The causes that are worth a row, with their seconds, the largest first."""
+        found = [(cause, seconds) for cause, seconds in self.causes.items() if abs(seconds) >= 0.0005 * self.seconds]
+        return sorted(found, key=lambda each: -abs(each[1]))
+
+
+def check_product(m: int, n: int, k: int, layout: str) -> None:
+    """Raise UserError for impossible sizes and unknown layouts."""
+    if not all(1 <= size <= LARGEST for size in (m, n, k)):
+        raise UserError(f"M, N and K have to lie between 1 and {LARGEST}, but {m} x {n} x {k} was asked for.")
+    if layout not in LAYOUTS:
+        raise UserError(f"There is no layout {layout!r}: choose from {', '.join(LAYOUTS)}.")
+
+
+def likely_tile(
+    laws: GpuSpec | Calibration, dtype: str, m: int, n: int, k: int, library: str | None = None
+) -> TiledProduct:
+    """The choice with the least time on the menu of the GPU's law; libraries do not report theirs before they run.
+
+    Raises UserError as `gemm_law` does.
+    """
+    law = gemm_law(laws, dtype, library)
+    chosen = menu_times(law.coefficients, law.rates, m, n, k)
+    return TiledProduct(m, n, *TILES[int(chosen.tile)], int(chosen.splits), law.rates.sms, law.rates.steps)
+
+
+def other_libraries(
+    laws: GpuSpec | Calibration, dtype: str, m: int, n: int, k: int, library: str | None
+) -> dict[str, float]:
+    """The time of each other library that was measured on this GPU relative to the one asked for."""
+    found = {name: float(seconds) for name, seconds in library_spread(laws, m, n, k, dtype).items()}
+    own = found.pop(gemm_law(laws, dtype, library).library)
+    return {name: seconds / own for name, seconds in found.items()}
+
+
+def explain_product(
+    gpu: GpuSpec,
+    prices: KernelPrices,
+    tiled: TiledProduct,
+    k: int,
+    dtype: str,
+    layout: str,
+    others: Mapping[str, float] = MappingProxyType({}),
+) -> ProductExplained:
+    """Price one product and its neighbours under a sustained load; `tiled` is how the library likely cuts it.
+
+    `others` is what other libraries take for it, relative to the one that `prices` are of.
+
+    Raises UserError for impossible sizes, unknown dtypes and layouts.
+    """
+    m, n = tiled.m, tiled.n
+    check_product(m, n, k, layout)
+    peak = gpu.peak(dtype)
+    price = prices.gemm(layout, *(np.array([size]) for size in (m, n, k)))
+    element = ELEMENT_BYTES[dtype]
+    # Results of 8-bit products are written in 16.
+    moved = element * (m * k + k * n) + max(2, element) * m * n
+    intensity, turning = 2.0 * m * n * k / moved, peak / gpu.memory_bytes_per_s
+    causes = {cause: float(np.broadcast_to(seconds, (1,))[0]) for cause, seconds in price.parts.items()}
+    memory_s = moved / gpu.memory_bytes_per_s
+    return ProductExplained(
+        gpu=gpu.name,
+        m=m,
+        n=n,
+        k=k,
+        dtype=dtype,
+        layout=layout,
+        seconds=float(price.seconds[0]),
+        burst_seconds=float(price.seconds[0]) - causes.get("sustained", 0.0),
+        causes=causes if intensity >= turning else _beyond_traffic(causes, memory_s),
+        extrapolated=bool(np.any(price.extrapolated)),
+        interval_s=None if price.low is None else (float(price.low[0]), float(price.high[0])),
+        error_percent=price.error_percent,
+        origin=price.origin,
+        library=price.library,
+        others=dict(others),
+        tiled=tiled,
+        peak_flop_per_s=peak,
+        flop_per_byte=intensity,
+        turning_flop_per_byte=turning,
+        memory_s=memory_s,
+        divisors={name: largest_power_of_two(size) for name, size in (("M", m), ("N", n), ("K", k))},
+        better=tuple(_better_sizes(prices, {"M": m, "N": n, "K": k}, element, layout)),
+    )
+
+
+def _beyond_traffic(causes: Mapping[str, float], memory_s: float) -> dict[str, float]:
+    """Causes of a product that is bound by memory: its traffic, then what the traffic does not hide of the others."""
+    left, found = memory_s, dict(causes)
+    for cause in HIDDEN_BY_TRAFFIC:
+        hidden = min(left, max(0.0, found.get(cause, 0.0)))
+        if hidden:
+            left -= hidden
+            found[cause] -= hidden
+    return {TRAFFIC: memory_s - left, **{cause: seconds for cause, seconds in found.items() if seconds}}
+
+
+def _better_sizes(prices: KernelPrices, sizes: dict[str, int], element_bytes: int, layout: str) -> Iterator[BetterSize]:
+    """For each dimension the next smaller and the next larger size of about the best rate on that side.
+
+    Sides on which no size is better than the present one are left out.
+    """
+    for name, present in sizes.items():
+        step = elements_in(NEEDED_BYTES, element_bytes)
+        # Steps stay whole runs, and coarse enough for a limited number of sizes.
+        step *= max(1, int(2 * WINDOW * present / step / MOST_SIZES))
+        around = np.arange(max(step, int(present * (1 - WINDOW)) // step * step), present * (1 + WINDOW) + step, step)
+        tried = {other: np.full(len(around) + 1, size) for other, size in sizes.items()}
+        tried[name] = np.concatenate([[present], around.astype(np.int64)])
+        price = prices.gemm(layout, tried["M"], tried["N"], tried["K"])
+        seconds = np.asarray(price.seconds)
+        below, above = (np.broadcast_to(side, seconds.shape) for side in margins_of(price))
+        rate = tried[name] / seconds
+        # A size is worth no more than it surely has: the upper end of its time counts.
+        surely = rate * np.exp(-above)
+        for side in (tried[name] < present, tried[name] > present):
+            good = np.flatnonzero(side & (surely >= (1 - AS_GOOD) * np.max(surely[side], initial=0.0)))
+            if not len(good):
+                continue
+            nearest = good[np.argmin(np.abs(tried[name][good] - present))]
+            ratio = float(rate[nearest] / rate[0])
+            if ratio > 1 + AS_GOOD:
+                size = int(tried[name][nearest])
+                low = ratio * float(np.exp(-np.hypot(below[0], above[nearest])))
+                high = ratio * float(np.exp(np.hypot(above[0], below[nearest])))
+                yield BetterSize(name, present, size, float(seconds[nearest]), ratio, low, high)
+
+
+def findings_of_product(product: ProductExplained) -> Findings:
+    """Its time, how it is cut, what bounds it, and the sizes nearby that do their work faster."""
+    sure = [better for better in product.better if better.is_sure]
+    unsure = [better for better in product.better if not better.is_sure]
+    return findings(
+        _time(product),
+        _tiles(product),
+        None if product.tiled.steps else _STEPLESS,
+        _bound(product),
+        _alignment(product),
+        _EXTRAPOLATED if product.extrapolated else None,
+        None if product.better else remark("No size up to a quarter smaller or larger does its work faster."),
+        table("Where the time goes", CAUSES, [(cause, seconds, product) for cause, seconds in product.main_causes]),
+        table("Next good sizes", SIZES, [(better, product) for better in sure]),
+        remark(
+            "Gains within the law's error: {sizes}.",
+            kind="predicted",
+            sizes=", ".join(f"{each.dimension} {each.present} -> {each.size}" for each in unsure),
+        )
+        if unsure
+        else None,
+        remark(legend(cause for cause, _ in product.main_causes)),
+    )
+
+
+_EXTRAPOLATED = remark(
+    "The law was not fitted on these sizes, this dtype or this GPU; it may err by more than it states.", kind="caution"
+)
+
+
+def _time(product: ProductExplained) -> Iterator[Remark]:
+    low, high = product.interval_s or (math.nan, math.nan)
+    yield remark(
+        "C[{m},{n}] = A[{m},{k}] B[{k},{n}], {dtype} {layout} on {gpu}{by}: {time} under a sustained load, as in "
+        "training ({rate}, {share} of the peak), {burst} in a burst.",
+        product,
+        kind="predicted",
+        by=f" by {LIBRARY_NAMES.get(product.library, product.library)}" if product.library else "",
+        time=Quantity(product.seconds, "duration", low, high, predicted=True),
+        rate=Quantity(product.flop_per_s, "TFLOP/s", predicted=True),
+        share=Quantity(product.flop_per_s / product.peak_flop_per_s, "%", predicted=True),
+        burst=Quantity(product.burst_seconds, "duration", predicted=True),
+    )
+    if product.interval_s is None:
+        yield remark("How far measurements lie from this is unknown: nothing alike was measured.", kind="caution")
+    if product.others:
+        yield remark(
+            "The kernels of {libraries} as long.",
+            kind="predicted",
+            libraries=" and ".join(
+                f"{LIBRARY_NAMES.get(name, name)} take {ratio:.2f} times" for name, ratio in product.others.items()
+            ),
+        )
+    origin = f" ({product.origin})" if product.origin else ""
+    if product.error_percent is None:
+        yield remark("The law was compared with no measurement{origin}.", kind="law", origin=origin)
+    else:
+        yield remark(
+            "The law errs by {error} on measurements that it was not fitted on{origin}.",
+            kind="law",
+            error=Quantity(product.error_percent / 100, "%"),
+            origin=origin,
+        )
+
+
+def _tiles(product: ProductExplained) -> Remark:
+    tiled = product.tiled
+    return remark(
+        "The library's likely tile is {rows}x{columns}: {tiles_m} x {tiles_n} tiles{split}, {waves} on {sms} "
+        "multiprocessors, the last one {last} full; {area} of the tiles' area and {used} of the waves are used.",
+        tiled,
+        kind="predicted",
+        split=f" x {tiled.splits} slices of K" if tiled.splits > 1 else "",
+        waves="1 wave" if tiled.waves == 1 else f"{tiled.waves} waves",
+        last=Quantity(tiled.last_wave, "%"),
+        area=Quantity(tiled.tile_efficiency, "%"),
+        used=Quantity(tiled.wave_efficiency, "%"),
+    )
+
+
+_STEPLESS = remark(
+    "Steps in M are known on this GPU only between neighbours in the tables, as 512 and 513: elsewhere a row more may "
+    "cost more than the law says.",
+    kind="law",
+)
+
+
+def _bound(product: ProductExplained) -> Remark:
+    """The lower bound of any kernel, with the prediction: few tiles may be slow though memory is not."""
+    least = max(product.memory_s, product.compute_s)
+    return remark(
+        "It is bound by {what}: reading and writing once takes {memory}, computing {compute}, and the prediction is "
+        "{times} the greater of the two ({intensity} FLOP a byte, where {gpu} turns at {turning}).",
+        product,
+        kind="predicted",
+        memory=Quantity(product.memory_s, "duration", predicted=True),
+        compute=Quantity(product.compute_s, "duration", predicted=True),
+        what="computing" if product.is_compute_bound else "memory",
+        times=Quantity(product.seconds / least, "x", predicted=True),
+        intensity=Quantity(product.flop_per_byte, "count"),
+        turning=Quantity(product.turning_flop_per_byte, "count"),
+    )
+
+
+def _alignment(product: ProductExplained) -> Remark:
+    element = ELEMENT_BYTES[product.dtype]
+    needed, best = elements_in(NEEDED_BYTES, element), elements_in(BEST_BYTES, element)
+    rows = {name: product.divisors[name] for name in contiguous(product.layout)}
+    odd = [name for name, divisor in rows.items() if divisor < needed]
+    fair = [name for name, divisor in rows.items() if needed <= divisor < best]
+    if odd:
+        verdict = f"below the {needed} that tensor cores and TMA take whole ({NEEDED_BYTES} bytes)"
+    else:
+        verdict = f"below the {best} that fill {BEST_BYTES} bytes" if fair else f"fill {BEST_BYTES} bytes"
+    return remark(
+        "Divisible: M by {m}, N by {n}, K by {k}; {names}, along which rows lie in memory, {verdict}.",
+        m=product.divisors["M"],
+        n=product.divisors["N"],
+        k=product.divisors["K"],
+        names=" and ".join(odd or fair or rows),
+        verdict=verdict,
+    )
+
+
+def contiguous(layout: str) -> list[str]:
+    """The dimensions that lie along rows of A, B or C as stored, whose divisibility counts."""
+    of_a, of_b = "M" if layout[1] == "T" else "K", "K" if layout[0] == "T" else "N"
+    return sorted({of_a, of_b, "N"}, key="MNK".index)
+
+
+CAUSES = (
+    Column("cause", lambda row: row[0]),
+    Column("time", lambda row: row[1], "us"),
+    Column("share", lambda row: row[1] / row[2].seconds, "%"),
+)
+SIZES = (
+    Column("dimension", lambda row: row[0].dimension),
+    Column("now", lambda row: row[0].present),
+    Column("good size", lambda row: row[0].size),
+    Column("larger by", lambda row: row[0].size / row[0].present - 1, "+%"),
+    Column("time", lambda row: row[0].seconds, "us"),
+    Column("time changes by", lambda row: row[0].seconds / row[1].seconds - 1, "+%"),
+    Column("throughput", lambda row: Quantity(row[0].rate_ratio, "x", row[0].low, row[0].high, predicted=True), "x"),
+)

@@ -1,0 +1,379 @@
+"""The answer of `size`: what a micro-batch takes and loses time to, which rules matter, which sizes are faster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pyperf_suite.findings.data import Figure, Findings, Quantity, Remark, Table, findings, remark
+from pyperf_suite.findings.rows import Column, table
+from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.laws.model_flop import model_flop, utilization
+from pyperf_suite.laws.training.memory import USABLE_SHARE
+from pyperf_suite.laws.transformer import ModelDimensions
+from pyperf_suite.planner.laws.calibration import Calibration, spec_of
+from pyperf_suite.planner.laws.explained import IDEAL, Explained, KernelPrices, legend
+from pyperf_suite.planner.laws.prices import Prices
+from pyperf_suite.planner.laws.training.framework import found_constants
+from pyperf_suite.planner.laws.training.step import step_time
+from pyperf_suite.planner.power import MeasuredPower, power_of
+from pyperf_suite.planner.sizing.details import SizeCheck, Spent, checks, heat_maps, saved, spent_by
+from pyperf_suite.planner.sizing.search import REPEATABILITY, Bounds, Candidate, Search, search
+from pyperf_suite.planner.sizing.step import Setting, StepPrices
+
+Savings = tuple[tuple[str, float], ...]
+
+# By the method of the prices, as `layout` names them too.
+LAW_NAMES = {
+    "gemm": "products",
+    "grouped_gemm": "experts",
+    "attention": "attention",
+    "latent_attention": "latent attention",
+    "memory_bound": "memory bound",
+    "collective": "collectives",
+}
+UNSURE = "within the laws' error"
+# Of each part of the work, in its row.
+MOST_CAUSES = 3
+MOST_LOSSES = 3
+# A change of these makes another model; of the others, the same one in better sizes.
+CHANGE_THE_MODEL = ("layers", "kv_heads")
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """Everything that was worked out for one setting on one GPU; `savings` belong to `search.pareto`, in its order.
+
+    `iteration` is the law of a whole iteration of this one micro-batch, as `layout` predicts it: the GPU's work,
+    waiting for the host, and the optimizer.
+    """
+
+    gpu: GpuSpec
+    setting: Setting
+    iteration: Explained
+    spent: tuple[Spent, ...]
+    checks: tuple[SizeCheck, ...]
+    search: Search
+    savings: tuple[Savings, ...]
+    savings_alone: dict[str, Savings]
+    errors: dict[str, float | None]
+    origins: tuple[str, ...]
+    figures: tuple[Figure, ...]
+    notes: tuple[str, ...] = ()
+    power: MeasuredPower | None = None
+
+    @property
+    def joules_a_token(self) -> Quantity | None:
+        """By the power that was measured, None where none was."""
+        setting, gpus = self.setting, self.setting.tp * self.setting.shards
+        tokens = setting.micro_batch * setting.shards * setting.seq
+        return self.power.a_token(gpus, float(self.iteration.seconds) / tokens) if self.power else None
+
+    @property
+    def utilization(self) -> float:
+        """MFU of the iteration: the model's FLOP over what the GPUs could do at their peak."""
+        setting = self.setting
+        flop = model_flop(setting.model, setting.micro_batch * setting.shards, setting.seq)
+        gpus = setting.tp * setting.shards
+        return float(utilization(flop, float(self.iteration.seconds), gpus, self.gpu.peak(setting.dtype)))
+
+
+def sizing(
+    laws: GpuSpec | Calibration,
+    setting: Setting,
+    bounds: Bounds,
+    prices: KernelPrices | None = None,
+    notes: Sequence[str] = (),
+) -> Sizing:
+    """Work it all out. `bounds.memory_bytes` is what may be used of each GPU."""
+    gpu, constants = spec_of(laws), found_constants(laws).constants
+    alone = prices or Prices(laws, setting.dtype)
+    prices = StepPrices(alone, constants)
+    found = search(setting, bounds, prices)
+    proposed = [*found.pareto, *found.alone.values()]
+    present, *others = spent_by([setting, *(candidate.setting for candidate in proposed)], prices)
+    savings = [tuple(saved(present, other, each, setting)) for other, each in zip(others, proposed, strict=True)]
+    return Sizing(
+        gpu,
+        setting,
+        step_time(laws, setting.model, setting.plan, constants, alone),
+        tuple(present),
+        tuple(checks(setting, prices, found.memory_limit_bytes)),
+        found,
+        tuple(savings[: len(found.pareto)]),
+        dict(zip(found.alone, savings[len(found.pareto) :], strict=True)),
+        prices.errors,
+        tuple(prices.origins),
+        heat_maps(setting, prices, gpu.name, bounds.reach),
+        tuple(notes),
+        power_of(laws),
+    )
+
+
+def findings_of_sizing(sizing: Sizing) -> Findings:
+    """What to change first, what the step takes, tables and the heat maps."""
+    shown = (sizing.search.present, *sizing.search.pareto, *sizing.search.alone.values())
+    return findings(
+        _answer(sizing),
+        _step(sizing),
+        _losses(sizing),
+        _errors(sizing),
+        _memory(sizing),
+        _EXTRAPOLATED if any(each.extrapolated for each in shown) else None,
+        (remark(note, kind="caution") for note in sizing.notes),
+        _products(sizing),
+        table("The classic rules, and what they are worth here", RULES, sizing.checks),
+        table(
+            "One dimension at a time",
+            (Column("dimension", lambda row: row[0]), *OUTCOMES),
+            [(name, each, sizing.savings_alone[name]) for name, each in sizing.search.alone.items()],
+        ),
+        table(
+            "Together: no other is better in time, parameters and memory at once",
+            OUTCOMES,
+            [("", each, savings) for each, savings in zip(sizing.search.pareto, sizing.savings, strict=True)],
+        ),
+        remark(legend(cause for part in sizing.spent for cause, _ in part.lost[:MOST_CAUSES])),
+        sizing.figures,
+    )
+
+
+_EXTRAPOLATED = remark(
+    "* The laws were not fitted on some of these sizes, this dtype or this GPU; they may err by more than they state.",
+    kind="caution",
+)
+
+
+def _answer(sizing: Sizing) -> Iterator[Remark]:
+    """The single change that is worth most, then the next; combinations last."""
+    found = sizing.search
+    if found.priced == 1:
+        yield remark(
+            "There is no neighbour to compare with: none differs only in {dimensions}.",
+            dimensions=", ".join(found.bounds.vary),
+        )
+        return
+    singles = sorted((each for each in found.alone.values() if each.is_faster), key=lambda each: -each.speed)
+    if singles:
+        # Of choices that the laws cannot tell from the best, the one that changes the parameters least.
+        best_low = singles[0].low
+        singles.sort(key=lambda each: (each.high < best_low, abs(each.parameter_change)))
+    for word, candidate in zip(("Change first", "Next", "Then"), singles, strict=False):
+        yield _proposal(word, candidate)
+    if found.pareto and len(found.pareto[0].changes) > 1:
+        yield _proposal("Together", max(found.pareto, key=lambda each: each.speed))
+    if not singles and not found.pareto:
+        yield remark(
+            "Keep the dimensions: no neighbour does its work faster by more than the laws' error and the repeatability "
+            "of measurements ({noise}).",
+            noise=Quantity(REPEATABILITY, "%"),
+        )
+    yield remark(
+        "{compared} neighbours were compared, {allowed} within the limits on parameters, width and memory; {faster} "
+        "are faster by more than the laws' error.",
+        kind="predicted",
+        compared=found.priced,
+        allowed=found.within,
+        faster=found.faster,
+    )
+
+
+def _proposal(word: str, candidate: Candidate) -> Remark:
+    marked = ", ".join(name for name, _, _ in candidate.changes if name in CHANGE_THE_MODEL)
+    return remark(
+        "{word}: {change}{note}, {faster} as fast, {parameters} parameters.",
+        kind="predicted",
+        effect="faster",
+        word=word,
+        change=change_of(candidate),
+        note=f" (another model: {marked})" if marked else "",
+        faster=speed_of(candidate),
+        parameters=Quantity(candidate.parameter_change, "+%"),
+    )
+
+
+def _step(sizing: Sizing) -> Iterator[Remark]:
+    setting, present, model = sizing.setting, sizing.search.present, sizing.setting.model
+    shared = f" over {model.kv_heads} key-value heads" if model.kv_heads != model.heads else ""
+    experts = f"{model.expert_ffn} x {model.experts} experts, {model.top_k} a token"
+    yield remark(
+        "{parameters} billion parameters ({model}), {micro_batch} x {seq} tokens in {dtype} on {gpu}: {time} of GPU "
+        "work forward and backward{each}, at the clocks of a sustained load.",
+        kind="predicted",
+        parameters=Quantity(present.parameters / 1e9),
+        model=f"{model.layers} layers{_kinds_of_layers(model)}, hidden {model.hidden}, "
+        f"{model.heads} heads of {model.head_dim}{shared}, "
+        f"ffn {model.ffn if model.experts == 1 else experts}, vocab {model.vocab}",
+        micro_batch=setting.micro_batch,
+        seq=setting.seq,
+        dtype=setting.dtype,
+        gpu=sizing.gpu.name,
+        time=Quantity(present.seconds, "duration", predicted=True),
+        each=f" on each of {setting.tp} tensor-parallel GPUs" if setting.tp > 1 else "",
+    )
+    parts = sizing.iteration.parts
+    sent = sum(float(parts[name]) for name in ("gradients", "parameters"))
+    yield remark(
+        "An iteration of one micro-batch takes {time}, {mfu} of the peak (MFU), as `layout` counts it: {optimizer} for "
+        "the optimizer{sent} and {host} of waiting for the host are part of it.",
+        kind="predicted",
+        time=Quantity(float(sizing.iteration.seconds), "duration", predicted=True),
+        mfu=Quantity(sizing.utilization, "%", predicted=True),
+        optimizer=Quantity(float(parts["optimizer"]), "duration", predicted=True),
+        sent=f", {1e3 * sent:.3g} ms for the traffic of {setting.shards} shards" if sent else "",
+        host=Quantity(float(parts["host"]), "duration", predicted=True),
+    )
+    if sizing.power and sizing.joules_a_token:
+        yield sizing.power.told(sizing.joules_a_token)
+
+
+def _errors(sizing: Sizing) -> Iterator[Remark]:
+    for law, error in sizing.errors.items():
+        yield remark(
+            "The law of {law} errs by {error} on measurements that it was not fitted on.",
+            kind="law",
+            law=LAW_NAMES[law],
+            error="an unknown amount" if error is None else Quantity(error / 100, "%"),
+        )
+    if sizing.origins:
+        yield remark("Sources of the laws: {sources}.", kind="law", sources="; ".join(sizing.origins))
+
+
+def _losses(sizing: Sizing) -> Iterator[Remark]:
+    total = sum(part.seconds for part in sizing.spent)
+    ideal = sum(part.causes.get(IDEAL, 0.0) for part in sizing.spent)
+    yield remark(
+        "{share} of the GPU's work is beyond the ideal time of the data sheet.",
+        kind="predicted",
+        share=Quantity(1 - ideal / total, "%", predicted=True),
+    )
+    lost: dict[tuple[str, str], float] = {}
+    for part in sizing.spent:
+        for cause, seconds in part.lost:
+            key = (part.part.partition(",")[0], cause)
+            lost[key] = lost.get(key, 0.0) + seconds / total
+    for (name, cause), share in sorted(lost.items(), key=lambda each: -each[1])[:MOST_LOSSES]:
+        yield remark(
+            "{part} loses {share} of it to {cause}.",
+            kind="predicted",
+            part=name,
+            cause=cause,
+            share=Quantity(share, "%", predicted=True),
+        )
+
+
+def _memory(sizing: Sizing) -> Remark | None:
+    setting, found = sizing.setting, sizing.search
+    usable = USABLE_SHARE * sizing.gpu.memory_bytes
+    if found.present.memory_bytes <= usable:
+        return None
+    return remark(
+        "The model does not fit: weights, gradients, AdamW and activations need {needed} on each GPU with tp = {tp} "
+        "and {shards} shards, where {usable} are usable. Candidates may need at most {more} more; --shards gives the "
+        "number of data-parallel GPUs that share these (ZeRO-3, FSDP).",
+        kind="caution",
+        needed=Quantity(found.present.memory_bytes, "size"),
+        usable=Quantity(usable, "size"),
+        tp=setting.tp,
+        shards=setting.shards,
+        more=Quantity(found.bounds.parameter_change, "%"),
+    )
+
+
+def _kinds_of_layers(model: ModelDimensions) -> str:
+    """What is not the same in all layers, behind their number."""
+    seen = "a chunk" if model.chunked else "a window"
+    kinds = {
+        f"with attention over {seen} of {model.window}": model.windowed_layers,
+        "without experts": model.dense_layers,
+    }
+    return "".join(f", {count} {kind}" for kind, count in kinds.items() if count)
+
+
+def _sizes_of(part: Spent) -> str:
+    """As its law takes them; attention without its window where it sees all."""
+    *sizes, window = part.sizes
+    if part.law != "attention":
+        return " x ".join(map(str, part.sizes))
+    return " x ".join(map(str, sizes)) + (f", window {window}" if window else "")
+
+
+def _products(sizing: Sizing) -> Table:
+    total = sum(part.seconds for part in sizing.spent)
+
+    def lost(place: int) -> tuple[Column, Column]:
+        def cause(part: Spent) -> str | None:
+            known = [cause for cause, seconds in part.lost if seconds >= 0.01 * part.seconds]
+            return known[place] if place < len(known) else None
+
+        def share(part: Spent) -> float | None:
+            return part.causes[name] / part.seconds if (name := cause(part)) else None
+
+        priority = 0 if place else 1
+        name = "then to" if place else "lost to"
+        return Column(name, cause, priority=priority), Column("of its time", share, "%", priority=priority)
+
+    return table(
+        "Where a micro-batch goes",
+        (
+            Column("work of one GPU", lambda part: part.part + (" *" if part.extrapolated else ""), priority=2),
+            Column("sizes", _sizes_of),
+            Column("calls", lambda part: f"{part.calls:g}", priority=0),
+            Column("time", lambda part: part.seconds, "ms", priority=2),
+            Column("of the step", lambda part: part.seconds / total, "%"),
+            Column("rate", lambda part: part.flop / part.seconds if part.flop else None, "TFLOP/s"),
+            *(column for place in range(MOST_CAUSES) for column in lost(place)),
+        ),
+        [part for part in sorted(sizing.spent, key=lambda each: -each.seconds) if part.seconds >= 0.002 * total],
+    )
+
+
+def _saving(place: int) -> tuple[Column, Column]:
+    def known(row: tuple[str, Candidate, Savings], part: int) -> str | float | None:
+        _, candidate, savings = row
+        return savings[place][part] if candidate.is_faster and place < len(savings) else None
+
+    return (
+        Column("and by" if place else "saves by", lambda row: known(row, 0), priority=0),
+        Column("of the step", lambda row: known(row, 1), "%", priority=0),
+    )
+
+
+def change_of(candidate: Candidate) -> str:
+    """The changed dimensions as text: "heads 40 -> 32, vocab 50257 -> 50304"."""
+    return ", ".join(f"{name} {before} -> {after}" for name, before, after in candidate.changes)
+
+
+def speed_of(candidate: Candidate) -> Quantity:
+    """How many times as fast it does its own work, with the bounds of the laws' error."""
+    return Quantity(candidate.speed, "x", candidate.low, candidate.high, predicted=True)
+
+
+def _marked(candidate: Candidate) -> str:
+    return change_of(candidate) + (" *" if candidate.extrapolated else "")
+
+
+def _verdict(candidate: Candidate) -> str:
+    return "faster" if candidate.is_faster else "slower" if candidate.is_slower else UNSURE
+
+
+OUTCOMES = (
+    Column("change", lambda row: _marked(row[1]), priority=2),
+    Column("speed", lambda row: speed_of(row[1]), "x", priority=2),
+    Column("verdict", lambda row: _verdict(row[1])),
+    Column("time a token", lambda row: row[1].time_ratio - 1, "+%"),
+    Column("parameters", lambda row: row[1].parameter_change, "+%"),
+    Column("memory", lambda row: row[1].memory_bytes, "GiB"),
+    *_saving(0),
+    *_saving(1),
+    *_saving(2),
+)
+RULES = (
+    Column("rule", lambda check: check.rule, priority=2),
+    Column("here", lambda check: check.found),
+    Column("kept", lambda check: "yes" if check.kept else "no", priority=2),
+    Column("compared with", lambda check: check.other and _marked(check.other)),
+    Column("speed then", lambda check: check.other and speed_of(check.other), "x"),
+    Column("verdict", lambda check: check.other and _verdict(check.other)),
+    Column("memory then", lambda check: check.other and check.other.memory_bytes, "GiB", priority=0),
+)

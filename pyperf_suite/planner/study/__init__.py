@@ -1,0 +1,386 @@
+"""A study of layouts: the same training step cut over ranks in many ways, each run and ranked by samples per second."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from pyperf_suite.findings.data import (
+    Bar,
+    Bars,
+    Claim,
+    ClaimVerdict,
+    Figure,
+    Findings,
+    Quantity,
+    Remark,
+    Table,
+    findings,
+    quantity,
+    remark,
+)
+from pyperf_suite.findings.probe import Probe
+from pyperf_suite.findings.rows import Column, Rows, grouped, mean_speedup, misses, table
+from pyperf_suite.laws.training.memory import NEAR_LIMIT, largest_batch
+from pyperf_suite.planner.study.grid import axes, cases_of
+from pyperf_suite.planner.study.results import (
+    PARTS,
+    Memory,
+    Predictor,
+    SearchStep,
+    StudyResult,
+    held,
+    results_of,
+    search_steps,
+)
+from pyperf_suite.workloads.on_ranks import MOST_RANKS
+from pyperf_suite.workloads.training import Checkpointing
+from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
+
+# 2.7 B parameters on 16 A100 of Polaris, samples/s over 5 steps, in decreasing order: ZeRO 1 with flash attention, ZeRO
+# 1 without, ZeRO 2, ZeRO 3, pipelines; what is checkpointed is behind all that is not.
+SEED = "Megatron-DeepSpeed performance study, 2.7 B parameters on 16 GPUs, 2023"
+FLASH = Claim("flash attention before none", SEED, low=1.0)
+ZERO_2 = Claim("ZeRO 1 before ZeRO 2", SEED, low=1.0)
+ZERO_3 = Claim("ZeRO 2 before ZeRO 3", SEED, low=1.0)
+PIPELINE = Claim("no pipeline before any", SEED, low=1.0)
+CHECKPOINTING = Claim("nothing checkpointed before activations checkpointed", SEED, low=1.0)
+
+KEEP, AGAIN = Checkpointing("none"), Checkpointing("every")
+# Of fewer configurations an order says nothing.
+FEWEST_IN_ORDER = 3
+LONGEST_REASON, LONGEST_NOTE = 160, 90
+ALL = "all parts"
+
+Change = Callable[[ParallelStepParameters], ParallelStepParameters | None]
+
+
+def _turned(name: str, own: Container[Any], other: Any) -> Change:
+    """One parameter turned from any of these values into another."""
+    return lambda p: replace(p, **{name: other}) if getattr(p, name) in own else None
+
+
+def _recut(way: str) -> Change:
+    """Data-parallel ranks turned into as many of another way; the global batch and the micro-batch stay."""
+
+    def change(p: ParallelStepParameters) -> ParallelStepParameters | None:
+        other: dict[str, Any] = {"data": 1, "micro_batches": p.micro_batches * p.data, way: p.data}
+        return replace(p, **other) if p.data > 1 and p.ranks == p.data and not p.zero_stage else None
+
+    return change
+
+
+# The published claim, one way to train, the other, and the parameters that the other differs in, none without one.
+COMPARED: tuple[tuple[Claim | None, str, str, Change], ...] = (
+    (FLASH, "flash attention", "the math backend", _turned("attention", ("flash", "sdpa"), "math")),
+    (None, "ZeRO 1", "DDP, which keeps all states on all ranks", _turned("zero_stage", (1,), 0)),
+    (ZERO_2, "ZeRO 1", "ZeRO 2", _turned("zero_stage", (1,), 2)),
+    (ZERO_3, "ZeRO 2", "ZeRO 3", _turned("zero_stage", (2,), 3)),
+    (None, "data parallelism", "tensor parallelism", _recut("tensor")),
+    (PIPELINE, "data parallelism", "a pipeline", _recut("pipeline")),
+    (None, "shards on the device", "shards offloaded to the CPU", _turned("offload", ("none",), "cpu")),
+    (None, "torch's engine", "DeepSpeed's", _turned("engine", ("torch",), "deepspeed")),
+    (None, "the interleaved schedule", "1F1B", _turned("chunks", range(2, MOST_RANKS + 1), 1)),
+    (CHECKPOINTING, "activations kept", "activations computed again", _turned("checkpointing", (KEEP,), AGAIN)),
+)
+
+
+def _bytes_of(part: str) -> Column:
+    return Column(part, lambda each: each.memory.get(part), "MB", priority=0)
+
+
+def _sum_of_parts(result: StudyResult) -> float | None:
+    """None where it says no more than another column."""
+    return held(result.memory) if len(result.memory) > 1 and "peak" not in result.memory else None
+
+
+COLUMNS = (
+    Column("configuration", "name", priority=2),
+    Column("ranks", lambda each: each.parameters.ranks),
+    Column("micro-batch", lambda each: f"{each.parameters.batch} x {each.parameters.micro_batches}", priority=0),
+    Column("mean", "rate", "samples/s", priority=2),
+    Column("± error", "error", "samples/s"),
+    Column("median", lambda each: each.median[0], "samples/s"),
+    Column("rate", lambda each: each.rate * each.parameters.seq, "tokens/s", priority=0),
+    Column("MFU", "mfu", "%"),
+    Column("predicted", "predicted_rate", "samples/s", predicted=True),
+    Column("time off", "time_error", "+%"),
+    *map(_bytes_of, PARTS),
+    Column("memory", _sum_of_parts, "MB"),
+    Column("predicted memory", lambda each: held(each.predicted_memory) or None, "MB", priority=0, predicted=True),
+    Column("memory off", "memory_error", "+%"),
+)
+LOST = (
+    Column("configuration", "name", priority=2),
+    Column("outcome", lambda each: each.lost[0].outcome),
+    Column("experiments lost", lambda each: len(each.lost)),
+    Column("of", lambda each: len(each.trials)),
+    Column("reason", lambda each: textwrap.shorten(each.lost[0].reason, LONGEST_REASON), priority=2),
+)
+
+
+def analyse(rows: Rows, predictor: Predictor | None = None) -> Findings:
+    """What the configurations of each model and batch say; predictions beside them where somebody makes them."""
+    steps, results = search_steps(rows.records), results_of(rows.records, predictor)
+    if kept := [each.case for each in steps if each.is_kept]:
+        # Pairs decide better than means over experiments of other times.
+        results.sort(key=lambda each: each.case != kept[-1])
+    found = list(grouped(results, _model).values())
+    names = ["study"] if len(found) == 1 else [f"study_{number}" for number in range(1, len(found) + 1)]
+    return findings(_searched(steps), map(_of_model, found, names))
+
+
+PATH = (
+    Column("step", "number"),
+    Column("tried", "change", priority=2),
+    Column("configuration", lambda each: each.case.parameters.name, priority=2),
+    Column("micro-batch", lambda each: each.case.parameters.batch),
+    Column("verdict", lambda each: each.verdict or "the run ended", priority=2),
+    Column("pairs", lambda each: each.speed and each.speed.processes),
+    Column("speed", "speed", "x", priority=2),
+    Column("predicted", "predicted", "x", predicted=True, priority=0),
+    Column("runs", "runs", priority=0),
+)
+
+
+def _searched(steps: Sequence[SearchStep]) -> Iterator[Remark | Table]:
+    """Where a search went, and at what cost."""
+    if not steps:
+        return
+    best = next((each for each in reversed(steps) if each.is_kept), None)
+    runs, tried = sum(each.runs for each in steps), len({each.case for each in steps})
+    sentence = "The search found no configuration that fits in {runs} runs of {tried} of {of} configurations"
+    if best is not None:
+        sentence = (
+            "The search ended at {configuration} with micro-batches of {batch}, in {runs} runs of {tried} of {of} "
+            "configurations"
+        )
+    p = best.case.parameters if best else None
+    where = {"configuration": p.name, "batch": p.batch} if p else {}
+    yield remark(sentence, runs=runs, tried=tried, of=steps[0].of, **where)
+    yield table("The path of the search", PATH, steps)
+
+
+def _model(result: StudyResult) -> tuple[Any, ...]:
+    """What configurations have in common that are compared."""
+    p = result.parameters
+    return p.dimensions, p.seq, p.global_batch, p.dtype
+
+
+def _of_model(found: Sequence[StudyResult], name: str) -> Iterator[Any]:
+    timed, p = [each for each in found if each.timed], found[0].parameters
+    model = (
+        f"{'Llama' if p.gated else 'GPT'} of {p.layers} layers, hidden {p.hidden}, {p.heads} heads, seq {p.seq}, "
+        f"{p.dtype}, global batch {p.global_batch}"
+    )
+    if lost := [each.name for each in found if not each.timed]:
+        sentence = "{lost} of {configurations} configurations gave no time: {names}"
+        yield remark(sentence, kind="caution", lost=len(lost), configurations=len(found), names=", ".join(lost))
+    if timed:
+        yield _how_taken(min(timed, key=lambda each: len(each.rates)))
+        yield _fastest(model, timed, len(found))
+        if len(timed) > 1 and (lead := _faster([(timed[1], timed[0])])):
+            sentence = "{configuration} trains {lead} as fast as the next, {next}"
+            yield remark(sentence, effect="lead", configuration=timed[0].name, lead=lead, next=timed[1].name)
+        yield from (_compared(timed, *each) for each in COMPARED)
+        yield _least_memory(timed)
+        yield from _headroom(timed)
+        yield table(model, COLUMNS, timed)
+        yield from _agreement([each for each in timed if each.prediction])
+        yield _figure(model, found, name)
+    yield table("Experiments without a time", LOST, (each for each in found if each.lost))
+
+
+def _how_taken(fewest: StudyResult) -> Remark:
+    """How much is known of what differs between experiments."""
+    if fewest.error is None:
+        return remark("One experiment has no error: --experiments 3 shows how far experiments differ", kind="caution")
+    return remark(
+        "Rates are means over {experiments} experiments; intervals of medians have a confidence of {confidence:%}",
+        experiments=len(fewest.rates),
+        confidence=fewest.median[1],
+    )
+
+
+def _fastest(model: str, timed: Sequence[StudyResult], configurations: int) -> Remark:
+    """What it gains is how much the choice matters: its speed relative to the slowest."""
+    best, slowest = timed[0], timed[-1]
+    gain = _faster([(slowest, best)]) if len(timed) > 1 else None
+    place = "the fastest of {configurations} configurations" if configurations > 1 else "the only configuration"
+    place += ", {gain} as fast as the slowest, {slowest}" if gain else ""
+    return remark(
+        f"{{configuration}} is {place}: {{rate}}, {{flop}} ({{model}}, {{size}} parameters)",
+        # It is reported even where noise could explain the gain.
+        effect="gain" if gain and not (gain.has_interval and not gain.excludes(1.0)) else "",
+        configuration=best.name,
+        configurations=configurations,
+        gain=gain,
+        slowest=slowest.name,
+        rate=Quantity(best.rate, "samples/s"),
+        flop=Quantity(best.flop_per_s, "TFLOP/s"),
+        model=model,
+        size=Quantity(float(best.parameters.dimensions.parameters), "count"),
+    )
+
+
+def _faster(pairs: Sequence[tuple[StudyResult, StudyResult]]) -> Quantity | None:
+    """How many times as fast the second of each pair is, in the mean; of a single experiment without bounds.
+
+    Its steps know nothing of what differs between experiments.
+    """
+    ratio = mean_speedup([(slow.reading, fast.reading) for slow, fast in pairs])
+    if ratio is None:
+        return None
+    return Quantity(ratio.value, "x", processes=1) if ratio.processes == 1 else quantity(ratio)
+
+
+def _compared(
+    timed: Sequence[StudyResult], claim: Claim | None, way: str, other: str, change: Change
+) -> Remark | ClaimVerdict | None:
+    by_case = {each.case: each for each in timed}
+    pairs = [
+        (slow, fast)
+        for fast in timed
+        if (changed := change(fast.parameters)) is not None
+        if (slow := by_case.get(replace(fast.case, parameters=changed))) is not None
+    ]
+    measured = _faster(pairs)
+    if measured is None:
+        return None
+    slow, fast = pairs[0]
+    where = "{fast} compared with {slow}" if len(pairs) == 1 else "mean of {pairs} pairs that differ in nothing else"
+    sentence = f"Training with {{way}} is {{measured}} as fast as with {{other}} ({where})"
+    values: dict[str, Any] = {"way": way, "other": other, "fast": fast.name, "slow": slow.name, "pairs": len(pairs)}
+    if claim is not None:
+        return claim.judge(sentence, measured, remedy="--experiments 3 has three", **values)
+    return remark(sentence, effect="measured", measured=measured, **values)
+
+
+def _least_memory(timed: Sequence[StudyResult]) -> Remark | None:
+    best = timed[0]
+    least = min((each for each in timed if each.memory), key=lambda each: held(each.memory), default=best)
+    if least is best or not best.memory:
+        return None
+    return remark(
+        "{configuration} holds the least memory a rank: {held:MB}, {share:x} that of the fastest, at {rate:x} its rate",
+        effect="share",
+        configuration=least.name,
+        held=held(least.memory),
+        share=held(least.memory) / held(best.memory),
+        rate=least.rate / best.rate,
+    )
+
+
+def _headroom(timed: Sequence[StudyResult]) -> Iterator[Remark]:
+    """What the fastest leaves unused and what that is worth, and who is too near the limit for a long run."""
+    near = [(each.room, each.name) for each in timed if each.room and each.room[0] > NEAR_LIMIT * each.room[1]]
+    if near:
+        (used, limit), name = max(near)
+        yield remark(
+            "{configuration} takes {used:size} of the {limit:size} of a rank, within 5 % of the limit: fragmentation "
+            "may end a long run ({count} of {configurations} configurations are as near)",
+            kind="caution",
+            configuration=name,
+            used=used,
+            limit=limit,
+            count=len(near),
+            configurations=len(timed),
+        )
+    best = timed[0]
+    if best.room is None or best.room[0] > NEAR_LIMIT * best.room[1]:
+        return
+    p, (used, limit) = best.parameters, best.room
+    sequences = p.batch * p.micro_batches
+    possible = [
+        size for size in range(p.batch, sequences + 1) if sequences % size == 0 and sequences // size >= p.pipeline
+    ]
+    batch = largest_batch(used, best.growing_bytes, p.batch, limit, possible)
+    larger = replace(p, batch=batch, micro_batches=sequences // batch)
+    measured = next((each for each in timed if each.case == replace(best.case, parameters=larger)), None)
+    sentence = "{configuration} leaves {unused:size} of the {limit:size} of a rank unused"
+    gain = _faster([(best, measured)]) if measured and measured is not best else None
+    if batch == p.batch:
+        sentence += ", and no larger micro-batch than its {own} divides the global batch and fits"
+    elif gain is not None:
+        sentence += ": its micro-batch could be {batch} instead of {own}, which trains {gain} as fast"
+    else:
+        sentence += ": its micro-batch could be {batch} instead of {own}; what that gains was not measured"
+    yield remark(
+        sentence, configuration=best.name, unused=limit - used, limit=limit, batch=batch, own=p.batch, gain=gain
+    )
+
+
+def _agreement(predicted: Sequence[StudyResult]) -> Iterator[Remark | Table]:
+    laws = [each.prediction for each in predicted if each.prediction]
+    if not laws:
+        return
+    errors = [abs(each.time_error or 0.0) for each in predicted]
+    yield remark(
+        "Predicted times of {count} configurations are off by {median} (median; worst {worst}); the rank correlation "
+        "of predicted with measured times is {order} (Spearman)",
+        kind="law",
+        **misses(errors),
+        order=rank_correlation([law.seconds for law in laws], [each.reading.seconds for each in predicted]),
+    )
+    both = [(law.rank_memory, each.rank_memory) for law, each in zip(laws, predicted, strict=True)]
+    weighed = [list(zip(*pair, strict=True)) for pair in both if pair[0] and len(pair[0]) == len(pair[1])]
+    if worst := memory_errors([rank for ranks in weighed for rank in ranks]):
+        sentence = "Predicted memory of every rank of {configurations} configurations is off by {error:%} at most"
+        yield remark(sentence, kind="law", configurations=len(weighed), error=worst[ALL])
+        columns = (Column("part", lambda each: each[0]), Column("worst error of a rank", lambda each: each[1], "%"))
+        yield table("Predicted memory", columns, worst.items())
+
+
+def rank_correlation(some: Sequence[float], others: Sequence[float]) -> float | None:
+    """Spearman's; None of fewer than three values, and where all on one side are equal."""
+    if len(some) < FEWEST_IN_ORDER or 1 in (len(set(some)), len(set(others))):
+        return None
+    # In scipy.stats too, which takes a second to import. Equal values share the mean of their places.
+    places = [np.sum(np.sign(np.subtract.outer(side, side)), axis=1) for side in (some, others)]
+    return float(np.corrcoef(*places)[0, 1])
+
+
+def memory_errors(ranks: Sequence[tuple[Memory, Memory]]) -> dict[str, float]:
+    """Of (predicted, counted) bytes by part, the worst relative error of each part that is both; 0 is exact."""
+    worst: dict[str, float] = {}
+    for law, counted in ranks:
+        both = {name: (law[name], counted[name]) for name in PARTS if name in law and name in counted}
+        both[ALL] = (sum(each for each, _ in both.values()), sum(each for _, each in both.values()))
+        for name, (law_bytes, counted_bytes) in both.items():
+            off = abs(law_bytes - counted_bytes)
+            worst[name] = max(worst.get(name, 0.0), off / counted_bytes if counted_bytes else math.inf if off else 0.0)
+    return worst
+
+
+def _figure(model: str, found: Sequence[StudyResult], name: str) -> Figure:
+    label, marks = "measured (mean ± standard error over experiments)", "predicted by the laws"
+    caption = "Samples per second over all steps of an experiment, the fastest on top, beside what laws predict."
+    bars = Bars("", "samples/s", tuple(map(_bar, found)), label, marks, "samples/s")
+    return Figure(name, model, caption, ((bars,),))
+
+
+def _bar(result: StudyResult) -> Bar:
+    if not result.timed:
+        lost = result.lost[0]
+        return Bar(result.name, math.nan, note=textwrap.shorten(f"{lost.outcome}: {lost.reason}", LONGEST_NOTE))
+    return Bar(result.name, result.rate, result.error or math.nan, result.predicted_rate or math.nan)
+
+
+PROBE = Probe(
+    name="study",
+    question="Which way to cut a training step over ranks is fastest here, and what does each way cost and hold?",
+    topic="the whole step",
+    title="Study of configurations",
+    axes=axes,
+    sweep=cases_of,
+    analyse=analyse,
+    group=lambda _: "study",
+    # Each trial starts a launcher anew, minutes in all: a run that names no probe, and pytest's table, leave it out.
+    is_timed=False,
+    has_items=False,
+)

@@ -1,0 +1,214 @@
+"""The grid of a study: its axes, the ways to cut a step that it has by default, and its configurations as cases.
+
+Which configurations there are, and their order, depends on the grid alone and not on the machine. What cannot be is
+left out of a product of axes, but never a value that was asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from pyperf_suite.errors import UserError, Within
+from pyperf_suite.findings.axes import NO, Flag, check_axes, read_axes
+from pyperf_suite.hardware.devices import Device, gpus
+from pyperf_suite.ranks.launch import rank_environment
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.training import Checkpointing
+from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
+
+OPERATOR = "parallel_step"
+MOST_CONFIGURATIONS = 1000
+# Of which a search runs a few.
+MOST_SEARCHED = 10_000
+
+MODEL = ("hidden", "heads", "layers", "seq", "vocab", "kv_heads", "ffn", "gated", "tied")
+# How a step is cut over ranks; whoever replaces one of these asks for a grid of their own.
+CUTS = ("data", "tensor", "pipeline", "chunks", "zero_stage")
+GRID = ("global_batch", "batch", "attention", "checkpointing", "dtype", "implementation", "offload", "engine", *CUTS)
+AXES = (*MODEL, *GRID)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Axes of the grid that some configurations have values of their own for; they are crossed with the others'."""
+
+    axes: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+
+    def __str__(self) -> str:
+        return ";".join(f"{name}={'|'.join(map(str, values))}" for name, values in self.axes)
+
+    @classmethod
+    def parse(cls, text: str) -> Configuration:
+        parts = [part.strip().partition("=") for part in text.split(";") if part]
+        for name, equals, _ in parts:
+            if not equals or name not in GRID:
+                raise UserError(f"{name!r} is no part of a configuration: write AXIS=VALUE with {', '.join(GRID)}.")
+        return cls(tuple(read_axes(StudyAxes, {name: value.replace("|", ",") for name, _, value in parts}).items()))
+
+
+@dataclass(frozen=True)
+class StudyAxes:
+    """A cross product of all axes; with `configuration`, one for each of these, whose own values stand for the grid's.
+
+    `batch` is the sequences of a micro-batch, `global_batch` of an iteration over all ranks. `zero_stage` 0 is DDP. The
+    defaults are a tiny GPT on one rank of a CPU.
+    """
+
+    hidden: tuple[int, ...] = (128,)
+    heads: tuple[int, ...] = (4,)
+    layers: tuple[int, ...] = (4,)
+    seq: tuple[int, ...] = (128,)
+    vocab: tuple[int, ...] = (512,)
+    global_batch: Annotated[tuple[int, ...], Within(1)] = (8,)
+    batch: Annotated[tuple[int, ...], Within(1)] = (2,)
+    implementation: tuple[str, ...] = ("gloo",)
+    dtype: tuple[str, ...] = ("float32",)
+    kv_heads: tuple[int, ...] = (0,)
+    ffn: tuple[int, ...] = (0,)
+    gated: tuple[Flag, ...] = (NO,)
+    # A pipeline has embedding and logits on different ranks: one model for all configurations is one that ties nothing.
+    tied: tuple[Flag, ...] = (NO,)
+    attention: tuple[str, ...] = ("flash",)
+    checkpointing: tuple[Checkpointing, ...] = (Checkpointing(),)
+    data: Annotated[tuple[int, ...], Within(1)] = (1,)
+    tensor: tuple[int, ...] = (1,)
+    pipeline: tuple[int, ...] = (1,)
+    chunks: tuple[int, ...] = (1,)
+    zero_stage: tuple[int, ...] = (0,)
+    offload: tuple[str, ...] = ("none",)
+    engine: tuple[str, ...] = ("torch",)
+    configuration: tuple[Configuration, ...] = ()
+
+    def given(self, axes: Mapping[str, tuple[Any, ...]]) -> StudyAxes:
+        """With some axes replaced everywhere; those that cut a step differently leave no configuration of before."""
+        kept = () if any(name in CUTS for name in axes) else self.configuration
+        own = tuple(Configuration(tuple(each for each in old.axes if each[0] not in axes)) for old in kept)
+        changed: dict[str, Any] = dict(axes)
+        return replace(self, configuration=own, **changed)
+
+
+# Ways to cut a step: on a CPU, on one GPU, and on N together.
+ON_CPU = (
+    *("data=1|2|4", "attention=math", "checkpointing=every"),
+    *("data=2;zero_stage=1|2|3", "tensor=2", "pipeline=2;chunks=1|2"),
+)
+ALONE = "attention=flash|math", "checkpointing=every"
+TOGETHER = "data=N;zero_stage=0|1|2|3", "data=N;zero_stage=1;attention=math", "tensor=N", "pipeline=N;chunks=1|2"
+GPT_ON_GPUS = {"hidden": 2048, "heads": 16, "layers": 16, "seq": 2048, "vocab": 50304, "global_batch": 16, "batch": 1}
+
+
+def default_axes(device: Device, gpus: int = 1) -> StudyAxes:
+    """A tiny GPT on 1 to 4 ranks of a CPU; on GPUs a larger one over all of them, cut in each way that they divide."""
+    if device.kind == "cpu":
+        return StudyAxes(configuration=tuple(map(Configuration.parse, ON_CPU)))
+    # Heads, layers and micro-batches come out even over so many.
+    ranks = max(power for power in (1, 2, 4, 8) if power <= gpus)
+    ways = [*ALONE, *(way.replace("N", str(ranks)) for way in TOGETHER)] if ranks > 1 else ALONE
+    larger: dict[str, Any] = {name: (value,) for name, value in GPT_ON_GPUS.items()}
+    own = tuple(map(Configuration.parse, ways))
+    return StudyAxes(**larger, implementation=("nccl",), dtype=("bfloat16",), configuration=own)
+
+
+def search_axes(device: Device, gpus: int = 1) -> StudyAxes:
+    """Every cut over the same ranks, and every micro-batch, for a search, which runs a few of them."""
+    usual = default_axes(device, gpus)
+    ranks = 4 if device.kind == "cpu" else max(power for power in (1, 2, 4, 8) if power <= gpus)
+    counts = tuple(2**power for power in range(ranks.bit_length()))
+    batches = tuple(2**power for power in range(usual.global_batch[0].bit_length()))
+    kept = tuple(map(Checkpointing.parse, ("none", "every")))
+    return replace(
+        usual, configuration=(), data=counts, tensor=counts, pipeline=counts, batch=batches, zero_stage=(0, 1, 2, 3),
+        checkpointing=kept,
+    )  # fmt: skip
+
+
+def cases_of(axes: StudyAxes, most: int = MOST_CONFIGURATIONS, asked: Collection[str] = AXES) -> list[Case]:
+    """Every configuration of the grid once, in its order; values of axes that nobody `asked` for may be left out.
+
+    Raises UserError for a value that combines with nothing, an empty list, or a product of more than a study can run.
+    """
+    owns: list[dict[str, Any]] = [dict(each.axes) for each in axes.configuration] or [{}]
+    grids = [replace(axes, **own) for own in owns]
+    for grid in grids:
+        if empty := [name for name in AXES if not getattr(grid, name)]:
+            raise UserError(f"{empty[0]} is an empty list: give it a value, or leave it out.")
+        check_axes(grid)
+    count = sum(math.prod(len(getattr(grid, name)) for name in AXES) for grid in grids)
+    if count > most:
+        raise UserError(
+            f"The grid crosses to {count} configurations, and a study takes {most} at most: shorten its "
+            "lists, or name the ones that matter as configurations."
+        )
+    crossed = (case for own, grid in zip(owns, grids, strict=True) for case in _cross(grid, own or asked))
+    return list({case.case_id: case for case in crossed}.values())
+
+
+def worlds_of(cases: Iterable[Case]) -> list[int]:
+    """How many ranks the cases take, ascending."""
+    return sorted({case.parameters.ranks for case in cases})
+
+
+def of_worlds(cases: Sequence[Case], ranks: Sequence[int]) -> list[Case]:
+    """Those that take so many ranks. Raises UserError for a number that none of them takes."""
+    there = worlds_of(cases)
+    for number in ranks:
+        if number not in there:
+            raise UserError(
+                f"No configuration takes {number} ranks (data x tensor x pipeline): those asked for take "
+                f"{', '.join(map(str, there))}."
+            )
+    return [case for case in cases if case.parameters.ranks in ranks]
+
+
+def _cross(grid: StudyAxes, asked: Collection[str]) -> list[Case]:
+    """Every combination that can be. Raises UserError for a value of the `asked` axes for which there is none."""
+    lists = {name: getattr(grid, name) for name in AXES}
+    possible: list[tuple[Mapping[str, Any], Case]] = []
+    refused: list[tuple[Mapping[str, Any], UserError]] = []
+    for values in itertools.product(*lists.values()):
+        combination = dict(zip(AXES, values, strict=True))
+        try:
+            possible.append((combination, _case(**combination)))
+        except UserError as reason:
+            refused.append((combination, reason))
+    if not possible:
+        raise refused[0][1]
+    # A refusal names the combination that has most first values of the other axes.
+    refused.sort(key=lambda each: -sum(each[0][name] == values[0] for name, values in lists.items()))
+    there = {(name, value) for combination, _ in possible for name, value in combination.items()}
+    for axis in asked:
+        for value in lists[axis]:
+            if (axis, value) not in there:
+                why = next(why for combination, why in refused if combination[axis] == value)
+                raise UserError(f"{axis}={value} combines with nothing else asked for: {why}")
+    return [case for _, case in possible]
+
+
+def _case(global_batch: int, batch: int, data: int, implementation: str, gated: Flag, tied: Flag, **axes: Any) -> Case:
+    """One configuration. Raises UserError for one that cannot be, on whatever machine."""
+    if global_batch % (batch * data):
+        raise UserError(
+            f"A global batch of {global_batch} cannot be cut into micro-batches of {batch} on {data} data-parallel "
+            f"rank{'s' if data > 1 else ''} evenly: choose a divisor."
+        )
+    axes |= {"batch": batch, "data": data, "gated": gated.value, "tied": tied.value}
+    parameters = ParallelStepParameters(**axes, micro_batches=global_batch // (batch * data))
+    parameters.validate()
+    if parameters.zero_stage and data == 1:
+        raise UserError(
+            f"ZeRO stage {parameters.zero_stage} is shared by data-parallel ranks, and there is one: ask for data=2."
+        )
+    find_workload(OPERATOR).implementation(implementation)
+    return Case(OPERATOR, parameters, implementation)
+
+
+def axes(profile: str, device: Device) -> StudyAxes:
+    """The same in every profile, for a study is made longer by experiments: over a launcher's ranks, or all GPUs."""
+    del profile
+    found = rank_environment()
+    return default_axes(device, found.count if found.launched else max(1, len(gpus())))

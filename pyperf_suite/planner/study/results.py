@@ -1,0 +1,257 @@
+"""What was measured of each configuration of a study: its experiments, rates, memory by rank, and what laws predict."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from pyperf_suite.findings.data import Quantity
+from pyperf_suite.findings.rows import Reading, readings
+from pyperf_suite.hardware.catalogue import gpu_of
+from pyperf_suite.laws.model_flop import model_flop, utilization
+from pyperf_suite.measure.estimates import median_interval
+from pyperf_suite.planner.probes.calibration import DTYPE_OF_LAW
+from pyperf_suite.planner.study.grid import OPERATOR
+from pyperf_suite.runner.record import Case, Record
+
+# What the engine counts, by what it is for. A peak is of all together, and known on GPUs alone.
+PARTS = {
+    "weights": ("parameter_bytes",),
+    "gradients": ("gradient_bytes",),
+    "optimizer": ("optimizer_bytes", "counter_bytes"),
+    "activations": ("saved_activation_bytes",),
+    "peak": ("peak_bytes",),
+}
+CONFIDENCE = 0.95
+# What a search says of a configuration that it tried.
+# How a refusal for lack of memory begins, before anything is started.
+NO_ROOM = "A rank needs"
+FITS, DOES_NOT_FIT, FASTER, NOT_FASTER = "fits", "does not fit", "faster", "not faster"
+
+Memory = Mapping[str, float]
+"""Bytes of one rank by those of `PARTS` that are known."""
+
+
+@dataclass(frozen=True)
+class StudyPrediction:
+    """What laws say of a configuration: seconds a step, and what each rank holds."""
+
+    seconds: float
+    rank_memory: tuple[Memory, ...] = ()
+
+
+Predictor = Callable[[Sequence[Case], Sequence[Record]], Mapping[str, StudyPrediction]]
+"""Predicts configurations, from their records where it needs them; by case id, those alone that it can."""
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """One configuration: the record of each of its experiments, and what laws say of it.
+
+    The experiment, a set of processes started anew, is the unit: steps within one resemble each other. Rates are those
+    of experiments that are `timed`; without one there are none.
+    """
+
+    trials: tuple[Record, ...]
+    prediction: StudyPrediction | None = None
+
+    @cached_property
+    def case(self) -> Case:
+        """The same in all its records."""
+        return self.trials[0].parsed_case()
+
+    @property
+    def parameters(self) -> Any:
+        return self.case.parameters
+
+    @property
+    def name(self) -> str:
+        """As in `dp2 zero1 flash`."""
+        return str(self.parameters.name)
+
+    @cached_property
+    def timed(self) -> list[Record]:
+        return [each for each in self.trials if each.outcome == "ok" and min(each.kept_seconds, default=0) > 0]
+
+    @property
+    def lost(self) -> list[Record]:
+        return [trial for trial in self.trials if trial not in self.timed]
+
+    @cached_property
+    def rates(self) -> list[float]:
+        """Samples per second of each experiment, over the time of all its steps."""
+        steps = [trial.kept_seconds for trial in self.timed]
+        return [self.parameters.global_batch * len(each) / math.fsum(each) for each in steps]
+
+    @cached_property
+    def rate(self) -> float:
+        """The mean over experiments."""
+        return statistics.fmean(self.rates)
+
+    @property
+    def error(self) -> float | None:
+        """The standard deviation of the mean over experiments, None of a single one."""
+        return statistics.stdev(self.rates) / math.sqrt(len(self.rates)) if len(self.rates) > 1 else None
+
+    @property
+    def median(self) -> tuple[Quantity, float]:
+        """Of each experiment's median step, and the confidence of its bounds: 75 % for three, no bounds for one."""
+        usual = [self.parameters.global_batch / statistics.median(each.kept_seconds) for each in self.timed]
+        found = median_interval(usual, CONFIDENCE, effective=len(usual))
+        low, high = (found.low, found.high) if len(usual) > 1 else (math.nan, math.nan)
+        return Quantity(statistics.median(usual), "samples/s", low, high, len(usual)), found.confidence
+
+    @cached_property
+    def reading(self) -> Reading:
+        """Seconds a step, of each experiment by the mean of its steps, as its samples per second are counted."""
+        usual = readings(self.timed)[0]
+        times = {trial.process: statistics.fmean(trial.kept_seconds) for trial in self.timed}
+        half = (usual.high - usual.low) / 2 if len(times) == 1 else 0.0
+        low, high = min(times.values()) - half, max(times.values()) + half
+        seconds = statistics.median(times.values())
+        within = (high - low) / 2 / seconds
+        return replace(usual, seconds=seconds, low=low, high=high, by_process=times, within=within)
+
+    @cached_property
+    def rank_memory(self) -> tuple[Memory, ...]:
+        """Of each rank as the engine counted it; the same in each experiment, so the last one's."""
+        reported = self.timed[-1].kernel.get("details", {}).get("rank_bytes") if self.timed else None
+        columns = reported if isinstance(reported, dict) else {}
+        known = {part: [columns[name] for name in names if name in columns] for part, names in PARTS.items()}
+        return tuple(
+            {part: float(sum(each[rank] for each in counted)) for part, counted in known.items() if counted}
+            for rank in range(min(map(len, columns.values()), default=0))
+        )
+
+    @cached_property
+    def room(self) -> tuple[float, float] | None:
+        """Bytes that the system sees a rank take, and those it has, of the fullest rank; None if unknown."""
+        columns = self.timed[-1].kernel.get("details", {}).get("rank_bytes", {}) if self.timed else {}
+        used = columns.get("reserved_bytes", columns.get("resident_bytes"))
+        limit = self.timed[-1].sampling.get("memory_limit_bytes", math.inf) if self.timed else math.inf
+        ranks = [
+            (own, min(limit, there)) for own, there in zip(used or (), columns.get("capacity_bytes", ()), strict=False)
+        ]
+        return max(ranks, key=lambda each: each[0] / each[1], default=None)
+
+    @property
+    def growing_bytes(self) -> float:
+        """Of the fullest rank's bytes those that grow with the micro-batch: all but weights, gradients and states."""
+        memory = self.memory
+        states = sum(memory.get(part, 0.0) for part in ("weights", "gradients", "optimizer"))
+        return memory.get("activations", max(0.0, memory.get("peak", states) - states))
+
+    @property
+    def memory(self) -> Memory:
+        """Of the fullest rank; nothing where nobody counted."""
+        return max(self.rank_memory, key=held, default={})
+
+    @property
+    def predicted_memory(self) -> Memory:
+        return max(self.prediction.rank_memory, key=held, default={}) if self.prediction else {}
+
+    @property
+    def flop_per_s(self) -> float:
+        """The model's own FLOPs, what checkpointing computes again left out, over all ranks."""
+        return self.rate * float(model_flop(self.parameters.dimensions, 1, self.parameters.seq))
+
+    @property
+    def mfu(self) -> float | None:
+        """Share of all GPUs' peak by their data sheet; None on a CPU and for a GPU without one."""
+        gpu = gpu_of(self.trials[0].identity)
+        peak = gpu and gpu.peak_flop_per_s.get(DTYPE_OF_LAW[self.parameters.dtype])
+        return float(utilization(self.flop_per_s, 1.0, self.parameters.ranks, peak)) if peak else None
+
+    @property
+    def predicted_rate(self) -> float | None:
+        return self.parameters.global_batch / self.prediction.seconds if self.prediction else None
+
+    @property
+    def time_error(self) -> float | None:
+        return self.prediction.seconds / self.reading.seconds - 1 if self.prediction else None
+
+    @property
+    def memory_error(self) -> float | None:
+        """Predicted over counted bytes of the fullest rank, less 1, of the parts that are both; None without any."""
+        both = [(law, self.memory[name]) for name, law in self.predicted_memory.items() if name in self.memory]
+        counted_bytes = sum(counted for _, counted in both)
+        return sum(law for law, _ in both) / counted_bytes - 1 if counted_bytes else None
+
+
+@dataclass(frozen=True)
+class SearchStep:
+    """One step of a search: what was tried in place of the best so far, as its records note it.
+
+    `change` names the axis with both values, and `verdict` is empty where the run ended first. `speed` is relative to
+    the best so far, by live pairs; `predicted` is the same by the laws.
+    """
+
+    number: int
+    case: Case
+    change: str
+    verdict: str
+    runs: int
+    of: int
+    speed: Quantity | None = None
+    predicted: float | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        return self.verdict in (FITS, FASTER)
+
+
+def search_steps(records: Iterable[Record]) -> list[SearchStep]:
+    """The path of a search, from its records; none of a run that was no search."""
+    latest = {(r.case_id, r.process): r for r in records if isinstance(r.sampling.get("search"), dict)}
+    cases = {record.case_id: record.parsed_case() for record in latest.values()}
+    steps: dict[int, list[Record]] = {}
+    for record in latest.values():
+        steps.setdefault(record.sampling["search"]["step"], []).append(record)
+    return [_search_step(number, own, cases) for number, own in sorted(steps.items())]
+
+
+def _search_step(number: int, records: Sequence[Record], cases: Mapping[str, Case]) -> SearchStep:
+    notes = [record.sampling["search"] for record in records]
+    tried = next(r for r, note in zip(records, notes, strict=True) if note["role"] != "incumbent")
+    last = next((note for note in notes if "verdict" in note), notes[-1])
+    axis, before = last["axis"], cases.get(last.get("against", ""))
+    values = [str(getattr(each.parameters, axis)) for each in (before, cases[tried.case_id]) if each and before]
+    value, low, high = last.get("speed", [None] * 3)
+    return SearchStep(
+        number,
+        cases[tried.case_id],
+        f"{axis.replace('_', ' ')} {' to '.join(values)}".strip(),
+        last.get("verdict", ""),
+        sum(record.outcome != "unsupported" for record in records),
+        last["of"],
+        Quantity(value, "x", low, high, last["pairs"]) if value else None,
+        last.get("predicted"),
+    )
+
+
+def used_bytes(details: Mapping[str, Any]) -> float:
+    """What a rank takes of its memory at most: on a GPU what torch's allocator reserved, else its resident set."""
+    return float(details.get("reserved_bytes", details.get("resident_bytes", 0)))
+
+
+def held(memory: Memory) -> float:
+    """All bytes of a rank: its peak, or the sum of its parts where that is not known."""
+    return memory["peak"] if "peak" in memory else sum(memory.values())
+
+
+def results_of(records: Iterable[Record], predictor: Predictor | None = None) -> list[StudyResult]:
+    """One result a configuration: the fastest first, then those that gave no time, in the order they were tried."""
+    latest: dict[str, dict[int, Record]] = {}
+    for record in records:
+        if record.case.get("operator") == OPERATOR and record.kind == "timing":
+            # A later trial of the same experiment is one that was resumed: it stands.
+            latest.setdefault(record.case_id, {})[record.process] = record
+    found = [StudyResult(tuple(trials.values())) for trials in latest.values()]
+    if predictor is not None and found:
+        predicted = predictor([each.case for each in found], [trial for each in found for trial in each.trials])
+        found = [replace(each, prediction=predicted.get(each.case.case_id)) for each in found]
+    return sorted(found, key=lambda each: -each.rate if each.timed else 0.0)

@@ -1,0 +1,219 @@
+"""The law of a training step against runs, published ones or a team's own; and its constants fitted to these anew."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.planner.laws.calibration import POOLED, Calibration, CalibrationBlock, shipped_calibration
+from pyperf_suite.planner.laws.explained import Explained
+from pyperf_suite.planner.laws.training.framework import BLOCK, LIKE, NAMES, StepConstants, found_constants, on_gpu
+from pyperf_suite.planner.laws.training.published import TrainingRun, read_runs
+from pyperf_suite.planner.laws.training.step import PricedStep, price_step, prices_of, step_parts, step_time
+from pyperf_suite.planner.layout.plan import VERDICTS
+
+# Layouts whose times differ by less are in no order.
+APART = 0.05
+
+
+@dataclass(frozen=True)
+class JudgedRun:
+    """A run and what the law says of it.
+
+    `predicted` is its time, None where `refused` says why; `verdict` is one of VERDICTS.
+    """
+
+    run: TrainingRun
+    predicted: Explained | None
+    verdict: str
+    refused: str = ""
+
+    @property
+    def is_timed(self) -> bool:
+        return self.run.ran and bool(self.run.seconds)
+
+    @property
+    def is_called_too_large(self) -> bool:
+        return self.run.ran and self.verdict == VERDICTS[-1]
+
+
+def judged(runs: Iterable[TrainingRun], calibration: Calibration | None = None) -> list[JudgedRun]:
+    """Each run by the law, with the constants of its framework; on the GPU of a `calibration` with those there."""
+    return [_judged(run, calibration) for run in runs]
+
+
+def _judged(run: TrainingRun, calibration: Calibration | None) -> JudgedRun:
+    laws = calibration if calibration is not None and calibration.gpu == run.gpu.name else run.gpu
+    try:
+        verdict = run.verdict
+        prices = prices_of(laws, run.plan.dtype)
+        predicted = step_time(laws, run.model, run.plan, None, prices, run.network_bytes_per_s)
+    except UserError as reason:
+        return JudgedRun(run, None, "", str(reason))
+    return JudgedRun(run, predicted, verdict)
+
+
+def right_orders(runs: Sequence[JudgedRun]) -> tuple[int, int]:
+    """Of pairs of layouts of a model on equal GPUs that differ by more than APART: how many the law has right, and all.
+
+    Runs of one layout count as one, by the mean of their logarithms.
+    """
+    groups: dict[tuple[object, ...], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for each in runs:
+        run = each.run
+        if each.predicted is None or not each.is_timed:
+            continue
+        alike = (run.source.split("@")[0], run.name, run.gpu.name, run.plan.dtype, run.plan.ranks, run.plan.seq)
+        times = np.log([float(run.seconds or 0.0) / run.tokens, float(each.predicted.seconds) / run.tokens])
+        groups[alike][str(run.plan)].append((float(times[0]), float(times[1])))
+    right = pairs = 0
+    for layouts in groups.values():
+        means = [np.mean(times, axis=0) for times in layouts.values()]
+        for (measured, predicted), (other, other_predicted) in combinations(means, 2):
+            if abs(measured - other) > np.log1p(APART):
+                pairs += 1
+                right += int((measured - other) * (predicted - other_predicted) > 0)
+    return right, pairs
+
+
+# How far constants of one's own cluster may lie from those of published runs, at least: the deviation of a logarithm.
+WIDTH = 0.1
+# What runs of one layout scatter by; and how many runs say something of how wide errors are.
+SCATTER, ENOUGH_RUNS = 0.03, 12
+ITERATIONS, STEP = 12, 1e-3
+
+
+@dataclass(frozen=True)
+class Refitted:
+    """The constants of a framework on runs of one's own: the block, None where the known ones are as good.
+
+    `before` and `after` are errors in %, of `after` on runs whose model the fit did not see (or else, on each run that
+    it did not see).
+    """
+
+    framework: str
+    rows: int
+    before: float
+    after: float
+    block: CalibrationBlock | None
+
+
+def refitted(path: Path, gpu: str | None = None) -> tuple[Calibration, list[Refitted], list[str]]:
+    """The constants of each framework fitted to the runs of a table; of one GPU, `gpu` where there are several.
+
+    Also returns why rows were left out. Raises UserError where the table has no runs with a time, or several GPUs.
+    """
+    runs, refused = read_runs(path)
+    timed = [run for run in runs if run.ran and run.seconds and gpu in (None, run.gpu.name)]
+    names = sorted({run.gpu.name for run in timed})
+    if len(names) != 1:
+        what = f"runs on {', '.join(names)}: name one with --gpu" if names else "no run with a time"
+        raise UserError(f"{path} has {what}{'' if names else f' on {gpu}' if gpu else ''}.")
+    found = []
+    for framework in sorted({str(run.plan.framework) for run in timed}):
+        own = []
+        for run in timed:
+            if run.plan.framework != framework:
+                continue
+            try:
+                prices = prices_of(run.gpu, run.plan.dtype)
+                own.append((run, price_step(run.model, run.plan, prices, run.network_bytes_per_s)))
+            except UserError as reason:
+                refused.append(f"{run.name}: {reason}")
+        if own:
+            found.append(_refitted(framework, own, path))
+    blocks = {f"{BLOCK}.{each.framework}": each.block for each in found if each.block is not None}
+    return Calibration(names[0], blocks), found, refused
+
+
+def _refitted(framework: str, runs: Sequence[tuple[TrainingRun, PricedStep]], path: Path) -> Refitted:
+    spec = runs[0][0].gpu
+    shipped = shipped_calibration(POOLED)
+    if shipped is None:
+        raise UserError("There are no published constants to begin with.")
+    like = shipped.block(f"{BLOCK}.{LIKE.get(framework, framework)}")
+    start = found_constants(spec, framework).constants
+    fit = _Fit(runs, start, {name: float(np.max(like.arrays[f"{name}_deviation"])) for name in NAMES})
+    everything = np.ones(len(runs), dtype=bool)
+    groups = np.array([run.name for run, _ in runs])
+    if len(set(groups.tolist())) == 1:
+        groups = np.arange(len(runs)).astype(str)
+    errors = np.full(len(runs), np.nan)
+    for out in np.unique(groups):
+        if np.any(groups != out):
+            errors[groups == out] = fit.errors(fit.found(groups != out), groups == out)
+    before = _percent(fit.errors(start, everything))
+    after = _percent(errors) if np.isfinite(errors).all() else before
+    if after >= before:
+        return Refitted(framework, len(runs), before, after, None)
+    constants = fit.found(everything)
+    arrays = dict(like.arrays)
+    for name in NAMES:
+        arrays[name] = np.full(like.arrays[name].shape, float(getattr(constants, name)))
+    # Nothing is priced by another type's units here: the block has it as fp8's, as published ones do.
+    arrays["nvfp4"] = arrays["nvfp4"] * float(start.nvfp4 / on_gpu(start, spec).nvfp4)
+    arrays["gpus"] = np.array([spec.name])
+    arrays["errors_percent"] = np.full(like.arrays["errors_percent"].shape, after)
+    if len(runs) >= ENOUGH_RUNS:
+        for side, share in (("low", 0.05), ("high", 0.95)):
+            arrays[side] = np.full(like.arrays[side].shape, float(np.quantile(errors, share)))
+    held_out: Mapping[str, float | int | str] = {
+        "mape": round(after, 2),
+        "median": round(_percent(errors, np.median), 2),
+        "rows": len(runs),
+        "sites": len(set(groups.tolist())),
+        "how": "all runs of one model left out together, of a single model each run",
+    }
+    block = CalibrationBlock(arrays, held_out, like.fitted_range, f"runs of {path.name}, from {like.origin}"[:400])
+    return Refitted(framework, len(runs), before, after, block)
+
+
+def _percent(errors: NDArray[np.float64], of=np.mean) -> float:  # type: ignore[no-untyped-def]
+    return float(of(np.abs(np.expm1(-errors)))) * 100
+
+
+class _Fit:
+    """Constants that come nearest to runs, held by what published runs say of each (steps of Gauss and Newton)."""
+
+    def __init__(
+        self, runs: Sequence[tuple[TrainingRun, PricedStep]], start: StepConstants, deviations: Mapping[str, float]
+    ) -> None:
+        self.runs, self.start = runs, start
+        self.names = [name for name in NAMES if float(getattr(start, name)) > 0]
+        self.widths = np.array([max(WIDTH, deviations[name]) for name in self.names])
+        self.measured = np.log([float(run.seconds or 0.0) for run, _ in runs])
+
+    def given(self, logs: NDArray[np.float64]) -> StepConstants:
+        means = (float(getattr(self.start, name)) for name in self.names)
+        moved = {name: mean * float(np.exp(log)) for name, mean, log in zip(self.names, means, logs, strict=True)}
+        return replace(self.start, **moved)
+
+    def errors(self, constants: StepConstants, among: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """log(measured / predicted)."""
+        places = np.flatnonzero(among)
+        predicted = [float(sum(step_parts(self.runs[place][1], constants).values())) for place in places.tolist()]
+        return np.asarray(self.measured[places] - np.log(predicted))
+
+    def found(self, among: NDArray[np.bool_]) -> StepConstants:
+        logs = np.zeros(len(self.names))
+        for _ in range(ITERATIONS):
+            errors = self.errors(self.given(logs), among)
+            # A run that is far off counts by the size of its error, not its square.
+            weights = 1 / (SCATTER * np.maximum(SCATTER, np.abs(errors)))
+            moved = [
+                (self.errors(self.given(logs + STEP * row), among) - errors) / STEP for row in np.eye(len(self.names))
+            ]
+            slopes = np.stack(moved, axis=1)
+            curved = slopes.T @ (weights[:, None] * slopes) + np.diag(1 / self.widths**2)
+            change = np.linalg.solve(curved, -slopes.T @ (weights * errors) - logs / self.widths**2)
+            logs = logs + np.clip(change, -1.0, 1.0)
+            if np.abs(change).max() < STEP:
+                break
+        return self.given(logs)

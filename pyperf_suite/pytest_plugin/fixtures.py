@@ -1,0 +1,268 @@
+"""The fixtures of a test that is measured: `suite`, and pytest-benchmark's with the measuring taken over.
+
+What pytest-benchmark's users see and set stays theirs. What fresh processes measured is replayed into it through its
+public surface alone: a timer whose pairs of calls return 0.0 and then the sample, and `pedantic`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from pyperf_suite.pytest_plugin import Call
+from pyperf_suite.user_kernels import api
+
+if TYPE_CHECKING:
+    from pyperf_suite.findings.rows import Reading
+    from pyperf_suite.measure.estimates import Ratio
+    from pyperf_suite.runner.record import Record
+
+# What pytest-benchmark's fixture measures has no name of its own.
+BENCHMARK = "benchmark"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What was measured of a call: seconds of each sample, what is kept with them, and what the function returns."""
+
+    seconds: Sequence[float]
+    extra_info: Mapping[str, Any]
+    result: Any
+
+
+class Measurer(Protocol):
+    """Who measures what a fixture is given: fresh processes, or this one for another."""
+
+    def time(self, nodeid: str, call: Call) -> Timing: ...
+
+    def measured(self, nodeid: str, launch: api.Launch) -> tuple[Result, Sequence[float], Mapping[str, Any]]: ...
+
+
+class ReplayClock:
+    """A timer whose pairs of calls differ by the loaded samples, one pair a sample, exactly: 0.0, then the sample."""
+
+    __name__ = "pyperf_suite_replay"
+
+    def __init__(self) -> None:
+        self._readings: Iterator[float] = iter(())
+
+    def load(self, samples: Sequence[float]) -> None:
+        self._readings = iter([reading for sample in samples for reading in (0.0, sample)])
+
+    def __call__(self) -> float:
+        return next(self._readings, 0.0)
+
+
+def extra_info(records: Sequence[Record], path: Path) -> dict[str, Any]:
+    """What pytest-benchmark's JSON says beside the rounds; plain values, as it stores no others."""
+    seconds = sorted(record.seconds for record in records)
+    work, median_s = records[0].work, seconds[len(seconds) // 2]
+    # What computes nothing moves bytes: nccl-tests' algbw.
+    rate = {"tflop_per_s": work["flop"] / median_s / 1e12} if work["flop"] else {}
+    if work["bytes"] and not rate:
+        rate = {"gb_per_s": work["bytes"] / median_s / 1e9}
+    return {
+        "case_id": records[0].case_id,
+        **rate,
+        "kernel": records[0].kernel["name"],
+        "processes": len(records),
+        "converged": all(record.quality["converged"] for record in records),
+        "records": str(path),
+    }
+
+
+class Result:
+    """What was measured of one implementation, over all processes. `result["name"]` is that of another one.
+
+    A test that asks for times where none were taken, as with --benchmark-disable, is skipped there.
+    """
+
+    def __init__(self, readings: Mapping[str, Reading], bytes_moved: int, name: str, baseline: str) -> None:
+        self._readings, self._bytes, self._name, self._baseline = readings, bytes_moved, name, baseline
+
+    def __repr__(self) -> str:
+        return f"{self._name}: {self.seconds:.4g} s {self.interval}" if self._readings else f"{self._name}: not timed"
+
+    def __getitem__(self, implementation: str) -> Result:
+        """Of another implementation. Raises KeyError where there is none of that name."""
+        if self._readings and implementation not in self._readings:
+            raise KeyError(f"{implementation!r}: measured were {', '.join(self._readings)}")
+        return Result(self._readings, self._bytes, implementation, self._baseline)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether times were taken: not with --benchmark-disable or side by side with other tests."""
+        return bool(self._readings)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds a launch: the median over processes of their medians."""
+        return self._reading.seconds
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """From the least to the largest median of a process; of one alone, its median's 95 % interval."""
+        return self._reading.low, self._reading.high
+
+    @property
+    def processes(self) -> int:
+        return len(self._reading.by_process)
+
+    @property
+    def converged(self) -> bool:
+        return self._reading.converged
+
+    @property
+    def flop_per_s(self) -> float:
+        """By the test's `flop`; 0 if it gave none."""
+        return self._reading.flop_per_s
+
+    @property
+    def bytes_per_s(self) -> float:
+        """By the test's `bytes`; 0 if it gave none."""
+        return self._bytes / self.seconds
+
+    @property
+    def speedup(self) -> Ratio:
+        """The baseline's time over this one's, paired within each process: `value`, `low` and `high`."""
+        from pyperf_suite.findings.rows import mean_speedup
+
+        found = mean_speedup([(self._readings[self._baseline], self._reading)])
+        assert found is not None, "each process measures all implementations"
+        return found
+
+    @property
+    def _reading(self) -> Reading:
+        if not self._readings:
+            pytest.skip("nothing was timed, and the test asks for a time")
+        return self._readings[self._name]
+
+
+def end_test(outcome: str, reason: str) -> None:
+    """Skip a test that measures what cannot be measured here, and fail one that measures something wrong."""
+    if outcome == "unsupported":
+        pytest.skip(f"unsupported: {reason}")
+    pytest.fail(reason, pytrace=False)
+
+
+class SuiteFixture:
+    """`suite(function, *args, reference=..., bytes=..., flop=..., modifies=..., check=...)`, as `suite.launch`."""
+
+    def __init__(self, benchmark: Any, measurer: Measurer | Verifier, clock: ReplayClock | None) -> None:
+        self._benchmark, self._measurer, self._clock = benchmark, measurer, clock
+        api._outputs.clear()  # of tests before this one
+
+    def __call__(
+        self, function: Callable[..., Any] | Mapping[str, Callable[..., Any]], *args: Any, **kwargs: Any
+    ) -> Result:
+        """Measure the function, or several by name, and give what was measured.
+
+        Fails the test with a sentence where a result is wrong. Raises TypeError or ValueError for what cannot be meant.
+        """
+        launch = api.launch(function, *args, **kwargs)
+        for name, each in launch.functions.items():
+            if inspect.iscoroutinefunction(each):
+                raise TypeError(f"{name} is a coroutine function: pass one that runs it, as lambda: asyncio.run(...)")
+        result, samples, extra_info = self._measurer.measured(self._benchmark.fullname, launch)
+        if self._clock is None or not samples:
+            return result
+        self._benchmark.extra_info.update(extra_info)
+        self._clock.load(samples)
+        self._benchmark.pedantic(lambda: None, rounds=len(samples), iterations=1)
+        return result
+
+
+class Verifier:
+    """Measures nothing, and has every implementation verified once: for sessions in which benchmarks are off."""
+
+    def measured(self, nodeid: str, launch: api.Launch) -> tuple[Result, Sequence[float], Mapping[str, Any]]:
+        from pyperf_suite.pytest_plugin.launches import answer, device_of
+        from pyperf_suite.runner.record import Case
+
+        for name in launch.functions:
+            said = answer(launch, name, Case(nodeid, None, name), None, device_of(launch))
+            if said["outcome"] != "ok":
+                end_test(said["outcome"], said["reason"])
+        return Result({}, launch.bytes, next(iter(launch.functions)), launch.baseline), [], {}
+
+
+class MeasuredBenchmark(BenchmarkFixture):
+    """A fixture that asks a source for times and replays them through its own public `pedantic`."""
+
+    _source: Measurer
+    _clock: ReplayClock
+    _is_used = False
+    # Whether the test judges, or may judge, by the times themselves.
+    looked_at_stats = False
+
+    @classmethod
+    def take_over(cls, fixture: BenchmarkFixture, source: Measurer, clock: ReplayClock) -> MeasuredBenchmark:
+        """The same object, which others hold and look into, as one of this class; `clock` must be its timer."""
+        fixture.__class__ = cls
+        assert isinstance(fixture, cls)
+        fixture._source, fixture._clock = source, clock
+        return fixture
+
+    def __call__(self, function_to_benchmark: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """As pytest-benchmark's: measure the call, and return what the function returns."""
+        if self.disabled or self._is_used:  # used twice, it says so itself
+            return super().__call__(function_to_benchmark, *args, **kwargs)
+        return self._replayed(Call(function_to_benchmark, args, kwargs))
+
+    def pedantic(
+        self,
+        target: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        setup: Callable[[], Any] | None = None,
+        teardown: Callable[..., Any] | None = None,
+        rounds: int = 1,
+        warmup_rounds: int = 0,
+        iterations: int = 1,
+    ) -> Any:
+        """As pytest-benchmark's: in each process so many rounds of so many iterations, and no others."""
+        asked = {"rounds": rounds, "warmup_rounds": warmup_rounds, "iterations": iterations}
+        whole = all(isinstance(each, int) for each in asked.values())
+        can_be = whole and rounds >= 1 and warmup_rounds >= 0 and iterations >= 1 and not (iterations > 1 and setup)
+        if self.disabled or self._is_used or not can_be:  # what cannot be, pytest-benchmark says itself
+            return super().pedantic(target, args, kwargs, setup, teardown, **asked)
+        return self._replayed(Call(target, args, kwargs or {}, setup, teardown, **asked))
+
+    def _replayed(self, call: Call) -> Any:
+        self._is_used = True
+        try:
+            timing = self._source.time(self.fullname, call)
+        except BaseException as error:
+            raised, self.has_error = error, True
+
+            def fail() -> None:
+                raise raised
+
+            # By its own way, so that it knows that it was used.
+            return super().pedantic(fail)
+        self.extra_info.update(timing.extra_info)
+        self._clock.load(timing.seconds)
+        left = len(timing.seconds)
+
+        def replayed() -> Any:
+            nonlocal left
+            left -= 1
+            return timing.result if left >= 0 else call.once()  # which only a profiler asks for
+
+        return super().pedantic(replayed, rounds=len(timing.seconds), iterations=1)
+
+    @property
+    def stats(self) -> Any:
+        """pytest-benchmark's statistics; None before something was measured."""
+        self.looked_at_stats = True
+        return self.__dict__["stats"]
+
+    @stats.setter
+    def stats(self, value: Any) -> None:
+        self.__dict__["stats"] = value

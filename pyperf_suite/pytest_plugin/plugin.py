@@ -1,0 +1,345 @@
+"""The suite under pytest: cases become items, tests of any project are measured, and pytest-benchmark reports both.
+
+A thin front end: it never touches a device. What fresh processes measured is replayed into pytest-benchmark through its
+public surface alone, a `timer` whose pairs of calls return 0.0 and then the sample, and `pedantic`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.ranks.launch import rank_environment
+from pyperf_suite.ranks.watchdog import stand_by
+
+if TYPE_CHECKING:
+    from pyperf_suite.pytest_plugin.child import PytestChild
+    from pyperf_suite.pytest_plugin.fixtures import Measurer, ReplayClock  # noqa: F401 - names inside the keys below, for mypy
+    from pyperf_suite.pytest_plugin.run import SuiteRun
+    from pyperf_suite.runner.plan import PlannedCase  # noqa: F401
+
+BENCHMARKS = Path(__file__).parent / "benchmarks"
+
+_PLANNED = pytest.StashKey["PlannedCase"]()
+_CLOCK = pytest.StashKey["ReplayClock"]()
+_RUN = pytest.StashKey["SuiteRun"]()
+USAGE_ERROR = 2
+
+# Set by a session that measures tests in this one (pytest_plugin/run.py).
+CHILD = "PYPERF_PYTEST_CHILD"
+
+# Options with one value: name, what stands for the value in help, its type, its default, help.
+OPTIONS: tuple[tuple[str, str, Any, Any, str], ...] = (
+    ("--suite-profile", "NAME", str, "quick", "quick (default), standard or full; `pyperf-suite run --list` says how "
+     "long each takes here."),
+    ("--suite-device", "DEVICE", str, "auto", "auto (default), cpu, or cuda:N."),
+    ("--suite-results", "FOLDER", str, "bench_results", "Where runs are kept."),
+    ("--suite-seed", "N", int, 0, "Seed of the order in which cases are measured."),
+    ("--suite-budget", "SECONDS", float, None, "End the run in order within so many seconds, the most informative "
+     "cases first; the rest is skipped."),
+    ("--suite-processes", "N", int, None, "Measure in so many fresh processes, instead of the profile's number."),
+    ("--suite-deadline", "SECONDS", float, 120.0, "How long a test may take in each fresh process (default 120)."),
+)  # fmt: skip
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Options of the suite; without them, tests that do not ask for `suite` run as if it were not there."""
+    if os.environ.pop(CHILD, ""):
+        from pyperf_suite.pytest_plugin.child import PytestChild
+
+        pluginmanager.register(PytestChild(), CHILD)
+    group = parser.getgroup("pyperf-suite", "pyperf_suite: microbenchmarks of transformer training")
+    for name, metavar, kind, default, text in OPTIONS:
+        group.addoption(name, metavar=metavar, type=kind, default=default, help=text)
+    group.addoption(
+        "--suite-resume",
+        nargs="?",
+        const="latest",
+        metavar="RUN",
+        help="Go on with the newest run of the same cases, or with the run named; what it holds is not measured again.",
+    )
+    group.addoption(
+        "--suite-axis",
+        action="append",
+        default=[],
+        metavar="[PROBE.]AXIS=VALUE[,VALUE]",
+        help="Replace an axis of a probe, as in tile_wave.tile=64x64x256.",
+    )
+    group.addoption(
+        "--suite-measure",
+        action="store_true",
+        help="Measure what tests hand to pytest-benchmark's fixture as the suite does: warm-up, stop rule, and again "
+        "in each of the profile's processes.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known; nothing is opened before a case of the suite is collected."""
+    config.addinivalue_line("markers", "probe(name): the cases of this probe of pyperf_suite, one item each.")
+    if config.getoption("suite_measure"):
+        if why_not := _why_not_measured(config):
+            pytest.exit(f"--suite-measure: {why_not}", returncode=USAGE_ERROR)
+        config.pluginmanager.register(_InPlaceOfBenchmark(), "pyperf_suite_measure")
+    if not config.getoption("benchmark_only", False):
+        return
+    try:
+        rank = rank_environment().rank
+        stand_by()
+    except UserError as error:
+        pytest.exit(str(error), returncode=USAGE_ERROR)
+    if rank:
+        # One rank of several records and reports; what the others would print is the same lines again.
+        config.option.verbose, config.option.no_header, config.option.no_summary = -2, True, True
+
+
+def _run(config: pytest.Config) -> SuiteRun:
+    """The run behind the session, made when it is first asked for; hooks that need none look for `_RUN` instead."""
+    if _RUN not in config.stash:
+        from pyperf_suite.pytest_plugin.run import SuiteRun
+
+        config.stash[_RUN] = SuiteRun(config)
+    return config.stash[_RUN]
+
+
+def _why_not_measured(config: pytest.Config) -> str:
+    """Why tests cannot be measured in this session; empty where they can."""
+    if not config.pluginmanager.hasplugin("benchmark"):
+        return "pytest-benchmark, whose fixture it measures for, is switched off: leave out -p no:benchmark."
+    if _is_parallel(config):
+        return "pytest-xdist runs tests side by side, and they would disturb each other: add -n 0."
+    return ""
+
+
+def _is_parallel(config: pytest.Config) -> bool:
+    return config.getoption("dist", "no") != "no" or hasattr(config, "workerinput")
+
+
+class _InPlaceOfBenchmark:
+    """The plugin that is there with --suite-measure: registered late, its fixture comes before pytest-benchmark's."""
+
+    @pytest.fixture
+    def benchmark(self, benchmark: Any, request: pytest.FixtureRequest) -> Any:
+        clock = request.node.stash.get(_CLOCK, None)
+        if clock is None or _PLANNED in request.node.stash:
+            return benchmark
+        from pyperf_suite.pytest_plugin.fixtures import MeasuredBenchmark
+
+        child = _child(request.config)
+        taken = MeasuredBenchmark.take_over(benchmark, _measurer(request.config), clock)
+        if child is not None:
+            child.benchmark = taken
+        return taken
+
+
+@pytest.fixture
+def suite(benchmark: Any, request: pytest.FixtureRequest) -> Any:
+    """Measure a function in fresh processes, verified: `suite(function, *args, reference=..., bytes=..., flop=...)`.
+
+    Returns a result whose `seconds` and `interval` a test can assert on; docs/pytest.md has the rest.
+    """
+    from pyperf_suite.pytest_plugin.fixtures import SuiteFixture, Verifier
+
+    clock = request.node.stash.get(_CLOCK, None)
+    if clock is None:
+        if not benchmark.disabled:
+            pytest.fail("suite measures tests that name it as an argument: do not get it by request.getfixturevalue")
+        return SuiteFixture(benchmark, Verifier(), None)
+    return SuiteFixture(benchmark, _measurer(request.config), clock)
+
+
+def _child(config: pytest.Config) -> PytestChild | None:
+    found: PytestChild | None = config.pluginmanager.get_plugin(CHILD)
+    return found
+
+
+def _measurer(config: pytest.Config) -> Measurer:
+    """Who measures a test that has a clock."""
+    found: Measurer | None = _child(config) or _run(config).tests
+    assert found is not None
+    return found
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Collect the suite's own bench_*.py, whatever `python_files` says, so that it runs from an empty folder too."""
+    if file_path.parent != BENCHMARKS or not file_path.match("bench_*.py"):
+        return None
+    by_pattern = any(file_path.match(pattern) for pattern in parent.config.getini("python_files"))
+    if by_pattern or parent.session.isinitpath(file_path):
+        return None  # pytest collects it by itself
+    module: pytest.Module = pytest.Module.from_parent(parent, path=file_path)
+    return module
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One item a case. Items carry its label, a plain text, because pytest-benchmark stores parameters as JSON."""
+    marker = metafunc.definition.get_closest_marker("probe")
+    if marker is None or "case_label" not in metafunc.fixturenames:
+        return
+    planned = _run(metafunc.config).collect(marker.args[0])
+    metafunc.parametrize("case_label", list(planned), ids=list(planned))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Give an item of the suite its case, its clock and its heading in pytest-benchmark's table."""
+    marker = item.get_closest_marker("probe")
+    if marker is None and isinstance(item, pytest.Function) and _is_measured(item):
+        _give_clock(item)
+    if "suite" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used"))
+    if marker is None or not isinstance(item, pytest.Function) or "case_label" not in item.callspec.params:
+        return
+    planned = _run(item.config).collect(marker.args[0]).get(str(item.callspec.params["case_label"]))
+    if planned is None:
+        return  # what was asked of this probe cannot be; said below if the item is not deselected
+    item.stash[_PLANNED] = planned
+    _give_clock(item, group=_run(item.config).heading(planned))
+    # A case that failed has nothing to replay; that is reported as its failure, not as a warning too.
+    item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used"))
+
+
+def _is_measured(item: pytest.Function) -> bool:
+    """Whether the suite measures what this test hands to its fixture."""
+    option, names = item.config.getoption, item.fixturenames
+    if "benchmark" not in names or not ("suite" in names or option("suite_measure")):
+        return False
+    off = option("benchmark_disable", False) and not option("benchmark_enable", False)
+    marker = item.get_closest_marker("benchmark")
+    # A test that asks for a clock of its own has pytest-benchmark read it.
+    own_clock = "suite" not in names and marker is not None and "timer" in marker.kwargs
+    return not (off or own_clock or _is_parallel(item.config))
+
+
+def _give_clock(item: pytest.Function, **options: Any) -> None:
+    """Have pytest-benchmark read the item's times off a clock of ours, with its own options for the rest."""
+    from pyperf_suite.pytest_plugin.fixtures import ReplayClock
+
+    marker = item.get_closest_marker("benchmark")
+    own = dict(marker.kwargs) if marker is not None else {}
+    item.stash[_CLOCK] = ReplayClock()
+    item.add_marker(pytest.mark.benchmark(**(own | options | {"timer": item.stash[_CLOCK]})), append=False)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the suite's items in the order of a run, by the seed; all others keep their places."""
+    places = [place for place, item in enumerate(items) if _PLANNED in item.stash]
+    if not places:
+        return  # a session of somebody else's tests pays for no import of ours
+    from pyperf_suite.runner.plan import in_random_order, most_informative_first
+
+    by_planned = {items[place].stash[_PLANNED]: items[place] for place in places}
+    order = in_random_order if config.getoption("suite_budget") is None else most_informative_first
+    for place, planned in zip(places, order(list(by_planned), config.getoption("suite_seed")), strict=True):
+        items[place] = by_planned[planned]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Know the plan once deselection by -k is over, and end here where something that cannot be is left in it."""
+    tests = [item for item in session.items if _CLOCK in item.stash and _PLANNED not in item.stash]
+    if tests and _child(session.config) is None:
+        _run(session.config).collect_tests(tests)
+    run = session.config.stash.get(_RUN, None)
+    if run is None:
+        return
+    for item in session.items:
+        marker = item.get_closest_marker("probe")
+        if marker is not None and marker.args[0] in run.refused:
+            pytest.exit(run.refused[marker.args[0]], returncode=USAGE_ERROR)
+    run.planned = [item.stash[_PLANNED] for item in session.items if _PLANNED in item.stash]
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> str | None:
+    """Say how much is ahead."""
+    return config.stash[_RUN].outlook() if _RUN in config.stash else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """In ranks of a launcher other than the first, do what the first one asks, which alone records and reports.
+
+    In the first, or where there is no launcher, measure what comes before the items' own trials.
+    """
+    run = session.config.stash.get(_RUN, None)
+    if run is None:
+        return None
+    if run.follow_the_first_rank():
+        return True
+    is_xdist_worker = hasattr(session.config, "workerinput")
+    option = session.config.option
+    goes_on = not session.testsfailed or option.continue_on_collection_errors
+    if goes_on and not is_xdist_worker and not (option.collectonly or option.setuponly or option.setupplan):
+        run.measure_ahead(session.config.pluginmanager.get_plugin("terminalreporter"))
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test that passes here, but not in a process in which it was measured."""
+    result = yield
+    run = item.config.stash.get(_RUN, None)
+    if run is not None and run.tests is not None and (reason := run.tests.failed_elsewhere(item.nodeid)):
+        pytest.fail(reason, pytrace=False)
+    return result
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
+    """Keep the raw rounds of our items in every exported JSON; pytest-benchmark drops them unless asked."""
+    samples = config.stash[_RUN].replayed if _RUN in config.stash else {}
+    for entry in output_json["benchmarks"]:
+        if entry["fullname"] in samples:
+            entry["stats"]["data"] = samples[entry["fullname"]]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Below pytest-benchmark's table, what the run means."""
+    if _RUN in config.stash:
+        config.stash[_RUN].report(terminalreporter)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the workers, however the session ended."""
+    if _RUN in config.stash:
+        config.stash[_RUN].close()
+
+
+@pytest.fixture
+def measured(request: pytest.FixtureRequest, benchmark: Any, case_label: str) -> Callable[[], None]:  # noqa: ARG001
+    """Measure the item's case in the suite's workers and replay it into pytest-benchmark.
+
+    A failed case fails the item, an unsupported one skips it, both with the reason as one sentence.
+    """
+    from pyperf_suite.pytest_plugin.fixtures import end_test, extra_info
+
+    run = _run(request.config)
+    item = request.node
+
+    def replay() -> None:
+        if benchmark.disabled:
+            outcome, reason = run.verify(item.stash[_PLANNED])
+            if outcome != "ok":
+                end_test(outcome, reason)
+            benchmark(lambda: None)
+            return
+        records = run.measure(item.stash[_PLANNED])
+        if not records:
+            pytest.skip("the budget was used up before this case was measured")
+        unsuccessful = [record for record in records if record.outcome != "ok"]
+        if unsuccessful:
+            end_test(unsuccessful[0].outcome, unsuccessful[0].reason)
+        if item.stash[_PLANNED].is_exact:
+            return  # figures that are read have no rounds for a table of times; the summary shows them
+        samples = [sample for record in records for sample in record.kept_seconds]
+        benchmark.extra_info.update(extra_info(records, run.records_path))
+        run.replayed[benchmark.fullname] = samples
+        clock = item.stash[_CLOCK]
+        clock.load(samples)
+        benchmark.pedantic(lambda: None, rounds=len(samples), iterations=1)
+
+    return replay

@@ -1,0 +1,364 @@
+"""Where a series of times changed its level, by the vote of two detectors of different kinds.
+
+The first fits levels by least squares and chooses their number by the likelihood of what the fit leaves over as an
+autoregressive process of order one: noise of benchmarks remembers itself, and a detector that takes it for independent
+sees steps everywhere. The second sees the values through a Gaussian kernel, in which a far outlier counts no more than
+a near one. A change is nominated where both find it, it is large enough to matter and beyond what the series' own noise
+could do. It is never more than nominated: a paired rerun decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.measure.estimates import CONFIDENCE, Ratio
+from pyperf_suite.regressions.thresholds import MARGIN
+from pyperf_suite.regressions.verdict import LogDifference, ratio_of
+
+Floats = NDArray[np.float64]
+
+# Smaller effects are not nominated: versions of one library differ by about 1 % from build to build.
+LEAST_EFFECT = 2 * MARGIN
+
+# Both detectors mean the same step if they place it within so many points.
+SAME_PLACE = 2
+
+# Of so many series without a change, one would have a step beyond its noise if noise were as modelled.
+ONE_ALARM_IN = 100
+
+# Both detectors take time as the square of the points; of longer series the newest are searched.
+MOST_POINTS = 12_000
+
+# Fewer points are no level: one or two odd ones next to each other are outliers.
+FEWEST_POINTS = 3
+
+# An outlier lies further than so many standard deviations from the median of so many neighbours, and is drawn in to
+# there. Of 7 neighbours a step would show a point later, of 5 three outliers in a row pass for a level.
+OUTLIER = 3.0
+NEIGHBOURHOOD = 5
+
+# The criterion rises by so many log(n) for each step, chosen by simulation. 3 is the modified BIC of
+# Zhang and Siegmund (Biometrics 63, 2007) for independent noise whose variance is known; what is estimated, and
+# correlated, needs more.
+STEP_PENALTY = 5.0
+
+# Correlation beyond this cannot be distinguished from a step in series of this length.
+MOST_CORRELATED = 0.9
+
+# Relative noise that any clock has: without it two equal values would be infinitely sure of their level.
+LEAST_NOISE = 1e-4
+
+# The median of absolute deviations of a normal distribution is this part of its standard deviation.
+MAD_OF_NORMAL = 0.6744897501960817
+
+# The kernel's width in standard deviations of the noise: within it values count by their distance, beyond it all alike.
+KERNEL_WIDTH = 3.0
+KERNEL_PENALTY = 2.0
+
+# The penalty grows with the noise's memory, but only so far: a few points save no more than their number.
+MOST_MEMORY = 3.0
+
+
+@dataclass(frozen=True)
+class Change:
+    """A level that others followed: `index` is the first point of the new level.
+
+    `before` and `after` are the geometric means of both levels in the unit of the values, outliers drawn in; `ratio`
+    is the second over the first with its interval, which allows for the noise's correlation. The commits are those of
+    the last point before and of the first after (empty if unknown): what changed came after the one, with the other
+    at the latest.
+    """
+
+    index: int
+    before: float
+    after: float
+    ratio: Ratio
+    points_before: int
+    points_after: int
+    commit_before: str = ""
+    commit_after: str = ""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A fit: the first index of every level but the first, and the noise around the levels.
+
+    `noise` is the standard deviation of what outliers drawn in leave over, `correlation` that of successive ones.
+    """
+
+    starts: tuple[int, ...]
+    noise: float
+    correlation: float
+
+
+def find_changes(
+    values: Sequence[float] | Floats,
+    commits: Sequence[str] = (),
+    units: Sequence[str] = (),
+    breaks: Sequence[int] = (),
+    least_effect: float = LEAST_EFFECT,
+) -> list[Change]:
+    """Nominate the changes of a series of positive times in order of time, by index.
+
+    `commits` and `units`, if given, name one for each value; `breaks` are the indices of points before which the
+    machine's state changed. No change is looked for across a break, nor between values of different units: each unit's
+    own values between breaks are a series for themselves. Raises ValueError for a time that is not finite and positive.
+    """
+    times = np.asarray(values, dtype=np.float64)
+    if not np.all(np.isfinite(times) & (times > 0)):
+        raise ValueError("a series of times holds finite positive numbers only")
+    found = []
+    for members in _alike(len(times), units, breaks):
+        logs = np.log(times[members])
+        steps = detect_steps(logs)
+        if not steps.starts:
+            continue
+        cleaned = draw_in_outliers(logs)
+        starts = _those_that_stand(cleaned, steps, _places_by_kernel(logs, steps), math.log1p(least_effect))
+        for left, start, right in _levels_beside(cleaned, starts):
+            last, first = int(members[start - 1]), int(members[start])
+            step = _step(cleaned, steps, starts, left, start, right)
+            low, high, _ = step.interval(1 - CONFIDENCE)
+            found.append(
+                Change(
+                    first,
+                    math.exp(float(np.mean(cleaned[left:start]))),
+                    math.exp(float(np.mean(cleaned[start:right]))),
+                    ratio_of(step.centre, low, high),
+                    start - left,
+                    right - start,
+                    commits[last] if commits else "",
+                    commits[first] if commits else "",
+                )
+            )
+    return sorted(found, key=lambda change: change.index)
+
+
+def _alike(count: int, units: Sequence[str], breaks: Sequence[int]) -> list[np.ndarray]:
+    """Indices of the values that may be compared: of one unit, between two breaks; too few for two levels are left."""
+    since = np.searchsorted(np.sort(np.asarray(breaks, dtype=int)), np.arange(count), side="right")
+    members: dict[tuple[int, str], list[int]] = {}
+    for index, part in enumerate(since):
+        members.setdefault((part, units[index] if units else ""), []).append(index)
+    return [np.array(each[-MOST_POINTS:]) for each in members.values() if len(each) >= 2 * FEWEST_POINTS]
+
+
+def _places_by_kernel(logs: Floats, steps: Steps) -> Floats:
+    """Where the kernel sees a change. Of the other fit it knows only how noisy and how correlated the values are."""
+    width = KERNEL_WIDTH * steps.noise
+    # Within the kernel's width a step saves its squares over twice the width's: so this is about 2 log n of squares.
+    longer_memory = min((1 + steps.correlation) / (1 - steps.correlation), MOST_MEMORY)
+    penalty = KERNEL_PENALTY * math.log(len(logs)) / KERNEL_WIDTH**2 * longer_memory
+    return np.array(kernel_segmentation(logs, 1 / (2 * width**2), penalty), dtype=float)
+
+
+def kernel_segmentation(values: Floats, gamma: float, penalty: float) -> list[int]:
+    """Where the levels begin that minimise kernel costs + penalty x steps, none shorter than the fewest points.
+
+    A level of n values costs n less the sum of exp(-gamma (x - y)²) over all its pairs, divided by n, as in kernel
+    change point detection (Arlot, Celisse, Harchaoui, JMLR 20, 2019). Exact, by dynamic programming.
+    """
+    count = len(values)
+    lengths = np.arange(count, 0, -1, dtype=float)
+    alike = np.zeros(count)  # the sum over all pairs of values[start:end], by start
+    best = np.full(count + 1, np.inf)
+    best[0] = -penalty
+    came_from = np.zeros(count + 1, dtype=int)
+    for end in range(1, count + 1):
+        to_the_last = np.exp(-gamma * (values[:end] - values[end - 1]) ** 2)
+        alike[:end] += 2 * np.cumsum(to_the_last[::-1])[::-1] - 1
+        last = end - FEWEST_POINTS + 1
+        if last > 0:
+            sizes = lengths[count - end : count - end + last]
+            total = best[:last] + sizes - alike[:last] / sizes
+            came_from[end] = np.argmin(total)
+            best[end] = total[came_from[end]] + penalty
+    return _traced_back(came_from)
+
+
+def _traced_back(came_from: NDArray[np.int64]) -> list[int]:
+    starts = []
+    end = len(came_from) - 1
+    while (end := int(came_from[end])) > 0:
+        starts.append(end)
+    return starts[::-1]
+
+
+def _those_that_stand(cleaned: Floats, steps: Steps, others: Floats, least: float) -> tuple[int, ...]:
+    """The steps that are large, beyond noise and seen by both.
+
+    The weakest of those that are not is taken out first and the levels beside it become one, for a step that was split
+    in two small ones may stand as a whole.
+    """
+    starts = steps.starts
+    alpha = 1 / (ONE_ALARM_IN * len(cleaned))
+    while starts:
+        effects = []
+        stands = []
+        for left, start, right in _levels_beside(cleaned, starts):
+            step = _step(cleaned, steps, starts, left, start, right)
+            effects.append(abs(step.centre))
+            seen = bool(np.any(np.abs(others - start) <= SAME_PLACE))
+            stands.append(seen and abs(step.centre) >= least and step.p_value(0.0) < alpha)
+        if all(stands):
+            break
+        weakest = min((position for position in range(len(starts)) if not stands[position]), key=effects.__getitem__)
+        starts = _moved_to_best_places(cleaned, (*starts[:weakest], *starts[weakest + 1 :]))
+    return starts
+
+
+def _levels_beside(cleaned: Floats, starts: Sequence[int]) -> list[tuple[int, int, int]]:
+    """For each step where the level before it begins, where it is, and where the level after it ends."""
+    edges = (0, *starts, len(cleaned))
+    return list(zip(edges, edges[1:], edges[2:], strict=False))
+
+
+def _step(cleaned: Floats, steps: Steps, starts: Sequence[int], left: int, start: int, right: int) -> LogDifference:
+    """The mean after a step less the mean before, and how sure correlated noise lets one be of it."""
+    near = (cleaned - _levels(cleaned, starts))[left:right]
+    # A series may be noisier here than it is elsewhere.
+    noise = max(steps.noise, float(np.sqrt(np.sum(near**2) / max(len(near) - 2, 1))))
+    # What a short series says of its own memory is little, and errs towards none: a standard error more is taken.
+    memory = min(steps.correlation + 1 / math.sqrt(len(cleaned)), MOST_CORRELATED)
+    variance = _variance_of_mean(start - left, memory) + _variance_of_mean(right - start, memory)
+    centre = float(np.mean(cleaned[start:right]) - np.mean(cleaned[left:start]))
+    return LogDifference(centre, noise * math.sqrt(variance), max(len(cleaned) - len(starts) - 1, 1))
+
+
+def detect_steps(values: Floats) -> Steps:
+    """Fit levels to values on an additive scale (take logarithms of times), in order of time.
+
+    Exact least squares by dynamic programming finds more steps than there are; neighbouring levels are then joined one
+    pair after the other, and of these fits the one with the best criterion counts. Takes time as the square of the
+    number of points: 10,000 need about a second.
+    """
+    count = len(values)
+    if count < 2 * FEWEST_POINTS:
+        return Steps((), *(_noise(values - np.median(values)) if count else (LEAST_NOISE, 0.0)))
+    cleaned = draw_in_outliers(values)
+    # What a step must save in squares so that independent noise rarely has one.
+    starts = _least_squares(cleaned, 2 * _noise_of_differences(cleaned) ** 2 * math.log(count))
+    best: tuple[int, ...] = ()
+    criterion = math.inf
+    while True:
+        found = _criterion(cleaned - _levels(cleaned, starts), len(starts))
+        if found < criterion:
+            best, criterion = tuple(starts), found
+        if not starts:
+            break
+        starts = _join_most_alike(cleaned, starts)
+    best = _moved_to_best_places(cleaned, best)
+    return Steps(best, *_noise(cleaned - _levels(cleaned, best)))
+
+
+def draw_in_outliers(values: Floats) -> Floats:
+    """Values that stand alone drawn in towards the median of their neighbours; steps stay where they are."""
+    if len(values) < NEIGHBOURHOOD:
+        return values
+    windows = np.lib.stride_tricks.sliding_window_view(values, NEIGHBOURHOOD)
+    half = NEIGHBOURHOOD // 2
+    medians = np.median(windows, axis=1)
+    middle = np.concatenate([np.repeat(medians[0], half), medians, np.repeat(medians[-1], half)])
+    reach = OUTLIER * max(float(np.median(np.abs(values - middle))) / MAD_OF_NORMAL, _noise_of_differences(values))
+    drawn: Floats = np.clip(values, middle - reach, middle + reach)
+    return drawn
+
+
+def _levels(values: Floats, starts: Any) -> Floats:
+    """For each value the mean of its level, for levels that begin at 0 and at `starts`."""
+    edges = np.array([0, *starts])
+    lengths = np.diff([*edges, len(values)])
+    return np.repeat(np.add.reduceat(values, edges) / lengths, lengths)
+
+
+def _variance_of_mean(count: int, correlation: float) -> float:
+    """Variance of the mean of so many successive points whose own variance is 1, correlated as AR(1).
+
+    (1 + 2 sum over lags k of (1 - k/n) r^k) / n, as in any text on time series.
+    """
+    lags = np.arange(1, count)
+    return float((1 + 2 * np.sum((1 - lags / count) * correlation**lags)) / count)
+
+
+def _noise_of_differences(values: Floats) -> float:
+    """Standard deviation of independent noise, from successive differences: steps and drift hardly touch it."""
+    return max(float(np.median(np.abs(np.diff(values)))) / MAD_OF_NORMAL / math.sqrt(2), LEAST_NOISE)
+
+
+def _least_squares(values: Floats, penalty: float) -> list[int]:
+    """Where the levels begin that minimise squares + penalty x steps, none shorter than the fewest points."""
+    count = len(values)
+    centred = values - np.median(values)
+    sums = np.concatenate([[0.0], np.cumsum(centred)])
+    positions = np.arange(count + 1, dtype=float)
+    came_from = np.zeros(count + 1, dtype=int)
+    # The least cost up to a point, less the squares up to there: so a step of the loop needs fewer passes over memory.
+    reduced = np.full(count + 1, np.inf)
+    reduced[0] = -penalty
+    for end in range(FEWEST_POINTS, count + 1):
+        last = end - FEWEST_POINTS + 1
+        total = sums[end] - sums[:last]
+        total *= total
+        total /= end - positions[:last]
+        np.subtract(reduced[:last], total, out=total)
+        came_from[end] = np.argmin(total)
+        reduced[end] = total[came_from[end]] + penalty
+    return _traced_back(came_from)
+
+
+def _join_most_alike(values: Floats, starts: Any) -> list[int]:
+    edges = np.array([0, *starts, len(values)])
+    lengths = np.diff(edges)
+    means = np.add.reduceat(values, edges[:-1]) / lengths
+    rise = np.diff(means) ** 2 * lengths[:-1] * lengths[1:] / (lengths[:-1] + lengths[1:])
+    least = int(np.argmin(rise))
+    return [*starts[:least], *starts[least + 1 :]]
+
+
+def _criterion(residuals: Floats, steps: int) -> float:
+    """-2 log-likelihood of the residuals as AR(1), up to a constant, and what the steps cost; less is better."""
+    count = len(residuals)
+    correlation = _correlation(residuals)
+    innovations = residuals[1:] - correlation * residuals[:-1]
+    squares = float(innovations @ innovations) + (1 - correlation**2) * float(residuals[0]) ** 2
+    return count * math.log(squares / count + LEAST_NOISE**2) + STEP_PENALTY * steps * math.log(count)
+
+
+def _correlation(residuals: Floats) -> float:
+    """Of successive residuals, never below none: noise that alternates is no reason to believe in smaller steps."""
+    squares = float(residuals @ residuals)
+    if squares <= 0:
+        return 0.0
+    return min(max(float(residuals[1:] @ residuals[:-1]) / squares, 0.0), MOST_CORRELATED)
+
+
+def _noise(residuals: Floats) -> tuple[float, float]:
+    return max(float(np.sqrt(np.mean(residuals**2))), LEAST_NOISE), _correlation(residuals)
+
+
+def _moved_to_best_places(values: Floats, starts: tuple[int, ...]) -> tuple[int, ...]:
+    """The same number of steps, each where the squares between its neighbours are least: joining moved their edges."""
+    moved = list(starts)
+    for _ in range(3):
+        before = list(moved)
+        for index in range(len(moved)):
+            left = moved[index - 1] if index else 0
+            right = moved[index + 1] if index + 1 < len(moved) else len(values)
+            moved[index] = left + _best_split(values[left:right])
+        if moved == before:
+            break
+    return tuple(moved)
+
+
+def _best_split(values: Floats) -> int:
+    """Where to split values into two levels so that the squares are least."""
+    count = len(values)
+    sums = np.cumsum(values - values.mean())[FEWEST_POINTS - 1 : count - FEWEST_POINTS]
+    places = np.arange(FEWEST_POINTS, count - FEWEST_POINTS + 1)
+    return int(places[np.argmax(sums**2 / (places * (count - places)))])

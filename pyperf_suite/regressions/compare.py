@@ -1,0 +1,300 @@
+"""Two finished runs, old against new: ratios with intervals. Pairs tell more, for between runs the machine moves.
+
+Each process gives one logarithm of its median; a difference must be beyond what processes and runs of identical code
+differ by. Where the latter is unknown nothing is called slower, and the paired comparison is named that would decide.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shlex
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.regressions.stored.foreign import FOREIGN_PROBES
+from pyperf_suite.regressions.stored.journals import Measured
+from pyperf_suite.regressions.stored.series import TIME, BenchmarkSeries, changes, settings
+from pyperf_suite.regressions.stored.store import Side, Store
+from pyperf_suite.regressions.verdict import (
+    FALSE_DISCOVERY_RATE,
+    Judgement,
+    LogDifference,
+    Verdict,
+    Word,
+    adjusted_p_values,
+    judge,
+    judge_figures,
+    percent,
+)
+from pyperf_suite.runner.profiles import PROFILES, QUICK
+
+# Clocks and sentinels that moved by less explain nothing: so much they differ in runs of an idle machine.
+LEAST_MOVE = 0.01
+FEWEST_RUNS = 5
+# A benchmark without a history of its own is taken to be as noisy as the noisier ones of its machine.
+NOISIER_SHARE = 0.9
+# That many benchmarks show how noisy a machine is; reading all of thousands takes long and says no more.
+MOST_BENCHMARKS = 200
+
+MarginOf = Callable[[str, str], float]
+
+
+@dataclass(frozen=True)
+class RunNoise:
+    """The standard deviation of the logarithm of a run's value over runs of the same code.
+
+    `freedom` is in degrees, infinite for a bound that was chosen on the safe side. `source` names where it is from.
+    """
+
+    deviation: float
+    freedom: float
+    source: str
+
+
+NoiseOf = Callable[[Measured], RunNoise | None]
+
+
+def run_noise(series: BenchmarkSeries, without: Iterable[str] = ()) -> RunNoise | None:
+    """The noise of a series' runs, but for the runs named in `without`; None if fewer than five are left.
+
+    From the differences of neighbouring runs (von Neumann 1941, doi:10.1214/aoms/1177731677), which a slow drift hardly
+    moves and a step enters only once; none is taken across a break or from one GPU to another.
+    """
+    left_out = set(without)
+    edges = [0, *(each.index for each in series.breaks), len(series.points)]
+    segments = [
+        [point for point in series.points[start:end] if point.run_id not in left_out]
+        for start, end in itertools.pairwise(edges)
+    ]
+    runs = sum(map(len, segments))
+    steps = [
+        math.log(later.value / earlier.value)
+        for segment in segments
+        for earlier, later in itertools.pairwise(segment)
+        if earlier.unit == later.unit
+    ]
+    if runs < FEWEST_RUNS or len(steps) < FEWEST_RUNS - 1:
+        return None
+    deviation = math.sqrt(statistics.fmean(step**2 for step in steps) / 2)
+    # Neighbouring differences share a run: n of them tell about as much as two thirds as many independent values.
+    return RunNoise(deviation, len(steps) * 2 / 3, f"{runs} runs of its own")
+
+
+def noise_from_store(store: Store, machine: str, without: Sequence[str] = ()) -> NoiseOf:
+    """How noisy the stored runs of a machine show a benchmark to be: by its own runs, else as the noisier ones.
+
+    `without` names the runs that are being compared. The function returned gives None if no benchmark of the machine
+    has runs enough.
+    """
+    benchmarks = {
+        (one.probe, one.case_id): one
+        for one in store.benchmarks(machine=machine)
+        if one.metric == TIME and one.count >= FEWEST_RUNS
+    }
+    of_the_noisier: list[RunNoise | None] = []
+
+    def of(measured: Measured) -> RunNoise | None:
+        known = benchmarks.get((measured.probe, measured.case_id))
+        own = run_noise(store.series(known), without) if known else None
+        if own is None and not of_the_noisier:
+            longest = sorted(benchmarks.values(), key=lambda one: -one.count)[:MOST_BENCHMARKS]
+            found = [noise for one in longest if (noise := run_noise(store.series(one), without)) is not None]
+            of_the_noisier.append(_bound(found) if found else None)
+        return own or of_the_noisier[0]
+
+    return of
+
+
+def _bound(found: Sequence[RunNoise]) -> RunNoise:
+    deviation = float(np.quantile([one.deviation for one in found], NOISIER_SHARE))
+    several = f"the noisier of {len(found)} benchmarks that have" if len(found) > 1 else "the one benchmark that has"
+    return RunNoise(deviation, math.inf, f"{several} {FEWEST_RUNS} runs or more here")
+
+
+def difference(old: Sequence[float], new: Sequence[float], noise: RunNoise) -> LogDifference:
+    """Welch's comparison of two runs' medians, one a process in seconds, with the noise of both runs added.
+
+    That counts what processes differ by twice if runs differ by nothing more, which is the safe side. Degrees of
+    freedom after Satterthwaite (1946), doi:10.2307/3002019.
+    """
+    centre = statistics.fmean(map(math.log, new)) - statistics.fmean(map(math.log, old))
+    parts = [(2 * noise.deviation**2, noise.freedom)]  # variance and degrees of freedom of each
+    for side in (old, new):
+        if len(side) > 1:
+            parts.append((statistics.variance(map(math.log, side)) / len(side), len(side) - 1.0))
+    variance = sum(part for part, _ in parts)
+    shares = sum(part**2 / freedom for part, freedom in parts)
+    return LogDifference(centre, math.sqrt(variance), variance**2 / shares if shares else math.inf)
+
+
+def compare_sides(old: Side, new: Side, margin_of: MarginOf, noise_of: NoiseOf) -> list[Judgement]:
+    """A judgement for each benchmark that both sides hold and at least one could measure, in the old side's order.
+
+    `margin_of` gives a benchmark's margin by probe and label, `noise_of` what is known of its noise from run to run. A
+    sentinel is not a benchmark: it shows how the machine moved. Raises UserError if the sides are of different
+    machines, or have no benchmark in common.
+    """
+    if old.machine != new.machine:
+        raise UserError(
+            f"{old.name} was measured on {old.machine} and {new.name} on {new.machine}: times of different machines "
+            "say nothing about the code, so compare runs of one."
+        )
+    common = [key for key, one in old.benchmarks.items() if key in new.benchmarks and one.kind != "sentinel"]
+    if not common:
+        raise UserError(f"{old.name} and {new.name} have no benchmark in common: name two runs of the same probes.")
+    sentinel = _sentinel_move(old, new)
+    judged = [
+        _judge(old.benchmarks[key], new.benchmarks[key], margin_of, noise_of, sentinel)
+        for key in common
+        if _is_measured(old.benchmarks[key]) or _is_measured(new.benchmarks[key])
+    ]
+    return _as_a_suite(judged)
+
+
+def one_sided(old: Side, new: Side) -> dict[str, list[str]]:
+    """Labels of what cannot be compared: "only_old", "only_new", and "neither" for what neither could measure."""
+    found: dict[str, list[str]] = {"only_old": [], "only_new": [], "neither": []}
+    for key, one in {**old.benchmarks, **new.benchmarks}.items():
+        sides = [side.benchmarks.get(key) for side in (old, new)]
+        if sides[1] is None:
+            found["only_old"].append(one.label)
+        elif sides[0] is None:
+            found["only_new"].append(one.label)
+        elif not any(map(_is_measured, filter(None, sides))):
+            found["neither"].append(one.label)
+    return found
+
+
+def sentinel_sentence(old: Side, new: Side) -> str:
+    """How the machine moved between the runs, by the sentinel; empty if it hardly did, or neither run has one."""
+    move = _sentinel_move(old, new)
+    if not move:
+        return ""
+    return (
+        f"The sentinel, the same code in every run, took {percent(math.expm1(move))} in the new run: "
+        "the machine itself moved."
+    )
+
+
+def _is_measured(one: Measured) -> bool:
+    return bool(one.medians or one.exact)
+
+
+def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf, sentinel: float) -> Judgement:
+    margin = margin_of(new.probe, new.label)
+    moved = changes(settings(old.state, old.kind), settings(new.state, new.kind))
+    details: dict[str, Any] = {"changes": moved, "old_commit": old.commit, "new_commit": new.commit}
+    between = [f"Between the runs changed: {', '.join(moved)}."] if moved else []
+
+    def judgement(word: Word, ratio: Ratio | None, *sentences: str, **more: Any) -> Judgement:
+        sentence = " ".join(sentences)
+        return Judgement(new.label, new.probe, new.case_id, word, ratio, margin, sentence, details | more)
+
+    if not (_is_measured(old) and _is_measured(new)):
+        lost, one = ("new", new) if _is_measured(old) else ("old", old)
+        did = "compiled" if old.kind == "static" else "measured"
+        return judgement("failed", None, f"Not {did} in the {lost} run: {one.reason or 'it holds no figures'}")
+    if not (old.medians and new.medians):
+        figures = [{name: value for name, (_, value) in side.exact.items()} for side in (old, new)]
+        word, sentence, changed = judge_figures(*figures)
+        return judgement(word, None, sentence, *between, figures=changed)
+    noise = noise_of(new)
+    seen = difference(old.medians, new.medians, noise or RunNoise(0.0, math.inf, "unknown"))
+    verdict = judge(seen, margin, may_decide=noise is not None)
+    clock = _if_it_moved(math.log(old.clock_hz / new.clock_hz)) if old.clock_hz and new.clock_hz else 0.0
+    is_machine = _explains(verdict, max(cause * math.copysign(1, seen.centre) for cause in (clock, sentinel)), margin)
+    word = "undecided" if is_machine else verdict.word
+    return judgement(
+        word,
+        verdict.ratio,
+        _headline(word, verdict.ratio, margin, noise),
+        *_cause_sentences(clock, sentinel, is_machine),
+        *between,
+        *([] if word == "equivalent" else _pairs_would_decide(old, new)),
+        old_s=old.seconds,
+        new_s=new.seconds,
+        processes=[len(old.medians), len(new.medians)],
+        run_noise=noise.deviation if noise else None,
+        run_noise_of=noise.source if noise else None,
+        p_value=verdict.p_value if noise else None,
+        clock_change=math.expm1(-clock),
+        sentinel_change=math.expm1(sentinel),
+    )
+
+
+def _explains(verdict: Verdict, slowdown: float, margin: float) -> bool:
+    """Whether a move of the machine by that logarithm, in the verdict's direction, may be all there is."""
+    nearest = max(0.0, math.log(verdict.ratio.low), -math.log(verdict.ratio.high))
+    return verdict.word in ("slower", "faster") and slowdown > 0 and nearest - slowdown <= math.log1p(margin)
+
+
+def _as_a_suite(judged: list[Judgement]) -> list[Judgement]:
+    """The judgements with slower and faster only where they stand among all the others."""
+    tested = [number for number, one in enumerate(judged) if one.details.get("p_value") is not None]
+    adjusted = dict(zip(tested, adjusted_p_values([judged[n].details["p_value"] for n in tested]), strict=True))
+    found = []
+    for number, one in enumerate(judged):
+        word, sentence = one.verdict, one.sentence
+        if number in adjusted and word in ("slower", "faster") and adjusted[number] > FALSE_DISCOVERY_RATE:
+            sentence = f"Alone it would be {word}; as one of {len(tested)} benchmarks not sure enough. {sentence}"
+            word = "undecided"
+        details = {**one.details, "adjusted_p_value": adjusted.get(number)}
+        found.append(replace(one, verdict=word, sentence=sentence, details=details))
+    return found
+
+
+def _headline(word: Word, ratio: Ratio, margin: float, noise: RunNoise | None) -> str:
+    change = f"{percent(ratio.value - 1)} ({percent(ratio.low - 1)} to {percent(ratio.high - 1)})"
+    if noise is None:
+        within = abs(math.log(ratio.value)) <= math.log1p(margin)
+        looks = "no different" if within else "slower" if ratio.value > 1 else "faster"
+        return f"Looks {looks}, {percent(ratio.value - 1)}, but how much runs differ here by themselves is unknown."
+    if word == "equivalent":
+        return f"No difference beyond {100 * margin:g} %: {change}."
+    known = f"by themselves runs differ by {100 * noise.deviation:.1f} %, as {noise.source} tell"
+    said = "Undecided" if word == "undecided" else f"{100 * abs(ratio.value - 1):.1f} % {word}"
+    return f"{said}: {change}; {known}."
+
+
+def _cause_sentences(clock: float, sentinel: float, is_machine: bool) -> list[str]:
+    found = []
+    if clock:
+        found.append(f"The clock was {percent(math.expm1(-clock))} in the new run.")
+    if is_machine and sentinel:
+        found.append(f"The sentinel, the same code in every run, took {percent(math.expm1(sentinel))}.")
+    if is_machine:
+        found.append("That accounts for the difference as well as the code would.")
+    return found
+
+
+def _sentinel_move(old: Side, new: Side) -> float:
+    """How much longer the sentinel took in the new run, as a logarithm; 0 if it hardly did, or is not in both."""
+    moves = [
+        math.log(new.benchmarks[key].seconds / one.seconds)
+        for key, one in old.benchmarks.items()
+        if one.kind == "sentinel" and one.medians and key in new.benchmarks and new.benchmarks[key].medians
+    ]
+    return _if_it_moved(statistics.median(moves)) if moves else 0.0
+
+
+def _if_it_moved(move: float) -> float:
+    return move if abs(move) > LEAST_MOVE else 0.0
+
+
+def _pairs_would_decide(old: Measured, new: Measured) -> list[str]:
+    """The command that would decide, if this suite can measure the benchmark and the code is not the same."""
+    is_same = old.commit == new.commit != "" and not (old.dirty or new.dirty)
+    if is_same or new.probe in FOREIGN_PROBES:
+        return []
+    revisions = [one.commit[:12] or stand_in for one, stand_in in ((old, "OLD"), (new, "NEW"))]
+    command = ["pyperf-suite", "ab", "--old", revisions[0], "--new", revisions[1], new.probe, "-k", new.label]
+    if new.profile in PROFILES and new.profile != QUICK.name:  # whose cases ab has without being asked
+        command += ["--profile", new.profile]
+    return [f"A paired run would decide: {shlex.join(command)}"]

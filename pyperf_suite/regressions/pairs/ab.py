@@ -1,0 +1,347 @@
+"""Old against new by live pairs: as many as it takes to decide, for one benchmark or a suite of them.
+
+The rule is stated before the first pair; a suite's verdicts must also survive being many (Benjamini-Hochberg).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import math
+import os
+import random
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyperf_suite import files
+from pyperf_suite.errors import UserError
+from pyperf_suite.findings.discovery import is_users
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
+from pyperf_suite.regressions.pairs.live_pair import PACE, SIDES, ArmFailed, Pace, Pair, measure_pair
+from pyperf_suite.regressions.verdict import (
+    Judgement,
+    SequentialRule,
+    Verdict,
+    Word,
+    bca_bootstrap,
+    judge_figures,
+    percent,
+    student_t,
+    suite_words,
+)
+from pyperf_suite.runner.workers import WorkerProcess
+
+WritePair = Callable[[Mapping[str, Any]], None]
+
+
+class PairJournal:
+    """pairs.jsonl of one comparison, open for appending. Use as a context manager; call it with each pair."""
+
+    def __init__(self, path: Path) -> None:
+        """Open for appending. Raises UserError where the file cannot be written."""
+        self.path = path
+        self.written = 0
+        try:
+            self._file = files.open_for_appending(path)
+            files.sync_folder(path.parent)
+        except OSError as error:
+            raise UserError(f"The pairs file {path} cannot be written: {error.strerror}.") from None
+
+    def __call__(self, pair: Mapping[str, Any]) -> None:
+        """Write one pair and wait until it is on disk. Raises UserError where the disk refuses."""
+        line = json.dumps(pair, separators=(",", ":"), allow_nan=False) + "\n"
+        try:
+            self._file.write(line.encode())
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise UserError(
+                f"A pair could not be written to {self.path}: {error.strerror}. All {self.written} earlier pairs are "
+                "kept; free some space, or name another folder with --results."
+            ) from None
+        self.written += 1
+
+    def __enter__(self) -> PairJournal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # What is still in the buffer could not be written before and will not be now.
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def comparison_folder(results: Path, machine: str, manifest: Mapping[str, Any], kind: str = "ab") -> Path:
+    """Make `<results>/<machine>/<kind>-<stamp>/` with the manifest as `<kind>.json` in it.
+
+    Raises UserError where the results folder cannot be written.
+    """
+    now = datetime.datetime.now(datetime.timezone.utc)
+    path = results / machine / f"{kind}-{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+    stamped = {"started_at": now.isoformat(timespec="seconds"), **manifest}
+    try:
+        files.make_folder(path)
+        files.write_whole(path / f"{kind}.json", json.dumps(stamped, indent=2) + "\n")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        raise UserError(
+            f"The results folder {results} cannot be written ({error.strerror}): name another with --results."
+        ) from None
+    return path
+
+
+BUDGET_S = 30.0
+
+# A clock that differs by more between the sides explains a difference that is no fault of the code.
+CLOCK_DIFFERENCE = 0.01
+
+# So much of the wanted time may go to other guests of a hypervisor before a reader should know.
+STOLEN_SHARE = 0.02
+
+Progress = Callable[[PairedCase, Sequence[Pair]], None]
+RuleFor = Callable[[PairedCase], SequentialRule]
+
+
+@dataclasses.dataclass
+class LiveComparison:
+    """One benchmark on its way to a verdict.
+
+    `spin_share` slows every launch of the new arm down by that share, as selfcheck does.
+    """
+
+    old: Arm
+    new: Arm
+    case: PairedCase
+    device: Device
+    rule: SequentialRule
+    budget_s: float = BUDGET_S
+    seed: int = 0
+    spin_share: float = 0.0
+    journal: WritePair | None = None
+    pace: Pace = PACE
+    progress: Progress | None = None
+    pairs: list[Pair] = dataclasses.field(default_factory=list)
+    spent_s: float = 0.0
+    failure: ArmFailed | None = None
+    decision: Verdict | None = None
+    judges: dict[str, WorkerProcess] | None = None
+
+    def run(self) -> None:
+        """Measure pairs until the rule decides, pairs or budget are used up, or an arm fails."""
+        unbuilt = {side: arm.failure for side, arm in zip(SIDES, (self.old, self.new), strict=True) if arm.failure}
+        if unbuilt:
+            self.failure = ArmFailed(unbuilt, unsupported=False)
+        if is_users(self.case.old.operator):
+            self.judges = {}
+        try:
+            while self.failure is None and not self._is_over():
+                self._measure_one()
+        finally:
+            self._end_judges()
+
+    def _end_judges(self) -> None:
+        while self.judges:
+            self.judges.popitem()[1].close()
+
+    def _is_over(self) -> bool:
+        if not self.pairs:
+            return False
+        if self.pairs[-1].static is not None:
+            return True
+        final = len(self.pairs) >= self.rule.max_pairs or not self._can_afford_another()
+        if final or self.rule.is_look(len(self.pairs)):
+            self.decision = self.rule.decide([pair.log_ratio for pair in self.pairs], final=final)
+            return final or self.decision.is_decided
+        return False
+
+    def _can_afford_another(self) -> bool:
+        typical_s = statistics.median(pair.seconds for pair in self.pairs)
+        return self.spent_s + typical_s <= self.budget_s
+
+    def _measure_one(self) -> None:
+        """One pair more. A process that is lost once may be the machine's fault; a second in a row is the arm's."""
+        begin = time.monotonic()
+        number = len(self.pairs)
+        for attempt in range(2):
+            try:
+                pair = measure_pair(
+                    self.old,
+                    self.new,
+                    self.case,
+                    self.device,
+                    seed=random.Random(f"{self.seed} {self.case.case_id} {number} {attempt}").getrandbits(32),
+                    verify=number == 0,
+                    spin_share=self.spin_share,
+                    pace=self.pace,
+                    judges=self.judges,
+                )
+            except ArmFailed as failure:
+                self._end_judges()
+                if number == 0 or attempt == 1:
+                    self.failure = failure
+                continue
+            self.pairs.append(pair)
+            break
+        self.spent_s += time.monotonic() - begin
+        if len(self.pairs) > number:
+            if self.journal is not None:
+                self.journal(self._line(number, self.pairs[-1]))
+            if self.progress is not None:
+                self.progress(self.case, self.pairs)
+
+    def _line(self, number: int, pair: Pair) -> dict[str, Any]:
+        what = {"probe": self.case.probe, "case_id": self.case.case_id, "pair": number, "log_ratio": pair.log_ratio}
+        slowed = {"spin_share": self.spin_share} if self.spin_share else {}
+        measured = {name: value for name, value in vars(pair).items() if value is not None}
+        return what | slowed | measured | {"old": self.case.old.to_json(), "new": self.case.new.to_json()}
+
+    def judgement(self, as_one_of_many: Word | None = None) -> Judgement:
+        """The verdict with everything a reader may ask about it; `as_one_of_many` is that beside the suite's others."""
+        if self.failure is not None:
+            return self._failed(self.failure)
+        if self.pairs[-1].static is not None:
+            sides = [{name: one["value"] for name, one in side.items()} for side in self.pairs[-1].static]
+            verdict, sentence, figures = judge_figures(*sides)
+            return self._judgement(verdict, None, sentence, {"figures": figures})
+        decision = self.decision
+        assert decision is not None
+        verdict = as_one_of_many or decision.word
+        sentence = _sentence(verdict, decision, self.rule, self.spent_s)
+        if verdict == "undecided" and decision.is_decided:
+            sentence += f" Alone it would be {decision.word}; as one of several that is not sure enough."
+        cautions = self._cautions()
+        log_ratios = [pair.log_ratio for pair in self.pairs]
+        details = {
+            "p_value": decision.p_value,
+            "confidence": decision.confidence,
+            "further_pairs": decision.further_pairs,
+            "t": _interval(student_t, log_ratios),
+            "bca": _interval(bca_bootstrap, log_ratios),
+            "old_s": statistics.median(pair.old_s for pair in self.pairs),
+            "new_s": statistics.median(pair.new_s for pair in self.pairs),
+            "machine": self._machine(),
+        }
+        return self._judgement(verdict, decision.ratio, " ".join([sentence, *cautions]), details)
+
+    def _failed(self, failure: ArmFailed) -> Judgement:
+        arms = {"old": self.old, "new": self.new}
+        reasons = "; ".join(
+            reason if reason.startswith(arms[side].name) else f"{arms[side].name}: {reason}"
+            for side, reason in failure.reasons.items()
+        )
+        sentence = f"Nothing to compare with: {reasons}" if failure.unsupported else reasons
+        return self._judgement(
+            "failed", None, sentence, {"reasons": failure.reasons, "unsupported": failure.unsupported}
+        )
+
+    def _judgement(self, verdict: Word, ratio: Ratio | None, sentence: str, details: Mapping[str, Any]) -> Judgement:
+        common: dict[str, Any] = {
+            "pairs": len(self.pairs),
+            "seconds": self.spent_s,
+            "old": self.old.to_json(),
+            "new": self.new.to_json(),
+        }
+        if self.pairs and self.pairs[0].kernels is not None:
+            common["kernels"] = dict(zip(SIDES, self.pairs[0].kernels, strict=True))
+        if self.spin_share:
+            common["spin_share"] = self.spin_share
+        return Judgement(
+            self.case.label, self.case.probe, self.case.case_id, verdict, ratio, self.rule.margin, sentence,
+            common | dict(details),
+        )  # fmt: skip
+
+    def _machine(self) -> dict[str, float]:
+        """Clocks of both sides and stolen time over the pairs, where the machine tells."""
+        found: dict[str, float] = {}
+        clocks = [pair.machine["clock_hz"] for pair in self.pairs if pair.machine.get("clock_hz")]
+        if clocks:
+            found |= {f"{side}_clock_hz": statistics.median(clock[side] for clock in clocks) for side in SIDES}
+        stolen = [pair.machine.get("steal_share", 0.0) for pair in self.pairs]
+        return found | {"steal_share": statistics.fmean(stolen)}
+
+    def _cautions(self) -> list[str]:
+        found = []
+        machine = self._machine()
+        if "old_clock_hz" in machine:
+            change = machine["new_clock_hz"] / machine["old_clock_hz"] - 1
+            if abs(change) > CLOCK_DIFFERENCE:
+                found.append(f"The GPU's clock was {percent(change)} under the new one: its power may have changed.")
+        if machine["steal_share"] > STOLEN_SHARE:
+            found.append(f"Other guests of this machine took {100 * machine['steal_share']:.0f} % of its time.")
+        assert self.pairs[0].kernels is not None
+        paths = [kernel.get("path") for kernel in self.pairs[0].kernels]
+        if paths[0] != paths[1]:
+            found.append(f"The path taken changed from {paths[0]} to {paths[1]}.")
+        return found
+
+
+def compare_case(
+    old: Arm, new: Arm, case: PairedCase, device: Device, rule: SequentialRule | None = None, **how: Any
+) -> Judgement:
+    """Compare one benchmark; `how` are the further fields of `LiveComparison`.
+
+    Raises UserError if a pair cannot be written to the journal.
+    """
+    comparison = LiveComparison(old, new, case, device, rule or SequentialRule(), **how)
+    comparison.run()
+    return comparison.judgement()
+
+
+def compare_arms(
+    old: Arm,
+    new: Arm,
+    cases: Sequence[PairedCase],
+    device: Device,
+    rule: SequentialRule | RuleFor | None = None,
+    seed: int = 0,
+    **how: Any,
+) -> list[Judgement]:
+    """Compare a suite, in random order; the budget is for each benchmark. Judgements come in the order of `cases`.
+
+    Each benchmark is judged by the rule for one of so many, and the verdicts must stand together. Raises UserError if
+    a pair cannot be written to the journal.
+    """
+    rule_for = rule if callable(rule) else lambda _: rule or SequentialRule()
+    comparisons = [
+        LiveComparison(old, new, case, device, rule_for(case).for_suite(len(cases)), seed=seed, **how) for case in cases
+    ]
+    for comparison in random.Random(seed).sample(comparisons, len(comparisons)):
+        comparison.run()
+    decided = {id(each): each.decision for each in comparisons if each.decision is not None}
+    together = dict(zip(decided, suite_words(list(decided.values())), strict=True))
+    return [comparison.judgement(together.get(id(comparison))) for comparison in comparisons]
+
+
+def _sentence(verdict: Word, decision: Verdict, rule: SequentialRule, seconds: float) -> str:
+    ratio, margin = decision.ratio, rule.margin
+    interval = f"{percent(ratio.low - 1)} to {percent(ratio.high - 1)}"
+    cost = f"{decision.pairs} {'pair' if decision.pairs == 1 else 'pairs'} in {seconds:.0f} s"
+    if verdict == "equivalent":
+        return f"No difference beyond {100 * margin:g} %: {percent(ratio.value - 1)} ({interval}; {cost})."
+    if verdict in ("slower", "faster"):
+        return f"{100 * abs(ratio.value - 1):.1f} % {verdict} ({interval}; {cost})."
+    seen = f"{percent(ratio.value - 1)} ({interval}) after {cost}"
+    if decision.is_decided:
+        return f"Undecided: {seen}."
+    each_s = seconds / decision.pairs
+    fewest = rule.looks[0]
+    if decision.pairs < fewest:
+        return f"Undecided: {seen}, where at least {fewest} are needed: --budget {math.ceil(fewest * each_s * 1.2)}."
+    if decision.further_pairs is None:
+        return f"Undecided: {seen}; it lies too near the margin of {100 * margin:g} % for any number of pairs."
+    pairs = "pair" if decision.further_pairs == 1 else "pairs"
+    return (
+        f"Undecided: {seen}; about {decision.further_pairs} further {pairs} "
+        f"({decision.further_pairs * each_s:.0f} s) would decide."
+    )
+
+
+def _interval(of: Callable[[Sequence[float]], Sequence[float]], log_ratios: Sequence[float]) -> list[float]:
+    return [math.exp(end) for end in of(log_ratios)]

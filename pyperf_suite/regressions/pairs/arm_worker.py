@@ -1,0 +1,262 @@
+"""One side of a live pair: prepares one case in a fresh process and times short slices of it on request.
+
+Run as a script by the interpreter of either arm, with that arm's build on PYTHONPATH. It asks of the build only what
+any revision has (cases, workloads, launches and their stopwatch), so that revisions need to know nothing of pairs.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    # A script's folder comes first on the path: its modules must not be found in the place of others.
+    del sys.path[0]
+
+import importlib.util
+import json
+import math
+import os
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+# Launches for so long tell whether a user's kernel runs on several cores.
+SETTLING_S = 0.02
+_CPU_CLOCK_OF_PROCESS = 2  # CPUCLOCK_SCHED of Linux
+_PR_SET_PDEATHSIG = 1
+_SIGKILL = 9
+
+
+def main() -> None:
+    """Serve requests, one JSON object a line, from standard input until it closes."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print belongs into the log
+    _die_with_parent()
+    bench = Bench()
+    for line in sys.stdin:
+        answers.write(json.dumps(bench.answer(json.loads(line))) + "\n")
+        answers.flush()
+    bench.close()
+    if bench.judges:
+        from pyperf_suite.user_kernels.workload import forget_reference
+
+        forget_reference()
+    # Nothing else is worth being torn down in order: the next pair waits for this process to be gone.
+    os._exit(0)
+
+
+class Bench:
+    """One prepared case. `answer` takes `{"prepare": …}` once, then slices, `{"slice": …}`, then `{"finish": {}}`.
+
+    A user's kernel runs in a process of its own, and is checked in every pair: before its slices, within, and after.
+    So this process may prepare it again, for the next pair.
+    """
+
+    def __init__(self) -> None:
+        self._launched = 0
+        self._users: Any = None
+        self._close: Callable[[], None] | None = None
+        self.judges = False
+        self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What happened, as `{"outcome": "ok" | "failed" | "unsupported", …}`; never an exception."""
+        try:
+            ((what, arguments),) = request.items()
+            answers: dict[str, Callable[..., dict[str, Any]]]
+            answers = {"prepare": self._prepare, "slice": self._slice, "pin": self._pin, "finish": self._finish}
+            return answers[what](**arguments)
+        except Exception as error:  # the parent must get an answer; the log keeps the traceback
+            kind = type(error).__name__
+            if kind in ("Unsupported", "UserError"):
+                return {"outcome": "unsupported", "reason": str(error)}
+            if kind == "WrongLaunch":
+                return {"outcome": "failed", "reason": f"Wrong result: {error}"}
+            if kind == "Failed":
+                return {"outcome": "failed", "reason": str(error)}
+            traceback.print_exc()
+            return {"outcome": "failed", "reason": f"{kind}: {error}"}
+
+    def _prepare(
+        self,
+        case: dict[str, Any],
+        device: str,
+        verify: bool = False,
+        sets: int | None = None,
+        spin_share: float = 0.0,
+        cores: list[int] | None = None,
+        inputs: int | None = None,
+    ) -> dict[str, Any]:
+        """Make the case ready on these cores; verify its output where asked; have launches take `spin_share` longer.
+
+        `inputs` is the seed of a user's inputs, which both sides are given.
+        """
+        _import_numpy()
+        import pyperf_suite
+        from pyperf_suite.hardware.devices import resolve
+        from pyperf_suite.runner.record import Case
+
+        if not importlib.util.find_spec("pyperf_suite.workloads"):
+            return {"outcome": "unsupported", "reason": "This revision is too old to take turns with another in pairs."}
+        from pyperf_suite.workloads import find_workload
+        from pyperf_suite.workloads.workload import Place
+
+        package = {"package": str(Path(pyperf_suite.__file__).parent)}
+        where, parsed = resolve(device), Case.from_json(case)
+        operator: Any = find_workload(parsed.operator)
+        operator.validate(parsed.parameters)
+        if operator.ranks(parsed.parameters):
+            return {"outcome": "unsupported", "reason": "A case for a group of processes cannot take turns in a pair."}
+        if parsed.mode != "burst":
+            return {"outcome": "unsupported", "reason": f"Taking turns leaves pauses, so mode={parsed.mode} cannot be."}
+        if where.kind != "cpu" and spin_share:
+            return {"outcome": "unsupported", "reason": "A slowdown can be injected into launches on a CPU only."}
+        if getattr(operator.implementation(parsed.implementation), "needs_torch", False):
+            import torch  # noqa: F401 - takes seconds, which the two sides should spend side by side
+        if cores:
+            os.sched_setaffinity(0, cores)
+        if "PYPERF_KERNEL_ROOT" in os.environ:
+            # It says where this code and what it needs lie, which a kernel's own interpreter must not find first.
+            os.environ.pop("PYTHONPATH", None)
+        place = Place(where, parsed.seed, sets=sets)
+        if inputs is not None:  # no revision that lacks it is asked
+            place = replace(place, inputs=inputs)
+        launches = operator.prepare(parsed.parameters, parsed.implementation, place)
+        if launches.exact is not None:
+            return package | _inspected(launches)
+        if launches.checks is not None:
+            return package | self._prepare_users(launches, spin_share)
+        checked = launches.check() if verify else None
+        if checked is not None and not checked.passed:
+            return {"outcome": "failed", "reason": f"Wrong result: {checked.message}"}
+        self._close = launches.close
+        self._stopwatch = launches.stopwatch
+        self._launch = _slowed(launches.launch, spin_share) if spin_share else launches.launch
+        kernel = {"name": launches.kernel.name, "path": launches.kernel.path}
+        return package | {
+            "outcome": "ok",
+            "kernel": kernel,
+            "sets": launches.sets,
+            "resolution_s": self._stopwatch.resolution_s,
+        }
+
+    def _prepare_users(self, launches: Any, spin_share: float) -> dict[str, Any]:
+        """The same for a user's kernel, which only its own process can launch."""
+        self._users, self._launch, self.judges = launches, launches.launch, True
+        if spin_share:
+            return {"outcome": "unsupported", "reason": "A slowdown cannot be injected into a user's kernel."}
+        self._stopwatch = launches.checks.checking(launches.stopwatch, can_stop=False)
+        launches.checks.before_timing()
+        kernel = {"name": launches.kernel.name, "path": launches.kernel.path}
+        resolution_s = self._stopwatch.resolution_s
+        answer = {"outcome": "ok", "kernel": kernel, "sets": launches.sets, "resolution_s": resolution_s}
+        return answer | ({"other_threads": self._other_threads()} if sys.platform == "linux" else {})
+
+    def _other_threads(self) -> float:
+        """Which share of the CPU time of launches is not the main thread's: a kernel on one core has none."""
+        pid = self._users.pid
+        clock = (~pid << 3) | _CPU_CLOCK_OF_PROCESS
+
+        def spent_ns() -> tuple[int, int, int]:
+            main = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]
+            return time.monotonic_ns(), time.clock_gettime_ns(clock), int(main)
+
+        batch, wall_s = 1, 0.0
+        while wall_s < SETTLING_S:
+            before = spent_ns()
+            self._users.time(0, 1, batch)
+            wall, whole, main = (after - earlier for after, earlier in zip(spent_ns(), before, strict=True))
+            wall_s = wall * 1e-9
+            batch = math.ceil(batch * min(10, 1.5 * SETTLING_S / wall_s))
+        return max(0.0, 1 - main / whole)
+
+    def _pin(self, cores: list[int]) -> dict[str, Any]:
+        for pid in (0, self._users.pid):
+            os.sched_setaffinity(pid, cores)
+        return {"outcome": "ok"}
+
+    def _finish(self) -> dict[str, Any]:
+        """Check a last launch, and the clock of all, where they are a user's; then end its process."""
+        if self._users is not None:
+            self._users.checks.after_timing()
+            self.close()
+            os.sched_setaffinity(0, self._cores)
+        return {"outcome": "ok"}
+
+    def close(self) -> None:
+        if self._close is not None:
+            self._close()
+            self._close = None
+        if self._users is not None:
+            self._users.close()
+            self._users = None
+
+    def _slice(self, samples: int, launches_per_sample: int) -> dict[str, Any]:
+        """Seconds a launch took in each sample, in order, and on a GPU the clock they ran at."""
+        timed = self._stopwatch.time(self._launch, self._launched, samples, launches_per_sample)
+        self._launched += samples * launches_per_sample
+        answer: dict[str, Any] = {"outcome": "ok", "seconds": [sample / launches_per_sample for sample in timed]}
+        if hasattr(self._stopwatch, "clocks_hz"):
+            clocks = sorted(hz for hz in self._stopwatch.clocks_hz(samples) if math.isfinite(hz))
+            answer["clock_hz"] = clocks[len(clocks) // 2] if clocks else None
+        return answer
+
+
+def _inspected(found: Any) -> dict[str, Any]:
+    """Exact figures of what is only looked at: nothing to take turns with."""
+    metrics = {name: dict(metric) for name, metric in found.exact.items()}
+    return {"outcome": "ok", "static": metrics, "kernel": {"name": found.kernel.name, "path": found.kernel.path}}
+
+
+def _slowed(launch: Callable[[int], object], share: float) -> Callable[[int], None]:
+    """The launch, made to take `share` longer than it just took by spinning on the clock.
+
+    What the wrapping itself takes is found with a launch of nothing, and the spin is shorter by that.
+    """
+    clock = time.perf_counter_ns
+
+    def slowed(index: int, launch: Callable[[int], object] = launch, spent_ns: float = 0.0) -> None:
+        begin = clock()
+        launch(index)
+        end = clock()
+        until = end + share * (end - begin) - spent_ns
+        while clock() < until:
+            pass
+
+    costs = []
+    for _ in range(101):
+        begin = clock()
+        slowed(0, int)
+        costs.append(clock() - begin)
+    spent_ns = float(sorted(costs)[50])
+    return lambda index: slowed(index, launch, spent_ns)
+
+
+def _import_numpy() -> None:
+    """Import numpy with a single thread for its products, which only verify: starting threads is a fifth of the time.
+
+    Others, as torch on some machines, read the same variable and shall not find it changed.
+    """
+    name = "OPENBLAS_NUM_THREADS"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    import numpy  # noqa: F401
+
+    del os.environ[name]
+    if before is not None:
+        os.environ[name] = before
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent dies, so that no orphan keeps a device busy."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,378 @@
+"""Builds of revisions, made once in the cache folder and found there again, and the suite's own code as an arm.
+
+Each build has a folder of its own, a lock and a log, and is whole or absent: what was cut off is made anew. What does
+not build is an arm with a reason and a log, not an error: the other arm may still be of use. Nothing in the checkout
+whose revisions are compared is changed, and no shell is involved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyperf_suite
+from pyperf_suite.errors import UserError
+from pyperf_suite.files import lock, why_not_private
+from pyperf_suite.regressions.pairs.arms import Arm
+from pyperf_suite.workloads.backends import cache_folder
+
+# A checkout that can be built holds these.
+OF_THE_PROJECT = ("setup.py", "pyperf_suite/__init__.py")
+GIT_DEADLINE_S = 120.0
+BUILD_DEADLINE_S = 1200.0
+
+# Fills a folder; gets the folder and its log, and returns the reason of a failure, or nothing.
+Make = Callable[[Path, Path], str]
+
+_LOCK, _LOG, _DONE = "lock", "build.log", "done"
+
+# pip announces a failed build before it prints what failed.
+_ERROR = re.compile(rb"error: (?!subprocess-exited-with-error)")
+
+# What the extension is compiled from, and what tells the compiler how.
+NATIVE_SOURCES = ("csrc/**/*", "kernels/cuda/*.cuh", "setup.py", "tools/compiler.py")
+
+FillTree = Callable[[Path], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A folder that git knows as the top of a checkout."""
+
+    root: Path
+
+    def commit(self, revision: str) -> str:
+        """The full id of the commit that a revision names. Raises UserError where it names none."""
+        if revision.startswith("-"):
+            raise UserError(f"{revision!r} is no revision, for it begins like an option: name a commit, branch or tag.")
+        done = git(self.root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+        found = done.stdout.decode().strip()
+        if done.returncode or not found:
+            raise UserError(
+                f"{revision!r} is neither a revision of {self.root} nor an interpreter, NAME==VERSION or FIELD=VALUE: "
+                "name one."
+                + (" This clone is shallow: git fetch --unshallow brings older commits." if self._is_shallow() else "")
+            )
+        return found
+
+    def _is_shallow(self) -> bool:
+        return git(self.root, "rev-parse", "--is-shallow-repository").stdout.strip() == b"true"
+
+    def is_clean(self) -> bool:
+        done = git(self.root, "status", "--porcelain", "--untracked-files=all")
+        return done.returncode == 0 and not done.stdout.strip()
+
+    def files(self) -> list[Path]:
+        """Every file of the working tree that git does not ignore, relative to the root, sorted."""
+        done = git(self.root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        if done.returncode:
+            raise UserError(f"git cannot list the files of {self.root}: {last_line(done.stderr)}")
+        names = {Path(os.fsdecode(name)) for name in done.stdout.split(b"\0") if name}
+        return sorted(name for name in names if (self.root / name).is_file())
+
+
+def find_checkout(start: Path | None = None) -> Checkout:
+    """The checkout of the project that a folder (by default the current one) lies in, else the running package's.
+
+    Raises UserError where there is no git, or neither is a checkout.
+    """
+    for place in (start or Path.cwd(), Path(pyperf_suite.__file__).resolve().parent):
+        done = git(place, "rev-parse", "--show-toplevel")
+        root = Path(os.fsdecode(done.stdout.rstrip(b"\n")))
+        if done.returncode == 0 and all((root / name).is_file() for name in OF_THE_PROJECT):
+            return Checkout(root)
+    raise UserError(
+        "Revisions can only be compared in a git checkout of the project, and neither the current folder nor the "
+        "running package lies in one: go there, or name two interpreters."
+    )
+
+
+def find_repository(folder: Path) -> Checkout:
+    """The checkout that a folder lies in, of whatever project.
+
+    Raises UserError where there is no git, or the folder lies in no checkout.
+    """
+    done = git(folder, "rev-parse", "--show-toplevel")
+    if done.returncode:
+        raise UserError(
+            f"{folder} lies in no git checkout, so there are no revisions: name requirements, as numpy==2.1.0, "
+            "or interpreters."
+        )
+    return Checkout(Path(os.fsdecode(done.stdout.rstrip(b"\n"))))
+
+
+def git(folder: Path, *arguments: str, deadline_s: float = GIT_DEADLINE_S) -> subprocess.CompletedProcess[bytes]:
+    """Run git in a folder. Raises UserError where there is no git or it does not come back."""
+    # Variables that a hook sets would have git look elsewhere than in the folder.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        return subprocess.run(
+            ["git", *arguments],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=deadline_s,
+            env=inherited | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
+        )
+    except FileNotFoundError:
+        raise UserError(
+            "Comparing revisions takes git, which is not installed: install it, or name two interpreters."
+        ) from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"git {' '.join(arguments)[:80]} did not work in {folder}: {error}") from None
+
+
+def last_line(output: bytes) -> str:
+    """The last line with words in it of what a program printed, for a sentence."""
+    lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "it says nothing"
+
+
+@dataclass(frozen=True)
+class KeptBuild:
+    """A folder of the cache. `failure` says why there is nothing in it."""
+
+    folder: Path
+    failure: str = ""
+
+    @property
+    def log(self) -> Path:
+        return self.folder / _LOG
+
+
+def keep(key: str, make: Make, *holds: str) -> KeptBuild:
+    """The folder of that key with the entries `holds` in it, made now unless it is kept from before.
+
+    Raises UserError where the cache folder cannot be written, or others could have written it.
+    """
+    folder = builds_folder() / key
+    try:
+        folder.parent.parent.mkdir(parents=True, exist_ok=True)
+        for made in (folder.parent, folder):  # `parents` would leave the mode to the umask
+            made.mkdir(exist_ok=True, mode=0o700)
+        require_own(folder)
+        with (folder / _LOCK).open("ab") as held:
+            lock(held, wait=True)
+            if not all((folder / name).exists() for name in (_DONE, *holds)):
+                _empty(folder)
+                failure = make(folder, folder / _LOG)
+                if failure:
+                    return KeptBuild(folder, failure)
+                (folder / _DONE).touch()
+    except OSError as error:
+        raise UserError(
+            f"The cache folder {folder} cannot be written ({error.strerror}): name another in PYPERF_CACHE_DIR."
+        ) from None
+    return KeptBuild(folder)
+
+
+def builds_folder() -> Path:
+    """Where builds are kept: `arms` beside the compiled kernels. Raises UserError where there is no cache folder."""
+    kernels = cache_folder()
+    if not kernels:
+        raise UserError("There is no cache folder to build in: name one in the environment variable PYPERF_CACHE_DIR.")
+    return (Path(kernels).parent if Path(kernels).name == "kernels" else Path(kernels)) / "arms"
+
+
+def require_own(folder: Path) -> None:
+    """Raise UserError where others could have put something into the folder: what is built there is imported."""
+    foreign = why_not_private(folder.parent) or why_not_private(folder)
+    if foreign:
+        raise UserError(f"{foreign}, so it is no place for builds: name a folder of your own in PYPERF_CACHE_DIR.")
+
+
+def logged(command: list[str], folder: Path, log: Path) -> str:
+    """Run a command in the folder with its output in the log; the reason of a failure, or nothing."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "GIT_DIR")}
+    begin = log.stat().st_size if log.exists() else 0
+    with log.open("ab") as output:
+        try:
+            done = subprocess.run(
+                command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                timeout=BUILD_DEADLINE_S, env=environment,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return f"it took longer than {BUILD_DEADLINE_S:g} s"
+    return _reason(log.read_bytes()[begin:]) if done.returncode else ""
+
+
+@contextlib.contextmanager
+def worktree(checkout: Checkout, commit: str, tree: Path) -> Iterator[None]:
+    """The commit checked out in the folder `tree`, which is gone afterwards. Raises UserError where git refuses."""
+    # The user's hooks are for the user's own checkouts.
+    settings = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
+    add = ("worktree", "add", "--detach", "--force", str(tree), commit)
+    done = git(checkout.root, *settings, *add, deadline_s=BUILD_DEADLINE_S)
+    if done.returncode:
+        raise UserError(f"git cannot check out {commit[:10]}: {last_line(done.stderr)}")
+    try:
+        yield
+    finally:
+        git(checkout.root, "worktree", "remove", "--force", str(tree))
+
+
+@contextlib.contextmanager
+def copy(checkout: Checkout, files: list[Path], tree: Path) -> Iterator[None]:
+    """These files of the working tree, copied into the folder `tree`."""
+    for name in files:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(checkout.root / name, tree / name)
+    yield
+
+
+def content(root: Path, files: list[Path]) -> str:
+    """A hash of all names and contents."""
+    digest = hashlib.sha256()
+    for name in files:
+        whole = (root / name).read_bytes()
+        digest.update(f"{name}\0{len(whole)}\0".encode(errors="surrogateescape") + whole)
+    return digest.hexdigest()[:24]
+
+
+def interpreter_key() -> str:
+    """Builds of one interpreter are of no use to another, nor those with one compiler to a comparison with another."""
+    compilers = [os.environ.get(name, "") for name in ("CXX", "CXXFLAGS", "CFLAGS", "PYPERF_SANITIZE")]
+    parts = "\0".join([os.path.realpath(sys.executable), sys.version, platform.machine(), *compilers])
+    return f"{sys.implementation.cache_tag}-{hashlib.sha256(parts.encode()).hexdigest()[:8]}"
+
+
+def _empty(folder: Path) -> None:
+    for left in folder.iterdir():
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        elif left.name != _LOCK:
+            left.unlink()
+
+
+def _reason(output: bytes) -> str:
+    """The first line that names an error, as compilers write it, else the last one."""
+    for line in output.splitlines():
+        if _ERROR.search(line):
+            return last_line(line)
+    return last_line(output)
+
+
+def revision_arm(checkout: Checkout, revision: str, environment: bool = False) -> Arm:
+    """The arm of a revision, or of the working tree for `.`.
+
+    `environment` gives it a virtual environment of its own with its own requirements. Raises UserError if there is no
+    such revision, or the cache folder cannot be written.
+    """
+    return _with_build(*source_of(checkout, revision), environment)
+
+
+def source_of(checkout: Checkout, revision: str) -> tuple[Arm, str, FillTree]:
+    """An arm of a revision that is not built yet, the key of its sources, and what fills a folder with them.
+
+    For `.` it is the working tree as it is: its commit if nothing was changed, else a copy of its files. Raises
+    UserError if there is no such revision.
+    """
+    commit = checkout.commit("HEAD" if revision == "." else revision)
+    if revision == "." and not checkout.is_clean():
+        files = checkout.files()
+        arm = Arm(f". ({commit[:10]} and changes)", commit=commit, dirty=True)
+        return arm, f"changed-{content(checkout.root, files)}", lambda tree: copy(checkout, files, tree)
+    # A branch's name says nothing of its commit.
+    name = revision if commit.startswith(revision) else f"{revision} ({commit[:10]})"
+    return Arm(name, commit=commit), commit, lambda tree: worktree(checkout, commit, tree)
+
+
+def interpreter_arm(python: Path) -> Arm:
+    """The arm of an environment in which the suite is installed. Raises UserError where it is not."""
+    name = str(python)
+    python = python.absolute()  # not resolved: a link into an environment is what makes it that environment
+    done = run_program(python, "import pyperf_suite; print(pyperf_suite.__version__)")
+    if done.returncode:
+        raise UserError(f"The interpreter {python} has no pyperf_suite ({last_line(done.stderr)}): install it there.")
+    version = last_line(done.stdout) if done.stdout.strip() else ""
+    if not version:
+        raise UserError(f"{python} is no Python interpreter, for it did nothing with a program: name one.")
+    return Arm(name=f"{name} ({version})", python=python)
+
+
+def run_program(python: Path, program: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a program in another interpreter with nothing of this one's. Raises UserError if it does not run."""
+    try:
+        return subprocess.run(
+            [str(python), "-c", program],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=60,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+            cwd="/",  # where no pyperf_suite lies, for the current folder would be searched first
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"The interpreter {python} does not run ({error}): name another.") from None
+
+
+def _with_build(arm: Arm, key: str, fill: FillTree, environment: bool) -> Arm:
+    """The arm with its build, made now unless it is kept; or with the reason why there is none."""
+    holds, make = ("venv", _make_environment) if environment else ("build", _make_build)
+    kept = keep(
+        f"{key[:40]}-{interpreter_key()}{'-environment' if environment else ''}",
+        lambda folder, log: make(folder, log, fill),
+        holds,
+    )
+    if kept.failure:
+        failure = f"{arm.name} does not build: {kept.failure}; the log is {kept.log}"
+        return replace(arm, failure=failure, log=kept.log)
+    if environment:
+        return replace(arm, python=kept.folder / "venv" / "bin" / "python", log=kept.log)
+    return replace(arm, build=kept.folder / "build", log=kept.log)
+
+
+def _make_environment(folder: Path, log: Path, fill: FillTree) -> str:
+    # An editable install needs its tree for as long as it is used.
+    tree = folder / "tree"
+    with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as made, fill(Path(made) / "tree"):
+        shutil.copytree(Path(made) / "tree", tree, symlinks=True, ignore=shutil.ignore_patterns(".git"))
+    return logged([sys.executable, str(tree / "tools" / "make_venv.py"), str(folder / "venv")], tree, log)
+
+
+def _make_build(folder: Path, log: Path, fill: FillTree) -> str:
+    with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as made:
+        tree, library = Path(made) / "tree", Path(made) / "lib"
+        with fill(tree):
+            failure = _build(tree, library, Path(made) / "base", log)
+        if not failure:
+            library.replace(folder / "build")
+    return failure
+
+
+def _build(tree: Path, library: Path, base: Path, log: Path) -> str:
+    """Build a tree into a library folder. Trees with the same native sources share one extension: it takes minutes."""
+    shared = builds_folder() / f"extension-{_native_sources(tree)}-{interpreter_key()}"
+    require_own(shared)
+    kept = list(shared.glob("_native*"))
+    steps = ["build_py"] if kept else ["build"]
+    target = ["--build-lib", str(library), *([] if kept else ["--build-base", str(base)])]
+    failure = logged([sys.executable, "setup.py", *steps, *target], tree, log)
+    if failure:
+        return failure
+    package = library / "pyperf_suite"
+    for extension in kept:
+        shutil.copy2(extension, package)
+    if not kept and (built := list(package.glob("_native*"))):
+        shared.mkdir(exist_ok=True, mode=0o700)
+        for extension in built:
+            partial = shared / f"partial-{os.getpid()}"
+            shutil.copy2(extension, partial)
+            partial.replace(shared / extension.name)
+    return ""
+
+
+def _native_sources(tree: Path) -> str:
+    """A hash of everything that the extension is made of, and of what says how."""
+    wanted = [path for pattern in NATIVE_SOURCES for path in tree.glob(pattern) if path.is_file()]
+    return content(tree, sorted(path.relative_to(tree) for path in wanted))

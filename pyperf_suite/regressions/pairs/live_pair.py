@@ -1,0 +1,288 @@
+"""One pair: two fresh processes that are alive together and take turns in short slices, ABBA with a random start.
+
+What differs between processes (placement in memory, mostly) differs anew in every pair, and what the machine does
+during a pair it does to both; so the log-ratio of the two medians is one independent sample of the comparison.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import secrets
+import statistics
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.telemetry import Around
+from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.workers import WorkerLost, WorkerProcess
+
+# A sample is long enough when the clock's resolution is at most this share of it.
+RESOLUTION_SHARE = 0.01
+SIDES = ("old", "new")
+
+# A kernel runs on one core where less than this share of its CPU time is that of other threads than the main one.
+OTHER_THREADS = 0.1
+
+
+class ArmFailed(Exception):
+    """An arm cannot measure the case; `reasons` names which, `unsupported` says that there is nothing to compare."""
+
+    def __init__(self, reasons: dict[str, str], unsupported: bool) -> None:
+        super().__init__("; ".join(f"{side}: {reason}" for side, reason in reasons.items()))
+        self.reasons = reasons
+        self.unsupported = unsupported
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long a slice lasts, and all slices of a pair together, both sides counted."""
+
+    slice_s: float = 0.005
+    total_s: float = 0.15
+
+
+PACE = Pace()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What a pair measured: for each side the median of each of its slices and of all its samples, in seconds a launch.
+
+    `order` has a letter a slice, o for the old side and n for the new one; `seconds` is what the pair cost,
+    start-up included; `machine` has clocks, load and stolen time during it.
+    """
+
+    old_s: float
+    new_s: float
+    old_slices: tuple[float, ...]
+    new_slices: tuple[float, ...]
+    order: str
+    seconds: float
+    startup_s: float
+    launches_per_slice: int
+    machine: dict[str, Any] = field(default_factory=dict)
+    static: tuple[dict[str, Any], dict[str, Any]] | None = None
+    kernels: tuple[dict[str, Any], dict[str, Any]] | None = None
+
+    @property
+    def log_ratio(self) -> float:
+        """The logarithm of the new side's median over the old side's: 0.05 is 5 % slower."""
+        return math.log(self.new_s / self.old_s)
+
+
+def measure_pair(
+    old: Arm,
+    new: Arm,
+    case: PairedCase,
+    device: Device,
+    seed: int,
+    *,
+    verify: bool = False,
+    spin_share: float = 0.0,
+    pace: Pace = PACE,
+    deadline_s: float = 120.0,
+    judges: dict[str, WorkerProcess] | None = None,
+) -> Pair:
+    """Start both arms, let them take turns, end them. `spin_share` slows each launch of the new arm down.
+
+    A user's kernel runs in a process of its own, which is fresh in each pair. `judges` are then the processes that
+    judge it: used again where they are there, else started, and left for the next pair; the caller closes them.
+
+    Raises ArmFailed where an arm cannot prepare the case, its result is wrong (asked with `verify`), or it dies.
+    """
+    begin = time.monotonic()
+    chance = random.Random(seed)
+    arms = {"old": old, "new": new}
+    cores = _cores(case, device, chance)
+    common = {"device": str(device), "verify": verify, "cores": cores}
+    if judges is not None:
+        # What a kernel's time is may depend on its inputs; the code that is measured cannot foresee these.
+        common["inputs"] = secrets.randbits(63)
+    requests: dict[str, dict[str, Any]] = {
+        "old": common | {"case": case.old.to_json()},
+        "new": common | {"case": case.new.to_json(), "spin_share": spin_share},
+    }
+    with Around() as telemetry, ExitStack() as resources:
+        # Who starts first gets other memory: let chance decide.
+        order = chance.sample(SIDES, 2)
+        if judges is None:
+            workers = {side: _started(arms[side], device, resources) for side in order}
+        else:
+            judges |= {
+                side: WorkerProcess(device, arms[side].command, arms[side].variables)
+                for side in order
+                if side not in judges
+            }
+            workers = {side: judges[side] for side in order}
+        answers = _prepared(workers, arms, requests, deadline_s)
+        turns = _Turns(workers, deadline_s)
+        threads = max(each.get("other_threads", 1.0) for each in answers.values())
+        if cores is None and device.kind == "cpu" and threads < OTHER_THREADS:
+            cores = [chance.choice(sorted(os.sched_getaffinity(0)))]
+            turns.ask_both("pin", cores=cores)
+        is_exact = "static" in answers["old"]
+        startup_s = time.monotonic() - begin
+        if not is_exact:
+            resolution_s = max(float(answer["resolution_s"]) for answer in answers.values())
+            turns.take_all(chance, resolution_s, pace)
+            turns.ask_both("finish")
+    report = telemetry.report
+    machine: dict[str, Any] = {name: report[name] for name in ("steal_share", "cpu_busy_s") if name in report}
+    machine |= {"cpu_mhz": report["after"].get("cpu_mhz"), "clock_hz": turns.clocks(), "cores": cores}
+    return Pair(
+        old_s=turns.median("old"),
+        new_s=turns.median("new"),
+        old_slices=tuple(turns.slices["old"]),
+        new_slices=tuple(turns.slices["new"]),
+        order=turns.order,
+        seconds=time.monotonic() - begin,
+        startup_s=startup_s,
+        launches_per_slice=turns.launches_per_slice,
+        machine={name: value for name, value in machine.items() if value},
+        static=(answers["old"]["static"], answers["new"]["static"]) if is_exact else None,
+        kernels=(answers["old"]["kernel"], answers["new"]["kernel"]),
+    )
+
+
+def _started(arm: Arm, device: Device, resources: ExitStack) -> WorkerProcess:
+    worker = WorkerProcess(device, arm.command, arm.variables)
+    resources.callback(worker.close)
+    return worker
+
+
+def _cores(case: PairedCase, device: Device, chance: random.Random) -> list[int] | None:
+    """One core for both sides, where both use no more than one; chance takes another in every pair.
+
+    Measured on two busy virtual cores, where the scheduler moved processes that it had to wake: the log-ratio of
+    identical code had a MAD-sd of 0.9 % pinned and of 2.1 to 2.9 % not, and an sd of 1.4 % instead of 11 to 17 %.
+    """
+    if device.kind != "cpu" or not hasattr(os, "sched_getaffinity"):
+        return None
+    if any(_workers_of(each) != 1 for each in (case.old, case.new)):
+        return None
+    return [chance.choice(sorted(os.sched_getaffinity(0)))]
+
+
+def _workers_of(case: Case) -> int | None:
+    """How many cores a case uses; None where its parameters do not say."""
+    schedule = getattr(case.parameters, "schedule", None)
+    workers: int | None = getattr(schedule, "workers", getattr(case.parameters, "workers", None))
+    return workers
+
+
+def _prepared(
+    workers: dict[str, WorkerProcess],
+    arms: Mapping[str, Arm],
+    requests: Mapping[str, dict[str, Any]],
+    deadline_s: float,
+) -> dict[str, dict[str, Any]]:
+    """Both arms' answers to their requests, worked on side by side. Raises ArmFailed."""
+    answers: dict[str, dict[str, Any]] = {}
+    sent = []
+    for side, worker in workers.items():
+        try:
+            worker.send({"prepare": requests[side]})
+            sent.append(side)
+        except WorkerLost as lost:
+            answers[side] = {"outcome": "failed", "reason": str(lost)}
+    for side in sent:
+        try:
+            answers[side] = workers[side].receive(deadline_s)
+        except WorkerLost as lost:
+            answers[side] = {"outcome": "failed", "reason": str(lost)}
+    for side, answer in answers.items():
+        if answer["outcome"] == "ok" and not arms[side].is_from(answer["package"]):
+            answers[side] = {"outcome": "failed", "reason": f"It ran the code in {answer['package']}, not its own."}
+    bad = {side: answer["reason"] for side, answer in answers.items() if answer["outcome"] != "ok"}
+    if bad:
+        # Where the old arm never could, there is nothing that the new one may have broken.
+        unsupported = answers["old"]["outcome"] == "unsupported"
+        raise ArmFailed(bad, unsupported)
+    return answers
+
+
+class _Turns:
+    """Slices taken one at a time, while the other side waits for its next line of input."""
+
+    def __init__(self, workers: dict[str, WorkerProcess], deadline_s: float) -> None:
+        self._workers = workers
+        self._deadline_s = deadline_s
+        self._samples: dict[str, list[float]] = {side: [] for side in SIDES}
+        self._clocks: dict[str, list[float]] = {side: [] for side in SIDES}
+        self.slices: dict[str, list[float]] = {side: [] for side in SIDES}
+        self.order = ""
+        self.launches_per_slice = 0
+
+    def take_all(self, chance: random.Random, resolution_s: float, pace: Pace) -> None:
+        """One uncounted slice each, then ABBA until the pair's time is used; at least one ABBA."""
+        first, second = chance.sample(SIDES, 2)
+        shortest_s = resolution_s / RESOLUTION_SHARE
+        launch_s = max(self._warm(side, shortest_s, pace.slice_s) for side in (first, second))
+        batch = max(1, math.ceil(shortest_s / launch_s))
+        samples = max(1, round(pace.slice_s / (batch * launch_s)))
+        self.launches_per_slice = batch * samples
+        rounds = max(1, round(pace.total_s / (4 * samples * batch * launch_s)))
+        for _ in range(rounds):
+            for side in (first, second, second, first):
+                self._take(side, samples, batch)
+
+    def _warm(self, side: str, shortest_s: float, slice_s: float) -> float:
+        """Seconds of a launch once warm, from slices that count for nothing else.
+
+        The least of a few: a launch that something interrupted does not say how long one takes.
+        """
+        batch, spent_s = 1, 0.0
+        while True:
+            begin = time.monotonic()
+            launch_s = min(self._ask(side, 3, batch))
+            spent_s += time.monotonic() - begin
+            wanted = math.ceil(shortest_s / max(launch_s, 1e-9))
+            if batch >= wanted and spent_s >= slice_s:
+                return launch_s
+            batch = max(batch, min(wanted, 10 * batch))
+
+    def _take(self, side: str, samples: int, batch: int) -> None:
+        seconds = self._ask(side, samples, batch)
+        self._samples[side].extend(seconds)
+        self.slices[side].append(statistics.median(seconds))
+        self.order += side[0]
+
+    def ask_both(self, what: str, **arguments: Any) -> None:
+        for side in SIDES:
+            self._answer(side, {what: arguments})
+
+    def _ask(self, side: str, samples: int, batch: int) -> list[float]:
+        answer = self._answer(side, {"slice": {"samples": samples, "launches_per_sample": batch}})
+        if answer.get("clock_hz"):
+            self._clocks[side].append(answer["clock_hz"])
+        seconds: list[float] = answer["seconds"]
+        return seconds
+
+    def _answer(self, side: str, request: dict[str, Any]) -> dict[str, Any]:
+        worker = self._workers[side]
+        try:
+            worker.send(request)
+            answer = worker.receive(self._deadline_s)
+        except WorkerLost as lost:
+            raise ArmFailed({side: str(lost)}, unsupported=False) from None
+        if answer["outcome"] != "ok":
+            raise ArmFailed({side: answer["reason"]}, unsupported=False)
+        return answer
+
+    def median(self, side: str) -> float:
+        """Seconds of a launch over all samples of the side; 1 where nothing is timed, so that the ratio is 1."""
+        return statistics.median(self._samples[side]) if self._samples[side] else 1.0
+
+    def clocks(self) -> dict[str, float]:
+        """The median clock in Hz of each side's slices, where the device tells."""
+        with contextlib.suppress(statistics.StatisticsError):
+            return {side: statistics.median(self._clocks[side]) for side in SIDES}
+        return {}

@@ -1,0 +1,346 @@
+"""Arms for kernels that are not the suite's: requirements, revisions of the user's repository, other interpreters.
+
+Each side is judged by this suite in this interpreter; what an arm names is where its kernel process runs: with which
+interpreter, which folders in front of its module path, and which folder the bench files are relative to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.files import parse_toml, read_bytes
+from pyperf_suite.regressions.pairs.arms import Arm, parse_requirements, this_code
+from pyperf_suite.regressions.pairs.builds import (
+    Checkout,
+    FillTree,
+    find_repository,
+    interpreter_key,
+    keep,
+    last_line,
+    logged,
+    run_program,
+    source_of,
+)
+from pyperf_suite.user_kernels.processes import PYTHON_VARIABLE
+from pyperf_suite.user_kernels.workload import PATH_VARIABLE, ROOT_VARIABLE
+
+OLDEST_PYTHON = (3, 9)
+
+# Build backends that make nothing but copies of Python files, unless their settings below say otherwise.
+_PURE_BACKENDS = ("setuptools", "hatchling", "flit", "flit_core", "poetry", "pdm", "uv_build")
+_COMPILED_BY_SETUP = re.compile(r"ext_modules|[Ee]xtension\(|cythonize|cffi_modules|rust_extensions|cmake", re.I)
+_COMPILED_BY_SETTINGS = (
+    ("setuptools", "ext-modules"),
+    ("poetry", "build"),
+    ("pdm", "build", "run-setuptools"),
+    ("hatch", "build", "hooks"),
+    ("hatch", "build", "targets", "wheel", "hooks"),
+)
+
+_DESCRIBE = """
+import json, sys
+from importlib import metadata
+packages = {d.metadata["Name"]: d.version for d in metadata.distributions() if d.metadata["Name"]}
+print(json.dumps({"python": list(sys.version_info[:3]), "packages": packages}))
+"""
+
+
+def requirements_arm(requirements: Sequence[str], root: Path) -> Arm:
+    """The arm of a virtual environment with these requirements in it; bench files lie below `root`."""
+    asked = sorted(set(requirements))
+    digest = hashlib.sha256("\0".join(asked).encode()).hexdigest()[:24]
+    arm = Arm(" ".join(asked))
+    kept = keep(
+        f"requirements-{digest}-{interpreter_key()}",
+        lambda folder, log: _make_venv(folder, folder, log, asked),
+        "venv",
+    )
+    if kept.failure:
+        failure = f"{arm.name} cannot be installed: {kept.failure}; the log is {kept.log}"
+        return replace(arm, failure=failure, log=kept.log)
+    return replace(_kernel_arm(arm, root, python=_python_of(kept.folder)), log=kept.log)
+
+
+def interpreter_arm(python: Path, root: Path) -> Arm:
+    """The arm of another interpreter, which needs nothing but what the bench files import.
+
+    Raises UserError where it does not run or is too old.
+    """
+    arm = _kernel_arm(Arm(str(python)), root, python=python.absolute())  # a link is what makes it an environment
+    return replace(arm, name=f"{python} (Python {arm.software['python']})")
+
+
+def present_arm(root: Path) -> Arm:
+    """The arm of this interpreter and the files as they lie there, where there is no git to tell revisions apart."""
+    return _kernel_arm(Arm("."), root)
+
+
+def repository_arm(checkout: Checkout, revision: str, benches: Sequence[str], environment: bool = False) -> Arm:
+    """The arm of a revision of any repository, or of its working tree for `.`.
+
+    Python files are put on the module path; what has extension modules is built. With `environment` the project is
+    installed with all that it requires. `benches` are files relative to the repository's root: each is the
+    revision's own, or the present one where the revision has none. Raises UserError where there is no such revision.
+    """
+    return _with_tree(*source_of(checkout, revision), checkout.root, benches, environment)
+
+
+def require(asked: str, root: Path) -> None:
+    """Raise UserError where a side is nothing that `arm_of` knows, before minutes go into making the other."""
+    if not Path(asked).is_file() and asked != "." and parse_requirements(asked) is None:
+        find_repository(root).commit(asked)
+
+
+def arm_of(asked: str, root: Path, benches: Sequence[str], environment: bool = False) -> Arm:
+    """One side as its word names it: an interpreter, requirements, `.` or a revision of the repository around `root`.
+
+    Raises UserError where it names none of these.
+    """
+    if Path(asked).is_file():
+        return interpreter_arm(Path(asked), root)
+    requirements = parse_requirements(asked)
+    if requirements is not None:
+        return requirements_arm(requirements, root)
+    try:
+        checkout = find_repository(root)
+    except UserError:
+        if asked != ".":
+            raise
+        return present_arm(root)
+    return repository_arm(checkout, asked, benches, environment)
+
+
+def located(names: Sequence[str]) -> tuple[Path, list[str]]:
+    """The folder that users' files are relative to, and these files, of kernels named FILE.py:NAME or MODULE:NAME.
+
+    It is the top of the git checkout that a file lies in, or that the current folder does where modules are named, else
+    that folder itself. Raises UserError where there is no such file, or two files have not the same.
+    """
+    files: dict[Path, Path] = {}
+    for name in names:
+        source = Path(_source_of(name))
+        if source.suffix == ".py":
+            if not source.is_file():
+                raise UserError(f"There is no file {str(source)[:200]}: name one that declares kernels.")
+            source = source.resolve()
+            files[source] = _top(source.parent)
+    roots = set(files.values()) or {_top(Path.cwd())}
+    if len(roots) > 1:
+        raise UserError(f"{' and '.join(map(str, files))} lie in different repositories: compare one after the other.")
+    (root,) = roots
+    return root, [file.relative_to(root).as_posix() for file in files]
+
+
+@contextlib.contextmanager
+def kernels_of(arm: Arm, root: Path, names: Sequence[str]) -> Iterator[list[str]]:
+    """The same kernels as the arm's own files declare them, for as long as processes of this one start as the arm's do.
+
+    Raises UserError for a name that is a probe's of the suite.
+    """
+    for name in names:
+        if _source_of(name) == name and not name.endswith(".py"):
+            raise UserError(f"{name} is a probe of the suite, and others are kernels of yours: compare them in turn.")
+    before = {name: os.environ.get(name) for name in (PYTHON_VARIABLE, PATH_VARIABLE, ROOT_VARIABLE)}
+    os.environ.update(arm.environment or {ROOT_VARIABLE: str(root)})
+    found = []
+    for name in names:
+        source = Path(_source_of(name))
+        file = source.resolve().relative_to(root).as_posix() if source.suffix == ".py" else str(source)
+        found.append(file + name[len(str(source)) :])
+    try:
+        yield found
+    finally:
+        for variable, value in before.items():
+            os.environ.pop(variable, None)
+            if value is not None:
+                os.environ[variable] = value
+
+
+def _source_of(name: str) -> str:
+    return name if name.endswith(".py") else name.rpartition(":")[0] or name
+
+
+def _top(folder: Path) -> Path:
+    """The top of the git checkout around a folder; without one the current folder, if it lies there, or itself."""
+    here = Path.cwd()
+    top = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
+    return top or (here if folder.is_relative_to(here) else folder)
+
+
+def notes_on(old: Arm, new: Arm, benches: Sequence[str]) -> list[str]:
+    """What a reader must know of the bench files: which side had to borrow one, and whether the sides' own differ."""
+    notes = []
+    for bench in benches:
+        borrowers = [arm.name for arm in (old, new) if bench in arm.borrowed]
+        if borrowers:
+            notes.append(f"{bench} is not in {' nor in '.join(borrowers)}: the present one was used there.")
+        contents = {_bench_content(arm, bench) for arm in (old, new) if not arm.failure}
+        if len(contents) > 1:
+            notes.append(f"{bench} differs between the sides: a difference may come from what is measured.")
+    return notes
+
+
+def _bench_content(arm: Arm, bench: str) -> bytes:
+    try:
+        return read_bytes(Path(arm.environment[ROOT_VARIABLE]) / bench)
+    except OSError:
+        return b""
+
+
+def _with_tree(arm: Arm, key: str, fill: FillTree, present: Path, benches: Sequence[str], environment: bool) -> Arm:
+    """The arm with its tree, built where it must be; or with the reason why there is none."""
+    kept = keep(
+        f"{key[:40]}-{interpreter_key()}-kernels{'-environment' if environment else ''}",
+        lambda folder, log: _make_tree(folder, log, fill, environment),
+        "tree",
+    )
+    if kept.failure:
+        failure = f"{arm.name} does not build: {kept.failure}; the log is {kept.log}"
+        return replace(arm, failure=failure, log=kept.log)
+    tree, library = kept.folder / "tree", kept.folder / "lib"
+    path = [library] if library.exists() else []
+    if environment and _is_project(tree):
+        path += kept.folder.glob("venv/lib/python*/site-packages")
+    path += [tree / "src", tree] if (tree / "src").is_dir() else [tree]
+    borrowed = tuple(bench for bench in benches if not (tree / bench).is_file())
+    root = _bench_folder(tree, present, benches, borrowed) if borrowed else tree
+    path += [(tree / bench).parent for bench in borrowed]
+    python = _python_of(kept.folder) if environment else None
+    return replace(_kernel_arm(replace(arm, borrowed=borrowed), root, path, python), log=kept.log)
+
+
+def _make_tree(folder: Path, log: Path, fill: FillTree, environment: bool) -> str:
+    """The files of a revision in `tree`, and what is built of them in `lib` or installed in `venv`."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as made, fill(tree := Path(made) / "tree"):
+        if (tree / ".git").exists() and (tree / ".gitmodules").exists():
+            logged(["git", "submodule", "update", "--init", "--recursive"], tree, log)
+        # Copied before it is built: what a build leaves in its tree is no part of the revision.
+        shutil.copytree(tree, folder / "tree", symlinks=True, ignore=shutil.ignore_patterns(".git"))
+        if environment:
+            listed = ["-r", "requirements.txt"] if (tree / "requirements.txt").exists() else []
+            return _make_venv(folder, tree, log, [str(tree)] if _is_project(tree) else listed)
+        if not _is_compiled(tree):
+            return ""
+        library = str(folder / "lib")
+        if "build-system" not in _settings(tree):
+            steps = ["build", "--build-base", str(Path(made) / "base"), "--build-lib", library]
+            return logged([sys.executable, "setup.py", *steps], tree, log)
+        return logged([*_installer(sys.executable), "--no-deps", "--target", library, str(tree)], tree, log)
+
+
+def _make_venv(folder: Path, cwd: Path, log: Path, wanted: Sequence[str]) -> str:
+    uv, venv = shutil.which("uv"), str(folder / "venv")
+    make = [uv, "venv", "--python", sys.executable, venv] if uv else [sys.executable, "-m", "venv", venv]
+    failure = logged(make, cwd, log)
+    if failure or not wanted:
+        return failure
+    return logged([*_installer(str(_python_of(folder))), *wanted], cwd, log)
+
+
+def _installer(python: str) -> list[str]:
+    uv = shutil.which("uv")
+    if uv:
+        return [uv, "pip", "install", "--python", python]
+    return [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
+
+
+def _python_of(folder: Path) -> Path:
+    return folder / "venv" / "bin" / "python"
+
+
+def _is_project(tree: Path) -> bool:
+    return (tree / "setup.py").exists() or bool({"build-system", "project"} & _settings(tree).keys())
+
+
+def _is_compiled(tree: Path) -> bool:
+    """Whether the tree must be built before its modules can be imported."""
+    setup = tree / "setup.py"
+    if setup.exists() and _COMPILED_BY_SETUP.search(setup.read_text(errors="replace")):
+        return True
+    settings = _settings(tree)
+    backend = str(settings.get("build-system", {}).get("build-backend", "setuptools"))
+    if backend.split(".")[0] not in _PURE_BACKENDS:
+        return True
+    for path in _COMPILED_BY_SETTINGS:
+        below: Any = settings.get("tool", {})
+        for name in path:
+            below = below.get(name) if isinstance(below, dict) else None
+        if below:
+            return True
+    return False
+
+
+def _settings(tree: Path) -> dict[str, Any]:
+    """What pyproject.toml says; nothing where there is none, or it cannot be read: the build will say why."""
+    try:
+        return parse_toml((tree / "pyproject.toml").read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError):
+        return {"build-system": {}}
+
+
+def _bench_folder(tree: Path, present: Path, benches: Sequence[str], borrowed: Sequence[str]) -> Path:
+    """A folder with the bench files of a revision that lacks some: its own, and the present ones of those.
+
+    A borrowed file brings the Python files beside it, the revision's own where it has them; but not from the
+    repository's root, which holds the very code that is compared.
+    """
+    names = set(benches)
+    for bench in borrowed:
+        folder = Path(bench).parent
+        if folder not in (Path(), Path("src")):
+            names |= {str(folder / each.name) for each in (present / folder).glob("*.py")}
+    sources = {name: each / name for name in sorted(names) for each in (present, tree) if (each / name).is_file()}
+    digest = hashlib.sha256()
+    for name, source in sources.items():
+        digest.update(f"{name}\0".encode() + hashlib.sha256(source.read_bytes()).digest())
+
+    def make(folder: Path, _log: Path) -> str:
+        for name, source in sources.items():
+            (folder / "benches" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, folder / "benches" / name)
+        return ""
+
+    return keep(f"benches-{digest.hexdigest()[:24]}", make, "benches").folder / "benches"
+
+
+def _kernel_arm(arm: Arm, root: Path, path: Sequence[Path] = (), python: Path | None = None) -> Arm:
+    """The arm, judged by this code, whose kernel process runs under `python` with `path` in front.
+
+    Raises UserError where the interpreter does not run.
+    """
+    # Where this interpreter finds more by a variable, its kernels do too; another has its own.
+    own = [] if python else [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    places = os.pathsep.join(dict.fromkeys([*map(str, path), *own]))
+    python = python or Path(sys.executable)
+    environment = {PYTHON_VARIABLE: str(python), PATH_VARIABLE: places, ROOT_VARIABLE: str(root)}
+    return replace(arm, build=this_code("").build, environment=environment, software=_software(python))
+
+
+def _software(python: Path) -> dict[str, Any]:
+    """Version and packages of an interpreter. Raises UserError where it is none, or too old for a kernel process."""
+    done = run_program(python, _DESCRIBE)
+    try:
+        found = json.loads(done.stdout) if done.returncode == 0 else None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f"{python} is no Python interpreter ({last_line(done.stderr)}): name one.")
+    version = ".".join(str(number) for number in found["python"])
+    if tuple(found["python"][:2]) < OLDEST_PYTHON:
+        oldest = ".".join(str(number) for number in OLDEST_PYTHON)
+        raise UserError(f"{python} is Python {version}, and kernels run in {oldest} or newer: name another.")
+    return {"python": version, "packages": dict(sorted(found["packages"].items()))}

@@ -1,0 +1,378 @@
+"""What the judge of anybody's kernel looks at: the last launch of each part of timed ones, and results as files.
+
+What a kernel process wrote is read as data, whatever it is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import statistics
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.errors import Failed
+from pyperf_suite.measure.spot_checks import CONFIDENCE, WrongLaunch, excluded_rate
+from pyperf_suite.measure.stopwatch import Launch, Stopwatch
+from pyperf_suite.measure.verify import Verification
+from pyperf_suite.measure.verify_result import refused
+from pyperf_suite.user_kernels.arrays import POISON
+from pyperf_suite.user_kernels.guards import recognises
+from pyperf_suite.workloads.operands import widen
+from pyperf_suite.workloads.workload import Prepared
+
+# Of the time since timing began, what fresh inputs, references and verdicts may take.
+CHECKING_SHARE = 0.1
+
+# Launches that are checked at the end, where that takes no longer than so long, or the share of a longer case.
+LAST_CHECKS, CHECKING_S = 8, 0.25
+
+# Launches on fresh inputs that are compared with as many on seen ones: so many first, in so long; more where they look
+# slower.
+LEAST_COMPARED, MOST_COMPARED, COMPARING_S = 6, 60, 3.0
+
+ALIKE, SUSPECTED_S = 1.1, 12.0
+
+# After launches, threads of libraries spin for a while; then the process may use this share of a core, over so long.
+SPIN_S, REST_S, BUSY_SHARE = 0.3, 0.03, 0.05
+
+# Of a part that takes so long, the least share that its samples may make up, with what passes between two samples. A
+# busy machine answers late, so the best of several counts, each twice as long as the last.
+LONG_PART_S, TOLD_SHARE, BETWEEN_SAMPLES_S, CLOCK_TRIES = 5e-3, 0.6, 5e-6, 7
+
+# Launches that are queued on a GPU to see how long it works.
+MOST_QUEUED = 500
+
+# bfloat16 and float8 are bits to numpy.
+BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
+
+Array = NDArray[Any]
+
+
+class PartLaunches(Prepared):
+    """Launches in another process, timed by parts: every part is one request."""
+
+    # Where the function stands, for people; whether arguments that it modifies are given back; the clock and what a
+    # sample that launches nothing takes.
+    where: str
+    restores: bool
+    clock: tuple[str, float]
+
+    @property
+    def stopwatch(self) -> Stopwatch:
+        return PartStopwatch(self)
+
+    def launch(self, index: int) -> None:
+        self.time(index, 1, 1)
+
+    @abstractmethod
+    def time(self, first: int, samples: int, batch: int) -> tuple[list[float], float]:
+        """Seconds of each sample as the kernel process reports, and of all as the judge saw them pass."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """From now on launches are timed."""
+
+    @abstractmethod
+    def refresh(self, index: int) -> None:
+        """Give a set inputs that no process has seen, made under a seed drawn now."""
+
+    @abstractmethod
+    def repeat(self, index: int) -> None:
+        """Give a set the inputs that were made last once more, by as much work as `refresh` does."""
+
+    @abstractmethod
+    def give_back(self, index: int) -> None:
+        """Give a set the inputs that it had before `refresh`, where they are to be those of another process."""
+
+    @abstractmethod
+    def fresh(self) -> bool:
+        """Whether inputs differ from seed to seed; where they do not, what a kernel remembers of them is right."""
+
+    @abstractmethod
+    def cpu_seconds(self) -> float:
+        """CPU time that the kernel process and its children have used."""
+
+    @abstractmethod
+    def settling_s(self, launches: int) -> float:
+        """Seconds that a GPU still works after so many launches were queued: the judge's, of all its streams."""
+
+
+class PartStopwatch:
+    """The clock of the kernel process, by parts: every part is one request, and the judge sees it pass."""
+
+    def __init__(self, launches: PartLaunches) -> None:
+        self._launches = launches
+        self.name, self.resolution_s = launches.clock
+
+    def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
+        """Seconds of each sample; `launch` is not called, the kernel process knows what it runs."""
+        return self._launches.time(first, samples, launches_per_sample)[0]
+
+
+class PartChecks:
+    """Checks of launches of which only the last of a part can be looked at (timing.Checks).
+
+    The judge draws where a part ends, gives the set that comes last fresh inputs before it begins, and compares what it
+    left. Nothing that runs can know which launch that will be.
+    """
+
+    def __init__(self, launches: PartLaunches) -> None:
+        self._launches = launches
+        self.clock: Callable[[], float] = time.monotonic
+        self._checked = self._before = self._compared = 0
+        self._spent_s = self._begun_s = self._check_s = 0.0
+        self._fresh, self._batch = False, 1
+        self._wall_s = self._launch_s = 0.0
+
+    def before_timing(self) -> Verification:
+        """One launch on fresh inputs, then one on others. Raises WrongLaunch."""
+        verdict = self._launch_and_check(0)
+        self._fresh = self._launches.fresh()
+        begin_s = self.clock()
+        # The same set with other values: a result that was kept is seen.
+        verdict = self._launch_and_check(0)
+        self._before = 2
+        self._check_s = self.clock() - begin_s
+        self._launches.begin()
+        self._begun_s = self.clock()
+        return verdict
+
+    def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
+        return _CheckedParts(self, stopwatch)
+
+    def time(self, first: int, samples: int, batch: int) -> list[float]:
+        """Samples of one block: now and then a part of them ends where chance has it, to be checked."""
+        self._batch = batch
+        if self._spent_s + self._check_s > CHECKING_SHARE * (self.clock() - self._begun_s):
+            return self._part(first, samples, batch)
+        drawn = 1 + secrets.randbelow(samples)
+        seconds = self._checked_part(first, drawn, batch)
+        if drawn < samples:
+            seconds += self._part(first + drawn * batch, samples - drawn, batch)
+        return seconds
+
+    def after_block(self) -> None:
+        """Checks are made within blocks."""
+
+    def after_timing(self) -> None:
+        """As many checks of timed launches as are due, and of what is seen in times alone. Raises WrongLaunch."""
+        self._require_that_it_rests()
+        self._require_a_true_clock()
+        self._require_that_it_computes()
+        # At the end: what stops to work after some launches has stopped by now.
+        end_s = self.clock() + max(CHECKING_S, CHECKING_SHARE * (self.clock() - self._begun_s))
+        for _ in range(LAST_CHECKS):
+            self._checked_part(secrets.randbelow(self._launches.sets), 1, 1 + secrets.randbelow(16))
+            if self.clock() > end_s:
+                break
+
+    def report(self) -> dict[str, Any]:
+        checked = self._before + self._checked
+        return {
+            "sets": self._launches.sets,
+            "launches_checked": checked,
+            "timed_launches_checked": self._checked,
+            "excludes_errors_in_one_of": math.floor(1 / excluded_rate(checked)),
+            "confidence": CONFIDENCE,
+            "fresh_inputs": self._fresh,
+            "fresh_compared_with_seen": self._compared,
+        }
+
+    def _checked_part(self, first: int, samples: int, batch: int) -> list[float]:
+        """A part whose last launch finds inputs that it has never seen."""
+        begin_s = self.clock()
+        last = first + samples * batch - 1
+        self._launches.refresh(last)
+        refreshed_s = self.clock()
+        seconds = self._part(first, samples, batch)
+        timed_s = self.clock()
+        self._require_right(last)
+        self._checked += 1
+        self._check_s = refreshed_s - begin_s + self.clock() - timed_s
+        self._spent_s += self._check_s
+        return seconds
+
+    def _part(self, first: int, samples: int, batch: int) -> list[float]:
+        seconds, wall_s = self._launches.time(first, samples, batch)
+        told_s = math.fsum(seconds)
+        if told_s > 1.05 * wall_s + 1e-3:
+            raise WrongLaunch(
+                refused(
+                    "clock", f"{self._launches.where}: {told_s:.3g} s were reported for a part that took {wall_s:.3g} s"
+                )
+            )
+        self._wall_s, self._launch_s = wall_s / (samples * batch), told_s / (samples * batch)
+        return seconds
+
+    def _require_a_true_clock(self) -> None:
+        """Raise WrongLaunch where samples make up too little of the time that the judge sees pass.
+
+        They are taken as those were that count; as many of them as the judge sees take long enough.
+        """
+        if self._launches.restores:
+            return
+        if self._launches.kernel.path == "gpu":
+            self._require_nothing_hidden()
+            return
+        share = 0.0
+        for attempt in range(CLOCK_TRIES):
+            samples = 1 + int(2**attempt * LONG_PART_S / (self._wall_s * self._batch))
+            seconds, wall_s = self._launches.time(secrets.randbelow(self._launches.sets), samples, self._batch)
+            self._wall_s = wall_s / (samples * self._batch)
+            share = max(share, (math.fsum(seconds) + samples * BETWEEN_SAMPLES_S) / wall_s)
+            if share >= TOLD_SHARE:
+                return
+        told = f"the reported times make up {100 * share:.0f} % of the time that passed at most"
+        raise WrongLaunch(refused("clock", f"{self._launches.where}: {told}"))
+
+    def _require_that_it_computes(self) -> None:
+        """Raise WrongLaunch where launches are faster on inputs that were seen before than on fresh ones.
+
+        Both are written to the same set in the same way, in random order, and the launch on them comes after others
+        without a pause. One that is not counted comes first: a set that was not used for a while is slower.
+        """
+        fresh: list[float] = []
+        seen: list[float] = []
+        allowed_s = max(COMPARING_S, CHECKING_SHARE * (self.clock() - self._begun_s))
+        begin_s = self.clock()
+        while len(fresh) < MOST_COMPARED and self.clock() - begin_s < allowed_s:
+            index = self._launches.sets + secrets.randbelow(self._launches.sets)
+            before = secrets.randbelow(min(4, self._launches.sets))
+            pair = [(fresh, self._launches.refresh), (seen, self._launches.repeat)]
+            if secrets.randbelow(2):
+                pair.reverse()
+            not_counted: list[float] = []
+            for seconds, write in [(not_counted, self._launches.repeat), *pair]:
+                write(index)
+                seconds.append(self._launches.time(index - before, before + 1, 1)[0][-1])
+            enough = len(fresh) >= LEAST_COMPARED
+            if enough and statistics.median(fresh) < ALIKE * statistics.median(seen):
+                break
+            if enough:
+                # What looks as if it remembered is given the time to show it.
+                allowed_s = SUSPECTED_S
+            if len(fresh) % LEAST_COMPARED == 0 and recognises(fresh, seen):
+                ratio = statistics.median(fresh) / statistics.median(seen)
+                message = f"on inputs that it was given before it is {ratio:.1f} times as fast as on fresh ones"
+                raise WrongLaunch(refused("recognised inputs", f"{self._launches.where}: {message}"))
+        self._compared = len(fresh)
+
+    def _require_that_it_rests(self) -> None:
+        """Raise WrongLaunch where threads or children of the process go on working while nothing is launched."""
+        for pause_s in (0.0, SPIN_S, 0.0):
+            time.sleep(pause_s)
+            used_s, begin_s = self._launches.cpu_seconds(), self.clock()
+            time.sleep(REST_S)
+            share = (self._launches.cpu_seconds() - used_s) / (self.clock() - begin_s)
+            if share < BUSY_SHARE:
+                return
+        message = f"while nothing is launched, threads or processes of its own use {share:.2f} cores"
+        raise WrongLaunch(refused("late work", f"{self._launches.where}: {message}"))
+
+    def _require_nothing_hidden(self) -> None:
+        """Raise WrongLaunch where a GPU works for longer than the events report, as on another stream."""
+        launches = 1 + min(MOST_QUEUED, int(4 * LONG_PART_S / max(self._launch_s, 1e-6)))
+        told_s = launches * self._launch_s
+        seen_s = min(self._launches.settling_s(launches) for _ in range(3))
+        if seen_s > told_s / TOLD_SHARE + LONG_PART_S:
+            words = f"the GPU worked for {seen_s:.3g} s after {launches} launches, whose events say {told_s:.3g} s"
+            raise WrongLaunch(refused("late work", f"{self._launches.where}: {words}"))
+
+    def _launch_and_check(self, index: int) -> Verification:
+        self._launches.refresh(index)
+        self._launches.launch(index)
+        return self._require_right(index)
+
+    def _require_right(self, index: int) -> Verification:
+        verdict = self._launches.left(index)
+        if not verdict.passed:
+            raise WrongLaunch(verdict)
+        self._launches.give_back(index)
+        return verdict
+
+
+class _CheckedParts:
+    """The stopwatch as the measuring loop has it."""
+
+    def __init__(self, checks: PartChecks, stopwatch: Stopwatch) -> None:
+        self._checks = checks
+        self.name, self.resolution_s = stopwatch.name, stopwatch.resolution_s
+
+    def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
+        return self._checks.time(first, samples, launches_per_sample)
+
+
+def read_tree(path: str) -> dict[str, Any]:
+    """What a process wrote of a result; a Failed where it is none, for the process may write anything."""
+    try:
+        tree = json.loads(Path(f"{path}.json").read_text("utf-8"))
+        _require_tree(tree, Path(path).stat().st_size)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Failed(f"The kernel process wrote a result that cannot be read ({error!r:.100}).") from None
+    return dict(tree)
+
+
+def _require_tree(tree: Any, size_bytes: int) -> None:
+    if tree["kind"] in ("tuple", "dict"):
+        for each in tree["items"] if tree["kind"] == "tuple" else tree["items"].values():
+            _require_tree(each, size_bytes)
+    elif tree["kind"] == "array":
+        storage = stored_type(tree["dtype"])
+        if math.prod(tree["shape"]) * storage.itemsize != tree["bytes"]:
+            raise ValueError("an array of another size than its shape")
+        if not 0 <= tree["offset"] <= tree["offset"] + tree["bytes"] <= size_bytes:
+            raise ValueError("an array outside of its file")
+    elif tree["kind"] != "plain" or "value" not in tree:
+        raise ValueError("no result")
+
+
+def float_bytes(dtype: str) -> int:
+    """The size of a real or complex floating-point type's real part; 0 for other types."""
+    if not dtype.startswith(("float", "bfloat", "complex")):
+        return 0
+    return stored_type(dtype).itemsize // (2 if dtype.startswith("complex") else 1)
+
+
+def stored_type(dtype: str) -> np.dtype[Any]:
+    """As numpy stores it. Raises ValueError for objects."""
+    found = np.dtype(BITS.get(dtype, dtype))
+    if found.hasobject:
+        raise ValueError("objects")
+    return found
+
+
+def read_array(path: str, spec: Mapping[str, Any]) -> Array:
+    """The values of an array in a file; of bfloat16 and float8 as float32."""
+    count = math.prod(spec["shape"])
+    values = np.fromfile(path, stored_type(spec["dtype"]), count, offset=spec["offset"]).reshape(spec["shape"])
+    if spec["dtype"] == "float8_e5m2":  # the upper half of a float16
+        return (values.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)
+    return widen(values, spec["dtype"]) if spec["dtype"] in BITS else values
+
+
+def holds_poison(tree: Mapping[str, Any], path: str) -> bool:
+    """Whether a result holds a NaN that the suite put in its place."""
+    if tree["kind"] in ("tuple", "dict"):
+        items = tree["items"] if tree["kind"] == "tuple" else tree["items"].values()
+        return any(holds_poison(each, path) for each in items)
+    if tree["kind"] != "array":
+        return False
+    storage = stored_type(tree["dtype"])
+    size = storage.itemsize // (2 if storage.kind == "c" else 1)
+    if size not in POISON or not ("float" in tree["dtype"] or storage.kind == "c"):
+        return False
+    bits = read_bytes(path, tree["offset"], tree["bytes"]).view(f"i{size}")
+    return bool((bits == POISON[size]).any())
+
+
+def read_bytes(path: str, offset: int, size_bytes: int) -> Array:
+    """Part of a file."""
+    return np.fromfile(path, np.uint8, size_bytes, offset=offset)

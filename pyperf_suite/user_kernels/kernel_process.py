@@ -1,0 +1,650 @@
+"""The process in which a user's code runs, and the only one: started by the judge (user_kernel.py), by requests.
+
+It has one of two parts. As the *kernel process* it runs the function that is measured. As the *reference process* it
+makes inputs and computes references, and never runs what is measured but as its own reference. Run as a script by any
+interpreter since Python 3.9, which need not have the suite installed; numpy and torch are used where the user's code
+does. Requests and answers are lines of JSON on two inherited descriptors; arrays go through files in memory.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    # A script's folder comes first on the path: its modules must not be found in the place of others.
+    del sys.path[0]
+
+import ctypes
+import faulthandler
+import gc
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import pickle
+import platform
+import signal
+import sysconfig
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain, cycle, islice, starmap
+from operator import methodcaller
+from pathlib import Path
+from typing import Any
+
+PACKAGE = Path(__file__).resolve().parent.parent
+
+# Requests to launch, of which a kernel may look at frames and objects that are not its own.
+LOOKS_ALLOWED = 2
+
+
+class SuiteFinder:
+    """Finds `pyperf_suite`, and nothing else, where this file lies: first of all, and in any interpreter."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        folder = {"pyperf_suite": PACKAGE, "pyperf_suite.kernels": PACKAGE.parent / "kernels"}.get(name)
+        if folder is None or (name != "pyperf_suite" and (PACKAGE / "kernels").is_dir()):
+            return None
+        return importlib.util.spec_from_file_location(
+            name, str(folder / "__init__.py"), submodule_search_locations=[str(folder)]
+        )
+
+
+if __name__ == "__main__":
+    sys.meta_path.insert(0, SuiteFinder)
+
+from pyperf_suite.user_kernels.arrays import (  # noqa: E402 - found by the finder
+    Leaf,
+    Told,
+    arrays_in,
+    comparable,
+    digest,
+    extent,
+    keep,
+    lay_out,
+    overlaps,
+    poison,
+    read_result,
+    replaced,
+    walk,
+    write_result,
+)
+
+# Taken before any code of a user's runs, which may put others in their places.
+_CLOCK, _GETPID, _EXIT, _WRITE = time.perf_counter_ns, os.getpid, os._exit, os.write
+_GC_DISABLE, _GC_ENABLE, _STARMAP, _ISLICE = gc.disable, gc.enable, starmap, islice
+_DUMPS, _LOADS = json.dumps, json.loads
+
+_PR_SET_PDEATHSIG, _SIGKILL = 1, 9
+
+# What timers and programs send themselves. Held from before the first thread, which inherits that, so that no handler
+# works while the clock runs and the result is copied; let through when the judge looks whether it still changes.
+_REAL_TIME = range(getattr(signal, "SIGRTMIN", 1), getattr(signal, "SIGRTMAX", 0) + 1)
+_HELD_SIGNALS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGUSR1, signal.SIGIO, *_REAL_TIME}
+_MASK = signal.pthread_sigmask
+
+
+def main() -> None:
+    """Answer requests from descriptor argv[1] on descriptor argv[2] until the first closes; argv[3] is for stacks."""
+    requests, answers = int(sys.argv[1]), int(sys.argv[2])
+    stack = open(sys.argv[3], "w")  # noqa: SIM115 - where a signal has this process write down what it is doing
+    faulthandler.register(signal.SIGUSR2, stack)
+    faulthandler.enable(stack)
+    for each in (requests, answers):
+        os.set_inheritable(each, False)
+    _MASK(signal.SIG_BLOCK, _HELD_SIGNALS)
+    _die_with_parent()
+    _be_the_first_to_go()
+    sys.argv[1:] = []
+    process, pid = KernelProcess(), os.getpid()
+    with os.fdopen(requests, "rb") as lines:
+        for line in lines:
+            request = _LOADS(line)
+            token = request.pop("token")
+            answer = process.answer(request)
+            if _GETPID() != pid:
+                # A child that the user's code forked and let go on.
+                _WRITE(answers, _DUMPS({"forked": True, "token": token}).encode() + b"\n")
+                _EXIT(0)
+            sent = memoryview(_DUMPS({**answer, "token": token}).encode() + b"\n")
+            while sent:
+                sent = sent[_WRITE(answers, sent) :]
+    _EXIT(0)
+
+
+class KernelProcess:
+    """One user's file or module, loaded; one case of it, made ready. `answer` takes a request and never raises."""
+
+    def __init__(self) -> None:
+        self._root = Path()
+        self._launch: Any = None
+        self._function: Any = None
+        self._leaves: list[Leaf] = []
+        self._sets: list[list[Any]] = []
+        self._calls: list[tuple[Any, ...]] = []
+        self._last: deque[Any] = deque(maxlen=1)
+        self._last_set = 0
+        self._kept: list[tuple[Any, Any]] = []
+        self._fetched: list[Any] = []
+        self._times_called = 0
+        self._called: Callable[..., Any] = _nothing
+        self._stopwatch: Any = None
+        self._subject = "the file"
+        self._shown_where = ("", 0)
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What the request of that name gave, or `{"error": words, "file", "line"}`, or `{"unsupported": words}`."""
+        try:
+            found: dict[str, Any] = getattr(self, f"_{request.pop('do')}")(**request)
+            return found
+        except Told as reported:
+            place = {"file": self._shown(reported.where[0]), "line": reported.where[1]}
+            return {"error": str(reported), "reason": reported.reason, **place}
+        except BaseException as error:  # whatever a user's code raises, SystemExit too
+            if type(error).__name__ == "Unsupported":
+                return {"unsupported": str(error)}
+            sys.stderr.write("".join(traceback.format_exception(type(error), error, error.__traceback__)[-20:]))
+            file, line = self._blamed(error)
+            words = f"{self._subject} {_words_of(error)}"
+            return {"error": words, "file": self._shown(file), "line": line}
+
+    # -- loading -------------------------------------------------------------------------------------------------
+
+    def _start(self, root: str, path: Sequence[str], target: str, device: str) -> dict[str, Any]:
+        """Import the file or module; `path` comes first on sys.path, then the file's folder or the root."""
+        self._root = Path(root)
+        is_file = target.endswith(".py")
+        file = (self._root / target).resolve()
+        self._subject, self._shown_where = target, (str(file) if is_file else "", 0)
+        sys.path[:0] = [*path, str(file.parent if is_file else self._root)]
+        from pyperf_suite.user_kernels import api
+
+        self._api = api
+        api._device = device
+        if device.startswith("cuda"):
+            api._gpu = self._gpu
+        from pyperf_suite.user_kernels.guards import Guards, Lookout
+
+        self._guards, self._lookout = Guards(), Lookout()
+        self._guards.watch_imports()
+        if is_file:
+            if not file.is_file():
+                raise Told(f"there is no file {target}")
+            spec = importlib.util.spec_from_file_location(file.stem, str(file))
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[file.stem] = module
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(target)
+        self._module = module
+        self._library = "torch" if "torch" in sys.modules else "numpy"
+        return {
+            "library": self._library,
+            "versions": _versions(),
+            "python": f"{platform.python_implementation()} {platform.python_version()}",
+        }
+
+    def _gpu(self) -> Any:
+        from pyperf_suite.workloads.backends import cuda_device
+
+        return cuda_device(int(self._api._device.partition(":")[2] or 0))
+
+    def _kernels(self, named: str) -> list[Any]:
+        of_file = [
+            each
+            for each in vars(self._module).values()
+            if isinstance(each, self._api.DeclaredKernel) and each.builder.__module__ == self._module.__name__
+        ]
+        if not named:
+            return of_file
+        found = getattr(self._module, named, None)
+        if not isinstance(found, self._api.DeclaredKernel):
+            there = ", ".join(each.name for each in of_file[:10]) or "none"
+            what = "there is no kernel" if found is None else "no @suite.kernel stands above"
+            where = ("" if found is None else inspect.getsourcefile(self._module) or "", _line_of(found))
+            raise Told(f"{what} {named} in it: its kernels are {there}", where)
+        return [found]
+
+    def _describe(self, kernel: str, seed: int) -> dict[str, Any]:
+        kernels = self._kernels(kernel)
+        if not kernels:
+            raise Told("it declares no kernel: put @suite.kernel above a function that returns suite.launch(...)")
+        self._api._library = self._library
+        return {"kernels": [self._described(each, seed) for each in kernels]}
+
+    def _described(self, kernel: Any, seed: int) -> dict[str, Any]:
+        reported = {
+            "name": kernel.name,
+            "file": self._shown(kernel.file),
+            "line": kernel.line,
+            "doc": kernel.doc,
+            "axes": {name: list(values) for name, values in kernel.axes.items()},
+        }
+        failed: dict[str, Any] = {}
+        self._subject = kernel.name
+        for axes in kernel.cases():
+            try:
+                self._api.seed_everything(seed)
+                launch = kernel(**axes)
+            except BaseException as error:
+                file, line = self._blamed(error)
+                failed = failed or {
+                    "error": f"{kernel.name} {_words_of(error)}",
+                    "file": self._shown(file),
+                    "line": line,
+                }
+                continue
+            return {**reported, "implementations": list(launch.functions), "baseline": launch.baseline}
+        return {**reported, **failed}
+
+    # -- one case ------------------------------------------------------------------------------------------------
+
+    def _build(self, kernel: str, axes: dict[str, Any], implementation: str, seed: int, library: str) -> dict[str, Any]:
+        self._api._library = library
+        self._axes, self._kernel = axes, self._kernels(kernel)[0]
+        self._subject, self._shown_where = self._kernel.name, (self._kernel.file, self._kernel.line)
+        self._launch = self._built(seed)
+        if implementation not in self._launch.functions:
+            raise Told(
+                f"this case has no implementation {implementation!r}: it has {', '.join(self._launch.functions)}"
+            )
+        self._implementation = self._subject = implementation
+        self._function = self._launch.functions[implementation]
+        where = self._api._where(self._function)
+        self._shown_where = where if where[0] else self._shown_where
+        self._leaves = self._find_leaves(self._launch)
+        launch = self._launch
+        return {
+            "leaves": [leaf.spec for leaf in self._leaves],
+            "bytes": launch.bytes,
+            "flop": launch.flop,
+            "random": launch.random,
+            "tolerance": launch.tolerance,
+            "baseline": launch.baseline,
+            "implementations": list(launch.functions),
+            "modifies": list(launch.modifies),
+            "has_reference": launch.reference is not None,
+            "has_check": launch.check is not None,
+            "doc": self._kernel.doc,
+            "file": self._shown(self._shown_where[0]),
+            "line": self._shown_where[1],
+            "kernel_line": self._kernel.line,
+            "kernel_file": self._shown(self._kernel.file),
+            "reference_at": self._place_of(launch.reference or launch.check),
+            "closes_over": _arrays_closed_over(self._function),
+            "versions": _versions(),
+        }
+
+    def _built(self, seed: int) -> Any:
+        self._api.seed_everything(seed)
+        try:
+            return self._kernel(**self._axes)
+        except TypeError as error:
+            if "suite.launch(function" in str(error):
+                raise Told(str(error), (self._kernel.file, self._kernel.line)) from error
+            raise
+
+    def _find_leaves(self, launch: Any) -> list[Leaf]:
+        found: list[Leaf] = []
+        self._order: list[int] = []  # of what `_walk` gives, which leaf it is
+        outputs = {id(each) for each in launch.outputs}
+        arguments = [*enumerate(launch.args), *launch.kwargs.items()]
+        for key, value in arguments:
+            for kind, each in walk(value):
+                same = [at for at, leaf in enumerate(found) if kind == "array" and each is leaf.value]
+                self._order.append(same[0] if same else len(found))
+                if not same:
+                    role = "output" if id(each) in outputs else "modified" if key in launch.modifies else "input"
+                    found.append(Leaf(kind, each, role, key))
+        lay_out([leaf.spec for leaf in found])
+        return found
+
+    def _place_of(self, function: Any) -> str:
+        file, line = self._api._where(function) if function is not None else ("", 0)
+        return f"{self._shown(file)}:{line}" if file else ""
+
+    # -- the reference process -----------------------------------------------------------------------------------
+
+    def _make(self, seed: int, slot: str) -> dict[str, Any]:
+        self._subject = self._kernel.name
+        launch = self._launch = self._built(seed)
+        leaves = self._find_leaves(launch)
+        was, now = ([comparable(leaf.spec) for leaf in each] for each in (self._leaves, leaves))
+        if was != now:
+            raise Told(
+                "its inputs differ from call to call in more than their values: shapes and dtypes follow from the axes",
+                (self._kernel.file, self._kernel.line),
+            )
+        self._leaves = leaves
+        with open(slot, "r+b") as file:
+            for leaf in leaves:
+                leaf.write(file)
+            file.flush()
+        plain = [leaf.value for leaf in leaves if leaf.kind == "plain"]
+        with open(f"{slot}.plain", "wb") as file:
+            pickle.dump(plain, file)
+        return {"plain": digest(leaves, [leaf.value for leaf in leaves])}
+
+    def _expect(self, expected: str, of: str = "") -> dict[str, Any]:
+        """Write what the reference makes of the inputs made last. Nothing of it is anywhere before the judge asks."""
+        self._subject, launch = "the reference", self._launch
+        reference = launch.reference or launch.functions[of or launch.baseline]
+        owned = [extent(leaf.value) for leaf in self._leaves if leaf.kind == "array" and leaf.role == "input"]
+        out = reference(*launch.args, **launch.kwargs)
+        if out is None:
+            written = [leaf.value for leaf in self._leaves if leaf.role != "input" and leaf.kind == "array"]
+            out = written[0] if len(written) == 1 else tuple(written) if written else None
+        if launch.reference is not None and out is None:
+            raise Told("the reference returned nothing", self._api._where(launch.reference))
+        write_result(out, expected, exact_types=False, where=self._api._where(reference), named="the reference")
+        shared = any(overlaps(each, owned) for each in arrays_in(out))
+        return {"overlaps": shared, "replaced": self._guards.replaced()}
+
+    def _check(self, result: str) -> dict[str, Any]:
+        launch = self._launch
+        with open(f"{result}.json") as file:
+            tree = json.load(file)
+        out = read_result(tree, result, self._library)
+        try:
+            said = launch.check(out, *launch.args, **launch.kwargs)
+        except AssertionError as error:
+            return {"passed": False, "message": str(error).strip().split("\n")[0] or "an assertion failed"}
+        if isinstance(said, str):
+            return {"passed": not said, "message": said}
+        return {"passed": said is None or bool(said), "message": ""}
+
+    # -- the kernel process --------------------------------------------------------------------------------------
+
+    def _place(self, sets: int, slots: Sequence[str], spare: str) -> dict[str, Any]:
+        """Make so many sets of the arguments, each elsewhere in memory, filled from the slots in turn."""
+        self._slots, self._slot_of = [*slots, spare], [index % len(slots) for index in range(sets)]
+        self._sets = [[leaf.room() for leaf in self._leaves] for _ in range(sets)]
+        self._calls = [()] * sets
+        self._restored = [at for at, leaf in enumerate(self._leaves) if leaf.role == "modified"]
+        self._called = methodcaller("__call__") if self._launch.kwargs else self._function
+        self._load(list(enumerate(self._slot_of)))
+        on_gpu = any(leaf.spec.get("device", "").startswith("cuda") for leaf in self._leaves)
+        if on_gpu or isinstance(self._function, self._api.CudaKernel):
+            self._take_gpu_clock(sets)
+        name = self._stopwatch.name if self._stopwatch else "perf_counter_ns in the kernel process"
+        resolution = self._stopwatch.resolution_s if self._stopwatch else self._resolution_s()
+        return {"stopwatch": name, "resolution_s": resolution, "path": "gpu" if self._stopwatch else "cpu"}
+
+    def _take_gpu_clock(self, sets: int) -> None:
+        gpu = self._gpu()
+        self._stopwatch = gpu.stopwatch()
+        self._stopwatch.sets = sets
+        torch = self._api._torch(self._api._device)
+        torch.cuda.set_stream(torch.cuda.ExternalStream(self._stopwatch.stream, self._api._device))
+        self._settle()  # sets were filled on another stream
+        # The first time, the stopwatch launches on every set: what that modified is given back.
+        self._stopwatch.time(self._launch_on_gpu, 0, 1, 1)
+        self._load(list(enumerate(self._slot_of)))
+
+    def _load(self, sets: Sequence[Sequence[int]]) -> dict[str, Any]:
+        for index, slot in sets:
+            self._slot_of[index] = slot
+            self._fill(index, _is_any)
+        return {}
+
+    def _fill(self, index: int, wanted: Callable[[Leaf], bool]) -> None:
+        """Give the wanted leaves of a set the values of its slot; an output is poisoned."""
+        path, values = self._slots[self._slot_of[index]], self._sets[index]
+        plain: Iterator[Any] = iter(())
+        has_plain = any(leaf.kind == "plain" for leaf in self._leaves)
+        if has_plain:
+            with open(f"{path}.plain", "rb") as file:
+                plain = iter(pickle.load(file))
+        with open(path, "rb") as file:
+            for at, leaf in enumerate(self._leaves):
+                fresh = next(plain) if leaf.kind == "plain" else None
+                if not wanted(leaf):
+                    continue
+                if leaf.kind == "plain":
+                    values[at] = fresh
+                elif leaf.role == "output":
+                    poison(values[at])
+                else:
+                    leaf.read(file, values[at])
+        if has_plain or not self._calls[index]:
+            self._calls[index] = self._arguments(values)
+
+    def _arguments(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """What `_called` is called with for a set: the arguments, or what has taken keyword arguments already."""
+        leaves = (values[at] for at in self._order)
+        args = tuple(replaced(each, leaves) for each in self._launch.args)
+        if not self._launch.kwargs:
+            return args
+        keywords = {name: replaced(each, leaves) for name, each in self._launch.kwargs.items()}
+        return (partial(self._function, *args, **keywords),)
+
+    def _time(self, first: int, samples: int, batch: int) -> dict[str, Any]:
+        """Seconds of each sample of `batch` launches, on the sets from `first` on in turn; and what is against them."""
+        self._poison_result()
+        self._times_called += 1
+        timed = self._time_on_gpu if self._stopwatch is not None else self._time_on_cpu
+        _GC_DISABLE()
+        # What compiles itself may look around at its first launches.
+        self._lookout.on = self._times_called > LOOKS_ALLOWED
+        try:
+            reported = timed(first, samples, batch)
+        finally:
+            self._lookout.on = False
+            _GC_ENABLE()
+        return {**reported, "replaced": self._guards.replaced(), "looked": self._lookout.noted()}
+
+    def _time_on_cpu(self, first: int, samples: int, batch: int) -> dict[str, Any]:
+        called, last, calls, chunk = self._called, self._last, self._calls, batch
+        if self._restored:
+            chunk = min(batch, len(calls))
+        seconds = []
+        for _ in range(samples):
+            spent, left = 0, batch
+            while left:
+                count = min(left, chunk)
+                start = first % len(calls)
+                if self._restored:
+                    self._restore(start, count)
+                series = _ISLICE(chain(calls[start:], cycle(calls)), count)
+                last.clear()
+                begin = _CLOCK()
+                last.extend(_STARMAP(called, series))
+                spent += _CLOCK() - begin
+                first, left = first + count, left - count
+            seconds.append(spent * 1e-9)
+        let_through = _HELD_SIGNALS - _MASK(signal.SIG_BLOCK, _HELD_SIGNALS)
+        self._last_set = (first - 1) % len(calls)
+        self._keep_result()
+        return {"seconds": seconds, "signals": [signal.strsignal(each) for each in sorted(let_through)]}
+
+    def _time_on_gpu(self, first: int, samples: int, batch: int) -> dict[str, Any]:
+        calls = self._calls
+        if not self._restored:
+            seconds = list(self._stopwatch.time(self._launch_on_gpu, first, samples, batch))
+        else:
+            seconds = []
+            for sample in range(samples):
+                spent, done = 0.0, 0
+                while done < batch:
+                    count, at = min(batch - done, len(calls)), first + sample * batch + done
+                    self._restore(at % len(calls), count)
+                    spent += sum(self._stopwatch.time(self._launch_on_gpu, at, 1, count))
+                    done += count
+                seconds.append(spent)
+        self._last_set = (first + samples * batch - 1) % len(calls)
+        self._keep_result()
+        clocks = self._stopwatch.clocks_hz(samples) if not self._restored else []
+        return {"seconds": seconds, "clocks_hz": [hz if hz == hz else None for hz in clocks]}
+
+    def _launch_on_gpu(self, index: int) -> None:
+        self._last.append(self._called(*self._calls[index % len(self._calls)]))
+
+    def _enqueue(self, first: int, count: int) -> dict[str, Any]:
+        for index in range(first, first + count):
+            self._launch_on_gpu(index)
+        return {}
+
+    def _settle(self) -> dict[str, Any]:
+        self._gpu().context.synchronize()
+        return {}
+
+    def _restore(self, start: int, count: int) -> None:
+        for index in range(start, start + count):
+            self._fill(index % len(self._sets), lambda leaf: leaf.role == "modified")
+
+    def _resolution_s(self) -> float:
+        """The median time of a sample that launches nothing."""
+        found = []
+        for _ in range(101):
+            last: deque[Any] = deque(maxlen=1)
+            begin = _CLOCK()
+            last.extend(_STARMAP(_nothing, _ISLICE(chain((), cycle([()])), 0)))
+            found.append(_CLOCK() - begin)
+        return max(sorted(found)[50] * 1e-9, time.get_clock_info("perf_counter").resolution)
+
+    def _result(self) -> Any:
+        """What the last launch returned, or wrote into its arguments where it returned nothing."""
+        if self._last and self._last[-1] is not None:
+            return self._last[-1]
+        values = self._sets[self._last_set] if self._sets else []
+        written = [value for leaf, value in zip(self._leaves, values) if leaf.role != "input" and leaf.kind == "array"]
+        return written[0] if len(written) == 1 else tuple(written) if written else None
+
+    def _keep_result(self) -> None:
+        """Copy the result, or blocks of it, at once when the clock has stopped: what comes later is seen."""
+        self._kept = [(each, keep(each)) for each in arrays_in(self._result())]
+
+    def _changed(self, after_s: float) -> dict[str, Any]:
+        """Whether the result is another than when the clock stopped, so long after now."""
+        _MASK(signal.SIG_UNBLOCK, _HELD_SIGNALS)
+        time.sleep(after_s)
+        _MASK(signal.SIG_BLOCK, _HELD_SIGNALS)
+        return {"changed": any(keep(each, kept) != kept for each, kept in self._kept)}
+
+    def _poison_result(self) -> None:
+        """So that the next result is nothing that was there: of memory that is no input."""
+        for each in self._fetched:
+            poison(each)
+        self._fetched, self._kept = [], []
+
+    def _fetch(self, result: str, inputs: str, limit_bytes: int) -> dict[str, Any]:
+        """Write what the last launch left, and its inputs as they are now. Before the next launch it is poisoned."""
+        values, out = self._sets[self._last_set] if self._sets else [], self._result()
+        reported = write_result(out, result, exact_types=True, where=self._shown_where, limit_bytes=limit_bytes)
+        if inputs:
+            with open(inputs, "r+b") as file:
+                for leaf, value in zip(self._leaves, values):
+                    if leaf.role == "input" and leaf.kind == "array":
+                        leaf.write(file, value)
+        plain = digest(self._leaves, values)
+        owned = [
+            extent(value) for leaf, value in zip(self._leaves, values) if leaf.kind == "array" and leaf.role == "input"
+        ]
+        self._fetched = [each for each in arrays_in(out) if not overlaps(each, owned)]
+        shared = len(self._fetched) < sum(1 for _ in arrays_in(out))
+        self._last.clear()
+        return {**reported, **self._changed(0.0), "set": self._last_set, "overlaps": shared, "plain": plain}
+
+    def _others(self, result: str, limit_bytes: int) -> dict[str, Any]:
+        """What the other implementations make of the set that was launched last, each written to `result`.NAME."""
+        reported = {}
+        measured = self._function
+        for number, (name, function) in enumerate(self._launch.functions.items()):
+            self._function = function
+            if name != self._implementation:
+                self._fill(self._last_set, _is_any)
+                called = self._function if not self._launch.kwargs else self._called
+                try:
+                    out = called(*self._arguments(self._sets[self._last_set]))
+                    write_result(out, f"{result}.{number}", exact_types=True, where=("", 0), limit_bytes=limit_bytes)
+                except Exception:
+                    continue
+                reported[name] = f"{result}.{number}"
+        self._function = measured
+        return {"results": reported}
+
+    # -- words ---------------------------------------------------------------------------------------------------
+
+    def _shown(self, file: str) -> str:
+        try:
+            return Path(file).resolve().relative_to(self._root.resolve()).as_posix() if file else ""
+        except ValueError:
+            return file
+
+    def _blamed(self, error: BaseException) -> tuple[str, int]:
+        """File and line of the innermost frame that is the user's own, else of what was called."""
+        if isinstance(error, SyntaxError) and error.filename:
+            return error.filename, error.lineno or 0
+        library = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+        frames = [(each.filename, each.lineno or 0) for each in traceback.extract_tb(error.__traceback__)]
+        theirs = [each for each in frames if not each[0].startswith((str(PACKAGE), "<", *library))]
+        return theirs[-1] if theirs else getattr(self, "_shown_where", ("", 0))
+
+
+def _arrays_closed_over(function: Any) -> list[str]:
+    """Names of arrays that a function has not been given but sees: they are other ones in the other process."""
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
+    names = getattr(code, "co_freevars", ())
+    found = []
+    for name, cell in zip(names, cells):
+        try:
+            held = cell.cell_contents
+        except ValueError:
+            continue
+        if any(True for _ in arrays_in(held)):
+            found.append(name)
+    return found
+
+
+def _versions() -> dict[str, str]:
+    return {
+        name: str(getattr(sys.modules[name], "__version__", ""))
+        for name in ("numpy", "torch", "triton", "scipy", "numba", "jax")
+        if sys.modules.get(name) is not None
+    }
+
+
+def _words_of(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({'' if error.code is None else repr(error.code)})"
+    if isinstance(error, MemoryError):
+        return f"ran out of memory{f': {error}' if str(error) else ''}"
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"raised {type(error).__name__}{f': {first[:300]}' if first else ''}"
+
+
+def _line_of(value: Any) -> int:
+    return getattr(getattr(value, "__code__", None), "co_firstlineno", 0)
+
+
+def _is_any(_: Leaf) -> bool:
+    return True
+
+
+def _nothing(*_: Any) -> None:
+    """What is timed to see what timing takes."""
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+
+
+def _be_the_first_to_go() -> None:
+    """Where memory runs out, this process is to be ended and not the judge."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:
+        pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,533 @@
+"""Anybody's kernel, judged: named `FILE.py:function` or `package.module:function`, never imported into this process.
+
+The judge draws seeds, keeps a clock of its own, computes the verdict and owns the record. A fresh kernel process runs
+the measured function; a reference process makes inputs and computes references (kernel_process.py has both parts).
+What they write is read as data, and never executed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import filecmp
+import functools
+import math
+import os
+import random
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, make_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite import __version__
+from pyperf_suite.errors import Failed, Unsupported, UserError
+from pyperf_suite.hardware.machine import source_of
+from pyperf_suite.measure.spot_checks import WrongLaunch
+from pyperf_suite.measure.verify import Verification
+from pyperf_suite.measure.verify_result import compare, refused
+from pyperf_suite.user_kernels.arrays import lay_out
+from pyperf_suite.user_kernels.checks import (
+    PartChecks,
+    PartLaunches,
+    float_bytes,
+    holds_poison,
+    read_array,
+    read_bytes,
+    read_tree,
+)
+from pyperf_suite.user_kernels.processes import (
+    ReferenceProcess,
+    UserProcess,
+    interpreter,
+    limit_bytes,
+    memory_folder,
+    secret_seed,
+)
+from pyperf_suite.workloads.operator import sets_to_rotate
+from pyperf_suite.workloads.workload import Kernel, Observed, Place, Way, Work, Workload
+
+# What comes first on the path of a user's code, and what a FILE is relative to.
+PATH_VARIABLE, ROOT_VARIABLE = "PYPERF_KERNEL_PATH", "PYPERF_KERNEL_ROOT"
+
+# Sets of the same values are copies elsewhere in memory; so many have values of their own.
+DISTINCT_SETS = 3
+
+# Of a result, as much more than its reference as a kernel may write before it is stopped.
+LARGEST_RESULT = 4
+SMALLEST_LIMIT_BYTES = 64 << 20
+
+# So long after a wrong result was seen, it is looked at again: work that goes on by itself is seen to end.
+LATE_S = 0.05
+
+# Of inputs made before, how many are tried for what a wrong result may be right for, and for how long.
+REMEMBERED_SEEDS, STALE_S = 4, 3.0
+
+# Before the runner gives up on this process, so that it can say which line hung.
+DEADLINE_SHARE, DEADLINE_SPARE_S = 0.9, 1.0
+
+Array = NDArray[Any]
+Scalar = bool | int | float | str
+
+
+def root() -> Path:
+    """What FILE is relative to: PYPERF_KERNEL_ROOT, else the top of the git checkout, else this folder."""
+    reported = os.environ.get(ROOT_VARIABLE)
+    if reported:
+        return Path(reported)
+    here = Path.cwd()
+    return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
+
+
+def canonical(name: str) -> str:
+    """A user's name as records have it: FILE relative to the root. Raises UserError for a file that is not there."""
+    source, function = _split(name)
+    if not source.endswith(".py"):
+        return name
+    top = root()
+    places = (Path(source), top / source)
+    for path in reversed(places) if ROOT_VARIABLE in os.environ else places:
+        if path.is_file():
+            relative = Path(os.path.relpath(path.resolve(), top.resolve())).as_posix()
+            return f"{relative}:{function}" if function else relative
+    raise UserError(f"There is no file {source[:200]}: name one that declares kernels with @suite.kernel.")
+
+
+@dataclass(frozen=True)
+class Described:
+    """A kernel as its file declares it: no value of it is imported."""
+
+    name: str
+    axes: Mapping[str, Sequence[Scalar]]
+    implementations: Sequence[str]
+    baseline: str
+    doc: str
+    file: str
+    line: int
+
+
+@functools.cache
+def describe(target: str) -> tuple[Described, ...]:
+    """The kernels of a user's file, module or of one name in it, as a process of its own describes them.
+
+    Raises UserError for what cannot be imported, holds no kernel, or whose inputs cannot be made for any case.
+    """
+    target = canonical(target)
+    with memory_folder() as folder:
+        try:
+            process = UserProcess(interpreter(), folder, _split(target)[0], 60.0, limit_bytes())
+            with contextlib.closing(process):
+                process.ask("start", **_start(target, "cpu"))
+                reported = process.ask("describe", kernel=_split(target)[1], seed=secret_seed())["kernels"]
+        except (Failed, Unsupported) as reason:
+            raise UserError(str(reason)) from None
+    source = _split(target)[0]
+    for each in reported:
+        if "error" in each:
+            raise UserError(f"{each['file']}:{each['line']}: {each['error']}")
+    return tuple(
+        Described(
+            f"{source}:{each['name']}",
+            {name: tuple(values) for name, values in each["axes"].items()},
+            tuple(each["implementations"]),
+            each["baseline"],
+            each["doc"],
+            each["file"],
+            each["line"],
+        )
+        for each in reported
+    )
+
+
+@functools.cache
+def parameters_of(names: tuple[str, ...]) -> type:
+    """The frozen dataclass of a kernel with these axes; the same for the same names."""
+    fields: list[Any] = [(name, Scalar) for name in names]
+    made: type = make_dataclass("UserParameters", fields, frozen=True)
+    return made
+
+
+class UserImplementation(Way[Any]):
+    """One of a kernel's implementations; on which device it runs is known only when it is built."""
+
+    device_kind = "any"
+
+    def __init__(self, name: str) -> None:
+        self.name = name  # type: ignore[misc]  # of an object here, not of its class
+
+
+class UserKernel(Workload[Any]):
+    """What is measured where a case's operator is the name of a user's function."""
+
+    own_check = False
+    parameters_type = parameters_of(())
+    implementations: Mapping[str, Any] = {}
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def type_for(self, data: Mapping[str, Any]) -> type:
+        return parameters_of(tuple(data))
+
+    def validate(self, parameters: Any) -> None:
+        """What a kernel takes, its own process says."""
+
+    def implementation(self, name: str) -> UserImplementation:
+        return UserImplementation(name)
+
+    def prepare(self, parameters: Any, implementation: str, place: Place) -> UserLaunches:
+        """Both processes started, inputs made, sets placed.
+
+        Raises Failed with one sentence on what went wrong in the user's code, and where.
+        """
+        return UserLaunches(self.name, asdict(parameters), implementation, place)
+
+
+class UserLaunches(PartLaunches):
+    """A user's case made ready in its kernel process; `launch` is for whoever times through `stopwatch`."""
+
+    def __init__(self, name: str, axes: dict[str, Any], implementation: str, place: Place) -> None:
+        self._end_s = time.monotonic() + DEADLINE_SHARE * place.deadline_s - DEADLINE_SPARE_S
+        self._resources = contextlib.ExitStack()
+        self._clocks_hz: list[float] = []
+        try:
+            self._folder = self._resources.enter_context(memory_folder())
+            self._prepare(name, axes, implementation, place)
+        except BaseException:
+            self.close()
+            raise
+        self.checks = PartChecks(self)
+
+    def _prepare(self, name: str, axes: dict[str, Any], implementation: str, place: Place) -> None:
+        device = str(place.device)
+        self._reference = _reference_process(name, device, self._end_s)
+        limit = limit_bytes()
+        self._process = UserProcess(interpreter(), self._folder, implementation, self._end_s - time.monotonic(), limit)
+        self._resources.callback(self._process.close)
+        # Both import what the user's code imports, side by side.
+        began = self._process.begin("start", **_start(name, device))
+        asked = {"kernel": _split(name)[1], "axes": axes, "implementation": implementation}
+        self._built = self._reference.build(asked, self._end_s)
+        started = self._process.finish(began)
+        self._process.about(self._built)
+        self._given = None if place.inputs is None else random.Random(place.inputs)
+        mine = self._process.ask("build", **asked, seed=self._drawn(), library=self._reference.library)
+        self._process.about(mine)
+        self._require_same_inputs(mine)
+        self.longest = max([1, *(size for leaf in self._arrays for size in leaf["shape"])])
+        slot_bytes = lay_out(self._built["leaves"])
+        self.restores = any(leaf["role"] == "modified" for leaf in self._built["leaves"])
+        self._place_sets(slot_bytes, place)
+        versions = started["versions"] | mine["versions"]
+        self.work = Work(self._built["flop"], self._built["bytes"])
+        self.where = f"{mine['file']}:{mine['line']}" if mine["file"] else name
+        details = {"where": self.where, "doc": mine["doc"], "python": started["python"], "versions": versions}
+        details |= {"baseline": mine["baseline"], "implementations": mine["implementations"]}
+        self.kernel = Kernel(implementation, self._path, details)
+        self.state = {
+            "python": started["python"],
+            "packages": {"pyperf_suite": __version__, **versions},
+            "source": _source(str(root()), mine["kernel_file"]),
+        }
+
+    def _require_same_inputs(self, mine: Mapping[str, Any]) -> None:
+        ours, theirs = (
+            [{name: value for name, value in leaf.items() if name != "offset"} for leaf in built["leaves"]]
+            for built in (self._built, mine)
+        )
+        if ours != theirs:
+            raise Failed(
+                f"{mine['kernel_file']}:{mine['kernel_line']}: the inputs differ from call to call in more than their "
+                "values: shapes and dtypes must follow from the axes."
+            )
+
+    @property
+    def _arrays(self) -> list[dict[str, Any]]:
+        return [leaf for leaf in self._built["leaves"] if leaf["kind"] == "array"]
+
+    def _place_sets(self, slot_bytes: int, place: Place) -> None:
+        if self._arrays and slot_bytes:
+            self.sets, cache = sets_to_rotate(slot_bytes, place.device)
+        else:
+            self.sets, cache = 1, "warm"
+        if place.sets is not None:
+            self.sets = place.sets
+        distinct = min(self.sets, DISTINCT_SETS)
+        # Inputs of each, those that are looked at, a result and its reference in float64.
+        self._files = self._resources.enter_context(memory_folder((distinct + 2 + 1 + 8) * slot_bytes))
+        self._slots = [self._path_of(f"slot{number}", slot_bytes) for number in range(distinct + 1)]
+        self._inputs = self._path_of("inputs", slot_bytes)
+        self._unseen = self._path_of("unseen", slot_bytes)
+        drawn = [self._drawn() for _ in self._slots]
+        made = [self._reference.make(slot, self._end_s, seed) for slot, seed in zip(self._slots, drawn, strict=True)]
+        self._slot_seeds = [each["seed"] for each in made]
+        self._seeds: deque[int] = deque(maxlen=REMEMBERED_SEEDS)
+        self._expected_bytes = limit_bytes() // LARGEST_RESULT
+        placed = self._process.ask("place", sets=self.sets, slots=self._slots[:-1], spare=self._slots[-1])
+        self._path = placed["path"]
+        self.clock = (placed["stopwatch"], placed["resolution_s"])
+        self.sampling = {"cache": cache, "operand_sets": self.sets}
+
+    def _path_of(self, name: str, size_bytes: int) -> str:
+        path = self._files / name
+        with path.open("wb") as file:
+            file.truncate(size_bytes)
+        return str(path)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def time(self, first: int, samples: int, batch: int) -> tuple[list[float], float]:
+        begin = time.perf_counter()
+        reported = self._process.ask("time", first=first, samples=samples, batch=batch)
+        wall_s = time.perf_counter() - begin
+        self._require_left_alone(reported)
+        seconds = reported.get("seconds")
+        if not isinstance(seconds, list) or len(seconds) != samples or not all(map(_is_time, seconds)):
+            raise WrongLaunch(refused("clock", f"{self.where}: its process reported no time for each sample"))
+        clocks = reported.get("clocks_hz") or []
+        self._clocks_hz = [*self._clocks_hz, *(hz for hz in clocks if isinstance(hz, float) and 0 < hz < 1e11)]
+        return seconds, wall_s
+
+    def cpu_seconds(self) -> float:
+        return self._process.cpu_seconds()
+
+    def _require_left_alone(self, reported: Mapping[str, Any]) -> None:
+        """Raise WrongLaunch where the code replaced functions, read what is not its own, or unblocked signals."""
+        for name, reason, words in (
+            ("replaced", "replaced function", "it put something else in the place of"),
+            ("looked", "harness inspected", "while it was timed it read what is not its own, by"),
+            ("signals", "late work", "while it was timed it let signals through, which are blocked:"),
+        ):
+            found = reported.get(name)
+            if found:
+                shown = ", ".join(str(each)[:80] for each in found[:4]) if isinstance(found, list) else repr(found)[:80]
+                raise WrongLaunch(refused(reason, f"{self.where}: {words} {shown}"))
+
+    def settling_s(self, launches: int) -> float:
+        self._process.ask("settle")
+        self._process.ask("enqueue", first=0, count=launches)
+        begin = time.perf_counter()
+        self._process.ask("settle")
+        return time.perf_counter() - begin
+
+    def observed(self) -> dict[str, Observed]:
+        return {"sm_clock": Observed("Hz", self._clocks_hz)} if self._clocks_hz else {}
+
+    def refresh(self, index: int) -> None:
+        self._made = self._reference.make(self._slots[-1], self._end_s)
+        self._seeds.append(self._made["seed"])
+        self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]])
+
+    def fresh(self) -> bool:
+        slots = (self._slots[0], self._slots[-1]), (f"{self._slots[0]}.plain", f"{self._slots[-1]}.plain")
+        return not all(filecmp.cmp(*pair, shallow=False) for pair in slots)
+
+    def repeat(self, index: int) -> None:
+        self._reference.make(self._unseen, self._end_s)
+        self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]])
+
+    def give_back(self, index: int) -> None:
+        if self._given is not None:
+            index %= self.sets
+            self._process.ask("load", sets=[[index, index % (len(self._slots) - 1)]])
+
+    def _drawn(self) -> int:
+        return secret_seed() if self._given is None else self._given.getrandbits(63)
+
+    def left(self, index: int) -> Verification:
+        """Compare what the last launch left with the reference of the inputs that its set was given by `refresh`.
+
+        The reference is computed only now: what the kernel process could have found of it did not exist.
+        """
+        result, expected = str(self._files / "result"), str(self._files / "expected")
+        limit = max(SMALLEST_LIMIT_BYTES, LARGEST_RESULT * self._expected_bytes)
+        fetched = self._process.ask("fetch", result=result, inputs=self._inputs, limit_bytes=limit)
+        found = read_tree(result)
+        verdict = self._changed_late(fetched) or self._unchanged(fetched)
+        if verdict is None and self._built["has_check"]:
+            verdict = self._by_the_users_check(result)
+        if verdict is None:
+            expectation = self._reference.expect(expected, self._end_s)
+            self._require_left_alone(expectation)
+            self._expected_bytes = Path(expected).stat().st_size
+            verdict = self._by_the_reference(found, result)
+            if verdict.passed and self._built["tolerance"] is None:
+                verdict = self._narrowed(found, read_tree(expected)) or verdict
+            if verdict.passed and fetched["overlaps"] and not expectation["overlaps"]:
+                verdict = refused(
+                    "aliased output",
+                    "it returned memory of its input: if that is meant, have the reference return a view as well",
+                )
+        if not verdict.passed and verdict.reason != "inputs modified":
+            verdict = self._changed_late(self._process.ask("changed", after_s=LATE_S)) or self._stale(verdict, found)
+        return verdict if verdict.passed else replace(verdict, message=f"{self.where}: {verdict.message}")
+
+    def _narrowed(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Verification | None:
+        if found["kind"] in ("tuple", "dict"):
+            keys = range(len(found["items"])) if found["kind"] == "tuple" else found["items"]
+            pairs = ((found["items"][key], wanted["items"][key]) for key in keys)
+            return next((each for pair in pairs if (each := self._narrowed(*pair)) is not None), None)
+        if found["kind"] != "array" or wanted["kind"] != "array":
+            return None
+        widths = [float_bytes(leaf["dtype"]) for leaf in self._arrays]
+        allowed = min([float_bytes(wanted["dtype"]), *(width for width in widths if width)])
+        if not widths or not 0 < float_bytes(found["dtype"]) < allowed:
+            return None
+        return refused(
+            "wrong dtype",
+            f"it returned {found['dtype']}, which is narrower than its inputs and the reference's {wanted['dtype']}; "
+            "if that is meant, have the reference return it as well",
+        )
+
+    def _changed_late(self, reported: Mapping[str, Any]) -> Verification | None:
+        if not reported.get("changed"):
+            return None
+        return refused("late work", "its result was written after the launch had returned and the clock had stopped")
+
+    def _stale(self, verdict: Verification, found: Mapping[str, Any]) -> Verification:
+        """The verdict on a wrong result, which may be what was right for other inputs, or memory that nobody wrote."""
+        result, expected = str(self._files / "result"), str(self._files / "other")
+        if verdict.reason == "not finite" and holds_poison(found, result):
+            words = "parts of its result were not written by the launch: they hold what the suite had put there"
+            return replace(verdict, reason="stale result", message=words)
+        if verdict.reason != "wrong values" or self._built["has_check"]:
+            return verdict
+        end_s = time.monotonic() + STALE_S
+        for seed in list(self._seeds)[-2::-1] + self._slot_seeds:
+            if time.monotonic() > end_s:
+                break
+            self._reference.make(self._unseen, self._end_s, seed)
+            self._reference.expect(expected, self._end_s)
+            if self._compared(found, result, read_tree(expected), expected).passed:
+                words = "its result is right for other inputs, which it was given before"
+                return replace(verdict, reason="stale result", message=words)
+        return verdict
+
+    def _unchanged(self, fetched: Mapping[str, Any]) -> Verification | None:
+        for number, leaf in enumerate(self._built["leaves"]):
+            if leaf["kind"] != "array" or leaf["role"] != "input":
+                continue
+            was, now = (read_bytes(path, leaf["offset"], leaf["bytes"]) for path in (self._slots[-1], self._inputs))
+            if not np.array_equal(was, now):
+                at = int(np.flatnonzero(was != now)[0]) // max(1, leaf["bytes"] // max(1, math.prod(leaf["shape"])))
+                return refused(
+                    "inputs modified",
+                    f"it changed its input {leaf['argument']} (element {at} first, array {number} of the arguments): "
+                    f"say modifies={leaf['argument']!r}",
+                )
+        if self._made["plain"] and fetched["plain"] != self._made["plain"]:
+            return refused("inputs modified", "it changed a list or other plain input: say modifies=...")
+        return None
+
+    def _by_the_users_check(self, result: str) -> Verification | None:
+        said = self._reference.ask("check", self._end_s, result=result)
+        if not said["passed"]:
+            words = f": {str(said['message'])[:300]}" if said["message"] else ""
+            return refused("check", f"the check at {self._built['reference_at']} says no{words}")
+        if self._built["has_reference"]:
+            return None
+        return Verification(True, "full", 0.0, 0.0, 0.0, (), "correct: by the file's own check")
+
+    def _by_the_reference(self, found: Mapping[str, Any], result: str) -> Verification:
+        expected = str(self._files / "expected")
+        wanted = read_tree(expected)
+        verdict = self._compared(found, result, wanted, expected)
+        if verdict.passed:
+            return verdict
+        return replace(verdict, message=f"{verdict.message}{self._hint(found, result, wanted, expected)}")
+
+    def _compared(
+        self, found: Mapping[str, Any], result: str, wanted: Mapping[str, Any], expected: str
+    ) -> Verification:
+        paths = {"found": result, "expected": expected}
+
+        def load(which: str, spec: Mapping[str, Any]) -> Array:
+            return read_array(paths[which], spec)
+
+        return compare(found, wanted, load, self.longest, self._built["tolerance"])
+
+    def _hint(self, found: Mapping[str, Any], result: str, wanted: Mapping[str, Any], expected: str) -> str:
+        """What else may be the cause: an array that the function closes over, or the reference itself."""
+        names = self._built["closes_over"]
+        if names:
+            return f"; the function closes over {', '.join(names)}: what varies has to be an argument of suite.launch"
+        if not self._built["has_reference"]:
+            return "; there is no reference=, so it was compared with the same function in another process"
+        try:
+            others = self._process.ask("others", result=f"{result}.other", limit_bytes=SMALLEST_LIMIT_BYTES)["results"]
+        except Failed:
+            return ""
+        for name, path in others.items():
+            if self._compared(read_tree(path), path, found, result).passed:
+                return (
+                    f"; {name} gives the same as this one, so the reference at {self._built['reference_at']} may be "
+                    "what is wrong"
+                )
+        return ""
+
+    def cpu_elsewhere_s(self) -> float:
+        return self._cpu_s() - self._cpu_before_s
+
+    def begin(self) -> None:
+        self._clocks_hz = []
+        self._cpu_before_s = self._cpu_s()
+
+    def _cpu_s(self) -> float:
+        return self._process.cpu_seconds() + self._reference.cpu_seconds()
+
+    def references(self) -> dict[str, Any]:
+        if self._built["has_reference"]:
+            return {"references": ["the file's reference"]}
+        if self._built["has_check"]:
+            return {"references": ["the file's check"]}
+        others = len(self._built["implementations"]) > 1
+        return {"references": [self._built["baseline"] if others else "the same function in another process"]}
+
+    def close(self) -> None:
+        self._resources.close()
+
+
+_kept: dict[tuple[str, ...], ReferenceProcess] = {}
+
+
+def _reference_process(name: str, device: str, end_s: float) -> ReferenceProcess:
+    key = (_split(name)[0], device, interpreter(), os.environ.get(PATH_VARIABLE, ""), str(root()))
+    if key not in _kept or _kept[key].is_lost:
+        forget_reference()
+        _kept[key] = ReferenceProcess(_start(name, device), end_s)
+    return _kept[key]
+
+
+@atexit.register
+def forget_reference() -> None:
+    """End the reference process that is kept, as this process does when it ends in order."""
+    while _kept:
+        _kept.popitem()[1].close()
+
+
+def _start(name: str, device: str) -> dict[str, Any]:
+    path = [each for each in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if each]
+    return {"root": str(root()), "path": path, "target": _split(name)[0], "device": device}
+
+
+def _split(name: str) -> tuple[str, str]:
+    if name.endswith(".py") or ":" not in name:
+        return name, ""
+    source, _, function = name.rpartition(":")
+    return source, function
+
+
+@functools.cache
+def _source(top: str, file: str) -> dict[str, Any]:
+    path = Path(top) / file
+    return source_of(path.parent, path.name) if file else {}
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 1e9

@@ -1,0 +1,158 @@
+"""The first hour: where to begin, examples that run, names corrected."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from pyperf_suite.cli.group import MAP
+from pyperf_suite.cli.main import main
+from pyperf_suite.errors import nearest, offer
+from pyperf_suite.findings.discovery import find_probe, probe_names
+from pyperf_suite.hardware.devices import Device
+
+RESULTS = Path(__file__).resolve().parents[3] / "bench_results"
+OWN_PROGRAMS = ("pyperf-suite", "pyperf_suite")
+
+AXES = {
+    axis.name for name in probe_names() for axis in dataclasses.fields(find_probe(name).axes("quick", Device("cpu")))
+}
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+def examples(command: click.Command) -> list[str]:
+    """The lines of a command's help below `Examples:`, those that were wrapped joined."""
+    _, _, text = (command.help or "").partition("Examples:")
+    lines: list[str] = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if line.startswith("-"):
+            lines[-1] += f" {line}"
+        else:
+            lines.append(line)
+    return lines
+
+
+def own_calls(text: str) -> Iterator[list[str]]:
+    """The arguments of every call of the suite in a line of shell."""
+    plain = re.sub(r'"?\$\(([^()]*)\)"?', r" ; \1 ; ", text)
+    for part in re.split(r"&&|\|| ; ", plain):
+        words = shlex.split(re.sub(r" [<>]{1,2} ?\S+", "", part), comments=True)
+        places = [position for position, word in enumerate(words) if word in OWN_PROGRAMS]
+        if places:
+            yield words[places[0] + 1 :]
+
+
+def parse(arguments: list[str]) -> None:
+    """Have click parse a call, types and required options included, without running it."""
+    name, command, rest = main.resolve_command(click.Context(main), arguments)
+    assert command is not None
+    command.make_context(name, list(rest))
+
+
+@pytest.mark.parametrize("name", sorted(main.commands))
+def test_every_commands_help_has_two_examples_that_parse(name):
+    lines = examples(main.commands[name])
+    calls = [call for line in lines for call in own_calls(line)]
+    assert len(lines) >= 2
+    assert len(calls) >= 2
+    for call in calls:
+        parse(call)
+        for axis in [value for option, value in itertools.pairwise(call) if option == "-a"]:
+            assert axis.partition("=")[0].rpartition(".")[2] in AXES
+
+
+@pytest.mark.parametrize("name", sorted(main.commands))
+def test_at_least_one_example_is_of_the_command_itself(name):
+    assert any(call[:1] == [name] for line in examples(main.commands[name]) for call in own_calls(line))
+
+
+def test_an_example_with_an_option_there_is_not_would_be_seen():
+    with pytest.raises(click.UsageError):
+        parse(["run", "tile_wave", "--proflie", "quick"])
+
+
+def test_nothing_asked_is_answered_with_a_map_that_fits_a_screen():
+    result = invoke()
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 120
+    for words in ("design a model", "accept a cluster", "own kernels", "train on this machine"):
+        assert words in result.output
+    first_words = {call[0] for line in lines for call in own_calls(re.split(r"\s{3,}", line.strip())[0]) if call}
+    assert first_words >= {
+        "doctor",
+        "run",
+        "report",
+        "size",
+        "explain",
+        "layout",
+        "study",
+        "collectives",
+        "ab",
+        "track",
+    }
+
+
+def test_every_command_on_the_map_parses_and_every_probe_on_it_is_there():
+    calls = [call for line in MAP.splitlines() for call in own_calls(re.split(r"\s{3,}", line.strip())[0])]
+    assert len(calls) >= 10
+    for call in calls:
+        if call[:1] == ["run"]:
+            assert set(call[1:]) <= {*probe_names(), "bench_softmax.py"}
+    for call in calls:
+        if call and call[0] in main.list_commands(None):
+            parse(call)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("lyout",), "There is no command 'lyout': did you mean layout?"),
+        (("benchmark",), "There is no command 'benchmark': choose from ab, "),
+        (("tile_wave",), "tile_wave is a probe: `pyperf-suite run tile_wave` measures it."),
+        (("run", "Baselin"), "Unknown probe 'Baselin': did you mean baseline?"),
+        (("run", "tile_wave", "-a", "schedul=stream_k"), "There is no axis 'schedul' here: did you mean schedule?"),
+        (("run", "--profile", "standart"), "Unknown profile 'standart': did you mean standard?"),
+        (("run", "--proflie", "quick"), "--profile"),
+        (("explain", "1", "1", "1", "--gpu", "H20O"), "did you mean"),
+    ],
+)
+def test_a_name_that_is_not_there_is_answered_with_the_nearest(arguments, sentence):
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert sentence in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("history", "--machine", "cpu-intel-xeon-2c"), "did you mean cpu-intel-xeon-processor-2c?"),
+        (("history", "compiled_kernle"), "`pyperf-suite history` lists those there are"),
+        (("compare", "20261121T060451Z-ac66", "latest"), "did you mean 20261121T060451Z-ac65? Else name"),
+    ],
+)
+def test_stored_names_that_are_not_there_are_answered_with_the_nearest(tmp_path, arguments, sentence):
+    (stored,) = RESULTS.glob("*/20261121T060451Z-ac65")
+    shutil.copytree(stored, tmp_path / stored.parent.name / stored.name)
+    result = invoke(*arguments, "--results", str(tmp_path))
+    assert result.exit_code == 2
+    assert sentence in " ".join(result.output.split())
+
+
+def test_nearest_names_are_few_and_everything_is_offered_where_none_is_near():
+    assert nearest("TILE", ["tile", "time", "mile", "title", "k"])[0] == "tile"
+    assert len(nearest("tile", ["tile1", "tile2", "tile3", "tile4"])) == 3
+    assert offer("zzz", ["a", "b"]) == "choose from a, b."

@@ -1,0 +1,156 @@
+"""What the `suite` fixture makes of a function and its arguments: sets, roles, verdicts; and how tests are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.pytest_plugin import Call
+from pyperf_suite.pytest_plugin.launches import CallStopwatch, FunctionLaunches, answer, device_of, effort_of
+from pyperf_suite.runner.profiles import QUICK, Effort
+from pyperf_suite.runner.record import Case
+from pyperf_suite.user_kernels import api
+from pyperf_suite.workloads import find_workload
+
+CPU = Device("cpu")
+FEW = Effort(SteadyRule(launches=1), StopRule.exactly(40, 0.001))
+
+
+def measured(launch: api.Launch, effort: Effort | None = FEW) -> dict[str, Any]:
+    name = next(iter(launch.functions))
+    parameters = find_workload("test_it.py::test_it").type_for({})()
+    return answer(launch, name, Case("test_it.py::test_it", parameters, name), effort, CPU)
+
+
+def double(x: Any) -> Any:
+    return 2 * x
+
+
+def double_in_place(x: Any) -> None:
+    x *= 2
+
+
+def rounded(x: Any) -> Any:
+    return (2 * x).astype(np.float16).astype(x.dtype)
+
+
+def into(out: Any, x: Any) -> None:
+    np.multiply(x, 2, out=out)
+
+
+@pytest.mark.parametrize("effort", [FEW, None], ids=["timed", "verified"])
+@pytest.mark.parametrize(
+    "launch",
+    [
+        lambda: api.launch(double, np.ones(50), reference=double),
+        lambda: api.launch(double_in_place, np.ones(50), modifies=0, reference=double),
+        lambda: api.launch(into, api.empty(50, dtype="float64"), np.ones(50), reference=lambda out, x: 2 * x),
+        lambda: api.launch(double, np.asfortranarray(np.ones((5, 7)))[:, ::2], reference=double),
+        lambda: api.launch(lambda x: [x, {"twice": 2 * x}], np.ones(3), reference=lambda x: [x, {"twice": 2 * x}]),
+        lambda: api.launch(np.random.rand, 9, random=True, check=lambda result, n: result.shape == (n,)),
+        lambda: api.launch(len, "abc"),
+    ],
+    ids=["plain", "in-place", "into-argument", "strided", "nested", "random", "without-reference"],
+)  # fmt: skip
+def test_an_honest_function_is_right(
+    launch: Callable[[], api.Launch], effort: Effort | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "_library", "numpy")  # whatever other tests have imported
+    found = measured(launch(), effort)
+    assert found["outcome"] == "ok", found["reason"]
+    assert found["verification"]["passed"]
+    assert ("metrics" in found) is (effort is not None)
+
+
+@pytest.mark.parametrize(
+    ("launch", "reason"),
+    [
+        (lambda: api.launch(double, np.ones(50), reference=lambda x: 3 * x), "wrong values"),
+        (lambda: api.launch(lambda x: (2 * x)[:4], np.ones(50), reference=double), "wrong shape"),
+        (lambda: api.launch(lambda x: None, np.ones(50), reference=double), "nothing returned"),
+        (lambda: api.launch(double_in_place, np.ones(50), reference=double), "inputs modified"),
+        (lambda: api.launch(lambda out, x: None, api.empty(50), np.ones(50), reference=lambda out, x: x), "not finite"),
+        (lambda: api.launch({"mine": double, "base": lambda x: x + 3}, np.ones(50)), "wrong values"),
+        (lambda: api.launch(double, np.ones(50), check=lambda r, x: "too large"), "check"),
+        (lambda: api.launch(rounded, np.linspace(0, 1, 50), reference=double), "precision"),
+    ],
+    ids=["values", "shape", "nothing", "undeclared", "unwritten", "baseline", "check", "precision"],
+)
+def test_a_wrong_result_is_named(launch: Callable[[], api.Launch], reason: str) -> None:
+    found = measured(launch())
+    assert found["outcome"] == "failed"
+    assert found["verification"]["reason"] == reason
+    assert found["verification"]["message"] in found["reason"]
+
+
+def test_a_function_that_is_right_only_at_first_is_caught_while_it_is_timed() -> None:
+    calls = []
+
+    def tires(x: Any) -> Any:
+        calls.append(None)
+        return 2 * x if len(calls) < 3 * sets else 3 * x
+
+    launch = api.launch(tires, np.ones(1 << 20), reference=double)
+    sets = FunctionLaunches(launch, "tires", CPU).sets
+    assert measured(launch, Effort(SteadyRule(launches=1), StopRule.exactly(8 * sets, 0.001)))["outcome"] == "failed"
+
+
+def test_arguments_stay_as_the_test_made_them_and_copies_keep_layout_and_identity() -> None:
+    x = np.arange(24.0).reshape(4, 6)[:, ::2]
+    seen = []
+
+    def function(a: Any, b: Any) -> Any:
+        seen.append((a is b, a.strides))
+        a += 1
+        return a
+
+    found = measured(api.launch(function, x, x, modifies=(0, 1), reference=lambda a, b: a + 1))
+    assert found["outcome"] == "ok", found["reason"]
+    assert set(seen) == {(True, x.strides)}
+    assert x.tolist() == np.arange(24.0).reshape(4, 6)[:, ::2].tolist()
+
+
+def test_torch_tensors_are_compared_in_the_precision_of_their_dtype() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.randn(64, 64, dtype=torch.bfloat16)
+
+    def softmax(x: Any) -> Any:
+        return x.softmax(-1)
+
+    assert measured(api.launch(softmax, x, reference=lambda x: x.double().softmax(-1)))["outcome"] == "ok"
+    wrong = measured(api.launch(softmax, x, reference=lambda x: x.double().softmax(0)))
+    assert wrong["verification"]["reason"] == "wrong values"
+
+
+@pytest.mark.gpu
+def test_a_function_of_gpu_tensors_is_timed_by_the_gpus_clock() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.randn(1024, 1024, device="cuda")
+    launch = api.launch(torch.softmax, x, -1, reference=lambda x, dim: x.double().softmax(dim), bytes=2 * x.nbytes)
+    parameters = find_workload("test_it.py::test_it").type_for({})()
+    found = answer(launch, "softmax", Case("test_it.py::test_it", parameters, "softmax"), FEW, device_of(launch))
+    assert found["outcome"] == "ok", found["reason"]
+    assert "cuda" in found["sampling"]["stopwatch"]
+    assert found["metrics"]["time"]["value"] > x.nbytes / 20e12  # no memory is as fast
+
+
+def test_rounds_that_a_test_asks_for_are_made_exactly() -> None:
+    made, cleaned = [], []
+    call = Call(made.append, setup=lambda: ((len(made),), {}), teardown=cleaned.append, rounds=5)
+    stopwatch, effort = CallStopwatch(call), effort_of(call, QUICK.effort)
+    stopwatch.time(lambda _: None, 0, effort.warm_up.launches, 1)  # none was asked for
+    assert len(stopwatch.time(lambda _: None, 1, effort.stop.max_samples, 1)) == 5
+    assert made == cleaned == [0, 1, 2, 3, 4]
+
+
+def test_a_tests_records_are_read_without_the_test() -> None:
+    data = {"operator": "tests/test_x.py::test_y", "parameters": {"n": 3, "dtype": "float32"}, "implementation": "a"}
+    case = Case.from_json(data)
+    assert case.to_json() == data
+    assert (case.parameters.n, case.parameters.dtype) == (3, "float32")
+    assert case.label == "tests/test_x.py::test_y[a n=3 dtype=float32]"

@@ -1,0 +1,536 @@
+"""Tests of any project under the suite: `--suite-measure` for pytest-benchmark's fixture, and the `suite` fixture.
+
+A session that measures starts processes, so what one session shows is asserted by several tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pyperf_suite.cli.main import main
+from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.results import read_journal
+
+pytest_plugins = ("pytester",)
+
+BENCHMARKS = """
+import asyncio, os, pathlib, sys, time, unittest
+import pytest
+
+CALLS = pathlib.Path(os.environ["CALLS"])
+
+
+@pytest.fixture(scope="module")
+def values():
+    with CALLS.joinpath("fixture").open("a") as log:
+        log.write(f"{os.getpid()} ")
+    return list(range(1000))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("key", [abs, None], ids=["abs", "plain"])
+def test_sorted(benchmark, values, key, reverse):
+    assert benchmark(sorted, values, key=key, reverse=reverse)[0] == (999 if reverse else 0)
+
+
+class TestClass:
+    @pytest.mark.benchmark(group="of a class")
+    def test_method(self, benchmark, tmp_path, cache, capsys):
+        benchmark.extra_info["own"] = "kept"
+        print("x" * 3_000_000)
+        assert benchmark(len, "abc") == 3
+        assert benchmark.stats["median"] > 0
+        assert benchmark.stats.stats.rounds >= 12
+
+
+class TestCase(unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def take(self, benchmark):
+        self.benchmark = benchmark
+
+    def test_unittest(self):
+        self.assertEqual(self.benchmark(sum, [1, 2]), 3)
+
+
+def test_pedantic(benchmark):
+    def counted(made, log=CALLS / "pedantic"):
+        with log.open("a") as file:
+            file.write(f"{os.getpid()} ")
+        return made
+
+    cleaned = []
+    made = benchmark.pedantic(
+        counted, setup=lambda: (([],), {}), teardown=cleaned.append, rounds=4, warmup_rounds=2
+    )
+    assert made == [] and cleaned
+
+
+def test_iterations(benchmark):
+    assert benchmark.pedantic(divmod, args=(7, 2), rounds=3, iterations=5) == (3, 1)
+
+
+def test_bad_rounds(benchmark):
+    with pytest.raises(ValueError, match="rounds"):
+        benchmark.pedantic(len, args=("a",), rounds=0)
+
+
+def test_raises(benchmark):
+    def fails():
+        raise LookupError("on purpose")
+
+    with pytest.raises(LookupError, match="on purpose"):
+        benchmark(fails)
+
+
+def test_async(benchmark):
+    async def answer():
+        return 42
+
+    assert benchmark(lambda: asyncio.run(answer())) == 42
+
+
+def test_wrong(benchmark):
+    assert benchmark(lambda: 3) == 4
+
+
+def test_wrong_elsewhere(benchmark):
+    here = benchmark(os.getpid)
+    assert str(here) == os.environ["PARENT"]
+
+
+def test_judges_its_time(benchmark):
+    benchmark(lambda: None)
+    assert os.environ["PARENT"] == str(os.getpid()) or benchmark.stats["mean"] > 1e9
+
+
+@pytest.mark.benchmark(timer=time.process_time, min_time=0.001, max_time=0.01, min_rounds=1)
+def test_own_clock(benchmark):
+    benchmark(lambda: None)
+
+
+def test_twice(benchmark):
+    benchmark(len, "")
+    with pytest.raises(Exception, match="once"):
+        benchmark(len, "")
+
+
+def test_forks(benchmark):
+    forked = []
+
+    def fork_once():
+        if not forked and str(os.getpid()) != os.environ["PARENT"]:
+            forked.append(os.fork())
+
+    benchmark(fork_once)
+
+
+def test_exit(benchmark):
+    benchmark(lambda: os._exit(3) if str(os.getpid()) != os.environ["PARENT"] else None)
+
+
+def test_hangs(benchmark):
+    benchmark(lambda: time.sleep(600) if str(os.getpid()) != os.environ["PARENT"] else None)
+
+
+@pytest.mark.skip(reason="not today")
+def test_skipped(benchmark):
+    benchmark(len, "")
+
+
+@pytest.mark.xfail(raises=ZeroDivisionError, strict=True)
+def test_xfails(benchmark):
+    benchmark(lambda: 1 / 0)
+
+
+def test_plain():
+    pass
+
+
+def test_after(benchmark):
+    assert benchmark(len, "ab") == 2
+"""
+
+# A product so small that it takes no torch: what the machine does meanwhile is not what is tested.
+QUICK_SENTINEL = """
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.runner import session
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.matmul import MatmulParameters
+
+session.SENTINELS["cpu"] = Case("matmul", MatmulParameters(8, 8, 8, Schedule("data_parallel", 1)), "native")
+"""
+
+# pytest.main, so that the tests above know the asking process.
+STARTED = "import os, sys, pytest; os.environ['PARENT'] = str(os.getpid()); sys.exit(pytest.main(sys.argv[1:]))"
+
+
+@dataclass
+class Run:
+    """What a pytest session left: exit code, output, outcomes by test, its exported JSON and its journal's records."""
+
+    folder: Path
+    code: int
+    output: str
+
+    @property
+    def outcomes(self) -> dict[str, str]:
+        found = re.findall(r"^(PASSED|FAILED|SKIPPED|XFAIL|ERROR) \S*?::(\S+)", self.output, re.MULTILINE)
+        return {name: outcome for outcome, name in found}
+
+    @property
+    def exported(self) -> dict[str, dict[str, Any]]:
+        content = json.loads((self.folder / "out.json").read_text())
+        return {each["name"]: each for each in content["benchmarks"]}
+
+    @property
+    def records(self) -> list[Record]:
+        (path,) = self.folder.glob("bench_results/*/*/records.jsonl")
+        return [record for record in read_journal(path) if record.kind != "sentinel"]
+
+    def of(self, test: str) -> list[Record]:
+        return [record for record in self.records if record.probe.endswith(f"::{test}")]
+
+
+def pytest_in(folder: Path, source: str, *arguments: str) -> Run:
+    """A session of its own, in which `source` is the only file of tests."""
+    (folder / "test_theirs.py").write_text(source)
+    (folder / "conftest.py").write_text(QUICK_SENTINEL)
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -rA --strict-markers\n")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-c", STARTED, *arguments],
+        cwd=folder,
+        env=environment | {"CALLS": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return Run(folder, done.returncode, done.stdout + done.stderr)
+
+
+@pytest.fixture(scope="module")
+def drop_in(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The benchmarks above, measured in two processes."""
+    return pytest_in(
+        tmp_path_factory.mktemp("drop_in"),
+        BENCHMARKS,
+        *("--suite-measure", "--suite-processes=2", "--suite-deadline=10", "--suite-device=cpu"),
+        *("--benchmark-json=out.json", "--junitxml=junit.xml", "--lf", "--basetemp=base"),
+    )
+
+
+@pytest.mark.slow
+def test_existing_benchmarks_end_as_they_do_without_the_suite(drop_in: Run) -> None:
+    failing = {"test_wrong", "test_wrong_elsewhere", "test_exit", "test_hangs"}
+    assert {name for name, outcome in drop_in.outcomes.items() if outcome == "FAILED"} == failing
+    assert drop_in.outcomes["test_xfails"] == "XFAIL"
+    passed = {name for name, outcome in drop_in.outcomes.items() if outcome == "PASSED"}
+    assert passed >= {"test_sorted[abs-False]", "TestClass::test_method", "TestCase::test_unittest", "test_pedantic"}
+    assert passed >= {
+        "test_raises",
+        "test_bad_rounds",
+        "test_async",
+        "test_judges_its_time",
+        "test_twice",
+        "test_plain",
+    }
+    assert drop_in.code == 1
+
+
+@pytest.mark.slow
+def test_each_process_measures_every_parametrisation_and_the_journal_keeps_it(drop_in: Run) -> None:
+    records = drop_in.of("test_sorted")
+    cases = {(record.case["parameters"]["key"], record.case["parameters"]["reverse"]) for record in records}
+    assert cases == {("abs", False), ("abs", True), ("None", False), ("None", True)}
+    assert sorted(record.process for record in records) == [0] * 4 + [1] * 4
+    assert all(record.outcome == "ok" and record.probe == "test_theirs.py::test_sorted" for record in records)
+    assert all(
+        record.sampling["warmup_launches"] > 0 and "load_average" in record.quality["before"] for record in records
+    )
+
+
+@pytest.mark.slow
+def test_the_samples_of_all_processes_are_what_pytest_benchmark_exports(drop_in: Run) -> None:
+    exported = drop_in.exported["test_sorted[abs-False]"]
+    records = [each for each in drop_in.of("test_sorted") if each.case_id == exported["extra_info"]["case_id"]]
+    assert exported["stats"]["data"] == [sample for record in records for sample in record.kept_seconds]
+    assert exported["extra_info"]["processes"] == 2
+
+
+@pytest.mark.slow
+def test_group_and_extra_info_of_a_test_stay(drop_in: Run) -> None:
+    exported = drop_in.exported["test_method"]
+    assert (exported["group"], exported["extra_info"]["own"]) == ("of a class", "kept")
+    assert drop_in.of("TestClass::test_method")[0].outcome == "ok"
+
+
+@pytest.mark.slow
+def test_pedantic_makes_its_rounds_and_no_others(drop_in: Run) -> None:
+    calls = (drop_in.folder / "pedantic").read_text().split()
+    assert sorted(calls.count(process) for process in set(calls)) == [1, 6, 6]  # one in the session itself
+    assert [len(record.metrics["time"].samples) for record in drop_in.of("test_pedantic")] == [4, 4]
+    assert {record.sampling["launches_per_sample"] for record in drop_in.of("test_iterations")} == {5}
+    assert drop_in.exported["test_iterations"]["stats"]["rounds"] == 6
+
+
+@pytest.mark.slow
+def test_a_fixture_of_a_module_is_made_once_in_each_process(drop_in: Run) -> None:
+    made = (drop_in.folder / "fixture").read_text().split()
+    assert len(made) == len(set(made)) == 3
+
+
+@pytest.mark.slow
+def test_a_test_that_costs_its_process_is_not_tried_again_and_the_rest_goes_on(drop_in: Run) -> None:
+    assert [record.outcome for record in drop_in.of("test_forks")] == ["ok", "ok"]
+    for test, why in (("test_exit", "exit code 3"), ("test_hangs", "deadline of 10 s")):
+        (record,) = drop_in.of(test)
+        assert record.outcome == "failed"
+        assert why in record.reason
+        assert record.reason in drop_in.output
+    assert [record.outcome for record in drop_in.of("test_after")] == ["ok", "ok"]
+
+
+@pytest.mark.slow
+def test_a_wrong_result_is_recorded_and_told_also_where_the_session_itself_has_it_right(drop_in: Run) -> None:
+    assert {record.outcome for record in drop_in.of("test_wrong")} == {"failed"}
+    assert "assert 3 == 4" in drop_in.of("test_wrong")[0].reason
+    assert re.search(
+        r"passes here, but it failed in process 1 of the 2 that measured it: test_theirs.py", drop_in.output
+    )
+
+
+@pytest.mark.slow
+def test_what_a_test_says_of_its_time_is_for_all_processes_together(drop_in: Run) -> None:
+    assert {record.outcome for record in drop_in.of("test_judges_its_time")} == {"ok"}
+
+
+@pytest.mark.slow
+def test_a_test_with_a_clock_of_its_own_is_left_to_pytest_benchmark(drop_in: Run) -> None:
+    assert not drop_in.of("test_own_clock")
+    assert "process_time" in drop_in.exported["test_own_clock"]["options"]["timer"]
+
+
+@pytest.mark.slow
+def test_processes_write_none_of_the_sessions_files(drop_in: Run) -> None:
+    report = (drop_in.folder / "junit.xml").read_text()
+    assert report.count("<testcase") == len(re.findall(r"^\s*def test_", BENCHMARKS, re.MULTILINE)) + 3
+    assert (drop_in.folder / "base").is_dir()
+    assert "test_wrong" in (drop_in.folder / ".pytest_cache/v/cache/lastfailed").read_text()
+
+
+SUITE = """
+import numpy as np
+import os
+import pytest
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def reference(x):
+    return softmax(x.astype(np.float64))
+
+
+@pytest.mark.parametrize("n", [64, 512])
+def test_softmax(suite, n):
+    x = np.random.default_rng(0).standard_normal((32, n), dtype=np.float32)
+    result = suite(softmax, x, reference=reference, bytes=2 * x.nbytes)
+    assert 0 < result.interval[0] <= result.seconds <= result.interval[1] < 1
+    assert result.bytes_per_s > 0
+    assert result.processes == 2
+
+
+def test_slow(suite):
+    assert suite(sorted, [3, 1, 2], reference=lambda v: [1, 2, 3]).seconds > 1000
+
+
+def test_wrong(suite):
+    suite(np.exp, np.ones(100, np.float32), reference=lambda x: np.exp(x) + 1)
+
+
+def test_two(suite):
+    x = np.ones((64, 64))
+    result = suite({"dot": np.dot, "einsum": lambda a, b: np.einsum("ij,jk", a, b)}, x, x, flop=2 * 64**3)
+    assert result["dot"].seconds == result.seconds != result["einsum"].seconds
+    assert result.speedup.low <= result.speedup.value <= result.speedup.high
+    with pytest.raises(KeyError):
+        result["cublas"]
+
+
+def test_raises(suite):
+    def broken(x):
+        raise RuntimeError("oops")
+
+    suite(broken, np.ones(3))
+
+
+def test_exit(suite):
+    suite(lambda: os._exit(4))
+
+
+def test_meant_otherwise(suite):
+    with pytest.raises(ValueError, match="baseline"):
+        suite(softmax, baseline="cublas")
+
+
+def test_coroutine(suite):
+    async def answer():
+        return 42
+
+    with pytest.raises(TypeError, match="coroutine"):
+        suite(answer)
+"""
+
+
+@pytest.fixture(scope="module")
+def with_fixture(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Tests that ask for `suite`, without any option of the suite's but the number of processes."""
+    folder = tmp_path_factory.mktemp("with_fixture")
+    return pytest_in(folder, SUITE, "--suite-processes=2", "--suite-device=cpu", "--benchmark-json=out.json")
+
+
+@pytest.mark.slow
+def test_a_test_can_measure_verify_and_assert_on_the_result(with_fixture: Run) -> None:
+    failing = {"test_slow", "test_wrong", "test_raises", "test_exit"}
+    assert {name for name, outcome in with_fixture.outcomes.items() if outcome == "FAILED"} == failing
+    records = with_fixture.of("test_softmax")
+    assert sorted((record.case["parameters"]["n"], record.process) for record in records) == [
+        (64, 0), (64, 1), (512, 0), (512, 1),
+    ]  # fmt: skip
+    assert all(record.verification["passed"] and record.verification["launches_checked"] > 0 for record in records)
+    assert all(record.work["bytes"] == 2 * 4 * 32 * record.case["parameters"]["n"] for record in records)
+
+
+@pytest.mark.slow
+def test_a_wrong_result_fails_the_test_with_a_sentence_and_is_recorded(with_fixture: Run) -> None:
+    (sentence,) = {record.reason for record in with_fixture.of("test_wrong")}
+    assert "out[0] is 2.71828, where 3.71828 is right" in sentence
+    assert sentence in with_fixture.output
+
+
+@pytest.mark.slow
+def test_an_assertion_on_time_is_judged_by_the_session_and_not_by_a_process(with_fixture: Run) -> None:
+    assert {record.outcome for record in with_fixture.of("test_slow")} == {"ok"}
+
+
+@pytest.mark.slow
+def test_what_raises_is_told_with_the_line_of_the_test(with_fixture: Run) -> None:
+    line = SUITE.splitlines().index('        raise RuntimeError("oops")') + 1
+    assert {record.reason for record in with_fixture.of("test_raises")} == {
+        f"test_theirs.py:{line}: RuntimeError: oops"
+    }
+
+
+@pytest.mark.slow
+def test_several_implementations_are_recorded_and_the_first_is_in_the_table(with_fixture: Run) -> None:
+    records = with_fixture.of("test_two")
+    assert [record.case["implementation"] for record in records] == ["dot", "einsum"] * 2
+    exported = with_fixture.exported["test_two"]
+    dot = [sample for record in records[::2] for sample in record.kept_seconds]
+    assert exported["stats"]["data"] == dot
+    assert set(exported["extra_info"]["seconds"]) == {"dot", "einsum"}
+
+
+@pytest.mark.slow
+def test_a_report_and_a_history_know_the_tests(with_fixture: Run) -> None:
+    results, page = str(with_fixture.folder / "bench_results"), with_fixture.folder / "page.html"
+    for command in (["report", results, "-o", str(page)], ["history", "--results", results]):
+        done = CliRunner().invoke(main, command, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    assert "test_theirs.py::test_softmax" in done.output
+    assert "pytest test_theirs.py::test_softmax" in page.read_text()
+
+
+@pytest.mark.slow
+def test_with_benchmarks_disabled_results_are_verified_and_times_are_skipped(tmp_path: Path) -> None:
+    run = pytest_in(tmp_path, SUITE, "--benchmark-disable", "-k", "softmax or wrong or slow")
+    assert run.outcomes["test_wrong"] == "FAILED"
+    assert run.code == 1
+    assert re.search(r"SKIPPED \[3\].*nothing was timed", run.output)
+    assert not (tmp_path / "bench_results").exists()
+
+
+SMALL = "def test_a(benchmark):\n    assert benchmark(len, 'a') == 1\ndef test_b(benchmark):\n    benchmark(len, '')\n"
+
+
+@pytest.mark.slow
+def test_a_resumed_session_measures_only_what_is_missing(tmp_path: Path) -> None:
+    options = ("--suite-measure", "--suite-device=cpu")
+    first = pytest_in(tmp_path, SMALL, *options, "-p", "no:cacheprovider")
+    before = [record.started_at for record in first.records]
+    again = pytest_in(tmp_path, SMALL, *options, "--suite-resume", "--benchmark-json=out.json")
+    assert (first.code, again.code) == (0, 0)
+    assert [record.started_at for record in again.records] == before
+    assert again.exported["test_a"]["stats"]["data"] == again.of("test_a")[0].kept_seconds
+
+
+@pytest.mark.slow
+def test_tests_that_a_budget_leaves_out_are_skipped(tmp_path: Path) -> None:
+    run = pytest_in(tmp_path, SMALL, "--suite-measure", "--suite-budget=0.001")
+    assert re.search(r"SKIPPED \[2\].*the budget was used up", run.output)
+    assert run.records == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--suite-processes", "0"), "--suite-processes 0"),
+        (("--suite-deadline", "0"), "--suite-deadline 0"),
+        (("--suite-profile", "thorough"), "'thorough'"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_where_tests_cannot_be_measured_one_sentence_says_why(
+    pytester: pytest.Pytester, arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
+        monkeypatch.delenv(name)
+    pytester.makepyfile(test_small=SMALL)
+    result = pytester.runpytest_inprocess("--suite-measure", *arguments)
+    output = "\n".join(result.outlines + result.errlines)
+    assert result.ret == 2
+    assert words in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-n", "1"), "pytest-xdist"),
+        (("-p", "no:benchmark"), "pytest-benchmark"),
+        (("-p", "breaks_children"), "could not be started"),
+    ],
+    ids=["xdist", "no-benchmark", "child"],
+)
+def test_where_no_process_can_measure_one_sentence_says_why(
+    tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    if "-n" in arguments:
+        pytest.importorskip("xdist")
+    (tmp_path / "breaks_children.py").write_text(
+        "import os\ndef pytest_configure():\n    assert os.environ['PARENT'] == str(os.getpid()), 'not here'\n"
+    )
+    run = pytest_in(tmp_path, SMALL, "--suite-measure", *arguments)
+    assert run.code == 2
+    assert words in run.output
+    assert "Traceback" not in run.output
+
+
+@pytest.mark.slow
+def test_with_xdist_tests_that_ask_for_the_fixture_are_verified(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    run = pytest_in(tmp_path, SUITE, "-n", "1", "-k", "wrong or meant_otherwise")
+    assert run.outcomes == {"test_wrong": "FAILED", "test_meant_otherwise": "PASSED"}

@@ -1,0 +1,144 @@
+"""Probes are found by being there; one of another package that cannot be imported is named and passed over."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pyperf_suite.cli.main import main
+from pyperf_suite.errors import UserError
+from pyperf_suite.findings import discovery
+from pyperf_suite.findings.discovery import all_probes, find_probe, listed, probe_names, replace_probe
+from pyperf_suite.findings.probe import Probe
+from pyperf_suite.hardware.devices import Device
+
+GOOD = """
+from pyperf_suite.probes.optimizer import PROBE as OTHER
+from dataclasses import replace
+PROBE = replace(OTHER, name="a_plugin", topic="a topic of its own")
+"""
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    """What was found is kept for a process: not so here."""
+    for cached in (probe_names, discovery._load):
+        cached.cache_clear()
+    yield
+    for cached in (probe_names, discovery._load):
+        cached.cache_clear()
+
+
+@pytest.fixture
+def bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have another package bring probes, each a name and the source of its module."""
+
+    def bring(**sources: str) -> None:
+        monkeypatch.syspath_prepend(tmp_path)
+        for name, source in sources.items():
+            (tmp_path / f"plugin_{name}.py").write_text(source)
+            monkeypatch.delitem(sys.modules, f"plugin_{name}", raising=False)
+        importlib.invalidate_caches()
+        found = {discovery.PACKAGE: [EntryPoint(name, f"plugin_{name}:PROBE", discovery.PACKAGE) for name in sources]}
+        monkeypatch.setattr(discovery.metadata, "entry_points", lambda group: found.get(group, []))
+
+    return bring
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+def test_every_module_of_the_probes_folder_is_a_probe_of_that_name() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = all_probes()
+    assert sorted(probe.name for probe in found) == sorted(probe_names())
+    assert {"optimizer", "block", "backward", "input_pipeline", "static_kernels"} <= set(probe_names())
+
+
+def test_what_is_listed_is_what_the_probes_say() -> None:
+    assert [tuple(each) for each in listed()] == [(each.topic, each.name, each.question) for each in all_probes()]
+
+
+def test_names_are_known_without_importing_a_probe(bring: Callable[..., None]) -> None:
+    bring(a_plugin="raise SystemError('imported')")
+    assert "a_plugin" in probe_names()
+
+
+def test_a_probe_of_another_package_is_one_of_them(bring: Callable[..., None]) -> None:
+    bring(a_plugin=GOOD)
+    assert isinstance(find_probe("a_plugin"), Probe)
+    assert find_probe("a_plugin").cases("quick", Device("cpu"))
+    # A topic that is none of ours comes after them.
+    assert all_probes()[-1].name == "a_plugin"
+
+
+def test_a_plugin_does_not_take_the_place_of_a_probe_of_ours(bring: Callable[..., None]) -> None:
+    bring(optimizer=GOOD)
+    assert find_probe("optimizer").title == "Training: optimizers"
+    assert list(probe_names()).count("optimizer") == 1
+
+
+BROKEN = {
+    "raises": ("raise RuntimeError('no such card')", "no such card"),
+    "exits": ("import sys; sys.exit(3)", "SystemExit"),
+    "lacks_a_module": ("import a_module_that_nobody_has", "a_module_that_nobody_has"),
+    "has_no_probe": ("", "PROBE"),
+    "is_no_probe": ("PROBE = 7", "is no Probe of that name: 7"),
+    "is_another": (GOOD, "is no Probe of that name"),
+    "is_no_python": ("def", "SyntaxError"),
+}
+
+
+@pytest.mark.parametrize(("source", "why"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_plugin_is_named_and_passed_over(bring: Callable[..., None], source: str, why: str) -> None:
+    bring(broken=source)
+    with pytest.warns(UserWarning, match="The probe broken") as told:
+        found = all_probes()
+    assert len(told) == 1
+    assert why in str(told[0].message)
+    assert "\n" not in str(told[0].message)
+    assert {probe.name for probe in found} == set(probe_names()) - {"broken"}
+
+
+@pytest.mark.parametrize(("source", "why"), BROKEN.values(), ids=BROKEN)
+def test_only_who_asks_for_a_broken_plugin_is_refused(bring: Callable[..., None], source: str, why: str) -> None:
+    bring(broken=source)
+    with pytest.raises(UserError, match="The probe broken") as refused:
+        find_probe("broken")
+    assert why in str(refused.value)
+    assert find_probe("optimizer").name == "optimizer"
+
+
+def test_a_command_ends_with_2_only_where_the_broken_one_was_asked_for(bring: Callable[..., None]) -> None:
+    bring(broken="raise RuntimeError('no such card')")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        listed = invoke("run", "--list")
+    assert listed.exit_code == 0
+    assert "no such card" in listed.output
+    assert "optimizer" in listed.output
+    asked = invoke("run", "broken", "--profile", "quick")
+    assert asked.exit_code == 2
+    assert "The probe broken of plugin_broken:PROBE cannot be imported" in asked.output
+    assert "Traceback" not in asked.output
+
+
+def test_an_unknown_name_offers_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"Unknown probe 'optimiser': .*optimizer"):
+        find_probe("optimiser")
+
+
+def test_a_probe_can_be_replaced_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "REPLACED", {})
+    other = Probe("optimizer", "Another?", "training", lambda *_: None, lambda _: [])
+    replace_probe(other)
+    assert find_probe("optimizer") is other

@@ -1,0 +1,169 @@
+"""A claim and what was measured: it holds, it does not, or the interval leaves it open; and effects that are noise.
+
+Quantities: values in the base of a unit, with bounds where these are known.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from pyperf_suite.findings.data import (
+    NOT_A_NUMBER,
+    ONE_PROCESS,
+    OPEN_INTERVAL,
+    Claim,
+    ClaimVerdict,
+    Findings,
+    Quantity,
+    Remark,
+    Table,
+    findings,
+    quantity,
+    remark,
+)
+from pyperf_suite.measure.estimates import Ratio, exactly
+
+COSTS_A_FIFTH = Claim("costs 20-25 % of throughput", "a guide", 0.75, 0.80)
+IS_FASTER = Claim("is faster", "a guide", low=1.0)
+
+
+@pytest.mark.parametrize(
+    ("measured", "outcome", "why"),
+    [
+        (Ratio(0.77, 0.76, 0.79), "holds", ""),
+        (Ratio(0.78, 0.75, 0.80), "holds", ""),
+        (Ratio(0.90, 0.85, 0.95), "does not hold here", ""),
+        (Ratio(0.60, 0.55, 0.65), "does not hold here", ""),
+        (Ratio(0.80, 0.78, 0.82), "undecided", OPEN_INTERVAL),
+        (Ratio(0.77, 0.60, 0.95), "undecided", OPEN_INTERVAL),
+        (Ratio(0.77, 0.76, 0.78, processes=1), "undecided", ONE_PROCESS),
+        (Ratio(0.77, 0.76, 0.78, processes=3), "holds", ""),
+        (0.77, "holds", ""),
+        (0.9, "does not hold here", ""),
+        (0, "does not hold here", ""),
+        (-3.0, "does not hold here", ""),
+        (math.inf, "does not hold here", ""),
+        (Quantity(0.77), "holds", ""),
+        (Quantity(0.9), "does not hold here", ""),
+        (Quantity(0.77, processes=3), "undecided", OPEN_INTERVAL),
+        (math.nan, "undecided", NOT_A_NUMBER),
+        (Quantity(math.nan, processes=1), "undecided", NOT_A_NUMBER),
+    ],
+)
+def test_the_whole_interval_decides(measured, outcome, why):
+    verdict = COSTS_A_FIFTH.judge("Throughput is {measured}", measured)
+    assert (verdict.outcome, verdict.why) == (outcome, why)
+    assert bool(verdict.remedy) == (why in (ONE_PROCESS, OPEN_INTERVAL))
+
+
+def test_a_verdict_has_the_claim_the_words_and_the_values_apart():
+    verdict = COSTS_A_FIFTH.judge("{policy} runs at {measured}", Ratio(0.77, 0.76, 0.79, 3), policy="every", blocks=8)
+    assert verdict.claim is COSTS_A_FIFTH
+    assert verdict.measured == Quantity(0.77, "x", 0.76, 0.79, 3)
+    assert verdict.told == Remark(
+        "{policy} runs at {measured}", {"measured": verdict.measured, "policy": "every", "blocks": 8}
+    )
+
+
+def test_a_remedy_of_the_probes_own_is_named_for_one_process_alone():
+    alone, several = (Ratio(0.77, 0.6, 0.9, processes) for processes in (1, 3))
+    assert COSTS_A_FIFTH.judge("", alone, remedy="-n 3").remedy == "-n 3"
+    assert COSTS_A_FIFTH.judge("", several, remedy="-n 3").remedy != "-n 3"
+
+
+def test_what_is_counted_is_judged_in_its_unit_without_an_interval():
+    verdict = Claim("8 bytes", "a guide", 7.99, 8.01).judge("{measured} a parameter", 8.0, unit="B")
+    assert (verdict.measured, verdict.outcome) == (Quantity(8.0, "B", 8.0, 8.0), "holds")
+    assert not verdict.measured.has_interval
+
+
+@pytest.mark.parametrize(
+    ("effect", "is_noise"),
+    [
+        (Ratio(2.0, 1.9, 2.1, 3), False),
+        (Ratio(0.5, 0.4, 0.6, 3), False),
+        (Ratio(1.1, 0.9, 1.3, 3), True),
+        (Ratio(1.1, 1.0, 1.3, 3), True),
+        (Ratio(1.1, 1.05, 1.15, 1), False),
+        (Quantity(0.25, "+%", 0.2, 0.3, 3), False),
+        (Quantity(-0.2, "+%", -0.3, -0.1, 3), False),
+        (Quantity(0.05, "+%", -0.1, 0.2, 3), True),
+        (Quantity(0.0, "+%"), True),
+        (Quantity(1.0, "x"), True),
+        (Quantity(2.0, "x"), False),
+        (Quantity(1e300, "x"), False),
+        (Quantity(math.nan, "x"), True),
+        (None, True),
+        ("unknown", True),
+        # All of it is gone, or there was none of it.
+        (Quantity(-1.0, "+%", -1.0, -0.9, 3), False),
+        (Quantity(0.0, "x"), False),
+        (Quantity(math.inf, "x"), False),
+    ],
+)
+def test_an_effect_is_noise_where_none_is_possible(effect, is_noise):
+    told = remark("{faster} as fast", effect="faster", faster=effect)
+    assert told.is_noise is is_noise
+
+
+def test_values_of_a_remark_are_quantities_names_or_unknown():
+    told = remark("", ratio=Ratio(2, 1, 3, 3), share=0.5, layers=4, way="loop", lost=None, other=("a", 1))
+    assert told.values == {
+        "ratio": Quantity(2, "x", 1, 3, 3),
+        "share": Quantity(0.5),
+        "layers": 4,
+        "way": "loop",
+        "lost": None,
+        "other": "('a', 1)",
+    }
+
+
+def test_findings_are_sorted_by_kind_and_empty_tables_left_out():
+    told, verdict = remark("a"), IS_FASTER.judge("", 2.0)
+    full, empty = Table("full", (), ((),)), Table("empty", (), ())
+    found = findings(told, None, [full, empty, (each for each in (verdict, None))])
+    assert found == Findings((told, verdict), (full,))
+    assert found.verdicts == [verdict]
+    assert (found + found).remarks == (told, verdict, told, verdict)
+    assert isinstance(verdict, ClaimVerdict)
+
+
+def test_a_remark_on_an_item_names_its_attributes_and_theirs():
+    item = SimpleNamespace(size=7, seconds=0.5, gain=Ratio(2.0, 1.9, 2.1, 3), sweep=SimpleNamespace(setting="native"))
+    told = remark("{sweep.setting}: {size} runs {gain} as fast in {seconds:ms~}", item, effect="gain")
+    assert told.template == "{sweep_setting}: {size} runs {gain} as fast in {seconds}"
+    gain, seconds = Quantity(2.0, "x", 1.9, 2.1, 3), Quantity(0.5, "ms", predicted=True)
+    assert told.values == {"sweep_setting": "native", "size": 7, "gain": gain, "seconds": seconds}
+    assert not told.is_noise
+
+
+def test_a_unit_that_nothing_is_shown_in_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match=r"'furlong' is no unit: .*GB/s"):
+        Quantity(1.0, "furlong")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "has_interval", "excludes_one"),
+    [
+        (1.1, 1.3, True, True),
+        (0.7, 0.9, True, True),
+        (0.9, 1.1, True, False),
+        (1.0, 1.1, True, False),
+        (1.2, 1.2, False, True),
+        (-math.inf, math.inf, True, False),
+        (1.2, math.inf, True, True),
+        (math.nan, math.nan, False, False),
+    ],
+)
+def test_an_interval_excludes_what_lies_outside_of_it(low, high, has_interval, excludes_one):
+    found = Quantity(1.0, "x", low, high, 3)
+    assert (found.has_interval, found.excludes(1.0)) == (has_interval, excludes_one)
+
+
+def test_a_ratio_keeps_its_bounds_and_processes():
+    assert quantity(Ratio(2, 1.5, 2.5, 3)) == Quantity(2, "x", 1.5, 2.5, 3)
+    assert quantity(Ratio(2, 1.5, 2.5, 3), "%", predicted=True) == Quantity(2, "%", 1.5, 2.5, 3, predicted=True)
+    assert quantity(exactly(2)) == Quantity(2, "x", 2, 2)

@@ -1,0 +1,208 @@
+"""Rows of a run: what a row is called by, the rows that differ from it in one thing, and tables of columns."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyperf_suite.findings.data import Claim, Heading, Quantity
+from pyperf_suite.findings.rows import Column, Row, Rows, readings, rows_of, series, series_by, speedup, table
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
+from tests.records import a_record, metric
+
+
+def of(rows: Rows, n: int, implementation: str = "torch") -> Row:
+    row = rows.first(n=n, implementation=implementation)
+    assert row is not None
+    return row
+
+
+@pytest.fixture
+def rows(product: Any) -> Rows:
+    """Two sizes by two implementations, the second twice as fast; one case failed, one has another K as well."""
+    return rows_of(
+        [
+            *product(16).records(4.0, 4.4, 4.0, passing=3.0),
+            *product(16, "numpy").records(2.0, 2.2, 2.0),
+            *product(32).records(8.0, 8.0, 8.0),
+            *product(32, "numpy").records(4.0, processes=(7,)),
+            *product(64).records(1.0, outcome="failed"),
+            *product(16, k=4).records(1.0),
+        ]
+    )
+
+
+def test_a_row_has_the_names_of_its_case_and_of_its_reading(rows: Rows) -> None:
+    row = of(rows, 16)
+    assert (row.n, row.implementation, row.operator, row.mode) == (16, "torch", "matmul", row.reading.case.mode)
+    assert (row.seconds, row.seen, row.flop_per_s) == (4.0, {"passing": 3.0}, 250.0)
+    assert row.parameters is row.reading.case.parameters
+    with pytest.raises(AttributeError):
+        row.colour  # noqa: B018
+    assert copy.copy(row).n == 16
+
+
+def test_rows_are_against_others_in_the_mean_of_those_that_have_one(rows: Rows) -> None:
+    numpy = rows.where(implementation="numpy", n=16)
+    pair = numpy[0].against(implementation="torch")
+    assert (pair, pair and pair.value) == (numpy.against(implementation="torch"), pytest.approx(2.0))
+    assert rows.where(implementation="torch").against(implementation="torch") is None
+
+
+def test_a_series_for_each_value_has_its_rows_as_points(rows: Rows) -> None:
+    drawn = series_by("implementation", rows.where(k=8), "n", "seconds")
+    assert [(each.label, each.x, each.y) for each in drawn] == [
+        ("torch", [16, 32], [4.0, 8.0]),
+        ("numpy", [16, 32], [2.0, 4.0]),
+    ]
+
+
+def test_a_row_has_the_names_of_what_was_observed_and_of_what_is_computed(product: Any) -> None:
+    records = product(16).records(4.0, passing=3.0, seconds=9.0)
+    (row,) = rows_of(records, computed={"twice": lambda row: 2 * row.passing})
+    assert (row.passing, row.twice, row.seconds) == (3.0, 6.0, 4.0)
+    assert row.remark("{twice} of {n}").values == {"twice": Quantity(6.0), "n": 16}
+    assert Column("twice", unit="B").cell(row) == Quantity(6.0, "B")
+
+
+def test_failed_cases_have_no_row_and_stay_among_the_records(rows: Rows) -> None:
+    assert [(row.n, row.k, row.implementation) for row in rows] == [
+        *((16, 8, "torch"), (16, 8, "numpy"), (32, 8, "torch"), (32, 8, "numpy"), (16, 4, "torch")),
+    ]
+    assert {record.outcome for record in rows.records} == {"ok", "failed"}
+
+
+def test_the_later_of_two_visits_of_a_process_stands(product: Any) -> None:
+    (row,) = rows_of([*product(8).records(1.0, 1.0), *product(8).records(3.0)])
+    assert (row.by_process, row.seconds) == ({0: 3.0, 1: 1.0}, 2.0)
+
+
+def test_the_row_like_another_differs_in_what_is_named_and_in_nothing_else(rows: Rows) -> None:
+    torch = of(rows, 16)
+    assert torch.like(implementation="numpy") is of(rows, 16, "numpy")
+    assert torch.like(n=32, implementation="numpy") is of(rows, 32, "numpy")
+    assert torch.like(implementation="torch") is torch
+    assert torch.like(implementation="triton") is None
+    assert torch.like(k=4) is rows[-1]
+    assert rows[-1].like(n=32) is None
+
+
+def test_rows_that_differ_at_most_in_the_named_parameters_are_alike(rows: Rows) -> None:
+    torch = of(rows, 16)
+    assert rows.alike(torch) == [torch]
+    assert rows.alike(torch, "implementation") == [torch, of(rows, 16, "numpy")]
+    assert rows.alike(torch, "n", "implementation") == rows[:4]
+    assert rows.where(implementation="numpy").alike(torch, "implementation") == [of(rows, 16, "numpy")]
+
+
+def test_a_row_is_so_many_times_as_fast_as_its_like_within_each_process(rows: Rows) -> None:
+    faster = of(rows, 16, "numpy").against(implementation="torch")
+    assert faster is not None
+    # 4.4 s and 2.2 s are of one process: the ratio knows no spread.
+    assert (faster.value, faster.low, faster.high) == pytest.approx((2.0, 2.0, 2.0))
+    assert faster.processes == 3
+    slower = of(rows, 16).against(implementation="numpy")
+    assert slower is not None
+    assert slower.value == pytest.approx(0.5)
+
+
+def test_nothing_is_compared_with_itself_or_with_what_no_common_process_measured(rows: Rows) -> None:
+    assert of(rows, 16).against(implementation="torch") is None
+    assert of(rows, 16).against(implementation="triton") is None
+    assert of(rows, 32).like(implementation="numpy") is not None
+    assert of(rows, 32).against(implementation="numpy") is None
+
+
+def test_a_table_has_a_line_an_item_and_the_headings_of_its_columns() -> None:
+    # Without a value, or with one as text, a column has an attribute of the item.
+    columns = (Column("name", str), Column("real", unit="ms", priority=2), Column("again", "numerator"))
+    found = table("Some", columns, [1, 2])
+    assert found.columns == (Heading("name"), Heading("real", "ms", 2), Heading("again"))
+    assert [(row[0], row[1].value, row[2]) for row in found.rows] == [("1", 1.0, 1), ("2", 2.0, 2)]
+    assert table("None", columns, []).rows == ()
+
+
+def test_each_point_of_a_series_has_a_bar_and_a_line_has_none() -> None:
+    points = [(1, 2.0), (2, None), (3, Ratio(3.0, 2.5, 3.5, 3))]
+    drawn = series("a", points, lambda point: point[0], lambda point: point[1])
+    assert (drawn.label, drawn.x, drawn.y, drawn.style, drawn.predicted) == ("a", [1, 3], [2.0, 3.0], "points", False)
+    assert (drawn.low, drawn.high) == ([2.0, 2.5], [2.0, 3.5])
+    law = series("law", points[:2], lambda point: point[0], lambda point: point[1], "line")
+    assert (law.y, law.low, law.high, law.predicted) == ([2.0], [], [], True)
+
+
+def test_a_rate_lies_between_those_of_the_slowest_and_the_fastest_process(rows: Rows) -> None:
+    rate = of(rows, 16).per_second(44.0, "GB/s")
+    assert (rate.value, rate.low, rate.high, rate.processes) == (11.0, pytest.approx(10.0), 11.0, 3)
+    assert of(rows, 16).throughput.value == of(rows, 16).flop_per_s
+
+
+def counted(outcome="ok", batch=2):
+    case = Case("training_memory", TrainingMemoryParameters(batch=batch), "storages")
+    fields = {"kind": "static", "outcome": outcome, "metrics": {"peak": 7.0}, "kernel": {"path": "cpu"}}
+    return a_record(case, None, **fields)
+
+
+def test_counted_cases_have_rows_without_a_time():
+    (row,) = rows_of([counted(), counted(), counted("unsupported", batch=4)])
+    assert (row.batch, row.seen, row.kernel, row.by_process) == (2, {"peak": 7.0}, {"path": "cpu"}, {})
+    assert math.isnan(row.seconds)
+    assert row.faster_than(row) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "cell"),
+    [
+        (2.0, "ms", Quantity(2.0, "ms")),
+        (2, "B", Quantity(2.0, "B")),
+        (np.int64(2), "B", Quantity(2.0, "B")),
+        (np.float32(2), "", Quantity(2.0)),
+        (2, "", 2),
+        (np.int64(2), "", 2),
+        (Ratio(2, 1, 3, 3), "", Quantity(2, "x", 1, 3, 3)),
+        (Quantity(2.0, "s"), "ms", Quantity(2.0, "s")),
+        ("loop", "ms", "loop"),
+        (True, "", "True"),
+        ((1, 2), "", "(1, 2)"),
+        (None, "ms", None),
+    ],
+)
+def test_a_cell_is_a_quantity_a_name_or_unknown(value, unit, cell):
+    found = Column("c", lambda item: item, unit).cell(value)
+    assert (found.value, found.unit) == (cell.value, cell.unit) if isinstance(cell, Quantity) else found == cell
+    assert type(found) is type(cell)
+
+
+def test_a_row_tells_of_itself_and_of_what_it_is_given():
+    (row,) = rows_of([counted()])
+    told = row.remark("{batch} of {implementation}: {measured}, {model}", measured=2.0, model="gpt", unused=1)
+    assert told.values == {"batch": 2, "implementation": "storages", "measured": Quantity(2.0), "model": "gpt"}
+    verdict = row.judge(Claim("is 2", "a guide", 2.0, 2.0), "batch {batch}: {measured}", 2.0)
+    assert (verdict.outcome, verdict.told.values) == ("holds", {"batch": 2, "measured": verdict.measured})
+
+
+def slices_of(seconds: list[float], group: str = "one", share: float = 0.1) -> Any:
+    """A record of a product by one process, whose slices have one sample each."""
+    case = Case("training_memory", TrainingMemoryParameters(), "formula")
+    sampling = {"quantile": share, "slices": [1] * len(seconds), "group": group}
+    low = metric(float(np.quantile(seconds, share)), low=min(seconds), high=max(seconds), samples=seconds)
+    work = {"flop": 1, "bytes": 1}
+    quality = {"converged": True, "relative_half_width": 0.2}
+    return a_record(case, low, sampling=sampling, quality=quality, work=work)
+
+
+def test_slices_of_the_same_rounds_are_pairs() -> None:
+    machine = [1.0, 1.5, 1.1, 2.0, 1.2, 1.0, 1.7]
+    [slow], [fast] = (readings([slices_of([factor * each for each in machine])]) for factor in (1.1, 1.0))
+    [other] = readings([slices_of(machine, group="another")])
+    paired, apart = speedup(slow, fast), speedup(slow, other)
+    assert paired.value == apart.value == pytest.approx(1.1)
+    # What the machine did hit both alike, and the pairs show none of it.
+    assert paired.high / paired.low == pytest.approx(1.0)
+    assert apart.high / apart.low > 1.5

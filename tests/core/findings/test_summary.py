@@ -1,0 +1,128 @@
+"""A summary has the largest certain effects first, then claims that fail, then what is undecided.
+
+What makes a run doubtful is found in its records, and nothing is said of a sound one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Quantity, Remark, remark
+from pyperf_suite.findings.summary import MOST_POINTS, cautions_of, summary_of
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.workloads.matmul import MatmulParameters
+from tests import records as made_up
+
+TWICE = Claim("twice as fast", "A Guide", 1.9, 2.1)
+
+
+def effect(name: str, value: float, width: float = 0.01, processes: int = 3) -> Remark:
+    ratio = Ratio(value, value - width, value + width, processes)
+    return remark(f"{name} is {{faster}} as fast", effect="faster", faster=ratio)
+
+
+def judged(claim: Claim, value: float, processes: int = 3) -> ClaimVerdict:
+    return claim.judge("it is {measured}", Ratio(value, value - 0.05, value + 0.05, processes))
+
+
+def points(*remarks: Remark | ClaimVerdict) -> list[str]:
+    return [each.told.template if isinstance(each.told, Remark) else each.told.claim.text
+            for each in summary_of({"probe": Findings(remarks)})]  # fmt: skip
+
+
+def test_effects_are_weighed_by_what_of_them_is_certain_in_either_direction() -> None:
+    told = points(effect("wide", 4.0, 2.9), effect("slow", 0.4), effect("sure", 2.0), effect("noise", 1.5, 0.6))
+    assert [each.split()[0] for each in told] == ["slow", "sure", "wide"]
+
+
+def test_what_one_process_measured_stands_after_what_several_did() -> None:
+    assert points(effect("alone", 9.0, processes=1), effect("three", 1.1))[0].startswith("three")
+
+
+def test_of_one_template_the_largest_alone_is_told() -> None:
+    assert len(points(effect("a", 2.0), effect("a", 3.0), effect("b", 1.5))) == 2
+
+
+def test_neither_a_law_nor_a_prediction_is_an_effect() -> None:
+    law = remark("law {x}", kind="law", effect="x", x=Ratio(2, 1.9, 2.1, 3))
+    predicted = remark("it is {x}", effect="x", x=Quantity(2, "x", 1.9, 2.1, 3, predicted=True))
+    assert points(law, predicted) == []
+
+
+def test_claims_that_fail_come_before_open_ones_and_each_claim_once() -> None:
+    open_one = Claim("no slower", "A Guide", 1.0, 2.0).judge("it is {measured}", Ratio(1.0, 0.9, 1.1, 3))
+    told = points(open_one, judged(TWICE, 3.0), judged(TWICE, 5.0), effect("fast", 2.0))
+    assert told[:2] == ["fast is {faster} as fast", "twice as fast"]
+    assert "undecided" in told[2]
+
+
+def test_the_verdict_furthest_outside_speaks_for_its_claim() -> None:
+    near, far = judged(TWICE, 2.5), judged(TWICE, 9.0)
+    [point] = summary_of({"probe": Findings((near, far))})
+    assert point.told is far
+    assert (point.kind, point.probe) == ("fails", "probe")
+
+
+def test_what_would_decide_is_said_with_how_many_claims_it_would() -> None:
+    other = Claim("as fast", "A Guide", 1.9, 2.1)
+    *_, point = summary_of({"probe": Findings((judged(TWICE, 2, 1), judged(other, 2, 1)))})
+    assert isinstance(point.told, Remark)
+    assert point.told.values["count"] == 2
+    assert "--profile standard" in str(point.told.values["remedy"])
+
+
+def test_there_are_at_most_seven_points_however_much_was_found() -> None:
+    failing = [judged(Claim(f"claim {n}", "A Guide", 1.9, 2.1), 4.0) for n in range(9)]
+    told = summary_of({"probe": Findings((*failing, *(effect(f"e{n}", 2 + n) for n in range(20))))})
+    assert len(told) == MOST_POINTS
+    assert [each.told.values for each in told if isinstance(each.told, Remark) and "count" in each.told.values] == [
+        {"count": 7}
+    ]
+
+
+BUSY = {"elapsed_s": 1.0, "process_cpu_s": 0.5, "cpu_busy_s": 2.0}
+
+
+def a_record(
+    kind: str = "timing", outcome: str = "ok", seconds: float = 1.0, converged: bool = True, **quality: object
+) -> Record:
+    case = Case("matmul", MatmulParameters(1, 2, 3, Schedule("library", 1)), "torch")
+    fields = {"kind": kind, "outcome": outcome, "quality": {"converged": converged} | quality}
+    return made_up.a_record(case, seconds, reason="" if outcome == "ok" else "because", **fields)
+
+
+def test_a_sound_run_needs_no_caution() -> None:
+    idle = BUSY | {"cpu_busy_s": 0.55}
+    records = [a_record("sentinel"), a_record(**idle, cpu_steal_s=0.01), a_record("sentinel", seconds=1.01)]  # type: ignore[arg-type]
+    assert cautions_of(records, [""]) == ([], {"": []})
+
+
+@pytest.mark.parametrize(
+    ("records", "values"),
+    [
+        ([a_record(outcome="failed")] * 2, {"count": 2, "outcome": "failed", "reason": "because"}),
+        ([a_record(outcome="unsupported")], {"count": 1, "outcome": "unsupported"}),
+        ([a_record(converged=False), a_record()], {"loose": 1, "measured": 2}),
+        ([a_record(kept_despite=["power cap"]), a_record()], {"count": 1, "measured": 2, "reasons": "power cap"}),
+        ([a_record("sentinel"), a_record("sentinel", seconds=1.25)], {"drift": 0.25}),
+        ([a_record(**BUSY, cpu_steal_s=0.0)], {"others": 1.5}),  # type: ignore[arg-type]
+        ([a_record(**BUSY | {"cpu_busy_s": 0.5}, cpu_steal_s=0.6)], {"stolen": 0.6}),  # type: ignore[arg-type]
+    ],
+)
+def test_what_makes_figures_doubtful_is_said_with_its_size(records: list[Record], values: dict[str, Any]) -> None:
+    of_the_run, of_probes = cautions_of(records, [""])
+    (caution,) = [*of_the_run, *of_probes[""]]
+    assert caution.kind == "caution"
+    assert {name: getattr(caution.values[name], "value", caution.values[name]) for name in values} == values
+
+
+def test_cases_touch_their_probe_and_those_of_no_probe_that_is_shown_the_whole_run() -> None:
+    records = [a_record(converged=False), a_record("sentinel"), a_record("sentinel", seconds=1.25)]
+    of_the_run, of_probes = cautions_of(records, ["", "other"])
+    assert [[*each.values] for each in of_the_run] == [["drift"]]
+    assert [[*each.values] for each in of_probes[""]] == [["loose", "measured"]]
+    assert [[*each.values] for each in cautions_of(records, ["other"])[0]] == [["drift"], ["loose", "measured"]]

@@ -1,0 +1,265 @@
+"""The catalogue of GPUs: its values agree with each other, and names find what they mean."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware import catalogue
+from pyperf_suite.hardware.catalogue import DTYPES, GpuSpec, all_gpus, capability_of, find_gpu
+from pyperf_suite.hardware.links import nvlink_of, pcie_of, peak_of
+from pyperf_suite.kernels import attention_defaults, gemm_sm80, gemm_sm90, matmul, static
+from pyperf_suite.kernels.occupancy import occupancy
+from pyperf_suite.laws.tiling import cliffs_of
+from pyperf_suite.planner.laws.collectives import link_bytes_per_s
+
+every_gpu = pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.slug)
+
+# FMA a multiprocessor does in a clock, by its maker's architecture whitepapers; fp32 lanes and 16-bit tensor cores.
+FMA_PER_CLOCK = {
+    "Pascal": ({64}, {128}),
+    "Volta": ({64}, {512}),
+    "Turing": ({64}, {256, 512}),
+    "Ampere": ({64, 128}, {256, 512, 1024}),
+    "Ada": ({128}, {256, 512}),
+    "Hopper": ({128}, {512, 2048}),
+    "Blackwell": ({128}, {256, 512, 4096}),
+    "Blackwell Ultra": ({128}, {4096}),
+    "CDNA1": ({64}, {512}),
+    "CDNA2": ({64}, {512}),
+    "CDNA3": ({128}, {1024}),
+    "CDNA4": ({128}, {2048}),
+}
+
+
+@every_gpu
+def test_peaks_are_what_the_multiprocessors_do_at_the_boost_clock(gpu: GpuSpec) -> None:
+    per_clock = 2 * gpu.sms * gpu.boost_mhz * 1e6
+    for dtype, expected in zip(("fp32", "fp16"), FMA_PER_CLOCK[gpu.architecture], strict=True):
+        fma = gpu.peak(dtype) / per_clock
+        # Data sheets give peaks of one GPU at two clocks: 1980 and 1830 MHz for Hopper's fp32 and tensor cores.
+        assert min(abs(fma / whole - 1) for whole in expected) < 0.15, f"{dtype}: {fma:.1f} FMA a clock"
+
+
+@every_gpu
+def test_narrower_dtypes_are_not_slower(gpu: GpuSpec) -> None:
+    rates = [
+        gpu.peak_flop_per_s[dtype] for dtype in ("fp32", "tf32", "fp16", "fp8", "fp4") if dtype in gpu.peak_flop_per_s
+    ]
+    assert rates == sorted(rates)
+
+
+@every_gpu
+def test_every_value_names_its_source(gpu: GpuSpec) -> None:
+    assert gpu.sources.keys() == {field.name for field in fields(GpuSpec)} - {"name", "aliases", "sources"}
+    assert all(re.search(r"[a-z]{3}", source) for source in gpu.sources.values())
+
+
+@every_gpu
+def test_gpus_are_joined_by_whole_nvlinks_of_their_generation_or_by_pcie(gpu: GpuSpec) -> None:
+    if gpu.compute_capability is None or gpu.link_bytes_per_s is None:
+        pytest.skip("not NVIDIA's, or no link is known")
+    link_gb_per_s = gpu.link_bytes_per_s / 1e9
+    nvlink = nvlink_of(gpu.compute_capability)
+    if nvlink is None:
+        assert link_gb_per_s == 4 * 20, "NVLink 1 of P100"
+    else:
+        links = link_gb_per_s / nvlink.per_link_gb_per_s
+        by_pcie = pytest.approx(pcie_of(gpu.compute_capability).gb_per_s, rel=0.02)
+        assert (links == int(links) and link_gb_per_s <= nvlink.gb_per_s) or link_gb_per_s == by_pcie
+
+
+@every_gpu
+def test_every_name_of_a_gpu_finds_it_and_no_other(gpu: GpuSpec) -> None:
+    assert all(find_gpu(name) is gpu for name in (gpu.name, *gpu.aliases, gpu.slug, gpu.name.upper()))
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("NVIDIA H200", "H200 SXM"),
+        ("NVIDIA B200", "B200 SXM"),
+        ("NVIDIA A100-SXM4-80GB", "A100 SXM"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe"),
+        ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40GB"),
+        ("Tesla V100-SXM2-32GB", "V100 SXM"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell Server"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA GB300", "GB300"),
+        ("gb300_nvl72", "GB300"),
+        ("b300_sxm", "B300 SXM"),
+        ("rtx_pro_6000", "RTX PRO 6000 Blackwell Server"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Blackwell Workstation"),
+        ("h100_pcie", "H100 PCIe"),
+        ("a6000", "RTX A6000"),
+        ("rtx4090", "RTX 4090"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("  h100_sxm ", "H100 SXM"),
+        ("a100", "A100 SXM"),
+    ],
+)
+def test_names_of_drivers_and_of_people_are_understood(written: str, name: str) -> None:
+    assert find_gpu(written).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [
+        ("NVIDIA H200", (9, 0)),
+        ("NVIDIA H200 NVL", (9, 0)),
+        ("NVIDIA GH200 144G HBM3e", (9, 0)),
+        ("NVIDIA H20", (9, 0)),
+        ("NVIDIA B300 SXM6 AC", find_gpu("B300").compute_capability),
+        ("NVIDIA GB300", (10, 3)),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", (8, 0)),
+        ("NVIDIA GeForce RTX 4090 D", (8, 9)),
+        ("NVIDIA RTX A6000", (8, 6)),
+        ("NVIDIA L40", (8, 9)),
+        ("Tesla V100-DGXS-32GB", (7, 0)),
+        ("Quadro RTX 6000", None),
+        ("AMD Instinct MI300X", None),
+        ("NVIDIA X9000", None),
+        ("", None),
+    ],
+)
+def test_a_gpus_compute_capability_is_known_also_of_variants(name: str, capability: tuple[int, int] | None) -> None:
+    assert capability_of(name) == capability
+
+
+def test_no_name_means_two_gpus() -> None:
+    meant = [re.sub(r"[^a-z0-9]", "", name.lower()) for gpu in all_gpus() for name in (gpu.name, *gpu.aliases)]
+    assert len(meant) == len(set(meant))
+
+
+def test_the_files_that_calibrations_lie_in_have_names_of_their_own() -> None:
+    assert len({gpu.slug for gpu in all_gpus()}) == len(all_gpus())
+    assert find_gpu("H200").slug == "h200_sxm"
+
+
+@pytest.mark.parametrize(("written", "near"), [("H10O", "H100 SXM"), ("L40 S X", "L40S"), ("RTX 4090 Ti", "RTX 4090")])
+def test_an_unknown_gpu_is_answered_with_the_nearest_names(written: str, near: str) -> None:
+    with pytest.raises(UserError, match=f"did you mean .*{near}"):
+        find_gpu(written)
+
+
+@pytest.mark.slow
+@given(st.text(max_size=300))
+def test_no_text_is_answered_by_anything_but_a_gpu_or_a_sentence(written: str) -> None:
+    with contextlib.suppress(UserError):
+        assert find_gpu(written) in all_gpus()
+
+
+def test_a_dtype_without_units_is_refused_with_those_there_are() -> None:
+    assert find_gpu("H200").peak("fp8") == pytest.approx(1978.9e12)
+    with pytest.raises(UserError, match="A100 SXM has no units for 'fp8': ask for one of fp32, tf32, fp16, bf16, int8"):
+        find_gpu("A100").peak("fp8")
+
+
+def test_a_gpu_is_a_key_and_can_be_copied() -> None:
+    gpu = find_gpu("H200")
+    assert {copy.deepcopy(gpu): 1}[gpu] == 1
+    assert str(gpu) == "H200 SXM"
+
+
+def test_all_gpus_of_the_published_list_are_there_with_its_values(measured_tables) -> None:
+    columns = {
+        "sms": ("sms", 1),
+        "boost_mhz": ("boost_mhz", 1),
+        "mem_gb": ("memory_bytes", 2**30),
+        "mem_bw_gbs": ("memory_bytes_per_s", 1e9),
+        "l2_mb": ("l2_bytes", 2**20),
+        "tdp_w": ("power_w", 1),
+        "link_gbs_bidir_total": ("link_bytes_per_s", 0.5e9),
+    }
+    peaks = {f"{dtype}{suffix}": dtype for dtype in DTYPES for suffix in ("_tflops", "_dense_tflops", "_dense_tops")}
+    with (measured_tables / "gpus.csv").open(encoding="utf-8") as table:
+        rows = list(csv.DictReader(table))
+    assert len(rows) == 28
+    for row in rows:
+        gpu = find_gpu(row["name"])
+        for column, (field, unit) in columns.items():
+            expected = float(row[column]) * unit if row[column] else None
+            assert getattr(gpu, field) == (expected if expected is None else pytest.approx(expected)), (gpu, field)
+        published = {peaks[column]: float(value) * 1e12 for column, value in row.items() if column in peaks and value}
+        assert gpu.peak_flop_per_s == pytest.approx(published), gpu
+
+
+ADDED = """
+[[architecture]]
+compute_capability = [11, 5]
+generation = "Blackwell"
+cuda_kernels = "sm80"
+features = ["tma", "float8_sums"]
+resident_blocks = 32
+resident_warps = 64
+shared_kib = 256
+shared_block_kib = 255
+nvlink = "NVLink 5"
+pcie = "PCIe 6 x16"
+
+[[gpu]]
+name = "R900 SXM"
+aliases = ["R900"]
+architecture = "Rubin"
+compute_capability = [11, 5]
+sms = 160
+boost_mhz = 2000
+memory_gib = 288
+memory_gb_per_s = 13000
+l2_mib = 128
+peak_tflop_per_s = { fp32 = 100, fp16 = 4000, bf16 = 4000 }
+link_gb_per_s = 900
+power_w = 1800
+source = "a data sheet made up for this test"
+"""
+
+
+@pytest.fixture
+def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuSpec]:
+    """A GPU of a new architecture that only the catalogue's file knows."""
+    caches = (catalogue._catalogue, catalogue.architectures, catalogue.all_gpus, catalogue._by_key)
+    (tmp_path / "gpus.toml").write_text(catalogue.CATALOGUE.read_text(encoding="utf-8") + ADDED)
+    monkeypatch.setattr(catalogue, "CATALOGUE", tmp_path / "gpus.toml")
+    for cached in caches:
+        cached.cache_clear()
+    yield catalogue.find_gpu("R900")
+    for cached in caches:
+        cached.cache_clear()
+
+
+def test_a_gpu_added_to_the_file_alone_is_detected_and_its_links_are_known(added: GpuSpec) -> None:
+    identity = {"kind": "cuda", "model": "NVIDIA R900 SXM", "link": "nvlink5x18"}
+    assert catalogue.gpu_of(identity) is added
+    assert catalogue.capability_of("NVIDIA R900 NVL") == (11, 5)
+    assert nvlink_of(added.compute_capability).name == "NVLink 5"
+    assert pcie_of(added.compute_capability).name == "PCIe 6 x16"
+    assert peak_of(identity).gb_per_s == 900
+
+
+def test_a_gpu_added_to_the_file_alone_has_occupancy_kernels_and_default_blocks(added: GpuSpec) -> None:
+    assert occupancy("sm_115a", 128, 32, 100 << 10).blocks == 2
+    assert catalogue.architecture(added.compute_capability).cuda_kernels in static.families()
+    gemm_sm80.default_set()[0].check_device("11.5")
+    with pytest.raises(ValueError, match="whose wgmma no other has"):
+        gemm_sm90.default_set()[0].check_device("11.5")
+    assert matmul.default_set("sm_115") == matmul.default_set("sm_100")
+    assert attention_defaults.generation_of("sm_115") == "Blackwell"
+
+
+def test_a_gpu_added_to_the_file_alone_is_priced_by_its_data_sheet(added: GpuSpec) -> None:
+    assert link_bytes_per_s(added) == 900e9
+    assert cliffs_of(added) == cliffs_of(find_gpu("B200"))

@@ -1,0 +1,290 @@
+"""The machine code of the default kernels, compiled for targets that need not be here, and how it is read."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pyperf_suite.kernels import gemm_sm80, matmul, nvrtc
+from pyperf_suite.kernels.disassembly import NoDisassembler, disassemble, disassembler, parse
+from pyperf_suite.kernels.gemm_sm80 import Specialisation, default_set, in_layout, specialise
+from pyperf_suite.kernels.occupancy import occupancy
+from pyperf_suite.kernels.static import INSTRUCTION_CLASSES, StaticMetrics, of_cuda, of_triton
+from pyperf_suite.runner.record import Metric
+
+UNALIGNED = (4097, 4097, 4097)
+PATHS = {
+    "16-byte": specialise(64, 64, 64),
+    "8-byte": specialise(64, 64, 64, leading_dimensions=(4100, 4100, 4100)),
+    "4-byte": specialise(64, 64, 64, leading_dimensions=(4098, 4098, 4098)),
+    "predicated": specialise(64, 64, 64, leading_dimensions=UNALIGNED),
+}
+
+
+@pytest.fixture(autouse=True)
+def tools() -> None:
+    """Skip with the reason where NVRTC or the disassembler is missing."""
+    try:
+        nvrtc.library()
+        disassembler()
+    except (nvrtc.NoCompiler, NoDisassembler) as missing:
+        pytest.skip(str(missing))
+
+
+def metrics_of(specialisation: Specialisation, target: str) -> StaticMetrics:
+    return of_cuda(specialisation.name, specialisation, gemm_sm80.sources(), target)
+
+
+def instance_name(value: object) -> str | None:
+    return getattr(value, "name", None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("specialisation", default_set(), ids=instance_name)
+def test_default_ampere_kernels_multiply_on_tensor_cores_and_keep_to_their_registers(specialisation, target):
+    metrics = metrics_of(specialisation, target)
+    k_tile_products = specialisation.m * specialisation.n * specialisation.k // (16 * 8 * 16) // specialisation.warps
+    assert metrics.instructions["HMMA"] == k_tile_products  # one k-tile's loop body, and no second copy of it
+    assert metrics.instructions["LDGSTS"] > 0
+    assert metrics.instructions["LDSM"] > 0
+    assert metrics.local_memory_instructions == 0
+    assert metrics.stack_bytes == 0
+    assert metrics.registers <= specialisation.register_bound
+    assert metrics.static_shared_bytes <= 1024  # what sm_90 reserves; the kernel declares none
+    assert metrics.occupancy.blocks >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["NN", "NT", "TT"])
+@pytest.mark.parametrize("specialisation", [default_set()[0], default_set()[2]], ids=instance_name)
+def test_no_layout_of_the_largest_ampere_tiles_spills(specialisation, layout):
+    assert metrics_of(in_layout(specialisation, layout), "sm_80").local_memory_instructions == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["TN", "NN", "NT", "TT"])
+@pytest.mark.parametrize("target", ["sm_100a", "sm_120a"])
+@pytest.mark.parametrize("specialisation", [default_set()[0], default_set()[1], default_set()[2]], ids=instance_name)
+def test_the_largest_ampere_tiles_do_not_spill_on_later_architectures_either(specialisation, target, layout):
+    assert metrics_of(in_layout(specialisation, layout), target).local_memory_instructions == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS)
+def test_the_path_by_which_operands_are_read_is_in_the_machine_code(path):
+    specialisation = PATHS[path]
+    assert specialisation.path == path
+    instructions = metrics_of(specialisation, "sm_80").instructions
+    # For each operand, once before the loop and once in it; more than eight passes are a loop of their own.
+    passes = specialisation.m * specialisation.k * 2 // specialisation.threads // specialisation.access_a
+    if path == "predicated":
+        assert instructions["LDGSTS"] == 0
+        assert instructions["LDG"] >= 4 * 8  # the elements of a chunk one by one
+    else:
+        assert instructions["LDGSTS"] == 4 * min(passes, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("pyperf_suite.kernels.gemm_sm90") is None, reason="there is no Hopper kernel here"
+)
+def test_default_hopper_kernels_feed_wgmma_by_the_copy_engine_without_spills():
+    from pyperf_suite.kernels import gemm_sm90
+
+    for specialisation in gemm_sm90.default_set()[::3]:
+        metrics = of_cuda(specialisation.name, specialisation, gemm_sm90.sources(), gemm_sm90.ARCHITECTURE)
+        assert metrics.instructions["HGMMA"] > 0, metrics.kernel
+        assert metrics.instructions["UTMALDG"] > 0, metrics.kernel
+        assert metrics.instructions["UTMASTG"] > 0, metrics.kernel
+        assert metrics.instructions["HMMA"] == 0, metrics.kernel
+        assert metrics.local_memory_instructions == 0, metrics.kernel
+        assert metrics.registers <= specialisation.register_bound, metrics.kernel
+        assert metrics.occupancy.blocks >= 1, metrics.kernel
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "opcode"), [("sm_80", "HMMA"), ("sm_90", "HGMMA"), ("sm_100", "UTCMMA")])
+def test_triton_kernels_are_read_for_targets_of_three_generations(target, opcode, triton_cache):
+    pytest.importorskip("triton")
+    configuration = matmul.default_set(target)[0]
+    metrics = of_triton("triton_matmul", matmul.compile_for(target, configuration), "")
+    assert metrics.target == target
+    assert metrics.instructions[opcode] > 0
+    assert metrics.local_memory_instructions == 0
+    assert metrics.dynamic_shared_bytes > 0
+    assert metrics.occupancy.blocks >= 1
+
+
+# Next to the Triton of this environment that of torch 2.11, which GPU machines have: it makes other code.
+OTHER_TRITON = "3.6.0"
+
+
+def triton_folder(version: str) -> Path:
+    """Where a Triton of the tests' own lies, installed once; or a skip. Workers may ask at once: one installs."""
+    kept = Path(__file__).parents[3] / "build" / "tests"
+    kept.mkdir(parents=True, exist_ok=True)
+    folder = kept / f"triton-{version}-{sys.version_info.major}.{sys.version_info.minor}"
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            new = folder.with_name(f"{folder.name}.new")
+            shutil.rmtree(new, ignore_errors=True)
+            install = [sys.executable, "-m", "pip", "install", "--target", new, "--no-deps", f"triton=={version}"]
+            done = subprocess.run(install, capture_output=True, text=True, timeout=300)
+            if done.returncode != 0:
+                pytest.skip(f"pip cannot install Triton {version}: {(done.stderr.strip() or 'no reason')[-200:]}")
+            new.rename(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["", OTHER_TRITON], ids=["here", OTHER_TRITON])
+def test_no_triton_serialises_wgmma_or_spills_in_a_default_kernel(version, triton_cache):
+    pytest.importorskip("triton")
+    paths = [str(triton_folder(version)) if version else "", os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment.pop("TRITON_INTERPRET", None)
+    script = Path(__file__).with_name("compiled_defaults.py")
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert not version or found["triton"] == version
+    assert found["kernels"]
+    for name, kernel in found["kernels"].items():
+        assert kernel["warnings"] == 0, name
+        assert kernel["local_memory_instructions"] == 0, name
+        # Serialised, each wgmma is followed by a wait for all: the machine code itself, whatever ptxas warns of.
+        assert kernel["waits_for_all"] < kernel["wgmmas"], name
+
+
+@pytest.mark.slow
+def test_compiling_twice_gives_the_same_figures(monkeypatch):
+    monkeypatch.setattr(nvrtc, "compile_cubin", nvrtc.compile_cubin.__wrapped__)
+    specialisation = specialise(64, 64, 32)
+    assert metrics_of(specialisation, "sm_80") == metrics_of(specialisation, "sm_80")
+
+
+def test_metrics_are_those_of_a_record_and_exact():
+    metrics = metrics_of(specialise(64, 64, 32), "sm_80")
+    records = {name: Metric.from_json(figures) for name, figures in metrics.metrics().items()}
+    assert records["registers"].unit == "registers"
+    assert records["registers"].samples == [metrics.registers]
+    assert all(metric.low == metric.value == metric.high for metric in records.values())
+    assert sum(metric.value for name, metric in records.items() if name.startswith("instructions_")) == 2 * (
+        records["instructions_all"].value
+    )
+
+
+def refused(message: str) -> Callable[[], object]:
+    return {
+        "does not compile": lambda: nvrtc.compile_cubin("bad.cu", "not C++", {}, "sm_80"),
+        "the compiler's words": lambda: nvrtc.compile_cubin("bad.cu", "int f() { return undeclared; }", {}, "sm_80"),
+        "an architecture that is none": lambda: nvrtc.compile_cubin("none.cu", "", {}, "sm_1"),
+    }[message]
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("does not compile", "bad.cu for sm_80"),
+        ("the compiler's words", 'identifier "undeclared" is undefined'),
+        ("an architecture that is none", "sm_1"),
+    ],
+)
+def test_what_does_not_compile_says_why(what, words):
+    with pytest.raises(nvrtc.DoesNotCompile, match=words):
+        refused(what)()
+
+
+def test_a_binary_without_the_kernel_or_that_is_none_is_refused():
+    compiled = nvrtc.compile_cubin("two.cu", 'extern "C" __global__ void one() {}', {}, "sm_80")
+    assert disassemble(compiled.cubin, "one").registers >= 0
+    with pytest.raises(ValueError, match="has no kernel 'other'"):
+        disassemble(compiled.cubin, "other")
+    with pytest.raises(ValueError, match="cannot read this binary"):
+        disassemble(b"not a cubin", "one")
+
+
+def test_instructions_are_counted_without_predicates_and_suffixes():
+    listing = """
+Resource usage:
+ Function one:
+  REG:42 STACK:8 SHARED:1024 LOCAL:0 CONSTANT[0]:400
+ Function two:
+  REG:10 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:352
+\t\tFunction : one
+\t.headerflags\t@"EF_CUDA_SM80"
+        /*0000*/               @!P0 LDL.64 R2, [R1] ;        /* 0x0000000001027983 */
+                                                             /* 0x000fe20000100a00 */
+        /*0010*/          @!UPT UIADD3 URZ, URZ, URZ ;       /* 0x000000ff3f057290 */
+        /*0020*/                    HMMA.16816.F32.BF16 R4, R8, R2, R4 ;   /* 0x0000 */
+        /*0030*/                    HMMA.16816.F32 R4, R8, R2, R4 ;   /* 0x0000 */
+\t\tFunction : two
+        /*0000*/                    EXIT ;   /* 0x0000 */
+"""
+    code = parse(listing, "one")
+    assert code.instructions == {"HMMA": 2, "LDL": 1, "UIADD3": 1}
+    assert (code.registers, code.stack_bytes, code.static_shared_bytes, code.code_bytes) == (42, 8, 1024, 64)
+
+
+@pytest.mark.parametrize(
+    ("target", "threads", "registers", "shared_bytes", "blocks", "limited_by"),
+    [
+        ("sm_80", 128, 255, 0, 2, "registers"),
+        ("sm_80", 256, 128, 0, 2, "registers"),
+        ("sm_80", 128, 168, 48 << 10, 3, "registers"),
+        ("sm_80", 128, 32, 80 << 10, 2, "shared memory"),
+        ("sm_80", 128, 32, 82 << 10, 1, "shared memory"),  # 1 KB of each block is the system's
+        ("sm_80", 1024, 32, 0, 2, "warps"),
+        ("sm_80", 32, 16, 0, 32, "blocks"),
+        ("sm_86", 1024, 32, 0, 1, "warps"),
+        ("sm_90a", 384, 168, 200 << 10, 1, "registers"),
+        ("sm_90a", 128, 32, 227 << 10, 1, "shared memory"),
+        ("sm_90a", 128, 32, 228 << 10, 0, "shared memory"),
+        ("sm_80", 512, 255, 0, 0, "registers"),
+    ],
+)
+def test_occupancy_is_what_the_scarcest_resource_allows(target, threads, registers, shared_bytes, blocks, limited_by):
+    found = occupancy(target, threads, registers, shared_bytes)
+    assert (found.blocks, found.limited_by) == (blocks, limited_by)
+    assert found.warps == blocks * threads // 32
+    assert found.share == found.warps / found.most_warps
+
+
+def test_occupancy_of_an_unknown_target_is_refused_with_those_known():
+    with pytest.raises(ValueError, match=r"limits of sm_75 are not known: .*sm_80, sm_86"):
+        occupancy("sm_75", 128, 32, 0)
+
+
+def test_no_opcode_belongs_to_two_classes():
+    opcodes = [opcode for members in INSTRUCTION_CLASSES.values() for opcode in members]
+    assert len(opcodes) == len(set(opcodes))
+
+
+def test_a_missing_compiler_or_disassembler_says_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYPERF_LIBNVRTC", str(tmp_path / "libnvrtc.so"))
+    nvrtc.library.cache_clear()
+    with pytest.raises(nvrtc.NoCompiler, match=r"PYPERF_LIBNVRTC=.* cannot be opened"):
+        nvrtc.library()
+    monkeypatch.delenv("PYPERF_LIBNVRTC")
+    monkeypatch.setattr(nvrtc, "wheels", lambda: iter(()))
+    monkeypatch.setattr(nvrtc, "SONAMES", ("libnvrtc-of-no-version.so",))
+    with pytest.raises(nvrtc.NoCompiler, match="pip install nvidia-cuda-nvrtc"):
+        nvrtc.library()
+    nvrtc.library.cache_clear()
+    disassembler.cache_clear()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NoDisassembler, match="pip install triton"):
+        disassembler()
+    disassembler.cache_clear()

@@ -1,0 +1,158 @@
+"""The law of kept activations is what torch keeps, to the byte, over blocks, attentions, types and checkpointing."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.training.activations import Keeping, kept_bytes, saved_bytes, working_bytes
+from pyperf_suite.laws.training.memory import activation_bytes
+from pyperf_suite.laws.transformer import ModelDimensions
+from pyperf_suite.planner.laws.training.engine_step import interleaved, one_forward_one_backward
+from pyperf_suite.workloads.training import Checkpointing, TransformerShape
+from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
+
+BASE = TrainingMemoryParameters(hidden=32, heads=4, layers=3, seq=12, batch=2, vocab=37)
+# Every pair of these, and each of the other sizes with both blocks: more than 40.
+CROSSED = [
+    replace(BASE, gated=gated, attention=attention, dropout=dropout, checkpointing=Checkpointing.parse(text))
+    for gated, attention, dropout, text in itertools.product(
+        (False, True), ("sdpa", "math", "explicit"), (0.0, 0.1), ("none", "every:1", "every:2", "selective")
+    )
+]
+CHANGES = [
+    {"batch": 1},
+    {"batch": 1, "kv_heads": 2, "attention": "explicit"},
+    {"batch": 1, "dropout": 0.1},
+    {"batch": 1, "dropout": 0.1, "kv_heads": 2},
+    {"heads": 1},
+    {"seq": 31},
+    {"kv_heads": 1},
+    {"kv_heads": 2, "attention": "explicit", "dropout": 0.1},
+    {"batch": 1, "kv_heads": 2, "attention": "math"},
+    {"batch": 1, "attention": "math"},
+    {"kv_heads": 2, "attention": "math", "dropout": 0.1},
+    {"precision": "bfloat16", "attention": "math"},
+    {"precision": "autocast_bfloat16", "attention": "math", "dropout": 0.1},
+    {"attention": "flash"},
+    {"ffn": 40},
+    {"vocab": 0},
+    {"vocab": 0, "checkpointing": Checkpointing("every", 2)},
+    {"vocab": 0, "checkpointing": Checkpointing("selective")},
+    {"tied": False},
+    {"precision": "bfloat16"},
+    {"precision": "float16"},
+    {"precision": "bfloat16", "dropout": 0.1},
+    {"precision": "bfloat16", "dropout": 0.1, "checkpointing": Checkpointing("selective")},
+    {"precision": "bfloat16", "vocab": 0},
+    {"precision": "autocast_bfloat16"},
+    {"precision": "autocast_bfloat16", "attention": "explicit", "dropout": 0.1},
+    {"precision": "autocast_bfloat16", "checkpointing": Checkpointing("every", 2)},
+]
+GRID = CROSSED + [replace(BASE, gated=gated, **change) for change in CHANGES for gated in (False, True)]
+GPT = ModelDimensions(layers=6, hidden=256, ffn=1024, heads=8, vocab=1, bias=True)
+
+
+def measured(p):
+    torch = pytest.importorskip("torch")
+    from pyperf_suite.workloads.training.gpt import build, inputs
+    from pyperf_suite.workloads.training.held_bytes import kept
+
+    weights = getattr(torch, p.weights)
+    model = build(p).to(weights)
+    data = [each.to(weights) if each.is_floating_point() else each for each in inputs(p)]
+
+    def call():
+        with torch.autocast("cpu", torch.bfloat16, enabled=p.precision.startswith("autocast")):
+            return model(*data)
+
+    return kept(model, call).activations
+
+
+def law(p, device="cpu"):
+    return kept_bytes(p.dimensions, p.batch, p.seq, p.keeping(device)).total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("p", GRID, ids=lambda p: "-".join(str(value) for value in vars(p).values()))
+def test_the_law_is_what_torch_keeps(p):
+    assert law(p) == pytest.approx(measured(p), rel=0.001)
+
+
+def test_sixteen_bits_on_a_gpu_are_korthikantis_formula_but_for_statistics():
+    keeping = Keeping(2, 2, dropout=True, attention="explicit", ends=False, device="cuda")
+    kept = kept_bytes(GPT, 2, 64, keeping)
+    tokens, hidden, heads = 2 * 64, GPT.hidden, GPT.heads
+    assert kept.total - kept.statistics == GPT.layers * tokens * hidden * (34 + 5 * heads * 64 / hidden)
+    with_ends = activation_bytes(GPT, 2, 64, recompute="nothing")
+    outside = tokens * (5 * hidden + 4)
+    assert kept.total - kept.statistics == with_ends - outside
+
+
+def test_full_recomputation_keeps_a_layers_input_as_the_formula_says():
+    kept = kept_bytes(GPT, 2, 64, Keeping(2, 2, checkpointing="every", ends=False, device="cuda"))
+    assert kept.total == GPT.layers * 2 * 64 * 2 * GPT.hidden
+
+
+def test_what_backward_works_on_is_one_group_without_what_was_kept_of_it():
+    plain = Keeping(ends=False)
+    layer = kept_bytes(replace(GPT, layers=1), 2, 64, plain).total
+    assert working_bytes(GPT, 2, 64, plain) == 0
+    assert working_bytes(GPT, 2, 64, replace(plain, checkpointing="every", every=2)) == 2 * layer
+    assert working_bytes(GPT, 2, 64, replace(plain, checkpointing="every", every=100)) == 6 * layer
+    assert 0 < working_bytes(GPT, 2, 64, replace(plain, checkpointing="selective")) < layer
+
+
+@pytest.mark.parametrize("change", [{"checkpointing": "some"}, {"checkpointing": "every", "every": 0}])
+def test_unknown_checkpointing_names_what_there_is(change):
+    with pytest.raises(UserError, match="choose from none, every, selective"):
+        Keeping(**change)
+
+
+MODEL = TransformerShape(hidden=128, heads=4, layers=4, seq=128, vocab=512, tied=False).dimensions
+KEEPINGS = [
+    Keeping(),
+    Keeping(attention="math"),
+    Keeping(checkpointing="every"),
+    Keeping(checkpointing="every", every=2),
+    Keeping(checkpointing="selective"),
+]
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("keeping", KEEPINGS, ids=str)
+def test_one_rank_keeps_what_one_process_keeps(keeping, gated):
+    model = replace(MODEL, gated=gated, bias=not gated)
+    assert saved_bytes(model, 2, 128, keeping) == pytest.approx(kept_bytes(model, 2, 128, keeping).total)
+
+
+def test_tensor_parallel_ranks_keep_what_torch_was_seen_to_keep():
+    # One rank of tp2 in a study of this model, batch 2: every storage that autograd held, counted.
+    assert saved_bytes(MODEL, 2, 128, Keeping(), tensor=2) == 5_198_852
+
+
+def test_stages_in_front_keep_more_micro_batches_than_stages_behind():
+    def kept(stage, micro_batches=4):
+        order = one_forward_one_backward(stage, 2, micro_batches)
+        return saved_bytes(
+            MODEL, 2, 128, Keeping(), chunk_layers=2, last_chunk=1, order=order, micro_batches=micro_batches
+        )
+
+    whole = kept_bytes(MODEL, 2, 128, Keeping()).total
+    assert kept(0) > 0.9 * whole
+    assert kept(1) < whole
+    tokens = 8 * 2 * 128
+    assert kept(0, 8) - kept(0, 4) == 4 * tokens
+    assert kept(1, 8) - kept(1, 4) == 4 * tokens
+
+
+def test_interleaved_stages_keep_more_than_1f1b():
+    def kept(order, layers, last):
+        return saved_bytes(MODEL, 2, 128, Keeping(), chunk_layers=layers, last_chunk=last, order=order, micro_batches=4)
+
+    plain = kept(one_forward_one_backward(0, 2, 4), 2, 1)
+    cut = kept(interleaved(0, 2, 2, 4), 1, 3)
+    assert plain < cut < 2 * plain

@@ -1,0 +1,352 @@
+"""The compiler and its cache, with the real NVRTC: no GPU is needed to compile for one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyperf_suite.workloads.scratch import MAGIC, KernelCache
+
+OPTIONS = ["--std=c++17"]
+ADD_ONE = 'extern "C" __global__ void add_one(float* x) { x[threadIdx.x] += 1.0f; }'
+HALF_MMA = """
+extern "C" __global__ void multiply(const unsigned* a, const unsigned* b, float* d) {
+    float c[4] = {0, 0, 0, 0};
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+                 " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    for (int i = 0; i < 4; ++i) d[4 * threadIdx.x + i] = c[i];
+}
+"""
+WARPGROUP_MMA = """
+extern "C" __global__ void multiply(unsigned long long a, unsigned long long b, float* d) {
+    float c[4] = {0, 0, 0, 0};
+    asm volatile("wgmma.fence.sync.aligned;");
+    asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, %4, %5, 1, 1, 1, 0, 0;"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "l"(a), "l"(b));
+    asm volatile("wgmma.commit_group.sync.aligned;");
+    asm volatile("wgmma.wait_group.sync.aligned 0;");
+    for (int i = 0; i < 4; ++i) d[4 * threadIdx.x + i] = c[i];
+}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "some" / "cache"
+
+
+@pytest.fixture
+def compiler(cuda, nvrtc, folder) -> Callable[[], Any]:
+    """A compiler that remembers nothing but what the folder holds."""
+    return lambda: KernelCache(cuda.Compiler([nvrtc]), str(folder))
+
+
+def compiled(compiler: Any, source: str = ADD_ONE, **changes: Any) -> Any:
+    arguments = {"name": "test.cu", "source": source, "headers": {}, "architecture": "sm_80", "options": OPTIONS}
+    return compiler.compile(**(arguments | changes))
+
+
+def entry(folder: Path) -> Path:
+    [file] = folder.iterdir()
+    return file
+
+
+@pytest.mark.parametrize(("architecture", "source"), [("sm_80", HALF_MMA), ("sm_90a", WARPGROUP_MMA)])
+def test_tensor_core_kernels_compile_without_a_gpu(compiler, architecture, source):
+    result = compiled(compiler(), source, architecture=architecture)
+    assert result.cubin.startswith(b"\x7fELF")
+    assert b"multiply" in result.cubin
+    assert not result.from_cache
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize(
+    ("file", "kernels"),
+    [
+        ("stopwatch.cu", ("hold_stream", "read_clocks")),
+        ("periodic.cu", ("outside_1", "outside_2", "outside_4")),
+    ],
+)
+def test_the_suites_small_kernels_compile_for_every_architecture_taken(compiler, file, kernels, architecture):
+    source = (Path(__file__).parents[3] / "kernels" / "cuda" / file).read_text()
+    result = compiled(compiler(), source, architecture=architecture)
+    assert result.log == ""  # not even a warning
+    assert all(f"pyperf_{kernel}".encode() in result.cubin for kernel in kernels)
+
+
+EMULATED = r"""
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+#define __global__
+#define __device__
+struct Dim { unsigned x; };
+static Dim gridDim{3}, blockDim{32}, blockIdx, threadIdx;
+static void atomicAdd(unsigned long long* at, unsigned long long value) { *at += value; }
+static void atomicMin(unsigned long long* at, unsigned long long value) { if (value < *at) *at = value; }
+#include "periodic.cu"
+
+template <typename Bits, typename Kernel> void run(Kernel kernel, const char* name) {
+    for (unsigned period : {1u, 7u, 100u})
+        for (unsigned count : {1u, 95u, 96u, 1000u}) {
+            std::vector<Bits> low(period), high(period), data(count);
+            for (unsigned i = 0; i < period; ++i) { low[i] = Bits(3 + i % 50); high[i] = Bits(low[i] + i % 3); }
+            for (unsigned i = 0; i < count; ++i) data[i] = i % 2 ? low[i % period] : high[i % period];
+            for (unsigned wrong = 0; wrong <= count; wrong += 1 + count / 40) {
+                const Bits kept = wrong < count ? data[wrong] : Bits(0);
+                if (wrong < count) data[wrong] = wrong % 2 ? Bits(low[wrong % period] - 1) : Bits(~0u);
+                unsigned long long found[2] = {0, ~0ull};
+                for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+                    for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x)
+                        kernel(data.data(), count, low.data(), high.data(), period, found);
+                const bool right = wrong < count ? found[0] == 1 && found[1] == wrong : found[0] == 0;
+                if (!right) {
+                    std::printf("%s period %u count %u wrong %u\n", name, period, count, wrong);
+                    std::exit(1);
+                }
+                if (wrong < count) data[wrong] = kept;
+            }
+        }
+}
+
+int main() {
+    run<u8>(pyperf_outside_1, "1 byte");
+    run<u16>(pyperf_outside_2, "2 bytes");
+    run<u32>(pyperf_outside_4, "4 bytes");
+}
+"""
+
+
+def test_the_kernel_that_compares_finds_one_wrong_element_anywhere(tmp_path):
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        pytest.skip("no C++ compiler emulates the kernel: set CXX")
+    (tmp_path / "emulated.cpp").write_text(EMULATED)
+    kernels = Path(__file__).parents[3] / "kernels" / "cuda"
+    program = tmp_path / "emulated"
+    subprocess.run(
+        [compiler, "-std=c++17", "-O1", "-w", "-I", kernels, "-o", program, tmp_path / "emulated.cpp"], check=True
+    )
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_headers_are_found_by_the_name_they_are_given_under(compiler):
+    source = '#include "parts/one.cuh"\n' + ADD_ONE.replace("1.0f", "ONE")
+    result = compiled(compiler(), source, headers={"parts/one.cuh": "#define ONE 1.0f"})
+    assert result.cubin == compiled(compiler(), source, headers={"parts/one.cuh": "#define ONE 1.0f"}).cubin
+    assert result.cubin != compiled(compiler(), source, headers={"parts/one.cuh": "#define ONE 2.0f"}).cubin
+
+
+def test_another_process_finds_a_kernel_in_the_folder(compiler):
+    first, second = compiled(compiler()), compiled(compiler())
+    assert (first.from_cache, second.from_cache) == (False, True)
+    assert (first.cubin, first.log) == (second.cubin, second.log)
+
+
+def test_without_a_folder_a_kernel_is_remembered_by_its_compiler_alone(cuda, nvrtc):
+    compiler = KernelCache(cuda.Compiler([nvrtc]), "")
+    assert [compiled(compiler).from_cache for _ in range(2)] == [False, True]
+    assert not compiled(KernelCache(cuda.Compiler([nvrtc]), "")).from_cache
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"source": ADD_ONE + "\n"},
+        {"headers": {"unused.cuh": ""}},
+        {"architecture": "sm_86"},
+        {"options": [*OPTIONS, "-DX"]},
+        {"options": ["--std=c++14"]},
+        {"name": "other.cu"},
+    ],
+)
+def test_whatever_a_kernel_depends_on_makes_another_entry(compiler, folder, change):
+    compiled(compiler())
+    assert not compiled(compiler(), **change).from_cache
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_the_version_of_the_compiler_is_part_of_what_a_kernel_depends_on(cuda, nvrtc, compiler, folder):
+    class Newer:
+        def __init__(self) -> None:
+            self.version = "99.9"
+            self.compile = cuda.Compiler([nvrtc]).compile
+
+    compiled(compiler())
+    assert not compiled(KernelCache(Newer(), str(folder))).from_cache
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_whole_file_of_another_format_is_not_read(compiler, folder):
+    compiled(compiler())
+    entry(folder).write_bytes(entry(folder).read_bytes().replace(b"kernel 2", b"kernel 1"))
+    assert not compiled(compiler()).from_cache
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_what_others_could_have_written_is_not_read(compiler, folder, what):
+    compiled(compiler())
+    (folder if what == "folder" else entry(folder)).chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="can be written by other users"):
+        assert not compiled(compiler()).from_cache
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_what_another_user_owns_is_not_read(compiler, folder, what):
+    compiled(compiler())
+    os.chown(folder if what == "folder" else entry(folder), 12345, 12345)
+    with pytest.warns(RuntimeWarning, match="belongs to another user"):
+        assert not compiled(compiler()).from_cache
+
+
+def test_a_link_in_the_folder_is_neither_read_nor_written_through(compiler, folder, tmp_path):
+    whole = compiled(compiler())
+    file, elsewhere = entry(folder), tmp_path / "elsewhere"
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+    before = elsewhere.read_bytes()
+    with pytest.warns(RuntimeWarning, match="symbolic link"):
+        again = compiled(compiler())
+    assert (again.from_cache, again.cubin) == (False, whole.cubin)
+    assert elsewhere.read_bytes() == before
+
+
+def test_a_folder_that_is_made_is_its_users_alone(compiler, folder):
+    compiled(compiler())
+    assert folder.stat().st_mode & 0o077 == 0
+    assert entry(folder).stat().st_mode & 0o077 == 0
+
+
+LENGTH = len(MAGIC) + 32 + 7  # the lowest byte of the machine code's length
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "cut off": lambda content: content[: len(content) // 2],
+    "one bit": lambda content: content[:-100] + bytes([content[-100] ^ 1]) + content[-99:],
+    "a length": lambda content: content[:LENGTH] + b"\xff" + content[LENGTH + 1 :],
+    "empty": lambda content: b"",
+    "longer": lambda content: content + b"more",
+    "replaced": lambda content: b"something else altogether" * 1000,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_compiled_again_and_replaced(compiler, folder, damage):
+    whole = compiled(compiler())
+    file = entry(folder)
+    file.write_bytes(DAMAGES[damage](file.read_bytes()))
+    again = compiled(compiler())
+    assert (again.from_cache, again.cubin) == (False, whole.cubin)
+    assert compiled(compiler()).from_cache
+
+
+def test_another_kernels_file_under_ones_name_is_not_taken_for_it(compiler, folder):
+    compiled(compiler())
+    mine = entry(folder)
+    theirs_cubin = compiled(compiler(), ADD_ONE.replace("1.0f", "2.0f")).cubin
+    [theirs] = set(folder.iterdir()) - {mine}
+    mine.write_bytes(theirs.read_bytes())
+    again = compiled(compiler())
+    assert not again.from_cache
+    assert again.cubin != theirs_cubin
+
+
+def test_processes_that_compile_the_same_kernel_at_once_leave_one_whole_file(compiler, folder, nvrtc):
+    program = (
+        "import sys; from pyperf_suite import _native\n"
+        "from pyperf_suite.workloads.scratch import KernelCache\n"
+        "compiler = KernelCache(_native.cuda.Compiler([sys.argv[1]]), sys.argv[2])\n"
+        "sys.stdin.readline()\n"  # both are ready before either begins
+        "compiler.compile('test.cu', sys.argv[3], {}, 'sm_80', ['--std=c++17'])"
+    )
+    command = [sys.executable, "-c", program, nvrtc, str(folder), ADD_ONE]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(3)]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+    assert entry(folder).suffix == ".kernel"
+    assert compiled(compiler()).from_cache
+
+
+def test_threads_that_compile_at_once_get_the_same_kernel(compiler):
+    shared = compiler()
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: compiled(shared).cubin, range(8)))
+    assert len(set(results)) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_told_of_once_and_kernels_compile_all_the_same(cuda, nvrtc, tmp_path):
+    (tmp_path / "file").write_text("")
+    compiler = KernelCache(cuda.Compiler([nvrtc]), str(tmp_path / "file" / "cache"))
+    words = r"cannot be kept in .*file/cache \(File exists\).* set PYPERF_CACHE_DIR"
+    with pytest.warns(RuntimeWarning, match=words):
+        assert compiled(compiler).cubin.startswith(b"\x7fELF")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compiled(compiler).from_cache  # remembered in memory
+        assert not compiled(compiler, architecture="sm_90").from_cache
+
+
+def test_a_mistake_in_a_source_shows_the_compilers_log(cuda, compiler, folder):
+    with pytest.raises(
+        cuda.CompileError, match=r"(?s)cannot compile test\.cu for sm_80 .*test\.cu\(1\): error: .*missing"
+    ):
+        compiled(compiler(), 'extern "C" __global__ void f() { missing(); }')
+    assert not folder.exists()
+
+
+def test_what_the_compiler_reports_is_kept_with_the_kernel(compiler):
+    options = [*OPTIONS, "--ptxas-options=--verbose"]
+    first, second = (compiled(compiler(), options=options) for _ in range(2))
+    assert "registers" in first.log
+    assert (second.from_cache, second.log) == (True, first.log)
+
+
+def test_an_architecture_this_nvrtc_does_not_know_is_not_available(cuda, compiler):
+    with pytest.raises(cuda.NotAvailable, match=r"does not know sm_35, only sm_.*: install the NVRTC of another CUDA"):
+        compiled(compiler(), architecture="sm_35")
+    with pytest.raises(ValueError, match=r"Architecture 'hopper' is not one: ask for sm_80, sm_90a"):
+        compiled(compiler(), architecture="hopper")
+
+
+def test_an_override_that_does_not_open_is_not_passed_over(cuda, nvrtc, monkeypatch):
+    monkeypatch.setenv("PYPERF_LIBNVRTC", "/nowhere/libnvrtc.so.13")
+    with pytest.raises(cuda.NotAvailable, match=r"PYPERF_LIBNVRTC=/nowhere/libnvrtc\.so\.13 cannot be opened"):
+        cuda.Compiler([nvrtc])
+    monkeypatch.setenv("PYPERF_LIBNVRTC", nvrtc)
+    assert cuda.Compiler([]).path == nvrtc
+
+
+def test_where_there_is_no_nvrtc_the_package_that_brings_it_is_named(native):
+    program = (
+        "from pyperf_suite import _native\n"
+        "try: print('found', _native.cuda.Compiler([]).path)\n"
+        "except _native.cuda.NotAvailable as reason: print(reason)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    if done.stdout.startswith("found"):
+        pytest.skip(f"the system's loader finds one: {done.stdout.split()[1]}")
+    assert "libnvrtc.so.13 cannot be opened: install NVRTC" in done.stdout
+    assert "pip install nvidia-cuda-nvrtc" in done.stdout
+
+
+def test_the_version_is_the_librarys(cuda, nvrtc):
+    major, minor = cuda.Compiler([nvrtc]).version.split(".")
+    assert int(major) >= 12
+    assert minor.isdigit()

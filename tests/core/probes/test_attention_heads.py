@@ -1,0 +1,275 @@
+"""The attention probe splits hidden sizes as asked, and its findings tell the machine that made the records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from pyperf_suite.findings.data import Findings, Remark
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.laws.tiled_attention import AttentionLaw, Blocks, TiledAttention
+from pyperf_suite.probes.attention_heads import CAUSES, PROBE, AttentionHeadsAxes
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.workloads.attention import AttentionParameters
+from tests.records import records
+
+CPU = resolve("cpu")
+# Products at 1 TFLOP/s on each slot; a score costs as much as 16 head dimensions.
+LAW = AttentionLaw(5e-6, 1e-6, per_product_s=4e-12, per_score_s=64e-12, per_element_s=1e-12)
+
+BLOCKS = Blocks(64, 64)
+CAUSAL = AttentionParameters(1, 8, 64, 256, causal=True, dtype="float32", workers=2)
+
+
+def power_of_two(head_dim: int) -> int:
+    return 1 << (head_dim - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine whose own kernel obeys a law exactly, but for seeded noise; libraries take the time they are given."""
+
+    law: AttentionLaw = LAW
+    blocks: Blocks = BLOCKS
+    slots: int = 2
+    padded: Callable[[int], int] = power_of_two
+    noise: float = 0.0
+    libraries: dict[str, float] = field(default_factory=lambda: {"sdpa_default": 1.5, "sdpa_flash": 1.5})
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def tiles(self, p: AttentionParameters) -> TiledAttention:
+        padded = self.padded(p.head_dim)
+        return TiledAttention(p.batch, p.heads, p.seq_q, p.keys, p.head_dim, padded, p.causal, self.blocks, self.slots)
+
+    def seconds(self, case: Case) -> float:
+        """The law's, times the library's factor and that of the backward pass."""
+        own = float(self.law.seconds([self.tiles(case.parameters)])[0])
+        return own * (2.5 if case.parameters.backward else 1) * self.libraries.get(case.implementation, 1)
+
+    def kernel(self, case: Case) -> dict[str, Any]:
+        p = case.parameters
+        if case.implementation in self.libraries:
+            return {"path": "flash", "details": self.details}
+        own = {"blocks": str(self.blocks), "padded_head_dim": self.padded(p.head_dim), "slots": self.slots}
+        return {"path": "packed", "details": own}
+
+    def records(self, cases: list[Case], processes: int = 2) -> list[Record]:
+        fields = {"processes": processes, "noise": self.noise, "probe": "attention_heads", "kernel": self.kernel}
+        return records(cases, self.seconds, **fields)
+
+
+def axes(**changed: object) -> AttentionHeadsAxes:
+    usual = AttentionHeadsAxes(
+        implementation=("native", "sdpa_default"),
+        beside=(),
+        hidden=(512,),
+        heads=(8, 4),
+        head_dim=(),
+        heads_of_head_dim=(4,),
+        kv_ratio=("1",),
+        mask=("full",),
+        phase=("forward", "backward"),
+        seq=(256,),
+        batch=(1,),
+        dtype=("float32",),
+        workers=(2,),
+    )
+    return replace(usual, **changed)  # type: ignore[arg-type]
+
+
+def cases(**changed: object) -> list[Case]:
+    return list({case.case_id: case for case in PROBE.sweep(axes(**changed))}.values())
+
+
+def findings(machine: Machine, **changed: object) -> Findings:
+    return PROBE.findings(machine.records(cases(**changed)))
+
+
+def told(found: Findings, *names: str, **values: object) -> list[Remark]:
+    """Remarks that have such values, and values of these names."""
+    return [
+        each
+        for each in found.remarks
+        if set(names) <= each.values.keys() and values.items() <= dict(each.values).items()
+    ]
+
+
+def lines(found: Findings, title: str, **values: object) -> list[dict[str, Any]]:
+    """Rows of a table by the names of its columns, the first of each name."""
+    (table,) = [table for table in found.tables if table.title.startswith(title)]
+    names = [column.name for column in table.columns]
+    rows = [dict(zip(reversed(names), reversed(row), strict=True)) for row in table.rows]
+    return [row for row in rows if values.items() <= row.items()]
+
+
+def test_every_split_shares_the_hidden_size_and_its_parameters() -> None:
+    swept = cases(heads=(2, 4, 8, 16))
+    splits = {(case.parameters.heads, case.parameters.head_dim) for case in swept}
+    assert splits == {(2, 256), (4, 128), (8, 64), (16, 32)}
+    assert {case.parameters.backward for case in swept if case.implementation == "native"} == {False}
+    assert {case.parameters.backward for case in swept if case.implementation != "native"} == {False, True}
+
+
+def test_other_masks_key_heads_and_lengths_are_varied_one_at_a_time_on_the_first_split() -> None:
+    swept = cases(
+        implementation=("sdpa_default",),
+        kv_ratio=("1", "4", "all"),
+        mask=("full", "causal"),
+        seq=(256, 512),
+        phase=("forward",),
+    )
+    varied = {(p.heads, p.key_heads, p.causal, p.seq_q) for p in (case.parameters for case in swept)}
+    base = {(8, 8, False, 256), (4, 4, False, 256)}
+    assert varied == base | {(8, 2, False, 256), (8, 1, False, 256), (8, 8, True, 256), (8, 8, False, 512)}
+
+
+def test_the_recommendation_has_both_passes_and_no_cause_that_nothing_tells() -> None:
+    found = findings(Machine())
+    # The softmax of 8 heads costs twice that of 4; all else is equal, in both passes alike.
+    ratios = {}
+    for each in told(found, "slow", kernel="sdpa_default, float32"):
+        assert (each.values["split"], each.values["slow"], each.values["hidden"]) == ("4 x 128", "8 x 64", 512)
+        assert "with the same parameters" in each.template
+        ratios[each.values["of_pass"]] = each.values["faster"]
+    case, other = (each for each in cases(implementation=("sdpa_default",), phase=("forward",)))
+    expected = Machine().seconds(case) / Machine().seconds(other)
+    assert ratios["forward"].value == pytest.approx(expected)
+    assert ratios["backward"].value == pytest.approx(expected)
+    assert ratios["forward"].low == pytest.approx(expected)
+    assert told(found, "cause", kernel="sdpa_default, float32") == []
+
+
+def test_a_split_that_only_its_backward_pass_makes_the_best_is_slower_in_forward() -> None:
+    class Backwards(Machine):
+        def seconds(self, case: Case) -> float:
+            p = case.parameters
+            return 1e-3 * (100 / p.heads if p.backward else p.heads)
+
+    found = told(findings(Backwards()), "slow", kernel="sdpa_default, float32", split="8 x 64")
+    assert {each.values["of_pass"]: each.values["faster"].value for each in found} == {
+        "forward": pytest.approx(0.5),
+        "backward": pytest.approx(2),
+    }
+
+
+def test_noise_is_not_turned_into_advice() -> None:
+    free_softmax = AttentionLaw(0, 0, per_product_s=4e-12, per_score_s=0, per_element_s=0)
+    advice = told(findings(Machine(law=free_softmax, noise=0.05)), "slow")
+    assert len(advice) == 3
+    assert all(each.is_noise for each in advice)
+
+
+@pytest.mark.parametrize(
+    ("machine", "changed", "cause", "column", "slow", "fast"),
+    [
+        (Machine(law=replace(LAW, per_score_s=0)), {"hidden": (640,), "heads": (8, 5)}, "padding", "padding", 0.375, 0),
+        (Machine(law=replace(LAW, per_score_s=0), slots=24), {"seq": (192,)}, "slots", "tiles", 12, 24),
+        (
+            Machine(law=replace(LAW, overhead_s=0, per_score_s=512e-12)),
+            {"heads": (8, 4, 2, 16), "head_dim": (24, 40, 96), "mask": ("causal", "full"), "seq": (256, 512)},
+            "softmax",
+            "softmax",
+            0.8,
+            1 / 3,
+        ),
+    ],
+)
+def test_the_cause_is_the_one_that_the_machine_was_made_with(
+    machine: Machine, changed: dict[str, Any], cause: str, column: str, slow: float, fast: float
+) -> None:
+    found = findings(machine, implementation=("native",), **changed)
+    (said,) = told(found, "cause")
+    assert said.values["cause"] == CAUSES[cause]
+    for split, share in ((said.values["split"], slow), (said.values["fast"], fast)):
+        line, *_ = lines(found, "What the forward kernels compute", **{"heads x head_dim": split})
+        assert getattr(line[column], "value", line[column]) == pytest.approx(share, rel=0.01)
+
+
+def test_a_law_that_the_machine_obeys_misses_nothing_it_was_not_fitted_to() -> None:
+    changed = {"head_dim": (40, 64, 72, 96, 128, 136), "mask": ("full", "causal"), "seq": (256, 512)}
+    (exact,) = told(findings(Machine(), **changed), "overhead")
+    assert (exact.kind, exact.values["kernel"], exact.values["held_out"]) == ("law", "native, float32, 2 workers", 4)
+    assert exact.values["narrow"].value == pytest.approx(64 / 80, rel=0.01)
+    assert exact.values["wide"].value == pytest.approx(128 / 144, rel=0.01)
+    assert exact.values["product"].value == pytest.approx(LAW.per_product_s, rel=0.01)
+    assert exact.values["median"].value < 0.0005
+    (noisy,) = told(findings(Machine(noise=0.3), **changed), "overhead")
+    assert noisy.values["median"].value > 0.0005
+
+
+def test_the_largest_drop_over_head_dimensions_is_that_of_the_rates() -> None:
+    found = findings(Machine(), head_dim=(64, 72, 128))
+    (said,) = told(found, "drop", kernel="native, float32")
+    assert (said.values["head_dim"], said.values["after"], said.values["of_pass"]) == (64, 72, "forward")
+    before, after, _ = lines(found, "Throughput by head dimension", implementation="native, float32")
+    assert after["forward"].value / before["forward"].value == pytest.approx(said.values["drop"].value)
+    assert said.values["drop"].value < 0.7
+
+
+def test_the_padding_of_our_kernel_stands_beside_each_head_dimension() -> None:
+    def padding(machine: Machine) -> dict[str, float]:
+        found = lines(findings(machine, head_dim=(64, 72, 96)), "What the forward kernels compute")
+        return {line["heads x head_dim"]: line["padding"].value for line in found}
+
+    assert padding(Machine()) == {
+        "4 x 64": 0,
+        "8 x 64": 0,
+        "4 x 72": pytest.approx(1 - 72 / 128),
+        "4 x 96": 0.25,
+        "4 x 128": 0,
+    }
+    assert set(padding(Machine(padded=lambda head_dim: head_dim)).values()) == {0}
+
+
+def test_a_backend_that_beats_the_default_is_named_with_where() -> None:
+    machine = Machine(libraries={"sdpa_default": 1.5, "sdpa_flash": 1.5, "sdpa_cudnn": 1.0})
+    found = findings(machine, implementation=("sdpa_default", "sdpa_flash", "sdpa_cudnn"))
+    (picked,) = told(found, path="flash")
+    assert (picked.values["kernel"], picked.values["count"]) == ("sdpa_default, float32, 2 workers", 4)
+    (faster,) = told(found, "count", kernel="sdpa_cudnn, float32")
+    assert faster.values["count"] == 4
+    assert (faster.values["faster"].value, faster.values["faster"].low) == pytest.approx((1.5, 1.5))
+    alike = findings(Machine(), implementation=("sdpa_default", "sdpa_flash"))
+    assert [each.values["path"] for each in told(alike, "count")] == ["flash"]
+
+
+def test_softmaxs_share_is_what_the_products_alone_do_not_take() -> None:
+    machine = Machine(libraries={"two_gemm": 4.0, "two_gemm_products": 3.0})
+    found = findings(machine, implementation=(), beside=("two_gemm", "two_gemm_products"))
+    shares = [line["softmax and mask"] for line in lines(found, "Two products")]
+    assert [(each.value, each.low, each.high) for each in shares] == [pytest.approx((0.25, 0.25, 0.25))] * 2
+
+
+def test_tiles_that_head_dim_does_not_fill_explain_the_two_product_form() -> None:
+    # The library computes the transposed product: 128 columns of C by 256 rows.
+    products = [{"family": "cutlass3", "tile": [128, 256]}, {"family": "cutlass3", "tile": [128, 256]}]
+    machine = Machine(libraries={"two_gemm": 2.0}, details={"products": products})
+    found = findings(machine, implementation=("two_gemm",), head_dim=(64, 136), phase=("forward",))
+    filled = {
+        line["heads x head_dim"]: (line["tile of P·V"], line["tile filled"].value) for line in lines(found, "Two")
+    }
+    assert (filled["4 x 64"], filled["4 x 136"]) == (("256x128", 0.5), ("256x128", 136 / 256))
+
+
+def test_the_bucket_that_flash_attention_tells_in_its_kernels_name_is_a_cause() -> None:
+    name = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<{}, 64, 64, 4, false, cutlass::bfloat16_t>"
+
+    class Flash(Machine):
+        def kernel(self, case: Case) -> dict[str, Any]:
+            return {"path": "flash", "details": {"launched": [name.format(self.padded(case.parameters.head_dim))]}}
+
+    found = findings(Flash(law=replace(LAW, per_score_s=0)), hidden=(640,), heads=(8, 5))
+    (said,) = told(found, "cause", kernel="sdpa_default, float32")
+    assert (said.values["cause"], said.values["fast"]) == (CAUSES["padding"], "5 x 128")
+    (line,) = lines(found, "Throughput by number", implementation="sdpa_default, float32", **{"computed as": 128})[1:]
+    assert line["heads x head_dim"] == "8 x 80"
+
+
+def test_cases_that_different_processes_measured_are_not_compared() -> None:
+    records = Machine().records(cases(implementation=("native",)), processes=2)
+    found = PROBE.findings([record for position, record in enumerate(records) if position in (0, 3)])
+    assert told(found, "faster") == []
+    assert [line["faster"] for line in lines(found, "Fastest and slowest")] == [None]

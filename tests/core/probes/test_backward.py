@@ -1,0 +1,132 @@
+"""The backward probe asks for each pass that a layer has, and judges a made-up machine by what it was made with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.probes.backward import BANDWIDTH_BOUND, PROBE, READS_MORE, TWICE_THE_TIME, BackwardAxes
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.workloads.training.layers import ACTIVATIONS, LAYERS, LayerPassParameters, work
+from tests.records import a_record, lines, verdicts
+
+CPU = Device("cpu")
+# Passes take their FLOPs at 1e11 a second and their bytes at 1e10, one after the other.
+FLOP_PER_S, BYTES_PER_S = 1e11, 1e10
+
+
+def by_roofline(p: LayerPassParameters, process: int) -> float:
+    return work(p).flop / FLOP_PER_S + work(p).bytes / BYTES_PER_S
+
+
+@dataclass(frozen=True)
+class Machine:
+    seconds: Callable[[LayerPassParameters, int], float] = by_roofline
+    kept_tensors: float = 1.0
+
+    def records(self, cases: list[Case], processes: int = 3) -> list[Record]:
+        return [self.record(case, process) for process in range(processes) for case in cases]
+
+    def record(self, case: Case, process: int) -> Record:
+        p = case.parameters
+        saved = {"saved": self.kept_tensors * p.tokens * p.hidden * p.element_bytes} if p.phase == "forward" else {}
+        return a_record(case, self.seconds(p, process), process=process, probe="backward", metrics=saved)
+
+
+def axes(**changed: Any) -> BackwardAxes:
+    return replace(PROBE.axes("standard", CPU), layer=LAYERS, **changed)
+
+
+def findings(machine: Machine, **changed: Any) -> Findings:
+    return PROBE.findings(machine.records(list(PROBE.sweep(axes(**changed)))))
+
+
+def judged(layer: str, claim: Claim, machine: Machine | None = None, **changed: Any) -> list[ClaimVerdict]:
+    found = verdicts(findings(machine or Machine(), **changed), claim)
+    return [each for each in found if str(each.told.values["name"]).startswith(layer)]
+
+
+def remarks(machine: Machine | None = None) -> list[Remark]:
+    return [each for each in findings(machine or Machine()).remarks if isinstance(each, Remark)]
+
+
+def table_of(found: Findings) -> dict[str, dict[str, Any]]:
+    return {str(line["layer"]).split()[0]: line for line in lines(found, "Passes")}
+
+
+def slower(factor: float, **only: Any) -> Machine:
+    """Passes that match are so many times slower than the roofline says."""
+
+    def seconds(p: LayerPassParameters, process: int) -> float:
+        matches = all(getattr(p, name) == value for name, value in only.items())
+        return by_roofline(p, process) * (factor if matches else 1)
+
+    return Machine(seconds)
+
+
+def test_each_layer_has_the_width_that_it_has_in_a_transformer() -> None:
+    cases = PROBE.sweep(axes(hidden=(64,), ffn=(256,), channels=(16,)))
+    widths = {case.parameters.layer: (case.parameters.hidden, case.parameters.features) for case in cases}
+    assert widths["linear"] == (64, 256)
+    assert widths["conv"] == (16, 16)
+    assert {widths[each] for each in (*ACTIVATIONS, "copy")} == {(256, 256)}
+    assert {widths[each] for each in ("layer_norm", "rms_norm", "attention")} == {(64, 64)}
+
+
+def test_twice_the_time_of_forward_is_what_the_guide_claims() -> None:
+    machine = Machine(lambda p, process: {"forward": 1.0, "backward": 2.0}.get(p.phase, 1.1) * 1e-3)
+    (verdict,) = judged("linear 256 -> 1024", TWICE_THE_TIME, machine)
+    assert verdict.outcome == "holds"
+    assert verdict.measured.value == pytest.approx(2.0)
+    assert verdict.told.values["where"] == "4 x 256 tokens, float32"
+    row = table_of(findings(machine))["linear"]
+    assert [row[f"{phase} / forward"].value for phase in ("backward", "dgrad", "wgrad")] == pytest.approx([2, 1.1, 1.1])
+
+
+def test_a_backward_as_fast_as_forward_contradicts_the_guide() -> None:
+    (verdict,) = judged("conv", TWICE_THE_TIME, Machine(lambda p, process: 1e-3))
+    assert (verdict.outcome, verdict.measured.value) == ("does not hold here", 1.0)
+
+
+def test_products_whose_backward_takes_more_than_its_flops_are_counted() -> None:
+    (counted,) = (each for each in remarks(slower(2, layer="conv", phase="backward")) if "longer" in each.values)
+    assert (counted.values["longer"], counted.values["all"]) == (1, 2)
+    # What lies above and below in turn is not beyond its interval.
+    unsure = Machine(lambda p, process: by_roofline(p, process) * (1 + (p.phase == "backward") * 0.1 * process))
+    (counted,) = (each for each in remarks(unsure) if "longer" in each.values)
+    assert counted.values["longer"] == 0
+
+
+def test_an_activation_at_the_rate_of_a_copy_is_bound_by_bandwidth() -> None:
+    forward, backward = judged("relu", BANDWIDTH_BOUND)
+    # Three tensors take half as long again as two: the rate is the same.
+    assert [each.told.values["moved"].value for each in (forward, backward)] == [2 << 22, 3 << 22]
+    assert [each.measured.value for each in (forward, backward)] == pytest.approx([1.0, 1.0])
+    assert {forward.outcome, backward.outcome} == {"holds"}
+
+
+def test_an_activation_that_computes_is_not_bound_by_bandwidth() -> None:
+    forward, backward = judged("gelu", BANDWIDTH_BOUND, slower(4, layer="gelu", phase="forward"))
+    assert forward.measured.value == pytest.approx(0.25)
+    assert (forward.outcome, backward.outcome) == ("does not hold here", "holds")
+
+
+@pytest.mark.parametrize(("tensors", "times", "outcome"), [(1, 2.0, "holds"), (0, 1.0, "does not hold here")])
+def test_what_backward_reads_is_counted_by_what_forward_kept(tensors: float, times: float, outcome: str) -> None:
+    (verdict,) = judged("silu", READS_MORE, Machine(kept_tensors=tensors))
+    assert verdict.told.values["tensor"].value == 1 << 22
+    assert (verdict.measured.value, verdict.outcome) == (times, outcome)
+
+
+def test_attention_and_norms_are_told_without_a_claim() -> None:
+    told = {str(each.values["name"]).split()[0]: each.values for each in remarks() if "name" in each.values}
+    assert set(told) == {"attention", "layer_norm", "rms_norm"}
+    assert (told["attention"]["flop"].value, told["layer_norm"]["bytes"].value) == pytest.approx((2.5, 1.5), rel=0.01)
+    assert "flop" not in told["layer_norm"]
+    assert told["layer_norm"]["of_forward"].value == pytest.approx(1.5, rel=0.01)
+    assert not judged("attention", TWICE_THE_TIME) + judged("layer_norm", TWICE_THE_TIME)

@@ -1,0 +1,108 @@
+"""The baseline probe pairs our kernel with the library's on the same product, and says the ratio as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pyperf_suite.findings.axes import Shape
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.kernels.gemm_sm90 import MEASURED_TILES as HOPPER_TILES
+from pyperf_suite.probes.baseline import PROBE
+from pyperf_suite.runner.record import Case, Record
+from tests import records as made_up
+
+AXES = replace(
+    PROBE.axes("quick", resolve("cpu")),
+    shape=(Shape(64, 64, 64), Shape(128, 64, 32)),
+    dtype=("float32", "bfloat16"),
+    workers=(1,),
+)
+
+
+def records(cases: Iterable[Case] | None = None, seconds: Any = None, **fields: Any) -> list[Record]:
+    """Ours takes 2 s in float32 and 3 s in bfloat16; torch takes 1 s."""
+    usual = {("native", "float32"): 2.0, ("native", "bfloat16"): 3.0}
+    seconds = seconds or (lambda case: usual.get((case.implementation, case.parameters.dtype), 1.0))
+    details = {"tile": "64x64x64"}
+    return made_up.records(cases or PROBE.sweep(AXES), seconds, **{"processes": 1, "details": details} | fields)
+
+
+def test_the_ratio_is_speed_over_speed_and_dtypes_are_compared() -> None:
+    found = PROBE.findings(records())
+    library, dtypes, other = (each.values for each in found.remarks)
+    assert (library["dtype"], library["mean"].value, library["schedule_workers"]) == (
+        "bfloat16",
+        pytest.approx(1 / 3),
+        1,
+    )
+    assert (other["dtype"], other["mean"].value, other["products"]) == ("float32", pytest.approx(1 / 2), 2)
+    assert (dtypes["dtype"], dtypes["mean"].value, "float32" in dtypes["what"]) == (
+        "bfloat16",
+        pytest.approx(2 / 3),
+        True,
+    )
+    assert {round(row[-1].value, 9) for row in found.tables[0].rows} == {0.5, round(1 / 3, 9)}
+
+
+def test_a_mean_has_an_interval_over_processes_and_the_bounds_of_its_products() -> None:
+    def seconds(case: Case, slow: float) -> float:
+        if case.implementation == "torch":
+            return 1.0
+        return 2.0 * slow * (1.5 if case.parameters.m == 128 else 1.0)
+
+    made = records(seconds=lambda case: seconds(case, 1.0), processes=2)
+    made += records(seconds=lambda case: seconds(case, 1.25), processes=[2])
+    values = PROBE.findings(made).remarks[0].values
+    assert (values["mean"].processes, values["mean"].low < values["mean"].value < 0.5) == (3, True)
+    assert (values["least"].value, values["most"].value) == (pytest.approx(1 / 3), 0.5)
+
+
+def test_a_tile_for_a_cluster_is_asked_of_kernels_that_launch_clusters_alone() -> None:
+    axes = replace(
+        AXES,
+        shape=(Shape(512, 512, 64),),
+        dtype=("bfloat16",),
+        tile=HOPPER_TILES,
+        implementation=("cuda_sm90", "triton"),
+    )
+    cases = list(PROBE.sweep(axes))
+    asked = {
+        name: [str(case.parameters.tile) for case in cases if case.implementation == name]
+        for name in axes.implementation
+    }
+    assert asked == {"cuda_sm90": list(HOPPER_TILES), "triton": ["128x256x64", "128x128x64"]}
+
+
+def test_of_several_tiles_the_fastest_counts() -> None:
+    axes = replace(AXES, shape=(Shape(64, 64, 64),), dtype=("float32",), tile=("64x64x64", "32x64x64"))
+    seconds = {"64x64x64": 4.0, "32x64x64": 2.0, "None": 1.0}
+    made = records(PROBE.sweep(axes), lambda case: seconds[str(case.parameters.tile)])
+    (row,) = PROBE.findings(made).tables[0].rows
+    assert row[-1].value == 0.5
+
+
+def test_the_peak_is_the_highest_that_any_product_of_the_same_cores_saw() -> None:
+    # Each product is 2 * 64**3 FLOP in 2 s; somebody else ran when the peak was measured for the second.
+    peaks = {64: 2 * 64**3.0, 128: 1000.0}
+    made = records(details=lambda case: {"peak_flop_per_s": peaks[case.parameters.m]})
+    table = PROBE.findings(made).tables[0]
+    of_peak = [heading.name for heading in table.columns].index("ours / the peak")
+    assert [row[of_peak].value for row in table.rows if row[2] == "float32"] == pytest.approx([0.5, 0.5])
+
+
+def test_sustained_speed_is_compared_with_sustained_speed() -> None:
+    axes = replace(AXES, shape=(Shape(64, 64, 64),), dtype=("float32",), mode=("burst", "sustained"))
+    seconds = {
+        ("native", "burst"): 2.0,
+        ("torch", "burst"): 1.0,
+        ("native", "sustained"): 4.0,
+        ("torch", "sustained"): 3.0,
+    }
+    made = records(PROBE.sweep(axes), lambda case: seconds[case.implementation, case.mode])
+    burst, sustained = (each.values for each in PROBE.findings(made).remarks)
+    assert (burst["mode"], burst["mean"].value) == ("burst", pytest.approx(0.5))
+    assert (sustained["mode"], sustained["mean"].value) == ("sustained", pytest.approx(0.75))

@@ -1,0 +1,91 @@
+"""The block probe: its cases, and what made-up times say of rates, shares and parts."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyperf_suite.findings.data import Findings
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.probes.block import FORMULA, PROBE
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.training import asked_flop
+from tests.records import lines, records
+
+CPU, GPU = Device("cpu"), Device("cuda")
+
+
+def at_one_gflop(case):
+    """Everything at 1 GFLOP/s, and what computes nothing in a millisecond."""
+    p = case.parameters
+    flop = asked_flop(p) if case.operator == "training_step" else find_workload(case.operator).work(p).flop
+    return (flop or 1e6) / 1e9
+
+
+def found(seconds_of=at_one_gflop, gpu="", **overrides) -> Findings:
+    """Of every case in three processes, whose time is what `seconds_of(case)` says."""
+    details = {"parameters": 789_760} | ({"gpu": gpu} if gpu else {})
+    cases = PROBE.cases("standard", CPU, overrides)
+    return PROBE.findings(records(cases, seconds_of, wobble=0.001, details=details))
+
+
+def slow_norm(case):
+    is_norm = case.operator == "block_part" and case.parameters.part == "norm"
+    return 10.0 if is_norm else at_one_gflop(case)
+
+
+def of_gpu(gpu):
+    return lines(found(gpu=gpu, precision="bfloat16"), "Steps")
+
+
+def remarks(findings, name):
+    return [each.values for each in findings.remarks if name in getattr(each, "values", {})]
+
+
+def test_steps_as_fast_as_the_product_use_all_of_it():
+    plain = [row for row in lines(found(), "Steps") if "checkpointing" not in row["step"]]
+    assert len(plain) == 2
+    assert [row["MFU"].value for row in plain] == pytest.approx([1.0, 1.0])
+    assert {row["MFU by data sheet"] for row in plain} == {None}
+
+
+def test_the_fastest_product_is_what_all_is_held_against():
+    def slow_small(case):
+        is_small = case.operator == "matmul" and case.parameters.m == 256
+        return at_one_gflop(case) * (2 if is_small else 1)
+
+    for edges in ("256,1024", "1024,256"):
+        assert {told["m"] for told in remarks(found(slow_small, edge=edges), "mfu")} == {1024}
+
+
+def test_on_a_gpu_the_data_sheets_peak_stands_beside_it():
+    shares = [row["MFU by data sheet"].value for row in of_gpu("NVIDIA H100 80GB HBM3")]
+    assert shares == pytest.approx([1e9 / 989.4e12] * 3, rel=0.01)
+    assert {row["MFU by data sheet"] for row in of_gpu("NVIDIA TNT2")} == {None}
+
+
+def test_what_is_computed_again_is_in_the_hardwares_share_alone():
+    (row,) = (row for row in lines(found(), "Steps") if "checkpointing" in row["step"])
+    assert row["MFU"].value == pytest.approx(1.0, abs=1e-3)
+    assert 1.10 < row["HFU"].value < 1.34
+
+
+def test_a_slow_part_is_named_with_its_share():
+    (told,) = remarks(found(slow_norm), "slowest")
+    assert told["part"] == "norm"
+    assert told["slowest"].value > 0.9
+    assert told["products"].value < 0.1
+
+
+def test_a_part_stands_under_the_roof_that_binds_it():
+    of_part = {row["part"]: row for row in lines(found(), "Roofline")}
+    assert (of_part["up"]["bound by"], of_part["norm"]["bound by"]) == ("arithmetic", "bytes")
+    assert of_part["up"]["of its roof"].value == pytest.approx(1.0, rel=0.01)
+    # Both take a millisecond, and an activation has four times the width to read and to write.
+    assert of_part["activation"]["of its roof"].value == pytest.approx(1.0)
+    assert of_part["norm"]["of its roof"].value == pytest.approx(0.25, rel=0.01)
+
+
+def test_the_guides_formula_is_judged_once_for_steps_of_the_same_flops():
+    findings = found(lambda case: at_one_gflop(case) / (1 + getattr(case.parameters, "compiled", 0)), compiled="no,yes")
+    assert [each.claim for each in findings.verdicts] == [FORMULA] * 3
+    assert [told["faster"].value for told in remarks(findings, "faster")] == pytest.approx([2.0, 2.0])

@@ -1,0 +1,164 @@
+"""The search for the largest batch ends on evidence, and the findings tell the machine that made the records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from pyperf_suite.findings.data import Quantity, Remark
+from pyperf_suite.hardware.devices import Device, Gpu, resolve
+from pyperf_suite.probes import checkpointing
+from pyperf_suite.probes.checkpointing import COSTS, PROBE, REPAYS, CheckpointingAxes
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.workloads.training import Checkpointing
+from tests import records as made_up
+from tests.records import cells
+
+CPU = resolve("cpu")
+AXES: CheckpointingAxes = replace(PROBE.axes("standard", CPU), workers=(1,), budget_mb=(100,))
+FIXED_MB = 10.0
+# What a sequence adds to the most that is held, and the rate relative to keeping all.
+MB_EACH = {"none": 9.0, "selective": 6.0, "every:1": 2.5, "every:2": 3.0}
+RATE = {"none": 1.0, "selective": 0.95, "every:1": 0.78, "every:2": 0.78}
+
+Held = Callable[[str, int], float]
+
+
+def straight(policy: str, batch: int) -> float:
+    """Bytes on a line, as on a CPU."""
+    return 1e6 * (FIXED_MB + MB_EACH[policy] * batch)
+
+
+def in_blocks(policy: str, batch: int) -> float:
+    """An allocator that wastes more the more there is: the line promises too much."""
+    return straight(policy, batch) * (1.0 if batch <= 4 else 1.25)
+
+
+def a_record(case: Case, process: int, held: Held, rate_of_batch: Callable[[int], float], wobble: float) -> Record:
+    p = case.parameters
+    policy, peak = str(p.checkpointing), held(str(p.checkpointing), p.batch)
+    seconds = p.tokens / (1e5 * RATE[policy] * rate_of_batch(p.batch)) * (1 + wobble * (process - 1))
+    if p.budget_bytes and peak > p.budget_bytes:
+        reason = f"Batch {p.batch} does not fit: it is made up."
+        return made_up.a_record(case, process=process, outcome="unsupported", reason=reason)
+    fixed = 1e6 * FIXED_MB
+    bytes_ = {"kept": peak - fixed, "fixed": fixed, "peak": peak, "peak_of_one": held(policy, 1)}
+    return made_up.a_record(case, seconds, process=process, metrics=bytes_ | {"budget": float(p.budget_bytes)})
+
+
+def searched(
+    axes: CheckpointingAxes = AXES,
+    held: Held = straight,
+    rate_of_batch: Callable[[int], float] = lambda batch: 1.0,
+    wobble: float = 0.001,
+) -> tuple[list[Record], int]:
+    """Records of a whole run, and how many rounds its search took."""
+    records, cases, rounds = [], list(PROBE.sweep(axes)), -1
+    known = set()
+    while cases:
+        rounds += 1
+        assert rounds < 12, "the search wanders"
+        for case in cases:
+            assert case.case_id not in known
+            known.add(case.case_id)
+            records += [a_record(case, process, held, rate_of_batch, wobble) for process in range(3)]
+        cases = PROBE.follow_up(records)
+    return records, rounds
+
+
+def batches(records: list[Record], outcome: str) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for record in records:
+        p = record.parsed_case().parameters
+        if record.outcome == outcome:
+            found.setdefault(str(p.checkpointing), set()).add(p.batch)
+    return found
+
+
+@pytest.mark.parametrize("held", [straight, in_blocks])
+@pytest.mark.parametrize("start", [1, 4, 64])
+def test_the_search_ends_at_the_last_batch_that_fits_and_has_seen_the_next_fail(held, start):
+    records, _ = searched(replace(AXES, batch=(start,)), held)
+    for policy, fitting in batches(records, "ok").items():
+        last = max(fitting)
+        assert held(policy, last) <= 100e6 < held(policy, last + 1)
+        assert last + 1 in batches(records, "unsupported")[policy]
+
+
+def test_on_a_straight_line_one_batch_is_measured_and_the_next_tried():
+    records, rounds = searched()
+    assert rounds == 2
+    assert batches(records, "ok")["none"] == {4, 10}
+    assert batches(records, "unsupported")["none"] == {11}
+
+
+def test_a_model_that_never_fits_ends_at_a_batch_of_one():
+    records, _ = searched(replace(AXES, budget_mb=(11,), checkpointing=(Checkpointing(),)))
+    assert batches(records, "unsupported") == {"none": {4, 2, 1}}
+    (row,) = cells(PROBE.findings(records).tables[0])
+    assert (row["checkpointing"], row["largest batch"], row["the next one"]) == ("none", None, "does not fit")
+    assert row["budget"] == Quantity(11e6, "MB")
+
+
+def test_without_a_budget_nothing_is_searched_for():
+    records, rounds = searched(replace(AXES, budget_mb=(0,)))
+    assert rounds == 0
+    found = PROBE.findings(records)
+    assert {each.claim for each in found.verdicts} == {COSTS}
+    assert [table.title for table in found.tables] == ["Steps by checkpointing and batch"]
+
+
+def test_a_batch_that_failed_ends_its_search():
+    records, _ = searched()
+    broken = [replace(r, outcome="failed", reason="boom", metrics={}) for r in records[:1]]
+    assert PROBE.follow_up(broken) == []
+
+
+def test_the_cost_is_judged_and_compared_with_what_flops_alone_would_give():
+    found = PROBE.findings(searched()[0])
+    costs = {each.told.values["checkpointing"]: each for each in found.verdicts if each.claim == COSTS}
+    assert set(costs) == {"every:1", "every:2"}
+    every = costs["every:1"]
+    assert (every.measured.value, every.outcome) == (pytest.approx(0.78), "holds")
+    told = every.told.values
+    assert (told["batch"], told["kept"], told["kept_without"]) == (4, Quantity(10e6, "MB"), Quantity(36e6, "MB"))
+    assert told["by_flop"].predicted
+    assert 0.75 <= told["by_flop"].value < 0.8
+    (selective,) = (each for each in found.remarks if isinstance(each, Remark) and "by_flop" in each.values)
+    assert (selective.values["checkpointing"], selective.values["by_flop"].value) == ("selective", 1)
+    assert selective.values["measured"].value == pytest.approx(0.95)
+    peaks = {(row["checkpointing"], row["batch"]): row["peak"] for row in cells(found.tables[1])}
+    assert (peaks["every:1", 4], peaks["none", 4]) == (Quantity(20e6, "MB"), Quantity(46e6, "MB"))
+
+
+def test_a_search_that_has_not_ended_does_not_say_that_the_next_batch_does_not_fit():
+    records = [record for record in searched()[0] if record.outcome == "ok"]
+    assert {row["the next one"] for row in cells(PROBE.findings(records).tables[0])} == {None}
+
+
+@pytest.mark.parametrize(
+    ("rate_of_batch", "policy", "gain", "outcome", "fastest"),
+    [
+        (lambda batch: 1.0, "selective", 0.95, "does not hold here", ("none", 10)),
+        (lambda batch: batch**0.5, "every:1", 0.78 * 3.6**0.5, "holds", ("every:1", 36)),
+    ],
+    ids=["larger batches are no faster", "larger batches are faster"],
+)
+def test_the_fastest_policy_within_the_budget_is_the_advice(rate_of_batch, policy, gain, outcome, fastest):
+    found = PROBE.findings(searched(rate_of_batch=rate_of_batch)[0])
+    (repaid,) = (each for each in found.verdicts if each.claim == REPAYS)
+    assert (repaid.measured.value, repaid.outcome) == (pytest.approx(gain), outcome)
+    assert (repaid.told.values["checkpointing"], repaid.told.values["plain"]) == (policy, 10)
+    advice = found.remarks[-1].values
+    assert (advice["checkpointing"], advice["batch"]) == fastest
+    assert advice["budget"] == Quantity(100e6, "MB")
+
+
+def test_a_gpu_is_searched_up_to_its_memory(monkeypatch):
+    gpu = Gpu(0, "made up", "GPU-0", (9, 0), 132, 80 << 30)
+    monkeypatch.setattr(checkpointing, "gpus", lambda: (gpu,))
+    budgets = {case.parameters.budget_bytes for case in PROBE.cases("standard", Device("cuda"))}
+    assert len(budgets) == 1
+    assert 78 << 30 < budgets.pop() < 80 << 30

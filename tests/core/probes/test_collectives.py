@@ -1,0 +1,365 @@
+"""What the collectives probe tells is what the machine that made the records did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.findings.axes import NO, YES, Sizes
+from pyperf_suite.findings.data import Findings, Quantity, Remark
+from pyperf_suite.findings.rows import rows_of
+from pyperf_suite.hardware.links import peak_of
+from pyperf_suite.laws.traffic import TrainingWorkload
+from pyperf_suite.laws.transformer import ModelDimensions
+from pyperf_suite.probes.collectives import PROBE, CollectivesAxes, TrainingSizes, analyse
+from pyperf_suite.probes.collectives.curves import curves_of
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.workloads.collective import CollectiveParameters
+
+LADDER = Sizes(64, 64 * 2**20, 16)
+ONE_SIZE = Sizes(2**30, 2**30)
+HOPPERS = {"kind": "cuda", "model": "NVIDIA H200", "link": "nvlink4x18", "count": 8}
+WRONG = {"passed": False, "wrong": 7, "compared": 100, "message": "rank 1 has 7 of 100 elements wrong"}
+
+
+def cases(**changed: object) -> list[Case]:
+    usual = CollectivesAxes(op=("all_reduce",), size=(LADDER,), ranks=(4,))
+    return list(PROBE.sweep(replace(usual, **changed)))  # type: ignore[arg-type]
+
+
+def judged(records: list[Record], training: TrainingSizes) -> Findings:
+    return analyse(rows_of(records), training)
+
+
+def remarks(findings: Findings, words: str) -> list[Remark]:
+    """Those whose sentence has these words."""
+    return [each for each in findings.remarks if isinstance(each, Remark) and words in each.template]
+
+
+def said(findings: Findings, words: str) -> Mapping[str, Any]:
+    """The numbers and names of the one remark whose sentence has these words; quantities by their value."""
+    (remark,) = remarks(findings, words)
+    return {name: each.value if isinstance(each, Quantity) else each for name, each in remark.values.items()}
+
+
+def table(findings: Findings, title: str) -> list[dict[str, Any]]:
+    """Rows by column; quantities by their value."""
+    (found,) = [table for table in findings.tables if table.title == title]
+    names = [column.name for column in found.columns]
+    rows = [[cell.value if isinstance(cell, Quantity) else cell for cell in row] for row in found.rows]
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def column(findings: Findings, title: str, name: str) -> list[Any]:
+    return [row[name] for row in table(findings, title)]
+
+
+def test_the_table_is_nccl_tests_with_rates_by_its_factors(network: Any) -> None:
+    findings = PROBE.findings(network().records(cases(size=(ONE_SIZE,))))
+    (row,) = table(findings, "all_reduce float32, 4 ranks, gloo")
+    seconds = 20e-6 + 1.5 * 2**30 / 10e9
+    assert [row[name] for name in ("size", "count", "type", "redop", "root")] == [2**30, 2**28, "float32", "sum", -1]
+    assert row["p50"] == pytest.approx(seconds)
+    assert row["algbw"] == pytest.approx(2**30 / seconds)
+    assert row["busbw"] == pytest.approx(1.5 * 2**30 / seconds)
+    assert (row["#wrong"], row["p99 / p50"], row["skew"]) == (0, 1, 0)
+
+
+def test_the_highest_rate_is_told_with_its_share_of_the_links_peak(network: Any) -> None:
+    records = network(gb_per_s=225.0, identity=HOPPERS).records(cases(implementation=("nccl",), ranks=(8,)))
+    findings = PROBE.findings(records)
+    rate = said(findings, "{rate} busbw")
+    assert rate["rate"] == pytest.approx(217e9, rel=0.01)
+    assert rate["share"] == pytest.approx(0.48, rel=0.01)
+    assert (rate["peak"], rate["link"], rate["size"]) == (450e9, "18 x NVLink 4", 64 * 2**20)
+    shares = column(findings, "all_reduce float32, 8 ranks, nccl", "of the link's peak")
+    assert shares[-1] == rate["share"] > shares[0]
+
+
+@pytest.mark.parametrize(
+    ("identity", "gb_per_s"),
+    [
+        (HOPPERS, 450),
+        ({"kind": "cuda", "model": "NVIDIA A100-SXM4-80GB", "link": "nvlink3x12"}, 300),
+        ({"kind": "cuda", "model": "NVIDIA B200", "link": "nvlink5x18"}, 900),
+        ({"kind": "cuda", "model": "NVIDIA L40S", "link": "pcie"}, 31.5),
+        ({"kind": "cuda", "model": "NVIDIA H100 PCIe", "link": "pcie"}, 63),
+        ({"kind": "cuda", "model": "NVIDIA H200", "link": "none"}, None),
+        ({"kind": "cuda", "model": "a GPU of tomorrow", "link": "nvlink9x36"}, None),
+        ({"kind": "cpu", "model": "a CPU"}, None),
+    ],
+)
+def test_the_peak_is_of_the_links_that_the_machine_has(identity: dict[str, Any], gb_per_s: float | None) -> None:
+    peak = peak_of(identity)
+    assert (peak and peak.gb_per_s) == gb_per_s
+
+
+def test_in_place_has_a_table_of_its_own_and_stands_beside_out_of_place_in_the_text(network: Any) -> None:
+    findings = PROBE.findings(network().records(cases(in_place=(NO, YES))))
+    in_place = table(findings, "all_reduce float32, 4 ranks, gloo in place")
+    assert len(in_place) == len(LADDER.ladder())
+    assert {row["relative to gloo"] for row in in_place} == {1.0}
+    (text,) = findings.documents
+    assert text.name == "nccl_tests.txt"
+    assert "N/A" not in text.text
+
+
+def test_the_text_is_that_of_nccl_tests_column_by_column(network: Any) -> None:
+    records = network().records(cases(op=("all_reduce", "broadcast"), size=(Sizes(2**20, 2**20),)))
+    (document,) = PROBE.findings(records).documents
+    rows = [line.split() for line in document.text.splitlines() if not line.startswith("#") and line]
+    assert [row[:5] for row in rows] == [
+        ["1048576", "262144", "float", "sum", "-1"],
+        ["1048576", "262144", "float", "none", "0"],
+    ]
+    assert [float(cell) for cell in rows[0][5:9]] == pytest.approx([177.3, 5.91, 8.87, 0], abs=0.01)
+    assert rows[0][9:] == ["N/A"] * 4
+    assert document.text.count("# Out of bounds values : 0 OK") == 2
+    # All rows and headings end in the same column.
+    assert len({len(line) for line in document.text.splitlines() if " N/A" in line or "busbw" in line}) == 1
+
+
+def test_wrong_elements_are_counted_and_their_times_left_out(network: Any) -> None:
+    machine, asked = network(), cases()
+    records = [machine.record(case, 0, place) for place, case in enumerate(asked)]
+    records[-1] = machine.record(asked[-1], 0, 9, outcome="failed", verification=WRONG, metrics={}, sampling={})
+    findings = PROBE.findings(records)
+    assert len(table(findings, "all_reduce float32, 4 ranks, gloo")) == len(asked) - 1
+    assert findings.remarks[0].kind == "caution"  # type: ignore[union-attr]
+    assert (said(findings, "wrong")["elements"], said(findings, "wrong")["sizes"]) == (7, 1)
+    assert "# Out of bounds values : 7 FAILED" in findings.documents[0].text
+    assert findings.documents[0].text.splitlines()[-4].split()[-8:-4] == ["N/A", "N/A", "N/A", "7"]
+
+
+def test_a_size_that_some_processes_have_wrong_says_so_in_its_row(network: Any) -> None:
+    machine, (case,) = network(), cases(size=(Sizes(64, 64),))
+    failed = machine.record(case, 1, 1, outcome="failed", verification=WRONG, metrics={}, sampling={})
+    findings = PROBE.findings([machine.record(case, 0, 0), failed])
+    assert column(findings, "all_reduce float32, 4 ranks, gloo", "#wrong") == [7]
+
+
+def test_a_run_in_which_all_is_wrong_still_says_so(network: Any) -> None:
+    (case,) = cases(size=(Sizes(64, 64),))
+    failed = network().record(case, 0, 0, outcome="failed", verification=WRONG, metrics={}, sampling={})
+    assert said(PROBE.findings([failed]), "wrong")["elements"] == 7
+
+
+def test_torchs_path_and_graph_replay_are_compared_with_ours(network: Any) -> None:
+    paths = ("nccl", "nccl_graph", "c10d_nccl")
+    machine = network(start_s=10e-6, added_s={"nccl_graph": -5e-6, "c10d_nccl": 10e-6}, identity=HOPPERS)
+    findings = PROBE.findings(machine.records(cases(implementation=paths, ranks=(8,))))
+    for path, first in (("nccl_graph", 0.5), ("c10d_nccl", 2.0)):
+        ratios = column(findings, f"all_reduce float32, 8 ranks, {path}", "relative to nccl")
+        assert ratios[0] == pytest.approx(first, rel=0.01)
+        assert abs(ratios[-1] - 1) < 0.1
+    slower = [each.values for each in remarks(findings, "takes {slower}")]
+    assert [(each["other"], each["where"]) for each in slower] == [
+        *(("nccl_graph", "up to"), ("nccl_graph", "above"), ("c10d_nccl", "up to"), ("c10d_nccl", "above"))
+    ]
+    assert [slower[place]["slower"].value for place in (0, 2)] == pytest.approx([0.55, 1.8], rel=0.1)  # type: ignore[union-attr]
+
+
+def test_only_what_differs_in_one_thing_is_compared(network: Any) -> None:
+    asked = cases(op=("all_reduce", "broadcast"), implementation=("nccl", "c10d_nccl"), in_place=(NO, YES))
+    compared = {
+        (each.values["other"], each.values["operations"])
+        for each in remarks(PROBE.findings(network().records(asked)), "takes {slower}")
+    }
+    assert compared == {("nccl in place", "all_reduce, broadcast"), ("c10d_nccl", "all_reduce, broadcast")}
+
+
+def test_one_flag_compares_with_links_left_out(network: Any) -> None:
+    asked = cases(implementation=("nccl",), peer_to_peer=(YES, NO))
+
+    def without_links(parameters: CollectiveParameters, process: int) -> float:
+        return 1.0 if parameters.peer_to_peer else 8.0
+
+    found = remarks(PROBE.findings(network(factor=without_links).records(asked)), "takes {slower}")
+    assert {each.values["other"] for each in found} == {"nccl no peer-to-peer"}
+    assert [each.values["slower"].value for each in found] == pytest.approx([8, 8])  # type: ignore[union-attr]
+
+
+LAWS = "Laws: time = start + size / rate, in straight pieces"
+
+
+def test_the_law_finds_the_machines_constants_and_states_its_error(network: Any) -> None:
+    findings = PROBE.findings(network(start_s=50e-6, gb_per_s=3.0).records(cases(op=("all_reduce", "broadcast"))))
+    rows = table(findings, LAWS)
+    assert [row["start"] for row in rows] == pytest.approx([50e-6, 50e-6])
+    assert [row["last rate"] for row in rows] == pytest.approx([2e9, 3e9])
+    assert [(row["from"], row["pieces"]) for row in rows] == [(0, 1), (0, 1)]
+    error = said(findings, "held out by")
+    assert (error["count"], round(error["median"], 6), round(error["worst"], 6)) == (2, 0, 0)
+
+
+TRAINED = ("all_reduce", "all_gather", "reduce_scatter", "send_receive", "all_to_all")
+WAYS = "Ways to train in parallel (predicted)"
+
+
+def test_every_way_to_train_is_judged_and_the_most_demanding_one_told(network: Any) -> None:
+    findings = judged(network().records(cases(op=TRAINED)), TrainingSizes(compute_s=1.0))
+    found = {row["parallelism"]: row for row in table(findings, WAYS)}
+    assert [*found] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "TP", "TP+SP", "PP", "EP of 8 experts"]
+    assert {row["network"] for row in found.values()} == {"enough", "network-bound"}
+    told = {each.values["way"]: each.values for each in remarks(findings, "for a step that computes")}
+    highest = max(found, key=lambda way: found[way]["too slow below compute of"])
+    assert set(told) == {"DDP", highest}
+    assert told["DDP"]["bound"].value == found["DDP"]["too slow below compute of"]  # type: ignore[union-attr]
+    rate = found["DDP"]["on the bus a step"] / found["DDP"]["communication"]
+    assert told["DDP"]["rate"] == Quantity(rate, "GB/s", predicted=True)
+    assert told["DDP"]["compute"].value == 1.0  # type: ignore[union-attr]
+    assert not remarks(findings, "Not judged")
+
+
+def test_a_faster_network_turns_the_verdict(network: Any) -> None:
+    words = []
+    for gb_per_s in (1.0, 1000.0):
+        findings = judged(network(gb_per_s=gb_per_s).records(cases()), TrainingSizes(compute_s=1.0))
+        first = remarks(findings, "for a step that computes")[0].values
+        words.append((first["way"], first["judged"], table(findings, WAYS)[0]["network"]))
+    assert words == [("DDP", "too slow", "network-bound"), ("DDP", "enough", "enough")]
+
+
+def test_what_was_not_measured_or_cannot_be_spread_is_not_judged(network: Any) -> None:
+    odd = ModelDimensions(layers=2, hidden=64, ffn=100, heads=8, vocab=10)
+    findings = judged(network().records(cases(ranks=(3,))), TrainingSizes(1.0, odd, TrainingWorkload(seq=8)))
+    why = {each.values["ways"]: each.values["why"] for each in remarks(findings, "Not judged")}
+    assert why["ZeRO-1, ZeRO-2, ZeRO-3"] == "all_gather and reduce_scatter not measured"
+    assert why["TP, TP+SP"] == "TP over 3 ranks cannot divide heads = 8 evenly"
+    assert column(findings, WAYS, "parallelism") == ["DDP"]
+
+
+def test_the_default_step_is_of_a_7b_model_and_says_so(network: Any) -> None:
+    findings = PROBE.findings(network(identity=HOPPERS).records(cases()))
+    model = said(findings, "Judged for a model")
+    assert model["parameters"] == pytest.approx(6.7e9, rel=0.01)
+    assert [model[name] for name in ("layers", "hidden", "tokens", "largest")] == [32, 4096, 4096, 64 * 2**20]
+    compute_s = remarks(findings, "for a step that computes")[0].values["compute"]
+    assert compute_s.value == pytest.approx(0.414, rel=0.01)  # type: ignore[union-attr]
+
+
+def test_a_model_is_given_by_its_dimensions(network: Any) -> None:
+    training = TrainingSizes.parse(
+        "layers=12, hidden=768, ffn=3072, heads=12, vocab=50257, tied=true, seq=1024, compute_ms=90"
+    )
+    assert training == TrainingSizes(
+        0.09, ModelDimensions(12, 768, 3072, 12, 50257, tied=True), TrainingWorkload(seq=1024)
+    )
+    model = said(judged(network().records(cases()), training), "Judged for a model")
+    assert [model[name] for name in ("layers", "hidden", "tokens")] == [12, 768, 1024]
+    untold = TrainingSizes.parse("layers=1,hidden=64,ffn=64,heads=1,vocab=64", flop_per_s=1e12)
+    assert untold.compute_s == pytest.approx(6 * untold.model.parameters * 4096 / 1e12)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "write NAME=NUMBER"),
+        ("layers=many", "write NAME=NUMBER, as in hidden=4096"),
+        ("layers=2,depth=3", "knows no depth: give .*layers"),
+        ("layers=2,hidden=64", "lacks ffn, heads, vocab"),
+        ("layers=2,hidden=65,ffn=64,heads=2,vocab=9", "65 cannot be divided into 2 heads"),
+        ("layers=inf,hidden=64,ffn=64,heads=2,vocab=9", "layers=inf .* whole numbers"),
+        ("layers=1.5,hidden=64,ffn=64,heads=2,vocab=9", "layers=1.5 .* whole numbers"),
+        ("layers=2,hidden=64,ffn=64,heads=2,vocab=9,compute_ms=nan", "compute_ms=nan .* takes some time"),
+        ("layers=2,hidden=64,ffn=64,heads=2,vocab=9,compute_ms=-1", "compute_ms=-1 .* takes some time"),
+        ("depth=3", "give layers, hidden, ffn, heads, vocab"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused_in_one_sentence(text: str, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        TrainingSizes.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gb_per_s", "outcomes"),
+    [
+        (1, 25.0, []),
+        (2, 100.0, ["holds"]),
+        (2, 25.0, ["does not hold here", "holds"]),
+        (4, 1.0, ["does not hold here", "does not hold here", "holds"]),
+        (4, 0.1, ["does not hold here"] * 3),
+    ],
+)
+def test_between_nodes_the_rate_is_judged_by_the_guides_thresholds(
+    network: Any, nodes: int, gb_per_s: float, outcomes: list[str]
+) -> None:
+    machine = network(gb_per_s=gb_per_s, nodes=nodes, identity=HOPPERS)
+    findings = PROBE.findings(machine.records(cases(implementation=("nccl",), ranks=(8,))))
+    assert [each.outcome for each in findings.verdicts] == outcomes
+    for verdict in findings.verdicts:
+        assert verdict.measured.value == pytest.approx(gb_per_s * 1e9, rel=0.05)
+        each = verdict.told.values["each"]
+        assert each.value == pytest.approx(verdict.measured.value * (nodes - 1) / 7)  # type: ignore[union-attr]
+    # NVLink's peak says nothing about a network between nodes.
+    assert (said(findings, "{rate} busbw")["share"] is not None) == (nodes == 1)
+    assert len(remarks(findings, "nodes are measured")) == (nodes == 2)
+
+
+def test_where_the_switch_reduces_its_wire_rate_is_told(network: Any) -> None:
+    asked = cases(op=("all_reduce", "all_gather"), implementation=("nccl",), ranks=(8,))
+    machine = network(gb_per_s=480.0, identity=HOPPERS)
+    reduced = table(PROBE.findings(machine.records(asked)), "all_reduce float32, 8 ranks, nccl")[-1]
+    assert reduced["NVLS wire"] == pytest.approx(reduced["algbw"] * 9 / 8)
+    gathered = table(PROBE.findings(machine.records(asked)), "all_gather float32, 8 ranks, nccl")[-1]
+    assert "NVLS wire" not in gathered
+    ring = PROBE.findings(replace(machine, details={"algorithm": "RING"}).records(asked))
+    rows = table(ring, "all_reduce float32, 8 ranks, nccl")
+    assert not any("NVLS wire" in row for row in rows)
+    assert [row["algorithm"] for row in rows] == ["RING"] * 6
+
+
+def test_nccls_choices_are_read_in_trials_of_their_own_and_put_beside_the_times(network: Any) -> None:
+    asked = cases(op=("all_reduce",), implementation=("nccl", "nccl_graph"), ranks=(8,))
+    usual = replace(network(gb_per_s=300.0), identity=HOPPERS).records(asked)
+    follow_up = PROBE.follow_up
+    assert follow_up is not None
+    further = follow_up(usual)
+    assert {case.implementation for case in further} == {"nccl"}
+    assert {case.parameters.bytes for case in further} == {case.parameters.bytes for case in asked}
+    assert all(case.parameters.logged for case in further)
+    told = {"algorithm": "TREE", "protocol": "LL128", "channels": 8}
+    logged = replace(network(gb_per_s=1.0, details=told), identity=HOPPERS).records(further)
+    assert follow_up([*usual, *logged]) == further
+    with_log, without = (PROBE.findings(records) for records in ([*usual, *logged], usual))
+    for path in ("nccl", "nccl_graph"):
+        title = f"all_reduce float32, 8 ranks, {path}"
+        assert column(with_log, title, "algorithm") == ["TREE"] * 6
+        # The slow times of the logged trials count for nothing.
+        assert column(with_log, title, "algbw") == column(without, title, "algbw")
+
+
+def test_the_start_time_of_a_graph_of_many_calls_stands_beside_that_of_single_calls(network: Any) -> None:
+    single = network(start_s=50e-6).records(cases(implementation=("nccl",)))
+    details = {"graph": True, "calls_per_graph": 16}
+    graph = network(start_s=10e-6, details=details).records(cases(implementation=("nccl_graph",)))
+    both = PROBE.findings([*single, *graph])
+    calls, replayed = table(both, LAWS)
+    assert 3 * replayed["start"] < calls["start"]
+    assert (calls["calls a graph"], replayed["calls a graph"]) == (None, 16)
+    assert len(remarks(both, "host thread")) == len(remarks(PROBE.findings(single), "host thread")) == 1
+    assert not remarks(PROBE.findings(graph), "host thread")
+
+
+def test_what_nvlinks_counted_stands_beside_the_formula(network: Any) -> None:
+    (case,) = cases(size=(ONE_SIZE,), implementation=("nccl",), ranks=(2,))
+    usual = network(gb_per_s=100.0, identity=HOPPERS).record(case, 0, 0)
+    gpus = [{"nvlink_bytes": {"sent": sent, "received": 5}} for sent in (20 * 2**30, 30 * 2**30)] + [None]
+    counting = replace(usual, quality={**usual.quality, "rank_gpus": gpus})
+    counting = replace(counting, sampling={**usual.sampling, "iterations": 30})
+    title = "all_reduce float32, 2 ranks, nccl"
+    (row,) = table(PROBE.findings([counting]), title)
+    assert row["NVLink counters"] == pytest.approx(row["algbw"]) == pytest.approx(99.8e9, rel=1e-3)
+    assert "NVLink counters" not in table(PROBE.findings([usual]), title)[0]
+
+
+def test_a_resumed_trial_replaces_the_one_before(network: Any) -> None:
+    machine, (case,) = network(), cases(size=(Sizes(64, 64),))
+    again = replace(machine, start_s=40e-6)
+    (curve,) = curves_of(rows_of([machine.record(case, 0, 0), again.record(case, 0, 1)]))
+    assert len(curve.points[64].trials) == 1
+    assert curve.points[64].seconds == pytest.approx(40e-6, rel=1e-3)

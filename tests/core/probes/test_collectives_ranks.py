@@ -1,0 +1,176 @@
+"""What the collectives probe tells of ranks, links and time: who is late, what is slow, when a network changed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pyperf_suite.findings.axes import Sizes
+from pyperf_suite.findings.data import Findings, Quantity, Remark, Table
+from pyperf_suite.probes.collectives import PROBE, CollectivesAxes
+from pyperf_suite.probes.collectives.ranks import PairMap, pair_figure
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.collective import CollectiveParameters
+
+LADDER = Sizes(64, 64 * 2**20, 16)
+
+
+def cases(**changed: object) -> list[Case]:
+    usual = CollectivesAxes(op=("all_reduce",), size=(LADDER,), ranks=(4,))
+    return list(PROBE.sweep(replace(usual, **changed)))  # type: ignore[arg-type]
+
+
+def value(cell: Any) -> Any:
+    return cell.value if isinstance(cell, Quantity) else cell
+
+
+def remarks(findings: Findings, words: str) -> list[dict[str, Any]]:
+    """Kind, numbers and names of those whose sentence has these words; quantities by their value."""
+    found = [each for each in findings.remarks if isinstance(each, Remark) and words in each.template]
+    return [{"kind": each.kind} | {name: value(cell) for name, cell in each.values.items()} for each in found]
+
+
+def said(findings: Findings, words: str) -> Mapping[str, Any]:
+    (found,) = remarks(findings, words)
+    return found
+
+
+def table(findings: Findings, words: str) -> Table:
+    (found,) = [table for table in findings.tables if words in table.title]
+    return found
+
+
+def rows(found: Table) -> list[dict[str, Any]]:
+    names = [column.name for column in found.columns]
+    return [dict(zip(names, map(value, row), strict=True)) for row in found.rows]
+
+
+ARRIVING = ("all_reduce", "all_gather")
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_the_straggler_is_who_arrives_last_and_has_the_smallest_own_time(network: Any, ranks: int) -> None:
+    machine = network(late={ranks - 1: 300e-6}, noise=0.01)
+    found = said(PROBE.findings(machine.records(cases(op=ARRIVING, ranks=(ranks,)))), "is the straggler")
+    assert (found["kind"], found["rank"]) == ("caution", ranks - 1)
+    assert (found["lag"], found["clocks"]) == pytest.approx((300e-6, 2e-6))
+    assert found["chance"] < 0.01
+    assert found["wait"] > 0.05
+
+
+@pytest.mark.parametrize("made", [{"noise": 0.02}, {"late": {1: 0.5e-6}}], ids=["by chance", "by next to nothing"])
+def test_ranks_that_are_late_by_chance_or_next_to_nothing_are_no_stragglers(network: Any, made: dict[str, Any]) -> None:
+    found = said(PROBE.findings(network(**made).records(cases(op=ARRIVING))), "straggler")
+    assert found["kind"] == ""
+    assert found["chance"] > 0.01 or found["wait"] < 0.05
+
+
+def test_transfer_is_told_apart_from_waiting_for_the_last(network: Any) -> None:
+    findings = PROBE.findings(network(late={2: 100e-6}).records(cases()))
+    smallest = rows(table(findings, "all_reduce float32"))[0]
+    assert (smallest["transfer"], smallest["skew"]) == pytest.approx((20.01e-6, 100e-6), rel=1e-3)
+
+
+def pairs(**changed: Any) -> list[Case]:
+    return [case for case in cases(**{"pairs": ("all",), **changed}) if case.parameters.pairs]
+
+
+def test_a_slow_link_is_named(network: Any) -> None:
+    findings = PROBE.findings(network(slow={(1, 3): 0.4}).records(pairs()))
+    slow = said(findings, "is slow, {share}")
+    assert (slow["one"], slow["other"], slow["share"]) == (1, 3, pytest.approx(0.4, rel=0.01))
+    spread = said(findings, "the median {median}")
+    assert (spread["pairs"], spread["slow"], spread["limit"]) == (6, 1, 0.8)
+    assert spread["lowest"] / spread["median"] == pytest.approx(0.4, rel=0.01)
+    assert spread["highest"] == spread["median"]
+    found = table(findings, "GB/s between ranks")
+    assert [column.name for column in found.columns] == ["", "0", "1", "2", "3"]
+    matrix = [[value(cell) for cell in row[1:]] for row in found.rows]
+    assert [matrix[rank][rank] for rank in range(4)] == [None] * 4
+    assert matrix[1][3] == matrix[3][1] == spread["lowest"] != matrix[0][1]
+
+
+def test_links_are_compared_with_those_that_are_wired_alike(network: Any) -> None:
+    # Ranks 0-1 and 2-3 are bridged by NVLink, all others go through the host; of the bridges one is slow.
+    bridged = {(0, 1), (2, 3)}
+    others = {pair: 0.1 for pair in itertools.combinations(range(4), 2) if pair not in bridged}
+    records = network(slow={**others, (2, 3): 0.5}).records(pairs())
+    told = {
+        f"{a}-{b}": {"path": "NV4" if (a, b) in bridged else "NODE", "gb_per_s": None}
+        for a, b in itertools.combinations(range(4), 2)
+    }
+    slow = said(PROBE.findings([replace(record, state={"gpu": {"links": told}}) for record in records]), "is slow")
+    assert (slow["one"], slow["other"], slow["path"]) == (2, 3, "NV4")
+    assert slow["share"] == pytest.approx(0.67, abs=0.01)
+
+
+@pytest.mark.parametrize("ranks", [4, 12])
+def test_a_rank_all_of_whose_links_are_slow_is_named_instead(network: Any, ranks: int) -> None:
+    slow = {(min(2, other), max(2, other)): 0.5 for other in range(ranks) if other != 2}
+    findings = PROBE.findings(network(slow=slow).records(pairs(ranks=(ranks,))))
+    assert (said(findings, "every link of rank")["kind"], said(findings, "every link of rank")["rank"]) == (
+        "caution",
+        2,
+    )
+    assert not remarks(findings, "is slow, {share}")
+
+
+def test_halves_of_the_machine_make_a_map_too(network: Any) -> None:
+    findings = PROBE.findings(network(slow={(1, 5): 0.5}).records(pairs(pairs=("bisection",), ranks=(8,))))
+    assert said(findings, "the median {median}")["pairs"] == 4
+    slow = said(findings, "is slow, {share}")
+    assert (slow["one"], slow["other"], slow["share"]) == (1, 5, pytest.approx(0.5, rel=0.01))
+
+
+def test_on_the_map_a_slow_link_stands_out_on_both_sides_of_the_diagonal() -> None:
+    rates = {(0, 1): 10.0, (0, 2): 10.0, (1, 2): 2.0}
+    [[heat_map]] = pair_figure(PairMap("send_receive float32, gloo", 1 << 20, 3, rates)).rows
+    assert heat_map.x == heat_map.y == (0, 1, 2)  # type: ignore[union-attr]
+    values = heat_map.values  # type: ignore[union-attr]
+    assert values[1][2] == values[2][1] == 0.2
+    assert values[0][1] == 1.0
+    assert all(math.isnan(values[rank][rank]) for rank in range(3))
+
+
+def steps(at: int) -> Callable[[CollectiveParameters, int], float]:
+    return lambda parameters, process: 1.5 if process >= at else 1.0
+
+
+ONE_SIZE = (Sizes(2**20, 2**20),)
+
+
+def test_a_soak_tells_when_the_network_changed(network: Any) -> None:
+    findings = PROBE.findings(network(factor=steps(12), noise=0.01).records(cases(size=ONE_SIZE), processes=30))
+    change = said(findings, "cases change")
+    assert (change["by"], change["at"]) == (pytest.approx(0.5, abs=0.01), 12 * 60)
+    (row,) = rows(table(findings, "Soak"))
+    assert (row["trials"], row["change"], row["at"]) == (30, change["by"], change["at"])
+    assert row["change by chance"] < 0.01
+    (figure,) = findings.figures
+    (panel,) = figure.rows[0]
+    assert figure.name == "collectives_soak"
+    assert (panel.x_unit, list(panel.series[0].x[:3])) == ("min", [0.0, 60.0, 120.0])  # type: ignore[union-attr]
+
+
+def test_a_soak_tells_a_drift_from_begin_to_end(network: Any) -> None:
+    drifting = network(factor=lambda parameters, process: 1 + 0.01 * process, noise=0.005)
+    findings = PROBE.findings(drifting.records(cases(size=ONE_SIZE), processes=30))
+    assert 0.15 < said(findings, "cases drift, ")["by"] < 0.3
+
+
+def test_a_steady_soak_is_said_to_be_one_and_a_profiles_processes_are_none(network: Any) -> None:
+    steady = network(noise=0.01)
+    assert remarks(PROBE.findings(steady.records(cases(), processes=20)), "no case drifts or changes")
+    assert not remarks(PROBE.findings(steady.records(cases(), processes=5)), "Soak")
+
+
+def test_a_soak_that_is_too_short_to_judge_says_so(network: Any) -> None:
+    findings = PROBE.findings(network(factor=steps(3), profile="quick").records(cases(), processes=6))
+    assert said(findings, "too short to tell")["fewest"] == 8
+    soak = said(findings, "Soak of {length}")
+    assert (soak["length"], soak["slowest"]) == (5 * 60, pytest.approx(1.2, abs=0.01))

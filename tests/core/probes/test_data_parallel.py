@@ -1,0 +1,173 @@
+"""What the data_parallel probe asks for, and what it tells of made-up steps whose truth is known."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.findings.axes import NO, YES, Sizes
+from pyperf_suite.findings.data import ClaimVerdict, Findings
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.training.data_parallel import DataParallelLaw, GradientExchange
+from pyperf_suite.probes.data_parallel import (
+    BUCKETS,
+    DDP_BEATS_DP,
+    DP_BEATS_UNLINKED,
+    LINKS_MATTER,
+    NO_SYNC,
+    OVERLAP,
+    PROBE,
+    DataParallelAxes,
+)
+from pyperf_suite.runner.record import Case, Record
+from tests.records import a_record, remarks
+
+CPU = Device("cpu")
+AXES = PROBE.axes("standard", CPU)
+PROCESSES = 3
+COMPUTE_S_A_LAYER = 8e-3
+
+
+def all_reduce_s(size_bytes: float) -> float:
+    return 1e-3 + size_bytes / 1e9
+
+
+LAW = DataParallelLaw(all_reduce_s, slowdown=1.5, hidden=0.8)
+
+
+def buckets_of(parameters: Any) -> list[int]:
+    total = parameters.gradient_bytes
+    count = max(1, total // parameters.bucket_bytes) if parameters.exchange == "ddp" else 1
+    return [total // count] * (count - 1) + [total - total // count * (count - 1)]
+
+
+def seconds_of(case: Case) -> float:
+    """By the law; DataParallel takes 1.2 times as long as DDP, and without direct copies all takes 1.3 times."""
+    p = case.parameters
+    factor = 1.0 if p.peer_to_peer else 1.3
+    if case.operator == "collective":
+        return factor * all_reduce_s(p.bytes)
+    compute_s = COMPUTE_S_A_LAYER * p.layers
+    if p.exchange == "none":
+        return compute_s
+    shape = p if p.exchange != "dp" else replace(p, exchange="ddp")
+    exchange = GradientExchange(
+        p.accumulate * compute_s,
+        tuple(buckets_of(shape)),
+        p.exchange != "after",
+        p.accumulate,
+        not p.no_sync,
+    )
+    return (1.2 if p.exchange == "dp" else factor) * LAW.seconds(exchange)
+
+
+def records_of(cases: list[Case], noise: float = 0.0, skew: float = 1.0) -> list[Record]:
+    """Every case in each process; the ranks are `skew` apart in steps without exchange."""
+    random, made = np.random.default_rng(0), []
+    for process, case in itertools.product(range(PROCESSES), cases):
+        seconds = seconds_of(case) * float(np.exp(noise * random.standard_normal()))
+        p, details = case.parameters, {}
+        if case.operator == "data_parallel" and p.exchange in ("ddp", "after"):
+            details = {"buckets": buckets_of(p), "wire_bytes": p.exchanges * p.gradient_bytes}
+        own = [seconds / skew, seconds] if getattr(p, "exchange", "") == "none" else [seconds] * 2
+        sampling = {"rank_samples_s": [[each] * 3 for each in own]}
+        made.append(a_record(case, float(np.mean(own)), process=process, details=details, sampling=sampling))
+    return made
+
+
+def swept(axes: DataParallelAxes) -> list[Case]:
+    return list(PROBE.sweep(axes))
+
+
+def verdicts(findings: Findings) -> dict[str, ClaimVerdict]:
+    return {each.claim.text: each for each in findings.verdicts}
+
+
+def test_steps_stand_beside_one_without_exchange_and_options_beside_the_usual():
+    cases = PROBE.cases("full", CPU)
+    steps = [case.parameters for case in cases if case.operator == "data_parallel"]
+    for p in steps:
+        assert any(q.exchange == "none" and (q.layers, q.ranks) == (p.layers, p.ranks) for q in steps)
+        if not p.no_sync:
+            assert replace(p, no_sync=True) in steps
+        if p.static_graph:
+            assert replace(p, static_graph=False) in steps
+    assert {p.ranks for p in steps} == {2, 4}
+    assert len({case.case_id for case in cases}) == len(cases)
+
+
+def test_under_a_launcher_its_ranks_are_those_there_are(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert PROBE.axes("quick", CPU).ranks == (3,)
+    with pytest.raises(UserError, match="ranks=2 was asked for, but the launcher started 3"):
+        swept(AXES)
+
+
+@pytest.mark.slow
+def test_the_law_is_found_in_steps_that_follow_it():
+    axes = replace(AXES, layers=(4, 8), all_reduce=(Sizes(2**16, 2**25, 2),))
+    findings = PROBE.findings(records_of(swept(axes), noise=0.02))
+    (law,) = remarks(findings, "law_hidden")
+    assert law.kind == "law"
+    assert law.values["law_hidden"].value == pytest.approx(LAW.hidden, abs=0.1)
+    assert law.values["law_slowdown"].value == pytest.approx(LAW.slowdown, rel=0.1)
+    assert law.values["median"].value <= law.values["wanted"].value
+    (table,) = findings.tables
+    place = [column.name for column in table.columns].index("law")
+    assert [row[place] is None for row in table.rows] == [row[1] == "none" for row in table.rows]
+    assert all(row[place].predicted for row in table.rows if row[place])
+    (figure,) = findings.figures
+    assert [len(panel.series) for panel in figure.rows[0]] == [3, 3]
+
+
+@pytest.mark.slow
+def test_ranks_wait_for_the_last_so_its_time_is_what_the_law_begins_with():
+    axes = replace(AXES, layers=(4, 8), all_reduce=(Sizes(2**16, 2**25, 2),))
+    (law,) = remarks(PROBE.findings(records_of(swept(axes), skew=1.5)), "law_hidden")
+    # The time of a step is the mean over ranks, which would leave a fifth of compute unexplained.
+    assert law.values["median"].value < 0.0005
+
+
+def test_without_all_reduces_there_is_no_law_but_everything_else():
+    findings = PROBE.findings(records_of(swept(replace(AXES, all_reduce=()))))
+    assert not remarks(findings, "law_hidden")
+    (cost,) = remarks(findings, "longer")
+    assert cost.values["longer"].value == pytest.approx(
+        min(row[2].value for row in findings.tables[0].rows if row[1].startswith("DDP")) / (4 * COMPUTE_S_A_LAYER)
+    )
+
+
+def test_each_claim_of_the_guides_gets_its_verdict():
+    findings = PROBE.findings(records_of(swept(AXES)))
+    judged = verdicts(findings)
+    assert {claim.text: "holds" for claim in (OVERLAP, BUCKETS, NO_SYNC)} == {
+        text: each.outcome for text, each in judged.items()
+    }
+    assert judged[NO_SYNC.text].told.values["accumulate"] == 2
+    every = [case.parameters for case in swept(AXES) if case.operator == "data_parallel"]
+    (correct,) = remarks(findings, "trials")
+    assert correct.values["trials"] == PROCESSES * len(every)
+
+
+def test_on_gpus_dp_and_slow_links_stand_beside_ddp():
+    axes = replace(
+        AXES, implementation=("nccl",), exchange=("none", "ddp", "dp"), peer_to_peer=(YES, NO), all_reduce=()
+    )
+    findings = PROBE.findings(records_of(swept(axes)))
+    judged = verdicts(findings)
+    assert judged[DDP_BEATS_DP.text].outcome == "holds"
+    assert judged[LINKS_MATTER.text].outcome == "holds"
+    assert judged[LINKS_MATTER.text].measured.value == pytest.approx(1.3)
+    # 1.2 times a single bucket is longer than 1.3 times the best of several.
+    assert judged[DP_BEATS_UNLINKED.text].outcome == "does not hold here"
+    assert 0.9 < judged[DP_BEATS_UNLINKED.text].measured.value < 1
+    direct, around = findings.tables
+    dp = next(row for row in direct.rows if row[1] == "DataParallel")
+    assert dp[3].value == pytest.approx(dp[2].value / (4 * COMPUTE_S_A_LAYER))
+    assert "DataParallel" not in [row[1] for row in around.rows]

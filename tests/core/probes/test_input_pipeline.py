@@ -1,0 +1,168 @@
+"""What is said of loaders: who waits, what helps, what binds, and what a start costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark
+from pyperf_suite.hardware import cpu
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.training.data_parallel import InputPipelineLaw
+from pyperf_suite.probes.input_pipeline import MORE_DO_NOT, PINNED_HELPS, PROBE, WORKERS_HELP
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.workloads.training.input_pipeline import InputPipelineParameters
+from tests.records import lines, records, remarks, verdicts
+
+CPU, GPU = Device("cpu"), Device("cuda")
+CORES = 4
+START_S, NEXT_S = 0.060, 0.004
+# Processes differ by so much each, all cases alike.
+DRIFT = 0.01
+
+
+def visits(parameters: InputPipelineParameters, load_s: float, scale: float = 1.0, cores: int = CORES) -> list[Record]:
+    """Three processes' records of a machine that keeps to the law; `scale` makes this one case slower or faster."""
+    step_s = parameters.step_us * 1e-6
+    law = InputPipelineLaw(load_s, step_s, cores, parameters.model == "host")
+    iteration_s, starts = law.seconds(parameters.loaders) * scale, parameters.loaders > 0
+    metrics = {
+        "wait": iteration_s - step_s,
+        "model": step_s,
+        "starved": (iteration_s - step_s) / iteration_s,
+        "first_batch": load_s + (START_S if starts else 0.0),
+        "next_epoch": load_s + (NEXT_S if parameters.persistent else START_S) * starts,
+    }
+    case, fields = Case("input_pipeline", parameters, "torch"), {"metrics": metrics, "details": {"cores": cores}}
+    return records([case], parameters.iterations * iteration_s, wobble=DRIFT, **fields)
+
+
+BASE = InputPipelineParameters()
+
+
+def over_loaders(load_s: float, loaders=(0, 1, 2, 4), base: InputPipelineParameters = BASE, **more) -> list[Record]:
+    return [each for count in loaders for each in visits(replace(base, loaders=count), load_s, **more)]
+
+
+def judged(findings: Findings, claim: Claim) -> ClaimVerdict:
+    (verdict,) = verdicts(findings, claim)
+    return verdict
+
+
+def told(findings: Findings, name: str) -> Remark:
+    (remark,) = remarks(findings, name)
+    return remark
+
+
+def rows(findings: Findings) -> list[dict]:
+    return lines(findings, "Iterations")
+
+
+def test_loaders_that_feed_the_model_are_said_to():
+    findings = PROBE.findings(over_loaders(load_s=0.0075))
+    best = judged(findings, WORKERS_HELP)
+    assert (best.outcome, best.told.values["how"]) == ("holds", "2 loaders, prefetch 2")
+    assert best.measured.value == pytest.approx(2.5)
+    waits = told(findings, "starved").values
+    assert (waits["starved"].value, waits["how"]) == (0.0, "2 loaders, prefetch 2")
+    assert not [each for each in findings.remarks if isinstance(each, Remark) and each.kind == "predicted"]
+    without, *_ = rows(findings)
+    assert without["waiting"].value == pytest.approx(0.6)
+    assert without["iteration"].value == pytest.approx(12.5e-3 * (1 + DRIFT))
+
+
+def test_too_few_loaders_bind_and_enough_are_named():
+    findings = PROBE.findings(over_loaders(load_s=0.018, loaders=(0, 1, 2)))
+    bound = told(findings, "binds")
+    assert (bound.values["how"], bound.values["binds"], bound.values["enough"]) == (
+        *("2 loaders, prefetch 2", "the loaders", 4),
+    )
+    assert bound.kind == "predicted"
+    assert told(findings, "starved").values["starved"].value == pytest.approx(4 / 9)
+    assert [row["law"].value for row in rows(findings)] == pytest.approx([23e-3, 18e-3, 9e-3])
+    assert [row["waiting"].value for row in rows(findings)] == pytest.approx([18 / 23, 13 / 18, 4 / 9])
+
+
+def test_too_few_cores_bind_whatever_the_loaders():
+    findings = PROBE.findings(over_loaders(load_s=0.030, loaders=(0, 2, 4), cores=2))
+    bound = told(findings, "binds")
+    assert (bound.values.get("enough"), bound.values["cores"]) == (None, 2)
+    assert "no number of loaders" in bound.template
+    more = judged(findings, MORE_DO_NOT)
+    assert (more.told.values["loaders"], more.told.values["fewer"], more.outcome) == (4, 2, "holds")
+    assert more.measured.value == pytest.approx(1.0)
+
+
+def test_waiting_that_the_law_does_not_explain_is_not_put_on_the_loaders():
+    findings = PROBE.findings(visits(BASE, 0.006) + visits(replace(BASE, loaders=2), 0.006, scale=1.4))
+    bound = told(findings, "binds")
+    assert bound.values["binds"] == "the model"
+    assert "handing batches over" in bound.template
+
+
+def test_the_laws_own_error_is_told():
+    near = over_loaders(0.0075, loaders=(0, 1, 2)) + visits(replace(BASE, loaders=4), 0.0075, scale=1.25)
+    error = told(PROBE.findings(near), "median")
+    assert (error.kind, error.values["count"]) == ("law", 3)
+    assert error.values["median"].value == pytest.approx(0.01, abs=2e-3)
+    far = [each for count in (1, 2) for each in visits(replace(BASE, loaders=count), 0.0075, scale=1.25)]
+    error = told(PROBE.findings(visits(BASE, 0.0075) + far), "median")
+    assert error.values["count"] == 2
+    assert error.values["median"].value == pytest.approx(0.208, abs=2e-3)
+
+
+def test_loaders_that_only_cost_contradict_the_claim():
+    findings = PROBE.findings(visits(BASE, 0.0002) + visits(replace(BASE, loaders=2), 0.0002, scale=1.5))
+    assert judged(findings, WORKERS_HELP).outcome == "does not hold here"
+    waits = told(findings, "starved").values
+    assert (waits["how"], waits["starved"].value) == ("no loaders", pytest.approx(0.2 / 5.2))
+
+
+def test_a_start_is_told_apart_from_steady_iterations():
+    ended = visits(replace(BASE, loaders=4, persistent=False), 0.0075)
+    spawned = visits(replace(BASE, loaders=4, start="spawn"), 0.0075)
+    of = {row["settings"]: row for row in rows(PROBE.findings(over_loaders(0.0075) + ended + spawned))}
+    kept = of[None]
+    assert (kept["loaders"], kept["first batch"].value) == (4, pytest.approx(67.5e-3))
+    assert kept["in iterations"].value == pytest.approx(13.5 / (1 + DRIFT))
+    assert kept["next epoch"].value == pytest.approx(11.5e-3)
+    assert of["workers end with the epoch"]["next epoch"].value == pytest.approx(67.5e-3)
+    assert of["spawn"]["first batch"].value == pytest.approx(67.5e-3)
+
+
+@pytest.mark.parametrize("scale", [0.8, 1.0, 1.3])
+def test_a_deeper_queue_is_set_beside_the_usual(scale):
+    deeper = visits(replace(BASE, loaders=4, prefetch=8), 0.0075, scale)
+    remark = told(PROBE.findings(over_loaders(0.0075) + deeper), "prefetch")
+    assert (remark.values["prefetch"], remark.values["usual"]) == (8, 2)
+    assert remark.values["faster"].value == pytest.approx(1 / scale)
+    assert remark.effect == "faster"
+
+
+@pytest.mark.parametrize(("scale", "outcome"), [(0.7, "holds"), (1.1, "does not hold here")])
+def test_pinned_memory_is_judged_by_the_guides_claim(scale, outcome):
+    pinned = visits(replace(BASE, loaders=4, pinned=True), 0.0075, scale)
+    assert judged(PROBE.findings(over_loaders(0.0075) + pinned), PINNED_HELPS).outcome == outcome
+
+
+def test_tasks_are_never_compared_with_each_other():
+    pictures = over_loaders(0.0075, base=replace(BASE, data="jpeg"))
+    slower = over_loaders(0.0075, base=replace(BASE, step_us=20_000))
+    findings = PROBE.findings(over_loaders(0.0075) + pictures + slower)
+    assert sum(each.claim == WORKERS_HELP for each in findings.verdicts) == 3
+    assert len(findings.figures) == 3
+    assert len({figure.name for figure in findings.figures}) == 3
+
+
+@pytest.mark.parametrize("cores", [1, 2, 6, 192])
+@pytest.mark.parametrize("profile", ["quick", "standard", "full"])
+def test_machines_of_any_size_have_cases_that_can_be(profile, cores, monkeypatch):
+    found = replace(cpu.detect(), usable_cores=cores)
+    monkeypatch.setattr(cpu, "detect", lambda: found)
+    cases = PROBE.cases(profile, CPU)
+    assert max(case.parameters.iterations for case in cases) <= 16
+    # What is started anew holds a torch each.
+    assert all(case.parameters.loaders <= 4 for case in cases if case.parameters.start == "spawn")
+    varied = {case.parameters.loaders for case in cases if case.parameters.prefetch != 2}
+    assert varied <= {min(cores, 4)}

@@ -1,0 +1,143 @@
+"""The memory probe: what it crosses, and what it says of bytes that were counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pyperf_suite.findings.data import Claim, ClaimVerdict, Quantity
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.training.activations import kept_bytes
+from pyperf_suite.laws.training.memory import activation_bytes
+from pyperf_suite.probes.memory import ANATOMY, BYTES_A_PARAMETER, EIGHTEEN, FORMULA, PARTS, PROBE, RULE
+from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.workloads.training import Checkpointing
+from pyperf_suite.workloads.training.step_memory import TrainingMemory, TrainingMemoryParameters
+from pyperf_suite.workloads.workload import Place
+from tests.records import a_record, cells, verdicts
+
+torch = pytest.importorskip("torch")
+
+CPU = Device("cpu")
+SMALL = TrainingMemoryParameters(hidden=32, heads=4, layers=2, seq=16, batch=2, vocab=64)
+
+
+def read(**change):
+    p = TrainingMemoryParameters(**{**vars(SMALL), **change})
+    return {name: metric["value"] for name, metric in TrainingMemory().prepare(p, "storages", Place(CPU)).exact.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "of_weights", "of_states"), [("float32", 4, 8), ("bfloat16", 2, 4)])
+def test_weights_gradients_and_two_moments_are_counted_to_the_byte(precision, of_weights, of_states):
+    found = read(precision=precision)
+    assert found["weights"] == found["gradients"] == of_weights * found["parameters"]
+    # A step's number in float32 stands beside each tensor's moments.
+    tensors = (found["optimizer"] - of_states * found["parameters"]) / 4
+    assert tensors == 2 * 12 + 2 + 2  # two blocks, two embeddings, the last norm
+
+
+def test_the_peak_holds_the_state_and_no_more_than_all_four_and_what_is_at_work():
+    found = read()
+    assert found["peak"] > found["weights"] + found["optimizer"] + found["activations"]
+
+
+@pytest.mark.slow
+def test_checkpointing_lowers_the_peak():
+    plain, dropped = (read(layers=6, batch=16, checkpointing=Checkpointing(kind)) for kind in ("none", "every"))
+    assert dropped["peak"] < 0.7 * plain["peak"]
+
+
+def test_a_case_without_a_gpu_is_unsupported_with_the_reason():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    answer = measure_case(Case("training_memory", SMALL, "allocator"), None, CPU)
+    assert answer["outcome"] == "unsupported"
+    assert "cannot use the GPU" in answer["reason"]
+
+
+def record(parameters, **changed):
+    parts = {"parameters": 1000, "weights": 4000, "gradients": 4000, "optimizer": 8000, "weight_copies": 2000}
+    values = {**parts, "activations": 5000, "peak": 20000, "capacity": 1e9, **changed}
+    case = Case("training_memory", parameters, "storages")
+    return a_record(case, None, kind="static", metrics=values, kernel={"name": "transformer_step", "path": "cpu"})
+
+
+MIXED = replace(SMALL, precision="autocast_bfloat16")
+
+
+def judged(claim: Claim, *records: Record) -> ClaimVerdict:
+    (found,) = verdicts(PROBE.findings(records), claim)
+    return found
+
+
+@pytest.mark.parametrize(("copies", "bytes_each", "outcome"), [(2000, 18, "holds"), (0, 16, "does not hold here")])
+def test_eighteen_bytes_a_parameter_hold_or_do_not_by_what_was_counted(copies, bytes_each, outcome):
+    assert BYTES_A_PARAMETER == 18
+    found = judged(EIGHTEEN, record(MIXED, weight_copies=copies))
+    assert (found.measured, found.outcome) == (Quantity(bytes_each, "B", bytes_each, bytes_each), outcome)
+
+
+def test_the_peak_is_compared_with_the_sum_of_the_parts_and_their_shares_are_told():
+    found = judged(ANATOMY, record(MIXED))
+    assert (found.measured.value, found.outcome) == (pytest.approx(20 / 23), "holds")
+    shares = {name: found.told.values[f"share_of_{name}"].value for name in PARTS[:4]}
+    assert shares == pytest.approx({"weights": 6 / 23, "gradients": 4 / 23, "optimizer": 8 / 23, "activations": 5 / 23})
+
+
+def test_the_rule_of_the_share_is_what_activations_take_of_the_rest():
+    # Of 1000 parameters: 18000 bytes are 75 %, so 6000 are left.
+    found = judged(RULE, record(SMALL, activations=7500))
+    assert (found.measured.value, found.told.values["tokens"], found.outcome) == (1.25, 32, "does not hold here")
+
+
+def test_the_formula_is_tried_where_scores_are_written_out_with_dropout_in_16_bits():
+    whole = replace(SMALL, attention="explicit", dropout=0.1, precision="bfloat16")
+    formula = float(activation_bytes(whole.dimensions, whole.batch, whole.seq, recompute="nothing"))
+    found = judged(FORMULA, record(whole, activations=1.02 * formula), record(replace(whole, attention="sdpa")))
+    assert (found.measured.value, found.told.values["path"], found.outcome) == (pytest.approx(1.02), "cpu", "holds")
+    (row,) = (row for row in cells(PROBE.findings([record(whole, activations=2 * formula)]).tables[0]))
+    assert row["of the 16-bit formula"].value == pytest.approx(2)
+
+
+def test_the_first_gpt_and_the_first_llama_are_judged():
+    llama = replace(MIXED, gated=True)
+    verdicts = PROBE.findings([record(llama), record(MIXED), record(replace(MIXED, batch=4))]).verdicts
+    told = [each.told.values["configuration"] for each in verdicts if each.claim == EIGHTEEN]
+    assert told == ["gpt, sdpa, autocast_bfloat16, 2 x 16", "llama, sdpa, autocast_bfloat16, 2 x 16"]
+
+
+def test_the_laws_error_is_that_of_the_worst_configuration():
+    law = kept_bytes(SMALL.dimensions, 2, 16, SMALL.keeping("cpu")).total
+    right, half = record(replace(SMALL, batch=2), activations=law), record(replace(SMALL, batch=4), activations=law)
+    told = PROBE.findings([right, half]).remarks[0]
+    assert told.kind == "law"
+    assert (told.values["error"].value, told.values["configurations"]) == (pytest.approx(1, rel=0.1), 2)
+    assert told.values["configuration"] == "gpt, sdpa, float32, 4 x 16"
+
+
+def test_checkpointing_keeps_a_share_of_the_activations():
+    policies = {"none": 5000, "every:1": 1000, "selective": 4000}
+    found = PROBE.findings(
+        [
+            record(replace(SMALL, checkpointing=Checkpointing.parse(each)), activations=kept)
+            for each, kept in policies.items()
+        ]
+    )
+    (row,) = cells(found.tables[1])
+    assert row["configuration"] == "gpt, sdpa, float32, 2 x 16"
+    assert (row["every:1"].value, row["every:2"], row["selective"].value) == (0.2, None, 0.8)
+
+
+def test_ranks_and_recomputing_lower_the_need_by_the_law():
+    (table,) = (each for each in PROBE.findings([record(SMALL)]).tables if "tensor-parallel" in each.title)
+    assert all(row[-1].predicted for row in table.rows)
+    needs = {row[:3]: row[-1].value for row in table.rows}
+    assert len(needs) == 9
+    for cut in ((1, "no"), (8, "no"), (8, "yes")):
+        by_dropped = [need for key, need in needs.items() if key[:2] == cut]
+        assert by_dropped == sorted(by_dropped, reverse=True)
+    for dropped in {key[2] for key in needs}:
+        assert needs[1, "no", dropped] > needs[8, "no", dropped] > needs[8, "yes", dropped]

@@ -1,0 +1,87 @@
+"""Ways of updating stand beside the loop over the same tensors, and memory beside what it should be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pyperf_suite.findings.data import Findings, Remark
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.probes.optimizer import ADAMW_STATE, MANY_SMALL, PROBE
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.workloads.training.optimizer import TensorSet
+from tests import records as made_up
+
+CPU = resolve("cpu")
+SMALL, LARGE = TensorSet(400, 64, 64), TensorSet(4, 640, 640)
+AXES = replace(PROBE.axes("standard", CPU), tensors=(LARGE, SMALL), workers=(1,))
+STATE = {"AdamW": 8.0, "SGD": 4.0, "Adafactor": 0.1}
+PASSING = {"loop": 0.01, "foreach": 4.0, "fused": 0.0}
+
+
+def seconds(case: Case) -> float:
+    """A tensor costs 10 us in a loop, 5 us in foreach and nothing when fused; bytes take the same."""
+    p = case.parameters
+    each = {"loop": 10e-6, "foreach": 5e-6, "fused": 0.0}.get(case.implementation, 1e-3)
+    return 1e-3 + each * p.tensors.tensors
+
+
+def records(cases: list[Case], wobble: float = 0.001) -> list[Record]:
+    def held(case: Case) -> dict[str, float]:
+        p = case.parameters
+        each = {"state": STATE[p.optimizer], "passing": PASSING.get(case.implementation, 0.0)}
+        return {name: value * p.tensors.elements for name, value in each.items()}
+
+    def outcome(case: Case) -> str:
+        return "ok" if case.implementation in PASSING else "unsupported"
+
+    return [
+        record
+        for case in cases
+        for record in made_up.records(
+            [case], seconds, wobble=wobble * len(case.implementation), outcome=outcome, metrics=held
+        )
+    ]
+
+
+def test_every_way_there_is_takes_the_same_tensors():
+    ways = {(case.parameters.optimizer, case.implementation) for case in PROBE.sweep(AXES)}
+    assert ("Adafactor", "fused") not in ways
+    assert ("SGD", "torchao_8bit") not in ways
+    assert {("AdamW", "bitsandbytes_8bit"), ("SGD", "fused"), ("Adafactor", "foreach")} <= ways
+    for case in PROBE.sweep(AXES):
+        case.validate()
+
+
+def found(wobble: float = 0.001, **axes: object) -> Findings:
+    return PROBE.findings(records(list(PROBE.sweep(replace(AXES, **axes))), wobble))
+
+
+def test_many_small_tensors_are_what_the_claim_is_about():
+    tried = {
+        (each.told.values["implementation"], each.told.values["optimizer"]): each
+        for each in found().verdicts
+        if each.claim == MANY_SMALL
+    }
+    fused = tried["fused", "AdamW"]
+    assert fused.outcome == "holds"
+    assert fused.measured.value == pytest.approx(5, rel=0.02)
+    assert {each.told.values["in_words"] for each in tried.values()} == {"400 tensors of 64 x 64"}
+
+
+def test_a_gain_below_what_counts_as_significant_is_not_one():
+    tried = found(tensors=(TensorSet(20, 64, 64),), optimizer=("SGD",)).verdicts
+    assert {each.outcome for each in tried if each.told.values["implementation"] == "foreach"} == {"does not hold here"}
+
+
+def test_states_stand_beside_the_claim():
+    states = [each for each in found().verdicts if each.claim == ADAMW_STATE]
+    assert {(each.measured.value, each.measured.base, each.outcome) for each in states} == {(8.0, "B", "holds")}
+
+
+def test_what_processes_do_not_agree_on_is_noise():
+    told = found(wobble=0.2, tensors=(LARGE,), optimizer=("AdamW",)).remarks
+    few = [each for each in told if isinstance(each, Remark)]
+    assert len(few) == 2
+    assert all(each.is_noise for each in few)

@@ -1,0 +1,69 @@
+"""What the overlap probe asks for, and what it tells of made-up products and messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyperf_suite.findings.data import Cell, Claim, ClaimVerdict, Findings, Remark
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.probes.overlap import HIDES, OVERLAPS, PROBE
+from tests import records as made_up
+from tests.records import records
+
+CPU = Device("cpu")
+# The message is half as long as the product and four fifths of it hide.
+PARTLY = {
+    "product": 20e-3,
+    "all_reduce": 10e-3,
+    "in_turn": 30e-3,
+    "together": 22e-3,
+    "product_beside": 26e-3,
+    "all_reduce_beside": 20e-3,
+}
+
+
+def found(seconds: dict[str, float], details: dict[str, Any] | None = None) -> Findings:
+    """Processes are faster and slower as a whole."""
+    cases = [case for case in PROBE.sweep(PROBE.axes("standard", CPU)) if case.parameters.run in seconds]
+    return PROBE.findings(records(cases, lambda case: seconds[case.parameters.run], wobble=0.2, details=details))
+
+
+def verdicts(seconds: dict[str, float], claim: Claim) -> list[ClaimVerdict]:
+    return made_up.verdicts(found(seconds), claim)
+
+
+def cells(findings: Findings) -> dict[str, Cell]:
+    """Of the only row; of two columns of a name, as the product and its time, the second."""
+    (table,) = findings.tables
+    (row,) = table.rows
+    return {column.name: cell for column, cell in zip(table.columns, row, strict=True)}
+
+
+def test_what_hides_is_a_share_of_the_shorter():
+    (verdict,) = verdicts(PARTLY, OVERLAPS)
+    assert (verdict.measured.value, verdict.outcome) == (pytest.approx(30 / 22), "holds")
+    hidden = cells(found(PARTLY))["hidden"]
+    assert (hidden.value, hidden.low, hidden.high) == (pytest.approx(0.8), pytest.approx(0.8), pytest.approx(0.8))
+
+
+def test_a_message_that_is_shorter_than_compute_and_does_not_hide_fails_its_claim():
+    (verdict,) = verdicts(PARTLY, HIDES)
+    assert verdict.told.values["share"].value == pytest.approx(0.5)
+    assert (verdict.measured.value, verdict.outcome) == (pytest.approx(1.1), "does not hold here")
+    (verdict,) = verdicts(PARTLY | {"together": 20.2e-3}, HIDES)
+    assert verdict.outcome == "holds"
+
+
+def test_each_is_told_how_the_other_slows_it():
+    findings = found(PARTLY)
+    told = {each.values["run"]: each.values["longer"] for each in findings.remarks if isinstance(each, Remark)}
+    assert told == {"product": cells(findings)["product beside"], "all_reduce": cells(findings)["all_reduce beside"]}
+    assert [told[run].value for run in ("product", "all_reduce")] == [pytest.approx(1.3), pytest.approx(2.0)]
+
+
+@pytest.mark.parametrize("blocks", [24, None])
+def test_on_a_gpu_nccls_share_of_it_is_told_where_it_is_known(blocks):
+    row = cells(found(PARTLY, {"nccl_blocks": blocks, "multiprocessors": 132}))
+    assert (row["blocks of NCCL"], row["SMs"]) == (blocks, 132)

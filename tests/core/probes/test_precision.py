@@ -1,0 +1,192 @@
+"""The precision probe makes the guide's table again: it judges a made-up machine by what it was made with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.probes.precision import (
+    CACHE_IS_FASTER,
+    CACHE_LASTS,
+    GROWS,
+    MULTIPLES_OF_8,
+    NOT_HALF,
+    PROBE,
+    TWICE_AS_FAST,
+    PrecisionAxes,
+)
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.workloads.training.training_step import PrecisionStep, PrecisionStepParameters
+from tests.records import a_record, cells
+
+CPU = Device("cpu")
+MB = 1_000_000
+WEIGHTS = 10 * MB
+
+
+def three_times_as_fast(p: PrecisionStepParameters, process: int) -> float:
+    """A sequence takes 9 ms in float32; casts of all weights take 1 ms."""
+    fast = {"float32": 1, "autocast_bfloat16": 3, "bfloat16": 4}[p.precision]
+    return p.micro_batches * p.batch * 9e-3 / fast + casts(p) * 1e-3
+
+
+def casts(p: PrecisionStepParameters) -> int:
+    if not p.precision.startswith("autocast_"):
+        return 0
+    return 1 if p.cast_cache == "nested" else p.micro_batches
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A sequence keeps 2 MB in float32, `share` of it in autocast and half of it in bfloat16."""
+
+    seconds: Callable[[PrecisionStepParameters, int], float] = three_times_as_fast
+    share: float = 0.6
+    casts: Callable[[PrecisionStepParameters], int] = casts
+    peak: bool = False
+
+    def records(self, cases: list[Case], processes: int = 3) -> list[Record]:
+        return [self.record(case, process) for process in range(processes) for case in cases]
+
+    def record(self, case: Case, process: int) -> Record:
+        p = case.parameters
+        cast = p.precision.startswith("autocast_")
+        weights = WEIGHTS // 2 if p.precision == "bfloat16" else WEIGHTS
+        seen = {
+            "activations": 2 * MB * p.batch * (self.share if cast else weights / WEIGHTS),
+            "weight_copies": WEIGHTS // 2 if cast else 0,
+            "weights": weights,
+            "gradients": weights,
+            "casts": self.casts(p),
+            "cast": self.casts(p) * WEIGHTS // 2,
+        } | ({"peak": 99 * MB} if self.peak else {})
+        return a_record(case, self.seconds(p, process), process=process, metrics=seen)
+
+
+def axes(**changed: Any) -> PrecisionAxes:
+    return replace(PROBE.axes("standard", CPU), **{"process": ()} | changed)
+
+
+def cases(**changed: Any) -> list[Case]:
+    return list({case.case_id: case for case in PROBE.sweep(axes(**changed))}.values())
+
+
+def findings(machine: Machine | None = None, **changed: Any) -> Findings:
+    return PROBE.findings((machine or Machine()).records(cases(**changed)))
+
+
+def judged(claim: Claim, machine: Machine | None = None, **changed: Any) -> ClaimVerdict:
+    return next(each for each in findings(machine, **changed).verdicts if each.claim == claim)
+
+
+def remarks(**values: str) -> list[Remark]:
+    found = [each for each in findings().remarks if isinstance(each, Remark)]
+    return [each for each in found if values.items() <= each.values.items()]
+
+
+@pytest.mark.parametrize("device", [CPU, Device("cuda")])
+def test_of_the_unaligned_model_no_dimension_is_a_multiple_of_8(device: Device) -> None:
+    chosen = PROBE.axes("standard", device)
+    shapes = [case.parameters for case in PROBE.sweep(chosen)]
+    odd = [p for p in shapes if p.hidden == chosen.unaligned_hidden[0]]
+    assert {p.precision for p in odd} == {"float32", "autocast_bfloat16"}
+    assert not [p for p in odd if not all(n % 8 for n in (p.hidden, p.hidden // p.heads, p.width, p.vocab))]
+    assert all(p.width % 8 == p.hidden % 8 == p.vocab % 8 == 0 for p in shapes if p not in odd)
+
+
+def test_twice_as_fast_or_more_is_what_the_guide_claims() -> None:
+    found = judged(TWICE_AS_FAST)
+    # 16 sequences: 144 ms beside 48 and one for the casts.
+    assert found.measured.value == pytest.approx(144 / 49)
+    assert found.outcome == "holds"
+    assert found.told.values["batch"] == 16
+    assert found.told.values["model"] == "1 x 256 in 4 heads, vocab 512, seq 32"
+
+
+def test_autocast_that_is_no_faster_contradicts_the_guide() -> None:
+    found = judged(TWICE_AS_FAST, Machine(lambda p, process: 1e-3))
+    assert (found.measured.value, found.outcome) == (pytest.approx(1), "does not hold here")
+
+
+def test_pure_half_precision_is_compared_with_float32_and_autocast_without_a_claim() -> None:
+    beside_base, beside_autocast = remarks(precision="bfloat16")
+    assert beside_base.values["measured"].value == pytest.approx(4)
+    assert beside_autocast.values["faster"].value == pytest.approx(49 / 36)
+    # States 40 MB to 20, copies 5 to 0, activations 0.6 x 32 to 16.
+    assert beside_autocast.values["less"].value == pytest.approx(28.2 * MB)
+
+
+def test_memory_is_saved_by_activations_alone_and_from_a_batch_on() -> None:
+    share, grows = judged(NOT_HALF), judged(GROWS)
+    assert (share.measured.value, share.told.values["batch"], share.outcome) == (pytest.approx(0.6), 16, "holds")
+    assert (grows.measured.value, grows.told.values["smallest_batch"], grows.outcome) == (pytest.approx(16), 1, "holds")
+    (told,) = (each for each in remarks(precision="autocast_bfloat16") if each.kind == "predicted")
+    assert told.values["of_one"].value == pytest.approx(0.8 * MB)
+    assert told.values["weight_copies"].value == 5 * MB
+    assert (told.values["break_even"].value, told.values["break_even"].predicted) == (6, True)
+
+
+def test_activations_that_do_not_shrink_save_nothing() -> None:
+    machine = Machine(share=1.0)
+    assert (judged(NOT_HALF, machine).measured.value, judged(NOT_HALF, machine).outcome) == (1.0, "does not hold here")
+    assert (judged(GROWS, machine).measured.value, judged(GROWS, machine).outcome) == (0.0, "does not hold here")
+    assert not [each for each in findings(machine).remarks if isinstance(each, Remark) and each.kind == "predicted"]
+
+
+def test_odd_dimensions_are_compared_with_multiples_of_8_by_their_flops() -> None:
+    def odd_is_slow(p: PrecisionStepParameters, process: int) -> float:
+        rate = 1e12 if p.precision != "float32" and p.hidden % 8 == 0 else 5e11
+        return PrecisionStep().work(p).flop / rate
+
+    found = judged(MULTIPLES_OF_8, Machine(odd_is_slow))
+    assert (found.measured.value, found.outcome) == (pytest.approx(2), "holds")
+    assert found.told.values["even"].startswith("1 x 256 in 4 heads")
+    assert found.told.values["model"].startswith("1 x 255 in 5 heads")
+    steps = cells(findings(Machine(odd_is_slow)).tables[0])
+    faster = {row["model"][:7]: row["speed-up over float32"] for row in steps if row["precision"] != "float32"}
+    assert (faster["1 x 256"].value, faster["1 x 255"].value) == (pytest.approx(2), pytest.approx(1))
+
+
+def test_without_aligned_dimensions_the_odd_ones_are_compared_with_float32_and_no_claim_on_speed_is_tried() -> None:
+    odd = {"hidden": (255,), "heads": (5,), "vocab": (511,), "unaligned_hidden": (0,)}
+    claims = {each.claim for each in findings(**odd).verdicts}
+    assert NOT_HALF in claims
+    assert TWICE_AS_FAST not in claims
+
+
+def test_casts_are_counted_in_each_form_of_the_cache() -> None:
+    lasts = judged(CACHE_LASTS)
+    assert (lasts.measured.value, lasts.outcome) == (1.0, "holds")
+    counted = cells(findings().tables[1])
+    assert [(row["casts kept for"], row["casts"].value) for row in counted] == [
+        ("iteration", 4),
+        ("nested", 1),
+        ("off", 4),
+    ]
+    # 4 x 3 ms and one cast, or four.
+    faster = [each for each in findings().verdicts if each.claim == CACHE_IS_FASTER]
+    assert [(each.measured.value, each.outcome) for each in faster] == 2 * [(pytest.approx(16 / 13), "holds")]
+
+
+def test_a_cache_that_is_dropped_too_early_contradicts_the_guide() -> None:
+    dropped = Machine(casts=lambda p: p.micro_batches if p.precision.startswith("autocast_") else 0)
+    assert judged(CACHE_LASTS, dropped).outcome == "does not hold here"
+
+
+def test_what_each_batch_saves_is_in_the_table() -> None:
+    steps, _ = findings().tables
+    assert {row["batch"] for row in cells(steps)} == {1, 4, 16}
+    saved = {
+        (row["batch"], row["precision"]): row["saved"] for row in cells(steps) if row["model"].startswith("1 x 256")
+    }
+    assert {batch: saved[batch, "autocast_bfloat16"].value / MB for batch in (1, 4, 16)} == {
+        1: pytest.approx(-4.2),
+        4: pytest.approx(-1.8),
+        16: pytest.approx(7.8),
+    }
+    assert saved[16, "float32"] is None

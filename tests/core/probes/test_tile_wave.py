@@ -1,0 +1,183 @@
+"""The tile/wave probe crosses every edge, and its findings tell the machine that made the records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from pyperf_suite.findings.data import Findings
+from pyperf_suite.findings.discovery import find_probe
+from pyperf_suite.findings.rows import rows_of
+from pyperf_suite.hardware.devices import Device, Gpu, resolve
+from pyperf_suite.laws.tiling import Schedule, StaircaseLaw, Tile, critical_path
+from pyperf_suite.probes.tile_wave import PROBE, TileWaveAxes, in_slots
+from pyperf_suite.runner.profiles import PROFILES
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.workloads.matmul import MatmulParameters
+from tests.records import lines, records, remarks
+
+CPU = resolve("cpu")
+LAW = StaircaseLaw(overhead_s=10e-6, per_k_s=0.3e-6, per_tile_s=20e-6, per_partial_s=15e-6)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine that obeys a law exactly, but for seeded noise; torch on it has no staircase."""
+
+    law: StaircaseLaw = LAW
+    noise: float = 0.0
+    slots: int = 0
+
+    def seconds(self, case: Case) -> float:
+        p = case.parameters
+        if p.tile is None:
+            return 2.0 * p.m * p.n * p.k / 100e9
+        handed_out = self.slots and p.schedule.policy in ("data_parallel", "split_k")
+        schedule = replace(p.schedule, workers=self.slots) if handed_out else p.schedule
+        return float(self.law.seconds(critical_path(p.m, p.n, p.k, p.tile, schedule)))
+
+    def records(self, cases: list[Case], processes: int = 1) -> list[Record]:
+        details = {"slots": self.slots} if self.slots else {}
+        return records(cases, self.seconds, processes=processes, noise=self.noise, details=details)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "workers"), [("data_parallel@132", 264), ("persistent@132", 132), ("stream_k@400", 264)]
+)
+def test_units_that_are_handed_out_fill_the_slots_and_workers_that_stay_are_no_more_than_there_are(
+    schedule: str, workers: int
+) -> None:
+    asked = MatmulParameters(512, 512, 512, Schedule.parse(schedule), Tile(128, 128, 64), "bfloat16")
+    (record,) = Machine(slots=264).records([Case("matmul", asked, "cuda_sm90")])
+    (row,) = rows_of([record])
+    assert in_slots(row).workers == workers
+
+
+def axes(**changed: object) -> TileWaveAxes:
+    usual = TileWaveAxes(
+        implementation=("native",),
+        library=("torch",),
+        tile=(Tile(64, 64, 64),),
+        schedule=("data_parallel", "split_k(2)", "stream_k"),
+        workers=(2,),
+        k=(512,),
+        dtype=("float32",),
+        layout=("NN",),
+        along=("n",),
+        across=(1,),
+        waves=(4,),
+        offset=(-1, 0, 1),
+    )
+    return replace(usual, **changed)  # type: ignore[arg-type]
+
+
+def findings(machine: Machine, processes: int = 1, **changed: object) -> Findings:
+    return PROBE.findings(machine.records(list(PROBE.sweep(axes(**changed))), processes))
+
+
+def test_the_sweep_stands_on_both_sides_of_every_tile_and_wave_edge() -> None:
+    sizes = {case.parameters.n for case in PROBE.sweep(axes())}
+    assert sizes == {count * 64 + offset for count in range(1, 9) for offset in (-1, 0, 1)}
+
+
+def test_a_step_of_several_elements_over_an_edge_is_a_cliff_too() -> None:
+    first = lines(findings(Machine(), offset=(-8, 0, 8)), "Steps")[1]
+    assert (first["step"], first["opens"], round(first["costs"].value, 2)) == ("128 -> 136", "a wave", 0.95)
+    far = findings(Machine(), offset=(-32, 0))
+    assert [table.title for table in far.tables] == ["Tile and wave cliffs"]
+    assert remarks(far, "cost") == []
+
+
+def test_on_many_workers_the_sweep_keeps_to_the_wave_edges() -> None:
+    counts = {case.parameters.n // 64 for case in PROBE.sweep(axes(workers=(100,), offset=(0,), waves=(3,)))}
+    assert counts == {1, 99, 100, 101, 199, 200, 201, 299, 300}
+
+
+def test_several_tiles_across_reach_the_same_waves_in_fewer_steps() -> None:
+    wide = list(PROBE.sweep(axes(workers=(132,), across=(12,), offset=(0, 1), waves=(2,))))
+    assert {case.parameters.m for case in wide} == {12 * 64}
+    assert {case.parameters.n // 64 for case in wide} == {1, 10, 11, 12, 21, 22}
+    # 11 columns of 12 tiles fill one wave of 132 workers.
+    assert remarks(PROBE.findings(Machine().records(wide)), "cost")[0].values["step"] == "704 -> 705"
+
+
+def test_a_machine_that_obeys_the_law_is_explained_without_error() -> None:
+    (law,) = remarks(findings(Machine()), "overhead")
+    assert law.kind == "law"
+    assert law.values["overhead"].value == pytest.approx(10e-6)
+    assert law.values["step"].value == pytest.approx(0.3e-6 * 512 + 20e-6)
+    assert law.values["count"] == law.values["fitted"] == 36
+    assert law.values["median"].value == pytest.approx(0, abs=1e-9)
+
+
+def test_noise_of_the_machine_comes_out_as_the_laws_error() -> None:
+    (law,) = remarks(findings(Machine(noise=0.2)), "overhead")
+    assert 0.05 < law.values["median"].value < 0.35 < law.values["worst"].value
+
+
+def test_the_first_wave_cliff_is_told_and_every_step_has_its_cost() -> None:
+    found = findings(Machine())
+    first = remarks(found, "cost")[0]
+    # Two workers: the third tile opens the second wave, from 10 + 174 us to 10 + 347 us.
+    assert (first.values["step"], first.effect) == ("128 -> 129", "cost")
+    assert first.values["cost"].value == pytest.approx(173.6 / 183.6)
+    steps = [row for row in lines(found, "Steps") if "data_parallel" in row["setting"]]
+    waves = {row["step"]: round(row["costs"].value, 2) for row in steps if row["opens"] == "a wave"}
+    assert waves == {"128 -> 129": 0.95, "256 -> 257": 0.49, "384 -> 385": 0.33, "512 -> 513": 0.25}
+    assert {round(row["costs"].value, 9) for row in steps if row["opens"] == "a tile"} == {0}
+    assert steps[1]["rate before"].value == pytest.approx(2 * 64 * 128 * 512 / 183.6e-6)
+    sweep = next(row for row in lines(found, "Tile and wave") if row["schedule"] == "data_parallel@2")
+    assert (sweep["largest cliff"], sweep["median inside a wave"].value) == ("128 -> 129", pytest.approx(0))
+
+
+def test_a_cliff_of_which_both_sides_overlap_is_noise() -> None:
+    told = remarks(findings(Machine(noise=0.01), processes=3), "cost")
+    assert told
+    assert not any(each.is_noise for each in told)
+    assert all(each.is_noise for each in remarks(findings(Machine(noise=1.0), processes=5), "cost"))
+
+
+def test_where_two_blocks_share_a_multiprocessor_waves_are_counted_in_slots() -> None:
+    found = findings(Machine(slots=4))
+    first = remarks(found, "cost")[0]
+    assert (first.values["step"], round(first.values["cost"].value, 2)) == ("256 -> 257", 0.95)
+    (law,) = remarks(found, "overhead")
+    assert law.values["median"].value == pytest.approx(0, abs=1e-9)
+
+
+def test_the_library_stands_beside_with_its_steps_and_the_tiles_that_it_chose() -> None:
+    made = []
+    for record in Machine().records(list(PROBE.sweep(axes()))):
+        size = record.case["parameters"]["n"]
+        tile = [128, 64] if size > 256 else [64, 64]
+        details = {"tile": tile} if record.case["implementation"] == "torch" else {}
+        made.append(replace(record, kernel={"details": details}))
+    found = PROBE.findings(made)
+    (library,) = remarks(found, "most")
+    assert (library.values["implementation"], library.values["step"]) == ("torch", "64 -> 65")
+    assert library.values["most"].value == pytest.approx(1 / 64)
+    steps = [row for row in lines(found, "Steps") if "data_parallel" in row["setting"]]
+    assert [row["in tiles of"] for row in steps] == ["64x64"] * 3 + ["128x64"] * 5
+    assert steps[0]["costs the library"].value == pytest.approx(1 / 64)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize(
+    ("capability", "multiprocessors", "across"), [((9, 0), 132, 12), ((8, 0), 108, 12), ((10, 0), 148, 4)]
+)
+def test_on_a_gpu_every_profile_is_valid_and_meets_the_edges_of_waves(
+    profile: str, capability: tuple[int, int], multiprocessors: int, across: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(0, "a GPU", "GPU-0", capability, multiprocessors, 80 << 30)
+    monkeypatch.setattr("pyperf_suite.probes.baseline.gpus", lambda: [gpu])
+    own = "cuda_sm90" if capability == (9, 0) else "cuda_sm80"
+    for name in ("tile_wave", "baseline"):
+        cases = find_probe(name).cases(profile, Device("cuda"))
+        assert {own, "cublas"} <= {case.implementation for case in cases}
+        assert len({case.case_id for case in cases}) == len(cases)
+        # TMA can take every size: rows are multiples of 16 bytes.
+        assert all(case.parameters.n % 8 == 0 and case.parameters.m % 8 == 0 for case in cases)
+    axes = PROBE.axes("quick", Device("cuda"))
+    assert axes.across == (across,)
+    assert axes.workers == (multiprocessors,)

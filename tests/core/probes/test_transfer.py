@@ -1,0 +1,116 @@
+"""What is said of transfers: latency and bandwidth of known laws are found again, and ways compare in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from pyperf_suite.findings.data import Cell, Findings, Remark
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.probes.transfer import PINNED_IS_FASTER, PROBE, TRADES_BANDWIDTH
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.workloads.training.transfer import TransferParameters
+from tests.records import records
+
+CPU, GPU = Device("cpu"), Device("cuda")
+SIZES = [1 << power for power in range(10, 27, 2)]
+
+Seconds = Callable[[Case, int], float]
+
+
+def way(name: str, start_s: float, gb_per_s: float, sizes=SIZES, processes=3, details=None, **settings) -> list[Record]:
+    """Records of a way that keeps to latency and bandwidth exactly, but that processes differ by a percent."""
+    cases = [Case("transfer", TransferParameters(size, **settings), name) for size in sizes]
+    seconds = partial(law_s, start_s, gb_per_s)
+    return records(cases, seconds, processes=processes, wobble=0.01, details=details)
+
+
+def law_s(start_s: float, gb_per_s: float, case: Case) -> float:
+    return start_s + case.parameters.size_bytes / gb_per_s / 1e9
+
+
+def ways(found: Findings) -> dict[str, dict[str, Cell]]:
+    """The cells of the first table, by way and column."""
+    table = found.tables[0]
+    return {row[0]: {column.name: cell for column, cell in zip(table.columns, row, strict=True)} for row in table.rows}
+
+
+def remarks(found: Findings, kind: str = "") -> list[Remark]:
+    return [each for each in found.remarks if isinstance(each, Remark) and each.kind == kind]
+
+
+def test_latency_and_bandwidth_are_found_again():
+    way_found = ways(PROBE.findings(way("memcpy", 2e-6, 10.0)))["memcpy"]
+    assert way_found["largest"].value == 64 << 20
+    assert way_found["rate"].value == pytest.approx(10e9, rel=0.02)
+    assert way_found["latency by the law"].value == pytest.approx(2e-6, rel=0.05)
+    assert way_found["half of it from"].value == 64 << 10
+    assert way_found["law off where left out"].value < 0.02
+
+
+def test_a_law_that_is_far_off_somewhere_says_by_how_much_and_the_best_rate_is_told():
+    slow = way("memcpy", 0.0, 1.5, sizes=SIZES[-1:])
+    found = ways(PROBE.findings(way("memcpy", 2e-6, 10.0, sizes=SIZES[:-1]) + slow))["memcpy"]
+    assert found["rate"].value == pytest.approx(1.5e9, rel=0.02)
+    assert found["best rate"].value == pytest.approx(9.89e9, rel=0.01)
+    assert found["law off at worst"].value > 0.5
+
+
+@pytest.mark.parametrize(("disk", "outcome"), [(2.0, "holds"), (10.0, "does not hold here")])
+def test_a_disk_is_set_beside_memory_by_bytes_whatever_the_sizes(disk, outcome):
+    (verdict,) = PROBE.findings(way("memcpy", 0.0, 10.0) + way("disk_direct", 0.0, disk, sizes=[1 << 20])).verdicts
+    assert (verdict.claim, verdict.outcome) == (TRADES_BANDWIDTH, outcome)
+    assert verdict.measured.value == pytest.approx(10.0 / disk)
+
+
+def test_the_page_cache_is_set_beside_the_disk():
+    (told,) = remarks(PROBE.findings(way("disk_cached", 0.0, 8.0) + way("disk_direct", 0.0, 2.0, sizes=[1 << 20])))
+    assert told.values["faster"].value == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("virtualised", [False, True])
+def test_a_virtual_disk_is_said_to_be_one(virtualised):
+    found = PROBE.findings(way("disk_direct", 60e-6, 2.0, details={"virtualised": virtualised}))
+    assert len(remarks(found, "caution")) == virtualised
+
+
+@pytest.mark.parametrize(("rate", "faster"), [(18.0, 1.8), (5.0, 0.5), (10.0, 1.0)])
+def test_cores_are_compared_at_the_smallest_and_the_largest_size(rate, faster):
+    smallest, largest = remarks(PROBE.findings(way("torch", 1e-6, 10.0) + way("torch", 1e-6, rate, workers=4)))
+    assert [each.values["size"].value for each in (smallest, largest)] == [SIZES[0], SIZES[-1]]
+    assert (largest.values["workers"], largest.values["fewest"]) == (4, 1)
+    assert largest.values["faster"].value == pytest.approx(faster, rel=0.01)
+    assert largest.is_noise == (faster == 1.0)
+
+
+def test_pinned_memory_is_judged_by_the_guides_claim_in_each_direction_at_the_largest_size_of_both():
+    records = [
+        *way("host_to_device", 5e-6, 50.0, pinned=True),
+        *way("host_to_device", 5e-6, 10.0, sizes=SIZES[:-1]),
+        *way("device_to_host", 5e-6, 50.0, pinned=True),
+        *way("device_to_host", 5e-6, 49.0),
+    ]
+    there, back = PROBE.findings(records).verdicts
+    assert {each.claim for each in (there, back)} == {PINNED_IS_FASTER}
+    assert (there.outcome, back.outcome) == ("holds", "does not hold here")
+    assert [each.told.values["size"].value for each in (there, back)] == [SIZES[-2], SIZES[-1]]
+    assert there.measured.value == pytest.approx(4.9, rel=0.02)
+
+
+def test_the_far_numa_node_is_named():
+    near, far = (way("memcpy", 0.0, rate, numa_node=node) for node, rate in ((1, 10.0), (0, 6.0)))
+    (told,) = remarks(PROBE.findings(near + far))
+    assert told.values["way"] == "memcpy, node 1"
+    assert told.values["far"] == 0
+    assert told.values["size"].value == SIZES[-1]
+    assert told.values["faster"].value == pytest.approx(10 / 6)
+
+
+def test_what_offloading_would_take_is_marked_as_a_prediction():
+    found = PROBE.findings(way("memcpy", 0.0, 12.0) + way("disk_direct", 0.0, 2.0))
+    times = {each.values["way"]: each.values["time"] for each in remarks(found, "predicted")}
+    assert all(time.predicted for time in times.values())
+    assert times["memcpy"].value == pytest.approx(1.0, rel=0.02)
+    assert times["O_DIRECT"].value == pytest.approx(6.06, rel=0.01)

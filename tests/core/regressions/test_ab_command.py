@@ -1,0 +1,188 @@
+"""`pyperf-suite ab`: what it compares, what it tells, what it keeps, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pyperf_suite.cli.ab import ab
+from pyperf_suite.cli.main import CommandLine
+from pyperf_suite.errors import UserError
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.regressions.pairs.ab import comparison_folder
+from pyperf_suite.regressions.pairs.arms import this_code
+from pyperf_suite.regressions.verdict import Judgement
+
+VARIANTS = ("--old", "schedule=data_parallel", "--new", "schedule=stream_k", "--device", "cpu")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs the command in an empty folder, as the program does."""
+    monkeypatch.chdir(tmp_path)
+    group = CommandLine(commands={"ab": ab})
+    return lambda *arguments: CliRunner().invoke(group, ["ab", *arguments], catch_exceptions=False)
+
+
+@pytest.fixture
+def checkout(monkeypatch):
+    """A checkout in which every word but "typo" is a revision."""
+
+    class Checkout:
+        def commit(self, revision):
+            if revision == "typo":
+                raise UserError("no such revision")
+            return "a" * 40
+
+    monkeypatch.setattr("pyperf_suite.regressions.pairs.builds.find_checkout", Checkout)
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """Replaces the comparing: each case gets the verdict given; returns what was asked for."""
+
+    def replace(verdict, **details):
+        asked = []
+
+        def compare_arms(old, new, cases, device, rule, seed, budget_s, journal, progress):
+            asked.append({"old": old, "new": new, "cases": cases, "rule": rule, "budget_s": budget_s})
+            if isinstance(verdict, BaseException):
+                journal({"pair": 0})
+                raise verdict
+            journal({"pair": 0})
+            return [
+                Judgement(case.label, case.probe, case.case_id, verdict, Ratio(1.1, 1.05, 1.15), 0.01, "So.", details)
+                for case in cases
+            ]
+
+        monkeypatch.setattr("pyperf_suite.regressions.pairs.ab.compare_arms", compare_arms)
+        return asked
+
+    return replace
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("slower", 1), ("equivalent", 0), ("undecided", 3), ("failed", 3)])
+def test_the_exit_code_is_that_of_the_findings(run, compared, verdict, code):
+    compared(verdict)
+    assert run(*VARIANTS, "baseline").exit_code == code
+
+
+def test_pairs_manifest_and_findings_are_kept(run, compared, tmp_path):
+    compared("slower")
+    told = run(*VARIANTS, "baseline", "--json", "--results", "here")
+    (folder,) = (tmp_path / "here").glob("*/ab-*")
+    assert (folder / "pairs.jsonl").read_text() == '{"pair":0}\n'
+    assert json.loads((folder / "ab.json").read_text())["arms"]["old"]["name"] == "schedule=data_parallel"
+    findings = json.loads((folder / "findings.json").read_text())
+    assert [finding["verdict"] for finding in findings] == ["slower"] * len(findings)
+    assert any(str(folder.name) in note for note in json.loads(told.stdout)["notes"])
+
+
+def test_an_interruption_says_where_the_pairs_are(run, compared):
+    compared(KeyboardInterrupt())
+    ended = run(*VARIANTS, "baseline")
+    assert ended.exit_code == 130, "1 would say slower"
+    assert "Interrupted; 1 pairs are kept in" in ended.stderr
+
+
+def test_words_choose_the_benchmarks(run, compared):
+    asked = compared("equivalent")
+    run(*VARIANTS, "baseline", "-k", "native not @2")
+    assert asked[0]["cases"]
+    assert all("@2" not in case.label and "native" in case.label for case in asked[0]["cases"])
+
+
+def test_margin_and_budget_reach_the_rule(run, compared):
+    asked = compared("equivalent")
+    run(*VARIANTS, "baseline", "--margin", "3%", "--max-pairs", "20", "--budget", "12")
+    rule = asked[0]["rule"](asked[0]["cases"][0])
+    assert (rule.margin, rule.max_pairs, asked[0]["budget_s"]) == (0.03, 20, 12)
+
+
+def test_what_there_is_nothing_to_compare_with_is_a_note_and_no_finding(run, compared):
+    compared("failed", unsupported=True)
+    ended = run(*VARIANTS, "baseline", "--json")
+    told = json.loads(ended.stdout)
+    assert (ended.exit_code, told["findings"]) == (0, [])
+    assert any("left out, the first matmul" in note for note in told["notes"])
+
+
+@pytest.mark.slow
+def test_the_whole_suite_without_a_name_leaves_out_what_takes_a_group_of_processes(run, compared):
+    asked = compared("equivalent")
+    run(*VARIANTS)
+    assert {case.probe for case in asked[0]["cases"]} >= {"baseline", "tile_wave"}
+    assert all(case.old.operator != "collective" for case in asked[0]["cases"])
+
+
+def test_each_side_is_what_its_word_names(run, compared, checkout, monkeypatch):
+    monkeypatch.setattr(
+        "pyperf_suite.regressions.pairs.builds.revision_arm", lambda checkout, asked, own: this_code(asked)
+    )
+    asked = compared("equivalent")
+    run("--old", "v1", "--new", ".", "baseline", "--device", "cpu")
+    assert (asked[0]["old"].name, asked[0]["new"].name) == ("v1", ".")
+    assert all(case.old == case.new for case in asked[0]["cases"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--old", "schedule=stream_k", "--new", "HEAD"), "can only be compared with a variant"),
+        (("--old", "tile=", "--new", "tile=32x32x32"), "FIELD=VALUE"),
+        ((*VARIANTS, "no_such_probe"), "Unknown probe"),
+        ((*VARIANTS, "baseline", "-k", "nothing-like-it"), "leaves none"),
+        ((*VARIANTS, "collectives"), "groups of processes"),
+        ((*VARIANTS, "baseline", "--budget", "0"), "--budget"),
+        ((*VARIANTS, "baseline", "--budget", "nan"), "--budget"),
+        ((*VARIANTS, "baseline", "--margin", "-1"), "--margin"),
+        ((*VARIANTS, "baseline", "--device", "cuda:99"), "cuda:99"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_sentence(run, arguments, words):
+    ended = run("--device", "cpu", *arguments)
+    assert ended.exit_code == 2
+    assert words in ended.stderr
+    assert "Traceback" not in ended.output
+
+
+def test_a_results_folder_that_cannot_be_written_is_one_sentence(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    ended = run(*VARIANTS, "baseline", "--results", "file/below")
+    assert ended.exit_code == 2
+    assert "cannot be written" in ended.stderr
+
+
+def test_a_disk_that_refuses_a_pair_is_one_sentence(run, monkeypatch):
+    sync = os.fsync
+
+    def refuse(descriptor):
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name == "pairs.jsonl":
+            raise OSError(28, "No space left on device")
+        sync(descriptor)
+
+    monkeypatch.setattr("pyperf_suite.regressions.pairs.ab.os.fsync", refuse)
+    ended = run(*VARIANTS, "baseline", "-k", "native m=256 @1")
+    assert ended.exit_code == 2
+    assert "No space left on device. All 0 earlier pairs are kept" in ended.stderr
+
+
+def test_both_sides_are_looked_up_before_either_is_built(run, checkout, monkeypatch):
+    monkeypatch.setattr("pyperf_suite.regressions.pairs.builds.revision_arm", lambda *_: pytest.fail("it was built"))
+    told = run("--old", "main", "--new", "typo", "baseline", "--device", "cpu")
+    assert told.exit_code == 2
+    assert "no such revision" in told.stderr
+
+
+def test_a_results_folder_that_fills_up_is_left_without_half_a_comparison(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pyperf_suite.files.os.fsync", full)
+    with pytest.raises(UserError, match="No space left"):
+        comparison_folder(tmp_path, "cpu-made-up-2c", {})
+    assert not list(tmp_path.glob("*/*"))

@@ -1,0 +1,248 @@
+"""`pyperf-suite ab` for kernels of the user's own: real processes, of which each side runs the code that it names."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from pyperf_suite.cli.ab import ab
+from pyperf_suite.cli.main import CommandLine
+from pyperf_suite.findings.discovery import find_probe
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.regressions.pairs.ab import compare_case
+from pyperf_suite.regressions.pairs.arms import PairedCase
+from pyperf_suite.regressions.pairs.live_pair import ArmFailed, Pace, measure_pair
+from pyperf_suite.regressions.pairs.user_arms import present_arm
+from pyperf_suite.regressions.verdict import SequentialRule
+from pyperf_suite.user_kernels.workload import describe
+from tools.selfcheck import selfcheck
+
+pytestmark = pytest.mark.slow
+
+CPU = Device("cpu")
+SHORT = Pace(slice_s=0.001, total_s=0.004)
+BENCH = """
+import os
+import made_up
+import pyperf_suite as suite
+
+@suite.kernel(n=(64, 128))
+def squares(n):
+    with open(os.environ["TOLD"], "a") as file:
+        file.write(f"{made_up.version}\\n")
+    return suite.launch({"loop": made_up.squares, "again": made_up.squares}, list(range(n)))
+"""
+MADE_UP = """
+version = VERSION
+def squares(values):
+    return sum(each * each for each in values)
+"""
+
+
+def git(folder, *arguments):
+    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *identity, *arguments], cwd=folder, capture_output=True, check=True)
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A repository of somebody's with two versions of a package, the bench file in the second alone; stood in."""
+    monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    root = tmp_path / "repository"
+    root.mkdir()
+    git(root, "init", "-q", "-b", "main")
+    for version in ("1", "2"):
+        (root / "made_up.py").write_text(MADE_UP.replace("VERSION", version))
+        if version == "2":
+            (root / "bench.py").write_text(BENCH)
+        git(root, "add", ".")
+        git(root, "commit", "-qm", version)
+        git(root, "tag", f"v{version}")
+    monkeypatch.chdir(root)
+    return root
+
+
+@pytest.fixture
+def run():
+    """Runs the command as the program does, with one pair a benchmark."""
+    group = CommandLine(commands={"ab": ab})
+    given = ("--device", "cpu", "--max-pairs", "1", "--json", "--results", "../results")
+    return lambda *arguments: CliRunner().invoke(group, ["ab", *given, *arguments], catch_exceptions=False)
+
+
+def versions_told(tmp_path):
+    return set((tmp_path / "told").read_text().split())
+
+
+def test_each_side_runs_its_own_revision_of_the_users_repository(repository, run, tmp_path):
+    done = run("--old", "v1", "--new", ".", "bench.py:squares", "-a", "n=64", "-a", "implementation=loop")
+    told = json.loads(done.stdout)
+    assert [each["verdict"] for each in told["findings"]] == ["undecided"], told
+    assert told["findings"][0]["probe"] == "bench.py:squares"
+    assert versions_told(tmp_path) == {"1", "2"}
+    assert any("bench.py is not in v1" in note for note in told["notes"])
+    (folder,) = (tmp_path / "results").glob("*/ab-*")
+    (pair,) = map(json.loads, (folder / "pairs.jsonl").read_text().splitlines())
+    assert pair["old_s"] > 0
+    assert pair["new_s"] > 0
+    arms = json.loads((folder / "ab.json").read_text())["arms"]
+    assert arms["old"]["borrowed"] == ["bench.py"]
+    assert arms["new"]["software"]["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_a_file_stands_for_all_its_kernels_and_cases(repository, run):
+    done = run("--old", "v2", "--new", ".", "bench.py", "-k", "loop")
+    labels = {each["benchmark"] for each in json.loads(done.stdout)["findings"]}
+    assert labels == {"bench.py:squares[loop n=64]", "bench.py:squares[loop n=128]"}
+
+
+def test_a_kernel_may_be_named_by_its_module_which_each_side_has_of_its_own(repository, run, tmp_path):
+    (repository / "made_up.py").write_text(MADE_UP.replace("VERSION", "3"))
+    done = run("--old", "v2", "--new", ".", "bench:squares", "-a", "n=64", "-a", "implementation=loop")
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert (finding["benchmark"], finding["verdict"]) == ("bench:squares[loop n=64]", "undecided")
+    assert versions_told(tmp_path) == {"2", "3"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "label"),
+    [
+        ("implementation=loop", "implementation=again", "[loop n=64] -> bench.py:squares[again n=64]"),
+        ("n=64", "n=128", "[again n=64] -> bench.py:squares[again n=128]"),
+    ],
+)
+def test_variants_are_fields_of_the_users_cases(repository, run, old, new, label):
+    done = run("--old", old, "--new", new, "bench.py", "-a", "n=64", "-k", "again")
+    assert [each["benchmark"] for each in json.loads(done.stdout)["findings"]] == [f"bench.py:squares{label}"]
+
+
+def test_the_sides_may_be_interpreters_and_the_suite_is_not_among_what_they_need(repository, run, tmp_path):
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    python = str(bare / "bin" / "python")
+    done = run("--old", python, "--new", python, "bench.py", "-k", "loop n=64")
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert finding["verdict"] == "undecided", finding["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--old", "v1", "--new", "v2", "absent.py"), "no file absent.py"),
+        (("--old", "v1", "--new", "v2", "bench.py", "baseline"), "baseline is a probe of the suite"),
+        (("--old", "v1", "--new", "v2", "bench.py:other"), "squares"),
+        (("--old", "v1", "--new", "typo", "bench.py"), "neither a revision"),
+        (("--old", "numpy==", "--new", "v2", "bench.py"), "no list of requirements"),
+        (("--old", "numpy==1.26.4", "--new", "numpy==2.1.0", "baseline"), "name a FILE.py"),
+        (("--old", "m=1", "--new", "m=2", "bench.py"), "no field 'm'"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_sentence(repository, run, arguments, words):
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.output
+
+
+def test_selfcheck_compares_the_users_kernels_with_themselves(repository, tmp_path):
+    given = ("bench.py", "-k", "loop n=64", "--max-pairs", "1", "--results", str(tmp_path / "results"))
+    done = CliRunner().invoke(selfcheck, [*given, "--shifts", "0:2"], catch_exceptions=False)
+    assert done.exit_code == 0, done.stderr
+    (folder,) = (tmp_path / "results").glob("*/selfcheck-*")
+    made = [json.loads(line) for line in (folder / "comparisons.jsonl").read_text().splitlines()]
+    assert [each["label"] for each in made] == ["bench.py:squares[loop n=64]"] * 2
+    refused = CliRunner().invoke(selfcheck, [*given, "--shifts", "0,5"])
+    assert refused.exit_code == 2
+    assert "use --shifts 0" in refused.stderr
+
+
+def case_in(folder, source, monkeypatch):
+    """The only case of a file with that text."""
+    (folder / "bench.py").write_text(f"import pyperf_suite as suite\n{source}")
+    monkeypatch.chdir(folder)
+    describe.cache_clear()
+    (case,) = find_probe("bench.py:kernel").cases("quick", CPU)
+    return PairedCase.same("bench.py:kernel", case)
+
+
+def test_a_kernel_that_stops_working_after_its_first_launches_fails(tmp_path, monkeypatch):
+    lazy = """
+launches = []
+def work(values):
+    launches.append(1)
+    return sorted(values) if len(launches) < 4 else values
+
+@suite.kernel()
+def kernel():
+    return suite.launch(work, [float(each) for each in suite.rand(50)], reference=sorted)
+"""
+    case, arm = case_in(tmp_path, lazy, monkeypatch), present_arm(tmp_path)
+    with pytest.raises(ArmFailed, match="Wrong result"):
+        measure_pair(arm, arm, case, CPU, 1, pace=SHORT)
+
+
+def test_both_sides_of_a_pair_work_on_the_same_inputs_and_each_pair_on_others(tmp_path, monkeypatch):
+    source = """
+import hashlib
+seen = []
+def work(x):
+    seen.append(hashlib.sha256(x.tobytes()).hexdigest())
+    if len(seen) == 100:
+        with open("told", "a") as file:
+            file.write(" ".join(sorted({each for each in seen if seen.count(each) > 3})) + "\\n")
+    return x + 1
+
+@suite.kernel()
+def kernel():
+    return suite.launch(work, suite.rand(64))
+"""
+    case, arm = case_in(tmp_path, source, monkeypatch), present_arm(tmp_path)
+    compare_case(arm, arm, case, CPU, SequentialRule(looks=(2,)), pace=Pace(slice_s=0.005, total_s=0.02))
+    first, second, third, fourth = sorted((tmp_path / "told").read_text().splitlines())
+    assert first == second != third == fourth
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the CPU time of another process's threads")
+@pytest.mark.parametrize("threads", [False, True])
+def test_only_a_kernel_of_one_thread_is_pinned_to_a_core(tmp_path, monkeypatch, threads):
+    source = f"""
+import threading, zlib
+data = bytes(100_000)
+def work():
+    for thread in [threading.Thread(target=zlib.crc32, args=(data * 20,)) for _ in range({2 * threads})]:
+        thread.start()
+        thread.join()
+    return zlib.crc32(data)
+
+@suite.kernel()
+def kernel():
+    return suite.launch(work)
+"""
+    case, arm = case_in(tmp_path, source, monkeypatch), present_arm(tmp_path)
+    pair = measure_pair(arm, arm, case, CPU, 1, pace=SHORT)
+    assert len(pair.machine.get("cores", ())) == (0 if threads else 1)
+
+
+def test_judges_stay_for_all_pairs_and_the_kernels_process_is_fresh_in_each(tmp_path, monkeypatch):
+    source = """
+import os
+with open("told", "a") as file:
+    file.write(f"{os.getppid()} {os.getpid()}\\n")
+
+@suite.kernel()
+def kernel():
+    return suite.launch(sum, [1, 2, 3])
+"""
+    case, arm = case_in(tmp_path, source, monkeypatch), present_arm(tmp_path)
+    (tmp_path / "told").unlink()
+    finding = compare_case(arm, arm, case, CPU, SequentialRule(looks=(3,)), pace=SHORT)
+    assert finding.details["pairs"] == 3
+    started = [line.split() for line in (tmp_path / "told").read_text().splitlines()]
+    assert len({judge for judge, _ in started}) == 2
+    # Each judge keeps one process for references.
+    assert len({process for _, process in started}) == 2 * (3 + 1)

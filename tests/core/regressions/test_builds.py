@@ -1,0 +1,183 @@
+"""Each revision is built once, in a worktree of its own; what does not build is an arm with a reason and a log."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.regressions.pairs import builds
+from pyperf_suite.regressions.pairs.builds import (
+    Checkout,
+    builds_folder,
+    find_checkout,
+    interpreter_arm,
+    revision_arm,
+)
+
+SETUP = "from setuptools import setup\nsetup(name='made-up', packages=['pyperf_suite'])\n"
+
+
+def git(folder, *arguments):
+    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A checkout with three commits: version 1, version 2, and one that does not build."""
+    monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path / "cache"))
+    root = tmp_path / "checkout"
+    (root / "pyperf_suite").mkdir(parents=True)
+    git(root, "init", "-q", "-b", "main")
+    (root / ".gitignore").write_text("build\n")
+    for version in ("1", "2"):
+        (root / "setup.py").write_text(SETUP)
+        (root / "pyperf_suite" / "__init__.py").write_text(f"__version__ = '{version}'\n")
+        git(root, "add", ".")
+        git(root, "commit", "-qm", version)
+        git(root, "tag", f"v{version}")
+    (root / "setup.py").write_text(
+        "print('compiling', flush=True)\nraise SystemExit('gemm.cpp:7: error: no semicolon')\n"
+    )
+    git(root, "commit", "-qam", "broken")
+    git(root, "tag", "broken")
+    git(root, "checkout", "-q", "v2")
+    return Checkout(root)
+
+
+def source_of(arm):
+    return (arm.build / "pyperf_suite" / "__init__.py").read_text()
+
+
+def test_a_revision_is_built_as_it_was_committed_and_the_checkout_stays_as_it_was(checkout):
+    arm = revision_arm(checkout, "v1")
+    assert (arm.failure, source_of(arm)) == ("", "__version__ = '1'\n")
+    assert arm.commit == git(checkout.root, "rev-parse", "v1")
+    assert arm.name == f"v1 ({arm.commit[:10]})"
+    assert len(git(checkout.root, "worktree", "list").splitlines()) == 1
+    assert git(checkout.root, "status", "--porcelain") == ""
+
+
+def test_a_build_is_kept_by_commit(checkout, monkeypatch):
+    first = revision_arm(checkout, "v1")
+    monkeypatch.setattr(builds, "_make_build", lambda *_: pytest.fail("built again"))
+    assert revision_arm(checkout, first.commit[:12]).build == first.build
+
+
+@pytest.mark.slow
+def test_a_build_that_was_cut_off_is_made_anew(checkout):
+    arm = revision_arm(checkout, "v1")
+    (arm.build.parent / "done").unlink()
+    (arm.build / "pyperf_suite" / "__init__.py").write_text("torn")
+    assert source_of(revision_arm(checkout, "v1")) == "__version__ = '1'\n"
+
+
+def test_a_revision_that_does_not_build_names_the_error_and_keeps_its_log(checkout):
+    arm = revision_arm(checkout, "broken")
+    assert "gemm.cpp:7: error: no semicolon" in arm.failure
+    assert str(arm.log) in arm.failure
+    assert "compiling" in arm.log.read_text()
+    assert len(git(checkout.root, "worktree", "list").splitlines()) == 1
+
+
+def test_the_working_tree_is_built_as_it_is_with_new_files_and_without_ignored_ones(checkout):
+    (checkout.root / "pyperf_suite" / "__init__.py").write_text("__version__ = 'changed'\n")
+    (checkout.root / "pyperf_suite" / "new.py").write_text("")
+    arm = revision_arm(checkout, ".")
+    assert arm.dirty
+    assert "and changes" in arm.name
+    assert source_of(arm) == "__version__ = 'changed'\n"
+    assert (arm.build / "pyperf_suite" / "new.py").exists()
+    (checkout.root / "pyperf_suite" / "__init__.py").write_text("__version__ = 'once more'\n")
+    assert source_of(revision_arm(checkout, ".")) == "__version__ = 'once more'\n"
+
+
+def test_a_working_tree_without_changes_is_its_commit(checkout):
+    arm = revision_arm(checkout, ".")
+    assert not arm.dirty
+    assert arm.build == revision_arm(checkout, "v2").build
+
+
+def test_revisions_with_the_same_native_sources_share_one_extension(checkout):
+    compiles = SETUP + (
+        "import pathlib, sys\n"
+        "if 'build' in sys.argv:\n"
+        "    library = pathlib.Path(sys.argv[sys.argv.index('--build-lib') + 1]) / 'pyperf_suite'\n"
+        "    (library / '_native.so').write_text('compiled')\n"
+    )
+    (checkout.root / "setup.py").write_text(compiles)
+    first = revision_arm(checkout, ".")
+    (checkout.root / "pyperf_suite" / "__init__.py").write_text("")
+    second = revision_arm(checkout, ".")
+    assert "running build_ext" not in second.log.read_text()
+    assert "running build\n" in first.log.read_text()
+    assert "running build\n" not in second.log.read_text()
+    assert (second.build / "pyperf_suite" / "_native.so").read_text() == "compiled"
+
+
+@pytest.mark.parametrize(
+    "revision", ["--upload-pack=touch /tmp/x", "-", "no-such-branch", "v1; touch x", "$(touch x)", ""]
+)
+def test_what_is_no_revision_is_refused_in_one_sentence(checkout, revision):
+    with pytest.raises(UserError, match="revision"):
+        revision_arm(checkout, revision)
+
+
+def test_without_git_it_says_so(checkout, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="git, which is not installed"):
+        revision_arm(checkout, "v1")
+
+
+def test_outside_of_a_checkout_the_running_packages_own_is_meant_or_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("pyperf_suite.__file__", str(tmp_path / "pyperf_suite" / "__init__.py"))
+    (tmp_path / "pyperf_suite").mkdir()
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    with pytest.raises(UserError, match="lies in one"):
+        find_checkout(tmp_path)
+
+
+def test_a_cache_folder_that_cannot_be_written_is_one_sentence(checkout, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(UserError, match="cannot be written"):
+        revision_arm(checkout, "v1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["all builds", "this build"])
+def test_a_build_in_a_folder_that_others_can_write_is_not_imported(checkout, which):
+    arm = revision_arm(checkout, "HEAD")
+    assert arm.build is not None
+    (builds_folder() if which == "all builds" else arm.build.parent).chmod(0o777)
+    with pytest.raises(UserError, match="can be written by other users"):
+        revision_arm(checkout, "HEAD")
+
+
+def test_an_interpreter_that_has_the_suite_is_an_arm_and_others_are_refused(tmp_path):
+    program = "#!/bin/sh\necho 'ModuleNotFoundError: No module named pyperf_suite' >&2\nexit 1\n"
+    other = tmp_path / "python"
+    other.write_text(program)
+    other.chmod(0o755)
+    with pytest.raises(UserError, match=r"has no pyperf_suite .*No module"):
+        interpreter_arm(other)
+    with pytest.raises(UserError, match="does not run"):
+        interpreter_arm(tmp_path / "absent")
+    other.write_text("#!/bin/sh\n")
+    with pytest.raises(UserError, match="no Python interpreter"):
+        interpreter_arm(other)
+    other.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "print(7)"\n')
+    arm = interpreter_arm(other)
+    assert (arm.python, arm.build, arm.name) == (other, None, f"{other} (7)")
+    assert arm.variables["PYTHONPATH"] == ""
+
+
+def test_in_a_shallow_clone_it_says_how_to_get_older_commits(checkout, tmp_path):
+    shallow = tmp_path / "shallow"
+    subprocess.run(["git", "clone", "-q", "--depth", "1", checkout.root.as_uri(), shallow], check=True)
+    with pytest.raises(UserError, match="git fetch --unshallow"):
+        find_checkout(shallow).commit("HEAD~1")

@@ -1,0 +1,225 @@
+"""Nominated changes: found soon and placed exactly, hardly ever on quiet series, never across breaks or GPUs."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyperf_suite.regressions import changepoints
+from pyperf_suite.regressions.changepoints import (
+    FEWEST_POINTS,
+    detect_steps,
+    draw_in_outliers,
+    find_changes,
+    kernel_segmentation,
+)
+
+STEP = math.log(1.05)
+
+
+def correlated(generator: np.random.Generator, points: int, correlation: float, deviation: float) -> np.ndarray:
+    """AR(1) noise of that standard deviation."""
+    shocks = generator.standard_normal(points + 50) * deviation * math.sqrt(1 - correlation**2)
+    values = np.zeros(points + 50)
+    for index in range(1, len(values)):
+        values[index] = correlation * values[index - 1] + shocks[index]
+    return values[50:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deviation", [0.01, 0.03, 0.1])
+def test_at_most_2_percent_of_quiet_series_with_correlated_noise_are_alarmed(deviation):
+    generator = np.random.default_rng(0)
+    alarmed = sum(bool(find_changes(np.exp(correlated(generator, 200, 0.5, deviation)))) for _ in range(200))
+    assert alarmed <= 4
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5])
+def test_a_step_of_5_percent_is_found_5_points_after_it(correlation):
+    generator = np.random.default_rng(1)
+    found = 0
+    for _ in range(50):
+        logs = correlated(generator, 200, correlation, 0.01)
+        logs[-5:] += STEP
+        found += [change.index for change in find_changes(np.exp(logs))] == [195]
+    assert found >= 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [0.0, STEP])
+def test_10000_points_take_less_than_3_seconds(step):
+    logs = correlated(np.random.default_rng(2), 10_000, 0.5, 0.01) + step * (np.arange(10_000) // 1000 % 2)
+    began = time.process_time()
+    assert [change.index for change in find_changes(np.exp(logs))] == (list(range(1000, 10_000, 1000)) if step else [])
+    assert time.process_time() - began < 3
+
+
+def test_of_longer_series_the_newest_points_are_searched(monkeypatch):
+    monkeypatch.setattr(changepoints, "MOST_POINTS", 50)
+    logs = correlated(np.random.default_rng(3), 200, 0.0, 0.01)
+    logs[30:] += STEP
+    logs[180:] += STEP
+    assert [change.index for change in find_changes(np.exp(logs))] == [180]
+
+
+def test_steps_of_a_real_history_are_found_and_its_outlier_is_not(measured_tables: Path):
+    path = measured_tables / "tigerbeetle_history.csv"
+    if not path.exists():
+        pytest.skip(f"TigerBeetle's history is not in {measured_tables}")
+    with path.open() as file:
+        values = [float(row["value"]) for row in csv.DictReader(file)]
+    with path.with_name("tigerbeetle_history_labels.csv").open() as file:
+        labels = {int(row["index"]): row["kind"] for row in csv.DictReader(file)}
+    found = [change.index for change in find_changes(values)]
+    labelled = [index for index, kind in labels.items() if kind.startswith("step")]
+    assert len(labelled) == 3
+    assert set(labelled) <= set(found)
+    assert not any(abs(index - found_index) <= 2 for index in labels.keys() - set(labelled) for found_index in found)
+    assert len(found) <= 6  # what else there is: 3.4 % at 61, then it climbs slowly by 7 %
+
+
+def stepped(points: int = 40, at: int = 25, step: float = STEP) -> np.ndarray:
+    logs = correlated(np.random.default_rng(4), points, 0.0, 0.005)
+    logs[at:] += step
+    return np.exp(logs)
+
+
+def test_a_change_tells_both_levels_their_ratio_and_the_commits_between_which_it_came():
+    [change] = find_changes(stepped(), commits=[f"c{index}" for index in range(40)])
+    assert change.index == 25
+    assert (change.points_before, change.points_after) == (25, 15)
+    assert (change.commit_before, change.commit_after) == ("c24", "c25")
+    assert change.before == pytest.approx(1.0, abs=0.005)
+    assert change.after == pytest.approx(1.05, abs=0.005)
+    assert change.ratio.low < 1.05 < change.ratio.high
+    assert change.ratio.value == pytest.approx(change.after / change.before)
+
+
+def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says():
+    generator = np.random.default_rng(5)
+    held = found = 0
+    for _ in range(200):
+        logs = correlated(generator, 60, 0.5, 0.01)
+        logs[40:] += STEP
+        for change in find_changes(np.exp(logs)):
+            found += 1
+            held += change.ratio.low <= 1.05 <= change.ratio.high
+    assert found > 150
+    assert 0.9 * found <= held
+
+
+def test_a_change_to_faster_is_one_too():
+    [change] = find_changes(stepped(step=-STEP))
+    assert change.ratio.value == pytest.approx(1 / 1.05, abs=0.01)
+
+
+def test_a_step_below_the_least_effect_is_not_nominated():
+    times = stepped(step=math.log(1.015))
+    assert find_changes(times) == []
+    assert len(find_changes(times, least_effect=0.01)) == 1
+
+
+def test_no_change_is_looked_for_across_a_break():
+    assert find_changes(stepped(), breaks=[25]) == []
+    assert [change.index for change in find_changes(stepped(), breaks=[10, 10])] == [25]
+
+
+def test_gpus_that_take_turns_are_series_of_their_own():
+    units = ["GPU-a", "GPU-b"] * 40
+    logs = correlated(np.random.default_rng(6), 80, 0.0, 0.005)
+    logs[1::2] += 0.2  # one is slower than the other, always
+    assert find_changes(np.exp(logs), units=units) == []
+    logs[61::2] += STEP
+    commits = [str(index) for index in range(80)]
+    [change] = find_changes(np.exp(logs), units=units, commits=commits)
+    assert change.index == 61
+    assert (change.commit_before, change.commit_after) == ("59", "61")
+    assert (change.points_before, change.points_after) == (30, 10)
+
+
+def test_both_detectors_must_nominate(monkeypatch):
+    assert len(find_changes(stepped())) == 1
+    monkeypatch.setattr(changepoints, "_places_by_kernel", lambda logs, steps: np.array([21.0]))
+    assert find_changes(stepped()) == []
+
+
+def test_a_level_that_lasted_two_points_is_not_one():
+    times = stepped(step=0.0)
+    times[20:22] *= 1.3
+    assert find_changes(times) == []
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_too_few_points_have_no_change(count):
+    assert find_changes([1.0, 1.0, 1.0, 9.0, 9.0][:count]) == []
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1.0])
+def test_a_time_that_is_none_is_refused(bad):
+    with pytest.raises(ValueError, match="finite positive"):
+        find_changes([1.0] * 10 + [bad])
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.8])
+def test_noise_without_a_step_has_none_however_it_remembers_itself(correlation):
+    generator = np.random.default_rng(8)
+    found = [detect_steps(correlated(generator, 100, correlation, 0.03)).starts for _ in range(50)]
+    assert sum(map(bool, found)) <= 1
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5])
+def test_the_noise_and_its_memory_are_found_beside_steps(correlation):
+    steps = 0.1 * (np.arange(1200) // 200 % 2)
+    found = detect_steps(correlated(np.random.default_rng(7), 1200, correlation, 0.01) + steps)
+    assert len(found.starts) == 5
+    assert found.noise == pytest.approx(0.01, rel=0.1)
+    assert found.correlation == pytest.approx(correlation, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("values", "starts"),
+    [
+        (np.repeat([1.0, 1.05, 1.0], [4, 3, 9]), (4, 7)),
+        (np.zeros(40), ()),
+        *((np.arange(count, dtype=float), ()) for count in range(2 * FEWEST_POINTS)),
+    ],
+)
+def test_values_without_any_noise_have_their_steps_and_too_few_have_none(values, starts):
+    assert detect_steps(values).starts == starts
+
+
+@pytest.mark.parametrize("index", [0, 1, 30, 58, 59])
+@pytest.mark.parametrize("size", [-2.0, 0.3])
+def test_an_outlier_is_drawn_in_and_is_no_step(index, size):
+    values = correlated(np.random.default_rng(5), 60, 0.0, 0.01)
+    values[index] += size
+    assert detect_steps(values).starts == ()
+    assert abs(draw_in_outliers(values)[index]) < 0.1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_kernels_segmentation_is_the_cheapest_there_is(seed):
+    """By trying all that there are of a short series."""
+    random = np.random.default_rng(seed)
+    values = np.repeat(random.normal(0, 0.05, 4), 4)[: 13 + seed % 3] + random.normal(0, 0.01, 13 + seed % 3)
+    gamma, penalty = 1 / (2 * 0.03**2), 0.5
+
+    def cost(starts):
+        edges = [0, *starts, len(values)]
+        levels = [values[left:right] for left, right in itertools.pairwise(edges)]
+        alike = [np.exp(-gamma * np.subtract.outer(level, level) ** 2).sum() / len(level) for level in levels]
+        return len(values) - sum(alike) + penalty * len(starts)
+
+    possible = [
+        starts
+        for count in range(5)
+        for starts in itertools.combinations(range(FEWEST_POINTS, len(values) - FEWEST_POINTS + 1), count)
+        if all(right - left >= FEWEST_POINTS for left, right in itertools.pairwise(starts))
+    ]
+    assert cost(kernel_segmentation(values, gamma, penalty)) == pytest.approx(min(map(cost, possible)))

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.regressions.compare import (
+    RunNoise,
+    compare_sides,
+    difference,
+    noise_from_store,
+    one_sided,
+    run_noise,
+    sentinel_sentence,
+)
+from pyperf_suite.regressions.stored.journals import Measured
+from pyperf_suite.regressions.stored.series import BenchmarkSeries, Break, SeriesPoint
+from pyperf_suite.regressions.stored.store import Side, Store
+
+QUIET = RunNoise(0.002, math.inf, "9 runs of its own")
+LOUD = RunNoise(0.05, 8.0, "12 runs of its own")
+
+
+def timed(medians, label="product", kind="timing", commit="", probe="baseline", state=None, **fields) -> Measured:
+    state = (state or {}) | ({"source": {"commit": commit}} if commit else {})
+    return Measured("cpu-2c", "run", probe, label, label, kind, medians=tuple(medians), state=state, **fields)
+
+
+def side(*measured: Measured, name="run", machine="cpu-2c") -> Side:
+    return Side(name, machine, {(one.probe, one.case_id): one for one in measured})
+
+
+def compared(old, new, noise=QUIET, margin=0.01):
+    return compare_sides(old, new, lambda probe, label: margin, lambda measured: noise)
+
+
+def judged(old: Measured, new: Measured, noise=QUIET, sentinels=(1.0, 1.0)):
+    sides = [side(one, timed([s], "sentinel", "sentinel")) for one, s in zip((old, new), sentinels, strict=True)]
+    (finding,) = compared(*sides, noise)
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict"), [(1.1, "slower"), (0.9, "faster"), (1.0, "equivalent"), (1.012, "undecided")]
+)
+def test_beyond_the_noise_of_runs_a_difference_is_told(factor, verdict):
+    finding = judged(timed([1.0, 1.001, 0.999]), timed([factor, factor * 1.001, factor * 0.999]))
+    assert finding.verdict == verdict
+    assert finding.ratio.value == pytest.approx(factor, rel=1e-6)
+    assert finding.ratio.low < factor < finding.ratio.high
+
+
+def test_within_the_noise_of_runs_nothing_is_told_and_a_paired_run_is_named():
+    old, new = timed([1.0] * 3, commit="a" * 40), timed([1.08] * 3, commit="b" * 40)
+    finding = judged(old, new, LOUD)
+    assert finding.verdict == "undecided"
+    assert "differ by 5.0 %, as 12 runs of its own tell" in finding.sentence
+    assert "pyperf-suite ab --old aaaaaaaaaaaa --new bbbbbbbbbbbb baseline -k product" in finding.sentence
+
+
+@pytest.mark.parametrize(("factor", "looks"), [(3.0, "slower"), (0.3, "faster"), (1.0, "no different")])
+def test_where_the_noise_of_runs_is_unknown_nothing_is_called_slower(factor, looks):
+    finding = judged(timed([1.0, 1.0, 1.0]), timed([factor, factor, factor]), noise=None)
+    assert finding.verdict == "undecided"
+    assert f"Looks {looks}" in finding.sentence
+    assert "unknown" in finding.sentence
+    assert finding.details["p_value"] is None
+
+
+def test_no_paired_run_is_advised_for_the_same_commit_or_for_what_another_project_measured():
+    same = judged(timed([1.0], commit="a" * 40), timed([1.3], commit="a" * 40), LOUD)
+    changed = judged(timed([1.0], commit="a" * 40), timed([1.3], commit="a" * 40, dirty=True), LOUD)
+    foreign = [timed([seconds], probe="pytest-benchmark") for seconds in (1.0, 1.3)]
+    assert "ab --old" not in same.sentence
+    assert "ab --old" in changed.sentence
+    assert "ab --old" not in judged(*foreign, LOUD).sentence
+
+
+def test_a_slower_clock_is_told_from_slower_code():
+    old = timed([1.0] * 3, clock_hz=2e9)
+    throttled = judged(old, timed([1.25] * 3, clock_hz=1.6e9))
+    assert throttled.verdict == "undecided"
+    assert "The clock was -20.0 % in the new run." in throttled.sentence
+    assert "accounts for the difference as well as the code" in throttled.sentence
+    beyond = judged(old, timed([1.6] * 3, clock_hz=1.6e9))
+    assert beyond.verdict == "slower"
+    assert "The clock was" in beyond.sentence
+    assert judged(old, timed([1.25] * 3, clock_hz=2.5e9)).verdict == "slower"
+
+
+def test_a_machine_that_moved_is_told_from_slower_code_by_its_sentinel():
+    old, new = timed([1.0] * 3), timed([1.1] * 3)
+    moved = judged(old, new, sentinels=(1.0, 1.1))
+    assert moved.verdict == "undecided"
+    assert "sentinel" in moved.sentence
+    assert judged(old, new, sentinels=(1.0, 1.004)).verdict == "slower"
+    assert judged(old, new, sentinels=(1.1, 1.0)).verdict == "slower"
+    assert judged(new, old, sentinels=(1.1, 1.0)).verdict == "undecided"
+
+
+def test_the_sentinel_is_told_once_and_is_no_benchmark():
+    sides = [side(timed([1.0]), timed([s], "sentinel", "sentinel")) for s in (1.0, 1.1)]
+    assert [finding.benchmark for finding in compared(*sides)] == ["product"]
+    assert "+10.0 %" in sentinel_sentence(*sides)
+    assert sentinel_sentence(sides[0], sides[0]) == ""
+
+
+def test_a_changed_driver_or_library_is_named():
+    old, new = (timed([1.0] * 3, state={"packages": {"torch": version}}) for version in ("2.9", "2.10"))
+    finding = judged(old, new)
+    assert "Between the runs changed: torch 2.9 -> 2.10." in finding.sentence
+    assert finding.details["changes"] == ["torch 2.9 -> 2.10"]
+
+
+def test_a_time_that_is_another_quantile_of_its_samples_is_named_and_old_records_have_medians():
+    old, new = timed([1.0] * 3), timed([0.98] * 3, state={"reported_time": "10% quantile of samples"})
+    change = "reported time median of samples -> 10% quantile of samples"
+    assert judged(old, new).details["changes"] == [change]
+    assert judged(old, old).details["changes"] == judged(new, new).details["changes"] == []
+
+
+def test_different_machines_are_refused():
+    with pytest.raises(UserError, match="different machines"):
+        compared(side(timed([1.0])), side(timed([1.0]), machine="gpu"))
+
+
+def test_runs_without_a_common_benchmark_are_refused_even_where_both_have_a_sentinel():
+    sentinel = timed([1.0], "sentinel", "sentinel")
+    with pytest.raises(UserError, match="no benchmark in common"):
+        compared(side(timed([1.0], "a"), sentinel), side(timed([1.0], "b"), sentinel))
+
+
+def test_what_only_one_side_holds_is_named():
+    old = side(timed([1.0], "both"), timed([1.0], "gone"), timed([], "never", reason="unsupported: no GPU"))
+    new = side(timed([1.0], "both"), timed([1.0], "added"), timed([], "never", reason="unsupported: no GPU"))
+    assert one_sided(old, new) == {"only_old": ["gone"], "only_new": ["added"], "neither": ["never"]}
+    assert [finding.benchmark for finding in compared(old, new)] == ["both"]
+
+
+@pytest.mark.parametrize("lost", ["old", "new"])
+def test_what_failed_in_one_run_is_failed_with_its_reason(lost):
+    sides = {"old": timed([1.0]), "new": timed([1.0])}
+    sides[lost] = timed([], reason="failed: out of memory")
+    finding = judged(sides["old"], sides["new"])
+    assert (finding.verdict, finding.ratio) == ("failed", None)
+    assert finding.sentence == f"Not measured in the {lost} run: failed: out of memory"
+
+
+@pytest.mark.parametrize(
+    ("figures", "verdict"),
+    [
+        ({"registers": 64.0, "local_memory": 16.0}, "slower"),
+        ({"registers": 64.0, "local_memory": 0.0}, "equivalent"),
+        ({"registers": 70.0, "local_memory": 0.0}, "undecided"),
+        ({}, "failed"),
+    ],
+)
+def test_static_figures_are_compared_exactly(figures, verdict):
+    old, new = (
+        timed([], kind="static", exact={name: ("x", value) for name, value in each.items()})
+        for each in ({"registers": 64.0, "local_memory": 0.0}, figures)
+    )
+    (finding,) = compared(side(old), side(new), noise=None)
+    assert finding.verdict == verdict
+
+
+def test_one_alarm_among_many_benchmarks_must_be_rarer():
+    old = [timed([1.0] * 3, f"b{number}") for number in range(60)]
+    noise = RunNoise(0.02, 12.0, "19 runs of its own")
+    slower = timed([1.12] * 3, "b0")
+    alone = compared(side(old[0]), side(slower), noise)
+    among = compared(side(*old), side(slower, *old[1:]), noise)
+    assert alone[0].verdict == "slower"
+    assert among[0].verdict == "undecided"
+    assert "Alone it would be slower; as one of 60 benchmarks not sure enough." in among[0].sentence
+    assert among[0].details["adjusted_p_value"] > 0.05 > among[0].details["p_value"]
+
+
+def test_welchs_comparison_adds_processes_and_runs():
+    seen = difference([1.0, 1.1], [1.2, 1.3, 1.25], RunNoise(0.03, 6.0, ""))
+    old, new = np.log([1.0, 1.1]), np.log([1.2, 1.3, 1.25])
+    parts = [(2 * 0.03**2, 6), (np.var(old, ddof=1) / 2, 1), (np.var(new, ddof=1) / 3, 2)]
+    variance = sum(part for part, _ in parts)
+    assert seen.centre == pytest.approx(new.mean() - old.mean())
+    assert seen.error == pytest.approx(math.sqrt(variance))
+    assert seen.freedom == pytest.approx(variance**2 / sum(part**2 / freedom for part, freedom in parts))
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_identical_code_in_two_runs_is_called_slower_or_faster_in_no_more_than_one_of_a_hundred(processes):
+    random = np.random.default_rng(7)
+    alarms = 0
+    for _ in range(1000):
+        # A history of ten runs, from which the noise is known only roughly, and then the two that are compared.
+        runs = random.normal(0, 0.03, 12)
+        steps = np.diff(runs[:10])
+        noise = RunNoise(math.sqrt(np.mean(steps**2) / 2), len(steps) * 2 / 3, "")
+        old, new = (np.exp(run + random.normal(0, 0.01, processes)) for run in runs[10:])
+        (finding,) = compared(side(timed(old)), side(timed(new)), noise)
+        alarms += finding.verdict in ("slower", "faster")
+    assert alarms <= 10
+
+
+def test_the_paired_run_that_is_proposed_has_the_benchmarks_of_the_profile():
+    commits = [{"commit": letter * 40, "profile": "standard"} for letter in "ab"]
+    old, new = (timed([seconds], **told) for seconds, told in zip((1.0, 1.1), commits, strict=True))
+    assert judged(old, new).sentence.endswith("baseline -k product --profile standard")
+    quick = [timed([1.1], commit="b" * 40, profile=profile) for profile in ("quick", "")]
+    assert all("--profile" not in judged(old, each).sentence for each in quick)
+
+
+def series(logs, breaks=(), unit=lambda index: "") -> BenchmarkSeries:
+    points = [SeriesPoint(f"run-{i}", "", math.exp(log), 0.0, 0.0, unit=unit(i)) for i, log in enumerate(logs)]
+    return BenchmarkSeries(
+        "machine", "probe", "case", "label", "s", tuple(points), tuple(Break(i, "driver") for i in breaks)
+    )
+
+
+def noise(count: int, deviation: float = 0.03) -> np.ndarray:
+    return np.random.default_rng(0).normal(0, deviation, count)
+
+
+def test_the_noise_is_the_standard_deviation_of_runs():
+    assert run_noise(series(noise(400))).deviation == pytest.approx(0.03, rel=0.1)
+
+
+def test_a_slow_drift_of_the_machine_is_not_taken_for_noise():
+    drifting = run_noise(series(noise(400) + np.linspace(0, 1, 400)))
+    assert drifting.deviation == pytest.approx(run_noise(series(noise(400))).deviation, rel=0.05)
+
+
+def test_a_step_widens_the_noise_but_a_break_and_another_gpu_do_not():
+    step = np.where(np.arange(40) < 20, 0.0, 0.5)
+    quiet = run_noise(series(noise(40))).deviation
+    assert run_noise(series(noise(40) + step)).deviation > 1.5 * quiet
+    assert run_noise(series(noise(40) + step, breaks=[20])).deviation == pytest.approx(quiet, rel=0.1)
+    other_gpu = series(noise(40) + step, unit=lambda index: "a" if index < 20 else "b")
+    assert run_noise(other_gpu).deviation == pytest.approx(quiet, rel=0.1)
+
+
+def test_the_runs_that_are_compared_do_not_tell_their_own_noise():
+    logs = [*noise(6), 0.4]
+    assert run_noise(series(logs), without=["run-6"]).deviation < 0.04 < run_noise(series(logs)).deviation
+
+
+def test_fewer_than_five_runs_tell_nothing_and_few_tell_little():
+    assert run_noise(series(noise(4))) is None
+    assert run_noise(series(noise(6)), without=["run-1", "run-3"]) is None
+    assert run_noise(series(noise(8), breaks=[2, 3, 5, 6, 7])) is None
+    assert run_noise(series(noise(5))).freedom < 3 < run_noise(series(noise(9))).freedom
+
+
+def test_a_benchmark_without_a_history_is_taken_to_be_as_noisy_as_the_noisier_of_its_machine(results, write_run):
+    spreads = {"quiet": 0.001, "loud": 0.1}
+    for run in range(8):
+        for number, (case_id, spread) in enumerate(spreads.items()):
+            seconds = 1e-3 * math.exp(spread * (-1) ** run)
+            write_run(f"202601{run + 1:02}T000000Z-0001", [seconds], case_id=case_id, position=number)
+    machine = next(results.iterdir()).name
+    with Store(results) as store:
+        store.update()
+        noise_of = noise_from_store(store, machine)
+        quiet, loud, new = (noise_of(timed([1.0], case_id, probe="tile_wave")) for case_id in ("quiet", "loud", "new"))
+        elsewhere = noise_from_store(store, "another-machine")(timed([1.0], "loud", probe="tile_wave"))
+        left = noise_from_store(store, machine, [f"202601{run + 1:02}T000000Z-0001" for run in range(4)])
+        assert left(timed([1.0], "loud", probe="tile_wave")) is None
+    # Values to and fro, each as far from the next as two spreads.
+    assert loud.deviation == pytest.approx(0.2 / math.sqrt(2))
+    assert quiet.deviation == pytest.approx(0.002 / math.sqrt(2))
+    assert "8 runs of its own" in loud.source
+    assert 0.8 * loud.deviation < new.deviation < loud.deviation
+    assert "noisier of 2 benchmarks" in new.source
+    assert elsewhere is None

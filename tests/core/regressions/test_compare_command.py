@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pyperf_suite.cli.main import main
+from pyperf_suite.errors import UserError
+from pyperf_suite.regressions.stored.store import find_side
+
+
+def run_id(day: int) -> str:
+    return f"202601{day:02}T000000Z-0001"
+
+
+@pytest.fixture
+def compare(results):
+    def invoke(*arguments) -> Result:
+        named = ["compare", *map(str, arguments), "--results", str(results)]
+        return CliRunner().invoke(main, named, env={"COLUMNS": "200"})
+
+    return invoke
+
+
+@pytest.fixture
+def ten_runs(write_run):
+    """Ten runs that differ by a few thousandths, three processes each."""
+    for day in range(1, 11):
+        write_run(run_id(day), [1e-3 * (1 + 0.001 * (day % 3) + 0.0005 * process) for process in range(3)])
+
+
+def test_a_slower_run_ends_in_exit_code_1_and_one_as_before_in_0(compare, ten_runs, write_run):
+    same = compare("latest~1", "latest", "--margin", "3%")
+    write_run(run_id(11), [1.1e-3, 1.1e-3, 1.101e-3])
+    slower = compare("latest~1", "latest", "--margin", "3%")
+    assert (slower.exit_code, same.exit_code) == (1, 0)
+    assert "as 9 runs of its own tell" in slower.output
+    assert "1 slower of 1 benchmark" in slower.output
+    assert "1 equivalent of 1 benchmark" in same.output
+
+
+def test_with_too_few_runs_to_know_the_noise_the_exit_code_is_3(compare, write_run):
+    for day in (1, 2):
+        write_run(run_id(day), [1e-3 * day] * 3)
+    done = compare("latest~1", "latest")
+    assert done.exit_code == 3
+    assert "Looks slower, +100.0 %" in done.output
+
+
+def test_json_names_sides_findings_and_what_was_not_compared(compare, ten_runs, write_run, make_record):
+    other = make_record(run_id(11), 1e-3, case_id="ffff", case={"operator": "matmul", "implementation": "torch"})
+    write_run(run_id(11), records=[make_record(run_id(11), 1e-3, process=0, position=0), other])
+    told = json.loads(compare("latest~1", "latest", "--json").stdout)
+    assert told["old"]["name"].endswith(run_id(10))
+    assert told["new"]["commit"] == "a" * 40
+    assert told["not_compared"]["only_new"] == ["matmul[torch]"]
+    assert [finding["case_id"] for finding in told["findings"]] == ["0123456789abcdef"]
+    assert any("Both measured commit aaaaaaaaaaaa" in note for note in told["notes"])
+
+
+def test_one_benchmark_can_be_chosen_and_one_that_is_not_there_is_an_error(compare, ten_runs):
+    assert "1 benchmark" in compare("latest~1", "latest", "-k", "native").output
+    assert "1 benchmark" in compare("latest~1", "latest", "-k", "0123456789abcdef").output
+    missing = compare("latest~1", "latest", "-k", "cublas")
+    assert missing.exit_code == 2
+    assert "holds no benchmark whose label holds 'cublas'" in missing.stderr
+
+
+def test_pytest_benchmark_files_are_compared(compare, tmp_path):
+    machine = {"cpu": {"brand_raw": "Some CPU", "count": 2}, "system": "Linux"}
+    for name, median in (("before", 1.0), ("after", 1.5)):
+        stats = {"median": median, "q1": median, "q3": median, "iqr": 0.0, "rounds": 5, "min": median, "max": median}
+        entry = {"name": "test_x", "fullname": "test_x.py::test_x", "stats": stats}
+        run = {"version": "5.1.0", "datetime": "2026-01-01T00:00:00", "machine_info": machine, "benchmarks": [entry]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(run))
+    done = compare(tmp_path / "before.json", tmp_path / "after.json")
+    assert done.exit_code == 3
+    assert "Looks slower, +50.0 %" in done.output
+    assert "pyperf-suite ab" not in done.output
+
+
+def test_the_runs_that_are_compared_do_not_count_as_noise_under_any_name(compare, ten_runs, results, tmp_path):
+    first, *_, last = sorted(results.glob("*/*/records.jsonl"))
+    copies = [tmp_path / "before.jsonl", tmp_path / "after.jsonl"]
+    for run, copy in zip((first, last), copies, strict=True):
+        lines = [json.loads(line) for line in run.read_text().splitlines()]
+        copy.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "8 runs of its own" in compare(*copies, "--json").stdout
+
+
+def test_runs_of_different_machines_are_one_sentence_and_exit_code_2(compare, write_run):
+    write_run(run_id(1), [1e-3])
+    write_run(run_id(2), [1e-3], machine="cpu-other-8c")
+    done = compare(run_id(1), run_id(2))
+    assert done.exit_code == 2
+    assert "times of different machines say nothing about the code" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("latest~99", "goes back beyond the first run"),
+        ("20250101T000000Z-0000", "There is no run, folder or file"),
+        ("x" * 9000, "There is no run, folder or file"),
+    ],
+)
+def test_a_run_that_is_not_there_is_one_sentence(compare, ten_runs, name, said):
+    done = compare(name, "latest")
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.output
+
+
+def test_without_any_run_latest_says_how_to_make_one(compare):
+    done = compare("latest~1", "latest")
+    assert done.exit_code == 2
+    assert "measure one with `pyperf-suite run`" in done.stderr
+
+
+def test_latest_counts_back_on_the_machine_of_the_newest_run_and_over_runs_that_recorded_something(results, write_run):
+    write_run(run_id(1), [1e-3])
+    write_run(run_id(2), [1e-3], machine="cpu-other-8c")
+    write_run(run_id(3), [1e-3])
+    write_run(run_id(4), [])
+    assert find_side("latest", results).name.endswith(run_id(3))
+    assert find_side("latest~1", results).name.endswith(run_id(1))
+    assert find_side("latest", results, "cpu-other-8c").name.endswith(run_id(2))
+
+
+def test_a_run_that_several_machines_have_is_to_be_named_by_its_folder(results, write_run):
+    for machine in ("cpu-made-up-2c", "cpu-other-8c"):
+        write_run(run_id(1), [1e-3], machine=machine)
+    with pytest.raises(UserError, match="Several machines have a run"):
+        find_side(run_id(1), results)
+    assert find_side(str(results / "cpu-other-8c" / run_id(1)), results).machine == "cpu-other-8c"
+
+
+def test_a_run_is_not_compared_with_itself_by_whatever_name(compare, write_run):
+    write_run(run_id(1), [1e-3] * 3)
+    for other in ("latest", run_id(1)):
+        done = compare("latest", other)
+        assert done.exit_code == 2
+        assert "name two runs" in done.output

@@ -1,0 +1,184 @@
+"""`history` and `export` as they are typed: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pyperf_suite.cli.main import main
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.runner.record import Case, Metric, Record
+from pyperf_suite.workloads.matmul import MatmulParameters
+
+MACHINE = "cpu-someones-2c"
+SMALL = Case("matmul", MatmulParameters(8, 8, 8, Schedule("library", 1)), "torch")
+LARGE = Case("matmul", MatmulParameters(512, 8, 8, Schedule("library", 1)), "torch")
+
+
+def invoke(*arguments: Any) -> Result:
+    return CliRunner().invoke(main, [str(each) for each in arguments], catch_exceptions=False, env={"COLUMNS": "100"})
+
+
+def add_run(results: Path, number: int, times: dict[Case, float], torch: str = "2.9.0") -> Path:
+    """A finished run of one day in January 2026, last touched long ago."""
+    path = results / MACHINE / f"202601{number:02}T000000Z-{number:04x}"
+    path.mkdir(parents=True)
+    (path / "run.json").write_text(json.dumps({"run_id": path.name, "plan_id": "1"}))
+    lines = [json.dumps(record(path.name, number, case, time, torch).to_json()) for case, time in times.items()]
+    (path / "records.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    for each in [*path.iterdir(), path]:
+        os.utime(each, (1, 1))
+    return path
+
+
+def record(run_id: str, number: int, case: Case, time: float, torch: str) -> Record:
+    return Record(
+        run_id=run_id,
+        kind="timing",
+        case=case.to_json(),
+        case_id=case.case_id,
+        process=0,
+        position=0,
+        started_at=f"2026-01-{number:02}T00:00:00.000+00:00",
+        outcome="ok",
+        probe="baseline",
+        profile="quick",
+        metrics={"time": Metric("s", time, 0.99 * time, 1.01 * time, time, time, [time])},
+        work={"flop": 1024},
+        quality={"converged": True},
+        identity={"slug": MACHINE},
+        state={"packages": {"torch": torch}, "source": {"commit": f"{number:040x}", "dirty": False}},
+    )
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty runs of one benchmark whose time doubles at the eleventh, the last with another torch; one of another."""
+    folder = tmp_path_factory.mktemp("results")
+    for number in range(1, 21):
+        noise = 1 + 0.002 * (number * 7 % 5)
+        times = {SMALL: 1e-3 * noise * (2 if number > 10 else 1)}
+        add_run(folder, number, times | ({LARGE: 5e-6} if number == 3 else {}), "2.9.1" if number == 20 else "2.9.0")
+    return folder
+
+
+@pytest.fixture
+def own_results(results: Path, tmp_path: Path) -> Path:
+    """The same runs, with the index of them, for a test that changes them."""
+    invoke("history", "--results", results)
+    return shutil.copytree(results, tmp_path / "own")
+
+
+def test_without_a_name_each_benchmark_is_a_line_with_its_runs_newest_time_and_trend(results):
+    told = invoke("history", "--results", results)
+    assert told.exit_code == 0, told.output
+    (small,) = [line for line in told.output.splitlines() if "m=8 n=8" in line]
+    assert small.split()[:5] == ["▁▁▁▁▁▁▁▁▁▁██████████", "20", "2", "ms", "2026-01-20"]
+    (large,) = [line for line in told.output.splitlines() if "m=512" in line]
+    assert large.split()[1:4] == ["1", "5", "us"]
+
+
+@pytest.mark.parametrize("name", [SMALL.case_id, SMALL.label, "matmul*m=8 n=8*"])
+def test_a_series_is_told_whole_by_case_label_or_glob(results, name):
+    told = invoke("history", name, "--results", results)
+    assert told.exit_code == 0, told.output
+    assert SMALL.label in told.output
+    assert "break 2026-01-20: torch 2.9.0 -> 2.9.1" in told.output
+    assert "20260120T000000Z-0014" in told.output
+
+
+def test_a_doubling_is_told_as_a_step_with_both_commits_and_as_unconfirmed(results):
+    told = invoke("history", SMALL.case_id, "--results", results).output
+    (step,) = [line for line in told.splitlines() if line.startswith("step")]
+    assert "2026-01-11: +" in step
+    assert f"(commits {10:040x}"[:18] in step
+    assert "not confirmed" in step
+
+
+def test_a_picture_is_drawn_where_asked(results, tmp_path):
+    picture = tmp_path / "series.png"
+    told = invoke("history", SMALL.case_id, "--results", results, "--png", picture)
+    assert told.exit_code == 0, told.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert str(picture) in told.output.replace("\n", "")
+
+
+def test_json_holds_every_point_and_break(results):
+    told = json.loads(invoke("history", SMALL.case_id, "--results", results, "--json").stdout)
+    (series,) = told["series"]
+    assert len(series["points"]) == 20
+    assert series["breaks"] == [{"index": 19, "what": "torch 2.9.0 -> 2.9.1"}]
+
+
+def test_a_damaged_line_is_warned_about_and_the_rest_is_told(own_results):
+    (journal,) = own_results.glob("*/20260105*/records.jsonl")
+    journal.write_text('{"schema_version": 99}\n')
+    told = invoke("history", "--results", own_results)
+    assert told.exit_code == 0
+    assert f"Warning: {journal}, line 1 is not a record of the suite" in told.stderr
+    assert "  19  " in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("history", "nothing of the kind"), "matches 'nothing of the kind'"),
+        (("history", "--machine", "another"), "No measured run was found in"),
+        (("export", "nothing of the kind", "-o", "x.csv"), "no run 'nothing of the kind'"),
+        (("history", "--also", "absent.json"), "There is no absent.json"),
+        (("export", "latest", "-o", "x.txt"), ".csv or .parquet"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(results, arguments, sentence):
+    told = invoke(*arguments, "--results", results)
+    assert told.exit_code == 2
+    assert sentence in " ".join(told.stderr.split())
+
+
+@pytest.mark.parametrize("command", [("history",), ("export", "latest", "-o", "x.csv")])
+def test_results_that_are_not_there_are_one_sentence(tmp_path, command):
+    told = invoke(*command, "--results", tmp_path / "absent")
+    assert told.exit_code == 2
+    assert told.stderr.startswith("Error: ")
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_csv_has_every_record_of_a_run(results, tmp_path):
+    pytest.importorskip("pyarrow")
+    told = invoke("export", "latest", "-o", tmp_path / "run.csv", "--results", results)
+    assert told.exit_code == 0, told.output
+    (row,) = csv.DictReader((tmp_path / "run.csv").open(newline=""))
+    assert row["run_id"] == "20260120T000000Z-0014"
+
+
+@pytest.mark.parametrize("command", ["history", "track"])
+def test_runs_that_cannot_be_read_are_not_told_as_none(tmp_path, command):
+    records = add_run(tmp_path, 1, {SMALL: 1e-3}) / "records.jsonl"
+    records.write_text(records.read_text().replace('"schema_version": 1', '"schema_version": 99'))
+    told = invoke(command, "--results", tmp_path)
+    assert told.exit_code == 2
+    assert "schema version 99" in " ".join(told.stderr.split())
+
+
+@pytest.mark.parametrize("field", ["probe", "label"])
+def test_a_name_from_a_strangers_file_gives_the_terminal_no_orders(tmp_path, field):
+    records = add_run(tmp_path, 1, {SMALL: 1e-3}) / "records.jsonl"
+    old = '"baseline"' if field == "probe" else '"torch"'
+    records.write_text(records.read_text().replace(old, '"\\u001b]0;title\\u0007[bold]\\u202e"', 1))
+    told = invoke("history", "--results", tmp_path)
+    assert told.exit_code == 0
+    assert "[bold]" in told.output
+    assert not set("\x1b\x07\u202e") & set(told.output)
+
+
+def test_what_an_error_quotes_gives_the_terminal_no_orders(tmp_path):
+    told = invoke("compare", "latest", "latest", "--results", tmp_path / "\x1b[2J")
+    assert told.exit_code == 2
+    assert "\x1b" not in told.stderr

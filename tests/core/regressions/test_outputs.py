@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+
+import click
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from pyperf_suite.cli.main import CommandLine
+from pyperf_suite.cli.outcome import OutcomeOptions, finish, outcome_options
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.regressions.verdict import Judgement, exit_code
+from pyperf_suite.render.comparisons import (
+    MOST_ROWS,
+    by_urgency,
+    change,
+    comparisons_as_json,
+    junit_xml,
+    print_comparisons,
+    summary,
+)
+from pyperf_suite.render.text import told as in_words
+
+
+def finding(verdict="equivalent", benchmark="matmul[native]", ratio=1.0, sentence="As before.", **details):
+    return Judgement(
+        benchmark,
+        "tile_wave",
+        "c0ffee",
+        verdict,
+        Ratio(ratio, ratio - 0.01, ratio + 0.01) if ratio is not None else None,
+        0.01,
+        sentence,
+        details,
+    )
+
+
+ALL = [finding(), finding("faster"), finding("undecided"), finding("failed", ratio=None), finding("slower", ratio=1.05)]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "fail_on", "code"),
+    [
+        ((), "undecided", 0),
+        (("equivalent", "faster"), "nominated", 0),
+        (("undecided", "slower", "failed"), "undecided", 1),
+        (("undecided", "slower", "failed"), "slower", 1),
+        (("undecided", "slower", "failed"), "never", 0),
+        (("undecided",), "undecided", 3),
+        (("undecided",), "failed", 0),
+        (("failed",), "failed", 3),
+        (("failed",), "slower", 0),
+    ],
+)
+def test_the_exit_code_is_1_for_a_regression_and_3_for_what_is_open_as_far_as_it_is_minded(verdicts, fail_on, code):
+    assert exit_code([finding(verdict) for verdict in verdicts], fail_on) == code
+
+
+def test_an_unconfirmed_slower_change_is_open_unless_nominations_are_minded():
+    found = [finding("undecided", nominated="slower")]
+    assert exit_code(found, "undecided") == 3
+    assert exit_code(found, "nominated") == 1
+    assert exit_code([finding("undecided", nominated="faster")], "nominated") == 3
+
+
+def test_what_needs_a_reader_comes_first_and_the_larger_change_before_the_smaller():
+    smaller, larger = finding("slower", "b", 1.05), finding("slower", "a", 1.2)
+    assert by_urgency([*ALL[:4], smaller, larger])[:2] == [larger, smaller]
+    assert by_urgency(ALL)[-1].verdict == "equivalent"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (Ratio(0.95, 0.94, 0.962), "-5.0 % [-6.0, -3.8]"),
+        (Ratio(12.34, 11.0, 14.0), "12.34 × [11.00, 14.00]"),
+    ],
+)
+def test_a_change_reads_as_a_percentage_and_a_large_one_as_a_factor(ratio, text):
+    assert in_words(change(ratio)) == text
+
+
+@pytest.mark.parametrize("ratio", [Ratio(math.nan, 1, 1), None])
+def test_what_was_not_measured_has_no_change(ratio):
+    assert change(ratio) is None
+
+
+def shown(findings, notes=(), width=100):
+    console = Console(file=io.StringIO(), width=width)
+    print_comparisons(console, "ab main HEAD", findings, notes, exit_code(findings), "undecided")
+    return console.file.getvalue()
+
+
+def test_the_terminal_shows_every_benchmark_and_the_sentences_of_all_but_the_equivalent():
+    text = shown([finding(sentence="Same."), finding("slower", "m[a=1]", 1.05, "It lost 5 %.")], ["Of 200, none."])
+    assert "m[a=1]" in text
+    assert "It lost 5 %." in text
+    assert "Same." not in text
+    assert "note Of 200, none." in text
+    assert "1 slower, 1 equivalent of 2 benchmarks; exit code 1, regression (--fail-on undecided)" in text
+
+
+def test_a_label_is_whole_and_not_taken_for_markup_in_a_narrow_terminal():
+    label = f"matmul[native_[bold]m=1[/]_{'x' * 200}]"
+    text = shown([finding("slower", label)], width=60)
+    assert max(map(len, text.splitlines())) <= 60
+    assert label in "".join(text.split())
+
+
+def test_a_sentence_that_names_no_benchmark_is_given_its_name():
+    text = shown(
+        [finding("slower", "m[1]", sentence="Two pairs."), finding("slower", "m[2]", sentence="m[2] is slow.")]
+    )
+    assert "m[1]: Two pairs." in text
+    assert "m[2]: m[2]" not in text
+
+
+def test_what_a_terminal_would_obey_is_not_sent_to_it():
+    assert "\x1b" not in shown([finding("slower", "evil\x1b]0;title\x07", sentence="also\x1b[2J\ud800")])
+
+
+def test_the_json_is_strict_whatever_the_details_hold():
+    told = comparisons_as_json(
+        "compare",
+        [
+            finding(
+                "undecided", further_pairs=math.inf, commits=("a", "b"), p=np.float64(0.5), sd=np.array([1.0, math.nan])
+            )
+        ],
+        [],
+        3,
+        {"false_alarms": float("nan")},
+    )
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    read = json.loads(told, parse_constant=refuse)
+    assert read["findings"][0]["details"] == {
+        "further_pairs": None,
+        "commits": ["a", "b"],
+        "p": 0.5,
+        "sd": [1.0, None],
+    }
+    assert read["counts"]["undecided"] == 1
+    assert read["exit_code"] == 3
+    assert read["false_alarms"] is None
+
+
+def test_a_summary_has_one_line_a_benchmark_whatever_its_name():
+    name = "m`<script>|a\nb` **x** [link](http://x)"
+    rows = [
+        line for line in summary("ab", [finding("slower", name)], []).splitlines() if "slower" in line and "|" in line
+    ]
+    assert len(rows) == 1
+    assert "<script>" not in rows[0]
+    assert r"\|a b\` \*\*x\*\* \[link\]" in rows[0]
+
+
+def test_a_summary_of_ten_thousand_benchmarks_fits_a_job_page_and_says_what_it_leaves_out():
+    text = summary("ab", [finding("undecided", "m" * 150, sentence="s" * 300)] * 10_000, [])
+    assert len(text.encode()) < 1 << 20
+    assert f"{10_000 - MOST_ROWS} more are left out" in text
+
+
+def test_junit_fails_a_regression_and_skips_what_stayed_open():
+    suite = ElementTree.fromstring(junit_xml("ab", ALL))
+    assert suite.attrib | {"time": ""} == {
+        "name": "ab", "tests": "5", "failures": "1", "errors": "1", "skipped": "1", "time": "",
+    }  # fmt: skip
+    assert [test[0].tag for test in suite] == ["system-out", "system-out", "skipped", "error", "failure"]
+
+
+def test_junit_has_no_failure_where_none_is_minded():
+    suite = ElementTree.fromstring(junit_xml("ab", ALL, "never"))
+    assert (suite.get("failures"), suite.get("errors")) == ("0", "0")
+
+
+@settings(max_examples=30)
+@given(st.text(st.characters(codec=None, exclude_categories=()), max_size=20), st.floats() | st.text(max_size=3))
+def test_junit_is_well_formed_whatever_a_benchmark_is_called(name, seconds):
+    text = junit_xml(name, [finding("slower", name, sentence=name, seconds=seconds)])
+    assert len(ElementTree.fromstring(text)) == 1
+
+
+@click.group(cls=CommandLine)
+def front_end():
+    pass
+
+
+@front_end.command()
+@outcome_options
+def judge(outcome):
+    finish(ALL, outcome, "judged", ["Be careful."])
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(front_end, ["judge", *map(str, arguments)])
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_command_prints_writes_the_files_asked_for_and_exits_by_its_findings(tmp_path):
+    (tmp_path / "summary.md").write_text("# From the step before\n")
+    done = invoke("--markdown", tmp_path / "summary.md", "--junit", tmp_path / "junit.xml")
+    assert done.exit_code == 1
+    assert "1 slower" in done.stdout
+    assert (tmp_path / "summary.md").read_text().startswith("# From the step before\n## judged")
+    assert ElementTree.parse(tmp_path / "junit.xml").getroot().get("failures") == "1"
+
+
+def test_json_is_all_that_is_printed():
+    done = invoke("--json", "--fail-on", "never")
+    assert json.loads(done.stdout)["notes"] == ["Be careful."]
+    assert done.exit_code == 0
+
+
+def test_what_fails_comes_from_pyproject_unless_the_command_line_says_otherwise(tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[tool.pyperf_suite.regressions]\nfail-on = "never"\n')
+    assert invoke().exit_code == 0
+    assert invoke("--fail-on", "slower").exit_code == 1
+
+
+def test_a_file_that_cannot_be_written_is_one_sentence_after_the_findings(tmp_path):
+    done = invoke("--junit", tmp_path / "absent" / "junit.xml")
+    assert done.exit_code == 2
+    assert "1 slower" in done.stdout
+    assert done.stderr.count("\n") == 1
+    assert "cannot be written" in done.stderr
+
+
+def test_findings_without_a_ratio_or_without_any_are_told_too(capsys):
+    with pytest.raises(SystemExit) as left:
+        finish([], OutcomeOptions(), "compare")
+    assert left.value.code == 0
+    assert "no benchmark" in capsys.readouterr().out

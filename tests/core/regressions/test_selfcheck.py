@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import json
+import random
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware.machine import identity
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.regressions.selfcheck import COMPARISONS, MANIFEST, latest_selfcheck, open_selfcheck
+from pyperf_suite.regressions.verdict import Judgement
+from tools import selfcheck as tool
+from tools.selfcheck import (
+    change_at,
+    findings_of_selfcheck,
+    make_comparisons,
+    planned,
+    resumable,
+    selfcheck_cases,
+    start,
+)
+
+CPU = Device("cpu", 0)
+CASES = selfcheck_cases(CPU)
+SETTINGS = {
+    "device": "cpu",
+    "rule": {"margin": 0.01, "max_pairs": 60},
+    "budget_s": 30.0,
+    "cases": [case.new.to_json() for case in CASES],
+    "state": {},
+}
+
+
+def verdict_of(case, shift, seed, write):
+    """A made-up comparison: sees 5 % always, 3 % in about half, calls every tenth identical one slower."""
+    chance = random.Random(seed)
+    for _ in range(5):
+        write({"log_ratio": shift + chance.gauss(0, 0.01)})
+    seen = {0.0: 0.1, 0.03: 0.5, 0.05: 1.0}[shift]
+    verdict = "slower" if chance.random() < seen else "equivalent"
+    return Judgement(case.label, case.probe, case.case_id, verdict, Ratio(1 + shift, 1, 2), 0.01, "So it is.", {})
+
+
+def failing(case, shift, seed, write):
+    return Judgement(case.label, case.probe, case.case_id, "failed", None, 0.01, "The worker died.", {})
+
+
+def made(folder, counts, compare=verdict_of, machine="cpu-x", **options):
+    return make_comparisons(start(folder, machine, SETTINGS), planned(counts, CASES, 0), compare, **options)
+
+
+def test_a_selfcheck_compares_eight_benchmarks_that_can_be_measured():
+    for case in CASES:
+        case.new.validate()
+    assert len({case.case_id for case in CASES}) == 8
+
+
+def test_wherever_a_plan_is_cut_every_shift_and_every_benchmark_has_had_its_share():
+    plan = planned({0.0: 160, 0.05: 80}, CASES, seed=3)
+    half = plan[:120]
+    assert sum(each.shift == 0 for each in half) == pytest.approx(80, abs=2)
+    for case in CASES:
+        assert sum(each.case == case and each.shift == 0 for each in half) == pytest.approx(10, abs=2)
+    assert len({(each.shift, each.number) for each in plan}) == 240
+
+
+def test_rates_are_counted_from_the_lines_on_disk(tmp_path):
+    found = open_selfcheck(made(tmp_path, {0.0: 40, 0.05: 20}).path)
+    lines = [json.loads(line) for line in (found.path / COMPARISONS).read_text().splitlines()]
+    alarms = sum(line["shift"] == 0 and line["verdict"] == "slower" for line in lines)
+    assert (found.false_alarms.hits, found.false_alarms.tries) == (alarms, 40)
+    assert 0 < alarms < 15
+    assert (found.detected(0.05).hits, found.detected(0.05).tries) == (20, 20)
+    assert change_at(found, 0.05) == pytest.approx(0.05)
+    assert "of an injected" not in found.sentence()
+    assert f"in {found.false_alarms} of 40 comparisons (margin 1 %)" in found.sentence()
+    assert "5 % in 100.0 % [83.2, 100.0] of 20" in found.sentence()
+
+
+def test_a_comparison_keeps_each_pair_and_the_time_it_took(tmp_path):
+    def slow(*arguments):
+        time.sleep(0.02)
+        return verdict_of(*arguments)
+
+    [only] = made(tmp_path, {0.05: 1}, slow, commit="abc").comparisons
+    assert len(only.log_ratios) == 5
+    assert only.log_ratios[0] == pytest.approx(0.05, abs=0.05)
+    assert 0.02 <= only.seconds < 2
+    assert only.commit == "abc"
+
+
+def test_what_was_interrupted_goes_on_without_repeating_or_losing_a_comparison(tmp_path):
+    asked = []
+
+    def until_interrupted(*arguments):
+        asked.append(arguments)
+        if len(asked) == 7:
+            raise KeyboardInterrupt
+        return verdict_of(*arguments)
+
+    with pytest.raises(KeyboardInterrupt):
+        made(tmp_path, {0.0: 8, 0.05: 8}, until_interrupted)
+    cut = resumable(tmp_path, "cpu-x", SETTINGS)
+    assert len(cut.comparisons) == 6
+    whole = make_comparisons(cut, planned({0.0: 8, 0.05: 8}, CASES, 0), until_interrupted)
+    assert len(whole.comparisons) == 16
+    assert len(asked) == 17
+    assert whole.comparisons[:6] == cut.comparisons
+
+
+def test_more_comparisons_of_more_shifts_can_be_added_to_those_there_are(tmp_path):
+    made(tmp_path, {0.0: 4})
+    found = make_comparisons(resumable(tmp_path, "cpu-x", SETTINGS), planned({0.0: 6, 0.05: 2}, CASES, 0), verdict_of)
+    assert (found.false_alarms.tries, found.detected(0.05).tries) == (6, 2)
+
+
+def test_no_comparison_begins_after_the_time_limit(tmp_path):
+    assert made(tmp_path, {0.0: 4}, time_limit_s=0.0).comparisons == ()
+
+
+def test_what_failed_counts_in_no_rate_and_is_tried_again(tmp_path):
+    found = made(tmp_path, {0.0: 2}, failing)
+    assert (len(found.comparisons), found.false_alarms.tries) == (2, 0)
+    assert findings_of_selfcheck(found).remarks[0].values["count"] == 2
+    again = make_comparisons(found, planned({0.0: 2}, CASES, 0), verdict_of)
+    assert again.false_alarms.tries == 2
+
+
+def test_a_line_torn_by_a_kill_costs_that_comparison_alone_and_nothing_is_cut_away(tmp_path):
+    found = made(tmp_path, {0.0: 3})
+    path = found.path / COMPARISONS
+    torn = path.read_bytes()[:-40]
+    path.write_bytes(torn)
+    assert len(open_selfcheck(found.path).comparisons) == 2
+    again = make_comparisons(open_selfcheck(found.path), planned({0.0: 3}, CASES, 0), verdict_of)
+    assert len(again.comparisons) == 3
+    assert path.read_bytes().startswith(torn)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[]", "{}", "[" * 100_000, "\x00", '{"shift": 0}', "null"],
+    ids=["list", "empty", "deep", "binary", "partial", "null"],
+)
+def test_a_line_that_is_no_comparison_is_left_out(tmp_path, line):
+    found = made(tmp_path, {0.0: 1})
+    with (found.path / COMPARISONS).open("a") as file:
+        file.write(line + "\n")
+    assert open_selfcheck(found.path).comparisons == found.comparisons
+
+
+@pytest.mark.parametrize("change", [{"shift": float("nan")}, {"verdict": "great"}, {"seconds": "1"}, {"ratio": [1]}])
+def test_a_comparison_with_figures_that_are_none_is_left_out(tmp_path, change):
+    found = made(tmp_path, {0.0: 1})
+    line = {**found.comparisons[0].to_json(), "number": 1, **change}
+    with (found.path / COMPARISONS).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert len(open_selfcheck(found.path).comparisons) == 1
+
+
+def test_two_selfchecks_never_write_the_same_file(tmp_path):
+    pytest.importorskip("fcntl")
+    found = start(tmp_path, "cpu-x", SETTINGS)
+    plan = planned({0.0: 1}, CASES, 0)
+
+    def meanwhile(*arguments):
+        with pytest.raises(UserError, match="Another process"):
+            make_comparisons(found, plan, verdict_of)
+        return verdict_of(*arguments)
+
+    assert len(make_comparisons(found, plan, meanwhile).comparisons) == 1
+
+
+def test_a_selfcheck_of_another_rule_is_not_gone_on_with(tmp_path):
+    made(tmp_path, {0.0: 1})
+    with pytest.raises(UserError, match="no selfcheck of the same"):
+        resumable(tmp_path, "cpu-x", SETTINGS | {"rule": {"margin": 0.02, "max_pairs": 60}})
+
+
+def test_an_hour_long_selfcheck_speaks_for_a_machine_and_not_a_short_trial_after_it(tmp_path, monkeypatch):
+    assert latest_selfcheck(tmp_path, "cpu-x") is None
+    made(tmp_path, {0.05: 3})
+    assert latest_selfcheck(tmp_path, "cpu-x") is None
+    trial = made(tmp_path, {0.0: 2})
+    assert latest_selfcheck(tmp_path, "cpu-x").path == trial.path
+    long = made(tmp_path, {0.0: 60})
+    trial.path.rename(trial.path.with_name("selfcheck-29991231T000000Z-0000"))
+    assert latest_selfcheck(tmp_path, "cpu-x").path == long.path
+    assert latest_selfcheck(tmp_path, "cpu-other") is None
+
+
+@pytest.mark.parametrize("manifest", ["{", "[]", "{}", "[" * 100_000, '{"schema_version": 99}'])
+def test_a_damaged_selfcheck_is_passed_over_and_its_file_left_as_it_is(tmp_path, manifest):
+    damaged = made(tmp_path, {0.0: 1}).path / MANIFEST
+    damaged.write_text(manifest)
+    whole = made(tmp_path, {0.0: 1})
+    assert latest_selfcheck(tmp_path, "cpu-x").path == whole.path
+    with pytest.raises(UserError, match=MANIFEST):
+        open_selfcheck(damaged.parent)
+    assert damaged.read_text() == manifest
+
+
+@pytest.fixture
+def invoke(tmp_path, monkeypatch):
+    """The tool with made-up comparisons, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tool, "_comparing", lambda *_: verdict_of)
+    return lambda *arguments: CliRunner().invoke(tool.selfcheck, ["--device", "cpu", *arguments])
+
+
+def test_the_command_tells_rates_with_intervals_and_how_long_it_takes(invoke, tmp_path):
+    done = invoke("--shifts", "0:12,5", "--comparisons", "8", "--markdown", "told.md")
+    assert done.exit_code == 0, done.output
+    assert "5.0 %      8  100 % [63, 100]" in done.stdout
+    assert "median, s" in done.stdout
+    assert "1/20 matmul" in done.stderr or "1/20 attention" in done.stderr
+    assert "| 5.0 % | 8 | 100 % \\[63, 100\\] |" in (tmp_path / "told.md").read_text()
+    assert latest_selfcheck(tmp_path / "bench_results", identity(CPU).slug).false_alarms.tries == 12
+
+
+def test_the_command_says_what_is_left_and_makes_it_when_resumed(invoke):
+    cut = invoke("--shifts", "0,5", "--comparisons", "4", "--time-limit", "1e-9")
+    assert cut.exit_code == 3
+    assert "8 of 8 comparisons are left" in cut.stderr
+    assert invoke("--shifts", "0,5", "--comparisons", "4", "--resume").exit_code == 0
+    [shown] = json.loads(invoke("--show", "--json").stdout)["probes"]
+    assert [(row[0]["value"], row[1]) for row in shown["tables"][0]["rows"]] == [(0.0, 4), (0.05, 4)]
+
+
+def test_an_interrupted_selfcheck_says_what_is_left_and_exits_as_shells_expect(invoke, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tool, "_comparing", lambda *_: interrupted)
+    cut = invoke("--shifts", "0,5", "--comparisons", "4")
+    assert cut.exit_code == 130
+    assert "8 of 8 comparisons are left" in cut.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--shifts", "fast"), "is not a slowdown in percent"),
+        (("--shifts", "60"), "from 0 to 50 percent"),
+        (("--shifts", "nan"), "from 0 to 50 percent"),
+        (("--shifts", "5:0"), "at least one comparison"),
+        (("--budget", "nan"), "not a finite number"),
+        (("--margin", "2"), "not between 0 and 100 %"),
+        (("-k", "convolution"), "No benchmark of the selfcheck holds 'convolution'"),
+        (("--resume",), "no selfcheck of the same"),
+        (("--show",), "leave --show out"),
+        (("--results", "pyproject.toml/x"), "cannot be written"),
+    ],
+)
+def test_what_cannot_be_asked_of_the_command_is_one_sentence(invoke, tmp_path, arguments, said):
+    (tmp_path / "pyproject.toml").write_text("")
+    done = invoke("--comparisons", "1", *arguments)
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.split())

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.regressions.thresholds import Thresholds, load_thresholds, matches, parse_share
+
+LABEL = "matmul[native m=384 n=384 k=384 schedule=data_parallel@1]"
+
+
+def written(folder, text):
+    (folder / "pyproject.toml").write_text(text)
+    return load_thresholds(folder)
+
+
+def test_without_a_file_or_a_table_one_percent_is_tolerated(tmp_path):
+    assert load_thresholds(tmp_path).margin_of("tile_wave", LABEL) == 0.01
+    assert written(tmp_path, "[tool.ruff]\nline-length = 120\n") == Thresholds()
+
+
+def test_the_command_line_wins_then_the_last_pattern_that_matches_then_the_file(tmp_path):
+    thresholds = written(
+        tmp_path,
+        """
+        [tool.pyperf_suite.regressions]
+        margin = "2 %"
+        fail-on = "slower"
+        [tool.pyperf_suite.regressions.margins]
+        "tile_wave" = 0.03
+        "matmul[native * schedule=data_parallel@1]" = "4%"
+        """,
+    )
+    assert thresholds.fail_on == "slower"
+    assert thresholds.margin_of("tile_wave", LABEL) == 0.04
+    assert thresholds.margin_of("tile_wave", "matmul[torch]") == 0.03
+    assert thresholds.margin_of("baseline", "matmul[torch]") == 0.02
+    assert thresholds.margin_of("tile_wave", LABEL, asked=0.005) == 0.005
+
+
+def test_brackets_of_a_label_are_themselves():
+    assert matches("matmul[native*", LABEL)
+    assert not matches("matmu[lnm]*", LABEL)
+    assert matches("tile?wave", "tile_wave")
+    assert not matches("tile", "tile_wave")
+
+
+def test_a_pattern_of_many_stars_takes_no_longer_than_another():
+    assert not matches("*" * 40 + "z", LABEL)
+    assert not matches("*a" * 12 + "*z", "a" * 200)
+
+
+@pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("2.5 %", 0.025), ("0.01", 0.01), (0.2, 0.2)])
+def test_a_share_is_a_percentage_or_a_number(text, share):
+    assert parse_share(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["", "%", "fast", "0", "-1%", "100%", "5", "nan", "inf%", True, None, []])
+def test_what_is_no_share_between_nothing_and_all_is_refused(text):
+    with pytest.raises(ValueError, match=r"1 % or 0\.01"):
+        parse_share(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[tool.pyperf_suite.regressions]\nmargins = 3", "maps probes or labels"),
+        ("[tool.pyperf_suite.regressions]\nmargin = 3", "not between 0 and 100 %"),
+        ("[tool.pyperf_suite.regressions]\nmargin = [1]", "not a share"),
+        ("[tool.pyperf_suite.regressions]\ntolerance = 3", "no key 'tolerance': it has margin"),
+        ('[tool.pyperf_suite.regressions]\nfail-on = "always"', "choose from never, slower"),
+        ("[tool.pyperf_suite.regressions]\nfail-on = [1]", "choose from"),
+        ('[tool.pyperf_suite.regressions.margins]\n"a*" = "much"', "'a*': 'much' is not a share"),
+        ("[tool.pyperf_suite]\nregressions = 1", "is a table"),
+        ("margin = = 1", "is not TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_sentence_that_names_it(tmp_path, text, said):
+    with pytest.raises(UserError, match=r"pyproject\.toml") as error:
+        written(tmp_path, text)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_bytes_that_are_not_text_are_said_to_be_no_toml(tmp_path):
+    (tmp_path / "pyproject.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="is not TOML"):
+        load_thresholds(tmp_path)

@@ -1,0 +1,394 @@
+"""`track` over stored runs: what it tells, what it leaves as a note, how it exits, and what --confirm reruns."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from pyperf_suite.cli.compare import track
+from pyperf_suite.errors import UserError
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.regressions import confirm, tracking
+from pyperf_suite.regressions.pairs import builds
+from pyperf_suite.regressions.pairs.arms import Arm
+from pyperf_suite.regressions.stored.series import BenchmarkSeries, Break, SeriesPoint
+from pyperf_suite.regressions.tracking import Step, nominations, steps_of
+from pyperf_suite.regressions.verdict import NOMINATED, Judgement, exit_code
+
+BEGIN = datetime.datetime(2026, 1, 1)
+MACHINE = "cpu-made-up-2c"
+
+
+def commit(index: int) -> str:
+    return f"{index:03d}" + "c" * 37
+
+
+def run_ids(count: int) -> list[str]:
+    days = (BEGIN + datetime.timedelta(days=index) for index in range(count))
+    return [f"{day:%Y%m%dT%H%M%SZ}-0001" for day in days]
+
+
+@pytest.fixture
+def write_history(write_run):
+    """Writes one run a day at these relative levels, each of its own commit unless it is named; 0.5 % noise."""
+
+    def write(levels, commits=None, machine=MACHINE, **fields):
+        noise = np.exp(0.005 * np.random.default_rng(0).standard_normal(len(levels)))
+        for index, (run_id, level) in enumerate(
+            zip(run_ids(len(levels)), 1e-3 * np.array(levels) * noise, strict=True)
+        ):
+            source = {"commit": commits[index] if commits else commit(index), "dirty": False}
+            write_run(run_id, [float(level)], machine=machine, state={"source": source}, **fields)
+
+    return write
+
+
+@pytest.fixture
+def told(results, monkeypatch, tmp_path):
+    """What `track --json` with these arguments tells, and its exit code."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        done = CliRunner().invoke(track, ["--results", str(results), "--json", *arguments])
+        if isinstance(done.exception, Exception) and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return json.loads(done.stdout), done.exit_code
+
+    return run
+
+
+def test_a_slower_change_is_open_by_default_and_a_regression_where_nominated_is_enough(told, write_history):
+    write_history([1.0] * 20 + [1.1] * 6)
+    data, code = told()
+    [finding] = data["findings"]
+    assert finding["verdict"] == "undecided"
+    assert finding["details"]["commit_before"] == commit(19)
+    assert finding["details"]["commit_after"] == commit(20)
+    assert code == 3
+    assert told("--fail-on", "nominated")[1] == 1
+    assert told("--fail-on", "slower")[1] == 0
+
+
+def test_a_quiet_history_is_fine(told, write_history):
+    write_history([1.0] * 30)
+    data, code = told()
+    assert (data["findings"], code) == ([], 0)
+    assert "1 series were searched for changes." in data["notes"]
+
+
+def test_the_most_recent_change_comes_first(told, write_history):
+    write_history([1.0] * 10 + [1.1] * 10 + [1.0] * 20 + [0.9] * 6, case_id="b" * 16)
+    write_history([1.0] * 44 + [1.1] * 2 + [1.2] * 6)
+    data, _ = told("--since", "2026-01-01")
+    began = [finding["details"]["started_at"] for finding in data["findings"]]
+    assert len(began) >= 2
+    assert began == sorted(began, reverse=True)
+
+
+def test_older_changes_and_such_as_were_made_good_are_notes(told, write_history):
+    write_history([1.0] * 20 + [1.1] * 6 + [1.0] * 6)
+    data, code = told("--fail-on", "nominated")
+    assert [finding["verdict"] for finding in data["findings"]] == ["faster"]
+    assert code == 0
+    assert len(data["earlier"]) == 1
+
+
+def test_since_tells_changes_however_many_points_ago_they_began(told, write_history):
+    write_history([1.0] * 20 + [1.1] * 40)
+    assert told()[0]["findings"] == []
+    assert len(told("--since", "2026-01-20")[0]["findings"]) == 1
+    assert told("--since", "2026-01-25")[0]["findings"] == []
+
+
+def test_a_change_while_the_code_stayed_the_same_is_the_machines(told, write_history):
+    write_history([1.0] * 20 + [1.1] * 6, commits=["a" * 40] * 26)
+    data, code = told()
+    assert (data["findings"], code) == ([], 0)
+    assert any(note.startswith("Not the code") for note in data["notes"])
+
+
+def test_too_few_points_are_said_to_be_too_few(told, write_history):
+    write_history([1.0, 1.0, 2.0, 2.0, 2.0])
+    data, code = told()
+    assert (data["findings"], code) == ([], 0)
+    assert any("fewer than 6 points" in note for note in data["notes"])
+
+
+def test_a_break_is_told_as_one_and_not_as_a_change(told, write_run):
+    for index, run_id in enumerate(run_ids(20)):
+        write_run(run_id, [1e-3 if index < 10 else 1.2e-3], state={"compiler": "g++ 12" if index < 10 else "g++ 13"})
+    data, code = told()
+    assert (data["findings"], code) == ([], 0)
+    assert any("g++ 12 -> g++ 13" in note for note in data["notes"])
+
+
+def test_machines_are_searched_apart(told, write_history):
+    write_history([1.0] * 10)
+    write_history([1.5] * 10, machine="cpu-another-8c")
+    assert told()[0]["findings"] == []
+    assert "2 series" in told()[0]["notes"][0]
+    assert "1 series" in told("--machine", "cpu-another-8c")[0]["notes"][0]
+
+
+def test_a_spill_in_the_newest_run_is_a_regression_without_any_rerun(told, write_run, make_record):
+    for index, run_id in enumerate(run_ids(3)):
+        exact = {"local_memory": 64 if index == 2 else 0}
+        write_run(run_id, records=[make_record(run_id, exact=exact, probe="static_kernels")])
+    data, code = told()
+    assert [finding["verdict"] for finding in data["findings"]] == ["slower"]
+    assert code == 1
+
+
+@pytest.mark.parametrize("arguments", [(), ("matmul*",)])
+def test_no_run_at_all_is_one_sentence(results, arguments, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(track, ["--results", str(results), *arguments])
+    assert isinstance(done.exception, UserError)
+    assert "No measured run" in str(done.exception)
+
+
+def test_a_benchmark_there_is_not_is_one_sentence(told, write_history):
+    write_history([1.0] * 10)
+    with pytest.raises(UserError, match=r"No benchmark in .* matches 'softmax'"):
+        told("softmax")
+
+
+@pytest.fixture
+def rerun(monkeypatch):
+    """Stands for the machine, the checkout and the pairs; `verdict` is what every rerun comes to."""
+    state = SimpleNamespace(verdict="slower", compared=[], unknown=set())
+
+    def compare(old, new, cases, device, rule, seed, **how):
+        state.compared.append((old.commit, new.commit, [case.case_id for case in cases], rule(cases[0]).margin))
+        ratio = Ratio(1.1, 1.09, 1.11)
+        return [Judgement(c.label, c.probe, c.case_id, state.verdict, ratio, 0.01, "10 % so.", {}) for c in cases]
+
+    def arm(_, revision):
+        if revision in state.unknown:
+            raise UserError(f"{revision!r} is no revision.")
+        return Arm(revision, commit=revision)
+
+    monkeypatch.setattr(confirm, "compare_arms", compare)
+    monkeypatch.setattr(builds, "revision_arm", arm)
+    monkeypatch.setattr(builds, "find_checkout", lambda: None)
+    monkeypatch.setattr("pyperf_suite.hardware.machine.identity", lambda device: SimpleNamespace(slug=MACHINE))
+    return state
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("slower", 1), ("equivalent", 0), ("undecided", 3), ("failed", 3)])
+def test_confirm_pairs_the_two_commits_and_its_verdict_counts(told, write_history, rerun, verdict, code):
+    write_history([1.0] * 20 + [1.1] * 6)
+    rerun.verdict = verdict
+    data, found_code = told("--confirm", "--device", "cpu", "--margin", "2%")
+    assert len(rerun.compared) == 1
+    assert rerun.compared[0][:2] == (commit(19), commit(20))
+    assert rerun.compared[0][3] == 0.02
+    [finding] = data["findings"]
+    assert finding["verdict"] == verdict
+    assert finding["details"]["history"]["commit_after"] == commit(20)
+    assert found_code == code
+
+
+def test_changes_of_the_same_commits_are_rerun_as_one_suite(told, write_history, rerun, make_record):
+    write_history([1.0] * 20 + [1.1] * 6)
+    case = make_record()["case"]
+    other = {**case, "parameters": {**case["parameters"], "m": 128}}
+    write_history([1.0] * 20 + [1.2] * 6, case_id="b" * 16, case=other)
+    told("--confirm", "--device", "cpu")
+    assert [len(cases) for _, _, cases, _ in rerun.compared] == [2]
+
+
+def test_a_commit_that_the_checkout_does_not_have_leaves_the_change_open(told, write_history, rerun):
+    write_history([1.0] * 20 + [1.1] * 6)
+    rerun.unknown = {commit(19)}
+    data, code = told("--confirm", "--device", "cpu")
+    assert "It was not rerun" in data["findings"][0]["sentence"]
+    assert code == 3
+
+
+@pytest.mark.parametrize(
+    ("commits", "machine", "why"),
+    [
+        ([""] * 26, MACHINE, "do not name their commits"),
+        (None, "cpu-another-8c", "measured on cpu-another-8c"),
+    ],
+)
+def test_what_cannot_be_rerun_here_says_why(told, write_history, rerun, commits, machine, why):
+    write_history([1.0] * 20 + [1.1] * 6, commits=commits, machine=machine)
+    data, code = told("--confirm", "--device", "cpu")
+    assert rerun.compared == []
+    assert why in data["findings"][0]["sentence"]
+    assert code == 3
+
+
+def test_a_faster_change_is_not_rerun(told, write_history, rerun):
+    write_history([1.0] * 20 + [0.9] * 6)
+    assert told("--confirm", "--device", "cpu")[1] == 0
+    assert rerun.compared == []
+
+
+def test_the_case_is_found_in_a_journal_with_torn_and_foreign_lines(results, write_run):
+    path = write_run(run_ids(1)[0], [1e-3])
+    whole = path.read_text()
+    path.write_text('{"case_id": "0123456789abcdef", "case": 7}\n["0123456789abcdef"]\n' + whole + whole[:60])
+    assert confirm.find_case(path, "0123456789abcdef").operator == "matmul"
+    with pytest.raises(UserError, match="holds no case"):
+        confirm.find_case(path, "f" * 16)
+    with pytest.raises(UserError, match="cannot be read"):
+        confirm.find_case(path.with_name("absent"), "f" * 16)
+
+
+def test_what_is_not_told_is_counted_by_why():
+    def note(*undone):
+        return tracking.Tracked(earlier=[SimpleNamespace(undone=each) for each in undone]).notes[-1]
+
+    assert note(False) == "Changes not listed: 1 older, which --since DATE lists."
+    assert note(True, True) == "Changes not listed: 2 made good again."
+    assert note(True, False, False) == "Changes not listed: 2 older, which --since DATE lists; 1 made good again."
+
+
+def series_of(values, commits=None, clocks=None, **fields) -> BenchmarkSeries:
+    """One run a day, each of a commit of its own."""
+    points = tuple(
+        SeriesPoint(
+            f"run{index}",
+            (BEGIN + datetime.timedelta(days=index)).isoformat(timespec="milliseconds") + "+00:00",
+            float(value),
+            float(value),
+            float(value),
+            commit=commit(index) if commits is None else commits[index],
+            clock_hz=None if clocks is None else clocks[index],
+        )
+        for index, value in enumerate(values)
+    )
+    return BenchmarkSeries("machine", "tile_wave", "0123456789abcdef", "matmul[x]", "s", points, **fields)
+
+
+def times(*levels: tuple[int, float], seed: int = 0) -> np.ndarray:
+    """So many points at each level, with noise of half a percent."""
+    flat = np.concatenate([np.full(count, level) for count, level in levels])
+    return 1e-3 * flat * np.exp(0.005 * np.random.default_rng(seed).standard_normal(len(flat)))
+
+
+def test_a_slower_change_is_undecided_until_someone_confirms_it_and_names_its_commits():
+    [found] = nominations(series_of(times((20, 1.0), (6, 1.1))))
+    finding = found.judgement()
+    assert finding.verdict == "undecided"
+    assert finding.details[NOMINATED] == "slower"
+    assert finding.details["commit_before"] == commit(19)
+    assert finding.details["commit_after"] == commit(20)
+    assert f"{commit(19)[:10]}..{commit(20)[:10]}" in finding.sentence
+    assert "2026-01-21" in finding.sentence
+    assert finding.ratio is not None
+    assert finding.ratio.low < 1.1 < finding.ratio.high
+    assert (exit_code([finding]), exit_code([finding], "nominated")) == (3, 1)
+
+
+def test_a_faster_change_is_no_reason_to_fail():
+    [found] = nominations(series_of(times((20, 1.0), (6, 0.9))))
+    assert found.judgement().verdict == "faster"
+    assert exit_code([found.judgement()], "nominated") == 0
+
+
+def test_a_change_that_was_made_good_again_is_undone_and_what_undid_it_is_not():
+    slower, faster = nominations(series_of(times((20, 1.0), (10, 1.1), (10, 1.0))))
+    assert (slower.undone, faster.undone) == (True, False)
+    kept, worse = nominations(series_of(times((20, 1.0), (10, 1.1), (10, 1.2))))
+    assert not kept.undone
+    assert not worse.undone
+
+
+def test_a_change_between_runs_of_the_same_clean_commit_is_not_the_codes():
+    values = times((20, 1.0), (6, 1.1))
+    [found] = nominations(series_of(values, commits=["a" * 40] * 26))
+    assert found.same_code
+    assert "machine" in found.sentence
+    [found] = nominations(series_of(values, commits=["a" * 40] * 21 + ["b" * 40] * 5))
+    assert not found.same_code  # a point beside it is of another, and no place is that sure
+    [found] = nominations(series_of(values, commits=[""] * 26))
+    assert not found.same_code
+    assert "do not name the commits" in found.sentence
+    dirty = series_of(values, commits=["a" * 40] * 26)
+    dirty = replace(dirty, points=tuple(replace(point, dirty=True) for point in dirty.points))
+    [found] = nominations(dirty)
+    assert not found.same_code
+
+
+def test_what_lies_among_the_newest_points_or_after_a_date_is_recent():
+    [found] = nominations(series_of(times((20, 1.0), (29, 1.1))))
+    assert found.is_recent(None)
+    assert found.is_recent("2026-01-21")
+    assert not found.is_recent("2026-01-22")
+    [older] = nominations(series_of(times((20, 1.0), (31, 1.1))))
+    assert not older.is_recent(None)
+
+
+def test_nothing_is_nominated_at_a_break():
+    values = times((20, 1.0), (10, 1.1))
+    assert nominations(series_of(values, breaks=(Break(20, "driver 1 -> 2"),))) == []
+
+
+def test_a_clock_that_fell_by_as_much_is_named():
+    values = times((20, 1.0), (6, 1.1))
+    [found] = nominations(series_of(values, clocks=[2e9] * 20 + [1.8e9] * 6))
+    assert "clock changed by -10.0 %" in found.sentence
+    [found] = nominations(series_of(values, clocks=[2e9] * 20 + [1.99e9] * 6))
+    assert "clock" not in found.sentence
+    [found] = nominations(series_of(values, clocks=[2e9] * 20 + [2.2e9] * 6))  # it would explain the opposite
+    assert "clock" not in found.sentence
+
+
+def test_a_sentinel_that_slowed_down_in_the_same_runs_is_named():
+    values = times((20, 1.0), (6, 1.1))
+    sentinel = series_of(times((20, 1.0), (6, 1.1), seed=1), kind="sentinel")
+    [found] = nominations(series_of(values), [sentinel])
+    assert "sentinel" in found.sentence
+    [found] = nominations(series_of(values), [series_of(times((26, 1.0), seed=1), kind="sentinel")])
+    assert "sentinel" not in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "verdict"),
+    [
+        ("local_memory", [0, 0, 64], "slower"),
+        ("local_memory", [64, 0], "faster"),
+        ("resident_warps", [16, 8], "slower"),
+        ("resident_warps", [8, 16], "faster"),
+    ],
+)
+def test_one_run_is_enough_for_exact_figures_and_needs_no_confirmation(metric, values, verdict):
+    [found] = nominations(series_of(values, metric=metric, kind="static"))
+    finding = found.judgement()
+    assert finding.verdict == verdict
+    assert finding.ratio is None
+    assert f"{values[-2]} -> {values[-1]}" in finding.sentence
+    assert NOMINATED not in finding.details
+
+
+def test_exact_figures_of_which_neither_direction_is_worse_are_not_judged():
+    assert nominations(series_of([100, 128], metric="registers", kind="static")) == []
+
+
+def test_an_exact_figure_that_another_compiler_changed_is_not_the_codes():
+    broken = (Break(1, "kernel compiler 13.0 -> 13.1"),)
+    assert nominations(series_of([0, 64, 64], metric="local_memory", kind="static", breaks=broken)) == []
+
+
+def test_an_exact_figure_steps_wherever_it_differs():
+    steps = steps_of(series_of([0.0, 8.0, 8.0, 4.0], commits=list("abcd"), kind="static"))
+    assert steps == [Step(1, 0.0, 8.0, "a", "b"), Step(3, 8.0, 4.0, "c", "d")]
+    assert [step.effect for step in steps] == ["from 0 to 8", "-50.0%"]
+
+
+def test_a_time_steps_where_change_detection_nominates_it_and_not_at_a_break_or_among_zeros():
+    values = times((12, 1.0), (8, 1.1))
+    (step,) = steps_of(series_of(values))
+    assert (step.index, step.commit_before, step.commit_after) == (12, commit(11), commit(12))
+    assert steps_of(series_of(values, breaks=(Break(12, "driver 570.1 -> 580.2"),))) == []
+    assert steps_of(series_of([0.0] * 12)) == []

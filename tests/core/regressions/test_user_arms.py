@@ -1,0 +1,316 @@
+"""Arms for anybody's kernels: requirements, revisions of any repository, other interpreters; each made but once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.regressions.pairs import builds, user_arms
+from pyperf_suite.regressions.pairs.arms import parse_requirements
+from pyperf_suite.regressions.pairs.builds import find_repository
+from pyperf_suite.regressions.pairs.user_arms import arm_of, notes_on
+
+EXTENSION = """
+#include <Python.h>
+static PyObject *version(PyObject *self, PyObject *none) { return PyLong_FromLong(VERSION); }
+static PyMethodDef methods[] = {{"version", version, METH_NOARGS, ""}, {NULL}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "native", "", -1, methods};
+PyMODINIT_FUNC PyInit_native(void) { return PyModule_Create(&module); }
+"""
+SETUP_WITH_EXTENSION = """
+from setuptools import Extension, setup
+setup(name="made-up", version="1", packages=["made_up"], ext_modules=[Extension("made_up.native", ["native.c"])])
+"""
+# A build backend that lies in the tree and makes a wheel by hand: what pip calls, without any index.
+BACKEND = """
+import pathlib, zipfile
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    if "broken" in pathlib.Path("src/made_up/__init__.py").read_text():
+        raise SystemExit("made_up.rs:7: error: no semicolon")
+    name = "made_up-1-py3-none-any.whl"
+    with zipfile.ZipFile(pathlib.Path(folder) / name, "w") as wheel:
+        wheel.write("src/made_up/__init__.py", "made_up/__init__.py")
+        wheel.writestr("made_up/native.py", "def version(): return 'compiled'\\n")
+        wheel.writestr("made_up-1.dist-info/METADATA", "Metadata-Version: 2.1\\nName: made-up\\nVersion: 1\\n")
+        wheel.writestr("made_up-1.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr("made_up-1.dist-info/RECORD", "")
+    return name
+"""
+PYPROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "made-up"
+version = "1"
+"""
+
+
+class Repository:
+    """A git repository in which files are written and committed under a tag."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir()
+        self.git("init", "-q", "-b", "main")
+
+    def git(self, *arguments: str) -> str:
+        identity = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
+        done = subprocess.run(["git", *identity, *arguments], cwd=self.root, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    def write(self, **files: str) -> None:
+        for name, text in files.items():
+            path = self.root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    def commit(self, tag: str, **files: str) -> None:
+        self.write(**files)
+        self.git("add", ".")
+        self.git("commit", "-qm", tag)
+        self.git("tag", tag)
+
+    def arm(self, asked: str, *benches: str, environment: bool = False):
+        return arm_of(asked, self.root, benches, environment)
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(user_arms.shutil, "which", lambda _: None)  # pip, wherever this test runs
+    return Repository(tmp_path / "repository")
+
+
+def make_wheel(folder, version):
+    with zipfile.ZipFile(folder / f"made_up-{version}-py3-none-any.whl", "w") as wheel:
+        about = f"made_up-{version}.dist-info"
+        wheel.writestr("made_up.py", f"version = {version}\n")
+        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: made-up\nVersion: {version}\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
+
+
+@pytest.fixture
+def index(repository, tmp_path, monkeypatch):
+    """A folder of wheels in which pip finds two versions of a package, and nothing else anywhere."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    for version in ("1", "2"):
+        make_wheel(tmp_path, version)
+    return repository
+
+
+def asked_of(arm, expression):
+    """What an expression is worth where the arm's kernels run."""
+    program = f"import sys; sys.path[:0] = {arm.environment[user_arms.PATH_VARIABLE].split(os.pathsep)}; import made_up"
+    done = subprocess.run(
+        [arm.environment[user_arms.PYTHON_VARIABLE], "-c", f"{program}\nprint({expression})"],
+        capture_output=True, text=True, cwd="/",
+    )  # fmt: skip
+    return done.stdout.strip() or done.stderr
+
+
+def bench_of(arm, name):
+    return (Path(arm.environment[user_arms.ROOT_VARIABLE]) / name).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["made_up/__init__.py", "src/made_up/__init__.py", "made_up.py", "src/made_up.py"])
+def test_a_revision_of_python_files_is_imported_as_it_was_committed(repository, place):
+    repository.commit("v1", **{place: "version = 1\n", "bench.py": "one\n"})
+    repository.commit("v2", **{place: "version = 2\n", "bench.py": "two\n"})
+    repository.write(**{place: "version = 3\n"})
+    arms = [repository.arm(asked, "bench.py") for asked in ("v1", "v2", ".")]
+    assert [asked_of(arm, "made_up.version") for arm in arms] == ["1", "2", "3"]
+    assert [bench_of(arm, "bench.py") for arm in arms] == ["one\n", "two\n", "two\n"]
+    assert [arm.dirty for arm in arms] == [False, False, True]
+    assert arms[0].commit == repository.git("rev-parse", "v1")
+    assert len(repository.git("worktree", "list").splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_setup_py_with_an_extension_is_built_for_each_revision_once(repository, monkeypatch):
+    files = {"setup.py": SETUP_WITH_EXTENSION, "made_up/__init__.py": "", "bench.py": ""}
+    repository.commit("v1", **files, **{"native.c": EXTENSION.replace("VERSION", "1")})
+    repository.commit("v2", **{"native.c": EXTENSION.replace("VERSION", "2")})
+    arms = [repository.arm(asked, "bench.py") for asked in ("v1", "v2")]
+    assert [arm.failure for arm in arms] == ["", ""]
+    native = "__import__('made_up.native').native.version()"
+    assert [asked_of(arm, native) for arm in arms] == ["1", "2"]
+    assert not (Path(arms[0].environment[user_arms.ROOT_VARIABLE]) / "build").exists(), (
+        "what was built is no part of it"
+    )
+    monkeypatch.setattr(builds, "logged", lambda *_: pytest.fail("built again"))
+    assert repository.arm("v1", "bench.py").environment == arms[0].environment
+
+
+@pytest.mark.slow
+def test_a_pyproject_with_another_backend_is_built_by_it(repository):
+    files = {"pyproject.toml": PYPROJECT, "backend.py": BACKEND, "src/made_up/__init__.py": "", "bench.py": ""}
+    repository.commit("v1", **files)
+    arm = repository.arm("v1", "bench.py")
+    assert arm.failure == ""
+    assert asked_of(arm, "__import__('made_up.native').native.version()") == "compiled"
+
+
+@pytest.mark.slow
+def test_a_revision_that_does_not_build_says_why_and_the_other_is_not_harmed(repository):
+    files = {"pyproject.toml": PYPROJECT, "backend.py": BACKEND, "bench.py": ""}
+    repository.commit("broken", **files, **{"src/made_up/__init__.py": "broken"})
+    repository.commit("mended", **{"src/made_up/__init__.py": ""})
+    broken, mended = (repository.arm(asked, "bench.py") for asked in ("broken", "mended"))
+    assert "made_up.rs:7: error: no semicolon" in broken.failure
+    assert str(broken.log) in broken.failure
+    assert mended.failure == ""
+    assert notes_on(broken, mended, ["bench.py"]) == []
+
+
+@pytest.mark.slow
+def test_with_environments_each_revision_has_the_versions_it_requires(index):
+    for version in ("1", "2"):
+        index.commit(f"v{version}", **{"requirements.txt": f"made-up=={version}\n", "bench.py": ""})
+    arms = [index.arm(asked, "bench.py", environment=True) for asked in ("v1", "v2")]
+    assert [asked_of(arm, "made_up.version") for arm in arms] == ["1", "2"]
+    assert [arm.software["packages"]["made-up"] for arm in arms] == ["1", "2"]
+
+
+@pytest.mark.slow
+def test_with_environments_a_project_is_installed_with_what_is_built(repository):
+    files = {"pyproject.toml": PYPROJECT, "backend.py": BACKEND, "src/made_up/__init__.py": "", "bench.py": ""}
+    repository.commit("v1", **files)
+    arm = repository.arm("v1", "bench.py", environment=True)
+    assert arm.failure == ""
+    assert arm.software["packages"]["made-up"] == "1"
+    assert asked_of(arm, "__import__('made_up.native').native.version()") == "compiled"
+
+
+@pytest.mark.slow
+def test_requirements_are_installed_into_an_environment_that_is_kept(index, monkeypatch):
+    arm = index.arm("made-up==1")
+    assert (arm.failure, arm.name, asked_of(arm, "made_up.version")) == ("", "made-up==1", "1")
+    assert arm.to_json()["software"]["packages"]["made-up"] == "1"
+    monkeypatch.setattr(user_arms, "logged", lambda *_: pytest.fail("installed again"))
+    assert index.arm("made-up == 1").environment == arm.environment
+
+
+@pytest.mark.slow
+def test_requirements_that_cannot_be_installed_are_an_arm_with_a_reason_and_a_log(index):
+    arm = index.arm("made-up==3")
+    assert arm.failure.startswith(
+        "made-up==3 cannot be installed: ERROR: No matching distribution found for made-up==3"
+    )
+    assert str(arm.log) in arm.failure
+    assert arm.log.exists()
+
+
+@pytest.mark.slow
+def test_where_there_is_uv_it_makes_the_environment(index, tmp_path, monkeypatch):
+    uv = tmp_path / "uv"
+    uv.write_text(
+        f"#!{sys.executable}\nimport os, subprocess, sys\n"
+        "venv = [sys.executable, '-m', 'venv', '--without-pip', sys.argv[-1]]\n"
+        "pip = [sys.executable, '-m', 'pip', '--python', sys.argv[4], 'install', *sys.argv[5:]]\n"
+        "raise SystemExit(subprocess.call(venv if sys.argv[1] == 'venv' else pip))\n"
+    )
+    uv.chmod(0o755)
+    monkeypatch.setattr(user_arms.shutil, "which", {"uv": str(uv)}.get)
+    arm = index.arm("made-up==2")
+    assert (arm.failure, asked_of(arm, "made_up.version")) == ("", "2")
+
+
+@pytest.mark.parametrize(
+    ("text", "requirements"),
+    [
+        ("numpy==1.26.4", ("numpy==1.26.4",)),
+        ("numpy==1.26.4 scipy==1.11.4", ("numpy==1.26.4", "scipy==1.11.4")),
+        ("numpy==1.26.4,scipy==1.11.4", ("numpy==1.26.4", "scipy==1.11.4")),
+        ("numpy >= 1.26, <2, scipy", ("numpy>=1.26,<2", "scipy")),
+        ("torch[opt]~=2.5 numpy==2.0.0rc1", ("torch[opt]~=2.5", "numpy==2.0.0rc1")),
+        ("v1.26.4", None),
+        ("schedule=stream_k", None),
+        ("HEAD~1", None),
+    ],
+)
+def test_a_word_that_compares_versions_is_a_list_of_requirements(text, requirements):
+    assert parse_requirements(text) == requirements
+
+
+@pytest.mark.parametrize(
+    "text", ["numpy==", "==1.0", "numpy==1; touch x", "numpy==1 --index-url x", "-r==1", "a==1 ./b"]
+)
+def test_what_is_no_requirement_is_refused_in_one_sentence(text):
+    with pytest.raises(UserError, match="no list of requirements"):
+        parse_requirements(text)
+
+
+@pytest.mark.slow
+def test_a_bench_file_that_a_revision_lacks_is_borrowed_and_that_is_said(repository):
+    repository.commit("v1", **{"made_up.py": "version = 1\n"})
+    repository.commit("v2", **{"made_up.py": "version = 2\n", "benches/bench.py": "two\n", "benches/helper.py": "x\n"})
+    repository.write(**{"benches/bench.py": "present\n"})
+    old, new = repository.arm("v1", "benches/bench.py"), repository.arm("v2", "benches/bench.py")
+    assert bench_of(old, "benches/bench.py") == "present\n"
+    assert bench_of(old, "benches/helper.py") == "x\n"
+    assert not (Path(old.environment[user_arms.ROOT_VARIABLE]) / "made_up.py").exists()
+    assert asked_of(old, "made_up.version") == "1"
+    assert bench_of(new, "benches/bench.py") == "two\n"
+    assert (old.borrowed, new.borrowed) == (("benches/bench.py",), ())
+    lacks, differs = notes_on(old, new, ["benches/bench.py"])
+    assert "benches/bench.py is not in v1" in lacks
+    assert "differs between the sides" in differs
+
+
+def test_a_borrowed_file_at_the_root_does_not_bring_the_present_code(repository):
+    repository.commit("v1", **{"made_up.py": "version = 1\n"})
+    repository.write(**{"made_up.py": "version = 2\n", "later.py": "", "bench.py": "present\n"})
+    arm = repository.arm("v1", "bench.py")
+    assert [each.name for each in Path(arm.environment[user_arms.ROOT_VARIABLE]).iterdir()] == ["bench.py"]
+
+
+@pytest.mark.slow
+def test_bench_files_that_are_the_same_need_no_note(repository):
+    repository.commit("v1", **{"bench.py": ""})
+    repository.commit("v2", **{"made_up.py": "version = 2\n"})
+    assert notes_on(repository.arm("v1", "bench.py"), repository.arm("v2", "bench.py"), ["bench.py"]) == []
+
+
+def test_an_interpreter_needs_nothing_but_to_be_python_and_new_enough(repository, tmp_path):
+    arm = repository.arm(sys.executable)
+    assert arm.environment[user_arms.PYTHON_VARIABLE] == sys.executable
+    assert arm.software["python"] == ".".join(map(str, sys.version_info[:3]))
+    other = tmp_path / "python"
+    other.write_text('#!/bin/sh\necho \'{"python": [3, 8, 1], "packages": {}}\'\n')
+    other.chmod(0o755)
+    with pytest.raises(UserError, match=r"Python 3\.8\.1, and kernels run in 3\.9 or newer"):
+        repository.arm(str(other))
+    other.write_text("#!/bin/sh\necho what >&2\nexit 1\n")
+    with pytest.raises(UserError, match=r"no Python interpreter .*what"):
+        repository.arm(str(other))
+    other.chmod(0o644)
+    with pytest.raises(UserError, match="does not run"):
+        repository.arm(str(other))
+
+
+def test_without_git_the_present_files_are_an_arm_and_revisions_are_refused(repository, tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    folder = tmp_path / "no checkout"
+    folder.mkdir()
+    assert arm_of(".", folder, ["bench.py"]).environment[user_arms.ROOT_VARIABLE] == str(folder)
+    with pytest.raises(UserError, match="lies in no git checkout"):
+        arm_of("v1", folder, ["bench.py"])
+
+
+def test_a_word_that_names_nothing_is_refused_in_one_sentence(repository):
+    repository.commit("v1", **{"bench.py": ""})
+    with pytest.raises(UserError, match="neither a revision"):
+        repository.arm("no-such-branch", "bench.py")
+    assert find_repository(repository.root).root == repository.root.resolve()

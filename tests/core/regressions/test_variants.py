@@ -1,0 +1,72 @@
+"""Two variants of one case differ in what was said and in nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.regressions.pairs.arms import PairedCase, choose, pair_variants, parse_variant
+from pyperf_suite.runner.plan import PlannedCase
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.matmul import MatmulParameters
+
+
+def planned(m, schedule="data_parallel", tile=None, implementation="native"):
+    return PlannedCase(
+        "baseline", Case("matmul", MatmulParameters(m, 64, 64, Schedule(schedule, 1), tile), implementation)
+    )
+
+
+def test_fields_and_values_are_read_from_one_word():
+    assert parse_variant("tile=64x64x256, schedule=stream_k") == {"tile": "64x64x256", "schedule": "stream_k"}
+    assert parse_variant("origin/main") is None
+
+
+@pytest.mark.parametrize("text", ["tile=", "=64", "tile=64x64x64,tile=32x32x32", "tile=64x64x64,"])
+def test_half_a_variant_is_refused(text):
+    with pytest.raises(UserError, match="FIELD=VALUE"):
+        parse_variant(text)
+
+
+def test_each_case_is_paired_with_itself_but_for_the_field():
+    (pair,) = pair_variants([planned(65)], {"tile": "32x32x32"}, {"tile": "64x64x64"})
+    assert pair.old.parameters == MatmulParameters(65, 64, 64, Schedule("data_parallel", 1), Tile(32, 32, 32))
+    assert pair.new.parameters == MatmulParameters(65, 64, 64, Schedule("data_parallel", 1), Tile(64, 64, 64))
+    assert pair.label == f"{pair.old.label} -> {pair.new.label}"
+
+
+def test_a_schedule_without_workers_keeps_the_cases_own():
+    (pair,) = pair_variants([planned(64)], {"schedule": "persistent"}, {"schedule": "split_k(2)@1"})
+    assert (str(pair.old.parameters.schedule), str(pair.new.parameters.schedule)) == ("persistent@1", "split_k(2)@1")
+
+
+def test_implementations_and_numbers_are_fields_too():
+    (pair,) = pair_variants([planned(64)], {"k": "65"}, {"k": "66"})
+    assert (pair.old.parameters.k, pair.new.parameters.k) == (65, 66)
+
+
+def test_cases_that_differed_only_in_the_field_are_one_pair():
+    cases = [planned(64, tile=Tile(32, 32, 32)), planned(64, tile=Tile(64, 64, 64))]
+    assert len(pair_variants(cases, {"tile": "32x32x64"}, {"tile": "64x64x64"})) == 1
+
+
+def test_cases_that_cannot_be_so_are_left_out_and_where_none_can_the_reason_is_told():
+    with pytest.raises(UserError, match="has no field 'colour'"):
+        pair_variants([planned(64)], {"colour": "red"}, {"colour": "blue"})
+    with pytest.raises(UserError, match="name two variants that differ"):
+        pair_variants([planned(64)], {"k": "64"}, {"k": "64"})
+    with pytest.raises(UserError, match="'many' is not a number"):
+        pair_variants([planned(64)], {"k": "many"}, {"k": "64"})
+
+
+def test_words_choose_among_benchmarks():
+    cases = [PairedCase.same("baseline", planned(m).case) for m in (64, 65, 66)]
+    assert choose(cases, "native m=65") == [cases[1]]
+    assert choose(cases, "baseline and not m=65, not M=66") == [cases[0]]
+    with pytest.raises(UserError, match="leaves none of the 3"):
+        choose(cases, "cublas")
+    with pytest.raises(UserError, match="ends in `not`"):
+        choose(cases, "native not")
+    with pytest.raises(UserError, match="'or' is not known"):
+        choose(cases, "torch or m=65")

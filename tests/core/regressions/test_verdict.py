@@ -1,0 +1,380 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.regressions.verdict import (
+    EXACT_UP_TO,
+    RESAMPLES,
+    LogDifference,
+    Proportion,
+    SequentialRule,
+    Verdict,
+    adjusted_p_values,
+    bca_bootstrap,
+    critical_sum,
+    hodges_lehmann,
+    judge,
+    judge_figures,
+    looks_up_to,
+    signed_rank_interval,
+    signed_rank_p,
+    student_t,
+    suite_words,
+)
+
+
+def shared_machine(random: np.random.Generator, trials: int, pairs: int) -> np.ndarray:
+    """Log-ratios like those measured on a shared 2-core machine: sd 3.1 %, MAD-sd 2.1 %, every tenth pair far out."""
+    spread = np.where(random.random((trials, pairs)) < 0.1, 0.08, 0.019)
+    return spread * random.normal(0, 1, (trials, pairs))
+
+
+def told(rule: SequentialRule, shift: float) -> dict[str, float]:
+    """Of comparisons on a noisy machine the share that ended in each verdict, and the median of their pairs."""
+    words, pairs = [], []
+    for log_ratios in shared_machine(np.random.default_rng(1), 300, rule.max_pairs) + math.log1p(shift):
+        for look in rule.looks:
+            decision = rule.decide(log_ratios[:look])
+            if decision.is_decided:
+                break
+        words.append(decision.word)
+        pairs.append(look)
+    shares = {word: words.count(word) / len(words) for word in ("slower", "faster", "equivalent")}
+    return shares | {"pairs": float(np.median(pairs))}
+
+
+def test_identical_code_raises_no_alarm_in_more_than_one_of_a_hundred_comparisons():
+    found = told(SequentialRule(), 0.0)
+    assert found["slower"] + found["faster"] <= 0.01
+    assert found["equivalent"] >= 0.75
+
+
+def test_slowdowns_are_found_on_a_noisy_machine():
+    found = told(SequentialRule(), 0.05)
+    assert found["slower"] >= 0.95
+    assert found["pairs"] <= 12
+    assert told(SequentialRule(), 0.03)["slower"] >= 0.80
+
+
+def test_what_lies_just_at_the_margin_is_called_slower_no_more_often_than_stated():
+    rule = SequentialRule(alpha=0.05)
+    found = told(rule, rule.margin)
+    assert 0.005 < found["slower"] <= 0.04
+    assert found["equivalent"] <= rule.alpha_equivalent
+
+
+def quiet(shift: float, pairs: int) -> list[float]:
+    return list(np.random.default_rng(5).normal(math.log1p(shift), 0.002, pairs))
+
+
+@pytest.mark.parametrize(("shift", "verdict"), [(0.05, "slower"), (-0.05, "faster"), (0.0, "equivalent")])
+def test_on_a_quiet_machine_the_first_look_or_the_next_decides(shift, verdict):
+    rule = SequentialRule()
+    decision = rule.decide(quiet(shift, rule.looks[1]))
+    assert decision.word == verdict
+    assert decision.further_pairs == 0
+    assert decision.ratio.low < decision.ratio.value < decision.ratio.high
+    assert decision.ratio.value == pytest.approx(1 + shift, abs=0.003)
+
+
+def test_swapping_the_arms_swaps_slower_and_faster_and_inverts_the_ratio():
+    rule = SequentialRule()
+    there, back = rule.decide(quiet(0.04, 15)), rule.decide([-value for value in quiet(0.04, 15)])
+    assert (there.word, back.word) == ("slower", "faster")
+    assert back.p_value == there.p_value
+    assert back.ratio.inverse.low == pytest.approx(there.ratio.low)
+    assert back.ratio.inverse.high == pytest.approx(there.ratio.high)
+
+
+def test_between_looks_nothing_is_decided_unless_no_more_will_follow():
+    rule = SequentialRule()
+    pairs = rule.looks[0] + 1
+    assert not rule.is_look(pairs)
+    assert rule.decide(quiet(0.05, pairs)).word == "undecided"
+    assert rule.decide(quiet(0.05, pairs), final=True).word == "slower"
+
+
+def test_a_final_look_spends_what_the_looks_that_will_not_come_would_have():
+    rule = SequentialRule()
+    assert [sum(rule.shares(look)[kind] for look in rule.looks) for kind in (0, 1)] == pytest.approx([1, 1])
+    for pairs in (3, 10, 11, 34, 60, 80):
+        for kind in (0, 1):
+            to_come = [rule.shares(look)[kind] for look in rule.looks if look >= pairs] or [rule.shares(pairs)[kind]]
+            assert rule.shares(pairs, final=True)[kind] == pytest.approx(sum(to_come))
+
+
+def test_the_first_look_is_the_first_that_could_raise_an_alarm():
+    for alpha in (0.05, 0.01, 0.001):
+        first = looks_up_to(60, alpha)[0]
+        rule = SequentialRule(alpha=alpha)
+        assert rule.decide([0.5] * first).word == "slower"
+        early = SequentialRule(alpha=alpha, looks=(first - 1, *rule.looks[1:]))
+        assert early.decide([0.5] * (first - 1)).word == "undecided"
+
+
+@pytest.mark.parametrize("max_pairs", [1, 9, 10, 12, 60, 1000])
+def test_looks_rise_and_end_at_the_most_pairs(max_pairs):
+    looks = looks_up_to(max_pairs, 0.01)
+    assert list(looks) == sorted(set(looks))
+    assert looks[-1] == max_pairs
+
+
+def test_too_few_pairs_decide_nothing_and_say_how_little_their_interval_means():
+    rule = SequentialRule()
+    one, five = (rule.decide([0.3] * pairs, final=True) for pairs in (1, 5))
+    assert (one.word, five.word) == ("undecided", "undecided")
+    assert one.confidence == 0.0
+    assert 0.9 < five.confidence < 0.99
+    assert math.isfinite(five.ratio.low)
+    assert five.further_pairs == rule.looks[0] - 5
+    assert SequentialRule(max_pairs=5).decide([0.3] * 5).further_pairs == five.further_pairs
+
+
+def test_the_further_pairs_told_decide_about_every_second_time():
+    rule = SequentialRule(max_pairs=400)
+    random = np.random.default_rng(6)
+    so_far = shared_machine(random, 60, 22) + math.log1p(0.02)
+    decided = asked = 0
+    for row in so_far:
+        decision = rule.decide(row)
+        if decision.is_decided or not decision.further_pairs or decision.further_pairs > 300:
+            continue
+        # The estimate's promise: more pairs of this spread, about the ratio seen so far.
+        more = shared_machine(random, 1, decision.further_pairs)[0] + math.log(decision.ratio.value)
+        asked += 1
+        decided += rule.decide([*row, *more], final=True).is_decided
+    assert asked >= 20
+    assert 0.35 < decided / asked < 0.95
+
+
+def test_what_lies_exactly_at_the_margin_is_never_decided_and_no_number_of_pairs_is_promised():
+    distances = np.arange(1, 31) * 1e-3
+    decision = SequentialRule().decide([*(math.log1p(0.01) + distances), *(math.log1p(0.01) - distances)], final=True)
+    assert decision.word == "undecided"
+    assert decision.further_pairs is None
+
+
+def test_an_alarm_of_one_benchmark_of_a_suite_is_rare_enough_to_stand_among_the_others():
+    alone = SequentialRule()
+    among = alone.for_suite(40)
+    assert alone.for_suite(5) == alone
+    assert among.alpha == pytest.approx(0.05 / 40)
+    assert among.looks[0] > alone.looks[0]
+    assert SequentialRule(looks=(20, 40)).for_suite(40).looks == (20, 40)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"margin": -0.01}, "margin"),
+        ({"margin": math.nan}, "margin"),
+        ({"alpha": 0.0}, "error rate"),
+        ({"alpha_equivalent": 1.0}, "error rate"),
+        ({"looks": (10, 10)}, "looks rise"),
+        ({"looks": (0, 10)}, "looks rise"),
+        ({"max_pairs": 0}, "one pair"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        SequentialRule(**given)
+
+
+@pytest.mark.parametrize(
+    ("centre", "error", "word"),
+    [
+        (0.05, 0.01, "slower"),
+        (-0.05, 0.01, "faster"),
+        (0.0, 0.004, "equivalent"),
+        (0.0, 0.008, "undecided"),
+        (0.02, 0.01, "undecided"),
+        (0.05, 0.0, "slower"),
+        (0.005, 0.0, "equivalent"),
+    ],
+)
+def test_a_difference_of_finished_runs_is_judged_by_the_same_margin(centre, error, word):
+    found = judge(LogDifference(centre, error, math.inf), 0.01)
+    assert found.word == word
+    assert found.ratio.low <= math.exp(centre) <= found.ratio.high
+    assert judge(LogDifference(-centre, error, 9.0), 0.01).p_value == judge(LogDifference(centre, error, 9.0)).p_value
+    assert judge(LogDifference(centre, error, math.inf), may_decide=False).word == "undecided"
+
+
+def test_what_a_difference_excludes_is_what_its_interval_leaves_out():
+    for freedom in (3.0, math.inf):
+        seen = LogDifference(0.04, 0.01, freedom)
+        low, _, _ = seen.interval(0.01)
+        assert seen.p_value(low) == pytest.approx(0.01)
+
+
+FIGURES = {"registers": 64.0, "local_memory": 0.0, "resident_warps": 32.0}
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [
+        ({}, "equivalent"),
+        ({"local_memory": 16.0}, "slower"),
+        ({"resident_warps": 16.0}, "slower"),
+        ({"resident_warps": 64.0}, "faster"),
+        ({"local_memory": 16.0, "resident_warps": 64.0}, "undecided"),
+        ({"registers": 70.0}, "undecided"),
+    ],
+)
+def test_exact_figures_are_worse_by_rule_or_show_that_the_code_changed(changed, word):
+    found, sentence, listed = judge_figures(FIGURES, FIGURES | changed)
+    assert (found, set(listed)) == (word, set(changed))
+    assert all(name in sentence for name in changed)
+
+
+P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=30)
+
+
+@given(P_VALUES)
+def test_adjusted_p_values_are_scipys(p_values):
+    assert adjusted_p_values(p_values) == pytest.approx(list(stats.false_discovery_control(p_values)))
+
+
+@pytest.mark.parametrize("p_value", [-0.1, 1.1, float("nan")])
+def test_what_is_no_probability_is_refused(p_value):
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        adjusted_p_values([0.5, p_value])
+    assert adjusted_p_values([]) == []
+
+
+def alone(word: str, ratio: float, p_value: float) -> Verdict:
+    return Verdict(word, Ratio(ratio, ratio * 0.99, ratio * 1.01), p_value, confidence=0.99)
+
+
+def test_a_suites_verdicts_are_those_that_stand_beside_each_other():
+    one_of_many = [alone("slower", 1.05, 0.009), *[alone("equivalent", 1.0, 1.0)] * 10]
+    assert suite_words(one_of_many) == ["undecided", *["equivalent"] * 10]
+    together = [alone("slower", 1.05, 0.001), alone("faster", 0.9, 0.001), alone("undecided", 1.04, 0.006)]
+    assert suite_words(together) == ["slower", "faster", "slower"]
+    assert suite_words([*together[:2], alone("undecided", 1.04, 0.02)]) == ["slower", "faster", "undecided"]
+    assert suite_words([alone("undecided", 1.04, 0.02)]) == ["undecided"]
+
+
+def test_the_share_of_mistaken_alarms_among_real_changes_is_as_stated():
+    random = np.random.default_rng(0)
+    shares = []
+    for _ in range(1000):
+        kept = [each <= 0.2 for each in adjusted_p_values([*random.random(15), *random.random(5) * 1e-3])]
+        assert sum(kept[15:]) == 5
+        shares.append(sum(kept[:15]) / sum(kept))
+    # 15 of 20 hypotheses are true: the procedure's share is 0.2 times that, exactly.
+    assert np.mean(shares) == pytest.approx(0.15, abs=0.015)
+
+
+SAMPLES = st.lists(st.floats(-1, 1), min_size=5, max_size=40, unique=True)
+
+
+def drawn(count: int, seed: int = 0) -> list[float]:
+    return list(np.random.default_rng(seed).standard_t(2, count) * 0.02)
+
+
+@pytest.mark.parametrize("count", [5, 12, 25, 50])
+def test_the_signed_rank_p_value_is_that_of_scipys_exact_test(count):
+    values = drawn(count)
+    expected = stats.wilcoxon(np.asarray(values) - 0.01, alternative="greater", method="exact").pvalue
+    assert signed_rank_p(values, 0.01) == pytest.approx(expected, rel=1e-9)
+
+
+def test_where_the_exact_distribution_ends_an_approximation_goes_on_that_is_rather_too_cautious():
+    count = EXACT_UP_TO + 1
+    positive = count * 56 // 100
+    values = [*np.linspace(0.1, 1, positive), *np.linspace(-1.0003, -0.1001, count - positive)]
+    expected = stats.wilcoxon(values, alternative="greater", method="exact").pvalue
+    assert 1e-4 < expected < 0.02  # where decisions are made
+    assert expected <= signed_rank_p(values, 0.0) <= 1.05 * expected
+
+
+@given(SAMPLES, st.sampled_from([0.05, 0.025, 0.2]), st.floats(-1, 1))
+def test_the_interval_ends_where_the_test_begins_to_reject(values, tail, location):
+    low, high = signed_rank_interval(values, tail)
+    assert (low > location) == (signed_rank_p(values, location) <= tail)
+    assert (high < location) == (signed_rank_p([-value for value in values], -location) <= tail)
+
+
+@given(SAMPLES)
+def test_the_location_lies_within_its_interval_and_turns_with_the_values(values):
+    low, high = signed_rank_interval(values, 0.1)
+    assert low <= hodges_lehmann(values) <= high
+    assert hodges_lehmann([-value for value in values]) == pytest.approx(-hodges_lehmann(values), abs=1e-12)
+
+
+def test_an_end_that_so_few_values_cannot_bound_is_infinite():
+    assert signed_rank_interval([0.1, 0.2, 0.3], 0.1) == (-math.inf, math.inf)
+    assert signed_rank_interval([0.1, 0.2, 0.3], 0.125) == (0.1, 0.3)
+
+
+def test_equal_values_are_their_own_interval():
+    assert signed_rank_interval([0.02] * 10, 0.01) == (0.02, 0.02)
+    assert bca_bootstrap([0.02] * 10) == (0.02, 0.02, 0.02)
+    assert signed_rank_p([0.02] * 10, 0.02) == 1.0
+
+
+def test_the_critical_sum_is_the_least_that_is_rare_enough():
+    # Ten values on one side: one chance in 1024; all but the smallest: two more than that.
+    assert critical_sum(10, 1 / 1024) == 55
+    assert critical_sum(10, 2 / 1024) == 54
+    assert critical_sum(10, 0.5 / 1024) == 56
+
+
+def test_the_t_interval_is_scipys():
+    values = drawn(14)
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert student_t(values) == pytest.approx((np.mean(values), expected.low, expected.high))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_bca_interval_is_scipys_up_to_the_resampling(seed):
+    values = list(np.random.default_rng(seed).exponential(0.02, 30))  # skewed: where BCa differs from a percentile
+    expected = stats.bootstrap((values,), np.mean, method="BCa", n_resamples=RESAMPLES, rng=1).confidence_interval
+    _, low, high = bca_bootstrap(values)
+    width = expected.high - expected.low
+    assert abs(low - expected.low) < 0.04 * width
+    assert abs(high - expected.high) < 0.04 * width
+
+
+def test_the_same_values_give_the_same_bca_interval():
+    assert bca_bootstrap(drawn(20)) == bca_bootstrap(drawn(20))
+
+
+def test_one_value_is_its_own_t_and_bca_interval():
+    assert student_t([0.03]) == bca_bootstrap([0.03]) == (0.03, 0.03, 0.03)
+
+
+@pytest.mark.parametrize("values", [[], [0.1, math.nan], [0.1, math.inf]])
+@pytest.mark.parametrize("interval", [student_t, bca_bootstrap, hodges_lehmann])
+def test_no_values_or_values_that_are_no_numbers_are_refused(interval, values):
+    with pytest.raises(ValueError, match="an interval needs"):
+        interval(values)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 400).flatmap(lambda tries: st.tuples(st.integers(0, tries), st.just(tries))))
+def test_the_interval_of_a_rate_is_that_of_clopper_and_pearson(counts):
+    hits, tries = counts
+    exact = stats.binomtest(hits, tries).proportion_ci(0.95, "exact")
+    found = Proportion(hits, tries)
+    assert (found.low, found.high) == pytest.approx((exact.low, exact.high), abs=1e-9)
+
+
+def test_no_alarm_in_200_still_allows_a_rate_of_1_8_percent_and_of_no_tries_nothing_is_known():
+    assert str(Proportion(0, 200)) == "0.0 % [0.0, 1.8]"
+    none = Proportion(0, 0)
+    assert (none.low, none.high, str(none)) == (0.0, 1.0, "none tried")
+
+
+@pytest.mark.parametrize(("hits", "tries"), [(1, 0), (-1, 3), (4, 3)])
+def test_more_hits_than_tries_are_no_proportion(hits, tries):
+    with pytest.raises(ValueError, match="no proportion"):
+        Proportion(hits, tries)

@@ -1,0 +1,267 @@
+"""`pyperf-suite report` makes one page of what a folder holds, and says in a sentence where it cannot."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pyperf_suite.cli.main import main
+from pyperf_suite.errors import UserError
+from pyperf_suite.render import page
+from pyperf_suite.render.results import choose, read_results
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
+
+
+class Reader(html.parser.HTMLParser):
+    """Every tag with its attributes, and the text outside scripts and styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._silent = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._silent = tag in ("script", "style")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._silent = False
+
+    def handle_data(self, data: str) -> None:
+        if not self._silent:
+            self.words.append(data)
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["report", *map(str, arguments)])
+
+
+def page_of(results: Path, *arguments: object) -> str:
+    result = run(results, *arguments)
+    assert result.exit_code == 0, result.output
+    return (results / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_page_is_small_the_same_each_time_and_names_no_path_or_address(results, a_history) -> None:
+    a_history(results)
+    before = {path: path.read_bytes() for path in results.rglob("*.jsonl")}
+    page = page_of(results)
+    for said in ("Made-up processor", "The machine and its state", "Made up", "History and change points", "Sizing"):
+        assert said in page
+    assert page_of(results) == page
+    assert {path: path.read_bytes() for path in results.rglob("*.jsonl")} == before
+    assert len(page.encode()) < 4_000_000
+    page = re.sub(r'id="plotly">[^<]*<', 'id="plotly"><', page)
+    assert str(results.parent) not in page
+    assert not re.search(r"https?://|//cdn|@import|url\(", page)
+    assert not [tag for tag, said in Reader(page).tags if "src" in said or tag == "link"]
+
+
+def test_the_change_of_a_series_is_told_with_its_commits(results, a_history) -> None:
+    a_history(results)
+    words = " ".join(Reader(page_of(results)).words)
+    assert "Nominated, not confirmed: matmul[native m=64" in words
+    assert "(aaaaaaaaa to bbbbbbbbb)" in words
+    assert "Nominated, not confirmed: matmul[native m=128" not in words
+
+
+def test_why_cases_failed_is_told_once_with_how_often(results, a_record, write) -> None:
+    run_id = "20260101T000000Z-0001"
+    write(results, run_id, [a_record(run_id, None, process=n, reason="no such kernel") for n in range(3)])
+    page = page_of(results)
+    assert '<td>failed</td><td class="figure" data-value="3">3</td><td>no such kernel</td>' in page
+
+
+def test_hostile_names_are_text_and_never_markup(results, a_history, hostile) -> None:
+    machine = '<img src=x onerror=alert(3)>"&'
+    said = {"probe": hostile, "implementation": hostile, "profile": hostile}
+    told = {"identity": {"kind": "cpu", "slug": machine, "model": hostile, hostile: hostile}}
+    a_history(results, machine, reason=hostile, **said, **told)
+    page = page_of(results)
+    reader = Reader(page)
+    scripts = [attributes for tag, attributes in reader.tags if tag == "script"]
+    expected = [{}, {"type": "application/octet-stream", "id": "plotly"}]
+    assert [each for each in scripts if each.get("type") != "application/json"] in (expected, expected[::-1])
+    assert not [tag for tag, _ in reader.tags if tag == "img"]
+    assert not [name for _, attributes in reader.tags for name in attributes if name.startswith("on")]
+    assert "\u202e" not in page
+    assert any("alert(1)" in words for words in reader.words)
+    for island in re.findall(r'class="data">(.*?)</script>', page):
+        json.loads(island)
+
+
+def test_a_single_run_and_a_machines_folder_make_pages_of_their_own(results, a_history, machine) -> None:
+    a_history(results)
+    page = page_of(results / machine)
+    assert "History and change points" in page
+    page = page_of(results / machine / "20260103T000000Z-0001")
+    assert "History and change points" not in page
+    assert f"{machine}/20260103T000000Z-0001/records.jsonl" in page
+
+
+def test_of_each_probe_a_run_that_measured_anything_is_shown_and_others_are_named(results, a_record, write) -> None:
+    for day, seconds in ((1, 1e-3), (2, 2e-3), (3, None)):
+        run_id = f"2026010{day}T000000Z-0001"
+        write(results, run_id, [a_record(run_id, seconds)])
+    for wanted in ("strongest", "latest"):
+        [[told]] = choose(read_results(results), [wanted]).values()
+        assert told.run.run_id.startswith("20260102")
+        assert [run.run_id[:8] for run in told.others] == ["20260103", "20260101"]
+    assert "Also measured, not shown: 20260103T000000Z-0001" in page_of(results)
+    [everything] = choose(read_results(results), ["all"]).values()
+    assert len(everything) == 3
+    [[named]] = choose(read_results(results), ["20260101T000000Z-0001"]).values()
+    assert named.run.run_id.startswith("20260101")
+
+
+@pytest.mark.parametrize(
+    ("weaker", "stronger"),
+    [
+        ({}, None),
+        ({"profile": "quick"}, {"profile": "standard"}),
+        ({"processes": 1}, {"processes": 3}),
+        ({"converged": False}, {}),
+        ({"cases": 1}, {"cases": 3, "profile": "quick"}),
+        ({"seconds": None, "profile": "full"}, {"profile": "quick"}),
+    ],
+)
+def test_the_strongest_evidence_is_shown_and_not_the_newest(results, a_record, write, weaker, stronger) -> None:
+    def measured(run_id, profile="standard", processes=2, converged=True, cases=2, seconds=1e-3):
+        return [
+            a_record(run_id, seconds, 64 << case, process, profile=profile, quality={"converged": converged})
+            for process in range(processes)
+            for case in range(cases)
+        ]
+
+    for run_id, asked in (("20260101T000000Z-0001", stronger or {}), ("20260102T000000Z-0001", weaker)):
+        write(results, run_id, measured(run_id, **asked))
+    [[choice]] = choose(read_results(results)).values()
+    assert choice.run.run_id.startswith("20260102" if stronger is None else "20260101"), "of equals the newest"
+    [[choice]] = choose(read_results(results), ["latest"]).values()
+    assert choice.run.run_id.startswith("20260101" if "seconds" in weaker else "20260102")
+
+
+def test_the_page_begins_with_what_matters_then_warnings_and_the_machine_is_folded(results, a_record, write) -> None:
+    run_id = "20260101T000000Z-0001"
+    sentinels = [a_record(run_id, seconds, kind="sentinel", probe="sentinel") for seconds in (1e-3, 2e-3)]
+    tensors = OptimizerUpdateParameters(TensorSet(512, 64, 64), "AdamW", "float32", 1)
+    cases = {seconds: Case("optimizer_update", tensors, way) for way, seconds in (("loop", 3e-3), ("fused", 1e-3))}
+    made = [
+        a_record(run_id, seconds, process=n, probe="optimizer", case=case.to_json(), case_id=case.case_id)
+        for seconds, case in cases.items()
+        for n in range(3)
+    ]
+    write(results, run_id, [*made, *sentinels])
+    page = page_of(results)
+    first, *then = ('<ul class="summary">', "fused AdamW is 3.00", "changed by 100 %", "<section", "<summary>Identity")
+    order = [page.index(said) for said in (first, *then)]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["RESULTS", "--runs", "20990101T000000Z-0000"], "There is no run 20990101T000000Z-0000"),
+        (["RESULTS", "--runs", "20990101T000000Z-0000"], "20260101T000000Z-0001"),
+        (["RESULTS", "--runs", " , "], "--runs names no run"),
+        (["RESULTS", "--runs", "lates"], "did you mean latest?"),
+        (["RESULTS", "--runs", "ALL"], "did you mean all?"),
+        (["RESULTS", "--machine", "cpu-third"], "it holds cpu-made-up-2c"),
+        (["RESULTS", "-o", "RESULTS/absent/page.html"], "cannot be written"),
+        (["RESULTS/absent"], "There is no results folder"),
+        (["x" * 5000], "There is no results folder"),
+        (["RESULTS/empty"], "No measured run was found"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_in_one_sentence(results, a_record, write, arguments, said) -> None:
+    run_id = "20260101T000000Z-0001"
+    write(results, run_id, [a_record(run_id, 1e-3)])
+    (results / "empty").mkdir()
+    result = run(*(word.replace("RESULTS", str(results)) for word in arguments))
+    assert result.exit_code == 2
+    assert said in result.output
+    assert not (results / "report.html").exists()
+
+
+def test_one_machine_of_several_can_be_shown_alone(results, a_record, write, machine) -> None:
+    run_id = "20260101T000000Z-0001"
+    for name in (machine, "cpu-other-4c"):
+        write(results, run_id, [a_record(run_id, 1e-3)], name)
+    assert "cpu-other-4c" in page_of(results)
+    assert "cpu-other-4c" not in page_of(results, "--machine", machine)
+
+
+def test_lines_that_are_no_records_are_passed_over_with_a_warning_and_told(results, a_record, write) -> None:
+    run_id = "20260101T000000Z-0001"
+    path = write(results, run_id, [a_record(run_id, 1e-3)])
+    strange = a_record(run_id, 1e-3) | {"case": {"operator": "alchemy"}, "case_id": "unknown"}
+    with path.open("a") as file:
+        file.write("[1]\n" + "[" * 100_000 + "\n" + json.dumps(strange) + "\n" + '{"torn": ')
+    with pytest.warns(UserWarning, match="line 2 is passed over"):
+        found = read_results(results)
+    assert len(found.runs[0].records()) == 1
+    assert "3 more such" in found.notes[0]
+
+
+def test_a_probe_that_stumbles_over_its_records_does_not_cost_the_page(results, a_record, write) -> None:
+    run_id = "20260101T000000Z-0001"
+    write(results, run_id, [a_record(run_id, 1e-3, probe="collectives"), a_record(run_id, 2e-3, 128, probe="new_one")])
+    page = page_of(results)
+    assert "collectives could not make sense of these records" in page
+    assert "This version has no probe" in page
+    assert "Cases as measured" in page
+
+
+def test_a_run_without_its_manifest_is_told_by_its_records(results, a_record, write) -> None:
+    run_id = "20260101T000000Z-0001"
+    write(results, run_id, [a_record(run_id, 1e-3)]).with_name("run.json").write_text("{torn")
+    assert "quick, 1 process" in page_of(results)
+
+
+@pytest.mark.parametrize("absent", ["plotly", "jinja2"])
+def test_what_the_page_needs_and_is_absent_is_named(results, a_history, monkeypatch, absent) -> None:
+    a_history(results)
+    page.environment.cache_clear()
+    page.packed_plotly.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, absent, None)
+    result = run(results)
+    assert result.exit_code == 2
+    assert f"pip install {absent}" in result.output
+
+
+def test_a_folder_without_records_raises_a_user_error(results) -> None:
+    (results / "machine" / "run").mkdir(parents=True)
+    (results / "machine" / "run" / "records.jsonl").write_text("nothing\n")
+    with pytest.warns(UserWarning, match="passed over"), pytest.raises(UserError, match="No measured run"):
+        read_results(results)
+
+
+def test_the_command_below_a_figure_has_the_axes_that_were_replaced(results, a_record, write) -> None:
+    run_id = "20260101T000000Z-0001"
+    path = write(results, run_id, [a_record(run_id, 1e-3)])
+    manifest = json.loads(path.with_name("run.json").read_text()) | {"asked": ["m=64", "other.n=1", "made_up.k=<64>"]}
+    path.with_name("run.json").write_text(json.dumps(manifest))
+    told = "pyperf-suite run made_up -a m=64 -a &#x27;k=&lt;64&gt;&#x27; --profile quick --device cpu"
+    assert told in page_of(results).replace("&#39;", "&#x27;")
+
+
+def test_contents_tell_runs_of_one_probe_apart(results, a_history) -> None:
+    a_history(results)
+    contents = page_of(results, "--runs", "all").partition("</nav>")[0]
+    named = re.findall(r'<li><a href="#[^"]*">([^<]*)</a>', contents)
+    assert len(named) == len(set(named)) > 12
+
+
+def test_a_package_is_named_as_it_is_installed(results, a_record, write) -> None:
+    run_id = "20260101T000000Z-0001"
+    state = {"packages": {"pyperf_suite": "0.1.0"}, "transparent_hugepages": "madvise"}
+    write(results, run_id, [a_record(run_id, 1e-3, state=state)])
+    assert {"packages.pyperf_suite", "transparent hugepages"} <= set(Reader(page_of(results)).words)

@@ -1,0 +1,330 @@
+"""Panels become charts in the units shown that keep every extreme, pictures that show them, and panels of the page."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.findings.data import (
+    Bar,
+    Bars,
+    Claim,
+    Figure,
+    Heading,
+    HeatMap,
+    Panel,
+    Quantity,
+    Series,
+    Table,
+    remark,
+)
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.render.charts import (
+    Chart,
+    bars_range,
+    caption_of,
+    charts_of,
+    colours_of,
+    draw,
+    draw_bars,
+    kept,
+    page_figure,
+)
+from pyperf_suite.render.page import environment, island
+
+NAN = math.nan
+
+
+def figure(*panels: Any, name: str = "f", caption: str = "A caption.") -> Figure:
+    return Figure(name, "A title", caption, (panels,))
+
+
+def panel(*series: Series, x_label: str = "N", y_label: str = "time", **more: Any) -> Panel:
+    return Panel("", x_label, y_label, series, **more)
+
+
+def points(x: Any, y: Any, low: Any = (), high: Any = (), label: str = "a") -> Series:
+    return Series(label, x, y, "points", low, high)
+
+
+def one_chart(*series: Series, **more: Any) -> Chart:
+    return charts_of(figure(panel(*series, **more)))[0][0]  # type: ignore[no-any-return]
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=300), st.integers(2, 50))
+def test_thinning_keeps_the_lowest_and_the_highest_and_the_order(y: list[float], most: int) -> None:
+    places = kept(y, most)
+    assert len(places) <= max(most, min(len(y), most))
+    assert places == sorted(set(places))
+    assert {min(y), max(y)} <= {y[place] for place in places}
+
+
+def test_values_are_in_the_unit_shown_and_the_label_names_it() -> None:
+    chart = one_chart(
+        points([2**20], [2e-3], [1e-3], [3e-3]), x_unit="size", y_unit="ms", strong_edges=(2**19, math.inf)
+    )
+    [trace] = chart.traces
+    assert (trace.x, trace.y, trace.low, trace.high) == ((1.0,), (2.0,), (1.0,), (3.0,))
+    assert (chart.x_label, chart.x_title, chart.y_label) == ("N, MiB", "N, MiB", "time, ms")
+    assert chart.strong_edges == (0.5,)
+    for unit, shown in (("%", 25.0), ("x", 0.25), ("", 0.25)):
+        assert one_chart(points([1], [0.25]), y_unit=unit).traces[0].y == (shown,)
+    panels = (panel(points([1], [y]), y_unit="duration") for y in (2e-6, 2.0))
+    assert {chart.y_label for chart in charts_of(figure(*panels))[0]} == {"time, s"}, "one unit for both"
+
+
+def test_values_without_a_place_on_the_axes_are_left_out() -> None:
+    [trace] = one_chart(points([1, 2, math.inf], [1.0, NAN, 3.0], [1, 1, 1], [2, 2, 2])).traces
+    assert (trace.x, trace.high) == ((1.0,), (2.0,))
+    chart = one_chart(Series("a", [0, 1, 10], [1, 2, 3], "line"), x_ticks=((1.0, "one"), (10.0, "ten")))
+    assert (chart.log, chart.x_title) == (True, "N")
+    assert chart.traces[0].x == (1.0, 10.0)
+    assert chart.x_range[0] > 0
+
+
+def test_charts_that_are_compared_share_a_range_where_they_show_the_same_quantity() -> None:
+    one, other, third = charts_of(
+        figure(*(panel(points([1], [height]), y_label=name) for name, height in (("us", 1), ("us", 9), ("GB/s", 2))))
+    )[0]
+    assert one.y_range == other.y_range
+    assert other.y_range[1] >= 9 > 3 > third.y_range[1]
+    rows = tuple((panel(points([x], [1.0]), x_label=label),) for label, x in (("N", 1), ("N", 9), ("K", 5)))
+    one, other, third = (row[0] for row in charts_of(Figure("f", "t", "c", rows)))
+    assert one.x_range == other.x_range
+    assert third.x_range[1] < 9
+
+
+@pytest.mark.parametrize(
+    ("y", "low", "high", "bottom", "top"),
+    [
+        ([-4.0, 2.0], (), (), (-5, -4), (2, 2.5)),
+        ([1.0] * 9, [0.0] * 9, [1.1] * 8 + [50.0], (0, 0), (1.1, 2)),  # a whisker that would squash the panel
+        ([1.0] * 9, [-50.0] + [0.9] * 8, [1.1] * 9, (-1, 0), (1.1, 2)),
+        ([10.0, 10.5, 11.0], (), (), (9, 10), (11, 12)),  # few that are alike
+        ([10.0, 1.0, 11.0], (), (), (0, 0), (11, 12)),
+        ([10.0] * 20, (), (), (0, 0), (10, 11)),
+    ],
+)
+def test_the_range_shows_every_value_and_cuts_long_whiskers(y: Any, low: Any, high: Any, bottom: Any, top: Any) -> None:
+    drawn = figure(panel(points(range(len(y)), y, low, high)))
+    [[chart]] = charts_of(drawn)
+    assert bottom[0] <= chart.y_range[0] <= bottom[1]
+    assert top[0] <= chart.y_range[1] <= top[1]
+    caption = caption_of(drawn, [[chart]])
+    assert ("1 whisker reaches beyond the panel" in caption) == (chart.cut == 1) == (50.0 in map(abs, [*low, *high]))
+    assert ("does not begin at 0" in caption) == (bottom[0] > 0)
+
+
+def test_the_caption_says_how_many_values_are_left_out() -> None:
+    many = figure(panel(points(range(700), [float(n) for n in range(700)])))
+    assert "Of 700 values 600 are drawn" in caption_of(many, charts_of(many))
+
+
+def test_a_law_has_the_colour_of_its_points_where_there_are_several() -> None:
+    names = ("one", "two")
+    measured = [points([1], [1], label=name) for name in names]
+    laws = [Series(f"law of {name}", [1], [1], "line") for name in names]
+    colours = colours_of([panel(*measured, *laws, Series("torch", [1], [1], "beside"))])
+    assert colours["law of one"] == colours["one"] != colours["two"] == colours["law of two"]
+    assert colours["torch"] == "beside"
+    alone = colours_of([panel(measured[0], laws[0])])
+    assert alone["law of one"] != alone["one"]
+    assert len(set(colours_of([panel(*(points([n], [1.0], label=str(n)) for n in range(8)))]).values())) == 8
+
+
+@pytest.mark.parametrize("series", [(), (points([], []),)])
+def test_an_empty_panel_has_axes(series: tuple[Series, ...]) -> None:
+    chart = one_chart(*series)
+    assert chart.x_range[0] < chart.x_range[1]
+    assert chart.y_range[0] < chart.y_range[1]
+
+
+def test_a_bound_a_little_beyond_all_values_is_in_sight_and_one_far_off_does_not_squeeze_them() -> None:
+    right = {bound: one_chart(points((1, 2), (1, 1)), strong_edges=(bound,)).x_range[1] for bound in (0.5, 2.5, 100.0)}
+    assert right[2.5] > 2.5 > right[0.5] == right[100.0]
+
+
+# Pictures.
+
+POINTS = points([1, 2, 3], [1.0, 2.0, 3.0], [0.9, 1.9, 2.9], [1.1, 2.1, 3.3], "measured")
+LINE = Series("law", [1, 3], [1.0, 3.0], "line")
+MAP = HeatMap("", "heads", "hidden", "work", (1, 2), (3, 4), ((1.0, 1.5), (NAN, 0.5)), here=(0, 0))
+BARS = Bars(
+    "one",
+    "rate",
+    (Bar("first", 3.0e9, 0.2e9, 3.5e9), Bar("second", 2.0e9), Bar("third", NAN, note="failed: $rank_1 died")),
+    "measured",
+    "predicted",
+    "GB/s",
+)
+TWO_ROWS = ((panel(POINTS, LINE, strong_edges=(2.0,), weak_edges=(1.5,)), panel(POINTS)), (panel(POINTS),))
+
+
+def pixels(*panels: Any, folder: Path) -> Any:
+    from matplotlib import pyplot
+
+    return pyplot.imread(draw(figure(*panels), folder))[..., :3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        Figure("rows", "Title", "A caption that is wrapped over more than one line of the picture. " * 5, TWO_ROWS),
+        figure(MAP, panel(POINTS, Series("torch", [1, 3], [2.0, 2.0], "beside"))),
+        *(figure(Bars("", "samples/s", bars, "measured")) for bars in (BARS.bars, BARS.bars[2:], BARS.bars * 20)),
+        figure(panel(points([1], [1.0], label="$s_{"), x_ticks=((1.0, "$2^{"),), y_label="$y"), name="$a_{"),
+    ],
+)
+def test_every_kind_of_figure_becomes_a_png(drawn: Figure, tmp_path: Path) -> None:
+    assert draw(drawn, tmp_path).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_a_heat_map_paints_better_and_worse_differently_and_nothing_in_grey(tmp_path: Path) -> None:
+    def red_beyond_blue(value: float) -> float:
+        cells = HeatMap("", "x", "y", "ratio", (1, 2), (3, 4), ((1.0, value), (value, NAN)), here=(0, 0))
+        drawn = pixels(cells, folder=tmp_path).reshape(-1, 3)
+        saturated = drawn[np.ptp(drawn, axis=1) > 0.25]
+        greys = drawn[np.ptp(drawn, axis=1) < 0.01, 0]
+        assert ((greys > 0.7) & (greys < 0.85)).mean() > 0.05, "the cell without a value"
+        return float((saturated[:, 0] > saturated[:, 2]).mean())
+
+    assert red_beyond_blue(0.8) > red_beyond_blue(1.2)
+
+
+def test_bars_are_as_long_as_their_values_with_their_marks_and_words_where_there_is_none() -> None:
+    from matplotlib.figure import Figure as Canvas
+
+    axes: Any = Canvas().subplots()
+    draw_bars(axes, BARS)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["first", "second", "third"]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1], "the first on top"
+    assert [patch.get_width() for patch in axes.patches] == [3.0, 2.0]
+    assert axes.get_xlabel() == "rate, GB/s"
+    assert [[*mark.get_xdata()] for mark in axes.lines if mark.get_label() == "predicted"] == [[3.5]]
+    assert axes.get_xlim()[1] > 3.5
+    assert [text.get_text() for text in axes.texts] == [r"failed: \$rank_1 died"]
+    low, high = bars_range(Bars("", "x", (Bar("a", 3.0, 1.0), Bar("b", 1.0, mark=5.0)), "measured"))
+    assert low == 0
+    assert 5 < high < 6
+    assert bars_range(Bars("", "x", (Bar("a", NAN),), "measured")) == (0.0, 1.0)
+
+
+def test_a_long_legend_makes_the_picture_higher_and_leaves_the_panel_its_size(tmp_path: Path) -> None:
+    def size(names: int) -> tuple[int, float]:
+        series = (points([1, 2], [n, n], label=f"{'long name ' * 6}{n}") for n in range(names))
+        drawn = pixels(panel(*series), folder=tmp_path)
+        left = next(column for column in drawn.transpose(1, 0, 2) if (column < 0.1).all(axis=1).mean() > 0.2)
+        return len(drawn), float((left < 0.1).all(axis=1).sum())
+
+    (few, height), (many, with_many) = size(1), size(8)
+    assert many > few + 80
+    assert with_many > 0.85 * height
+
+
+# Figures and tables of the page.
+
+
+class Source:
+    """Where the figure is from, as a section says it."""
+
+    command, place = "pyperf-suite run made_up", "machine/run/records.jsonl"
+
+
+@cache
+def macros() -> Any:
+    """The page's template, of no machine."""
+    empty = {"machines": [], "passed_over": [], **dict.fromkeys(("title", "policy", "version", "plotly"), "")}
+    return environment().get_template("page.html.j2").make_module(empty)
+
+
+def drawn(*panels: Any, caption: str = "A caption.") -> tuple[str, list[dict[str, Any]]]:
+    """The figure as HTML, and the data that it gives to the script."""
+    html = str(macros().figure(page_figure(figure(*panels, caption=caption)), Source))
+    return html, [json.loads(found) for found in re.findall(r'class="data">(.*?)</script>', html)]
+
+
+def test_a_figure_has_its_words_its_values_as_a_table_and_as_data_and_a_button_for_each_series() -> None:
+    measured = points([1, 2], [3e-6, 4e-6], [2.9e-6, 3.9e-6], [3.1e-6, 4.1e-6], "measured")
+    both = panel(measured, Series("a law", [1, 2], [3e-6, 4e-6], "line"), y_unit="us")
+    html, data = drawn(both, both)
+    for said in ("A title", "A caption.", Source.command, Source.place, "<td>measured</td>", ">2.9</td>"):
+        assert said in html
+    words = "time, us over N: measured (measured), a law (law, predicted)"
+    assert re.findall(r'role="img" aria-label="([^"]*)"', html) == [words] * 2
+    assert data[0]["traces"][0]["y"] == [3, 4]
+    assert (data[0]["x_label"], data[0]["y_label"]) == ("N", "time, us")
+    assert re.findall(r'aria-pressed="true" data-series="([^"]*)"', html) == ["measured", "a law"]
+
+
+def test_maps_and_bars_leave_none_for_what_there_is_not() -> None:
+    _, [data] = drawn(MAP)
+    assert (data["values"], data["here"]) == ([[1, 1.5], [None, 0.5]], [0, 0])
+    html, [data] = drawn(BARS)
+    assert (data["values"], data["errors"], data["marks"]) == ([3, 2, None], [0.2, None, None], [3.5, None, None])
+    assert (data["kind"], data["x_label"]) == ("bars", "rate, GB/s")
+    assert html.count("rank_1 died") >= 2
+
+
+def test_a_map_of_predictions_is_marked_and_what_was_measured_is_not() -> None:
+    for shown, caption, marked in (
+        (MAP, "Predicted; all else as asked.", True),
+        (MAP, "Measured.", False),
+        (BARS, "Bars: measured; line: predicted.", False),
+    ):
+        assert ("predicted, not measured" in drawn(shown, caption=caption)[0]) == marked
+
+
+def test_panels_below_each_other_stay_so_where_a_row_is_shorter() -> None:
+    html = str(macros().figure(page_figure(Figure("name", "title", "caption", TWO_ROWS[::-1])), Source))
+    assert re.findall(r'class="(filler|picture)"', html) == ["picture", "filler", "picture", "picture"]
+
+
+def test_a_table_sorts_numbers_by_value_breaks_long_words_and_says_how_many_rows_it_leaves_out() -> None:
+    columns = (Heading("a"), Heading("time", "ms"), Heading("count"))
+    rows = (("1 x 256 tokens", Quantity(1.5e-3, "ms"), 7), ("a name of many more characters than fit", None, 1))
+    html = str(macros().table(Table("t", columns, rows)))
+    assert "<td>1 x 256 tokens</td>" in html
+    assert '<td class="figure" data-value="0.0015">1.5</td>' in html
+    assert '<td class="figure" data-value="7">7</td>' in html
+    assert html.count('class="long"') == 1
+    html = str(macros().table(Table("long", (Heading("n"),), tuple((n,) for n in range(1005)))))
+    assert html.count("<tr><td") == 1000
+    assert "5 more rows are not shown" in html
+
+
+def test_verdicts_stand_below_their_claim_with_their_outcome_and_noise_is_left_out() -> None:
+    claim = Claim("twice as fast", "A Guide", 1.9, 2.1)
+    verdicts = [claim.judge("{name} is {measured}", Ratio(v, v - 0.05, v + 0.05, 3), name="<x>") for v in (2.0, 3.0)]
+    noise = remark("{faster}", effect="faster", faster=Ratio(1, 0.9, 1.1, 3))
+    html = str(macros().said((*verdicts, noise)))
+    assert html.count("A Guide") == 1
+    assert '<span class="chip holds">holds</span> &lt;x&gt; is 2.00' in html
+    assert '<span class="chip does">does not hold here</span>' in html
+    assert "0.9" not in html
+
+
+@given(st.text())
+def test_no_text_becomes_markup_or_turns_the_direction_of_writing(said: str) -> None:
+    html = str(macros().careful("t", [said + "\u202e"]))
+    inner = html.partition("<li>")[2].partition("</li>")[0]
+    assert not set("<>\"'\u202e\u2066\x00") & set(inner)
+
+
+@given(st.recursive(st.text() | st.floats() | st.none() | st.integers(), st.lists))
+def test_an_island_is_json_that_ends_no_script_and_opens_no_comment(data: object) -> None:
+    text = island({"data": data})
+    json.loads(text)
+    assert not set("<>&\u2028\u2029") & set(text)
+    assert text.isascii()
+    assert json.loads(island([NAN, math.inf, 1 / 3, "a\u202eb"])) == [None, None, 0.333333, "a\ufffdb"]

@@ -1,0 +1,328 @@
+"""A run's report: findings.md and findings.json have what the terminal shows, and the command to measure it again."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pyperf_suite.cli.main import _plan, main
+from pyperf_suite.findings.data import (
+    Bar,
+    Bars,
+    Claim,
+    Document,
+    Figure,
+    Findings,
+    Heading,
+    HeatMap,
+    Panel,
+    Quantity,
+    Series,
+    Table,
+    remark,
+)
+from pyperf_suite.findings.discovery import find_probe
+from pyperf_suite.hardware.machine import identity
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.render.findings_json import as_text
+from pyperf_suite.render.markdown import page
+from pyperf_suite.render.run_report import as_document, command_of, draw_all, write_all
+from pyperf_suite.runner.results import RunFolder, create_run, open_run
+
+REPOSITORY = Path(__file__).parents[3]
+COMMITTED = REPOSITORY / "bench_results/cpu-intel-xeon-processor-2c/20261121T221320Z-9125"
+HOSTILE = "</script>\x1b]0;x\x07\u202e\ud800 {0} \"'"
+MADE_UP = Findings(
+    (
+        remark("{faster} as fast", effect="faster", faster=Ratio(2, 1.5, 2.5, 3)),
+        remark("nothing is known of {it}", it=None),
+        Claim("twice", "A Guide", 2.0).judge("{measured} as fast, {name}", Ratio(2, 1.5, 2.5, 3), name=HOSTILE),
+    ),
+    (Table("t", (Heading("case"), Heading("time", "ms")), ((HOSTILE, Quantity(1e-3, "ms", math.nan)), ("b", None))),),
+    (
+        Figure(
+            "f",
+            "Title",
+            "Caption",
+            (
+                (
+                    Panel("p", "N", "time", (Series("s", [1], [2e-3], "points", [1e-3], [3e-3]),), y_unit="ms"),
+                    HeatMap("m", "a", "b", "ratio", (1,), (2,), ((math.nan,),), here=(0, 0)),
+                    Bars("b", "rate", (Bar("one", math.nan, note="failed"),), "measured", unit="GB/s"),
+                ),
+            ),
+        ),
+    ),
+    (Document("known.txt", ""),),
+)
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [*map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of a committed run, without what is derived from its records."""
+    folder = tmp_path_factory.mktemp("results") / COMMITTED.parent.name / COMMITTED.name
+    folder.mkdir(parents=True)
+    for name in ("records.jsonl", "run.json"):
+        shutil.copy(COMMITTED / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def committed(run: Path) -> dict[str, Any]:
+    done = invoke("findings", run.name, "--results", run.parents[1])
+    assert done.exit_code == 0, done.output
+    assert (run / "findings.json").read_text() == done.stdout
+    return json.loads(done.stdout, parse_constant=pytest.fail)  # type: ignore[no-any-return]
+
+
+def test_the_command_makes_the_same_document_again(run: Path, committed: dict[str, Any]) -> None:
+    first = (run / "findings.json").read_bytes()
+    (run / "findings.json").unlink()
+    assert invoke("findings", run).exit_code == 0
+    assert (run / "findings.json").read_bytes() == first
+    assert (committed["schema"], committed["version"]) == ("pyperf-suite findings", 1)
+    assert (committed["run_id"], committed["machine"]) == (run.name, run.parent.name)
+    assert (committed["profile"], committed["processes"]) == ("standard", 3)
+
+
+def test_every_cell_and_verdict_of_a_committed_run_is_in_it_in_base_units(run: Path, committed: dict[str, Any]) -> None:
+    from pyperf_suite.runner.results import open_run
+
+    records = [record for record in open_run(run).records() if record.probe == "optimizer"]
+    found = find_probe("optimizer").findings(records)
+    [told] = [probe for probe in committed["probes"] if probe["name"] == "optimizer"]
+    assert [each["measured"]["value"] for each in told["verdicts"]] == [each.measured.value for each in found.verdicts]
+    assert [each["outcome"] for each in told["verdicts"]] == [each.outcome for each in found.verdicts]
+    for table, held in zip(told["tables"], found.tables, strict=True):
+        cells = [cell for row in table["rows"] for cell in row]
+        values = [cell["value"] if isinstance(cell, dict) else cell for cell in cells]
+        assert values == [getattr(cell, "value", cell) for row in held.rows for cell in row]
+        times = [cell for cell in cells if isinstance(cell, dict) and cell["shown"] == "ms"]
+        assert all(0 < cell["value"] < 0.1 and cell["unit"] == "s" for cell in times)
+    assert {case["case_id"] for case in told["cases"]} == {each.case_id for each in records if each.outcome == "ok"}
+
+
+def test_a_summary_stands_at_the_head_with_what_fails(committed: dict[str, Any]) -> None:
+    kinds = [point["kind"] for point in committed["summary"]]
+    assert kinds == sorted(kinds, key=["effect", "fails", "undecided"].index)
+    assert 3 <= len(kinds) <= 7
+
+
+def test_hostile_text_and_numbers_that_are_none_leave_it_strict_json() -> None:
+    told = as_text(as_document({"optimizer": MADE_UP}, [], RunFolder(Path("m/r"), {HOSTILE: HOSTILE})))
+    assert told.isascii()
+    [probe] = json.loads(told, parse_constant=pytest.fail)["probes"]
+    assert probe["tables"][0]["rows"][0][1]["low"] is None
+    assert "\u202e" not in probe["verdicts"][0]["told"]["values"]["name"]
+    assert probe["figures"][0]["rows"][0][2]["bars"][0]["value"] is None
+
+
+def objects(told: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every object of a document under the heading that the documentation has for its kind."""
+    yield "document", told
+    yield from (("point", each) for each in told["summary"])
+    yield from (("remark", each) for each in told["cautions"])
+    for probe in told["probes"]:
+        yield "probe", probe
+        yield from (("case", each) for each in probe["cases"])
+        yield from (("remark", each) for each in (*probe["cautions"], *probe["remarks"]))
+        for verdict in probe["verdicts"]:
+            yield from (("verdict", verdict), ("claim", verdict["claim"]), ("value", verdict["measured"]))
+            yield "remark", verdict["told"]
+        for table in probe["tables"]:
+            yield "table", table
+            yield from (("column", each) for each in table["columns"])
+            yield from (("unit", each["unit"]) for each in table["columns"])
+            yield from (("value", cell) for row in table["rows"] for cell in row if isinstance(cell, dict))
+        for figure in probe["figures"]:
+            yield "figure", figure
+            for panel in (panel for row in figure["rows"] for panel in row):
+                yield panel["kind"], panel
+                yield from (("series", each) for each in panel.get("series", ()))
+                yield from (("bar", each) for each in panel.get("bars", ()))
+                yield from (("unit", panel[name]) for name in ("unit", "x_unit", "y_unit") if name in panel)
+
+
+def test_the_documentation_lists_exactly_the_fields_that_there_are(committed: dict[str, Any]) -> None:
+    documented: dict[str, list[str]] = {}
+    for line in (REPOSITORY / "docs/findings.md").read_text().splitlines():
+        if line.startswith("## "):
+            documented[line[3:]] = []
+        elif found := re.match(r"\| `(\w+)` \|", line):
+            documented[list(documented)[-1]].append(found[1])
+    made_up = json.loads(as_text(as_document({"optimizer": MADE_UP}, [], RunFolder(Path("m/r"), {}))))
+    seen: dict[str, list[str]] = {}
+    for kind, held in (*objects(committed), *objects(made_up)):
+        assert seen.setdefault(kind, list(held)) == list(held)
+    assert seen == documented
+
+
+def test_the_five_lines_of_the_documentation_read_it(
+    run: Path, committed: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [program] = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/findings.md").read_text(), re.DOTALL)
+    (run.parents[2] / "bench_results").symlink_to(run.parents[1])
+    monkeypatch.chdir(run.parents[2])
+    exec(program, {})
+    assert len(capsys.readouterr().out.splitlines()) == sum(len(probe["verdicts"]) for probe in committed["probes"])
+
+
+def test_a_run_that_there_is_not_is_answered_with_the_nearest(run: Path) -> None:
+    done = invoke("findings", run.name[:-1] + "0", "--results", run.parents[1])
+    assert done.exit_code == 2
+    assert run.name in done.output
+    assert invoke("findings", "latest", "--results", run.parents[1]).exit_code == 0
+
+
+@pytest.mark.filterwarnings("default")
+def test_damaged_records_are_named_and_passed_over(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "machine" / "run"
+    shutil.copytree(run, folder)
+    with (folder / "records.jsonl").open("a") as file:
+        file.write('{"torn": ')
+    (folder / "run.json").write_text("{torn")
+    done = invoke("findings", folder)
+    assert done.exit_code == 0
+    assert "is passed over" in done.stderr
+    assert json.loads((folder / "findings.json").read_text())["run"] == {}
+
+
+# findings.md.
+
+TWICE = Claim("it is twice", "A Guide", 2.0, 2.0)
+FINDINGS = Findings(
+    (
+        remark("A * is no list, <b> no tag, {name} no emphasis.", name="all_reduce"),
+        remark("{faster} is noise", effect="faster", faster=Ratio(1.0, 0.9, 1.1, 3)),
+        TWICE.judge("it takes {measured}", 2.0),
+        remark("one process", kind="caution"),
+        TWICE.judge("that takes {measured}", 3.0),
+    ),
+    (
+        Table(
+            "A table",
+            (Heading("name"), Heading("none"), Heading("time", "ms")),
+            (("a | b", None, Quantity(1.5e-3, "ms")), ("c", "", None)),
+        ),
+    ),
+    (Figure("drawn", "A picture", "", ()), Figure("absent", "Another", "", ())),
+)
+
+
+def test_a_page_has_the_summary_cautions_remarks_by_claim_pictures_and_tables() -> None:
+    text = page("a run", {"a_probe": FINDINGS}, [], [Path("anywhere/drawn.png")], summary=["First of all."])
+    assert text.splitlines() == [
+        "# a run",
+        "",
+        "- First of all.",
+        "",
+        "## a_probe",
+        "",
+        "- Caution: one process",
+        r"- A \* is no list, &lt;b&gt; no tag, all_reduce no emphasis.",
+        "- Claim: it is twice: A Guide",
+        "  - **holds**: it takes 2.00 ×.",
+        "  - **does not hold here**: that takes 3.00 ×.",
+        "",
+        "![A picture](drawn.png)",
+        "",
+        "**A table**",
+        "",
+        "| name | time, ms |",
+        "| --- | ---: |",
+        r"| a \| b | 1.5 |",
+        "| c | - |",
+    ]
+
+
+def test_texts_and_pictures_are_kept_beside_the_records_and_one_that_cannot_be_is_a_warning(tmp_path: Path) -> None:
+    plan = _plan(("topology",), "quick", "cpu", ("part=host",), 0)
+    run = create_run(tmp_path, identity(plan.device), plan)
+    drawn = Figure("drawn", "t", "c", ((Panel("", "x", "y", (Series("s", [1], [1.0], "points"),)),),))
+    found = {"topology": Findings((remark("A sentence."),), (), (drawn,), (Document("known.txt", "as known"),))}
+    assert [path.name for path in write_all(found, [], run)] == [
+        "drawn.png",
+        "findings.md",
+        "findings.json",
+        "known.txt",
+    ]
+    assert (run.path / "known.txt").read_text() == "as known"
+    text = (run.path / "findings.md").read_text()
+    assert "    pyperf-suite run topology -a part=host --profile quick --device cpu\n" in text
+    assert "- A sentence." in text
+    assert "![t](drawn.png)" in text
+    with pytest.warns(UserWarning, match=r"findings\.(md|json) could not be written"):
+        assert write_all({}, [], RunFolder(tmp_path / "absent", {})) == []
+    with pytest.warns(UserWarning, match="drawn could not be written"):
+        assert draw_all(found, tmp_path / "absent") == []
+
+
+# The command that measures a probe again.
+
+
+def planned_by(command: str) -> str:
+    """The plan_id of `pyperf-suite run ...`."""
+    program, name, *arguments = shlex.split(command)
+    assert (program, name) == ("pyperf-suite", "run")
+    asked = main.commands["run"].make_context(name, arguments).params
+    return _plan(asked["probes"], asked["profile"], asked["device"], asked["axes"], asked["seed"]).plan_id
+
+
+def test_a_runs_command_asks_for_the_same_plan_with_its_replaced_axes_and_seed(tmp_path: Path) -> None:
+    axes = ("tile=64x64x256", "workers=1", "schedule=data_parallel,stream_k")
+    plan = _plan(("tile_wave",), "quick", "cpu", axes, 7)
+    run = open_run(create_run(tmp_path, identity(plan.device), plan).path)
+    command = command_of("tile_wave", run.manifest)
+    assert planned_by(command) == plan.plan_id
+    assert planned_by(command.replace("-a workers=1", "")) != plan.plan_id
+
+
+def test_an_axis_of_one_probe_is_not_given_to_another(tmp_path: Path) -> None:
+    plan = _plan(("baseline", "tile_wave"), "quick", "cpu", ("baseline.shape=64x64x64", "workers=1"), 0)
+    manifest = create_run(tmp_path, identity(plan.device), plan).manifest
+    assert "shape" not in command_of("tile_wave", manifest)
+    assert command_of("baseline", manifest) == (
+        "pyperf-suite run baseline -a shape=64x64x64 -a workers=1 --profile quick --device cpu"
+    )
+
+
+def test_what_was_asked_is_no_part_of_what_makes_plans_equal() -> None:
+    default = _plan(("baseline",), "quick", "cpu", (), 0)
+    (layout,) = {planned.case.parameters.layout for planned in default.cases}
+    assert _plan(("baseline",), "quick", "cpu", (f"layout={layout}",), 0).plan_id == default.plan_id
+
+
+@pytest.mark.parametrize(
+    ("probe", "manifest", "command"),
+    [
+        (
+            "study",
+            {"profile": "2 steps after 1", "device": "cpu", "seed": 4, "asked": ["--data=1,2", "--seed=4"]},
+            "study --data=1,2 --seed=4 --device cpu",
+        ),
+        ("study", {"profile": "quick"}, "run study --profile quick"),
+        ("sizing", {"profile": "full", "device": "cuda:0"}, "size --measure --profile full --device cuda:0"),
+    ],
+)
+def test_what_other_commands_measure_is_named_by_them(probe: str, manifest: dict[str, Any], command: str) -> None:
+    assert command_of(probe, manifest) == f"pyperf-suite {command}"
+
+
+@pytest.mark.parametrize("asked", [None, "tile=8", 3, [1, None, "no axis"], {"a": 1}])
+def test_manifests_of_before_or_of_strangers_name_the_sweep_without_axes(asked) -> None:
+    manifest = {"profile": "quick", "device": ["cpu"], "seed": "x", "asked": asked}
+    assert command_of("baseline", manifest) == "pyperf-suite run baseline --profile quick"
+    assert command_of("baseline", {}, "full") == "pyperf-suite run baseline --profile full"

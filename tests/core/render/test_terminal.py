@@ -1,0 +1,121 @@
+"""The terminal's output fits the terminal, says what it leaves out, and takes no text for an order."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from pyperf_suite.findings.data import Claim, Findings, Heading, Quantity, Table, remark
+from pyperf_suite.findings.summary import summary_of
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.render.terminal import MOST_LINES, WIDE, console_for, print_findings, print_summary, print_table
+from pyperf_suite.runner.record import Record
+
+CLAIM = Claim("it is twice", "A Guide", 2.0, 2.0)
+WORDS = "words that go on for longer than any terminal is wide, with numbers such as 1.25 and names_of_things"
+
+
+def printed(*found: Findings, width: int = 60, records: tuple[Record, ...] = ()) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    print_findings(console, {f"probe{n}": each for n, each in enumerate(found)}, records)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def table_printed(table: Table, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    print_table(console, table)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def numbers(*columns: Heading) -> Table:
+    return Table(
+        "title", (Heading("case"), *columns), (("a", *(Quantity(1e-3 * n, "ms") for n in range(len(columns)))),)
+    )
+
+
+def test_remarks_and_cells_are_printed_as_they_are_even_if_they_look_like_markup() -> None:
+    table = Table("title", (Heading("a"), Heading("b")), (("[red]x[/red]", 1),))
+    text = printed(Findings((remark("a [bold]remark[/bold]"),), (table,)))
+    assert "a [bold]remark[/bold]" in text
+    assert "[red]x[/red]" in text
+
+
+@given(st.integers(30, 200), st.lists(st.sampled_from([WORDS, "a", "x" * 90, "12345.678"]), min_size=1, max_size=7))
+def test_nothing_is_wider_than_the_terminal_or_ends_in_blanks(width: int, cells: list[str]) -> None:
+    table = Table(WORDS, tuple(Heading(cell[:50], priority=n % 3) for n, cell in enumerate(cells)), (tuple(cells),))
+    text = printed(Findings((remark(WORDS), CLAIM.judge(f"{WORDS} {{measured}}", 2.0)), (table,)), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert not [line for line in text.splitlines() if line != line.rstrip()]
+
+
+def test_columns_of_least_priority_go_first_from_the_right_and_their_names_are_said() -> None:
+    names = [("kept", 2), ("later", 1), ("first", 0), ("second", 0), ("third", 1)]
+    table = numbers(*(Heading(f"{name}_column", "ms", priority) for name, priority in names))
+    order = []
+    for width in range(100, 19, -1):
+        said = "".join(table_printed(table, width).partition("…")[2].split())
+        gone = [name for name, _ in names if f"{name}_column" in said]
+        order += [name for name in gone if name not in order]
+    assert order == ["second", "first", "third", "later"]
+
+
+def test_what_is_left_out_is_counted_and_wide_shows_all() -> None:
+    table = numbers(*(Heading(f"column_number_{n}", "ms") for n in range(9)))
+    assert "6 columns are left out" in table_printed(table, 70)
+    assert "--wide shows all" in " ".join(table_printed(table, 70).split())
+    assert "left out" not in table_printed(table, WIDE)
+
+
+def test_a_column_without_any_value_is_not_shown() -> None:
+    table = Table("t", (Heading("case"), Heading("absent", "ms"), Heading("empty")), (("a", None, ""), ("b", None, "")))
+    text = table_printed(table, WIDE)
+    assert "absent" not in text
+    assert "empty" not in text
+
+
+def test_numbers_stand_to_the_right_and_words_to_the_left() -> None:
+    rows = (("a name", Quantity(1e-3, "ms")), ("b", Quantity(0.25, "ms")))
+    lines = table_printed(Table("", (Heading("case"), Heading("time", "ms")), rows), 60).splitlines()
+    assert lines == ["  case    time, ms", "  a name         1", "  b            250"]
+
+
+def test_noise_is_not_told_and_cautions_come_first() -> None:
+    noise = remark("{faster} as fast", effect="faster", faster=Ratio(1.1, 0.9, 1.3, 3))
+    text = printed(Findings((noise, remark("a finding"), remark("one process", kind="caution"))))
+    assert "as fast" not in text
+    assert text.index("one process") < text.index("a finding")
+
+
+def test_a_claim_stands_once_above_its_verdicts_and_many_alike_are_counted() -> None:
+    verdicts = [CLAIM.judge(f"case {n} takes {{measured}}", 2.0) for n in range(9)]
+    found = Findings((*verdicts, CLAIM.judge("another takes {measured}", 3.0)))
+    text = printed(found)
+    assert text.count("A Guide") == 1
+    assert "holds in 6 more cases" in text
+    assert "does not hold here: another takes 3.00 ×" in text
+    assert printed(found, width=WIDE).count("holds: case") == 9
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_summary_takes_at_most_seven_lines_however_narrow_the_terminal_is(width: int) -> None:
+    effects = [remark(f"{WORDS} {n}: {{faster}}", effect="faster", faster=Ratio(n, n, n + 1, 3)) for n in range(2, 9)]
+    verdicts = [CLAIM.judge(f"{WORDS} {{measured}}", 3.0), CLAIM.judge("it {measured}", Ratio(2, 1, 3, 1))]
+    console = Console(file=io.StringIO(), width=width)
+    print_summary(console, summary_of({"a": Findings((*effects, *verdicts))}))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert 1 < len(lines) <= MOST_LINES
+    assert max(map(len, lines)) <= width
+
+
+def test_output_that_goes_to_no_terminal_is_whole_unless_columns_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert console_for().width == WIDE
+    monkeypatch.setenv("COLUMNS", "70")
+    assert console_for().width == 70
+    assert console_for(wide=True).width == WIDE

@@ -1,0 +1,119 @@
+"""Numbers as text: three significant digits and the unit, whatever the value is."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from pyperf_suite.findings.data import UNITS, Claim, Heading, Quantity, Table, remark
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.render.text import bare, cell, heading, sentence, told, written
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (1.25, "x", "1.25 ×"),
+        (0.0, "x", "0.00 ×"),
+        (-0.5, "x", "-0.50 ×"),
+        (1234.5, "x", "1234 ×"),
+        (0.00314, "ms", "3.14 ms"),
+        (3.14e-9, "ms", "3.14e-06 ms"),
+        (0.0, "ms", "0 ms"),
+        (12345.0, "", "12345"),
+        (2.5e9, "GB", "2.5 GB"),
+        (-1.59e6, "MB", "-1.59 MB"),
+        (3e12, "TFLOP/s", "3 TFLOP/s"),
+        (0.5, "%", "50 %"),
+        (0.012, "%", "1.2 %"),
+        (0.0, "%", "0 %"),
+        (0.39, "+%", "+39 %"),
+        (-0.39, "+%", "-39 %"),
+        (-1.0, "+%", "-100 %"),
+        (7.0, "count", "7"),
+        (2.5, "duration", "2.5 s"),
+        (0.0025, "duration", "2.5 ms"),
+        (2.5e-6, "duration", "2.5 us"),
+        (2.5e-9, "duration", "0.0025 us"),
+        (0.0, "duration", "0 us"),
+        (-0.0025, "duration", "-2.5 ms"),
+        (1 << 30, "size", "1 GiB"),
+        (1023, "size", "1023 B"),
+        (1536, "size", "1.5 KiB"),
+        (0, "size", "0 B"),
+    ],
+)
+def test_a_value_is_told_with_its_unit(value, unit, text):
+    assert told(Quantity(value, unit)) == text
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_what_is_not_known_is_a_dash_without_a_unit(unit):
+    unknown = Quantity(math.nan, unit, processes=3)
+    assert (told(unknown), bare(unknown), cell(unknown)) == ("-", "-", "-")
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("value", [math.inf, -math.inf, 1e300, -1e300, 1e-300, 5e-324, -0.0])
+def test_any_value_has_a_short_text_in_any_unit(unit, value):
+    for text in (told(Quantity(value, unit, value, value, 3)), bare(Quantity(value, unit))):
+        assert 0 < len(text) < 60
+        assert "nan" not in text
+        assert "inf" not in text
+
+
+@pytest.mark.parametrize(
+    ("quantity", "text"),
+    [
+        (Quantity(1.25, "x", 1.2, 1.31, 3), "1.25 × [1.20, 1.31]"),
+        (Quantity(1.25, "x", 1.2, 1.31, 1), "1.25 × [1.20, 1.31]"),
+        (Quantity(1.25, "x", 1.25, 1.25, 0), "1.25 ×"),
+        (Quantity(1.034, "x", 1.029, 1.039, 3), "1.034 × [1.029, 1.039]"),
+        (Quantity(0.002, "ms", 0.0019, 0.0021, 3), "2 ms [1.9, 2.1]"),
+        (Quantity(0.002, "duration", 0.0009, 1.1, 3), "2 ms [0.9, 1100]"),
+        (Quantity(-0.39, "+%", -0.41, -0.37, 3), "-39 % [-41, -37]"),
+        (Quantity(2.0, "x", math.nan, math.nan, 3), "2.00 ×"),
+    ],
+)
+def test_an_interval_is_told_in_the_unit_of_its_value(quantity, text):
+    assert told(quantity) == text
+
+
+def test_a_cell_leaves_the_unit_to_the_heading_unless_each_has_its_own():
+    assert bare(Quantity(0.00314, "ms")) == "3.14"
+    assert heading(Heading("time", "ms")) == "time, ms"
+    assert (cell(Quantity(0.5, "%")), heading(Heading("share", "%"))) == ("50 %", "share")
+    assert (cell(Quantity(1024.0, "size")), heading(Heading("message", "size"))) == ("1 KiB", "message")
+    assert (heading(Heading("gain", "x")), heading(Heading("casts", "count"))) == ("gain, ×", "casts")
+    assert (cell(None), cell("loop"), cell(4), cell("a\x1b[2J")) == ("-", "loop", "4", "a\ufffd[2J")
+
+
+def test_columns_with_a_unit_or_with_numbers_alone_stand_to_the_right():
+    columns = (Heading("way"), Heading("batch"), Heading("time", "ms"), Heading("note"))
+    table = Table("t", columns, (("loop", 4, None, None), ("fused", None, None, None)))
+    assert written(table).numeric == (False, True)
+
+
+def test_gaps_of_a_remark_are_filled_by_name():
+    values = {"way": "loop", "faster": Ratio(2, 1.9, 2.1, 3), "layers": 4, "lost": None}
+    told = remark("{way} is {faster} as fast on {layers} layers, {lost}", **values)
+    assert sentence(told) == "loop is 2.00 × [1.90, 2.10] as fast on 4 layers, -"
+
+
+def test_names_cannot_fill_gaps_of_their_own_or_steer_a_terminal():
+    assert sentence(remark("{way} runs", way="{secret}\x1b[2J")) == "{secret}\ufffd[2J runs"
+
+
+@pytest.mark.parametrize(
+    ("measured", "words"),
+    [
+        (Ratio(2.0, 1.9, 2.1, 3), ("2.00 × [1.90, 2.10]", "claim holds", "is faster: a guide")),
+        (Ratio(0.5, 0.4, 0.6, 3), ("0.50 × [0.40, 0.60]", "does not hold here")),
+        (Ratio(1.1, 0.9, 1.3, 3), ("undecided",)),
+        (Ratio(2.0, 1.9, 2.1, 1), ("undecided", "one process", "--profile standard")),
+    ],
+)
+def test_a_verdict_is_told_with_its_outcome_and_the_claim(measured, words):
+    text = sentence(Claim("is faster", "a guide", 1.0).judge("It is {measured} as fast", measured))
+    assert all(each in text for each in words), text

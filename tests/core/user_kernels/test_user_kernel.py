@@ -1,0 +1,390 @@
+"""Anybody's kernel, judged from outside: what is right is measured, what is wrong costs one case and a sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.runner.record import Case
+from pyperf_suite.user_kernels import workload as user_kernel
+from pyperf_suite.user_kernels.workload import describe, parameters_of
+
+CPU = Device("cpu")
+SHORT = Effort(
+    SteadyRule(min_time_s=0.0, time_cap_s=0.02),
+    StopRule(relative_half_width=0.5, min_samples=3, min_effective_samples=1, max_samples=20, time_cap_s=0.05),
+)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are bounded by what Linux offers")
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    """Write a file of kernels where this test works; returns its path."""
+    monkeypatch.setenv(user_kernel.ROOT_VARIABLE, str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str, name: str = "bench.py") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(text)
+        return path
+
+    yield write
+    user_kernel.forget_reference()
+    describe.cache_clear()
+
+
+def measured(kernel: str = "bench.py:kernel", implementation: str = "function", deadline_s: float = 60.0, **axes):
+    """The measured part of the record of one case."""
+    case = Case(kernel, parameters_of(tuple(axes))(**axes), implementation)
+    return measure_case(case, SHORT, CPU, deadline_s=deadline_s)
+
+
+NUMPY = "import numpy as np\nimport pyperf_suite as suite\n"
+
+
+def kernel_of(launch: str, before: str = "") -> str:
+    """A file with one kernel that launches that."""
+    return f"{NUMPY}{before}\n@suite.kernel()\ndef kernel():\n    return suite.launch({launch})\n"
+
+
+RIGHT = {
+    "numpy": "lambda x: x + 1, suite.rand(64), reference=lambda x: x.astype('float64') + 1",
+    "plain Python": "sorted, [3, 1, 2] * 50, reference=sorted",
+    "a float of a list": "sum, [0.5, 0.25, 0.1], reference=__import__('math').fsum",
+    "text": "lambda words: ' '.join(words), ['a', 'b'], reference=' '.join",
+    "several results": "lambda x: (x + 1, x.sum()), suite.rand(64), reference=lambda x: (x + 1, x.sum(dtype=float))",
+    "results by name": "lambda x: {'more': x + 1}, suite.rand(8), reference=lambda x: {'more': x + 1}",
+    "in place, as it says": "np.ndarray.sort, suite.rand(64), modifies=0, reference=np.sort",
+    "a list in place, as it says": "lambda x: x.sort(), [3, 1, 2], modifies=0, check=lambda out, x: None",
+    "into memory given to it": "lambda out, x: np.add(x, 1, out=out), suite.empty(64), suite.rand(64), "
+    "reference=lambda out, x: x + 1.0",
+    "by keyword": "lambda *, x, by: x + by, x=suite.rand(64), by=2, reference=lambda *, x, by: x + 2.0",
+    "a transposed input": "lambda x: x @ x.T, suite.rand(8, 4).T, reference=lambda x: np.float64(x) @ np.float64(x.T)",
+    "a strided input": "lambda x: x + 1, suite.rand(64)[::-2], reference=lambda x: x + 1.0",
+    "a strided result": "lambda x: np.repeat(x + 1, 2)[::2], suite.rand(64), reference=lambda x: x + 1.0",
+    "arrays in a list": "np.concatenate, [suite.rand(4), suite.rand(5)], reference=np.concatenate",
+    "the same array twice": "lambda x, y: x is y, *[suite.rand(4)] * 2, reference=lambda x, y: True",
+    "whole numbers": "np.cumsum, suite.randint(0, 9, 64), reference=np.cumsum",
+    "complex numbers": "np.fft.rfft, suite.rand(64), reference=lambda x: np.fft.rfft(x.astype(float)), tolerance=1e-5",
+    "not a number where that is right": "np.log, suite.randn(64), reference=lambda x: np.log(x.astype(float))",
+    "another each time, with a check": "lambda x: x[np.random.permutation(64)], suite.rand(64), random=True, "
+    "check=lambda out, x: np.array_equal(np.sort(out), np.sort(x))",
+    "nothing to compare with but itself": "lambda x: x * 2, suite.rand(64)",
+    "no arguments": "lambda: 3, reference=lambda: 3",
+    "no result": "lambda: None",
+}
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory):
+    """All kernels that are right in one file, so that one process makes their inputs."""
+    folder = tmp_path_factory.mktemp("right")
+    kernels = (
+        f"@suite.kernel()\ndef kernel{at}():\n    return suite.launch({launch})\n"
+        for at, launch in enumerate(RIGHT.values())
+    )
+    (folder / "right.py").write_text(NUMPY + "\n".join(kernels))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(user_kernel.ROOT_VARIABLE, str(folder))
+        yield
+        user_kernel.forget_reference()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", RIGHT)
+def test_a_right_kernel_is_measured(right, what):
+    result = measured(f"right.py:kernel{list(RIGHT).index(what)}", _named(RIGHT[what]))
+    assert result["outcome"] == "ok", result["reason"]
+    assert result["metrics"]["time"]["value"] > 0
+    assert result["verification"]["timed_launches_checked"] >= 1
+
+
+def _named(launch: str) -> str:
+    first = launch.partition(",")[0]
+    return "function" if first.startswith("lambda") else first.rpartition(".")[2]
+
+
+WRONG = {
+    "raises": ("raise ValueError('no such thing')", "raised ValueError: no such thing"),
+    "exits": ("raise SystemExit(3)", "called sys.exit(3)"),
+    "ends its process": ("import os; os._exit(7)", "exit code 7"),
+    "kills itself": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+    "reads from nowhere": ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
+    "forks": ("import os; os.fork(); return x + 1", "forked"),
+    "returns nothing": ("x + 1", "it returned nothing"),
+    "returns an object": ("return object()", "returned a builtins.object"),
+    "returns a tuple": ("return x + 1, x", "a tuple of 2"),
+    "returns another shape": ("return (x + 1)[None]", "the shape [1, 64], where the reference has [64]"),
+    "returns another kind of number": ("return (x + 1).astype(int)", "is of int64"),
+    "leaves a NaN": ("out = x + 1; out[3] = np.nan; return out", "out[3] is nan"),
+    "errs in one element": ("out = x + 1; out[5] += 0.1; return out", "out[5] is "),
+    "computes in half precision": ("return (x.astype('float16') + np.float16(1)).astype('float32')", "float32 allows"),
+    "modifies its input": ("x += 1; return x", "say modifies=0"),
+    "returns what it returned before": (
+        "global KEPT\n    KEPT = globals().get('KEPT', x + 1)\n    return KEPT",
+        "were not written by the launch",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory):
+    """Each wrong kernel in a module of its own, imported by one file, so that one process makes their inputs."""
+    folder = tmp_path_factory.mktemp("wrong")
+    for at, (body, _) in enumerate(WRONG.values()):
+        launch = "function, suite.rand(64), reference=lambda x: x.astype('float64') + 1"
+        (folder / f"wrong{at}.py").write_text(kernel_of(launch, f"def function(x):\n    {body}\n"))
+    imports = (f"from wrong{at} import kernel as kernel{at}\n" for at in range(len(WRONG)))
+    (folder / "wrong.py").write_text("".join(imports))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(user_kernel.ROOT_VARIABLE, str(folder))
+        yield
+        user_kernel.forget_reference()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_kernel_costs_its_case_and_says_where(wrong, what):
+    at = list(WRONG).index(what)
+    result = measured(f"wrong.py:kernel{at}")
+    assert result["outcome"] == "failed"
+    assert WRONG[what][1] in result["reason"]
+    # The function begins in line 3, and what raises stands in line 4.
+    assert f"wrong{at}.py:3" in result["reason"] or f"wrong{at}.py:4" in result["reason"]
+
+
+@pytest.mark.slow
+def test_a_kernel_that_hangs_is_ended_with_the_line_it_hangs_in(bench):
+    before = "import time\ndef function(x):\n    while True:\n        time.sleep(0.01)\n"
+    bench(kernel_of("function, suite.rand(64), reference=lambda x: x", before))
+    result = measured(deadline_s=6.0)
+    assert result["outcome"] == "failed"
+    assert "did not return within" in result["reason"]
+    assert "bench.py:5" in result["reason"] or "bench.py:6" in result["reason"]
+
+
+def test_a_kernel_that_takes_all_memory_is_ended(bench, monkeypatch):
+    before = "def function(x):\n    held = []\n    while True:\n        held.append(np.ones(1 << 20))\n"
+    bench(kernel_of("function, suite.rand(64), reference=lambda x: x", before))
+    monkeypatch.setattr(user_kernel, "limit_bytes", lambda: 400 << 20)
+    result = measured()
+    assert result["outcome"] == "failed"
+    assert "GB of memory" in result["reason"]
+
+
+def test_of_megabytes_that_a_kernel_prints_the_last_is_kept(bench):
+    before = "def function(x):\n    print('lots ' * 100_000)\n    if x[0] > 2: return x\n    raise OSError('full')\n"
+    bench(kernel_of("function, suite.rand(64), reference=lambda x: x", before))
+    result = measured()
+    assert "raised OSError: full" in result["reason"]
+    assert len(result["reason"]) < 2000
+
+
+def test_what_a_kernel_leaves_running_is_ended(bench):
+    before = (
+        "import subprocess\ndef function(x):\n"
+        "    subprocess.Popen(['sleep', '86399'], start_new_session=True)\n    return x + 1\n"
+    )
+    bench(kernel_of("function, suite.rand(64), reference=lambda x: x + 1.0", before))
+    measured()
+    left = [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "86399"]]
+    assert not left
+
+
+def test_the_next_case_goes_on_after_a_process_was_lost(bench):
+    bench(
+        f"{NUMPY}import os\n"
+        "@suite.kernel(bad=(True, False))\n"
+        "def kernel(bad):\n"
+        "    def function(x):\n"
+        "        if bad: os._exit(1)\n"
+        "        return x + 1\n"
+        "    return suite.launch(function, suite.rand(8), reference=lambda x: x + 1.0)\n"
+    )
+    assert measured(bad=True)["outcome"] == "failed"
+    assert measured(bad=False)["outcome"] == "ok"
+
+
+def test_a_reference_that_implementations_agree_against_is_named_as_the_suspect(bench):
+    bench(
+        kernel_of(
+            "{'one': lambda x: x + 1, 'two': lambda x: 1 + x}, suite.rand(8), reference=lambda x: x.astype(float) + 2"
+        )
+    )
+    reason = measured(implementation="one")["reason"]
+    assert "two gives the same" in reason
+    assert "the reference at bench.py:6" in reason
+
+
+def test_a_reference_that_raises_is_told_of_with_its_line(bench):
+    bench(kernel_of("lambda x: x, suite.rand(8), reference=wrong", "def wrong(x):\n    return x.nothing\n"))
+    result = measured()
+    assert result["outcome"] == "failed"
+    assert "bench.py:4: the reference raised AttributeError" in result["reason"]
+
+
+def test_an_array_that_a_kernel_closes_over_is_named(bench):
+    bench(
+        f"{NUMPY}@suite.kernel()\ndef kernel():\n    w = suite.rand(8)\n"
+        "    return suite.launch(lambda x: x + w, suite.rand(8), reference=lambda x: x + w)\n"
+    )
+    assert "closes over w" in measured()["reason"]
+
+
+def test_inputs_of_shapes_that_change_by_themselves_are_refused(bench):
+    bench(
+        f"{NUMPY}import random\n@suite.kernel()\ndef kernel():\n"
+        "    return suite.launch(np.sort, suite.rand(random.randrange(10, 10**6)), reference=np.sort)\n"
+    )
+    assert "more than their values" in measured(implementation="sort")["reason"]
+
+
+def test_inputs_are_others_each_time_and_unknown_to_the_kernel(bench, tmp_path):
+    before = (
+        "def function(x):\n"
+        f"    with open({str(tmp_path / 'seen')!r}, 'a') as file: print(x[0], file=file)\n"
+        "    return x + 1\n"
+    )
+    bench(kernel_of("function, suite.rand(64), reference=lambda x: x + 1.0", before))
+    first, second = measured(), measured()
+    assert first["outcome"] == second["outcome"] == "ok"
+    seen = (tmp_path / "seen").read_text().split()
+    # Two checks before timing and one at least in it, in both measurements.
+    assert len(set(seen)) >= 6
+
+
+@pytest.mark.slow
+def test_implementations_are_measured_each_in_a_process_of_its_own(bench, tmp_path):
+    before = (
+        "import os\ndef told(x):\n"
+        f"    with open({str(tmp_path / 'pids')!r}, 'a') as file: print(os.getpid(), file=file)\n"
+        "    return x\n"
+    )
+    bench(kernel_of("{'one': told, 'two': told}, suite.rand(8), reference=lambda x: x", before))
+    for name in ("one", "two"):
+        result = measured(implementation=name)
+        assert result["outcome"] == "ok", result["reason"]
+        assert result["kernel"]["details"]["implementations"] == ["one", "two"]
+        assert result["kernel"]["details"]["baseline"] == "two"
+    assert len(set((tmp_path / "pids").read_text().split())) == 2
+
+
+def test_a_plain_kernel_imports_neither_numpy_nor_torch(bench):
+    bench(
+        "import pyperf_suite as suite\n@suite.kernel()\ndef kernel():\n"
+        "    return suite.launch(sorted, [2, 1], reference=sorted)\n"
+    )
+    result = measured(implementation="sorted")
+    assert result["outcome"] == "ok", result["reason"]
+    assert result["kernel"]["details"]["versions"] == {}
+
+
+def test_the_judge_imports_nothing_of_a_users(bench):
+    bench("SECRET = 1\n" + kernel_of("lambda x: x, suite.rand(8), reference=lambda x: x"), "users_very_own.py")
+    assert describe("users_very_own.py")[0].name == "users_very_own.py:kernel"
+    assert measured("users_very_own.py:kernel")["outcome"] == "ok"
+    assert "users_very_own" not in sys.modules
+
+
+def test_a_kernel_of_a_module_is_found_from_the_root(bench):
+    bench("", "package/__init__.py")
+    bench(kernel_of("lambda x: x, suite.rand(8), reference=lambda x: x"), "package/kernels.py")
+    assert [each.name for each in describe("package.kernels:kernel")] == ["package.kernels:kernel"]
+    assert measured("package.kernels:kernel")["outcome"] == "ok"
+
+
+def test_a_file_tells_its_kernels_without_being_imported_here(bench):
+    bench(
+        f"{NUMPY}@suite.kernel(n=(4, 8), dtype='float32')\ndef first(n, dtype):\n"
+        '    """Adds one.\n\n    At length."""\n'
+        "    return suite.launch({'a': np.add, 'b': np.add}, suite.rand(n), 1, baseline='a')\n\n"
+        "@suite.kernel()\ndef second():\n    return suite.launch(sorted, [1])\n"
+    )
+    first, second = describe("bench.py")
+    assert first.axes == {"n": (4, 8), "dtype": ("float32",)}
+    assert (first.implementations, first.baseline, first.doc) == (("a", "b"), "a", "Adds one.")
+    assert (first.file, first.line) == ("bench.py", 3)
+    assert second.implementations == ("sorted",)
+
+
+BROKEN = {
+    "a file that does not import": ("import no_such_module\n", "bench.py:1: bench.py raised ModuleNotFoundError"),
+    "a syntax error": ("x = 1\ny = (\n", "bench.py:2: bench.py raised SyntaxError"),
+    "a file without kernels": ("x = 1\n", "declares no kernel"),
+    "an axis that is no argument": (
+        "import pyperf_suite as suite\n\n@suite.kernel(n=4)\ndef k(m):\n    pass\n",
+        "bench.py:3: bench.py raised TypeError: k has no argument for the axis n",
+    ),
+    "an argument without an axis": (
+        "import pyperf_suite as suite\n\n@suite.kernel()\ndef k(m):\n    pass\n",
+        "the argument m of k has neither an axis nor a default",
+    ),
+    "no launch": (
+        "import pyperf_suite as suite\n\n@suite.kernel()\ndef k():\n    pass\n",
+        "k returned nothing: return suite.launch",
+    ),
+    "inputs that cannot be made": (
+        "import pyperf_suite as suite\n\n@suite.kernel()\ndef k():\n    return 1 / 0\n",
+        "bench.py:5: k raised ZeroDivisionError",
+    ),
+    "a file that leaves": ("import os\nos._exit(4)\n", "bench.py: bench.py ended its process with exit code 4"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), BROKEN.values(), ids=BROKEN)
+def test_a_file_that_cannot_be_planned_is_refused_with_its_line(bench, text, words):
+    bench(text)
+    with pytest.raises(UserError) as refused:
+        describe("bench.py")
+    assert words in str(refused.value)
+
+
+def test_a_case_survives_json_and_has_the_same_id_everywhere():
+    case = Case("bench.py:softmax", parameters_of(("n", "dtype"))(n=64, dtype="float32"), "mine")
+    again = Case.from_json(case.to_json())
+    assert again == case
+    assert again.label == "bench.py:softmax[mine n=64 dtype=float32]"
+    assert case.case_id == "ad2cdaca0f908fac"
+
+
+@pytest.mark.slow
+def test_torch_functions_are_measured_as_the_issue_writes_them(bench):
+    pytest.importorskip("torch")
+    bench(
+        "import pyperf_suite as suite\nimport torch\n\ndef my_softmax(x):\n    return torch.softmax(x, -1)\n\n"
+        '@suite.kernel(n=(32, 64), dtype=("bfloat16", "float32"))\n'
+        "def softmax(n, dtype):\n"
+        "    x = suite.randn(8, n, dtype=dtype)\n"
+        "    return suite.launch(my_softmax, x, reference=lambda x: x.double().softmax(-1), bytes=2 * x.nbytes)\n\n"
+    )
+    result = measured("bench.py:softmax", "my_softmax", n=32, dtype="bfloat16")
+    assert result["outcome"] == "ok", result["reason"]
+    assert result["work"]["bytes"] == 2 * 8 * 32 * 2
+
+
+def test_the_example_of_the_docs_is_the_file_and_ten_lines_at_most():
+    root = Path(__file__).parents[3]
+    text = (root / "docs" / "your_kernel.md").read_text()
+    example = text.split("```python\n")[1].split("```")[0]
+    assert example == (root / "examples" / "your_kernel" / "bench_softmax.py").read_text()
+    assert len([line for line in example.splitlines() if line.strip()]) <= 10
+
+
+def test_a_users_interpreter_needs_numpy_alone_of_what_the_suite_does():
+    absent = ["psutil", "rich", "click", "scipy", "torch", "pytest"]
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({absent!r}))\n"  # None there makes an import fail
+        "import pyperf_suite.user_kernels.kernel_process, pyperf_suite.workloads.backends"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

@@ -1,0 +1,61 @@
+"""What the judge makes of launches that it times: a clock without noise stands in for a kernel process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyperf_suite.measure.spot_checks import WrongLaunch
+from pyperf_suite.user_kernels.checks import PartChecks
+
+
+class Sets:
+    """Launches on eight sets, which hold numbers: one that was not used lately is in no cache, and takes longer."""
+
+    sets, where = 8, "bench.py:1"
+
+    def __init__(self, remembers: bool = False) -> None:
+        self._remembers = remembers
+        self._seen: set[tuple[int, int]] = set()
+        self._holds = dict.fromkeys(range(self.sets), 0)
+        self._made = 0
+        self._last_used = dict.fromkeys(range(self.sets), 0)
+        self._launched = 0
+
+    def refresh(self, index: int) -> None:
+        self._made += 1
+        self.repeat(index)
+
+    def repeat(self, index: int) -> None:
+        self._holds[index % self.sets] = self._made
+
+    def time(self, first: int, samples: int, batch: int) -> tuple[list[float], float]:
+        seconds = [self._launch_s(index % self.sets) for index in range(first, first + samples * batch)]
+        return seconds, sum(seconds)
+
+    def _launch_s(self, index: int) -> float:
+        self._launched += 1
+        is_cached = self._launched - self._last_used[index] <= self.sets // 2
+        self._last_used[index] = self._launched
+        known = self._remembers and (index, self._holds[index]) in self._seen
+        self._seen.add((index, self._holds[index]))
+        return (1e-5 if known else 2e-5) * (1 if is_cached else 1.5)
+
+
+def compare(launches: Any) -> int:
+    """How many pairs of launches on fresh and on seen inputs were compared."""
+    checks = PartChecks(launches)
+    checks._require_that_it_computes()
+    return checks._compared
+
+
+def test_sets_that_were_out_of_cache_are_no_sign_of_a_kernel_that_remembers():
+    for _ in range(10):
+        assert compare(Sets()) == 6
+
+
+def test_a_kernel_that_remembers_inputs_by_their_place_is_refused():
+    for _ in range(10):
+        with pytest.raises(WrongLaunch, match=r"2\.0 times as fast"):
+            compare(Sets(remembers=True))

@@ -1,0 +1,183 @@
+"""What is known of a training case before it is tried: its FLOPs, its memory, and that it cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.findings.discovery import find_probe
+from pyperf_suite.hardware import memory
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.probes.block import computed_flop, guides_flop
+from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.plan import Plan, PlannedCase
+from pyperf_suite.runner.profiles import PROFILES
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.training import Checkpointing, TransformerShape, asked_flop
+from pyperf_suite.workloads.training.layers import BlockPartParameters, LayerPassParameters
+from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
+from pyperf_suite.workloads.training.step_memory import (
+    CheckpointedStepParameters,
+    TrainingMemory,
+    TrainingMemoryParameters,
+)
+from pyperf_suite.workloads.training.training_step import PrecisionStepParameters, TrainingStepParameters
+from pyperf_suite.workloads.workload import Place
+
+torch = pytest.importorskip("torch")
+
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+from pyperf_suite.workloads.training.gpt import build, inputs  # noqa: E402
+
+SHAPE = TransformerShape(hidden=64, heads=4, layers=3, seq=16, batch=2)
+BLOCKS = {
+    "gpt-2": SHAPE,
+    "a single block": replace(SHAPE, layers=1),
+    "with logits": replace(SHAPE, vocab=96),
+    "explicit": replace(SHAPE, attention="explicit"),
+    "llama": replace(SHAPE, vocab=96, gated=True, kv_heads=2, tied=False),
+    "llama, explicit, one key head": replace(SHAPE, gated=True, kv_heads=1, attention="explicit"),
+    "a narrow MLP": replace(SHAPE, ffn=40, vocab=33),
+    "dropout": replace(SHAPE, dropout=0.2),
+    "one head, odd length": replace(SHAPE, heads=1, seq=13, batch=1),
+}
+
+
+def counted(shape):
+    model, data = build(shape), inputs(shape)
+    # The counter knows torch's own attention by its products, not the CPU's fused kernel.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(*data).sum().backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("shape", BLOCKS.values(), ids=BLOCKS)
+def test_what_is_asked_for_is_what_torch_counts(shape):
+    assert asked_flop(shape, causal_halved=False) == counted(shape)
+
+
+@pytest.mark.parametrize("kind", ["every:1", "every:2", "selective"])
+@pytest.mark.parametrize("vocab", [0, 96])
+@pytest.mark.parametrize("gated", [False, True])
+def test_what_is_computed_again_is_what_torch_counts(kind, vocab, gated):
+    shape = replace(SHAPE, vocab=vocab, gated=gated, attention="explicit", checkpointing=Checkpointing.parse(kind))
+    assert computed_flop(shape, causal_halved=False) == counted(shape)
+
+
+def test_a_causal_mask_takes_less_than_half_off_attention_and_nothing_off_the_rest():
+    longer = replace(SHAPE, seq=64)
+    hidden_pairs = 64 * 63 // 2
+    saved = asked_flop(longer, causal_halved=False) - asked_flop(longer)
+    assert saved == 3 * longer.layers * 4 * longer.batch * longer.hidden * hidden_pairs
+
+
+def test_the_guides_estimate_counts_a_fourth_pass_with_checkpointing():
+    assert guides_flop(SHAPE, 1000) == 3 * 2 * 1000 * 32
+    assert guides_flop(replace(SHAPE, checkpointing=Checkpointing("every")), 1000) == 4 * 2 * 1000 * 32
+
+
+CPU = Device("cpu")
+
+
+def plan(name, **overrides):
+    cases = tuple(PlannedCase(name, case) for case in find_probe(name).cases("quick", CPU, overrides))
+    return Plan(cases, PROFILES["quick"], CPU)
+
+
+@pytest.mark.parametrize(
+    ("probe", "overrides"),
+    [
+        ("memory", {"batch": "100000000"}),
+        ("block", {"hidden": "200000", "heads": "100"}),
+        ("block", {"batch": "10000000"}),
+        ("backward", {"hidden": "99999999999"}),
+        ("precision", {"hidden": "200000", "heads": "100"}),
+        ("checkpointing", {"hidden": "200000", "heads": "100"}),
+        ("optimizer", {"tensors": "1x90000x90000"}),
+    ],
+)
+def test_what_no_memory_holds_is_refused_before_it_is_tried(monkeypatch, probe, overrides):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 64_000_000_000)
+    with pytest.raises(UserError, match=r"needs .* GB .* ask for smaller dimensions"):
+        plan(probe, **overrides).validate()
+
+
+@pytest.mark.parametrize("probe", ["memory", "block", "backward", "precision", "checkpointing", "optimizer"])
+def test_quick_looks_need_less_than_a_gigabyte(monkeypatch, probe):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1_000_000_000)
+    plan(probe).validate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "autocast_bfloat16"])
+def test_a_steps_need_is_what_is_counted_when_it_is_taken(precision):
+    p = TrainingMemoryParameters(hidden=64, heads=4, layers=2, seq=32, batch=2, vocab=128, precision=precision)
+    metrics = TrainingMemory().prepare(p, "storages", Place(CPU)).exact
+    counted = sum(metrics[name]["value"] for name in ("weights", "gradients", "optimizer", "activations"))
+    assert p.step_bytes(updated=True) == pytest.approx(counted, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("operator", "parameters"),
+    [
+        ("training_step", TrainingStepParameters(hidden=32, heads=2, layers=1, seq=16)),
+        ("block_part", BlockPartParameters(hidden=32, heads=2, layers=1, seq=16, part="scores")),
+    ],
+)
+def test_without_room_for_the_reference_a_case_is_unsupported(monkeypatch, operator, parameters):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    answer = measure_case(Case(operator, parameters, "torch"), PROFILES["quick"].effort, CPU)
+    assert answer["outcome"] == "unsupported"
+    assert "in float64, takes" in answer["reason"]
+
+
+def test_gradients_count_where_a_pass_makes_them():
+    forward = LayerPassParameters(layer="linear", hidden=64, out=128)
+    layer_pass = find_workload("layer_pass")
+    alone, both = (layer_pass.footprint_bytes(replace(forward, phase=phase)) for phase in ("forward", "backward"))
+    assert both == 2 * alone == 2 * layer_pass.work(forward).bytes
+
+
+def test_adamw_needs_two_moments_a_weight_and_its_gradient_and_a_copy_of_all_to_be_checked():
+    p = OptimizerUpdateParameters(TensorSet(2, 8, 8))
+    assert find_workload("optimizer_update").footprint_bytes(p) == 2 * 4 * 4 * 128
+
+
+SMALL = {"hidden": 64, "heads": 4, "layers": 3, "seq": 16, "batch": 2}
+CASES = {
+    "training_step": TrainingStepParameters(**SMALL, checkpointing=Checkpointing("every", 2)),
+    "checkpointed_step": CheckpointedStepParameters(**SMALL, part="train"),
+    "precision_step": PrecisionStepParameters(**SMALL, precision="autocast_bfloat16", cast_cache="nested"),
+    "block_part": BlockPartParameters(**SMALL, part="up"),
+    "layer_pass": LayerPassParameters(layer="attention", phase="backward", batch=2, seq=36, hidden=24, heads=3),
+    "optimizer_update": OptimizerUpdateParameters(TensorSet(5, 24, 16), optimizer="SGD"),
+}
+
+
+def case_of(operator, implementation="", **change):
+    usual = "foreach" if operator == "optimizer_update" else "torch"
+    return Case(operator, replace(CASES[operator], **change), implementation or usual)
+
+
+@pytest.mark.parametrize(
+    ("operator", "change", "work"),
+    [
+        ("training_step", {}, ("flop", round(asked_flop(CASES["training_step"])))),
+        ("precision_step", {"micro_batches": 2}, ("flop", 2 * round(asked_flop(CASES["precision_step"])))),
+        ("checkpointed_step", {"part": "forward"}, ("flop", round(asked_flop(CASES["checkpointed_step"]) / 3))),
+        ("layer_pass", {}, ("flop", 2.5 * 4 * 2 * 24 * 36 * 37 // 2)),
+        ("block_part", {}, ("flop", 2 * 32 * 64 * 256)),
+        ("optimizer_update", {}, ("bytes", 5 * 4 * 5 * 24 * 16)),
+    ],
+)
+def test_a_case_is_measured_like_any_other(operator, change, work):
+    case = case_of(operator, **change)
+    assert Case.from_json(case.to_json()) == case
+    answer = measure_case(case, None, CPU)
+    assert answer["outcome"] == "ok", answer
+    assert answer["work"][work[0]] == work[1]

@@ -1,0 +1,134 @@
+"""`pyperf-suite doctor` as a whole: what it prints, how it ends, and that it changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pyperf_suite.cli.main import main
+from pyperf_suite.node.commands import doctor
+from pyperf_suite.node.doctor.check import Check, CheckGroup
+from pyperf_suite.node.doctor.host import place_check, read_place
+
+# Stands in for every way a Python program writes, removes or starts something; told on standard error at the end.
+WATCHED = """
+import json, os, sys
+told = []
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+CHANGING = ("os.chmod", "os.chown", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink",
+            "os.truncate", "os.utime", "os.setxattr", "os.kill", "shutil.", "tempfile.")
+def hook(event, arguments):
+    if event == "open":
+        path, mode, flags = arguments
+        if path != os.devnull and (set(mode or "") & set("wax+") or (flags or 0) & WRITING):
+            told.append(["open", str(path)])
+    elif event.startswith(CHANGING):
+        told.append([event, str(arguments[0])])
+    elif event == "subprocess.Popen":
+        told.append([event, [os.fspath(each) for each in arguments[1]]])
+    elif event in ("os.system", "os.exec", "os.posix_spawn", "os.fork", "pty.spawn"):
+        told.append([event, str(arguments)])
+sys.addaudithook(hook)
+from pyperf_suite.cli.main import main
+try:
+    main(["doctor", "--json"])
+except SystemExit:
+    pass
+sys.stderr.write("told " + json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, list, Path]:
+    """The doctor's JSON, what it did to files and processes, and the empty folder that it ran in."""
+    folder = tmp_path_factory.mktemp("empty")
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", WATCHED],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"PYPERF_CACHE_DIR": str(folder / "cache")},
+    )
+    assert "told " in done.stderr, done.stderr
+    return json.loads(done.stdout), json.loads(done.stderr.rpartition("told ")[2]), folder
+
+
+def test_it_opens_nothing_for_writing_and_leaves_nothing_behind(watched):
+    _, told, folder = watched
+    assert [each for each in told if each[0] != "subprocess.Popen"] == []
+    assert list(folder.iterdir()) == []
+
+
+def test_it_starts_only_programs_that_read_and_none_through_a_shell(watched):
+    _, told, _ = watched
+    started = [each[1] for each in told if each[0] == "subprocess.Popen"]
+    assert started
+    for command in started:
+        own = command[:4] == [sys.executable, "-B", "-m", "pyperf_suite.node.doctor.children"]
+        assert own or command[1:] == ["--version"], command
+
+
+def test_its_json_names_every_check_with_a_verdict_and_advice_where_there_is_something_to_do(watched):
+    told, _, _ = watched
+    assert told["schema"] == 1
+    assert {check["group"] for check in told["checks"]} == {"CPU", "Load", "Memory", "GPU", "Software", "Disk"}
+    for check in told["checks"]:
+        assert check["found"]
+        assert bool(check["advice"]) == (check["verdict"] in ("warning", "problem")), check
+    verdicts = {check["verdict"] for check in told["checks"]}
+    assert told["verdict"] == next(each for each in ("problem", "warning", "ok") if each in verdicts)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code", "words"),
+    [
+        (("ok", "not applicable"), 0, "Nothing stands in the way"),
+        (("ok", "warning"), 0, "0 problems, 1 warning, 1 ok"),
+        (("warning", "problem"), 1, "1 problem, 1 warning, 0 ok"),
+    ],
+)
+def test_only_a_problem_makes_the_exit_code_other_than_0(monkeypatch, verdicts, code, words):
+    checks = tuple(Check(verdict, f"found {n}") for n, verdict in enumerate(verdicts))
+    monkeypatch.setattr(doctor, "examine", lambda results, **_: (CheckGroup("Part", checks),))
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == code
+    assert words in result.output
+    assert ("found 1" in result.output) == ("not applicable" not in verdicts)
+
+
+def test_hostile_names_are_shown_and_not_obeyed(monkeypatch):
+    check = Check("warning", "90% busy: [red]x[/red] \x1b[2J", "Stop it.", name="other processes")
+    monkeypatch.setattr(doctor, "examine", lambda results, **_: (CheckGroup("Load", (check,)),))
+    output = CliRunner().invoke(main, ["doctor"]).output
+    assert "[red]x[/red]" in output
+    assert "\x1b" not in output
+
+
+def test_a_folder_that_is_not_there_yet_is_judged_by_its_parent(tmp_path):
+    place = read_place("results", str(tmp_path / "new" / "deeper"))
+    assert not place.exists
+    assert place.writable
+    assert "(not there yet)" in place_check(place).found
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_a_problem_for_results_and_a_warning_for_the_cache(tmp_path):
+    for name, verdict in (("results", "problem"), ("kernel cache", "warning")):
+        check = place_check(read_place(name, str(tmp_path), writable=lambda path: False))
+        assert check.verdict == verdict
+        assert "cannot be written" in check.found
+
+
+def test_a_file_in_a_folders_place_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "is no folder" in place_check(read_place("results", str(tmp_path / "file"))).found
+
+
+def test_a_folder_name_that_no_system_takes_is_told(tmp_path):
+    assert place_check(read_place("results", str(tmp_path / ("x" * 5000)))).verdict == "problem"

@@ -1,0 +1,174 @@
+"""Fleets of one identity: who is slow of many, and what is no fleet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from pyperf_suite.cli.main import main
+from pyperf_suite.findings.data import Quantity
+from pyperf_suite.measure.estimates import deviations, low_cutoff
+from pyperf_suite.node.fleet import ALL, CHANCE, compared
+from pyperf_suite.node.probes.accept import PROBE
+from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.results import sealed
+from tests.node.test_accept import CPU, cpu_node
+
+CHECKS = [f"check {number}" for number in range(6)]
+
+
+def named(logs: np.ndarray) -> dict[str, set[str]]:
+    """Who is accused of what, by the logarithms of rates, a row a node."""
+    rows = [[Quantity(rate, "GB/s", rate, rate) for rate in row] for row in np.exp(logs).tolist()]
+    rates = {(f"n{n}", "cpu"): dict(zip(CHECKS, row, strict=True)) for n, row in enumerate(rows)}
+    found: dict[str, set[str]] = {}
+    for check in compared(rates):
+        for node, _ in check.slow:
+            found.setdefault(node, set()).add(check.what)
+    return found
+
+
+def fleet(seed: int, spread: float = 0.006, nodes: int = 50) -> np.ndarray:
+    """Logarithms of rates whose noise is normal, some of it common to all checks of a node."""
+    random = np.random.default_rng(seed)
+    return random.normal(0, spread, (nodes, len(CHECKS))) + random.normal(0, 0.3 * spread, (nodes, 1))
+
+
+def test_no_node_of_a_thousand_healthy_ones_is_accused() -> None:
+    assert [named(fleet(seed)) for seed in range(20)] == [{}] * 20
+
+
+@pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 100), marks=pytest.mark.slow)])
+def test_a_node_of_fifty_that_is_five_percent_slow_is_found_and_nobody_else(seeds: range) -> None:
+    for seed in seeds:
+        logs, slow = fleet(seed), seed % 50
+        logs[slow] += np.log(0.95)
+        found = named(logs)
+        assert set(found) == {f"n{slow}"}
+        assert ALL in found[f"n{slow}"]
+
+
+def test_what_a_node_is_slow_in_is_named() -> None:
+    logs = fleet(1)
+    logs[7, 2] += np.log(0.9)
+    assert CHECKS[2] in named(logs)["n7"]
+
+
+def test_a_node_that_was_disturbed_for_some_rounds_is_not_named_for_them() -> None:
+    logs = fleet(4)
+    logs[9, 1] += np.log(0.8)
+    rates = {(f"n{n}", "cpu"): {"x": Quantity(r, "GB/s", r, r)} for n, r in enumerate(np.exp(logs[:, 1]).tolist())}
+    (check,) = compared(rates)
+    assert check.slow == [("n9", "cpu")]
+    slow = rates["n9", "cpu"]["x"]
+    rates["n9", "cpu"]["x"] = Quantity(slow.value, "GB/s", slow.low, 1.0)
+    (check,) = compared(rates)
+    assert check.slow == []
+
+
+def test_a_fast_node_is_nobodys_trouble() -> None:
+    logs = fleet(2)
+    logs[3] += np.log(1.2)
+    assert named(logs) == {}
+
+
+def test_of_few_nodes_chance_explains_much_and_nobody_is_named_lightly() -> None:
+    assert named(fleet(3, nodes=3)) == {}
+    cutoffs = [low_cutoff(count, CHANCE) for count in (3, 5, 8, 50)]
+    assert cutoffs == sorted(cutoffs)
+    assert cutoffs[0] < -500
+    assert low_cutoff(2, CHANCE) == -np.inf
+
+
+@pytest.mark.parametrize("count", [5, 50])
+def test_the_lowest_of_a_normal_sample_is_below_the_cutoff_as_often_as_stated(count: int) -> None:
+    lowest = deviations(np.random.default_rng(99).normal(3, 7, (20_000, count))).min(axis=1)
+    share = np.mean(lowest < low_cutoff(count, 0.01))
+    # Four standard errors of the share, of both simulations.
+    assert share == pytest.approx(0.01, abs=4 * np.sqrt(0.01 / 20_000 + 0.01 / 40_000))
+
+
+def test_equal_values_deviate_by_nothing() -> None:
+    assert deviations([2.0, 2.0, 2.0, 1.0]).tolist() == [0, 0, 0, 0]
+
+
+def write(folder: Path, records: list[Record]) -> Path:
+    """A run's folder with these records as its acceptance."""
+    folder.mkdir(parents=True)
+    accepted = [Record(**{**vars(each), "probe": PROBE.name}) for each in records]
+    (folder / "records.jsonl").write_bytes(b"".join(map(sealed, accepted)))
+    return folder
+
+
+def collect(folder: Path, nodes: int, slow: int | None = None) -> Path:
+    """A folder with results of so many nodes, one of which is slow in everything."""
+    for n in range(nodes):
+        records = cpu_node(lambda case, _: 1.1 if n == slow else 1.0, seed=n, noise=0.003)  # noqa: B023 - called at once
+        write(folder / f"node{n:02}" / "bench_results" / "cpu-two" / "20261122T000000Z-0000", records)
+    return folder
+
+
+def called(*words: str) -> Result:
+    return CliRunner().invoke(main, ["accept", *words])
+
+
+def test_the_slow_node_of_a_folder_is_named_and_the_exit_code_is_one(tmp_path: Path) -> None:
+    healthy = called("--fleet", str(collect(tmp_path / "healthy", 20)))
+    assert (healthy.exit_code, "node" in healthy.output.split("Checks over")[0].split("nodes")[1]) == (0, False)
+    found = called("--fleet", str(collect(tmp_path / "one", 20, slow=4)), "--json")
+    answer = json.loads(found.stdout)
+    assert (found.exit_code, answer["exit_code"], len(answer["nodes"])) == (1, 1, 20)
+    accused = {each["values"]["node"] for each in answer["probes"][0]["cautions"] if "node" in each["values"]}
+    assert accused == {"node04"}
+
+
+def test_of_a_node_with_several_runs_the_newest_counts(tmp_path: Path) -> None:
+    collect(tmp_path, 20)
+    repaired = tmp_path / "node03" / "bench_results" / "cpu-two" / "20261121T000000Z-0000"
+    write(repaired, cpu_node(lambda case, _: 2.0, noise=0.003))
+    assert called("--fleet", str(tmp_path)).exit_code == 0
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 2])
+def test_a_fleet_too_small_to_tell_is_refused(tmp_path: Path, nodes: int) -> None:
+    (tmp_path / "fleet").mkdir()
+    refused = called("--fleet", str(collect(tmp_path / "fleet", nodes)))
+    assert (refused.exit_code, refused.output.count("\n")) == (2, 1)
+
+
+def test_machines_of_two_kinds_are_no_fleet(tmp_path: Path) -> None:
+    collect(tmp_path, 3)
+    others = [Record(**{**vars(each), "identity": CPU | {"slug": "cpu-four"}}) for each in cpu_node()]
+    write(tmp_path / "node77" / "bench_results" / "cpu-four" / "20261122T000000Z-0000", others)
+    refused = called("--fleet", str(tmp_path))
+    assert (refused.exit_code, "cpu-four, cpu-two" in refused.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--fleet", "nowhere"),
+        ("--fleet", ".", "--baseline", "latest"),
+        ("--baseline", "nowhere"),
+        ("--baseline", "latest", "--results", "nowhere"),
+        ("--budget", "-5"),
+        ("--budget", "nan"),
+        ("--device", "tpu"),
+    ],
+)
+def test_bad_input_gets_a_sentence_and_exit_code_two(words: tuple[str, ...], tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = called(*words)
+    assert refused.exit_code == 2
+    assert "Traceback" not in refused.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_baseline_of_another_machine_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    run = write(tmp_path / "cpu-two" / "20261122T000000Z-0000", cpu_node())
+    refused = called("--device", "cpu", "--results", str(tmp_path / "results"), "--baseline", str(run))
+    assert (refused.exit_code, "cpu-two" in refused.output, (tmp_path / "results").exists()) == (2, True, False)

@@ -1,0 +1,125 @@
+"""The record of a watched job as findings, and in the commands that show runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pyperf_suite.cli.main import main
+from pyperf_suite.errors import UserError
+from pyperf_suite.findings.data import Remark
+from pyperf_suite.node.watch.patterns import judge
+from pyperf_suite.node.watch.record import findings_of, read_watch
+from pyperf_suite.render.findings_json import as_data, as_text
+from pyperf_suite.render.results import choose_watched, read_results
+from pyperf_suite.render.text import sentence
+
+sys.path.append(str(Path(__file__).parent))
+import test_patterns as made_up
+
+HUNGRY = {**made_up.HUNGRY, "loader_busy": 0.97}
+STARVED = made_up.samples(*made_up.on_ranks(HUNGRY, {}), gpus=(made_up.gpu(utilization=0.25),))
+
+
+def written(results: Path, number: int = 0, samples=STARVED, ended: bool = True, **more) -> Path:
+    """A record as `watch` leaves it, or as it leaves it when it is killed."""
+    folder = results / "cpu-some" / f"watch-20260101T00000{number}Z-0000"
+    folder.mkdir(parents=True)
+    patterns = [
+        {**as_data(each.evidence), "name": each.name, "rank": each.rank, "advice": each.advice}
+        for each in judge(samples)
+    ]
+    command = {"command": ["python", "train.py"], "pid": None, "started_at": f"2026-01-01T00:00:0{number}+00:00"}
+    end = {"exit_code": 0, "watched_s": 40.0, "own_cpu_share": 0.005, "patterns": patterns} if ended else {}
+    (folder / "watch.json").write_text(as_text({**command, **end, **more}))
+    (folder / "samples.jsonl").write_text("".join(json.dumps(asdict(each)) + "\n" for each in samples))
+    return folder
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_was_named_is_found_in_the_record_with_its_figures(tmp_path, ended):
+    found = findings_of(read_watch(written(tmp_path, ended=ended)))
+    [named] = [each for each in found.remarks if isinstance(each, Remark) and "pattern" in each.values]
+    [pattern] = judge(STARVED)
+    assert named.values["waits"] == pattern.evidence.values["waits"]
+    assert sentence(named) == f"data: {sentence(pattern.evidence)}. Next: {pattern.advice}"
+    assert found.remarks[0].values["seconds"].value == 40.0
+    assert ("own" in found.remarks[0].values) == ended
+    assert [row[0] for row in found.tables[0].rows] == [0, 1]
+    [figure] = found.figures
+    drawn = {panel.y_label: [series.label for series in panel.series] for row in figure.rows for panel in row}
+    assert drawn["main thread has work"] == ["rank 0", "rank 1"]
+    assert drawn["loaders busy"] == ["rank 0"]
+    assert "GPU busy" in drawn
+    assert "SMs with work" not in drawn
+
+
+def test_rates_and_steps_are_in_units(tmp_path):
+    steps = {"ranks": {"0": {"steps": 9, "p50_s": 0.1, "p90_s": 0.2, "p99_s": 0.3}}, "tokens_per_s": 1e4, "mfu": 0.4}
+    found = findings_of(read_watch(written(tmp_path, steps=steps, energy_j=1000.0)))
+    values = {name: each for one in found.remarks for name, each in one.values.items()}
+    assert (values["mfu"].value, values["tokens_per_s"].unit, values["energy_j"].base) == (0.4, "tokens/s", "J")
+    assert [each.value for each in found.tables[-1].rows[0][2:]] == [0.1, 0.2, 0.3]
+
+
+def test_a_record_that_is_being_written_is_read_up_to_its_last_whole_line(tmp_path):
+    folder = written(tmp_path, ended=False)
+    with (folder / "samples.jsonl").open("a") as file:
+        file.write('{"at_s": 4')
+    assert len(read_watch(folder).samples) == len(STARVED)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("watch.json", "[]"),
+        ("watch.json", "{"),
+        ("samples.jsonl", "{}\n"),
+        ("samples.jsonl", "7\n"),
+        ("watch.json", '{"steps": 7}'),
+    ],
+)
+def test_a_damaged_record_is_named_and_others_are_shown(tmp_path, name, content):
+    damaged = written(tmp_path, 1)
+    (damaged / name).write_text(content)
+    with pytest.raises(UserError, match=damaged.name):
+        read_watch(damaged)
+    written(tmp_path, 2)
+    with pytest.warns(UserWarning, match=damaged.name):
+        assert len(read_results(tmp_path).watched) == 1
+
+
+def test_of_each_command_the_newest_is_shown_unless_others_are_asked_for(tmp_path):
+    folders = [written(tmp_path, number) for number in range(3)]
+    other = written(tmp_path, 3, command=["python", "other.py"])
+    read = read_results(tmp_path)
+
+    def shown(*wanted):
+        return [each.path.name for each in choose_watched(read, wanted)]
+
+    assert shown("strongest") == shown("latest") == [other.name, folders[2].name]
+    assert len(shown("all")) == 4
+    assert shown(folders[0].name) == [folders[0].name]
+    assert read_results(folders[0]).watched[0].path.name == folders[0].name
+
+
+def test_findings_and_report_show_a_watched_job(tmp_path):
+    written(tmp_path)
+    folder = written(tmp_path, 1, command=["python", "<b>train.py"])
+    done = CliRunner().invoke(main, ["findings", "latest", "--results", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert (document["run_id"], document["probes"][0]["name"]) == (folder.name, "watch")
+    assert "data" in [each["values"].get("pattern") for each in document["probes"][0]["remarks"]]
+    assert (folder / "findings.json").read_text() == done.stdout
+    done = CliRunner().invoke(main, ["report", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "report.html").read_text()
+    assert "its 2 loaders are busy in 97 %" in page
+    assert "<b>train" not in page
+    assert page.count("<section") == 2

@@ -1,0 +1,152 @@
+"""What the planner predicts of iterations that others measured and published: vTrain's, Selene's, a study's order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pyperf_suite.hardware.catalogue import find_gpu
+from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute
+from pyperf_suite.planner.laws.prices import Prices
+from pyperf_suite.planner.laws.training.step import step_time
+from pyperf_suite.planner.layout.grid import Cluster, Grid, Training, layouts
+from pyperf_suite.planner.layout.plan import Planned, evaluated
+from tools.fit.published import SAMPLE
+from tools.fit.step import MULTI_NODE, Iteration, read_iterations
+
+A100 = find_gpu("A100")
+
+
+def one(recompute: Recompute, **counts: int) -> Grid:
+    """The grid of a single layout."""
+    usual = dict.fromkeys(("data", "tensor", "pipeline", "chunks", "context", "expert", "micro_batch"), 1)
+    values = {**usual, "zero_stage": 0, "recompute": RECOMPUTES.index(recompute), "offload": 0, **counts}
+    return Grid({name: np.array([value]) for name, value in values.items()}, {})
+
+
+def planned_seconds(iteration: Iteration) -> float:
+    """An iteration of vTrain's as the planner tells it: without SP, overlap and fused attention, as they were run."""
+    plan = iteration.plan
+    training = Training(iteration.model, plan.global_batch, plan.seq, False, False, False)
+    cluster = Cluster(A100, plan.tensor * plan.data * plan.pipeline, 8, A100.memory_bytes)
+    grid = one(
+        "layers", data=plan.data, tensor=plan.tensor, pipeline=plan.pipeline, micro_batch=plan.micro_batch
+    )  # fmt: skip
+    return float(evaluated(training, cluster, grid, A100).seconds[0])
+
+
+def test_the_planner_tells_published_iterations_by_the_very_law_that_was_fitted_to_some() -> None:
+    for iteration in read_iterations(SAMPLE, MULTI_NODE)[::8]:
+        by_law = step_time("A100", iteration.model, iteration.plan, None, Prices("A100")).seconds
+        assert planned_seconds(iteration) == pytest.approx(float(by_law), rel=1e-12)
+
+
+# Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models, tables 3 and 5: layers,
+# hidden, heads, PP, chunks, global batch, micro-batch; seconds with full recomputation, and with SP and selective
+# recomputation. On Selene: 8 x A100 80 GB a node, TP 8, sequences of 2048, a vocabulary of 51200.
+SELENE = {
+    "22B": (48, 6144, 64, 1, 1, 4, 4, 1.42, 1.10),
+    "175B": (96, 12288, 96, 8, 3, 64, 1, 18.13, 13.75),
+    "530B": (105, 20480, 128, 35, 3, 280, 1, 49.05, 37.83),
+    "1T": (128, 25600, 160, 64, 1, 512, 1, 94.42, 71.49),
+}
+
+
+def selene_errors() -> dict[tuple[str, str], float]:
+    """Predicted over measured, less 1, with what fits an A100 asserted on the way."""
+    errors = {}
+    for name, (layers, hidden, heads, stages, chunks, batch, micro_batch, full_s, selective_s) in SELENE.items():
+        model = ModelDimensions(layers, hidden, 4 * hidden, heads, 51200, bias=True, tied=True, positions=2048)
+        cluster = Cluster(A100, 8 * stages, 8, A100.memory_bytes)
+        ways: tuple[tuple[Recompute, bool, float], ...] = (("layers", False, full_s), ("attention", True, selective_s))
+        for recompute, sequence_parallel, measured_s in ways:
+            training = Training(model, batch, 2048, False, sequence_parallel, False)
+            grid = one(recompute, tensor=8, pipeline=stages, chunks=chunks, micro_batch=micro_batch)
+            found = evaluated(training, cluster, grid, A100)
+            assert found.fits[0]
+            errors[name, recompute] = float(found.seconds[0]) / measured_s - 1
+    return errors
+
+
+def test_iterations_of_22_billion_to_a_trillion_parameters_are_told_within_four_percent() -> None:
+    errors = selene_errors()
+    mean = np.mean(np.abs(list(errors.values())))
+    assert mean < 0.04
+    assert max(map(abs, errors.values())) < 0.08
+    assert 100 * mean == pytest.approx(3.5, abs=0.1)
+    # What the paper is about: its two measures save a quarter to a third.
+    for name, (*_, full_s, selective_s) in SELENE.items():
+        saved = (1 + errors[name, "layers"]) * full_s / ((1 + errors[name, "attention"]) * selective_s)
+        assert 1.22 < saved < 1.42
+
+
+# The study's model as its author's scripts have it (saforem2/Megatron-DeepSpeed, ALCF/args.sh): GPT-3 2.7B, sequences
+# of 2048, micro-batches of 1, activations recomputed, communication overlapped.
+GPT_2_7B = ModelDimensions(32, 2560, 10240, 32, 50304, bias=True, tied=True, positions=2048)
+
+
+def study(global_batch: int, fused: bool, network_bytes_per_s: float | None) -> Planned:
+    """16 A100 of 40 GB, 4 a node."""
+    gpu = find_gpu("A100 40GB")
+    training = Training(GPT_2_7B, global_batch, 2048, fused, False)
+    cluster = Cluster(gpu, 16, 4, gpu.memory_bytes, network_bytes_per_s)
+    grid = layouts(training, cluster)
+    columns = grid.columns
+    usual = (columns["tensor"] == 1) & (columns["context"] == 1) & (columns["chunks"] == 1)
+    usual &= (columns["micro_batch"] == 1) & (columns["recompute"] == RECOMPUTES.index("layers"))
+    return evaluated(training, cluster, grid.taken(usual), gpu)
+
+
+@pytest.mark.xfail(
+    reason="FSDP's published runs on A100 wait 2 to 4 times as long for gathers as the study's ZeRO 2 and 3 did: "
+    "pipelines come out before them",
+    strict=True,
+)
+@pytest.mark.parametrize("network_bytes_per_s", [None, 12.5e9], ids=["HDR", "two-HDR-ports-for-four-GPUs"])
+@pytest.mark.parametrize("global_batch", [32, 64, 128, 512])
+def test_the_order_of_the_study_of_2_7_billion_parameters(global_batch: int, network_bytes_per_s: float | None) -> None:
+    scored, fused = (study(global_batch, how, network_bytes_per_s) for how in (False, True))
+    order = []
+    for found, stages, zero in ((fused, 1, 1), (scored, 1, 1), (scored, 1, 2), (scored, 1, 3), (scored, 2, 1)):
+        columns = found.grid.columns
+        # What the study calls PP > 1 is at its best with ZeRO 1, the only stage that its engine has beside PP.
+        among = (columns["pipeline"] == 1) if stages == 1 else (columns["pipeline"] > 1)
+        places = found.fastest(found.fits & among & (columns["zero_stage"] == zero))
+        order.append(float(found.seconds[places[0]]))
+    assert order == sorted(order)
+    assert len(set(order)) == len(order)
+
+
+def test_the_study_would_not_come_out_so_on_a_network_of_half_the_rate() -> None:
+    # Two ports of 100 Gbps for four GPUs: there ZeRO 3 sends for longer than it computes, and pipelines win.
+    found = study(512, False, 6.25e9)
+    columns = found.grid.columns
+    third = found.seconds[(columns["pipeline"] == 1) & (columns["zero_stage"] == 3)].min()
+    assert third > found.seconds[(columns["pipeline"] > 1) & (columns["zero_stage"] == 1)].min()
+
+
+# Grattafiori et al. 2024, The Llama 3 Herd of Models, table 4: DP, CP, sequence, global batch, TFLOP/s a GPU; TP 8 and
+# PP 16 on H100 with 400 Gbps each. Of its 126 layers the first and last stage have one less than the others.
+LLAMA_405B = ModelDimensions(128, 16384, 53248, 128, 128256, kv_heads=8, gated=True)
+
+
+# Reached with 8 chunks: 16 %, too fast. The constants are those of NeMo's recipes, which hide the exchange of TP.
+NOT_NEMO = pytest.mark.xfail(reason="Meta's own engine, on more GPUs than any run that was fitted", strict=True)
+
+
+@pytest.mark.parametrize("chunks", [4, 8])
+@pytest.mark.parametrize(
+    ("data", "context", "seq", "batch", "measured"),
+    [(64, 1, 8192, 2048, 430), (128, 1, 8192, 2048, 400), (8, 16, 131072, 128, 380)],
+)
+def test_iterations_of_405_billion_parameters_are_told_within_15_percent(
+    data: int, context: int, seq: int, batch: int, measured: int, chunks: int, request: pytest.FixtureRequest
+) -> None:
+    if chunks == 8 and context == 1:
+        request.applymarker(NOT_NEMO)
+    # How many chunks a stage had is not published, so no constant can be held against these.
+    gpu = find_gpu("H100")
+    cluster = Cluster(gpu, 128 * data * context, 8, gpu.memory_bytes, 50e9)
+    grid = one("nothing", data=data, tensor=8, pipeline=16, chunks=chunks, context=context, zero_stage=1)
+    found = evaluated(Training(LLAMA_405B, batch, seq), cluster, grid, gpu).at(0)
+    assert found.mfu * gpu.peak("bf16") / 1e12 == pytest.approx(measured, rel=0.15)

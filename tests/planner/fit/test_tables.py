@@ -1,0 +1,99 @@
+"""What is shipped was fitted by the command that anybody can run again on the published tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import find_gpu
+from pyperf_suite.planner.laws.calibration import (
+    POOLED,
+    Calibration,
+    CalibrationBlock,
+    all_shipped,
+    load_calibration,
+    shipped_calibration,
+)
+from tools.fit import __main__ as tables
+from tools.fit.__main__ import FITS, is_as_shipped, main, save
+from tools.fit.published import SAMPLE
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments, catch_exceptions=False)
+
+
+@pytest.mark.slow
+def test_collectives_fitted_again_are_as_shipped_and_other_laws_stay_as_they_are(tmp_path: Path) -> None:
+    done = invoke(str(SAMPLE), "--law", "collectives", "--output", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    told = [line for line in done.output.splitlines() if "held-out error" in line]
+    assert len(told) == 5
+    assert all(line.endswith("as shipped") for line in told)
+    for written in map(load_calibration, tmp_path.glob("*.npz")):
+        shipped = shipped_calibration(written.gpu)
+        assert written.blocks.keys() == shipped.blocks.keys()
+
+
+def test_every_shipped_block_states_its_own_error_and_where_it_comes_from() -> None:
+    shipped = [*all_shipped(), shipped_calibration(POOLED)]
+    assert len(shipped) >= 6
+    for calibration in shipped:
+        for name, block in calibration.blocks.items():
+            # Of FSDP2 without compile runs of one model alone were published: nothing could be left out.
+            assert name == "step.fsdp2" or 0 < block.held_out["mape"] < 32, (calibration.gpu, name)
+            assert block.held_out["how"]
+            assert block.origin
+
+
+def test_a_block_that_moved_is_not_taken_for_the_shipped_one() -> None:
+    block = shipped_calibration("H100 SXM").block("memory")
+    moved = CalibrationBlock({name: array * 1.01 for name, array in block.arrays.items()}, block.held_out)
+    rounded = CalibrationBlock({name: array * 1.000001 for name, array in block.arrays.items()}, block.held_out)
+    assert is_as_shipped("H100 SXM", "memory", rounded)
+    assert not is_as_shipped("H100 SXM", "memory", moved)
+    assert not is_as_shipped("H100 SXM", "nothing", block)
+    assert not is_as_shipped("Abacus 9000", "memory", block)
+
+
+def test_a_calibration_too_large_to_ship_is_refused(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).standard_normal(200_000)
+    with pytest.raises(UserError, match="fit coarser grids"):
+        save(
+            {"H100 SXM": Calibration("H100 SXM").with_block("noise", CalibrationBlock({"noise": noise}, {}))}, tmp_path
+        )
+
+
+def test_a_folder_that_cannot_be_written_is_told_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="name another folder with --output"):
+        save({"H100 SXM": Calibration("H100 SXM")}, tmp_path / "file" / "folder")
+
+
+@pytest.mark.parametrize(
+    ("law", "sentence"), [("gravity", "gravity"), ("memory", "has no table of products (gemm_bf16_")]
+)
+def test_an_unknown_law_or_a_folder_without_tables_ends_in_one_sentence(
+    tmp_path: Path, law: str, sentence: str
+) -> None:
+    done = invoke(str(tmp_path), "--law", law)
+    assert done.exit_code == 2
+    assert sentence in done.output
+    assert "Traceback" not in done.output
+
+
+def test_iterations_are_fitted_on_the_laws_of_kernels_just_fitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Calibration("A100 SXM")
+    asked = []
+    monkeypatch.setattr(
+        tables, "fit_step", lambda folder, prices: asked.append(prices(find_gpu("A100"), "bf16").gpu) or {}
+    )
+    assert list(FITS)[-1] == "step"
+    FITS["step"](tmp_path, {"A100 SXM": own})
+    assert asked == [own]

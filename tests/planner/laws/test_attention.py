@@ -1,0 +1,254 @@
+"""Attention counted against masks written out and tiles handed out one by one, and the law against what it made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.tiled_attention import (
+    AttentionLaw,
+    Blocks,
+    TiledAttention,
+    attention_flop,
+    causes,
+    visible_pairs,
+)
+from pyperf_suite.laws.tiling import relative_error
+from pyperf_suite.planner.laws.attention_kernels import AttentionShape, spread
+
+blocks = st.builds(Blocks, *(st.integers(1, 48) for _ in range(2)), stages=st.integers(1, 4), warps=st.integers(1, 8))
+
+
+@st.composite
+def tiled(draw: st.DrawFn) -> TiledAttention:
+    causal = draw(st.booleans())
+    seq_k = draw(st.integers(1, 150))
+    head_dim = draw(st.integers(1, 256))
+    return TiledAttention(
+        batch=draw(st.integers(1, 3)),
+        heads=draw(st.integers(1, 9)),
+        seq_q=draw(st.integers(1, seq_k if causal else 150)),
+        seq_k=seq_k,
+        head_dim=head_dim,
+        padded_head_dim=head_dim + draw(st.integers(0, 64)),
+        causal=causal,
+        blocks=draw(blocks),
+        slots=draw(st.integers(1, 40)),
+        heads_together=draw(st.integers(0, 5)),
+    )
+
+
+def mask(seq_q: int, seq_k: int, causal: bool) -> NDArray[np.bool_]:
+    """Which query (row) sees which key, written out from the definition."""
+    query, key = np.indices((seq_q, seq_k))
+    return key <= query + seq_k - seq_q if causal else np.ones((seq_q, seq_k), dtype=bool)
+
+
+@given(blocks)
+def test_blocks_are_read_back_as_they_are_written(asked: Blocks) -> None:
+    assert Blocks.parse(str(asked)) == asked
+
+
+@pytest.mark.parametrize("text", ["", "128", "128x64x32", "0x64", "128x64:s0", "axb", "128x64:w4:s3"])
+def test_what_are_not_blocks_is_refused_in_one_sentence(text: str) -> None:
+    with pytest.raises(UserError, match=r"[Bb]locks"):
+        Blocks.parse(text)
+
+
+@given(st.integers(1, 40), st.integers(0, 40), st.booleans())
+def test_visible_pairs_are_those_of_the_mask(seq_q: int, more: int, causal: bool) -> None:
+    assert visible_pairs(seq_q, seq_q + more, causal) == mask(seq_q, seq_q + more, causal).sum()
+
+
+def test_flop_are_counted_as_flash_attention_counts_them() -> None:
+    # The 4·s²·h·d of FlashAttention-2's benchmark, half of it where causal (nearly), and 2.5 times for the gradients.
+    full = 4 * 16384**2 * 16 * 128
+    assert attention_flop(1, 16, 128, visible_pairs(16384, 16384, False)) == full
+    assert attention_flop(1, 16, 128, visible_pairs(16384, 16384, True)) / full == pytest.approx(0.5, rel=1e-4)
+    assert attention_flop(1, 16, 128, visible_pairs(16384, 16384, False), backward=True) == 2.5 * full
+
+
+@given(tiled())
+def test_steps_are_the_blocks_of_keys_that_some_query_sees(case: TiledAttention) -> None:
+    visible = mask(case.seq_q, case.seq_k, case.causal)
+    for block, steps in enumerate(case.steps.tolist()):
+        rows = visible[block * case.blocks.m : (block + 1) * case.blocks.m]
+        seen = [rows[:, first : first + case.blocks.n].any() for first in range(0, case.seq_k, case.blocks.n)]
+        assert steps == sum(seen)
+        assert all(seen[:steps])
+
+
+@given(tiled())
+def test_efficiencies_are_shares(case: TiledAttention) -> None:
+    assert case.tiles == case.batch * case.heads * math.ceil(case.seq_q / case.blocks.m)
+    for efficiency in (case.padding_efficiency, case.tile_efficiency, case.slot_efficiency):
+        assert 0 < efficiency <= 1
+
+
+@given(tiled())
+def test_the_busiest_slot_is_that_of_handing_out_tile_by_tile(case: TiledAttention) -> None:
+    heads = case.batch * case.heads
+    together = min(case.heads_together or heads, heads)
+    loads = [(0, 0)] * case.slots
+    for first in range(0, heads, together):
+        for steps in sorted(case.steps.tolist(), reverse=True):
+            for _ in range(min(together, heads - first)):
+                least = loads.index(min(loads))
+                loads[least] = (loads[least][0] + steps, loads[least][1] + 1)
+    assert case.busiest == max(loads)
+
+
+@given(tiled())
+def test_no_order_beats_an_even_share_and_greed_exceeds_it_by_one_tile_at_most(case: TiledAttention) -> None:
+    total = case.batch * case.heads * int(case.steps.sum())
+    steps, tiles = case.busiest
+    assert total / case.slots <= steps <= total / case.slots + case.steps.max()
+    assert 1 <= tiles <= case.tiles
+
+
+def test_heads_that_overflow_the_slots_by_one_cost_a_round_more() -> None:
+    def hopper(heads: int) -> TiledAttention:
+        return TiledAttention(1, heads, 512, 512, 128, 128, False, Blocks(128, 64), slots=132)
+
+    assert hopper(33).slot_efficiency == 1
+    assert hopper(34).busiest[0] == 2 * hopper(33).busiest[0]
+
+
+def test_the_heaviest_tiles_first_leave_a_light_last_wave() -> None:
+    # 16 blocks of 1 to 16 steps: 136 steps on 4 slots; in rounds of four they would cost 16 + 12 + 8 + 4 = 40.
+    case = TiledAttention(1, 1, 1024, 1024, 64, 64, True, Blocks(64, 64), slots=4)
+    assert case.busiest[0] == 34
+
+
+def test_decoding_sees_every_key_with_one_row_of_a_whole_block() -> None:
+    case = TiledAttention(2, 8, 1, 1000, 80, 128, True, Blocks(16, 64), slots=132)
+    assert (case.tiles, case.busiest) == (16, (16, 1))
+    assert case.tile_efficiency == pytest.approx(1000 / (16 * 1024))
+    assert case.padding_efficiency == 80 / 128
+
+
+cost = st.floats(1e-3, 1.0)
+
+
+def varied(slots: int = 2) -> list[TiledAttention]:
+    return [
+        TiledAttention(1, heads, seq, seq, d, -(-d // 16) * 16, causal, Blocks(m, 64), slots)
+        for heads in (4, 7)
+        for seq in (100, 256, 512)
+        for d in (40, 64, 128)
+        for m in (32, 128)
+        for causal in (False, True)
+    ]
+
+
+@given(cost, cost, cost, cost, cost)
+def test_fitting_recovers_the_law_that_made_the_times(
+    overhead: float, tile: float, product: float, score: float, element: float
+) -> None:
+    truth = AttentionLaw(overhead * 1e-5, tile * 1e-5, product * 1e-10, score * 1e-8, element * 1e-8)
+    cases = varied()
+    fitted = AttentionLaw.fit(cases, truth.seconds(cases))
+    assert relative_error(fitted.seconds(cases), truth.seconds(cases)).max() < 1e-4
+    assert fitted.product_share(64) == pytest.approx(truth.product_share(64), rel=1e-2)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_no_cost_comes_out_negative_whatever_the_noise(seed: int) -> None:
+    cases = varied()
+    law = AttentionLaw.fit(cases, np.random.default_rng(seed).uniform(1e-6, 1e-2, len(cases)))
+    assert min(vars(law).values()) >= 0
+
+
+def test_the_softmax_takes_more_of_narrow_heads() -> None:
+    law = AttentionLaw(0, 0, per_product_s=1e-10, per_score_s=64e-10, per_element_s=0)
+    assert [law.product_share(d) for d in (64, 192)] == [0.5, 0.75]
+    assert AttentionLaw(1e-6, 0, 0, 0, 0).product_share(64) == 1
+
+
+def test_a_law_cannot_be_fitted_to_nothing() -> None:
+    with pytest.raises(ValueError, match="no measurements"):
+        AttentionLaw.fit([], [])
+
+
+@pytest.mark.parametrize(
+    ("changed", "cause"), [({"seq_q": 65}, "edges"), ({"padded_head_dim": 128}, "padding"), ({"slots": 4}, "slots")]
+)
+def test_a_cause_is_named_where_it_explains_the_difference_and_no_other(changed, cause):
+    fast = TiledAttention(1, 2, 64, 64, 64, 64, causal=False, blocks=Blocks(64, 64), slots=2)
+    slow = replace(fast, **changed)
+    assert causes(slow, fast, 2.0, None) == [cause]
+    assert causes(slow, fast, 2.0, AttentionLaw(0, 0, per_product_s=1e-12, per_score_s=0, per_element_s=0)) == [cause]
+    assert causes(slow, fast, 1.0, None) == []
+    # A factor of two is a third of a factor of eight.
+    assert causes(slow, fast, 8.0, None) == []
+
+
+def shape_of(batch, seq_q, seq_k, heads, kv_heads, causal, window=np.inf):
+    return AttentionShape(*(np.array([float(size)]) for size in (batch, seq_q, seq_k, heads, kv_heads)), causal, window)
+
+
+cases = st.tuples(
+    st.integers(1, 4), st.integers(1, 700), st.integers(0, 300), st.integers(1, 16), st.booleans(), st.integers(1, 64)
+)
+
+
+@given(cases)
+@settings(max_examples=150, deadline=None)
+def test_pairs_steps_and_the_busiest_slot_are_those_of_tiles_handed_out_one_by_one(case):
+    batch, seq_q, more_keys, heads, causal, slots = case
+    seq_k, block = seq_q + more_keys, 64
+    shape = shape_of(batch, seq_q, seq_k, heads, heads, causal)
+    work = spread(shape, block, slots)
+    tiled = TiledAttention(batch, heads, seq_q, seq_k, 64, 64, causal, Blocks(block, block), slots)
+    assert shape.visible_pairs[0] == batch * heads * visible_pairs(seq_q, seq_k, causal)
+    steps = batch * heads * int(tiled.steps.sum())
+    # Tiles are aligned to the last key here and to the first query there: at most a step a tile apart.
+    assert abs(work.even_pairs[0] * slots / block**2 - steps) <= tiled.tiles
+    # A bound from below; handing out greedily stays within 4/3 of the best (Graham 1969).
+    exact = tiled.busiest[0]
+    assert work.busiest_pairs[0] / block**2 <= exact + exact / max(int(tiled.steps.max()), 1) + 1
+    assert work.busiest_pairs[0] / block**2 >= 0.6 * exact - 1
+
+
+@pytest.mark.parametrize(("heads", "rounds"), [(108, 1), (109, 2), (216, 2), (217, 3)])
+def test_one_tile_beyond_a_wave_makes_the_busiest_slot_work_a_round_more(heads, rounds):
+    work = spread(shape_of(1, 128, 128, heads, heads, True), block=128, slots=108)
+    assert work.busiest_pairs[0] == rounds * 128 * 128
+
+
+def test_keys_and_values_that_heads_share_are_read_once():
+    own, shared = (shape_of(2, 1024, 1024, 32, kv_heads, True).nbytes(128)[0] for kv_heads in (32, 8))
+    assert own == 2 * 4 * 32 * 2 * 1024 * 128
+    assert shared / own == pytest.approx((32 + 8) / 64)
+
+
+@given(st.integers(1, 200), st.integers(0, 100), st.integers(1, 320))
+def test_a_window_hides_all_but_the_last_keys(seq_q, more_keys, window):
+    seq_k = seq_q + more_keys
+    query, key = np.indices((seq_q, seq_k))
+    seen = (key <= query + more_keys) & (key > query + more_keys - window)
+    assert shape_of(3, seq_q, seq_k, 2, 2, True, window).visible_pairs[0] == 6 * seen.sum()
+
+
+@given(st.integers(1, 30), st.integers(0, 10), st.integers(1, 300), st.integers(1, 40))
+def test_the_steps_of_a_window_reach_over_its_keys_and_no_further(query_blocks, more_blocks, window, slots):
+    block, seq_q, seq_k = 16, 16 * query_blocks, 16 * (query_blocks + more_blocks)
+    query, key = np.indices((seq_q, seq_k))
+    seen = (key <= query + seq_k - seq_q) & (key > query + seq_k - seq_q - window)
+    steps = seen.reshape(query_blocks, block, seq_k // block, block).any(axis=(1, 3)).sum()
+    work = spread(shape_of(1, seq_q, seq_k, 1, 1, True, window), block, slots)
+    assert work.even_pairs[0] * slots == pytest.approx(steps * block**2)
+    assert work.busiest_pairs[0] >= work.even_pairs[0]
+
+
+def test_a_window_as_long_as_the_sequence_is_none():
+    full, cut = (spread(shape_of(2, 4096, 4096, 8, 8, True, window), 128, 132) for window in (np.inf, 4096.0))
+    for name, counted in vars(full).items():
+        assert counted == getattr(cut, name)

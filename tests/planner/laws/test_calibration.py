@@ -1,0 +1,286 @@
+"""What is kept of a fit: read as written, small, and refused where it is something else."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import zipfile
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import find_gpu
+from pyperf_suite.planner.laws.calibration import (
+    POOLED,
+    VERSION,
+    Calibration,
+    CalibrationBlock,
+    all_shipped,
+    correction,
+    correction_name,
+    correction_of,
+    fit_correction,
+    load_calibration,
+    shipped_calibration,
+    shipped_path,
+    stated,
+)
+from pyperf_suite.planner.laws.prices import check_form
+
+BLOCK = CalibrationBlock(
+    {"rates": np.arange(3.0), "step": np.array(0.5)}, {"mape": 4.2, "sites": 7}, {"m": (1.0, 64.0)}, "a table"
+)
+
+
+def test_a_calibration_is_read_as_it_was_saved(tmp_path):
+    saved = Calibration("H200 SXM").with_block("gemm_bf16", BLOCK)
+    read = load_calibration(saved.save(tmp_path / "h200.npz"))
+    assert (read.gpu, read.version, read.origin) == ("H200 SXM", VERSION, "a table")
+    block = read.block("gemm_bf16")
+    assert block.held_out == BLOCK.held_out
+    assert block.fitted_range == BLOCK.fitted_range
+    assert {name: array.tolist() for name, array in block.arrays.items()} == {"rates": [0.0, 1.0, 2.0], "step": 0.5}
+
+
+def test_the_same_coefficients_make_the_same_file(tmp_path):
+    one, other = (Calibration("L4").with_block("memory", BLOCK).save(tmp_path / name) for name in ("a.npz", "b.npz"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_calibration_that_cannot_be_kept_leaves_nothing_behind(tmp_path):
+    (tmp_path / "own.npz").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        Calibration("L4").with_block("memory", BLOCK).save(tmp_path / "own.npz")
+    assert [path.name for path in tmp_path.iterdir()] == ["own.npz"]
+
+
+def test_a_block_is_added_beside_the_others_and_replaces_its_like():
+    both = Calibration("L4").with_block("memory", BLOCK).with_block("gemm_bf16", BLOCK)
+    assert set(both.blocks) == {"memory", "gemm_bf16"}
+    assert both.with_block("memory", CalibrationBlock({}, {})).block("memory").arrays == {}
+
+
+def test_a_block_that_was_not_fitted_names_those_that_were():
+    with pytest.raises(UserError, match="no gemm_fp8, only memory"):
+        Calibration("L4").with_block("memory", BLOCK).block("gemm_fp8")
+
+
+def test_a_calibration_of_another_version_is_refused_in_one_sentence(tmp_path):
+    path = tmp_path / "old.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("header.json", json.dumps({"gpu": "L4", "version": VERSION + 1, "blocks": {}}))
+    with pytest.raises(UserError, match=rf"version {VERSION + 1}, but this pyperf-suite reads version {VERSION}"):
+        load_calibration(path)
+
+
+@pytest.mark.parametrize(
+    "header", ["[]", "{", '{"version": 2}', "[" * 100_000, '{"version": 2, "gpu": 1, "blocks": 2}']
+)
+def test_a_file_with_another_header_is_no_calibration(tmp_path, header):
+    path = tmp_path / "odd.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("header.json", header)
+    with pytest.raises(UserError, match="is not a calibration"):
+        load_calibration(path)
+
+
+def test_what_is_no_archive_or_not_there_is_told_apart(tmp_path):
+    (tmp_path / "text.npz").write_text("not an archive")
+    with pytest.raises(UserError, match="is not a calibration"):
+        load_calibration(tmp_path / "text.npz")
+    with pytest.raises(UserError, match="There is no calibration at"):
+        load_calibration(tmp_path / "absent.npz")
+
+
+def test_an_array_of_python_objects_is_never_unpickled(tmp_path):
+    path = Calibration("L4").with_block("memory", BLOCK).save(tmp_path / "l4.npz")
+    np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object))
+    with zipfile.ZipFile(tmp_path / "objects.npz") as objects, zipfile.ZipFile(path) as good:
+        entries = {name: good.read(name) for name in good.namelist()} | {"memory/rates.npy": objects.read("x.npy")}
+    with zipfile.ZipFile(path, "w") as bad:
+        for name, content in entries.items():
+            bad.writestr(name, content)
+    with pytest.raises(UserError, match="is not a calibration"):
+        load_calibration(path)
+
+
+@pytest.mark.slow
+def test_any_byte_of_a_calibration_may_be_wrong(tmp_path):
+    content = shipped_path("H200 SXM").read_bytes()
+    path = tmp_path / "damaged.npz"
+    for place in range(0, len(content), len(content) // 97):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x5A]) + content[place + 1 :])
+        with contextlib.suppress(UserError):  # a byte that nobody reads may be anything
+            load_calibration(path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda block: dataclasses.replace(block, held_out={}),
+        lambda block: dataclasses.replace(block, held_out={"mape": float("nan")}),
+        lambda block: dataclasses.replace(block, held_out={"mape": "small"}),
+        lambda block: dataclasses.replace(block, fitted_range={}),
+        lambda block: dataclasses.replace(block, arrays={}),
+        lambda block: dataclasses.replace(block, arrays={**block.arrays, "launch_s": np.array(float("nan"))}),
+        lambda block: dataclasses.replace(block, arrays={**block.arrays, "launch_s": np.array([1e-6, 2e-6])}),
+        lambda block: dataclasses.replace(block, arrays={**block.arrays, "launch_s": np.array("soon")}),
+    ],
+)
+def test_a_block_of_another_form_is_refused_in_one_sentence(wrong):
+    good = shipped_calibration("H200 SXM")
+    check_form(good, "own.npz")
+    odd = good.with_block("memory", wrong(good.block("memory")))
+    with pytest.raises(UserError, match=r"own.npz has a block memory that this pyperf-suite cannot read: make it anew"):
+        check_form(odd, "own.npz")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr'\x1e: '<f8', 'shape': (), }        }",  # which numpy hands to Python's tokenizer
+        b"{'descr': '<f8', 'fortran_order': False, 'shape': (999999999999999,), }",
+        b"{'descr': '<f8', 'fortran_order': False, 'shape': (" + b"9" * 30 + b",), }",
+        b"[" * 300,
+    ],
+)
+def test_an_array_whose_header_a_hand_spoiled_is_no_calibration(tmp_path, header):
+    path = Calibration("L4").with_block("memory", BLOCK).save(tmp_path / "l4.npz")
+    with zipfile.ZipFile(path) as good:
+        entries = {name: good.read(name) for name in good.namelist()}
+    entries["memory/rates.npy"] = b"\x93NUMPY\x01\x00" + (len(header) + 1).to_bytes(2, "little") + header + b"\n"
+    with zipfile.ZipFile(path, "w") as bad:
+        for name, content in entries.items():
+            bad.writestr(name, content)
+    with pytest.raises(UserError, match="is not a calibration"):
+        load_calibration(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["gemm_bf16.trtllm", "gemm_fp8.sglang", "attention_bf16.trtllm", "memory", "collectives"]
+)
+def test_coefficients_that_a_hand_made_negative_or_nothing_are_refused_in_one_sentence(name):
+    good = shipped_calibration("H200 SXM")
+    block = good.block(name)
+    first = next(array for array in ("launch_s", "costs", "start_s") if array in block.arrays)
+    for wrong in (-block.arrays[first], np.full_like(block.arrays[first], 1e300)):
+        odd = good.with_block(name, dataclasses.replace(block, arrays={**block.arrays, first: wrong}))
+        with pytest.raises(UserError, match=r"^own\.npz .* make it anew with `pyperf-suite calibrate`\.$"):
+            check_form(odd, "own.npz")
+
+
+def test_coefficients_by_which_a_law_gives_no_time_are_refused_though_none_is_negative():
+    good = shipped_calibration("H200 SXM")
+    block = good.block("gemm_bf16.trtllm")
+    odd = good.with_block(
+        "gemm_bf16.trtllm", dataclasses.replace(block, arrays={**block.arrays, "overlap": np.array(0.0)})
+    )
+    with pytest.raises(UserError, match="for its laws end in ZeroDivisionError"):
+        check_form(odd, "own.npz")
+
+
+def test_a_block_that_none_is_shipped_of_has_to_state_its_error():
+    own = Calibration("L4").with_block("another_law", BLOCK)
+    check_form(own, "own.npz")
+    with pytest.raises(UserError, match="another_law"):
+        check_form(own.with_block("another_law", CalibrationBlock({}, {})), "own.npz")
+
+
+def test_a_correction_without_its_coefficients_is_refused():
+    with pytest.raises(UserError, match="for its laws end in KeyError"):
+        check_form(Calibration("L4").with_block("gemm_bf16_here", BLOCK), "own.npz")
+
+
+def test_each_calibration_shipped_is_small_and_states_its_error_and_origin():
+    assert len(all_shipped()) >= 5
+    for calibration in all_shipped():
+        assert shipped_path(calibration.gpu).stat().st_size <= 600_000
+        assert find_gpu(calibration.gpu).name == calibration.gpu
+        for block in calibration.blocks.values():
+            assert 0 < float(block.held_out["mape"]) < 100
+            assert block.origin
+
+
+def test_the_pooled_calibration_is_shipped_but_is_no_gpu():
+    assert shipped_calibration(POOLED) is not None
+    assert POOLED not in {calibration.gpu for calibration in all_shipped()}
+    assert shipped_calibration("a GPU nobody measured") is None
+
+
+RANDOM = np.random.default_rng(0)
+SIZES = {name: np.exp(RANDOM.uniform(np.log(64), np.log(16384), 60)) for name in ("m", "n", "k")}
+
+
+def block_of(log_ratio: np.ndarray, degree: int) -> CalibrationBlock:
+    arrays, limits = fit_correction(log_ratio, SIZES, degree)
+    return CalibrationBlock(arrays, {}, limits)
+
+
+def test_a_machine_that_is_slower_throughout_gets_one_factor() -> None:
+    block = block_of(np.full(60, np.log(1.2)), 0)
+    np.testing.assert_allclose(correction(block, SIZES), 1.2)
+
+
+def test_slopes_in_the_sizes_are_found() -> None:
+    log_ratio = 0.1 + 0.05 * np.log(SIZES["m"]) - 0.02 * np.log(SIZES["k"])
+    found = correction(block_of(log_ratio, 1), SIZES)
+    np.testing.assert_allclose(found, np.exp(log_ratio), rtol=0.01)
+
+
+def test_a_bend_takes_the_second_degree() -> None:
+    log_ratio = 0.03 * (np.log(SIZES["n"]) - 7) ** 2
+    straight, bent = (
+        np.abs(np.log(correction(block_of(log_ratio, degree), SIZES)) - log_ratio).max() for degree in (1, 2)
+    )
+    assert bent < 0.2 * straight
+
+
+@pytest.mark.parametrize("degree", [0, 1, 2])
+def test_beyond_what_was_measured_the_factor_stays_as_at_the_edge(degree: int) -> None:
+    block = block_of(0.1 * np.log(SIZES["m"]), degree)
+    edge = {name: size.max() for name, size in SIZES.items()}
+    beyond = {name: 1000 * size.max() for name, size in SIZES.items()}
+    assert correction(block, beyond) == correction(block, edge)
+
+
+def test_sizes_broadcast_together() -> None:
+    block = block_of(0.1 * np.log(SIZES["m"]), 2)
+    grid = correction(block, {"m": np.array([[64], [512]]), "n": np.array([1024, 2048, 4096]), "k": 4096})
+    assert grid.shape == (2, 3)
+    one = correction(block, {"m": 512, "n": 2048, "k": 4096})
+    assert grid[1, 1] == pytest.approx(float(one))
+
+
+def test_where_nothing_was_measured_the_law_stays_as_it_is() -> None:
+    assert (
+        correction_of(Calibration("H200 SXM"), "gemm_bf16", {"m": np.arange(1, 4), "n": 8, "k": 8}).tolist() == [1] * 3
+    )
+
+
+def test_a_calibration_corrects_the_law_that_was_measured_and_no_other() -> None:
+    own = Calibration("H200 SXM").with_block(correction_name("gemm_bf16"), block_of(np.full(60, np.log(2)), 0))
+    assert correction_of(own, "gemm_bf16", SIZES)[0] == pytest.approx(2)
+    assert correction_of(own, "gemm_fp8", SIZES)[0] == 1
+
+
+def test_error_and_origin_stated_are_those_of_the_correction_where_there_is_one() -> None:
+    corrected = CalibrationBlock({}, {"mape": 3.5}, origin="run 1 on this machine")
+    own = Calibration("H200 SXM").with_block(correction_name("gemm_bf16"), corrected)
+    assert stated(own, "gemm_bf16", 9.0, "tables") == (3.5, "tables; corrected by run 1 on this machine")
+    assert stated(own, "gemm_fp8", 9.0, "tables") == (9.0, "tables")
+
+
+@pytest.mark.parametrize(("rows", "degree"), [(0, 1), (60, 3), (60, -1)])
+def test_what_cannot_be_fitted_is_refused(rows: int, degree: int) -> None:
+    with pytest.raises(ValueError, match="cannot be fitted"):
+        fit_correction(np.zeros(rows), {"m": np.ones(rows)}, degree)
+
+
+@given(st.integers(1, 5), st.floats(-1, 1))
+def test_few_points_of_one_size_give_their_mean(count: int, level: float) -> None:
+    arrays, limits = fit_correction(np.full(count, level), {"m": np.full(count, 512.0)}, 2)
+    assert correction(CalibrationBlock(arrays, {}, limits), {"m": 512}) == pytest.approx(np.exp(level))

@@ -1,0 +1,285 @@
+"""The time of attention on named GPUs: causes that add up, shapes that were never measured, what cannot be asked."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import find_gpu
+from pyperf_suite.planner.laws.attention import (
+    BACKWARD_HALF_SEQ,
+    BACKWARD_RATE,
+    FP8_TIME,
+    PLAIN,
+    PUBLISHED,
+    attention_time,
+    kernels_of,
+)
+from pyperf_suite.planner.laws.calibration import (
+    Calibration,
+    CalibrationBlock,
+    correction_name,
+    fit_correction,
+    shipped_calibration,
+)
+from pyperf_suite.planner.laws.transfers import OTHER_GENERATION, OTHER_KIND, SAME_KIND, TWIN, is_desktop
+from tools.fit.published import SAMPLE
+
+CALIBRATED = ("A100", "B200", "H100", "H200", "L40S")
+
+SHAPES = {
+    "batch": np.array([1, 8, 4, 64]),
+    "seq_q": np.array([8192, 1024, 4096, 128]),
+    "seq_k": np.array([8192, 1024, 4096, 128]),
+    "heads": np.array([32, 32, 40, 8]),
+    "kv_heads": np.array([8, 32, 40, 1]),
+    "head_dim": np.array([128, 64, 80, 256]),
+}
+
+
+@pytest.mark.parametrize("gpu", [*CALIBRATED, "RTX 4090", "GB200", "A40"])
+@pytest.mark.parametrize("asked", [{}, {"causal": False}, {"backward": True}, {"dtype": "fp16"}], ids=str)
+def test_causes_add_up_to_the_seconds(gpu, asked):
+    explained = attention_time(gpu, **SHAPES, **asked)
+    np.testing.assert_allclose(sum(explained.parts.values()), explained.seconds, rtol=1e-9)
+    assert np.all(explained.seconds > 0)
+    assert np.all((explained.low < explained.seconds) & (explained.seconds < explained.high))
+    assert explained.library == "trtllm"
+
+
+@pytest.mark.parametrize("gpu", CALIBRATED)
+def test_no_attention_is_faster_than_the_peak_of_the_data_sheet(gpu):
+    explained = attention_time(gpu, [1, 4, 16], 8192, 8192, 32, 8, [[64], [128], [256]])
+    assert np.all(explained.parts["ideal"] < explained.seconds)
+
+
+@pytest.mark.parametrize("gpu", CALIBRATED)
+def test_longer_sequences_take_longer(gpu):
+    seconds = attention_time(gpu, 2, *[2 ** np.arange(7, 15)] * 2, 32, 8, 128).seconds
+    assert np.all(np.diff(seconds) > 0)
+
+
+@pytest.mark.parametrize("gpu", CALIBRATED)
+def test_a_head_just_past_a_width_costs_as_much_as_the_next_width_but_its_bytes(gpu):
+    past, full = attention_time(gpu, 1, 8192, 8192, 32, 8, [100, 128]).seconds
+    assert 0.9 * full < past <= full
+    explained = attention_time(gpu, 1, 8192, 8192, 32, 8, [100, 128])
+    assert explained.parts["alignment"][0] > 0.1 * past
+    assert explained.parts["alignment"][1] == 0
+
+
+def test_keys_shared_by_heads_save_bytes_not_pairs():
+    shared, own = attention_time("H200", 8, 2048, 2048, 32, [4, 32], 128).seconds
+    assert 0.7 * own < shared < own
+
+
+def test_shapes_beyond_what_was_measured_are_marked():
+    def marked(gpu="H200", batch=1, seq_q=4096, seq_k=4096, head_dim=128):
+        explained = attention_time(gpu, batch, seq_q, seq_k, 32, 8, head_dim)
+        return bool(explained.extrapolated)
+
+    assert not marked()
+    assert marked(batch=4096)
+    assert marked(seq_q=131072, seq_k=131072)
+    assert marked(seq_q=1024)
+    assert marked(head_dim=96)
+    assert marked(head_dim=1)
+    assert not marked(head_dim=120)
+    assert marked(gpu="GH200")
+
+
+def test_every_answer_repeats_its_own_error_and_where_it_is_from():
+    own, backward, moved, far = (
+        attention_time(gpu, 1, 4096, 4096, 32, 8, 128, backward=backward)
+        for gpu, backward in (("H200", False), ("H200", True), ("GH200", False), ("RTX 4090", False))
+    )
+    assert own.error_percent == shipped_calibration("H200 SXM").block(f"{PLAIN}.trtllm").held_out["mape"]
+    assert own.error_percent < backward.error_percent < own.error_percent + 100 * PUBLISHED
+    assert own.error_percent < moved.error_percent < far.error_percent
+    assert "read off H100" in moved.origin  # of its own architecture
+    assert "read off L40S" in far.origin
+    assert "aiconfigurator" in far.origin
+
+
+@pytest.mark.parametrize(
+    ("gpu", "read_off", "half_width"),
+    [
+        ("GB200", "B200", TWIN),
+        ("GH200", "H100", TWIN),
+        ("B300", "B200", SAME_KIND),
+        ("H100 PCIe", "H100", SAME_KIND),  # less power for multiprocessors
+        ("RTX PRO 6000", "L40S", OTHER_GENERATION),  # of compute capability 12.0, which is not 10.0
+        ("RTX 4090", "L40S", SAME_KIND),
+        ("A40", "L40S", SAME_KIND),
+        ("MI300X", "", OTHER_KIND),
+    ],
+)
+def test_a_gpu_without_tables_is_read_off_one_whose_kernels_it_runs_with_the_interval_of_gpus_left_out(
+    gpu, read_off, half_width
+):
+    explained = attention_time(gpu, 1, 4096, 4096, 32, 8, 128)
+    assert f"read off {read_off}" in explained.origin
+    assert explained.high / explained.seconds == pytest.approx(np.exp(half_width))
+    assert explained.seconds / explained.low == pytest.approx(np.exp(half_width))
+    assert explained.extrapolated
+
+
+@pytest.mark.parametrize(
+    ("gpu", "shape", "published"),
+    [
+        ("RTX 5090", (1, 4096, 8192, 8, 8, 128), 190.6e12),  # gau-nernst's learn-cuda, flash-attn at 400 W
+        ("RTX A5000", (2, 8192, 8192, 32, 32, 64), 81.9e12),  # gpu-mode/ring-attention issue 10
+    ],
+)
+def test_flash_attention_2_as_published_lies_within_the_interval_of_gpus_of_its_kind(gpu, shape, published):
+    batch, queries, keys, heads, _, head_dim = shape
+    measured = 4 * batch * heads * queries * keys * head_dim / published
+    explained = attention_time(gpu, *shape, causal=False, dtype="fp16", library="vllm")
+    assert explained.low < measured < explained.high
+    assert is_desktop(find_gpu(gpu))
+    assert not is_desktop(find_gpu("B200"))
+
+
+@pytest.mark.parametrize("gpu", CALIBRATED)
+def test_each_library_answers_for_itself(gpu):
+    answers = {
+        library: attention_time(gpu, 1, 4096, 4096, 32, 8, 128, library=library)
+        for library in ("trtllm", "sglang", "vllm")
+    }
+    assert {explained.library for explained in answers.values()} == set(answers)
+    assert len({float(explained.seconds) for explained in answers.values()}) == 3
+    assert attention_time(gpu, 1, 4096, 4096, 32, 8, 128).library == "trtllm"
+
+
+def test_a_kernel_that_nothing_supports_makes_an_interval_in_which_no_gain_is_certain():
+    # SGLang's heads of 192 run on Triton on a B200, its neighbours on TensorRT-LLM's kernels.
+    kernels = kernels_of("B200", library="sglang")
+    assert [width for width in kernels.widths if kernels.doubtful(width)] == [192]
+    narrow, doubtful, wide = (
+        attention_time("B200", 1, 8192, 8192, 32, 8, width, library="sglang") for width in (128, 192, 256)
+    )
+    assert doubtful.extrapolated
+    assert not wide.extrapolated
+    assert doubtful.seconds > 2 * wide.seconds
+    assert doubtful.low < wide.high
+    # Another library's heads of 192 are read off kernels that are trusted.
+    assert narrow.seconds < attention_time("B200", 1, 8192, 8192, 32, 8, 192).seconds < doubtful.low * 2
+
+
+@pytest.mark.parametrize("gpu", [*CALIBRATED, "B300", "RTX 4090"])
+def test_a_window_takes_less_the_shorter_it_is_and_none_from_the_sequence_on(gpu):
+    def seconds(window, seq=16384):
+        return attention_time(gpu, 1, seq, seq, 40, 8, 128, window=window).seconds
+
+    assert np.all(np.diff(seconds([512, 2048, 16384])) > 0)
+    assert seconds(512) < 0.25 * seconds(0)
+    # A window that was measured has its own kernel, also in shorter sequences.
+    assert seconds(32768) == pytest.approx(seconds(0))
+    assert seconds(8192, seq=2048) == pytest.approx(seconds(0, seq=2048), rel=0.1)
+
+
+def test_windows_mixed_in_one_call_are_those_of_single_calls():
+    windows = np.array([0, 128, 1024, 0, 8192])
+    mixed = attention_time("H200", 2, 8192, 8192, 32, 8, 128, window=windows)
+    for place, window in enumerate(windows.tolist()):
+        one = attention_time("H200", 2, 8192, 8192, 32, 8, 128, window=window)
+        assert mixed.seconds[place] == pytest.approx(float(one.seconds))
+        assert mixed.low[place] == pytest.approx(float(one.low))
+    assert mixed.extrapolated.tolist() == [False, True, True, False, False]
+
+
+def test_more_multiprocessors_of_the_same_kind_are_faster():
+    for faster, slower in (("GB200", "B200"), ("H100", "H100 PCIe")):
+        one, other = (attention_time(gpu, 8, 8192, 8192, 32, 8, 128).seconds for gpu in (faster, slower))
+        assert one < other
+
+
+def test_what_was_measured_on_a_machine_corrects_the_law_there():
+    arrays, limits = fit_correction(np.full(4, np.log(1.25)), {"batch": np.array([1, 2, 4, 8])}, degree=0)
+    block = CalibrationBlock(arrays, {"mape": 2.0}, limits)
+    here = shipped_calibration("H200 SXM").with_block(correction_name("attention_bf16"), block)
+    shape = (2, 4096, 4096, 32, 8, 128)
+    explained = attention_time(here, *shape)
+    assert explained.seconds == pytest.approx(1.25 * attention_time("H200", *shape).seconds)
+    assert explained.parts["this machine"] == pytest.approx(0.2 * explained.seconds)
+    backward = attention_time(here, *shape, backward=True)
+    assert explained.error_percent == 2.0 < backward.error_percent
+
+
+def test_a_calibration_without_attention_falls_back_to_what_is_shipped():
+    shape = (2, 4096, 4096, 32, 8, 128)
+    assert attention_time(Calibration("H200 SXM"), *shape).seconds == attention_time("H200", *shape).seconds
+
+
+def test_a_hundred_thousand_shapes_are_told_at_once_as_one_by_one():
+    rng = np.random.default_rng(0)
+    heads = rng.choice([8, 16, 32, 64], 100_000)
+    shapes = (rng.integers(1, 9, heads.size), 4096, 4096, heads, heads // 4, rng.choice([64, 80, 128], heads.size))
+    seconds = attention_time("H200", *shapes).seconds
+    for i in (0, 77, 99_999):
+        one = attention_time("H200", shapes[0][i], 4096, 4096, heads[i], heads[i] // 4, shapes[5][i]).seconds
+        assert seconds[i] == pytest.approx(float(one), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"heads": 0}, "heads = 0"),
+        ({"batch": -3}, "batch = -3"),
+        ({"seq_q": np.nan}, "seq_q = nan"),
+        ({"head_dim": 1024}, "head_dim up to 512"),
+        ({"kv_heads": 12}, "choose kv_heads that divide heads"),
+        ({"kv_heads": 64}, "choose kv_heads that divide heads"),
+        ({"seq_k": 16}, "more queries than keys"),
+        ({"dtype": "int8"}, "ask for bf16, fp16, fp8"),
+        ({"dtype": "fp8", "backward": True}, "ask for bf16"),
+        ({"gpu": "H2000"}, "did you mean"),
+        ({"gpu": "V100"}, "no units for 'bf16'"),
+        ({"gpu": "A100", "dtype": "fp8"}, "no units for 'fp8'"),
+        ({"library": "cublas"}, "Of cublas no attention_bf16 was measured on H200 SXM: there are trtllm, sglang, vllm"),
+        ({"library": "cublas", "gpu": "RTX 4090"}, "choose from trtllm, sglang, vllm"),
+        ({"seq_q": 1, "seq_k": 8192}, "as in decode, are not priced"),
+        ({"seq_q": 8, "seq_k": 8192}, "give as many queries as keys"),
+        ({"window": -1}, "window = -1: give a size of 0"),
+        ({"window": 128, "causal": False}, "ask for causal or no window"),
+    ],
+)
+def test_what_cannot_be_asked_is_said_in_one_sentence(changed, said):
+    asked = {"gpu": "H200", "batch": 1, "seq_q": 64, "seq_k": 64, "heads": 32, "kv_heads": 8, "head_dim": 128}
+    with pytest.raises(UserError, match=said) as raised:
+        attention_time(**{**asked, **changed})
+    assert "\n" not in str(raised.value)
+
+
+def test_a_gpu_without_bf16_has_the_law_of_fp16():
+    assert attention_time("V100", 1, 2048, 2048, 16, 16, 64, dtype="fp16").seconds > 0
+
+
+def sdpa(dtype, what):
+    """Milliseconds of cuDNN on an H200 by mask and length."""
+    with (SAMPLE / "sdpa_h200.csv").open() as table:
+        rows = [row for row in csv.DictReader(table) if row["data_type"] == dtype]
+    return {(row["attn_mask"], int(row["q_seqlen"])): float(row[what]) for row in rows}
+
+
+def test_the_backward_and_fp8_take_what_cudnn_took_on_an_h200():
+    forward, backward, fp8 = (
+        sdpa(dtype, what)
+        for dtype, what in (("bfloat16", "fwd_time_ms"), ("bfloat16", "bwd_time_ms"), ("fp8", "fwd_time_ms"))
+    )
+    for (_, seq), forward_ms in forward.items():
+        rate = BACKWARD_RATE[128] / (1 + BACKWARD_HALF_SEQ / seq)
+        assert backward[_, seq] / forward_ms == pytest.approx(2.5 / rate, rel=PUBLISHED)
+    assert np.median([fp8[case] / forward[case] for case in forward]) == pytest.approx(FP8_TIME, rel=0.01)
+
+
+def test_attention_without_a_mask_is_as_much_slower_as_cudnn_measured():
+    forward = sdpa("bfloat16", "fwd_time_ms")
+    for seq in (4096, 8192, 16384, 32768):
+        full, causal = (
+            attention_time("H200", 1, seq, seq, 64, 8, 128, causal=which).seconds for which in (False, True)
+        )
+        assert full / causal == pytest.approx(forward["no_mask", seq] / forward["top_left", seq], rel=0.06)

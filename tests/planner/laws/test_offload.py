@@ -1,0 +1,154 @@
+"""Offload: what leaves the GPU, what the bus, the host's memory and drives cost, and who can do it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import find_gpu
+from pyperf_suite.laws.training.memory import training_memory
+from pyperf_suite.laws.transformer import ModelDimensions, Sharding
+from pyperf_suite.planner.laws.training.framework import FRAMEWORKS
+from pyperf_suite.planner.laws.training.offload import (
+    ADAM_BYTES,
+    ADDED_BYTES,
+    BUS_SHARE,
+    DRIVE_BYTES,
+    HOST_SHARE,
+    OFFLOADED_BY,
+    OFFLOADS,
+    Host,
+    offloaded,
+    usual_host,
+)
+from pyperf_suite.planner.laws.training.step import ParallelPlan, step_time
+
+LLAMA = ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True)
+# Copies reach 20 GB/s each way, the CPU's kernels 100 GB/s, drives 5 GB/s.
+HOST = Host(20e9 / BUS_SHARE, 100e9 / HOST_SHARE, 5e9)
+PLAN = ParallelPlan(64, 1, 4096, data=8, overlap_gradients=True, zero_stage=3, framework="deepspeed", host=HOST)
+
+
+def cost(offload, framework="deepspeed", *, zero_stage=3, gradient_bytes=2, micro_batches=1, forward=0.0, backward=0.0):
+    waited, adam = offloaded(
+        offload, framework, HOST, 1e9, zero_stage, gradient_bytes, micro_batches, forward, backward
+    )
+    return float(waited), float(adam)
+
+
+def test_adam_on_the_cpu_is_bound_by_the_hosts_memory():
+    for offload, framework in (("optimizer", "megatron"), ("cpu", "fsdp2"), ("nvme", "deepspeed")):
+        assert cost(offload, framework)[1] == pytest.approx(1e9 * ADAM_BYTES / 100e9)
+
+
+def test_zero_offload_sends_gradients_during_backward_and_parameters_back_after_the_update():
+    # 2 GB each way at 20 GB/s.
+    assert cost("optimizer")[0] == pytest.approx(0.1 + 0.1)
+    assert cost("optimizer", backward=0.04)[0] == pytest.approx(0.06 + 0.1)
+    assert cost("optimizer", backward=1.0)[0] == pytest.approx(0.1)
+    # Those of each micro-batch from ZeRO 2 on, of an iteration below; Megatron's wait for the end of backward.
+    assert cost("optimizer", micro_batches=4)[0] == pytest.approx(4 * 0.1 + 0.1)
+    assert cost("optimizer", micro_batches=4, zero_stage=1)[0] == pytest.approx(0.1 + 0.1)
+    assert cost("optimizer", "megatron", zero_stage=1, gradient_bytes=4, backward=1.0)[0] == pytest.approx(0.2 + 0.1)
+
+
+def test_parameters_are_fetched_in_forward_and_backward_of_each_micro_batch():
+    assert cost("cpu", backward=1.0)[0] == pytest.approx(0.1)
+    assert cost("cpu", forward=1.0, backward=1.0)[0] == 0
+    # FSDP sends 4 bytes a parameter, and adds gradients of further micro-batches on the CPU.
+    assert cost("cpu", "fsdp2", gradient_bytes=4, backward=1.0)[0] == pytest.approx(0.2)
+    added = 1e9 * ADDED_BYTES / 100e9
+    assert cost("cpu", "fsdp2", gradient_bytes=4, micro_batches=3, forward=1, backward=1)[0] == pytest.approx(2 * added)
+    # DeepSpeed brings the sum so far back to the GPU, next to the parameters.
+    assert cost("cpu", micro_batches=2, forward=1.0)[0] == pytest.approx(2 * 0.2)
+
+
+def test_drives_are_read_and_written_while_adam_computes():
+    waited, adam = cost("nvme", forward=1.0, backward=1.0)
+    assert waited == pytest.approx(1e9 * DRIVE_BYTES / 5e9 - adam)
+    assert cost("nvme", backward=1.0)[0] == pytest.approx(waited + 2e9 / 5e9)
+
+
+def test_a_host_is_the_makers_server_or_the_cpu_on_the_module():
+    a100, h100, grace = (usual_host(find_gpu(name)) for name in ("A100", "H100", "GH200"))
+    assert (a100.bus_bytes_per_s, h100.bus_bytes_per_s) == (31.5e9, 63e9)
+    assert a100.host_bytes_per_s < h100.host_bytes_per_s
+    # NVLink-C2C; what copies reach is bound by the host's memory too.
+    assert grace.bus_bytes_per_s == 450e9
+    assert grace.bus == grace.host < 450e9
+    assert h100.holds(1e15)
+    assert replace(h100, memory_bytes=100.0).holds([80, 95]).tolist() == [True, False]
+
+
+def test_a_step_that_offloads_has_adam_on_the_cpu_and_a_part_for_what_it_waits_for():
+    usual = step_time("A100", LLAMA, PLAN)
+    away = step_time("A100", LLAMA, replace(PLAN, offload="optimizer"))
+    assert "offload" not in usual.parts
+    assert away.parts["optimizer"] > max(1e9 * ADAM_BYTES / 100e9, usual.parts["optimizer"])
+    assert float(away.seconds) == pytest.approx(sum(map(float, away.parts.values())))
+    same = [name for name in usual.parts if name != "optimizer"]
+    assert {name: float(away.parts[name]) for name in same} == {name: float(usual.parts[name]) for name in same}
+    # What is assumed of the host makes the interval wider than the law's own.
+    assert away.high / away.seconds > usual.high / usual.seconds
+    assert away.low / away.seconds < usual.low / usual.seconds
+    faster = replace(PLAN, offload="optimizer", host=Host(40e9, 400e9))
+    assert step_time("A100", LLAMA, faster).parts["optimizer"] < away.parts["optimizer"]
+
+
+def test_what_is_offloaded_is_the_hosts_and_no_more_the_gpus():
+    needs = {
+        offload: training_memory(LLAMA, 1, 4096, data_ranks=8, zero_stage=3, offload=offload) for offload in OFFLOADS
+    }
+    share = LLAMA.parameters / 8
+    assert needs["none"].host == needs["none"].nvme == 0
+    assert (needs["optimizer"].optimizer, needs["optimizer"].gradients) == (0, 0)
+    assert needs["optimizer"].host == pytest.approx(16 * share)
+    assert needs["optimizer"].weights == needs["none"].weights
+    assert (needs["cpu"].weights, needs["cpu"].gradients, needs["cpu"].optimizer) == (0, 0, 0)
+    assert needs["cpu"].host == needs["nvme"].nvme == pytest.approx(18 * share)
+    assert 0 < needs["nvme"].host <= needs["cpu"].host
+    assert needs["cpu"].total == pytest.approx(needs["none"].activations + needs["none"].gathered)
+    # Gradients that are not scattered stay until the update.
+    whole = training_memory(LLAMA, 1, 4096, data_ranks=8, zero_stage=1, offload="optimizer")
+    assert whole.gradients == 4 * LLAMA.parameters
+
+
+def test_every_framework_says_what_it_offloads():
+    assert set(OFFLOADED_BY) == set(FRAMEWORKS)
+    assert all(each[0] == "none" for each in OFFLOADED_BY.values())
+    with pytest.raises(UserError, match="Nothing can be offloaded as 'disk'"):
+        replace(PLAN, offload="disk")
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_each_stage_of_a_pipeline_is_counted_on_its_own(chunks):
+    def need(**how):
+        return training_memory(
+            LLAMA, 1, 4096, Sharding(), stages=4, chunks=chunks, recompute="nothing", micro_batches=64, **how
+        )
+
+    usual = need()
+    assert need(stage_layers=(8, 8, 8)).total == pytest.approx(usual.total)
+    # A light first stage leaves the second one the fullest, which has no embedding and a micro-batch less.
+    light = need(stage_layers=(2, 10, 10))
+    as_fullest = training_memory(
+        replace(LLAMA, layers=40), 1, 4096, stages=4, chunks=chunks, recompute="nothing", micro_batches=64
+    )
+    assert light.total < as_fullest.total
+    assert light.weights == pytest.approx(usual.weights + 2 * (2 * LLAMA.layer_parameters - LLAMA.vocab * LLAMA.hidden),
+                                          rel=1e-3)  # fmt: skip
+    # Layers put on the last stage, which holds one micro-batch, cost less than those on the first.
+    assert need(stage_layers=(8, 8, 11)).activations < need(stage_layers=(11, 8, 8)).activations
+
+
+def test_stages_of_a_grid_are_counted_as_each_alone():
+    batches, stages = np.array([1, 2, 4]), np.array([0, 1, 3])
+    how = {"stages": 4, "stage_layers": (6, 9, 8), "recompute": "nothing", "data_ranks": 8}
+    together = training_memory(LLAMA, batches, 4096, zero_stage=stages, **how)
+    alone = [
+        training_memory(LLAMA, int(b), 4096, zero_stage=int(z), **how) for b, z in zip(batches, stages, strict=True)
+    ]
+    assert together.total.tolist() == pytest.approx([float(each.total) for each in alone])

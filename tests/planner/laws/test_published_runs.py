@@ -1,0 +1,100 @@
+"""Rows of published training runs: what is read, what is assumed, and how near the law comes to runs and memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.training.memory import MemoryNeed
+from pyperf_suite.planner.laws.training.published import ASSUMED_RECOMPUTE, read_runs, run_of
+from pyperf_suite.planner.laws.training.step import step_time
+from tools.fit.published import SAMPLE
+from tools.fit.step import ANOTHER_ENGINE
+
+TABLE = SAMPLE / "training_published.csv"
+ROW = {
+    "model": "Llama3-8B", "architecture": "gqa", "layers": "32", "hidden": "4096", "ffn": "14336", "heads": "32",
+    "kv_heads": "8", "head_dim": "128", "vocab": "128256", "gated": "yes", "seq": "8192", "gpu": "H100", "gpus": "16",
+    "global_batch": "256", "engine": "nemo", "dp": "8", "cp": "2", "zero_stage": "1", "seconds_per_step": "13.0",
+}  # fmt: skip
+
+
+def test_a_row_says_its_model_layout_and_time_and_what_it_leaves_open():
+    run = run_of(ROW)
+    assert (run.model.layers, run.model.kv_heads, run.plan.data, run.plan.context) == (32, 8, 8, 2)
+    assert (run.plan.framework, run.plan.dtype, run.seconds, run.ran) == ("megatron", "bf16", 13.0, True)
+    assert run.assumed == (ASSUMED_RECOMPUTE, "TP and DP overlapped", "a micro-batch of 1")
+    stated = run_of(ROW | {"recompute": "layers", "micro_batch": "2", "overlap": "tp, dp", "recompute_stated": "yes"})
+    assert stated.assumed == ()
+    assert (stated.plan.recompute, stated.plan.micro_batch) == ("layers", 2)
+
+
+def test_tokens_a_second_do_where_seconds_are_blank():
+    run = run_of(ROW | {"seconds_per_step": "", "tokens_per_s_per_gpu": "10082"})
+    assert run.seconds == pytest.approx(256 * 8192 / (10082 * 16))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"layers": ""}, "does not state layers"),
+        ({"gpu": "H1000"}, "no GPU 'H1000'"),
+        ({"gpus": "24"}, "DP 8 x TP 1 x PP 1 x CP 2 are not 24 GPUs"),
+        ({"engine": "paxml"}, "Nothing is known of the engine 'paxml'"),
+        ({"recompute": "some"}, "cannot recompute 'some'"),
+        ({"seq": "many"}, "seq = 'many' is no number"),
+        ({"global_batch": "255"}, "cannot be cut into micro-batches"),
+    ],
+)
+def test_a_row_that_cannot_be_predicted_is_refused_in_a_sentence(change, sentence):
+    with pytest.raises(UserError, match=sentence):
+        run_of(ROW | change)
+
+
+def test_a_file_that_is_no_table_is_refused(tmp_path):
+    other = tmp_path / "other.csv"
+    other.write_text("m,n,k\n1,2,3\n")
+    with pytest.raises(UserError, match="no column layers"):
+        read_runs(other)
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """A sample of the published table."""
+    found, refused = read_runs(TABLE)
+    assert len(found) > 120
+    assert all("does not state layers" in reason for reason in refused)
+    return found
+
+
+@pytest.mark.slow
+def test_dense_runs_of_each_framework_and_generation_are_predicted_within_the_targets(runs):
+    errors, covered = defaultdict(list), []
+    for run in runs:
+        if run.seconds is None or run.model.experts > 1 or any(each in run.note for each in ANOTHER_ENGINE):
+            continue
+        found = step_time(run.gpu, run.model, run.plan, network=run.network_bytes_per_s)
+        errors[run.plan.framework, run.plan.dtype == "bf16" or run.plan.dtype == "fp16"].append(
+            float(found.seconds) / run.seconds - 1
+        )
+        covered.append(float(found.low) <= run.seconds <= float(found.high))
+    assert {framework for framework, _ in errors} >= {"megatron", "fsdp1", "torchtitan", "deepspeed"}
+    for (framework, wide), own in errors.items():
+        assert np.mean(np.abs(own)) < (0.08 if wide else 0.12), (framework, wide)
+    assert np.mean(covered) > 0.85
+
+
+def test_no_run_that_ran_is_said_not_to_fit_and_printed_memory_lies_within_the_bounds(runs):
+    assert not [run.name for run in runs if run.ran and run.verdict == "does not fit"]
+    printed = [run for run in runs if run.memory_gib]
+    assert all(run.need.least / 2**30 <= run.memory_gib for run in printed)
+    assert np.mean([run.memory_gib <= run.need.most / 2**30 for run in printed]) > 0.85
+
+
+def test_a_need_fits_for_sure_perhaps_or_not():
+    need = MemoryNeed(10e9, 10e9, 10e9, 10e9)
+    verdicts = [need.verdict(size) for size in (20e9, 40e9, 80e9)]
+    assert verdicts == ["does not fit", "may not fit", "fits"]

@@ -1,0 +1,306 @@
+"""The time of a training iteration: what it adds up from, how it scales and is cut, whole grids, what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.transformer import ModelDimensions
+from pyperf_suite.planner.laws.calibration import Calibration
+from pyperf_suite.planner.laws.explained import Explained
+from pyperf_suite.planner.laws.prices import Prices
+from pyperf_suite.planner.laws.training.framework import StepConstants, pack_constants
+from pyperf_suite.planner.laws.training.layer_work import TAKEN_IN_NODE, waited_s
+from pyperf_suite.planner.laws.training.step import ParallelPlan, step_time
+
+MODEL = ModelDimensions(layers=24, hidden=1024, ffn=4096, heads=16, vocab=51200, bias=True, tied=True)
+EXPERTS = replace(MODEL, experts=8, top_k=2)
+# A vocabulary of one, so that the last stage computes as much as the others.
+WITHOUT_LOGITS = replace(MODEL, vocab=1)
+SEQ = 1024
+PLAN = ParallelPlan(global_batch=64, micro_batch=2, seq=SEQ)
+IDLE_HOST = StepConstants(slowdown=1.0, host_s_per_layer=0.0, network=10e9)
+STREAM_S = 2 * 2 * 1024 * 1024 / 1e9  # of one micro-batch's activations, where a GB takes a second
+
+
+@dataclass
+class MadeUpPrices:
+    """100 TFLOP/s, 1 TB/s; a collective takes a second a GB where `linked`."""
+
+    linked: bool = True
+
+    def gemm(self, layout, m, n, k):
+        return Explained(2.0 * m * n * k / 1e14)
+
+    def attention(self, causal, backward, batch, seq, heads, kv_heads, head_dim, window=0):
+        seq = np.sqrt(np.where(np.asarray(window) > 0, 2 * np.minimum(window, seq) * seq, np.square(seq)))
+        flop = (2.5 if backward else 1.0) * 4.0 * batch * heads * seq**2 * head_dim / (2 if causal else 1)
+        return Explained(flop / 1e14)
+
+    def latent_attention(self, backward, batch, seq, heads):
+        return self.attention(True, backward, batch, seq, heads, heads, 160)
+
+    def grouped_gemm(self, tokens, hidden, width, experts, top_k, ep, tp, gated, backward):
+        flop = 2.0 * tokens * top_k / ep * hidden * width / tp * (3 if gated else 2) * (2 if backward else 1)
+        return Explained(flop / 1e14)
+
+    def memory_bound(self, nbytes):
+        return Explained(nbytes / 1e12)
+
+    def collective(self, op, nbytes, ranks, ranks_per_node=None, network=None):
+        return Explained(np.where(np.asarray(ranks) > 1, nbytes / 1e9 if self.linked else 0.0, 0.0))
+
+
+def parts(
+    plan: ParallelPlan, model: ModelDimensions = MODEL, linked: bool = True, constants: StepConstants = IDLE_HOST
+) -> dict[str, float]:
+    """Where a made-up iteration's seconds go."""
+    found = step_time("A100", model, plan, constants, MadeUpPrices(linked)).parts
+    return {name: float(part) for name, part in found.items()}
+
+
+def seconds(plan: ParallelPlan) -> float:
+    return float(step_time("A100", MODEL, plan, IDLE_HOST, MadeUpPrices()).seconds)
+
+
+def test_the_parts_add_up_to_the_iteration() -> None:
+    plan = ParallelPlan(64, 1, 1024, tensor=2, data=2, pipeline=4, recompute="layers", fused_attention=False)
+    found = step_time("A100", MODEL, plan, StepConstants(1.2, 1e-3, 5e9), MadeUpPrices())
+    assert sum(found.parts.values()) == pytest.approx(found.seconds)
+    assert all(part >= 0 for part in found.parts.values())
+
+
+def test_products_take_six_flop_a_parameter_and_token_and_eight_where_layers_are_computed_again() -> None:
+    tokens = 64 * 1024
+    in_layers, logits = 12 * 24 * 1024**2, 51200 * 1024
+    assert parts(PLAN)["products"] == pytest.approx(6 * (in_layers + logits) * tokens / 1e14)
+    again = parts(replace(PLAN, recompute="layers"))["products"]
+    assert again == pytest.approx((8 * in_layers + 6 * logits) * tokens / 1e14)
+
+
+def test_scores_in_memory_make_attention_slower_than_fused() -> None:
+    fused, scored = parts(PLAN), parts(replace(PLAN, fused_attention=False))
+    assert scored["memory bound"] > fused["memory bound"]
+    # Without recomputing, products of scores count in full where fused ones skip the masked half; backward has 2.5
+    # times the forward where fused, 2 times where not.
+    assert scored["attention"] / fused["attention"] == pytest.approx(2 * (1 + 2) / (1 + 2.5))
+
+
+def test_the_bubble_is_that_of_the_published_formula_where_stages_are_alike() -> None:
+    plan = replace(PLAN, pipeline=4)
+    found = step_time("A100", WITHOUT_LOGITS, plan, IDLE_HOST, MadeUpPrices(linked=False)).parts
+    of_layers = sum(found[name] for name in ("products", "attention", "memory bound"))
+    # (p − 1)/m of the computation (Narayanan et al. 2021, section 2.2).
+    assert found["bubble"] == pytest.approx((4 - 1) / plan.micro_batches * of_layers, rel=1e-3)
+
+
+def test_more_micro_batches_shrink_the_share_of_the_bubble() -> None:
+    plans = [replace(PLAN, pipeline=4, global_batch=size) for size in (8, 64, 512)]
+    shares = [parts(plan)["bubble"] / seconds(plan) for plan in plans]
+    assert shares[0] > shares[1] > shares[2]
+
+
+def test_a_host_that_launches_slower_than_the_gpu_computes_is_waited_for() -> None:
+    slow_host = replace(IDLE_HOST, host_s_per_layer=1.0)
+    found = step_time("A100", WITHOUT_LOGITS, PLAN, slow_host, MadeUpPrices())
+    # Backward launches twice the kernels of forward, for each of 32 micro-batches and 24 layers.
+    assert found.seconds == pytest.approx(32 * 24 * 3, rel=1e-3)
+    assert found.parts["host"] > 0.9 * found.seconds
+    assert parts(PLAN)["host"] == 0
+
+
+def test_kernels_that_run_slower_in_a_step_slow_all_but_what_is_sent() -> None:
+    plan = replace(PLAN, tensor=2, data=2)
+    alone, within = parts(plan), parts(plan, constants=replace(IDLE_HOST, slowdown=1.5))
+    for name in ("products", "attention", "memory bound", "optimizer"):
+        assert within[name] == pytest.approx(1.5 * alone[name])
+    for name in ("tensor", "gradients"):
+        assert within[name] == alone[name] > 0
+
+
+def test_tensor_parallelism_sends_four_times_a_layer_and_six_where_layers_are_computed_again() -> None:
+    plan = replace(PLAN, tensor=2)
+    activations_s = 2 * 2 * 1024 * 1024 / 1e9
+    assert parts(plan)["tensor"] == pytest.approx(32 * (24 * 4 + 2) * activations_s)
+    assert parts(replace(plan, recompute="layers"))["tensor"] == pytest.approx(32 * (24 * 6 + 2) * activations_s)
+    assert parts(PLAN)["tensor"] == 0
+
+
+def test_gradients_hide_behind_the_last_backward_pass_where_they_are_sent_beside_it() -> None:
+    plan = replace(PLAN, data=2)
+    exposed, hidden = parts(plan)["gradients"], parts(replace(plan, overlap_gradients=True))["gradients"]
+    assert 0 < hidden < exposed
+
+
+def test_gradients_in_single_precision_take_twice_as_long() -> None:
+    plan = replace(PLAN, data=2)
+    assert parts(replace(plan, gradient_bytes=4))["gradients"] == pytest.approx(2 * parts(plan)["gradients"])
+
+
+def test_a_calibrations_own_constants_are_used_and_those_of_another_gpu_are_said_to_be() -> None:
+    block = pack_constants(StepConstants(2.0, 0.0, 10e9), {"mape": 5.0}, "made up")
+    own = step_time(Calibration("A100 SXM", {"step": block}), MODEL, PLAN, None, MadeUpPrices())
+    assert own.seconds == pytest.approx(2 * seconds(PLAN))
+    assert own.error_percent == 5.0
+    assert not own.extrapolated
+    of_another = step_time("L40S", MODEL, PLAN, None, MadeUpPrices())
+    assert of_another.extrapolated
+    assert of_another.error_percent is None
+    assert not step_time("A100", MODEL, PLAN, None, MadeUpPrices()).extrapolated
+
+
+def test_chunks_divide_the_bubble() -> None:
+    plan = replace(PLAN, pipeline=4)
+    whole, halves, thirds = (parts(replace(plan, chunks=chunks), linked=False)["bubble"] for chunks in (1, 2, 3))
+    assert whole == pytest.approx(2 * halves)
+    assert whole == pytest.approx(3 * thirds)
+
+
+def test_chunks_send_more_often_beside_computation() -> None:
+    plan = replace(PLAN, pipeline=4)
+    unlinked = parts(replace(plan, chunks=6), linked=False)["bubble"]
+    assert parts(replace(plan, chunks=6))["bubble"] > unlinked + 3 * 2 * STREAM_S
+
+
+def test_sequence_parallelism_sends_as_much_and_cuts_passes_over_memory() -> None:
+    plan = replace(PLAN, tensor=4)
+    plain, split = parts(plan), parts(replace(plan, sequence_parallel=True))
+    again = 24 * 32 * float(waited_s(2 * STREAM_S, 0.0, TAKEN_IN_NODE))
+    # A reduce_scatter and an all_gather have the S of the all_reduce each, and here the price of it.
+    assert 2 * plain["tensor"] <= split["tensor"] <= 2 * plain["tensor"] + again
+    assert split["memory bound"] < plain["memory bound"]
+    assert split["products"] == plain["products"]
+
+
+def test_selective_recomputation_repeats_attention_alone() -> None:
+    plan = replace(PLAN, fused_attention=False)
+    nothing, attention, layers = (
+        parts(replace(plan, recompute=recompute)) for recompute in ("nothing", "attention", "layers")
+    )
+    assert attention["attention"] == pytest.approx(4 / 3 * nothing["attention"])
+    assert attention["products"] == nothing["products"] < layers["products"]
+    assert nothing["memory bound"] < attention["memory bound"] < layers["memory bound"]
+
+
+def test_context_parallelism_cuts_tokens_and_attention_and_passes_keys_round() -> None:
+    plan = replace(PLAN, seq=65536)
+    alone, cut = parts(plan, linked=False), parts(replace(plan, context=4), linked=False)
+    assert cut["products"] == pytest.approx(alone["products"] / 4)
+    assert cut["attention"] == pytest.approx(alone["attention"] / 4, rel=0.05)
+    assert cut["attention"] > alone["attention"] / 4  # pieces are merged
+    assert cut["context"] == 0 < parts(replace(plan, context=4))["context"]
+
+
+def test_experts_send_their_tokens_four_times_a_layer_and_six_where_layers_are_computed_again() -> None:
+    plan = replace(PLAN, data=4, expert=4)
+    of_two_experts = 2 * STREAM_S
+    assert parts(plan, EXPERTS)["experts"] == pytest.approx(8 * 24 * 4 * of_two_experts)
+    again = parts(replace(plan, recompute="layers"), EXPERTS)["experts"]
+    assert again == pytest.approx(8 * 24 * 6 * of_two_experts)
+    assert parts(replace(plan, expert=1), EXPERTS)["experts"] == 0
+
+
+def test_stages_of_zero_send_what_the_paper_says() -> None:
+    plan = replace(PLAN, data=4)  # 8 micro-batches
+    psi_s = 2 * (24 * MODEL.layer_parameters + MODEL.hidden * MODEL.vocab) / 1e9
+    sent = [parts(replace(plan, zero_stage=stage)) for stage in range(4)]
+    assert [each["gradients"] / psi_s for each in sent] == pytest.approx([1, 1, 8, 8])
+    assert [each["parameters"] / psi_s for each in sent] == pytest.approx([0, 1, 1, 16])
+    # Shares of 36 bytes a parameter, and four passes over all gradients of a rank.
+    assert sent[1]["optimizer"] / sent[0]["optimizer"] == pytest.approx((36 / 4 + 16) / (36 + 16))
+    assert {each["products"] for each in sent} == {sent[0]["products"]}
+
+
+def test_zero_hides_beside_computation_but_not_wholly() -> None:
+    for stage in range(4):
+        plan = replace(PLAN, data=4, zero_stage=stage)
+        plain, beside = parts(plan), parts(replace(plan, overlap_gradients=True))
+        waited = [each["gradients"] + each["parameters"] for each in (beside, plain)]
+        assert 0 < waited[0] < waited[1]
+
+
+def test_what_is_hidden_still_takes_its_share_of_the_computation_beside_it() -> None:
+    assert waited_s(1.0, 10.0, 0.15) == pytest.approx(0.15)
+    assert waited_s(10.0, 4.0, 0.02) == pytest.approx(6 + 0.02 * 4)
+    assert waited_s(3.0, 0.0, 0.15) == 3.0
+
+
+def test_a_grid_is_told_as_its_plans_alone() -> None:
+    counts = {
+        "micro_batch": [1, 2, 4, 1, 2], "tensor": [1, 2, 4, 2, 1], "data": [4, 2, 1, 2, 8], "pipeline": [1, 2, 4, 2, 1],
+        "chunks": [1, 3, 2, 1, 1], "context": [2, 1, 1, 2, 1], "expert": [8, 2, 1, 4, 2], "zero_stage": [3, 1, 0, 2, 3],
+    }  # fmt: skip
+    for recompute in ("nothing", "attention", "layers"):
+        for fused in (True, False):
+            usual = replace(PLAN, recompute=recompute, fused_attention=fused, sequence_parallel=True)
+            grid = replace(usual, **{name: np.array(column) for name, column in counts.items()})
+            together = step_time("A100", EXPERTS, grid, IDLE_HOST, MadeUpPrices()).parts
+            for place in range(5):
+                plan = replace(usual, **{name: column[place] for name, column in counts.items()})
+                for name, part in parts(plan, EXPERTS).items():
+                    assert together[name][place] == pytest.approx(part, abs=1e-12), (name, place)
+
+
+def test_the_laws_of_a_gpu_take_grids_too() -> None:
+    grid = replace(PLAN, tensor=np.array([1, 2, 16]), data=np.array([8, 2, 1]), sequence_parallel=True)
+    together = step_time("A100", MODEL, grid, None, Prices("A100")).seconds
+    alone = [
+        step_time("A100", MODEL, replace(grid, tensor=t, data=d), None, Prices("A100")).seconds
+        for t, d in ((1, 8), (2, 2), (16, 1))
+    ]
+    assert together == pytest.approx(np.array(alone, dtype=float), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"pipeline": 5}, "24 layers cannot be cut into 5 stages"),
+        ({"tensor": 3}, "cannot divide heads = 16"),
+        ({"micro_batch": 3}, "cannot be cut into micro-batches of 3"),
+        ({"micro_batch": 0}, "sizes of at least 1"),
+        ({"gradient_bytes": 0}, "sizes of at least 1"),
+        ({"zero_stage": 4}, "ZeRO has stages 0 to 3, but 4"),
+        ({"context": 3}, "1024 tokens cannot be cut over 3"),
+        ({"data": 4, "expert": 8}, "spread over 8 of 4 ranks"),
+        ({"pipeline": 6, "chunks": 2}, "a multiple of 6 stages of micro-batches, but there are 32"),
+        ({"pipeline": 4, "chunks": 4}, "24 layers cannot be cut into 4 stages of 4 chunks"),
+        ({"recompute": "some"}, "cannot recompute 'some'"),
+        ({"chunks": 0}, "sizes of at least 1"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused_in_a_sentence(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        seconds(replace(PLAN, **change))
+
+
+def test_an_unknown_gpu_is_refused() -> None:
+    with pytest.raises(UserError, match="no GPU 'H2000'"):
+        step_time("H2000", MODEL, PLAN, None, MadeUpPrices())
+
+
+def test_layers_with_a_window_take_as_long_as_what_they_see_and_ranks_of_cp_share_them() -> None:
+    windowed = replace(MODEL, window=SEQ // 16, windowed_layers=MODEL.layers // 2)
+    plan = ParallelPlan(8, 1, SEQ)
+    whole_s = parts(plan)["attention"]
+    assert parts(plan, windowed)["attention"] == pytest.approx(whole_s * (1 / 2 + 1 / 2 / 8))
+    chunked = replace(windowed, chunked=True)
+    assert parts(plan, chunked)["attention"] == pytest.approx(whole_s * (1 / 2 + 1 / 2 / 16))
+    shared = ParallelPlan(8, 1, SEQ, context=2)
+    for model, of_windowed in ((windowed, 1 / 8 / 2), (chunked, 1 / 16 / 2)):
+        saved_s = parts(shared)["attention"] - parts(shared, model)["attention"]
+        assert saved_s == pytest.approx(parts(shared)["attention"] / 2 - whole_s / 2 * of_windowed, rel=0.02)
+
+
+def test_experts_take_as_long_as_their_grouped_product_and_again_where_layers_are_computed_again() -> None:
+    sparse = replace(MODEL, experts=8, top_k=2)
+    plan, again = (ParallelPlan(8, 1, SEQ, recompute=kept) for kept in ("nothing", "layers"))
+    flop = 2 * 2 * SEQ * MODEL.hidden * MODEL.ffn * (3 if MODEL.gated else 2) * MODEL.layers * 8
+    dense_s = flop / 2 * 3 / 1e14
+    router_s = 3 * 2 * SEQ * MODEL.hidden * 8 * MODEL.layers * 8 / 1e14
+    assert parts(plan, sparse)["products"] == pytest.approx(parts(plan)["products"] + dense_s + router_s)
+    more_s = parts(again, sparse)["products"] - parts(plan, sparse)["products"]
+    assert more_s == pytest.approx(parts(again)["products"] - parts(plan)["products"] + dense_s / 3 + router_s / 3)

@@ -1,0 +1,69 @@
+"""Which measured GPU a law is read off: one rule for all laws, and what that costs on tables of a GPU left out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import find_gpu
+from pyperf_suite.planner.laws.collectives import has_nvlink, link_bytes_per_s
+from pyperf_suite.planner.laws.transfers import have_same_kernels, nearest
+from tools.fit.published import SAMPLE
+
+MEASURED = ("A100 SXM", "B200 SXM", "H100 SXM", "H200 SXM", "L40S")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "source"),
+    [
+        ("A30", "A100 SXM"),
+        ("GH200", "H100 SXM"),
+        ("B300", "B200 SXM"),
+        ("RTX 3090", "L40S"),
+        ("RTX 4090", "L40S"),
+        ("RTX 5090", "L40S"),
+        ("V100", "A100 SXM"),
+        ("MI300X", "H200 SXM"),
+    ],
+)
+def test_first_the_same_kernels_then_the_same_memory_then_the_nearest_rate(gpu, source):
+    assert nearest(find_gpu(gpu), MEASURED, "attention is").name == source
+
+
+@pytest.mark.parametrize(
+    ("gpu", "left"),
+    [("A100 SXM", "H100 SXM"), ("L40S", "A100 SXM"), ("H100 SXM", "H200 SXM"), ("B200 SXM", "H200 SXM")],
+)
+def test_a_gpu_left_out_is_read_off_the_one_that_its_tables_were_judged_by(gpu, left):
+    assert nearest(find_gpu(gpu), set(MEASURED) - {gpu}, "attention is").name == left
+
+
+def test_pcie_never_stands_for_nvlink():
+    assert nearest(find_gpu("RTX 4090"), MEASURED, "collectives are", link_bytes_per_s, has_nvlink).name == "L40S"
+    known = set(MEASURED) - {"L40S"}
+    assert has_nvlink(nearest(find_gpu("V100 SXM"), MEASURED, "collectives are", link_bytes_per_s, has_nvlink))
+    assert nearest(find_gpu("L40S"), known, "collectives are", link_bytes_per_s, has_nvlink).name == "A100 SXM"
+
+
+def test_consumer_blackwell_has_not_the_kernels_of_servers():
+    assert have_same_kernels(find_gpu("B300"), find_gpu("B200"))
+    assert not have_same_kernels(find_gpu("RTX 5090"), find_gpu("B200"))
+    assert not have_same_kernels(find_gpu("MI300X"), find_gpu("MI300X"))
+
+
+def test_without_any_measured_gpu_one_is_to_be_calibrated():
+    with pytest.raises(UserError, match="calibrate one"):
+        nearest(find_gpu("H100"), (), "memory is")
+
+
+@pytest.mark.slow
+def test_the_tables_of_a_gpu_are_held_against_the_laws_of_the_others():
+    command = [sys.executable, "-m", "tools.fit", str(SAMPLE), "--left-out", "H100"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3], check=True)
+    (row,) = [line for line in done.stdout.splitlines() if line.split()[:4] == ["GEMM", "H100", "SXM", "bf16"]][:1]
+    assert "trtllm 1.3.0rc20" in row
+    assert float(row.split("%")[0].split()[-1]) < 12

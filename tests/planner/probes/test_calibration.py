@@ -1,0 +1,123 @@
+"""The calibration probe spreads few cases over all sizes, and holds what was measured against the shipped laws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import Device, resolve
+from pyperf_suite.planner.probes import calibration
+from pyperf_suite.planner.probes.calibration import (
+    GPU_EXTENT,
+    PROBE,
+    Extent,
+    predicted_seconds,
+    spread_attentions,
+    spread_products,
+)
+from pyperf_suite.runner.profiles import QUICK
+from pyperf_suite.runner.record import Case, Record
+
+GPU = Device("cuda")
+H200 = {"kind": "cuda", "model": "NVIDIA H200", "multiprocessors": 132}
+
+
+def a_millisecond_each(spec: object, cases: Sequence[Case]) -> np.ndarray:
+    return np.full(len(cases), 1e-3)
+
+
+def test_the_products_are_different_and_inside_their_extent() -> None:
+    extent = Extent(m=(64, 8192), nk=(512, 8192), flop=1e11, elements=1e7)
+    shapes = spread_products(50, extent)
+    assert len(set(shapes)) == 50
+    for shape in shapes:
+        assert 64 <= shape.m <= 8192
+        assert 512 <= shape.n <= 8192
+        assert shape.n % 64 == shape.k % 64 == shape.m % 8 == 0
+        assert 2 * shape.m * shape.n * shape.k <= 1e11
+        assert shape.m * shape.k + shape.k * shape.n + shape.m * shape.n <= 1e7
+
+
+def test_every_third_of_each_size_is_visited_wherever_the_others_are_small() -> None:
+    shapes = spread_products(72, GPU_EXTENT)
+    for size, (low, high) in (("m", GPU_EXTENT.m), ("n", GPU_EXTENT.nk), ("k", GPU_EXTENT.nk)):
+        place = [np.log(getattr(shape, size) / low) / np.log(high / low) for shape in shapes]
+        assert min(np.histogram(place, bins=3, range=(0, 1.01))[0]) >= 9
+
+
+def test_attentions_differ_in_grouping_and_head_dim() -> None:
+    shapes = spread_attentions(20, (256, 8192), (8, 64), 2e11)
+    assert len(set(shapes)) == 20
+    assert all(shape.heads % shape.kv_heads == 0 for shape in shapes)
+    assert len({shape.heads // shape.kv_heads for shape in shapes}) == 3
+    assert len({shape.head_dim for shape in shapes}) == 2
+
+
+def test_a_gpu_is_measured_in_under_two_minutes_of_its_time() -> None:
+    cases = PROBE.cases("quick", GPU)
+    assert len(cases) >= 80
+    assert len(cases) * QUICK.effort.seconds_at_most < 60, "the other minute is for making and verifying operands"
+    assert {case.operator for case in cases} == {"matmul", "attention"}
+
+
+def test_an_axis_is_replaced_by_shapes_as_written() -> None:
+    cases = PROBE.cases("quick", resolve("cpu"), {"shape": "8x64x32", "attention": "1x4x2x64x128", "workers": "1"})
+    product, attention = (case.parameters for case in cases)
+    assert (product.m, product.n, product.k) == (8, 64, 32)
+    assert (attention.heads, attention.key_heads, attention.head_dim, attention.seq_q) == (4, 2, 64, 128)
+    assert attention.causal
+
+
+def test_the_shipped_law_is_held_against_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, timed_record: Callable[..., Record]
+) -> None:
+    monkeypatch.setattr(calibration, "predicted_seconds", a_millisecond_each)
+    products = [case for case in PROBE.cases("quick", GPU) if case.operator == "matmul"][:4]
+    records = [
+        timed_record(case, s, identity=H200) for case, s in zip(products, (1e-3, 1e-3, 0.8e-3, 0.5e-3), strict=True)
+    ]
+    found = PROBE.findings(records)
+    (law,) = [each for each in found.remarks if each.kind == "law"]
+    told = {name: getattr(value, "value", value) for name, value in law.values.items()}
+    assert told == {
+        "gpu": "H200 SXM",
+        "count": 4,
+        "kind_of": "bfloat16 products",
+        "mean": pytest.approx(1.25 / 4),
+        "median": pytest.approx(0.25 / 2),
+        "ratio": pytest.approx(2.25 / 2),
+    }
+    (table,) = found.tables
+    assert [row[4].value for row in table.rows] == pytest.approx([2, 1.25, 1, 1])
+    worst = table.rows[0]
+    assert (worst[2].value, worst[3].value, worst[3].predicted) == (0.5e-3, 1e-3, True)
+
+
+def test_a_cpu_has_rates_and_no_law(timed_record: Callable[..., Record]) -> None:
+    cases = PROBE.cases("quick", resolve("cpu"))
+    found = PROBE.findings([timed_record(case, 1e-3, identity={"kind": "cpu", "model": "a CPU"}) for case in cases])
+    assert [each.kind for each in found.remarks] == ["", "", "caution"]
+    assert {each.values["count"] for each in found.remarks[:2]} == {2, 6}
+    assert found.tables == ()
+
+
+def test_where_a_law_refuses_its_reason_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, timed_record: Callable[..., Record]
+) -> None:
+    def refuse(spec: object, cases: Sequence[Case]) -> np.ndarray:
+        raise UserError("There is no law for this.")
+
+    monkeypatch.setattr(calibration, "predicted_seconds", refuse)
+    cases = PROBE.cases("quick", GPU)
+    found = PROBE.findings([timed_record(case, 1e-3, identity=H200) for case in cases])
+    reasons = [each.values["reason"] for each in found.remarks if each.kind == "caution"]
+    assert reasons == ["There is no law for this."]
+
+
+def test_an_operator_without_a_law_is_named() -> None:
+    collective = Case("collective", None, "gloo")
+    with pytest.raises(UserError, match="No law is for collective"):
+        predicted_seconds("H200", [collective])

@@ -1,0 +1,388 @@
+"""`pyperf-suite study`: what is refused, the SLURM job it prints, and studies that run, fail in part, and go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psutil
+import pytest
+from click.testing import CliRunner, Result
+
+from pyperf_suite.cli.main import main
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.planner.commands.study_run import Allocation, of_this_world
+from pyperf_suite.planner.study.grid import cases_of, default_axes
+from pyperf_suite.planner.study.results import results_of, search_steps
+from pyperf_suite.ranks.launch import ALONE
+from pyperf_suite.runner.results import read_journal
+from pyperf_suite.runner.workers import WorkerPool, Workers
+
+pytestmark = pytest.mark.slow
+
+TINY = ("--hidden", "32", "--heads", "2", "--layers", "2", "--seq", "16", "--vocab", "64")
+SHORT = ("--device", "cpu", "--steps", "3", "--warm-up", "1")
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["study", *arguments], catch_exceptions=False)
+
+
+def records_in(results: Path) -> list[Any]:
+    (path,) = results.glob("*/*/records.jsonl")
+    return [record for record in read_journal(path) if record.kind == "timing"]
+
+
+class Doubles(Workers):
+    """Workers that answer at once: a step takes as many seconds as there are ranks, and ZeRO a little; `lost` fail."""
+
+    lost: ClassVar[dict[str, str]] = {}
+    interrupted_after: int | None = None
+    asked: ClassVar[list[tuple[str, int]]] = []
+
+    def measure(self, process: int, case: Any, effort: Any) -> dict[str, Any]:
+        if case.operator != "parallel_step":
+            return {"outcome": "failed", "reason": "no sentinel here"}
+        if self.interrupted_after is not None and len(self.asked) >= self.interrupted_after:
+            raise KeyboardInterrupt
+        self.asked.append((case.parameters.name, process))
+        if case.parameters.name in self.lost:
+            return {"outcome": "failed", "reason": self.lost[case.parameters.name]}
+        seconds = case.parameters.ranks * (1 + 0.01 * process) + 0.1 * case.parameters.zero_stage
+        metric = {"unit": "s", "samples": [seconds] * effort.stop.max_samples}
+        metric |= dict.fromkeys(("value", "low", "high", "q20", "q80"), seconds)
+        return {
+            "outcome": "ok",
+            "metrics": {"time": metric},
+            "work": {"flop": 0, "bytes": 0},
+            "kernel": {"name": "a double", "details": {}},
+            "quality": {"converged": True},
+        }
+
+
+@pytest.fixture
+def doubles(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Doubles]]:
+    monkeypatch.setattr(WorkerPool, "measure_by_turns", lambda self, *arguments: Doubles().measure_by_turns(*arguments))
+    Doubles.lost, Doubles.interrupted_after, Doubles.asked = {}, None, []
+    return Doubles
+
+
+def test_a_study_visits_every_configuration_in_every_experiment_and_ranks_them(doubles, tmp_path: Path) -> None:
+    result = invoke(
+        *SHORT, "--data", "1,2", "--zero", "0,1", "--experiments", "2", "--results", str(tmp_path), "--json"
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)
+    found = results_of(records_in(tmp_path))
+    assert [each.name for each in found] == ["1 rank flash", "dp2 flash", "dp2 zero1 flash"]
+    assert [len(each.rates) for each in found] == [2, 2, 2]
+    assert found[0].rates == pytest.approx([8.0, 8 / 1.01])
+    # One experiment of all before the next of any.
+    assert [process for _, process in doubles.asked] == [0, 0, 0, 1, 1, 1]
+    assert {record.profile for record in records_in(tmp_path)} == {"3 steps after 1"}
+
+
+def test_what_fails_is_a_row_with_its_reason_and_the_study_goes_on(doubles, tmp_path: Path) -> None:
+    doubles.lost = {"dp2 flash": "Rank 1 stopped answering: the process died."}
+    result = invoke(*SHORT, "--data", "1,2", "--experiments", "1", "--results", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "1 of 2 configurations gave no time: dp2 flash" in result.output
+    (lost,) = [record for record in records_in(tmp_path) if record.outcome == "failed"]
+    assert lost.reason == "Rank 1 stopped answering: the process died."
+    assert "8 samples/s" in result.output
+    (picture,) = tmp_path.glob("*/*/study.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_interrupted_study_keeps_what_it_has_and_resumes_where_it_stopped(doubles, tmp_path: Path) -> None:
+    doubles.interrupted_after = 3
+    options = (*SHORT, "--data", "1,2,4", "--experiments", "2", "--results", str(tmp_path))
+    stopped = invoke(*options)
+    assert stopped.exit_code == 130
+    assert "Interrupted; " in stopped.output
+    (folder,) = (path.parent for path in tmp_path.glob("*/*/run.json"))
+    assert f"--resume {folder.name}" in stopped.output
+    doubles.interrupted_after = None
+    resumed = invoke(*options, "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert len(set(doubles.asked)) == 6
+    assert len(doubles.asked) == 6
+
+
+def test_more_experiments_can_be_added_to_a_study_and_telling_measures_nothing(doubles, tmp_path: Path) -> None:
+    options = (*SHORT, "--data", "1", "--results", str(tmp_path))
+    assert invoke(*options, "--experiments", "1").exit_code == 0
+    assert invoke(*options, "--experiments", "3", "--resume").exit_code == 0
+    assert invoke(*options, "--experiments", "3", "--tell").exit_code == 0
+    assert [process for _, process in doubles.asked] == [0, 1, 2]
+
+
+SMALL_SEARCH = ("--search", "--data", "1,2", "--batch", "1,2", "--tensor", "1", "--pipeline", "1", "--zero", "0")
+
+
+def test_a_search_keeps_its_path_in_the_records_and_goes_on_where_it_was_interrupted(doubles, tmp_path: Path) -> None:
+    options = (*SHORT, *SMALL_SEARCH, "--results", str(tmp_path))
+    doubles.interrupted_after = 3
+    assert invoke(*options).exit_code == 130
+    doubles.interrupted_after = None
+    result = invoke(*options, "--resume", "--json")
+    assert result.exit_code == 0, result.output
+    steps = search_steps(records_in(tmp_path))
+    assert steps[0].verdict == "fits"
+    assert {each.verdict for each in steps[1:]} == {"not faster"}, "more ranks only cost here"
+    assert len(doubles.asked) == sum(each.runs for each in steps) == 7
+    (study,) = json.loads(result.stdout)["probes"]
+    assert "The path of the search" in [each["title"] for each in study["tables"]]
+
+
+def test_a_limit_on_memory_refuses_before_anything_starts(doubles, tmp_path: Path) -> None:
+    limit = ("--memory-limit", "0.0001", "--results", str(tmp_path))
+    result = invoke(*SHORT, "--data", "1", "--experiments", "1", *limit)
+    assert result.exit_code == 2
+    assert "the limit of" in result.output
+    assert doubles.asked == []
+
+
+def test_a_study_is_repeated_as_it_was_asked_for(doubles, tmp_path: Path) -> None:
+    there = ("--device", "cpu", "--results", str(tmp_path))
+    assert invoke(*SHORT, "--data", "1,2", "--experiments", "2", "--results", str(tmp_path)).exit_code == 0
+    result = invoke(*there, "--again", "latest", "--json")
+    assert result.exit_code == 0, result.output
+    assert len(doubles.asked) == 8
+    assert sorted(doubles.asked[:4]) == sorted(doubles.asked[4:])
+    (study,) = json.loads(result.stdout)["probes"]
+    compared = study["tables"][0]
+    assert compared["title"].startswith("Compared with ")
+    assert [row[-1] for row in compared["rows"]] == ["reproduced", "reproduced"]
+    refused = invoke(*there, "--again", "latest", "--steps", "5")
+    assert (refused.exit_code, "leave steps out" in refused.output) == (2, True)
+
+
+def test_only_some_configurations_go_into_a_run_that_knows_them_all(doubles, tmp_path: Path) -> None:
+    options = (*SHORT, "--data", "1,2", "--experiments", "1", "--results", str(tmp_path), "--resume", "a-job")
+    assert invoke(*options, "--only", "2").exit_code == 0
+    assert invoke(*options, "--only", "1").exit_code == 0
+    assert doubles.asked == [("dp2 flash", 0), ("1 rank flash", 0)]
+    assert [path.parent.name for path in tmp_path.glob("*/*/records.jsonl")] == ["a-job"]
+
+
+def test_what_has_no_room_is_a_row_and_the_rest_runs(doubles, tmp_path: Path) -> None:
+    large = ("--data", "1", "--seq", "16384", "--global-batch", "4096", "--batch", "1,4096")
+    result = invoke(*SHORT, *TINY, *large, "--experiments", "1", "--results", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    (lost,) = [record for record in records_in(tmp_path) if record.outcome == "unsupported"]
+    assert "bytes more than it has of" in lost.reason
+    assert "the nearest that fits: batch 4096 -> " in lost.reason
+    assert len(doubles.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--data", "two"), "data=two was asked for, but data takes int values"),
+        (("--data", "1,,2"), "data= was asked for"),
+        (("--data", "0"), "data is at least 1"),
+        (("--data", "3"), "A global batch of 8 cannot be cut"),
+        (("--data", "1,2", "--ranks", "3"), "No configuration takes 3 ranks"),
+        (("--ranks", "many"), "--ranks 'many' was asked for, but takes whole numbers"),
+        (("--ranks", "64"), "No configuration takes 64 ranks"),
+        (("--zero", "9", "--data", "2"), "between 0 and 3"),
+        (("--tensor", "3"), "cannot be cut over TP = 3"),
+        (("--pipeline", "5"), "cannot be cut into 5 stages"),
+        (("--attention", "fast"), "attention=fast was asked for"),
+        (("--checkpointing", "most"), "There is no checkpointing 'most'"),
+        (("--implementation", "mpi"), "has no implementation 'mpi'"),
+        (("--implementation", "nccl"), "runs on cuda, but the device asked for is cpu"),
+        (("--dtype", "fp8"), "dtype=fp8 was asked for"),
+        (("--hidden", "130"), "hidden = 130 cannot be divided"),
+        (("--hidden", "-4"), "hidden is at least 1"),
+        (("--steps", "1"), "steps=1 was asked for"),
+        (("--warm-up", "0"), "warm_up=0 was asked for"),
+        (("--experiments", "0"), "experiments=0 was asked for"),
+        (("--only", "12"), "--only 12 was asked for, but configurations are numbered 1 to 11"),
+        (("--only", "0"), "--only 0 was asked for"),
+        (("--only", "x"), "--only 'x' was asked for, but takes whole numbers"),
+        (("nowhere.toml",), "nowhere.toml cannot be read: No such file"),
+        (("--resume", "yesterday"), "is not a run's folder"),
+        (("--resume", "../../etc", "--only", "1"), "cannot name a run"),
+        (("--tell",), "There is no run of the same cases"),
+        (("--device", "tpu"), "There is no device 'tpu'"),
+        (("--data", "4096", "--global-batch", "8192"), "4096 ranks were asked for on"),
+        (("--calibration", "nowhere.npz"), "nowhere.npz"),
+        (("--seq", "1000000000"), "positions = 1000000000 is beyond"),
+        (("--seq", "16777216"), "bytes more than it has of"),
+        (("one.toml", "--grid", "two.toml"), "Two grids were given, one.toml and two.toml: give one"),
+        (("--grid", "nowhere.toml"), "nowhere.toml cannot be read: No such file"),
+        (("--print-slurm",), "--print-slurm needs a grid that says how steps are cut"),
+        (("--print-slurm", "--data", "8", "--nodes", "0"), "--nodes 0 was asked for"),
+        (("--print-slurm", "--data", "8", "--gpus-per-node", "0"), "--gpus-per-node 0 was asked for"),
+        (("--print-slurm", "--data", "8", "--gpus-per-node", "4"), "8 ranks cannot be placed evenly"),
+        (("--print-slurm", "--data", "8", "--time", "soon"), "--time 'soon' is no time limit"),
+        (("--print-slurm", "--data", "8", "--account", "a\nb"), "holds characters that no script line can"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_and_exit_code_2(
+    arguments: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    device = () if "--device" in arguments or "--print-slurm" in arguments else ("--device", "cpu")
+    result = invoke(*arguments, *device, "--results", str(tmp_path))
+    assert result.exit_code == 2, result.output
+    assert sentence in result.output
+    assert len([line for line in result.output.strip().splitlines() if not line.startswith("not run: ")]) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_list_numbers_configurations_and_measures_nothing(tmp_path: Path) -> None:
+    result = invoke("--list", "--device", "cpu", "--results", str(tmp_path))
+    assert result.exit_code == 0
+    assert len(result.output.splitlines()) == len(cases_of(default_axes(Device("cpu"))))
+    assert " 2  dp2 flash  (2 ranks" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_launcher_with_another_number_of_ranks_is_told_which_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = cases_of(default_axes(Device("cpu")))
+    monkeypatch.setattr("pyperf_suite.planner.commands.study_run.rank_environment", lambda: replace(ALONE, count=4))
+    assert {case.parameters.ranks for case in of_this_world(cases)} == {4}
+    monkeypatch.setattr("pyperf_suite.planner.commands.study_run.rank_environment", lambda: replace(ALONE, count=3))
+    with pytest.raises(UserError, match=r"No configuration takes 3 ranks .*: those asked for take 1, 2, 4"):
+        of_this_world(cases)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "ranks", "placed"),
+    [(4, 8, 8, (1, 8)), (4, 8, 16, (2, 8)), (4, 8, 12, (2, 6)), (4, 8, 1, (1, 1)), (4, 8, 24, (3, 8))],
+)
+def test_a_world_takes_as_few_nodes_as_hold_it_evenly(nodes, gpus, ranks, placed) -> None:
+    assert Allocation(nodes, gpus).placed(ranks) == placed
+
+
+def a_program(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IEXEC)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_the_printed_job_starts_each_experiment_of_each_configuration_once_and_tells_at_the_end(tmp_path: Path) -> None:
+    """Run by bash with programs in the place of srun, scontrol and python that write down how they were called."""
+    grid = tmp_path / "my grid; rm -rf $HOME.toml"
+    grid.write_text("[grid]\nglobal_batch = 16\nbatch = 1\ndata = [1, 8, 16]\n")
+    printed = invoke(
+        *(str(grid), "--print-slurm", "--nodes", "2", "--gpus-per-node", "8", "--time", "01:30:00"),
+        *("--partition", "gpu queue", "--account", "me", "--experiments", "2", "--results", str(tmp_path / "shared")),
+    )
+    assert printed.exit_code == 0, printed.output
+    assert printed.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=pyperf-study\n#SBATCH --nodes=2\n")
+    assert "#SBATCH --partition='gpu queue'\n" in printed.stdout
+    script = tmp_path / "study.sbatch"
+    script.write_text(printed.stdout)
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    log = tmp_path / "log"
+    # The second configuration dies each time.
+    write = f'printf "%s|" "$(basename "$0")" "$@" >> {log}; echo >> {log}'
+    a_program(programs / "srun", f'{write}; [[ "$*" != *"--only 2"* ]]')
+    a_program(programs / "python", write)
+    a_program(programs / "scontrol", "echo node-a; echo node-b")
+    path = f"{programs}:{os.environ['PATH']}"
+    environment = {"PATH": path, "SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "node-[a-b]"}
+    done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("configuration 2, experiment") == 2
+    calls = [line.rstrip("|").split("|") for line in log.read_text().splitlines()]
+    assert [call[0] for call in calls] == ["srun"] * 6 + ["python"]
+    assert [call[-1] for call in calls] == ["1", "2", "3", "1", "2", "3", "--tell"]
+    assert "--nodes=2" in calls[2]
+    assert "--nproc-per-node=8" in calls[2]
+    assert "--rdzv-endpoint=node-a:29500" in calls[2]
+    for call in calls:
+        assert str(grid) in call
+        assert "study-77" in call
+    assert len({next(word for word in call if word.startswith("--rdzv-id=")) for call in calls[:6]}) == 6
+
+
+def test_the_study_that_a_job_starts_reads_the_same_configurations(tmp_path: Path) -> None:
+    printed = invoke("--print-slurm", "--data", "1,2", "--zero", "0,3", "--not-gated", "--device", "cpu")
+    line = next(line for line in printed.output.splitlines() if line.startswith("study=("))
+    words = line.removeprefix("study=(").rstrip(")").split()
+    arguments = [word for word in words[words.index("study") + 1 :] if "$run" not in word and word != "--resume"]
+    assert (
+        invoke(*arguments, "--list").output
+        == invoke("--data", "1,2", "--zero", "0,3", "--device", "cpu", "--list").output
+    )
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A real study of two configurations of two ranks, of which one rank was killed in the first that ran."""
+    results = tmp_path_factory.mktemp("results")
+    command = [sys.executable, "-m", "pyperf_suite", "study", *TINY, "--device", "cpu", "--data", "2", "--zero", "0,1"]
+    command += ["--steps", "60", "--warm-up", "1", "--experiments", "1", "--results", str(results)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < end and not _kill_rank_1(process.pid):
+        time.sleep(0.05)
+    out, err = process.communicate(timeout=240)
+    return results, subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def _kill_rank_1(pid: int) -> bool:
+    for child in psutil.Process(pid).children(recursive=True):
+        try:
+            if "pyperf_suite.runner.worker" in child.cmdline() and child.environ().get("RANK") == "1":
+                child.kill()
+                return True
+        except psutil.Error:
+            continue
+    return False
+
+
+def test_a_rank_that_is_killed_costs_its_configuration_and_the_study_goes_on(killed) -> None:
+    results, done = killed
+    assert done.returncode == 0, done.stderr
+    outcomes = sorted(record.outcome for record in records_in(results))
+    assert outcomes == ["failed", "ok"]
+    (lost,) = [record for record in records_in(results) if record.outcome == "failed"]
+    assert lost.reason
+    assert "Traceback" not in done.stderr + done.stdout
+    assert "fastest of 2 configurations" in done.stdout
+    assert "1 of 2 configurations gave no time" in done.stdout
+    (timed,) = [record for record in records_in(results) if record.outcome == "ok"]
+    assert len(timed.metrics["time"].samples) == 60
+    assert timed.sampling["warmup_launches"] == 1
+    assert timed.verification["passed"]
+
+
+def test_under_torchrun_its_ranks_are_the_study_and_another_world_waits(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    command += [
+        "pyperf_suite",
+        "study",
+        *TINY,
+        *SHORT,
+        "--data",
+        "1,2",
+        "--experiments",
+        "2",
+        "--results",
+        str(tmp_path),
+    ]
+    command += ["--resume", "job", "--only", "1,2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 2 configurations take other numbers of ranks" in done.stderr
+    (record,) = records_in(tmp_path)
+    assert (record.outcome, record.process, record.sampling["ranks"]) == ("ok", 0, 2)
+    assert "only configuration" in done.stdout

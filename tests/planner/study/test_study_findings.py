@@ -1,0 +1,340 @@
+"""A study says which way is fastest and by how much, what each way costs, and how far predictions are off."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from pyperf_suite.findings.data import Bars, Findings, Remark, Table
+from pyperf_suite.planner import study as told
+from pyperf_suite.planner.study import ALL, PROBE, analyse, memory_errors, rank_correlation
+from pyperf_suite.planner.study.grid import OPERATOR
+from pyperf_suite.planner.study.results import StudyPrediction, StudyResult, results_of
+from pyperf_suite.runner.record import Case, Metric, Record
+from pyperf_suite.workloads.training import Checkpointing
+from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
+
+Layout = Callable[..., Case]
+Visits = Callable[..., list[Record]]
+
+
+def found(records: Sequence[Record], predictor: Any = None) -> Findings:
+    return replace(PROBE, analyse=partial(analyse, predictor=predictor)).findings(records)
+
+
+def remark_with(findings: Findings, *names: str) -> Remark:
+    """The only remark that tells of all these values."""
+    (only,) = [each for each in findings.remarks if isinstance(each, Remark) and {*names} <= each.values.keys()]
+    return only
+
+
+def value(remark: Remark, name: str) -> float:
+    return remark.values[name].value  # type: ignore[union-attr]
+
+
+def rows(table: Table) -> list[dict[str, Any]]:
+    names = [column.name for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in table.rows]
+
+
+def ranks(**columns: list[float]) -> dict[str, Any]:
+    """Details as the engine leaves them: each figure of every rank."""
+    return {"rank_bytes": columns}
+
+
+def bars_of(findings: Findings) -> Bars:
+    panel = findings.figures[0].rows[0][0]
+    assert isinstance(panel, Bars)
+    return panel
+
+
+@pytest.fixture
+def studied(layout: Layout, visits: Visits) -> list[Record]:
+    """Five ways of three experiments each, one of which never ran and one that failed once."""
+    return [
+        *visits(layout(), [0.2, 0.21, 0.22]),
+        *visits(layout(data=2), [0.1, 0.11, 0.12], ranks(parameter_bytes=[4e6, 4e6], optimizer_bytes=[7e6, 8e6])),
+        *visits(
+            layout(data=2, zero_stage=3),
+            [0.3, None, 0.33],
+            ranks(parameter_bytes=[2e6, 2e6], optimizer_bytes=[3e6, 2e6], counter_bytes=[1e6, 1e6]),
+        ),
+        *visits(layout(pipeline=2), [None, None, None]),
+        *visits(layout(attention="math"), [0.4, 0.42, 0.44]),
+    ]
+
+
+def test_the_fastest_has_its_rate_and_its_lead_over_the_next(studied: list[Record]) -> None:
+    fastest = remark_with(found(studied), "rate", "flop")
+    assert fastest.values["configuration"] == "dp2 flash"
+    assert fastest.values["configurations"] == 5
+    assert value(fastest, "rate") == pytest.approx((80 + 8 / 0.11 + 8 / 0.12) / 3)
+    assert (fastest.values["slowest"], fastest.effect) == ("1 rank math", "gain")
+    assert value(fastest, "gain") == pytest.approx(3.82, abs=0.01)
+    lead = remark_with(found(studied), "lead")
+    assert lead.values["next"] == "1 rank flash"
+    assert value(lead, "lead") == pytest.approx(1.91, abs=0.01)
+    assert not lead.is_noise
+
+
+def test_the_fastest_is_told_even_where_noise_explains_it(layout: Layout, visits: Visits) -> None:
+    findings = found([*visits(layout(), [0.1, 0.2, 0.3]), *visits(layout(data=2), [0.3, 0.2, 0.15])])
+    assert not remark_with(findings, "gain").is_noise
+    assert remark_with(findings, "lead").is_noise
+
+
+def test_rows_are_sorted_by_mean_and_those_without_a_time_stand_below_with_the_reason(studied: list[Record]) -> None:
+    timed, lost = found(studied).tables
+    first, *_ = rows(timed)
+    assert [row["configuration"] for row in rows(timed)] == [
+        *("dp2 flash", "1 rank flash", "dp2 zero3 flash", "1 rank math")
+    ]
+    assert first["mean"].value == pytest.approx(73.13, abs=0.01)
+    assert first["± error"].value == pytest.approx(3.9, abs=0.05)
+    assert first["rate"].value == pytest.approx(128 * first["mean"].value)
+    # The second has lost an experiment and keeps its others.
+    assert lost.rows == (
+        ("dp2 zero3 flash", "failed", 1, 3, "rank 1 died"),
+        ("pp2 flash", "failed", 3, 3, "rank 1 died"),
+    )
+    assert remark_with(found(studied), "lost").values["names"] == "pp2 flash"
+    assert remark_with(found(studied), "lost").kind == "caution"
+
+
+def test_memory_is_told_by_part_and_as_a_sum_and_not_where_nobody_counted(studied: list[Record]) -> None:
+    by_name = {row["configuration"]: row for row in rows(found(studied).tables[0])}
+    counted = [by_name["dp2 flash"][name].value for name in ("weights", "optimizer", "memory")]
+    assert counted == [4e6, 8e6, 12e6]
+    assert [by_name["1 rank math"][name] for name in ("weights", "optimizer", "memory")] == [None, None, None]
+    least = remark_with(found(studied), "held", "share")
+    assert least.values["configuration"] == "dp2 zero3 flash"
+    assert (value(least, "held"), value(least, "share")) == (6e6, 0.5)
+    assert value(least, "rate") == pytest.approx(0.35, abs=0.005)
+
+
+def test_a_peak_is_of_all_parts_together(layout: Layout, visits: Visits) -> None:
+    counted = ranks(parameter_bytes=[4e6, 5e6], saved_activation_bytes=[1e6, 1e6], peak_bytes=[9e6, 8e6])
+    records = visits(layout(data=2), [0.1], counted)
+    (result,) = results_of(records)
+    assert result.memory == {"weights": 4e6, "activations": 1e6, "peak": 9e6}
+    assert result.rank_memory[1]["weights"] == 5e6
+    assert rows(found(records).tables[0])[0]["memory"] is None
+
+
+def test_a_visit_that_was_resumed_stands_for_the_one_that_failed(layout: Layout, visits: Visits) -> None:
+    (result,) = results_of([*visits(layout(), [None]), *visits(layout(), [0.5])])
+    assert (len(result.timed), len(result.lost)) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("slow", "fast", "claim"),
+    [
+        ({"attention": "math"}, {}, told.FLASH),
+        ({"data": 2, "zero_stage": 2}, {"data": 2, "zero_stage": 1}, told.ZERO_2),
+        ({"data": 2, "zero_stage": 3}, {"data": 2, "zero_stage": 2}, told.ZERO_3),
+        ({"pipeline": 2}, {"data": 2}, told.PIPELINE),
+        ({"checkpointing": Checkpointing("every")}, {}, told.CHECKPOINTING),
+    ],
+    ids=lambda value: getattr(value, "text", ""),
+)
+def test_each_step_of_the_published_order_is_judged_by_the_pair_that_differs_in_it(
+    slow: dict[str, Any], fast: dict[str, Any], claim: Any, layout: Layout, visits: Visits
+) -> None:
+    """On a machine where it is so, and on one where it is the other way round."""
+    for slow_s, outcome, ratio in ((0.2, "holds", 2.0), (0.05, "does not hold here", 0.5)):
+        records = [*visits(layout(**slow), [slow_s] * 3), *visits(layout(**fast), [0.1] * 3)]
+        (verdict,) = found(records).verdicts
+        assert (verdict.claim, verdict.outcome) == (claim, outcome)
+        assert (verdict.measured.low, verdict.measured.value, verdict.measured.high) == pytest.approx((ratio,) * 3)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "way", "ratio"),
+    [
+        ({"data": 2, "zero_stage": 1}, {"data": 2}, "ZeRO 1", 0.5),
+        ({"tensor": 2}, {"data": 2}, "data parallelism", 2.0),
+        ({"pipeline": 2}, {"pipeline": 2, "chunks": 2}, "the interleaved schedule", 2.0),
+    ],
+)
+def test_what_nobody_claimed_is_told_without_a_verdict(
+    one: dict[str, Any], other: dict[str, Any], way: str, ratio: float, layout: Layout, visits: Visits
+) -> None:
+    findings = found([*visits(layout(**one), [0.2, 0.2]), *visits(layout(**other), [0.1, 0.1])])
+    assert findings.verdicts == []
+    compared = remark_with(findings, "way", "measured")
+    assert compared.values["way"] == way
+    assert value(compared, "measured") == pytest.approx(ratio)
+
+
+def test_a_single_experiment_decides_nothing_and_has_no_error(layout: Layout, visits: Visits) -> None:
+    findings = found([*visits(layout(attention="math"), [0.2]), *visits(layout(), [0.1])])
+    (verdict,) = findings.verdicts
+    assert (verdict.outcome, verdict.remedy) == ("undecided", "--experiments 3 has three")
+    cautions = [each for each in findings.remarks if isinstance(each, Remark) and each.kind == "caution"]
+    assert len(cautions) == 1
+    (table,) = findings.tables
+    assert rows(table)[0]["± error"] is None
+    shown = [verdict.measured, remark_with(findings, "lead").values["lead"], rows(table)[0]["median"]]
+    assert not any(each.has_interval for each in shown)
+    assert math.isnan(bars_of(findings).bars[0].error)
+
+
+def predictor(factor: float) -> Any:
+    """Predicts each configuration at that multiple of its usual step."""
+
+    def predict(cases: Sequence[Case], records: Sequence[Record]) -> Mapping[str, StudyPrediction]:
+        times: dict[str, list[float]] = {}
+        for record in records:
+            if record.outcome == "ok":
+                times.setdefault(record.case_id, []).append(record.seconds)
+        usual = {case_id: statistics.median(each) for case_id, each in times.items()}
+        memory = {case.case_id: ({"weights": 1e6},) * case.parameters.ranks for case in cases}
+        return {case_id: StudyPrediction(factor * seconds, memory[case_id]) for case_id, seconds in usual.items()}
+
+    return predict
+
+
+def test_predictions_stand_beside_each_row_and_are_judged_in_a_remark(studied: list[Record]) -> None:
+    findings = found(studied, predictor(1.1))
+    law = remark_with(findings, "order")
+    assert (law.kind, law.values["count"]) == ("law", 4)
+    assert (value(law, "order"), value(law, "median"), value(law, "worst")) == pytest.approx((1.0, 0.1, 0.1))
+    row = rows(findings.tables[0])[0]
+    assert row["predicted"].value == pytest.approx(8 / 0.121)
+    assert row["predicted"].predicted
+    assert row["predicted memory"].predicted
+    assert (row["time off"].value, row["predicted memory"].value) == pytest.approx((0.1, 1e6))
+    assert row["memory off"].value == pytest.approx(-0.75)
+    assert [math.isfinite(bar.mark) for bar in bars_of(findings).bars] == [True, True, True, True, False]
+    assert rows(found(studied).tables[0])[0]["predicted"] is None
+
+
+def test_what_was_not_predicted_or_gave_no_time_is_not_compared(layout: Layout, visits: Visits) -> None:
+    known = {layout().case_id: StudyPrediction(0.1), layout(pipeline=2).case_id: StudyPrediction(0.1)}
+    records = [*visits(layout(), [0.2]), *visits(layout(pipeline=2), [None]), *visits(layout(data=2), [0.3])]
+    law = remark_with(found(records, lambda *_: known), "order")
+    assert (law.values["count"], value(law, "worst")) == (1, 0.5)
+    assert law.values["order"] is None
+    nothing = found(records, lambda *_: {})
+    assert all(each.kind != "law" for each in nothing.remarks if isinstance(each, Remark))
+
+
+COUNTED = {"weights": 100.0, "gradients": 100.0, "optimizer": 200.0, "activations": 50.0}
+LESS = {name: held / 2 for name, held in COUNTED.items()} | {"activations": 40.0}
+
+
+def test_the_worst_rank_of_each_part_counts() -> None:
+    worst = memory_errors([({**COUNTED, "activations": 52.0}, COUNTED), ({**LESS, "activations": 30.0}, LESS)])
+    assert worst == pytest.approx({"weights": 0, "gradients": 0, "optimizer": 0, "activations": 0.25, ALL: 10 / 240})
+
+
+def test_bytes_predicted_where_none_are_have_no_bound() -> None:
+    worst = memory_errors([({"weights": 4.0, "gradients": 4.0}, {"weights": 4.0, "gradients": 0.0})])
+    assert math.isinf(worst["gradients"])
+    assert memory_errors([]) == {}
+
+
+def test_memory_errors_are_a_table_by_part(layout: Layout, visits: Visits) -> None:
+    counted = ranks(parameter_bytes=[100.0, 50.0], optimizer_bytes=[192.0, 96.0], counter_bytes=[8.0, 4.0])
+    law = StudyPrediction(0.1, ({"weights": 100.0, "optimizer": 210.0}, {"weights": 50.0, "optimizer": 100.0}))
+    findings = found(visits(layout(data=2), [0.1], counted), lambda cases, _: {cases[0].case_id: law})
+    (table,) = [each for each in findings.tables if each.title == "Predicted memory"]
+    assert [(name, error.value) for name, error in table.rows] == [
+        ("weights", 0.0),
+        ("optimizer", pytest.approx(0.05)),
+        (ALL, pytest.approx(10 / 300)),
+    ]
+    assert value(remark_with(findings, "error"), "error") == pytest.approx(10 / 300)
+
+
+@pytest.mark.parametrize("other", [{"micro_batches": 8}, {"vocab": 1024}])
+def test_configurations_of_two_models_or_batches_are_never_ranked_against_each_other(
+    other: dict[str, Any], layout: Layout, visits: Visits
+) -> None:
+    findings = found([*visits(layout(), [0.1, 0.1]), *visits(layout(**other), [0.1, 0.1])])
+    assert len(findings.tables) == 2
+    assert [figure.name for figure in findings.figures] == ["study_1", "study_2"]
+    assert all("lead" not in each.values for each in findings.remarks if isinstance(each, Remark))
+
+
+def test_a_study_in_which_nothing_ran_still_says_why(layout: Layout, visits: Visits) -> None:
+    findings = found(visits(layout(), [None], outcome="unsupported", reason="no room\nat all " + "xy " * 300))
+    assert value_of_lost(findings) == (1, 1, "1 rank flash")
+    (lost,) = findings.tables
+    assert lost.rows[0][1] == "unsupported"
+    assert lost.rows[0][-1].startswith("no room at all xy xy")
+    assert len(lost.rows[0][-1]) <= 160
+    assert findings.figures == ()
+
+
+def value_of_lost(findings: Findings) -> tuple[Any, ...]:
+    lost = remark_with(findings, "lost")
+    return lost.values["lost"], lost.values["configurations"], lost.values["names"]
+
+
+def test_rates_of_a_gpu_are_compared_with_its_data_sheet(layout: Layout, visits: Visits) -> None:
+    case = layout("nccl", data=2, dtype="bfloat16")
+    (result,) = results_of(visits(case, [1e-3], identity={"kind": "cuda", "model": "NVIDIA H100 80GB HBM3"}))
+    assert result.mfu == pytest.approx(result.flop_per_s / (2 * 989.4e12), rel=1e-3)
+    (unknown,) = results_of(visits(case, [1e-3], identity={"kind": "cuda", "model": "a GPU of tomorrow"}))
+    assert unknown.mfu is None
+
+
+def result_of(samples: int, experiments: Sequence[Sequence[float]]) -> StudyResult:
+    """Of `samples` a step, the seconds of each experiment's steps."""
+    case = Case(OPERATOR, ParallelStepParameters(vocab=32, tied=False, batch=samples), "gloo")
+    made = partial(Record, "made-up", "timing", case.to_json(), case.case_id, position=0, started_at="", outcome="ok")
+    times = [Metric("s", *[1.0] * 5, list(steps)) for steps in experiments]
+    return StudyResult(tuple(made(process=number, metrics={"time": time}) for number, time in enumerate(times)))
+
+
+def test_mean_and_standard_error_are_those_of_the_experiments_and_not_of_their_steps() -> None:
+    # Samples over time: 8 samples a step, 2 steps in 0.4 s, in 0.5 s and in 0.8 s.
+    result = result_of(8, [[0.1, 0.3], [0.25, 0.25], [0.4, 0.4]])
+    assert result.rates == pytest.approx([40.0, 32.0, 20.0])
+    assert result.rate == pytest.approx(92 / 3)
+    squares = (40 - 92 / 3) ** 2 + (32 - 92 / 3) ** 2 + (20 - 92 / 3) ** 2
+    assert result.error == pytest.approx(math.sqrt(squares / 2 / 3))
+    assert result_of(8, [[0.1, 0.1]]).error is None
+
+
+def test_the_median_is_of_each_experiments_usual_step_and_its_interval_says_how_sure_it_is() -> None:
+    median, confidence = result_of(10, [[0.1, 0.1, 9.0], [0.2, 0.2, 0.2], [0.5, 0.5, 0.5]]).median
+    assert (median.low, median.value, median.high) == pytest.approx((20.0, 50.0, 100.0))
+    assert confidence == pytest.approx(0.75)
+    _, of_six = result_of(1, [[0.1 + 0.01 * number] for number in range(6)]).median
+    assert of_six >= 0.95
+
+
+@pytest.mark.parametrize("steps", [[], [0.0], [0.1, 0.0], [-1.0]])
+def test_an_experiment_that_took_no_time_is_lost(steps: list[float]) -> None:
+    result = result_of(8, [steps, [0.5]])
+    assert ([each.process for each in result.timed], [each.process for each in result.lost]) == ([1], [0])
+    assert result.rate == 16
+
+
+@given(st.lists(st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=6), min_size=2, max_size=8), st.integers(1, 512))
+def test_the_mean_lies_between_the_experiments_and_the_median_within_its_interval(experiments, samples) -> None:
+    result = result_of(samples, experiments)
+    assert min(result.rates) * (1 - 1e-9) <= result.rate <= max(result.rates) * (1 + 1e-9)
+    assert result.median[0].low <= result.median[0].value <= result.median[0].high
+    assert len(result.rates) == len(experiments)
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=3, max_size=12))
+def test_the_rank_correlation_is_spearmans_with_ties_too(pairs) -> None:
+    predicted, measured = ([float(each) for each in side] for side in zip(*pairs, strict=True))
+    order = rank_correlation(predicted, measured)
+    if len(set(predicted)) > 1 and len(set(measured)) > 1:
+        assert order == pytest.approx(stats.spearmanr(predicted, measured).statistic, abs=1e-12)
+    else:
+        assert order is None

@@ -1,0 +1,145 @@
+"""A grid crosses into configurations: what cannot be is left out of a product, a value that never can be is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.findings.discovery import find_probe
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.planner.study.grid import (
+    MOST_CONFIGURATIONS,
+    Configuration,
+    StudyAxes,
+    cases_of,
+    default_axes,
+    of_worlds,
+    worlds_of,
+)
+from pyperf_suite.workloads.training import Checkpointing
+
+CPU = Device("cpu")
+
+
+def names(axes: StudyAxes) -> list[str]:
+    return [case.parameters.name for case in cases_of(axes)]
+
+
+def crossed(**axes: Any) -> list[str]:
+    return names(default_axes(CPU).given(axes))
+
+
+def test_the_default_grid_has_each_way_of_cutting_on_1_to_4_ranks_with_one_model_and_batch() -> None:
+    cases = cases_of(default_axes(CPU))
+    assert {case.parameters.name for case in cases} == {
+        *("1 rank flash", "1 rank math", "1 rank flash ckpt every:1", "dp2 flash", "dp4 flash"),
+        *("dp2 zero1 flash", "dp2 zero2 flash", "dp2 zero3 flash", "tp2 flash", "pp2 flash", "pp2 v2 flash"),
+    }
+    assert worlds_of(cases) == [1, 2, 4]
+    assert len({(case.parameters.dimensions, case.parameters.global_batch) for case in cases}) == 1
+    assert len({case.case_id for case in cases}) == len(cases)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4, 6, 8, 16])
+def test_the_default_grid_of_a_gpu_machine_uses_no_more_gpus_than_there_are(gpus: int) -> None:
+    cases = cases_of(default_axes(Device("cuda"), gpus))
+    assert max(worlds_of(cases)) <= gpus
+    assert max(worlds_of(cases)) > gpus / 2 or gpus > 8
+    assert {case.implementation for case in cases} == {"nccl"}
+
+
+def test_lists_are_crossed_and_what_cannot_be_is_left_out() -> None:
+    assert crossed(data=(1, 2), zero_stage=(0, 1, 3)) == [
+        *("1 rank flash", "dp2 flash", "dp2 zero1 flash", "dp2 zero3 flash"),
+    ]
+
+
+def test_cuts_of_ones_own_replace_the_default_configurations_and_other_axes_change_them() -> None:
+    assert crossed(data=(2,)) == ["dp2 flash"]
+    everywhere = crossed(attention=("explicit",))
+    assert len(everywhere) == 10
+    assert all("explicit" in name for name in everywhere)
+
+
+def test_micro_batches_fill_the_global_batch() -> None:
+    (case,) = cases_of(default_axes(CPU).given({"data": (4,), "batch": (1,), "global_batch": (24,)}))
+    assert (case.parameters.micro_batches, case.parameters.global_batch) == (6, 24)
+
+
+def test_the_same_configuration_named_twice_is_run_once() -> None:
+    axes = default_axes(CPU)
+    twice = Configuration.parse("data=2|2"), Configuration.parse("data=2;zero_stage=0")
+    assert names(StudyAxes(**{**vars(axes), "configuration": twice})) == ["dp2 flash"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "sentence"),
+    [
+        ({"data": (3,)}, "A global batch of 8 cannot be cut into micro-batches of 2 on 3"),
+        ({"data": (1, 2, 3)}, "data=3 combines with nothing else asked for: A global batch of 8"),
+        (
+            {"data": (1, 2), "chunks": (1, 2)},
+            "chunks=2 combines with nothing else asked for: 2 chunks are of",
+        ),
+        ({"data": (0,)}, "data=0 was asked for, but data is at least 1"),
+        ({"data": (-2,)}, "data=-2 was asked for, but data is at least 1"),
+        ({"tensor": (3,)}, "cannot be cut over TP = 3 evenly"),
+        ({"tensor": (0,)}, "tensor=0 was asked for"),
+        ({"pipeline": (3,)}, "4 layers cannot be cut into 3 stages"),
+        ({"pipeline": (8,)}, "4 layers cannot be cut into 8 stages"),
+        ({"chunks": (2,)}, "2 chunks are of a pipeline, but there is one stage"),
+        ({"zero_stage": (4,)}, "zero_stage=4 was asked for"),
+        ({"zero_stage": (-1,)}, "zero_stage=-1 was asked for"),
+        ({"zero_stage": (2,)}, "ZeRO stage 2 is shared by data-parallel ranks, and there is one"),
+        ({"attention": ("quick",)}, "attention=quick was asked for"),
+        ({"dtype": ("int4",)}, "dtype=int4 was asked for: choose from"),
+        ({"implementation": ("mpi",)}, "parallel_step has no implementation 'mpi'"),
+        ({"global_batch": (0,)}, "global_batch is at least 1"),
+        ({"batch": (0,)}, "batch is at least 1"),
+        ({"batch": (3,)}, "A global batch of 8 cannot be cut into micro-batches of 3"),
+        ({"batch": (16,)}, "A global batch of 8 cannot be cut into micro-batches of 16"),
+        ({"hidden": (130,)}, "hidden = 130 cannot be divided into 4 heads"),
+        ({"heads": (0,)}, "heads is at least 1"),
+        ({"layers": (-1,)}, "layers is at least 1"),
+        ({"vocab": (0,)}, "give a vocab of at least 1"),
+        ({"kv_heads": (3,)}, "4 heads cannot share 3 key-value heads"),
+        ({"data": ()}, "data is an empty list"),
+        ({"data": (10**30,)}, "A global batch of 8 cannot be cut into micro-batches of 2 on 1000"),
+        ({"data": tuple(range(1, MOST_CONFIGURATIONS + 2))}, "configurations, and a study takes 1000 at most"),
+    ],
+)
+def test_a_value_that_can_never_be_is_refused_by_name(axes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as refused:
+        crossed(**axes)
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_world_that_nothing_takes_is_refused_with_those_there_are() -> None:
+    cases = cases_of(default_axes(CPU))
+    assert {case.parameters.ranks for case in of_worlds(cases, [2, 4])} == {2, 4}
+    with pytest.raises(UserError, match=r"No configuration takes 6 ranks .*: those asked for take 1, 2, 4"):
+        of_worlds(cases, [6])
+
+
+def test_a_configuration_is_read_as_it_is_written() -> None:
+    for text in ("data=2;zero_stage=3", "data=1|2|4", "attention=math", "checkpointing=every:2;pipeline=2", ""):
+        assert str(Configuration.parse(text)) == text
+    assert Configuration.parse("checkpointing=every:2").axes == (("checkpointing", (Checkpointing("every", 2),)),)
+
+
+@pytest.mark.parametrize("text", ["data", "data=two", "hidden=64", "=2"])
+def test_a_configuration_of_something_else_is_refused(text: str) -> None:
+    with pytest.raises(UserError):
+        Configuration.parse(text)
+
+
+def test_the_probe_takes_axes_as_every_probe_does() -> None:
+    probe = find_probe("study")
+    assert len(probe.cases("quick", CPU)) == 11
+    cases = probe.cases("quick", CPU, {"configuration": "data=2;zero_stage=3,tensor=2"})
+    assert [case.parameters.name for case in cases] == ["dp2 zero3 flash", "tp2 flash"]
+    with pytest.raises(UserError, match="data takes int values"):
+        probe.cases("quick", CPU, {"data": "two"})

@@ -1,0 +1,568 @@
+"""Layouts: all that divide, priced and ranked; which rules hold, what does not fit; and one sentence for bad input."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyperf_suite.cli.main import main
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import find_gpu
+from pyperf_suite.laws.training.memory import training_memory
+from pyperf_suite.laws.transformer import ModelDimensions, Sharding
+from pyperf_suite.planner.laws.calibration import Calibration
+from pyperf_suite.planner.laws.prices import Prices
+from pyperf_suite.planner.laws.training.framework import StepConstants, pack_constants
+from pyperf_suite.planner.laws.training.step import ParallelPlan, step_time
+from pyperf_suite.planner.layout.grid import SPLIT, WRITTEN, Cluster, Training, divides, held_to, layouts
+from pyperf_suite.planner.layout.plan import Planned, described_step, planned, rules
+from pyperf_suite.planner.layout.queries import KEYS, exactly, layout_of, smallest_network
+from pyperf_suite.planner.layout.report import findings_of_layouts, layout_answer
+from tests.records import printed_lines, printed_values
+
+A100 = find_gpu("A100")
+LLAMA = ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True)
+MIXTRAL = ModelDimensions(32, 4096, 14336, 32, 32000, kv_heads=8, gated=True, experts=8, top_k=2)
+SMALL = ModelDimensions(12, 768, 3072, 12, 50304, bias=True, tied=True, positions=1024)
+NODE = Cluster(A100, 8, 8, A100.memory_bytes)
+EIGHT_NODES = Cluster(A100, 64, 8, A100.memory_bytes)
+OPTIONS = ("--layers", "32", "--hidden", "4096", "--heads", "32", "--kv-heads", "8", "--ffn", "14336", "--vocab",
+           "128256", "--gpu", "A100", "--gpus", "64", "--global-batch", "512", "--seq", "4096")  # fmt: skip
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["layout", *arguments])
+
+
+@pytest.fixture(scope="module")
+def llama() -> Planned:
+    return planned(Training(LLAMA, 512, 4096), EIGHT_NODES)
+
+
+@pytest.fixture(scope="module")
+def answer(llama: Planned) -> Any:
+    return layout_answer(llama, 5)
+
+
+@pytest.mark.parametrize("model", [LLAMA, MIXTRAL], ids=["dense", "experts"])
+def test_every_layout_uses_all_gpus_and_divides(model: ModelDimensions) -> None:
+    columns = layouts(Training(model, 48, 4096), EIGHT_NODES).columns
+    ranks = columns["data"] * columns["tensor"] * columns["pipeline"] * columns["context"]
+    assert np.all(ranks == 64)
+    assert not np.any(48 % (columns["data"] * columns["micro_batch"]))
+    assert not np.any(32 % (columns["pipeline"] * columns["chunks"]))
+    assert not np.any((columns["zero_stage"] > 1) & (columns["chunks"] > 1))  # FSDP2 alone
+    assert not np.any((columns["data"] * columns["context"]) % columns["expert"])
+    assert not np.any(model.experts % columns["expert"])
+    assert columns["expert"].max() == model.experts
+    rows = np.stack(list(columns.values()), axis=1)
+    assert len(np.unique(rows, axis=0)) == len(rows)
+
+
+def test_every_split_of_the_gpus_is_there_or_counted_with_its_reason() -> None:
+    grid = layouts(Training(LLAMA, 512, 4096), EIGHT_NODES)
+    there = np.unique(np.stack([grid.columns[name] for name in SPLIT[:4]], axis=1), axis=0)
+    # Into four powers of two whose product is 2^6.
+    assert len(there) + sum(grid.uneven.values()) == 84
+    assert grid.uneven["TP does not divide the heads or the MLP"] == 1  # 64
+
+
+def test_what_fits_is_ranked_by_time_and_parts_add_up(llama: Planned) -> None:
+    ranked = llama.ranked
+    assert np.all(np.diff(llama.seconds[ranked]) >= 0)
+    assert np.all(llama.memory_bytes[ranked] <= llama.cluster.usable_bytes)
+    assert llama.seconds == pytest.approx(sum(llama.parts.values()))
+    assert all(np.all(part >= 0) for part in (*llama.parts.values(), *llama.memory.values()))
+    best = llama.best
+    assert best.tokens_per_s == pytest.approx(512 * 4096 / best.seconds)
+    assert 0.4 < best.mfu < 0.8
+    assert best.over_bytes == 0
+
+
+def test_layouts_of_a_grid_are_priced_as_each_alone(llama: Planned) -> None:
+    rng = np.random.default_rng(0)
+    for place in rng.integers(len(llama.grid), size=20).tolist():
+        layout = llama.grid.at(place)
+        counts = {name: getattr(layout, name) for name in WRITTEN if name != "recompute"}
+        plan = ParallelPlan(
+            512, seq=4096, recompute=layout.recompute, overlap_gradients=True, sequence_parallel=True,
+            gradient_bytes=4 if layout.zero_stage else 2, uneven_stages=True, **counts
+        )  # fmt: skip
+        told = step_time("A100", LLAMA, plan, None, Prices("A100"))
+        assert (llama.seconds[place], llama.low[place], llama.high[place]) == pytest.approx(
+            (float(told.seconds), float(told.low), float(told.high)), rel=1e-9
+        )
+        assert {name: part[place] for name, part in llama.parts.items()} == pytest.approx(
+            {name: float(part) for name, part in told.parts.items()}, abs=1e-9
+        )
+        assert llama.at(place).framework == ("fsdp2" if layout.zero_stage > 1 else "megatron")
+        need = training_memory(
+            LLAMA, layout.micro_batch, 4096, Sharding(layout.tensor, True, layout.expert), data_ranks=plan.shards,
+            zero_stage=layout.zero_stage, stages=layout.pipeline, chunks=layout.chunks, context=layout.context,
+            micro_batches=plan.micro_batches, recompute="layers" if layout.recompute == "layers" else "attention",
+        )  # fmt: skip
+        assert llama.memory_bytes[place] == pytest.approx(float(need.total), rel=1e-12)
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 8), st.sampled_from([1, 2, 4, 6, 8]), st.integers(1, 96), st.sampled_from([100, 1024, 3000, 4096]),
+    st.booleans(), st.sampled_from([LLAMA, MIXTRAL, SMALL]), st.sampled_from([4, 40, 80]),
+)  # fmt: skip
+def test_whatever_is_asked_is_planned_or_refused_in_a_sentence(
+    nodes: int, per_node: int, batch: int, seq: int, fused: bool, model: ModelDimensions, gib: int
+) -> None:
+    cluster = Cluster(A100, nodes * per_node, per_node, gib * 2**30)
+    refusal = None
+    try:
+        found = planned(Training(model, batch, seq, fused), cluster)
+    except UserError as refused:
+        refusal = str(refused)
+    if refusal is not None:
+        assert "bytes) more than" in refusal or "in any way" in refusal
+        return
+    answer = layout_answer(found, 3)
+    assert np.all(np.isfinite(found.seconds))
+    assert all(rule.agrees in (True, False, None) for rule in answer.rules)
+    assert int(found.fits.sum()) == len(found.ranked)
+    assert findings_of_layouts(answer).tables
+
+
+def test_flops_are_counted_as_practitioners_do(llama: Planned) -> None:
+    for predicted in map(llama.at, llama.ranked[[0, -1]].tolist()):
+        passes = 4 if predicted.layout.recompute == "layers" else 3
+        # params_B x passes x 2 x seq x global batch / (seconds x GPUs x 1e3), in TFLOP/s.
+        recipe = LLAMA.parameters / 1e9 * passes * 2 * 4096 * 512 / (predicted.seconds * 64 * 1e3)
+        assert predicted.flop_per_s / 1e12 == pytest.approx(recipe)
+
+
+@pytest.fixture(scope="module")
+def gpt() -> Planned:
+    """175 B parameters on 1024 GPUs, more than 50,000 layouts, evaluated in seconds."""
+    model = ModelDimensions(96, 12288, 49152, 96, 51200, bias=True, tied=True, positions=2048)
+    start = time.process_time()
+    found = planned(Training(model, 1536, 2048), Cluster(A100, 1024, 8, A100.memory_bytes))
+    assert time.process_time() - start < 5
+    assert len(found.grid) > 50_000
+    return found
+
+
+@pytest.mark.parametrize(
+    ("framework", "stages", "whole"),
+    [
+        ("megatron", {0, 1}, ()),
+        ("fsdp2", {0, 2, 3}, ("chunks",)),
+        ("torchtitan", {0, 2, 3}, ()),
+        ("deepspeed", {0, 1, 2, 3}, ("chunks", "context")),
+        ("ddp", {0}, ("tensor", "pipeline", "context")),
+    ],
+)
+def test_a_framework_has_the_layouts_that_it_runs(framework: str, stages: set[int], whole: tuple[str, ...]) -> None:
+    found = planned(Training(SMALL, 512, 1024, framework=framework), NODE)
+    columns = found.grid.columns
+    assert set(columns["zero_stage"].tolist()) == stages
+    assert all((columns[name] == 1).all() for name in whole)
+    assert (columns["data"] * columns["context"])[columns["zero_stage"] == 0].min() >= 1
+    assert set(found.found) == {framework}
+    if framework == "deepspeed":
+        assert not np.any((columns["pipeline"] > 1) & (columns["zero_stage"] > 1))
+    with pytest.raises(UserError, match=f"that divides and {framework} runs has"):
+        held_to(found.grid, {"zero_stage": 3 if 3 not in stages else 4}, framework)
+
+
+def test_memory_is_sure_or_may_not_be_enough(llama: Planned) -> None:
+    need, room = llama.need, llama.cluster.memory_bytes
+    assert set(llama.verdicts.tolist()) == {0, 1, 2}
+    assert need.most[llama.verdicts == 0].max() <= room < need.least[llama.verdicts == 2].min()
+    assert (need.least < llama.memory_bytes).all()
+    assert llama.best.verdict in ("fits", "may not fit")
+    # What leaves less than a tenth of the memory free is still ranked where nothing else is left.
+    tight = replace(EIGHT_NODES, memory_bytes=float(llama.memory_bytes.min()))
+    assert planned(Training(LLAMA, 512, 4096), tight).best.verdict == "may not fit"
+
+
+def test_a_small_model_is_best_left_whole() -> None:
+    best = planned(Training(SMALL, 512, 1024), NODE).best.layout
+    assert (best.data, best.tensor, best.pipeline, best.context) == (8, 1, 1, 1)
+
+
+def test_a_large_model_has_to_be_cut_and_stays_inside_nodes(gpt: Planned) -> None:
+    best = gpt.best.layout
+    assert best.tensor * best.pipeline * (best.data if best.zero_stage == 3 else 1) > 1
+    assert best.tensor <= 8
+
+
+def test_a_slower_network_and_link_make_what_sends_over_them_slower() -> None:
+    training = Training(LLAMA, 512, 4096, overlap=False)
+    fixed = {"tensor": 8, "pipeline": 1, "context": 1, "zero_stage": 1, "micro_batch": 8, "recompute": 0}
+    usual = planned(training, EIGHT_NODES, fixed=fixed).best.parts
+    slow = planned(training, replace(EIGHT_NODES, network=1e9), fixed=fixed).best.parts
+    assert slow["gradients"] > 3 * usual["gradients"]
+    assert slow["tensor"] == usual["tensor"]
+    pcie = replace(A100, link_bytes_per_s=31.5e9)
+    linked = planned(training, replace(EIGHT_NODES, gpu=pcie), fixed=fixed).best.parts
+    assert linked["tensor"] > 3 * usual["tensor"]
+    assert linked["products"] == usual["products"]
+
+
+def test_a_calibrations_own_constants_are_used() -> None:
+    block = pack_constants(StepConstants(2.0, 0.0, 10e9), {"mape": 5.0}, "made up")
+    training = Training(SMALL, 512, 1024)
+    own = planned(training, NODE, Calibration("A100 SXM", {"step": block}))
+    assert own.usual.error_percent == 5.0
+    assert own.best.parts["products"] > 1.5 * planned(training, NODE).best.parts["products"]
+    assert planned(training, replace(NODE, gpu=find_gpu("RTX 4090"))).usual.of_another_gpu
+
+
+def test_the_nearest_layout_that_fits_is_a_few_steps_away(llama: Planned) -> None:
+    place = int(llama.fastest(~llama.fits)[0])
+    near = llama.nearest_that_fits(place)
+    assert near.over_bytes == 0 < llama.at(place).over_bytes
+    assert described_step(llama.grid.at(place), near.layout).count("->") <= 3
+
+
+def test_axes_can_be_held_to_a_value(llama: Planned) -> None:
+    held = held_to(llama.grid, {"tensor": 4, "zero_stage": 1})
+    assert set(held.columns["tensor"].tolist()) == {4}
+    with pytest.raises(UserError, match=r"No layout that divides has TP 3.*take 1, 2, 4, 8, 16, 32"):
+        held_to(llama.grid, {"tensor": 3})
+    with pytest.raises(UserError, match=r"has PP 16 with TP 8.*take PP 1, 2, 4, 8"):
+        held_to(llama.grid, {"tensor": 8, "pipeline": 16})
+
+
+def test_more_layouts_than_can_be_evaluated_at_once_are_refused_unless_axes_are_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pyperf_suite.planner.layout.grid.MOST_LAYOUTS", 2000)
+    training = Training(LLAMA, 512, 4096)
+    with pytest.raises(UserError, match="More than 2000 layouts divide, too many"):
+        planned(training, EIGHT_NODES)
+    held = planned(training, EIGHT_NODES, fixed={"context": 1, "chunks": 1, "recompute": 0, "tensor": 8})
+    assert 0 < len(held.grid) <= 2000
+
+
+def test_the_rules_of_practitioners_are_compared_with_the_laws(llama: Planned) -> None:
+    found = {rule.rule: rule for rule in rules(llama)}
+    assert len(found) == 5
+    inside = found["TP inside a node"]
+    assert inside.agrees is True
+    assert inside.gain is not None
+    assert inside.gain > 0.5
+    assert inside.kept is not None
+    assert inside.kept.layout.tensor <= 8
+    assert found["DP as far as possible"].agrees is not None
+    assert "cut the model" in next(iter(found.values())).here
+    small = next(iter(rules(planned(Training(SMALL, 512, 1024), NODE))))
+    assert "TP = PP = 1" in small.here
+    assert small.agrees is True
+
+
+def test_the_answer_is_whole(answer: Any) -> None:
+    findings = findings_of_layouts(answer)
+    assert len(findings.tables) == 7
+    assert all(len(row) == len(table.columns) for table in findings.tables for row in table.rows)
+    assert findings.remarks[0].kind == "predicted"
+    errors = [each.values["error"] for each in findings.remarks if each.kind == "law"]
+    assert any(
+        errors[0].value == pytest.approx((answer.planned.error_percent(each) or 0) / 100)
+        for each in answer.planned.found.values()
+    )
+    assert all(0 <= unseen <= 1 for _, unseen in answer.top)
+
+
+def test_what_is_excluded_would_be_faster_and_has_a_neighbour_that_fits(answer: Any) -> None:
+    assert answer.excluded
+    for each, near in answer.excluded:
+        assert each.seconds < answer.planned.best.seconds
+        assert each.over_bytes > 0 == near.over_bytes
+
+
+def test_the_command_prints_text_or_json() -> None:
+    assert command(*OPTIONS, "--top", "3").exit_code == 0
+    found = json.loads(command(*OPTIONS, "--top", "3", "--json").stdout)
+    assert len(printed_lines(found, "Fastest")) == 3
+    (values,) = printed_values(found, "evaluated", "ranked")
+    assert values["surely"] + values["perhaps"] >= values["ranked"] > 0
+
+
+@pytest.mark.slow
+def test_a_configuration_file_and_held_axes_are_taken(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 4,
+              "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000,
+              "max_position_embeddings": 2048, "tie_word_embeddings": False}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = command("--config", str(tmp_path / "config.json"), "--gpu", "H100", "--gpus", "16", "--global-batch",
+                     "64", "--tp", "2", "--pp", "2", "--recompute", "layers", "--json")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert "of 2048 tokens" in printed_values(found, "batch", "rate")[0]["batch"]
+    for each in printed_lines(found, "Fastest"):
+        assert (each["TP"], each["PP"], each["recompute"]) == (2, 2, "layers")
+
+
+@pytest.mark.slow
+def test_a_calibration_file_is_taken(tmp_path: Path) -> None:
+    block = pack_constants(StepConstants(2.0, 1e-3, 10e9), {"mape": 5.0}, "made up")
+    path = Calibration("A100 SXM", {"step": block}).save(tmp_path / "own.npz")
+    usual, own = (
+        json.loads(command(*OPTIONS, "--json", "--top", "1", *more).stdout)
+        for more in ((), ("--calibration", str(path)))
+    )
+    assert 0.05 in [pytest.approx(each["error"]) for each in printed_values(own, "error")]
+    first, second = (printed_lines(each, "Fastest")[0]["iteration"] for each in (usual, own))
+    assert second > 1.5 * first
+    assert command(*OPTIONS, "--calibration", str(path), "--link", "PCIe4").exit_code == 2
+
+
+def with_option(name: str, value: str) -> tuple[str, ...]:
+    """The usual options with one of them replaced or added."""
+    options = dict(zip(OPTIONS[::2], OPTIONS[1::2], strict=True)) | {name: value}
+    return tuple(part for pair in options.items() for part in pair)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (with_option("--gpus", "61"), "61 GPUs do not fill nodes of 8: take 56 or 64"),
+        ((*with_option("--gpus", "61"), "--gpus-per-node", "61"), "61 GPUs cannot share this model"),
+        (with_option("--gpus", "0"), "--gpus has to lie between 1 and 1048576, but 0"),
+        (with_option("--gpus", "-8"), "--gpus has to lie between 1 and 1048576, but -8"),
+        (with_option("--gpus", str(10**30)), "--gpus has to lie between"),
+        ((*OPTIONS, "--gpus-per-node", "0"), "--gpus-per-node has to lie between"),
+        (with_option("--global-batch", "0"), "--global-batch has to lie between 1"),
+        (with_option("--seq", "-1"), "--seq has to"),
+        (with_option("--gpu", "H2000"), "no GPU 'H2000'"),
+        ((*OPTIONS, "--memory", "0"), "--memory has to lie above 0"),
+        ((*OPTIONS, "--memory", "nan"), "--memory has to lie above 0"),
+        ((*OPTIONS, "--memory", "0.02"), "bytes) more than the 0.0 GiB"),
+        ((*OPTIONS, "--network", "fast"), "'fast' is not the rate of a network"),
+        ((*OPTIONS, "--network", "1GB:fast"), "'1GB:fast' is not a measured point"),
+        ((*OPTIONS, "--link", "NVLink9"), "'NVLink9' is no link within a node"),
+        ((*OPTIONS, "--tp", "3"), "No layout that divides has TP 3"),
+        ((*OPTIONS, "--zero", "4"), "No layout that divides has ZeRO 4"),
+        ((*OPTIONS, "--framework", "jax"), "Nothing is known of the framework 'jax'"),
+        ((*OPTIONS, "--framework", "fsdp2", "--virtual-pp", "2"), "No layout that divides and fsdp2 runs has virtual"),
+        ((*OPTIONS, "--dp", "0"), "--dp cannot be 0"),
+        ((*OPTIONS, "--recompute", "some"), "cannot recompute 'some'"),
+        ((*OPTIONS, "--top", "0"), "--top has to lie between"),
+        ((*OPTIONS, "--dp", "64", "--zero", "0"), "bytes) more than the 72.0 GiB that are usable; the nearest that"),
+        ((*with_option("--gpus", "1"), "--offload", "none"), "GPUs would do, by"),
+        ((*OPTIONS, "--offload", "disk"), "Nothing can be offloaded as 'disk'"),
+        ((*OPTIONS, "--offload", "cpu", "--framework", "megatron"), "megatron does not offload 'cpu'"),
+        ((*OPTIONS, "--offload", "cpu", "--host-memory", "1"), "of the host's memory for each"),
+        ((*OPTIONS, "--host-memory", "-1"), "'--host-memory': "),
+        ((*OPTIONS, "--host-bandwidth", "0"), "'--host-bandwidth': "),
+        ((*OPTIONS, "--nvme-bandwidth", "nan"), "nan is not a finite number"),
+        (with_option("--hidden", "0"), "--hidden has to be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
+    result = command(*arguments)
+    assert result.exit_code == 2
+    assert sentence in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+
+
+GIVEN = tuple(part for pair in zip(OPTIONS[::2], OPTIONS[1::2], strict=True) if pair[0] != "--gpus" for part in pair)
+
+
+def told(*arguments: str) -> dict[str, Any]:
+    result = command(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.stdout))
+
+
+@pytest.mark.slow
+def test_one_given_layout_is_priced_as_in_the_ranking(llama: Planned) -> None:
+    place = int(llama.ranked[40])
+    layout = llama.grid.at(place)
+    text = ",".join(f"{key}={getattr(layout, name)}" for key, name in KEYS.items())
+    for gpus in ((), ("--gpus", "64")):
+        (found,) = printed_lines(told(*GIVEN, *gpus, "--exactly", text), "Layouts")
+        assert found["iteration"] == pytest.approx(float(llama.seconds[place]), rel=1e-9)
+        assert found["from"] < found["iteration"] < found["to"]
+        assert found["memory"] == llama.at(place).verdict
+    text = command(*GIVEN, "--exactly", "dp=64,zero=0,mb=8").output
+    assert "does not fit" in " ".join(text.split())
+
+
+@pytest.mark.slow
+def test_two_layouts_are_compared_the_same_way_round_both_ways() -> None:
+    a, b = "dp=16,tp=4,mb=4", "tp=8,pp=8,zero=0"
+    found = [told(*GIVEN, "--gpus", "64", "--compare", *pair) for pair in ((a, b), (b, a))]
+    (first,), (second,) = (printed_values(each, "chance", "gain") for each in found)
+    assert {first["name"], second["name"]} == {"A", "B"}
+    assert first["chance"] == pytest.approx(second["chance"])
+    times = [each["iteration"] for each in printed_lines(found[0], "Layouts")]
+    assert (first["name"] == "A") == (times[0] < times[1])
+    assert "of such pairs" in " ".join(command(*GIVEN, "--compare", a, "dp=64,zero=3").output.split())
+    offloads = " ".join(command(*GIVEN, "--compare", "dp=64,zero=3", "dp=64,offload=cpu").output.split())
+    assert "A is faster by" in offloads
+    assert "no run that uses offload was published" in offloads
+
+
+@pytest.mark.slow
+def test_products_are_priced_in_the_dtype_asked_for_and_what_stays_in_bf16_is_said() -> None:
+    hopper = with_option("--gpu", "H100")
+    half, eighth = (
+        printed_lines(told(*hopper, "--top", "1", "--dtype", dtype), "Fastest")[0] for dtype in ("bf16", "fp8")
+    )
+    assert eighth["iteration"] < half["iteration"]
+    assert eighth["MFU"] < half["MFU"]  # of twice the peak
+    assert "attention, the router, logits" in command(*hopper, "--top", "1", "--dtype", "fp8").output
+
+
+def test_experts_count_by_active_parameters() -> None:
+    found = planned(Training(MIXTRAL, 512, 4096), EIGHT_NODES).best
+    assert found.flop_per_s < A100.peak("bf16")
+    assert 0.02 < found.mfu < 0.7
+
+
+def test_what_fits_no_gpu_is_offloaded_and_what_is_asked_for_is_ranked_too() -> None:
+    training, alone = Training(LLAMA, 16, 4096), Cluster(A100, 1, 1, A100.memory_bytes)
+    found = planned(training, alone)
+    assert found.best.layout.offload != "none"
+    assert found.best.memory["host"] == pytest.approx(16 * LLAMA.parameters, rel=0.01)
+    assert found.best.untested == ("offload",)
+    assert "offload" in found.best.parts
+    text = str([remark.template for remark in findings_of_layouts(layout_answer(found, 3)).remarks])
+    assert "Offload needs up to" in text
+    # Drives are left where the host has too little memory, and parameters on them cost most.
+    small = planned(training, replace(alone, host=replace(alone.hosted, memory_bytes=64 * 2**30)))
+    assert small.best.layout.offload == "nvme"
+    assert small.best.seconds > found.best.seconds
+    with pytest.raises(UserError, match="GPUs would do"):
+        planned(replace(training, offloads=("none",)), alone)
+    both = planned(Training(LLAMA, 64, 4096, offloads=("none", "cpu")), NODE)
+    assert both.best.layout.offload == "none"
+    names = {str(both.at(int(place)).layout.offload) for place in both.ranked}
+    assert names == {"none", "cpu"}
+    columns = both.grid.columns
+    assert set(columns["zero_stage"][columns["offload"] > 0].tolist()) == {3}
+
+
+def test_numbers_of_gpus_that_no_split_divides_are_known() -> None:
+    training = Training(LLAMA, 512, 4096)
+    for nodes, there in ((1, True), (8, True), (31, True), (37, False), (64, True), (101, False)):
+        cluster = Cluster(A100, 8 * nodes, 8, A100.memory_bytes)
+        assert divides(training, cluster) is there
+        try:
+            assert bool(len(layouts(training, cluster, {"micro_batch": 1}))) is there
+        except UserError:
+            assert not there
+
+
+@pytest.mark.slow
+def test_the_fewest_gpus_that_are_in_time_and_what_they_cost() -> None:
+    asked = ("--tokens", "1e11", "--price", "2", "--top", "1")
+    found = told(*GIVEN, *asked, "--target-days", "10")
+    (days,) = printed_values(found, "days")
+    first, gpus = float(days["days"].split()[0]), days["gpus"]
+    assert first <= 10
+    assert gpus % 8 == 0
+    billion, whole = (float(each["dollars"].split()[0].replace(",", "")) for each in printed_values(found, "dollars"))
+    assert whole == pytest.approx(first * 24 * 2 * gpus, rel=0.01)
+    assert billion == pytest.approx(whole / 100, rel=0.01)
+    fewer = printed_values(told(*GIVEN, *asked, "--gpus", str(gpus - 8)), "days")[0]["days"] if gpus > 8 else None
+    assert fewer is None or float(fewer.split()[0]) > 10
+
+
+def test_a_network_that_is_enough_costs_no_more_than_five_percent() -> None:
+    training, layout = Training(LLAMA, 512, 4096), layout_of("dp=64,zero=3,mb=2", 64, None)
+    rate = smallest_network(exactly(training, EIGHT_NODES, A100, layout), layout)
+    assert rate is not None
+    endless, enough, less = (
+        float(exactly(training, replace(EIGHT_NODES, network=each), A100, layout).seconds[0])
+        for each in (1e15, rate, rate / 1.1)
+    )
+    assert enough <= 1.05 * endless < less
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--gpus", "64", "--exactly", "dp=8,tp=4"), "are 32 GPUs, not 64"),
+        (("--exactly", "dp=8,xp=4"), "'xp=4' is no part of a layout"),
+        (("--exactly", "dp=8,tp=-4"), "'tp=-4' needs a whole number above 0"),
+        (("--exactly", "dp=8,zero=5"), "ZeRO has stages 0 to 3"),
+        (("--exactly", "dp=8,tp=3"), "TP does not divide the heads"),
+        (("--exactly", "dp=8,mb=48"), "cannot be cut into micro-batches of 48"),
+        (("--exactly", "dp=8,pp=2,vp=3"), "32 layers are not 2 stages of 3 chunks"),
+        (("--exactly", "dp=8,ep=2"), "EP does not divide the 1 experts"),
+        (("--exactly", "dp=8,pp=2,vp=2,zero=3"), "fsdp2 cannot run"),
+        (("--exactly", "dp=8,offload=cpu,zero=1"), "parameters with 3"),
+        (("--exactly", "dp=8,offload=disk"), "Nothing can be offloaded as 'disk'"),
+        (("--exactly", "dp=8,offload=nvme", "--framework", "fsdp2"), "fsdp2 does not offload 'nvme'"),
+        (("--exactly", "dp=8", "--tp", "2"), "leave out the other, and options of single axes"),
+        (("--exactly", "dp=8", "--dtype", "fp8"), "A100 SXM does not train in 'fp8': choose from bf16, fp16."),
+        (("--exactly", "dp=8", "--dtype", "int4"), "A100 SXM does not train in 'int4'"),
+        (("--gpus", "64", "--target-days", "3", "--tokens", "1e9"), "leave out --gpus"),
+        (("--target-days", "3"), "add --tokens"),
+        (("--target-days", "-3", "--tokens", "1e9"), "--target-days has to lie above 0"),
+        (("--target-days", "1e-3", "--tokens", "1e15"), "No number of GPUs that was tried"),
+        (("--gpus", "64", "--price", "nan"), "--price has to lie above 0"),
+        ((), "--gpus is missing"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
+    result = command(*GIVEN, *arguments)
+    assert result.exit_code == 2
+    assert sentence in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+
+
+DEEP = replace(LLAMA, layers=61)
+
+
+def test_layers_that_do_not_divide_over_stages_are_dealt_out() -> None:
+    training = Training(DEEP, 1024, 4096)
+    cluster = Cluster(A100, 128, 8, A100.memory_bytes)
+    assert 16 in layouts(training, cluster).columns["pipeline"]
+    layout = layout_of("dp=8,pp=16", 128, None)
+    usual = exactly(training, cluster, A100, layout)
+    # The last stage computes the logits: fewer layers there, and as many as before in the fullest, take less.
+    light = exactly(replace(training, layers_last=1), cluster, A100, layout)
+    assert light.seconds[0] < usual.seconds[0]
+    heavy = exactly(replace(training, layers_first=16), cluster, A100, layout)
+    assert heavy.seconds[0] > 2 * usual.seconds[0]
+    assert heavy.memory_bytes[0] > 2 * usual.memory_bytes[0]
+    # The last stage holds a micro-batch where the first holds one for each stage.
+    behind = exactly(replace(training, layers_last=16), cluster, A100, layout)
+    assert behind.memory["activations"][0] < heavy.memory["activations"][0] / 2
+    even = exactly(replace(training, layers_first=4, layers_last=1), cluster, A100, layout)
+    assert even.seconds[0] == pytest.approx(light.seconds[0])
+    assert Training(DEEP, 1024, 4096, layers_first=4, layers_last=1).stages(16) == (4, 4, 1)
+    assert Training(DEEP, 1024, 4096, layers_first=31, layers_last=30).stages(3) is None
+
+
+@pytest.mark.slow
+def test_a_rack_is_one_domain_of_nvlink() -> None:
+    deep = (*GIVEN[:-4], "--global-batch", "576", "--seq", "4096")
+    options = tuple("GB200" if word == "A100" else word for word in deep)
+    for gpus, domain in (("144", 72), ("64", 64), ("16", 16)):
+        (values,) = printed_values(told(*options, "--gpus", gpus, "--top", "1"), "node", "gpus")
+        assert values["node"] == domain
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--layers-first", "0"), "--layers-first has to be at least 1"),
+        (("--layers-last", "32"), "--layers-last has to lie between 1 and 31"),
+        (("--layers-first", "16", "--layers-last", "15", "--pp", "4"), "leave the others no layers"),
+    ],
+)
+def test_stages_that_cannot_be_are_refused(arguments: tuple[str, ...], sentence: str) -> None:
+    result = command(*OPTIONS, *arguments)
+    assert result.exit_code == 2
+    assert sentence in " ".join(result.output.split())

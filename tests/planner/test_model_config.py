@@ -1,0 +1,435 @@
+"""Configurations as they are published, with the parameters of the weights beside them; and files that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.planner.model_config import model_config, read_model_config
+
+
+def decoder(family: str, layers: int, hidden: int, ffn: int, heads: int, vocab: int, **more: Any) -> dict[str, Any]:
+    """A configuration with the names that most families use."""
+    return {
+        "model_type": family,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_attention_heads": heads,
+        "vocab_size": vocab,
+        **more,
+    }
+
+
+def gpt2(layers: int, hidden: int, heads: int) -> dict[str, Any]:
+    sizes = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "n_positions": 1024, "n_inner": None}
+    return {"model_type": "gpt2", "vocab_size": 50257, **sizes}
+
+
+def opt(layers: int, hidden: int, heads: int, **more: Any) -> dict[str, Any]:
+    sizes = decoder("opt", layers, hidden, 0, heads, 50272, max_position_embeddings=2048, word_embed_proj_dim=hidden)
+    return {**sizes, "ffn_dim": 4 * hidden, **more}
+
+
+def bloom(layers: int, hidden: int, heads: int) -> dict[str, Any]:
+    sizes = {"n_layer": layers, "n_embed": hidden, "num_attention_heads": heads, "seq_length": 2048}
+    return {"model_type": "bloom", "vocab_size": 250880, **sizes}
+
+
+GQA = {"num_key_value_heads": 8}
+TIED = {"tie_word_embeddings": True}
+LATENT = {
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "moe_layer_freq": 1,
+}
+LLAMA_3 = decoder("llama", 32, 4096, 14336, 32, 128256, **GQA, max_position_embeddings=8192)
+PYTHIA = {"tie_word_embeddings": False}
+V2 = {"n_shared_experts": 2, "moe_intermediate_size": 1536, "num_experts_per_tok": 6, "first_k_dense_replace": 1}
+V3 = {"n_shared_experts": 1, "moe_intermediate_size": 2048, "num_experts_per_tok": 8, "first_k_dense_replace": 3}
+QWEN3_MOE = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "mlp_only_layers": []}
+QWEN2_MOE = {
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "decoder_sparse_step": 1,
+}
+GPT_OSS = {"head_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 4, "attention_bias": True}
+FALCON = {"bias": False, "parallel_attn": True, "multi_query": True}
+
+GEMMA_3 = {"head_dim": 128, "num_key_value_heads": 16, "sliding_window": 1024}
+LLAMA_4 = {
+    **GQA,
+    "head_dim": 128,
+    "intermediate_size_mlp": 16384,
+    "num_experts_per_tok": 1,
+    "interleave_moe_layer_step": 1,
+    "attention_chunk_size": 8192,
+}
+GLM_4 = {**GQA, "head_dim": 128, "num_experts_per_tok": 8, "n_shared_experts": 1, "attention_bias": True}
+
+# Parameters: those of the published weights, as Hugging Face counts them; biases and norms included. Of the newer
+# families `test_a_model_has_the_size_that_its_publisher_says` holds them to what the publishers say.
+PUBLISHED = {
+    "gpt2": (gpt2(12, 768, 12), 124_439_808),
+    "Llama-2-7b": (decoder("llama", 32, 4096, 11008, 32, 32000), 6_738_415_616),
+    "Llama-2-70b": (decoder("llama", 80, 8192, 28672, 64, 32000, **GQA), 68_976_648_192),
+    "Meta-Llama-3-8B": (LLAMA_3, 8_030_261_248),
+    "Llama-3.2-1B": (decoder("llama", 16, 2048, 8192, 32, 128256, **GQA, **TIED, head_dim=64), 1_235_814_400),
+    "Mistral-7B-v0.1": (decoder("mistral", 32, 4096, 14336, 32, 32000, **GQA), 7_241_732_096),
+    "Mixtral-8x7B-v0.1": (
+        decoder("mixtral", 32, 4096, 14336, 32, 32000, **GQA, num_local_experts=8, num_experts_per_tok=2),
+        46_702_792_704,
+    ),
+    "Qwen2.5-0.5B": (decoder("qwen2", 24, 896, 4864, 14, 151936, num_key_value_heads=2, **TIED), 494_032_768),
+    "Qwen2-7B": (decoder("qwen2", 28, 3584, 18944, 28, 152064, num_key_value_heads=4), 7_615_616_512),
+    "Qwen3-8B": (decoder("qwen3", 36, 4096, 12288, 32, 151936, **GQA, head_dim=128), 8_190_735_360),
+    "Qwen1.5-MoE-A2.7B": (
+        decoder("qwen2_moe", 24, 2048, 5632, 16, 151936, num_key_value_heads=16, **QWEN2_MOE),
+        14_315_784_192,
+    ),
+    "Qwen3-30B-A3B": (
+        decoder("qwen3_moe", 48, 2048, 6144, 32, 151936, num_key_value_heads=4, head_dim=128, **QWEN3_MOE),
+        30_532_122_624,
+    ),
+    "bloom": (bloom(70, 14336, 112), 176_247_271_424),
+    "pythia-6.9b": (decoder("gpt_neox", 32, 4096, 16384, 32, 50432, **PYTHIA), 6_857_302_016),
+    "falcon-7b": (decoder("falcon", 32, 4544, 18176, 71, 65024, **FALCON), 6_921_720_704),
+    "falcon-40b": (
+        decoder("falcon", 60, 8192, 0, 128, 65024, **FALCON, new_decoder_architecture=True, num_kv_heads=8),
+        41_303_293_952,
+    ),
+    "gemma-2b": (decoder("gemma", 18, 2048, 16384, 8, 256000, num_key_value_heads=1, head_dim=256), 2_506_172_416),
+    "gemma-2-9b": (decoder("gemma2", 42, 3584, 14336, 16, 256000, **GQA, head_dim=256), 9_241_705_984),
+    "gemma-3-1b-pt": (
+        decoder("gemma3_text", 26, 1152, 6912, 4, 262144, num_key_value_heads=1, head_dim=256),
+        999_885_952,
+    ),
+    "phi-2": (decoder("phi", 32, 2560, 10240, 32, 51200, num_key_value_heads=32), 2_779_683_840),
+    "Phi-3-mini-4k-instruct": (decoder("phi3", 32, 3072, 8192, 32, 32064, num_key_value_heads=32), 3_821_079_552),
+    "opt-125m": (opt(12, 768, 12), 125_239_296),
+    "DeepSeek-V2-Lite": (
+        decoder("deepseek_v2", 27, 2048, 10944, 16, 102400, **LATENT, **V2 | {"moe_intermediate_size": 1408})
+        | {"n_routed_experts": 64, "q_lora_rank": None},
+        15_706_484_224,
+    ),
+    "DeepSeek-V2": (
+        decoder("deepseek_v2", 60, 5120, 12288, 128, 102400, **LATENT, **V2, n_routed_experts=160, q_lora_rank=1536),
+        235_741_434_880,
+    ),
+    # Without its layer that predicts one more token.
+    "DeepSeek-V3": (
+        decoder("deepseek_v3", 61, 7168, 18432, 128, 129280, **LATENT, **V3, n_routed_experts=256, q_lora_rank=1536),
+        671_026_419_200,
+    ),
+    "c4ai-command-r-v01": (
+        decoder("cohere", 40, 8192, 22528, 64, 256000, num_key_value_heads=64, use_qk_norm=False),
+        34_980_831_232,
+    ),
+    "c4ai-command-r-plus": (
+        decoder("cohere", 64, 12288, 33792, 96, 256000, **GQA, use_qk_norm=True),
+        103_810_674_688,
+    ),
+    "gpt-oss-20b": (
+        decoder("gpt_oss", 24, 2880, 2880, 64, 201088, **GQA, **GPT_OSS),
+        20_914_757_184,
+    ),
+    "gemma-3-27b, text": (decoder("gemma3_text", 62, 5376, 21504, 32, 262208, **GEMMA_3), 27_009_346_304),
+    "gpt-oss-120b": (
+        decoder("gpt_oss", 36, 2880, 2880, 64, 201088, **GQA, **GPT_OSS | {"num_local_experts": 128}),
+        116_829_156_672,
+    ),
+    # With the encoder of images 109 and 402 billion.
+    "Llama-4-Scout-17B-16E, text": (
+        decoder("llama4_text", 48, 5120, 8192, 40, 202048, **LLAMA_4, num_local_experts=16),
+        107_769_861_120,
+    ),
+    "Llama-4-Maverick-17B-128E, text": (
+        decoder("llama4_text", 48, 5120, 8192, 40, 202048, **LLAMA_4 | {"interleave_moe_layer_step": 2})
+        | {"num_local_experts": 128},
+        400_711_848_960,
+    ),
+    "GLM-4.5": (
+        decoder("glm4_moe", 92, 5120, 12288, 96, 151552, **GLM_4, use_qk_norm=True, first_k_dense_replace=3)
+        | {"n_routed_experts": 160, "moe_intermediate_size": 1536},
+        352_797_829_024,
+    ),
+    "GLM-4.5-Air": (
+        decoder("glm4_moe", 46, 4096, 10944, 96, 151552, **GLM_4, use_qk_norm=False, first_k_dense_replace=1)
+        | {"n_routed_experts": 128, "moe_intermediate_size": 1408},
+        106_852_251_264,
+    ),
+    "Kimi-K2-Base": (
+        decoder("kimi_k2", 61, 7168, 18432, 64, 163840, **LATENT, **V3 | {"first_k_dense_replace": 1})
+        | {"n_routed_experts": 384, "q_lora_rank": 1536},
+        1_026_408_232_448,
+    ),
+    "DeepSeek-V3.2": (
+        decoder("deepseek_v32", 61, 7168, 18432, 128, 129280, **LATENT, **V3, n_routed_experts=256, q_lora_rank=1536)
+        | {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048},
+        671_877_944_064,
+    ),
+    "granite-3.1-8b-base": (decoder("granite", 40, 4096, 12800, 32, 49155, **GQA, **TIED), 8_170_848_256),
+    "OLMo-7B-hf": (decoder("olmo", 32, 4096, 11008, 32, 50304, attention_bias=False), 6_888_095_744),
+    "OLMo-2-1124-7B": (decoder("olmo2", 32, 4096, 11008, 32, 100352, attention_bias=False), 7_298_617_344),
+    "OLMoE-1B-7B-0924": (
+        decoder("olmoe", 16, 2048, 1024, 16, 50304, num_experts=64, num_experts_per_tok=8),
+        6_919_161_856,
+    ),
+    "SmolLM3-3B": (decoder("smollm3", 36, 2048, 11008, 16, 128256, num_key_value_heads=4), 3_075_098_624),
+    "starcoder2-7b": (decoder("starcoder2", 32, 4608, 18432, 36, 49152, num_key_value_heads=4), 7_173_923_840),
+    "bert-base-uncased": (
+        decoder("bert", 12, 768, 3072, 12, 30522, max_position_embeddings=512, type_vocab_size=2),
+        109_514_298,
+    ),
+    "roberta-base": (
+        decoder("roberta", 12, 768, 3072, 12, 50265, max_position_embeddings=514, type_vocab_size=1),
+        124_697_433,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_configuration_has_as_many_parameters_as_the_published_weights(name: str) -> None:
+    config, parameters = PUBLISHED[name]
+    assert model_config(config, name).dimensions.parameters == parameters
+
+
+# Billions of all parameters, rounded as their publishers do; GLM's with its layer that predicts one more token.
+SIZES = {
+    "gemma-3-27b, text": 27.0,
+    "gpt-oss-120b": 116.8,
+    "Llama-4-Scout-17B-16E, text": 109,
+    "Llama-4-Maverick-17B-128E, text": 400,
+    "GLM-4.5": 355,
+    "GLM-4.5-Air": 106,
+    "Kimi-K2-Base": 1040,
+    "DeepSeek-V3.2": 671,
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_model_has_the_size_that_its_publisher_says(name: str) -> None:
+    assert model_config(PUBLISHED[name][0], name).dimensions.parameters == pytest.approx(SIZES[name] * 1e9, rel=0.015)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("Llama-4-Scout-17B-16E, text", 17),
+        ("Llama-4-Maverick-17B-128E, text", 17),
+        ("Kimi-K2-Base", 32.5),
+        ("Mixtral-8x7B-v0.1", 12.9),
+        ("Qwen3-30B-A3B", 3.3),
+        ("DeepSeek-V2", 21),
+        ("DeepSeek-V3", 37),
+        ("gpt2", 0.124),
+        ("OLMoE-1B-7B-0924", 1.28),
+    ],
+)
+def test_a_token_meets_as_many_parameters_as_the_publishers_say(name: str, billions: float) -> None:
+    # Publishers round, and differ in whether the embedding counts.
+    dimensions = model_config(PUBLISHED[name][0], name).dimensions
+    assert dimensions.active_parameters == pytest.approx(billions * 1e9, rel=0.03)
+
+
+def test_what_is_active_without_the_embedding_is_what_its_publisher_says() -> None:
+    for name, billions in {"gpt-oss-120b": 5.13, "GLM-4.5": 32, "GLM-4.5-Air": 12}.items():
+        model = model_config(PUBLISHED[name][0], name).dimensions
+        assert model.active_parameters - model.hidden * model.vocab == pytest.approx(billions * 1e9, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("gemma-3-27b, text", (62, 52, 1024)),
+        ("gemma-3-1b-pt", (26, 22, 4096)),
+        ("gemma-2-9b", (42, 21, 4096)),
+        ("gpt-oss-120b", (36, 18, 128)),
+        ("Llama-4-Scout-17B-16E, text", (48, 36, 8192)),
+        ("Qwen2-7B", (28, 0, 0)),
+    ],
+)
+def test_layers_and_those_with_a_window_are_counted(name: str, kinds: tuple[int, int, int]) -> None:
+    model = model_config(PUBLISHED[name][0], name).dimensions
+    assert (model.layers, model.windowed_layers, model.window) == kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "windowed"),
+    [
+        ("Mistral-7B-v0.1", {"sliding_window": 4096}, 32),
+        ("Phi-3-mini-4k-instruct", {"sliding_window": 2047}, 32),
+        ("starcoder2-7b", {"sliding_window": 4096}, 32),
+        ("Qwen2-7B", {"sliding_window": 4096}, 0),
+        ("Qwen2-7B", {"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 20}, 8),
+        ("Qwen3-8B", {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 5}, 5),
+        ("gemma-3-27b, text", {"sliding_window_pattern": 2}, 31),
+        ("gemma-2-9b", {"layer_types": ["full_attention"] * 42}, 0),
+        ("Llama-4-Scout-17B-16E, text", {"layer_types": ["chunked_attention"] * 7}, 7),
+    ],
+)
+def test_a_configuration_says_which_layers_have_a_window(name: str, more: dict[str, Any], windowed: int) -> None:
+    assert model_config({**PUBLISHED[name][0], **more}, name).dimensions.windowed_layers == windowed
+
+
+def test_a_configuration_is_read_from_its_file_or_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(LLAMA_3).encode())
+    read = read_model_config(path)
+    assert read == read_model_config(tmp_path)
+    assert (read.family, read.longest_seq, read.notes) == ("llama", 8192, ())
+    assert read.dimensions.kv_heads == 8
+
+
+def test_of_a_model_of_text_and_images_the_text_is_taken() -> None:
+    text = decoder("gemma3_text", 34, 2560, 10240, 8, 262208)
+    for absent in ("num_attention_heads", "vocab_size"):
+        del text[absent]
+    read = model_config({"model_type": "gemma3", "text_config": text}, "gemma-3-4b")
+    # 4.30 billion with 0.42 billion of the images' encoder and projector.
+    assert read.dimensions.parameters == pytest.approx(3.88e9, rel=0.001)
+    assert "text" in read.notes[0]
+    # Kimi K2.5's and others' name no family of their own.
+    del text["model_type"]
+    assert model_config({"model_type": "gemma3", "text_config": text}, "gemma-3-4b").dimensions == read.dimensions
+
+
+@pytest.mark.parametrize(
+    ("more", "note"),
+    [
+        ({"sliding_window": 4096}, "see a window"),
+        ({"num_nextn_predict_layers": 1}, "several tokens at once"),
+        ({"index_topk": 2048}, "chooses 2048 tokens"),
+    ],
+)
+def test_what_the_dimensions_leave_out_is_noted(more: dict[str, int], note: str) -> None:
+    [told] = model_config({**LLAMA_3, **more}, "config.json").notes
+    assert note in told
+    assert model_config({**LLAMA_3, "sliding_window": 4096, "use_sliding_window": False}, "c").notes == ()
+
+
+def test_layers_without_experts_are_counted_as_their_family_places_them() -> None:
+    sparse = decoder("qwen3_moe", 6, 2048, 6144, 32, 1000, head_dim=128, **QWEN3_MOE)
+    for more, dense in (({"mlp_only_layers": [0, 1, 9]}, 2), ({"decoder_sparse_step": 2}, 3)):
+        assert model_config({**sparse, **more}, "config.json").dimensions.dense_layers == dense
+    latent = decoder("deepseek_v2", 6, 5120, 12288, 128, 1000, **LATENT, **V2, n_routed_experts=160)
+    assert model_config({**latent, "moe_layer_freq": 2}, "config.json").dimensions.dense_layers == 4
+    for absent in ("n_routed_experts", "moe_intermediate_size"):
+        del latent[absent]
+    assert model_config(latent, "config.json").dimensions.experts == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"model_type": "rwkv"}, "unknown family 'rwkv'.*llama.*give --layers.*has num_hidden_layers = 32"),
+        ({"model_type": "mamba2"}, "is a mamba2 model, with layers of Mamba, which are not priced"),
+        ({"model_type": "nemotron_h"}, "is a nemotron_h model, with layers of Mamba, which are not priced"),
+        ({"model_type": "qwen3_next"}, "with layers of Gated DeltaNet, which are not priced"),
+        (
+            {"model_type": "gemma2", "layer_types": "full_attention"},
+            "layer_types = 'full_attention', where a list of w",
+        ),
+        ({"model_type": None}, "does not say its model_type"),
+        ({"model_type": ["llama"]}, "does not say its model_type"),
+        ({"num_hidden_layers": None}, "a llama model, lacks the field num_hidden_layers"),
+        ({"hidden_size": "4096"}, "has hidden_size = '4096', where a whole number"),
+        ({"hidden_size": 4096.5}, "has hidden_size = 4096.5, where a whole number"),
+        ({"hidden_size": True}, "has hidden_size = True, where a whole number"),
+        ({"hidden_size": {"a": [1] * 999}}, "has hidden_size = an object, where"),
+        ({"hidden_size": "x" * 9999}, "has hidden_size = 'x{39}…, where"),
+        ({"hidden_size": 10**400}, "hidden_size that is not within"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers that is not within"),
+        ({"num_hidden_layers": 0}, "config.json: A model needs layers of at least 1"),
+        ({"vocab_size": 1 << 30}, "vocab = 1073741824 is beyond"),
+        ({"num_attention_heads": 30}, "divided into 30 heads"),
+        ({"num_key_value_heads": 5}, "share 5 key-value heads"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads that is not within 1"),
+        ({"head_dim": 0}, "head_dim that is not within 1"),
+        ({"model_type": "qwen3_moe", **QWEN3_MOE, "moe_intermediate_size": 0}, "moe_intermediate_size that is not"),
+        ({"tie_word_embeddings": "no"}, "has tie_word_embeddings = 'no', where true or false"),
+        ({"model_type": "qwen3_moe", **QWEN3_MOE, "mlp_only_layers": 3}, "mlp_only_layers = 3, where a list"),
+        (
+            {"model_type": "qwen3_moe", **QWEN3_MOE, "decoder_sparse_step": 0},
+            "decoder_sparse_step that is not within 1",
+        ),
+        ({"model_type": "qwen3_moe", **QWEN3_MOE, "num_experts_per_tok": 999}, "cannot visit 999 of 128 experts"),
+        ({"model_type": "phi", "qk_layernorm": True}, "norms queries and keys"),
+        (opt(24, 1024, 16, word_embed_proj_dim=512), "embeddings of 512 and a hidden_size of 1024"),
+    ],
+)
+def test_a_configuration_that_cannot_be_counted_says_why_in_one_sentence(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence) as told:
+        model_config({**LLAMA_3, **change}, "config.json")
+    assert str(told.value).startswith("config.json")
+    assert len(str(told.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (json.dumps(LLAMA_3)[:60].encode(), "is not JSON .*: name a whole config.json"),
+        (b"", "is not JSON"),
+        (b"[" * 500_000, "nested too deeply"),
+        (b'{"text_config": ' * 50_000, "nested too deeply"),
+        (b" " * ((1 << 20) + 1), "larger than the 1 MiB"),
+        (b"\xff\xfe{}", "not text in UTF-8"),
+        (b"[1, 2]", "holds no JSON object"),
+        (b'{"hidden_size": 4096, "model_type": "llama", "hidden_size": 8192}', "has the key 'hidden_size' twice"),
+        (b'{"hidden_size": ' + b"9" * 5000 + b"}", "thousands of digits"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused_in_one_sentence(
+    content: bytes, sentence: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=sentence):
+        read_model_config(path)
+
+
+def test_infinity_as_published_configurations_hold_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA_3 | {"time_step_limit": [0.0, float("inf")]}))
+    assert read_model_config(path).dimensions == model_config(LLAMA_3, "plain").dimensions
+
+
+def test_where_there_is_no_file_one_is_asked_for(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent.json", Path("/dev/null")):
+        with pytest.raises(UserError, match="There is no model configuration at"):
+            read_model_config(path)
+    with pytest.raises(UserError, match="cannot be read: File name too long"):
+        read_model_config(tmp_path / ("x" * 999))
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def outcome(config: dict[str, Any], name: str) -> int | str:
+    """The parameters of a configuration, or the sentence that refuses it."""
+    try:
+        return model_config(config, name).dimensions.parameters
+    except UserError as told:
+        return str(told)
+
+
+@given(st.sampled_from(sorted(PUBLISHED)), st.data())
+def test_any_value_in_any_field_is_read_or_refused_but_never_a_traceback(name: str, data: st.DataObject) -> None:
+    config = dict(PUBLISHED[name][0])
+    config[data.draw(st.sampled_from(sorted(config)))] = data.draw(anything)
+    told = outcome(config, name)
+    assert told > 0 if isinstance(told, int) else told.startswith(name) and "\n" not in told

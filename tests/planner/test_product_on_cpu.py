@@ -1,0 +1,80 @@
+"""`explain --cpu` and `run --isa`: our own CPU kernels, measured here and by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pyperf_suite.cli.main import main
+from tests.records import printed_values
+
+pytest.importorskip("pyperf_suite._native", reason="the native extension is not built: run `pip install -e .`")
+
+
+def asked(*words: str) -> str:
+    result = CliRunner().invoke(main, ["explain", *words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_product_has_its_peak_tiles_and_waves() -> None:
+    found = json.loads(asked("96x192x64", "--cpu", "--dtype", "fp32", "--workers", "1", "--isa", "portable", "--json"))
+    (time,) = printed_values(found, "time", "rate")
+    assert (time["m"], time["n"], time["k"], time["isa"]) == (96, 192, 64, "portable")
+    assert time["rate"] == pytest.approx(2 * 96 * 192 * 64 / time["time"])
+    (peak,) = printed_values(found, "alone", "least")
+    assert peak["least"] == pytest.approx(2 * 96 * 192 * 64 / peak["alone"])
+
+
+def test_it_is_told_in_sentences() -> None:
+    assert "of the peak" in asked("64", "64", "64", "--cpu", "--dtype", "bf16")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--cpu", "--gpu", "H100"),
+        ("--cpu", "--isa", "sse9"),
+        ("--cpu", "--dtype", "fp8"),
+        ("--cpu", "--dtype", "int8"),
+        ("--cpu", "--workers", "4096"),
+        ("--isa", "portable"),
+        ("--workers", "1"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: tuple[str, ...]) -> None:
+    assert CliRunner().invoke(main, ["explain", "64", "64", "64", *words]).exit_code == 2
+
+
+def test_a_product_of_minutes_is_left_to_a_run() -> None:
+    result = CliRunner().invoke(main, ["explain", "60000", "60000", "60000", "--cpu", "--dtype", "fp32"])
+    assert result.exit_code == 2
+    assert "shape=60000x60000x60000" in result.stderr
+
+
+@pytest.mark.slow
+def test_a_run_takes_the_instruction_set_asked_for(tmp_path: Path) -> None:
+    arguments = "baseline --isa portable -a shape=64x64x64 -a workers=1 -a implementation=native,native_avx2"
+    result = CliRunner().invoke(main, ["run", *arguments.split(), "--results", str(tmp_path)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    records = [json.loads(line) for path in tmp_path.rglob("records.jsonl") for line in path.read_text().splitlines()]
+    ours = {each["case"]["implementation"] for each in records if each["case"]["implementation"].startswith("native")}
+    assert ours == {"native_portable", "native_avx2"}
+    told = [each["kernel"]["details"] for each in records if each["case"]["implementation"] == "native_portable"]
+    assert {each["isa"] for each in told} == {"portable"}
+    assert all(each["peak_flop_per_s"] > 0 for each in told)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("baseline", "--isa", "sse9"),
+        ("memory", "--isa", "portable"),
+        ("baseline", "--isa", "portable", "-a", "implementation=native_avx2"),
+    ],
+)
+def test_an_instruction_set_that_no_probe_takes_is_refused(words: tuple[str, ...], tmp_path: Path) -> None:
+    assert CliRunner().invoke(main, ["run", *words, "--results", str(tmp_path)]).exit_code == 2

@@ -1,0 +1,172 @@
+"""The search finds what a made-up GPU likes, proposes nothing within the laws' error, and prices shapes once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.transformer import ModelDimensions
+from pyperf_suite.planner.sizing.search import Bounds, costs_of, judged, neighbours, search
+from pyperf_suite.planner.sizing.step import Setting, distinct, parts_of, price, shapes_of
+
+GPT = ModelDimensions(layers=32, hidden=2560, ffn=10240, heads=32, vocab=50257, bias=True)
+LLAMA = ModelDimensions(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256, gated=True)
+MIXTRAL = dataclasses.replace(LLAMA, vocab=32000, experts=8, top_k=2)
+DEEPSEEK = ModelDimensions(
+    layers=27, hidden=2048, ffn=10944, heads=16, vocab=102400, head_dim=192, gated=True, experts=64, top_k=6,
+    expert_ffn=1408, shared_ffn=2816, dense_layers=1, latent_rank=512, rope_head_dim=64, value_head_dim=128,
+)  # fmt: skip
+MODELS = pytest.mark.parametrize("model", [GPT, LLAMA, MIXTRAL, DEEPSEEK], ids=["gpt", "llama", "mixtral", "deepseek"])
+
+
+def test_padding_the_vocabulary_is_found_with_its_gain(made_up):
+    present, padded = judged([Setting(GPT, 4096), Setting(GPT.resized(vocab=50304), 4096)], made_up)
+    found = search(Setting(GPT, 4096), Bounds(vary=("vocab",)), made_up)
+    assert found.alone["vocab"].is_faster
+    assert found.alone["vocab"].speed == pytest.approx(padded.speed, rel=1e-3)
+    assert padded.changes == (("vocab", 50257, 50304),)
+    assert present.speed == present.time_ratio == present.low == present.high == 1
+
+
+def test_heads_that_the_attention_kernel_pads_are_traded_for_whole_ones(made_up):
+    heads = search(Setting(GPT, 4096), Bounds(vary=("heads",)), made_up).alone["heads"]
+    assert (heads.setting.model.heads, heads.setting.model.head_dim) == (40, 64)
+    assert heads.is_faster
+    assert heads.parameter_change == 0
+
+
+def test_an_odd_sequence_length_is_priced_as_such(made_up):
+    _, odd = judged([Setting(GPT, 4096), Setting(GPT, 4097)], made_up)
+    assert odd.is_slower
+    assert odd.changes == (("seq", 4096, 4097),)
+
+
+def test_nothing_is_proposed_below_the_laws_error(made_up_with):
+    found = search(Setting(LLAMA, 4096), Bounds(), made_up_with(error_percent=5.0))
+    assert found.pareto == ()
+    assert found.faster == 0
+    assert found.within > 1000
+
+
+def test_a_law_that_was_never_tested_is_trusted_less_than_a_tested_one(made_up_with):
+    settings = [Setting(GPT, 4096), Setting(GPT.resized(ffn=10496), 4096)]
+    _, tested = judged(settings, made_up_with(error_percent=3.0))
+    _, untested = judged(settings, made_up_with(error_percent=None))
+    assert untested.high - untested.low > 3 * (tested.high - tested.low)
+
+
+def test_parts_that_both_models_have_do_not_blur_their_difference(made_up):
+    """Another vocabulary changes the logits alone; another hidden changes everything."""
+    settings = [GPT, GPT.resized(vocab=50304), GPT.resized(hidden=2496, heads=39)]
+    _, vocab, hidden = judged([Setting(model, 4096) for model in settings], made_up)
+    assert (vocab.high - vocab.low) / vocab.speed < 0.2 * (hidden.high - hidden.low) / hidden.speed
+
+
+@MODELS
+def test_every_candidate_of_the_list_keeps_to_the_bounds(model, made_up):
+    setting = Setting(model, 4096, micro_batch=2, tp=2, shards=8)
+    found = search(setting, Bounds(parameter_change=0.03, memory_bytes=80e9), made_up)
+    for candidate in [*found.pareto, *found.alone.values()]:
+        assert abs(candidate.parameter_change) <= 0.03
+        assert candidate.memory_bytes <= found.memory_limit_bytes
+        assert candidate.setting.model.vocab >= model.vocab
+        assert candidate.parameters == candidate.setting.model.parameters
+
+
+@MODELS
+def test_the_grid_costs_each_candidate_what_it_costs_alone(model, made_up):
+    setting = Setting(model, 2048, micro_batch=2, tp=2)
+    candidates = neighbours(setting, Bounds(vary=("hidden", "heads", "ffn", "vocab", "tp")))
+    costs = costs_of(candidates.shapes, setting, made_up).flat(candidates.shape)
+    trainable = np.flatnonzero(np.broadcast_to(candidates.trainable, candidates.shape))
+    picked = np.random.default_rng(0).choice(trainable, 12).tolist()
+    for index, alone in zip(picked, judged([setting, *map(candidates.at, picked)], made_up)[1:], strict=True):
+        assert costs.cost_s[index] == pytest.approx(alone.cost_s)
+        assert costs.speed[index] == pytest.approx(alone.speed)
+        assert costs.parameters[index] == alone.parameters
+        assert costs.memory_bytes[index] == alone.memory_bytes
+
+
+def test_the_list_is_a_pareto_front(made_up):
+    found = search(Setting(GPT, 4096, micro_batch=2), Bounds(), made_up)
+    assert len(found.pareto) > 2
+    for one in found.pareto:
+        for other in found.pareto:
+            better = (one.time_ratio < other.time_ratio, one.parameters > other.parameters,
+                      one.memory_bytes < other.memory_bytes)  # fmt: skip
+            assert one is other or not all(better)
+
+
+def test_a_million_candidates_ask_for_each_shape_once(made_up):
+    bounds = Bounds(reach=0.3, head_dims=tuple(range(64, 257, 8)))
+    found = search(Setting(GPT.resized(hidden=3072, heads=48), 2048, micro_batch=8, tp=2), bounds, made_up)
+    assert found.priced > 1_000_000
+    in_the_grid = made_up.asked[: len(set(made_up.asked))]
+    assert len(set(in_the_grid)) == len(in_the_grid)
+    assert len(made_up.asked) < 0.1 * found.priced
+
+
+def test_memory_that_the_present_model_exceeds_is_hardly_exceeded_further(made_up):
+    found = search(Setting(GPT, 4096), Bounds(memory_bytes=1e9), made_up)
+    assert found.memory_limit_bytes == pytest.approx(1.02 * found.present.memory_bytes)
+    assert found.alone["vocab"].is_faster, "a few columns more are no reason to keep an odd vocabulary"
+    assert all(candidate.memory_bytes <= found.memory_limit_bytes for candidate in found.pareto)
+    needed = found.present.memory_bytes
+    assert search(Setting(GPT, 4096), Bounds(memory_bytes=needed), made_up).memory_limit_bytes == needed
+
+
+def test_only_the_dimensions_asked_for_vary(made_up):
+    found = search(Setting(GPT, 4096), Bounds(vary=("ffn",), parameter_change=1.0), made_up)
+    assert set(found.alone) == {"ffn"}
+    assert found.priced < 100
+
+
+def test_laws_are_asked_for_no_size_that_a_group_too_large_would_leave(made_up):
+    """The made-up laws refuse sizes of 0 and heads that do not divide, as real ones do."""
+    few_heads = ModelDimensions(layers=4, hidden=1024, ffn=4608, heads=12, kv_heads=6, head_dim=128, vocab=1000)
+    assert search(Setting(few_heads, 1024, tp=6), Bounds(), made_up).within >= 1
+
+
+def test_what_is_extrapolated_is_marked(made_up):
+    present, longer = judged([Setting(GPT, 4096), Setting(GPT, 4096, micro_batch=512)], made_up)
+    assert not present.extrapolated
+    assert longer.extrapolated
+
+
+def test_tensor_parallelism_costs_its_collectives(made_up):
+    parts = parts_of(shapes_of([Setting(LLAMA, 4096, tp=4)]))
+    priced = {part.name: its for part, its in zip(parts, price(parts, made_up), strict=True)}
+    assert priced["all_reduce"].seconds.item() == pytest.approx(2 * 2 * 4096 * 4096 / 1e11 * 3 / 4)
+    assert "all_reduce" not in {part.name for part in parts_of(shapes_of([Setting(LLAMA, 4096)]))}
+
+
+def test_distinct_rows_and_the_way_back_make_the_columns_again():
+    columns = [np.random.default_rng(seed).integers(1, 9, 500) << 40 for seed in range(4)]
+    rows, inverse = distinct(columns)
+    assert len(set(zip(*(row.tolist() for row in rows), strict=True))) == len(rows[0])
+    for row, column in zip(rows, columns, strict=True):
+        np.testing.assert_array_equal(row[inverse], column)
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong", "words"),
+    [
+        (Setting, {"tp": 3}, "TP over 3 ranks cannot divide heads = 32 evenly: take tp = 2 or 4"),
+        (Setting, {"tp": 0}, "tp has to lie between 1 and"),
+        (Setting, {"seq": 0}, "seq has to lie between 1 and"),
+        (Setting, {"micro_batch": -1}, "micro_batch has to lie between"),
+        (Setting, {"seq": 1 << 20, "micro_batch": 1 << 12}, "tokens at a time, beyond"),
+        (Bounds, {"vary": ("depth",)}, "choose from hidden, heads"),
+        (Bounds, {"vary": ("head",)}, "did you mean heads"),
+        (Bounds, {"parameter_change": -0.1}, "shares of the model's own figures"),
+        (Bounds, {"reach": 2.0}, "shares of the model's own figures"),
+        (Bounds, {"head_dims": (0,)}, "head dimensions of 1 to 512"),
+    ],
+)
+def test_settings_and_bounds_that_cannot_be_are_refused_in_a_sentence(make, wrong, words):
+    usual = {"model": GPT, "seq": 2048} if make is Setting else {}
+    with pytest.raises(UserError, match=words):
+        make(**{**usual, **wrong})

@@ -1,0 +1,350 @@
+"""The answers of `size` and `explain`: where time goes, rules, gains, heat maps, JSON, and refusals in one sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from pyperf_suite.cli.main import main
+from pyperf_suite.errors import UserError
+from pyperf_suite.findings.data import Quantity
+from pyperf_suite.hardware.catalogue import find_gpu
+from pyperf_suite.laws.transformer import ModelDimensions
+from pyperf_suite.planner.commands import size as advise_commands
+from pyperf_suite.planner.laws.explained import MEANINGS
+from pyperf_suite.planner.laws.prices import Prices
+from pyperf_suite.planner.laws.training.framework import StepConstants
+from pyperf_suite.planner.laws.training.step import step_time
+from pyperf_suite.planner.layout.grid import Cluster, Training
+from pyperf_suite.planner.layout.plan import planned
+from pyperf_suite.planner.product_explained import (
+    TRAFFIC,
+    TiledProduct,
+    contiguous,
+    explain_product,
+    findings_of_product,
+)
+from pyperf_suite.planner.sizing.details import checks, heat_maps, saved, spent_by
+from pyperf_suite.planner.sizing.report import change_of, findings_of_sizing, sizing
+from pyperf_suite.planner.sizing.search import Bounds, judged
+from pyperf_suite.planner.sizing.step import Setting, StepPrices
+from tests.records import printed_values
+
+GPT = ModelDimensions(layers=4, hidden=2560, ffn=10240, heads=32, vocab=50257, bias=True)
+LLAMA = ModelDimensions(layers=4, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256, gated=True)
+MIXTRAL = ModelDimensions(4, 2048, 7168, 16, 32000, kv_heads=8, gated=True, experts=8, top_k=2)
+WINDOWED = ModelDimensions(6, 2048, 8192, 16, 32000, kv_heads=8, gated=True, window=512, windowed_layers=5)
+CHUNKED = ModelDimensions(4, 2048, 8192, 16, 32000, kv_heads=8, gated=True, window=512, windowed_layers=3, chunked=True)
+LATENT = ModelDimensions(
+    4, 2048, 8192, 16, 32000, gated=True, experts=16, top_k=2, expert_ffn=1024, shared_ffn=1024, dense_layers=1,
+    head_dim=192, query_rank=512, latent_rank=512, rope_head_dim=64, value_head_dim=128,
+)  # fmt: skip
+SMALL = ModelDimensions(12, 768, 3072, 12, 50304)
+MODELS = {"gpt": GPT, "llama": LLAMA, "mixtral": MIXTRAL, "small": SMALL, "windowed": WINDOWED, "chunked": CHUNKED,
+          "latent": LATENT}  # fmt: skip
+MODEL = ("--layers", "4", "--hidden", "2560", "--heads", "32", "--ffn", "10240", "--vocab", "50257", "--not-gated")
+A100, H200 = find_gpu("A100"), find_gpu("H200")
+
+
+@pytest.fixture
+def command(made_up, monkeypatch):
+    """The command line over the made-up laws; its result for arguments."""
+    monkeypatch.setattr(advise_commands, "_prices", lambda laws, dtype, mode="": made_up)
+    return lambda *arguments: CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+@pytest.fixture
+def found(made_up):
+    return sizing(H200, Setting(GPT, 2048), Bounds(memory_bytes=1e9), made_up)
+
+
+@pytest.mark.parametrize("gpu", [A100, H200], ids=["A100", "H200"])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
+def test_size_and_layout_agree_on_one_gpu(model, gpu):
+    """One law: the same time by kind of work, the same iteration, the same MFU, whatever waits for the host."""
+    answer = sizing(gpu, Setting(model, 2048), Bounds(vary=("kv_heads",)))
+    fixed = {"micro_batch": 1, "recompute": 0}
+    best = planned(Training(model, 1, 2048), Cluster(gpu, 1, 1, gpu.memory_bytes), fixed=fixed).best
+    assert float(answer.iteration.seconds) == pytest.approx(best.seconds, rel=1e-6)
+    assert answer.utilization == pytest.approx(best.mfu, rel=1e-6)
+    kinds = {
+        "products": ("gemm", "grouped_gemm"),
+        "attention": ("attention", "latent_attention"),
+        "memory bound": ("memory_bound",),
+    }
+    for kind, laws in kinds.items():
+        assert math.fsum(part.seconds for part in answer.spent if part.law in laws) == pytest.approx(
+            best.parts[kind], rel=1e-6
+        )
+    working = math.fsum(best.parts[kind] for kind in ("products", "attention", "memory bound"))
+    assert answer.search.present.seconds == pytest.approx(working, rel=1e-6)
+
+
+@pytest.mark.parametrize("model", [MIXTRAL, LATENT], ids=["mixtral", "latent"])
+def test_routed_experts_are_one_grouped_product_a_layer_and_not_a_launch_an_expert(model, made_up):
+    (spent,) = spent_by([Setting(model, 2048)], made_up)
+    experts = [part for part in spent if part.law == "grouped_gemm"]
+    assert [(part.part, part.calls) for part in experts] == [
+        ("experts, forward", model.sparse_layers),
+        ("experts, backward", model.sparse_layers),
+    ]
+    assert not any(part.part.startswith("expert ") for part in spent)
+    assert sum(part.causes.get("launch", 0) for part in experts) == pytest.approx(2 * model.sparse_layers * 1e-6)
+
+
+def test_a_window_is_priced_as_what_it_sees(made_up):
+    whole = ModelDimensions(6, 2048, 8192, 16, 32000, kv_heads=8, gated=True)
+    spent = {part.part: part.seconds for part in spent_by([Setting(WINDOWED, 8192)], made_up)[0]}
+    in_full = {part.part: part.seconds for part in spent_by([Setting(whole, 8192)], made_up)[0]}
+    assert spent["attention, forward"] == pytest.approx(in_full["attention, forward"] / 6)
+    assert spent["windowed attention, forward"] < in_full["attention, forward"] / 6
+    # As long as the sequence, it is none.
+    (short,) = spent_by([Setting(WINDOWED, 512)], made_up)
+    assert {part.sizes[-1] for part in short if part.law == "attention"} == {0}
+
+
+@pytest.mark.parametrize("model", [WINDOWED, CHUNKED, LATENT], ids=["windowed", "chunked", "latent"])
+def test_a_search_changes_models_of_several_kinds_of_layers_within_what_they_are(model, made_up):
+    answer = sizing(H200, Setting(model, 2048), Bounds(reach=0.1), made_up)
+    for candidate in (*answer.search.pareto, *answer.search.alone.values()):
+        other = candidate.setting.model
+        assert (other.window, other.latent_rank) == (model.window, model.latent_rank)
+        assert other.windowed_layers == pytest.approx(model.windowed_layers * other.layers / model.layers, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "slowdown"),
+    [
+        (Setting(LLAMA, 2048, 2, tp=4), 1.0),
+        (Setting(GPT, 512, 4), 2.0),
+        *((Setting(model, 2048, 2, tp=4), 1.0) for model in (MIXTRAL, WINDOWED, CHUNKED, LATENT)),
+    ],
+)
+def test_the_work_of_a_micro_batch_is_that_of_the_law_of_iterations(setting, slowdown, made_up):
+    constants = StepConstants(slowdown, 0.0)
+    parts = step_time(H200, setting.model, setting.plan, constants, made_up).parts
+    (candidate,) = judged([setting], StepPrices(made_up, slowdown))
+    kinds = ("products", "attention", "memory bound", "tensor")
+    assert candidate.seconds == pytest.approx(float(sum(parts[kind] for kind in kinds)), rel=1e-6)
+
+
+def test_the_work_of_a_step_adds_up_to_its_time(made_up):
+    setting, prices = Setting(GPT, 2048, micro_batch=2), StepPrices(made_up, 1.25)
+    (spent,), (candidate,) = spent_by([setting], prices), judged([setting], prices)
+    assert math.fsum(part.seconds for part in spent) == pytest.approx(candidate.seconds)
+
+
+def test_a_saving_has_its_cause(made_up):
+    here, padded = Setting(GPT, 2048), Setting(GPT.resized(vocab=50304), 2048)
+    present, other = spent_by([here, padded], made_up)
+    _, candidate = judged([here, padded], made_up)
+    ((cause, share), *_) = saved(present, other, candidate, here)
+    assert cause == "logits: alignment"
+    assert share == pytest.approx(1 - candidate.time_ratio, rel=0.02)
+
+
+def test_rules_are_checked_with_what_they_are_worth(made_up):
+    found = {check.rule: check for check in checks(Setting(GPT, 2048), made_up, memory_limit_bytes=1e15)}
+    kept = {rule.split()[0]: check.kept for rule, check in found.items()}
+    assert kept == {"vocab": False, "ffn": True, "hidden": True, "head_dim": False, "tokens": True, "the": False}
+    others = {rule.split()[0]: check.other for rule, check in found.items()}
+    assert others["vocab"].setting.model.vocab == 50304
+    assert others["vocab"].is_faster
+    assert others["head_dim"].setting.model.head_dim == 64
+    assert (others["hidden"].setting.model.hidden, others["hidden"].setting.model.heads) == (2561, 32)
+    assert all(others[rule].is_slower for rule in ("ffn", "hidden", "tokens")), "breaking a rule costs"
+    full = {check.rule: check.kept for check in checks(Setting(GPT, 2048), made_up, memory_limit_bytes=1e9)}
+    assert full["the micro-batch is as large as memory lets it be"]
+
+
+def test_the_answer_names_the_error_the_loss_and_the_gain(found):
+    findings = findings_of_sizing(found)
+    values = [each.values for each in findings.remarks]
+    assert {"law": "products", "error": Quantity(0.01, "%")} in values
+    assert ("attention", "head_dim") in [(each.get("part"), each.get("cause")) for each in values]
+    proposals = [each for each in values if "change" in each]
+    first = max((each for each in found.search.alone.values() if each.is_faster), key=lambda each: each.speed)
+    assert proposals[0]["faster"].high >= first.low
+    assert proposals[-1]["change"] == change_of(max(found.search.pareto, key=lambda candidate: candidate.speed))
+    assert len(findings.tables) == 4
+    assert all(len(row) == len(table.columns) for table in findings.tables for row in table.rows)
+    beyond = 1 - sum(part.causes.get("ideal", 0) for part in found.spent) / sum(part.seconds for part in found.spent)
+    assert next(each["share"] for each in values if set(each) == {"share"}).value == pytest.approx(beyond)
+
+
+def test_every_cause_of_the_laws_has_a_meaning():
+    laws, one = Prices(H200), np.array([1024])
+    explained = (
+        laws.gemm("TN", one, one, one),
+        laws.attention(True, False, one, one, one // 128, one // 128, one // 8),
+        laws.memory_bound(one << 20),
+        laws.collective("all_reduce", one << 10, one // 128),
+    )
+    assert {cause for each in explained for cause in each.parts} - {"ideal"} <= set(MEANINGS)
+
+
+def test_a_model_that_nothing_beats_is_kept(made_up_with):
+    answer = findings_of_sizing(sizing(H200, Setting(LLAMA, 2048), Bounds(), made_up_with(error_percent=10.0)))
+    assert not any("change" in each.values for each in answer.remarks)
+    assert any("noise" in each.values for each in answer.remarks)
+
+
+def test_a_model_may_have_no_neighbours(made_up):
+    alone = findings_of_sizing(sizing(H200, Setting(GPT, 2048), Bounds(vary=("kv_heads",)), made_up))
+    assert {"dimensions": "kv_heads"} in [each.values for each in alone.remarks]
+
+
+def test_the_same_change_is_marked_as_extrapolated_in_every_table(made_up):
+    answer = sizing(H200, Setting(GPT, 1 << 18, micro_batch=8), Bounds(memory_bytes=1e15), made_up)
+    rules, alone, together = findings_of_sizing(answer).tables[1:]
+    changes = [*(row[3] for row in rules.rows), *(row[1] for row in alone.rows), *(row[0] for row in together.rows)]
+    assert changes
+    assert all(change.endswith(" *") for change in changes)
+
+
+def test_heat_maps_have_the_present_model_at_one(made_up):
+    for figure in heat_maps(Setting(GPT, 2048, tp=2), made_up, "H200", 0.15):
+        ((heat_map,),) = figure.rows
+        row, column = heat_map.here
+        assert heat_map.values[row][column] == pytest.approx(1)
+        assert {len(values) for values in heat_map.values} == {len(heat_map.x)}
+        finite = [value for values in heat_map.values for value in values if math.isfinite(value)]
+        assert len(finite) > 10
+        assert f"{max(finite):.3g}" in figure.caption
+
+
+@pytest.mark.slow
+def test_size_prints_tables_and_leaves_pictures_in_the_folder_named(command, tmp_path):
+    result = command("size", *MODEL, "--gpu", "h200", "--output", str(tmp_path / "sizes"))
+    assert result.exit_code == 0, result.output
+    assert "vocab 50257 -> 50304" in result.output
+    assert {path.suffix for path in (tmp_path / "sizes").iterdir()} == {".png", ".md"}
+    assert "sizing_hidden_heads.png" in (tmp_path / "sizes" / "sizing.md").read_text()
+
+
+def test_size_writes_nothing_unless_a_folder_is_named(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert command("size", *MODEL, "--gpu", "H200", "--json").exit_code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_size_reads_a_config(command, tmp_path):
+    config = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 4,
+              "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000,
+              "max_position_embeddings": 2048}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = command("size", "--config", str(tmp_path / "config.json"), "--gpu", "H200", "--json")
+    assert result.exit_code == 0, result.output
+    (step,) = printed_values(json.loads(result.stdout), "model", "seq")
+    assert step["seq"] == 2048
+    assert "over 4 key-value heads" in step["model"]
+    longer = command("size", "--config", str(tmp_path), "--gpu", "H200", "--seq", "4096", "--json")
+    assert "4096 tokens" in str(json.loads(longer.stdout)["probes"][0]["cautions"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--hidden", "0"), "--hidden has to be at least 1"),
+        (("--hidden", "-5"), "--hidden has to be at least 1"),
+        (("--kv-heads", "5"), "32 heads cannot share 5 key-value heads"),
+        (("--heads", "33"), "cannot be divided into 33 heads"),
+        (("--tp", "3"), "take tp = 2 or 4"),
+        (("--ffn", "99999999999"), "beyond the"),
+        (("--gpu", "H2000"), "H200"),
+        (("--dtype", "fp8", "--vary", "depth"), "choose from hidden"),
+        (("--vary", "head"), "did you mean heads"),
+        (("--vary", "heads,"), "write names, as in heads,vocab"),
+        (("--vary", ""), "write names, as in heads,vocab"),
+        (("--head-dims", "64,many"), "write numbers"),
+        (("--head-dims", ""), "write numbers"),
+        (("--head-dims", "64,9999999999"), "head dimensions of 1 to 512"),
+        (("--head-dim", "100000"), "A model of head_dim = 100000 is beyond"),
+        (("--parameter-change", "nan"), "between 0 and 100 %, but nan"),
+        (("--reach", "1000"), "between 0 and 100 %, but 1000"),
+        (("--profile", "careful"), "choose from quick, standard, full"),
+        (("--gpu", "A100", "--dtype", "fp8"), "no units for 'fp8'"),
+        (("--seq", "-1"), "seq has to lie"),
+        (("--seq", "0"), "seq has to lie"),
+        (("--calibration", "absent.npz"), "no calibration at absent.npz"),
+    ],
+)
+def test_what_cannot_be_sized_is_one_sentence_and_exit_code_2(command, arguments, words):
+    result = command("size", *MODEL, "--gpu", "H200", *arguments)
+    assert result.exit_code == 2
+    assert words in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_a_model_without_its_dimensions_is_asked_for_them(command):
+    result = command("size", "--gpu", "H200", "--hidden", "4096")
+    assert result.exit_code == 2
+    assert "layers, heads, ffn, vocab are missing" in result.output
+
+
+def product(prices, m, n, k):
+    return explain_product(H200, prices, TiledProduct(m, n, 128, 128, 1, H200.sms), k, "bf16", "TN")
+
+
+def test_an_odd_product_is_explained_with_the_size_that_mends_it(made_up):
+    explained = product(made_up, 4096, 50257, 4096)
+    assert math.fsum(explained.causes.values()) == pytest.approx(explained.seconds)
+    assert explained.divisors == {"M": 4096, "N": 1, "K": 4096}
+    assert {(better.dimension, better.size) for better in explained.better} >= {("N", 50264), ("N", 50256)}
+    assert explained.is_compute_bound
+    values = [each.values for each in findings_of_product(explained).remarks]
+    assert {"computing"} <= {each.get("what") for each in values}
+    assert {"N"} <= {each.get("names") for each in values}
+
+
+def test_explain_has_the_sustained_and_the_burst_time():
+    m, n, k = 8192, 8192, 8192
+    explained = explain_product(H200, Prices(H200), TiledProduct(m, n, 128, 128, 1, H200.sms), k, "bf16", "TN")
+    burst = Prices(H200, mode="burst").gemm("TN", m, n, k)
+    assert explained.burst_seconds == pytest.approx(float(burst.seconds))
+    assert explained.burst_seconds < explained.seconds
+
+
+@pytest.mark.parametrize(("layout", "names"), [("TN", ["N", "K"]), ("NN", ["N", "K"]), ("NT", ["M", "N"])])
+def test_only_dimensions_along_which_rows_lie_have_to_divide(layout, names):
+    assert contiguous(layout) == names
+
+
+def test_a_better_size_has_the_interval_of_the_laws_error(made_up, made_up_with):
+    sure = product(made_up, 4096, 50257, 4096)
+    assert all(better.low < better.rate_ratio < better.high for better in sure.better)
+    (row,) = (row for row in findings_of_product(sure).tables[1].rows if row[:3] == ("N", 50257, 50264))
+    assert row[-1].value == pytest.approx(2, abs=0.005)
+    unsure = product(made_up_with(error_percent=60.0), 4096, 50257, 4096)
+    assert not any(better.is_sure for better in unsure.better)
+    assert len(findings_of_product(unsure).tables) == 1
+    assert product(made_up, 4096, 8192, 4096).better == ()
+
+
+def test_a_product_bound_by_memory_has_its_traffic_as_the_first_cause():
+    for m in (1, 8):
+        explained = explain_product(H200, Prices(H200), TiledProduct(m, 4096, 64, 64, 1, 132), 4096, "bf16", "TN")
+        assert not explained.is_compute_bound
+        assert explained.main_causes[0][0] == TRAFFIC
+        assert explained.causes[TRAFFIC] == pytest.approx(explained.memory_s)
+        assert "wave" not in explained.causes
+        assert math.fsum(explained.causes.values()) == pytest.approx(explained.seconds)
+
+
+def test_tiles_and_waves_are_counted_as_the_law_of_tiling_does():
+    tiled = TiledProduct(m=2304, n=4608 + 1, rows=256, columns=128, splits=1, sms=108)
+    assert (tiled.tiles_m, tiled.tiles_n, tiled.units, tiled.waves) == (9, 37, 333, 4)
+    assert tiled.last_wave == pytest.approx(9 / 108)
+    assert tiled.wave_efficiency == pytest.approx(333 / 432)
+    assert tiled.tile_efficiency == pytest.approx(2304 * 4609 / (333 * 256 * 128))
+
+
+@pytest.mark.parametrize(("sizes", "layout"), [((0, 1, 1), "TN"), ((1, 1, 1 << 40), "TN"), ((8, 8, 8), "XY")])
+def test_a_product_that_cannot_be_is_refused(made_up, sizes, layout):
+    m, n, k = sizes
+    with pytest.raises(UserError):
+        explain_product(H200, made_up, TiledProduct(m, n, 128, 128, 1, H200.sms), k, "bf16", layout)

@@ -1,0 +1,150 @@
+"""`tools/validate.py` compares every row of a table with the law of its kind, or says why not."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.planner.laws.calibration import CalibrationBlock, fit_correction, shipped_calibration
+from pyperf_suite.planner.laws.gemm import gemm_time
+from tests.records import printed_lines
+from tools.fit.published import SAMPLE
+from tools.validate import FORMATS, main, validate
+
+SIZES = [(m, n, k) for m in (512, 4096) for n in (1024, 8192) for k in (2048, 12288)]
+
+
+def written(path, header, rows):
+    with path.open("w", newline="") as lines:
+        csv.writer(lines).writerows([header, *rows])
+    return path
+
+
+def products(path, factor=1.0, extra=()):
+    rows = [(*size, 1e6 * factor * float(gemm_time("H100", *size).seconds)) for size in SIZES]
+    return written(path / "gemm_bf16_h100_sxm.csv", ("m", "n", "k", "latency_us"), [*rows, *extra])
+
+
+def test_errors_bias_and_coverage_are_those_of_the_rows(tmp_path):
+    (right,) = validate(products(tmp_path))
+    assert (right.gpu, right.dtype, right.law, right.rows) == ("H100 SXM", "bf16", "GEMM", len(SIZES))
+    assert (right.mape, right.bias, right.coverage) == (pytest.approx(0, abs=1e-3), pytest.approx(0, abs=1e-3), 100)
+    (slow,) = validate(products(tmp_path, factor=2.0))
+    assert (slow.mape, slow.median, slow.bias) == pytest.approx((50, 50, -50), abs=1e-3)
+    assert slow.coverage == 0
+
+
+def test_every_row_is_accounted_for(tmp_path):
+    (found,) = validate(products(tmp_path, extra=[(0, 1024, 1024, 5.0), (64, 1024, 1024, ""), (64, 0, 1024, 5.0)]))
+    assert (found.rows, found.blank, found.refused) == (len(SIZES), 1, 2)
+    assert sum(found.reasons.values()) == 2
+    assert len(found.reasons) == 2
+
+
+def test_a_column_of_times_is_a_library_and_its_version(tmp_path):
+    path = written(
+        tmp_path / "mine.csv",
+        ("m", "n", "k", "sglang_0.5.14", "trtllm_1.3.0rc20"),
+        [(4096, 4096, 4096, 250.0, 240.0), (4096, 4096, 8192, 480.0, "")],
+    )
+    found = {each.library: each for each in validate(path, gpu="H100", dtype="bf16")}
+    assert found.keys() == {"sglang 0.5.14", "trtllm 1.3.0rc20"}
+    assert [(each.rows, each.blank) for each in found.values()] == [(2, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "law"),
+    [
+        ("gemm_bf16_a100_sxm.csv", "GEMM"),
+        ("attention_prefill_bf16_h100_sxm.csv", "attention, prefill"),
+        ("collectives.csv", "collectives"),
+    ],
+)
+def test_published_tables_are_known_by_their_columns(name, law):
+    found = validate(SAMPLE / name)
+    assert {each.law for each in found} == {law}
+    assert all(each.rows for each in found)
+
+
+def test_a_table_of_no_known_kind_names_the_columns_of_each(tmp_path):
+    with pytest.raises(UserError) as refused:
+        validate(written(tmp_path / "other.csv", ("size", "latency_us"), [(1, 2)]))
+    assert all(form.law in str(refused.value) for form in FORMATS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("gemm.csv", "m,n,k,latency_us\n64,64,64,1\n"),  # no GPU
+        ("gemm_h100.csv", "m,n,k\n64,64,64\n"),  # no times
+        ("gemm_h100.csv", "m,n,k,latency_us\n64,64\n"),  # a row that is cut off
+        ("gemm_h100.csv", ""),
+        ("gemm_h100.parquet", "no parquet"),
+        ("gemm_h100.csv", "m,n,k,latency_us\n"),
+        ("gemm_h100.csv", "m,n,k,latency_us\n64,64,64,word\n"),
+    ],
+)
+def test_what_is_no_table_ends_in_one_sentence(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    ended = CliRunner().invoke(main, [str(tmp_path / name)])
+    assert ended.exit_code == 2
+    assert "Error: " in ended.output
+    assert name in ended.output
+
+
+def test_the_command_prints_a_row_a_library_and_the_same_as_json(tmp_path):
+    path = str(products(tmp_path, extra=[(0, 1, 1, 5.0)]))
+    shown = CliRunner().invoke(main, [path, "--wide"])
+    assert shown.exit_code == 0
+    assert "H100 SXM" in shown.output
+    (row,) = printed_lines(json.loads(CliRunner().invoke(main, [path, "--json"]).output), "Predicted")
+    assert row["rows"] == len(SIZES)
+    assert row["refused"] == 1
+    assert np.isfinite(row["MAPE"])
+
+
+def test_laws_of_ones_own_are_held_on_their_gpu(tmp_path):
+    own = shipped_calibration("H100 SXM")
+    sizes = {"m": np.array([m for m, _, _ in SIZES]), "n": np.array([n for _, n, _ in SIZES])}
+    arrays, limits = fit_correction(np.full(len(SIZES), np.log(2.0)), sizes, 0)
+    corrected = own.with_block("gemm_bf16_here", CalibrationBlock(arrays, {"mape": 1.0}, limits, "own run"))
+    saved = corrected.save(tmp_path / "own.npz")
+    path = str(products(tmp_path, factor=2.0))
+    shown = CliRunner().invoke(main, [path, "--calibration", str(saved), "--json"])
+    (row,) = printed_lines(json.loads(shown.output), "Predicted")
+    assert row["MAPE"] == pytest.approx(0, abs=1e-6)
+    assert validate(products(tmp_path, factor=2.0))[0].mape == pytest.approx(50)
+
+
+def test_a_word_for_a_size_refuses_its_row_alone(tmp_path):
+    (found,) = validate(products(tmp_path, extra=[("word", 64, 64, 5.0)]))
+    assert (found.rows, found.refused) == (len(SIZES), 1)
+
+
+def test_rows_of_experts_are_priced_with_their_experts_and_top_k():
+    found = validate(SAMPLE / "moe_fp8_l40s.csv")
+    compared = [each for each in found if each.rows]
+    assert sum(each.rows for each in compared) > 200
+    assert all(each.median < 15 for each in compared)
+    assert not any(each.refused for each in found)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"batch_size": 1, "isl": 4096, "num_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
+        {"scope": "kernel", "num_heads": 16, "batch_size": 1, "isl": 4096, "gemm_type": "bf16"},
+    ],
+    ids=["attention", "latent"],
+)
+def test_rows_with_a_cache_in_fp8_are_refused_and_the_others_are_compared(tmp_path, columns):
+    rows = [(*columns.values(), cache, 500.0) for cache in ("bfloat16", "fp8")]
+    path = written(tmp_path / "attention_bf16_h100_sxm.csv", (*columns, "kv_cache_dtype", "latency_us"), rows)
+    compared, refused = validate(path)
+    assert (compared.rows, compared.refused, refused.rows, refused.refused) == (1, 0, 0, 1)
+    assert list(refused.reasons) == ["Attention with a cache in fp8 is not priced, only with one in 16 bits."]
