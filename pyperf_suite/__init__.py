@@ -1,6 +1,6 @@
 """Measurements of kernels, the suite's own and anybody's, and the laws that decide how fast a transformer trains.
 
-What a user's kernel needs is `pyperf_suite.user_kernels.api`; its names are had from here, and imported when they are asked for.
+What a user's kernel needs is `pyperf_suite.user_kernels.api`; its names are available here, and imported at first use.
 """
 
 from __future__ import annotations

@@ -21,44 +21,40 @@ PACKAGE = Path(pyperf_suite.__file__).parent
 # Lowest first. A part imports from parts below its own layer, never from its own layer or above.
 LAYERS = (
     ("errors",),
-    ("files", "guards", "limits", "nearest", "printable", "processes", "_native"),
+    ("files", "extensions", "processes", "_native"),
     ("hardware",),
     ("kernels",),
-    ("api", "kernel_arrays"),
     ("laws",),
     ("measure", "ranks"),
-    ("spec",),
+    ("findings",),
     ("workloads",),
+    ("user_kernels",),
     ("runner",),
     ("probes",),
-    ("history", "advise", "doctor", "watch"),
+    ("regressions",),
     ("render",),
-    ("pytests",),
-    ("commands", "pytest_run"),
-    ("cli", "pytest_plugin", "benchmarks"),
+    ("pytest_plugin",),
+    ("cli",),
+    ("planner", "node", "benchmarks"),
     ("__main__",),
 )
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 UPWARD = {
-    (
-        "pyperf_suite",
-        "pyperf_suite.user_kernels.api",
-    ),  # whose names are had from the package, and imported when they are asked for
-    ("pyperf_suite.findings.summary", "pyperf_suite.runner.record"),
+    ("pyperf_suite", "pyperf_suite.user_kernels.api"),  # whose names the package has, imported at first use
     ("pyperf_suite.findings.discovery", "pyperf_suite.runner.plan"),
     ("pyperf_suite.findings.discovery", "pyperf_suite.runner.record"),
     ("pyperf_suite.findings.probe", "pyperf_suite.runner.record"),
-    ("pyperf_suite.findings.probe", "pyperf_suite.runner.record"),
     ("pyperf_suite.findings.rows", "pyperf_suite.runner.record"),
-    ("pyperf_suite.findings.rows", "pyperf_suite.runner.record"),
+    ("pyperf_suite.findings.summary", "pyperf_suite.runner.record"),
     ("pyperf_suite.findings.user_probe", "pyperf_suite.runner.record"),
     ("pyperf_suite.findings.user_probe", "pyperf_suite.user_kernels.workload"),
+    ("pyperf_suite.workloads", "pyperf_suite.user_kernels.workload"),  # found by name, imported at first use
 }
 CIRCLES = {frozenset({"pyperf_suite", "pyperf_suite.user_kernels.api"})}
 # How large the package may be: at most so many modules, lines of one and of all, and modules in one folder.
 MOST_MODULES, MOST_LINES, MOST_LINES_OF_ALL, MOST_IN_A_FOLDER = 250, 650, 67_300, 24
 
-ABOVE_MEASURING = {"history", "advise", "doctor", "render", "commands", "cli", "__main__"}
+ABOVE_MEASURING = {"regressions", "render", "cli", "planner", "node", "__main__"}
 MEASURING_MAY_IMPORT = {
     *("click", "numpy", "psutil", "pynvml", "pytest", "pytest_benchmark", "rich", "scipy", "tomli", "torch", "triton"),
     "PIL",  # decodes the JPEG files of one kind of case, which is unsupported without it

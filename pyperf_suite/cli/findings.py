@@ -8,6 +8,7 @@ import click
 
 from pyperf_suite.cli.options import results_option
 from pyperf_suite.errors import UserError, offer
+from pyperf_suite.extensions import record_kinds
 
 
 @click.command()
@@ -24,7 +25,6 @@ def findings(run: str, results: Path) -> None:
     import warnings
 
     from pyperf_suite.files import write_whole
-    from pyperf_suite.node.watch.record import findings_of as findings_of_watch
     from pyperf_suite.render.findings_json import answer, as_text
     from pyperf_suite.render.results import read_results
     from pyperf_suite.render.run_report import FILE, as_document, findings_of
@@ -36,10 +36,10 @@ def findings(run: str, results: Path) -> None:
         records, path = found.records(), found.path.parent
         text = as_text(as_document(findings_of(records), records, RunFolder(path, found.manifest)))
     else:
-        [watched] = read.watched
-        path = watched.path
-        details = {"run_id": path.name, "machine": watched.machine, "run": watched.manifest}
-        text = answer({"watch": findings_of_watch(watched)}, details)
+        [(kind, record)] = read.others
+        path = record.path
+        details = {"run_id": path.name, "machine": record.machine, "run": record.manifest}
+        text = answer({kind: record.findings()}, details)
     try:
         write_whole(path / FILE, text)
     except OSError as error:
@@ -49,7 +49,9 @@ def findings(run: str, results: Path) -> None:
 
 def run_folder(run: str, results: Path) -> Path:
     """The folder of that run. Raises UserError that names the nearest."""
-    names = ("records.jsonl", "watch.json")
+    from pyperf_suite.render.results import RECORDS
+
+    names = (RECORDS, *(kind.manifest for kind in record_kinds().values()))
     if any((Path(run) / name).is_file() for name in names):
         return Path(run)
     runs = {path.parent.name: path.parent for name in names for path in results.glob(f"*/*/{name}")}

@@ -7,24 +7,17 @@ import importlib
 import click
 
 from pyperf_suite.errors import offer
+from pyperf_suite.extensions import extensions
 
-# The module of each command that is not defined with the group itself.
+# The module of each command of the core that is not defined with the group itself; other parts bring theirs.
 MODULES = {
     "ab": "ab",
-    "accept": "accept",
-    "calibrate": "calibrate",
     "compare": "compare",
-    "doctor": "doctor",
-    "explain": "size",
     "export": "history",
     "findings": "findings",
     "history": "history",
-    "layout": "layout",
     "report": "report",
-    "size": "size",
-    "study": "study",
     "track": "compare",
-    "watch": "watch",
 }
 
 MAP = """\
@@ -58,19 +51,29 @@ class Suite(click.Group):
     """Commands whose names a person may get wrong."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *MODULES})
+        return sorted({*super().list_commands(ctx), *MODULES, *extensions("commands")})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, imported now."""
         if cmd_name in MODULES and cmd_name not in self.commands:
             module = importlib.import_module(f"pyperf_suite.cli.{MODULES[cmd_name]}")
             self.add_command(getattr(module, cmd_name))
+        elif cmd_name in extensions("commands") and cmd_name not in self.commands:
+            self.add_command(extensions("commands")[cmd_name].load())
         return super().get_command(ctx, cmd_name)
+
+    def _map(self, ctx: click.Context) -> str:
+        """MAP without the commands of parts that are not installed."""
+        known = self.list_commands(ctx)
+        lines = [(line, line.split()) for line in MAP.splitlines()]
+        return "\n".join(
+            line for line, words in lines if not (line.startswith("  pyperf-suite ") and words[1] not in known)
+        )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Click's, but for no arguments the map of first steps and exit code 0."""
         if not args and not ctx.resilient_parsing:
-            click.echo(MAP)
+            click.echo(self._map(ctx))
             ctx.exit()
         return super().parse_args(ctx, args)
 

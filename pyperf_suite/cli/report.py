@@ -35,12 +35,12 @@ def report(results: Path, named: Path | None, output: Path | None, runs: str, ma
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.files import write_for_user, write_in_results
     from pyperf_suite.render.page import draw_page
-    from pyperf_suite.render.results import choose, choose_watched, read_results
+    from pyperf_suite.render.results import choose, choose_others, read_results
 
     results = named or results
     read = read_results(results, machine)
     words = [word.strip() for word in runs.split(",") if word.strip()]
-    page = draw_page(read, choose(read, words), choose_watched(read, words))
+    page = draw_page(read, choose(read, words), choose_others(read, words))
     path = results / DEFAULT_NAME if output is None else output
     (write_in_results if output is None else write_for_user)(path, page)
     click.echo(f"{path}  {len(page.encode()) / 1e6:.1f} MB: open it in a browser")

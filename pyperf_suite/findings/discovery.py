@@ -1,6 +1,7 @@
-"""Which probes there are: every module of `pyperf_suite.probes` with a PROBE, and those that other packages bring.
+"""Which probes there are: every module of `pyperf_suite.probes` with a PROBE, and those that other parts bring.
 
-A package brings probes by entry points of the group `pyperf_suite.probes`, each named as its probe. One that cannot be
+They bring probes by entry points of the group `pyperf_suite.probes`, each named as its probe: the planner, the node
+package, and any other package. One that cannot be
 imported is named in a warning and passed over; only who asks for it is refused. A name that ends in `.py` or holds `:`
 is a user's own: a file with all its kernels, one kernel of a file or module, or a test that pytest measured. While a
 run goes on, probes may ask for more cases: `follow_ups`.
@@ -11,14 +12,15 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import importlib.util
 import pkgutil
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyperf_suite.errors import UserError, offer
+from pyperf_suite.extensions import extensions
 from pyperf_suite.findings.axes import parse_overrides
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def _own_names() -> list[str]:
 @functools.cache
 def probe_names() -> tuple[str, ...]:
     """All names, without importing a probe."""
-    return tuple(dict.fromkeys((*_own_names(), *(each.name for each in metadata.entry_points(group=PACKAGE)))))
+    return tuple(dict.fromkeys((*_own_names(), *extensions("probes"))))
 
 
 @functools.cache
@@ -50,7 +52,7 @@ def _load(name: str) -> Probe:
     if name in _own_names():  # which no plugin of the same name takes the place of
         found = importlib.import_module(f"{PACKAGE}.{name}").PROBE
     else:
-        plugin = next(each for each in metadata.entry_points(group=PACKAGE) if each.name == name)
+        plugin = extensions("probes")[name]
         try:
             found = plugin.load()
         except (Exception, SystemExit) as error:  # a stranger's module may raise anything
@@ -115,24 +117,24 @@ class Listed(NamedTuple):
 
 
 def listed() -> list[Listed]:
-    """Every probe by topic, read off the sources of ours: importing them all takes longer than a person should wait."""
-    found, own = [], _own_names()
+    """Every probe by topic, read off their sources: importing them all takes longer than a person should wait."""
+    found = []
     for name in probe_names():
         try:
-            found.append(
-                _read(name) if name in own else Listed((probe := find_probe(name)).topic, name, probe.question)
-            )
+            found.append(_read(name) or Listed((probe := find_probe(name)).topic, name, probe.question))
         except UserError as error:
             warnings.warn(str(error), stacklevel=2)
     places = {topic: place for place, topic in enumerate(TOPICS)}
     return sorted(found, key=lambda each: places.get(each.topic, len(TOPICS)))
 
 
-def _read(name: str) -> Listed:
-    """From the call that makes PROBE, whose topic and question are written out."""
-    path = PROBES / f"{name}.py"
-    source = (path if path.exists() else PROBES / name / "__init__.py").read_text(encoding="utf-8")
-    for node in ast.parse(source).body:
+def _read(name: str) -> Listed | None:
+    """From the call that makes PROBE, if its topic and question are written out there."""
+    module = f"{PACKAGE}.{name}" if name in _own_names() else extensions("probes")[name].module
+    spec = importlib.util.find_spec(module) if module.startswith("pyperf_suite.") else None
+    if spec is None or spec.origin is None:
+        return None
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
         if (
             isinstance(node, ast.Assign)
             and isinstance(node.value, ast.Call)
@@ -140,7 +142,7 @@ def _read(name: str) -> Listed:
         ):
             said = {each.arg: each.value.value for each in node.value.keywords if isinstance(each.value, ast.Constant)}
             return Listed(str(said["topic"]), name, str(said["question"]))
-    raise UserError(f"The probe {name} has no PROBE in its source.")
+    return None
 
 
 def replace_probe(probe: Probe) -> None:

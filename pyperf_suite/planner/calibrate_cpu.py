@@ -6,17 +6,17 @@ kernels, several ranks at once by that, an engine by all of these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.extensions import Expect, ExpectedTime
 from pyperf_suite.findings.rows import Reading, readings
 from pyperf_suite.laws.alpha_beta import FOLDS, PiecewiseAlphaBeta
 from pyperf_suite.laws.transformer import ModelDimensions
-from pyperf_suite.node.probes.accept import WIDER, Expected
 from pyperf_suite.planner.calibrate_laws import summary
 from pyperf_suite.planner.laws.calibration import Calibration, CalibrationBlock
 from pyperf_suite.planner.laws.collectives import pack_curves, unpack_laws
@@ -51,7 +51,7 @@ MEDIANS_IN_COVERED = 2.44
 # Beyond this no constant of an engine is looked for: seconds of one layer, unit or action.
 MOST_SECONDS = 10.0
 # What a product loses at most, as a logarithm, when threads of one library share it rather than ranks.
-SHARED = 0.15
+SHARED = 0.1
 ATTENTION_OF = {"sdpa_flash": "flash", "sdpa_math": "math"}
 # Which constant each engine's step gives, in an order in which none needs a later one.
 ORDER = ("ddp_s", "broadcast_s", "scatter_s", "gather_s", "dtensor_s_per_layer", "action_s")
@@ -77,14 +77,14 @@ def laws_of(calibration: Calibration) -> CpuLaws:
     return CpuLaws(CpuPrices(lines, collectives), unpack_engine(calibration.block(ENGINE_BLOCK)))
 
 
-def expectation(calibration: Calibration) -> Callable[[Case], Expected | None]:
-    """What `accept` may expect of a CPU by its own calibration; None for what that does not know, as memory's copies.
+def expected_of_cpu(calibration: Calibration) -> Expect:
+    """What to expect of a CPU by its own calibration; None for what that does not know, as memory's copies.
 
     Raises UserError where it has no laws of a CPU.
     """
     laws = laws_of(calibration)
 
-    def expect(case: Case) -> Expected | None:
+    def expect(case: Case) -> ExpectedTime | None:
         p, block, cores = case.parameters, KERNEL_BLOCK, 1
         if case.operator == "matmul" and p.dtype == "float32":
             cores = p.schedule.workers
@@ -95,9 +95,9 @@ def expectation(calibration: Calibration) -> Callable[[Case], Expected | None]:
             block, seconds = COLLECTIVE_BLOCK, float(laws.prices.collective(p.op, p.message_bytes, p.ranks).seconds)
         else:
             return None
-        width = WIDER * MEDIANS_IN_COVERED * np.log1p(float(calibration.block(block).held_out["median"]) / 100)
+        width = MEDIANS_IN_COVERED * np.log1p(float(calibration.block(block).held_out["median"]) / 100)
         width += SHARED * (cores > 1)
-        return Expected(seconds, seconds * np.exp(-width), seconds * np.exp(width), "this machine's calibration")
+        return ExpectedTime(seconds, seconds * np.exp(-width), seconds * np.exp(width), "this machine's calibration")
 
     return expect
 

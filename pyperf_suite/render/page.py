@@ -18,14 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyperf_suite import __version__
 from pyperf_suite.errors import UserError, printable
+from pyperf_suite.extensions import OtherRecord, extensions, record_kinds
 from pyperf_suite.findings.data import ClaimVerdict, Findings, Heading, Remark, Table, remark
 from pyperf_suite.findings.discovery import TOPICS, find_probe, is_known, probe_names
 from pyperf_suite.findings.rows import Column, grouped, table
 from pyperf_suite.findings.summary import about_the_cases, about_the_machine, summary_of
-from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.transformer import ModelDimensions
-from pyperf_suite.node.watch.record import WatchRecord
-from pyperf_suite.node.watch.record import findings_of as findings_of_watch
 from pyperf_suite.regressions.stored.journals import label_of
 from pyperf_suite.render import text
 from pyperf_suite.render.charts import PageFigure, page_figure
@@ -44,7 +41,7 @@ if TYPE_CHECKING:
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 # Figures and reasons that a section shows; the command draws and lists all.
 _MOST_FIGURES, _MOST_REASONS = 24, 30
-_WATCHED, _LONGEST_TITLE = "watched jobs", 80
+_LONGEST_TITLE = 80
 _NEWS_FIRST = ("does not hold here", "undecided", "holds")
 
 
@@ -67,17 +64,19 @@ class Section:
     chosen: ChosenRun | None = None
 
 
-def draw_page(results: Results, chosen: Mapping[str, Sequence[ChosenRun]], watched: Sequence[WatchRecord] = ()) -> str:
+def draw_page(
+    results: Results, chosen: Mapping[str, Sequence[ChosenRun]], others: Sequence[tuple[str, OtherRecord]] = ()
+) -> str:
     """One HTML document. The same results make the same text: it names no time at which it was made."""
     shown_runs = {choice.run.place: choice.run for choices in chosen.values() for choice in choices}
     with helpers(sum(run.path.stat().st_size for run in shown_runs.values())) as submit:
         plotly = submit(packed_plotly)
-        jobs = grouped(watched, lambda each: each.machine)
-        names = dict.fromkeys([*chosen, *jobs])
+        recorded = grouped(others, lambda each: each[1].machine)
+        names = dict.fromkeys([*chosen, *recorded])
         histories = {machine: submit(_history, results, machine) for machine in names}
         read = {machine: _sections(chosen.get(machine, ()), submit) for machine in names}
         machines = [
-            _machine(results.of_machine(machine), *held, histories[machine].result(), jobs.get(machine, []))
+            _machine(results.of_machine(machine), *held, histories[machine].result(), recorded.get(machine, []))
             for machine, held in read.items()
         ]
     content = {
@@ -97,9 +96,9 @@ def _machine(
     sections: Sequence[Section],
     cautions: Sequence[tuple[str, Remark]],
     history: Section | None,
-    watched: Sequence[WatchRecord],
+    others: Sequence[tuple[str, OtherRecord]],
 ) -> dict[str, Any]:
-    held: list[ReadRun | WatchRecord] = [*runs, *watched]
+    held: list[ReadRun | OtherRecord] = [*runs, *(record for _, record in others)]
     machine = held[0].machine
     by_probe = {section.probe: section for section in reversed(sections)}
     verdicts = [(each, section) for section in sections for each in section.found.verdicts]
@@ -110,30 +109,35 @@ def _machine(
         "anchor": anchor("machine", machine),
         "summary": [(point, by_probe.get(point.probe)) for point in summary],
         "cautions": cautions,
-        "topics": grouped(_numbered([*sections, *map(_watched, watched)]), lambda section: section.topic),
+        "topics": grouped(_numbered([*sections, *(_other(*each) for each in others)]), lambda section: section.topic),
         "verdicts": sorted(verdicts, key=lambda item: _NEWS_FIRST.index(item[0].outcome)),
         "outcomes": Counter(verdict.outcome for verdict, _ in verdicts),
         "days": sorted(each.started_at[:10] for each in held),
         "records": sum((Counter(run.outcomes) for run in runs), Counter()),
         "probes": len(by_probe),
-        "others": [*([_sizing(runs)] if runs else []), *([history] if history else [])],
+        "others": [*_added(runs), *([history] if history else [])],
         "state": _state_of(runs) if runs else None,
     }
 
 
-def _watched(record: WatchRecord) -> Section:
-    found = findings_of_watch(record)
+def _other(kind: str, record: OtherRecord) -> Section:
+    found = record.findings()
     return Section(
         anchor(record.path.name, record.machine),
-        record.job[:_LONGEST_TITLE],
-        "What does this job wait for?",
+        record.title[:_LONGEST_TITLE],
+        record.question,
         found,
-        _WATCHED,
+        record_kinds()[kind].topic,
         notes=(f"{record.path.name} · {record.started_at[:16].replace('T', ' ')} UTC",),
         figures=tuple(map(page_figure, found.figures)),
-        command=f"pyperf-suite watch -- {record.job}".replace("-- --pid", "--pid"),
+        command=record.command,
         place=f"{record.machine}/{record.path.name}",
     )
+
+
+def _added(runs: Sequence[ReadRun]) -> list[Section]:
+    """Sections that other parts add to a machine with runs."""
+    return [point.load()(runs) for _, point in sorted(extensions("page").items())] if runs else []
 
 
 # Sections of probes.
@@ -226,63 +230,6 @@ def _numbered(sections: Iterable[Section]) -> list[Section]:
         number = seen[section.title]
         found.append(replace(section, title=f"{section.title} ({number})") if number > 1 else section)
     return found
-
-
-# The section of sizing: which nearby sizes of a model would train faster, predicted for a stated model and GPU.
-
-# A model of a common shape, whose heads and vocabulary are known to be badly chosen.
-EXAMPLE = ModelDimensions(layers=32, hidden=2560, heads=32, ffn=10240, vocab=50257)
-_SIZES = {name: getattr(EXAMPLE, name) for name in ("layers", "hidden", "heads", "ffn", "vocab")}
-SEQ, STAND_IN, _REACH = 4096, "H200", 0.2
-
-
-def _sizing(runs: Sequence[ReadRun]) -> Section:
-    """Heat maps for the GPU that was measured, if the catalogue knows it, or else for a stand-in that is named."""
-    gpu, measured = gpu_of(runs)
-    place = anchor("sizing", runs[0].machine)
-    section = Section(
-        place, "Sizing (an example, predicted)", "Which nearby sizes of a model would train faster?", Findings()
-    )
-    try:
-        figures = _sizing_figures(gpu.name)
-    except UserError as reason:
-        said = remark("No prediction for {gpu}: {reason}", gpu=gpu.name, reason=str(reason))
-        return replace(section, found=Findings((said,)))
-    said = remark(
-        "By the laws for {gpu} ({where}) and a model of {layers} layers, hidden {hidden}, {heads} heads, ffn {ffn}, "
-        "vocabulary {vocab}, sequences of {seq} tokens. `pyperf-suite size --config config.json` does the same for "
-        "yours, with the error of the laws.",
-        kind="predicted",
-        gpu=gpu.name,
-        where="the GPU measured here" if measured else "an example, for no GPU was measured here",
-        seq=SEQ,
-        **_SIZES,
-    )
-    options = " ".join(f"--{name} {value}" for name, value in _SIZES.items())
-    command = f"pyperf-suite size {options} --not-gated --gpu {gpu.name!r}"
-    return replace(section, found=Findings((said,)), figures=figures, command=command)
-
-
-@cache
-def _sizing_figures(gpu: str) -> tuple[PageFigure, ...]:
-    from pyperf_suite.planner.laws.prices import Prices
-    from pyperf_suite.planner.sizing.details import heat_maps
-    from pyperf_suite.planner.sizing.step import Setting
-
-    setting = Setting(EXAMPLE, SEQ)
-    return tuple(map(page_figure, heat_maps(setting, Prices(find_gpu(gpu), setting.dtype), gpu, _REACH)))
-
-
-def gpu_of(runs: Sequence[ReadRun]) -> tuple[GpuSpec, bool]:
-    """The GPU of the newest run that the catalogue knows, and whether there is one."""
-    for run in reversed(runs):
-        identity = run.first.identity
-        if identity.get("kind") == "cuda":
-            try:
-                return find_gpu(str(identity.get("model", ""))), True
-            except UserError:
-                continue
-    return find_gpu(STAND_IN), False
 
 
 # The section of history: what changed from run to run, and the series in which one sees it.

@@ -19,8 +19,8 @@ from typing import Any
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError, nearest
+from pyperf_suite.extensions import OtherRecord, record_kinds
 from pyperf_suite.findings.rows import grouped
-from pyperf_suite.node.watch.record import MANIFEST, WatchRecord, read_watch
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES, record_of, sharing_machines
@@ -134,13 +134,13 @@ class ReadRun:
 
 @dataclass(frozen=True)
 class Results:
-    """All runs and watched jobs, oldest first within a machine; `root` is the folder that holds machines' folders."""
+    """All runs and other records, oldest first within a machine; `root` is the folder that holds machines' folders."""
 
     root: Path
     runs: tuple[ReadRun, ...]
     notes: tuple[str, ...] = ()
     single: bool = False
-    watched: tuple[WatchRecord, ...] = ()
+    others: tuple[tuple[str, OtherRecord], ...] = ()
 
     def of_machine(self, machine: str) -> list[ReadRun]:
         return [run for run in self.runs if run.machine == machine]
@@ -167,7 +167,8 @@ def read_results(asked: Path, machine: str | None = None) -> Results:
     if not is_folder:
         raise UserError(f"There is no results folder {asked}: measure one with `pyperf-suite run`, or name another.")
     asked = asked.resolve()
-    names = (RECORDS, MANIFEST)
+    kinds = {kind.manifest: (name, kind) for name, kind in record_kinds().items()}
+    names = (RECORDS, *kinds)
     found = [path for name in names if (path := asked / name).is_file()]
     single = bool(found)
     found = found or sorted(path for name in names for path in asked.glob(f"*/{name}"))
@@ -187,21 +188,22 @@ def read_results(asked: Path, machine: str | None = None) -> Results:
         answers = {path: submit(_run, path, root) for path in largest_first}
         runs = [answers[path].result() for path in places]
     notes = [note for _, note in runs if note]
-    watched = []
+    others = []
     for path in found:
-        if path.name == MANIFEST:
+        if path.name in kinds:
+            name, kind = kinds[path.name]
             try:
-                watched.append(read_watch(path.parent))
+                others.append((name, kind.read(path.parent)))
             except UserError as error:
                 notes.append(str(error))
     read = sorted((run for run, _ in runs if run), key=lambda run: (run.machine, run.started_at, run.run_id))
     for note in notes:
         warnings.warn(note, stacklevel=2)
-    if not read and not watched:
+    if not read and not others:
         damage = f" ({notes[0]})" if notes else ""
         advice = "measure one with `pyperf-suite run`, or name another folder."
         raise UserError(f"No measured run was found in {asked}{damage}: {advice}")
-    return Results(root, tuple(read), tuple(notes), single, tuple(watched))
+    return Results(root, tuple(read), tuple(notes), single, tuple(others))
 
 
 def _bring_history_up_to_date(root: Path) -> None:
@@ -220,7 +222,7 @@ def choose(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> dict[str, 
     words = (STRONGEST, LATEST, ALL)
     if not wanted:
         raise UserError(f"--runs names no run: ask for {', '.join(words)}, or runs by their ids.")
-    ids = [*(each.run_id for each in results.runs), *(each.path.name for each in results.watched)]
+    ids = [*(each.run_id for each in results.runs), *(each.path.name for _, each in results.others)]
     unknown = sorted(set(wanted) - {*words, *ids})
     if unknown:
         near = nearest(unknown[0], words)
@@ -236,11 +238,13 @@ def choose(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> dict[str, 
     return chosen
 
 
-def choose_watched(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> list[WatchRecord]:
-    """The watched jobs that are shown: of each command the newest, all, or those named; newest first."""
-    newest = {(each.machine, each.job): each.path.name for each in results.watched if {STRONGEST, LATEST} & {*wanted}}
+def choose_others(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> list[tuple[str, OtherRecord]]:
+    """The other records that are shown: of each title the newest, all, or those named; newest first."""
+    newest = {
+        (each.machine, each.title): each.path.name for _, each in results.others if {STRONGEST, LATEST} & {*wanted}
+    }
     shown = {*newest.values(), *wanted}
-    return [each for each in reversed(results.watched) if ALL in wanted or each.path.name in shown]
+    return [each for each in reversed(results.others) if ALL in wanted or each[1].path.name in shown]
 
 
 def _of_probe(probe: str, newest_first: list[ReadRun], wanted: Sequence[str]) -> list[ChosenRun]:

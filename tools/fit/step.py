@@ -1,4 +1,4 @@
-"""Finds what training frameworks make of a step on published runs: the constants of `planner/laws/training/framework.py`.
+"""Finds what training frameworks make of a step on published runs: the constants of laws/training/framework.py.
 
 Each framework's runs on one generation of GPUs are fitted apart, a constant by constant prior holding what few runs say
 nothing of. Errors are stated on runs whose model, and on runs whose source, the fit did not see.

@@ -14,8 +14,8 @@ from typing import Literal
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiling import ceil_div
+from pyperf_suite.laws.training.pipeline_orders import Action
 from pyperf_suite.laws.transformer import ModelDimensions
-from pyperf_suite.planner.laws.training.engine_step import Action
 
 # float32, in which torch keeps statistics, and int64, in which it has tokens.
 FLOAT, INTEGER = 4, 8
@@ -90,8 +90,9 @@ class KeptBytes:
 def kept_bytes(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -> KeptBytes:
     """What is kept of `batch` sequences of `seq` tokens between forward and backward, weights not counted.
 
-    Measured on the CPU (tests/core/laws/test_activations.py), where it is exact; on a GPU written after torch's derivatives
-    and not measured yet. For decoders of dense layers, GPT-2's (LayerNorm, GELU) or gated ones (RMSNorm, SwiGLU).
+    Measured on the CPU, where it is exact (tests/core/laws/test_activations.py); on a GPU written after torch's
+    derivatives and not measured yet. For decoders of dense layers, GPT-2's (LayerNorm, GELU) or gated ones (RMSNorm,
+    SwiGLU).
     """
     layers = _layers(model, batch, seq, keeping)
     if not keeping.ends:

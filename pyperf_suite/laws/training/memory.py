@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,13 @@ from pyperf_suite.laws.transformer import (
     check_recompute,
     linears,
 )
-from pyperf_suite.planner.laws.training.offload import BUFFERS, Offload
 
 FIRST, LAST = -1, -2
+# What of a training lies outside the GPU's memory: "optimizer" states alone, or all in the host's, or on its drives.
+Offload = Literal["none", "optimizer", "cpu", "nvme"]
+OFFLOADS: tuple[Offload, ...] = get_args(Offload)
+# A rank's pieces of the largest unit that are in the host's memory at once on their way to drives and back.
+BUFFERS = 4
 
 
 @dataclass(frozen=True)
@@ -221,8 +225,8 @@ GATHERED_BYTES = 2 + 2 + 2
 USABLE_SHARE = 0.9
 # Of a memory that is fuller than this, fragmentation may leave no piece that is large enough, hours into a run.
 NEAR_LIMIT = 0.95
-# Between these lay what published runs held (62 of BLOOM's, 5 of torchtitan's; tests/planner/laws/test_published_runs.py): at
-# least this share of the activations, where no mask of dropout is kept and gradients have 16 bits; at most a quarter
+# Between these lay what published runs held (62 of BLOOM's, 5 of torchtitan's; test_published_runs.py):
+# at least this share of the activations, where no mask of dropout is kept and gradients have 16 bits; at most a quarter
 # more than the formulas, and what a framework allocates beside: context, buffers of collectives, fragmentation.
 LEAST_ACTIVATIONS, LEAST_GRADIENTS = 0.7, 0.5
 LEAST_GATHERED = 1 / 3  # the 16 bits of the layer at work

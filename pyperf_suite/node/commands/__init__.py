@@ -1,1 +1,1 @@
-"""commands"""
+"""The commands of the node package: `doctor`, `accept` and `watch`."""

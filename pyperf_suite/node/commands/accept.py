@@ -79,12 +79,12 @@ def accept(
     where = resolve(device)
     every = where.kind == "cuda" and ":" not in device
     devices = [replace(where, index=gpu.index) for gpu in gpus()] if every else [where]
-    slug = identity(where).slug
-    before = {} if earlier is None else baseline(earlier, results, slug)
+    known = identity(where)
+    before = {} if earlier is None else baseline(earlier, results, known.slug)
     profile = replace(QUICK, name="accept", processes=len(devices) * (1 if len(devices) > MANY else ROUNDS))
     plan = Plan(tuple(PlannedCase(PROBE.name, case) for case in PROBE.cases("", where)), profile, where)
     plan.validate()
-    expect = _expectation(results, slug) if where.kind == "cpu" else None
+    expect = _expectation(results, known) if where.kind == "cpu" else None
     folder, is_whole = _measure(plan, devices, results, resume, deadline_s, budget_s or MOST_S[where.kind])
     records = folder.records()
     checks = checks_of(rows_of([each for each in records if each.probe == PROBE.name]), expect, before)
@@ -98,13 +98,15 @@ def accept(
     raise SystemExit(code)
 
 
-def _expectation(results: Path, slug: str) -> Any:
+def _expectation(results: Path, known: Any) -> Any:
     """By this machine's calibration; None, after saying how to have one, for the CPU's peak."""
-    from pyperf_suite.planner.calibrate_cpu import expectation
-    from pyperf_suite.planner.study.planning import find_calibration
+    from pyperf_suite.extensions import service
 
+    offered = service("expected_times")
     try:
-        return expectation(find_calibration(results, slug))
+        if offered is None:
+            raise UserError("the planner, which has the laws, is not installed.")
+        return offered({**known.fields, "kind": known.kind, "slug": known.slug}, results)
     except UserError as reason:
         click.echo(f"judged by the CPU's peak, a wide interval: {reason}", err=True)
         return None

@@ -128,11 +128,12 @@ def watch(
 
 
 def _flop_per_token(config: Path, seq: int | None) -> float:
-    from pyperf_suite.laws.model_flop import model_flop
-    from pyperf_suite.planner.commands.model_options import asked_model
+    from pyperf_suite.extensions import service
 
-    model, length, _ = asked_model(config, seq, {})
-    return float(model_flop(model, 1, length)) / length
+    offered = service("flop_per_token")
+    if offered is None:
+        raise UserError("--config needs the planner, which is not installed: leave it out.")
+    return float(offered(config, seq))
 
 
 class _Watching:

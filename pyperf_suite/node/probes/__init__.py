@@ -1,1 +1,1 @@
-"""probes"""
+"""The probes of the node package: `accept` and `topology`."""

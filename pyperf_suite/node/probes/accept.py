@@ -1,19 +1,18 @@
 """Is this node as fast as its parts should be? Every device in turn, one check a line: `pyperf-suite accept`.
 
-Expected is what the laws and published tables say of a GPU; of a CPU its own calibration where the command has one,
-else its peak with a wide interval.
+Expected is what the planner's laws predict for a GPU, its own calibration for a CPU where the command has one; without
+them the peak of a CPU or of a slot, with a wide interval.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.extensions import Expect, ExpectedTime, service
 from pyperf_suite.findings.axes import Sizes, every_size, sizes
 from pyperf_suite.findings.data import Findings, Quantity, Remark, findings, remark
 from pyperf_suite.findings.probe import Probe
@@ -28,9 +27,6 @@ from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.laws.traffic import bus_factor
 from pyperf_suite.measure.telemetry import DISCARD_REASONS
 from pyperf_suite.node.probes.topology import BELOW, gpu_checks, host_checks
-from pyperf_suite.planner.laws.collectives import collective_time
-from pyperf_suite.planner.laws.gemm import gemm_time
-from pyperf_suite.planner.laws.roofline import memory_bound_time
 from pyperf_suite.probes.collectives import tournament
 from pyperf_suite.probes.collectives.curves import curves_of
 from pyperf_suite.probes.collectives.ranks import SLOW, pair_maps
@@ -113,16 +109,6 @@ def sweep(axes: AcceptAxes) -> Iterator[Case]:
     yield from (Case("topology", TopologyParameters(part), "system") for part in (PARTS if on_gpu else PARTS[:1]))
 
 
-class Expected(NamedTuple):
-    """Seconds of a case, between which of them a healthy part lies, and whose word that is."""
-
-    seconds: float
-    low: float
-    high: float
-    by: str
-
-
-Expect = Callable[[Case], Expected | None]
 RateKey = tuple[str, str]
 
 
@@ -170,6 +156,8 @@ class _Node:
         self.measured = [each for each in self.timed if each.outcome == "ok"]
         self.identity = next((each.identity for each in rows.records), {})
         self.on_gpu = self.identity.get("kind") == "cuda"
+        offered = service("expected_times") if self.on_gpu else None
+        self.law: Expect | None = offered(self.identity, None) if offered else None
         self.capability = capability_of(str(self.identity.get("model"))) if self.on_gpu else None
         self.details = {row.kernel.get("path"): row.details for row in rows if row.operator == "topology"}
 
@@ -196,10 +184,10 @@ class _Node:
             (amount, unit), what = _amount(case), _name(case)
             ends = amount / seconds[-1], amount / seconds[0]
             found = Quantity(amount / statistics.median(seconds), unit, *ends, len(seconds))
-            known = (self.expect and self.expect(case)) or (self._by_law(case) if self.on_gpu else self._by_peak(case))
+            known = self._widened(self.expect or self.law, case) or self._by_peak(case)
             expected, by = None, ""
             if known:
-                ends, by = (amount / known.high, amount / known.low), known.by
+                ends, by = (amount / known.high, amount / known.low), known.source
                 expected = Quantity(amount / known.seconds, unit, *ends, predicted=True)
             if (part, what) in self.before:
                 expected, by = self.before[part, what], "the baseline"
@@ -302,29 +290,21 @@ class _Node:
         if self.identity.get("count") == 1:
             yield AcceptCheck("node", "all_reduce and pairs", UNMEASURED, why="there is one GPU")
 
-    def _by_law(self, case: Case) -> Expected | None:
-        """By the laws, or the slot's peak; None for a GPU that is not in the catalogue."""
-        p, gpu = case.parameters, str(self.identity.get("model"))
-        if case.operator == "transfer":
-            peak = pcie_of(self.capability)
-            return _between(p.size_bytes, peak.gb_per_s * 1e9, LINK_SHARE, peak.name)
-        try:
-            if case.operator == "matmul":
-                price = gemm_time(gpu, p.m, p.n, p.k, "bf16", p.layout, case.mode)
-            elif case.operator == "layer_pass":
-                price = memory_bound_time(gpu, _amount(case)[0])
-            else:
-                price = collective_time(gpu, p.op, p.message_bytes, p.ranks)
-        except UserError:
+    def _widened(self, expect: Expect | None, case: Case) -> ExpectedTime | None:
+        """What is expected by a law or a calibration, with an interval that every healthy part keeps within."""
+        known = expect(case) if expect else None
+        if known is None:
             return None
-        seconds, error = float(price.seconds), 1 + 2 * (price.error_percent or 20.0) / 100
-        ends = (price.low, price.high) if price.low is not None else (seconds / error, seconds * error)
-        less, more = ((float(end) / seconds) ** WIDER for end in ends)
-        low, high = seconds * min(less, 1 / CLOSEST), seconds * max(more, CLOSEST)
-        return Expected(seconds, low, high, f"the law, from {price.origin}" if price.origin else "the law")
+        less, more = ((end / known.seconds) ** WIDER for end in (known.low, known.high))
+        return known._replace(low=known.seconds * min(less, 1 / CLOSEST), high=known.seconds * max(more, CLOSEST))
 
-    def _by_peak(self, case: Case) -> Expected | None:
-        """By what vectors and clock allow: between its ends lies every healthy CPU, and more."""
+    def _by_peak(self, case: Case) -> ExpectedTime | None:
+        """By the slot's peak, or by what vectors and clock allow: every healthy part lies between its ends."""
+        if self.on_gpu:
+            if case.operator != "transfer":
+                return None
+            peak = pcie_of(self.capability)
+            return _between(case.parameters.size_bytes, peak.gb_per_s * 1e9, LINK_SHARE, peak.name)
         clocks = [each.quality.get("before", {}).get("cpu_mhz", {}).get("high", 0.0) for each in self.measured]
         amount, hz, by = _amount(case)[0], 1e6 * max(clocks, default=0.0), "the peak of any CPU"
         if case.operator == "collective":
@@ -341,10 +321,10 @@ class _Node:
         return _between(amount, peak, CPU_SHARE, "the peak of its vectors and clock")
 
 
-def _between(amount: float, rate: float, shares: tuple[float, float], by: str) -> Expected:
+def _between(amount: float, rate: float, shares: tuple[float, float], source: str) -> ExpectedTime:
     """Between two shares of a rate; in the middle of their logarithms."""
     low, high = (rate * share for share in shares)
-    return Expected(amount / math.sqrt(low * high), amount / high, amount / low, by)
+    return ExpectedTime(amount / math.sqrt(low * high), amount / high, amount / low, source)
 
 
 def _amount(case: Case) -> tuple[float, str]:

@@ -1,1 +1,1 @@
-"""commands"""
+"""The commands of the planner: `size`, `explain`, `layout`, `study` and `calibrate`."""

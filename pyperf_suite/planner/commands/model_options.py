@@ -119,3 +119,11 @@ def asked_model(
             f"{'is' if len(missing) == 1 else 'are'} missing: give them, or a config.json with --config."
         )
     return ModelDimensions(**{"gated": True, **dimensions}), seq if seq is not None else DEFAULT_SEQ, ()
+
+
+def flop_per_token(config: Path, seq: int | None) -> float:
+    """FLOP of a training step for each token of the model in that file; a service that `watch` asks for."""
+    from pyperf_suite.laws.model_flop import model_flop
+
+    model, length, _ = asked_model(config, seq, {})
+    return float(model_flop(model, 1, length)) / length

@@ -19,6 +19,7 @@ from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.model_flop import model_flop, six_nd, utilization
 from pyperf_suite.laws.training.memory import (
     GRADIENT_BYTES,
+    OFFLOADS,
     ON_GPU,
     OPTIMIZER_BYTES,
     WEIGHT_BYTES,
@@ -30,7 +31,7 @@ from pyperf_suite.laws.transformer import RECOMPUTES
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.prices import UnseenPrices
 from pyperf_suite.planner.laws.training.framework import FRAMEWORKS, FoundConstants, found_constants
-from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY, OFFLOADS
+from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY
 from pyperf_suite.planner.laws.training.step import ParallelPlan, error_percent_of, prices_of, step_time
 from pyperf_suite.planner.layout.grid import (
     NAMED,

@@ -1,1 +1,1 @@
-"""probes"""
+"""The probes that calibrations are fitted from."""

@@ -1,1 +1,1 @@
-"""sizing"""
+"""Which nearby sizes of a model train faster: `pyperf-suite size`."""

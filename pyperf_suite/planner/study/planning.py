@@ -35,11 +35,11 @@ from pyperf_suite.laws.training.memory import (
     held_by_rank,
     rank_weights,
 )
+from pyperf_suite.laws.training.pipeline_orders import Action, interleaved, one_forward_one_backward
 from pyperf_suite.planner.calibrate_cpu import PROBE, calibrated_cpu, laws_of, predicted_step, step_plan
 from pyperf_suite.planner.calibrate_laws import FILE, origin_of, runs_of
 from pyperf_suite.planner.laws.calibration import Calibration, load_calibration
 from pyperf_suite.planner.laws.prices import Prices
-from pyperf_suite.planner.laws.training.engine_step import Action, interleaved, one_forward_one_backward
 from pyperf_suite.planner.laws.training.step import step_time
 from pyperf_suite.planner.study.grid import GRID, MODEL, Configuration, StudyAxes
 from pyperf_suite.planner.study.results import NO_ROOM, Predictor, StudyPrediction

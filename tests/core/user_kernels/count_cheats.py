@@ -1,6 +1,6 @@
 """Count how often each cheat of tests/core/user_kernels/cheats.md is caught, and how often an honest kernel is refused.
 
-python tests/core/user_kernels/count_cheats.py 10 [WORD...]: ten trials of each kernel whose name holds one of the words, its
+python count_cheats.py 10 [WORD...]: ten trials of each kernel whose name holds one of the words, its
 function under another name each time. Exits with 1 where a cheat was missed or an honest kernel refused.
 """
 

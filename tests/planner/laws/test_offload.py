@@ -9,7 +9,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.training.memory import training_memory
+from pyperf_suite.laws.training.memory import OFFLOADS, training_memory
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding
 from pyperf_suite.planner.laws.training.framework import FRAMEWORKS
 from pyperf_suite.planner.laws.training.offload import (
@@ -19,7 +19,6 @@ from pyperf_suite.planner.laws.training.offload import (
     DRIVE_BYTES,
     HOST_SHARE,
     OFFLOADED_BY,
-    OFFLOADS,
     Host,
     offloaded,
     usual_host,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,6 +19,7 @@ from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks
 from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
 from pyperf_suite.laws.tiling import nonnegative_fit
 from pyperf_suite.laws.training.memory import FIRST, LAST, Weight, dealt_out, rank_weights
+from pyperf_suite.laws.training.pipeline_orders import Action, interleaved, one_forward_one_backward
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import CalibrationBlock
 from pyperf_suite.planner.laws.explained import Bytes, Count, Explained
@@ -151,48 +152,6 @@ def pack_lines(
 def unpack_lines(block: CalibrationBlock) -> dict[str, tuple[float, ...]]:
     """The inverse of `pack_lines`."""
     return {name: tuple(np.atleast_1d(array).astype(float).tolist()) for name, array in block.arrays.items()}
-
-
-class Action(NamedTuple):
-    """Forward or backward of one micro-batch through one of the model's chunks, which are numbered from its input."""
-
-    backward: bool
-    chunk: int
-    micro_batch: int
-
-
-def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> list[Action]:
-    """What a stage does in turn: as many forwards as stages are left, then backward and forward by turns (1F1B).
-
-    Source: Narayanan et al. 2021, section 2.2.1.
-    """
-    ahead = min(micro_batches, stages - stage)
-    forwards = [Action(False, stage, number) for number in range(micro_batches)]
-    backwards = [Action(True, stage, number) for number in range(micro_batches)]
-    order = forwards[:ahead]
-    for number in range(micro_batches - ahead):
-        order += [backwards[number], forwards[ahead + number]]
-    return order + backwards[micro_batches - ahead :]
-
-
-def interleaved(stage: int, stages: int, chunks: int, micro_batches: int) -> list[Action]:
-    """The same with `chunks` groups of layers a stage, `stages` micro-batches through one after the other.
-
-    Source: Narayanan et al. 2021, section 2.2.2. `micro_batches` is a multiple of `stages`.
-    """
-    total = micro_batches * chunks
-    ahead = min(total, (chunks - 1) * stages + 2 * (stages - 1 - stage))
-
-    def action(number: int, backward: bool) -> Action:
-        turn, place = divmod(number, stages * chunks)
-        chunk = place // stages
-        chunk = chunks - 1 - chunk if backward else chunk
-        return Action(backward, chunk * stages + stage, turn * stages + place % stages)
-
-    order = [action(number, False) for number in range(ahead)]
-    for number in range(total - ahead):
-        order += [action(ahead + number, False), action(number, True)]
-    return order + [action(number, True) for number in range(total - ahead, total)]
 
 
 def played_s(

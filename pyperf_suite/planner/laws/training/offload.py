@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.hardware.links import pcie_of
+from pyperf_suite.laws.training.memory import OFFLOADS, Offload
 
-Offload = Literal["none", "optimizer", "cpu", "nvme"]
-OFFLOADS: tuple[Offload, ...] = get_args(Offload)
 MEANT_BY: Mapping[str, str] = {
     "optimizer": "optimizer states in the host's memory (ZeRO-Offload)",
     "cpu": "parameters, gradients and optimizer states in the host's memory",
@@ -36,7 +35,7 @@ OFFLOADED_BY: Mapping[str, tuple[Offload, ...]] = {
 SENT_BYTES: Mapping[str, int] = {"fsdp1": 4, "fsdp2": 4, "torchtitan": 4}
 HALF = 2
 # Adam reads and writes weights and both moments in single precision (24), writes half weights (2), reads gradients for
-# their norm and for the update, where they were written to by the bus (10): as on the GPU (planner/laws/training/step.py).
+# their norm and for the update, where they were written to by the bus (10): as on the GPU (step.py).
 ADAM_BYTES = 36
 # A gradient that is added to one of the micro-batch before, in single precision.
 ADDED_BYTES = 12
@@ -54,8 +53,6 @@ NVME_BYTES_PER_S = 3.125e9
 GRACE_BYTES_PER_S = {"GH": 500e9, "GB": 250e9}
 # Rates above are assumed: what is offloaded may take so many times less or longer.
 UNSURE = 1.5
-# A rank's pieces of the largest unit that are in the host's memory at once on their way to drives and back.
-BUFFERS = 4
 USABLE_HOST_SHARE = 0.9
 
 

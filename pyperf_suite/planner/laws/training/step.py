@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.laws.training.memory import LAST_STAGE
+from pyperf_suite.laws.training.memory import LAST_STAGE, Offload
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sizes, check_recompute
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
 from pyperf_suite.planner.laws.explained import Explained, KernelPrices
@@ -47,7 +47,7 @@ from pyperf_suite.planner.laws.training.layer_work import (
     taken_share,
     waited_s,
 )
-from pyperf_suite.planner.laws.training.offload import UNSURE, Host, Offload, check_offload, offloaded, usual_host
+from pyperf_suite.planner.laws.training.offload import UNSURE, Host, check_offload, offloaded, usual_host
 
 
 @dataclass(frozen=True)

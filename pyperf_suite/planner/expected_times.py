@@ -1,0 +1,55 @@
+"""What the laws expect of a machine's parts: of a GPU those shipped, of a CPU its own calibration.
+
+The node package asks for it through the entry point `expected_times`, for the two parts do not import each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.extensions import Expect, ExpectedTime
+from pyperf_suite.planner.calibrate_cpu import expected_of_cpu
+from pyperf_suite.planner.laws.collectives import collective_time
+from pyperf_suite.planner.laws.gemm import gemm_time
+from pyperf_suite.planner.laws.roofline import memory_bound_time
+from pyperf_suite.planner.study.planning import find_calibration
+from pyperf_suite.runner.record import Case
+from pyperf_suite.workloads import find_workload
+
+# Of a law that states no error.
+USUAL_PERCENT = 20.0
+
+
+def expected_times(identity: Mapping[str, Any], results: Path | None) -> Expect:
+    """What a case should take on the machine of that identity, whose calibration may lie in `results`.
+
+    Raises UserError if nothing is known of such a machine.
+    """
+    if identity.get("kind") == "cpu":
+        if results is None:
+            raise UserError("A CPU is judged by its own calibration, which lies in a results folder.")
+        return expected_of_cpu(find_calibration(results, str(identity.get("slug"))))
+    gpu = str(identity.get("model"))
+
+    def expect(case: Case) -> ExpectedTime | None:
+        p = case.parameters
+        try:
+            if case.operator == "matmul":
+                price = gemm_time(gpu, p.m, p.n, p.k, "bf16", p.layout, case.mode)
+            elif case.operator == "layer_pass":
+                price = memory_bound_time(gpu, float(find_workload("layer_pass").work(p).bytes))
+            elif case.operator == "collective":
+                price = collective_time(gpu, p.op, p.message_bytes, p.ranks)
+            else:
+                return None
+        except UserError:  # a GPU that is not in the catalogue
+            return None
+        seconds, error = float(price.seconds), 1 + 2 * (price.error_percent or USUAL_PERCENT) / 100
+        low, high = (price.low, price.high) if price.low is not None else (seconds / error, seconds * error)
+        source = f"the law, from {price.origin}" if price.origin else "the law"
+        return ExpectedTime(seconds, float(low), float(high), source)
+
+    return expect
