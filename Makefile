@@ -5,7 +5,7 @@
 # make gpu-check PART=1   check the GPU path; parts 2 and 3 follow; FOLDER= takes log, summary, records (docs/gpu.md)
 # make clean    remove what the others made, except results
 #
-# PYTHON=python3.12 picks the Python; ARGS='-k tile' is handed to pytest; TESTS=tests/laws tests only these.
+# PYTHON=python3.12 picks the Python; ARGS='-k tile' is handed to pytest; TESTS=tests/core/laws tests only these.
 
 PYTHON ?= python3
 ARGS ?=
@@ -68,7 +68,7 @@ test-sanitize: $(MADE)
 	PYPERF_SANITIZE=$(SANITIZER) $(RUN) setup.py -q build --build-base $(dir $(SANITIZED)) --build-lib $(SANITIZED)
 	cd $(SANITIZED) && PYPERF_SANITIZE=$(SANITIZER) PYTHONPATH=$(CURDIR) ASAN_OPTIONS=detect_leaks=0 OPENBLAS_NUM_THREADS=1 \
 	  TSAN_OPTIONS="report_thread_leaks=0 die_after_fork=0" LD_PRELOAD="$(foreach library,$(RUNTIMES),$(shell \
-	  $${CXX:-c++} -print-file-name=lib$(library).so))" $(CURDIR)/$(RUN) -m pytest $(CURDIR)/tests/native -m "not slow" $(ARGS)
+	  $${CXX:-c++} -print-file-name=lib$(library).so))" $(CURDIR)/$(RUN) -m pytest $(CURDIR)/tests/core/native -m "not slow" $(ARGS)
 
 $(MADE): setup.py pyproject.toml constraints.txt tools/make_venv.py tools/compiler.py $(SOURCES)
 	@command -v $(PYTHON) >/dev/null || { echo "error: PYTHON=$(PYTHON) cannot be run:" \

@@ -32,7 +32,7 @@ def test_nothing_is_replaced_where_nobody_replaced_it():
         ("import numpy; numpy.allclose = lambda *a: True", "numpy.allclose"),
         ("import numpy; numpy.allclose = numpy.array_equal", "numpy.allclose"),
         (
-            "from pyperf_suite import guards as g; g.Guards.find_spec = lambda *a: None",
+            "from pyperf_suite.user_kernels import guards as g; g.Guards.find_spec = lambda *a: None",
             "pyperf_suite.user_kernels.guards.Guards.find_spec",
         ),
         ("import threading; threading.Thread.start.__code__ = (lambda self: None).__code__", "threading.Thread.start"),

@@ -81,7 +81,7 @@ def sanitized(tool: str, seconds: float) -> Step:
     files = ("test_gemm_sm90.py", "test_gemm_sm80.py", "test_triton_matmul.py", "test_triton_attention.py")
     sanitizer = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--target-processes", "all")
     chosen = ("--first-of-each", "-k", "not hundred")
-    return Step(tool, seconds, (*sanitizer, *PYTEST, *chosen, *(f"tests/gpu/{file}" for file in files)))
+    return Step(tool, seconds, (*sanitizer, *PYTEST, *chosen, *(f"tests/core/gpu/{file}" for file in files)))
 
 
 MAKE = ("make", f"PYTHON={sys.executable}", ".venv/.made") if shutil.which("make") else ()  # only where out of date
@@ -91,14 +91,14 @@ PARTS: dict[str, tuple[Step, ...]] = {
         INSTALL,
         Step("compile", 30, ("{python}", "tools/gpu_check.py", "prepare", "{kernels}", "--python", "{python}")),
         Step("doctor", 20, (*SUITE, "doctor")),
-        tests("CUDA host", 40, "tests/gpu/test_cuda_host.py", "tests/core/hardware/test_machine.py"),
-        tests("inputs", 20, "tests/gpu/test_inputs_on_gpu.py"),
-        tests("GEMM on Hopper", 60, "tests/gpu/test_gemm_sm90.py"),
-        tests("attention in Triton", 65, "tests/gpu/test_triton_attention.py"),
-        tests("GEMM in Triton", 45, "tests/gpu/test_triton_matmul.py"),
-        tests("GEMM on Ampere", 30, "tests/gpu/test_gemm_sm80.py"),
-        tests("GEMM as measured", 45, "tests/gpu/test_matmul_on_gpu.py"),
-        tests("attention as measured", 45, "tests/gpu/test_attention_on_gpu.py"),
+        tests("CUDA host", 40, "tests/core/gpu/test_cuda_host.py", "tests/core/hardware/test_machine.py"),
+        tests("inputs", 20, "tests/core/gpu/test_inputs_on_gpu.py"),
+        tests("GEMM on Hopper", 60, "tests/core/gpu/test_gemm_sm90.py"),
+        tests("attention in Triton", 65, "tests/core/gpu/test_triton_attention.py"),
+        tests("GEMM in Triton", 45, "tests/core/gpu/test_triton_matmul.py"),
+        tests("GEMM on Ampere", 30, "tests/core/gpu/test_gemm_sm80.py"),
+        tests("GEMM as measured", 45, "tests/core/gpu/test_matmul_on_gpu.py"),
+        tests("attention as measured", 45, "tests/core/gpu/test_attention_on_gpu.py"),
     ),
     "2": (
         INSTALL,
@@ -114,8 +114,8 @@ PARTS: dict[str, tuple[Step, ...]] = {
     ),
     "3": (
         INSTALL,
-        tests("NCCL", 60, "tests/core/native/test_nccl_on_gpu.py", "tests/gpu/test_collective_on_gpu.py"),
-        tests("users' kernels", 30, "tests/gpu/test_user_kernel_on_gpu.py"),
+        tests("NCCL", 60, "tests/core/native/test_nccl_on_gpu.py", "tests/core/gpu/test_collective_on_gpu.py"),
+        tests("users' kernels", 30, "tests/core/gpu/test_user_kernel_on_gpu.py"),
         sanitized("memcheck", 70),
         sanitized("racecheck", 70),
         probe("collectives of one rank", 35, "collectives", "--ranks", "1"),

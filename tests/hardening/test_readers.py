@@ -60,7 +60,7 @@ SEEDS = st.integers(0, 2**32)
 # A hundred inputs an example: few examples do, unless a profile asks for other ones in each run.
 SOME = settings(max_examples=2, phases=[Phase.generate]) if settings().derandomize else settings()
 ROOT = Path(__file__).parents[2]
-TOPOLOGIES = sorted((ROOT / "tests/hardware/topologies").glob("*.txt"))
+TOPOLOGIES = sorted((ROOT / "tests/core/hardware/topologies").glob("*.txt"))
 RESULTS = ROOT / "bench_results"
 CPU = Device("cpu")
 

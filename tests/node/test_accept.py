@@ -76,7 +76,7 @@ def gpu_node(
                     ranks[list(pair)] *= (slow_pairs or {}).get((min(pair), max(pair)), 1.0)
                 seconds, sampling = float(ranks.mean()), {"rank_median_s": ranks.tolist(), "nodes": 1, "ranks": 8}
             else:
-                expected = law._by_law(case)
+                expected = law.expected(case)
                 assert expected is not None
                 seconds = p.size_bytes / (0.85 * 63e9) if case.operator == "transfer" else expected.seconds
                 seconds *= float(random.lognormal(0, noise))

@@ -15,7 +15,7 @@ from pyperf_suite.node.probes.topology import PROBE
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.workloads.exact import TopologyParameters
 
-MATRICES = Path(__file__).parents[1] / "hardware" / "topologies"
+MATRICES = Path(__file__).parents[1] / "core" / "hardware" / "topologies"
 TWO_NODES = [
     {"number": 0, "cpus": "0-63,128-191", "memory_bytes": 1 << 40, "distances": [10, 21]},
     {"number": 1, "cpus": "64-127,192-255", "memory_bytes": 1 << 40, "distances": [21, 10]},

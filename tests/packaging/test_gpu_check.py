@@ -269,7 +269,7 @@ def test_after():
 
 
 def gpu_tests(checkout: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the tests above under tests/gpu's conftest.py."""
+    """Run the tests above under tests/core/gpu's conftest.py."""
     shutil.copy(checkout / "tests" / "gpu" / "conftest.py", folder)
     (folder / "test_context.py").write_text(LOSES)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(folder), *arguments]

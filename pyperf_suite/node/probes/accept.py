@@ -184,7 +184,7 @@ class _Node:
             (amount, unit), what = _amount(case), _name(case)
             ends = amount / seconds[-1], amount / seconds[0]
             found = Quantity(amount / statistics.median(seconds), unit, *ends, len(seconds))
-            known = self._widened(self.expect or self.law, case) or self._by_peak(case)
+            known = self.expected(case)
             expected, by = None, ""
             if known:
                 ends, by = (amount / known.high, amount / known.low), known.source
@@ -290,11 +290,12 @@ class _Node:
         if self.identity.get("count") == 1:
             yield AcceptCheck("node", "all_reduce and pairs", UNMEASURED, why="there is one GPU")
 
-    def _widened(self, expect: Expect | None, case: Case) -> ExpectedTime | None:
-        """What is expected by a law or a calibration, with an interval that every healthy part keeps within."""
+    def expected(self, case: Case) -> ExpectedTime | None:
+        """By a law, a calibration or else a peak, with an interval that every healthy part keeps within."""
+        expect = self.expect or self.law
         known = expect(case) if expect else None
         if known is None:
-            return None
+            return self._by_peak(case)
         less, more = ((end / known.seconds) ** WIDER for end in (known.low, known.high))
         return known._replace(low=known.seconds * min(less, 1 / CLOSEST), high=known.seconds * max(more, CLOSEST))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from pyperf_suite import extensions
 from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings import discovery
@@ -29,10 +30,10 @@ PROBE = replace(OTHER, name="a_plugin", topic="a topic of its own")
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     """What was found is kept for a process: not so here."""
-    for cached in (probe_names, discovery._load):
+    for cached in (extensions.extensions, probe_names, discovery._load):
         cached.cache_clear()
     yield
-    for cached in (probe_names, discovery._load):
+    for cached in (extensions.extensions, probe_names, discovery._load):
         cached.cache_clear()
 
 
@@ -47,7 +48,7 @@ def bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
             monkeypatch.delitem(sys.modules, f"plugin_{name}", raising=False)
         importlib.invalidate_caches()
         found = {discovery.PACKAGE: [EntryPoint(name, f"plugin_{name}:PROBE", discovery.PACKAGE) for name in sources]}
-        monkeypatch.setattr(discovery.metadata, "entry_points", lambda group: found.get(group, []))
+        monkeypatch.setattr(extensions.metadata, "entry_points", lambda group: found.get(group, []))
 
     return bring
 

@@ -79,7 +79,7 @@ def built(double: str, folder: Path, *options: str) -> Path:
         pytest.skip(f"no C compiler builds {double}: set CC")
     here = Path(__file__).parent
     library = folder / f"{double}.so"  # no name that the real one would be found by
-    strict = ["-O1", "-Wall", "-Wextra", "-Werror", "-I", here.parents[1] / "csrc"]
+    strict = ["-O1", "-Wall", "-Wextra", "-Werror", "-I", here.parents[2] / "csrc"]
     subprocess.run(
         [compiler, "-shared", "-fPIC", *strict, *options, "-o", library, here / f"{double}.c", "-lm", "-lrt"],
         check=True,
@@ -100,7 +100,7 @@ def disagreements(tmp_path: Path) -> Callable[..., str]:
         if compiler is None:
             pytest.skip("no C++ compiler: set CXX")
         here = Path(__file__).parent
-        text = (here.parents[1] / "csrc" / ours).read_text()
+        text = (here.parents[2] / "csrc" / ours).read_text()
         for right, wrong in (mistakes or {}).items():
             assert text.count(right) == 1, right
             text = text.replace(right, wrong)

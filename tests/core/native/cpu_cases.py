@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.native import test_attention, test_gemm
+from tests.core.native import test_attention, test_gemm
 
 HERE = Path(__file__).parent
-CSRC = HERE.parents[1] / "csrc"
+CSRC = HERE.parents[2] / "csrc"
 SANITIZED = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 LAYOUTS = ("0 0", "0 1", "1 0", "1 1")  # whether A, and whether B, is transposed
 # A sanitizer that is preloaded into the tests must not get into the compiler or the emulator.

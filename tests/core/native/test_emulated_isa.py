@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tests.native import cpu_cases
+from tests.core.native import cpu_cases
 
 from tests.core.native.cpu_cases import CSRC, HERE
 

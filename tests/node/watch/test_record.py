@@ -16,7 +16,7 @@ from pyperf_suite.findings.data import Remark
 from pyperf_suite.node.watch.patterns import judge
 from pyperf_suite.node.watch.record import findings_of, read_watch
 from pyperf_suite.render.findings_json import as_data, as_text
-from pyperf_suite.render.results import choose_watched, read_results
+from pyperf_suite.render.results import choose_others, read_results
 from pyperf_suite.render.text import sentence
 
 sys.path.append(str(Path(__file__).parent))
@@ -91,7 +91,7 @@ def test_a_damaged_record_is_named_and_others_are_shown(tmp_path, name, content)
         read_watch(damaged)
     written(tmp_path, 2)
     with pytest.warns(UserWarning, match=damaged.name):
-        assert len(read_results(tmp_path).watched) == 1
+        assert len(read_results(tmp_path).others) == 1
 
 
 def test_of_each_command_the_newest_is_shown_unless_others_are_asked_for(tmp_path):
@@ -100,12 +100,12 @@ def test_of_each_command_the_newest_is_shown_unless_others_are_asked_for(tmp_pat
     read = read_results(tmp_path)
 
     def shown(*wanted):
-        return [each.path.name for each in choose_watched(read, wanted)]
+        return [each.path.name for _, each in choose_others(read, wanted)]
 
     assert shown("strongest") == shown("latest") == [other.name, folders[2].name]
     assert len(shown("all")) == 4
     assert shown(folders[0].name) == [folders[0].name]
-    assert read_results(folders[0]).watched[0].path.name == folders[0].name
+    assert read_results(folders[0]).others[0][1].path.name == folders[0].name
 
 
 def test_findings_and_report_show_a_watched_job(tmp_path):

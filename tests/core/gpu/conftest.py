@@ -1,6 +1,7 @@
 """How GPU tests are kept apart: a time limit each, and no test after one that lost the CUDA context.
 
-`pytest tests/gpu -n 1` runs them in a worker that is replaced when it ends; without xdist a lost context ends the run.
+`pytest tests/core/gpu -n 1` runs them in a worker that is replaced when it ends; without xdist a lost context ends
+the run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 // A double of libnvrtc: what it compiles runs on the host. The "machine code" is a shared library that the double of libcuda
 // loads, made by the host's compiler of the same source and the same options.
 //
-// Where the source includes the headers that wrap our kernels' PTX, their emulation in tests/kernels takes their place; all
+// Where the source includes the headers that wrap our kernels' PTX, their emulation in tests/core/kernels takes their place; all
 // other sources get cuda_on_host.h. PTX that neither knows is an error, as an instruction is that a target lacks.
 #include <cctype>
 #include <cstdio>

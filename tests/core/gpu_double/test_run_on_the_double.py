@@ -14,7 +14,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NO_TORCH = r"This torch (", "cannot use the GPU."
 EVENT_S = 500e-9  # event_ns of fake_libcuda.c
 TILES = ("tile=64x64x64", "k=128", "across=1", "waves=1", "offset=0", "schedule=data_parallel")

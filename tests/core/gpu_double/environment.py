@@ -1,6 +1,6 @@
 """The doubles of NVIDIA's libraries, built, and the environment in which the suite takes them for a GPU.
 
-`eval "$(python tests/gpu_double/environment.py)"` lets a shell's commands run on it. Arguments are the GPU's figures:
+`eval "$(python tests/core/gpu_double/environment.py)"` lets a shell's commands run on it. Arguments are the GPU's figures:
 multiprocessors=4 l2_bytes=65536. What is timed there is a model, and the device's name says that it is no GPU.
 """
 
@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-TESTS = HERE.parent
-BUILT = TESTS.parent / "build" / "tests"  # git ignores it, and it may be deleted
+TESTS = HERE.parent  # tests/core
+BUILT = TESTS.parents[1] / "build" / "tests"  # git ignores it, and it may be deleted
 STANDARD_HEADERS = (
     "algorithm bit cmath cstdint cstdio cstdlib cstring deque functional map memory random type_traits vector"
 )
@@ -45,7 +45,7 @@ def built() -> Path:
     """The folder of the doubles, named by the hash of all that they, and what they compile, are made of."""
     sources = [*HERE.iterdir(), *(TESTS / "kernels").glob("emulated_*")]
     sources += [TESTS / "native" / name for name in ("fake_libcuda.c", "fake_libnccl.c", "fake_elements.h")]
-    sources += [TESTS / "watch" / "fake_nvml.c", TESTS.parent / "csrc" / "nccl" / "nccl_api.h"]
+    sources += [TESTS / "native" / "fake_nvml.c", TESTS.parents[1] / "csrc" / "nccl" / "nccl_api.h"]
     state = hashlib.sha256(str((HERE, compilers())).encode())
     for source in sorted(each for each in sources if each.is_file() and each.suffix != ".py"):
         state.update(source.read_bytes())
@@ -74,7 +74,7 @@ def compilers() -> tuple[list[str], list[str]]:
 
 def _build(folder: Path, final: Path) -> None:
     c, cxx = compilers()
-    strict = ["-O1", "-Wall", "-Wextra", "-Werror", "-I", str(TESTS.parent / "csrc")]
+    strict = ["-O1", "-Wall", "-Wextra", "-Werror", "-I", str(TESTS.parents[1] / "csrc")]
     shared = ["-shared", "-fPIC"]
     names = [f'-DFAKE_UUID="{UUID}"', '-DFAKE_NAME="Fake H200"']
     headers = "".join(f"#include <{name}>\n" for name in (*STANDARD_HEADERS.split(), "ucontext.h"))
@@ -83,7 +83,7 @@ def _build(folder: Path, final: Path) -> None:
     commands = [
         [*c, *shared, *strict, "-o", "fake_libcuda.so", TESTS / "native" / "fake_libcuda.c"],
         [*c, *shared, *strict, "-DFAKE_VERSION=23203", "-o", "fake_libnccl.so", TESTS / "native" / "fake_libnccl.c"],
-        [*c, *shared, "-w", *names, "-o", "fake_nvml.so", TESTS / "watch" / "fake_nvml.c"],
+        [*c, *shared, "-w", *names, "-o", "fake_nvml.so", TESTS / "native" / "fake_nvml.c"],
         [*cxx, *shared, "-std=c++20", *strict, *where, "-o", "fake_libnvrtc.so", HERE / "fake_libnvrtc.cpp"],
         [*cxx, "-std=c++20", *strict, "-o", "run_kernels", HERE / "run_kernels.cpp"],
         # Half of a compiler's time on a kernel would go into these; the flags are those of fake_libnvrtc.cpp.

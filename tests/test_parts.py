@@ -1,0 +1,65 @@
+"""The core without the planner or the node package: what is deleted is gone from the commands, and nothing else breaks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pyperf_suite
+
+ROOT = Path(__file__).parents[1]
+COMMANDS = {
+    "planner": {"calibrate", "explain", "layout", "size", "study"},
+    "node": {"accept", "doctor", "watch"},
+}
+# Rooms of the core that other parts add something to, or that name other parts.
+ROOMS = ("findings", "render", "cli/test_first_use.py", "laws")
+
+
+@pytest.fixture(params=COMMANDS)
+def part(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
+    """A part, and a copy of the checkout without it."""
+    for name in ("pyperf_suite", "tests", "docs", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    native = Path(pyperf_suite.__file__).parent
+    for library in native.glob("_native*"):
+        shutil.copy2(library, tmp_path / "pyperf_suite")
+    for name in ("pyproject.toml", "conftest.py", "README.md"):
+        shutil.copy2(ROOT / name, tmp_path)
+    (tmp_path / "bench_results").symlink_to(ROOT / "bench_results")
+    for folder in ("pyperf_suite", "tests"):
+        shutil.rmtree(tmp_path / folder / request.param)
+    return request.param, tmp_path
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
+    )
+
+
+@pytest.mark.slow
+def test_a_deleted_part_takes_its_commands_along_and_the_tests_of_the_core_pass(part: tuple[str, Path]) -> None:
+    name, folder = part
+    shown = run(folder, "-m", "pyperf_suite", "--help").stdout
+    commands = {line.split()[0] for line in shown.split("Commands:")[1].splitlines() if line.startswith("  ")}
+    kept = set().union(*(each for other, each in COMMANDS.items() if other != name))
+    assert {"run", "ab", *kept} <= commands
+    assert not COMMANDS[name] & commands
+    first = run(folder, "-m", "pyperf_suite").stdout
+    assert not [command for command in COMMANDS[name] if f"pyperf-suite {command} " in first]
+    assert run(folder, "-m", "pyperf_suite", "run", "--list").returncode == 0
+    rooms = [f"tests/core/{room}" for room in ROOMS]
+    tested = run(folder, "-m", "pytest", *rooms, "-q", "-m", "not slow and not gpu", "-p", "no:cacheprovider")
+    assert tested.returncode == 0, tested.stdout[-4000:]
+
+
+def test_no_test_of_the_core_imports_another_part() -> None:
+    sources = {path: path.read_text() for path in (ROOT / "tests" / "core").rglob("*.py")}
+    assert not [path for path, text in sources.items() if any(f"pyperf_suite.{name}" in text for name in COMMANDS)]
