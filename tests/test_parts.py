@@ -18,13 +18,13 @@ COMMANDS = {
     "node": {"accept", "doctor", "watch"},
 }
 # Rooms of the core that other parts add something to, or that name other parts.
-ROOMS = ("findings", "render", "cli/test_first_use.py", "laws")
+ROOMS = ("findings", "render", "cli", "laws")
 
 
 @pytest.fixture(params=COMMANDS)
 def part(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
     """A part, and a copy of the checkout without it."""
-    for name in ("pyperf_suite", "tests", "docs", "examples"):
+    for name in ("pyperf_suite", "tests", "tools", "docs", "examples"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     native = Path(pyperf_suite.__file__).parent
     for library in native.glob("_native*"):

@@ -11,7 +11,7 @@ import pytest
 MODEL = "--layers 4 --hidden 1024 --heads 8 --ffn 2816 --vocab 32000"
 ANSWER = {"click", "numpy", "rich", *(["tomli"] if sys.version_info < (3, 11) else [])}
 # Parts that measure, or read what was measured: a prediction needs none of them.
-MEASURING = {"doctor", "history", "probes", "runner", "workloads"}
+MEASURING = {"node", "regressions", "probes", "runner", "workloads"}
 # Slow to import, and none of them needed to price a product.
 SLOW = {
     *("asyncio", "difflib", "importlib.metadata", "multiprocessing", "secrets", "statistics"),

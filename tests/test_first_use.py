@@ -20,7 +20,7 @@ from pyperf_suite.errors import nearest, offer
 from pyperf_suite.findings.discovery import find_probe, probe_names
 from pyperf_suite.hardware.devices import Device
 
-RESULTS = Path(__file__).resolve().parents[3] / "bench_results"
+RESULTS = Path(__file__).resolve().parents[1] / "bench_results"
 OWN_PROGRAMS = ("pyperf-suite", "pyperf_suite")
 
 AXES = {
