@@ -249,10 +249,10 @@ def test_a_page_has_the_summary_cautions_remarks_by_claim_pictures_and_tables() 
 
 
 def test_texts_and_pictures_are_kept_beside_the_records_and_one_that_cannot_be_is_a_warning(tmp_path: Path) -> None:
-    plan = _plan(("topology",), "quick", "cpu", ("part=host",), 0)
+    plan = _plan(("tile_wave",), "quick", "cpu", ("workers=1",), 0)
     run = create_run(tmp_path, identity(plan.device), plan)
     drawn = Figure("drawn", "t", "c", ((Panel("", "x", "y", (Series("s", [1], [1.0], "points"),)),),))
-    found = {"topology": Findings((remark("A sentence."),), (), (drawn,), (Document("known.txt", "as known"),))}
+    found = {"tile_wave": Findings((remark("A sentence."),), (), (drawn,), (Document("known.txt", "as known"),))}
     assert [path.name for path in write_all(found, [], run)] == [
         "drawn.png",
         "findings.md",
@@ -261,7 +261,7 @@ def test_texts_and_pictures_are_kept_beside_the_records_and_one_that_cannot_be_i
     ]
     assert (run.path / "known.txt").read_text() == "as known"
     text = (run.path / "findings.md").read_text()
-    assert "    pyperf-suite run topology -a part=host --profile quick --device cpu\n" in text
+    assert "    pyperf-suite run tile_wave -a workers=1 --profile quick --device cpu\n" in text
     assert "- A sentence." in text
     assert "![t](drawn.png)" in text
     with pytest.warns(UserWarning, match=r"findings\.(md|json) could not be written"):
