@@ -1,4 +1,4 @@
-"""The core without the planner or the node package: what is deleted is gone from the commands, and nothing else breaks."""
+"""The core without the planner or the node package: their commands are gone, and nothing else breaks."""
 
 from __future__ import annotations
 

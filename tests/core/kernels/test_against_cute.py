@@ -411,7 +411,19 @@ def encoded(compiled: Callable[..., Path]) -> Iterator[Callable[[TensorMap], lis
     tests, double = HERE.parent, "native/fake_libcuda.c"
     sources = [tests / double, *(tests / "gpu_double").glob("emulated_*.h")]
     texts = {each.relative_to(tests).as_posix(): each.read_text() for each in sources}
-    options = ("-x", "c", "-shared", "-fPIC", "-O1", "-I", str(tests.parents[1] / "csrc"), double, "-lm", "-lrt", "-ldl")
+    options = (
+        "-x",
+        "c",
+        "-shared",
+        "-fPIC",
+        "-O1",
+        "-I",
+        str(tests.parents[1] / "csrc"),
+        double,
+        "-lm",
+        "-lrt",
+        "-ldl",
+    )
     library = compiled("fake_libcuda.so", texts, options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYPERF_LIBCUDA", str(library))

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tests.core.native import cpu_cases
 
+from tests.core.native import cpu_cases
 from tests.core.native.cpu_cases import CSRC, HERE
 
 pytestmark = pytest.mark.slow

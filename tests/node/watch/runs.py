@@ -45,7 +45,10 @@ CASES = {
 def double(folder: Path) -> Path:
     """The library, compiled."""
     path = folder / "libnvidia-ml.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", str(path), str(HERE.parents[1] / "core" / "native" / "fake_nvml.c")], check=True)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-w", "-o", str(path), str(HERE.parents[1] / "core" / "native" / "fake_nvml.c")],
+        check=True,
+    )
     return path
 
 
