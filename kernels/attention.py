@@ -81,7 +81,7 @@ class Configuration:
         return "_".join([*parts, f"{self.block_m}x{self.block_n}", f"s{self.stages}", f"w{self.warps}", self.operands])
 
     @property
-    def asked(self) -> str:
+    def requested(self) -> str:
         """What begins a sentence about this configuration."""
         return f"Blocks {self.block_m}x{self.block_n} of head_dim {self.head_dim}"
 
@@ -134,8 +134,8 @@ class Shape:
     def __post_init__(self) -> None:
         sizes = vars(self)
         if min(sizes.values()) < 1:
-            asked = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-            raise ValueError(f"An attention of {asked} was asked for, but each is at least 1.")
+            requested = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+            raise ValueError(f"An attention of {requested} was asked for, but each is at least 1.")
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.kv_heads} heads of K and V were asked for, but they do not divide {self.heads}.")
         if max(self.rows_q, self.rows_k) > LARGEST_ROWS:
@@ -215,7 +215,7 @@ class Attention:
             *(shape.batch * shape.heads, shape.group, shape.seq_q, shape.seq_k, self.blocks, self.together),
         )
         options = {**configuration.constants(interprets(forward)), **configuration.options}
-        return Launch(forward, self.programs, arguments, options, configuration.asked)
+        return Launch(forward, self.programs, arguments, options, configuration.requested)
 
 
 def padded(size: int) -> int:

@@ -88,7 +88,7 @@ class Gradients:
         options = {"ROWS": rows, "HEAD_DIM": configuration.head_dim, "PADDED": padded}
         programs = -(-self.shape.rows_q // rows)
         arguments = (o, do, self._products, self.shape.rows_q)
-        return Launch(row_products, programs, arguments, options, configuration.asked)
+        return Launch(row_products, programs, arguments, options, configuration.requested)
 
     def _launch(self, kernel: str, tensors: dict[str, Any], lse: Any) -> Launch:
         from pyperf_suite.kernels import attention_backward_device
@@ -104,7 +104,7 @@ class Gradients:
         )
         device_kernel = getattr(attention_backward_device, kernel)
         options = {**configuration.constants(interprets(device_kernel)), **configuration.options}
-        return Launch(device_kernel, self.programs[kernel], arguments, options, configuration.asked)
+        return Launch(device_kernel, self.programs[kernel], arguments, options, configuration.requested)
 
 
 class BackwardLaunch:

@@ -73,10 +73,10 @@ def default_set(target: str) -> tuple[Configuration, ...]:
     wanted = (*((head_dim, False) for head_dim in head_dims), *((head_dim, True) for head_dim in (64, 128, 256)))
     first = [default_configuration(target, head_dim, "bfloat16", True, backward) for head_dim, backward in wanted]
     rivals = [
-        replace(asked, block_m=held, block_n=stepped, stages=stages, warps=warps)
-        for asked in first
+        replace(requested, block_m=held, block_n=stepped, stages=stages, warps=warps)
+        for requested in first
         for head_dim, (held, stepped, stages, warps) in RIVALS.get(generation, {}).items()
-        if asked.head_dim == head_dim and not asked.backward
+        if requested.head_dim == head_dim and not requested.backward
     ]
     return (*first, *rivals)
 

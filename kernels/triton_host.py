@@ -34,7 +34,7 @@ class Launch:
     """One kernel with its arguments, ready to be enqueued on the current stream as often as wanted."""
 
     def __init__(
-        self, kernel: Any, programs: int, arguments: Sequence[Any], options: Mapping[str, Any], asked: str
+        self, kernel: Any, programs: int, arguments: Sequence[Any], options: Mapping[str, Any], requested: str
     ) -> None:
         """`asked` begins the sentence for a device that has too little, as in "Tile 128x128x64"."""
         import triton
@@ -42,7 +42,7 @@ class Launch:
         self._kernel = kernel[(programs,)]
         self._arguments = tuple(arguments)
         self._options = dict(options)
-        self._asked = asked
+        self._asked = requested
         self._out_of_resources = triton.runtime.errors.OutOfResources
 
     def __call__(self) -> Any:

@@ -120,9 +120,9 @@ def printed_lines(document: Mapping[str, Any], title: str) -> list[dict[str, Any
 
 def printed_values(document: Mapping[str, Any], *names: str) -> list[dict[str, Any]]:
     """Values of the remarks that have all these names, of the findings that a command printed as JSON."""
-    told = [each["values"] for probe in document["probes"] for each in (*probe["cautions"], *probe["remarks"])]
+    message = [each["values"] for probe in document["probes"] for each in (*probe["cautions"], *probe["remarks"])]
     return [
         {name: each["value"] if isinstance(each, dict) else each for name, each in values.items()}
-        for values in told
+        for values in message
         if set(names) <= set(values)
     ]

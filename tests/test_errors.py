@@ -16,7 +16,7 @@ GPU = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacit
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (RuntimeError(CPU), "Out of memory: tried to allocate 4096 bytes"),
         (RuntimeError(GPU), "Out of memory: tried to allocate 2.00 GiB"),
@@ -26,8 +26,8 @@ GPU = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacit
         (None, ""),
     ],
 )
-def test_running_out_of_memory_is_known_by_what_allocators_say(error, told):
-    assert out_of_memory(error) == told
+def test_running_out_of_memory_is_known_by_what_allocators_say(error, message):
+    assert out_of_memory(error) == message
 
 
 def test_what_a_schedule_wraps_is_still_known():
@@ -46,9 +46,9 @@ def test_what_a_schedule_wraps_is_still_known():
     ],
 )
 def test_a_warning_of_torch_fails_no_test(module: str, words: str) -> None:
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as message:
         warnings.warn_explicit(words, UserWarning, "a.py", 1, module=module)
-    assert len(told) == 1
+    assert len(message) == 1
 
 
 @pytest.mark.parametrize("module", ["pyperf_suite.runner.measuring", "tests.native.test_cuda", "torchlike", "numpy"])

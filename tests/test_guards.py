@@ -101,9 +101,9 @@ LOOKS = {
 def test_a_look_into_the_frames_or_objects_of_others_is_noted_and_a_librarys_own_is_not(look):
     program = (
         "import gc, inspect, logging, sys\n"
-        "from pyperf_suite.user_kernels.guards import Lookout\n"
+        "from pyperf_suite.user_kernels.guards import InspectionDetector\n"
         f"def kernel():\n    {look}\n"
-        "lookout = Lookout()\nkernel()\nunwatched = lookout.noted()\n"
+        "lookout = InspectionDetector()\nkernel()\nunwatched = lookout.noted()\n"
         "lookout.on = True\nkernel()\nlookout.on = False\nprint(unwatched, *lookout.noted())"
     )
     assert in_a_process(program) == f"[] {LOOKS[look]}".strip()

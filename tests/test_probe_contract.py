@@ -214,8 +214,8 @@ def test_findings_of_sound_records_fill_tables_and_can_be_reported(name: str, ma
         assert all(len(row) == len(table.columns) for table in found.tables for row in table.rows)
         assert all(each.outcome in ("holds", "does not hold here", "undecided") for each in found.verdicts)
         if probe.follow_up is not None:
-            asked = probe.follow_up(records)
-            assert not {case.case_id for case in asked} & {case.case_id for case in cases}
+            requested = probe.follow_up(records)
+            assert not {case.case_id for case in requested} & {case.case_id for case in cases}
 
 
 @pytest.mark.parametrize("outcome", ["failed", "unsupported"])

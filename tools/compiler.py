@@ -18,12 +18,12 @@ def find_cxx() -> str:
 
     Where there is none, print one sentence that names what was tried, and exit with code 2.
     """
-    asked = os.environ.get("CXX", "").strip()
-    if asked:
-        if shutil.which(shlex.split(asked)[0]):
-            return asked
+    requested = os.environ.get("CXX", "").strip()
+    if requested:
+        if shutil.which(shlex.split(requested)[0]):
+            return requested
         found, advice = (
-            f"CXX={asked} cannot be run",
+            f"CXX={requested} cannot be run",
             f"correct CXX, or unset it to let {', '.join(CANDIDATES)} be tried",
         )
     else:

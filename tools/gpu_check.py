@@ -482,24 +482,24 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of the whole call (default: %(default)s)")
     parser.add_argument("--python", help="a Python that has pyperf_suite: nothing is installed")
     parser.add_argument("--double", action="store_true", help="rehearse without a GPU, on the double of libcuda")
-    asked = parser.parse_args()
-    if asked.part == "prepare":
-        if Path(sys.executable) != VENV_PYTHON and not asked.python:
+    requested = parser.parse_args()
+    if requested.part == "prepare":
+        if Path(sys.executable) != VENV_PYTHON and not requested.python:
             os.execv(VENV_PYTHON, [str(VENV_PYTHON), *sys.argv])
-        return prepare(Path(asked.folder or CACHE).resolve())
-    if asked.folder is None:
+        return prepare(Path(requested.folder or CACHE).resolve())
+    if requested.folder is None:
         parser.error("name a folder for log, summary and records, or set OUT")
-    if asked.double:
+    if requested.double:
         os.environ.update(_loaded(ROOT / "tests" / "gpu_double" / "environment.py").environment())
-        asked.seconds *= DOUBLE_SLOWDOWN
+        requested.seconds *= DOUBLE_SLOWDOWN
     elif "PYPERF_CACHE_DIR" not in os.environ:
         os.environ["PYPERF_CACHE_DIR"] = str(own_kernels())
-    folder = Path(asked.folder).resolve()
-    steps = [step for step in PARTS[asked.part] if not (asked.python and step is INSTALL)]
-    if asked.double:
+    folder = Path(requested.folder).resolve()
+    steps = [step for step in PARTS[requested.part] if not (requested.python and step is INSTALL)]
+    if requested.double:
         # Not all kernels beforehand: the host's compiler takes seconds for each, and few are launched.
         steps = [on_the_double(step) for step in steps if step.name != "compile"]
-    check = Check(asked.part, steps, folder, asked.python or str(VENV_PYTHON), asked.seconds)
+    check = Check(requested.part, steps, folder, requested.python or str(VENV_PYTHON), requested.seconds)
 
     def ended(number: int, _: Any) -> None:
         check.stop()

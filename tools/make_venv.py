@@ -86,11 +86,11 @@ def requirements(only_to_build: bool = False) -> list[str]:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10
         from pip._vendor import tomli as tomllib
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    message = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     if only_to_build:
-        return list(told["build-system"]["requires"])
-    project = told["project"]
-    lines = [*told["build-system"]["requires"], *project["dependencies"]]
+        return list(message["build-system"]["requires"])
+    project = message["project"]
+    lines = [*message["build-system"]["requires"], *project["dependencies"]]
     for extra in project["optional-dependencies"].values():
         lines += extra
     return lines
@@ -133,8 +133,8 @@ def left_out(unmet: list[str]) -> str:
             f"no package index gave {', '.join(needed)}, which nothing works without: connect one, or download "
             "wheels elsewhere and name their folder in PIP_FIND_LINKS; then run `make` again."
         )
-    told = ", ".join(f"{name} ({OPTIONAL[name]})" for name in map(requirement_name, unmet))
-    return f"Without a package index these optional packages stay absent: {told}. All else works."
+    message = ", ".join(f"{name} ({OPTIONAL[name]})" for name in map(requirement_name, unmet))
+    return f"Without a package index these optional packages stay absent: {message}. All else works."
 
 
 def output_of(python: Path | str, program: str | list[str]) -> str:

@@ -89,12 +89,12 @@ class Shifts(click.ParamType):
     def _shift(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, int | None]:
         percent, colon, count = text.partition(":")
         try:
-            shift, asked = round(float(percent.strip().removesuffix("%")) / 100, 6), int(count) if colon else None
+            shift, requested = round(float(percent.strip().removesuffix("%")) / 100, 6), int(count) if colon else None
         except ValueError:
             self.fail(f"{text[:40]!r} is not a slowdown in percent, as 5 is, or 5:100 for 100 comparisons.", param, ctx)
-        if not 0 <= shift <= LARGEST_SHIFT or (asked is not None and asked < 1):
+        if not 0 <= shift <= LARGEST_SHIFT or (requested is not None and requested < 1):
             self.fail(f"{text[:40]!r}: from 0 to 50 percent, and at least one comparison.", param, ctx)
-        return shift, asked
+        return shift, requested
 
 
 @click.command(cls=Speaking, context_settings=HELP)
@@ -289,7 +289,7 @@ def _tell(found: Selfcheck, as_json: bool, markdown: Path | None, wide: bool) ->
     if markdown is not None:
         try:
             with markdown.open("a", encoding="utf-8") as file:
-                reported = as_markdown.told(findings_of_selfcheck(found))
+                reported = as_markdown.markdown_of(findings_of_selfcheck(found))
                 file.write("\n".join([f"## {as_markdown.escape(text.sentence(heading(found)))}", "", *reported]))
         except OSError as error:
             raise UserError(f"{markdown} cannot be written ({error.strerror}).") from None
@@ -526,8 +526,8 @@ def _scaled_mad(deviations: Sequence[float]) -> float:
 def _alarms(made: Sequence[Comparison], identical: bool) -> str:
     """How many of those that compared identical code, or code slowed down, ended in a change."""
     ends = ("slower", "faster") if identical else ("slower",)
-    asked = [each.verdict in ends for each in made if (each.shift == 0) == identical and each.verdict != "failed"]
-    return f"{sum(asked)} of {len(asked)}"
+    requested = [each.verdict in ends for each in made if (each.shift == 0) == identical and each.verdict != "failed"]
+    return f"{sum(requested)} of {len(requested)}"
 
 
 def _cautions(selfcheck: Selfcheck) -> list[Remark]:

@@ -48,7 +48,7 @@ ASKED_APART = 3
 
 
 @dataclass(frozen=True)
-class RowsAsked:
+class TableSlice:
     """Rows of one GPU, dtype and library; `kind` has the values of the format's `kinds`, `rows` all columns."""
 
     gpu: GpuSpec
@@ -77,55 +77,66 @@ class TableFormat:
 
     law: str
     columns: tuple[str, ...]
-    price: Callable[[RowsAsked], Explained]
+    price: Callable[[TableSlice], Explained]
     kinds: tuple[str, ...] = ()
 
 
-def _product(asked: RowsAsked) -> Explained:
-    m, n, k = asked.sizes("m", "n", "k")
-    return gemm_time(asked.laws, m, n, k, dtype=asked.dtype, library=asked.library)
+def _product(requested: TableSlice) -> Explained:
+    m, n, k = requested.sizes("m", "n", "k")
+    return gemm_time(requested.laws, m, n, k, dtype=requested.dtype, library=requested.library)
 
 
-def _attention(asked: RowsAsked) -> Explained:
-    asked.check_cache()
-    batch, seq, heads, kv_heads, width = asked.sizes("batch_size", "isl", *HEADS)
-    window = int(asked.kind.get("window_size", 0))
+def _attention(requested: TableSlice) -> Explained:
+    requested.check_cache()
+    batch, seq, heads, kv_heads, width = requested.sizes("batch_size", "isl", *HEADS)
+    window = int(requested.kind.get("window_size", 0))
     sizes = (batch, seq, seq, heads, kv_heads, width)
-    return attention_time(asked.laws, *sizes, dtype=asked.dtype, window=window, library=asked.library)
+    return attention_time(requested.laws, *sizes, dtype=requested.dtype, window=window, library=requested.library)
 
 
-def _latent(asked: RowsAsked) -> Explained:
-    asked.check_cache()
-    if asked.dtype != "bf16":
-        raise UserError(f"Latent attention was measured in bf16, not {asked.dtype}.")
-    batch, seq, heads = asked.sizes("batch_size", "isl", "num_heads")
-    gemm = asked.kind["gemm_type"]
-    how = (asked.kind["scope"], DTYPES.get(gemm, gemm) or "bf16", asked.library)
-    return mla_time(asked.laws, batch, seq, seq, heads, *how)
+def _latent(requested: TableSlice) -> Explained:
+    requested.check_cache()
+    if requested.dtype != "bf16":
+        raise UserError(f"Latent attention was measured in bf16, not {requested.dtype}.")
+    batch, seq, heads = requested.sizes("batch_size", "isl", "num_heads")
+    gemm = requested.kind["gemm_type"]
+    how = (requested.kind["scope"], DTYPES.get(gemm, gemm) or "bf16", requested.library)
+    return mla_time(requested.laws, batch, seq, seq, heads, *how)
 
 
-def _grouped(asked: RowsAsked) -> Explained:
-    tokens, hidden, width, top_k, experts, tp, ep = asked.sizes(*EXPERTS)
-    balance, gated = asked.kind["distribution"], bool(asked.kind.get("gated", True))
+def _grouped(requested: TableSlice) -> Explained:
+    tokens, hidden, width, top_k, experts, tp, ep = requested.sizes(*EXPERTS)
+    balance, gated = requested.kind["distribution"], bool(requested.kind.get("gated", True))
     return grouped_gemm_time(
-        asked.laws, tokens, hidden, width, experts, top_k, asked.dtype, ep, tp, balance, gated, library=asked.library
+        requested.laws,
+        tokens,
+        hidden,
+        width,
+        experts,
+        top_k,
+        requested.dtype,
+        ep,
+        tp,
+        balance,
+        gated,
+        library=requested.library,
     )
 
 
-def _collective(asked: RowsAsked) -> Explained:
-    nbytes, ranks = asked.sizes("bytes", "num_gpus")
-    kernel, rate = str(asked.kind.get("kernel_source", "")), asked.kind.get("network_gb_per_s")
+def _collective(requested: TableSlice) -> Explained:
+    nbytes, ranks = requested.sizes("bytes", "num_gpus")
+    kernel, rate = str(requested.kind.get("kernel_source", "")), requested.kind.get("network_gb_per_s")
     if kernel.endswith("_eager"):
         raise UserError("An all_reduce launched eagerly waits for the host: only those of a CUDA graph are predicted.")
     return collective_time(
-        asked.laws,
-        asked.kind["op_name"],
+        requested.laws,
+        requested.kind["op_name"],
         nbytes,
         ranks,
-        asked.kind.get("ranks_per_node"),
+        requested.kind.get("ranks_per_node"),
         None if rate is None else rate * 1e9,
         # Tables of one library hold some kernels of another.
-        "trtllm" if kernel == "TRTLLM" else asked.library,
+        "trtllm" if kernel == "TRTLLM" else requested.library,
     )
 
 
@@ -270,7 +281,7 @@ def _validated_runs(path: Path, calibration: Calibration | None) -> Iterator[Val
 
 def _groups(
     columns: Columns, path: Path, gpu: str | None, dtype: str | None, calibration: Calibration | None
-) -> Iterator[tuple[RowsAsked, str, NDArray[np.float64]]]:
+) -> Iterator[tuple[TableSlice, str, NDArray[np.float64]]]:
     """The rows of each GPU, dtype, dtype of the cache, library and version, with the version and their seconds."""
     named_gpu, named_dtype = _named(path)
     count = len(next(iter(columns.values())))
@@ -292,7 +303,7 @@ def _groups(
         laws = calibration if calibration is not None and calibration.gpu == spec.name else spec
         for library, version, here, seconds in _times(rows, path):
             part = {name: each[here] for name, each in rows.items()}
-            yield RowsAsked(spec, laws, of, cache, library, part), version, seconds
+            yield TableSlice(spec, laws, of, cache, library, part), version, seconds
 
 
 def _times(rows: Columns, path: Path) -> Iterator[tuple[str | None, str, NDArray[np.bool_], NDArray[np.float64]]]:
@@ -342,18 +353,20 @@ def _named(path: Path) -> tuple[str | None, str | None]:
     return gpu, next((word for word in words if word in DTYPES), None)
 
 
-def _judged(path: Path, form: TableFormat, asked: RowsAsked, version: str, seconds: NDArray[np.float64]) -> Validated:
+def _judged(
+    path: Path, form: TableFormat, requested: TableSlice, version: str, seconds: NDArray[np.float64]
+) -> Validated:
     timed = np.flatnonzero(np.isfinite(seconds) & (seconds > 0))
     predicted, low, high = (np.full(seconds.size, np.nan) for _ in range(3))
     beyond = np.zeros(seconds.size, dtype=bool)
     reasons: Counter[str] = Counter()
-    kinds = [name for name in form.kinds if name in asked.rows]
+    kinds = [name for name in form.kinds if name in requested.rows]
     of_kind: dict[tuple[Any, ...], list[int]] = {}
-    for row, kind in zip(timed.tolist(), _tuples(asked.rows, kinds, timed), strict=True):
+    for row, kind in zip(timed.tolist(), _tuples(requested.rows, kinds, timed), strict=True):
         of_kind.setdefault(kind, []).append(row)
     for kind, members in of_kind.items():
-        alike = replace(asked, kind=dict(zip(kinds, kind, strict=True)))
-        for chosen, price in _priced(form, alike, np.array(members)):
+        similar = replace(requested, kind=dict(zip(kinds, kind, strict=True)))
+        for chosen, price in _priced(form, similar, np.array(members)):
             if isinstance(price, str):
                 reasons[price] += chosen.size
                 continue
@@ -367,9 +380,11 @@ def _judged(path: Path, form: TableFormat, asked: RowsAsked, version: str, secon
     return Validated(
         file=path.name,
         law=form.law,
-        gpu=asked.gpu.name,
-        dtype=asked.dtype if asked.cache_dtype in (None, asked.dtype) else f"{asked.dtype}, {asked.cache_dtype} cache",
-        library=" ".join(filter(None, (asked.library, version))),
+        gpu=requested.gpu.name,
+        dtype=requested.dtype
+        if requested.cache_dtype in (None, requested.dtype)
+        else f"{requested.dtype}, {requested.cache_dtype} cache",
+        library=" ".join(filter(None, (requested.library, version))),
         rows=int(there.sum()),
         mape=_or_none(np.mean, np.abs(errors)),
         median=_or_none(np.median, np.abs(errors)),
@@ -393,27 +408,27 @@ def _or_none(of: Callable[[Any], Any], values: NDArray[np.float64]) -> float | N
 
 
 def _priced(
-    form: TableFormat, asked: RowsAsked, members: NDArray[np.intp]
+    form: TableFormat, requested: TableSlice, members: NDArray[np.intp]
 ) -> Iterator[tuple[NDArray[np.intp], Explained | str]]:
     """The rows with their price, or with the sentence that refuses them; where some are refused they are halved."""
     try:
-        yield members, form.price(_rows(asked, members))
+        yield members, form.price(_rows(requested, members))
         return
     except UserError as error:
         reason = str(error)
-    if members.size > 1 and not _all_refused(form, asked, members):
+    if members.size > 1 and not _all_refused(form, requested, members):
         for half in np.array_split(members, 2):
-            yield from _priced(form, asked, half)
+            yield from _priced(form, requested, half)
     else:
         yield members, reason
 
 
-def _all_refused(form: TableFormat, asked: RowsAsked, members: NDArray[np.intp]) -> bool:
+def _all_refused(form: TableFormat, requested: TableSlice, members: NDArray[np.intp]) -> bool:
     """Whether the first, the middle and the last of them are refused for one reason."""
     reasons = set()
     for row in members[np.linspace(0, members.size - 1, ASKED_APART).astype(np.intp)]:
         try:
-            form.price(_rows(asked, np.array([row])))
+            form.price(_rows(requested, np.array([row])))
         except UserError as error:
             reasons.add(str(error))
         else:
@@ -421,8 +436,8 @@ def _all_refused(form: TableFormat, asked: RowsAsked, members: NDArray[np.intp])
     return len(reasons) == 1
 
 
-def _rows(asked: RowsAsked, members: NDArray[np.intp]) -> RowsAsked:
-    return replace(asked, rows={name: column[members] for name, column in asked.rows.items()})
+def _rows(requested: TableSlice, members: NDArray[np.intp]) -> TableSlice:
+    return replace(requested, rows={name: column[members] for name, column in requested.rows.items()})
 
 
 def _share(name: str, percent: str) -> Column:

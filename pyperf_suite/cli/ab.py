@@ -183,12 +183,12 @@ def _users_sides(
     from pyperf_suite.regressions.pairs.user_arms import arm_of, kernels_of, located, notes_on, require
 
     root, benches = located(probes)
-    for asked in (old, new):
-        require(asked, root)
+    for requested in (old, new):
+        require(requested, root)
     arms = []
-    for asked in (old, new):
-        click.echo(f"Preparing {asked}, unless it is kept from before …", err=True)
-        arms.append(arm_of(asked, root, benches, environments))
+    for requested in (old, new):
+        click.echo(f"Preparing {requested}, unless it is kept from before …", err=True)
+        arms.append(arm_of(requested, root, benches, environments))
     old_arm, new_arm = arms
     with kernels_of(old_arm if new_arm.failure else new_arm, root, probes) as names:
         planned = _planned(names, profile, where, axes)
@@ -218,31 +218,31 @@ def _planned(probes: Sequence[str], profile: str, where: Device, axes: tuple[str
 
 
 def _arms(old: str, new: str, environments: bool) -> tuple[Arm, Arm]:
-    for asked in (old, new):
-        _require(asked)
+    for requested in (old, new):
+        _require(requested)
     return _arm(old, environments), _arm(new, environments)
 
 
-def _require(asked: str) -> None:
+def _require(requested: str) -> None:
     """Raise UserError where a side is no interpreter and no revision, before minutes go into building the other."""
     from pyperf_suite.regressions.pairs.arms import parse_requirements
     from pyperf_suite.regressions.pairs.builds import find_checkout
 
-    if parse_requirements(asked) is not None:
-        raise UserError(f"{asked} is a requirement, under which kernels of your own are compared: name a FILE.py.")
-    if asked == "." or not Path(asked).is_file():
-        find_checkout().commit("HEAD" if asked == "." else asked)
+    if parse_requirements(requested) is not None:
+        raise UserError(f"{requested} is a requirement, under which kernels of your own are compared: name a FILE.py.")
+    if requested == "." or not Path(requested).is_file():
+        find_checkout().commit("HEAD" if requested == "." else requested)
 
 
-def _arm(asked: str, environment: bool) -> Arm:
+def _arm(requested: str, environment: bool) -> Arm:
     """One side: an interpreter where that is what the path names, the working tree for `.`, else a revision."""
     from pyperf_suite.regressions.pairs.builds import find_checkout, interpreter_arm, revision_arm
 
-    if asked != "." and Path(asked).is_file():
-        return interpreter_arm(Path(asked))
+    if requested != "." and Path(requested).is_file():
+        return interpreter_arm(Path(requested))
     checkout = find_checkout()
-    click.echo(f"Building {asked}, unless it is kept from before …", err=True)
-    return revision_arm(checkout, asked, environment)
+    click.echo(f"Building {requested}, unless it is kept from before …", err=True)
+    return revision_arm(checkout, requested, environment)
 
 
 def _manifest(old: Arm, new: Arm, cases: Sequence[PairedCase], where: Device, rule: dict[str, Any]) -> dict[str, Any]:

@@ -152,8 +152,8 @@ def _of_isa(isa: str, probes: tuple[str, ...], axes: tuple[str, ...], device: st
     overrides, ours = overrides_of(axes), named_by_isa("")
     found = []
     for name in _named(probes):
-        asked = {key: value for key, value in overrides_for(name, overrides).items() if key == "implementation"}
-        its = replace_axes(find_probe(name).axes(profile, resolve(device)), asked)
+        requested = {key: value for key, value in overrides_for(name, overrides).items() if key == "implementation"}
+        its = replace_axes(find_probe(name).axes(profile, resolve(device)), requested)
         taken = getattr(its, "implementation", ())
         if ours in taken:
             taken = (named_by_isa(isa) if each == ours else each for each in taken)
@@ -309,8 +309,10 @@ def _measure_all(session: Session, console: Any, soak_min: float = 0.0) -> None:
         visits = session.visits()
         with progress_on(console, len(visits)) as show:
             session.visit_all(visits, show, lambda _, record: _speed(record))
-            asked = ((planned, n) for planned in follow_ups(plan, session.records) for n in session.processes(planned))
-            for done, visit in enumerate(session.within_budget(asked), len(visits) + 1):
+            requested = (
+                (planned, n) for planned in follow_ups(plan, session.records) for n in session.processes(planned)
+            )
+            for done, visit in enumerate(session.within_budget(requested), len(visits) + 1):
                 show(done, done, f"following up: {_speed(session.visit(*visit))}", lambda: 0.0)
             end = time.monotonic() + 60 * soak_min
             for done, planned in enumerate(itertools.cycle(plan.cases), len(visits) + 1):

@@ -68,7 +68,7 @@ def outcome_options(command: Command) -> Any:
 
 def finish(
     findings: Sequence[Judgement],
-    asked: OutcomeOptions,
+    requested: OutcomeOptions,
     heading: str,
     notes: Sequence[str] = (),
     extra: Mapping[str, Any] | None = None,
@@ -81,9 +81,9 @@ def finish(
     from pyperf_suite.regressions.thresholds import load_thresholds
     from pyperf_suite.regressions.verdict import exit_code
 
-    fail_on = asked.fail_on or load_thresholds().fail_on or DEFAULT_FAIL_ON
+    fail_on = requested.fail_on or load_thresholds().fail_on or DEFAULT_FAIL_ON
     code = exit_code(findings, fail_on)
-    if asked.as_json:
+    if requested.as_json:
         from pyperf_suite.render.comparisons import comparisons_as_json
 
         click.echo(comparisons_as_json(heading, findings, notes, code, extra))
@@ -91,8 +91,8 @@ def finish(
         from pyperf_suite.render.comparisons import print_comparisons
         from pyperf_suite.render.terminal import console_for
 
-        print_comparisons(console_for(asked.wide), heading, findings, notes, code, fail_on)
-    _write_files(findings, asked, heading, notes, fail_on)
+        print_comparisons(console_for(requested.wide), heading, findings, notes, code, fail_on)
+    _write_files(findings, requested, heading, notes, fail_on)
     raise SystemExit(code)
 
 
@@ -106,16 +106,16 @@ def rules_of(margin: float | None, **limits: Any) -> RuleFor:
 
 
 def _write_files(
-    findings: Sequence[Judgement], asked: OutcomeOptions, heading: str, notes: Sequence[str], fail_on: str
+    findings: Sequence[Judgement], requested: OutcomeOptions, heading: str, notes: Sequence[str], fail_on: str
 ) -> None:
     from pyperf_suite.files import write_for_user
     from pyperf_suite.render.comparisons import junit_xml, summary
 
-    if asked.markdown is not None:
+    if requested.markdown is not None:
         # Appended: the steps of a job share one summary, and each adds its own.
-        _append(asked.markdown, summary(heading, findings, notes).encode() + b"\n")
-    if asked.junit is not None:
-        write_for_user(asked.junit, junit_xml(heading, findings, fail_on))
+        _append(requested.markdown, summary(heading, findings, notes).encode() + b"\n")
+    if requested.junit is not None:
+        write_for_user(requested.junit, junit_xml(heading, findings, fail_on))
 
 
 def _append(path: Path, content: bytes) -> None:

@@ -235,7 +235,7 @@ class ClaimVerdict:
     """A claim beside what was measured here; `why` and `remedy` say what leaves it undecided and what would decide."""
 
     claim: Claim
-    told: Remark
+    message: Remark
     measured: Quantity
     outcome: Outcome
     why: str = ""

@@ -179,21 +179,21 @@ def follow_ups(plan: Plan, records: Sequence[Record]) -> Iterator[PlannedCase]:
     for _ in range(MOST_ROUNDS if asking else 0):
         # Read once a round: records may lie on a disk.
         theirs = [record for record in records if record.probe in asking]
-        asked = [
+        requested = [
             PlannedCase(name, case)
             for name, ask in asking.items()
             for case in ask([record for record in theirs if record.probe == name])
         ]
-        wanted = _new(asked, known)
+        wanted = _new(requested, known)
         if not wanted:
             return
         yield from wanted
 
 
-def _new(asked: Sequence[PlannedCase], known: set[tuple[str, str]]) -> list[PlannedCase]:
+def _new(requested: Sequence[PlannedCase], known: set[tuple[str, str]]) -> list[PlannedCase]:
     """Those not asked for before, which from now on are known."""
     found = []
-    for planned in asked:
+    for planned in requested:
         key = (planned.probe, planned.case.case_id)
         if key not in known:
             planned.case.validate()

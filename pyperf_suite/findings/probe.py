@@ -11,7 +11,7 @@ from typing import Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.axes import replace_axes
 from pyperf_suite.findings.data import Claim, ClaimVerdict, Figure, Findings, Panel, Quantity, Table, findings
-from pyperf_suite.findings.rows import Column, Row, Rows, asked, grouped, rows_of, series, table
+from pyperf_suite.findings.rows import Column, Row, Rows, getter, grouped, rows_of, series, table
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case, Record
@@ -36,16 +36,16 @@ class RowClaim:
     """
 
     claim: Claim
-    told: str
+    message: str
     ratio: Callable[[Row], Ratio | Quantity | float | None] | str
     where: Callable[[Row], bool] | str = ""
     unit: str = "x"
 
     def verdicts(self, rows: Rows) -> Iterable[ClaimVerdict]:
-        for row in rows.where(asked(self.where)):
-            ratio = asked(self.ratio)(row)
+        for row in rows.where(getter(self.where)):
+            ratio = getter(self.ratio)(row)
             if ratio is not None:
-                yield self.claim.judge(self.told, ratio, row, unit=self.unit)
+                yield self.claim.judge(self.message, ratio, row, unit=self.unit)
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class Probe:
                     "one of them out."
                 )
             axes = [self.shaped(axes[0], name.strip(), device) for name in names]
-        asked = (case for each in axes for case in self.sweep(replace_axes(each, overrides)))
-        cases = list({case.case_id: case for case in asked}.values())
+        requested = (case for each in axes for case in self.sweep(replace_axes(each, overrides)))
+        cases = list({case.case_id: case for case in requested}.values())
         if not cases:
             words = ", ".join(f"{name}={values}" for name, values in (overrides or {}).items())
             raise UserError(f"{self.name} has no case with {words}: leave an axis out to get the profile's own.")
@@ -109,7 +109,7 @@ class Probe:
         metered = bool(rows.where(lambda row: "energy" in row.seen))
         own = findings(
             (claim.verdicts(rows) for claim in self.claims),
-            (_table(each, rows.where(asked(each.where)), metered) for each in self.tables),
+            (_table(each, rows.where(getter(each.where)), metered) for each in self.tables),
         )
         own += efficiency(self.name, rows)
         return self.analyse(rows) + own if self.analyse else own

@@ -266,7 +266,7 @@ class Row:
 
     def like(self, **changed: Any) -> Row | None:
         """The row that differs from this one in the named parameters alone, and has these values of them."""
-        for row in self.rows.alike(self, *changed):
+        for row in self.rows.same_except(self, *changed):
             if all(getattr(row, name) == value for name, value in changed.items()):
                 return row
         return None
@@ -306,7 +306,7 @@ class Rows(list[Row]):
             if (is_wanted is None or is_wanted(row)) and all(getattr(row, name) == v for name, v in values.items())
         )
 
-    def alike(self, row: Row, *but: str) -> list[Row]:
+    def same_except(self, row: Row, *but: str) -> list[Row]:
         """Those that differ from a row in the named parameters at most."""
         # Grouped once for each set of names: probes ask for every row.
         if not hasattr(self, "_alike"):
@@ -363,7 +363,7 @@ def series(
 
     As text, `x` and `y` name attributes. Each point has a bar, of no length where no bounds are known; lines have none.
     """
-    place, height = asked(x), asked(y)
+    place, height = getter(x), getter(y)
     points = [(place(item), quantity(value)) for item in items if (value := height(item)) is not None]
     places, values = [at for at, _ in points], [value for _, value in points]
     barred = values if style == "points" else []
@@ -387,7 +387,7 @@ def law_over_sizes(label: str, law: Any, smallest: float, largest: float, points
     return Series(label, sizes.tolist(), (sizes / law.seconds(sizes) * factor).tolist(), "line")
 
 
-def asked(what: Callable[[Any], Any] | str) -> Callable[[Any], Any]:
+def getter(what: Callable[[Any], Any] | str) -> Callable[[Any], Any]:
     """A function of an item, where text names an attribute of it, or one of its attribute's; true without text."""
     if callable(what):
         return what

@@ -22,7 +22,7 @@ class SummaryPoint:
     """One line of a summary: the probe that it is of, empty where several are, and the finding."""
 
     kind: Literal["effect", "fails", "undecided"]
-    told: Remark | ClaimVerdict
+    message: Remark | ClaimVerdict
     probe: str = ""
 
 
@@ -76,12 +76,12 @@ def _failing(verdicts: list[tuple[str, ClaimVerdict]]) -> list[SummaryPoint]:
         SummaryPoint("fails", max((each for _, each in held), key=_outside), name)
         for (name, _), held in by_claim.items()
     ]
-    points.sort(key=lambda point: _outside(point.told), reverse=True)  # type: ignore[arg-type]
+    points.sort(key=lambda point: _outside(point.message), reverse=True)  # type: ignore[arg-type]
     more = len(points) - _MOST_FAILING
     if more == 1:
         return points
-    told = remark("{count} more claims do not hold here", count=more)
-    return [*points[:_MOST_FAILING], SummaryPoint("fails", told)] if more > 0 else points
+    message = remark("{count} more claims do not hold here", count=more)
+    return [*points[:_MOST_FAILING], SummaryPoint("fails", message)] if more > 0 else points
 
 
 def _outside(verdict: ClaimVerdict) -> float:

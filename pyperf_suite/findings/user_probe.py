@@ -167,7 +167,7 @@ def _gain(rows: Rows, baseline: str, row: Row) -> Any:
 
 
 def _beside(rows: Rows, row: Row, baseline: str) -> Row | None:
-    return next((each for each in rows.alike(row, IMPLEMENTATION) if each.implementation == baseline), None)
+    return next((each for each in rows.same_except(row, IMPLEMENTATION) if each.implementation == baseline), None)
 
 
 def _remarks(rows: Rows, baseline: str) -> Iterator[Remark]:

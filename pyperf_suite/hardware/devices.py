@@ -167,15 +167,15 @@ class Device:
         return self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"
 
 
-def resolve(asked: str) -> Device:
+def resolve(requested: str) -> Device:
     """Return the device that was asked for; auto is the first GPU that our kernels run on, else the CPU.
 
     Raises:
         UserError: the name is none of those allowed, or this machine has no such device.
     """
-    match = re.fullmatch(r"(auto|cpu)|cuda(?::([0-9]{1,4}))?", asked.strip().lower())
+    match = re.fullmatch(r"(auto|cpu)|cuda(?::([0-9]{1,4}))?", requested.strip().lower())
     if match is None:
-        raise UserError(f"There is no device {asked!r}: ask for auto, cpu, cuda or cuda:N.")
+        raise UserError(f"There is no device {requested!r}: ask for auto, cpu, cuda or cuda:N.")
     if match[1] == "cpu":
         return Device("cpu")
     try:
@@ -183,7 +183,7 @@ def resolve(asked: str) -> Device:
     except Unavailable as reason:
         if match[1]:
             return Device("cpu")
-        raise UserError(f"Device {asked!r} was asked for, but {reason}: ask for cpu or auto.") from None
+        raise UserError(f"Device {requested!r} was asked for, but {reason}: ask for cpu or auto.") from None
     if match[1]:
         usable = (gpu.index for gpu in present if architecture(gpu.compute_capability).cuda_kernels)
         index = next(usable, None)
@@ -192,7 +192,7 @@ def resolve(asked: str) -> Device:
     if index >= len(present):
         there = "no CUDA device" if not present else f"no CUDA device beyond cuda:{len(present) - 1}"
         raise UserError(
-            f"Device {asked!r} was asked for, but there is {there}: ask for auto, cpu or one that is there."
+            f"Device {requested!r} was asked for, but there is {there}: ask for auto, cpu or one that is there."
         )
     return Device("cuda", index)
 

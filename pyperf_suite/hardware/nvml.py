@@ -269,13 +269,13 @@ class Nvml:
             return {}
         before, after = samples
         self._counters[uuid] = after, before
-        asked = GpmMetrics(GPM_VERSION, len(GPM_METRICS), before, after)
-        for question, number in zip(asked.metrics, GPM_METRICS, strict=False):
+        requested = GpmMetrics(GPM_VERSION, len(GPM_METRICS), before, after)
+        for question, number in zip(requested.metrics, GPM_METRICS, strict=False):
             question.metric = number
-        if not self._call("nvmlGpmMetricsGet", ctypes.byref(asked)):
+        if not self._call("nvmlGpmMetricsGet", ctypes.byref(requested)):
             return {}
         found: dict[str, float] = {}
-        for each in asked.metrics[: len(GPM_METRICS)]:
+        for each in requested.metrics[: len(GPM_METRICS)]:
             name, value = GPM_METRICS[each.metric], each.value * (MIB if each.metric in GPM_RATES else 0.01)
             found[name] = found.get(name, 0.0) + (math.nan if each.code else value)
         return {name: value for name, value in found.items() if math.isfinite(value)}
@@ -415,13 +415,13 @@ class Nvml:
 
     def _fields(self, device: ctypes.c_void_p, fields: tuple[int, int], scope: int) -> tuple[int, int] | None:
         """The values of two fields; None where the GPU does not have both."""
-        asked = (FieldValue * 2)()
-        for question, field in zip(asked, fields, strict=True):
+        requested = (FieldValue * 2)()
+        for question, field in zip(requested, fields, strict=True):
             question.field, question.scope = field, scope
-        answered = self._call("nvmlDeviceGetFieldValues", device, len(asked), asked)
-        if not answered or any(question.code for question in asked):
+        answered = self._call("nvmlDeviceGetFieldValues", device, len(requested), requested)
+        if not answered or any(question.code for question in requested):
             return None
-        return asked[0].value, asked[1].value
+        return requested[0].value, requested[1].value
 
     def memory_errors(self, uuid: str) -> dict[str, int]:
         """What the GPU's memory has gone through; what is not reported is absent.

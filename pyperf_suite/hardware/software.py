@@ -115,7 +115,7 @@ class Compiler:
 
     command: str
     version: str | None
-    asked: bool  # $CXX names it
+    requested: bool  # $CXX names it
 
 
 @dataclass(frozen=True)
@@ -136,12 +136,12 @@ def installed_version(distribution: str) -> str | None:
 
 def compiler(environment: Mapping[str, str]) -> Compiler | None:
     """$CXX where it is set, else the first of `COMPILERS` on the PATH; None where there is none."""
-    asked = environment.get("CXX", "").strip()
-    for command in [asked] if asked else COMPILERS:
+    requested = environment.get("CXX", "").strip()
+    for command in [requested] if requested else COMPILERS:
         words = _words(command)
         if words and shutil.which(words[0], path=environment.get("PATH")):
-            return Compiler(command, _first_line([*words, "--version"]), bool(asked))
-    return Compiler(asked, None, True) if asked else None
+            return Compiler(command, _first_line([*words, "--version"]), bool(requested))
+    return Compiler(requested, None, True) if requested else None
 
 
 def toolkits(files: KernelFiles, environment: Mapping[str, str]) -> tuple[Toolkit, ...]:

@@ -48,7 +48,7 @@ _SMALLEST_FLOAT32 = float(np.finfo(np.float32).smallest_subnormal)
 
 
 Method = Literal["full", "sampled"]
-Place = Callable[[int, int], tuple[int, ...]]
+ExecutionContext = Callable[[int, int], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class ElementComparison:
         self.worst_at: tuple[int, ...] = ()
         self.worst = ""
 
-    def compare(self, out: Array, reference: Array, limit: Array, place: Place) -> Array:
+    def compare(self, out: Array, reference: Array, limit: Array, place: ExecutionContext) -> Array:
         """The errors of a block; `place(row, column)` of the block is where that is in the whole."""
         error = as_float64(out) - reference
         self.squared_error += inner_product(error, error)

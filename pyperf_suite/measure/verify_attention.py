@@ -43,7 +43,7 @@ from pyperf_suite.measure.tolerance import (
     like,
     module_of,
 )
-from pyperf_suite.measure.verify import ElementComparison, Method, Place, Verification, named, verdict
+from pyperf_suite.measure.verify import ElementComparison, ExecutionContext, Method, Verification, named, verdict
 
 PAIR_BUDGET = 1 << 25
 """Pairs of query and key up to which every element is checked: about a second on two cores."""
@@ -132,7 +132,7 @@ def verify_attention(
 
 
 class _Comparison(ElementComparison):
-    def compare(self, out: Array, reference: Array, limit: Array, place: Place) -> Array:
+    def compare(self, out: Array, reference: Array, limit: Array, place: ExecutionContext) -> Array:
         wide_limit = as_float64(limit)
         self.squared_limit += inner_product(wide_limit, wide_limit)
         return super().compare(out, reference, wide_limit, place)

@@ -179,7 +179,9 @@ def fleet_findings(nodes: Sequence[FleetNode]) -> tuple[Findings, bool]:
     checks = compared(rates)
     slow = [(check, who) for check in checks for who in check.slow]
     bad = [(node.name, each) for node in nodes for each in node.checks if each.verdict == BAD]
-    told = "{slow} of {nodes} nodes are slower than the others; were none, one would be named with a chance of {chance}"
+    message = (
+        "{slow} of {nodes} nodes are slower than the others; were none, one would be named with a chance of {chance}"
+    )
     sentence = (
         "{node}, {part}: {what} {share} off the median, {far:x} median absolute deviations ({cutoff:x} by chance)"
     )
@@ -192,7 +194,7 @@ def fleet_findings(nodes: Sequence[FleetNode]) -> tuple[Findings, bool]:
     )
     names = len({name for _, (name, _) in slow})
     found = findings(
-        remark(told, kind="caution" if slow else "", slow=names, nodes=len(nodes), chance=Quantity(CHANCE, "%")),
+        remark(message, kind="caution" if slow else "", slow=names, nodes=len(nodes), chance=Quantity(CHANCE, "%")),
         (
             remark(
                 sentence,

@@ -33,7 +33,7 @@ class MeasuredPower:
         seconds = devices * seconds_a_token
         return Quantity(self.watts * seconds, "joules", self.low * seconds, self.high * seconds, predicted=True)
 
-    def told(self, joules: Quantity) -> Remark:
+    def message(self, joules: Quantity) -> Remark:
         """That in a sentence."""
         return remark(
             "A token takes about {joules}, at the {watts} that products drew in {origin}; waiting draws less.",

@@ -70,9 +70,9 @@ def right_orders(runs: Sequence[JudgedRun]) -> tuple[int, int]:
         run = each.run
         if each.predicted is None or not each.is_timed:
             continue
-        alike = (run.source.split("@")[0], run.name, run.gpu.name, run.plan.dtype, run.plan.ranks, run.plan.seq)
+        similar = (run.source.split("@")[0], run.name, run.gpu.name, run.plan.dtype, run.plan.ranks, run.plan.seq)
         times = np.log([float(run.seconds or 0.0) / run.tokens, float(each.predicted.seconds) / run.tokens])
-        groups[alike][str(run.plan)].append((float(times[0]), float(times[1])))
+        groups[similar][str(run.plan)].append((float(times[0]), float(times[1])))
     right = pairs = 0
     for layouts in groups.values():
         means = [np.mean(times, axis=0) for times in layouts.values()]

@@ -112,7 +112,7 @@ def known_as(along: str, size: int) -> str | None:
 
 
 @dataclass(frozen=True)
-class Varied:
+class DimensionSweep:
     """One dimension of a product and the sizes it takes, ascending; `pad_to` the multiples they are padded to."""
 
     shape: Shape
@@ -242,17 +242,19 @@ def _every_case(axes: AlignmentAxes) -> Iterator[Case]:
     sizes += [(varied, ()) for varied in _in_real_life(axes)]
     for workers, dtype, mode, (varied, kernels) in itertools.product(axes.workers, axes.dtype, axes.mode, sizes):
         library = MatmulParameters(1, 1, 1, Schedule("library", workers), dtype=dtype, layout=varied.layout)
-        asked: list[tuple[str, MatmulParameters]] = []
+        requested: list[tuple[str, MatmulParameters]] = []
         for implementation, tile, schedule in itertools.product(kernels, axes.tile, axes.schedule):
             ours = Schedule.parse(f"{schedule}@{workers}")
             kernel = replace(library, schedule=ours, tile=_tile(tile, implementation, dtype))
-            asked += [(implementation, replace(kernel, **shape)) for shape in varied.shapes()]
-        asked += [(name, replace(library, **shape)) for name in axes.library for shape in varied.shapes()]
-        asked += [(name, replace(library, **shape)) for name in axes.padded for shape in varied.padded_at_each_call()]
-        yield from (Case("matmul", parameters, implementation, mode=mode) for implementation, parameters in asked)
+            requested += [(implementation, replace(kernel, **shape)) for shape in varied.shapes()]
+        requested += [(name, replace(library, **shape)) for name in axes.library for shape in varied.shapes()]
+        requested += [
+            (name, replace(library, **shape)) for name in axes.padded for shape in varied.padded_at_each_call()
+        ]
+        yield from (Case("matmul", parameters, implementation, mode=mode) for implementation, parameters in requested)
 
 
-def _around_bases(axes: AlignmentAxes) -> Iterator[Varied]:
+def _around_bases(axes: AlignmentAxes) -> Iterator[DimensionSweep]:
     """Sizes at the offsets from each base's, and the nearest ones to it for each class of the ladder of divisors.
 
     At the base's size times each span stand that size and the nearest of the ladder's least class: the search for
@@ -265,16 +267,16 @@ def _around_bases(axes: AlignmentAxes) -> Iterator[Varied]:
             far = max(1, round(middle * span))
             sizes |= {far, nearest_with(min(axes.ladder), far)}
         own = BASE_LAYOUTS[base.part] if layout == OWN_LAYOUT else layout
-        yield Varied(base.shape, own, along, tuple(sorted(size for size in sizes if size >= 1)), axes.pad_to)
+        yield DimensionSweep(base.shape, own, along, tuple(sorted(size for size in sizes if size >= 1)), axes.pad_to)
 
 
-def _in_real_life(axes: AlignmentAxes) -> Iterator[Varied]:
+def _in_real_life(axes: AlignmentAxes) -> Iterator[DimensionSweep]:
     """The sizes people meet, in the fprop of a layer of `hidden` features in and out."""
     for name, tokens, hidden in itertools.product(axes.real, axes.tokens, axes.hidden):
         case, shape = REAL_LIFE[name], Shape(tokens, hidden, hidden)
         beside = (getattr(shape, case.along) + offset for offset in case.beside)
         sizes = tuple(sorted({*case.sizes, *(size for size in beside if size >= 1)}))
-        yield Varied(shape, BASE_LAYOUTS["fprop"], case.along, sizes, case.pad_to)
+        yield DimensionSweep(shape, BASE_LAYOUTS["fprop"], case.along, sizes, case.pad_to)
 
 
 def _tile(word: str, implementation: str, dtype: str) -> Tile | None:
@@ -317,7 +319,9 @@ class Pad(BaselinePair):
     def at_each_call(self) -> Ratio | None:
         """What padding wins together with the padding and the slice of each call, if that was measured."""
         name = f"{self.row.implementation}_padded"
-        calls = [call for call in self.row.rows.alike(self.row, "implementation", "pad_to") if self.size % call.pad_to]
+        calls = [
+            call for call in self.row.rows.same_except(self.row, "implementation", "pad_to") if self.size % call.pad_to
+        ]
         gains = [call.faster_than(self.row) for call in calls if call.implementation == name]
         return max(filter(None, gains), key=lambda gain: gain.value, default=None)
 
@@ -392,16 +396,16 @@ def classes_of(sweeps: Iterable[Sweep]) -> Iterator[AlignmentClass]:
     """By setting, dimension and divisor."""
     for members in grouped(sweeps, lambda sweep: (sweep.base.key("m", "n", "k"), sweep.along)).values():
         pairs = [pair for sweep in members for pair in BaselinePair.each(sweep, _next_aligned(sweep))]
-        for divisor, alike in sorted(grouped(pairs, lambda pair: class_of(pair.size)).items()):
-            gain = mean_speedup([(pair.row.reading, pair.beside.reading) for pair in alike])
+        for divisor, similar in sorted(grouped(pairs, lambda pair: class_of(pair.size)).items()):
+            gain = mean_speedup([(pair.row.reading, pair.beside.reading) for pair in similar])
             if gain is not None:
-                yield AlignmentClass(members[0], divisor, alike, gain)
+                yield AlignmentClass(members[0], divisor, similar, gain)
 
 
 def edges_of(sweep: Sweep) -> list[BaselinePair]:
     """Every jump in rate between neighbours that divide alike, beyond its interval; the larger size comes first."""
-    alike = grouped(sweep.rows, class_of)
-    neighbours = [each for divisor in sorted(alike) for each in itertools.pairwise(alike[divisor])]
+    similar = grouped(sweep.rows, class_of)
+    neighbours = [each for divisor in sorted(similar) for each in itertools.pairwise(similar[divisor])]
     near = BaselinePair.each(sweep, ((above, size) for size, above in neighbours if above <= WIDEST_SEARCH * size))
     return [each for each in near if jump(each) >= CLIFF and not each.rate.low <= 1 <= each.rate.high]
 
@@ -424,13 +428,13 @@ def is_found(edge: BaselinePair) -> bool:
 
 def next_of_searches(rows: Rows) -> list[Case]:
     """The middle of each of the widest jumps that are not yet closed in on, but for those asked before."""
-    asked = {record.case_id for record in rows.records}
+    requested = {record.case_id for record in rows.records}
     wide = [edge for sweep in sweeps_of(rows) for edge in edges_of(sweep) if not is_found(edge)]
     cases: dict[str, Case] = {}
     for edge in sorted(wide, key=jump, reverse=True):
         middle = edge.other + (edge.size - edge.other) // (2 * _step(edge)) * _step(edge)
         case = replace(edge.beside.case, parameters=replace(edge.beside.parameters, **{edge.sweep.along: middle}))
-        if case.case_id not in asked:
+        if case.case_id not in requested:
             cases[case.case_id] = case
     return list(cases.values())[:SEARCHES_AT_ONCE]
 
@@ -443,7 +447,7 @@ def defiances_of(sweeps: Iterable[Sweep]) -> list[BaselinePair]:
         pairs = BaselinePair.each(sweep, (sizes for sizes in near if class_of(sizes[0]) > class_of(sizes[1])))
         slow = [each for each in pairs if each.rate.high < DEFIANT]
         classes = grouped(slow, lambda each: (class_of(each.size), class_of(each.other))).values()
-        worst += [min(alike, key=lambda each: each.rate.value) for alike in classes]
+        worst += [min(similar, key=lambda each: each.rate.value) for similar in classes]
     return sorted(worst, key=lambda each: each.rate.value)
 
 
@@ -467,8 +471,8 @@ def analyse(rows: Rows) -> Findings:
     return findings(
         None if not classes or any(len(row.by_process) > 1 for row in rows) else remark(ALONE, kind="caution"),
         (_advice(pad) for pad in of_library if pad.known_as),
-        (_best(alike) for alike in grouped(classes, lambda each: each.sweep.setting).values()),
-        (_at_each_call(alike) for alike in grouped(of_library, lambda pad: pad.sweep.setting).values()),
+        (_best(similar) for similar in grouped(classes, lambda each: each.sweep.setting).values()),
+        (_at_each_call(similar) for similar in grouped(of_library, lambda pad: pad.sweep.setting).values()),
         (remark(JUMPS, edge, effect="rate") for edge in edges[:1]),
         (remark(DEFIANCE, slow, effect="rate") for slow in defiances[:1]),
         _refusals(rows.records),
@@ -539,14 +543,14 @@ def _kernel(row: Row) -> str:
     return f"{name} ({path})" if path and path not in name else name
 
 
-def _sizes(alike: AlignmentClass) -> str:
-    sizes = sorted({pair.size for pair in alike.pairs})
+def _sizes(similar: AlignmentClass) -> str:
+    sizes = sorted({pair.size for pair in similar.pairs})
     shown, more = ", ".join(map(str, sizes[:MOST_NAMED])), len(sizes) - MOST_NAMED
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _paths(alike: AlignmentClass) -> str | None:
-    paths = {str(pair.row.kernel.get("path", "")) for pair in alike.pairs}
+def _paths(similar: AlignmentClass) -> str | None:
+    paths = {str(pair.row.kernel.get("path", "")) for pair in similar.pairs}
     return "/".join(sorted(paths - {""})) or None
 
 
@@ -592,8 +596,8 @@ def _figures(sweeps: Sequence[Sweep]) -> Iterator[Figure]:
     """One a dtype, layout and mode: a row for each setting, a column for each sweep that all of them have."""
     drawn = [sweep for sweep in sweeps if len(sweep.rows) >= FEWEST_SIZES]
     kinds = grouped(drawn, lambda each: (each.base.mode, each.base.dtype, each.base.layout, each.base.schedule.workers))
-    for (mode, dtype, layout, workers), alike in kinds.items():
-        settings = by_setting(alike)
+    for (mode, dtype, layout, workers), similar in kinds.items():
+        settings = by_setting(similar)
         in_all = set.intersection(*({sweep.shape for sweep in setting} for setting in settings))
         if in_all:
             yield Figure(
@@ -609,13 +613,13 @@ def _figures(sweeps: Sequence[Sweep]) -> Iterator[Figure]:
 def _panel(sweep: Sweep) -> Panel:
     middle = statistics.median_low(sweep.rows)
     near = [row for size, row in sweep.rows.items() if abs(size - middle) <= NEARBY * middle]
-    alike = sorted(grouped(near, lambda row: class_of(getattr(row, sweep.along))).items())
+    similar = sorted(grouped(near, lambda row: class_of(getattr(row, sweep.along))).items())
     return Panel(
         title=sweep.shape,
         x_label=sweep.name,
         y_label=sweep.base.implementation,
         y_unit="TFLOP/s",
-        series=tuple(series(f"divides by {divisor}", rows, sweep.along, "throughput") for divisor, rows in alike),
+        series=tuple(series(f"divides by {divisor}", rows, sweep.along, "throughput") for divisor, rows in similar),
     )
 
 

@@ -140,13 +140,13 @@ def sweep(axes: AttentionHeadsAxes) -> Iterator[Case]:
     base = {name: getattr(axes, name)[0] for name in ("kv_ratio", "mask", "seq", "batch")}
     varied = [base, *(base | {name: value} for name in base for value in getattr(axes, name)[1:])]
     passes = [phase for phase in axes.phase if phase != "decode"]
-    asked: list[tuple[tuple[int, int], dict[str, Any], Sequence[str], Sequence[str]]] = []
+    requested: list[tuple[tuple[int, int], dict[str, Any], Sequence[str], Sequence[str]]] = []
     for split in (*splits, *itertools.product(axes.heads_of_head_dim, axes.head_dim)):
-        asked.append((split, base, axes.implementation, passes))
+        requested.append((split, base, axes.implementation, passes))
     for split in splits[: axes.varied_splits[0]]:
-        asked.append((split, base, axes.beside, passes))
-        asked += [(split, other, axes.implementation, axes.phase) for other in varied]
-    for split, other, implementations, phases in asked:
+        requested.append((split, base, axes.beside, passes))
+        requested += [(split, other, axes.implementation, axes.phase) for other in varied]
+    for split, other, implementations, phases in requested:
         everything = itertools.product(implementations, phases, axes.dtype, axes.workers, axes.blocks, axes.mode)
         for implementation, phase, dtype, workers, blocks, mode in everything:
             parameters = _parameters(*split, **other, phase=phase, dtype=dtype, workers=workers)
@@ -282,7 +282,7 @@ def pass_of(row: Row) -> str:
 
 
 @dataclass(frozen=True)
-class Along:
+class SweepAxis:
     """The axis of a sweep, what is held along it and how that is said, and how many rows are enough to compare."""
 
     axis: str
@@ -303,9 +303,9 @@ class Along:
         return [sweep for sweep in grouped(rows, self.key).values() if len(sweep) >= self.fewest]
 
 
-HEADS = Along("heads", "hidden", "hidden {hidden}", 2)
+HEADS = SweepAxis("heads", "hidden", "hidden {hidden}", 2)
 # A step over head dimensions shows with three.
-HEAD_DIM = Along("head_dim", "heads", "{heads} heads", 3)
+HEAD_DIM = SweepAxis("head_dim", "heads", "{heads} heads", 3)
 
 
 def ends(sweep: list[Row]) -> tuple[Row, Row]:
@@ -342,7 +342,7 @@ def analyse(rows: Rows) -> Findings:
         (advice(sweep, laws.get(law_key(sweep[0]))) for sweep in by_heads if 2 * len(sweep) > longest),
         map(cliff, HEAD_DIM.sweeps(rows)),
         picks(rows),
-        (told_law(key, law) for key, law in laws.items()),
+        (law_remark(key, law) for key, law in laws.items()),
         table("Fastest and slowest split", EXTREMES, (ends(sweep)[0] for sweep in by_heads)),
         table("What the forward kernels compute", (*COMPUTED, softmax), rows.where(lambda row: tiled(row) is not None)),
         figures(rows, HEADS, laws),
@@ -409,7 +409,7 @@ def picks(rows: Rows) -> Iterator[Remark]:
             yield best.remark(template, effect="faster", faster=most, count=count, **of(best))
 
 
-def told_law(key: str, fitted: FittedLaw) -> Remark:
+def law_remark(key: str, fitted: FittedLaw) -> Remark:
     """The law's constants and how far it is off."""
     return remark(
         "Law of {kernel}: time = overhead + what the busiest slot computes, {overhead} and {product} a product of "
@@ -470,7 +470,7 @@ def filled(row: Row, tile: Tile) -> float:
     return float(tile_efficiency(row.seq_q * row.group, row.head_dim, tile))
 
 
-def figures(rows: Rows, along: Along, laws: Laws) -> Iterator[Figure]:
+def figures(rows: Rows, along: SweepAxis, laws: Laws) -> Iterator[Figure]:
     """One figure for each dtype, way of measuring and number fixed: a panel a pass, a series an implementation."""
 
     def fixed(row: Row) -> str:
@@ -489,7 +489,7 @@ def figures(rows: Rows, along: Along, laws: Laws) -> Iterator[Figure]:
         yield Figure(f"attention_{along.axis}_{name}", title, caption, (panels,))
 
 
-def panel(title: str, sweeps: list[list[Row]], along: Along, laws: Laws) -> Panel:
+def panel(title: str, sweeps: list[list[Row]], along: SweepAxis, laws: Laws) -> Panel:
     """What was measured in a pass, the law where a kernel has one, and the buckets of head_dim."""
     head_dims = [row.head_dim for sweep in sweeps for row in sweep]
     buckets = [float(bucket) for bucket in BUCKETS if min(head_dims) <= bucket <= max(head_dims)]
@@ -502,7 +502,7 @@ def panel(title: str, sweeps: list[list[Row]], along: Along, laws: Laws) -> Pane
     return Panel(title, along.axis, "throughput", tuple(drawn), weak_edges=edges, y_unit="TFLOP/s")
 
 
-def by_size(title: str, along: Along) -> RowTable:
+def by_size(title: str, along: SweepAxis) -> RowTable:
     """A line for each size of each sweep, both passes in it."""
 
     def in_pass(backward: bool, value: Callable[[Row], Any]) -> Callable[[Row], Any]:

@@ -219,7 +219,7 @@ PROBE = Probe(
                 *(Column(f"{each} bandwidth", of(each, "bandwidth"), "GB/s") for each in BOTH),
                 Column("kept", of("forward", "saved"), "MB", 0),
             ),
-            where=lambda row: row.rows.alike(row, "phase")[0] is row,
+            where=lambda row: row.rows.same_except(row, "phase")[0] is row,
         ),
     ),
     analyse=analyse,

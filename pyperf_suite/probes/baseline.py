@@ -57,8 +57,8 @@ def on_gpu(device: Device) -> tuple[str, dict[str, Any]]:
 def library_of(row: Row) -> Row | None:
     """The library's row of the same product on as many workers."""
     theirs = Schedule("library", row.schedule.workers)
-    alike = row.rows.alike(row, "implementation", "schedule", "tile")
-    return next((other for other in alike if other.schedule == theirs), None)
+    similar = row.rows.same_except(row, "implementation", "schedule", "tile")
+    return next((other for other in similar if other.schedule == theirs), None)
 
 
 def relative_rate(row: Row) -> float | None:
@@ -199,15 +199,15 @@ def is_fastest(row: Row) -> bool:
     """Whether it is our kernel's fastest tile and schedule for a product that the library multiplied too."""
     if row.schedule.policy == "library" or library_of(row) is None:
         return False
-    alike = row.rows.alike(row, "schedule", "tile")
-    tried = [other for other in alike if other.schedule.workers == row.schedule.workers]
+    similar = row.rows.same_except(row, "schedule", "tile")
+    tried = [other for other in similar if other.schedule.workers == row.schedule.workers]
     return row is min(tried, key=lambda other: other.seconds)
 
 
 def float32_of(row: Row) -> Row | None:
     """The fastest float32 row of the same product by the same kernel; None for itself."""
-    alike = row.rows.alike(row, "dtype", "tile")
-    return next((other for other in alike if other.dtype == "float32" != row.dtype and is_fastest(other)), None)
+    similar = row.rows.same_except(row, "dtype", "tile")
+    return next((other for other in similar if other.dtype == "float32" != row.dtype and is_fastest(other)), None)
 
 
 def _cores_and_kernel(row: Row) -> tuple[str, str, int]:

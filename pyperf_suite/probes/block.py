@@ -196,7 +196,7 @@ def share_of_data_sheet(row: Row) -> float | None:
         peak = find_gpu(gpus[0]).peak(SHEET[precision(row).removeprefix("autocast_")]) if gpus else None
     except UserError:
         return None
-    return row.asked / row.seconds / peak if peak else None
+    return row.requested / row.seconds / peak if peak else None
 
 
 def roof(row: Row) -> tuple[float, str]:
@@ -204,7 +204,7 @@ def roof(row: Row) -> tuple[float, str]:
 
     The best bandwidth is that of the block's part without products that moves its bytes fastest.
     """
-    parts = row.rows.alike(row, "part")
+    parts = row.rows.same_except(row, "part")
     plain = [each for each in parts if not each.flop] or parts
     moving = row.moved / max(each.moved / each.seconds for each in plain)
     computing = row.flop / row.best.flop_per_s if row.best else 0.0
@@ -231,9 +231,9 @@ PROBE = Probe(
         "step": in_words,
         "best": best_product,
         "guides": lambda row: guides_flop(row.parameters, int(row.kernel["details"]["parameters"])),
-        "asked": lambda row: asked_flop(row.parameters),
+        "requested": lambda row: asked_flop(row.parameters),
         "computed": lambda row: computed_flop(row.parameters),
-        "mfu": lambda row: share_of_product(row, row.asked),
+        "mfu": lambda row: share_of_product(row, row.requested),
         # What a part reads and writes at least.
         "moved": lambda row: BlockPart().work(row.parameters).bytes,
     },
@@ -244,7 +244,7 @@ PROBE = Probe(
             "The guide's formula counts {measured} the FLOPs that are computed for {step}",
             ratio=lambda row: row.guides / row.computed,
             # FLOPs are the same in any precision, compiled or not: the formula is judged once.
-            where=lambda row: is_step(row) and row.rows.alike(row, "precision", "compiled")[0] is row,
+            where=lambda row: is_step(row) and row.rows.same_except(row, "precision", "compiled")[0] is row,
         ),
     ),
     tables=(
@@ -255,7 +255,7 @@ PROBE = Probe(
                 Column("time", "seconds", "ms", 2),
                 Column("tokens", lambda row: row.tokens / row.seconds, "/s"),
                 Column("by the guide", lambda row: row.guides / row.seconds, "TFLOP/s", 0),
-                Column("the model's", lambda row: row.asked / row.seconds, "TFLOP/s"),
+                Column("the model's", lambda row: row.requested / row.seconds, "TFLOP/s"),
                 Column("computed", lambda row: row.computed / row.seconds, "TFLOP/s", 0),
                 Column("MFU", "mfu", "%", 2),
                 Column("HFU", lambda row: share_of_product(row, row.computed), "%"),

@@ -186,9 +186,9 @@ def by_flop(row: Row) -> Quantity:
     return Quantity(model_flop(*size) / hardware_flop(*size, again), "x", predicted=True)
 
 
-def is_told(row: Row) -> bool:
+def is_reported(row: Row) -> bool:
     """Whether both it and none were measured at no larger batch."""
-    return row is next((each for each in reversed(row.rows.alike(row, "batch")) if each.relative), None)
+    return row is next((each for each in reversed(row.rows.same_except(row, "batch")) if each.relative), None)
 
 
 def analyse(rows: Rows) -> Findings:
@@ -198,7 +198,7 @@ def analyse(rows: Rows) -> Findings:
     settled = [rows.first(parameters=replace(each.parameters, batch=each.largest)) for each in found if each.is_settled]
     largest = list(filter(None, settled))
     return findings(
-        (_cost(row) for row in rows.where(is_told)),
+        (_cost(row) for row in rows.where(is_reported)),
         (_headroom(rows, row) for row in largest if row.checkpointing == NONE),
         (_repaid(group) for group in Rows(largest).groups("batch", "checkpointing")),
         table("Largest batch that fits", LARGEST, found),
@@ -257,7 +257,7 @@ def _repaid(rows: Rows) -> Iterator[Remark | ClaimVerdict]:
 
 def _headroom(rows: Rows, largest: Row) -> Iterator[Remark]:
     """What the smallest batch leaves of the budget and what the largest makes of it; whether that is too near."""
-    smallest = rows.alike(largest, "batch")[0]
+    smallest = rows.same_except(largest, "batch")[0]
     faster = largest.faster_than(smallest) if smallest.batch < largest.batch else None
     if faster:
         yield smallest.remark(

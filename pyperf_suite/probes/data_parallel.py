@@ -223,8 +223,10 @@ def sweep(axes: DataParallelAxes) -> Iterator[Case]:
     """Steps, then the all_reduces. Raises UserError for other ranks than a launcher started, and for DP on CPUs."""
     require_launched(axes.ranks)
     if "dp" in axes.exchange and "nccl" not in axes.implementation:
-        asked = ", ".join(axes.implementation)
-        raise UserError(f"exchange=dp is one process that drives GPUs, but only {asked} was asked for: leave it out.")
+        requested = ", ".join(axes.implementation)
+        raise UserError(
+            f"exchange=dp is one process that drives GPUs, but only {requested} was asked for: leave it out."
+        )
     places = list(itertools.product(axes.implementation, axes.ranks, axes.peer_to_peer))
     models = list(_models(axes))
     for (implementation, ranks, direct), model, exchange in itertools.product(places, models, axes.exchange):

@@ -85,8 +85,8 @@ def waves(row: Row) -> int:
 def analyse(rows: Rows) -> Findings:
     """A law for each way and shape of an expert's product, and a picture of what skew costs each way."""
     # A wave of another depth takes another time.
-    alike = grouped(rows, attrgetter("implementation", "n", "k", "dtype"))
-    return findings(map(law, alike.values()), _figure(rows))
+    similar = grouped(rows, attrgetter("implementation", "n", "k", "dtype"))
+    return findings(map(law, similar.values()), _figure(rows))
 
 
 def law(rows: list[Row]) -> Remark | None:

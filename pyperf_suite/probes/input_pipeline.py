@@ -125,10 +125,10 @@ def sweep(axes: InputPipelineAxes) -> Iterator[Case]:
         yield Case("input_pipeline", replace(p, **plain), "torch")
 
 
-def loaders_of_variations(asked: Sequence[int]) -> int:
+def loaders_of_variations(requested: Sequence[int]) -> int:
     """The most of those asked for that are within the guide's and the cores, where there are some; else the fewest."""
-    within = [count for count in asked if 0 < count <= min(GUIDE_LOADERS, cpu.detect().usable_cores)]
-    return max(within) if within else min(filter(None, asked), default=0)
+    within = [count for count in requested if 0 < count <= min(GUIDE_LOADERS, cpu.detect().usable_cores)]
+    return max(within) if within else min(filter(None, requested), default=0)
 
 
 def analyse(rows: Rows) -> Findings:
@@ -188,7 +188,7 @@ def fastest(rows: Iterable[Row]) -> Row:
 
 def law_of(row: Row) -> InputPipelineLaw | None:
     """The bound of its task, from what loading takes in the training process itself; None if it loaded nothing."""
-    for alone in row.rows.alike(row, *SETTINGS):
+    for alone in row.rows.same_except(row, *SETTINGS):
         if not alone.loaders and not alone.pinned and is_complete(alone):
             cores = int(alone.kernel["details"]["cores"])
             return InputPipelineLaw(alone.seen["wait"], alone.seen["model"], cores, alone.parameters.model == "host")
@@ -221,7 +221,7 @@ def is_complete(row: Row) -> bool:
 
 def is_plain(row: Row) -> bool:
     """Whether it has the settings that most of its task share: what was not varied beside the number of loaders."""
-    shared = mode(each.prefetch for each in row.rows.alike(row, *SETTINGS) if each.loaders)
+    shared = mode(each.prefetch for each in row.rows.same_except(row, *SETTINGS) if each.loaders)
     return not settings(row) and row.prefetch == shared
 
 

@@ -30,7 +30,7 @@ from pyperf_suite.findings.data import (
 from pyperf_suite.findings.probe import Probe, RowClaim
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series, table
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.training.activations import Keeping, kept_bytes
+from pyperf_suite.laws.training.activations import ActivationPolicy, kept_bytes
 from pyperf_suite.laws.training.memory import (
     LAST_STAGE,
     MIXED,
@@ -231,7 +231,7 @@ def _tables_by_law() -> Iterator[Table]:
     """Where the rule of 75 % breaks; what each rank needs by stage of ZeRO, and by what tensor parallelism cuts."""
 
     def sequences(item: tuple[str, ModelDimensions], kind: str) -> float:
-        kept = kept_bytes(item[1], 1, KNOWN_SEQ, Keeping(2, 2, checkpointing=kind, device="cuda")).total
+        kept = kept_bytes(item[1], 1, KNOWN_SEQ, ActivationPolicy(2, 2, checkpointing=kind, device="cuda")).total
         return LEFT_BYTES_A_PARAMETER * item[1].parameters / kept
 
     def need(**how: Any) -> dict[str, Any]:
@@ -285,12 +285,12 @@ def _panels(row: Row) -> tuple[Panel, ...]:
         ("batch", "batch", f"seq {row.seq}"),
         ("seq", "tokens a sequence", f"batch {row.batch}"),
     ):
-        alike = sorted(row.rows.alike(row, axis), key=attrgetter(axis))
-        if len(alike) > 1:
-            ends = getattr(alike[0], axis), getattr(alike[-1], axis)
+        similar = sorted(row.rows.same_except(row, axis), key=attrgetter(axis))
+        if len(similar) > 1:
+            ends = getattr(similar[0], axis), getattr(similar[-1], axis)
             between = np.unique(np.linspace(*ends, LINE_POINTS).round().astype(int)).tolist()
             line = Series("law", between, [law(row, **{axis: size}) for size in between], "line")
-            counted = series("counted", alike, attrgetter(axis), attrgetter("activations"))
+            counted = series("counted", similar, attrgetter(axis), attrgetter("activations"))
             panels.append(Panel(f"{row.model}, {at}", label, "activations", (line, counted), y_unit="MB"))
     return tuple(panels)
 

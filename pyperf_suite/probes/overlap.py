@@ -106,7 +106,7 @@ def over_product(row: Row) -> Ratio | None:
 
 def of_nccl(name: str) -> Callable[[Row], int | None]:
     """What a run recorded of NCCL's kernel, its blocks or the GPU's multiprocessors."""
-    return lambda row: max((run.details.get(name) or 0 for run in row.rows.alike(row, "run")), default=0) or None
+    return lambda row: max((run.details.get(name) or 0 for run in row.rows.same_except(row, "run")), default=0) or None
 
 
 def analyse(rows: Rows) -> Findings:
@@ -159,7 +159,7 @@ PROBE = Probe(
                 Column("blocks of NCCL", of_nccl("nccl_blocks"), priority=0),
                 Column("SMs", of_nccl("multiprocessors"), priority=0),
             ),
-            where=lambda row: row is row.rows.alike(row, "run")[0],
+            where=lambda row: row is row.rows.same_except(row, "run")[0],
         ),
     ),
     analyse=analyse,

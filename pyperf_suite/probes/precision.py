@@ -160,7 +160,7 @@ def is_aligned(row: Row) -> bool:
     return all(size % 8 == 0 for size in (row.hidden, row.hidden // row.heads, row.width, row.vocab, row.seq))
 
 
-def is_told(row: Row) -> bool:
+def is_reported(row: Row) -> bool:
     """Whether float32 was measured at no larger batch; of odd models only where there are no others."""
     is_largest = row.is_plain and row.base and row is row.compared[-1]
     return bool(is_largest and (row.is_aligned or row.rows.first(is_plain=True, is_aligned=True) is None))
@@ -168,14 +168,14 @@ def is_told(row: Row) -> bool:
 
 def is_judged(row: Row) -> bool:
     """Whether a guide speaks of it."""
-    return bool(row.is_cast and is_told(row))
+    return bool(row.is_cast and is_reported(row))
 
 
 def analyse(rows: Rows) -> Findings:
     """Pure half precision at the largest batch, what autocast and odd dimensions cost, and pictures by batch."""
     plain = rows.where(is_plain=True)
     return findings(
-        (_pure(row) for row in rows.where(is_told, is_cast=False)),
+        (_pure(row) for row in rows.where(is_reported, is_cast=False)),
         (_break_even(row) for row in rows.where(is_judged) if len(row.compared) > 1 and row.freed > 0),
         (_shown(row) for row in rows.where(operator="training_memory") if "shown" in row.seen),
         (_alignment(odd, plain) for odd in plain.where(is_cast=True, is_aligned=False)),
@@ -257,7 +257,7 @@ PROBE = Probe(
         "faster": lambda row: row.against(precision=BASE),
         "saved": lambda row: row.base and row.base.needed - row.needed,
         "freed": lambda row: row.base.activations - row.activations,
-        "compared": lambda row: [each for each in row.rows.alike(row, "batch") if each.base],
+        "compared": lambda row: [each for each in row.rows.same_except(row, "batch") if each.base],
         "smallest": lambda row: row.compared[0],
         "other_cache": lambda row: "no cache" if row.cast_cache == "off" else "one around each",
         "nested": lambda row: row.like(cast_cache="nested") if row.is_cached else None,

@@ -141,8 +141,8 @@ def _sizes_across_edges(width: int, across: int, workers: int, waves: int, offse
 def settings_of(rows: Rows) -> list[Rows]:
     """Rows of our own kernels that differ in size and policy alone; a law is fitted to each."""
     own = (row for row in rows if row.tile is not None)
-    alike = grouped(own, lambda row: (row.key("m", "n", "schedule"), row.schedule.workers))
-    return [Rows(group) for group in alike.values()]
+    similar = grouped(own, lambda row: (row.key("m", "n", "schedule"), row.schedule.workers))
+    return [Rows(group) for group in similar.values()]
 
 
 def sweeps_of(rows: Rows) -> list[Sweep]:
@@ -222,8 +222,8 @@ def analyse(rows: Rows) -> Findings:
         first = [next((cliff for cliff in cliffs_of(sweep) if cliff.opens == "a wave"), None) for sweep in own]
         # A wave that costs less than nothing says how noisy the machine was; the table has it.
         parts += [remark(WAVE, cliff, effect="cost") for cliff in first if cliff and cliff.gain.value < 1]
-        for alike in grouped(own, lambda sweep: sweep.along).values():
-            parts += [_of_library(alike[0]), _figure(alike, law)]
+        for similar in grouped(own, lambda sweep: sweep.along).values():
+            parts += [_of_library(similar[0]), _figure(similar, law)]
         parts.append(_law(setting[0], law) if law else None)
     cliffs = [cliff for sweep in sweeps for cliff in cliffs_of(sweep)]
     return findings(

@@ -112,16 +112,16 @@ def sweep(axes: TransferAxes) -> Iterator[Case]:
     for way in axes.way:
         if way == "torch":
             settings = itertools.product(every_size(axes.torch_size), axes.workers)
-            asked = [TransferParameters(size_bytes, workers) for size_bytes, workers in settings]
+            requested = [TransferParameters(size_bytes, workers) for size_bytes, workers in settings]
         elif way in ON_DISK:
             folders = ["" if folder == RESULTS else folder for folder in axes.folder]
             places = itertools.product(every_size(axes.disk_size), folders)
-            asked = [TransferParameters(size_bytes, folder=folder) for size_bytes, folder in places]
+            requested = [TransferParameters(size_bytes, folder=folder) for size_bytes, folder in places]
         else:
             memory = axes.memory if way in OVER_BUS else ("pageable",)
             ends = itertools.product(every_size(axes.size), memory, axes.numa_node)
-            asked = [TransferParameters(size, pinned=kind == "pinned", numa_node=node) for size, kind, node in ends]
-        yield from (Case("transfer", parameters, way) for parameters in asked)
+            requested = [TransferParameters(size, pinned=kind == "pinned", numa_node=node) for size, kind, node in ends]
+        yield from (Case("transfer", parameters, way) for parameters in requested)
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def rate(row: Row) -> Quantity:
 
 def is_largest_of_both(row: Row) -> bool:
     """Whether it is of the largest size that is measured in pinned and in pageable memory."""
-    both = [each for each in row.rows.alike(row, "size_bytes") if each.pinned and each.against(pinned=False)]
+    both = [each for each in row.rows.same_except(row, "size_bytes") if each.pinned and each.against(pinned=False)]
     return row in both[-1:]
 
 

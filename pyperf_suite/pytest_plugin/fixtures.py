@@ -227,12 +227,12 @@ class MeasuredBenchmark(BenchmarkFixture):
         iterations: int = 1,
     ) -> Any:
         """As pytest-benchmark's: in each process so many rounds of so many iterations, and no others."""
-        asked = {"rounds": rounds, "warmup_rounds": warmup_rounds, "iterations": iterations}
-        whole = all(isinstance(each, int) for each in asked.values())
+        requested = {"rounds": rounds, "warmup_rounds": warmup_rounds, "iterations": iterations}
+        whole = all(isinstance(each, int) for each in requested.values())
         can_be = whole and rounds >= 1 and warmup_rounds >= 0 and iterations >= 1 and not (iterations > 1 and setup)
         if self.disabled or self._is_used or not can_be:  # what cannot be, pytest-benchmark says itself
-            return super().pedantic(target, args, kwargs, setup, teardown, **asked)
-        return self._replayed(Call(target, args, kwargs or {}, setup, teardown, **asked))
+            return super().pedantic(target, args, kwargs, setup, teardown, **requested)
+        return self._replayed(Call(target, args, kwargs or {}, setup, teardown, **requested))
 
     def _replayed(self, call: Call) -> Any:
         self._is_used = True

@@ -68,10 +68,10 @@ class Node:
 def nodes_of(items: Iterable[pytest.Item]) -> dict[str, Node]:
     """By node id. Tests whose parameters would be written alike are distinguished by pytest's id of them."""
     described = {item.nodeid: (_name_of(item), _parametrisation(item)) for item in items}
-    alike = Counter((name, tuple(sorted(values.items()))) for name, values in described.values())
+    similar = Counter((name, tuple(sorted(values.items()))) for name, values in described.values())
     nodes = {}
     for nodeid, (name, values) in described.items():
-        if alike[name, tuple(sorted(values.items()))] > 1:
+        if similar[name, tuple(sorted(values.items()))] > 1:
             values = values | {"id": nodeid.removeprefix(name)}
         nodes[nodeid] = Node(nodeid, name, find_workload(name).type_for(values)(**values))
     return nodes

@@ -73,10 +73,10 @@ def ranks_here(usual: tuple[int, ...]) -> tuple[int, ...]:
     return (launched.count,) if launched.launched else usual
 
 
-def require_launched(asked: Iterable[int]) -> None:
+def require_launched(requested: Iterable[int]) -> None:
     """Raise UserError for another number of ranks than a launcher started."""
     launched = rank_environment()
-    others = [ranks for ranks in asked if launched.launched and ranks != launched.count]
+    others = [ranks for ranks in requested if launched.launched and ranks != launched.count]
     if others:
         raise UserError(
             f"ranks={others[0]} was asked for, but the launcher started {launched.count}: leave the axis out, or "

@@ -74,14 +74,14 @@ class Starting:
         fates = {rank: self._fate(rank) or "silent" for rank in set(ranks) & set(self._on_node())}
         return {rank: fate for rank, fate in sorted(fates.items()) if fate != "alive"}
 
-    def told(self) -> str:
+    def message(self) -> str:
         """The sentence that a rank of this node ended with, and that all others are to end with; empty so far."""
         return self._read(_VERDICT)
 
     def tell(self, sentence: str) -> str:
         """End the ranks of this node that still start, with this sentence or the one that was published first."""
         self._write(_VERDICT, sentence, first=True)
-        return self.told() or sentence
+        return self.message() or sentence
 
     def _fate(self, rank: int) -> str:
         """What became of a rank: alive, died, left or stopped; empty if it left no word, as those of other nodes."""
@@ -111,7 +111,7 @@ class Starting:
 
     def _trouble(self, terminated_s: float | None) -> str:
         """Why to end, or "" if there is no reason, or none that is known yet."""
-        reported = self.told()
+        reported = self.message()
         if reported or self._folder is None:
             return reported or (
                 f"The run was ended by SIGTERM while the ranks were starting: {_THEN}" if terminated_s else ""
@@ -426,7 +426,7 @@ class Watchdog:
         self._store.set(f"alive/{self._rank}", f"{self._beats} {self._step} {self._doing}")
 
     def _said(self) -> str:
-        reported = self._starting.told() if self._starting is not None else ""
+        reported = self._starting.message() if self._starting is not None else ""
         if reported:
             return str(self._store.compare_set(_ABORT, "", reported).decode())
         return self._store.get(_ABORT).decode() if self._store.check([_ABORT]) else ""

@@ -166,17 +166,17 @@ def kernel_segmentation(values: Floats, gamma: float, penalty: float) -> list[in
     """
     count = len(values)
     lengths = np.arange(count, 0, -1, dtype=float)
-    alike = np.zeros(count)  # the sum over all pairs of values[start:end], by start
+    similar = np.zeros(count)  # the sum over all pairs of values[start:end], by start
     best = np.full(count + 1, np.inf)
     best[0] = -penalty
     came_from = np.zeros(count + 1, dtype=int)
     for end in range(1, count + 1):
         to_the_last = np.exp(-gamma * (values[:end] - values[end - 1]) ** 2)
-        alike[:end] += 2 * np.cumsum(to_the_last[::-1])[::-1] - 1
+        similar[:end] += 2 * np.cumsum(to_the_last[::-1])[::-1] - 1
         last = end - FEWEST_POINTS + 1
         if last > 0:
             sizes = lengths[count - end : count - end + last]
-            total = best[:last] + sizes - alike[:last] / sizes
+            total = best[:last] + sizes - similar[:last] / sizes
             came_from[end] = np.argmin(total)
             best[end] = total[came_from[end]] + penalty
     return _traced_back(came_from)

@@ -37,14 +37,14 @@ class Thresholds:
     fail_on: str | None = None
     margins: Mapping[str, float] = field(default_factory=dict)
 
-    def margin_of(self, probe: str, label: str, asked: float | None = None) -> float:
+    def margin_of(self, probe: str, label: str, requested: float | None = None) -> float:
         """The margin of a benchmark as a share of its time.
 
         `asked` on the command line wins; then the last pattern of the file that matches the probe's name or the label;
         then the file's own margin; then 1 %.
         """
-        if asked is not None:
-            return asked
+        if requested is not None:
+            return requested
         for pattern in reversed(list(self.margins)):
             if matches(pattern, probe) or matches(pattern, label):
                 return self.margins[pattern]

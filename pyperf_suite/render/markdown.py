@@ -30,11 +30,11 @@ def page(
         lines += [f"## {escape(name)}", ""]
         if name in commands:
             lines += [f"    {printable(commands[name])}", ""]
-        lines += told(Findings(tuple(of_probes[name])) + found, drawn)
+        lines += markdown_of(Findings(tuple(of_probes[name])) + found, drawn)
     return "\n".join(lines)
 
 
-def told(found: Findings, drawn: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+def markdown_of(found: Findings, drawn: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """Lines of remarks, pictures (`drawn` has the file by the figure's name) and tables."""
     lines = [*remarks(found.remarks), ""]
     for figure in found.figures:

@@ -155,30 +155,32 @@ class ChosenRun:
     others: tuple[ReadRun, ...] = ()
 
 
-def read_results(asked: Path, machine: str | None = None) -> Results:
+def read_results(requested: Path, machine: str | None = None) -> Results:
     """Every run below the folder, whichever of the three it is.
 
     Raises UserError if there is no such folder, nothing in it was measured, or the machine is not in it.
     """
     try:
-        is_folder = asked.is_dir()
+        is_folder = requested.is_dir()
     except OSError:  # a name longer than any system takes
         is_folder = False
     if not is_folder:
-        raise UserError(f"There is no results folder {asked}: measure one with `pyperf-suite run`, or name another.")
-    asked = asked.resolve()
+        raise UserError(
+            f"There is no results folder {requested}: measure one with `pyperf-suite run`, or name another."
+        )
+    requested = requested.resolve()
     kinds = {kind.manifest: (name, kind) for name, kind in record_kinds().items()}
     names = (RECORDS, *kinds)
-    found = [path for name in names if (path := asked / name).is_file()]
+    found = [path for name in names if (path := requested / name).is_file()]
     single = bool(found)
-    found = found or sorted(path for name in names for path in asked.glob(f"*/{name}"))
-    root = asked.parent.parent if single else asked.parent if found else asked
-    found = found or sorted(path for name in names for path in asked.glob(f"*/*/{name}"))
+    found = found or sorted(path for name in names for path in requested.glob(f"*/{name}"))
+    root = requested.parent.parent if single else requested.parent if found else requested
+    found = found or sorted(path for name in names for path in requested.glob(f"*/*/{name}"))
     if machine is not None:
         known = sorted({path.parent.parent.name for path in found})
         found = [path for path in found if path.parent.parent.name == machine]
         if not found and known:
-            raise UserError(f"Machine {machine[:80]!r} is not in {asked.name}: it holds {', '.join(known)}.")
+            raise UserError(f"Machine {machine[:80]!r} is not in {requested.name}: it holds {', '.join(known)}.")
     places = [path for path in found if path.name == RECORDS]
     with helpers(sum(path.stat().st_size for path in places)) as submit:
         if not single:
@@ -202,7 +204,7 @@ def read_results(asked: Path, machine: str | None = None) -> Results:
     if not read and not others:
         damage = f" ({notes[0]})" if notes else ""
         advice = "measure one with `pyperf-suite run`, or name another folder."
-        raise UserError(f"No measured run was found in {asked}{damage}: {advice}")
+        raise UserError(f"No measured run was found in {requested}{damage}: {advice}")
     return Results(root, tuple(read), tuple(notes), single, tuple(others))
 
 

@@ -113,17 +113,17 @@ def command_of(probe: str, manifest: Mapping[str, Any], profile: str = "") -> st
     strings = {name: value for name, value in manifest.items() if isinstance(value, str)}
     profile, device, seed = strings.get("profile") or profile, strings.get("device", ""), manifest.get("seed")
     kept = manifest.get("asked")
-    asked = [word for word in kept if isinstance(word, str)] if isinstance(kept, list) else []
+    requested = [word for word in kept if isinstance(word, str)] if isinstance(kept, list) else []
     if is_test(probe):
         run_by = ["pytest", probe, "--suite-measure", *(["--suite-profile", profile] if profile else [])]
         return shlex.join([*run_by, *(["--suite-device", device] if device else [])])
     if probe in OWN_PROFILES and profile not in PROFILES:
         # A study's steps and seed are arguments of its own, and the profile is made from them.
-        words = [probe, *asked]
+        words = [probe, *requested]
     elif probe in _OTHER_COMMANDS:
         words = [*_OTHER_COMMANDS[probe], *(["--profile", profile] if profile else [])]
     else:
-        replaced = overrides_for(probe, dict(word.split("=", 1) for word in asked if "=" in word))
+        replaced = overrides_for(probe, dict(word.split("=", 1) for word in requested if "=" in word))
         words = ["run", probe, *(word for name, values in replaced.items() for word in ("-a", f"{name}={values}"))]
         words += ["--profile", profile] if profile else []
     words += ["--device", device] if device else []

@@ -164,8 +164,8 @@ def print_series(console: Console, series: BenchmarkSeries, steps: Sequence[Step
     for step in steps:
         point = series.points[step.index]
         on = f" on {unit_name(point.unit)}" if len(series.units) > 1 else ""
-        told = f"{point.started_at[:10]}: {step.effect}{on}{_commits(step, 'commits ')}{nominated}"
-        say(console, "[magenta]step[/magenta]", told)
+        message = f"{point.started_at[:10]}: {step.effect}{on}{_commits(step, 'commits ')}{nominated}"
+        say(console, "[magenta]step[/magenta]", message)
     first = 0 if show_all else max(0, len(series.points) - _NEWEST)
     broken, units, unit = {each.index for each in series.breaks}, list(series.units), _unit(series)
     bottom, top = _span([end for point in series.points for end in (point.low, point.high)] or [0.0])
@@ -223,7 +223,7 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
 def _newest(series: BenchmarkSeries) -> str:
     if not series.points:
         return "failed"
-    said = text.told(Quantity(series.points[-1].value, _unit(series)))
+    said = text.quantity_text(Quantity(series.points[-1].value, _unit(series)))
     return said if _is_time(series) else f"{said} {series.unit_of_measure}"
 
 

@@ -29,7 +29,7 @@ SCALES = {
 }
 
 
-def told(quantity: Quantity) -> str:
+def quantity_text(quantity: Quantity) -> str:
     """With unit and interval, as in a sentence: `1.25 × [1.20, 1.31]`, `3.14 ms`, `+39 %`."""
     number, unit, interval = _parts(quantity)
     return " ".join(filter(None, (number, unit, interval)))
@@ -93,21 +93,21 @@ def sentence(remark: Remark | ClaimVerdict) -> str:
     if isinstance(remark, Remark):
         return f"Predicted: {_fill(remark)}" if remark.kind == "predicted" else _fill(remark)
     outcome = remark.outcome if remark.outcome != "holds" and "not" not in remark.outcome else f"claim {remark.outcome}"
-    return f"{_fill(remark.told)}; {outcome} ({in_words(remark.claim)}){_why(remark)}."
+    return f"{_fill(remark.message)}; {outcome} ({in_words(remark.claim)}){_why(remark)}."
 
 
 def measured(verdict: ClaimVerdict) -> str:
     """What was measured, without the claim, which several verdicts may share."""
-    return f"{_fill(verdict.told)}{_why(verdict)}."
+    return f"{_fill(verdict.message)}{_why(verdict)}."
 
 
 def point(of: SummaryPoint) -> str:
     """One line of a summary, without its probe and without the source of a claim."""
-    if isinstance(of.told, Remark):
-        return _fill(of.told)
+    if isinstance(of.message, Remark):
+        return _fill(of.message)
     if of.kind == "fails":
-        return f"does not hold here: {of.told.claim.text} (measured: {told(of.told.measured)})"
-    return f"{_fill(of.told.told)}."
+        return f"does not hold here: {of.message.claim.text} (measured: {quantity_text(of.message.measured)})"
+    return f"{_fill(of.message.message)}."
 
 
 def in_words(claim: Claim) -> str:
@@ -141,7 +141,10 @@ def _why(verdict: ClaimVerdict) -> str:
 
 
 def _fill(remark: Remark) -> str:
-    words = {name: told(value) if isinstance(value, Quantity) else cell(value) for name, value in remark.values.items()}
+    words = {
+        name: quantity_text(value) if isinstance(value, Quantity) else cell(value)
+        for name, value in remark.values.items()
+    }
     return printable(string.Formatter().vformat(remark.template, (), words))
 
 

@@ -35,7 +35,16 @@ from pyperf_suite.runner.timing import as_plain, timed
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.backends import TorchSettings, context_is_lost, leave_nothing_behind
 from pyperf_suite.workloads.on_ranks import do_together
-from pyperf_suite.workloads.workload import Checked, Kernel, Place, Prepared, RankTimes, Transfers, Workload, together
+from pyperf_suite.workloads.workload import (
+    Checked,
+    ExecutionContext,
+    Kernel,
+    Prepared,
+    RankTimes,
+    Transfers,
+    Workload,
+    together,
+)
 
 # At most this share of the time goes to looking at outputs of iterations that were timed.
 CHECKING_SHARE = 0.05
@@ -163,7 +172,7 @@ def _measure(
 ) -> Turns[dict[str, Any]]:
     workload = find_workload(case.operator)
     workload.validate(case.parameters)
-    place = Place(device, case.seed, group, deadline_s)
+    place = ExecutionContext(device, case.seed, group, deadline_s)
     if workload.ranks(case.parameters):
         if group is None:
             raise Unsupported("This case takes a group of processes: start it with torchrun or pyperf-suite run.")
@@ -176,7 +185,7 @@ def measure_ranked(
     workload: Workload[Any],
     case: Case,
     effort: Effort | None,
-    place: Place,
+    place: ExecutionContext,
     clock: Callable[[], float] = time.monotonic,
 ) -> Turns[dict[str, Any]]:
     """This rank's part of one case; on rank 0 the measured part of its record, elsewhere of no meaning.
@@ -214,11 +223,13 @@ def measure_ranked(
             transfers.close()
 
 
-def _prepare(workload: Workload[Any], case: Case, place: Place) -> tuple[Transfers | None, tuple[str, str] | None]:
+def _prepare(
+    workload: Workload[Any], case: Case, place: ExecutionContext
+) -> tuple[Transfers | None, tuple[str, str] | None]:
     """The case made ready on this rank, or (outcome, reason)."""
-    asked, there = workload.ranks(case.parameters), place.ranks.count
-    if asked != there:
-        return None, ("unsupported", f"{asked} ranks were asked for, but this group has {there}.")
+    requested, there = workload.ranks(case.parameters), place.ranks.count
+    if requested != there:
+        return None, ("unsupported", f"{requested} ranks were asked for, but this group has {there}.")
     try:
         prepared = workload.prepare(case.parameters, case.implementation, place)
         assert isinstance(prepared, Transfers)
@@ -247,7 +258,7 @@ def _agreed_trouble(troubles: Sequence[Sequence[str] | None]) -> dict[str, Any] 
 class _Rank:
     """This rank's part of the steps of one prepared case that all ranks are in."""
 
-    def __init__(self, transfers: Transfers, case: Case, place: Place, clock: Callable[[], float]) -> None:
+    def __init__(self, transfers: Transfers, case: Case, place: ExecutionContext, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.transfers, self.place, self.group, self.deadline_s = transfers, place, place.ranks, place.deadline_s
         transfers.deadline_s = place.deadline_s

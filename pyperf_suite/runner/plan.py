@@ -56,7 +56,7 @@ class Plan:
     profile: Profile
     device: Device
     seed: int = 0
-    asked: tuple[str, ...] = ()
+    requested: tuple[str, ...] = ()
 
     @property
     def plan_id(self) -> str:

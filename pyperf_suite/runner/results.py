@@ -70,7 +70,7 @@ def create_run(results: Path, identity: Identity, plan: Plan, name: str | None =
         "processes": plan.profile.processes,
         "device": str(plan.device),
         "seed": plan.seed,
-        "asked": list(plan.asked),
+        "asked": list(plan.requested),
         "cases": len(plan.cases),
         "identity": dict(identity.fields),
     }

@@ -267,10 +267,10 @@ class WorkerPool(Workers):
         """
         left = list(range(len(cases)))
         while left:
-            asked = left[:] if len(left) == len(cases) else left[:1]
-            for number, answer in self._answers(process, [cases[each] for each in asked], effort):
-                left.remove(asked[number])
-                yield asked[number], answer
+            requested = left[:] if len(left) == len(cases) else left[:1]
+            for number, answer in self._answers(process, [cases[each] for each in requested], effort):
+                left.remove(requested[number])
+                yield requested[number], answer
 
     def _answers(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
         """As many as come before the worker is of no further use."""

@@ -35,7 +35,7 @@ LAZY_METHODS = ("__array__", "__array_interface__", "__cuda_array_interface__", 
 _DRAW = random.SystemRandom().randrange
 
 
-class Told(Exception):
+class UserCodeError(Exception):
     """What is wrong, in words that need no traceback; `where` is the function or file that it is about.
 
     `reason` is the word group under which a record's verification has it.
@@ -335,7 +335,9 @@ def write_result(
         if not exact_types and is_torch(value):
             value = value.detach().as_subclass(sys.modules["torch"].Tensor)
         if exact_types and _is_lazy(value):
-            raise Told(f"{named} returned {_kind_of(value)}, which may compute only when it is looked at", where, LAZY)
+            raise UserCodeError(
+                f"{named} returned {_kind_of(value)}, which may compute only when it is looked at", where, LAZY
+            )
         if is_array(value):
             spec = {"kind": "array", **_array_spec(value), "offset": end}
             end += -(-spec["bytes"] // ALIGNMENT) * ALIGNMENT
@@ -353,11 +355,15 @@ def write_result(
             return {"kind": "plain", "value": sorted(value, key=repr)}
         if type(value) is dict and all(type(key) is str for key in value):
             return {"kind": "dict", "items": {key: encoded(each) for key, each in value.items()}}
-        raise Told(f"{named} returned {_kind_of(value)}: return arrays, numbers, text, or tuples of them", where)
+        raise UserCodeError(
+            f"{named} returned {_kind_of(value)}: return arrays, numbers, text, or tuples of them", where
+        )
 
     tree = encoded(out)
     if limit_bytes and end > limit_bytes:
-        raise Told(f"{named} returned {end:,} bytes where the reference has {limit_bytes // 4:,} at most", where)
+        raise UserCodeError(
+            f"{named} returned {end:,} bytes where the reference has {limit_bytes // 4:,} at most", where
+        )
     with open(path, "wb") as file:
         for offset, value in arrays:
             file.seek(offset)

@@ -230,8 +230,8 @@ class PartChecks:
             share = max(share, (math.fsum(seconds) + samples * BETWEEN_SAMPLES_S) / wall_s)
             if share >= TOLD_SHARE:
                 return
-        told = f"the reported times make up {100 * share:.0f} % of the time that passed at most"
-        raise WrongLaunch(refused("clock", f"{self._launches.where}: {told}"))
+        sentence = f"the reported times make up {100 * share:.0f} % of the time that passed at most"
+        raise WrongLaunch(refused("clock", f"{self._launches.where}: {sentence}"))
 
     def _require_that_it_computes(self) -> None:
         """Raise WrongLaunch where launches are faster on inputs that were seen before than on fresh ones.

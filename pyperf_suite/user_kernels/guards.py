@@ -147,7 +147,7 @@ _LOOKS = {
 _LOOKING_ATTRIBUTES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
 
 
-class Lookout:
+class InspectionDetector:
     """Notes who reads frames or searches objects while it is `on`; libraries do so too, and are not noted.
 
     A kernel has no use for it; one that does looks for the loop that times it. The hook cannot be taken out again.

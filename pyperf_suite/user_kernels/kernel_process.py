@@ -60,7 +60,7 @@ if __name__ == "__main__":
 
 from pyperf_suite.user_kernels.arrays import (  # noqa: E402 - found by the finder
     Leaf,
-    Told,
+    UserCodeError,
     arrays_in,
     comparable,
     digest,
@@ -142,7 +142,7 @@ class KernelProcess:
         try:
             found: dict[str, Any] = getattr(self, f"_{request.pop('do')}")(**request)
             return found
-        except Told as reported:
+        except UserCodeError as reported:
             place = {"file": self._shown(reported.where[0]), "line": reported.where[1]}
             return {"error": str(reported), "reason": reported.reason, **place}
         except BaseException as error:  # whatever a user's code raises, SystemExit too
@@ -168,13 +168,13 @@ class KernelProcess:
         api._device = device
         if device.startswith("cuda"):
             api._gpu = self._gpu
-        from pyperf_suite.user_kernels.guards import Guards, Lookout
+        from pyperf_suite.user_kernels.guards import Guards, InspectionDetector
 
-        self._guards, self._lookout = Guards(), Lookout()
+        self._guards, self._lookout = Guards(), InspectionDetector()
         self._guards.watch_imports()
         if is_file:
             if not file.is_file():
-                raise Told(f"there is no file {target}")
+                raise UserCodeError(f"there is no file {target}")
             spec = importlib.util.spec_from_file_location(file.stem, str(file))
             assert spec is not None
             assert spec.loader is not None
@@ -209,13 +209,15 @@ class KernelProcess:
             there = ", ".join(each.name for each in of_file[:10]) or "none"
             what = "there is no kernel" if found is None else "no @suite.kernel stands above"
             where = ("" if found is None else inspect.getsourcefile(self._module) or "", _line_of(found))
-            raise Told(f"{what} {named} in it: its kernels are {there}", where)
+            raise UserCodeError(f"{what} {named} in it: its kernels are {there}", where)
         return [found]
 
     def _describe(self, kernel: str, seed: int) -> dict[str, Any]:
         kernels = self._kernels(kernel)
         if not kernels:
-            raise Told("it declares no kernel: put @suite.kernel above a function that returns suite.launch(...)")
+            raise UserCodeError(
+                "it declares no kernel: put @suite.kernel above a function that returns suite.launch(...)"
+            )
         self._api._library = self._library
         return {"kernels": [self._described(each, seed) for each in kernels]}
 
@@ -252,7 +254,7 @@ class KernelProcess:
         self._subject, self._shown_where = self._kernel.name, (self._kernel.file, self._kernel.line)
         self._launch = self._built(seed)
         if implementation not in self._launch.functions:
-            raise Told(
+            raise UserCodeError(
                 f"this case has no implementation {implementation!r}: it has {', '.join(self._launch.functions)}"
             )
         self._implementation = self._subject = implementation
@@ -288,7 +290,7 @@ class KernelProcess:
             return self._kernel(**self._axes)
         except TypeError as error:
             if "suite.launch(function" in str(error):
-                raise Told(str(error), (self._kernel.file, self._kernel.line)) from error
+                raise UserCodeError(str(error), (self._kernel.file, self._kernel.line)) from error
             raise
 
     def _find_leaves(self, launch: Any) -> list[Leaf]:
@@ -318,7 +320,7 @@ class KernelProcess:
         leaves = self._find_leaves(launch)
         was, now = ([comparable(leaf.spec) for leaf in each] for each in (self._leaves, leaves))
         if was != now:
-            raise Told(
+            raise UserCodeError(
                 "its inputs differ from call to call in more than their values: shapes and dtypes follow from the axes",
                 (self._kernel.file, self._kernel.line),
             )
@@ -342,7 +344,7 @@ class KernelProcess:
             written = [leaf.value for leaf in self._leaves if leaf.role != "input" and leaf.kind == "array"]
             out = written[0] if len(written) == 1 else tuple(written) if written else None
         if launch.reference is not None and out is None:
-            raise Told("the reference returned nothing", self._api._where(launch.reference))
+            raise UserCodeError("the reference returned nothing", self._api._where(launch.reference))
         write_result(out, expected, exact_types=False, where=self._api._where(reference), named="the reference")
         shared = any(overlaps(each, owned) for each in arrays_in(out))
         return {"overlaps": shared, "replaced": self._guards.replaced()}

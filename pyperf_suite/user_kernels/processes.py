@@ -300,8 +300,8 @@ class ReferenceProcess:
             self.close()
             raise
 
-    def build(self, asked: Mapping[str, Any], end_s: float) -> dict[str, Any]:
-        return self.ask("build", end_s, **asked, seed=secret_seed(), library=self.library)
+    def build(self, requested: Mapping[str, Any], end_s: float) -> dict[str, Any]:
+        return self.ask("build", end_s, **requested, seed=secret_seed(), library=self.library)
 
     def make(self, slot: str, end_s: float, seed: int | None = None) -> dict[str, Any]:
         """Inputs under a seed, by default one that is drawn now, written to a slot."""

@@ -49,7 +49,7 @@ from pyperf_suite.user_kernels.processes import (
     secret_seed,
 )
 from pyperf_suite.workloads.operator import sets_to_rotate
-from pyperf_suite.workloads.workload import Kernel, Observed, Place, Way, Work, Workload
+from pyperf_suite.workloads.workload import ExecutionContext, ImplementationBase, Kernel, Observed, Work, Workload
 
 # What comes first on the path of a user's code, and what a FILE is relative to.
 PATH_VARIABLE, ROOT_VARIABLE = "PYPERF_KERNEL_PATH", "PYPERF_KERNEL_ROOT"
@@ -151,7 +151,7 @@ def parameters_of(names: tuple[str, ...]) -> type:
     return made
 
 
-class UserImplementation(Way[Any]):
+class UserImplementation(ImplementationBase[Any]):
     """One of a kernel's implementations; on which device it runs is known only when it is built."""
 
     device_kind = "any"
@@ -179,7 +179,7 @@ class UserKernel(Workload[Any]):
     def implementation(self, name: str) -> UserImplementation:
         return UserImplementation(name)
 
-    def prepare(self, parameters: Any, implementation: str, place: Place) -> UserLaunches:
+    def prepare(self, parameters: Any, implementation: str, place: ExecutionContext) -> UserLaunches:
         """Both processes started, inputs made, sets placed.
 
         Raises Failed with one sentence on what went wrong in the user's code, and where.
@@ -190,7 +190,7 @@ class UserKernel(Workload[Any]):
 class UserLaunches(PartLaunches):
     """A user's case made ready in its kernel process; `launch` is for whoever times through `stopwatch`."""
 
-    def __init__(self, name: str, axes: dict[str, Any], implementation: str, place: Place) -> None:
+    def __init__(self, name: str, axes: dict[str, Any], implementation: str, place: ExecutionContext) -> None:
         self._end_s = time.monotonic() + DEADLINE_SHARE * place.deadline_s - DEADLINE_SPARE_S
         self._resources = contextlib.ExitStack()
         self._clocks_hz: list[float] = []
@@ -202,7 +202,7 @@ class UserLaunches(PartLaunches):
             raise
         self.checks = PartChecks(self)
 
-    def _prepare(self, name: str, axes: dict[str, Any], implementation: str, place: Place) -> None:
+    def _prepare(self, name: str, axes: dict[str, Any], implementation: str, place: ExecutionContext) -> None:
         device = str(place.device)
         self._reference = _reference_process(name, device, self._end_s)
         limit = limit_bytes()
@@ -210,12 +210,12 @@ class UserLaunches(PartLaunches):
         self._resources.callback(self._process.close)
         # Both import what the user's code imports, side by side.
         began = self._process.begin("start", **_start(name, device))
-        asked = {"kernel": _split(name)[1], "axes": axes, "implementation": implementation}
-        self._built = self._reference.build(asked, self._end_s)
+        requested = {"kernel": _split(name)[1], "axes": axes, "implementation": implementation}
+        self._built = self._reference.build(requested, self._end_s)
         started = self._process.finish(began)
         self._process.about(self._built)
         self._given = None if place.inputs is None else random.Random(place.inputs)
-        mine = self._process.ask("build", **asked, seed=self._drawn(), library=self._reference.library)
+        mine = self._process.ask("build", **requested, seed=self._drawn(), library=self._reference.library)
         self._process.about(mine)
         self._require_same_inputs(mine)
         self.longest = max([1, *(size for leaf in self._arrays for size in leaf["shape"])])
@@ -249,7 +249,7 @@ class UserLaunches(PartLaunches):
     def _arrays(self) -> list[dict[str, Any]]:
         return [leaf for leaf in self._built["leaves"] if leaf["kind"] == "array"]
 
-    def _place_sets(self, slot_bytes: int, place: Place) -> None:
+    def _place_sets(self, slot_bytes: int, place: ExecutionContext) -> None:
         if self._arrays and slot_bytes:
             self.sets, cache = sets_to_rotate(slot_bytes, place.device)
         else:

@@ -25,7 +25,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels.nvrtc import wheels
 from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch
 from pyperf_suite.workloads.scratch import KernelCache
-from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, Prepared
+from pyperf_suite.workloads.workload import Checked, ExecutionContext, Implementation, Kernel, Prepared
 
 RESULT = "the result"
 
@@ -135,9 +135,9 @@ def cuda_device(index: int) -> CudaDevice:
 
 def cache_folder() -> str:
     """Where compiled kernels are kept: $PYPERF_CACHE_DIR, else below $XDG_CACHE_HOME or ~/.cache; '' for nowhere."""
-    asked = os.environ.get("PYPERF_CACHE_DIR")
-    if asked:
-        return asked
+    requested = os.environ.get("PYPERF_CACHE_DIR")
+    if requested:
+        return requested
     caches = os.environ.get("XDG_CACHE_HOME", "")
     try:
         # The XDG Base Directory Specification has relative paths ignored.
@@ -258,7 +258,7 @@ class ByTorch(Implementation[Any]):
     def validate(self, parameters: Any) -> None:
         require_cores(parameters.workers)
 
-    def prepare(self, parameters: Any, place: Place) -> Prepared:
+    def prepare(self, parameters: Any, place: ExecutionContext) -> Prepared:
         where = TorchDevice(place.device, parameters.workers, self._queueing)
         return self._launches(parameters, place.seed, where)
 
@@ -272,7 +272,7 @@ def use_products_of(where: TorchDevice, element: str) -> None:
         raise Unsupported("A CPU has no tfloat32.")
 
 
-class Due(NamedTuple):
+class ExpectedOutputs(NamedTuple):
     """What a launch must leave, by name in float64; by how much each element may be off, and each tensor in norm.
 
     Where `in_norm`, a share of the tensor's own norm, is None, rounding.compared has its own rule.
@@ -298,7 +298,7 @@ class ComparedLaunches(Prepared):
         """What the last launch on that set left, by name; what it did not make is missing or None."""
 
     @abstractmethod
-    def due(self) -> Due:
+    def due(self) -> ExpectedOutputs:
         """What it must leave, computed once."""
 
     def left(self, index: int) -> Checked:

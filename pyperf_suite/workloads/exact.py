@@ -34,7 +34,15 @@ from pyperf_suite.kernels import (
     nvrtc,
     static,
 )
-from pyperf_suite.workloads.workload import Exact, Implementation, Kernel, Place, Workload, by_name, exact_metric
+from pyperf_suite.workloads.workload import (
+    Exact,
+    ExecutionContext,
+    Implementation,
+    Kernel,
+    Workload,
+    by_name,
+    exact_metric,
+)
 
 CUDA_TARGETS: Mapping[str, ModuleType] = {family.ARCHITECTURE: family for family in static.families().values()}
 TRITON_TARGETS = static.triton_targets()
@@ -76,7 +84,7 @@ class Compiled(Implementation[CompiledKernelParameters]):
     def __init__(self, name: str, read: Callable[[CompiledKernelParameters], static.StaticMetrics]) -> None:
         self.name, self._read = name, read  # type: ignore[misc]
 
-    def prepare(self, parameters: CompiledKernelParameters, place: Place) -> Exact:
+    def prepare(self, parameters: CompiledKernelParameters, place: ExecutionContext) -> Exact:
         try:
             found = self._read(parameters)
         except (ImportError, nvrtc.NoCompiler, disassembly.NoDisassembler) as reason:
@@ -165,7 +173,7 @@ class System(Implementation[TopologyParameters]):
 
     name = "system"
 
-    def prepare(self, parameters: TopologyParameters, place: Place) -> Exact:
+    def prepare(self, parameters: TopologyParameters, place: ExecutionContext) -> Exact:
         files = KernelFiles()
         details = host_details(files) if parameters.part == "host" else gpu_details(files)
         counts: dict[str, int] = {name: len(details[name]) for name in ("nodes", "pcie", "gpus") if name in details}
@@ -224,8 +232,8 @@ def _direct_copies(present: Sequence[Gpu], manager: Nvml | Unavailable) -> dict[
     if isinstance(manager, Unavailable):
         return {}
     pairs = combinations((gpu for gpu in present if not gpu.uuid.startswith("MIG-")), 2)
-    told = ((one, other, manager.direct_copies(one.uuid, other.uuid)) for one, other in pairs)
-    return {f"{one.index}-{other.index}": words for one, other, words in told if words is not None}
+    message = ((one, other, manager.direct_copies(one.uuid, other.uuid)) for one, other in pairs)
+    return {f"{one.index}-{other.index}": words for one, other, words in message if words is not None}
 
 
 def _placement(layout: CpuLayout) -> dict[str, Any]:
@@ -245,10 +253,10 @@ def _placement(layout: CpuLayout) -> dict[str, Any]:
 
 
 def _gpu(gpu: Gpu, manager: Nvml | Unavailable, files: KernelFiles) -> dict[str, Any]:
-    told: dict[str, Any] = {"index": gpu.index, "name": gpu.name}
-    told |= {"compute_capability": list(gpu.compute_capability)}
+    message: dict[str, Any] = {"index": gpu.index, "name": gpu.name}
+    message |= {"compute_capability": list(gpu.compute_capability)}
     if isinstance(manager, Unavailable):
-        return told
+        return message
     address = manager.pci_address(gpu.uuid)
     seen = links.device(files, address) if address else None
     cpus = parse_cpu_list(files.text(f"{links.FOLDER}/{address}/local_cpulist")) if address else frozenset()
@@ -259,7 +267,7 @@ def _gpu(gpu: Gpu, manager: Nvml | Unavailable, files: KernelFiles) -> dict[str,
     if "card_generation" in figures and (card or slot):
         card = PcieLink(figures["card_generation"], (card or slot).width)  # type: ignore[union-attr]
     number = manager.index(gpu.uuid)
-    return told | {
+    return message | {
         "smi": None if number is None else f"GPU{number}",
         "numa_node": seen.numa_node if seen else None,
         "cpus": cpu_list(cpus),

@@ -81,7 +81,7 @@ class KernelName:
     output: str | None = None
 
     @property
-    def told(self) -> dict[str, object]:
+    def message(self) -> dict[str, object]:
         return {field: value for field, value in vars(self).items() if value is not None}
 
 

@@ -26,9 +26,9 @@ from pyperf_suite.ranks.group import Group, RanksMissing, connect
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.workloads.workload import (
     Checked,
+    ExecutionContext,
     Implementation,
     Parameters,
-    Place,
     RankTimes,
     Transfers,
     Workload,
@@ -54,7 +54,7 @@ DTYPES = {"float32": 4, "bfloat16": 2}
 MOST_RANKS = 1 << 15
 
 # Makes a case ready of parameters, where this rank is, and the process group that it has joined.
-Steps = Callable[[Any, Place, Any], Transfers]
+Steps = Callable[[Any, ExecutionContext, Any], Transfers]
 
 # Roundings of sums over ranks: a small multiple of their square root (see measure.tolerance.element_limit).
 EXCHANGED = 4.0
@@ -96,12 +96,12 @@ def do_together(group: Group, doing: str, action: Callable[[], Made], deadline_s
             raise group.broken(doing, error) from error
 
 
-def torch_place(place: Place) -> str:
+def torch_place(place: ExecutionContext) -> str:
     """The device as torch names it."""
     return "cpu" if place.device.kind == "cpu" else f"cuda:{place.device.index}"
 
 
-def process_group(place: Place, backend: str) -> Any:
+def process_group(place: ExecutionContext, backend: str) -> Any:
     """The process group of torch with all ranks (None is its default), made when first asked for, by all together.
 
     Raises Unsupported on all ranks where this torch lacks the backend on any, and RanksMissing where ranks do not come.
@@ -245,7 +245,7 @@ class OverGloo(OverTorch):
             raise UserError("gloo moves data between CPUs over TCP: peer_to_peer is NCCL's alone.")
         require_cores_for(parameters.ranks)
 
-    def prepare(self, parameters: Any, place: Place) -> Transfers:
+    def prepare(self, parameters: Any, place: ExecutionContext) -> Transfers:
         joined = process_group(place, self.name)
         require_memory(place.ranks, parameters.footprint_bytes)
         return self._steps(parameters, place, joined)
@@ -257,7 +257,7 @@ class OverNccl(OverTorch):
     name = "nccl"
     device_kind = "cuda"
 
-    def prepare(self, parameters: Any, place: Place) -> Transfers:
+    def prepare(self, parameters: Any, place: ExecutionContext) -> Transfers:
         require_started_so(parameters.peer_to_peer)
         return self._steps(parameters, place, process_group(place, self.name))
 
@@ -271,7 +271,7 @@ class RankSteps(Transfers):
         self.torch, self._parameters, self._rank, self._group, self._where = torch, parameters, rank, group, where
 
     @classmethod
-    def of(cls, parameters: Any, place: Place, joined: Any) -> Transfers:
+    def of(cls, parameters: Any, place: ExecutionContext, joined: Any) -> Transfers:
         return cls(parameters, place.ranks.rank, joined, torch_place(place))
 
     @property

@@ -39,7 +39,7 @@ from pyperf_suite.workloads.operands import (
     torch_name,
     widen,
 )
-from pyperf_suite.workloads.workload import Kernel, Parameters, Place, Prepared, Way, Workload
+from pyperf_suite.workloads.workload import ExecutionContext, ImplementationBase, Kernel, Parameters, Prepared, Workload
 
 # Rotating through operands that together exceed the caches this many times over leaves nothing of a set when it
 # comes round again (DESIGN: 2-3 x L2).
@@ -61,7 +61,7 @@ NOT_KNOWN = Kernel("", "")
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundLaunch:
     """A launch on one operand set: what runs it, the results it left by name, and all memory that it fills."""
 
     launch: Callable[[], Any]
@@ -69,7 +69,7 @@ class Bound:
     written: Callable[[], Iterable[Any]]
 
     @classmethod
-    def into(cls, launch: Callable[[], Any], **results: Any) -> Bound:
+    def into(cls, launch: Callable[[], Any], **results: Any) -> BoundLaunch:
         return cls(launch, lambda: results, results.values)
 
 
@@ -79,7 +79,7 @@ class OperandSets(ABC):
     sets: Sequence[Mapping[str, Any]]
     stopwatch: Stopwatch
 
-    def __init__(self, operands: Operands, place: Place) -> None:
+    def __init__(self, operands: Operands, place: ExecutionContext) -> None:
         self.described, self.inputs = operands.described, operands.inputs
         self.place, self.count = place, place.sets or 1
 
@@ -98,7 +98,7 @@ class OperandSets(ABC):
 class HostArrays(OperandSets):
     """numpy arrays, each elsewhere in memory."""
 
-    def __init__(self, operands: Operands, place: Place, names: Iterable[str] = ()) -> None:
+    def __init__(self, operands: Operands, place: ExecutionContext, names: Iterable[str] = ()) -> None:
         super().__init__(operands, place)
         self.stopwatch = CpuStopwatch()
         first = {name: operands[name] for name in names or operands}
@@ -116,7 +116,9 @@ class HostArrays(OperandSets):
 class TorchTensors(OperandSets):
     """torch tensors: on a CPU they share numpy's memory, on a GPU they are filled where they lie."""
 
-    def __init__(self, operands: Operands, place: Place, workers: int = 0, names: Iterable[str] = ()) -> None:
+    def __init__(
+        self, operands: Operands, place: ExecutionContext, workers: int = 0, names: Iterable[str] = ()
+    ) -> None:
         """All operands, or those that are named; on a CPU torch takes so many threads, 0 for as many as it likes.
 
         Raises Unsupported where torch is absent or cannot use the GPU.
@@ -157,7 +159,7 @@ class TorchTensors(OperandSets):
     def poison(self, held: Any) -> None:
         poison_tensor(held.detach())
 
-    def returned_by(self, function: Callable[[], Any], *names: str) -> Bound:
+    def returned_by(self, function: Callable[[], Any], *names: str) -> BoundLaunch:
         """A launch of a function that allocates what it returns: one tensor, or a tuple of as many as there are names.
 
         What was poisoned is forgotten: whoever gets that memory next and leaves it is seen.
@@ -176,7 +178,7 @@ class TorchTensors(OperandSets):
             found, last[0] = results(), None
             return found.values()
 
-        return Bound(launch, results, forget)
+        return BoundLaunch(launch, results, forget)
 
     def _nothing(self, name: str) -> Any:
         tensor = self.torch.empty(self.described[name].shape, dtype=self.dtype(name), device=self.device)
@@ -204,7 +206,7 @@ class DeviceMemory(OperandSets):
     stopwatch: CudaStopwatch
     beside: tuple[Any, ...] = ()
 
-    def __init__(self, operands: Operands, place: Place, gpu: CudaDevice) -> None:
+    def __init__(self, operands: Operands, place: ExecutionContext, gpu: CudaDevice) -> None:
         super().__init__(operands, place)
         self._gpu = gpu
         self.stopwatch = gpu.stopwatch()
@@ -270,9 +272,9 @@ def _bits(values: Any) -> Any:
 class Launches(Prepared):
     """Launches bound to rotating operand sets, whose results `judge` compares with the reference."""
 
-    judge: Judge
+    judge: OutputVerifier
 
-    def __init__(self, memory: OperandSets, bound: Sequence[Bound], kernel: Kernel = NOT_KNOWN) -> None:
+    def __init__(self, memory: OperandSets, bound: Sequence[BoundLaunch], kernel: Kernel = NOT_KNOWN) -> None:
         self._memory, self._bound, self.kernel = memory, bound, kernel
         self._launches = [each.launch for each in bound]
         self.sets = len(bound)
@@ -328,11 +330,11 @@ class Launches(Prepared):
         return all(same_bits(found, kept[name]) for name, found in self.results(index).items())
 
 
-class TimedImplementation(Way[Parameters]):
+class TimedImplementation(ImplementationBase[Parameters]):
     """One way to compute an operator on one kind of device."""
 
     @abstractmethod
-    def prepare(self, parameters: Parameters, operands: Operands, place: Place) -> Launches:
+    def prepare(self, parameters: Parameters, operands: Operands, place: ExecutionContext) -> Launches:
         """Bind launches to as many copies of the operands as the place says.
 
         Raises Unsupported with the reason where this machine has no way to run the case.
@@ -374,14 +376,14 @@ class Operator(Workload[Parameters]):
         values = {name: widen(array, operands.described[name].dtype) for name, array in stored.items()}
         return self.compare(parameters, values, keep)
 
-    def prepare(self, parameters: Parameters, implementation: str, place: Place) -> Launches:
+    def prepare(self, parameters: Parameters, implementation: str, place: ExecutionContext) -> Launches:
         """Launches over as many copies of the operands as leave caches cold, with the judge of their outputs."""
         operands = self.operands(parameters, place.seed)
         sets, cache = sets_to_rotate(self.footprint_bytes(parameters), place.device)
         place = dataclasses.replace(place, sets=place.sets or sets)
         launches: Launches = self.implementation(implementation).prepare(parameters, operands, place)
         launches.sampling = {"cache": cache, "operand_sets": place.sets}
-        launches.judge = Judge(self, parameters, place.seed, operands, launches.kernel.name)
+        launches.judge = OutputVerifier(self, parameters, place.seed, operands, launches.kernel.name)
         return launches
 
 
@@ -401,7 +403,7 @@ def free_bytes(device: Device) -> int:
     return memory.available_bytes()
 
 
-class Judge:
+class OutputVerifier:
     """The verdict on the last launch on an operand set, by the reference on its device, else by the host's.
 
     Of GPU cases the host judges those too whose reference is cheap there, and one in `HOST_JUDGES_ONE_OF` by what is

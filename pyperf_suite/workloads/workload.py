@@ -51,7 +51,7 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class Place:
+class ExecutionContext:
     """Where a case is made ready: a device, and the group of ranks that share the case where it takes one.
 
     `sets` is how many operand sets to rotate through; None for as many as leave caches cold. `inputs` is the seed of a
@@ -227,7 +227,7 @@ class Transfers(Prepared):
         self.time(1, self.deadline_s)
 
 
-class Way(ABC, Generic[Parameters]):
+class ImplementationBase(ABC, Generic[Parameters]):
     """One way to do what a workload names, on one kind of device ("any": on the one asked for)."""
 
     name: ClassVar[str]
@@ -239,11 +239,11 @@ class Way(ABC, Generic[Parameters]):
         """Raise UserError where this implementation can never take these parameters, before anything is measured."""
 
 
-class Implementation(Way[Parameters]):
+class Implementation(ImplementationBase[Parameters]):
     """One that makes a case ready by itself."""
 
     @abstractmethod
-    def prepare(self, parameters: Parameters, place: Place) -> Prepared:
+    def prepare(self, parameters: Parameters, place: ExecutionContext) -> Prepared:
         """Make the case ready. Raises Unsupported with the reason where this machine has no way to run it."""
 
 
@@ -299,7 +299,7 @@ class Workload(ABC, Generic[Parameters]):
             )
         return self.implementations[name]
 
-    def prepare(self, parameters: Parameters, implementation: str, place: Place) -> Prepared:
+    def prepare(self, parameters: Parameters, implementation: str, place: ExecutionContext) -> Prepared:
         """The case made ready. Raises Unsupported with the reason where this machine cannot run it."""
         prepared: Prepared = self.implementation(implementation).prepare(parameters, place)
         return prepared

@@ -102,13 +102,13 @@ def test_sentences_quoted_from_a_run_stand_in_a_run_that_the_page_links(page):
         for target in re.findall(r"\]\(([^)]+)\)", text)
         if "bench_results" in target
     }
-    told = [plain((folder / "findings.md").read_text()) for folder in folders if (folder / "findings.md").exists()]
+    message = [plain((folder / "findings.md").read_text()) for folder in folders if (folder / "findings.md").exists()]
     quoted = [plain(part) for block in code_blocks(text) for part in block.split("•")[1:]]
-    if not told:
+    if not message:
         assert not quoted or page.stem == "baseline"  # its run is older than findings.md
         return
     pieces = itertools.chain.from_iterable(quote.split("[...]") for quote in quoted)
-    assert [piece for piece in pieces if not any(plain(piece).strip("();. ") in findings for findings in told)] == []
+    assert [piece for piece in pieces if not any(plain(piece).strip("();. ") in findings for findings in message)] == []
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "laws.md"

@@ -192,7 +192,7 @@ def numbers(findings: Findings) -> list[float]:
     for each in findings.remarks:
         said += _in_text(each if isinstance(each, str) else sentence(each))
         said += _of_cells(
-            [] if isinstance(each, str) else (each.told if isinstance(each, Judged) else each).values.values()
+            [] if isinstance(each, str) else (each.message if isinstance(each, Judged) else each).values.values()
         )
     for table in findings.tables:
         said += [number for row in table.rows for number in _of_cells(row)]

@@ -296,9 +296,11 @@ def lost_maps(kept: Sequence[Any], maps: Sequence[found.Map]) -> Iterator[str]:
 def test_every_accepted_difference_says_why_and_touches_a_golden_value():
     for change in changes():
         assert change["why"].strip()
-        asked = [json.loads(path.read_text(encoding="utf-8")) for path in GOLDEN.values()]
+        requested = [json.loads(path.read_text(encoding="utf-8")) for path in GOLDEN.values()]
         meant = [
-            kept for kept in asked if kept["probe"] == change["probe"] and change.get("run", kept["run"]) == kept["run"]
+            kept
+            for kept in requested
+            if kept["probe"] == change["probe"] and change.get("run", kept["run"]) == kept["run"]
         ]
         assert sum(changed(kept, change)[1] for kept in meant) > 0, f"nothing golden is meant by {change}"
 

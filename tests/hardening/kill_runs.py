@@ -60,10 +60,10 @@ def main() -> None:
     parser.add_argument("kills", type=int, nargs="?", default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=COMMANDS, help="Kill only runs of this command.")
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        commands = [asked.only] if asked.only else list(COMMANDS)
-        print(kill_runs(asked.kills, Path(folder), asked.seed, lambda line: print(line, flush=True), commands))
+        commands = [requested.only] if requested.only else list(COMMANDS)
+        print(kill_runs(requested.kills, Path(folder), requested.seed, lambda line: print(line, flush=True), commands))
 
 
 def be_command_line(arguments: list[str]) -> None:

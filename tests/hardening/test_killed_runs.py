@@ -20,5 +20,5 @@ def test_killed_anywhere_a_run_keeps_its_records_resumes_and_measures_nothing_tw
     # Where a dataclass looks for the module it is defined in.
     monkeypatch.setitem(sys.modules, "kill_runs", kill_runs)
     spec.loader.exec_module(kill_runs)
-    told = kill_runs.kill_runs(2, tmp_path, seed=3, commands=["run"])
-    assert "no record was lost or measured twice" in told
+    message = kill_runs.kill_runs(2, tmp_path, seed=3, commands=["run"])
+    assert "no record was lost or measured twice" in message

@@ -79,9 +79,9 @@ def found_in(**parts: Any) -> Findings:
 
 def table(found: Findings, title: str) -> list[dict[str, Cell]]:
     """The rows of a table, by column."""
-    (asked,) = [each for each in found.tables if each.title == title]
-    names = [column.name for column in asked.columns]
-    return [dict(zip(names, row, strict=True)) for row in asked.rows]
+    (requested,) = [each for each in found.tables if each.title == title]
+    names = [column.name for column in requested.columns]
+    return [dict(zip(names, row, strict=True)) for row in requested.rows]
 
 
 def checks(found: Findings) -> dict[tuple[Cell, Cell], dict[str, Cell]]:
@@ -147,17 +147,17 @@ def test_an_older_slot_is_told_from_a_link_that_came_up_slow():
 
 def test_an_idle_gpus_generation_is_no_verdict_but_its_lanes_are():
     found = found_in(gpus=h200(now={0: "gen 1 x16", 1: "gen 1 x8"}, awake={0: False, 1: False}))
-    told = verdicts(found)
-    assert (told["GPU 0", "PCIe link"], told["GPU 1", "PCIe link"]) == ("not told", "below expectation")
+    message = verdicts(found)
+    assert (message["GPU 0", "PCIe link"], message["GPU 1", "PCIe link"]) == ("not told", "below expectation")
     assert "idle" in troubles(found)["GPU 0", "PCIe link"].template
 
 
 @pytest.mark.parametrize(("cpus", "verdict"), [("0-63,128-191", "below expectation"), ("0-255", "could be more")])
 def test_gpus_on_the_other_node_than_this_process_are_named(cpus, verdict):
     found = found_in(gpus=h200() | {"allowed_cpus": cpus})
-    told = troubles(found)["GPU 4, GPU 5, GPU 6, GPU 7", "near CPUs"]
-    assert told.values["verdict"] == verdict
-    assert (told.values["found"], told.values["expected"]) == (
+    message = troubles(found)["GPU 4, GPU 5, GPU 6, GPU 7", "near CPUs"]
+    assert message.values["verdict"] == verdict
+    assert (message.values["found"], message.values["expected"]) == (
         f"this process on CPUs {cpus}, the GPU on node 1",
         "64-127,192-255",
     )
@@ -242,8 +242,8 @@ def test_gpus_that_nvlink_joins_and_that_may_not_copy_directly_are_below_expecta
 
 def test_gpus_without_nvlink_whose_copies_go_through_the_host_are_told():
     machine = gpus_of("4xl40s", "NVIDIA L40S", (8, 9), 0) | {"direct_copies": {"0-1": "switched off in the driver"}}
-    told = troubles(found_in(gpus=machine))["GPU 0-1", "direct copies"]
-    assert (told.values["found"], told.values["verdict"]) == ("switched off in the driver", "could be more")
+    message = troubles(found_in(gpus=machine))["GPU 0-1", "direct copies"]
+    assert (message.values["found"], message.values["verdict"]) == ("switched off in the driver", "could be more")
 
 
 def test_packets_that_were_sent_again_are_told_and_are_no_fault_by_themselves():

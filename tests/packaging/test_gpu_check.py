@@ -270,7 +270,7 @@ def test_after():
 
 def gpu_tests(checkout: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the tests above under tests/core/gpu's conftest.py."""
-    shutil.copy(checkout / "tests" / "gpu" / "conftest.py", folder)
+    shutil.copy(checkout / "tests" / "core" / "gpu" / "conftest.py", folder)
     (folder / "test_context.py").write_text(LOSES)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(folder), *arguments]
     # Where these tests run in xdist's workers, the inner pytest must not take itself for one.

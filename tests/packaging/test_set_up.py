@@ -100,10 +100,10 @@ def test_an_install_without_uv_or_with_one_that_fails_is_made_by_pip(tool, tmp_p
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     made.install_everything(tmp_path / "python", tmp_path / "venv", pip, ["click"], is_new=True)
     by_pip = f"python -m pip install --no-compile -c {tmp_path}/venv/constraints.txt"
-    told = calls.read_text().splitlines()
-    assert [line for line in told if line.startswith(by_pip)] == [f"{by_pip} setuptools", f"{by_pip} click"]
-    assert sum(line.startswith("uv pip install") for line in told) == 2
-    assert "python -m pip install --no-deps --no-build-isolation --editable ." in told
+    message = calls.read_text().splitlines()
+    assert [line for line in message if line.startswith(by_pip)] == [f"{by_pip} setuptools", f"{by_pip} click"]
+    assert sum(line.startswith("uv pip install") for line in message) == 2
+    assert "python -m pip install --no-deps --no-build-isolation --editable ." in message
     calls.unlink()
     (tmp_path / "uv").unlink()
     made.install_everything(tmp_path / "python", tmp_path / "venv", pip, ["click"], is_new=False)

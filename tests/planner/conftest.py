@@ -18,12 +18,12 @@ class MadeUpPrices:
     """
 
     error_percent: float | None = 1.0
-    asked: list[tuple[str, int, int, int]] = field(default_factory=list)
+    requested: list[tuple[str, int, int, int]] = field(default_factory=list)
 
     def gemm(self, layout, m, n, k):
         m, n, k = map(np.asarray, np.broadcast_arrays(m, n, k))
         assert min(m.min(), n.min(), k.min()) >= 1
-        self.asked += [(layout, *row) for row in np.stack([m, n, k], axis=-1).reshape(-1, 3).tolist()]
+        self.requested += [(layout, *row) for row in np.stack([m, n, k], axis=-1).reshape(-1, 3).tolist()]
         ideal = 2.0 * m * n * k / 1e14
         tiled = 2.0 * (-(-m // 128) * 128) * (-(-n // 128) * 128) * k / 1e14
         penalty = np.where((m % 8 == 0) & (n % 8 == 0) & (k % 8 == 0), 0.0, tiled)

@@ -196,8 +196,8 @@ def test_seventy_products_of_a_gpu_bring_a_transferred_law_nearer_to_the_rest_of
     block = shipped_calibration(POOLED).block("gemm_bf16.trtllm")
     law = GemmLaw(table.gpu, "bf16", "trtllm", MenuCoefficients.from_arrays(block.arrays), None, block)
 
-    def pooled(spec: object, asked: Sequence[Case]) -> np.ndarray:
-        return law.seconds(*(np.array([float(getattr(c.parameters, size)) for c in asked]) for size in "mnk"))
+    def pooled(spec: object, requested: Sequence[Case]) -> np.ndarray:
+        return law.seconds(*(np.array([float(getattr(c.parameters, size)) for c in requested]) for size in "mnk"))
 
     monkeypatch.setattr(calibrate_laws, "predicted_seconds", pooled)
     (found,) = corrections(table.gpu, [a_record(c, table.seconds[r]) for r, c in zip(rows, cases, strict=True)], "rows")

@@ -97,12 +97,12 @@ def test_layouts_of_a_grid_are_priced_as_each_alone(llama: Planned) -> None:
             512, seq=4096, recompute=layout.recompute, overlap_gradients=True, sequence_parallel=True,
             gradient_bytes=4 if layout.zero_stage else 2, uneven_stages=True, **counts
         )  # fmt: skip
-        told = step_time("A100", LLAMA, plan, None, Prices("A100"))
+        message = step_time("A100", LLAMA, plan, None, Prices("A100"))
         assert (llama.seconds[place], llama.low[place], llama.high[place]) == pytest.approx(
-            (float(told.seconds), float(told.low), float(told.high)), rel=1e-9
+            (float(message.seconds), float(message.low), float(message.high)), rel=1e-9
         )
         assert {name: part[place] for name, part in llama.parts.items()} == pytest.approx(
-            {name: float(part) for name, part in told.parts.items()}, abs=1e-9
+            {name: float(part) for name, part in message.parts.items()}, abs=1e-9
         )
         assert llama.at(place).framework == ("fsdp2" if layout.zero_stage > 1 else "megatron")
         need = training_memory(
@@ -221,7 +221,7 @@ def test_a_calibrations_own_constants_are_used() -> None:
     own = planned(training, NODE, Calibration("A100 SXM", {"step": block}))
     assert own.usual.error_percent == 5.0
     assert own.best.parts["products"] > 1.5 * planned(training, NODE).best.parts["products"]
-    assert planned(training, replace(NODE, gpu=find_gpu("RTX 4090"))).usual.of_another_gpu
+    assert planned(training, replace(NODE, gpu=find_gpu("RTX 4090"))).usual.is_transferred
 
 
 def test_the_nearest_layout_that_fits_is_a_few_steps_away(llama: Planned) -> None:
@@ -376,7 +376,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(arguments: tuple[str, ...], s
 GIVEN = tuple(part for pair in zip(OPTIONS[::2], OPTIONS[1::2], strict=True) if pair[0] != "--gpus" for part in pair)
 
 
-def told(*arguments: str) -> dict[str, Any]:
+def message(*arguments: str) -> dict[str, Any]:
     result = command(*arguments, "--json")
     assert result.exit_code == 0, result.output
     return dict(json.loads(result.stdout))
@@ -388,7 +388,7 @@ def test_one_given_layout_is_priced_as_in_the_ranking(llama: Planned) -> None:
     layout = llama.grid.at(place)
     text = ",".join(f"{key}={getattr(layout, name)}" for key, name in KEYS.items())
     for gpus in ((), ("--gpus", "64")):
-        (found,) = printed_lines(told(*GIVEN, *gpus, "--exactly", text), "Layouts")
+        (found,) = printed_lines(message(*GIVEN, *gpus, "--exactly", text), "Layouts")
         assert found["iteration"] == pytest.approx(float(llama.seconds[place]), rel=1e-9)
         assert found["from"] < found["iteration"] < found["to"]
         assert found["memory"] == llama.at(place).verdict
@@ -399,7 +399,7 @@ def test_one_given_layout_is_priced_as_in_the_ranking(llama: Planned) -> None:
 @pytest.mark.slow
 def test_two_layouts_are_compared_the_same_way_round_both_ways() -> None:
     a, b = "dp=16,tp=4,mb=4", "tp=8,pp=8,zero=0"
-    found = [told(*GIVEN, "--gpus", "64", "--compare", *pair) for pair in ((a, b), (b, a))]
+    found = [message(*GIVEN, "--gpus", "64", "--compare", *pair) for pair in ((a, b), (b, a))]
     (first,), (second,) = (printed_values(each, "chance", "gain") for each in found)
     assert {first["name"], second["name"]} == {"A", "B"}
     assert first["chance"] == pytest.approx(second["chance"])
@@ -415,7 +415,7 @@ def test_two_layouts_are_compared_the_same_way_round_both_ways() -> None:
 def test_products_are_priced_in_the_dtype_asked_for_and_what_stays_in_bf16_is_said() -> None:
     hopper = with_option("--gpu", "H100")
     half, eighth = (
-        printed_lines(told(*hopper, "--top", "1", "--dtype", dtype), "Fastest")[0] for dtype in ("bf16", "fp8")
+        printed_lines(message(*hopper, "--top", "1", "--dtype", dtype), "Fastest")[0] for dtype in ("bf16", "fp8")
     )
     assert eighth["iteration"] < half["iteration"]
     assert eighth["MFU"] < half["MFU"]  # of twice the peak
@@ -464,8 +464,8 @@ def test_numbers_of_gpus_that_no_split_divides_are_known() -> None:
 
 @pytest.mark.slow
 def test_the_fewest_gpus_that_are_in_time_and_what_they_cost() -> None:
-    asked = ("--tokens", "1e11", "--price", "2", "--top", "1")
-    found = told(*GIVEN, *asked, "--target-days", "10")
+    requested = ("--tokens", "1e11", "--price", "2", "--top", "1")
+    found = message(*GIVEN, *requested, "--target-days", "10")
     (days,) = printed_values(found, "days")
     first, gpus = float(days["days"].split()[0]), days["gpus"]
     assert first <= 10
@@ -473,7 +473,9 @@ def test_the_fewest_gpus_that_are_in_time_and_what_they_cost() -> None:
     billion, whole = (float(each["dollars"].split()[0].replace(",", "")) for each in printed_values(found, "dollars"))
     assert whole == pytest.approx(first * 24 * 2 * gpus, rel=0.01)
     assert billion == pytest.approx(whole / 100, rel=0.01)
-    fewer = printed_values(told(*GIVEN, *asked, "--gpus", str(gpus - 8)), "days")[0]["days"] if gpus > 8 else None
+    fewer = (
+        printed_values(message(*GIVEN, *requested, "--gpus", str(gpus - 8)), "days")[0]["days"] if gpus > 8 else None
+    )
     assert fewer is None or float(fewer.split()[0]) > 10
 
 
@@ -550,7 +552,7 @@ def test_a_rack_is_one_domain_of_nvlink() -> None:
     deep = (*GIVEN[:-4], "--global-batch", "576", "--seq", "4096")
     options = tuple("GB200" if word == "A100" else word for word in deep)
     for gpus, domain in (("144", 72), ("64", 64), ("16", 16)):
-        (values,) = printed_values(told(*options, "--gpus", gpus, "--top", "1"), "node", "gpus")
+        (values,) = printed_values(message(*options, "--gpus", gpus, "--top", "1"), "node", "gpus")
         assert values["node"] == domain
 
 

@@ -57,8 +57,10 @@ def test_the_measured_run_itself_takes_what_was_measured(path: Path) -> None:
 def test_a_run_is_scaled_by_the_laws_ratio(path: Path) -> None:
     run = read_run(path)
     found = scaled(run, gpus=64, global_batch=512)
-    assert (found.asked.plan.data, found.asked.plan.ranks, found.asked.plan.global_batch) == (64, 64, 512)
-    assert found.seconds == pytest.approx(12.6 * float(predicted(found.asked).seconds) / float(predicted(run).seconds))
+    assert (found.requested.plan.data, found.requested.plan.ranks, found.requested.plan.global_batch) == (64, 64, 512)
+    assert found.seconds == pytest.approx(
+        12.6 * float(predicted(found.requested).seconds) / float(predicted(run).seconds)
+    )
     low, high = found.ends
     assert low < found.seconds < high
     # Half the batch of each GPU takes about half the time; twice the layers about twice.
@@ -68,7 +70,7 @@ def test_a_run_is_scaled_by_the_laws_ratio(path: Path) -> None:
     slower = read_run(written(path.parent, RUN | {"seconds_per_step": 25.2}))
     assert scaled(slower, gpus=64, global_batch=512).seconds == pytest.approx(2 * found.seconds)
     cut = scaled(run, axes={"tensor": 2, "micro_batch": 2})
-    assert (cut.asked.plan.tensor, cut.asked.plan.data, cut.asked.plan.micro_batch) == (2, 4, 2)
+    assert (cut.requested.plan.tensor, cut.requested.plan.data, cut.requested.plan.micro_batch) == (2, 4, 2)
 
 
 def test_a_row_of_a_table_and_its_tokens_a_second_will_do(tmp_path: Path) -> None:

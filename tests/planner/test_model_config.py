@@ -313,8 +313,8 @@ def test_of_a_model_of_text_and_images_the_text_is_taken() -> None:
     ],
 )
 def test_what_the_dimensions_leave_out_is_noted(more: dict[str, int], note: str) -> None:
-    [told] = model_config({**LLAMA_3, **more}, "config.json").notes
-    assert note in told
+    [message] = model_config({**LLAMA_3, **more}, "config.json").notes
+    assert note in message
     assert model_config({**LLAMA_3, "sliding_window": 4096, "use_sliding_window": False}, "c").notes == ()
 
 
@@ -369,10 +369,10 @@ def test_layers_without_experts_are_counted_as_their_family_places_them() -> Non
     ],
 )
 def test_a_configuration_that_cannot_be_counted_says_why_in_one_sentence(change: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence) as told:
+    with pytest.raises(UserError, match=sentence) as message:
         model_config({**LLAMA_3, **change}, "config.json")
-    assert str(told.value).startswith("config.json")
-    assert len(str(told.value)) < 600
+    assert str(message.value).startswith("config.json")
+    assert len(str(message.value)) < 600
 
 
 @pytest.mark.parametrize(
@@ -423,13 +423,13 @@ def outcome(config: dict[str, Any], name: str) -> int | str:
     """The parameters of a configuration, or the sentence that refuses it."""
     try:
         return model_config(config, name).dimensions.parameters
-    except UserError as told:
-        return str(told)
+    except UserError as message:
+        return str(message)
 
 
 @given(st.sampled_from(sorted(PUBLISHED)), st.data())
 def test_any_value_in_any_field_is_read_or_refused_but_never_a_traceback(name: str, data: st.DataObject) -> None:
     config = dict(PUBLISHED[name][0])
     config[data.draw(st.sampled_from(sorted(config)))] = data.draw(anything)
-    told = outcome(config, name)
-    assert told > 0 if isinstance(told, int) else told.startswith(name) and "\n" not in told
+    message = outcome(config, name)
+    assert message > 0 if isinstance(message, int) else message.startswith(name) and "\n" not in message

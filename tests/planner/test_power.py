@@ -60,11 +60,11 @@ def joules(found: dict) -> list[float]:
 
 @pytest.mark.slow
 def test_size_and_layout_say_joules_with_such_a_calibration_alone(calibration: Path) -> None:
-    asked = ("size", "--micro-batch", "4", "--vary", "heads")
-    sized = answered(*asked, "--calibration", str(calibration))
+    requested = ("size", "--micro-batch", "4", "--vary", "heads")
+    sized = answered(*requested, "--calibration", str(calibration))
     (time,) = (each["time"] for each in printed_values(sized, "time", "mfu"))
     assert joules(sized) == [pytest.approx(600 * time / (4 * 512))]
-    assert joules(answered(*asked, "--gpu", "H200")) == []
+    assert joules(answered(*requested, "--gpu", "H200")) == []
     more = ("--gpus", "8", "--global-batch", "64", "--top", "1")
     laid = answered("layout", "--calibration", str(calibration), *more)
     (row,) = printed_lines(laid, "Fastest")

@@ -14,14 +14,16 @@ from tests.records import printed_values
 pytest.importorskip("pyperf_suite._native", reason="the native extension is not built: run `pip install -e .`")
 
 
-def asked(*words: str) -> str:
+def requested(*words: str) -> str:
     result = CliRunner().invoke(main, ["explain", *words], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def test_a_product_has_its_peak_tiles_and_waves() -> None:
-    found = json.loads(asked("96x192x64", "--cpu", "--dtype", "fp32", "--workers", "1", "--isa", "portable", "--json"))
+    found = json.loads(
+        requested("96x192x64", "--cpu", "--dtype", "fp32", "--workers", "1", "--isa", "portable", "--json")
+    )
     (time,) = printed_values(found, "time", "rate")
     assert (time["m"], time["n"], time["k"], time["isa"]) == (96, 192, 64, "portable")
     assert time["rate"] == pytest.approx(2 * 96 * 192 * 64 / time["time"])
@@ -30,7 +32,7 @@ def test_a_product_has_its_peak_tiles_and_waves() -> None:
 
 
 def test_it_is_told_in_sentences() -> None:
-    assert "of the peak" in asked("64", "64", "64", "--cpu", "--dtype", "bf16")
+    assert "of the peak" in requested("64", "64", "64", "--cpu", "--dtype", "bf16")
 
 
 @pytest.mark.parametrize(
@@ -63,9 +65,9 @@ def test_a_run_takes_the_instruction_set_asked_for(tmp_path: Path) -> None:
     records = [json.loads(line) for path in tmp_path.rglob("records.jsonl") for line in path.read_text().splitlines()]
     ours = {each["case"]["implementation"] for each in records if each["case"]["implementation"].startswith("native")}
     assert ours == {"native_portable", "native_avx2"}
-    told = [each["kernel"]["details"] for each in records if each["case"]["implementation"] == "native_portable"]
-    assert {each["isa"] for each in told} == {"portable"}
-    assert all(each["peak_flop_per_s"] > 0 for each in told)
+    message = [each["kernel"]["details"] for each in records if each["case"]["implementation"] == "native_portable"]
+    assert {each["isa"] for each in message} == {"portable"}
+    assert all(each["peak_flop_per_s"] > 0 for each in message)
 
 
 @pytest.mark.parametrize(

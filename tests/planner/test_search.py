@@ -104,9 +104,9 @@ def test_a_million_candidates_ask_for_each_shape_once(made_up):
     bounds = Bounds(reach=0.3, head_dims=tuple(range(64, 257, 8)))
     found = search(Setting(GPT.resized(hidden=3072, heads=48), 2048, micro_batch=8, tp=2), bounds, made_up)
     assert found.priced > 1_000_000
-    in_the_grid = made_up.asked[: len(set(made_up.asked))]
+    in_the_grid = made_up.requested[: len(set(made_up.requested))]
     assert len(set(in_the_grid)) == len(in_the_grid)
-    assert len(made_up.asked) < 0.1 * found.priced
+    assert len(made_up.requested) < 0.1 * found.priced
 
 
 def test_memory_that_the_present_model_exceeds_is_hardly_exceeded_further(made_up):

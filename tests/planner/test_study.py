@@ -26,7 +26,7 @@ from pyperf_suite.planner.laws.training.layer_work import MicroBatch, work_of_en
 from pyperf_suite.planner.probes.step_calibration import OPERATIONS, PROBE
 from pyperf_suite.planner.study.grid import StudyAxes, cases_of, default_axes, worlds_of
 from pyperf_suite.planner.study.planning import (
-    Room,
+    MemoryBudget,
     described_change,
     find_calibration,
     memory_by_rank,
@@ -180,7 +180,7 @@ def test_each_way_to_save_memory_saves_some(less: dict[str, object], more: dict[
 
 
 def test_what_does_not_fit_says_by_how_many_bytes_and_what_does() -> None:
-    room = Room(0.9 * 80 * 2**30, "the 80 GiB of a GPU")
+    room = MemoryBudget(0.9 * 80 * 2**30, "the 80 GiB of a GPU")
     reason = why_not(LARGE, "cuda", room)
     lacking = re.search(r"([\d,]+) bytes more than it has of the 80 GiB of a GPU", reason)
     assert lacking is not None
@@ -189,8 +189,8 @@ def test_what_does_not_fit_says_by_how_many_bytes_and_what_does() -> None:
     assert near is not None
     assert need_bytes(near, "cuda") <= room.bytes_a_rank
     assert described_change(LARGE, near) in reason
-    assert why_not(LARGE, "cuda", Room(1e15, "a large memory")) == ""
-    assert why_not(LARGE, "cuda", Room(1e6, "a small memory")).endswith("; nothing near it fits.")
+    assert why_not(LARGE, "cuda", MemoryBudget(1e15, "a large memory")) == ""
+    assert why_not(LARGE, "cuda", MemoryBudget(1e6, "a small memory")).endswith("; nothing near it fits.")
 
 
 @pytest.mark.slow
@@ -298,8 +298,8 @@ def test_every_configuration_of_the_default_study_is_predicted_as_that_machine_w
     for prediction in predictions:
         assert sum(prediction.parts.values()) == pytest.approx(prediction.seconds)
         assert len(prediction.memory) == prediction.parameters.ranks
-    told = predictor(calibration, "cpu", 2)(cases, [])
-    assert {case_id: each.seconds for case_id, each in told.items()} == {
+    message = predictor(calibration, "cpu", 2)(cases, [])
+    assert {case_id: each.seconds for case_id, each in message.items()} == {
         case.case_id: each.seconds for case, each in zip(cases, predictions, strict=True)
     }
 
@@ -346,8 +346,8 @@ def test_laws_of_a_gpu_are_not_taken_for_a_cpu_nor_the_other_way_round(calibrati
         predictor(calibration, "cuda")
     saved = str(calibration.save(tmp_path / "known.npz"))
     model = ["--layers", "4", "--hidden", "1024", "--heads", "8", "--seq", "1024"]
-    for asked in (["size", *model], ["layout", *model, "--gpus", "8", "--global-batch", "64"]):
-        done = CliRunner().invoke(main, [*asked, "--calibration", saved])
+    for requested in (["size", *model], ["layout", *model, "--gpus", "8", "--global-batch", "64"]):
+        done = CliRunner().invoke(main, [*requested, "--calibration", saved])
         assert done.exit_code == 2
         assert "known.npz was fitted on a CPU (a known CPU), but the laws asked here are of GPUs" in done.output
         assert len(done.output.splitlines()) == 1

@@ -39,10 +39,10 @@ def layouts(factor: float = 1.0, tmp_path: Path | None = None) -> list[dict[str,
     """Six layouts, each as long as the law says times a factor."""
     cuts: list[dict[str, Any]] = [{"tp": tp, "pp": pp} for tp, pp in ((1, 2), (1, 4), (2, 1), (2, 2), (4, 1), (8, 2))]
     assert tmp_path is not None
-    told = judged(read_runs(table(tmp_path / "asked.csv", *cuts))[0])
+    message = judged(read_runs(table(tmp_path / "asked.csv", *cuts))[0])
     return [
         cut | {"seconds_per_step": factor * float(each.predicted.seconds)}
-        for cut, each in zip(cuts, told, strict=True)
+        for cut, each in zip(cuts, message, strict=True)
         if each.predicted is not None
     ]
 
@@ -97,10 +97,11 @@ def test_constants_are_fitted_to_runs_of_ones_own_where_that_helps(tmp_path: Pat
     assert own.after < own.before / 2
     constants = found_constants(calibration, "megatron")
     assert float(constants.constants.slowdown) > float(found_constants("H100", "megatron").constants.slowdown)
-    asked = ["layout", *(f"--{name}={LLAMA[name]}" for name in ("layers", "hidden", "heads", "ffn", "vocab", "seq")),
+    model = [f"--{name}={LLAMA[name]}" for name in ("layers", "hidden", "heads", "ffn", "vocab", "seq")]
+    requested = ["layout", *model,
              "--kv-heads=8", "--global-batch=512", "--exactly=dp=32,tp=2", "--json"]  # fmt: skip
     times = [
-        printed_lines(json.loads(CliRunner().invoke(main, [*asked, *more]).stdout), "Layouts")[0]["iteration"]
+        printed_lines(json.loads(CliRunner().invoke(main, [*requested, *more]).stdout), "Layouts")[0]["iteration"]
         for more in (["--gpu=H100"], [f"--calibration={tmp_path / 'training.npz'}"])
     ]
     assert times[1] / times[0] == pytest.approx(1.2, abs=0.06)

@@ -133,11 +133,11 @@ def test_a_slow_odd_vocabulary_shows_as_a_gain_that_was_not_predicted() -> None:
     found = validate([PRESENT, PADDED], Rates(), records, GPU)
     assert found.settings[1].predicted_speedup < 1
     assert found.settings[1].speedup.low > 1.1
-    told = validation_findings(["present", "vocab 1024"], found)
-    best = told.remarks[0].values
+    message = validation_findings(["present", "vocab 1024"], found)
+    best = message.remarks[0].values
     assert best["name"] == "vocab 1024"
     assert best["faster"].low > 1.1 > best["predicted"].value
-    worst = told.tables[1].rows[0]
+    worst = message.tables[1].rows[0]
     assert "1000" in worst[0]
     assert worst[-1].value == pytest.approx(1 / 3, rel=0.01)
 
@@ -156,9 +156,9 @@ def test_a_candidate_within_the_interval_is_not_called_faster() -> None:
         for process in range(3)
         for case in (planned.case for planned in measuring_plan([PRESENT, WIDER], GPU, QUICK).cases)
     ]
-    told = validation_findings(["present", "ffn 832"], validate([PRESENT, WIDER], Rates(), records, GPU))
-    assert told.remarks[0].template.startswith("None of the {count} candidates is")
-    assert told.remarks[0].values["count"] == 1
+    message = validation_findings(["present", "ffn 832"], validate([PRESENT, WIDER], Rates(), records, GPU))
+    assert message.remarks[0].template.startswith("None of the {count} candidates is")
+    assert message.remarks[0].values["count"] == 1
 
 
 def test_what_a_process_could_not_measure_keeps_its_predicted_time() -> None:
@@ -213,9 +213,9 @@ def test_the_fastest_candidates_beyond_the_noise_are_measured_once_each_and_padd
     assert chosen(found) == [faster, fast]
     assert [name_of(each) for each in (present, faster)] == ["present", "vocab 1000 -> 1024"]
     run = SizingRun((present, padded), measuring_plan([PRESENT, PADDED], GPU, QUICK))
-    told = run.judged(Rates(), measured_at([PRESENT, PADDED], {0: 1.0, 1: 1.0})).settings[1]
-    assert told.speedup.value == pytest.approx(padded.speed, rel=1e-6)
-    assert told.speedup.value == pytest.approx(1 / padded.time_ratio, rel=0.02)
+    message = run.judged(Rates(), measured_at([PRESENT, PADDED], {0: 1.0, 1: 1.0})).settings[1]
+    assert message.speedup.value == pytest.approx(padded.speed, rel=1e-6)
+    assert message.speedup.value == pytest.approx(1 / padded.time_ratio, rel=0.02)
 
 
 MODEL = ["--layers", "2", "--hidden", "256", "--heads", "4", "--ffn", "768", "--vocab", "1001", "--seq", "512"]
@@ -229,9 +229,9 @@ def test_size_measures_and_tells_predicted_beside_measured(tmp_path: Path, monke
         return SimpleNamespace(records_path=tmp_path / "records.jsonl", records=lambda: records)
 
     monkeypatch.setattr(size_command, "run_of", run)
-    monkeypatch.setattr(sizing_measured, "require_gpu", lambda *asked: None)
-    asked = ["size", *MODEL, "--gpu", "H200", "--vary", "vocab", "--measure", "--device", "cpu", "--json"]
-    done = CliRunner().invoke(main, asked, catch_exceptions=False)
+    monkeypatch.setattr(sizing_measured, "require_gpu", lambda *requested: None)
+    requested = ["size", *MODEL, "--gpu", "H200", "--vary", "vocab", "--measure", "--device", "cpu", "--json"]
+    done = CliRunner().invoke(main, requested, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     present, *others = printed_lines(found, "Candidates")

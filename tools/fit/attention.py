@@ -329,8 +329,8 @@ def left_out(tables_folder: Path) -> Iterator[Missed]:
             law, _, library = name.rpartition(".")
             others = {each: kernels for (each, other), kernels in laws.items() if other == name and each != gpu}
             for like in (True, False):
-                alike = {at: kernels for at, kernels in others.items() if have_same_kernels(gpus[at], spec) == like}
-                yield from _gpu_left_out(spec, alike, name, table)
+                similar = {at: kernels for at, kernels in others.items() if have_same_kernels(gpus[at], spec) == like}
+                yield from _gpu_left_out(spec, similar, name, table)
             if law == PLAIN:
                 yield from _widths_left_out(gpu, name, laws[gpu, name], table)
             else:

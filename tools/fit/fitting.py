@@ -229,7 +229,7 @@ class Likeness:
     same_weights: tuple[float, float]
     m_length: float
     m_its_own: float
-    alike: tuple[Alike, ...] = ()
+    similar: tuple[Alike, ...] = ()
 
     def of_sites(self, these: Floats, those: Floats) -> Floats:
         apart = np.log2(these)[:, None, :] - np.log2(those)[None, :, :]
@@ -260,10 +260,10 @@ class SiteKriging:
     def at(self, sites: Floats) -> Floats:
         """The residual at other sites [T, 2] and every m: [T, M]."""
         reported = self.middle + self.likeness.of_sites(sites, self.sites) @ self.weights @ self.likeness.of_m(self.m)
-        for alike in self.likeness.alike:
-            nodes, read = alike.read(self.sites, self.m)
-            others, read_others = alike.read(sites, self.m)
-            reported = reported + _passed(alike.likeness(others, nodes), read_others, read, self.weights)
+        for similar in self.likeness.similar:
+            nodes, read = similar.read(self.sites, self.m)
+            others, read_others = similar.read(sites, self.m)
+            reported = reported + _passed(similar.likeness(others, nodes), read_others, read, self.weights)
         return np.asarray(reported)
 
     @classmethod
@@ -280,8 +280,8 @@ class SiteKriging:
         site_values, site_vectors = np.linalg.eigh(by_site)
         m_values, m_vectors = np.linalg.eigh(by_m)
         both = np.outer(site_values, m_values) + noise
-        reads = [(alike, *alike.read(sites, m)) for alike in likeness.alike]
-        passes = [(alike.likeness(nodes, nodes), read) for alike, nodes, read in reads]
+        reads = [(similar, *similar.read(sites, m)) for similar in likeness.similar]
+        passes = [(similar.likeness(nodes, nodes), read) for similar, nodes, read in reads]
 
         def told_by(weights: Floats) -> Floats:
             reported = by_site @ weights @ by_m + noise * weights

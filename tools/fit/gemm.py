@@ -143,10 +143,10 @@ def fit_gemm(tables_folder: Path) -> Blocks:
     own = ((table.gpu.name, f"gemm_{table.dtype}.{table.library}", fit_block(table)) for table in tables)
     blocks = by_gpu(own, tables_folder, "gemm_*.parquet")
     for dtype, library in dict.fromkeys((table.dtype, table.library) for table in tables):
-        alike = [table for table in tables if (table.dtype, table.library) == (dtype, library)]
-        if len(alike) > 1:
+        similar = [table for table in tables if (table.dtype, table.library) == (dtype, library)]
+        if len(similar) > 1:
             name = f"gemm_{dtype}.{library}"
-            pooled = pooled_block(alike, {gpu: known.get(name) for gpu, known in blocks.items()})
+            pooled = pooled_block(similar, {gpu: known.get(name) for gpu, known in blocks.items()})
             blocks.setdefault(POOLED, {})[name] = pooled
     return blocks
 
@@ -182,12 +182,12 @@ def pooled_block(tables: Sequence[GemmTable], blocks: Mapping[str, CalibrationBl
             if other.gpu != table.gpu and other.gpu.architecture == table.gpu.architecture and block is not None:
                 law = MenuCoefficients.from_arrays(block.arrays), ResidualGrid.from_arrays(block.arrays)
                 predicted[True] = predict(table, *law)
-        for alike, seconds in predicted.items():
-            missed[alike].append((np.log(table.seconds / seconds), table.m))
-            of = "its architecture" if alike else "other architectures"
+        for similar, seconds in predicted.items():
+            missed[similar].append((np.log(table.seconds / seconds), table.m))
+            of = "its architecture" if similar else "other architectures"
             each.append(f"{table.gpu.name} by {of} {error_percent(seconds, table.seconds).mean():.1f} %")
     (errors, m), (errors_alike, m_alike) = (
-        np.concatenate(missed[alike] or [np.zeros((2, 1))], axis=1) for alike in (False, True)
+        np.concatenate(missed[similar] or [np.zeros((2, 1))], axis=1) for similar in (False, True)
     )
     arrays = {**fit_coefficients(tables).as_arrays(), **Band.fit(errors, m, KNOTS).as_arrays()}
     if missed[True]:
@@ -256,7 +256,7 @@ LIBRARY_LIKENESS = Likeness(
     same_weights=(3.0, 6.2),
     m_length=2.1,
     m_its_own=0.48,
-    alike=(
+    similar=(
         *(
             Alike(variance, tile, "k", (1.2, 7.2), (0.1, 1.0))
             for variance, tile in ((6.6, (16, 128)), (9.0, (64, 64)), (2.5, (128, 256)), (4.0, (256, 128)))
@@ -274,7 +274,7 @@ TRUTH_LIKENESS = Likeness(
     same_weights=(3.2, 3.7),
     m_length=4.0,
     m_its_own=0.1,
-    alike=(Alike(2.6, None, "k", (1.5, 3.0), (0.25, 1.0)),),
+    similar=(Alike(2.6, None, "k", (1.5, 3.0), (0.25, 1.0)),),
 )
 # On an L40S operands are found in L2 or not, by how many copies of them fill it: that doubles or halves the time.
 IN_COPIES = {"L40S": Alike(40.0, None, "m", (0.06, 8.0), (0.02, 1.0))}
@@ -309,7 +309,7 @@ def _smoothed(
         copies = replace(
             IN_COPIES[table.gpu.name], cycled=table.gpu.l2_bytes / Rates.of(table.gpu, table.dtype).operand_bytes
         )
-        departing = replace(departing, alike=(*departing.alike, copies))
+        departing = replace(departing, similar=(*departing.similar, copies))
     return (
         {noise: SiteKriging.fit(sites, m, shared - menu, LIBRARY_LIKENESS, noise) for noise in noises},
         {noise: SiteKriging.fit(sites, m, truth - shared, departing, noise) for noise in noises_of_truth},

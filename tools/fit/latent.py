@@ -223,14 +223,14 @@ def latent_rows(columns: Columns, spec: GpuSpec, library: str) -> tuple[dict[str
         else:
             continue
         batch, length, heads = (columns[name][there].astype(np.float64) for name in SIZES)
-        asked = (batch, length, length, heads)
+        requested = (batch, length, length, heads)
         kinds[latent.kind_of(scope, gemm)] = Rows(
-            latent.latent_work(spec, gemm, *asked),
-            latent.latent_sizes(*asked),
+            latent.latent_work(spec, gemm, *requested),
+            latent.latent_sizes(*requested),
             columns[times][there] * 1e-6,
             site_numbers(heads, length),
         )
-        asked_of_all.append(np.stack(asked))
+        asked_of_all.append(np.stack(requested))
         used.append(times)
     sizes = np.concatenate(asked_of_all, axis=1) if used else np.empty((4, 0))
     return kinds, dict(zip(("batch", "seq_q", "seq_k", "heads"), sizes, strict=True)), sorted(set(used))
@@ -243,9 +243,9 @@ def fit_latent(folder: Path) -> Blocks:
         for gpu, table in tables_like(folder, f"{LAW}_").items():
             columns, spec = read_columns(folder, table), find_gpu(gpu)
             for library in LIBRARIES:
-                kinds, asked, used = latent_rows(columns, spec, library)
+                kinds, requested, used = latent_rows(columns, spec, library)
                 if kinds:
                     origin = ORIGIN.format(", ".join(used).replace("_", " "))
-                    yield spec.name, f"{LAW}.{library}", fit_block(kinds, asked, origin)
+                    yield spec.name, f"{LAW}.{library}", fit_block(kinds, requested, origin)
 
     return by_gpu(found(), folder, "table of latent attention")

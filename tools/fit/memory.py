@@ -53,9 +53,9 @@ def left_out_bands(tables_folder: Path, blocks: dict[str, CalibrationBlock]) -> 
         gpu = find_gpu(name)
         law = transferred_law(gpu, {other: law for other, law in laws.items() if other != name})
         nbytes, runs, _ = _read_runs(tables_folder, gpu)
-        alike = law.error_percent == MEMORY_PERCENT_OF_SAME_KERNELS
-        found[alike].append(_missed(runs, np.asarray(sum(law.parts(gpu, nbytes).values())), nbytes / gpu.l2_bytes))
-    return {alike: Band.fit(*np.hstack(parts)) for alike, parts in found.items()}
+        similar = law.error_percent == MEMORY_PERCENT_OF_SAME_KERNELS
+        found[similar].append(_missed(runs, np.asarray(sum(law.parts(gpu, nbytes).values())), nbytes / gpu.l2_bytes))
+    return {similar: Band.fit(*np.hstack(parts)) for similar, parts in found.items()}
 
 
 def _read_runs(tables_folder: Path, gpu: GpuSpec) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]:

@@ -235,11 +235,11 @@ def read_iterations(tables_folder: Path, table: str) -> list[Iteration]:
 
 def price_runs(runs: Iterable[TrainingRun], prices: Callable[..., KernelPrices]) -> list[PricedRun]:
     """Runs with their kernels priced; those that the laws refuse are left out."""
-    asked = functools.cache(lambda gpu, dtype: Remembered(prices(gpu, dtype)))
+    requested = functools.cache(lambda gpu, dtype: Remembered(prices(gpu, dtype)))
     priced = []
     for run in runs:
         try:
-            found = price_step(run.model, run.plan, asked(run.gpu, run.plan.dtype), run.network_bytes_per_s)
+            found = price_step(run.model, run.plan, requested(run.gpu, run.plan.dtype), run.network_bytes_per_s)
         except UserError:
             continue
         priced.append(PricedRun(run, found, float(run.seconds or 0.0)))
@@ -322,11 +322,11 @@ NUMBERS = (
 
 def stacked(runs: Sequence[PricedRun]) -> list[Stack]:
     """All runs, a grid for each way to run."""
-    alike: dict[tuple[Any, ...], list[int]] = {}
+    similar: dict[tuple[Any, ...], list[int]] = {}
     for place, run in enumerate(runs):
-        alike.setdefault(tuple(getattr(run.run.plan, name) for name in SAME), []).append(place)
+        similar.setdefault(tuple(getattr(run.run.plan, name) for name in SAME), []).append(place)
     stacks = []
-    for same, places in alike.items():
+    for same, places in similar.items():
         steps = [runs[place].priced for place in places]
         numbers: dict[str, Any] = {
             name: np.array([int(getattr(step.plan, name)) for step in steps]) for name in NUMBERS
@@ -457,8 +457,8 @@ def _errors(every: Sequence[Fitted], own: Fitted, kind: str) -> tuple[float, flo
     errors = np.concatenate([_of_kind(own, kind, each) for each in (own.by_model, own.by_source)]) if own.runs else []
     margin = 1.0
     if len(errors) < FEWEST_ERRORS:
-        alike = [_of_kind(each, kind, each.by_model) for each in every]
-        errors = np.concatenate(alike)
+        similar = [_of_kind(each, kind, each.by_model) for each in every]
+        errors = np.concatenate(similar)
         if len(errors) < FEWEST_ERRORS:
             errors = np.concatenate([each.by_model[np.isfinite(each.by_model)] for each in every])
         if not len(errors):

@@ -23,7 +23,7 @@ KINDS = ("none", "every", "selective")
 
 
 @dataclass(frozen=True)
-class Keeping:
+class ActivationPolicy:
     """How the model is run, as far as that decides what is kept.
 
     `element_bytes` are of the results of matrix products, `stream_bytes` of the residual stream and the norms: the
@@ -87,7 +87,7 @@ class KeptBytes:
         return KeptBytes(*(getattr(self, each.name) * factor for each in fields(self)))
 
 
-def kept_bytes(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -> KeptBytes:
+def kept_bytes(model: ModelDimensions, batch: int, seq: int, keeping: ActivationPolicy) -> KeptBytes:
     """What is kept of `batch` sequences of `seq` tokens between forward and backward, weights not counted.
 
     Measured on the CPU, where it is exact (tests/core/laws/test_activations.py); on a GPU written after torch's
@@ -100,7 +100,7 @@ def kept_bytes(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -
     return layers + _ends(model, keeping) * (batch * seq) + KeptBytes(statistics=FLOAT)
 
 
-def working_bytes(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -> float:
+def working_bytes(model: ModelDimensions, batch: int, seq: int, keeping: ActivationPolicy) -> float:
     """What backward holds in addition at the most: one group's activations, once they are computed again."""
     if keeping.checkpointing == "none":
         return 0.0
@@ -111,7 +111,7 @@ def working_bytes(model: ModelDimensions, batch: int, seq: int, keeping: Keeping
     return whole - dropped
 
 
-def _layers(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -> KeptBytes:
+def _layers(model: ModelDimensions, batch: int, seq: int, keeping: ActivationPolicy) -> KeptBytes:
     if keeping.checkpointing == "every":
         groups = int(ceil_div(model.layers, keeping.every))
         return KeptBytes(inputs=float(batch * seq * keeping.stream_bytes * model.hidden * groups))
@@ -122,11 +122,11 @@ def _layers(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -> K
     return kept
 
 
-def _layer_kept(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -> KeptBytes:
+def _layer_kept(model: ModelDimensions, batch: int, seq: int, keeping: ActivationPolicy) -> KeptBytes:
     return (_selected if keeping.checkpointing == "selective" else _layer)(model, batch, seq, keeping)
 
 
-def _layer(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -> KeptBytes:
+def _layer(model: ModelDimensions, batch: int, seq: int, keeping: ActivationPolicy) -> KeptBytes:
     """One layer of which all is kept that autograd saves."""
     element, hidden = keeping.element_bytes, model.hidden
     norm = _norm(model, keeping)
@@ -145,7 +145,7 @@ def _layer(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -> Ke
     return per_token * (batch * seq)
 
 
-def _attention(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -> tuple[float, float, float]:
+def _attention(model: ModelDimensions, batch: int, seq: int, keeping: ActivationPolicy) -> tuple[float, float, float]:
     """Bytes a token from the result of the first projection to the input of the last one; statistics; masks."""
     element, heads = keeping.element_bytes, model.heads
     result = heads * model.head_dim
@@ -170,7 +170,7 @@ def _attention(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -
     return operands + (softmax + dropped) * heads * seq + element * result, 0.0, mask
 
 
-def _selected(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -> KeptBytes:
+def _selected(model: ModelDimensions, batch: int, seq: int, keeping: ActivationPolicy) -> KeptBytes:
     """One layer of which its input is kept, and what products and attention returned."""
     element, heads, hidden = keeping.element_bytes, model.heads, model.hidden
     projected, result = (heads + 2 * model.kv_heads) * model.head_dim, heads * model.head_dim
@@ -189,7 +189,7 @@ def _selected(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) ->
     return per_token * (batch * seq)
 
 
-def _norm(model: ModelDimensions, keeping: Keeping) -> KeptBytes:
+def _norm(model: ModelDimensions, keeping: ActivationPolicy) -> KeptBytes:
     """Bytes a token: what a norm was given, and what it knows of it; its result is counted with who reads it."""
     if _is_composite(model, keeping):
         # RMSNorm out of single operations: input and scaled input, both in float32.
@@ -198,11 +198,11 @@ def _norm(model: ModelDimensions, keeping: Keeping) -> KeptBytes:
     return KeptBytes(norms=keeping.stream_bytes * model.hidden, statistics=(1 if model.gated else 2) * statistic)
 
 
-def _is_composite(model: ModelDimensions, keeping: Keeping) -> bool:
+def _is_composite(model: ModelDimensions, keeping: ActivationPolicy) -> bool:
     return model.gated and keeping.device == "cpu"
 
 
-def _ends(model: ModelDimensions, keeping: Keeping) -> KeptBytes:
+def _ends(model: ModelDimensions, keeping: ActivationPolicy) -> KeptBytes:
     """Bytes a token: its number and its target's, the mask behind the embedding, last norm, logits' input and result.
 
     The result is log-softmax in float32.
@@ -213,7 +213,7 @@ def _ends(model: ModelDimensions, keeping: Keeping) -> KeptBytes:
     return KeptBytes(ends=ends, masks=mask, statistics=norm.statistics)
 
 
-def _mask_bytes(element_bytes: int, keeping: Keeping) -> int:
+def _mask_bytes(element_bytes: int, keeping: ActivationPolicy) -> int:
     """Of one element: a byte where dropout is one kernel, else a factor in the element's own type."""
     return 1 if keeping.device == "cuda" else element_bytes
 
@@ -222,7 +222,7 @@ def saved_bytes(
     model: ModelDimensions,
     batch: int,
     seq: int,
-    keeping: Keeping,
+    keeping: ActivationPolicy,
     *,
     tensor: int = 1,
     chunk_layers: int | None = None,
@@ -251,11 +251,13 @@ def saved_bytes(
     return most + (together if 0 in own else 0.0) + (together if last_chunk in own else 0.0)
 
 
-def _layers_of_group(keeping: Keeping) -> int:
+def _layers_of_group(keeping: ActivationPolicy) -> int:
     return keeping.every if keeping.checkpointing == "every" else 1
 
 
-def _group_and_ends(model: ModelDimensions, batch: int, seq: int, keeping: Keeping, tensor: int) -> tuple[float, float]:
+def _group_and_ends(
+    model: ModelDimensions, batch: int, seq: int, keeping: ActivationPolicy, tensor: int
+) -> tuple[float, float]:
     """Bytes of one group of layers, and of what stands before and behind all of them."""
     cut = _cut(model, tensor)
     layers = _layers_of_group(keeping)

@@ -159,7 +159,7 @@ MIXED = Storage(weight=2, gradient=4, optimizer=8, master=4)
 
 
 @dataclass(frozen=True)
-class Held:
+class StateBytes:
     """Bytes that live from step to step on one rank."""
 
     weights: int
@@ -171,7 +171,9 @@ class Held:
         return self.weights + self.gradients + self.optimizer
 
 
-def held_by_rank(weights: Sequence[Weight], engine: Engine, ranks: int, storage: Storage = FLOAT32) -> tuple[Held, ...]:
+def held_by_rank(
+    weights: Sequence[Weight], engine: Engine, ranks: int, storage: Storage = FLOAT32
+) -> tuple[StateBytes, ...]:
     """What each of `ranks` data-parallel ranks holds of the `weights` that they have in common.
 
     "ddp" keeps all of it on each, gradients as views of its buckets; "zero_optimizer" is DDP whose optimizer states are
@@ -180,16 +182,16 @@ def held_by_rank(weights: Sequence[Weight], engine: Engine, ranks: int, storage:
     if engine == "fsdp":
         return tuple(_sharded(weights, ranks, rank, storage) for rank in range(ranks))
     elements = sum(weight.elements for weight in weights)
-    shares = dealt_out(weights, ranks) if engine == "zero_optimizer" else [weights] * ranks
+    shares = round_robin(weights, ranks) if engine == "zero_optimizer" else [weights] * ranks
     kept = storage.weight * elements
-    return tuple(Held(kept, storage.gradient * elements, _states(share, storage)) for share in shares)
+    return tuple(StateBytes(kept, storage.gradient * elements, _states(share, storage)) for share in shares)
 
 
 def _states(weights: Sequence[Weight], storage: Storage) -> int:
     return sum(storage.state * weight.elements + storage.step for weight in weights)
 
 
-def dealt_out(weights: Sequence[Weight], ranks: int) -> list[list[Weight]]:
+def round_robin(weights: Sequence[Weight], ranks: int) -> list[list[Weight]]:
     """Largest first, each to the rank that has the least so far, as ZeroRedundancyOptimizer does."""
     shares: list[list[Weight]] = [[] for _ in range(ranks)]
     sizes = [0] * ranks
@@ -200,7 +202,7 @@ def dealt_out(weights: Sequence[Weight], ranks: int) -> list[list[Weight]]:
     return shares
 
 
-def _sharded(weights: Sequence[Weight], ranks: int, rank: int, storage: Storage) -> Held:
+def _sharded(weights: Sequence[Weight], ranks: int, rank: int, storage: Storage) -> StateBytes:
     """FSDP2's share: weights and gradients are padded to the first rank's rows, optimizer states are not."""
     padded = own = 0
     for weight in weights:
@@ -209,7 +211,9 @@ def _sharded(weights: Sequence[Weight], ranks: int, rank: int, storage: Storage)
         most = int(ceil_div(rows, ranks))
         padded += most * across
         own += max(0, min(most, rows - rank * most)) * across
-    return Held(storage.weight * padded, storage.gradient * padded, storage.state * own + storage.step * len(weights))
+    return StateBytes(
+        storage.weight * padded, storage.gradient * padded, storage.state * own + storage.step * len(weights)
+    )
 
 
 # Bytes a parameter with AdamW in mixed precision, 18 in all (Bekman, Machine Learning Engineering): weights in 16 bits

@@ -157,8 +157,8 @@ class _Watching:
         from pyperf_suite.regressions.pairs.ab import comparison_folder
 
         self._patterns, self._samples, self._record = patterns, samples, record  # imported before the command starts
-        asked = {"command": list(command), "pid": pid, "interval_s": interval_s}
-        self._folder = comparison_folder(results, identity(resolve("auto")).slug, asked, kind="watch")
+        requested = {"command": list(command), "pid": pid, "interval_s": interval_s}
+        self._folder = comparison_folder(results, identity(resolve("auto")).slug, requested, kind="watch")
         self._manifest = json.loads((self._folder / record.MANIFEST).read_text())
         self._interval_s, self._flop_per_token, self._dtype = interval_s, flop_per_token, dtype
         manager = nvml()
@@ -283,9 +283,9 @@ class _Watching:
         from rich.console import Console
         from rich.text import Text
 
-        told = io.StringIO()
-        self._print(Console(file=told, width=self._console.width, emoji=False), self._known(), self.recent)
-        return Text(told.getvalue().rstrip())
+        message = io.StringIO()
+        self._print(Console(file=message, width=self._console.width, emoji=False), self._known(), self.recent)
+        return Text(message.getvalue().rstrip())
 
     def _known(self) -> dict[str, Any]:
         """What the manifest says besides the samples, so far."""

@@ -70,8 +70,8 @@ def library(name: str, function: str) -> dict[str, Any]:
     answers = (ctypes.c_int * 2)()
     first, second = (ctypes.byref(answers, 4 * position) for position in (0, 1))
     two = function == "nvrtcVersion"
-    asked = getattr(opened, function)
-    code = asked(first, second) if two else asked(first)
+    requested = getattr(opened, function)
+    code = requested(first, second) if two else requested(first)
     if code:
         return {"error": f"{function} answered {code}"}
     path = mapped(Path("/proc/self/maps").read_text("utf-8", "replace"), stem) or name

@@ -152,20 +152,20 @@ def power(reading: GpuReading) -> Check:
 
 def clocks(reading: GpuReading) -> Check:
     """The clock that applications are given against the highest, and the clock now."""
-    asked, highest = reading.settings.get("application_sm_clock_mhz"), reading.settings.get("maximum_sm_clock_mhz")
+    requested, highest = reading.settings.get("application_sm_clock_mhz"), reading.settings.get("maximum_sm_clock_mhz")
     now, default = reading.readings.get("sm_clock_mhz"), reading.health.get("default_sm_clock_mhz")
     if highest is None:
         return not_applicable()
     summary = f"SM {now if now is not None else '?'} MHz now, at most {highest} MHz"
-    if asked is None:
+    if requested is None:
         return ok(f"{summary}, no clock of applications set")
-    if default is not None and asked < default:
+    if default is not None and requested < default:
         return warning(
-            f"{summary}; applications are held to {asked} MHz, below the default of {default} MHz",
+            f"{summary}; applications are held to {requested} MHz, below the default of {default} MHz",
             "Give them the default again.",
             f"sudo nvidia-smi -i {reading.gpu.uuid} -rac",
         )
-    return ok(f"{summary}, applications {asked} MHz")
+    return ok(f"{summary}, applications {requested} MHz")
 
 
 def throttling(reading: GpuReading) -> Check:

@@ -140,7 +140,7 @@ def compiler(readings: SoftwareReadings) -> Check:
     if found is None:
         return warning("none on the PATH: the extension cannot be built", "Get one.", command)
     if found.version is None:
-        said = f"CXX={found.command}" if found.asked else found.command
+        said = f"CXX={found.command}" if found.requested else found.command
         return warning(f"{said} cannot be run", "Correct or unset CXX.", command)
     return ok(f"{found.command}: {found.version}")
 

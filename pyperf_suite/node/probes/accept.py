@@ -232,19 +232,19 @@ class _Node:
             if part not in measured:
                 continue
             mine = [each for each in self.measured if self.device(each) == part and each.case["operator"] == "matmul"]
-            told = [each.quality["gpu"] for each in mine if "gpu" in each.quality]
+            message = [each.quality["gpu"] for each in mine if "gpu" in each.quality]
             # By the GPU's own counters while it worked, else as NVML has it right after.
             clocks = [round(each.metrics["sm_clock"].value / 1e6) for each in mine if "sm_clock" in each.metrics]
-            clocks = clocks or [each["after"]["sm_clock_mhz"] for each in told if "sm_clock_mhz" in each["after"]]
+            clocks = clocks or [each["after"]["sm_clock_mhz"] for each in message if "sm_clock_mhz" in each["after"]]
             most = gpu.get("settings", {}).get("maximum_sm_clock_mhz")
             if clocks and most:
                 verdict, limits = LOW if min(clocks) < LEAST_CLOCK * most else OK, (LEAST_CLOCK * most, float(most))
                 why = f"{min(clocks)} of {most} MHz" * (verdict == LOW)
                 clock, expected = Quantity(min(clocks)), Quantity(most, "", *limits)
                 yield AcceptCheck(part, "SM clock", verdict, clock, expected, why)
-            seen = sorted({reason for each in told for reason in each["throttle_reasons_seen"]})
-            verdict = BAD if set(seen) & set(DISCARD_REASONS) else OK if told else UNMEASURED
-            yield AcceptCheck(part, "throttling", verdict, why=", ".join(seen) if told else "NVML does not answer")
+            seen = sorted({reason for each in message for reason in each["throttle_reasons_seen"]})
+            verdict = BAD if set(seen) & set(DISCARD_REASONS) else OK if message else UNMEASURED
+            yield AcceptCheck(part, "throttling", verdict, why=", ".join(seen) if message else "NVML does not answer")
             limit, usual = gpu.get("settings", {}).get("power_limit_w"), health.get("default_power_limit_w")
             if limit and usual and limit < usual:
                 why = f"{limit:g} of {usual:g} W"
@@ -375,8 +375,8 @@ def analyse(rows: Rows, expect: Expect | None = None, before: Mapping[RateKey, Q
 
 def _sentences(checks: list[AcceptCheck]) -> Iterator[Remark]:
     ok, gaps = (sum(each.verdict == verdict for each in checks) for verdict in (OK, UNMEASURED))
-    bad, told = sum(each.is_bad for each in checks), "{ok} of {checks} checks are ok, {bad} not, {gaps} not measured"
-    yield remark(told, kind="caution" if bad else "", ok=ok, checks=len(checks), bad=bad, gaps=gaps)
+    bad, message = sum(each.is_bad for each in checks), "{ok} of {checks} checks are ok, {bad} not, {gaps} not measured"
+    yield remark(message, kind="caution" if bad else "", ok=ok, checks=len(checks), bad=bad, gaps=gaps)
     for each in checks:
         if each.is_bad or each.verdict == UNMEASURED:
             words = "{part}: {what} is {verdict}"

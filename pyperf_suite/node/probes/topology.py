@@ -73,8 +73,8 @@ def host_checks(host: Mapping[str, Any]) -> Iterator[LinkCheck]:
     if quota is None:
         yield LinkCheck("control group", "CPU quota", "none", "none")
     else:
-        told = (MORE, "more threads than that are stopped in between") if quota < cpus else (EXPECTED, "")
-        yield LinkCheck("control group", "CPU quota", Quantity(quota), cpus, *told)
+        message = (MORE, "more threads than that are stopped in between") if quota < cpus else (EXPECTED, "")
+        yield LinkCheck("control group", "CPU quota", Quantity(quota), cpus, *message)
     left, total = host["memory_left_bytes"], sum(node["memory_bytes"] for node in host["nodes"])
     # Some systems write the largest number there is where there is no limit.
     if left is None or left > total:
@@ -95,13 +95,13 @@ def _memory_nodes(host: Mapping[str, Any], allowed: frozenset[int]) -> Iterator[
     if not mine or not may:
         return
     found = f"CPUs of {cpu_list(mine)}, memory of {cpu_list(may)}"
-    told = (found, EXPECTED, "")
+    message = (found, EXPECTED, "")
     if not mine & may:
-        told = (cpu_list(mine), BELOW, "all memory lies on another node than the CPUs")
+        message = (cpu_list(mine), BELOW, "all memory lies on another node than the CPUs")
     elif len(mine) > 1:
         why = "threads that move leave their memory behind, unless under numactl --cpunodebind=N --membind=N"
-        told = ("one node", MORE, why)
-    yield LinkCheck("this process", "memory nodes", found, *told)
+        message = ("one node", MORE, why)
+    yield LinkCheck("this process", "memory nodes", found, *message)
 
 
 def gpu_checks(found: Mapping[str, Any]) -> Iterator[LinkCheck]:
@@ -135,22 +135,22 @@ def link_check(
     `awake` is False for a GPU that was seen idle: it may have gone back to an older generation to save power.
     """
     best = card.common(slot) if card else slot or now
-    could, told = card or best, (EXPECTED, "")
+    could, message = card or best, (EXPECTED, "")
     if now.common(best) != best:
-        could, told = best, (BELOW, "")
+        could, message = best, (BELOW, "")
         if not awake:
-            told = (
+            message = (
                 NOT_TOLD if now.width == best.width else BELOW,
                 "it was seen idle, when links slow down to save power",
             )
         elif slot is None:
-            told = (MORE, "whether the slot has more is not told")
+            message = (MORE, "whether the slot has more is not told")
     elif card and best != card:
-        told = (MORE, "the slot has no more")
+        message = (MORE, "the slot has no more")
     rate, best_rate = (link.gb_per_s and link.gb_per_s * 1e9 for link in (now, could))
     if card is None and slot is None:
         return LinkCheck(who, "PCIe link", str(now), None, NOT_TOLD, rate=rate)
-    return LinkCheck(who, "PCIe link", str(now), str(could), *told, rate, best_rate)
+    return LinkCheck(who, "PCIe link", str(now), str(could), *message, rate, best_rate)
 
 
 def _nvlinks(who: str, gpu: Mapping[str, Any], is_alone: bool) -> Iterator[LinkCheck]:
@@ -164,29 +164,29 @@ def _nvlinks(who: str, gpu: Mapping[str, Any], is_alone: bool) -> Iterator[LinkC
     has = nvlinks_per_gpu(spec.link_bytes_per_s / 1e9, tuple(gpu["compute_capability"]))
     active = sum(state is True for state in gpu["nvlinks"])
     if active >= has:
-        told = (EXPECTED, "")
+        message = (EXPECTED, "")
     elif is_alone:
-        told = (NOT_TOLD, "")
+        message = (NOT_TOLD, "")
     elif active or any(word in spec.name for word in ON_BOARD):
-        told = (BELOW, "links are down")
+        message = (BELOW, "links are down")
     else:
-        told = (MORE, "with a bridge")
+        message = (MORE, "with a bridge")
     if has:
-        yield LinkCheck(who, "NVLinks", active, has, *told)
+        yield LinkCheck(who, "NVLinks", active, has, *message)
 
 
 def _near(who: str, gpu: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[LinkCheck]:
     """Whether this process may run beside the GPU: its CPUs against those that share the GPU's node."""
     near, allowed = parse_cpu_list(gpu["cpus"]), parse_cpu_list(found["allowed_cpus"])
     if near and allowed and len(found["nodes"]) > 1:
-        told = (BELOW, "every copy crosses the link between nodes")
+        message = (BELOW, "every copy crosses the link between nodes")
         if allowed <= near:
-            told = (EXPECTED, "")
+            message = (EXPECTED, "")
         elif allowed & near:
-            told = (MORE, "bound to the GPU's CPUs, no copy crosses the link between nodes")
+            message = (MORE, "bound to the GPU's CPUs, no copy crosses the link between nodes")
         place = "unknown node" if gpu["numa_node"] is None else f"node {gpu['numa_node']}"
         mine = f"this process on CPUs {found['allowed_cpus']}"
-        yield LinkCheck(who, "near CPUs", f"{mine}, the GPU on {place}", gpu["cpus"], *told)
+        yield LinkCheck(who, "near CPUs", f"{mine}, the GPU on {place}", gpu["cpus"], *message)
 
 
 def _direct_copies(found: Mapping[str, Any]) -> Iterator[LinkCheck]:
@@ -201,12 +201,12 @@ def _direct_copies(found: Mapping[str, Any]) -> Iterator[LinkCheck]:
 
     for (said, linked), pairs in grouped(copies, lambda pair: (copies[pair], is_linked(pair))).items():
         who = ", ".join(f"GPU {pair}" for pair in pairs)
-        told = (MORE, "what they send each other goes through the host's memory")
+        message = (MORE, "what they send each other goes through the host's memory")
         if said == ALLOWED:
-            who, told = f"{len(pairs)} pair{'' if len(pairs) == 1 else 's'} of GPUs", (EXPECTED, "")
+            who, message = f"{len(pairs)} pair{'' if len(pairs) == 1 else 's'} of GPUs", (EXPECTED, "")
         elif linked:
-            told = (BELOW, "though NVLink joins them")
-        yield LinkCheck(who, "direct copies", said, ALLOWED, *told)
+            message = (BELOW, "though NVLink joins them")
+        yield LinkCheck(who, "direct copies", said, ALLOWED, *message)
 
 
 CHECKS = (
@@ -243,9 +243,9 @@ def analyse(rows: Rows) -> Findings:
     host, gpus = parts.get("host"), parts.get("gpus")
     checks = [*(host_checks(host) if host else ()), *(gpu_checks(gpus) if gpus else ())]
     expected = sum(check.verdict == EXPECTED for check in checks)
-    told = remark("{expected} of {checks} checks are as expected", expected=expected, checks=len(checks))
+    message = remark("{expected} of {checks} checks are as expected", expected=expected, checks=len(checks))
     return findings(
-        told if parts else None,
+        message if parts else None,
         troubles(checks),
         table("What was found, against what could be", CHECKS, checks),
         _host(host) if host else None,
@@ -306,8 +306,8 @@ def _paths(graph: LinkGraph, mine: Mapping[str, Any]) -> Iterator[Remark | Table
     """How many pairs have which path, nearest first."""
     lonely = [f"GPU {mine[name]['index']}" for name in graph.gpus_without_nvlink() if name in mine]
     if lonely:
-        told = "Other GPUs have NVLink to each other, {who} to none: not bridged, or the links are down"
-        yield remark(told, kind="caution", who=", ".join(lonely))
+        message = "Other GPUs have NVLink to each other, {who} to none: not bridged, or the links are down"
+        yield remark(message, kind="caution", who=", ".join(lonely))
     pairs = grouped(combinations(mine, 2), lambda pair: graph.path(*pair))
     if not pairs:
         return
@@ -328,8 +328,8 @@ def _paths(graph: LinkGraph, mine: Mapping[str, Any]) -> Iterator[Remark | Table
     advice = ": the less often GPUs sync, as under DDP, the less a slow path costs; ZeRO and TP talk often"
     if linked == count:
         advice = ", as is best for ZeRO and TP, which talk often"
-    told = f"NVLink joins {{linked}} of {{pairs}} pairs{advice} ({{source}})"
-    yield remark(told, linked=linked, pairs=count, source=TRANSFORMERS)
+    message = f"NVLink joins {{linked}} of {{pairs}} pairs{advice} ({{source}})"
+    yield remark(message, linked=linked, pairs=count, source=TRANSFORMERS)
 
 
 def _network(graph: LinkGraph, mine: Mapping[str, Any]) -> Iterator[Remark | Table]:
@@ -343,8 +343,8 @@ def _network(graph: LinkGraph, mine: Mapping[str, Any]) -> Iterator[Remark | Tab
     yield table("Network cards nearest to each GPU", columns, mine)
     across = [f"GPU {mine[name]['index']}" for name in mine if all(path.kind == "SYS" for path in paths[name])]
     if across and len(across) < len(mine):
-        told = "No network card is on the side of {who}: what they send crosses the link between NUMA nodes"
-        yield remark(told, kind="caution", who=", ".join(across))
+        message = "No network card is on the side of {who}: what they send crosses the link between NUMA nodes"
+        yield remark(message, kind="caution", who=", ".join(across))
 
 
 def _matrix(graph: LinkGraph) -> Table | None:

@@ -131,20 +131,22 @@ def _throttled(job: _Job) -> Iterator[Pattern]:
         rank, last = gpus[-1]["rank"], gpus[-1]
         limit, usual = last.get("power_limit_w"), last.get("default_power_limit_w")
         clock = statistics.fmean(each.get("sm_clock_mhz", 0.0) for each in gpus)
-        told = f"SM clock {clock:.0f} of {last.get('maximum_sm_clock_mhz') or 0} MHz"
-        told += f", {last.get('temperature_celsius', 'unknown')} °C, {last.get('power_w') or 0:.0f} W"
+        message = f"SM clock {clock:.0f} of {last.get('maximum_sm_clock_mhz') or 0} MHz"
+        message += f", {last.get('temperature_celsius', 'unknown')} °C, {last.get('power_w') or 0:.0f} W"
         if share >= THROTTLED:
             reason = statistics.mode(each for held in reasons for each in held & {*DISCARD_REASONS})
-            told = "The GPU of rank {rank} was throttled ({reason}) in {share:%} of samples: " + told
-            evidence = remark(told, rank=rank, reason=reason, share=share)
+            message = "The GPU of rank {rank} was throttled ({reason}) in {share:%} of samples: " + message
+            evidence = remark(message, rank=rank, reason=reason, share=share)
             yield Pattern("throttled", rank, evidence, "pyperf-suite doctor; look at cooling and power supply")
         elif limit and usual and limit < 0.98 * usual and capped >= 0.5:
-            told = f"The GPU of rank {{rank}} ran at its power limit, {limit:.0f} of the usual {usual:.0f} W: {told}"
-            yield Pattern("throttled", rank, remark(told, rank=rank), "pyperf-suite doctor; nvidia-smi -pl sets it")
+            message = (
+                f"The GPU of rank {{rank}} ran at its power limit, {limit:.0f} of the usual {usual:.0f} W: {message}"
+            )
+            yield Pattern("throttled", rank, remark(message, rank=rank), "pyperf-suite doctor; nvidia-smi -pl sets it")
     quota = job.machine(lambda each: each.throttled_share)
     if quota >= THROTTLED:
-        told = "A CPU quota kept the job's processes from running in {share:%} of the time"
-        yield Pattern("throttled", None, remark(told, share=quota), "raise the container's CPU limit")
+        message = "A CPU quota kept the job's processes from running in {share:%} of the time"
+        yield Pattern("throttled", None, remark(message, share=quota), "raise the container's CPU limit")
 
 
 def _waits_for_data(job: _Job) -> Iterator[Pattern]:
@@ -162,16 +164,18 @@ def _waits_for_data(job: _Job) -> Iterator[Pattern]:
             works = utilization is not None or job.mean(rank, lambda each: each.cores) >= 0.005
             if works and waits >= WAITING and (busy >= LOADERS_BUSY or asks >= 1.5 * WAITING):
                 stored = job.mean(rank, lambda each: each.loader_disk)
-                told = "Rank {rank} waits for data in {waits:%} of its time; its {loaders} loaders are busy in {busy:%}"
-                told += ", {stored:%} waiting for the disk ({read})" if stored >= WAITING else " ({read} read)"
-                evidence = remark(told, waits=waits, loaders=loaders, busy=busy, stored=stored, **figures)
+                message = (
+                    "Rank {rank} waits for data in {waits:%} of its time; its {loaders} loaders are busy in {busy:%}"
+                )
+                message += ", {stored:%} waiting for the disk ({read})" if stored >= WAITING else " ({read} read)"
+                evidence = remark(message, waits=waits, loaders=loaders, busy=busy, stored=stored, **figures)
                 more = "more or faster loaders: pyperf-suite run input_pipeline"
                 yield Pattern("data", rank, evidence, more if busy >= LOADERS_BUSY else f"{more} transfer")
                 continue
         if disk >= WAITING:
             written = _rate(job.mean(rank, lambda each: each.write_bytes_per_s))
-            told = "Rank {rank} waits for the disk in {disk:%} of its time: {read} read, {written} written"
-            evidence = remark(told, disk=disk, written=written, **figures)
+            message = "Rank {rank} waits for the disk in {disk:%} of its time: {read} read, {written} written"
+            evidence = remark(message, disk=disk, written=written, **figures)
             yield Pattern("disk", rank, evidence, "read in loaders, write in the background: pyperf-suite run transfer")
 
 
@@ -183,16 +187,16 @@ def _straggler(job: _Job, step_s: Mapping[int, float], starved: set[int | None])
         slowest = max(figure, key=lambda rank: figure[rank])
         return slowest, figure[slowest], statistics.median(figure[rank] for rank in figure if rank != slowest)
 
-    def named(told: str, rank: int, **figures: Any) -> Pattern:
-        told += "; it is process {pid}"
-        evidence = remark(told, rank=rank, pid=job.ranks[rank][-1].pid, **figures)
+    def named(message: str, rank: int, **figures: Any) -> Pattern:
+        message += "; it is process {pid}"
+        evidence = remark(message, rank=rank, pid=job.ranks[rank][-1].pid, **figures)
         return Pattern("straggler", rank, evidence, "pyperf-suite run topology, and baseline on both devices")
 
     if step_s.keys() == job.ranks.keys():
         rank, own, others = stands_out(step_s)
         if own >= SLOWER_STEPS * others:
-            told = "Rank {rank} takes {own:duration} for a step, the others {others:duration} (medians)"
-            yield named(told, rank, own=own, others=others)
+            message = "Rank {rank} takes {own:duration} for a step, the others {others:duration} (medians)"
+            yield named(message, rank, own=own, others=others)
             return
     gpus = ("sm_clock_mhz", "power_w", "sm_activity")
     clock, power, sms = ({rank: each for rank in job.ranks if (each := job.gpu(rank, name))} for name in gpus)
@@ -205,21 +209,21 @@ def _straggler(job: _Job, step_s: Mapping[int, float], starved: set[int | None])
         )
         rank, own, others = stands_out(sms if by_sms else power)
         if -low <= LOWER_CLOCK * -usual:
-            told = "The GPU of rank {rank} runs at {own} MHz, the others at {others} MHz"
-            yield named(told, slow, own=f"{-low:.0f}", others=f"{-usual:.0f}")
+            message = "The GPU of rank {rank} runs at {own} MHz, the others at {others} MHz"
+            yield named(message, slow, own=f"{-low:.0f}", others=f"{-usual:.0f}")
         elif busy and (own - others >= STRAGGLES_BY if by_sms else own >= MORE_POWER * others):
-            told = (
+            message = (
                 "with {own:%} of its SMs, the others with {others:%}"
                 if by_sms
                 else "at {own:W}, the others at {others:W}"
             )
-            told = f"All GPUs are busy, that of rank {{rank}} {told}: they wait for it"
-            yield named(told, rank, own=own, others=others)
+            message = f"All GPUs are busy, that of rank {{rank}} {message}: they wait for it"
+            yield named(message, rank, own=own, others=others)
         return
     rank, own, others = stands_out({rank: job.mean(rank, lambda each: each.occupied) for rank in job.ranks})
     if own - others >= STRAGGLES_BY and not starved:
-        told = "Rank {rank} is busy in {own:%} of its time, the others in {others:%}: they wait for it"
-        yield named(told, rank, own=own, others=others)
+        message = "Rank {rank} is busy in {own:%} of its time, the others in {others:%}: they wait for it"
+        yield named(message, rank, own=own, others=others)
 
 
 def _waits_for_network(job: _Job) -> Iterator[Pattern]:
@@ -232,8 +236,8 @@ def _waits_for_network(job: _Job) -> Iterator[Pattern]:
     more = "pyperf-suite run overlap; torchrun ... -m pyperf_suite collectives"
     idle = [1 - job.mean(rank, lambda each: each.occupied) for rank in job.ranks]
     if min(idle) >= WAITING and rate + loopback >= 1e6:
-        told = "Every rank waits in {idle:%} of its time or more, and none for data: {traffic}"
-        yield Pattern("network", None, remark(told, idle=min(idle), traffic=traffic), more)
+        message = "Every rank waits in {idle:%} of its time or more, and none for data: {traffic}"
+        yield Pattern("network", None, remark(message, idle=min(idle), traffic=traffic), more)
 
 
 def _waits_for_cpu(job: _Job) -> Iterator[Pattern]:
@@ -243,15 +247,15 @@ def _waits_for_cpu(job: _Job) -> Iterator[Pattern]:
         main, utilization = job.mean(rank, lambda each: each.occupied), job.gpu(rank, "utilization")
         if utilization is not None:
             if busiest >= BUSY_THREAD and utilization <= 1 - GPU_IDLE:
-                told = "Rank {rank}: the thread {thread} is busy in {busy:%} of the time and the GPU in {used:%}"
-                evidence = remark(told, rank=rank, thread=held[-1].busiest_thread, busy=busiest, used=utilization)
+                message = "Rank {rank}: the thread {thread} is busy in {busy:%} of the time and the GPU in {used:%}"
+                evidence = remark(message, rank=rank, thread=held[-1].busiest_thread, busy=busiest, used=utilization)
                 more = "launches, or loading in the main process: CUDA graphs, torch.compile, larger batches, loaders"
                 yield Pattern("cpu", rank, evidence, f"{more}; pyperf-suite run baseline input_pipeline")
             continue
         wanted = job.mean(rank, lambda each: each.wanted_cores)
         if main >= BUSY_THREAD and wanted <= ONE_THREAD and allowed >= 2 * len(job.ranks) and not _loads(job, rank):
-            told = "Rank {rank}: one thread is busy in {busy:%} of the time, where {allowed} CPUs are allowed"
-            evidence = remark(told, rank=rank, busy=main, allowed=round(allowed))
+            message = "Rank {rank}: one thread is busy in {busy:%} of the time, where {allowed} CPUs are allowed"
+            evidence = remark(message, rank=rank, busy=main, allowed=round(allowed))
             more = "larger operators, torch.compile, OMP_NUM_THREADS"
             yield Pattern("cpu", rank, evidence, f"{more}; pyperf-suite run baseline block")
 
@@ -261,12 +265,12 @@ def _idle_sms(job: _Job) -> Iterator[Pattern]:
         used, active = job.gpu(rank, "utilization"), job.gpu(rank, "sm_activity")
         if used is None or active is None or used < GPU_BUSY or active >= IDLE_SMS:
             continue
-        told = "The GPU of rank {rank} runs kernels in {used:%} of the time, but with {active:%} of its SMs "
-        told += "(tensor cores {tensor:%}); the thread {thread} is busy in {busy:%}: kernels that are small or short"
-        told += ", or that wait in a collective" if len(job.ranks) > 1 else ""
+        message = "The GPU of rank {rank} runs kernels in {used:%} of the time, but with {active:%} of its SMs "
+        message += "(tensor cores {tensor:%}); the thread {thread} is busy in {busy:%}: kernels that are small or short"
+        message += ", or that wait in a collective" if len(job.ranks) > 1 else ""
         busy, tensor = job.mean(rank, lambda each: each.busiest_share), job.gpu(rank, "tensor_activity")
         evidence = remark(
-            told, rank=rank, used=used, active=active, tensor=tensor, thread=held[-1].busiest_thread, busy=busy
+            message, rank=rank, used=used, active=active, tensor=tensor, thread=held[-1].busiest_thread, busy=busy
         )
         more = "larger batches, torch.compile, CUDA graphs: pyperf-suite run tile_wave block"
         yield Pattern("idle SMs", rank, evidence, more + (" overlap" if len(job.ranks) > 1 else ""))
@@ -285,13 +289,13 @@ def _near_the_limit(job: _Job) -> Iterator[Pattern]:
     ]
     for rank, used, total in held:
         if used and total and used >= (1 - MEMORY_LEFT) * total:
-            told = "{left:size} of {total:size} are left on the GPU of rank {rank}: fragmentation may end a long run"
-            evidence = remark(told, left=float(total - used), total=float(total), rank=rank)
+            message = "{left:size} of {total:size} are left on the GPU of rank {rank}: fragmentation may end a long run"
+            evidence = remark(message, left=float(total - used), total=float(total), rank=rank)
             yield Pattern("memory limit", rank, evidence, "pyperf-suite run memory checkpointing")
     last = job.samples[-1]
     if 0 < last.memory_free_bytes < MEMORY_LEFT * last.memory_limit_bytes:
-        told = "{left:size} of the {limit:size} of the machine or container are left"
-        evidence = remark(told, left=float(last.memory_free_bytes), limit=float(last.memory_limit_bytes))
+        message = "{left:size} of the {limit:size} of the machine or container are left"
+        evidence = remark(message, left=float(last.memory_free_bytes), limit=float(last.memory_limit_bytes))
         yield Pattern(
             "memory limit", None, evidence, "fewer loaders, less prefetching: pyperf-suite run input_pipeline"
         )
@@ -309,14 +313,14 @@ def _leaks(job: _Job) -> Iterator[Pattern]:
     for (what, rank, _), points in series.items():
         slope = growth([at_s for at_s, _, _ in points], [held for _, held, _ in points])
         if slope and points[-1][2] / slope < FURTHEST_END_S:
-            told = "{what} of rank {rank} grows by {slope}, to {held:size}; it ends in {end}"
+            message = "{what} of rank {rank} grows by {slope}, to {held:size}; it ends in {end}"
             figures: dict[str, Any] = {
                 "held": points[-1][1],
                 "slope": _rate(slope),
                 "end": _span(points[-1][2] / slope),
             }
             more = "tensors kept with their graph, lists that grow, loaders that copy: pyperf-suite run memory"
-            yield Pattern("memory leak", rank, remark(told, what=what, rank=rank, **figures), more)
+            yield Pattern("memory leak", rank, remark(message, what=what, rank=rank, **figures), more)
 
 
 def growth(times: Sequence[float], held: Sequence[float]) -> float | None:

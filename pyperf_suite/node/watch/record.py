@@ -131,16 +131,16 @@ def _watched(record: WatchRecord) -> Remark:
     values = {"job": record.job[:200], "seconds": held.get("watched_s", last_s), "code": held.get("exit_code")}
     if "watched_s" not in held:
         return remark("{job} is watched, or its watcher was killed; {seconds:duration} are known.", **values)
-    told = "{job} was watched for {seconds:duration}" + (
+    message = "{job} was watched for {seconds:duration}" + (
         ", exit code {code}" if held.get("exit_code") is not None else ""
     )
-    return remark(f"{told}; watching took {{own:%}} of a core.", own=held["own_cpu_share"], **values)
+    return remark(f"{message}; watching took {{own:%}} of a core.", own=held["own_cpu_share"], **values)
 
 
 def _rates(record: WatchRecord, steps: Mapping[str, Any]) -> Iterator[Remark]:
-    for name, told in _RATES.items():
+    for name, message in _RATES.items():
         if value := {**record.manifest, **steps}.get(name):
-            yield remark(told, **{name: value})
+            yield remark(message, **{name: value})
 
 
 def _ranks(steady: Sequence[Sample]) -> Table:

@@ -71,8 +71,8 @@ class MarkReader:
                 content = file.read()
             whole = len(content) - len(content) % _MARK.size
             self._read[path.name] = self._read.get(path.name, 0) + whole
-            told, _, process = path.stem.partition("-")
-            rank = rank_of.get(int(process), int(told))
+            message, _, process = path.stem.partition("-")
+            rank = rank_of.get(int(process), int(message))
             for at_s, tokens in _MARK.iter_unpack(content[:whole]):
                 steps.setdefault(rank, EndedSteps()).ended(at_s, tokens)
 
@@ -102,11 +102,11 @@ class LogReader:
             found = self._pattern.search(line[:4096].decode("utf-8", "replace"))
             if found:
                 names = found.groupdict() if self._pattern.groupindex else {"seconds": found[1]}
-                told = {name: _number(text) for name, text in names.items() if text is not None}
-                seconds = told.get("seconds")
-                if seconds is None and told.get("ms") is not None:
-                    seconds = told["ms"] / 1e3  # type: ignore[operator]
-                steps.ended(time.monotonic(), told.get("tokens") or 0.0, seconds, told.get("step"))
+                message = {name: _number(text) for name, text in names.items() if text is not None}
+                seconds = message.get("seconds")
+                if seconds is None and message.get("ms") is not None:
+                    seconds = message["ms"] / 1e3  # type: ignore[operator]
+                steps.ended(time.monotonic(), message.get("tokens") or 0.0, seconds, message.get("step"))
 
 
 def _number(text: str) -> float | None:

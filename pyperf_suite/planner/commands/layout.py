@@ -148,7 +148,7 @@ def layout(
           --gpu "A100 40GB" --gpus 16 --gpus-per-node 4 --global-batch 512 --seq 2048 --pp 1
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.planner.laws.training.offload import usual_host
-    from pyperf_suite.planner.layout import queries as asked
+    from pyperf_suite.planner.layout import queries as requested
     from pyperf_suite.planner.layout import report as report
     from pyperf_suite.planner.layout.grid import Cluster, Training
     from pyperf_suite.planner.layout.plan import planned
@@ -180,7 +180,7 @@ def layout(
         if count is not None and count < 1:
             raise UserError(f"--layers-{name} has to be at least 1, but {count} was asked for.")
     model, length, notes = asked_model(config, seq, named)
-    budget = asked.Budget(tokens, target_days, price, power_of(laws))
+    budget = requested.Budget(tokens, target_days, price, power_of(laws))
     if target_days is not None and (gpus is not None or exactly or compare):
         raise UserError("--target-days asks for the number of GPUs: leave out --gpus, --exactly and --compare.")
     if gpus is None and target_days is None and not (exactly or compare):
@@ -202,13 +202,13 @@ def layout(
                        _network(network), host)  # fmt: skip
 
     if exactly or compare:
-        layouts = [asked.layout_of(text, gpus, framework) for text in (compare or (str(exactly),))]
-        exact = [asked.exactly(training, cluster(asked.ranks_of(each)), laws, each) for each in layouts]
+        layouts = [requested.layout_of(text, gpus, framework) for text in (compare or (str(exactly),))]
+        exact = [requested.exactly(training, cluster(requested.ranks_of(each)), laws, each) for each in layouts]
         answer(report.findings_of_given(exact, budget, notes))
     else:
         if target_days is not None:
             node = gpus_per_node or _usual_node(spec, LARGE)
-            found = asked.fewest_gpus(training, lambda nodes: cluster(nodes * node), laws, budget, fixed)
+            found = requested.fewest_gpus(training, lambda nodes: cluster(nodes * node), laws, budget, fixed)
         else:
             found = planned(training, cluster(gpus or 0), laws, fixed)
         ranked = report.layout_answer(found, top, notes)

@@ -142,15 +142,15 @@ def study(
         raise UserError(f"--memory-limit {limit_gib:g} was asked for: give a size above 0, in GiB.")
     limit_bytes = None if limit_gib is None else limit_gib * 2**30
     how = {"search": search, "budget_s": budget_s, "limit_bytes": limit_bytes}
-    asked = Asked.of(grid or same_grid, {name: named[name] for name in ASKED if named[name] is not None}, **how)
+    requested = Asked.of(grid or same_grid, {name: named[name] for name in ASKED if named[name] is not None}, **how)
     if print_slurm:
         allocation = Allocation(**{each.name: named[each.name] for each in fields(Allocation)})
-        click.echo(script_of(asked, allocation, device, results, deadline_s), nl=False)
+        click.echo(script_of(requested, allocation, device, results, deadline_s), nl=False)
     elif list_them:
-        click.echo(listed(asked, device))
+        click.echo(listed(requested, device))
     else:
         more = ("only", "tell", "calibration", "resume", "as_json", "wide", "margin")
-        run_study(asked, device, results, deadline_s, earlier=earlier, **{name: named[name] for name in more})
+        run_study(requested, device, results, deadline_s, earlier=earlier, **{name: named[name] for name in more})
 
 
 def _earlier(name: str, device: str, results: Path) -> RunFolder:

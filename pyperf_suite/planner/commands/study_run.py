@@ -126,11 +126,13 @@ def sbatch_script(allocation: Allocation, worlds: Sequence[int], experiments: in
     """
     allocation.validate()
     _require_printable(*arguments)
-    asked = {"job-name": "pyperf-study", **vars(allocation), "ntasks-per-node": 1, "output": "study-%j.log"}
+    requested = {"job-name": "pyperf-study", **vars(allocation), "ntasks-per-node": 1, "output": "study-%j.log"}
     places = [allocation.placed(ranks) for ranks in worlds]
     gaps = {
         "directives": "\n".join(
-            f"#SBATCH --{name.replace('_', '-')}={shlex.quote(str(value))}" for name, value in asked.items() if value
+            f"#SBATCH --{name.replace('_', '-')}={shlex.quote(str(value))}"
+            for name, value in requested.items()
+            if value
         ),
         "study": shlex.join(["study", *arguments]),
         "experiments": str(experiments),
@@ -190,8 +192,8 @@ class Asked:
         count = found.count if found.launched else max(1, len(gpus()))
         defaults = search_axes(device, count)
         cases = self.cases(defaults)
-        asked = {"data", "tensor", "pipeline"} & {*self.file.axes, *self.axes} or self.file.configurations
-        return cases if asked else [each for each in cases if each.parameters.ranks <= max(defaults.data)]
+        requested = {"data", "tensor", "pipeline"} & {*self.file.axes, *self.axes} or self.file.configurations
+        return cases if requested else [each for each in cases if each.parameters.ranks <= max(defaults.data)]
 
     @property
     def arguments(self) -> list[str]:
@@ -219,9 +221,9 @@ def chosen(cases: Sequence[Case], only: str) -> list[Case]:
     return [cases[number - 1] for number in numbers]
 
 
-def listed(asked: Asked, device: str) -> str:
+def listed(requested: Asked, device: str) -> str:
     """Each configuration with its number, a line each."""
-    cases = asked.cases_here(resolve(device))
+    cases = requested.cases_here(resolve(device))
     lines = []
     for number, case in enumerate(cases, 1):
         p = case.parameters
@@ -231,21 +233,21 @@ def listed(asked: Asked, device: str) -> str:
     return "\n".join(lines)
 
 
-def script_of(asked: Asked, allocation: Allocation, device: str, results: Path, deadline_s: float) -> str:
+def script_of(requested: Asked, allocation: Allocation, device: str, results: Path, deadline_s: float) -> str:
     """An sbatch script that runs the study. Raises UserError for a grid that depends on the machine."""
-    if not asked.file.configurations and not any(name in CUTS for name in (*asked.file.axes, *asked.axes)):
+    if not requested.file.configurations and not any(name in CUTS for name in (*requested.file.axes, *requested.axes)):
         raise UserError(
             "--print-slurm needs a grid that says how steps are cut, for the default one depends on the machine: give "
             "a GRID.toml, or options such as --data 8,16 --zero 1,3."
         )
     kind: Literal["cpu", "cuda"] = "cpu" if device == "cpu" else "cuda"
-    worlds = [case.parameters.ranks for case in asked.cases(default_axes(Device(kind)))]
+    worlds = [case.parameters.ranks for case in requested.cases(default_axes(Device(kind)))]
     options = [f"--device={kind}", f"--deadline={deadline_s:g}", f"--results={results}"]
-    return sbatch_script(allocation, worlds, asked.run.experiments, [*asked.arguments, *options])
+    return sbatch_script(allocation, worlds, requested.run.experiments, [*requested.arguments, *options])
 
 
 def run_study(
-    asked: Asked,
+    requested: Asked,
     device: str,
     results: Path,
     deadline_s: float,
@@ -263,23 +265,23 @@ def run_study(
     It is compared with an `earlier` one where that is given. Raises UserError for what cannot be measured here.
     """
     where = resolve(device)
-    cases = asked.cases_here(where)
+    cases = requested.cases_here(where)
     wanted = cases if only is None else chosen(cases, only)
-    run = asked.run
+    run = requested.run
     profile = fixed_steps(run.steps, run.warm_up, run.experiments, BLOCK_SHARE * deadline_s)
-    if asked.search:
+    if requested.search:
         rule_of(run.experiments)
         # A run of another kind: it is not resumed by who asks for the whole grid.
         profile = replace(profile, name=f"search, {profile.name}")
     planned = in_random_order([PlannedCase(PROBE.name, case) for case in cases], run.seed)
-    plan = Plan(planned, profile, where, run.seed, tuple(asked.arguments))
-    predictor, is_known = None, calibration is not None or asked.search
+    plan = Plan(planned, profile, where, run.seed, tuple(requested.arguments))
+    predictor, is_known = None, calibration is not None or requested.search
     if is_known:
         predictor = _predictor(where, results, calibration)  # a file that is none is no reason to lose an hour
     if tell:
         folder: RunFolder | None = folder_of(plan, results, resume or "latest")
     else:
-        folder = _measure(asked, plan, wanted, results, resume, only is not None, deadline_s, predictor)
+        folder = _measure(requested, plan, wanted, results, resume, only is not None, deadline_s, predictor)
     if folder is None:
         return
     # This process reports once and ends.
@@ -316,7 +318,7 @@ def _predictor(device: Device, results: Path, calibration: Path | None) -> Predi
 
 
 def _measure(
-    asked: Asked,
+    requested: Asked,
     plan: Plan,
     wanted: Sequence[Case],
     results: Path,
@@ -334,20 +336,20 @@ def _measure(
             return None
     try:
         here = of_this_world(wanted) if launched else wanted
-        refused = refusals([each.case for each in plan.cases], plan.device, asked.limit_bytes)
+        refused = refusals([each.case for each in plan.cases], plan.device, requested.limit_bytes)
         runnable = tuple(each for each in plan.cases if each.case.case_id not in refused)
         if not runnable:
             raise UserError(next(iter(refused.values())))
         replace(plan, cases=runnable).validate()
-        for reason in () if asked.search else dict.fromkeys(refused.values()):
+        for reason in () if requested.search else dict.fromkeys(refused.values()):
             click.echo(f"not run: {reason}", err=True)
         machine = identity(plan.device)
         # Of several launches of a job none knows whether it is the first: a run of a name may be new.
         begins = may_begin and resume not in (None, "latest") and not (results / machine.slug / f"{resume}").exists()
         folder = create_run(results, machine, plan, resume) if begins else folder_of(plan, results, resume)
         workers = workers or WorkerPool(plan.device, deadline_s)
-        noting = NotingWorkers(SparingWorkers(workers, refused), asked.limit_bytes)
-        session = Session(plan, folder, deadline_s, noting, asked.budget_s)
+        noting = NotingWorkers(SparingWorkers(workers, refused), requested.limit_bytes)
+        session = Session(plan, folder, deadline_s, noting, requested.budget_s)
     except UserError:
         # Nothing is wrong with the other ranks: they go, and only this one's sentence is heard.
         if workers is not None:
@@ -355,7 +357,7 @@ def _measure(
         raise
     names = {case.case_id for case in here}
     chosen_here = [each for each in plan.cases if each.case.case_id in names]
-    if asked.search:
+    if requested.search:
         _search(session, chosen_here, noting, laws)
     else:
         _measure_all(session, chosen_here, launched)

@@ -37,7 +37,7 @@ from pyperf_suite.planner.laws.calibration import (
     spec_of,
     stated,
 )
-from pyperf_suite.planner.laws.explained import Explained, sizes_asked
+from pyperf_suite.planner.laws.explained import Explained, validated_sizes
 
 # The law of prefill, and that of layers with a window.
 PLAIN, WINDOWED = "attention_bf16", "attention_window_bf16"
@@ -229,7 +229,7 @@ def _checked(
     causal: bool,
     window: ArrayLike,
 ) -> tuple[AttentionShape, Array, Array]:
-    batches, queries, keys, query_heads, key_heads, width, windows = sizes_asked(
+    batches, queries, keys, query_heads, key_heads, width, windows = validated_sizes(
         "attention", "window", batch=batch, seq_q=seq_q, seq_k=seq_k, heads=heads, kv_heads=kv_heads,
         head_dim=head_dim, window=window,
     )  # fmt: skip

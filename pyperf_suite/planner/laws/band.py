@@ -36,8 +36,8 @@ class Band:
     def around(self, seconds: ArrayLike, figure: ArrayLike | None = None) -> tuple[Floats, Floats]:
         """The seconds between which nine of ten measurements lie; the figure is the seconds themselves by default."""
         middle = np.asarray(seconds, dtype=np.float64)
-        asked = np.log(np.maximum(middle if figure is None else np.asarray(figure, dtype=np.float64), 1e-300))
-        low, high = (np.interp(asked, np.log(self.at), side) for side in (self.low, self.high))
+        requested = np.log(np.maximum(middle if figure is None else np.asarray(figure, dtype=np.float64), 1e-300))
+        low, high = (np.interp(requested, np.log(self.at), side) for side in (self.low, self.high))
         return middle * np.exp(low), middle * np.exp(high)
 
     def as_arrays(self) -> dict[str, Floats]:

@@ -88,13 +88,13 @@ class Calibration:
         """Those that a law was fitted to, the default one first. Blocks are named as in `gemm_bf16.sglang`."""
         return tuple(library for library in LIBRARIES if f"{law}.{library}" in self.blocks)
 
-    def library(self, law: str, asked: str | None = None) -> str:
+    def library(self, law: str, requested: str | None = None) -> str:
         """The library that answers for a law. Raises UserError where there is none, or not the one asked for."""
         known = self.libraries(law)
-        if not known or (asked is not None and asked not in known):
+        if not known or (requested is not None and requested not in known):
             there = f"there are {', '.join(known)}" if known else "there is none"
-            raise UserError(f"Of {asked or 'any library'} no {law} was measured on {self.gpu}: {there}.")
-        return asked or known[0]
+            raise UserError(f"Of {requested or 'any library'} no {law} was measured on {self.gpu}: {there}.")
+        return requested or known[0]
 
     def save(self, path: Path | None = None) -> Path:
         """Write the file, by default among those shipped, whole or not at all; returns where it lies."""
@@ -324,15 +324,15 @@ class ResidualGrid:
 
     def __call__(self, *sizes: ArrayLike) -> NDArray[np.float64]:
         """The logarithm of the factor at sizes of at least 1, one array per axis, broadcast against each other."""
-        asked = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in sizes))
-        flat, logarithms = [np.ravel(size) for size in asked], np.empty(asked[0].size)
+        requested = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in sizes))
+        flat, logarithms = [np.ravel(size) for size in requested], np.empty(requested[0].size)
         values = self.values.ravel()
         for start in range(0, logarithms.size, GRID_PIECE):
             piece = slice(start, start + GRID_PIECE)
             logarithms[piece] = 0.0
             for node, weight in self.corners([size[piece] for size in flat]):
                 logarithms[piece] += weight * values[node]
-        return logarithms.reshape(asked[0].shape)
+        return logarithms.reshape(requested[0].shape)
 
     def as_arrays(self) -> dict[str, NDArray[np.generic]]:
         """As a calibration's block keeps it: axes, and values in steps of one byte."""
@@ -360,6 +360,6 @@ class ResidualGrid:
 
     @staticmethod
     def _place(axis: NDArray[np.float64], size: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        logs, asked = np.log2(axis), np.log2(size)
-        below = np.clip(np.searchsorted(logs, asked, side="right") - 1, 0, len(axis) - 2)
-        return below, np.clip((asked - logs[below]) / (logs[below + 1] - logs[below]), 0.0, 1.0)
+        logs, requested = np.log2(axis), np.log2(size)
+        below = np.clip(np.searchsorted(logs, requested, side="right") - 1, 0, len(axis) - 2)
+        return below, np.clip((requested - logs[below]) / (logs[below + 1] - logs[below]), 0.0, 1.0)

@@ -260,8 +260,8 @@ def transferred_laws(spec: GpuSpec, known: Mapping[str, CollectiveLaws]) -> Coll
             transferred_error_percent=OVER_PCIE_PERCENT,
         )
     speed_up = link / link_bytes_per_s(source)
-    alike = have_same_kernels(source, spec) and abs(np.log(speed_up)) < 0.1 and has_nvlink(source)
-    low, high, percent = SAME_LINK if alike else OTHER_NVLINK
+    similar = have_same_kernels(source, spec) and abs(np.log(speed_up)) < 0.1 and has_nvlink(source)
+    low, high, percent = SAME_LINK if similar else OTHER_NVLINK
     band = Band(np.array([1.0]), np.array([low]), np.array([high]))
     return replace(laws, origin=origin, speed_up=speed_up, transferred=band, transferred_error_percent=percent)
 
@@ -324,9 +324,9 @@ def _in_node(
     seconds = np.zeros(size.shape)
     for n in np.unique(ranks):
         if n > 1:
-            alike = bus_factor(operation, n) / bus_factor(law.operation, n) / laws.speed_up
+            similar = bus_factor(operation, n) / bus_factor(law.operation, n) / laws.speed_up
             here = ranks == n
-            seconds[here] = law.seconds(size[here] * alike, int(n))
+            seconds[here] = law.seconds(size[here] * similar, int(n))
             if n > largest and operation not in UNRELAYED:
                 seconds[here] += float(law.curves[largest].seconds(0)) * ((n / largest) ** LAUNCH_OVER_RANKS - 1)
     return seconds

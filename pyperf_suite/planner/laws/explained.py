@@ -81,7 +81,7 @@ class Causes(Mapping[str, Any]):
 LARGEST_SIZE = 2**31
 
 
-def sizes_asked(of: str, may_be_0: str = "", **sizes: ArrayLike) -> list[NDArray[np.float64]]:
+def validated_sizes(of: str, may_be_0: str = "", **sizes: ArrayLike) -> list[NDArray[np.float64]]:
     """The sizes that a law is asked for, as arrays of one shape.
 
     Raises UserError for what is no number, does not broadcast, or is not within 1 (`may_be_0`: 0) and `LARGEST_SIZE`.
@@ -141,5 +141,5 @@ class KernelPrices(Protocol):
 
 def legend(causes: Iterable[str]) -> str:
     """A sentence that says what each of the causes is, in the order of `MEANINGS`."""
-    asked = set(causes)
-    return f"Causes: {'; '.join(f'{cause}, {meaning}' for cause, meaning in MEANINGS.items() if cause in asked)}."
+    requested = set(causes)
+    return f"Causes: {'; '.join(f'{cause}, {meaning}' for cause, meaning in MEANINGS.items() if cause in requested)}."

@@ -32,7 +32,7 @@ from pyperf_suite.planner.laws.calibration import (
     spec_of,
     stated,
 )
-from pyperf_suite.planner.laws.explained import Causes, Explained, sizes_asked
+from pyperf_suite.planner.laws.explained import Causes, Explained, validated_sizes
 from pyperf_suite.planner.laws.measured_maxima import MEASURED_MAXIMA, MeasuredMaximum, sustained_slowdown
 from pyperf_suite.planner.laws.transfers import LIKE_PEAK, LIKE_POWER_A_FLOP, have_same_kernels, nearest
 
@@ -473,7 +473,7 @@ def gemm_time(
     if layout not in SIDE_BY_SIDE:
         raise UserError(f"There is no layout {layout!r}: ask for one of {', '.join(SIDE_BY_SIDE)}.")
     law = gemm_law(gpu, dtype, library)
-    sizes = sizes_asked("product", m=m, n=n, k=k)
+    sizes = validated_sizes("product", m=m, n=n, k=k)
     here = correction_of(gpu, BLOCK_OF[dtype], dict(zip("mnk", sizes, strict=True)))
     rows, columns, depth = (size.astype(np.int64) for size in sizes)
     penalty = alignment_penalty(law.gpu, rows, columns, depth, dtype, layout)

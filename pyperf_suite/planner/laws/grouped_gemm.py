@@ -27,7 +27,7 @@ from pyperf_suite.planner.laws.calibration import (
     spec_of,
     stated,
 )
-from pyperf_suite.planner.laws.explained import Causes, Explained, sizes_asked
+from pyperf_suite.planner.laws.explained import Causes, Explained, validated_sizes
 from pyperf_suite.planner.laws.gemm import Rates, joined, waited
 from pyperf_suite.planner.laws.transfers import (
     EXPERTS_NOT_TRANSFERRED,
@@ -276,7 +276,7 @@ def expert_work(
     gated: ArrayLike = True,
 ) -> ExpertWork:
     """What the busiest rank is given, as `grouped_gemm_time` takes it; fields are flat. Raises UserError likewise."""
-    sizes = sizes_asked("block of experts", tokens=tokens, hidden=hidden, expert_ffn=expert_ffn, experts=experts,
+    sizes = validated_sizes("block of experts", tokens=tokens, hidden=hidden, expert_ffn=expert_ffn, experts=experts,
                         top_k=top_k, ep=ep, tp=tp)  # fmt: skip
     kinds = np.asarray(balance, dtype=str), np.asarray(gated)
     tokens, hidden, ffn, experts, top_k, ep, tp, skew, gate = map(np.ravel, np.broadcast_arrays(*sizes, *kinds))

@@ -30,7 +30,7 @@ from pyperf_suite.planner.laws.calibration import (
     own_calibration,
     spec_of,
 )
-from pyperf_suite.planner.laws.explained import Causes, Explained, sizes_asked
+from pyperf_suite.planner.laws.explained import Causes, Explained, validated_sizes
 from pyperf_suite.planner.laws.transfers import latent_deviation, nearest
 
 Floats = NDArray[np.float64]
@@ -166,11 +166,11 @@ class FoundLaw:
             seconds * np.exp(np.hypot(np.log(high / seconds), beyond)),
         )
 
-    def answer(self, seconds: Floats, parts: Causes, asked: Sizes) -> Explained:
+    def answer(self, seconds: Floats, parts: Causes, requested: Sizes) -> Explained:
         """Seconds with the interval around them, and whether the sizes are within what was fitted."""
         low, high = self.interval(seconds)
         error = float(np.hypot(self.error_percent, MEAN_OF_DEVIATION * self.apart))
-        beyond = outside(self.block.fitted_range, asked)
+        beyond = outside(self.block.fitted_range, requested)
         return Explained(seconds, parts, beyond, error, self.origin, low, high, self.library)
 
 
@@ -263,17 +263,17 @@ def mla_time(
     Raises UserError for a size below 1, another scope, and what no table is known to be like; the sentence names what
     there is.
     """
-    asked = sizes_asked("latent attention", batch=batch, seq_q=seq_q, seq_k=seq_k, heads=heads)
+    requested = validated_sizes("latent attention", batch=batch, seq_q=seq_q, seq_k=seq_k, heads=heads)
     if scope not in SCOPES:
         raise UserError(f"Latent attention has the scopes {SCOPES}, not {scope!r}.")
-    if (asked[1] > asked[2]).any():
+    if (requested[1] > requested[2]).any():
         raise UserError("Latent attention has at most as many queries as keys: give a seq_q up to seq_k.")
     if gemm_dtype not in GEMM_NAMES:
         raise UserError(f"Latent attention was measured with products in {', '.join(GEMMS)}, not {gemm_dtype}.")
     gemm = GEMM_NAMES[gemm_dtype] if scope == "module" else ""
     found = law_of(gpu, kind_of(scope, gemm), library)
-    seconds, parts = found.law.explained(latent_work(spec_of(gpu), gemm, *asked), latent_sizes(*asked))
-    return found.answer(seconds, parts, dict(zip(("batch", "seq_q", "seq_k", "heads"), asked, strict=True)))
+    seconds, parts = found.law.explained(latent_work(spec_of(gpu), gemm, *requested), latent_sizes(*requested))
+    return found.answer(seconds, parts, dict(zip(("batch", "seq_q", "seq_k", "heads"), requested, strict=True)))
 
 
 def kind_of(scope: str, gemm: str) -> str:

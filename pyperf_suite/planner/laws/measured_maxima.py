@@ -89,11 +89,11 @@ def sustained_slowdown(gpu: GpuSpec, utilization: ArrayLike) -> NDArray[np.float
 def _figure(gpu: GpuSpec) -> tuple[GpuSpec, tuple[float, float]] | None:
     """The GPU's own figures, else those of the first of its architecture that has about as much power or more."""
     measured = [find_gpu(name) for name in MAMF_TFLOP_PER_S]
-    alike = [
+    similar = [
         other
         for other in measured
         if other.architecture == gpu.architecture
         and gpu.power_w / other.power_w <= LIKE_POWER * max(1.0, gpu.peak("bf16") / other.peak("bf16"))
     ]
-    chosen = next((other for other in alike if other.name == gpu.name), alike[0] if alike else None)
+    chosen = next((other for other in similar if other.name == gpu.name), similar[0] if similar else None)
     return None if chosen is None else (chosen, MAMF_TFLOP_PER_S[chosen.name])

@@ -299,14 +299,14 @@ def held_to(grid: Grid, fixed: Mapping[str, int], framework: str | None = None) 
     places = np.ones(len(grid), dtype=bool)
     of = f" and {framework} runs" if framework else ""
     for name, value in fixed.items():
-        asked = f"No layout that divides{of} has {WRITTEN[name]} {_written(name, value)}"
+        requested = f"No layout that divides{of} has {WRITTEN[name]} {_written(name, value)}"
         column = grid.columns[name]
         if not (column == value).any():
             left = f" (uneven: {'; '.join(grid.uneven)})" if name in SPLIT and grid.uneven else ""
-            raise UserError(f"{asked}{left}: take {_values(name, column)}.")
+            raise UserError(f"{requested}{left}: take {_values(name, column)}.")
         if not (places & (column == value)).any():
             others = ", ".join(f"{WRITTEN[each]} {_written(each, fixed[each])}" for each in fixed if each != name)
-            raise UserError(f"{asked} with {others}: take {WRITTEN[name]} {_values(name, column[places])}.")
+            raise UserError(f"{requested} with {others}: take {WRITTEN[name]} {_values(name, column[places])}.")
         places &= column == value
     return grid.taken(places)
 

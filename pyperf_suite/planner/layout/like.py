@@ -37,7 +37,7 @@ class Analogy:
     """A measured run, what is asked for, and the law's predictions of both."""
 
     run: TrainingRun
-    asked: TrainingRun
+    requested: TrainingRun
     of_run: Explained
     of_asked: Explained
 
@@ -54,8 +54,12 @@ class Analogy:
     @property
     def ends(self) -> tuple[float, float]:
         """Seconds between which nine of ten pairs of published runs would lie."""
-        experts = max(self.run.model.experts, self.asked.model.experts) > 1
-        same = (self.run.model, self.run.gpu, self.run.plan) == (self.asked.model, self.asked.gpu, self.asked.plan)
+        experts = max(self.run.model.experts, self.requested.model.experts) > 1
+        same = (self.run.model, self.run.gpu, self.run.plan) == (
+            self.requested.model,
+            self.requested.gpu,
+            self.requested.plan,
+        )
         wide = 0.0 if same else SPREAD_OF_EXPERTS if experts else SPREAD
         wide *= WIDER_ELSEWHERE if self.of_run.extrapolated or self.of_asked.extrapolated else 1.0
         return self.seconds * math.exp(-wide), self.seconds * math.exp(wide)
@@ -142,8 +146,8 @@ def scaled(
         raise UserError(f"{gpus} GPUs are not DP {data} with {shares}: name others with --tp, --pp, --cp or --gpus.")
     values.setdefault("ranks_per_node", min(old.ranks_per_node, gpus))
     given = {name: value for name, value in (of or {}).items() if value is not None}
-    asked = replace(run, plan=replace(old, **values), seconds=None, **given)
-    return Analogy(run, asked, predicted(run), predicted(asked))
+    requested = replace(run, plan=replace(old, **values), seconds=None, **given)
+    return Analogy(run, requested, predicted(run), predicted(requested))
 
 
 def predicted(run: TrainingRun) -> Explained:
@@ -163,7 +167,7 @@ def _written(run: TrainingRun) -> str:
 
 def findings_of_analogy(found: Analogy, notes: Sequence[str] = ()) -> Findings:
     """The time by analogy, what it was scaled from, and each part of both."""
-    run, asked, (low, high) = found.run, found.asked, found.ends
+    run, requested, (low, high) = found.run, found.requested, found.ends
     assumed = (f"The run does not say all: {what} was assumed." for what in run.assumed)
     return findings(
         remark(
@@ -173,9 +177,9 @@ def findings_of_analogy(found: Analogy, notes: Sequence[str] = ()) -> Findings:
             time=Quantity(found.seconds, "duration", predicted=True),
             low=f"{low:.3g}",
             high=f"{high:.3g}",
-            tokens=Quantity(asked.tokens / found.seconds, "count", predicted=True),
-            layout=_written(asked),
-            verdict=asked.verdict,
+            tokens=Quantity(requested.tokens / found.seconds, "count", predicted=True),
+            layout=_written(requested),
+            verdict=requested.verdict,
         ),
         remark(
             "Scaled from {name} of {source}, measured at {time} on {layout}. The law says {law} of it, so each part is "

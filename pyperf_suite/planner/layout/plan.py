@@ -259,15 +259,15 @@ def evaluated(training: Training, cluster: Cluster, grid: Grid, laws: GpuSpec | 
     seconds, low, high = (np.full(len(grid), np.nan) for _ in range(3))
     parts: dict[str, NDArray[np.float64]] = {}
     found: dict[str, FoundConstants] = {}
-    for alike, plan in _plans(training, cluster, grid):
+    for similar, plan in _plans(training, cluster, grid):
         name = str(plan.framework)
         found[name] = found_constants(laws, name)
         step = step_time(laws, training.model, plan, None, prices, cluster.network)
-        seconds[alike] = step.seconds
+        seconds[similar] = step.seconds
         if step.low is not None and step.high is not None:
-            low[alike], high[alike] = step.low, step.high
+            low[similar], high[similar] = step.low, step.high
         for part, taken in step.parts.items():
-            parts.setdefault(part, np.zeros(len(grid)))[alike] = taken
+            parts.setdefault(part, np.zeros(len(grid)))[similar] = taken
     memory, frameworks = memory_of(training, cluster, grid), frameworks_of(training, grid.columns)
     return Planned(training, cluster, laws, grid, seconds, parts, memory, low, high, frameworks, found)
 
@@ -275,7 +275,7 @@ def evaluated(training: Training, cluster: Cluster, grid: Grid, laws: GpuSpec | 
 def memory_of(training: Training, cluster: Cluster, grid: Grid) -> dict[str, NDArray[np.float64]]:
     """Bytes of each layout's fullest GPU, by the fields of a `MemoryNeed`."""
     memory = {field.name: np.empty(len(grid)) for field in fields(MemoryNeed)}
-    for alike, plan in _plans(training, cluster, grid):
+    for similar, plan in _plans(training, cluster, grid):
         given = training.layers_first or training.layers_last
         layers = training.stages(int(np.ravel(plan.pipeline)[0])) if given else None
         # A fused kernel keeps no scores, whatever else is kept.
@@ -287,7 +287,7 @@ def memory_of(training: Training, cluster: Cluster, grid: Grid) -> dict[str, NDA
             offload=plan.offload,
         )  # fmt: skip
         for name, part in memory.items():
-            part[alike] = getattr(need, name)
+            part[similar] = getattr(need, name)
     return memory
 
 
@@ -298,9 +298,9 @@ def _plans(training: Training, cluster: Cluster, grid: Grid) -> Iterator[tuple[N
     stages = grid.columns["pipeline"] if given else np.zeros(len(grid), dtype=np.int64)
     kinds = np.stack([grid.columns["recompute"], frameworks, stages, grid.columns["offload"]], axis=1)
     for code, place, stage, away in np.unique(kinds, axis=0).tolist():
-        alike = np.flatnonzero((kinds == (code, place, stage, away)).all(axis=1))
-        columns = {name: column[alike] for name, column in grid.columns.items()}
-        yield alike, plan_of(training, cluster, columns, RECOMPUTES[code], FRAMEWORKS[place], OFFLOADS[away])
+        similar = np.flatnonzero((kinds == (code, place, stage, away)).all(axis=1))
+        columns = {name: column[similar] for name, column in grid.columns.items()}
+        yield similar, plan_of(training, cluster, columns, RECOMPUTES[code], FRAMEWORKS[place], OFFLOADS[away])
 
 
 def _refuse(found: Planned, whole: Planned) -> None:
@@ -410,9 +410,9 @@ def rules(planned: Planned) -> Iterator[LayoutRule]:
             f"a layer takes {BYTES_PER_PARAMETER * model.layer_parameters / 2**30:.2f} GiB, {share:.1%} of a GPU: "
             f"{'PP' if fits else 'TP'}, compared at TP x PP = {sizes.min()}, the smallest that fits"
         )
-        alike = (columns["context"] == 1) & (parallel == sizes.min())
+        similar = (columns["context"] == 1) & (parallel == sizes.min())
         stages = (columns["tensor"] == 1) == fits
-        yield rule(text, here, alike & stages, alike & ~stages)
+        yield rule(text, here, similar & stages, similar & ~stages)
     else:
         yield LayoutRule(text, "no layout with TP or PP fits", None, None)
 

@@ -199,11 +199,11 @@ def fewest_gpus(
         found = found_on(nodes)
         return found is not None and found.best.tokens_per_s >= rate
 
-    alike = 1 << (fewest.bit_length() - 1)
-    while alike <= most and found_on(alike) is None:
-        alike *= 2
-    small = found_on(alike) if alike <= most else None
-    first = max(fewest, math.ceil(rate / small.best.tokens_per_s * alike)) if small else most + 1
+    similar = 1 << (fewest.bit_length() - 1)
+    while similar <= most and found_on(similar) is None:
+        similar *= 2
+    small = found_on(similar) if similar <= most else None
+    first = max(fewest, math.ceil(rate / small.best.tokens_per_s * similar)) if small else most + 1
     numbers = range(first, min(most, MOST_TIMES * first) + 1)
     dividing = (nodes for nodes in numbers if divides(training, cluster_of(nodes)))
     even = list(itertools.islice(dividing, 1))

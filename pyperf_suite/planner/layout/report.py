@@ -289,7 +289,7 @@ def budgeted(planned: Planned, predicted: PredictedLayout, budget: Budget) -> It
             )
     if budget.power:
         tokens = planned.training.global_batch * planned.training.seq
-        yield budget.power.told(budget.power.a_token(gpus, predicted.seconds / tokens))
+        yield budget.power.message(budget.power.a_token(gpus, predicted.seconds / tokens))
 
 
 def _span(values: Sequence[float]) -> str:
@@ -382,12 +382,12 @@ def law_errors(planned: Planned, shown: Sequence[PredictedLayout]) -> Iterator[R
         yield remark(
             "The law of a step errs by {error} on runs under {framework} ({runs}) whose model its constants were "
             "not fitted on{elsewhere}.",
-            kind="caution" if found.of_another_gpu else "law",
+            kind="caution" if found.is_transferred else "law",
             error=Quantity(error / 100, "%"),
             framework=LIKE.get(name, name),
             runs=f"{generation_of(planned.cluster.gpu)}, {kind_of(planned)}",
             elsewhere=f", none of them on {planned.cluster.gpu.name}: its interval is wider"
-            if found.of_another_gpu
+            if found.is_transferred
             else "",
         )
 

@@ -23,7 +23,7 @@ MOST_COLUMNS, MOST_ROWS = 17, 13
 
 
 @dataclass(frozen=True)
-class Spent:
+class TimeBreakdown:
     """The time of one part of a micro-batch: `calls` of `sizes` on one GPU, and the seconds of all calls by cause."""
 
     part: str
@@ -50,11 +50,11 @@ class Spent:
         return sorted(found, key=lambda each: -each[1])
 
 
-def spent_by(settings: Sequence[Setting], prices: KernelPrices) -> list[list[Spent]]:
+def spent_by(settings: Sequence[Setting], prices: KernelPrices) -> list[list[TimeBreakdown]]:
     """Every part of each setting's micro-batch, in the order of the work."""
     parts = parts_of(shapes_of(settings))
     count = len(settings)
-    found: list[list[Spent]] = [[] for _ in settings]
+    found: list[list[TimeBreakdown]] = [[] for _ in settings]
     for part, its in zip(parts, price(parts, prices), strict=True):
         calls, extrapolated = np.broadcast_to(part.calls, count), np.broadcast_to(its.extrapolated, count)
         sizes = [np.broadcast_to(size, count) for size in part.sizes]
@@ -62,12 +62,14 @@ def spent_by(settings: Sequence[Setting], prices: KernelPrices) -> list[list[Spe
         for n in np.flatnonzero(calls).tolist():
             its_causes = {cause: float(seconds[n] * calls[n]) for cause, seconds in causes.items()}
             its_sizes = tuple(int(size[n]) for size in sizes)
-            found[n].append(Spent(part.name, part.law, its_sizes, float(calls[n]), its_causes, bool(extrapolated[n])))
+            found[n].append(
+                TimeBreakdown(part.name, part.law, its_sizes, float(calls[n]), its_causes, bool(extrapolated[n]))
+            )
     return found
 
 
 def saved(
-    present: Sequence[Spent], other: Sequence[Spent], candidate: Candidate, here: Setting
+    present: Sequence[TimeBreakdown], other: Sequence[TimeBreakdown], candidate: Candidate, here: Setting
 ) -> list[tuple[str, float]]:
     """What makes a candidate faster for the same work: causes with the share of the present time that each saves.
 

@@ -124,18 +124,18 @@ def name_of(candidate: Candidate) -> str:
     return ", ".join(f"{name} {before} -> {after}" for name, before, after in candidate.changes) or PRESENT
 
 
-def require_gpu(asked: GpuSpec, device: Device) -> None:
+def require_gpu(requested: GpuSpec, device: Device) -> None:
     """Raise UserError if the device is not the GPU that sizes were asked for."""
     here = identity(device).fields
     if device.kind == "cuda":
         try:
-            if find_gpu(str(here["model"])) == asked:
+            if find_gpu(str(here["model"])) == requested:
                 return
         except UserError:
             pass  # not in the catalogue, so it is another one
     what = "name that GPU" if device.kind == "cuda" else "run it where that GPU is"
     raise UserError(
-        f"Measuring on {asked.name} was asked for, but here is {device}, {here['model']}: leave --measure out, or "
+        f"Measuring on {requested.name} was asked for, but here is {device}, {here['model']}: leave --measure out, or "
         f"{what}."
     )
 

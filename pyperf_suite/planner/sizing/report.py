@@ -17,7 +17,7 @@ from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import found_constants
 from pyperf_suite.planner.laws.training.step import step_time
 from pyperf_suite.planner.power import MeasuredPower, power_of
-from pyperf_suite.planner.sizing.details import SizeCheck, Spent, checks, heat_maps, saved, spent_by
+from pyperf_suite.planner.sizing.details import SizeCheck, TimeBreakdown, checks, heat_maps, saved, spent_by
 from pyperf_suite.planner.sizing.search import REPEATABILITY, Bounds, Candidate, Search, search
 from pyperf_suite.planner.sizing.step import Setting, StepPrices
 
@@ -51,7 +51,7 @@ class Sizing:
     gpu: GpuSpec
     setting: Setting
     iteration: Explained
-    spent: tuple[Spent, ...]
+    spent: tuple[TimeBreakdown, ...]
     checks: tuple[SizeCheck, ...]
     search: Search
     savings: tuple[Savings, ...]
@@ -224,7 +224,7 @@ def _step(sizing: Sizing) -> Iterator[Remark]:
         host=Quantity(float(parts["host"]), "duration", predicted=True),
     )
     if sizing.power and sizing.joules_a_token:
-        yield sizing.power.told(sizing.joules_a_token)
+        yield sizing.power.message(sizing.joules_a_token)
 
 
 def _errors(sizing: Sizing) -> Iterator[Remark]:
@@ -290,7 +290,7 @@ def _kinds_of_layers(model: ModelDimensions) -> str:
     return "".join(f", {count} {kind}" for kind, count in kinds.items() if count)
 
 
-def _sizes_of(part: Spent) -> str:
+def _sizes_of(part: TimeBreakdown) -> str:
     """As its law takes them; attention without its window where it sees all."""
     *sizes, window = part.sizes
     if part.law != "attention":
@@ -302,11 +302,11 @@ def _products(sizing: Sizing) -> Table:
     total = sum(part.seconds for part in sizing.spent)
 
     def lost(place: int) -> tuple[Column, Column]:
-        def cause(part: Spent) -> str | None:
+        def cause(part: TimeBreakdown) -> str | None:
             known = [cause for cause, seconds in part.lost if seconds >= 0.01 * part.seconds]
             return known[place] if place < len(known) else None
 
-        def share(part: Spent) -> float | None:
+        def share(part: TimeBreakdown) -> float | None:
             return part.causes[name] / part.seconds if (name := cause(part)) else None
 
         priority = 0 if place else 1

@@ -245,9 +245,11 @@ def costs_of(shapes: Shapes, present: Setting, prices: KernelPrices) -> Costs:
     parts, here = parts_of(shapes), parts_of(shapes_of([present]))
     # Both at once, so that what they share is priced once.
     priced = price([*parts, *here], prices)
-    alike = {part.name: (part, its) for part, its in zip(here, priced[len(parts) :], strict=True)}
+    similar = {part.name: (part, its) for part, its in zip(here, priced[len(parts) :], strict=True)}
     scale, scale_here = np.asarray(shapes.tp) / np.asarray(shapes.tokens), present.tp / present.tokens
-    spent_here = {name: float(np.squeeze(its.seconds * part.calls)) * scale_here for name, (part, its) in alike.items()}
+    spent_here = {
+        name: float(np.squeeze(its.seconds * part.calls)) * scale_here for name, (part, its) in similar.items()
+    }
     times = []
     levels: dict[tuple[Any, ...], list[tuple[Any, float]]] = {}
     # Squares that add up to how much slower than predicted a candidate can be and the present one faster, and the
@@ -257,7 +259,7 @@ def costs_of(shapes: Shapes, present: Setting, prices: KernelPrices) -> Costs:
     for part, its in zip(parts, priced, strict=False):
         spent, here_s = its.seconds * part.calls * scale, spent_here[part.name]
         below, above = its.margins
-        present_part, price_here = alike[part.name]
+        present_part, price_here = similar[part.name]
         below_here, above_here = (float(np.squeeze(side)) for side in price_here.margins)
         same = _same_sizes(part, present_part)
         even, even_here = (below + above) / 2, (below_here + above_here) / 2

@@ -312,10 +312,10 @@ def margins_of(explained: Explained) -> tuple[NDArray[np.float64], NDArray[np.fl
 def price(parts: Sequence[Part], prices: KernelPrices) -> list[PricedPart]:
     """The price of each part, in order. Equal sizes of a law are priced once, all sizes of a law together."""
     priced: dict[int, PricedPart] = {}
-    asked: dict[tuple[str, tuple[Any, ...], tuple[Any, ...]], list[int]] = {}
+    requested: dict[tuple[str, tuple[Any, ...], tuple[Any, ...]], list[int]] = {}
     for place, part in enumerate(parts):
-        asked.setdefault((part.law, part.fixed, part.flags), []).append(place)
-    for (law, fixed, flags), places in asked.items():
+        requested.setdefault((part.law, part.fixed, part.flags), []).append(place)
+    for (law, fixed, flags), places in requested.items():
         columns = [np.broadcast_arrays(*map(np.asarray, parts[place].sizes)) for place in places]
         flat = [np.concatenate([column[n].ravel() for column in columns]) for n in range(len(columns[0]))]
         rows, inverse = distinct(flat)

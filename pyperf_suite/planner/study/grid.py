@@ -127,7 +127,7 @@ def search_axes(device: Device, gpus: int = 1) -> StudyAxes:
     )  # fmt: skip
 
 
-def cases_of(axes: StudyAxes, most: int = MOST_CONFIGURATIONS, asked: Collection[str] = AXES) -> list[Case]:
+def cases_of(axes: StudyAxes, most: int = MOST_CONFIGURATIONS, requested: Collection[str] = AXES) -> list[Case]:
     """Every configuration of the grid once, in its order; values of axes that nobody `asked` for may be left out.
 
     Raises UserError for a value that combines with nothing, an empty list, or a product of more than a study can run.
@@ -144,7 +144,7 @@ def cases_of(axes: StudyAxes, most: int = MOST_CONFIGURATIONS, asked: Collection
             f"The grid crosses to {count} configurations, and a study takes {most} at most: shorten its "
             "lists, or name the ones that matter as configurations."
         )
-    crossed = (case for own, grid in zip(owns, grids, strict=True) for case in _cross(grid, own or asked))
+    crossed = (case for own, grid in zip(owns, grids, strict=True) for case in _cross(grid, own or requested))
     return list({case.case_id: case for case in crossed}.values())
 
 
@@ -165,7 +165,7 @@ def of_worlds(cases: Sequence[Case], ranks: Sequence[int]) -> list[Case]:
     return [case for case in cases if case.parameters.ranks in ranks]
 
 
-def _cross(grid: StudyAxes, asked: Collection[str]) -> list[Case]:
+def _cross(grid: StudyAxes, requested: Collection[str]) -> list[Case]:
     """Every combination that can be. Raises UserError for a value of the `asked` axes for which there is none."""
     lists = {name: getattr(grid, name) for name in AXES}
     possible: list[tuple[Mapping[str, Any], Case]] = []
@@ -181,7 +181,7 @@ def _cross(grid: StudyAxes, asked: Collection[str]) -> list[Case]:
     # A refusal names the combination that has most first values of the other axes.
     refused.sort(key=lambda each: -sum(each[0][name] == values[0] for name, values in lists.items()))
     there = {(name, value) for combination, _ in possible for name, value in combination.items()}
-    for axis in asked:
+    for axis in requested:
         for value in lists[axis]:
             if (axis, value) not in there:
                 why = next(why for combination, why in refused if combination[axis] == value)

@@ -20,7 +20,7 @@ from pyperf_suite.errors import UserError, Within, offer
 from pyperf_suite.findings.axes import Flag, read_axes
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import Device, gpus
-from pyperf_suite.laws.training.activations import Keeping, saved_bytes, working_bytes
+from pyperf_suite.laws.training.activations import ActivationPolicy, saved_bytes, working_bytes
 from pyperf_suite.laws.training.memory import (
     BFLOAT16,
     FIRST,
@@ -224,10 +224,10 @@ def _actions(p: ParallelStepParameters, stage: int) -> list[Action]:
     return interleaved(stage, p.pipeline, p.chunks, p.micro_batches)
 
 
-def _keeping_of(p: ParallelStepParameters, device_kind: str) -> Keeping:
+def _keeping_of(p: ParallelStepParameters, device_kind: str) -> ActivationPolicy:
     """How one rank's part is run, as far as that decides what is kept for backward."""
     element = DTYPES[p.dtype]
-    return Keeping(
+    return ActivationPolicy(
         element_bytes=element,
         stream_bytes=element,
         attention="explicit" if p.attention == "explicit" else "math" if p.attention == "math" else "sdpa",
@@ -249,7 +249,7 @@ def _gathered(p: ParallelStepParameters, weights: Sequence[Weight]) -> float:
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryBudget:
     """Bytes for each rank of a machine on which so many ranks run at once; `where` names them in words."""
 
     bytes_a_rank: float
@@ -276,18 +276,20 @@ def _why_refused(case: Case, device: Device, limit_bytes: float) -> str:
     here = -(-ranks // launched.nodes) if launched.launched else ranks
     room = room_of(device, here)
     if limit_bytes < room.bytes_a_rank:
-        room = Room(limit_bytes, f"the limit of {limit_bytes / 2**30:.3g} GiB")
+        room = MemoryBudget(limit_bytes, f"the limit of {limit_bytes / 2**30:.3g} GiB")
     return why_not(case.parameters, device.kind, room)
 
 
-def room_of(device: Device, ranks_here: int) -> Room:
+def room_of(device: Device, ranks_here: int) -> MemoryBudget:
     """A GPU's own memory, or an equal share of what this machine has free; a tenth is left alone."""
     if device.kind == "cuda":
         whole = gpus()[device.index].memory_bytes
-        return Room(USABLE_SHARE * whole, f"the {whole / 2**30:.0f} GiB of a GPU, a tenth of them kept free")
+        return MemoryBudget(USABLE_SHARE * whole, f"the {whole / 2**30:.0f} GiB of a GPU, a tenth of them kept free")
     free = memory.available_bytes()
     share = f", shared by {ranks_here} ranks" if ranks_here > 1 else ""
-    return Room(USABLE_SHARE * free / ranks_here, f"the {free / 2**30:.1f} GiB free here{share}, a tenth kept free")
+    return MemoryBudget(
+        USABLE_SHARE * free / ranks_here, f"the {free / 2**30:.1f} GiB free here{share}, a tenth kept free"
+    )
 
 
 def need_bytes(p: ParallelStepParameters, device_kind: str) -> float:
@@ -296,7 +298,7 @@ def need_bytes(p: ParallelStepParameters, device_kind: str) -> float:
     return max(float(need.total) for need in memory_by_rank(p, device_kind)) + again
 
 
-def why_not(p: ParallelStepParameters, device_kind: str, room: Room) -> str:
+def why_not(p: ParallelStepParameters, device_kind: str, room: MemoryBudget) -> str:
     """One sentence if there is no room for it: by how much, and the nearest that fits; "" if there is."""
     needed = need_bytes(p, device_kind)
     lacking = needed - room.bytes_a_rank
@@ -316,8 +318,8 @@ def nearest_that_fits(p: ParallelStepParameters, device_kind: str, room_bytes: f
     def changes(other: ParallelStepParameters) -> int:
         return sum(getattr(p, name) != getattr(other, name) for name in CHANGED)
 
-    for _, alike in groupby(sorted(_neighbours(p), key=changes), key=changes):
-        needs = [(need_bytes(each, device_kind), each) for each in alike]
+    for _, similar in groupby(sorted(_neighbours(p), key=changes), key=changes):
+        needs = [(need_bytes(each, device_kind), each) for each in similar]
         fitting = [found for found in needs if found[0] <= room_bytes]
         if fitting:
             return max(fitting, key=lambda found: found[0])[1]

@@ -96,8 +96,8 @@ class StudySearch:
             cuts.setdefault((case.parameters.tensor, case.parameters.pipeline), []).append(case)
         for sign in (1, -1):
             starts = [
-                min(alike, key=lambda case: (case.parameters.batch, *(sign * each for each in _sparing(case))))
-                for alike in cuts.values()
+                min(similar, key=lambda case: (case.parameters.batch, *(sign * each for each in _sparing(case))))
+                for similar in cuts.values()
             ]
             # The guides take PP before TP; laws know better where they know.
             yield from sorted(
@@ -125,15 +125,15 @@ class StudySearch:
     def _candidates(self, axis: str, best: Case) -> list[Case]:
         """What differs from the best in this axis and may be faster; more ranks share the global batch anew."""
         adapted = {axis, "batch"} if axis == "data" else {axis}
-        alike: dict[Any, list[Case]] = {}
+        similar: dict[Any, list[Case]] = {}
         for case in self.cases:
             if axis in (changed := _differences(best, case)) and changed <= adapted:
-                alike.setdefault(getattr(case.parameters, axis), []).append(case)
+                similar.setdefault(getattr(case.parameters, axis), []).append(case)
         # Of those with other micro-batches the largest that is no larger than what was found to fit, else the smallest.
         most = best.parameters.batch
         found = [
             min(each, key=lambda case: (case.parameters.batch > most, -case.parameters.batch))
-            for each in alike.values()
+            for each in similar.values()
         ]
         found = [each for each in found if each.case_id not in self._settled and not self._is_far(axis, each, best)]
         if axis == "batch":

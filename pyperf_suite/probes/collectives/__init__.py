@@ -50,8 +50,8 @@ def nccl_tests_text(curves: Sequence[Curve]) -> Document:
     """A block for each setting; times in us, rates in GB/s (1e9), `N/A` for what was not measured."""
     lines: list[str] = []
     of_both = grouped(curves, lambda each: (replace(each.parameters, in_place=False), each.implementation))
-    for setting, alike in of_both.items():
-        by_place = {curve.in_place: curve for curve in alike}
+    for setting, similar in of_both.items():
+        by_place = {curve.in_place: curve for curve in similar}
         lines += _block(*(by_place.get(in_place, Curve(*setting)) for in_place in (False, True)))
     return Document("nccl_tests.txt", "\n".join(lines))
 

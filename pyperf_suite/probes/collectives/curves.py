@@ -223,17 +223,17 @@ def curves_of(rows: Rows) -> list[Curve]:
 
     timed = grouped((record for record in rows.records if record.kind == "timing"), lambda record: record.case_id)
     # A resumed run may hold a second trial of the same process; the later one stands.
-    trials = {case_id: list({each.process: each for each in alike}.values()) for case_id, alike in timed.items()}
-    for alike in trials.values():
-        elements = sum(int(trial.verification.get("wrong", 0)) for trial in alike)
-        case = alike[0].parsed_case()
+    trials = {case_id: list({each.process: each for each in similar}.values()) for case_id, similar in timed.items()}
+    for similar in trials.values():
+        elements = sum(int(trial.verification.get("wrong", 0)) for trial in similar)
+        case = similar[0].parsed_case()
         if elements and not case.parameters.logged:
             curve_of(case).wrong[case.parameters.message_bytes] = elements
     for row in sorted(rows.where(logged=False), key=lambda row: row.message_bytes):
         # In place or out of place, by a call or by a graph, NCCL's choice is made from the size.
         logged = row.like(implementation="nccl", in_place=False, registered=False, logged=True)
-        told = logged.details if logged and "nccl" in row.implementation else {}
-        details = row.details | {name: told[name] for name in LOGGED if name in told}
+        message = logged.details if logged and "nccl" in row.implementation else {}
+        details = row.details | {name: message[name] for name in LOGGED if name in message}
         curve, size = curve_of(row.case), row.message_bytes
         well = tuple(trial for trial in trials[row.case.case_id] if trial.outcome == "ok")
         curve.points[size] = CurvePoint(row, well, details, curve.wrong.get(size, 0))
@@ -267,42 +267,42 @@ MOST_TICKS = 5
 
 def wrong(curves: Sequence[Curve]) -> Iterator[Remark]:
     """What was computed wrongly."""
-    told = "{curve}: {elements} elements are wrong at {sizes} of its sizes, so its figures there mean nothing"
+    message = "{curve}: {elements} elements are wrong at {sizes} of its sizes, so its figures there mean nothing"
     for curve in curves:
         if curve.wrong:
             elements = sum(curve.wrong.values())
-            yield remark(told, kind="caution", curve=curve, elements=elements, sizes=len(curve.wrong))
+            yield remark(message, kind="caution", curve=curve, elements=elements, sizes=len(curve.wrong))
 
 
 def highest_rates(curves: Sequence[Curve]) -> Iterator[Remark]:
     """The highest rate of each operation, and its share of the links' peak."""
     for curve in plain(curves):
-        best, told = curve.best, "{curve}: {rate} busbw at {size}"
+        best, message = curve.best, "{curve}: {rate} busbw at {size}"
         if curve.ranks == 1:
-            told = "{curve}: {rate} algbw at {size}; one rank has no bus"
+            message = "{curve}: {rate} algbw at {size}; one rank has no bus"
         elif best.peak:
-            told += ", {share} of the {peak} of {link}"
+            message += ", {share} of the {peak} of {link}"
         peak, link = (Quantity(best.peak.gb_per_s * GIGA, "GB/s"), best.peak.name) if best.peak else (None, None)
         share = best.share_of_peak
-        yield remark(told, curve=curve, rate=best.rate, size=best.size, share=share, peak=peak, link=link)
+        yield remark(message, curve=curve, rate=best.rate, size=best.size, share=share, peak=peak, link=link)
 
 
 def between_nodes(curves: Sequence[Curve]) -> Iterator[Remark | ClaimVerdict]:
     """The guide's thresholds for all_reduce over several nodes, and its advice where there are too few."""
     several = [each for each in plain(curves) if each.counted_as == "all_reduce" and each.best.nodes > 1]
-    told = "{curve}: the network between nodes carries {measured} (busbw), each accelerator's share of it {each}"
+    message = "{curve}: the network between nodes carries {measured} (busbw), each accelerator's share of it {each}"
     for curve in several:
         carried = replace(curve.best.rate, unit="Gbps")
         each = Quantity(float(inter_node_rate(carried.value, curve.ranks, curve.best.nodes)), "Gbps")
         for claim in BETWEEN_NODES:
-            verdict = claim.judge(told, carried, curve=curve, each=each)
+            verdict = claim.judge(message, carried, curve=curve, each=each)
             yield verdict
             if verdict.outcome == "holds":
                 break
     fewest = min((curve.best.nodes for curve in several), default=FEWEST_NODES)
     if fewest < FEWEST_NODES:
-        told = "{nodes} nodes are measured: {enough} or more are recommended, best all that the training will use"
-        yield remark(told, kind="caution", nodes=fewest, enough=FEWEST_NODES)
+        message = "{nodes} nodes are measured: {enough} or more are recommended, best all that the training will use"
+        yield remark(message, kind="caution", nodes=fewest, enough=FEWEST_NODES)
 
 
 def paths(curves: Sequence[Curve]) -> Iterator[Remark]:
@@ -321,16 +321,16 @@ def paths(curves: Sequence[Curve]) -> Iterator[Remark]:
         first, other, size = pair
         return first.dtype, first.ranks, first.how, other.how, "up to" if size <= SMALL_BYTES else "above"
 
-    for (dtype, ranks, first_how, other_how, where), alike in grouped(pairs, compared).items():
+    for (dtype, ranks, first_how, other_how, where), similar in grouped(pairs, compared).items():
         yield remark(
             "{other} takes {slower} the time of {first} {where} {size} ({operations}, {dtype}, {ranks} ranks)",
             effect="slower",
             other=other_how,
-            slower=mean_speedup([(b.points[size].row.reading, a.points[size].row.reading) for a, b, size in alike]),
+            slower=mean_speedup([(b.points[size].row.reading, a.points[size].row.reading) for a, b, size in similar]),
             first=first_how,
             where=where,
             size=Quantity(SMALL_BYTES, "size"),
-            operations=", ".join(dict.fromkeys(first.op for first, _, _ in alike)),
+            operations=", ".join(dict.fromkeys(first.op for first, _, _ in similar)),
             dtype=dtype,
             ranks=ranks,
         )
@@ -352,8 +352,8 @@ def laws(curves: Sequence[Curve]) -> Iterator[Remark | Table]:
     fitted = [curve for curve in plain(curves) if curve.law is not None]
     errors = [curve.law.held_out_error for curve in fitted if curve.law and curve.law.held_out_error is not None]
     if errors:
-        told = "The laws of {count} curves miss sizes held out by {median} (median; worst curve {worst})"
-        yield remark(told, kind="law", **misses(errors))
+        message = "The laws of {count} curves miss sizes held out by {median} (median; worst curve {worst})"
+        yield remark(message, kind="law", **misses(errors))
     if any(curve.implementation == "nccl" for curve in fitted):
         yield remark(
             "The start time of nccl includes a host thread that NCCL starts for each call on a communicator that does "
@@ -407,14 +407,14 @@ def figures(curves: Sequence[Curve]) -> Iterator[Figure | None]:
     """One for each number of ranks and dtype: a panel an operation, a series a path or variant."""
     long = [curve for curve in curves if len(curve.points) >= FEWEST_SIZES]
     for (ranks, dtype), together in grouped(long, attrgetter("ranks", "dtype")).items():
-        alike = grouped(together, lambda curve: " ".join(curve.varied))
+        similar = grouped(together, lambda curve: " ".join(curve.varied))
         peak = together[0].largest.peak
         caption = "Points: measured, bars span the trials. Line: the law, α + β·size in pieces."
         yield figure(
             f"collectives_{ranks}_ranks_{dtype}",
             f"Collectives among {ranks} ranks, {dtype}",
             caption + (f" Dashed: the peak of {peak.name}." if peak else ""),
-            map(_panel, alike, alike.values()),
+            map(_panel, similar, similar.values()),
             MOST_IN_A_ROW,
         )
 

@@ -99,8 +99,8 @@ class PairMap:
     def shares(self) -> dict[Pair, float]:
         """Of each pair, of what the median pair that is wired alike carries."""
         medians = {
-            path: statistics.median(self.rates[pair] for pair in alike)
-            for path, alike in grouped(self.rates, self.paths.get).items()
+            path: statistics.median(self.rates[pair] for pair in similar)
+            for path, similar in grouped(self.rates, self.paths.get).items()
         }
         return {pair: rate / medians[self.paths.get(pair)] for pair, rate in self.rates.items()}
 
@@ -125,9 +125,9 @@ def pair_maps(curves: Sequence[Curve]) -> list[PairMap]:
         if curve.pairs
     ]
     found = []
-    for key, alike in grouped(points, lambda each: each[0]).items():
-        rates = {pair: rate for _, point in alike for pair, rate in _rates(point)}
-        paths = {pair: path for _, point in alike for pair, path in _paths(point)}
+    for key, similar in grouped(points, lambda each: each[0]).items():
+        rates = {pair: rate for _, point in similar for pair, rate in _rates(point)}
+        paths = {pair: path for _, point in similar for pair, path in _paths(point)}
         found.append(PairMap(*key, dict(sorted(rates.items())), paths))
     return found
 
@@ -183,11 +183,11 @@ def pair_figure(found: PairMap) -> Figure:
     """The map in colours: each pair over the median of those wired alike; white is as fast as that."""
     values = tuple(tuple(found.shares.get((min(a, b), max(a, b)), math.nan) for b in found.met) for a in found.met)
     heat_map = HeatMap(found.name, "rank", "rank", "rate over the median pair's", found.met, found.met, values)
-    alike = " wired alike" if found.paths else ""
+    similar = " wired alike" if found.paths else ""
     return Figure(
         f"pair_map_{re.sub(r'[^a-z0-9]+', '_', found.name.lower())}",
         f"Map of pairs: {found.ranks} ranks",
-        f"Measured, in one direction; 1 is the median of the pairs{alike}. Grey: not measured.",
+        f"Measured, in one direction; 1 is the median of the pairs{similar}. Grey: not measured.",
         ((heat_map,),),
     )
 

@@ -102,7 +102,7 @@ class Bench:
         if not importlib.util.find_spec("pyperf_suite.workloads"):
             return {"outcome": "unsupported", "reason": "This revision is too old to take turns with another in pairs."}
         from pyperf_suite.workloads import find_workload
-        from pyperf_suite.workloads.workload import Place
+        from pyperf_suite.workloads.workload import ExecutionContext
 
         package = {"package": str(Path(pyperf_suite.__file__).parent)}
         where, parsed = resolve(device), Case.from_json(case)
@@ -121,7 +121,7 @@ class Bench:
         if "PYPERF_KERNEL_ROOT" in os.environ:
             # It says where this code and what it needs lie, which a kernel's own interpreter must not find first.
             os.environ.pop("PYTHONPATH", None)
-        place = Place(where, parsed.seed, sets=sets)
+        place = ExecutionContext(where, parsed.seed, sets=sets)
         if inputs is not None:  # no revision that lacks it is asked
             place = replace(place, inputs=inputs)
         launches = operator.prepare(parsed.parameters, parsed.implementation, place)

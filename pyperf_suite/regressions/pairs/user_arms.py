@@ -59,12 +59,12 @@ print(json.dumps({"python": list(sys.version_info[:3]), "packages": packages}))
 
 def requirements_arm(requirements: Sequence[str], root: Path) -> Arm:
     """The arm of a virtual environment with these requirements in it; bench files lie below `root`."""
-    asked = sorted(set(requirements))
-    digest = hashlib.sha256("\0".join(asked).encode()).hexdigest()[:24]
-    arm = Arm(" ".join(asked))
+    requested = sorted(set(requirements))
+    digest = hashlib.sha256("\0".join(requested).encode()).hexdigest()[:24]
+    arm = Arm(" ".join(requested))
     kept = keep(
         f"requirements-{digest}-{interpreter_key()}",
-        lambda folder, log: _make_venv(folder, folder, log, asked),
+        lambda folder, log: _make_venv(folder, folder, log, requested),
         "venv",
     )
     if kept.failure:
@@ -97,29 +97,29 @@ def repository_arm(checkout: Checkout, revision: str, benches: Sequence[str], en
     return _with_tree(*source_of(checkout, revision), checkout.root, benches, environment)
 
 
-def require(asked: str, root: Path) -> None:
+def require(requested: str, root: Path) -> None:
     """Raise UserError where a side is nothing that `arm_of` knows, before minutes go into making the other."""
-    if not Path(asked).is_file() and asked != "." and parse_requirements(asked) is None:
-        find_repository(root).commit(asked)
+    if not Path(requested).is_file() and requested != "." and parse_requirements(requested) is None:
+        find_repository(root).commit(requested)
 
 
-def arm_of(asked: str, root: Path, benches: Sequence[str], environment: bool = False) -> Arm:
+def arm_of(requested: str, root: Path, benches: Sequence[str], environment: bool = False) -> Arm:
     """One side as its word names it: an interpreter, requirements, `.` or a revision of the repository around `root`.
 
     Raises UserError where it names none of these.
     """
-    if Path(asked).is_file():
-        return interpreter_arm(Path(asked), root)
-    requirements = parse_requirements(asked)
+    if Path(requested).is_file():
+        return interpreter_arm(Path(requested), root)
+    requirements = parse_requirements(requested)
     if requirements is not None:
         return requirements_arm(requirements, root)
     try:
         checkout = find_repository(root)
     except UserError:
-        if asked != ".":
+        if requested != ".":
             raise
         return present_arm(root)
-    return repository_arm(checkout, asked, benches, environment)
+    return repository_arm(checkout, requested, benches, environment)
 
 
 def located(names: Sequence[str]) -> tuple[Path, list[str]]:

@@ -28,7 +28,7 @@ from pyperf_suite.workloads.backends import INSTRUCTION_SETS, named_by_isa, nati
 from pyperf_suite.workloads.cpu_peak import core_peak
 from pyperf_suite.workloads.operands import Operand, Operands
 from pyperf_suite.workloads.operator import (
-    Bound,
+    BoundLaunch,
     HostArrays,
     Launches,
     Operator,
@@ -36,7 +36,7 @@ from pyperf_suite.workloads.operator import (
     TorchTensors,
     refusing,
 )
-from pyperf_suite.workloads.workload import Kernel, Place, Work, by_name
+from pyperf_suite.workloads.workload import ExecutionContext, Kernel, Work, by_name
 
 # What parameters are checked for before the device is known: addresses take all that any target takes.
 ANY_TARGET = "sm_80"
@@ -53,7 +53,7 @@ class TritonAttention(TimedImplementation[AttentionParameters]):
             configuration_of(parameters, ANY_TARGET)
             shape_of(parameters)
 
-    def prepare(self, parameters: AttentionParameters, operands: Operands, place: Place) -> Launches:
+    def prepare(self, parameters: AttentionParameters, operands: Operands, place: ExecutionContext) -> Launches:
         if importlib.util.find_spec("triton") is None:
             raise Unsupported("triton is not installed.")
         tensors = TorchTensors(operands, place)
@@ -79,7 +79,7 @@ def _bound(parameters: AttentionParameters, tensors: TorchTensors, target: str, 
             launch()
             gradients = [each[name] for name in ("do", *GRADIENTS)]
             launch = Gradients(configuration, shape, tensors.device).bind(*operands, lse, *gradients)
-        bound.append(Bound.into(launch, **{name: each[name] for name in parameters.results}))
+        bound.append(BoundLaunch.into(launch, **{name: each[name] for name in parameters.results}))
     compiled = bound[0].launch()
     tensors.synchronize()
     kernels = compiled if isinstance(compiled, dict) else {"forward": compiled}
@@ -107,14 +107,14 @@ def configuration_of(parameters: AttentionParameters, target: str) -> Configurat
 
     Stages and warps that the blocks leave at 1 are the target's own. Blocks larger than TMA's go by addresses.
     """
-    default, asked = _default(parameters, target), parameters.blocks
-    if asked is None:
+    default, requested = _default(parameters, target), parameters.blocks
+    if requested is None:
         return default
     sizes = {
-        "block_m": asked.m,
-        "block_n": asked.n,
-        "stages": asked.stages if asked.stages > 1 else default.stages,
-        "warps": asked.warps if asked.warps > 1 else default.warps,
+        "block_m": requested.m,
+        "block_n": requested.n,
+        "stages": requested.stages if requested.stages > 1 else default.stages,
+        "warps": requested.warps if requested.warps > 1 else default.warps,
     }
     try:
         return replace(default, **sizes)
@@ -189,7 +189,7 @@ class NativeCpuAttention(TimedImplementation[AttentionParameters]):
             with refusing(UserError):
                 native.check_blocks(blocks.m, blocks.n, self.isa)
 
-    def prepare(self, parameters: AttentionParameters, operands: Operands, place: Place) -> Launches:
+    def prepare(self, parameters: AttentionParameters, operands: Operands, place: ExecutionContext) -> Launches:
         p = parameters
         with refusing(Unsupported):
             blocks = p.blocks or default_native_blocks(p, self.isa)
@@ -208,7 +208,7 @@ class NativeCpuAttention(TimedImplementation[AttentionParameters]):
             )
         memory = HostArrays(operands, place)
         bound = [
-            Bound.into(partial(attention.run, *(each[name].ctypes.data for name in "qkvo")), o=each["o"])
+            BoundLaunch.into(partial(attention.run, *(each[name].ctypes.data for name in "qkvo")), o=each["o"])
             for each in memory.sets
         ]
         details = {

@@ -20,8 +20,8 @@ from pyperf_suite.workloads.attention import INPUTS, AttentionParameters
 from pyperf_suite.workloads.backends import require_cores
 from pyperf_suite.workloads.kernel_names import REDUCTION, parse
 from pyperf_suite.workloads.operands import Operands, element_type
-from pyperf_suite.workloads.operator import Bound, Launches, TimedImplementation, TorchTensors, free_bytes
-from pyperf_suite.workloads.workload import Kernel, Place
+from pyperf_suite.workloads.operator import BoundLaunch, Launches, TimedImplementation, TorchTensors, free_bytes
+from pyperf_suite.workloads.workload import ExecutionContext, Kernel
 
 # Q, K and V to O.
 Attend = Callable[[Any, Any, Any], Any]
@@ -69,7 +69,7 @@ class TorchAttention(TimedImplementation[AttentionParameters]):
             )
         require_cores(parameters.workers)
 
-    def prepare(self, parameters: AttentionParameters, operands: Operands, place: Place) -> Launches:
+    def prepare(self, parameters: AttentionParameters, operands: Operands, place: ExecutionContext) -> Launches:
         tensors = TorchTensors(operands, place, parameters.workers, operands.inputs)
         bound, kernel = self.bind(parameters, tensors)
         launches = Launches(tensors, bound)
@@ -78,7 +78,7 @@ class TorchAttention(TimedImplementation[AttentionParameters]):
         launches.kernel = self.described(kernel, launched, where)
         return launches
 
-    def bind(self, parameters: AttentionParameters, tensors: TorchTensors) -> tuple[list[Bound], Kernel]:
+    def bind(self, parameters: AttentionParameters, tensors: TorchTensors) -> tuple[list[BoundLaunch], Kernel]:
         """Launches, of which one has run, and what is known of the kernel so far."""
         raise NotImplementedError
 
@@ -86,7 +86,7 @@ class TorchAttention(TimedImplementation[AttentionParameters]):
         return Kernel(launched[0] if launched else kernel.name, kernel.path, {**kernel.details, **where})
 
 
-def bind_attend(parameters: AttentionParameters, tensors: TorchTensors, attend: Attend) -> list[Bound]:
+def bind_attend(parameters: AttentionParameters, tensors: TorchTensors, attend: Attend) -> list[BoundLaunch]:
     """Launches of this function, or of its gradients by autograd, whose forward pass is done here."""
 
     def function(inputs: Mapping[str, Any]) -> Callable[[], Any]:
@@ -136,7 +136,7 @@ class TorchSdpa(TorchAttention):
     def __init__(self, backend: str) -> None:
         self.name, self._backend = f"sdpa_{backend}", backend  # type: ignore[misc]
 
-    def bind(self, parameters: AttentionParameters, tensors: TorchTensors) -> tuple[list[Bound], Kernel]:
+    def bind(self, parameters: AttentionParameters, tensors: TorchTensors) -> tuple[list[BoundLaunch], Kernel]:
         """Find the way to ask for this case, see which backend answers, and run the forward pass of a backward one."""
         torch, backend = tensors.torch, self._backend
         if backend in ("cudnn", "efficient") and not tensors.where.is_gpu:
@@ -256,7 +256,7 @@ class FlexAttention(TorchAttention):
     name = "flex"
     called = "torch's flex_attention"
 
-    def bind(self, parameters: AttentionParameters, tensors: TorchTensors) -> tuple[list[Bound], Kernel]:
+    def bind(self, parameters: AttentionParameters, tensors: TorchTensors) -> tuple[list[BoundLaunch], Kernel]:
         if parameters.backward and not tensors.where.is_gpu:
             raise Unsupported("torch's flex_attention has no backward pass on CPUs.")
         torch = tensors.torch
@@ -330,7 +330,7 @@ class TwoGemm(TorchAttention):
         self.name, self._products_alone = name, products_alone  # type: ignore[misc]
         self.called = f"torch's products, of which {name} consists,"
 
-    def bind(self, parameters: AttentionParameters, tensors: TorchTensors) -> tuple[list[Bound], Kernel]:
+    def bind(self, parameters: AttentionParameters, tensors: TorchTensors) -> tuple[list[BoundLaunch], Kernel]:
         """Build the mask, and what is known before a launch: probabilities for products alone, a backward's graph."""
         # Scores and probabilities in dtype, the softmax between them in fp32; a graph keeps the latter two.
         of_dtype = element_type(parameters.dtype).size_bytes
@@ -347,7 +347,7 @@ class TwoGemm(TorchAttention):
 
     def described(self, kernel: Kernel, launched: Sequence[str], where: Mapping[str, Any]) -> Kernel:
         found = [each for each in map(parse, launched) if each is not None]
-        reported = [each.told for each in found if each.family != REDUCTION]
+        reported = [each.message for each in found if each.family != REDUCTION]
         return Kernel(kernel.name, kernel.path, {"products": reported, **where})
 
 

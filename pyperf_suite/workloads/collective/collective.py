@@ -20,7 +20,15 @@ from pyperf_suite.workloads.collective import POISON_BYTE, CollectiveParameters,
 from pyperf_suite.workloads.collective.nccl import Nccl, NcclGraph
 from pyperf_suite.workloads.on_ranks import OnRanks
 from pyperf_suite.workloads.operands import element_type
-from pyperf_suite.workloads.workload import Implementation, Kernel, Place, RankTimes, Transfers, Work, by_name
+from pyperf_suite.workloads.workload import (
+    ExecutionContext,
+    Implementation,
+    Kernel,
+    RankTimes,
+    Transfers,
+    Work,
+    by_name,
+)
 
 # Of gloo.
 DTYPES = ("float32", "float16", "bfloat16", "int32", "int8")
@@ -50,7 +58,7 @@ class Gloo(Implementation[CollectiveParameters]):
             raise UserError("The log of algorithms is NCCL's, but gloo was asked for: leave logged out.")
         on_ranks.require_cores_for(parameters.ranks)
 
-    def prepare(self, parameters: CollectiveParameters, place: Place) -> Transfers:
+    def prepare(self, parameters: CollectiveParameters, place: ExecutionContext) -> Transfers:
         p = parameters
         if p.dtype not in DTYPES:
             raise Unsupported(f"gloo has no {p.dtype}: choose from {', '.join(DTYPES)}.")
@@ -71,7 +79,7 @@ class C10dNccl(Implementation[CollectiveParameters]):
     name = "c10d_nccl"
     device_kind = "cuda"
 
-    def prepare(self, parameters: CollectiveParameters, place: Place) -> Transfers:
+    def prepare(self, parameters: CollectiveParameters, place: ExecutionContext) -> Transfers:
         if parameters.registered:
             raise Unsupported("torch.distributed registers no buffers that are handed to it: leave registered out.")
         if parameters.dtype.startswith("float8") and parameters.operation.reduces:
@@ -87,7 +95,9 @@ class C10dNccl(Implementation[CollectiveParameters]):
 class TorchTransfers(Exchange):
     """One rank's tensors and the call. A process group of None is torch's default."""
 
-    def __init__(self, parameters: CollectiveParameters, place: Place, process_group: Any, path: str) -> None:
+    def __init__(
+        self, parameters: CollectiveParameters, place: ExecutionContext, process_group: Any, path: str
+    ) -> None:
         torch: Any = importlib.import_module("torch")
         self._distributed: Any = importlib.import_module("torch.distributed")
         self._group, self._where = process_group, on_ranks.torch_place(place)

@@ -26,7 +26,7 @@ from pyperf_suite.workloads.backends import cuda_device, native_extension
 from pyperf_suite.workloads.collective import POISON_BYTE, CollectiveParameters, Exchange, Stored
 from pyperf_suite.workloads.on_ranks import agree, do_together, require_started_so
 from pyperf_suite.workloads.operands import element_type
-from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, RankTimes, Transfers
+from pyperf_suite.workloads.workload import Checked, ExecutionContext, Implementation, Kernel, RankTimes, Transfers
 
 # Below site-packages: where the wheels of NVIDIA put it, of which torch brings one along.
 WHEEL_PATTERNS = ("nvidia/nccl/lib/libnccl.so.2", "nvidia/cu1?/lib/libnccl.so.2")
@@ -60,7 +60,7 @@ class Nccl(Implementation[CollectiveParameters]):
     name = "nccl"
     graph: ClassVar[bool] = False
 
-    def prepare(self, parameters: CollectiveParameters, place: Place) -> Transfers:
+    def prepare(self, parameters: CollectiveParameters, place: ExecutionContext) -> Transfers:
         connection = _connection(place.ranks, place.device, place.deadline_s)
         _require_supported(parameters, connection, place.device)
         with _translated(connection.nccl):

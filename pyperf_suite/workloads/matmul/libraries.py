@@ -23,8 +23,8 @@ from pyperf_suite.workloads.backends import require_cores
 from pyperf_suite.workloads.kernel_names import product_kernel
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.operands import Operand, Operands
-from pyperf_suite.workloads.operator import Bound, Launches, Operator, TimedImplementation, TorchTensors
-from pyperf_suite.workloads.workload import Kernel, Place, Work, by_name
+from pyperf_suite.workloads.operator import BoundLaunch, Launches, Operator, TimedImplementation, TorchTensors
+from pyperf_suite.workloads.workload import ExecutionContext, Kernel, Work, by_name
 
 # By element type of the operands, where torch.mm of the same type is not the product: its function, its results.
 FUNCTIONS = {"int8": "torch._int_mm", "float8_e4m3fn": "torch._scaled_mm"}
@@ -67,7 +67,7 @@ class LibraryMatmul(TimedImplementation[MatmulParameters]):
                 f"{parameters.output_dtype} was asked for."
             )
 
-    def prepare(self, parameters: MatmulParameters, operands: Operands, place: Place) -> Launches:
+    def prepare(self, parameters: MatmulParameters, operands: Operands, place: ExecutionContext) -> Launches:
         if parameters.dtype in ON_GPUS and place.device.kind == "cpu":
             raise Unsupported(f"{ON_GPUS[parameters.dtype]}: ask for float32 or bfloat16.")
         memory = TorchTensors(operands, place, parameters.schedule.workers)
@@ -82,7 +82,7 @@ class LibraryMatmul(TimedImplementation[MatmulParameters]):
             launches.kernel = Kernel(function_name(parameters), _libraries(memory.torch), details)
             return launches
         product = product_kernel(names)
-        chosen = {} if product is None else product.told
+        chosen = {} if product is None else product.message
         # Padding launches kernels of its own around the one that multiplies.
         multiplying = [name for name in names if product is None or product.name in name]
         launches.kernel = Kernel(
@@ -98,19 +98,19 @@ def function_name(parameters: MatmulParameters) -> str:
     return FUNCTIONS.get(parameters.dtype, "torch.mm")
 
 
-def bind(torch: Any, parameters: MatmulParameters, a: Any, b: Any, c: Any) -> Bound:
+def bind(torch: Any, parameters: MatmulParameters, a: Any, b: Any, c: Any) -> BoundLaunch:
     """The product of `a` and `b` as stored into `c` [M, N], with padding where the parameters ask for it."""
     multiply = multiplier(torch, parameters, c.device)
     if parameters.pad_to > 1:
         return bind_padded(torch, parameters, a, b, c, multiply)
     a = a.t() if parameters.a_transposed else a
     b = b.t() if parameters.b_transposed else b
-    return Bound.into(partial(multiply, a, b, out=c), c=c)
+    return BoundLaunch.into(partial(multiply, a, b, out=c), c=c)
 
 
 def bind_padded(
     torch: Any, parameters: MatmulParameters, a: Any, b: Any, c: Any, multiply: Callable[..., object]
-) -> Bound:
+) -> BoundLaunch:
     """C = A·B by `torch.nn.functional.pad` of what has to grow, a product of the padded sizes, and its slice.
 
     The memory of the padded product is made once, as that of C is for a product without padding; the padded operands
@@ -139,7 +139,7 @@ def bind_padded(
         if copies:
             c.copy_(part)
 
-    return Bound(launch, lambda: {"c": c if copies else part}, lambda: (whole, c) if copies else (whole,))
+    return BoundLaunch(launch, lambda: {"c": c if copies else part}, lambda: (whole, c) if copies else (whole,))
 
 
 def how_padded(parameters: MatmulParameters) -> dict[str, Any]:
@@ -243,7 +243,7 @@ class GroupedMatmulParameters:
 
 
 # Binds the launch on one operand set, and says what really runs.
-Bind = Callable[[GroupedMatmulParameters, TorchTensors, Mapping[str, Any]], tuple[Bound, Kernel]]
+Bind = Callable[[GroupedMatmulParameters, TorchTensors, Mapping[str, Any]], tuple[BoundLaunch, Kernel]]
 
 
 class GroupedWay(TimedImplementation[GroupedMatmulParameters]):
@@ -258,7 +258,7 @@ class GroupedWay(TimedImplementation[GroupedMatmulParameters]):
         """Raise UserError for more workers than there are cores."""
         require_cores(parameters.workers)
 
-    def prepare(self, parameters: GroupedMatmulParameters, operands: Operands, place: Place) -> Launches:
+    def prepare(self, parameters: GroupedMatmulParameters, operands: Operands, place: ExecutionContext) -> Launches:
         """Make operand sets there. Raises Unsupported where this torch, or this machine, has no such way."""
         tensors = TorchTensors(operands, place, parameters.workers)
         bound = [self._bind(parameters, tensors, each) for each in tensors.sets]
@@ -267,7 +267,7 @@ class GroupedWay(TimedImplementation[GroupedMatmulParameters]):
         return Launches(tensors, [each for each, _ in bound], replace(kernel, details=details))
 
 
-def loop(p: GroupedMatmulParameters, tensors: TorchTensors, operands: Mapping[str, Any]) -> tuple[Bound, Kernel]:
+def loop(p: GroupedMatmulParameters, tensors: TorchTensors, operands: Mapping[str, Any]) -> tuple[BoundLaunch, Kernel]:
     """One product of the library for each expert that has a row."""
     multiply, (a, b, c) = tensors.torch.mm, (operands[name] for name in "abc")
     products = [(a[rows], b[expert], c[rows]) for expert, rows in p.slices]
@@ -276,10 +276,12 @@ def loop(p: GroupedMatmulParameters, tensors: TorchTensors, operands: Mapping[st
         for left, right, out in products:
             multiply(left, right, out=out)
 
-    return Bound.into(launch, c=c), Kernel("torch.mm", "loop", {"calls": len(products)})
+    return BoundLaunch.into(launch, c=c), Kernel("torch.mm", "loop", {"calls": len(products)})
 
 
-def padded(p: GroupedMatmulParameters, tensors: TorchTensors, operands: Mapping[str, Any]) -> tuple[Bound, Kernel]:
+def padded(
+    p: GroupedMatmulParameters, tensors: TorchTensors, operands: Mapping[str, Any]
+) -> tuple[BoundLaunch, Kernel]:
     """One batched product of all experts, each filled up with zeros to the largest: as capacity makes them."""
     torch, a, b = tensors.torch, operands["a"], operands["b"]
     most = max(p.rows_of_experts)
@@ -288,11 +290,13 @@ def padded(p: GroupedMatmulParameters, tensors: TorchTensors, operands: Mapping[
         full[expert, : rows.stop - rows.start] = a[rows]
     held = enumerate(p.rows_of_experts)
     inside = torch.cat([expert * most + torch.arange(rows) for expert, rows in held]).to(a.device)
-    bound = Bound(lambda: torch.bmm(full, b, out=c), lambda: {"c": c.view(-1, p.n)[inside]}, lambda: (c,))
+    bound = BoundLaunch(lambda: torch.bmm(full, b, out=c), lambda: {"c": c.view(-1, p.n)[inside]}, lambda: (c,))
     return bound, Kernel("torch.bmm", "padded", {"calls": 1, "rows_computed": p.experts * most})
 
 
-def grouped_mm(p: GroupedMatmulParameters, tensors: TorchTensors, operands: Mapping[str, Any]) -> tuple[Bound, Kernel]:
+def grouped_mm(
+    p: GroupedMatmulParameters, tensors: TorchTensors, operands: Mapping[str, Any]
+) -> tuple[BoundLaunch, Kernel]:
     """Torch's own grouped product, which takes no `out`. Raises Unsupported where there is none, or not for this."""
     torch, a, b = tensors.torch, operands["a"], operands["b"]
     product = getattr(torch, "_grouped_mm", None)
@@ -307,7 +311,9 @@ def grouped_mm(p: GroupedMatmulParameters, tensors: TorchTensors, operands: Mapp
     return bound, Kernel("torch._grouped_mm", "one launch", {"calls": 1})
 
 
-def triton(p: GroupedMatmulParameters, tensors: TorchTensors, operands: Mapping[str, Any]) -> tuple[Bound, Kernel]:
+def triton(
+    p: GroupedMatmulParameters, tensors: TorchTensors, operands: Mapping[str, Any]
+) -> tuple[BoundLaunch, Kernel]:
     """Our kernel. Raises Unsupported without a GPU: Triton only interprets on a CPU, which is no time."""
     if not tensors.where.is_gpu:
         raise Unsupported("Triton compiles for GPUs, and there is none here.")
@@ -317,7 +323,7 @@ def triton(p: GroupedMatmulParameters, tensors: TorchTensors, operands: Mapping[
     product = triton_matmul.GroupedProduct(configuration, p.rows_of_experts, p.n, p.k, multiprocessors)
     launch = product.bind(operands["a"], operands["b"], operands["c"])
     details = {"calls": 1, "tile": list(tile), "slots": multiprocessors, "tiles": product.tiles}
-    return Bound.into(launch, c=operands["c"]), Kernel("grouped_matmul", "one launch", details)
+    return BoundLaunch.into(launch, c=operands["c"]), Kernel("grouped_matmul", "one launch", details)
 
 
 class GroupedMatmul(Operator[GroupedMatmulParameters]):

@@ -33,7 +33,7 @@ from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.matmul.libraries import LibraryMatmul
 from pyperf_suite.workloads.operands import Operand, Operands
 from pyperf_suite.workloads.operator import (
-    Bound,
+    BoundLaunch,
     DeviceMemory,
     HostArrays,
     Launches,
@@ -42,7 +42,7 @@ from pyperf_suite.workloads.operator import (
     TorchTensors,
     refusing,
 )
-from pyperf_suite.workloads.workload import Kernel, Place, Work, by_name
+from pyperf_suite.workloads.workload import ExecutionContext, Kernel, Work, by_name
 
 # Fewer warps leave tensor cores idle, more leave too few registers: as in kernels.matmul.default_set.
 MANY_WARPS_FROM_TILE = 128 * 128
@@ -72,7 +72,7 @@ class TritonMatmul(TimedImplementation[MatmulParameters]):
         with refusing(UserError):
             configuration_of(parameters, "addresses", stages_of(parameters)[0])
 
-    def prepare(self, parameters: MatmulParameters, operands: Operands, place: Place) -> Launches:
+    def prepare(self, parameters: MatmulParameters, operands: Operands, place: ExecutionContext) -> Launches:
         if importlib.util.find_spec("triton") is None:
             raise Unsupported("triton is not installed.")
         memory = TorchTensors(operands, place)
@@ -82,7 +82,7 @@ class TritonMatmul(TimedImplementation[MatmulParameters]):
             try:
                 configuration = configuration_of(parameters, path, stages)
                 product = triton_matmul.Product(configuration, parameters.m, parameters.n, parameters.k, memory.device)
-                bound = [Bound.into(product.bind(s["a"], s["b"], s["c"]), c=s["c"]) for s in memory.sets]
+                bound = [BoundLaunch.into(product.bind(s["a"], s["b"], s["c"]), c=s["c"]) for s in memory.sets]
                 launches = Launches(memory, bound)
                 # How much shared memory a kernel takes is known once it is compiled, which the first launch does.
                 compiled = launches.launch(0)
@@ -107,8 +107,8 @@ class TritonMatmul(TimedImplementation[MatmulParameters]):
 
 def stages_of(parameters: MatmulParameters) -> tuple[int, ...]:
     """The depths of the pipeline to try in turn: the one asked for, or what Triton's kernels usually take."""
-    asked = 1 if parameters.tile is None else parameters.tile.stages
-    return (asked,) if asked > 1 else USUAL_STAGES
+    requested = 1 if parameters.tile is None else parameters.tile.stages
+    return (requested,) if requested > 1 else USUAL_STAGES
 
 
 def configuration_of(parameters: MatmulParameters, operands: str, stages: int) -> triton_matmul.Configuration:
@@ -162,7 +162,7 @@ class CudaMatmul(TimedImplementation[MatmulParameters]):
         leading = parameters.leading_dimensions
         return self.kernel.for_product(_sizes(tile), clusters, policy, addresses, leading, **_types(parameters))
 
-    def prepare(self, parameters: MatmulParameters, operands: Operands, place: Place) -> Launches:
+    def prepare(self, parameters: MatmulParameters, operands: Operands, place: ExecutionContext) -> Launches:
         """Compile for the device, place the operand sets in its memory, encode every launch."""
         gpu = cuda_device(place.device.index)
         memory = DeviceMemory(operands, place, gpu)
@@ -173,18 +173,18 @@ class CudaMatmul(TimedImplementation[MatmulParameters]):
         addresses = [(each["a"].address, each["b"].address, each["c"].address) for each in memory.sets]
         instance = self.specialise(parameters, addresses[0])
         instance.check_device(".".join(map(str, gpu.context.properties.compute_capability)))
-        asked, tile = parameters.schedule, self.tile(parameters)
+        requested, tile = parameters.schedule, self.tile(parameters)
         source, headers = self.kernel.sources()
         cubin = gpu.compile(self.kernel.SOURCE, source, headers, instance.options())
         loaded = gpu.kernel(cubin, self.kernel.ENTRY)
         slots = self._slots(gpu, loaded, instance, tile)
         # Workers that stay are as many as run at once: some multiprocessors have no neighbour to make a cluster with.
-        workers = min(asked.workers, slots)
-        at_once = slots if asked.policy in ("data_parallel", "split_k") else workers
-        group = visiting_group(parameters.m, parameters.n, tile, at_once, asked.splits)
+        workers = min(requested.workers, slots)
+        at_once = slots if requested.policy in ("data_parallel", "split_k") else workers
+        group = visiting_group(parameters.m, parameters.n, tile, at_once, requested.splits)
         sizes = (parameters.m, parameters.n, parameters.k)
         encode = partial(gpu.native.tensor_map_2d, gpu.context)
-        schedule = instance.schedule(*sizes, asked.policy, asked.splits, max(1, workers // tile.ctas), group)
+        schedule = instance.schedule(*sizes, requested.policy, requested.splits, max(1, workers // tile.ctas), group)
         workspace, flags = (
             gpu.native.DeviceMemory(gpu.context, max(16, size))
             for size in (instance.workspace_bytes(schedule), instance.flags_bytes(schedule))
@@ -203,10 +203,10 @@ class CudaMatmul(TimedImplementation[MatmulParameters]):
                 cluster=(tile.ctas, 1, 1),
                 dynamic_shared_bytes=instance.smem_bytes,
             )
-            bound.append(Bound.into(partial(launch.run, memory.stopwatch.stream), c=each["c"]))
+            bound.append(BoundLaunch.into(partial(launch.run, memory.stopwatch.stream), c=each["c"]))
         memory.beside = (workspace, flags)
         details = {
-            "schedule": str(asked),
+            "schedule": str(requested),
             "tile": str(tile),
             "stages": instance.stages,
             "store_buffers": getattr(instance, "store_buffers", None),
@@ -280,7 +280,7 @@ class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
             with refusing(UserError):
                 native.check_tile(tile.m, tile.n, tile.k, parameters.dtype, self.isa)
 
-    def prepare(self, parameters: MatmulParameters, operands: Operands, place: Place) -> Launches:
+    def prepare(self, parameters: MatmulParameters, operands: Operands, place: ExecutionContext) -> Launches:
         native, schedule = native_extension(), parameters.schedule
         m, n, k, tile = parameters.m, parameters.n, parameters.k, parameters.tile
         with refusing(Unsupported):
@@ -308,7 +308,7 @@ class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
         for each in memory.sets:
             a, b, c = (each[name].ctypes.data for name in "abc")
             launch = partial(gemm.run, a, leading_a, b, leading_b, c, leading_c)
-            bound.append(Bound.into(launch, c=each["c"]))
+            bound.append(BoundLaunch.into(launch, c=each["c"]))
         details = {
             "tile": "x".join(map(str, sizes)),
             "schedule": str(schedule),

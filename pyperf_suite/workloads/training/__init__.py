@@ -31,7 +31,7 @@ from typing import Annotated, Literal
 from pyperf_suite.errors import OneOf, Unsupported, UserError, Within, check_limits
 from pyperf_suite.hardware import memory
 from pyperf_suite.laws.model_flop import PASSES, model_flop
-from pyperf_suite.laws.training.activations import FLOAT, Keeping, kept_bytes
+from pyperf_suite.laws.training.activations import FLOAT, ActivationPolicy, kept_bytes
 from pyperf_suite.laws.transformer import ModelDimensions
 
 # torch's scaled_dot_product_attention as torch chooses, pinned to one of its backends, or written out; and what the law
@@ -189,9 +189,9 @@ class TrainedShape(TransformerShape):
     def weights(self) -> str:
         return self.precision if self.precision in ("bfloat16", "float16") else "float32"
 
-    def keeping(self, device: str) -> Keeping:
+    def keeping(self, device: str) -> ActivationPolicy:
         """The same for the law of kept activations, on a "cpu" or a "cuda"."""
-        return Keeping(
+        return ActivationPolicy(
             element_bytes=FLOAT if self.element in ("float32", "tfloat32") else HALF,
             stream_bytes=FLOAT if self.weights == "float32" else HALF,
             dropout=self.dropout > 0,
@@ -216,7 +216,7 @@ class TrainedShape(TransformerShape):
 
         Attention is written out; the model is kept, its gradients, the exact ones, rounded ones, and their limits.
         """
-        keeping = Keeping(DOUBLE, DOUBLE, attention="explicit", ends=self.has_logits)
+        keeping = ActivationPolicy(DOUBLE, DOUBLE, attention="explicit", ends=self.has_logits)
         kept = kept_bytes(self.dimensions, sequences, self.seq, keeping).total
         model = self.dimensions
         ends = model.outer_parameters + 2 * model.layer_parameters

@@ -305,8 +305,8 @@ class Replicated(DataCut):
     def buckets(self) -> int:
         if self._is_alone:
             return 0
-        told = [call._get_ddp_logging_data() for call in self.calls]
-        sizes = [str(each.get("rebuilt_bucket_sizes") or each.get("bucket_sizes") or "0") for each in told]
+        message = [call._get_ddp_logging_data() for call in self.calls]
+        sizes = [str(each.get("rebuilt_bucket_sizes") or each.get("bucket_sizes") or "0") for each in message]
         return sum(int(size) for words in sizes for size in words.split(","))
 
 

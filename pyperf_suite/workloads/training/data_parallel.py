@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
 from pyperf_suite.laws.traffic import bus_factor
-from pyperf_suite.laws.training.activations import Keeping, kept_bytes
+from pyperf_suite.laws.training.activations import ActivationPolicy, kept_bytes
 from pyperf_suite.workloads.on_ranks import (
     DTYPES,
     MOST_RANKS,
@@ -31,7 +31,7 @@ from pyperf_suite.workloads.on_ranks import (
     torch_place,
 )
 from pyperf_suite.workloads.training import TransformerShape
-from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, Transfers, Work, by_name
+from pyperf_suite.workloads.workload import Checked, ExecutionContext, Implementation, Kernel, Transfers, Work, by_name
 
 # "ddp" exchanges buckets while backward goes on; "after" all gradients at once when it is over; "none" not at all, so
 # that its time is what the others add to; "dp" is torch's DataParallel, one process whose threads drive all GPUs.
@@ -73,7 +73,7 @@ class DataParallelParameters(TransformerShape):
     def footprint_bytes(self) -> int:
         width = DTYPES[self.dtype]
         kind, every = self.checkpointing.kind, self.checkpointing.every
-        keeping = Keeping(width, width, checkpointing=kind, every=every, ends=bool(self.vocab))
+        keeping = ActivationPolicy(width, width, checkpointing=kind, every=every, ends=bool(self.vocab))
         activations = kept_bytes(self.dimensions, self.batch, self.seq, keeping).total
         return 3 * self.gradient_bytes + int(activations)
 
@@ -188,11 +188,11 @@ class Replica(RankSteps):
         """What to say where the timed model's buckets, once it has cut them, are not those that were counted."""
         if self._parameters.exchange != "ddp":
             return []
-        told = self.call._get_ddp_logging_data()
+        message = self.call._get_ddp_logging_data()
         counted = list(self.kernel.details["buckets"])
-        if not told.get("has_rebuilt_buckets") or "rebuilt_bucket_sizes" not in told:
+        if not message.get("has_rebuilt_buckets") or "rebuilt_bucket_sizes" not in message:
             return []
-        timed = [int(size) for size in str(told["rebuilt_bucket_sizes"]).split(",")]
+        timed = [int(size) for size in str(message["rebuilt_bucket_sizes"]).split(",")]
         return [] if timed == counted else [f"buckets of {timed} bytes are timed, and {counted} were counted"]
 
     def _wrapped(self, model: Any) -> Any:
@@ -263,7 +263,7 @@ class InThreads(Implementation[DataParallelParameters]):
         if parameters.accumulate > 1:
             raise UserError("DataParallel exchanges in each micro-batch: leave accumulate out.")
 
-    def prepare(self, parameters: DataParallelParameters, place: Place) -> Transfers:
+    def prepare(self, parameters: DataParallelParameters, place: ExecutionContext) -> Transfers:
         import torch
 
         present: Any = torch.cuda.device_count()

@@ -33,10 +33,10 @@ from pyperf_suite.workloads.training.shapes import SHAPES, sized
 from pyperf_suite.workloads.training.training_step import TorchSteps, TrainingStepParameters
 from pyperf_suite.workloads.workload import (
     Checked,
+    ExecutionContext,
     Implementation,
     Kernel,
     Observed,
-    Place,
     Prepared,
     Workload,
     by_name,
@@ -234,7 +234,7 @@ class TorchLoader(Implementation[InputPipelineParameters]):
 
     name = "torch"
 
-    def prepare(self, parameters: InputPipelineParameters, place: Place) -> Prepared:
+    def prepare(self, parameters: InputPipelineParameters, place: ExecutionContext) -> Prepared:
         if parameters.start not in multiprocessing.get_all_start_methods():
             raise Unsupported(f"This system starts no process by {parameters.start}.")
         if parameters.pinned and place.device.kind == "cpu":

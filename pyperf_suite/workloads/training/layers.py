@@ -15,7 +15,7 @@ from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
 from pyperf_suite.measure.stopwatch import CudaStopwatch
-from pyperf_suite.workloads.backends import RESULT, ByTorch, Due, Passes, TorchDevice, use_products_of
+from pyperf_suite.workloads.backends import RESULT, ByTorch, ExpectedOutputs, Passes, TorchDevice, use_products_of
 from pyperf_suite.workloads.operands import element_type, torch_name
 from pyperf_suite.workloads.operator import sets_to_rotate
 from pyperf_suite.workloads.training import TransformerShape, require_for_reference
@@ -283,11 +283,11 @@ class LayerSteps(Passes):
         found: tuple[Any, ...] = self._where.torch.autograd.grad(of.result, wanted, of.upstream, retain_graph=again)
         return found
 
-    def due(self) -> Due:
+    def due(self) -> ExpectedOutputs:
         return self._due
 
     @functools.cached_property
-    def _due(self) -> Due:
+    def _due(self) -> ExpectedOutputs:
         torch, p, own = self._where.torch, self._p, self._sets[0]
         inputs, weights = (
             tuple(each.detach().double().requires_grad_() for each in group) for group in (own.inputs, own.weights)
@@ -298,7 +298,7 @@ class LayerSteps(Passes):
         exact = dict(zip(self._names, found, strict=True))
         share = ELEMENT_LIMIT[p.dtype]
         allowed = {name: share * (each.abs() + each.square().mean().sqrt()) for name, each in exact.items()}
-        return Due(exact, allowed, NORM_LIMIT[p.dtype])
+        return ExpectedOutputs(exact, allowed, NORM_LIMIT[p.dtype])
 
     def observed(self) -> Mapping[str, Observed]:
         if self._p.phase != "forward":
@@ -411,10 +411,10 @@ class PartSteps(Passes):
             return (self._forward(*operands),)
 
     @functools.cached_property
-    def _due(self) -> Due:
-        return Due(*self._where_there_is_room(self._computed_on))
+    def _due(self) -> ExpectedOutputs:
+        return ExpectedOutputs(*self._where_there_is_room(self._computed_on))
 
-    def due(self) -> Due:
+    def due(self) -> ExpectedOutputs:
         return self._due
 
     def _computed_on(self, device: Any) -> tuple[Any, Any]:

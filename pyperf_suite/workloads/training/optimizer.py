@@ -100,7 +100,7 @@ RULES = {
 
 
 @dataclass(frozen=True)
-class Standing:
+class OptimizerState:
     """A tensor, its gradient, and the optimizer's state of it that grows with it; or several of one size, stacked."""
 
     weight: Any
@@ -115,8 +115,8 @@ def tensor_states(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def compared_update(
     optimizer: str,
-    before: Standing,
-    after: Standing,
+    before: OptimizerState,
+    after: OptimizerState,
     step: int,
     dtype: str,
     rate: float = LEARNING_RATE,
@@ -289,17 +289,17 @@ class UpdateSteps(Prepared):
     def _groups(self, tensors: list[Any]) -> list[list[Any]]:
         """Tensors that are compared at once: many small ones would take longer than their elements."""
         found = []
-        for _, alike in itertools.groupby(tensors, key=lambda each: tuple(each.shape)):
-            group = list(alike)
+        for _, similar in itertools.groupby(tensors, key=lambda each: tuple(each.shape)):
+            group = list(similar)
             count = max(1, COMPARED_ELEMENTS // group[0].numel())
             found += [group[first : first + count] for first in range(0, len(group), count)]
         return found
 
-    def _standing(self, group: list[Any]) -> Standing:
+    def _standing(self, group: list[Any]) -> OptimizerState:
         stack = self._where.torch.stack
         states = [] if self._low_memory else [tensor_states(self.optimizer.state[each]) for each in group]
         state = {name: stack([each[name] for each in states]) for name in (states[0] if states else ())}
-        return Standing(stack([each.detach() for each in group]), stack([each.grad for each in group]), state)
+        return OptimizerState(stack([each.detach() for each in group]), stack([each.grad for each in group]), state)
 
     def _drawn(self, generator: Any, rows: int, columns: int) -> Any:
         torch = self._where.torch

@@ -36,7 +36,7 @@ from pyperf_suite.workloads.on_ranks import (
 )
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.parallel_layout import DEEPSPEED, ParallelStepParameters
-from pyperf_suite.workloads.workload import Checked, Kernel, Place, Transfers, Work, by_name
+from pyperf_suite.workloads.workload import Checked, ExecutionContext, Kernel, Transfers, Work, by_name
 
 # Of a parameter of the whole model in a single process: itself, a gradient, and the float32 sum of gradients.
 WHOLE_BYTES = 4 + 4 + 4
@@ -266,7 +266,7 @@ def require_deepspeed(where: str) -> None:
         raise Unsupported(f"DeepSpeed cannot be imported here ({type(error).__name__}: {error!s:.200}).") from None
 
 
-def _built(parameters: ParallelStepParameters, place: Place, joined: Any) -> Transfers:
+def _built(parameters: ParallelStepParameters, place: ExecutionContext, joined: Any) -> Transfers:
     group, deadline_s = place.ranks, place.deadline_s
     possible = "look for what torch can combine"
     agree(group, possible, lambda: require_possible(parameters, torch_place(place)), deadline_s)

@@ -30,10 +30,10 @@ from pyperf_suite.workloads.training.training_step import TorchSteps, TrainingSt
 from pyperf_suite.workloads.workload import (
     Checked,
     Exact,
+    ExecutionContext,
     Implementation,
     Kernel,
     Observed,
-    Place,
     Prepared,
     Workload,
     by_name,
@@ -103,7 +103,7 @@ class Storages(Implementation[TrainingMemoryParameters]):
     name = "storages"
     device_kind = "cpu"
 
-    def prepare(self, parameters: TrainingMemoryParameters, place: Place) -> Exact:
+    def prepare(self, parameters: TrainingMemoryParameters, place: ExecutionContext) -> Exact:
         where = TorchDevice(place.device)
         threads = where.torch.get_num_threads()
         where.torch.set_num_threads(1)  # to wait for others would take longer than these small products
@@ -120,7 +120,7 @@ class Allocator(Implementation[TrainingMemoryParameters]):
     name = "allocator"
     device_kind = "cuda"
 
-    def prepare(self, parameters: TrainingMemoryParameters, place: Place) -> Exact:
+    def prepare(self, parameters: TrainingMemoryParameters, place: ExecutionContext) -> Exact:
         where = TorchDevice(Device("cuda", place.device.index), queueing="open")
         steps, cuda = WatchedSteps(parameters, place.seed, where), where.torch.cuda
         found = steps.bytes_by_kind()
@@ -135,7 +135,7 @@ class OwnProcess(Implementation[TrainingMemoryParameters]):
 
     name = "process"
 
-    def prepare(self, parameters: TrainingMemoryParameters, place: Place) -> Exact:
+    def prepare(self, parameters: TrainingMemoryParameters, place: ExecutionContext) -> Exact:
         allowed_s = PART_OF_DEADLINE * place.deadline_s
         with multiprocessing.get_context("spawn").Pool(1) as alone:
             answer = alone.apply_async(process_bytes, (parameters, place.device, place.seed))
@@ -316,7 +316,7 @@ class CheckpointedSteps(TorchSteps):
 class WithinBudget(ByTorch):
     """The model of gpt.py by torch's autograd and torch.utils.checkpoint."""
 
-    def prepare(self, parameters: CheckpointedStepParameters, place: Place) -> Prepared:
+    def prepare(self, parameters: CheckpointedStepParameters, place: ExecutionContext) -> Prepared:
         try:
             return super().prepare(parameters, place)
         except RuntimeError as error:

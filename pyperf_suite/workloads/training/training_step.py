@@ -17,11 +17,18 @@ from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
 from pyperf_suite.laws.model_flop import PASSES
 from pyperf_suite.measure.tolerance import computed_anew
 from pyperf_suite.workloads import scratch
-from pyperf_suite.workloads.backends import RESULT, ByTorch, ComparedLaunches, Due, TorchDevice, use_products_of
+from pyperf_suite.workloads.backends import (
+    RESULT,
+    ByTorch,
+    ComparedLaunches,
+    ExpectedOutputs,
+    TorchDevice,
+    use_products_of,
+)
 from pyperf_suite.workloads.on_ranks import fingerprint
 from pyperf_suite.workloads.operands import torch_name
 from pyperf_suite.workloads.training import Checkpointing, TrainedShape, asked_flop
-from pyperf_suite.workloads.training.optimizer import Standing, compared_update, tensor_states
+from pyperf_suite.workloads.training.optimizer import OptimizerState, compared_update, tensor_states
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Work, Workload, by_name, together
 
 # Forward alone, with what backward needs being kept; with backward; with AdamW's update as well.
@@ -101,7 +108,7 @@ class TorchSteps(ComparedLaunches):
         self._upstream: Any = None
         self._result: Any = None
         self._shares_reference = not where.is_gpu
-        self._due: dict[int, Due] = {}
+        self._due: dict[int, ExpectedOutputs] = {}
         if p.updates:
             self.unchecked = "Each step starts from the weights that the last one left."
         elif p.dropout:
@@ -160,7 +167,7 @@ class TorchSteps(ComparedLaunches):
     def equals(self, index: int, kept: Any) -> bool:
         return bool(self.kept(index) == kept)
 
-    def due(self) -> Due:
+    def due(self) -> ExpectedOutputs:
         """What a step must leave by the seeded weights: on a CPU computed once for all processes of a run."""
         sequences = len(self.inputs[0])
         if sequences not in self._due:
@@ -175,7 +182,7 @@ class TorchSteps(ComparedLaunches):
                     for name, pair in keep("exact and limits", self._reference).items()
                 }
             exact, allowed = ({name: pair[part] for name, pair in pairs.items()} for part in (0, 1))
-            self._due[sequences] = Due(exact, allowed)
+            self._due[sequences] = ExpectedOutputs(exact, allowed)
         return self._due[sequences]
 
     def _above(self) -> Any:
@@ -247,8 +254,8 @@ class TorchSteps(ComparedLaunches):
         assert self._optimizer is not None
         seeded, checks = dict(self._seeded().named_parameters()), []
         for name, weight in self.model.named_parameters():
-            before = Standing(seeded[name].detach().to(weight.device), weight.grad, {})
-            after = Standing(weight.detach(), None, tensor_states(self._optimizer.state[weight]))
+            before = OptimizerState(seeded[name].detach().to(weight.device), weight.grad, {})
+            after = OptimizerState(weight.detach(), None, tensor_states(self._optimizer.state[weight]))
             found = compared_update("AdamW", before, after, 1, self._p.weights, LEARNING_RATE, DECAY)
             checks.append(replace(found, first=found.first and f"{name}: {found.first}"))
         return together(checks)

@@ -28,9 +28,9 @@ from pyperf_suite.workloads.backends import TorchDevice, require_cores
 from pyperf_suite.workloads.operator import sets_to_rotate
 from pyperf_suite.workloads.workload import (
     Checked,
+    ExecutionContext,
     Implementation,
     Kernel,
-    Place,
     Prepared,
     Work,
     Workload,
@@ -126,7 +126,7 @@ class Copies(Compared):
 class HostCopies(Copies):
     """From host memory on the asked node to host memory of the copying thread's own."""
 
-    def __init__(self, parameters: TransferParameters, place: Place) -> None:
+    def __init__(self, parameters: TransferParameters, place: ExecutionContext) -> None:
         super().__init__(parameters)
         self._held = ExitStack()
         with running_on(parameters.numa_node):
@@ -156,7 +156,7 @@ class MemcpySteps(HostCopies):
     It is called through ctypes, whose own cost is part of the latency: about a third of a microsecond.
     """
 
-    def __init__(self, parameters: TransferParameters, place: Place) -> None:
+    def __init__(self, parameters: TransferParameters, place: ExecutionContext) -> None:
         super().__init__(parameters, place)
         targets, sources = self.cut(self.target), self.cut(self.source)
         self._addresses = [(to.ctypes.data, of.ctypes.data) for to, of in zip(targets, sources, strict=True)]
@@ -170,7 +170,7 @@ class MemcpySteps(HostCopies):
 class TorchHostCopies(HostCopies):
     """`Tensor.copy_` between the same buffers as tensors, on as many cores as asked for."""
 
-    def __init__(self, parameters: TransferParameters, place: Place) -> None:
+    def __init__(self, parameters: TransferParameters, place: ExecutionContext) -> None:
         where = TorchDevice(Device("cpu"), parameters.workers)
         super().__init__(parameters, place)
         self._targets = self.cut(where.torch.from_numpy(self.target))
@@ -185,7 +185,7 @@ class TorchHostCopies(HostCopies):
 class DeviceCopies(Copies):
     """`Tensor.copy_` between a GPU and host memory on the asked node, pinned or pageable. Not yet measured on one."""
 
-    def __init__(self, parameters: TransferParameters, place: Place, to_device: bool) -> None:
+    def __init__(self, parameters: TransferParameters, place: ExecutionContext, to_device: bool) -> None:
         if place.device.kind != "cuda":
             raise Unsupported("There is no GPU to copy to or from.")
         super().__init__(parameters)
@@ -232,7 +232,9 @@ class FileReads(Compared):
 
     sees_more = True
 
-    def __init__(self, parameters: TransferParameters, place: Place, flag: int = 0, path: str = "page cache") -> None:
+    def __init__(
+        self, parameters: TransferParameters, place: ExecutionContext, flag: int = 0, path: str = "page cache"
+    ) -> None:
         folder = folder_of(parameters)
         self._size_bytes = parameters.size_bytes
         self._pieces = max(1, FILE_BYTES // self._size_bytes)
@@ -284,7 +286,7 @@ class FileReads(Compared):
 class DirectReads(FileReads):
     """Past the page cache: the disk writes to this process's memory. The host of a virtual machine may cache still."""
 
-    def __init__(self, parameters: TransferParameters, place: Place) -> None:
+    def __init__(self, parameters: TransferParameters, place: ExecutionContext) -> None:
         if not hasattr(os, "O_DIRECT"):
             raise Unsupported("This system has no O_DIRECT.")
         folder = folder_of(parameters)
@@ -381,7 +383,7 @@ def running_on(node: int, files: KernelFiles | None = None) -> Iterator[None]:
         os.sched_setaffinity(0, allowed)
 
 
-Maker = Callable[[TransferParameters, Place], Prepared]
+Maker = Callable[[TransferParameters, ExecutionContext], Prepared]
 
 
 @dataclass(frozen=True)
@@ -410,7 +412,7 @@ class TransferWay(Implementation[TransferParameters]):
                 "ask for a multiple."
             )
 
-    def prepare(self, parameters: TransferParameters, place: Place) -> Prepared:
+    def prepare(self, parameters: TransferParameters, place: ExecutionContext) -> Prepared:
         return self.make(parameters, place)
 
 

@@ -49,7 +49,7 @@ class InstantWorkers:
     """What was asked, process by process; `answer` may be another."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[int, Case, Effort | None]] = []
+        self.requested: list[tuple[int, Case, Effort | None]] = []
         self.answer: Answer = timed_at_once
 
 
@@ -60,7 +60,7 @@ def instant_workers(monkeypatch: pytest.MonkeyPatch) -> InstantWorkers:
 
     def measure(pool: WorkerPool, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
         for number, case in enumerate(cases):
-            workers.asked.append((process, case, effort))
+            workers.requested.append((process, case, effort))
             yield number, workers.answer(case)
 
     monkeypatch.setattr(WorkerPool, "measure_by_turns", measure)

@@ -109,8 +109,8 @@ def test_disabled_benchmarks_are_verified_once_and_leave_no_results(
     suite: pytest.Pytester, instant_workers: Any
 ) -> None:
     run(suite, "--benchmark-disable").assert_outcomes(passed=4)
-    assert len({case.case_id for _, case, _ in instant_workers.asked}) == 4
-    assert [(process, effort) for process, _, effort in instant_workers.asked] == [(0, None)] * 4
+    assert len({case.case_id for _, case, _ in instant_workers.requested}) == 4
+    assert [(process, effort) for process, _, effort in instant_workers.requested] == [(0, None)] * 4
     assert not (suite.path / "bench_results").exists()
 
 
@@ -132,7 +132,7 @@ def test_stopping_early_keeps_records_and_resuming_measures_only_the_rest(
     answer = instant_workers.answer
 
     def cut(case: Case) -> dict[str, Any]:
-        if len(instant_workers.asked) > 3:  # the sentinel is the first
+        if len(instant_workers.requested) > 3:  # the sentinel is the first
             pytest.exit("power cut", returncode=3)
         return answer(case)
 
@@ -278,8 +278,8 @@ def test_the_replay_clock_tells_each_sample_as_the_difference_of_a_pair() -> Non
     clock = ReplayClock()
     samples = [0.1, 1e-9, 3.0000000000000004]
     clock.load(samples)
-    told = []
+    message = []
     for _ in samples:
         begin = clock()
-        told.append(clock() - begin)
-    assert told == samples
+        message.append(clock() - begin)
+    assert message == samples

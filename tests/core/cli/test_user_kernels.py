@@ -105,8 +105,8 @@ def test_a_run_is_resumed_and_only_what_failed_is_measured_again(finished, check
 def test_what_reads_a_run_needs_no_file_of_the_users(finished, checkout, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     results = str(checkout / "results")
-    told = json.loads(invoke("findings", "latest", "--results", results).stdout)
-    [table] = told["probes"][0]["tables"]
+    message = json.loads(invoke("findings", "latest", "--results", results).stdout)
+    [table] = message["probes"][0]["tables"]
     assert [column["name"] for column in table["columns"]][:3] == ["n", "implementation", "time"]
     assert "open it in a browser" in invoke("report", results, "-o", str(tmp_path / "page.html")).output
     assert "benches/bench.py:sorting" in (tmp_path / "page.html").read_text()

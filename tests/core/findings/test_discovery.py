@@ -102,11 +102,11 @@ BROKEN = {
 @pytest.mark.parametrize(("source", "why"), BROKEN.values(), ids=BROKEN)
 def test_a_broken_plugin_is_named_and_passed_over(bring: Callable[..., None], source: str, why: str) -> None:
     bring(broken=source)
-    with pytest.warns(UserWarning, match="The probe broken") as told:
+    with pytest.warns(UserWarning, match="The probe broken") as sentence:
         found = all_probes()
-    assert len(told) == 1
-    assert why in str(told[0].message)
-    assert "\n" not in str(told[0].message)
+    assert len(sentence) == 1
+    assert why in str(sentence[0].message)
+    assert "\n" not in str(sentence[0].message)
     assert {probe.name for probe in found} == set(probe_names()) - {"broken"}
 
 
@@ -127,10 +127,10 @@ def test_a_command_ends_with_2_only_where_the_broken_one_was_asked_for(bring: Ca
     assert listed.exit_code == 0
     assert "no such card" in listed.output
     assert "optimizer" in listed.output
-    asked = invoke("run", "broken", "--profile", "quick")
-    assert asked.exit_code == 2
-    assert "The probe broken of plugin_broken:PROBE cannot be imported" in asked.output
-    assert "Traceback" not in asked.output
+    requested = invoke("run", "broken", "--profile", "quick")
+    assert requested.exit_code == 2
+    assert "The probe broken of plugin_broken:PROBE cannot be imported" in requested.output
+    assert "Traceback" not in requested.output
 
 
 def test_an_unknown_name_offers_the_nearest() -> None:

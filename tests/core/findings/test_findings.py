@@ -63,7 +63,7 @@ def test_a_verdict_has_the_claim_the_words_and_the_values_apart():
     verdict = COSTS_A_FIFTH.judge("{policy} runs at {measured}", Ratio(0.77, 0.76, 0.79, 3), policy="every", blocks=8)
     assert verdict.claim is COSTS_A_FIFTH
     assert verdict.measured == Quantity(0.77, "x", 0.76, 0.79, 3)
-    assert verdict.told == Remark(
+    assert verdict.message == Remark(
         "{policy} runs at {measured}", {"measured": verdict.measured, "policy": "every", "blocks": 8}
     )
 
@@ -105,13 +105,13 @@ def test_what_is_counted_is_judged_in_its_unit_without_an_interval():
     ],
 )
 def test_an_effect_is_noise_where_none_is_possible(effect, is_noise):
-    told = remark("{faster} as fast", effect="faster", faster=effect)
-    assert told.is_noise is is_noise
+    message = remark("{faster} as fast", effect="faster", faster=effect)
+    assert message.is_noise is is_noise
 
 
 def test_values_of_a_remark_are_quantities_names_or_unknown():
-    told = remark("", ratio=Ratio(2, 1, 3, 3), share=0.5, layers=4, way="loop", lost=None, other=("a", 1))
-    assert told.values == {
+    message = remark("", ratio=Ratio(2, 1, 3, 3), share=0.5, layers=4, way="loop", lost=None, other=("a", 1))
+    assert message.values == {
         "ratio": Quantity(2, "x", 1, 3, 3),
         "share": Quantity(0.5),
         "layers": 4,
@@ -122,22 +122,22 @@ def test_values_of_a_remark_are_quantities_names_or_unknown():
 
 
 def test_findings_are_sorted_by_kind_and_empty_tables_left_out():
-    told, verdict = remark("a"), IS_FASTER.judge("", 2.0)
+    message, verdict = remark("a"), IS_FASTER.judge("", 2.0)
     full, empty = Table("full", (), ((),)), Table("empty", (), ())
-    found = findings(told, None, [full, empty, (each for each in (verdict, None))])
-    assert found == Findings((told, verdict), (full,))
+    found = findings(message, None, [full, empty, (each for each in (verdict, None))])
+    assert found == Findings((message, verdict), (full,))
     assert found.verdicts == [verdict]
-    assert (found + found).remarks == (told, verdict, told, verdict)
+    assert (found + found).remarks == (message, verdict, message, verdict)
     assert isinstance(verdict, ClaimVerdict)
 
 
 def test_a_remark_on_an_item_names_its_attributes_and_theirs():
     item = SimpleNamespace(size=7, seconds=0.5, gain=Ratio(2.0, 1.9, 2.1, 3), sweep=SimpleNamespace(setting="native"))
-    told = remark("{sweep.setting}: {size} runs {gain} as fast in {seconds:ms~}", item, effect="gain")
-    assert told.template == "{sweep_setting}: {size} runs {gain} as fast in {seconds}"
+    message = remark("{sweep.setting}: {size} runs {gain} as fast in {seconds:ms~}", item, effect="gain")
+    assert message.template == "{sweep_setting}: {size} runs {gain} as fast in {seconds}"
     gain, seconds = Quantity(2.0, "x", 1.9, 2.1, 3), Quantity(0.5, "ms", predicted=True)
-    assert told.values == {"sweep_setting": "native", "size": 7, "gain": gain, "seconds": seconds}
-    assert not told.is_noise
+    assert message.values == {"sweep_setting": "native", "size": 7, "gain": gain, "seconds": seconds}
+    assert not message.is_noise
 
 
 def test_a_unit_that_nothing_is_shown_in_is_refused_with_those_there_are():

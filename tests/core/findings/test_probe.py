@@ -77,7 +77,7 @@ def test_a_claim_is_tried_on_each_row_that_has_a_ratio(product: Any) -> None:
     # Torch itself and the numpy without a torch beside it say nothing.
     (verdict,) = BESIDE.verdicts(rows_of(records, computed=COMPUTED))
     assert (verdict.claim, verdict.outcome, verdict.measured.value) == (TWICE, "holds", pytest.approx(4.0))
-    assert verdict.told.values == {"n": 16, "implementation": "numpy", "loud": "NUMPY", "measured": verdict.measured}
+    assert verdict.message.values == {"n": 16, "implementation": "numpy", "loud": "NUMPY", "measured": verdict.measured}
     assert list(BESIDE.verdicts(rows_of([]))) == []
     assert list(replace(BESIDE, where=lambda row: row.n > 16).verdicts(rows_of(records))) == []
 

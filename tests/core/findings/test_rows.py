@@ -95,10 +95,10 @@ def test_the_row_like_another_differs_in_what_is_named_and_in_nothing_else(rows:
 
 def test_rows_that_differ_at_most_in_the_named_parameters_are_alike(rows: Rows) -> None:
     torch = of(rows, 16)
-    assert rows.alike(torch) == [torch]
-    assert rows.alike(torch, "implementation") == [torch, of(rows, 16, "numpy")]
-    assert rows.alike(torch, "n", "implementation") == rows[:4]
-    assert rows.where(implementation="numpy").alike(torch, "implementation") == [of(rows, 16, "numpy")]
+    assert rows.same_except(torch) == [torch]
+    assert rows.same_except(torch, "implementation") == [torch, of(rows, 16, "numpy")]
+    assert rows.same_except(torch, "n", "implementation") == rows[:4]
+    assert rows.where(implementation="numpy").same_except(torch, "implementation") == [of(rows, 16, "numpy")]
 
 
 def test_a_row_is_so_many_times_as_fast_as_its_like_within_each_process(rows: Rows) -> None:
@@ -181,10 +181,10 @@ def test_a_cell_is_a_quantity_a_name_or_unknown(value, unit, cell):
 
 def test_a_row_tells_of_itself_and_of_what_it_is_given():
     (row,) = rows_of([counted()])
-    told = row.remark("{batch} of {implementation}: {measured}, {model}", measured=2.0, model="gpt", unused=1)
-    assert told.values == {"batch": 2, "implementation": "storages", "measured": Quantity(2.0), "model": "gpt"}
+    message = row.remark("{batch} of {implementation}: {measured}, {model}", measured=2.0, model="gpt", unused=1)
+    assert message.values == {"batch": 2, "implementation": "storages", "measured": Quantity(2.0), "model": "gpt"}
     verdict = row.judge(Claim("is 2", "a guide", 2.0, 2.0), "batch {batch}: {measured}", 2.0)
-    assert (verdict.outcome, verdict.told.values) == ("holds", {"batch": 2, "measured": verdict.measured})
+    assert (verdict.outcome, verdict.message.values) == ("holds", {"batch": 2, "measured": verdict.measured})
 
 
 def slices_of(seconds: list[float], group: str = "one", share: float = 0.1) -> Any:

@@ -30,13 +30,13 @@ def judged(claim: Claim, value: float, processes: int = 3) -> ClaimVerdict:
 
 
 def points(*remarks: Remark | ClaimVerdict) -> list[str]:
-    return [each.told.template if isinstance(each.told, Remark) else each.told.claim.text
+    return [each.message.template if isinstance(each.message, Remark) else each.message.claim.text
             for each in summary_of({"probe": Findings(remarks)})]  # fmt: skip
 
 
 def test_effects_are_weighed_by_what_of_them_is_certain_in_either_direction() -> None:
-    told = points(effect("wide", 4.0, 2.9), effect("slow", 0.4), effect("sure", 2.0), effect("noise", 1.5, 0.6))
-    assert [each.split()[0] for each in told] == ["slow", "sure", "wide"]
+    message = points(effect("wide", 4.0, 2.9), effect("slow", 0.4), effect("sure", 2.0), effect("noise", 1.5, 0.6))
+    assert [each.split()[0] for each in message] == ["slow", "sure", "wide"]
 
 
 def test_what_one_process_measured_stands_after_what_several_did() -> None:
@@ -55,33 +55,33 @@ def test_neither_a_law_nor_a_prediction_is_an_effect() -> None:
 
 def test_claims_that_fail_come_before_open_ones_and_each_claim_once() -> None:
     open_one = Claim("no slower", "A Guide", 1.0, 2.0).judge("it is {measured}", Ratio(1.0, 0.9, 1.1, 3))
-    told = points(open_one, judged(TWICE, 3.0), judged(TWICE, 5.0), effect("fast", 2.0))
-    assert told[:2] == ["fast is {faster} as fast", "twice as fast"]
-    assert "undecided" in told[2]
+    message = points(open_one, judged(TWICE, 3.0), judged(TWICE, 5.0), effect("fast", 2.0))
+    assert message[:2] == ["fast is {faster} as fast", "twice as fast"]
+    assert "undecided" in message[2]
 
 
 def test_the_verdict_furthest_outside_speaks_for_its_claim() -> None:
     near, far = judged(TWICE, 2.5), judged(TWICE, 9.0)
     [point] = summary_of({"probe": Findings((near, far))})
-    assert point.told is far
+    assert point.message is far
     assert (point.kind, point.probe) == ("fails", "probe")
 
 
 def test_what_would_decide_is_said_with_how_many_claims_it_would() -> None:
     other = Claim("as fast", "A Guide", 1.9, 2.1)
     *_, point = summary_of({"probe": Findings((judged(TWICE, 2, 1), judged(other, 2, 1)))})
-    assert isinstance(point.told, Remark)
-    assert point.told.values["count"] == 2
-    assert "--profile standard" in str(point.told.values["remedy"])
+    assert isinstance(point.message, Remark)
+    assert point.message.values["count"] == 2
+    assert "--profile standard" in str(point.message.values["remedy"])
 
 
 def test_there_are_at_most_seven_points_however_much_was_found() -> None:
     failing = [judged(Claim(f"claim {n}", "A Guide", 1.9, 2.1), 4.0) for n in range(9)]
-    told = summary_of({"probe": Findings((*failing, *(effect(f"e{n}", 2 + n) for n in range(20))))})
-    assert len(told) == MOST_POINTS
-    assert [each.told.values for each in told if isinstance(each.told, Remark) and "count" in each.told.values] == [
-        {"count": 7}
-    ]
+    message = summary_of({"probe": Findings((*failing, *(effect(f"e{n}", 2 + n) for n in range(20))))})
+    assert len(message) == MOST_POINTS
+    assert [
+        each.message.values for each in message if isinstance(each.message, Remark) and "count" in each.message.values
+    ] == [{"count": 7}]
 
 
 BUSY = {"elapsed_s": 1.0, "process_cpu_s": 0.5, "cpu_busy_s": 2.0}

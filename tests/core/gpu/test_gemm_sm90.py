@@ -84,7 +84,9 @@ class Ready:
         return np.frombuffer(self.c.read(), np.uint8)
 
 
-def ready(gpu: CudaDevice, one: Specialisation, sizes: tuple[int, int, int], rows: list[np.ndarray], **asked) -> Ready:
+def ready(
+    gpu: CudaDevice, one: Specialisation, sizes: tuple[int, int, int], rows: list[np.ndarray], **requested
+) -> Ready:
     """A launch for A, B and C in rows of bytes."""
     assert one in instances(), f"{one.name} is compiled while the test runs: name it in a parameter `one`"
     memory = [on_device(gpu, each) for each in rows]
@@ -103,7 +105,7 @@ def ready(gpu: CudaDevice, one: Specialisation, sizes: tuple[int, int, int], row
         )
         for it in one.tensor_maps(*(each.address for each in memory), leading, sizes)
     ]
-    schedule = one.schedule(*sizes, **{"policy": "data_parallel", "group": 4, **asked})
+    schedule = one.schedule(*sizes, **{"policy": "data_parallel", "group": 4, **requested})
     workspace, flags = (
         on_device(gpu, np.zeros(max(16, size), np.uint8))
         for size in (one.workspace_bytes(schedule), one.flags_bytes(schedule))
@@ -121,7 +123,7 @@ def ready(gpu: CudaDevice, one: Specialisation, sizes: tuple[int, int, int], row
     return Ready(gpu, launch, memory[2], flags, (memory, workspace))
 
 
-def check(torch, gpu: CudaDevice, one: Specialisation, sizes: tuple[int, int, int], **asked) -> None:
+def check(torch, gpu: CudaDevice, one: Specialisation, sizes: tuple[int, int, int], **requested) -> None:
     """Launch twice; each time C must be exact, its padding untouched, and at last the flags zero."""
     m, n, k = sizes
     generator = np.random.default_rng(m + n + k)
@@ -130,11 +132,13 @@ def check(torch, gpu: CudaDevice, one: Specialisation, sizes: tuple[int, int, in
     operands = (a.T if one.a_transposed else a, b.T if one.b_transposed else b, c)
     kinds = (one.in_type, one.in_type, one.out_type)
     rows = [padded(words(torch, np.ascontiguousarray(each), kind)) for each, kind in zip(operands, kinds, strict=True)]
-    product = ready(gpu, one, sizes, rows, **asked)
+    product = ready(gpu, one, sizes, rows, **requested)
     for _ in range(2):
         wrong = np.argwhere(product.result().reshape(rows[2].shape) != rows[2])
-        assert len(wrong) == 0, f"{one.name} {asked}: {len(wrong)} bytes differ, the first in row and byte {wrong[0]}"
-    assert not any(product.flags.read()), f"{one.name} {asked}: a launch must leave its flags zero"
+        assert len(wrong) == 0, (
+            f"{one.name} {requested}: {len(wrong)} bytes differ, the first in row and byte {wrong[0]}"
+        )
+    assert not any(product.flags.read()), f"{one.name} {requested}: a launch must leave its flags zero"
 
 
 def named(instances: Iterable[Specialisation]) -> pytest.MarkDecorator:

@@ -14,7 +14,7 @@ from pyperf_suite.workloads.backends import cuda_device
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.operands import Operand, Operands
 from pyperf_suite.workloads.operator import DeviceMemory
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
 pytestmark = pytest.mark.gpu
 
@@ -34,7 +34,7 @@ CASES = {
 @pytest.mark.parametrize("count", [1, 17, (1 << 22) + 5])
 def test_a_device_makes_the_values_of_the_host(dtype: str, count: int) -> None:
     operands = Operands({"a": Operand((count,), dtype, stream=2)}, seed=2**63 + 5)
-    for each in DeviceMemory(operands, Place(GPU, sets=2), cuda_device(0)).sets:
+    for each in DeviceMemory(operands, ExecutionContext(GPU, sets=2), cuda_device(0)).sets:
         assert each["a"].read() == operands["a"].tobytes()
 
 

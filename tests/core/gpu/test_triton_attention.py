@@ -11,7 +11,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiled_attention import Blocks
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.attention.attention import Attention, TritonAttention
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
 pytestmark = pytest.mark.gpu
 
@@ -34,7 +34,7 @@ def check(device: Device, parameters: AttentionParameters) -> dict:
     operator.validate(parameters)
     implementation.validate(parameters)
     operands = operator.operands(parameters, seed=1)
-    launches = implementation.prepare(parameters, operands, Place(device, sets=2))
+    launches = implementation.prepare(parameters, operands, ExecutionContext(device, sets=2))
     launches.poison()
     for index in (0, 1):
         launches.launch(index)

@@ -45,37 +45,37 @@ def stored(torch, shape: tuple[int, int], dtype: str, seed: int):
     return view
 
 
-def check(torch, asked: Configuration, shape: tuple[int, int, int]) -> None:
+def check(torch, requested: Configuration, shape: tuple[int, int, int]) -> None:
     """Launch twice into outputs of NaN: right by the tolerance table, and the same bits."""
     m, n, k = shape
-    a = stored(torch, (k, m) if asked.a_transposed else (m, k), asked.dtype, 1)
-    b = stored(torch, (n, k) if asked.b_transposed else (k, n), asked.dtype, 2)
-    padded = torch.full((2, m, -(-n // 16) * 16), torch.nan, dtype=getattr(torch, asked.out_dtype), device="cuda")
-    product = Product(asked, m, n, k, "cuda:0")
+    a = stored(torch, (k, m) if requested.a_transposed else (m, k), requested.dtype, 1)
+    b = stored(torch, (n, k) if requested.b_transposed else (k, n), requested.dtype, 2)
+    padded = torch.full((2, m, -(-n // 16) * 16), torch.nan, dtype=getattr(torch, requested.out_dtype), device="cuda")
+    product = Product(requested, m, n, k, "cuda:0")
     for c in padded:
         product.bind(a, b, c[:, :n])()
     first, second = padded.float().cpu()
     assert torch.equal(first[:, :n], second[:, :n])
     assert first[:, n:].isnan().all()
-    logical_a = (a.t() if asked.a_transposed else a).float().cpu().numpy()
-    logical_b = (b.t() if asked.b_transposed else b).float().cpu().numpy()
-    verification = verify_product(first[:, :n].numpy(), logical_a, logical_b, asked.dtype, asked.out_dtype)
+    logical_a = (a.t() if requested.a_transposed else a).float().cpu().numpy()
+    logical_b = (b.t() if requested.b_transposed else b).float().cpu().numpy()
+    verification = verify_product(first[:, :n].numpy(), logical_a, logical_b, requested.dtype, requested.out_dtype)
     assert verification.passed, verification.message
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 def test_each_default_configuration_is_right_and_the_same_each_time(torch, multiprocessors, shape):
-    for asked in configurations(torch):
-        k_tiles = -(-shape[2] // asked.tile[2])
-        splits = min(4, k_tiles) if asked.policy == "split_k" else 1
-        check(torch, replace(asked, splits=splits, workers=multiprocessors), shape)
+    for requested in configurations(torch):
+        k_tiles = -(-shape[2] // requested.tile[2])
+        splits = min(4, k_tiles) if requested.policy == "split_k" else 1
+        check(torch, replace(requested, splits=splits, workers=multiprocessors), shape)
 
 
 @pytest.mark.parametrize("layout", ["NN", "TN", "NT", "TT"])
 def test_each_layout_is_right_with_each_default_configuration_of_16_bit_types(torch, multiprocessors, layout):
-    for asked in configurations(torch):
-        if asked.dtype == "bfloat16":
-            check(torch, replace(asked, layout=layout, workers=multiprocessors), (513, 521, 261))
+    for requested in configurations(torch):
+        if requested.dtype == "bfloat16":
+            check(torch, replace(requested, layout=layout, workers=multiprocessors), (513, 521, 261))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "tfloat32"])
@@ -87,18 +87,18 @@ def test_each_dtype_is_right_through_addresses(torch, dtype):
 def test_fewer_workers_than_multiprocessors_finish_the_same_product(torch, multiprocessors, share):
     workers = max(1, round(multiprocessors * share))
     for policy in ("persistent", "stream_k"):
-        asked = Configuration((128, 128, 32), policy=policy, stages=3, warps=8, workers=workers)
-        check(torch, asked, (128 * 16, 128 * 19, 512))
+        requested = Configuration((128, 128, 32), policy=policy, stages=3, warps=8, workers=workers)
+        check(torch, requested, (128 * 16, 128 * 19, 512))
 
 
 def test_more_splits_than_waves_do_not_hang(torch, multiprocessors):
-    asked = Configuration((128, 128, 32), policy="split_k", splits=64, stages=3, warps=8)
-    check(torch, asked, (1024, 1024, 64 * 32))
+    requested = Configuration((128, 128, 32), policy="split_k", splits=64, stages=3, warps=8)
+    check(torch, requested, (1024, 1024, 64 * 32))
 
 
 def test_a_tile_too_large_for_shared_memory_is_refused_in_one_sentence(torch):
-    asked = Configuration((256, 256, 128), stages=6, warps=8)
+    requested = Configuration((256, 256, 128), stages=6, warps=8)
     a = torch.zeros(256, 512, dtype=torch.bfloat16, device="cuda")
-    launch = Product(asked, 256, 256, 512, "cuda:0").bind(a, a, torch.empty_like(a)[:, :256])
+    launch = Product(requested, 256, 256, 512, "cuda:0").bind(a, a, torch.empty_like(a)[:, :256])
     with pytest.raises(ValueError, match="take a smaller tile or fewer stages"):
         launch()

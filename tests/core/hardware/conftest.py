@@ -176,11 +176,11 @@ class FakeNvml(Double):
         self.samples[sample.value] = self.taken
         return 0
 
-    def nvmlGpmMetricsGet(self, asked: Any) -> int:
+    def nvmlGpmMetricsGet(self, requested: Any) -> int:
         """So much for each sample between the two; NVLinks are not counted, and memory is no number."""
-        distance = self.samples[asked._obj.after] - self.samples[asked._obj.before]
+        distance = self.samples[requested._obj.after] - self.samples[requested._obj.before]
         values = {2: 40.0, 3: 12.0, 5: 10.0, 10: float("nan"), 20: 3.0, 21: 5.0}
-        for question in asked._obj.metrics[: asked._obj.count]:
+        for question in requested._obj.metrics[: requested._obj.count]:
             question.code = 0 if question.metric in values else 3
             question.value = distance * values.get(question.metric, 0.0)
         return 0
@@ -206,8 +206,8 @@ class FakeNvml(Double):
         active._obj.value = int(link < self.links)
         return 0 if link < 18 else 2
 
-    def nvmlDeviceGetFieldValues(self, device: ctypes.c_void_p, count: int, asked: Any) -> int:
-        for question in asked[:count]:
+    def nvmlDeviceGetFieldValues(self, device: ctypes.c_void_p, count: int, requested: Any) -> int:
+        for question in requested[:count]:
             is_pcie = question.field in (197, 198)
             question.code = 0 if is_pcie or (self.links and question.scope == 0xFFFFFFFF) else 3
             question.value = {138: 5, 139: 7, 197: 11, 198: 13}[question.field]

@@ -146,8 +146,8 @@ def test_a_quota_of_half_a_core_leaves_one(machine):
 
 
 def test_caches_the_kernel_hides_are_asked_of_the_c_library(machine, monkeypatch):
-    told = {"SC_LEVEL1_DCACHE_SIZE": 65536, "SC_LEVEL2_CACHE_SIZE": 524288, "SC_LEVEL3_CACHE_SIZE": 0}
-    monkeypatch.setattr(os, "sysconf", told.__getitem__)
+    message = {"SC_LEVEL1_DCACHE_SIZE": 65536, "SC_LEVEL2_CACHE_SIZE": 524288, "SC_LEVEL3_CACHE_SIZE": 0}
+    monkeypatch.setattr(os, "sysconf", message.__getitem__)
     found = cpu.read_cpu(machine(CONTAINER_ON_VM), affinity=8)
     assert (found.l1d_bytes, found.l2_bytes, found.l2_total_bytes, found.l3_bytes) == (
         65536,
@@ -167,8 +167,8 @@ def test_caches_that_nothing_tells_of_are_assumed_and_said_to_be(machine, monkey
 
 def test_sysctl_tells_the_caches_where_linux_files_and_c_library_do_not(machine, monkeypatch):
     monkeypatch.setattr(os, "sysconf", lambda name: -1)
-    told = {"hw.l1dcachesize": "65536", "hw.l2cachesize": "4194304"}
-    monkeypatch.setattr(cpu, "_sysctl", told.get)
+    message = {"hw.l1dcachesize": "65536", "hw.l2cachesize": "4194304"}
+    monkeypatch.setattr(cpu, "_sysctl", message.get)
     found = cpu.read_cpu(machine({}), affinity=None)
     assert (found.l1d_bytes, found.l2_bytes, found.l3_bytes, found.caches_assumed) == (65536, 4 << 20, 0, False)
 

@@ -21,9 +21,9 @@ def no_driver(monkeypatch):
     monkeypatch.setattr(devices, "driver", lambda: Unavailable("there is no NVIDIA driver here"))
 
 
-@pytest.mark.parametrize("asked", ["cpu", "auto", " CPU "])
-def test_the_cpu_is_always_there(asked, no_driver):
-    assert resolve(asked) == Device("cpu")
+@pytest.mark.parametrize("requested", ["cpu", "auto", " CPU "])
+def test_the_cpu_is_always_there(requested, no_driver):
+    assert resolve(requested) == Device("cpu")
 
 
 def test_auto_is_the_first_gpu_where_there_is_one(two_gpus):
@@ -40,10 +40,10 @@ def test_a_devices_name_resolves_to_that_device(device, two_gpus):
     assert resolve(str(device)) == device
 
 
-@pytest.mark.parametrize("asked", ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:0", "tpu"])
-def test_a_name_that_is_none_is_refused_with_those_that_are(asked):
-    with pytest.raises(UserError, match=rf"'{asked}': ask for auto, cpu, cuda or cuda:N"):
-        resolve(asked)
+@pytest.mark.parametrize("requested", ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:0", "tpu"])
+def test_a_name_that_is_none_is_refused_with_those_that_are(requested):
+    with pytest.raises(UserError, match=rf"'{requested}': ask for auto, cpu, cuda or cuda:N"):
+        resolve(requested)
 
 
 def test_a_gpu_beyond_those_there_is_refused_with_the_last_that_is(two_gpus):

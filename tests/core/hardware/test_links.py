@@ -18,10 +18,10 @@ CARD = "0000:17:00.0"
 
 def links(folder: str, current: tuple[str, str] | None, maximum: tuple[str, str]) -> dict[str, str]:
     """The four files of a device's folder."""
-    told = {f"{folder}/max_link_speed": maximum[0], f"{folder}/max_link_width": maximum[1]}
+    message = {f"{folder}/max_link_speed": maximum[0], f"{folder}/max_link_width": maximum[1]}
     if current:
-        told |= {f"{folder}/current_link_speed": current[0], f"{folder}/current_link_width": current[1]}
-    return told
+        message |= {f"{folder}/current_link_speed": current[0], f"{folder}/current_link_width": current[1]}
+    return message
 
 
 @pytest.fixture

@@ -192,16 +192,16 @@ def nvidia_smi(monkeypatch: pytest.MonkeyPatch):
     """Replace the run of nvidia-smi by an answer or an exception; returns what it was asked with."""
 
     def replace(answer: Any) -> list[tuple[Any, dict[str, Any]]]:
-        asked = []
+        requested = []
 
         def run(command: Any, **options: Any) -> Any:
-            asked.append((command, options))
+            requested.append((command, options))
             if isinstance(answer, Exception):
                 raise answer
             return answer
 
         monkeypatch.setattr(subprocess, "run", run)
-        return asked
+        return requested
 
     return replace
 
@@ -211,11 +211,11 @@ def answered(code: int, printed: bytes, said: bytes = b"") -> subprocess.Complet
 
 
 def test_this_machine_is_asked_without_a_shell_and_with_a_time_limit(nvidia_smi):
-    asked = nvidia_smi(answered(0, text_of("8xhopper_coloured").encode()))
+    requested = nvidia_smi(answered(0, text_of("8xhopper_coloured").encode()))
     graph = topology.read()
     assert isinstance(graph, LinkGraph)
     assert len(graph.gpus) == 8
-    [(command, options)] = asked
+    [(command, options)] = requested
     assert command == ("nvidia-smi", "topo", "-m")
     assert options["timeout"] > 0
     assert not options.get("shell")
@@ -299,9 +299,9 @@ def bridged() -> LinkGraph:
 
 
 def test_paths_follow_the_gpus_and_not_their_numbers(bridged: LinkGraph) -> None:
-    told = wiring(bridged_gpus("GPU-2", "GPU-1", "GPU-0"), Manager(), bridged)
-    assert {pair: link["path"] for pair, link in told.items()} == {"0-1": "NODE", "0-2": "NODE", "1-2": "NV4"}
-    assert told["1-2"]["gb_per_s"] > told["0-1"]["gb_per_s"] > 0
+    message = wiring(bridged_gpus("GPU-2", "GPU-1", "GPU-0"), Manager(), bridged)
+    assert {pair: link["path"] for pair, link in message.items()} == {"0-1": "NODE", "0-2": "NODE", "1-2": "NV4"}
+    assert message["1-2"]["gb_per_s"] > message["0-1"]["gb_per_s"] > 0
 
 
 def test_a_process_that_sees_fewer_is_told_of_those(bridged: LinkGraph) -> None:

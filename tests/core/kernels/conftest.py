@@ -97,8 +97,8 @@ def machine_code() -> Iterator[None]:
     def compile_cubin(
         name: str, source: str, headers: Mapping[str, str], architecture: str, options: Sequence[str] = ()
     ) -> nvrtc.Compiled:
-        asked = [nvrtc.version(), nvrtc.library()._name, name, source, dict(headers), architecture, list(options)]
-        file = KEPT / "nvrtc" / hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]
+        requested = [nvrtc.version(), nvrtc.library()._name, name, source, dict(headers), architecture, list(options)]
+        file = KEPT / "nvrtc" / hashlib.sha256(json.dumps(requested).encode()).hexdigest()[:32]
         if file.exists():
             log, cubin = file.read_bytes().split(b"\0", 1)
             return nvrtc.Compiled(cubin, log.decode())

@@ -58,29 +58,29 @@ def worst(found: torch.Tensor, expected: torch.Tensor, size: torch.Tensor, unit:
 
 def answer(shape: dict, configuration: dict, together: int | None = None) -> dict:
     """Two launches of one attention, forward or backward, into outputs of NaN, compared with float64."""
-    asked, sizes = Configuration(**configuration), Shape(**shape)
-    generator = torch.Generator().manual_seed(sum(shape.values()) + asked.head_dim)
-    dtype = getattr(torch, asked.dtype)
-    q_shape, k_shape = sizes.q(asked.head_dim), sizes.k(asked.head_dim)
+    requested, sizes = Configuration(**configuration), Shape(**shape)
+    generator = torch.Generator().manual_seed(sum(shape.values()) + requested.head_dim)
+    dtype = getattr(torch, requested.dtype)
+    q_shape, k_shape = sizes.q(requested.head_dim), sizes.k(requested.head_dim)
     q, do = (torch.randn(q_shape, generator=generator).to(dtype) for _ in range(2))
     k, v = (torch.randn(k_shape, generator=generator).to(dtype) for _ in range(2))
-    expected = reference(q, k, v, do, asked.causal)
+    expected = reference(q, k, v, do, requested.causal)
     runs = []
     for _ in range(2):
         outputs = {
             name: torch.full(each.shape, torch.nan, dtype=torch.float32 if name == "lse" else dtype)
             for name, (each, _) in expected.items()
         }
-        if asked.backward:
+        if requested.backward:
             del outputs["o"], outputs["lse"]
             o, lse = expected["o"][0].to(dtype), expected["lse"][0].float()
-            Gradients(asked, sizes, "cpu", together).bind(q, k, v, o, lse, do, **outputs)()
+            Gradients(requested, sizes, "cpu", together).bind(q, k, v, o, lse, do, **outputs)()
         else:
             outputs = {"o": outputs["o"], "lse": outputs["lse"]}
-            Attention(asked, sizes, "cpu", together).bind(q, k, v, **outputs)()
+            Attention(requested, sizes, "cpu", together).bind(q, k, v, **outputs)()
         runs.append(outputs)
     first, second = runs
-    units = dict.fromkeys(first, ROUNDING[asked.dtype]) | {"lse": ROUNDING["float32"]}
+    units = dict.fromkeys(first, ROUNDING[requested.dtype]) | {"lse": ROUNDING["float32"]}
     return {
         "errors": {name: worst(found, *expected[name], units[name]) for name, found in first.items()},
         "same_again": all(torch.equal(first[name], second[name]) for name in first),

@@ -45,27 +45,31 @@ def is_poison(values: torch.Tensor) -> bool:
 
 def answer(shape: tuple[int, int, int], configuration: dict, spread: int = 1) -> dict:
     """Two launches of one product into outputs of NaN, compared with float64 and with each other."""
-    asked = Configuration(**{**configuration, "tile": tuple(configuration["tile"])})
+    requested = Configuration(**{**configuration, "tile": tuple(configuration["tile"])})
     m, n, k = shape
     generator = torch.Generator().manual_seed(m * n * k)
-    dtype = "float32" if asked.dtype == "tfloat32" else asked.dtype
-    a = stored((k, m) if asked.a_transposed else (m, k), dtype, generator, spread)
-    b = stored((n, k) if asked.b_transposed else (k, n), dtype, generator, spread)
-    logical_a = (a.t() if asked.a_transposed else a).float()
-    logical_b = (b.t() if asked.b_transposed else b).float()
-    product = Product(asked, m, n, k, "cpu")
-    padded = poison((2, m, -(-n // 16) * 16), asked.out_dtype)
+    dtype = "float32" if requested.dtype == "tfloat32" else requested.dtype
+    a = stored((k, m) if requested.a_transposed else (m, k), dtype, generator, spread)
+    b = stored((n, k) if requested.b_transposed else (k, n), dtype, generator, spread)
+    logical_a = (a.t() if requested.a_transposed else a).float()
+    logical_b = (b.t() if requested.b_transposed else b).float()
+    product = Product(requested, m, n, k, "cpu")
+    padded = poison((2, m, -(-n // 16) * 16), requested.out_dtype)
     for c in padded:
         product.bind(a, b, c[:, :n])()
     first, second = padded[:, :, :n].double()
-    verification = verify_product(first.numpy(), logical_a.numpy(), logical_b.numpy(), asked.dtype, asked.out_dtype)
+    verification = verify_product(
+        first.numpy(), logical_a.numpy(), logical_b.numpy(), requested.dtype, requested.out_dtype
+    )
     reference = logical_a.double() @ logical_b.double()
     return {
         "message": "" if verification.passed else verification.message,
         "worst_relative": float(((first - reference).abs() / reference.abs()).max()),
         "same_again": torch.equal(first, second),
         "padding_untouched": is_poison(padded[:, :, n:]),
-        "sums": summed_by_hand(product, logical_a, logical_b, padded[0, :, :n]) if asked.policy == "split_k" else None,
+        "sums": summed_by_hand(product, logical_a, logical_b, padded[0, :, :n])
+        if requested.policy == "split_k"
+        else None,
     }
 
 
@@ -88,12 +92,12 @@ def answer_grouped(rows: list[int], n: int, k: int, workers: int, dtype: str) ->
 
 def summed_by_hand(product: Product, a: torch.Tensor, b: torch.Tensor, output: torch.Tensor) -> bool:
     """Whether split_k is, to the last bit, the fp32 sum of its slices' products in ascending k."""
-    asked, schedule = product.configuration, product.schedule
-    whole = Configuration(asked.tile, "float32", "float32", "NN")
+    requested, schedule = product.configuration, product.schedule
+    whole = Configuration(requested.tile, "float32", "float32", "NN")
     total = None
-    for number in range(asked.splits):
-        first = number * schedule.k_tiles // asked.splits * asked.tile[2]
-        last = min((number + 1) * schedule.k_tiles // asked.splits * asked.tile[2], a.shape[1])
+    for number in range(requested.splits):
+        first = number * schedule.k_tiles // requested.splits * requested.tile[2]
+        last = min((number + 1) * schedule.k_tiles // requested.splits * requested.tile[2], a.shape[1])
         part = torch.empty(a.shape[0], b.shape[1])
         slices = a[:, first:last].contiguous(), b[first:last].contiguous()
         Product(whole, a.shape[0], b.shape[1], last - first, "cpu").bind(*slices, part)()
@@ -104,8 +108,8 @@ def summed_by_hand(product: Product, a: torch.Tensor, b: torch.Tensor, output: t
 if __name__ == "__main__":
     for line in sys.stdin:
         try:
-            asked = json.loads(line)
-            outcome = answer_grouped(**asked) if "rows" in asked else answer(**asked)
+            requested = json.loads(line)
+            outcome = answer_grouped(**requested) if "rows" in requested else answer(**requested)
         except Exception as error:
             outcome = {"message": f"{type(error).__name__}: {error}"}
         print(json.dumps(outcome), flush=True)

@@ -32,8 +32,8 @@ def interpreted(interpreter) -> Callable[..., dict]:
 
     def run(seq_q: int, seq_k: int, heads=2, kv_heads=2, batch=1, together=None, **configuration: object) -> dict:
         shape = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "seq_q": seq_q, "seq_k": seq_k}
-        asked = {"block_m": 16, "block_n": 32, "head_dim": 16, "dtype": "float16", **configuration}
-        return ask({"shape": shape, "configuration": asked, "together": together})
+        requested = {"block_m": 16, "block_n": 32, "head_dim": 16, "dtype": "float16", **configuration}
+        return ask({"shape": shape, "configuration": requested, "together": together})
 
     return run
 
@@ -240,10 +240,10 @@ TENSOR_CORE = {"sm_80": ("HMMA",), "sm_90": ("HGMMA",), "sm_100": ("UTCHMMA",)}
 
 def cases() -> list[tuple[str, Configuration, str]]:
     """Each kernel of each default configuration of three generations, and one of them without a mask."""
-    defaults = [(target, asked) for target in TENSOR_CORE for asked in default_set(target)]
+    defaults = [(target, requested) for target in TENSOR_CORE for requested in default_set(target)]
     return [
-        *((target, asked, kernel) for target, asked in defaults if asked.backward for kernel in KERNELS),
-        *((target, asked, "forward") for target, asked in defaults if not asked.backward),
+        *((target, requested, kernel) for target, requested in defaults if requested.backward for kernel in KERNELS),
+        *((target, requested, "forward") for target, requested in defaults if not requested.backward),
         *((target, default_configuration(target, 128, "bfloat16"), "forward") for target in TENSOR_CORE),
     ]
 
@@ -256,14 +256,18 @@ def test_the_default_set_compiles_to_tensor_core_code_without_spills(case, trito
         disassembler()
     except NoDisassembler as missing:
         pytest.skip(str(missing))
-    target, asked, kernel = case
-    binary = attention_backward.compile_for(target, asked, kernel) if asked.backward else compile_for(target, asked)
-    assert binary.threads % (asked.warps * 32) == 0
+    target, requested, kernel = case
+    binary = (
+        attention_backward.compile_for(target, requested, kernel)
+        if requested.backward
+        else compile_for(target, requested)
+    )
+    assert binary.threads % (requested.warps * 32) == 0
     assert binary.shared_bytes <= occupancy.limits_of(target).shared_block_bytes
     code = disassemble(binary.cubin, binary.name).instructions
     assert sum(code.get(opcode, 0) for opcode in TENSOR_CORE[target]) > 0
     # One stage has nothing to copy ahead of its use.
-    copies = "UTMALDG" if asked.descriptors else "LDGSTS" if asked.stages > 1 else "LDG"
+    copies = "UTMALDG" if requested.descriptors else "LDGSTS" if requested.stages > 1 else "LDG"
     assert code.get(copies, 0) > 0
     assert (code.get("LDL", 0), code.get("STL", 0)) == (0, 0)
 
@@ -273,9 +277,9 @@ def test_the_default_set_compiles_to_tensor_core_code_without_spills(case, trito
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_there_is_a_default_configuration_for_every_head_dim_and_dtype(target, head_dim, dtype):
     for backward in (False, True):
-        asked = default_configuration(target, head_dim, dtype, backward=backward)
-        assert (asked.head_dim, asked.dtype, asked.backward) == (head_dim, dtype, backward)
-        assert asked.descriptors == (
+        requested = default_configuration(target, head_dim, dtype, backward=backward)
+        assert (requested.head_dim, requested.dtype, requested.backward) == (head_dim, dtype, backward)
+        assert requested.descriptors == (
             target != "sm_80" and head_dim * (4 if dtype == "float32" else 2) % 16 == 0 and head_dim <= 256
         )
 

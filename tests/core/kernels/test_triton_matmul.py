@@ -46,8 +46,8 @@ def interpreted(interpreter) -> Callable[..., dict]:
     ask = interpreter("interpreted_matmul.py")
 
     def run(shape: tuple[int, int, int], spread: int = 1, **configuration: object) -> dict:
-        asked = {"tile": TILE, "dtype": "float16", "out_dtype": "float32", **configuration}
-        return ask({"shape": shape, "configuration": asked, "spread": spread})
+        requested = {"tile": TILE, "dtype": "float16", "out_dtype": "float32", **configuration}
+        return ask({"shape": shape, "configuration": requested, "spread": spread})
 
     return run
 
@@ -71,9 +71,9 @@ def test_all_layouts_come_out_right_through_addresses_and_descriptors(interprete
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=named)
 def test_a_wide_tile_that_leaves_in_halves_comes_out_right(interpreted, schedule):
-    asked = {"tile": (16, 128, 32), "operands": "descriptors", **schedule}
+    requested = {"tile": (16, 128, 32), "operands": "descriptors", **schedule}
     for shape in ((33, 193, 131), (16, 63, 100)):  # the second half within C, and beyond it
-        outcome = interpreted(shape, **asked)
+        outcome = interpreted(shape, **requested)
         assert outcome["message"] == ""
         assert outcome["padding_untouched"]
 
@@ -207,22 +207,22 @@ TENSOR_CORE_INSTRUCTION = {"sm_80": r"\bHMMA\b", "sm_90": r"\b[HQ]GMMA\b", "sm_1
 
 def label(case: tuple[str, Configuration]) -> str:
     """A target and a configuration, to name a test."""
-    target, asked = case
-    return f"{target}-{'x'.join(map(str, asked.tile))}-{asked.dtype}-{asked.policy}-{asked.operands}"
+    target, requested = case
+    return f"{target}-{'x'.join(map(str, requested.tile))}-{requested.dtype}-{requested.policy}-{requested.operands}"
 
 
 @pytest.mark.parametrize(
-    "case", [(target, asked) for target in SHARED_MEMORY for asked in default_set(target)], ids=label
+    "case", [(target, requested) for target in SHARED_MEMORY for requested in default_set(target)], ids=label
 )
 def test_the_default_set_compiles_to_tensor_core_code_without_spills(case, triton_cache, tmp_path):
     triton = pytest.importorskip("triton")
-    target, asked = case
-    binary = compile_for(target, asked)
+    target, requested = case
+    binary = compile_for(target, requested)
     assert binary.shared_bytes <= SHARED_MEMORY[target]
-    assert binary.threads == asked.warps * 32
+    assert binary.threads == requested.warps * 32
     code = disassembled(triton, binary.cubin, tmp_path)
     assert re.search(TENSOR_CORE_INSTRUCTION[target], code)
-    assert re.search(r"\bUTMALDG\b" if asked.descriptors else r"\bLDGSTS\b", code)
+    assert re.search(r"\bUTMALDG\b" if requested.descriptors else r"\bLDGSTS\b", code)
     assert not re.findall(r"\b(?:LDL|STL)\b", code)
 
 
@@ -236,8 +236,8 @@ def test_the_default_set_compiles_to_tensor_core_code_without_spills(case, trito
 )
 def test_int8_compiles_to_tensor_core_code_of_integers(target, operands, instructions, triton_cache, tmp_path):
     triton = pytest.importorskip("triton")
-    asked = Configuration((128, 128, 64), "int8", "int32", stages=3, warps=8, operands=operands)
-    code = disassembled(triton, compile_for(target, asked).cubin, tmp_path)
+    requested = Configuration((128, 128, 64), "int8", "int32", stages=3, warps=8, operands=operands)
+    code = disassembled(triton, compile_for(target, requested).cubin, tmp_path)
     assert instructions & set(re.findall(r"\b\w*MMA\b", code))
 
 

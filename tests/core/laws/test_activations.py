@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.training.activations import Keeping, kept_bytes, saved_bytes, working_bytes
+from pyperf_suite.laws.training.activations import ActivationPolicy, kept_bytes, saved_bytes, working_bytes
 from pyperf_suite.laws.training.memory import activation_bytes
 from pyperf_suite.laws.training.pipeline_orders import interleaved, one_forward_one_backward
 from pyperf_suite.laws.transformer import ModelDimensions
@@ -83,7 +83,7 @@ def test_the_law_is_what_torch_keeps(p):
 
 
 def test_sixteen_bits_on_a_gpu_are_korthikantis_formula_but_for_statistics():
-    keeping = Keeping(2, 2, dropout=True, attention="explicit", ends=False, device="cuda")
+    keeping = ActivationPolicy(2, 2, dropout=True, attention="explicit", ends=False, device="cuda")
     kept = kept_bytes(GPT, 2, 64, keeping)
     tokens, hidden, heads = 2 * 64, GPT.hidden, GPT.heads
     assert kept.total - kept.statistics == GPT.layers * tokens * hidden * (34 + 5 * heads * 64 / hidden)
@@ -93,12 +93,12 @@ def test_sixteen_bits_on_a_gpu_are_korthikantis_formula_but_for_statistics():
 
 
 def test_full_recomputation_keeps_a_layers_input_as_the_formula_says():
-    kept = kept_bytes(GPT, 2, 64, Keeping(2, 2, checkpointing="every", ends=False, device="cuda"))
+    kept = kept_bytes(GPT, 2, 64, ActivationPolicy(2, 2, checkpointing="every", ends=False, device="cuda"))
     assert kept.total == GPT.layers * 2 * 64 * 2 * GPT.hidden
 
 
 def test_what_backward_works_on_is_one_group_without_what_was_kept_of_it():
-    plain = Keeping(ends=False)
+    plain = ActivationPolicy(ends=False)
     layer = kept_bytes(replace(GPT, layers=1), 2, 64, plain).total
     assert working_bytes(GPT, 2, 64, plain) == 0
     assert working_bytes(GPT, 2, 64, replace(plain, checkpointing="every", every=2)) == 2 * layer
@@ -109,16 +109,16 @@ def test_what_backward_works_on_is_one_group_without_what_was_kept_of_it():
 @pytest.mark.parametrize("change", [{"checkpointing": "some"}, {"checkpointing": "every", "every": 0}])
 def test_unknown_checkpointing_names_what_there_is(change):
     with pytest.raises(UserError, match="choose from none, every, selective"):
-        Keeping(**change)
+        ActivationPolicy(**change)
 
 
 MODEL = TransformerShape(hidden=128, heads=4, layers=4, seq=128, vocab=512, tied=False).dimensions
 KEEPINGS = [
-    Keeping(),
-    Keeping(attention="math"),
-    Keeping(checkpointing="every"),
-    Keeping(checkpointing="every", every=2),
-    Keeping(checkpointing="selective"),
+    ActivationPolicy(),
+    ActivationPolicy(attention="math"),
+    ActivationPolicy(checkpointing="every"),
+    ActivationPolicy(checkpointing="every", every=2),
+    ActivationPolicy(checkpointing="selective"),
 ]
 
 
@@ -131,17 +131,17 @@ def test_one_rank_keeps_what_one_process_keeps(keeping, gated):
 
 def test_tensor_parallel_ranks_keep_what_torch_was_seen_to_keep():
     # One rank of tp2 in a study of this model, batch 2: every storage that autograd held, counted.
-    assert saved_bytes(MODEL, 2, 128, Keeping(), tensor=2) == 5_198_852
+    assert saved_bytes(MODEL, 2, 128, ActivationPolicy(), tensor=2) == 5_198_852
 
 
 def test_stages_in_front_keep_more_micro_batches_than_stages_behind():
     def kept(stage, micro_batches=4):
         order = one_forward_one_backward(stage, 2, micro_batches)
         return saved_bytes(
-            MODEL, 2, 128, Keeping(), chunk_layers=2, last_chunk=1, order=order, micro_batches=micro_batches
+            MODEL, 2, 128, ActivationPolicy(), chunk_layers=2, last_chunk=1, order=order, micro_batches=micro_batches
         )
 
-    whole = kept_bytes(MODEL, 2, 128, Keeping()).total
+    whole = kept_bytes(MODEL, 2, 128, ActivationPolicy()).total
     assert kept(0) > 0.9 * whole
     assert kept(1) < whole
     tokens = 8 * 2 * 128
@@ -151,7 +151,9 @@ def test_stages_in_front_keep_more_micro_batches_than_stages_behind():
 
 def test_interleaved_stages_keep_more_than_1f1b():
     def kept(order, layers, last):
-        return saved_bytes(MODEL, 2, 128, Keeping(), chunk_layers=layers, last_chunk=last, order=order, micro_batches=4)
+        return saved_bytes(
+            MODEL, 2, 128, ActivationPolicy(), chunk_layers=layers, last_chunk=last, order=order, micro_batches=4
+        )
 
     plain = kept(one_forward_one_backward(0, 2, 4), 2, 1)
     cut = kept(interleaved(0, 2, 2, 4), 1, 3)

@@ -13,7 +13,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.training.memory import (
     FLOAT32,
     MIXED,
-    Held,
+    StateBytes,
     Weight,
     activation_bytes,
     gpt_weights,
@@ -185,7 +185,7 @@ def test_a_grid_of_schedules_needs_what_each_needs_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "sentence"),
+    ("requested", "sentence"),
     [
         ({"zero_stage": 4}, "ZeRO has stages 0 to 3, but 4"),
         ({"data_ranks": 0}, "at least 1 data-parallel rank"),
@@ -195,9 +195,9 @@ def test_a_grid_of_schedules_needs_what_each_needs_alone() -> None:
         ({"recompute": "some"}, "cannot recompute 'some'"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(asked: dict, sentence: str) -> None:
+def test_what_cannot_be_is_refused_in_one_sentence(requested: dict, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        training_memory(LLAMA, 1, 8192, **asked)
+        training_memory(LLAMA, 1, 8192, **requested)
 
 
 SMALL = {"hidden": 32, "heads": 4, "layers": 3, "seq": 7, "vocab": 101}
@@ -259,7 +259,7 @@ weight_lists = st.lists(shapes, min_size=1, max_size=12).map(
 )
 
 
-def allocated(shape: TransformerShape, engine: str, rank: int, ranks: int) -> Held:
+def allocated(shape: TransformerShape, engine: str, rank: int, ranks: int) -> StateBytes:
     """What torch has after a step on that rank."""
     import torch
     import torch.distributed as dist
@@ -291,7 +291,7 @@ def allocated(shape: TransformerShape, engine: str, rank: int, ranks: int) -> He
         weights = list(model.parameters())
         states = [value for state in optimizer.state.values() for value in state.values()]
         found = (weights, [weight.grad for weight in weights], states)
-        return Held(*(bytes_of(local(tensors)) for tensors in found))
+        return StateBytes(*(bytes_of(local(tensors)) for tensors in found))
     finally:
         dist.destroy_process_group()
 
@@ -338,7 +338,7 @@ def test_shards_together_are_all_of_it_and_padding_is_less_than_a_row_a_rank(wei
 def test_one_rank_has_everything_with_any_engine(weights, engine):
     elements = sum(weight.elements for weight in weights)
     (held,) = held_by_rank(weights, engine, 1, MIXED)
-    assert held == Held(2 * elements, 4 * elements, 12 * elements + 4 * len(weights))
+    assert held == StateBytes(2 * elements, 4 * elements, 12 * elements + 4 * len(weights))
     assert held.total == 18 * elements + 4 * len(weights)
 
 

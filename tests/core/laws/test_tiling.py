@@ -273,8 +273,8 @@ def test_rounding_up_gives_the_next_multiple(size: int, multiple: int) -> None:
 def test_no_size_of_a_rung_is_nearer_than_the_nearest(divisor: int, size: int) -> None:
     nearest = nearest_with(divisor, size)
     assert largest_power_of_two(nearest) == divisor
-    alike = range(divisor, size + 2 * divisor + 1, 2 * divisor)
-    assert abs(nearest - size) == min(abs(other - size) for other in alike)
+    similar = range(divisor, size + 2 * divisor + 1, 2 * divisor)
+    assert abs(nearest - size) == min(abs(other - size) for other in similar)
 
 
 def test_of_two_equally_near_sizes_the_smaller_is_taken() -> None:

@@ -72,14 +72,14 @@ models = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
 tokens_of_a_batch = st.integers(1, 1 << 16)
 
 
-def matrices(model: ModelDimensions, **asked: Any) -> float:
+def matrices(model: ModelDimensions, **requested: Any) -> float:
     """Parameters of all matrices that are multiplied with, every expert's among them."""
-    return sum(part.outputs * part.inputs * part.calls for part in linears(model, 1, **asked))
+    return sum(part.outputs * part.inputs * part.calls for part in linears(model, 1, **requested))
 
 
-def sizes(model: ModelDimensions, tokens: int, sharding: Sharding | None = None, **asked: Any) -> dict[str, tuple]:
+def sizes(model: ModelDimensions, tokens: int, sharding: Sharding | None = None, **requested: Any) -> dict[str, tuple]:
     """M, N, K of each product of the forward pass."""
-    return {p.part: (p.m, p.n, p.k) for p in products(model, tokens, sharding, phases=("fprop",), **asked)}
+    return {p.part: (p.m, p.n, p.k) for p in products(model, tokens, sharding, phases=("fprop",), **requested)}
 
 
 @pytest.mark.parametrize("name", MODELS)

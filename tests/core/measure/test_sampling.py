@@ -87,15 +87,15 @@ def test_samples_are_long_enough_for_the_shortest_time_to_be_reached(replay):
 
 
 def test_the_interval_is_computed_a_handful_of_times_not_per_sample(replay, monkeypatch):
-    asked: list[int] = []
+    requested: list[int] = []
     decide = StopRule.decide
     monkeypatch.setattr(
-        StopRule, "decide", lambda rule, kept, *rest: asked.append(len(kept)) or decide(rule, kept, *rest)
+        StopRule, "decide", lambda rule, kept, *rest: requested.append(len(kept)) or decide(rule, kept, *rest)
     )
     stopwatch = replay(noisy(1e-3, 0.2, WANDERING))
     assert len(measure(ignore, stopwatch, clock=stopwatch.clock).seconds) == 2000
-    assert asked[0] >= 20
-    assert len(asked) <= 14
+    assert requested[0] >= 20
+    assert len(requested) <= 14
 
 
 def test_operands_can_rotate_by_an_index_that_never_repeats(replay):
@@ -232,7 +232,7 @@ def test_batching_is_not_deceived_by_a_slow_first_launch(replay):
 def test_a_stopwatch_that_costs_more_than_it_tells_does_not_break_the_cap(replay):
     class Costly(replay):
         def time(self, *call) -> list[float]:
-            return [told / 1000 for told in super().time(*call)]
+            return [message / 1000 for message in super().time(*call)]
 
     stopwatch = Costly(lambda index: 1e-3 * 1.01**index)
     warm = warm_up(ignore, stopwatch, SteadyRule(0.001, 0.05, 1.0), clock=stopwatch.clock)

@@ -100,14 +100,14 @@ class FakeManager:
     def __init__(self, *throttling: list[str], links: bool = False) -> None:
         self._throttling = list(throttling)
         self._sent = 0 if links else None
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     def readings(self, uuid: str) -> dict:
-        self.asked.append("readings")
+        self.requested.append("readings")
         return {"sm_clock_mhz": 1980, "throttle_reasons": self._next(uuid)}
 
     def throttle_reasons(self, uuid: str) -> list[str]:
-        self.asked.append("throttle reasons")
+        self.requested.append("throttle reasons")
         return self._next(uuid)
 
     def _next(self, uuid: str) -> list[str]:
@@ -134,10 +134,10 @@ def test_readings_stand_before_and_after_with_every_reason_seen_between():
 def test_between_blocks_nothing_is_asked_for_but_throttle_reasons():
     manager = FakeManager([])
     with AroundGpu(manager, "GPU-1") as gpu:
-        before = len(manager.asked)
+        before = len(manager.requested)
         for _ in range(3):
             gpu.why_discard()
-        assert manager.asked[before:] == ["throttle reasons"] * 3
+        assert manager.requested[before:] == ["throttle reasons"] * 3
 
 
 def test_what_went_over_the_links_meanwhile_is_told_where_it_is_counted():

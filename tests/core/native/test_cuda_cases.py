@@ -71,11 +71,11 @@ def test_device_memory_that_is_used_up_does_not_cost_the_worker(device, answer):
     assert not answered.get("fatal", False)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_lost_context_costs_the_worker_whoever_was_told_of_it(device, answer, told):
+@pytest.mark.parametrize("message", [True, False])
+def test_a_lost_context_costs_the_worker_whoever_was_told_of_it(device, answer, message):
     def doing() -> Any:
         crash(device)
-        if told:
+        if message:
             device.context.synchronize()
         raise ValueError("something else")
 

@@ -17,7 +17,7 @@ from pyperf_suite.workloads.matmul import MatmulParameters, matmul
 from pyperf_suite.workloads.matmul.matmul import Matmul
 from pyperf_suite.workloads.operands import widen
 from pyperf_suite.workloads.operator import Launches
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ def prepare(cuda, fake, nvrtc, tmp_path_factory, monkeypatch: pytest.MonkeyPatch
         operator = Matmul()
         implementation = operator.implementation(name)
         implementation.validate(parameters)
-        return implementation.prepare(parameters, operator.operands(parameters, 0), Place(GPU, sets=sets))
+        return implementation.prepare(parameters, operator.operands(parameters, 0), ExecutionContext(GPU, sets=sets))
 
     return made
 
@@ -98,8 +98,8 @@ def test_a_multiprocessor_without_a_neighbour_gets_no_worker_of_a_pair(prepare, 
     ("m", "n", "tile"), [(4096, 4096, "128x256x64:c2"), (1024, 4096, "128x128x64"), (512, 8192, "128x128x64")]
 )
 def test_a_pair_of_the_largest_tiles_is_the_default_where_every_worker_gets_one(m: int, n: int, tile: str) -> None:
-    asked = MatmulParameters(m, n, 4096, Schedule("persistent", 132), dtype="bfloat16", layout="TN")
-    assert str(Matmul().implementation("cuda_sm90").tile(asked)) == tile
+    requested = MatmulParameters(m, n, 4096, Schedule("persistent", 132), dtype="bfloat16", layout="TN")
+    assert str(Matmul().implementation("cuda_sm90").tile(requested)) == tile
 
 
 @pytest.mark.parametrize("name", ["cuda_sm80", "triton"])

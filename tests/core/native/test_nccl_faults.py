@@ -131,10 +131,10 @@ def test_a_wait_ends_soon_when_another_thread_asks_for_it(nccl, ranks, fault):
     fault("hang", rank=0)
 
     def program(communicator: Any) -> float:
-        asked = []
+        requested = []
 
         def ask() -> None:
-            asked.append(time.monotonic())
+            requested.append(time.monotonic())
             communicator.request_abort("rank 7 has said that it stops")
 
         timer = threading.Timer(0.1, ask)
@@ -142,7 +142,7 @@ def test_a_wait_ends_soon_when_another_thread_asks_for_it(nccl, ranks, fault):
         with pytest.raises(nccl.Aborted, match=r"all_reduce .* was given up: rank 7 has said that it stops"):
             all_reduce(nccl, communicator).run(60)
         timer.join()
-        return time.monotonic() - asked[0]
+        return time.monotonic() - requested[0]
 
     assert max(ranks.results(2, program)) < 10  # of 60
 
@@ -241,7 +241,7 @@ def test_a_finalize_that_others_do_not_join_ends_at_its_deadline(nccl, ranks):
 def test_a_collective_that_cannot_be_is_refused_before_it_runs(nccl, options, words):
     library = nccl.Library()
     communicator = nccl.Communicator(library, nccl.HostDevice(), library.unique_id(), 0, 1, 20)
-    asked = {
+    requested = {
         "operation": "all_reduce",
         "count": 100,
         "dtype": "float32",
@@ -249,7 +249,7 @@ def test_a_collective_that_cannot_be_is_refused_before_it_runs(nccl, options, wo
         "receive": nccl.Buffer(communicator, 400),
     }
     with pytest.raises(ValueError, match=words):
-        nccl.Collective(communicator, **(asked | options))
+        nccl.Collective(communicator, **(requested | options))
     assert communicator.alive
 
 
@@ -304,9 +304,9 @@ except nccl.NcclError as failure:
 @pytest.mark.slow
 def test_a_process_that_is_killed_in_the_middle_ends_all_others_at_the_deadline(nccl, fault):
     fault("die", operation=5, rank=1)
-    asked = [sys.executable, "-c", RANK, nccl.Library().unique_id().hex()]
+    requested = [sys.executable, "-c", RANK, nccl.Library().unique_id().hex()]
     running = [
-        subprocess.Popen([*asked, str(rank), "3"], stdout=subprocess.PIPE, text=True, env=os.environ)
+        subprocess.Popen([*requested, str(rank), "3"], stdout=subprocess.PIPE, text=True, env=os.environ)
         for rank in range(3)
     ]
     said = [process.communicate(timeout=120)[0] for process in running]

@@ -84,9 +84,9 @@ def test_only_the_varied_dimension_is_padded_at_each_call() -> None:
 
 def test_a_base_has_the_layout_of_its_part_in_a_network_unless_another_is_asked_for() -> None:
     bases = tuple(Base.parse(f"{part}:64x64x64") for part in ("fprop", "dgrad", "wgrad"))
-    own, asked = (sweep(axes(base=bases, layout=(layout,))) for layout in ("own", "TT"))
+    own, requested = (sweep(axes(base=bases, layout=(layout,))) for layout in ("own", "TT"))
     assert {case.parameters.layout for case in own} == {"TN", "NN", "NT"}
-    assert {case.parameters.layout for case in asked} == {"TT"}
+    assert {case.parameters.layout for case in requested} == {"TT"}
 
 
 def test_real_life_sizes_come_with_the_sizes_people_pad_them_to() -> None:
@@ -167,9 +167,9 @@ def test_a_size_that_divides_by_more_and_runs_slower_is_held_against_the_folklor
         return by_work(case) * (1.5 if case.parameters.n % 16 == 8 else 1.0)
 
     found = findings(slow_eights, along=("n",), implementation=("native",), offset=(-9, 0))
-    (told,) = remarks(found, "rate")
-    assert (told.values["size"], told.effect) == (1016, "rate")
-    assert told.values["rate"].value == pytest.approx(2 / 3, rel=0.01)
+    (message,) = remarks(found, "rate")
+    assert (message.values["size"], message.effect) == (1016, "rate")
+    assert message.values["rate"].value == pytest.approx(2 / 3, rel=0.01)
     assert {row["divides by"] for row in rows(found, "Where sizes")} == {8}
     assert not [table for table in findings(by_work).tables if table.title.startswith("Where sizes")]
 
@@ -179,11 +179,11 @@ def search(seconds: Seconds, **changed: object) -> tuple[Findings, int]:
     cases = sweep(axes(**changed))
     for rounds in range(20):
         made = records(cases, seconds)
-        asked = PROBE.follow_up(made)
-        if not asked:
+        requested = PROBE.follow_up(made)
+        if not requested:
             return PROBE.findings(made), rounds
-        assert not {case.case_id for case in asked} & {case.case_id for case in cases}
-        cases += asked
+        assert not {case.case_id for case in requested} & {case.case_id for case in cases}
+        cases += requested
     raise AssertionError("the search did not end")
 
 
@@ -216,9 +216,9 @@ def test_a_size_that_cannot_be_measured_is_not_asked_for_again() -> None:
         sweep(axes(along=("n",), span=(1.0, 2.0))),
         lambda case: by_work(case) * (2 if case.parameters.n > 1300 else 1),
     )
-    asked = PROBE.follow_up(made)
-    failed = [replace(record, outcome="failed") for record in records(asked, by_work)]
-    assert asked
+    requested = PROBE.follow_up(made)
+    failed = [replace(record, outcome="failed") for record in records(requested, by_work)]
+    assert requested
     assert PROBE.follow_up(made + failed) == []
 
 

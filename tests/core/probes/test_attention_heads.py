@@ -88,7 +88,7 @@ def findings(machine: Machine, **changed: object) -> Findings:
     return PROBE.findings(machine.records(cases(**changed)))
 
 
-def told(found: Findings, *names: str, **values: object) -> list[Remark]:
+def message(found: Findings, *names: str, **values: object) -> list[Remark]:
     """Remarks that have such values, and values of these names."""
     return [
         each
@@ -130,7 +130,7 @@ def test_the_recommendation_has_both_passes_and_no_cause_that_nothing_tells() ->
     found = findings(Machine())
     # The softmax of 8 heads costs twice that of 4; all else is equal, in both passes alike.
     ratios = {}
-    for each in told(found, "slow", kernel="sdpa_default, float32"):
+    for each in message(found, "slow", kernel="sdpa_default, float32"):
         assert (each.values["split"], each.values["slow"], each.values["hidden"]) == ("4 x 128", "8 x 64", 512)
         assert "with the same parameters" in each.template
         ratios[each.values["of_pass"]] = each.values["faster"]
@@ -139,7 +139,7 @@ def test_the_recommendation_has_both_passes_and_no_cause_that_nothing_tells() ->
     assert ratios["forward"].value == pytest.approx(expected)
     assert ratios["backward"].value == pytest.approx(expected)
     assert ratios["forward"].low == pytest.approx(expected)
-    assert told(found, "cause", kernel="sdpa_default, float32") == []
+    assert message(found, "cause", kernel="sdpa_default, float32") == []
 
 
 def test_a_split_that_only_its_backward_pass_makes_the_best_is_slower_in_forward() -> None:
@@ -148,7 +148,7 @@ def test_a_split_that_only_its_backward_pass_makes_the_best_is_slower_in_forward
             p = case.parameters
             return 1e-3 * (100 / p.heads if p.backward else p.heads)
 
-    found = told(findings(Backwards()), "slow", kernel="sdpa_default, float32", split="8 x 64")
+    found = message(findings(Backwards()), "slow", kernel="sdpa_default, float32", split="8 x 64")
     assert {each.values["of_pass"]: each.values["faster"].value for each in found} == {
         "forward": pytest.approx(0.5),
         "backward": pytest.approx(2),
@@ -157,7 +157,7 @@ def test_a_split_that_only_its_backward_pass_makes_the_best_is_slower_in_forward
 
 def test_noise_is_not_turned_into_advice() -> None:
     free_softmax = AttentionLaw(0, 0, per_product_s=4e-12, per_score_s=0, per_element_s=0)
-    advice = told(findings(Machine(law=free_softmax, noise=0.05)), "slow")
+    advice = message(findings(Machine(law=free_softmax, noise=0.05)), "slow")
     assert len(advice) == 3
     assert all(each.is_noise for each in advice)
 
@@ -181,7 +181,7 @@ def test_the_cause_is_the_one_that_the_machine_was_made_with(
     machine: Machine, changed: dict[str, Any], cause: str, column: str, slow: float, fast: float
 ) -> None:
     found = findings(machine, implementation=("native",), **changed)
-    (said,) = told(found, "cause")
+    (said,) = message(found, "cause")
     assert said.values["cause"] == CAUSES[cause]
     for split, share in ((said.values["split"], slow), (said.values["fast"], fast)):
         line, *_ = lines(found, "What the forward kernels compute", **{"heads x head_dim": split})
@@ -190,19 +190,19 @@ def test_the_cause_is_the_one_that_the_machine_was_made_with(
 
 def test_a_law_that_the_machine_obeys_misses_nothing_it_was_not_fitted_to() -> None:
     changed = {"head_dim": (40, 64, 72, 96, 128, 136), "mask": ("full", "causal"), "seq": (256, 512)}
-    (exact,) = told(findings(Machine(), **changed), "overhead")
+    (exact,) = message(findings(Machine(), **changed), "overhead")
     assert (exact.kind, exact.values["kernel"], exact.values["held_out"]) == ("law", "native, float32, 2 workers", 4)
     assert exact.values["narrow"].value == pytest.approx(64 / 80, rel=0.01)
     assert exact.values["wide"].value == pytest.approx(128 / 144, rel=0.01)
     assert exact.values["product"].value == pytest.approx(LAW.per_product_s, rel=0.01)
     assert exact.values["median"].value < 0.0005
-    (noisy,) = told(findings(Machine(noise=0.3), **changed), "overhead")
+    (noisy,) = message(findings(Machine(noise=0.3), **changed), "overhead")
     assert noisy.values["median"].value > 0.0005
 
 
 def test_the_largest_drop_over_head_dimensions_is_that_of_the_rates() -> None:
     found = findings(Machine(), head_dim=(64, 72, 128))
-    (said,) = told(found, "drop", kernel="native, float32")
+    (said,) = message(found, "drop", kernel="native, float32")
     assert (said.values["head_dim"], said.values["after"], said.values["of_pass"]) == (64, 72, "forward")
     before, after, _ = lines(found, "Throughput by head dimension", implementation="native, float32")
     assert after["forward"].value / before["forward"].value == pytest.approx(said.values["drop"].value)
@@ -227,13 +227,13 @@ def test_the_padding_of_our_kernel_stands_beside_each_head_dimension() -> None:
 def test_a_backend_that_beats_the_default_is_named_with_where() -> None:
     machine = Machine(libraries={"sdpa_default": 1.5, "sdpa_flash": 1.5, "sdpa_cudnn": 1.0})
     found = findings(machine, implementation=("sdpa_default", "sdpa_flash", "sdpa_cudnn"))
-    (picked,) = told(found, path="flash")
+    (picked,) = message(found, path="flash")
     assert (picked.values["kernel"], picked.values["count"]) == ("sdpa_default, float32, 2 workers", 4)
-    (faster,) = told(found, "count", kernel="sdpa_cudnn, float32")
+    (faster,) = message(found, "count", kernel="sdpa_cudnn, float32")
     assert faster.values["count"] == 4
     assert (faster.values["faster"].value, faster.values["faster"].low) == pytest.approx((1.5, 1.5))
-    alike = findings(Machine(), implementation=("sdpa_default", "sdpa_flash"))
-    assert [each.values["path"] for each in told(alike, "count")] == ["flash"]
+    similar = findings(Machine(), implementation=("sdpa_default", "sdpa_flash"))
+    assert [each.values["path"] for each in message(similar, "count")] == ["flash"]
 
 
 def test_softmaxs_share_is_what_the_products_alone_do_not_take() -> None:
@@ -262,7 +262,7 @@ def test_the_bucket_that_flash_attention_tells_in_its_kernels_name_is_a_cause() 
             return {"path": "flash", "details": {"launched": [name.format(self.padded(case.parameters.head_dim))]}}
 
     found = findings(Flash(law=replace(LAW, per_score_s=0)), hidden=(640,), heads=(8, 5))
-    (said,) = told(found, "cause", kernel="sdpa_default, float32")
+    (said,) = message(found, "cause", kernel="sdpa_default, float32")
     assert (said.values["cause"], said.values["fast"]) == (CAUSES["padding"], "5 x 128")
     (line,) = lines(found, "Throughput by number", implementation="sdpa_default, float32", **{"computed as": 128})[1:]
     assert line["heads x head_dim"] == "8 x 80"
@@ -271,5 +271,5 @@ def test_the_bucket_that_flash_attention_tells_in_its_kernels_name_is_a_cause() 
 def test_cases_that_different_processes_measured_are_not_compared() -> None:
     records = Machine().records(cases(implementation=("native",)), processes=2)
     found = PROBE.findings([record for position, record in enumerate(records) if position in (0, 3)])
-    assert told(found, "faster") == []
+    assert message(found, "faster") == []
     assert [line["faster"] for line in lines(found, "Fastest and slowest")] == [None]

@@ -48,7 +48,7 @@ def findings(machine: Machine, **changed: Any) -> Findings:
 
 def judged(layer: str, claim: Claim, machine: Machine | None = None, **changed: Any) -> list[ClaimVerdict]:
     found = verdicts(findings(machine or Machine(), **changed), claim)
-    return [each for each in found if str(each.told.values["name"]).startswith(layer)]
+    return [each for each in found if str(each.message.values["name"]).startswith(layer)]
 
 
 def remarks(machine: Machine | None = None) -> list[Remark]:
@@ -83,7 +83,7 @@ def test_twice_the_time_of_forward_is_what_the_guide_claims() -> None:
     (verdict,) = judged("linear 256 -> 1024", TWICE_THE_TIME, machine)
     assert verdict.outcome == "holds"
     assert verdict.measured.value == pytest.approx(2.0)
-    assert verdict.told.values["where"] == "4 x 256 tokens, float32"
+    assert verdict.message.values["where"] == "4 x 256 tokens, float32"
     row = table_of(findings(machine))["linear"]
     assert [row[f"{phase} / forward"].value for phase in ("backward", "dgrad", "wgrad")] == pytest.approx([2, 1.1, 1.1])
 
@@ -105,7 +105,7 @@ def test_products_whose_backward_takes_more_than_its_flops_are_counted() -> None
 def test_an_activation_at_the_rate_of_a_copy_is_bound_by_bandwidth() -> None:
     forward, backward = judged("relu", BANDWIDTH_BOUND)
     # Three tensors take half as long again as two: the rate is the same.
-    assert [each.told.values["moved"].value for each in (forward, backward)] == [2 << 22, 3 << 22]
+    assert [each.message.values["moved"].value for each in (forward, backward)] == [2 << 22, 3 << 22]
     assert [each.measured.value for each in (forward, backward)] == pytest.approx([1.0, 1.0])
     assert {forward.outcome, backward.outcome} == {"holds"}
 
@@ -119,14 +119,16 @@ def test_an_activation_that_computes_is_not_bound_by_bandwidth() -> None:
 @pytest.mark.parametrize(("tensors", "times", "outcome"), [(1, 2.0, "holds"), (0, 1.0, "does not hold here")])
 def test_what_backward_reads_is_counted_by_what_forward_kept(tensors: float, times: float, outcome: str) -> None:
     (verdict,) = judged("silu", READS_MORE, Machine(kept_tensors=tensors))
-    assert verdict.told.values["tensor"].value == 1 << 22
+    assert verdict.message.values["tensor"].value == 1 << 22
     assert (verdict.measured.value, verdict.outcome) == (times, outcome)
 
 
 def test_attention_and_norms_are_told_without_a_claim() -> None:
-    told = {str(each.values["name"]).split()[0]: each.values for each in remarks() if "name" in each.values}
-    assert set(told) == {"attention", "layer_norm", "rms_norm"}
-    assert (told["attention"]["flop"].value, told["layer_norm"]["bytes"].value) == pytest.approx((2.5, 1.5), rel=0.01)
-    assert "flop" not in told["layer_norm"]
-    assert told["layer_norm"]["of_forward"].value == pytest.approx(1.5, rel=0.01)
+    message = {str(each.values["name"]).split()[0]: each.values for each in remarks() if "name" in each.values}
+    assert set(message) == {"attention", "layer_norm", "rms_norm"}
+    assert (message["attention"]["flop"].value, message["layer_norm"]["bytes"].value) == pytest.approx(
+        (2.5, 1.5), rel=0.01
+    )
+    assert "flop" not in message["layer_norm"]
+    assert message["layer_norm"]["of_forward"].value == pytest.approx(1.5, rel=0.01)
     assert not judged("attention", TWICE_THE_TIME) + judged("layer_norm", TWICE_THE_TIME)

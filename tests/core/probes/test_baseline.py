@@ -70,11 +70,11 @@ def test_a_tile_for_a_cluster_is_asked_of_kernels_that_launch_clusters_alone() -
         implementation=("cuda_sm90", "triton"),
     )
     cases = list(PROBE.sweep(axes))
-    asked = {
+    requested = {
         name: [str(case.parameters.tile) for case in cases if case.implementation == name]
         for name in axes.implementation
     }
-    assert asked == {"cuda_sm90": list(HOPPER_TILES), "triton": ["128x256x64", "128x128x64"]}
+    assert requested == {"cuda_sm90": list(HOPPER_TILES), "triton": ["128x256x64", "128x128x64"]}
 
 
 def test_of_several_tiles_the_fastest_counts() -> None:

@@ -54,7 +54,7 @@ def test_the_fastest_product_is_what_all_is_held_against():
         return at_one_gflop(case) * (2 if is_small else 1)
 
     for edges in ("256,1024", "1024,256"):
-        assert {told["m"] for told in remarks(found(slow_small, edge=edges), "mfu")} == {1024}
+        assert {message["m"] for message in remarks(found(slow_small, edge=edges), "mfu")} == {1024}
 
 
 def test_on_a_gpu_the_data_sheets_peak_stands_beside_it():
@@ -70,10 +70,10 @@ def test_what_is_computed_again_is_in_the_hardwares_share_alone():
 
 
 def test_a_slow_part_is_named_with_its_share():
-    (told,) = remarks(found(slow_norm), "slowest")
-    assert told["part"] == "norm"
-    assert told["slowest"].value > 0.9
-    assert told["products"].value < 0.1
+    (message,) = remarks(found(slow_norm), "slowest")
+    assert message["part"] == "norm"
+    assert message["slowest"].value > 0.9
+    assert message["products"].value < 0.1
 
 
 def test_a_part_stands_under_the_roof_that_binds_it():
@@ -88,4 +88,4 @@ def test_a_part_stands_under_the_roof_that_binds_it():
 def test_the_guides_formula_is_judged_once_for_steps_of_the_same_flops():
     findings = found(lambda case: at_one_gflop(case) / (1 + getattr(case.parameters, "compiled", 0)), compiled="no,yes")
     assert [each.claim for each in findings.verdicts] == [FORMULA] * 3
-    assert [told["faster"].value for told in remarks(findings, "faster")] == pytest.approx([2.0, 2.0])
+    assert [message["faster"].value for message in remarks(findings, "faster")] == pytest.approx([2.0, 2.0])

@@ -23,7 +23,7 @@ FIXED_MB = 10.0
 MB_EACH = {"none": 9.0, "selective": 6.0, "every:1": 2.5, "every:2": 3.0}
 RATE = {"none": 1.0, "selective": 0.95, "every:1": 0.78, "every:2": 0.78}
 
-Held = Callable[[str, int], float]
+StateBytes = Callable[[str, int], float]
 
 
 def straight(policy: str, batch: int) -> float:
@@ -36,7 +36,9 @@ def in_blocks(policy: str, batch: int) -> float:
     return straight(policy, batch) * (1.0 if batch <= 4 else 1.25)
 
 
-def a_record(case: Case, process: int, held: Held, rate_of_batch: Callable[[int], float], wobble: float) -> Record:
+def a_record(
+    case: Case, process: int, held: StateBytes, rate_of_batch: Callable[[int], float], wobble: float
+) -> Record:
     p = case.parameters
     policy, peak = str(p.checkpointing), held(str(p.checkpointing), p.batch)
     seconds = p.tokens / (1e5 * RATE[policy] * rate_of_batch(p.batch)) * (1 + wobble * (process - 1))
@@ -50,7 +52,7 @@ def a_record(case: Case, process: int, held: Held, rate_of_batch: Callable[[int]
 
 def searched(
     axes: CheckpointingAxes = AXES,
-    held: Held = straight,
+    held: StateBytes = straight,
     rate_of_batch: Callable[[int], float] = lambda batch: 1.0,
     wobble: float = 0.001,
 ) -> tuple[list[Record], int]:
@@ -118,14 +120,18 @@ def test_a_batch_that_failed_ends_its_search():
 
 def test_the_cost_is_judged_and_compared_with_what_flops_alone_would_give():
     found = PROBE.findings(searched()[0])
-    costs = {each.told.values["checkpointing"]: each for each in found.verdicts if each.claim == COSTS}
+    costs = {each.message.values["checkpointing"]: each for each in found.verdicts if each.claim == COSTS}
     assert set(costs) == {"every:1", "every:2"}
     every = costs["every:1"]
     assert (every.measured.value, every.outcome) == (pytest.approx(0.78), "holds")
-    told = every.told.values
-    assert (told["batch"], told["kept"], told["kept_without"]) == (4, Quantity(10e6, "MB"), Quantity(36e6, "MB"))
-    assert told["by_flop"].predicted
-    assert 0.75 <= told["by_flop"].value < 0.8
+    message = every.message.values
+    assert (message["batch"], message["kept"], message["kept_without"]) == (
+        4,
+        Quantity(10e6, "MB"),
+        Quantity(36e6, "MB"),
+    )
+    assert message["by_flop"].predicted
+    assert 0.75 <= message["by_flop"].value < 0.8
     (selective,) = (each for each in found.remarks if isinstance(each, Remark) and "by_flop" in each.values)
     assert (selective.values["checkpointing"], selective.values["by_flop"].value) == ("selective", 1)
     assert selective.values["measured"].value == pytest.approx(0.95)
@@ -150,7 +156,7 @@ def test_the_fastest_policy_within_the_budget_is_the_advice(rate_of_batch, polic
     found = PROBE.findings(searched(rate_of_batch=rate_of_batch)[0])
     (repaid,) = (each for each in found.verdicts if each.claim == REPAYS)
     assert (repaid.measured.value, repaid.outcome) == (pytest.approx(gain), outcome)
-    assert (repaid.told.values["checkpointing"], repaid.told.values["plain"]) == (policy, 10)
+    assert (repaid.message.values["checkpointing"], repaid.message.values["plain"]) == (policy, 10)
     advice = found.remarks[-1].values
     assert (advice["checkpointing"], advice["batch"]) == fastest
     assert advice["budget"] == Quantity(100e6, "MB")

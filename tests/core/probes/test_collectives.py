@@ -124,11 +124,11 @@ def test_the_text_is_that_of_nccl_tests_column_by_column(network: Any) -> None:
 
 
 def test_wrong_elements_are_counted_and_their_times_left_out(network: Any) -> None:
-    machine, asked = network(), cases()
-    records = [machine.record(case, 0, place) for place, case in enumerate(asked)]
-    records[-1] = machine.record(asked[-1], 0, 9, outcome="failed", verification=WRONG, metrics={}, sampling={})
+    machine, requested = network(), cases()
+    records = [machine.record(case, 0, place) for place, case in enumerate(requested)]
+    records[-1] = machine.record(requested[-1], 0, 9, outcome="failed", verification=WRONG, metrics={}, sampling={})
     findings = PROBE.findings(records)
-    assert len(table(findings, "all_reduce float32, 4 ranks, gloo")) == len(asked) - 1
+    assert len(table(findings, "all_reduce float32, 4 ranks, gloo")) == len(requested) - 1
     assert findings.remarks[0].kind == "caution"  # type: ignore[union-attr]
     assert (said(findings, "wrong")["elements"], said(findings, "wrong")["sizes"]) == (7, 1)
     assert "# Out of bounds values : 7 FAILED" in findings.documents[0].text
@@ -164,21 +164,21 @@ def test_torchs_path_and_graph_replay_are_compared_with_ours(network: Any) -> No
 
 
 def test_only_what_differs_in_one_thing_is_compared(network: Any) -> None:
-    asked = cases(op=("all_reduce", "broadcast"), implementation=("nccl", "c10d_nccl"), in_place=(NO, YES))
+    requested = cases(op=("all_reduce", "broadcast"), implementation=("nccl", "c10d_nccl"), in_place=(NO, YES))
     compared = {
         (each.values["other"], each.values["operations"])
-        for each in remarks(PROBE.findings(network().records(asked)), "takes {slower}")
+        for each in remarks(PROBE.findings(network().records(requested)), "takes {slower}")
     }
     assert compared == {("nccl in place", "all_reduce, broadcast"), ("c10d_nccl", "all_reduce, broadcast")}
 
 
 def test_one_flag_compares_with_links_left_out(network: Any) -> None:
-    asked = cases(implementation=("nccl",), peer_to_peer=(YES, NO))
+    requested = cases(implementation=("nccl",), peer_to_peer=(YES, NO))
 
     def without_links(parameters: CollectiveParameters, process: int) -> float:
         return 1.0 if parameters.peer_to_peer else 8.0
 
-    found = remarks(PROBE.findings(network(factor=without_links).records(asked)), "takes {slower}")
+    found = remarks(PROBE.findings(network(factor=without_links).records(requested)), "takes {slower}")
     assert {each.values["other"] for each in found} == {"nccl no peer-to-peer"}
     assert [each.values["slower"].value for each in found] == pytest.approx([8, 8])  # type: ignore[union-attr]
 
@@ -205,13 +205,13 @@ def test_every_way_to_train_is_judged_and_the_most_demanding_one_told(network: A
     found = {row["parallelism"]: row for row in table(findings, WAYS)}
     assert [*found] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "TP", "TP+SP", "PP", "EP of 8 experts"]
     assert {row["network"] for row in found.values()} == {"enough", "network-bound"}
-    told = {each.values["way"]: each.values for each in remarks(findings, "for a step that computes")}
+    message = {each.values["way"]: each.values for each in remarks(findings, "for a step that computes")}
     highest = max(found, key=lambda way: found[way]["too slow below compute of"])
-    assert set(told) == {"DDP", highest}
-    assert told["DDP"]["bound"].value == found["DDP"]["too slow below compute of"]  # type: ignore[union-attr]
+    assert set(message) == {"DDP", highest}
+    assert message["DDP"]["bound"].value == found["DDP"]["too slow below compute of"]  # type: ignore[union-attr]
     rate = found["DDP"]["on the bus a step"] / found["DDP"]["communication"]
-    assert told["DDP"]["rate"] == Quantity(rate, "GB/s", predicted=True)
-    assert told["DDP"]["compute"].value == 1.0  # type: ignore[union-attr]
+    assert message["DDP"]["rate"] == Quantity(rate, "GB/s", predicted=True)
+    assert message["DDP"]["compute"].value == 1.0  # type: ignore[union-attr]
     assert not remarks(findings, "Not judged")
 
 
@@ -256,7 +256,7 @@ def test_a_model_is_given_by_its_dimensions(network: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "write NAME=NUMBER"),
         ("layers=many", "write NAME=NUMBER, as in hidden=4096"),
@@ -270,8 +270,8 @@ def test_a_model_is_given_by_its_dimensions(network: Any) -> None:
         ("depth=3", "give layers, hidden, ffn, heads, vocab"),
     ],
 )
-def test_a_model_that_cannot_be_is_refused_in_one_sentence(text: str, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_a_model_that_cannot_be_is_refused_in_one_sentence(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         TrainingSizes.parse(text)
 
 
@@ -293,7 +293,7 @@ def test_between_nodes_the_rate_is_judged_by_the_guides_thresholds(
     assert [each.outcome for each in findings.verdicts] == outcomes
     for verdict in findings.verdicts:
         assert verdict.measured.value == pytest.approx(gb_per_s * 1e9, rel=0.05)
-        each = verdict.told.values["each"]
+        each = verdict.message.values["each"]
         assert each.value == pytest.approx(verdict.measured.value * (nodes - 1) / 7)  # type: ignore[union-attr]
     # NVLink's peak says nothing about a network between nodes.
     assert (said(findings, "{rate} busbw")["share"] is not None) == (nodes == 1)
@@ -301,29 +301,29 @@ def test_between_nodes_the_rate_is_judged_by_the_guides_thresholds(
 
 
 def test_where_the_switch_reduces_its_wire_rate_is_told(network: Any) -> None:
-    asked = cases(op=("all_reduce", "all_gather"), implementation=("nccl",), ranks=(8,))
+    requested = cases(op=("all_reduce", "all_gather"), implementation=("nccl",), ranks=(8,))
     machine = network(gb_per_s=480.0, identity=HOPPERS)
-    reduced = table(PROBE.findings(machine.records(asked)), "all_reduce float32, 8 ranks, nccl")[-1]
+    reduced = table(PROBE.findings(machine.records(requested)), "all_reduce float32, 8 ranks, nccl")[-1]
     assert reduced["NVLS wire"] == pytest.approx(reduced["algbw"] * 9 / 8)
-    gathered = table(PROBE.findings(machine.records(asked)), "all_gather float32, 8 ranks, nccl")[-1]
+    gathered = table(PROBE.findings(machine.records(requested)), "all_gather float32, 8 ranks, nccl")[-1]
     assert "NVLS wire" not in gathered
-    ring = PROBE.findings(replace(machine, details={"algorithm": "RING"}).records(asked))
+    ring = PROBE.findings(replace(machine, details={"algorithm": "RING"}).records(requested))
     rows = table(ring, "all_reduce float32, 8 ranks, nccl")
     assert not any("NVLS wire" in row for row in rows)
     assert [row["algorithm"] for row in rows] == ["RING"] * 6
 
 
 def test_nccls_choices_are_read_in_trials_of_their_own_and_put_beside_the_times(network: Any) -> None:
-    asked = cases(op=("all_reduce",), implementation=("nccl", "nccl_graph"), ranks=(8,))
-    usual = replace(network(gb_per_s=300.0), identity=HOPPERS).records(asked)
+    requested = cases(op=("all_reduce",), implementation=("nccl", "nccl_graph"), ranks=(8,))
+    usual = replace(network(gb_per_s=300.0), identity=HOPPERS).records(requested)
     follow_up = PROBE.follow_up
     assert follow_up is not None
     further = follow_up(usual)
     assert {case.implementation for case in further} == {"nccl"}
-    assert {case.parameters.bytes for case in further} == {case.parameters.bytes for case in asked}
+    assert {case.parameters.bytes for case in further} == {case.parameters.bytes for case in requested}
     assert all(case.parameters.logged for case in further)
-    told = {"algorithm": "TREE", "protocol": "LL128", "channels": 8}
-    logged = replace(network(gb_per_s=1.0, details=told), identity=HOPPERS).records(further)
+    message = {"algorithm": "TREE", "protocol": "LL128", "channels": 8}
+    logged = replace(network(gb_per_s=1.0, details=message), identity=HOPPERS).records(further)
     assert follow_up([*usual, *logged]) == further
     with_log, without = (PROBE.findings(records) for records in ([*usual, *logged], usual))
     for path in ("nccl", "nccl_graph"):

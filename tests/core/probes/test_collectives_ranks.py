@@ -100,11 +100,11 @@ def test_links_are_compared_with_those_that_are_wired_alike(network: Any) -> Non
     bridged = {(0, 1), (2, 3)}
     others = {pair: 0.1 for pair in itertools.combinations(range(4), 2) if pair not in bridged}
     records = network(slow={**others, (2, 3): 0.5}).records(pairs())
-    told = {
+    message = {
         f"{a}-{b}": {"path": "NV4" if (a, b) in bridged else "NODE", "gb_per_s": None}
         for a, b in itertools.combinations(range(4), 2)
     }
-    slow = said(PROBE.findings([replace(record, state={"gpu": {"links": told}}) for record in records]), "is slow")
+    slow = said(PROBE.findings([replace(record, state={"gpu": {"links": message}}) for record in records]), "is slow")
     assert (slow["one"], slow["other"], slow["path"]) == (2, 3, "NV4")
     assert slow["share"] == pytest.approx(0.67, abs=0.01)
 

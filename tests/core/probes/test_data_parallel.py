@@ -149,7 +149,7 @@ def test_each_claim_of_the_guides_gets_its_verdict():
     assert {claim.text: "holds" for claim in (OVERLAP, BUCKETS, NO_SYNC)} == {
         text: each.outcome for text, each in judged.items()
     }
-    assert judged[NO_SYNC.text].told.values["accumulate"] == 2
+    assert judged[NO_SYNC.text].message.values["accumulate"] == 2
     every = [case.parameters for case in swept(AXES) if case.operator == "data_parallel"]
     (correct,) = remarks(findings, "trials")
     assert correct.values["trials"] == PROCESSES * len(every)

@@ -35,7 +35,7 @@ def sizes(records: Sequence[Record]) -> list[int]:
     return [record.parsed_case().parameters.n for record in records if record.kind == "timing"]
 
 
-def told(rows: Rows) -> Findings:
+def message(rows: Rows) -> Findings:
     return findings(remark("sizes {sizes}", sizes=str(sorted(sizes(rows.records)))))
 
 
@@ -56,7 +56,7 @@ HALVING = Probe(
     topic="laws",
     axes=lambda profile, device: NoAxes(),
     sweep=lambda axes: [a_case(1), a_case(16)],
-    analyse=told,
+    analyse=message,
     follow_up=the_middle,
 )
 
@@ -94,11 +94,11 @@ def test_a_run_measures_what_its_probe_asks_for_and_tells_it(tmp_path: Path) -> 
 
 def test_what_an_interrupted_run_began_beyond_its_plan_comes_first() -> None:
     records = [a_record(a_case(n)) for n in (1, 16, 8)]
-    asked = []
+    requested = []
     for planned in follow_ups(a_plan(), records):
-        asked.append(planned.case.parameters.n)
+        requested.append(planned.case.parameters.n)
         records.append(a_record(planned.case))
-    assert asked == [8, 4]
+    assert requested == [8, 4]
 
 
 def test_a_probe_that_never_ends_is_stopped(probe: Callable[..., None]) -> None:

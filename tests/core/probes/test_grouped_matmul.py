@@ -72,10 +72,10 @@ def test_claims_are_tried_where_they_speak():
     for verdict in PROBE.findings(made()).verdicts:
         tried.setdefault(verdict.claim, []).append(verdict)
     assert tried.keys() == {ONE_LAUNCH, PADDING_WASTES, SKEW_IS_FREE}
-    assert {each.told.values["implementation"] for each in tried[ONE_LAUNCH]} == {"grouped_mm"}
-    assert all(each.told.values["skew"].value > 0 for each in tried[PADDING_WASTES])
+    assert {each.message.values["implementation"] for each in tried[ONE_LAUNCH]} == {"grouped_mm"}
+    assert all(each.message.values["skew"].value > 0 for each in tried[PADDING_WASTES])
     # 8 experts of 512 rows, skew 1: padded computes 8 x 188 rows in one call, the loop 512 in eight.
-    padded = [each for each in tried[PADDING_WASTES] if "8 experts of 512" in each.told.values["mixture"]]
+    padded = [each for each in tried[PADDING_WASTES] if "8 experts of 512" in each.message.values["mixture"]]
     assert min(each.measured.value for each in padded) == pytest.approx(
         (8 * START_S + 512 * ROW_S) / (START_S + 8 * 188 * ROW_S), rel=0.01
     )

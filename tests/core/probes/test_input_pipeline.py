@@ -50,7 +50,7 @@ def judged(findings: Findings, claim: Claim) -> ClaimVerdict:
     return verdict
 
 
-def told(findings: Findings, name: str) -> Remark:
+def message(findings: Findings, name: str) -> Remark:
     (remark,) = remarks(findings, name)
     return remark
 
@@ -62,9 +62,9 @@ def rows(findings: Findings) -> list[dict]:
 def test_loaders_that_feed_the_model_are_said_to():
     findings = PROBE.findings(over_loaders(load_s=0.0075))
     best = judged(findings, WORKERS_HELP)
-    assert (best.outcome, best.told.values["how"]) == ("holds", "2 loaders, prefetch 2")
+    assert (best.outcome, best.message.values["how"]) == ("holds", "2 loaders, prefetch 2")
     assert best.measured.value == pytest.approx(2.5)
-    waits = told(findings, "starved").values
+    waits = message(findings, "starved").values
     assert (waits["starved"].value, waits["how"]) == (0.0, "2 loaders, prefetch 2")
     assert not [each for each in findings.remarks if isinstance(each, Remark) and each.kind == "predicted"]
     without, *_ = rows(findings)
@@ -74,40 +74,40 @@ def test_loaders_that_feed_the_model_are_said_to():
 
 def test_too_few_loaders_bind_and_enough_are_named():
     findings = PROBE.findings(over_loaders(load_s=0.018, loaders=(0, 1, 2)))
-    bound = told(findings, "binds")
+    bound = message(findings, "binds")
     assert (bound.values["how"], bound.values["binds"], bound.values["enough"]) == (
         *("2 loaders, prefetch 2", "the loaders", 4),
     )
     assert bound.kind == "predicted"
-    assert told(findings, "starved").values["starved"].value == pytest.approx(4 / 9)
+    assert message(findings, "starved").values["starved"].value == pytest.approx(4 / 9)
     assert [row["law"].value for row in rows(findings)] == pytest.approx([23e-3, 18e-3, 9e-3])
     assert [row["waiting"].value for row in rows(findings)] == pytest.approx([18 / 23, 13 / 18, 4 / 9])
 
 
 def test_too_few_cores_bind_whatever_the_loaders():
     findings = PROBE.findings(over_loaders(load_s=0.030, loaders=(0, 2, 4), cores=2))
-    bound = told(findings, "binds")
+    bound = message(findings, "binds")
     assert (bound.values.get("enough"), bound.values["cores"]) == (None, 2)
     assert "no number of loaders" in bound.template
     more = judged(findings, MORE_DO_NOT)
-    assert (more.told.values["loaders"], more.told.values["fewer"], more.outcome) == (4, 2, "holds")
+    assert (more.message.values["loaders"], more.message.values["fewer"], more.outcome) == (4, 2, "holds")
     assert more.measured.value == pytest.approx(1.0)
 
 
 def test_waiting_that_the_law_does_not_explain_is_not_put_on_the_loaders():
     findings = PROBE.findings(visits(BASE, 0.006) + visits(replace(BASE, loaders=2), 0.006, scale=1.4))
-    bound = told(findings, "binds")
+    bound = message(findings, "binds")
     assert bound.values["binds"] == "the model"
     assert "handing batches over" in bound.template
 
 
 def test_the_laws_own_error_is_told():
     near = over_loaders(0.0075, loaders=(0, 1, 2)) + visits(replace(BASE, loaders=4), 0.0075, scale=1.25)
-    error = told(PROBE.findings(near), "median")
+    error = message(PROBE.findings(near), "median")
     assert (error.kind, error.values["count"]) == ("law", 3)
     assert error.values["median"].value == pytest.approx(0.01, abs=2e-3)
     far = [each for count in (1, 2) for each in visits(replace(BASE, loaders=count), 0.0075, scale=1.25)]
-    error = told(PROBE.findings(visits(BASE, 0.0075) + far), "median")
+    error = message(PROBE.findings(visits(BASE, 0.0075) + far), "median")
     assert error.values["count"] == 2
     assert error.values["median"].value == pytest.approx(0.208, abs=2e-3)
 
@@ -115,7 +115,7 @@ def test_the_laws_own_error_is_told():
 def test_loaders_that_only_cost_contradict_the_claim():
     findings = PROBE.findings(visits(BASE, 0.0002) + visits(replace(BASE, loaders=2), 0.0002, scale=1.5))
     assert judged(findings, WORKERS_HELP).outcome == "does not hold here"
-    waits = told(findings, "starved").values
+    waits = message(findings, "starved").values
     assert (waits["how"], waits["starved"].value) == ("no loaders", pytest.approx(0.2 / 5.2))
 
 
@@ -134,7 +134,7 @@ def test_a_start_is_told_apart_from_steady_iterations():
 @pytest.mark.parametrize("scale", [0.8, 1.0, 1.3])
 def test_a_deeper_queue_is_set_beside_the_usual(scale):
     deeper = visits(replace(BASE, loaders=4, prefetch=8), 0.0075, scale)
-    remark = told(PROBE.findings(over_loaders(0.0075) + deeper), "prefetch")
+    remark = message(PROBE.findings(over_loaders(0.0075) + deeper), "prefetch")
     assert (remark.values["prefetch"], remark.values["usual"]) == (8, 2)
     assert remark.values["faster"].value == pytest.approx(1 / scale)
     assert remark.effect == "faster"

@@ -15,7 +15,7 @@ from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.step_memory import TrainingMemory, TrainingMemoryParameters
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 from tests.records import a_record, cells, verdicts
 
 torch = pytest.importorskip("torch")
@@ -26,7 +26,10 @@ SMALL = TrainingMemoryParameters(hidden=32, heads=4, layers=2, seq=16, batch=2, 
 
 def read(**change):
     p = TrainingMemoryParameters(**{**vars(SMALL), **change})
-    return {name: metric["value"] for name, metric in TrainingMemory().prepare(p, "storages", Place(CPU)).exact.items()}
+    return {
+        name: metric["value"]
+        for name, metric in TrainingMemory().prepare(p, "storages", ExecutionContext(CPU)).exact.items()
+    }
 
 
 @pytest.mark.slow
@@ -83,21 +86,21 @@ def test_eighteen_bytes_a_parameter_hold_or_do_not_by_what_was_counted(copies, b
 def test_the_peak_is_compared_with_the_sum_of_the_parts_and_their_shares_are_told():
     found = judged(ANATOMY, record(MIXED))
     assert (found.measured.value, found.outcome) == (pytest.approx(20 / 23), "holds")
-    shares = {name: found.told.values[f"share_of_{name}"].value for name in PARTS[:4]}
+    shares = {name: found.message.values[f"share_of_{name}"].value for name in PARTS[:4]}
     assert shares == pytest.approx({"weights": 6 / 23, "gradients": 4 / 23, "optimizer": 8 / 23, "activations": 5 / 23})
 
 
 def test_the_rule_of_the_share_is_what_activations_take_of_the_rest():
     # Of 1000 parameters: 18000 bytes are 75 %, so 6000 are left.
     found = judged(RULE, record(SMALL, activations=7500))
-    assert (found.measured.value, found.told.values["tokens"], found.outcome) == (1.25, 32, "does not hold here")
+    assert (found.measured.value, found.message.values["tokens"], found.outcome) == (1.25, 32, "does not hold here")
 
 
 def test_the_formula_is_tried_where_scores_are_written_out_with_dropout_in_16_bits():
     whole = replace(SMALL, attention="explicit", dropout=0.1, precision="bfloat16")
     formula = float(activation_bytes(whole.dimensions, whole.batch, whole.seq, recompute="nothing"))
     found = judged(FORMULA, record(whole, activations=1.02 * formula), record(replace(whole, attention="sdpa")))
-    assert (found.measured.value, found.told.values["path"], found.outcome) == (pytest.approx(1.02), "cpu", "holds")
+    assert (found.measured.value, found.message.values["path"], found.outcome) == (pytest.approx(1.02), "cpu", "holds")
     (row,) = (row for row in cells(PROBE.findings([record(whole, activations=2 * formula)]).tables[0]))
     assert row["of the 16-bit formula"].value == pytest.approx(2)
 
@@ -105,17 +108,17 @@ def test_the_formula_is_tried_where_scores_are_written_out_with_dropout_in_16_bi
 def test_the_first_gpt_and_the_first_llama_are_judged():
     llama = replace(MIXED, gated=True)
     verdicts = PROBE.findings([record(llama), record(MIXED), record(replace(MIXED, batch=4))]).verdicts
-    told = [each.told.values["configuration"] for each in verdicts if each.claim == EIGHTEEN]
-    assert told == ["gpt, sdpa, autocast_bfloat16, 2 x 16", "llama, sdpa, autocast_bfloat16, 2 x 16"]
+    message = [each.message.values["configuration"] for each in verdicts if each.claim == EIGHTEEN]
+    assert message == ["gpt, sdpa, autocast_bfloat16, 2 x 16", "llama, sdpa, autocast_bfloat16, 2 x 16"]
 
 
 def test_the_laws_error_is_that_of_the_worst_configuration():
     law = kept_bytes(SMALL.dimensions, 2, 16, SMALL.keeping("cpu")).total
     right, half = record(replace(SMALL, batch=2), activations=law), record(replace(SMALL, batch=4), activations=law)
-    told = PROBE.findings([right, half]).remarks[0]
-    assert told.kind == "law"
-    assert (told.values["error"].value, told.values["configurations"]) == (pytest.approx(1, rel=0.1), 2)
-    assert told.values["configuration"] == "gpt, sdpa, float32, 4 x 16"
+    message = PROBE.findings([right, half]).remarks[0]
+    assert message.kind == "law"
+    assert (message.values["error"].value, message.values["configurations"]) == (pytest.approx(1, rel=0.1), 2)
+    assert message.values["configuration"] == "gpt, sdpa, float32, 4 x 16"
 
 
 def test_checkpointing_keeps_a_share_of_the_activations():

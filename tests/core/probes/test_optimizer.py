@@ -60,19 +60,21 @@ def found(wobble: float = 0.001, **axes: object) -> Findings:
 
 def test_many_small_tensors_are_what_the_claim_is_about():
     tried = {
-        (each.told.values["implementation"], each.told.values["optimizer"]): each
+        (each.message.values["implementation"], each.message.values["optimizer"]): each
         for each in found().verdicts
         if each.claim == MANY_SMALL
     }
     fused = tried["fused", "AdamW"]
     assert fused.outcome == "holds"
     assert fused.measured.value == pytest.approx(5, rel=0.02)
-    assert {each.told.values["in_words"] for each in tried.values()} == {"400 tensors of 64 x 64"}
+    assert {each.message.values["in_words"] for each in tried.values()} == {"400 tensors of 64 x 64"}
 
 
 def test_a_gain_below_what_counts_as_significant_is_not_one():
     tried = found(tensors=(TensorSet(20, 64, 64),), optimizer=("SGD",)).verdicts
-    assert {each.outcome for each in tried if each.told.values["implementation"] == "foreach"} == {"does not hold here"}
+    assert {each.outcome for each in tried if each.message.values["implementation"] == "foreach"} == {
+        "does not hold here"
+    }
 
 
 def test_states_stand_beside_the_claim():
@@ -81,7 +83,7 @@ def test_states_stand_beside_the_claim():
 
 
 def test_what_processes_do_not_agree_on_is_noise():
-    told = found(wobble=0.2, tensors=(LARGE,), optimizer=("AdamW",)).remarks
-    few = [each for each in told if isinstance(each, Remark)]
+    message = found(wobble=0.2, tensors=(LARGE,), optimizer=("AdamW",)).remarks
+    few = [each for each in message if isinstance(each, Remark)]
     assert len(few) == 2
     assert all(each.is_noise for each in few)

@@ -50,7 +50,7 @@ def test_what_hides_is_a_share_of_the_shorter():
 
 def test_a_message_that_is_shorter_than_compute_and_does_not_hide_fails_its_claim():
     (verdict,) = verdicts(PARTLY, HIDES)
-    assert verdict.told.values["share"].value == pytest.approx(0.5)
+    assert verdict.message.values["share"].value == pytest.approx(0.5)
     assert (verdict.measured.value, verdict.outcome) == (pytest.approx(1.1), "does not hold here")
     (verdict,) = verdicts(PARTLY | {"together": 20.2e-3}, HIDES)
     assert verdict.outcome == "holds"
@@ -58,9 +58,9 @@ def test_a_message_that_is_shorter_than_compute_and_does_not_hide_fails_its_clai
 
 def test_each_is_told_how_the_other_slows_it():
     findings = found(PARTLY)
-    told = {each.values["run"]: each.values["longer"] for each in findings.remarks if isinstance(each, Remark)}
-    assert told == {"product": cells(findings)["product beside"], "all_reduce": cells(findings)["all_reduce beside"]}
-    assert [told[run].value for run in ("product", "all_reduce")] == [pytest.approx(1.3), pytest.approx(2.0)]
+    message = {each.values["run"]: each.values["longer"] for each in findings.remarks if isinstance(each, Remark)}
+    assert message == {"product": cells(findings)["product beside"], "all_reduce": cells(findings)["all_reduce beside"]}
+    assert [message[run].value for run in ("product", "all_reduce")] == [pytest.approx(1.3), pytest.approx(2.0)]
 
 
 @pytest.mark.parametrize("blocks", [24, None])

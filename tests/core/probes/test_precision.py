@@ -104,8 +104,8 @@ def test_twice_as_fast_or_more_is_what_the_guide_claims() -> None:
     # 16 sequences: 144 ms beside 48 and one for the casts.
     assert found.measured.value == pytest.approx(144 / 49)
     assert found.outcome == "holds"
-    assert found.told.values["batch"] == 16
-    assert found.told.values["model"] == "1 x 256 in 4 heads, vocab 512, seq 32"
+    assert found.message.values["batch"] == 16
+    assert found.message.values["model"] == "1 x 256 in 4 heads, vocab 512, seq 32"
 
 
 def test_autocast_that_is_no_faster_contradicts_the_guide() -> None:
@@ -123,12 +123,16 @@ def test_pure_half_precision_is_compared_with_float32_and_autocast_without_a_cla
 
 def test_memory_is_saved_by_activations_alone_and_from_a_batch_on() -> None:
     share, grows = judged(NOT_HALF), judged(GROWS)
-    assert (share.measured.value, share.told.values["batch"], share.outcome) == (pytest.approx(0.6), 16, "holds")
-    assert (grows.measured.value, grows.told.values["smallest_batch"], grows.outcome) == (pytest.approx(16), 1, "holds")
-    (told,) = (each for each in remarks(precision="autocast_bfloat16") if each.kind == "predicted")
-    assert told.values["of_one"].value == pytest.approx(0.8 * MB)
-    assert told.values["weight_copies"].value == 5 * MB
-    assert (told.values["break_even"].value, told.values["break_even"].predicted) == (6, True)
+    assert (share.measured.value, share.message.values["batch"], share.outcome) == (pytest.approx(0.6), 16, "holds")
+    assert (grows.measured.value, grows.message.values["smallest_batch"], grows.outcome) == (
+        pytest.approx(16),
+        1,
+        "holds",
+    )
+    (message,) = (each for each in remarks(precision="autocast_bfloat16") if each.kind == "predicted")
+    assert message.values["of_one"].value == pytest.approx(0.8 * MB)
+    assert message.values["weight_copies"].value == 5 * MB
+    assert (message.values["break_even"].value, message.values["break_even"].predicted) == (6, True)
 
 
 def test_activations_that_do_not_shrink_save_nothing() -> None:
@@ -145,8 +149,8 @@ def test_odd_dimensions_are_compared_with_multiples_of_8_by_their_flops() -> Non
 
     found = judged(MULTIPLES_OF_8, Machine(odd_is_slow))
     assert (found.measured.value, found.outcome) == (pytest.approx(2), "holds")
-    assert found.told.values["even"].startswith("1 x 256 in 4 heads")
-    assert found.told.values["model"].startswith("1 x 255 in 5 heads")
+    assert found.message.values["even"].startswith("1 x 256 in 4 heads")
+    assert found.message.values["model"].startswith("1 x 255 in 5 heads")
     steps = cells(findings(Machine(odd_is_slow)).tables[0])
     faster = {row["model"][:7]: row["speed-up over float32"] for row in steps if row["precision"] != "float32"}
     assert (faster["1 x 256"].value, faster["1 x 255"].value) == (pytest.approx(2), pytest.approx(1))

@@ -48,8 +48,8 @@ class Machine:
 def test_units_that_are_handed_out_fill_the_slots_and_workers_that_stay_are_no_more_than_there_are(
     schedule: str, workers: int
 ) -> None:
-    asked = MatmulParameters(512, 512, 512, Schedule.parse(schedule), Tile(128, 128, 64), "bfloat16")
-    (record,) = Machine(slots=264).records([Case("matmul", asked, "cuda_sm90")])
+    requested = MatmulParameters(512, 512, 512, Schedule.parse(schedule), Tile(128, 128, 64), "bfloat16")
+    (record,) = Machine(slots=264).records([Case("matmul", requested, "cuda_sm90")])
     (row,) = rows_of([record])
     assert in_slots(row).workers == workers
 
@@ -132,9 +132,9 @@ def test_the_first_wave_cliff_is_told_and_every_step_has_its_cost() -> None:
 
 
 def test_a_cliff_of_which_both_sides_overlap_is_noise() -> None:
-    told = remarks(findings(Machine(noise=0.01), processes=3), "cost")
-    assert told
-    assert not any(each.is_noise for each in told)
+    message = remarks(findings(Machine(noise=0.01), processes=3), "cost")
+    assert message
+    assert not any(each.is_noise for each in message)
     assert all(each.is_noise for each in remarks(findings(Machine(noise=1.0), processes=5), "cost"))
 
 

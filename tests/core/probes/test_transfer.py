@@ -66,8 +66,8 @@ def test_a_disk_is_set_beside_memory_by_bytes_whatever_the_sizes(disk, outcome):
 
 
 def test_the_page_cache_is_set_beside_the_disk():
-    (told,) = remarks(PROBE.findings(way("disk_cached", 0.0, 8.0) + way("disk_direct", 0.0, 2.0, sizes=[1 << 20])))
-    assert told.values["faster"].value == pytest.approx(4.0)
+    (message,) = remarks(PROBE.findings(way("disk_cached", 0.0, 8.0) + way("disk_direct", 0.0, 2.0, sizes=[1 << 20])))
+    assert message.values["faster"].value == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("virtualised", [False, True])
@@ -95,17 +95,17 @@ def test_pinned_memory_is_judged_by_the_guides_claim_in_each_direction_at_the_la
     there, back = PROBE.findings(records).verdicts
     assert {each.claim for each in (there, back)} == {PINNED_IS_FASTER}
     assert (there.outcome, back.outcome) == ("holds", "does not hold here")
-    assert [each.told.values["size"].value for each in (there, back)] == [SIZES[-2], SIZES[-1]]
+    assert [each.message.values["size"].value for each in (there, back)] == [SIZES[-2], SIZES[-1]]
     assert there.measured.value == pytest.approx(4.9, rel=0.02)
 
 
 def test_the_far_numa_node_is_named():
     near, far = (way("memcpy", 0.0, rate, numa_node=node) for node, rate in ((1, 10.0), (0, 6.0)))
-    (told,) = remarks(PROBE.findings(near + far))
-    assert told.values["way"] == "memcpy, node 1"
-    assert told.values["far"] == 0
-    assert told.values["size"].value == SIZES[-1]
-    assert told.values["faster"].value == pytest.approx(10 / 6)
+    (message,) = remarks(PROBE.findings(near + far))
+    assert message.values["way"] == "memcpy, node 1"
+    assert message.values["far"] == 0
+    assert message.values["size"].value == SIZES[-1]
+    assert message.values["faster"].value == pytest.approx(10 / 6)
 
 
 def test_what_offloading_would_take_is_marked_as_a_prediction():

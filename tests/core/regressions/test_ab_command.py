@@ -46,10 +46,10 @@ def compared(monkeypatch):
     """Replaces the comparing: each case gets the verdict given; returns what was asked for."""
 
     def replace(verdict, **details):
-        asked = []
+        requested = []
 
         def compare_arms(old, new, cases, device, rule, seed, budget_s, journal, progress):
-            asked.append({"old": old, "new": new, "cases": cases, "rule": rule, "budget_s": budget_s})
+            requested.append({"old": old, "new": new, "cases": cases, "rule": rule, "budget_s": budget_s})
             if isinstance(verdict, BaseException):
                 journal({"pair": 0})
                 raise verdict
@@ -60,7 +60,7 @@ def compared(monkeypatch):
             ]
 
         monkeypatch.setattr("pyperf_suite.regressions.pairs.ab.compare_arms", compare_arms)
-        return asked
+        return requested
 
     return replace
 
@@ -73,13 +73,13 @@ def test_the_exit_code_is_that_of_the_findings(run, compared, verdict, code):
 
 def test_pairs_manifest_and_findings_are_kept(run, compared, tmp_path):
     compared("slower")
-    told = run(*VARIANTS, "baseline", "--json", "--results", "here")
+    message = run(*VARIANTS, "baseline", "--json", "--results", "here")
     (folder,) = (tmp_path / "here").glob("*/ab-*")
     assert (folder / "pairs.jsonl").read_text() == '{"pair":0}\n'
     assert json.loads((folder / "ab.json").read_text())["arms"]["old"]["name"] == "schedule=data_parallel"
     findings = json.loads((folder / "findings.json").read_text())
     assert [finding["verdict"] for finding in findings] == ["slower"] * len(findings)
-    assert any(str(folder.name) in note for note in json.loads(told.stdout)["notes"])
+    assert any(str(folder.name) in note for note in json.loads(message.stdout)["notes"])
 
 
 def test_an_interruption_says_where_the_pairs_are(run, compared):
@@ -90,43 +90,43 @@ def test_an_interruption_says_where_the_pairs_are(run, compared):
 
 
 def test_words_choose_the_benchmarks(run, compared):
-    asked = compared("equivalent")
+    requested = compared("equivalent")
     run(*VARIANTS, "baseline", "-k", "native not @2")
-    assert asked[0]["cases"]
-    assert all("@2" not in case.label and "native" in case.label for case in asked[0]["cases"])
+    assert requested[0]["cases"]
+    assert all("@2" not in case.label and "native" in case.label for case in requested[0]["cases"])
 
 
 def test_margin_and_budget_reach_the_rule(run, compared):
-    asked = compared("equivalent")
+    requested = compared("equivalent")
     run(*VARIANTS, "baseline", "--margin", "3%", "--max-pairs", "20", "--budget", "12")
-    rule = asked[0]["rule"](asked[0]["cases"][0])
-    assert (rule.margin, rule.max_pairs, asked[0]["budget_s"]) == (0.03, 20, 12)
+    rule = requested[0]["rule"](requested[0]["cases"][0])
+    assert (rule.margin, rule.max_pairs, requested[0]["budget_s"]) == (0.03, 20, 12)
 
 
 def test_what_there_is_nothing_to_compare_with_is_a_note_and_no_finding(run, compared):
     compared("failed", unsupported=True)
     ended = run(*VARIANTS, "baseline", "--json")
-    told = json.loads(ended.stdout)
-    assert (ended.exit_code, told["findings"]) == (0, [])
-    assert any("left out, the first matmul" in note for note in told["notes"])
+    message = json.loads(ended.stdout)
+    assert (ended.exit_code, message["findings"]) == (0, [])
+    assert any("left out, the first matmul" in note for note in message["notes"])
 
 
 @pytest.mark.slow
 def test_the_whole_suite_without_a_name_leaves_out_what_takes_a_group_of_processes(run, compared):
-    asked = compared("equivalent")
+    requested = compared("equivalent")
     run(*VARIANTS)
-    assert {case.probe for case in asked[0]["cases"]} >= {"baseline", "tile_wave"}
-    assert all(case.old.operator != "collective" for case in asked[0]["cases"])
+    assert {case.probe for case in requested[0]["cases"]} >= {"baseline", "tile_wave"}
+    assert all(case.old.operator != "collective" for case in requested[0]["cases"])
 
 
 def test_each_side_is_what_its_word_names(run, compared, checkout, monkeypatch):
     monkeypatch.setattr(
-        "pyperf_suite.regressions.pairs.builds.revision_arm", lambda checkout, asked, own: this_code(asked)
+        "pyperf_suite.regressions.pairs.builds.revision_arm", lambda checkout, requested, own: this_code(requested)
     )
-    asked = compared("equivalent")
+    requested = compared("equivalent")
     run("--old", "v1", "--new", ".", "baseline", "--device", "cpu")
-    assert (asked[0]["old"].name, asked[0]["new"].name) == ("v1", ".")
-    assert all(case.old == case.new for case in asked[0]["cases"])
+    assert (requested[0]["old"].name, requested[0]["new"].name) == ("v1", ".")
+    assert all(case.old == case.new for case in requested[0]["cases"])
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_a_disk_that_refuses_a_pair_is_one_sentence(run, monkeypatch):
 
 def test_both_sides_are_looked_up_before_either_is_built(run, checkout, monkeypatch):
     monkeypatch.setattr("pyperf_suite.regressions.pairs.builds.revision_arm", lambda *_: pytest.fail("it was built"))
-    told = run("--old", "main", "--new", "typo", "baseline", "--device", "cpu")
-    assert told.exit_code == 2
-    assert "no such revision" in told.stderr
+    message = run("--old", "main", "--new", "typo", "baseline", "--device", "cpu")
+    assert message.exit_code == 2
+    assert "no such revision" in message.stderr
 
 
 def test_a_results_folder_that_fills_up_is_left_without_half_a_comparison(tmp_path, monkeypatch):

@@ -81,11 +81,11 @@ def versions_told(tmp_path):
 
 def test_each_side_runs_its_own_revision_of_the_users_repository(repository, run, tmp_path):
     done = run("--old", "v1", "--new", ".", "bench.py:squares", "-a", "n=64", "-a", "implementation=loop")
-    told = json.loads(done.stdout)
-    assert [each["verdict"] for each in told["findings"]] == ["undecided"], told
-    assert told["findings"][0]["probe"] == "bench.py:squares"
+    message = json.loads(done.stdout)
+    assert [each["verdict"] for each in message["findings"]] == ["undecided"], message
+    assert message["findings"][0]["probe"] == "bench.py:squares"
     assert versions_told(tmp_path) == {"1", "2"}
-    assert any("bench.py is not in v1" in note for note in told["notes"])
+    assert any("bench.py is not in v1" in note for note in message["notes"])
     (folder,) = (tmp_path / "results").glob("*/ab-*")
     (pair,) = map(json.loads, (folder / "pairs.jsonl").read_text().splitlines())
     assert pair["old_s"] > 0

@@ -213,8 +213,8 @@ def test_the_kernels_segmentation_is_the_cheapest_there_is(seed):
     def cost(starts):
         edges = [0, *starts, len(values)]
         levels = [values[left:right] for left, right in itertools.pairwise(edges)]
-        alike = [np.exp(-gamma * np.subtract.outer(level, level) ** 2).sum() / len(level) for level in levels]
-        return len(values) - sum(alike) + penalty * len(starts)
+        similar = [np.exp(-gamma * np.subtract.outer(level, level) ** 2).sum() / len(level) for level in levels]
+        return len(values) - sum(similar) + penalty * len(starts)
 
     possible = [
         starts

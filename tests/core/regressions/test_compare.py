@@ -205,7 +205,7 @@ def test_identical_code_in_two_runs_is_called_slower_or_faster_in_no_more_than_o
 
 def test_the_paired_run_that_is_proposed_has_the_benchmarks_of_the_profile():
     commits = [{"commit": letter * 40, "profile": "standard"} for letter in "ab"]
-    old, new = (timed([seconds], **told) for seconds, told in zip((1.0, 1.1), commits, strict=True))
+    old, new = (timed([seconds], **message) for seconds, message in zip((1.0, 1.1), commits, strict=True))
     assert judged(old, new).sentence.endswith("baseline -k product --profile standard")
     quick = [timed([1.1], commit="b" * 40, profile=profile) for profile in ("quick", "")]
     assert all("--profile" not in judged(old, each).sentence for each in quick)

@@ -51,12 +51,12 @@ def test_with_too_few_runs_to_know_the_noise_the_exit_code_is_3(compare, write_r
 def test_json_names_sides_findings_and_what_was_not_compared(compare, ten_runs, write_run, make_record):
     other = make_record(run_id(11), 1e-3, case_id="ffff", case={"operator": "matmul", "implementation": "torch"})
     write_run(run_id(11), records=[make_record(run_id(11), 1e-3, process=0, position=0), other])
-    told = json.loads(compare("latest~1", "latest", "--json").stdout)
-    assert told["old"]["name"].endswith(run_id(10))
-    assert told["new"]["commit"] == "a" * 40
-    assert told["not_compared"]["only_new"] == ["matmul[torch]"]
-    assert [finding["case_id"] for finding in told["findings"]] == ["0123456789abcdef"]
-    assert any("Both measured commit aaaaaaaaaaaa" in note for note in told["notes"])
+    message = json.loads(compare("latest~1", "latest", "--json").stdout)
+    assert message["old"]["name"].endswith(run_id(10))
+    assert message["new"]["commit"] == "a" * 40
+    assert message["not_compared"]["only_new"] == ["matmul[torch]"]
+    assert [finding["case_id"] for finding in message["findings"]] == ["0123456789abcdef"]
+    assert any("Both measured commit aaaaaaaaaaaa" in note for note in message["notes"])
 
 
 def test_one_benchmark_can_be_chosen_and_one_that_is_not_there_is_an_error(compare, ten_runs):

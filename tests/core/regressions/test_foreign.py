@@ -38,8 +38,8 @@ def document(**fields):
 
 def benchmark(name="tests/test_a.py::test_a[1]", **stats):
     """One of its benchmarks, without the rounds themselves."""
-    told = {"min": 0.9e-3, "max": 1.1e-3, "median": 1e-3, "iqr": 0.06e-3, "rounds": 9}
-    return {"name": name.rpartition(":")[2], "fullname": name, "stats": told | stats}
+    message = {"min": 0.9e-3, "max": 1.1e-3, "median": 1e-3, "iqr": 0.06e-3, "rounds": 9}
+    return {"name": name.rpartition(":")[2], "fullname": name, "stats": message | stats}
 
 
 def only(summary):

@@ -77,26 +77,26 @@ def own_results(results: Path, tmp_path: Path) -> Path:
 
 
 def test_without_a_name_each_benchmark_is_a_line_with_its_runs_newest_time_and_trend(results):
-    told = invoke("history", "--results", results)
-    assert told.exit_code == 0, told.output
-    (small,) = [line for line in told.output.splitlines() if "m=8 n=8" in line]
+    message = invoke("history", "--results", results)
+    assert message.exit_code == 0, message.output
+    (small,) = [line for line in message.output.splitlines() if "m=8 n=8" in line]
     assert small.split()[:5] == ["▁▁▁▁▁▁▁▁▁▁██████████", "20", "2", "ms", "2026-01-20"]
-    (large,) = [line for line in told.output.splitlines() if "m=512" in line]
+    (large,) = [line for line in message.output.splitlines() if "m=512" in line]
     assert large.split()[1:4] == ["1", "5", "us"]
 
 
 @pytest.mark.parametrize("name", [SMALL.case_id, SMALL.label, "matmul*m=8 n=8*"])
 def test_a_series_is_told_whole_by_case_label_or_glob(results, name):
-    told = invoke("history", name, "--results", results)
-    assert told.exit_code == 0, told.output
-    assert SMALL.label in told.output
-    assert "break 2026-01-20: torch 2.9.0 -> 2.9.1" in told.output
-    assert "20260120T000000Z-0014" in told.output
+    message = invoke("history", name, "--results", results)
+    assert message.exit_code == 0, message.output
+    assert SMALL.label in message.output
+    assert "break 2026-01-20: torch 2.9.0 -> 2.9.1" in message.output
+    assert "20260120T000000Z-0014" in message.output
 
 
 def test_a_doubling_is_told_as_a_step_with_both_commits_and_as_unconfirmed(results):
-    told = invoke("history", SMALL.case_id, "--results", results).output
-    (step,) = [line for line in told.splitlines() if line.startswith("step")]
+    message = invoke("history", SMALL.case_id, "--results", results).output
+    (step,) = [line for line in message.splitlines() if line.startswith("step")]
     assert "2026-01-11: +" in step
     assert f"(commits {10:040x}"[:18] in step
     assert "not confirmed" in step
@@ -104,15 +104,15 @@ def test_a_doubling_is_told_as_a_step_with_both_commits_and_as_unconfirmed(resul
 
 def test_a_picture_is_drawn_where_asked(results, tmp_path):
     picture = tmp_path / "series.png"
-    told = invoke("history", SMALL.case_id, "--results", results, "--png", picture)
-    assert told.exit_code == 0, told.output
+    message = invoke("history", SMALL.case_id, "--results", results, "--png", picture)
+    assert message.exit_code == 0, message.output
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert str(picture) in told.output.replace("\n", "")
+    assert str(picture) in message.output.replace("\n", "")
 
 
 def test_json_holds_every_point_and_break(results):
-    told = json.loads(invoke("history", SMALL.case_id, "--results", results, "--json").stdout)
-    (series,) = told["series"]
+    message = json.loads(invoke("history", SMALL.case_id, "--results", results, "--json").stdout)
+    (series,) = message["series"]
     assert len(series["points"]) == 20
     assert series["breaks"] == [{"index": 19, "what": "torch 2.9.0 -> 2.9.1"}]
 
@@ -120,10 +120,10 @@ def test_json_holds_every_point_and_break(results):
 def test_a_damaged_line_is_warned_about_and_the_rest_is_told(own_results):
     (journal,) = own_results.glob("*/20260105*/records.jsonl")
     journal.write_text('{"schema_version": 99}\n')
-    told = invoke("history", "--results", own_results)
-    assert told.exit_code == 0
-    assert f"Warning: {journal}, line 1 is not a record of the suite" in told.stderr
-    assert "  19  " in told.stdout
+    message = invoke("history", "--results", own_results)
+    assert message.exit_code == 0
+    assert f"Warning: {journal}, line 1 is not a record of the suite" in message.stderr
+    assert "  19  " in message.stdout
 
 
 @pytest.mark.parametrize(
@@ -137,23 +137,23 @@ def test_a_damaged_line_is_warned_about_and_the_rest_is_told(own_results):
     ],
 )
 def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(results, arguments, sentence):
-    told = invoke(*arguments, "--results", results)
-    assert told.exit_code == 2
-    assert sentence in " ".join(told.stderr.split())
+    message = invoke(*arguments, "--results", results)
+    assert message.exit_code == 2
+    assert sentence in " ".join(message.stderr.split())
 
 
 @pytest.mark.parametrize("command", [("history",), ("export", "latest", "-o", "x.csv")])
 def test_results_that_are_not_there_are_one_sentence(tmp_path, command):
-    told = invoke(*command, "--results", tmp_path / "absent")
-    assert told.exit_code == 2
-    assert told.stderr.startswith("Error: ")
+    message = invoke(*command, "--results", tmp_path / "absent")
+    assert message.exit_code == 2
+    assert message.stderr.startswith("Error: ")
     assert not (tmp_path / "absent").exists()
 
 
 def test_a_csv_has_every_record_of_a_run(results, tmp_path):
     pytest.importorskip("pyarrow")
-    told = invoke("export", "latest", "-o", tmp_path / "run.csv", "--results", results)
-    assert told.exit_code == 0, told.output
+    message = invoke("export", "latest", "-o", tmp_path / "run.csv", "--results", results)
+    assert message.exit_code == 0, message.output
     (row,) = csv.DictReader((tmp_path / "run.csv").open(newline=""))
     assert row["run_id"] == "20260120T000000Z-0014"
 
@@ -162,9 +162,9 @@ def test_a_csv_has_every_record_of_a_run(results, tmp_path):
 def test_runs_that_cannot_be_read_are_not_told_as_none(tmp_path, command):
     records = add_run(tmp_path, 1, {SMALL: 1e-3}) / "records.jsonl"
     records.write_text(records.read_text().replace('"schema_version": 1', '"schema_version": 99'))
-    told = invoke(command, "--results", tmp_path)
-    assert told.exit_code == 2
-    assert "schema version 99" in " ".join(told.stderr.split())
+    message = invoke(command, "--results", tmp_path)
+    assert message.exit_code == 2
+    assert "schema version 99" in " ".join(message.stderr.split())
 
 
 @pytest.mark.parametrize("field", ["probe", "label"])
@@ -172,13 +172,13 @@ def test_a_name_from_a_strangers_file_gives_the_terminal_no_orders(tmp_path, fie
     records = add_run(tmp_path, 1, {SMALL: 1e-3}) / "records.jsonl"
     old = '"baseline"' if field == "probe" else '"torch"'
     records.write_text(records.read_text().replace(old, '"\\u001b]0;title\\u0007[bold]\\u202e"', 1))
-    told = invoke("history", "--results", tmp_path)
-    assert told.exit_code == 0
-    assert "[bold]" in told.output
-    assert not set("\x1b\x07\u202e") & set(told.output)
+    message = invoke("history", "--results", tmp_path)
+    assert message.exit_code == 0
+    assert "[bold]" in message.output
+    assert not set("\x1b\x07\u202e") & set(message.output)
 
 
 def test_what_an_error_quotes_gives_the_terminal_no_orders(tmp_path):
-    told = invoke("compare", "latest", "latest", "--results", tmp_path / "\x1b[2J")
-    assert told.exit_code == 2
-    assert "\x1b" not in told.stderr
+    message = invoke("compare", "latest", "latest", "--results", tmp_path / "\x1b[2J")
+    assert message.exit_code == 2
+    assert "\x1b" not in message.stderr

@@ -26,7 +26,7 @@ from pyperf_suite.render.comparisons import (
     print_comparisons,
     summary,
 )
-from pyperf_suite.render.text import told as in_words
+from pyperf_suite.render.text import quantity_text as in_words
 
 
 def finding(verdict="equivalent", benchmark="matmul[native]", ratio=1.0, sentence="As before.", **details):
@@ -127,7 +127,7 @@ def test_what_a_terminal_would_obey_is_not_sent_to_it():
 
 
 def test_the_json_is_strict_whatever_the_details_hold():
-    told = comparisons_as_json(
+    message = comparisons_as_json(
         "compare",
         [
             finding(
@@ -142,7 +142,7 @@ def test_the_json_is_strict_whatever_the_details_hold():
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")
 
-    read = json.loads(told, parse_constant=refuse)
+    read = json.loads(message, parse_constant=refuse)
     assert read["findings"][0]["details"] == {
         "further_pairs": None,
         "commits": ["a", "b"],

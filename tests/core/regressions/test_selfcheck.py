@@ -94,11 +94,11 @@ def test_a_comparison_keeps_each_pair_and_the_time_it_took(tmp_path):
 
 
 def test_what_was_interrupted_goes_on_without_repeating_or_losing_a_comparison(tmp_path):
-    asked = []
+    requested = []
 
     def until_interrupted(*arguments):
-        asked.append(arguments)
-        if len(asked) == 7:
+        requested.append(arguments)
+        if len(requested) == 7:
             raise KeyboardInterrupt
         return verdict_of(*arguments)
 
@@ -108,7 +108,7 @@ def test_what_was_interrupted_goes_on_without_repeating_or_losing_a_comparison(t
     assert len(cut.comparisons) == 6
     whole = make_comparisons(cut, planned({0.0: 8, 0.05: 8}, CASES, 0), until_interrupted)
     assert len(whole.comparisons) == 16
-    assert len(asked) == 17
+    assert len(requested) == 17
     assert whole.comparisons[:6] == cut.comparisons
 
 

@@ -34,7 +34,7 @@ def test_the_command_line_wins_then_the_last_pattern_that_matches_then_the_file(
     assert thresholds.margin_of("tile_wave", LABEL) == 0.04
     assert thresholds.margin_of("tile_wave", "matmul[torch]") == 0.03
     assert thresholds.margin_of("baseline", "matmul[torch]") == 0.02
-    assert thresholds.margin_of("tile_wave", LABEL, asked=0.005) == 0.005
+    assert thresholds.margin_of("tile_wave", LABEL, requested=0.005) == 0.005
 
 
 def test_brackets_of_a_label_are_themselves():

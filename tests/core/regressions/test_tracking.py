@@ -50,7 +50,7 @@ def write_history(write_run):
 
 
 @pytest.fixture
-def told(results, monkeypatch, tmp_path):
+def message(results, monkeypatch, tmp_path):
     """What `track --json` with these arguments tells, and its exit code."""
     monkeypatch.chdir(tmp_path)
 
@@ -63,84 +63,84 @@ def told(results, monkeypatch, tmp_path):
     return run
 
 
-def test_a_slower_change_is_open_by_default_and_a_regression_where_nominated_is_enough(told, write_history):
+def test_a_slower_change_is_open_by_default_and_a_regression_where_nominated_is_enough(message, write_history):
     write_history([1.0] * 20 + [1.1] * 6)
-    data, code = told()
+    data, code = message()
     [finding] = data["findings"]
     assert finding["verdict"] == "undecided"
     assert finding["details"]["commit_before"] == commit(19)
     assert finding["details"]["commit_after"] == commit(20)
     assert code == 3
-    assert told("--fail-on", "nominated")[1] == 1
-    assert told("--fail-on", "slower")[1] == 0
+    assert message("--fail-on", "nominated")[1] == 1
+    assert message("--fail-on", "slower")[1] == 0
 
 
-def test_a_quiet_history_is_fine(told, write_history):
+def test_a_quiet_history_is_fine(message, write_history):
     write_history([1.0] * 30)
-    data, code = told()
+    data, code = message()
     assert (data["findings"], code) == ([], 0)
     assert "1 series were searched for changes." in data["notes"]
 
 
-def test_the_most_recent_change_comes_first(told, write_history):
+def test_the_most_recent_change_comes_first(message, write_history):
     write_history([1.0] * 10 + [1.1] * 10 + [1.0] * 20 + [0.9] * 6, case_id="b" * 16)
     write_history([1.0] * 44 + [1.1] * 2 + [1.2] * 6)
-    data, _ = told("--since", "2026-01-01")
+    data, _ = message("--since", "2026-01-01")
     began = [finding["details"]["started_at"] for finding in data["findings"]]
     assert len(began) >= 2
     assert began == sorted(began, reverse=True)
 
 
-def test_older_changes_and_such_as_were_made_good_are_notes(told, write_history):
+def test_older_changes_and_such_as_were_made_good_are_notes(message, write_history):
     write_history([1.0] * 20 + [1.1] * 6 + [1.0] * 6)
-    data, code = told("--fail-on", "nominated")
+    data, code = message("--fail-on", "nominated")
     assert [finding["verdict"] for finding in data["findings"]] == ["faster"]
     assert code == 0
     assert len(data["earlier"]) == 1
 
 
-def test_since_tells_changes_however_many_points_ago_they_began(told, write_history):
+def test_since_tells_changes_however_many_points_ago_they_began(message, write_history):
     write_history([1.0] * 20 + [1.1] * 40)
-    assert told()[0]["findings"] == []
-    assert len(told("--since", "2026-01-20")[0]["findings"]) == 1
-    assert told("--since", "2026-01-25")[0]["findings"] == []
+    assert message()[0]["findings"] == []
+    assert len(message("--since", "2026-01-20")[0]["findings"]) == 1
+    assert message("--since", "2026-01-25")[0]["findings"] == []
 
 
-def test_a_change_while_the_code_stayed_the_same_is_the_machines(told, write_history):
+def test_a_change_while_the_code_stayed_the_same_is_the_machines(message, write_history):
     write_history([1.0] * 20 + [1.1] * 6, commits=["a" * 40] * 26)
-    data, code = told()
+    data, code = message()
     assert (data["findings"], code) == ([], 0)
     assert any(note.startswith("Not the code") for note in data["notes"])
 
 
-def test_too_few_points_are_said_to_be_too_few(told, write_history):
+def test_too_few_points_are_said_to_be_too_few(message, write_history):
     write_history([1.0, 1.0, 2.0, 2.0, 2.0])
-    data, code = told()
+    data, code = message()
     assert (data["findings"], code) == ([], 0)
     assert any("fewer than 6 points" in note for note in data["notes"])
 
 
-def test_a_break_is_told_as_one_and_not_as_a_change(told, write_run):
+def test_a_break_is_told_as_one_and_not_as_a_change(message, write_run):
     for index, run_id in enumerate(run_ids(20)):
         write_run(run_id, [1e-3 if index < 10 else 1.2e-3], state={"compiler": "g++ 12" if index < 10 else "g++ 13"})
-    data, code = told()
+    data, code = message()
     assert (data["findings"], code) == ([], 0)
     assert any("g++ 12 -> g++ 13" in note for note in data["notes"])
 
 
-def test_machines_are_searched_apart(told, write_history):
+def test_machines_are_searched_apart(message, write_history):
     write_history([1.0] * 10)
     write_history([1.5] * 10, machine="cpu-another-8c")
-    assert told()[0]["findings"] == []
-    assert "2 series" in told()[0]["notes"][0]
-    assert "1 series" in told("--machine", "cpu-another-8c")[0]["notes"][0]
+    assert message()[0]["findings"] == []
+    assert "2 series" in message()[0]["notes"][0]
+    assert "1 series" in message("--machine", "cpu-another-8c")[0]["notes"][0]
 
 
-def test_a_spill_in_the_newest_run_is_a_regression_without_any_rerun(told, write_run, make_record):
+def test_a_spill_in_the_newest_run_is_a_regression_without_any_rerun(message, write_run, make_record):
     for index, run_id in enumerate(run_ids(3)):
         exact = {"local_memory": 64 if index == 2 else 0}
         write_run(run_id, records=[make_record(run_id, exact=exact, probe="static_kernels")])
-    data, code = told()
+    data, code = message()
     assert [finding["verdict"] for finding in data["findings"]] == ["slower"]
     assert code == 1
 
@@ -153,10 +153,10 @@ def test_no_run_at_all_is_one_sentence(results, arguments, monkeypatch, tmp_path
     assert "No measured run" in str(done.exception)
 
 
-def test_a_benchmark_there_is_not_is_one_sentence(told, write_history):
+def test_a_benchmark_there_is_not_is_one_sentence(message, write_history):
     write_history([1.0] * 10)
     with pytest.raises(UserError, match=r"No benchmark in .* matches 'softmax'"):
-        told("softmax")
+        message("softmax")
 
 
 @pytest.fixture
@@ -182,10 +182,10 @@ def rerun(monkeypatch):
 
 
 @pytest.mark.parametrize(("verdict", "code"), [("slower", 1), ("equivalent", 0), ("undecided", 3), ("failed", 3)])
-def test_confirm_pairs_the_two_commits_and_its_verdict_counts(told, write_history, rerun, verdict, code):
+def test_confirm_pairs_the_two_commits_and_its_verdict_counts(message, write_history, rerun, verdict, code):
     write_history([1.0] * 20 + [1.1] * 6)
     rerun.verdict = verdict
-    data, found_code = told("--confirm", "--device", "cpu", "--margin", "2%")
+    data, found_code = message("--confirm", "--device", "cpu", "--margin", "2%")
     assert len(rerun.compared) == 1
     assert rerun.compared[0][:2] == (commit(19), commit(20))
     assert rerun.compared[0][3] == 0.02
@@ -195,19 +195,19 @@ def test_confirm_pairs_the_two_commits_and_its_verdict_counts(told, write_histor
     assert found_code == code
 
 
-def test_changes_of_the_same_commits_are_rerun_as_one_suite(told, write_history, rerun, make_record):
+def test_changes_of_the_same_commits_are_rerun_as_one_suite(message, write_history, rerun, make_record):
     write_history([1.0] * 20 + [1.1] * 6)
     case = make_record()["case"]
     other = {**case, "parameters": {**case["parameters"], "m": 128}}
     write_history([1.0] * 20 + [1.2] * 6, case_id="b" * 16, case=other)
-    told("--confirm", "--device", "cpu")
+    message("--confirm", "--device", "cpu")
     assert [len(cases) for _, _, cases, _ in rerun.compared] == [2]
 
 
-def test_a_commit_that_the_checkout_does_not_have_leaves_the_change_open(told, write_history, rerun):
+def test_a_commit_that_the_checkout_does_not_have_leaves_the_change_open(message, write_history, rerun):
     write_history([1.0] * 20 + [1.1] * 6)
     rerun.unknown = {commit(19)}
-    data, code = told("--confirm", "--device", "cpu")
+    data, code = message("--confirm", "--device", "cpu")
     assert "It was not rerun" in data["findings"][0]["sentence"]
     assert code == 3
 
@@ -219,17 +219,17 @@ def test_a_commit_that_the_checkout_does_not_have_leaves_the_change_open(told, w
         (None, "cpu-another-8c", "measured on cpu-another-8c"),
     ],
 )
-def test_what_cannot_be_rerun_here_says_why(told, write_history, rerun, commits, machine, why):
+def test_what_cannot_be_rerun_here_says_why(message, write_history, rerun, commits, machine, why):
     write_history([1.0] * 20 + [1.1] * 6, commits=commits, machine=machine)
-    data, code = told("--confirm", "--device", "cpu")
+    data, code = message("--confirm", "--device", "cpu")
     assert rerun.compared == []
     assert why in data["findings"][0]["sentence"]
     assert code == 3
 
 
-def test_a_faster_change_is_not_rerun(told, write_history, rerun):
+def test_a_faster_change_is_not_rerun(message, write_history, rerun):
     write_history([1.0] * 20 + [0.9] * 6)
-    assert told("--confirm", "--device", "cpu")[1] == 0
+    assert message("--confirm", "--device", "cpu")[1] == 0
     assert rerun.compared == []
 
 

@@ -78,8 +78,8 @@ class Repository:
         self.git("commit", "-qm", tag)
         self.git("tag", tag)
 
-    def arm(self, asked: str, *benches: str, environment: bool = False):
-        return arm_of(asked, self.root, benches, environment)
+    def arm(self, requested: str, *benches: str, environment: bool = False):
+        return arm_of(requested, self.root, benches, environment)
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_a_revision_of_python_files_is_imported_as_it_was_committed(repository, 
     repository.commit("v1", **{place: "version = 1\n", "bench.py": "one\n"})
     repository.commit("v2", **{place: "version = 2\n", "bench.py": "two\n"})
     repository.write(**{place: "version = 3\n"})
-    arms = [repository.arm(asked, "bench.py") for asked in ("v1", "v2", ".")]
+    arms = [repository.arm(requested, "bench.py") for requested in ("v1", "v2", ".")]
     assert [asked_of(arm, "made_up.version") for arm in arms] == ["1", "2", "3"]
     assert [bench_of(arm, "bench.py") for arm in arms] == ["one\n", "two\n", "two\n"]
     assert [arm.dirty for arm in arms] == [False, False, True]
@@ -142,7 +142,7 @@ def test_a_setup_py_with_an_extension_is_built_for_each_revision_once(repository
     files = {"setup.py": SETUP_WITH_EXTENSION, "made_up/__init__.py": "", "bench.py": ""}
     repository.commit("v1", **files, **{"native.c": EXTENSION.replace("VERSION", "1")})
     repository.commit("v2", **{"native.c": EXTENSION.replace("VERSION", "2")})
-    arms = [repository.arm(asked, "bench.py") for asked in ("v1", "v2")]
+    arms = [repository.arm(requested, "bench.py") for requested in ("v1", "v2")]
     assert [arm.failure for arm in arms] == ["", ""]
     native = "__import__('made_up.native').native.version()"
     assert [asked_of(arm, native) for arm in arms] == ["1", "2"]
@@ -167,7 +167,7 @@ def test_a_revision_that_does_not_build_says_why_and_the_other_is_not_harmed(rep
     files = {"pyproject.toml": PYPROJECT, "backend.py": BACKEND, "bench.py": ""}
     repository.commit("broken", **files, **{"src/made_up/__init__.py": "broken"})
     repository.commit("mended", **{"src/made_up/__init__.py": ""})
-    broken, mended = (repository.arm(asked, "bench.py") for asked in ("broken", "mended"))
+    broken, mended = (repository.arm(requested, "bench.py") for requested in ("broken", "mended"))
     assert "made_up.rs:7: error: no semicolon" in broken.failure
     assert str(broken.log) in broken.failure
     assert mended.failure == ""
@@ -178,7 +178,7 @@ def test_a_revision_that_does_not_build_says_why_and_the_other_is_not_harmed(rep
 def test_with_environments_each_revision_has_the_versions_it_requires(index):
     for version in ("1", "2"):
         index.commit(f"v{version}", **{"requirements.txt": f"made-up=={version}\n", "bench.py": ""})
-    arms = [index.arm(asked, "bench.py", environment=True) for asked in ("v1", "v2")]
+    arms = [index.arm(requested, "bench.py", environment=True) for requested in ("v1", "v2")]
     assert [asked_of(arm, "made_up.version") for arm in arms] == ["1", "2"]
     assert [arm.software["packages"]["made-up"] for arm in arms] == ["1", "2"]
 

@@ -36,7 +36,7 @@ def shared_machine(random: np.random.Generator, trials: int, pairs: int) -> np.n
     return spread * random.normal(0, 1, (trials, pairs))
 
 
-def told(rule: SequentialRule, shift: float) -> dict[str, float]:
+def message(rule: SequentialRule, shift: float) -> dict[str, float]:
     """Of comparisons on a noisy machine the share that ended in each verdict, and the median of their pairs."""
     words, pairs = [], []
     for log_ratios in shared_machine(np.random.default_rng(1), 300, rule.max_pairs) + math.log1p(shift):
@@ -51,21 +51,21 @@ def told(rule: SequentialRule, shift: float) -> dict[str, float]:
 
 
 def test_identical_code_raises_no_alarm_in_more_than_one_of_a_hundred_comparisons():
-    found = told(SequentialRule(), 0.0)
+    found = message(SequentialRule(), 0.0)
     assert found["slower"] + found["faster"] <= 0.01
     assert found["equivalent"] >= 0.75
 
 
 def test_slowdowns_are_found_on_a_noisy_machine():
-    found = told(SequentialRule(), 0.05)
+    found = message(SequentialRule(), 0.05)
     assert found["slower"] >= 0.95
     assert found["pairs"] <= 12
-    assert told(SequentialRule(), 0.03)["slower"] >= 0.80
+    assert message(SequentialRule(), 0.03)["slower"] >= 0.80
 
 
 def test_what_lies_just_at_the_margin_is_called_slower_no_more_often_than_stated():
     rule = SequentialRule(alpha=0.05)
-    found = told(rule, rule.margin)
+    found = message(rule, rule.margin)
     assert 0.005 < found["slower"] <= 0.04
     assert found["equivalent"] <= rule.alpha_equivalent
 
@@ -141,17 +141,17 @@ def test_the_further_pairs_told_decide_about_every_second_time():
     rule = SequentialRule(max_pairs=400)
     random = np.random.default_rng(6)
     so_far = shared_machine(random, 60, 22) + math.log1p(0.02)
-    decided = asked = 0
+    decided = requested = 0
     for row in so_far:
         decision = rule.decide(row)
         if decision.is_decided or not decision.further_pairs or decision.further_pairs > 300:
             continue
         # The estimate's promise: more pairs of this spread, about the ratio seen so far.
         more = shared_machine(random, 1, decision.further_pairs)[0] + math.log(decision.ratio.value)
-        asked += 1
+        requested += 1
         decided += rule.decide([*row, *more], final=True).is_decided
-    assert asked >= 20
-    assert 0.35 < decided / asked < 0.95
+    assert requested >= 20
+    assert 0.35 < decided / requested < 0.95
 
 
 def test_what_lies_exactly_at_the_margin_is_never_decided_and_no_number_of_pairs_is_promised():

@@ -103,16 +103,18 @@ def test_every_cell_and_verdict_of_a_committed_run_is_in_it_in_base_units(run: P
 
     records = [record for record in open_run(run).records() if record.probe == "optimizer"]
     found = find_probe("optimizer").findings(records)
-    [told] = [probe for probe in committed["probes"] if probe["name"] == "optimizer"]
-    assert [each["measured"]["value"] for each in told["verdicts"]] == [each.measured.value for each in found.verdicts]
-    assert [each["outcome"] for each in told["verdicts"]] == [each.outcome for each in found.verdicts]
-    for table, held in zip(told["tables"], found.tables, strict=True):
+    [message] = [probe for probe in committed["probes"] if probe["name"] == "optimizer"]
+    assert [each["measured"]["value"] for each in message["verdicts"]] == [
+        each.measured.value for each in found.verdicts
+    ]
+    assert [each["outcome"] for each in message["verdicts"]] == [each.outcome for each in found.verdicts]
+    for table, held in zip(message["tables"], found.tables, strict=True):
         cells = [cell for row in table["rows"] for cell in row]
         values = [cell["value"] if isinstance(cell, dict) else cell for cell in cells]
         assert values == [getattr(cell, "value", cell) for row in held.rows for cell in row]
         times = [cell for cell in cells if isinstance(cell, dict) and cell["shown"] == "ms"]
         assert all(0 < cell["value"] < 0.1 and cell["unit"] == "s" for cell in times)
-    assert {case["case_id"] for case in told["cases"]} == {each.case_id for each in records if each.outcome == "ok"}
+    assert {case["case_id"] for case in message["cases"]} == {each.case_id for each in records if each.outcome == "ok"}
 
 
 def test_a_summary_stands_at_the_head_with_what_fails(committed: dict[str, Any]) -> None:
@@ -122,26 +124,26 @@ def test_a_summary_stands_at_the_head_with_what_fails(committed: dict[str, Any])
 
 
 def test_hostile_text_and_numbers_that_are_none_leave_it_strict_json() -> None:
-    told = as_text(as_document({"optimizer": MADE_UP}, [], RunFolder(Path("m/r"), {HOSTILE: HOSTILE})))
-    assert told.isascii()
-    [probe] = json.loads(told, parse_constant=pytest.fail)["probes"]
+    message = as_text(as_document({"optimizer": MADE_UP}, [], RunFolder(Path("m/r"), {HOSTILE: HOSTILE})))
+    assert message.isascii()
+    [probe] = json.loads(message, parse_constant=pytest.fail)["probes"]
     assert probe["tables"][0]["rows"][0][1]["low"] is None
-    assert "\u202e" not in probe["verdicts"][0]["told"]["values"]["name"]
+    assert "\u202e" not in probe["verdicts"][0]["message"]["values"]["name"]
     assert probe["figures"][0]["rows"][0][2]["bars"][0]["value"] is None
 
 
-def objects(told: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def objects(message: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every object of a document under the heading that the documentation has for its kind."""
-    yield "document", told
-    yield from (("point", each) for each in told["summary"])
-    yield from (("remark", each) for each in told["cautions"])
-    for probe in told["probes"]:
+    yield "document", message
+    yield from (("point", each) for each in message["summary"])
+    yield from (("remark", each) for each in message["cautions"])
+    for probe in message["probes"]:
         yield "probe", probe
         yield from (("case", each) for each in probe["cases"])
         yield from (("remark", each) for each in (*probe["cautions"], *probe["remarks"]))
         for verdict in probe["verdicts"]:
             yield from (("verdict", verdict), ("claim", verdict["claim"]), ("value", verdict["measured"]))
-            yield "remark", verdict["told"]
+            yield "remark", verdict["message"]
         for table in probe["tables"]:
             yield "table", table
             yield from (("column", each) for each in table["columns"])
@@ -277,8 +279,10 @@ def planned_by(command: str) -> str:
     """The plan_id of `pyperf-suite run ...`."""
     program, name, *arguments = shlex.split(command)
     assert (program, name) == ("pyperf-suite", "run")
-    asked = main.commands["run"].make_context(name, arguments).params
-    return _plan(asked["probes"], asked["profile"], asked["device"], asked["axes"], asked["seed"]).plan_id
+    requested = main.commands["run"].make_context(name, arguments).params
+    return _plan(
+        requested["probes"], requested["profile"], requested["device"], requested["axes"], requested["seed"]
+    ).plan_id
 
 
 def test_a_runs_command_asks_for_the_same_plan_with_its_replaced_axes_and_seed(tmp_path: Path) -> None:
@@ -321,8 +325,8 @@ def test_what_other_commands_measure_is_named_by_them(probe: str, manifest: dict
     assert command_of(probe, manifest) == f"pyperf-suite {command}"
 
 
-@pytest.mark.parametrize("asked", [None, "tile=8", 3, [1, None, "no axis"], {"a": 1}])
-def test_manifests_of_before_or_of_strangers_name_the_sweep_without_axes(asked) -> None:
-    manifest = {"profile": "quick", "device": ["cpu"], "seed": "x", "asked": asked}
+@pytest.mark.parametrize("requested", [None, "tile=8", 3, [1, None, "no axis"], {"a": 1}])
+def test_manifests_of_before_or_of_strangers_name_the_sweep_without_axes(requested) -> None:
+    manifest = {"profile": "quick", "device": ["cpu"], "seed": "x", "asked": requested}
     assert command_of("baseline", manifest) == "pyperf-suite run baseline --profile quick"
     assert command_of("baseline", {}, "full") == "pyperf-suite run baseline --profile full"

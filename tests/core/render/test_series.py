@@ -55,11 +55,11 @@ def test_a_picture_names_benchmark_machine_breaks_commits_units_and_the_size_of_
     draw_series([drawn], tmp_path / "series.png", [[Step(3, 2.0, 4.0)]])
     assert (tmp_path / "series.png").read_bytes().startswith(b"\x89PNG")
     words = "\n".join(written_words)
-    told = (
+    message = (
         *("tile_wave: matmul[native m=8]", "on cpu-someones-2c", "driver 570.1 -> 580.2", "+100.0%"),
         *("GPU-a", "GPU-b", "2026-01-01\n000000000"),
     )
-    assert [each for each in told if each not in words] == []
+    assert [each for each in message if each not in words] == []
 
 
 def test_runs_of_one_day_are_labelled_with_their_times(tmp_path, written_words):

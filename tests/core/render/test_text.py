@@ -8,7 +8,7 @@ import pytest
 
 from pyperf_suite.findings.data import UNITS, Claim, Heading, Quantity, Table, remark
 from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.render.text import bare, cell, heading, sentence, told, written
+from pyperf_suite.render.text import bare, cell, heading, quantity_text, sentence, written
 
 
 @pytest.mark.parametrize(
@@ -45,19 +45,19 @@ from pyperf_suite.render.text import bare, cell, heading, sentence, told, writte
     ],
 )
 def test_a_value_is_told_with_its_unit(value, unit, text):
-    assert told(Quantity(value, unit)) == text
+    assert quantity_text(Quantity(value, unit)) == text
 
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_what_is_not_known_is_a_dash_without_a_unit(unit):
     unknown = Quantity(math.nan, unit, processes=3)
-    assert (told(unknown), bare(unknown), cell(unknown)) == ("-", "-", "-")
+    assert (quantity_text(unknown), bare(unknown), cell(unknown)) == ("-", "-", "-")
 
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("value", [math.inf, -math.inf, 1e300, -1e300, 1e-300, 5e-324, -0.0])
 def test_any_value_has_a_short_text_in_any_unit(unit, value):
-    for text in (told(Quantity(value, unit, value, value, 3)), bare(Quantity(value, unit))):
+    for text in (quantity_text(Quantity(value, unit, value, value, 3)), bare(Quantity(value, unit))):
         assert 0 < len(text) < 60
         assert "nan" not in text
         assert "inf" not in text
@@ -77,7 +77,7 @@ def test_any_value_has_a_short_text_in_any_unit(unit, value):
     ],
 )
 def test_an_interval_is_told_in_the_unit_of_its_value(quantity, text):
-    assert told(quantity) == text
+    assert quantity_text(quantity) == text
 
 
 def test_a_cell_leaves_the_unit_to_the_heading_unless_each_has_its_own():
@@ -97,8 +97,8 @@ def test_columns_with_a_unit_or_with_numbers_alone_stand_to_the_right():
 
 def test_gaps_of_a_remark_are_filled_by_name():
     values = {"way": "loop", "faster": Ratio(2, 1.9, 2.1, 3), "layers": 4, "lost": None}
-    told = remark("{way} is {faster} as fast on {layers} layers, {lost}", **values)
-    assert sentence(told) == "loop is 2.00 × [1.90, 2.10] as fast on 4 layers, -"
+    message = remark("{way} is {faster} as fast on {layers} layers, {lost}", **values)
+    assert sentence(message) == "loop is 2.00 × [1.90, 2.10] as fast on 4 layers, -"
 
 
 def test_names_cannot_fill_gaps_of_their_own_or_steer_a_terminal():

@@ -16,7 +16,7 @@ from pyperf_suite.workloads import find_workload, operator
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.matmul.matmul import Matmul
-from pyperf_suite.workloads.operator import Judge, Launches, as_stored
+from pyperf_suite.workloads.operator import Launches, OutputVerifier, as_stored
 from pyperf_suite.workloads.workload import Kernel
 
 torch = pytest.importorskip("torch")
@@ -77,11 +77,11 @@ def first_output(outputs: dict[str, Any]) -> Any:
     return next(iter(outputs.values()))
 
 
-def judged(case: Case, launches: OnDevice) -> tuple[Any, Judge]:
+def judged(case: Case, launches: OnDevice) -> tuple[Any, OutputVerifier]:
     """The verdict before timing, and who gave it."""
     workload = find_workload(case.operator)
     operands = workload.operands(case.parameters, case.seed)
-    judge = launches.judge = Judge(workload, case.parameters, case.seed, operands, launches.kernel.name)
+    judge = launches.judge = OutputVerifier(workload, case.parameters, case.seed, operands, launches.kernel.name)
     try:
         return SpotChecks(launches).before_timing(), judge
     except WrongLaunch as wrong:
@@ -124,7 +124,7 @@ def test_one_in_so_many_cases_is_judged_by_the_host_too(monkeypatch: pytest.Monk
     counts = {"device": 0, "host": 0}
     for number in range(200):
         parameters = replace(PRODUCT.parameters, m=1 + number)
-        judge = Judge(Matmul(), parameters, 0, {}, "a kernel")
+        judge = OutputVerifier(Matmul(), parameters, 0, {}, "a kernel")
         counts["host" if judge._host_too else "device"] += 1
     assert 3 <= counts["host"] <= 30
 

@@ -30,7 +30,15 @@ from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.results import read_journal
 from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.collective import CollectiveParameters
-from pyperf_suite.workloads.workload import BUILD_ON_EACH_OTHER, Checked, Kernel, Place, RankTimes, Transfers, Work
+from pyperf_suite.workloads.workload import (
+    BUILD_ON_EACH_OTHER,
+    Checked,
+    ExecutionContext,
+    Kernel,
+    RankTimes,
+    Transfers,
+    Work,
+)
 
 pytest.importorskip("torch.distributed")
 
@@ -129,7 +137,7 @@ def measured_alone(transfers: Transfers) -> dict[str, Any]:
     )
     effort = Effort(SteadyRule(time_cap_s=0.1), StopRule(time_cap_s=0.4))
     with Group(ALONE) as group:
-        place = Place(resolve("cpu"), group=group, deadline_s=20)
+        place = ExecutionContext(resolve("cpu"), group=group, deadline_s=20)
         return to_the_end(measure_ranked(workload, all_reduce(8, 1), effort, place))
 
 

@@ -223,11 +223,11 @@ def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(
 
 def test_refused_cases_are_answered_with_their_reason_and_never_reach_the_workers() -> None:
     refused, wanted = (planned.case for planned in a_plan().cases)
-    asked = Instant()
-    workers = SparingWorkers(asked, {refused.case_id: "no room"})
+    requested = Instant()
+    workers = SparingWorkers(requested, {refused.case_id: "no room"})
     assert workers.measure(0, refused, None) == {"outcome": "unsupported", "reason": "no room"}
     assert workers.measure(0, wanted, None)["reason"] == "a double"
-    assert asked.visits == [(0, wanted.case_id)]
+    assert requested.visits == [(0, wanted.case_id)]
 
 
 def test_a_run_that_is_cut_short_has_every_case_once_before_any_case_twice(begin: Callable[..., Session]) -> None:

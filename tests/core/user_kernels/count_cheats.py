@@ -37,22 +37,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("times", type=int)
     parser.add_argument("words", nargs="*")
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     kernels = catalogue()
     bad = 0
     for entry in kernels.CHEATS + kernels.HONEST:
-        if asked.words and not any(word in entry.name for word in asked.words):
+        if requested.words and not any(word in entry.name for word in requested.words):
             continue
         if entry.on_gpu and isinstance(driver(), Unavailable):
             print(f"  not run   {entry.name}: needs a CUDA device")
             continue
-        ends = Counter(end_of(kernels, entry, number) for number in range(asked.times))
+        ends = Counter(end_of(kernels, entry, number) for number in range(requested.times))
         right = sum(
             count for end, count in ends.items() if end in (entry.reason.split(" or ") if entry.reason else ["ok"])
         )
-        bad += asked.times - right
+        bad += requested.times - right
         reported = ", ".join(f"{end} {count}" for end, count in ends.most_common())
-        print(f"{right:4} of {asked.times:2}  {entry.name}: {reported}", flush=True)
+        print(f"{right:4} of {requested.times:2}  {entry.name}: {reported}", flush=True)
     return 1 if bad else 0
 
 

@@ -29,7 +29,7 @@ from pyperf_suite.workloads.operands import (
     widen,
 )
 from pyperf_suite.workloads.operator import TorchTensors
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
 CUDA = Path(nvrtc.__file__).parent / "cuda"
 DTYPES = ("float32", "tfloat32", "float16", "bfloat16", "float8_e4m3fn", "int8")
@@ -156,7 +156,7 @@ def test_tensors_are_filled_on_the_device_and_never_made_on_the_host(kernel_on_h
     monkeypatch.setattr(operator, "TorchDevice", lambda device, workers: on_host)
     described = {"a": Operand((33, 7), "bfloat16", 0), "c": Operand((5,), "float32")}
     operands = Operands(described, seed=3)
-    sets = TorchTensors(operands, Place(Device("cuda"), sets=3)).sets
+    sets = TorchTensors(operands, ExecutionContext(Device("cuda"), sets=3)).sets
     assert not operands._made
     for each in sets:
         assert each["a"].view(torch.uint8).numpy().tobytes() == Operands(described, seed=3)["a"].tobytes()

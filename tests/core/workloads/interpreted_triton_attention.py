@@ -19,13 +19,13 @@ from pyperf_suite.laws.tiled_attention import Blocks
 from pyperf_suite.workloads.attention import AttentionParameters, attention
 from pyperf_suite.workloads.attention.attention import Attention
 from pyperf_suite.workloads.operator import TorchTensors
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
 
 class HostTensors(TorchTensors):
     """The operands in the host's memory."""
 
-    def __init__(self, operands: Any, place: Place) -> None:
+    def __init__(self, operands: Any, place: ExecutionContext) -> None:
         super().__init__(operands, replace(place, device=Device("cpu")))
 
 
@@ -38,7 +38,7 @@ def answer(target: str, blocks: str, **named: Any) -> dict[str, Any]:
     workload.validate(parameters)
     implementation.validate(parameters)
     operands = workload.operands(parameters, seed=1)
-    launches = implementation.prepare(parameters, operands, Place(Device("cuda"), sets=2))
+    launches = implementation.prepare(parameters, operands, ExecutionContext(Device("cuda"), sets=2))
     outcomes = []
     for index in (0, 1):
         launches.poison()

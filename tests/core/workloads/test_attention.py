@@ -15,7 +15,7 @@ from pyperf_suite.laws.tiled_attention import Blocks
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.attention.attention import Attention, NativeCpuAttention, default_native_blocks
 from pyperf_suite.workloads.attention.by_torch import reason_of_refusal, time_limit
-from pyperf_suite.workloads.workload import Kernel, Place
+from pyperf_suite.workloads.workload import ExecutionContext, Kernel
 
 CPU = resolve("cpu")
 EVERYWHERE = ("sdpa_default", "sdpa_flash", "sdpa_math", "two_gemm", "two_gemm_products")
@@ -44,7 +44,7 @@ def verified(implementation: str, parameters: AttentionParameters) -> Kernel:
     operator.validate(parameters)
     operator.implementation(implementation).validate(parameters)
     operands = operator.operands(parameters, seed=1)
-    launches = operator.implementation(implementation).prepare(parameters, operands, Place(CPU, sets=2))
+    launches = operator.implementation(implementation).prepare(parameters, operands, ExecutionContext(CPU, sets=2))
     launches.launch(0)
     launches.poison()
     for index in (0, 1):

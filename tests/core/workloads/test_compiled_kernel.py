@@ -10,7 +10,7 @@ from pyperf_suite.kernels import nvrtc
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.exact import CompiledKernel, CompiledKernelParameters, cuda_kernels, triton_kernels
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
 KERNEL = "sm80_bf16_bf16_tn_64x64x64_s4_w2x2"
 PARAMETERS = CompiledKernelParameters(KERNEL, "sm_80")
@@ -70,7 +70,7 @@ def test_without_a_compiler_the_case_is_unsupported_with_what_brings_one(monkeyp
 
     monkeypatch.setattr(nvrtc, "compile_cubin", absent)
     with pytest.raises(Unsupported, match="nvidia-cuda-nvrtc"):
-        CompiledKernel().prepare(PARAMETERS, "nvrtc", Place(Device("cpu")))
+        CompiledKernel().prepare(PARAMETERS, "nvrtc", ExecutionContext(Device("cpu")))
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,20 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul.libraries import GroupedMatmulParameters
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
 CPU = resolve("cpu")
 OPERATOR = find_workload("grouped_matmul")
 
 
-def asked(**changed: object) -> GroupedMatmulParameters:
+def requested(**changed: object) -> GroupedMatmulParameters:
     return GroupedMatmulParameters(**({"experts": 4, "rows": 70, "n": 24, "k": 16, "dtype": "float32"} | changed))
 
 
 @pytest.mark.parametrize("skew", [0.0, 0.3, 1.0, 8.0])
 @pytest.mark.parametrize(("experts", "rows"), [(1, 7), (4, 70), (8, 5), (64, 4096)])
 def test_every_row_has_one_expert_and_none_has_fewer_than_a_later_one(experts, rows, skew):
-    found = asked(experts=experts, rows=rows, skew=skew).rows_of_experts
+    found = requested(experts=experts, rows=rows, skew=skew).rows_of_experts
     assert (len(found), sum(found)) == (experts, rows)
     assert list(found) == sorted(found, reverse=True)
     if skew == 0:
@@ -31,15 +31,15 @@ def test_every_row_has_one_expert_and_none_has_fewer_than_a_later_one(experts, r
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("way", ["loop", "padded", "grouped_mm"])
 def test_each_way_is_right_where_experts_differ_and_where_some_have_no_row(way, dtype):
-    for parameters in (asked(skew=1.0, dtype=dtype), asked(experts=8, rows=5, dtype=dtype)):
-        launches = OPERATOR.prepare(parameters, way, Place(CPU, sets=3))
+    for parameters in (requested(skew=1.0, dtype=dtype), requested(experts=8, rows=5, dtype=dtype)):
+        launches = OPERATOR.prepare(parameters, way, ExecutionContext(CPU, sets=3))
         verdict = launches.check()
         assert verdict.passed, verdict.message
 
 
 @pytest.mark.parametrize("way", ["loop", "padded", "grouped_mm"])
 def test_one_wrong_element_and_a_launch_that_did_nothing_are_seen(way):
-    launches = OPERATOR.prepare(asked(skew=1.0), way, Place(CPU, sets=2))
+    launches = OPERATOR.prepare(requested(skew=1.0), way, ExecutionContext(CPU, sets=2))
     assert launches.check().passed
     kept = launches.kept(0)
     assert launches.equals(0, kept)
@@ -55,9 +55,9 @@ def test_one_wrong_element_and_a_launch_that_did_nothing_are_seen(way):
 
 
 def test_an_error_names_the_expert_and_the_row_of_all():
-    launches = OPERATOR.prepare(asked(), "loop", Place(CPU, sets=1))
+    launches = OPERATOR.prepare(requested(), "loop", ExecutionContext(CPU, sets=1))
     launches.launch(0)
-    first_of_third = sum(asked().rows_of_experts[:2])
+    first_of_third = sum(requested().rows_of_experts[:2])
     launches.results(0)["c"][first_of_third + 1, 5] += 1
     verdict = launches.left(0)
     assert verdict.worst_at == (first_of_third + 1, 5)
@@ -65,11 +65,11 @@ def test_an_error_names_the_expert_and_the_row_of_all():
 
 
 def test_work_counts_useful_flop_and_experts_that_are_read():
-    assert OPERATOR.work(asked()).flop == 2 * 70 * 24 * 16
-    few = asked(experts=8, rows=5)
+    assert OPERATOR.work(requested()).flop == 2 * 70 * 24 * 16
+    few = requested(experts=8, rows=5)
     assert OPERATOR.work(few).bytes == 4 * (5 * 16 + 5 * 16 * 24 + 5 * 24)
 
 
 def test_triton_is_not_timed_where_it_would_interpret():
     with pytest.raises(Unsupported, match="compiles for GPUs"):
-        OPERATOR.prepare(asked(), "triton", Place(CPU))
+        OPERATOR.prepare(requested(), "triton", ExecutionContext(CPU))

@@ -35,8 +35,8 @@ REAL = real_names()
 def test_a_real_name_tells_what_it_says_and_no_more(name):
     kernel = parse(name)
     assert kernel is not None
-    told = {field: as_text(value) for field, value in kernel.told.items() if field != "name"}
-    assert told == REAL[name]
+    message = {field: as_text(value) for field, value in kernel.message.items() if field != "name"}
+    assert message == REAL[name]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import LAYOUTS, MatmulParameters
 from pyperf_suite.workloads.matmul.matmul import Matmul
 from pyperf_suite.workloads.operands import ELEMENT_TYPES, aligned_empty, not_a_number, round_to, widen
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
 CPU = resolve("cpu")
 TILE = Tile(32, 64, 48)
@@ -44,7 +44,7 @@ def test_every_implementation_agrees_with_the_reference(
     parameters = MatmulParameters(*shape, Schedule.parse(schedule), tile, dtype=dtype, layout=layout)
     operator = Matmul()
     operands = operator.operands(parameters, seed=1)
-    launches = operator.implementation(implementation).prepare(parameters, operands, Place(CPU, sets=2))
+    launches = operator.implementation(implementation).prepare(parameters, operands, ExecutionContext(CPU, sets=2))
     launches.poison()
     for index in (0, 1):
         launches.launch(index)
@@ -56,7 +56,7 @@ def test_an_output_nobody_wrote_fails_verification() -> None:
     parameters = MatmulParameters(5, 6, 7, Schedule("persistent", 1))
     operator = Matmul()
     operands = operator.operands(parameters, seed=0)
-    launches = operator.implementation("native").prepare(parameters, operands, Place(CPU))
+    launches = operator.implementation("native").prepare(parameters, operands, ExecutionContext(CPU))
     launches.poison()
     assert not operator.verify(parameters, operands, launches.outputs(0)).passed
 

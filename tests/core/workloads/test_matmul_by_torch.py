@@ -19,7 +19,7 @@ from pyperf_suite.workloads.matmul.libraries import bind, refusals
 from pyperf_suite.workloads.matmul.matmul import Matmul
 from pyperf_suite.workloads.operands import not_a_number, round_to, widen
 from pyperf_suite.workloads.operator import Launches
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
 CPU = resolve("cpu")
 
@@ -34,7 +34,7 @@ def prepared(parameters: MatmulParameters) -> Launches:
     operator.validate(parameters)
     implementation = operator.implementation("torch" if parameters.pad_to == 1 else "torch_padded")
     implementation.validate(parameters)
-    return implementation.prepare(parameters, operator.operands(parameters, seed=1), Place(CPU, sets=2))
+    return implementation.prepare(parameters, operator.operands(parameters, seed=1), ExecutionContext(CPU, sets=2))
 
 
 @pytest.mark.parametrize("pad_to", [1, 16])
@@ -192,7 +192,9 @@ def test_our_cuda_kernels_name_the_types_they_take(implementation: str, dtype: s
 def test_our_cpu_kernel_says_which_dtypes_it_has(dtype: str) -> None:
     parameters = MatmulParameters(64, 64, 64, Schedule("data_parallel", 1), dtype=dtype)
     with pytest.raises(Unsupported, match=f"'{dtype}' is unknown: choose float32 or bfloat16"):
-        Matmul().implementation("native").prepare(parameters, Matmul().operands(parameters, seed=0), Place(CPU))
+        Matmul().implementation("native").prepare(
+            parameters, Matmul().operands(parameters, seed=0), ExecutionContext(CPU)
+        )
 
 
 class OutOfMemory(RuntimeError):
@@ -292,7 +294,7 @@ def test_operands_padded_before_are_as_they_were() -> None:
     inputs = operator.operands(parameters, seed=1)
     before = {name: inputs[name].copy() for name in "ab"}
     pytest.importorskip("torch")
-    launches = operator.implementation("torch_padded").prepare(parameters, inputs, Place(CPU))
+    launches = operator.implementation("torch_padded").prepare(parameters, inputs, ExecutionContext(CPU))
     launches.launch(0)
     for name, values in before.items():
         np.testing.assert_array_equal(inputs[name], values)

@@ -17,9 +17,9 @@ from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.workloads.matmul import MatmulParameters, libraries, matmul
 from pyperf_suite.workloads.matmul.matmul import Matmul
 from pyperf_suite.workloads.operator import Launches, TorchTensors
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
-TWO_ON_A_GPU = Place(Device("cuda"), sets=2)
+TWO_ON_A_GPU = ExecutionContext(Device("cuda"), sets=2)
 
 PAD = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<c10::BFloat16>>"
 GEMM = "void ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn"
@@ -28,7 +28,7 @@ GEMM = "void ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn"
 class HostTensors(TorchTensors):
     """The operands in the host's memory, of a GPU whose profiler sees PAD, GEMM, PAD."""
 
-    def __init__(self, operands: Any, place: Place, *_: Any) -> None:
+    def __init__(self, operands: Any, place: ExecutionContext, *_: Any) -> None:
         super().__init__(operands, replace(place, device=Device("cpu")))
 
     def launched_kernels(self, launch: Callable[[int], object]) -> list[str]:
@@ -112,12 +112,14 @@ def prepare_triton(monkeypatch: pytest.MonkeyPatch):
     def prepared(parameters: MatmulParameters, fitting: set[tuple[str, int]]) -> Launches:
         class Product:
             def __init__(self, configuration: triton_matmul.Configuration, *_: object) -> None:
-                self.asked = configuration
+                self.requested = configuration
 
             def bind(self, *_: object) -> Callable[[], object]:
                 def launch() -> object:
-                    if (self.asked.operands, self.asked.stages) not in fitting:
-                        raise ValueError(f"{self.asked.stages} stages through {self.asked.operands} need too much.")
+                    if (self.requested.operands, self.requested.stages) not in fitting:
+                        raise ValueError(
+                            f"{self.requested.stages} stages through {self.requested.operands} need too much."
+                        )
                     return SimpleNamespace(name="matmul", n_regs=128, n_spills=0)
 
                 return launch

@@ -21,7 +21,7 @@ from pyperf_suite.workloads.attention.attention import (
     configuration_of,
     costs_of,
 )
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
 SMALL = AttentionParameters(1, 4, 24, 20, 33, kv_heads=2, causal=True, dtype="float16")
 
@@ -67,9 +67,9 @@ def test_both_passes_write_what_verifies_and_say_what_ran(interpreted):
 
 
 def test_blocks_that_are_asked_for_are_taken_and_what_they_leave_open_is_the_target_s_own():
-    asked = AttentionParameters(1, 8, 64, 512, dtype="bfloat16", blocks=Blocks(64, 32))
+    requested = AttentionParameters(1, 8, 64, 512, dtype="bfloat16", blocks=Blocks(64, 32))
     own = configuration_of(AttentionParameters(1, 8, 64, 512, dtype="bfloat16"), "sm_90")
-    configuration = configuration_of(asked, "sm_90")
+    configuration = configuration_of(requested, "sm_90")
     assert (configuration.block_m, configuration.block_n) == (64, 32)
     assert (configuration.stages, configuration.warps) == (own.stages, own.warps)
     whole = configuration_of(AttentionParameters(1, 8, 64, 512, blocks=Blocks(64, 32, 2, 8)), "sm_90")
@@ -77,8 +77,8 @@ def test_blocks_that_are_asked_for_are_taken_and_what_they_leave_open_is_the_tar
 
 
 def test_blocks_larger_than_tma_takes_go_by_addresses():
-    asked = AttentionParameters(1, 8, 64, 512, dtype="bfloat16", blocks=Blocks(512, 32))
-    assert configuration_of(asked, "sm_90").operands == "addresses"
+    requested = AttentionParameters(1, 8, 64, 512, dtype="bfloat16", blocks=Blocks(512, 32))
+    assert configuration_of(requested, "sm_90").operands == "addresses"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_what_the_kernels_cannot_do_is_refused_in_one_sentence(change, words):
 def test_without_triton_the_case_is_unsupported(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Unsupported, match="triton is not installed"):
-        TritonAttention().prepare(SMALL, Attention().operands(SMALL, 0), Place(Device("cuda")))
+        TritonAttention().prepare(SMALL, Attention().operands(SMALL, 0), ExecutionContext(Device("cuda")))
 
 
 def test_slots_are_the_programs_that_all_multiprocessors_hold_at_once():

@@ -86,7 +86,7 @@ def software() -> Callable[..., SoftwareReadings]:
     def made(**otherwise: Any) -> SoftwareReadings:
         usual: dict[str, Any] = {
             "extension": None,
-            "compiler": Compiler("c++", "c++ (Debian) 12.2.0", asked=False),
+            "compiler": Compiler("c++", "c++ (Debian) 12.2.0", requested=False),
             "toolkits": (),
             "copies": {},
             "torch": {"version": "2.13.0+cpu", "cuda": None, "threads": 2, "opened": {}},

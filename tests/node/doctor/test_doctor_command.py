@@ -60,14 +60,14 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, list, Path]
 
 
 def test_it_opens_nothing_for_writing_and_leaves_nothing_behind(watched):
-    _, told, folder = watched
-    assert [each for each in told if each[0] != "subprocess.Popen"] == []
+    _, message, folder = watched
+    assert [each for each in message if each[0] != "subprocess.Popen"] == []
     assert list(folder.iterdir()) == []
 
 
 def test_it_starts_only_programs_that_read_and_none_through_a_shell(watched):
-    _, told, _ = watched
-    started = [each[1] for each in told if each[0] == "subprocess.Popen"]
+    _, message, _ = watched
+    started = [each[1] for each in message if each[0] == "subprocess.Popen"]
     assert started
     for command in started:
         own = command[:4] == [sys.executable, "-B", "-m", "pyperf_suite.node.doctor.children"]
@@ -75,14 +75,14 @@ def test_it_starts_only_programs_that_read_and_none_through_a_shell(watched):
 
 
 def test_its_json_names_every_check_with_a_verdict_and_advice_where_there_is_something_to_do(watched):
-    told, _, _ = watched
-    assert told["schema"] == 1
-    assert {check["group"] for check in told["checks"]} == {"CPU", "Load", "Memory", "GPU", "Software", "Disk"}
-    for check in told["checks"]:
+    message, _, _ = watched
+    assert message["schema"] == 1
+    assert {check["group"] for check in message["checks"]} == {"CPU", "Load", "Memory", "GPU", "Software", "Disk"}
+    for check in message["checks"]:
         assert check["found"]
         assert bool(check["advice"]) == (check["verdict"] in ("warning", "problem")), check
-    verdicts = {check["verdict"] for check in told["checks"]}
-    assert told["verdict"] == next(each for each in ("problem", "warning", "ok") if each in verdicts)
+    verdicts = {check["verdict"] for check in message["checks"]}
+    assert message["verdict"] == next(each for each in ("problem", "warning", "ok") if each in verdicts)
 
 
 @pytest.mark.parametrize(

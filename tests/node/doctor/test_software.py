@@ -48,17 +48,17 @@ def test_the_copy_that_torch_has_in_the_process_comes_before_the_wheels(software
 
 
 def test_a_variable_that_names_a_copy_is_never_passed_over(software):
-    asked = Opened(Copy("/mine/libnccl.so.2", NCCL.override), {"version": "2.30.1"})
-    found = named(software(copies={"NCCL": (asked, WHEEL)}))["NCCL"].found
+    requested = Opened(Copy("/mine/libnccl.so.2", NCCL.override), {"version": "2.30.1"})
+    found = named(software(copies={"NCCL": (requested, WHEEL)}))["NCCL"].found
     assert "Opened: /mine/libnccl.so.2, because PYPERF_LIBNCCL names it" in found
-    check = named(software(copies={"NCCL": (Opened(asked.copy, BROKEN), WHEEL)}))["NCCL"]
+    check = named(software(copies={"NCCL": (Opened(requested.copy, BROKEN), WHEEL)}))["NCCL"]
     assert check.verdict == "problem"
     assert check.command == "unset PYPERF_LIBNCCL"
 
 
 def test_a_variable_that_names_a_relative_path_is_a_problem_though_it_opens(software):
-    asked = Opened(Copy("libnccl.so.2", NCCL.override), {"version": "2.30.1"})
-    check = named(software(copies={"NCCL": (asked, WHEEL)}))["NCCL"]
+    requested = Opened(Copy("libnccl.so.2", NCCL.override), {"version": "2.30.1"})
+    check = named(software(copies={"NCCL": (requested, WHEEL)}))["NCCL"]
     assert (check.verdict, "absolute path" in check.found) == ("problem", True)
 
 
@@ -91,7 +91,7 @@ def test_torch_is_judged_by_what_it_did(software, torch, gpus, verdict, words):
         ("pytest-benchmark", {"packages": {"pytest": "9.2.0"}}, "problem"),
         ("C++ extension", {"extension": "The native extension does not load"}, "problem"),
         ("C++ compiler", {"compiler": None}, "warning"),
-        ("C++ compiler", {"compiler": Compiler("icpx", None, asked=True)}, "warning"),
+        ("C++ compiler", {"compiler": Compiler("icpx", None, requested=True)}, "warning"),
         ("CUDA toolkits", {"toolkits": (Toolkit("/usr/local/cuda", "12.8"),)}, "ok"),
         ("triton", {"packages": {}, "gpus": 1}, "warning"),
     ],
@@ -164,8 +164,8 @@ def test_a_child_that_cannot_be_started_is_a_finding():
 
 def test_opening_what_is_no_library_is_answered_in_one_line(tmp_path):
     (tmp_path / "libnccl.so.2").write_bytes(b"\x7fELF")
-    told = ExaminedProcess("library", str(tmp_path / "libnccl.so.2"), "ncclGetVersion").answer()
-    assert told["error"].startswith("OSError: ")
+    message = ExaminedProcess("library", str(tmp_path / "libnccl.so.2"), "ncclGetVersion").answer()
+    assert message["error"].startswith("OSError: ")
 
 
 def test_both_of_nccls_ways_to_number_versions_are_read():

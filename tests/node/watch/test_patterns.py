@@ -128,8 +128,8 @@ def test_gpus_that_wait_for_one_take_less_power_and_use_fewer_sms():
     waiting = tuple({**each, "sm_activity": 0.95 if each["rank"] == 1 else 0.2} for each in even)
     [found] = judge(samples(*ranks, gpus=waiting))
     assert (found.name, found.rank, found.evidence.values["pid"]) == ("straggler", 1, RANK.pid)
-    alike = tuple({**each, "sm_activity": 0.3, "power_w": 600.0 - each["rank"] * 200} for each in even)
-    assert names(judge(samples(*ranks, gpus=alike))) == {("idle SMs", rank) for rank in range(3)}
+    similar = tuple({**each, "sm_activity": 0.3, "power_w": 600.0 - each["rank"] * 200} for each in even)
+    assert names(judge(samples(*ranks, gpus=similar))) == {("idle SMs", rank) for rank in range(3)}
 
 
 def test_the_rank_with_the_longest_steps_is_the_straggler():

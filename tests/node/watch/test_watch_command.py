@@ -49,9 +49,9 @@ def record(tmp_path: Path) -> dict:
 @pytest.mark.slow
 def test_output_and_exit_code_are_the_commands_and_steps_are_recorded(tmp_path):
     process = started(tmp_path, "--flop-per-token", "1e6", "--", sys.executable, "-c", JOB, "15")
-    output, told = process.communicate(timeout=60)
+    output, message = process.communicate(timeout=60)
     assert (output, process.returncode) == ("ready\n", 3)
-    assert "step took 114 ms" in told
+    assert "step took 114 ms" in message
     found = record(tmp_path)
     assert (found["exit_code"], found["patterns"], found["steps"]["ranks"]["0"]["steps"]) == (3, [], 14)
     assert found["steps"]["flop_per_s"] == pytest.approx(1e6 * found["steps"]["tokens_per_s"])
@@ -66,9 +66,9 @@ def test_output_and_exit_code_are_the_commands_and_steps_are_recorded(tmp_path):
 @pytest.mark.slow
 def test_steps_are_found_in_what_the_command_prints(tmp_path):
     process = started(tmp_path, "--step-pattern", r"took (?P<ms>\d+) ms", "--", sys.executable, "-c", JOB, "10")
-    output, told = process.communicate(timeout=60)
+    output, message = process.communicate(timeout=60)
     assert output == "ready\n"
-    assert "step took 109 ms" in told
+    assert "step took 109 ms" in message
     assert record(tmp_path)["steps"]["ranks"]["0"] == {"steps": 10, "p50_s": 0.105, "p90_s": 0.109, "p99_s": 0.109}
 
 
@@ -136,10 +136,10 @@ def test_under_a_launcher_one_watcher_a_node_reports_all_ranks(tmp_path):
 )
 def test_a_command_that_does_not_run_is_one_sentence_and_no_record(tmp_path, arguments, code, said):
     process = started(tmp_path, *arguments)
-    _, told = process.communicate(timeout=60)
+    _, message = process.communicate(timeout=60)
     assert process.returncode == code
-    assert said in told
-    assert len(told.strip().splitlines()) == 1
+    assert said in message
+    assert len(message.strip().splitlines()) == 1
     assert not list(tmp_path.glob("*/*"))
 
 
@@ -150,8 +150,8 @@ def test_a_results_folder_that_goes_takes_neither_the_record_nor_the_exit_code(t
     time.sleep(0.6)
     [folder] = tmp_path.glob("*/watch-*")
     shutil.rmtree(folder.rename(tmp_path / "gone"))  # at once: a sample that is written meanwhile would keep it
-    _, told = process.communicate(timeout=60)
-    assert (process.returncode, "Traceback" in told) == (3, False)
+    _, message = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in message) == (3, False)
     assert record(tmp_path)["exit_code"] == 3
     assert len(read_watch(folder).samples) >= 5
 

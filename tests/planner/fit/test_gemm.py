@@ -77,9 +77,9 @@ def test_a_block_states_its_error_on_left_out_sites_and_a_band_as_wide():
 @pytest.mark.slow
 def test_a_pooled_block_has_a_band_for_gpus_of_a_known_architecture_and_a_wider_one_for_others():
     law = shipped_calibration(POOLED).block("gemm_bf16.trtllm")
-    alike = Band.from_arrays({name[6:]: values for name, values in law.arrays.items() if name.startswith("alike_")})
+    similar = Band.from_arrays({name[6:]: values for name, values in law.arrays.items() if name.startswith("alike_")})
     other = Band.from_arrays(law.arrays)
-    assert (np.mean(other.high - other.low)) > 2 * np.mean(alike.high - alike.low)
+    assert (np.mean(other.high - other.low)) > 2 * np.mean(similar.high - similar.low)
     assert "H200 SXM by its architecture" in law.held_out["how"]
     own = made_up_table()
     single = pooled_block([own, replace(own, gpu=find_gpu("L40S"))], {})
@@ -115,13 +115,13 @@ def test_kriging_tells_by_tiles_and_depth_what_no_neighbouring_site_shares():
     unseen = SITES[:, 0] == 1024
     errors = [
         np.abs(SiteKriging.fit(SITES[~unseen], M, residual[~unseen], each, 0.1).at(SITES[unseen]) - residual[unseen])
-        for each in (LIBRARY_LIKENESS, replace(LIBRARY_LIKENESS, alike=()))
+        for each in (LIBRARY_LIKENESS, replace(LIBRARY_LIKENESS, similar=()))
     ]
     assert errors[0].mean() < 0.7 * errors[1].mean()
 
 
 def test_products_that_are_alike_are_read_off_nodes_to_either_side():
-    (bytes_and_m,) = (each for each in LIBRARY_LIKENESS.alike if each.tile is None)
+    (bytes_and_m,) = (each for each in LIBRARY_LIKENESS.similar if each.tile is None)
     nodes, read = bytes_and_m.read(SITES, M)
     places = np.stack([each.ravel() for each in np.meshgrid(*nodes, indexing="ij")], axis=1)
     n, k = (np.repeat(size, len(M)) for size in SITES.T)

@@ -49,9 +49,9 @@ def test_the_interval_covers_nine_of_ten_that_were_not_seen(blocks):
 
 def test_the_interval_of_a_gpu_left_out_covers_nine_of_ten(blocks, measured_tables):
     stated = {True: MEMORY_OF_SAME_KERNELS, False: MEMORY_OF_OTHER_KERNELS}
-    for alike, band in left_out_bands(measured_tables, blocks).items():
-        np.testing.assert_allclose(stated[alike].around(1.0, band.at)[0], np.exp(band.low), rtol=0.15)
-        np.testing.assert_allclose(stated[alike].around(1.0, band.at)[1], np.exp(band.high), rtol=0.15)
+    for similar, band in left_out_bands(measured_tables, blocks).items():
+        np.testing.assert_allclose(stated[similar].around(1.0, band.at)[0], np.exp(band.low), rtol=0.15)
+        np.testing.assert_allclose(stated[similar].around(1.0, band.at)[1], np.exp(band.high), rtol=0.15)
 
 
 def test_large_weights_are_streamed_within_a_few_percent(blocks, measured_tables):
@@ -65,13 +65,13 @@ def test_large_weights_are_streamed_within_a_few_percent(blocks, measured_tables
 
 def test_a_gpu_left_out_is_as_far_off_as_is_told_of_those_without_a_table(blocks, measured_tables):
     laws = {name: unpack_law(block) for name, block in blocks.items()}
-    told = {MEMORY_PERCENT_OF_SAME_KERNELS: [], MEMORY_PERCENT_OF_OTHER_KERNELS: []}
+    message = {MEMORY_PERCENT_OF_SAME_KERNELS: [], MEMORY_PERCENT_OF_OTHER_KERNELS: []}
     for name in laws:
         gpu = find_gpu(name)
         law = transferred_law(gpu, {other: law for other, law in laws.items() if other != name})
         nbytes, seconds, _ = read_streams(measured_tables, gpu)
-        told[law.error_percent].append(error_percent(sum(law.parts(gpu, nbytes).values()), seconds).mean())
-    for said, errors in told.items():
+        message[law.error_percent].append(error_percent(sum(law.parts(gpu, nbytes).values()), seconds).mean())
+    for said, errors in message.items():
         assert np.mean(errors) == pytest.approx(said, abs=0.1)
 
 

@@ -31,9 +31,9 @@ def invoke(*arguments: str) -> Result:
 def test_collectives_fitted_again_are_as_shipped_and_other_laws_stay_as_they_are(tmp_path: Path) -> None:
     done = invoke(str(SAMPLE), "--law", "collectives", "--output", str(tmp_path))
     assert done.exit_code == 0, done.output
-    told = [line for line in done.output.splitlines() if "held-out error" in line]
-    assert len(told) == 5
-    assert all(line.endswith("as shipped") for line in told)
+    message = [line for line in done.output.splitlines() if "held-out error" in line]
+    assert len(message) == 5
+    assert all(line.endswith("as shipped") for line in message)
     for written in map(load_calibration, tmp_path.glob("*.npz")):
         shipped = shipped_calibration(written.gpu)
         assert written.blocks.keys() == shipped.blocks.keys()
@@ -90,10 +90,10 @@ def test_iterations_are_fitted_on_the_laws_of_kernels_just_fitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = Calibration("A100 SXM")
-    asked = []
+    requested = []
     monkeypatch.setattr(
-        tables, "fit_step", lambda folder, prices: asked.append(prices(find_gpu("A100"), "bf16").gpu) or {}
+        tables, "fit_step", lambda folder, prices: requested.append(prices(find_gpu("A100"), "bf16").gpu) or {}
     )
     assert list(FITS)[-1] == "step"
     FITS["step"](tmp_path, {"A100 SXM": own})
-    assert asked == [own]
+    assert requested == [own]

@@ -52,8 +52,8 @@ def mask(seq_q: int, seq_k: int, causal: bool) -> NDArray[np.bool_]:
 
 
 @given(blocks)
-def test_blocks_are_read_back_as_they_are_written(asked: Blocks) -> None:
-    assert Blocks.parse(str(asked)) == asked
+def test_blocks_are_read_back_as_they_are_written(requested: Blocks) -> None:
+    assert Blocks.parse(str(requested)) == requested
 
 
 @pytest.mark.parametrize("text", ["", "128", "128x64x32", "0x64", "128x64:s0", "axb", "128x64:w4:s3"])

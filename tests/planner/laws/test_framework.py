@@ -77,8 +77,8 @@ def test_constants_of_ones_own_go_before_published_ones():
     assert found_constants(own, "fsdp1").constants.slowdown == 2.0
     assert found_constants(own, "megatron").constants.slowdown < 1.5
     # Of DDP no run was published; those of one's own are of it.
-    assert not found_constants(own, "ddp").of_another_gpu
-    assert found_constants("H100", "ddp").of_another_gpu
+    assert not found_constants(own, "ddp").is_transferred
+    assert found_constants("H100", "ddp").is_transferred
 
 
 def test_experts_of_a_rank_are_launched_one_by_one_unless_captured_and_cost_less_fused():

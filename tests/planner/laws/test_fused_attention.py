@@ -41,9 +41,9 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("gpu", [*CALIBRATED, "RTX 4090", "GB200", "A40"])
-@pytest.mark.parametrize("asked", [{}, {"causal": False}, {"backward": True}, {"dtype": "fp16"}], ids=str)
-def test_causes_add_up_to_the_seconds(gpu, asked):
-    explained = attention_time(gpu, **SHAPES, **asked)
+@pytest.mark.parametrize("requested", [{}, {"causal": False}, {"backward": True}, {"dtype": "fp16"}], ids=str)
+def test_causes_add_up_to_the_seconds(gpu, requested):
+    explained = attention_time(gpu, **SHAPES, **requested)
     np.testing.assert_allclose(sum(explained.parts.values()), explained.seconds, rtol=1e-9)
     assert np.all(explained.seconds > 0)
     assert np.all((explained.low < explained.seconds) & (explained.seconds < explained.high))
@@ -248,9 +248,9 @@ def test_a_hundred_thousand_shapes_are_told_at_once_as_one_by_one():
     ],
 )
 def test_what_cannot_be_asked_is_said_in_one_sentence(changed, said):
-    asked = {"gpu": "H200", "batch": 1, "seq_q": 64, "seq_k": 64, "heads": 32, "kv_heads": 8, "head_dim": 128}
+    requested = {"gpu": "H200", "batch": 1, "seq_q": 64, "seq_k": 64, "heads": 32, "kv_heads": 8, "head_dim": 128}
     with pytest.raises(UserError, match=said) as raised:
-        attention_time(**{**asked, **changed})
+        attention_time(**{**requested, **changed})
     assert "\n" not in str(raised.value)
 
 

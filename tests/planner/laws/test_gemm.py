@@ -56,11 +56,11 @@ HARD_WAVES = MenuCoefficients(2e-6, 0.0, 0.0, 50.0, 1.0, 1.0, 1e-9, 4.0, 1e-6, 1
 )
 @settings(max_examples=60, deadline=None)
 def test_the_causes_of_any_product_add_up_to_its_time(size, gpu):
-    told = gemm_time(gpu, *size, dtype="fp16", mode="sustained")
-    assert told.seconds == pytest.approx(sum(told.parts.values()), rel=1e-9)
-    assert told.seconds > 0
+    message = gemm_time(gpu, *size, dtype="fp16", mode="sustained")
+    assert message.seconds == pytest.approx(sum(message.parts.values()), rel=1e-9)
+    assert message.seconds > 0
     for cause in ("ideal", "tile", "wave", "alignment", "split", "launch", "sustained"):
-        assert told.parts[cause] >= -1e-12, cause
+        assert message.parts[cause] >= -1e-12, cause
 
 
 def test_arrays_broadcast_and_each_product_is_priced_as_it_is_alone():
@@ -102,9 +102,9 @@ def test_a_dimension_of_a_few_rows_is_bound_by_memory_and_a_large_cube_by_comput
 
 
 def test_sizes_that_do_not_divide_cost_more_and_padding_them_pays():
-    told = gemm_time("H100", 8192, 4096, 10922)
-    assert told.parts["alignment"] > 0.2 * told.seconds
-    assert gemm_time("H100", 8192, 4096, 10944).seconds < told.seconds
+    message = gemm_time("H100", 8192, 4096, 10922)
+    assert message.parts["alignment"] > 0.2 * message.seconds
+    assert gemm_time("H100", 8192, 4096, 10944).seconds < message.seconds
 
 
 def test_running_on_end_is_slower_than_a_burst_for_what_uses_the_peak_alone():
@@ -126,11 +126,11 @@ def test_beyond_the_tables_the_answer_is_marked():
 
 @pytest.mark.parametrize(("gpu", "dtype"), [("RTX 4090", "bf16"), ("V100", "fp16"), ("H200", "tf32"), ("GH200", "fp8")])
 def test_a_gpu_or_dtype_without_a_table_is_transferred_and_says_so(gpu, dtype):
-    told = gemm_time(gpu, 4096, 4096, 4096, dtype=dtype)
-    assert told.extrapolated
-    assert "transferred" in told.origin
-    assert (told.low is None) == (dtype not in FITTED_DTYPES) == (told.error_percent is None)
-    assert 0.9 < float(told.seconds / told.parts["ideal"]) < 4
+    message = gemm_time(gpu, 4096, 4096, 4096, dtype=dtype)
+    assert message.extrapolated
+    assert "transferred" in message.origin
+    assert (message.low is None) == (dtype not in FITTED_DTYPES) == (message.error_percent is None)
+    assert 0.9 < float(message.seconds / message.parts["ideal"]) < 4
 
 
 def test_a_calibration_of_ones_own_is_taken_for_what_it_holds_and_the_shipped_law_for_the_rest():
@@ -172,12 +172,14 @@ def test_the_shipped_law_states_the_error_and_the_coverage_it_has_to_reach(gpu, 
 
 
 def test_every_answer_names_its_library_and_lies_inside_its_interval():
-    asked = np.array([1, 64, 4096])
+    requested = np.array([1, 64, 4096])
     for library in (None, *LIBRARIES):
-        told = gemm_time("H100", asked, 4096, 4096, dtype="fp8", library=library)
-        assert told.library == (library or "trtllm")
-        assert ((told.low < told.seconds) & (told.seconds < told.high)).all()
-        assert library is None or (told.seconds == library_spread("H100", asked, 4096, 4096, "fp8")[library]).all()
+        message = gemm_time("H100", requested, 4096, 4096, dtype="fp8", library=library)
+        assert message.library == (library or "trtllm")
+        assert ((message.low < message.seconds) & (message.seconds < message.high)).all()
+        assert (
+            library is None or (message.seconds == library_spread("H100", requested, 4096, 4096, "fp8")[library]).all()
+        )
 
 
 def test_the_interval_is_wider_at_widths_that_no_table_has():
@@ -186,9 +188,9 @@ def test_the_interval_is_wider_at_widths_that_no_table_has():
 
 
 def test_cublas_is_what_sglang_calls_in_sixteen_bits_and_nothing_else():
-    told = gemm_time("H200", 4096, 4096, 4096, library="cublas")
-    assert told.library == "cublas"
-    assert told.seconds == gemm_time("H200", 4096, 4096, 4096, library="sglang").seconds
+    message = gemm_time("H200", 4096, 4096, 4096, library="cublas")
+    assert message.library == "cublas"
+    assert message.seconds == gemm_time("H200", 4096, 4096, 4096, library="sglang").seconds
     with pytest.raises(UserError, match="Of cublas no gemm_fp8 was measured on H200 SXM: there are trtllm, sglang, vl"):
         gemm_time("H200", 1, 1, 1, dtype="fp8", library="cublas")
 
@@ -215,9 +217,9 @@ def test_the_steps_that_are_predicted_on_an_h100_are_mostly_there(measured_table
     n, k, m = sizes.T
     predicted = np.log(gemm_time("H100", m, n, k, dtype="fp16").seconds)
     one_more = (np.diff(m) == 1) & (np.diff(n) == 0) & (np.diff(k) == 0)
-    there, told = (np.diff(times)[one_more] > 0.05 for times in (measured, predicted))
-    assert 0 < told.sum() < 0.1 * there.sum()
-    assert there[told].mean() > 0.55
+    there, message = (np.diff(times)[one_more] > 0.05 for times in (measured, predicted))
+    assert 0 < message.sum() < 0.1 * there.sum()
+    assert there[message].mean() > 0.55
 
 
 @pytest.mark.parametrize("name", [name for name in MEASURED_MAXIMA if name != "B200 SXM"])

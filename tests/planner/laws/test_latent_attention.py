@@ -72,10 +72,10 @@ def test_a_gpu_without_tables_is_read_off_one_with_the_same_kernels_or_stated_wi
         return float(np.log(found.high / found.low)), found
 
     own, _ = width("B200")
-    alike, found = width("B300")
+    similar, found = width("B300")
     other, far = width("RTX PRO 6000")
     assert found.origin.startswith("read off B200 SXM")
-    assert own < alike < 2 * own
+    assert own < similar < 2 * own
     # Compute capability 12.0 has not the kernels of 10.0.
     assert far.origin.startswith("read off L40S")
     assert other > 1.5
@@ -137,8 +137,8 @@ def test_fitting_finds_a_smooth_factor_at_sites_that_it_never_saw():
     batch, heads, length = (
         each.ravel().astype(float) for each in np.meshgrid(2 ** np.arange(8), 2 ** np.arange(8), 2 ** np.arange(6, 14))
     )
-    asked = (batch, length, length, heads)
-    work, sizes = latent_work(spec, "", *asked), latent_sizes(*asked)
+    requested = (batch, length, length, heads)
+    work, sizes = latent_work(spec, "", *requested), latent_sizes(*requested)
     factor = np.exp(0.3 * np.sin(np.log2(length) / 2) + 0.1 * np.log2(heads))
     seconds = (1e-5 + 1.2 * work["ideal"] + 2e-6 * work["blocks"]) * factor * np.exp(rng.normal(0, 0.02, batch.size))
     error, band = held_out(Rows(work, sizes, seconds, (np.log2(heads) * 32 + np.log2(length)).astype(int)), 3)

@@ -82,10 +82,10 @@ def test_bytes_that_cannot_be_moved_are_refused(nbytes):
 
 def test_a_gpu_that_was_not_measured_is_read_off_the_most_alike():
     known = dict.fromkeys(("H200 SXM", "A100 SXM", "L40S"), LAW)
-    for name, alike in [("GH200", "H200 SXM"), ("RTX 4090", "L40S"), ("A40", "L40S"), ("MI300X", "H200 SXM")]:
+    for name, similar in [("GH200", "H200 SXM"), ("RTX 4090", "L40S"), ("A40", "L40S"), ("MI300X", "H200 SXM")]:
         law = transferred_law(find_gpu(name), known)
         assert law.transferred
-        assert law.origin.startswith(f"read off {alike},")
+        assert law.origin.startswith(f"read off {similar},")
     assert memory_bound_time("GH200", 1e6).extrapolated
     with pytest.raises(UserError, match="calibrate one"):
         transferred_law(find_gpu("A40"), {})

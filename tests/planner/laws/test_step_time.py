@@ -14,7 +14,7 @@ from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import StepConstants, pack_constants
-from pyperf_suite.planner.laws.training.layer_work import TAKEN_IN_NODE, waited_s
+from pyperf_suite.planner.laws.training.layer_work import TAKEN_IN_NODE, exposed_comm_s
 from pyperf_suite.planner.laws.training.step import ParallelPlan, step_time
 
 MODEL = ModelDimensions(layers=24, hidden=1024, ffn=4096, heads=16, vocab=51200, bias=True, tied=True)
@@ -169,7 +169,7 @@ def test_chunks_send_more_often_beside_computation() -> None:
 def test_sequence_parallelism_sends_as_much_and_cuts_passes_over_memory() -> None:
     plan = replace(PLAN, tensor=4)
     plain, split = parts(plan), parts(replace(plan, sequence_parallel=True))
-    again = 24 * 32 * float(waited_s(2 * STREAM_S, 0.0, TAKEN_IN_NODE))
+    again = 24 * 32 * float(exposed_comm_s(2 * STREAM_S, 0.0, TAKEN_IN_NODE))
     # A reduce_scatter and an all_gather have the S of the all_reduce each, and here the price of it.
     assert 2 * plain["tensor"] <= split["tensor"] <= 2 * plain["tensor"] + again
     assert split["memory bound"] < plain["memory bound"]
@@ -224,9 +224,9 @@ def test_zero_hides_beside_computation_but_not_wholly() -> None:
 
 
 def test_what_is_hidden_still_takes_its_share_of_the_computation_beside_it() -> None:
-    assert waited_s(1.0, 10.0, 0.15) == pytest.approx(0.15)
-    assert waited_s(10.0, 4.0, 0.02) == pytest.approx(6 + 0.02 * 4)
-    assert waited_s(3.0, 0.0, 0.15) == 3.0
+    assert exposed_comm_s(1.0, 10.0, 0.15) == pytest.approx(0.15)
+    assert exposed_comm_s(10.0, 4.0, 0.02) == pytest.approx(6 + 0.02 * 4)
+    assert exposed_comm_s(3.0, 0.0, 0.15) == 3.0
 
 
 def test_a_grid_is_told_as_its_plans_alone() -> None:

@@ -81,8 +81,8 @@ def test_the_shipped_law_is_held_against_what_was_measured(
     ]
     found = PROBE.findings(records)
     (law,) = [each for each in found.remarks if each.kind == "law"]
-    told = {name: getattr(value, "value", value) for name, value in law.values.items()}
-    assert told == {
+    message = {name: getattr(value, "value", value) for name, value in law.values.items()}
+    assert message == {
         "gpu": "H200 SXM",
         "count": 4,
         "kind_of": "bfloat16 products",

@@ -61,9 +61,9 @@ def test_the_order_and_the_fastest_are_compared() -> None:
         return next(each for each in found if isinstance(each, Remark) and "moved" in each.values)
 
     assert (ranking(same).values["moved"], ranking(same).values["order"].value) == (0, pytest.approx(1.0))
-    told = ranking(moved).values
-    assert (told["moved"], told["now"], told["then"]) == (2, TWO.parameters.name, FOUR.parameters.name)
-    assert told["order"].value == pytest.approx(0.5)
+    message = ranking(moved).values
+    assert (message["moved"], message["now"], message["then"]) == (2, TWO.parameters.name, FOUR.parameters.name)
+    assert message["order"].value == pytest.approx(0.5)
     table = next(each for each in moved if isinstance(each, Table))
     assert [row["verdict"] for row in cells(table)] == ["changed", "reproduced", "reproduced"]
 

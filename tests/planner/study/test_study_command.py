@@ -48,14 +48,14 @@ class Doubles(Workers):
 
     lost: ClassVar[dict[str, str]] = {}
     interrupted_after: int | None = None
-    asked: ClassVar[list[tuple[str, int]]] = []
+    requested: ClassVar[list[tuple[str, int]]] = []
 
     def measure(self, process: int, case: Any, effort: Any) -> dict[str, Any]:
         if case.operator != "parallel_step":
             return {"outcome": "failed", "reason": "no sentinel here"}
-        if self.interrupted_after is not None and len(self.asked) >= self.interrupted_after:
+        if self.interrupted_after is not None and len(self.requested) >= self.interrupted_after:
             raise KeyboardInterrupt
-        self.asked.append((case.parameters.name, process))
+        self.requested.append((case.parameters.name, process))
         if case.parameters.name in self.lost:
             return {"outcome": "failed", "reason": self.lost[case.parameters.name]}
         seconds = case.parameters.ranks * (1 + 0.01 * process) + 0.1 * case.parameters.zero_stage
@@ -73,7 +73,7 @@ class Doubles(Workers):
 @pytest.fixture
 def doubles(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Doubles]]:
     monkeypatch.setattr(WorkerPool, "measure_by_turns", lambda self, *arguments: Doubles().measure_by_turns(*arguments))
-    Doubles.lost, Doubles.interrupted_after, Doubles.asked = {}, None, []
+    Doubles.lost, Doubles.interrupted_after, Doubles.requested = {}, None, []
     return Doubles
 
 
@@ -88,7 +88,7 @@ def test_a_study_visits_every_configuration_in_every_experiment_and_ranks_them(d
     assert [len(each.rates) for each in found] == [2, 2, 2]
     assert found[0].rates == pytest.approx([8.0, 8 / 1.01])
     # One experiment of all before the next of any.
-    assert [process for _, process in doubles.asked] == [0, 0, 0, 1, 1, 1]
+    assert [process for _, process in doubles.requested] == [0, 0, 0, 1, 1, 1]
     assert {record.profile for record in records_in(tmp_path)} == {"3 steps after 1"}
 
 
@@ -115,8 +115,8 @@ def test_an_interrupted_study_keeps_what_it_has_and_resumes_where_it_stopped(dou
     doubles.interrupted_after = None
     resumed = invoke(*options, "--resume")
     assert resumed.exit_code == 0, resumed.output
-    assert len(set(doubles.asked)) == 6
-    assert len(doubles.asked) == 6
+    assert len(set(doubles.requested)) == 6
+    assert len(doubles.requested) == 6
 
 
 def test_more_experiments_can_be_added_to_a_study_and_telling_measures_nothing(doubles, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_more_experiments_can_be_added_to_a_study_and_telling_measures_nothing(d
     assert invoke(*options, "--experiments", "1").exit_code == 0
     assert invoke(*options, "--experiments", "3", "--resume").exit_code == 0
     assert invoke(*options, "--experiments", "3", "--tell").exit_code == 0
-    assert [process for _, process in doubles.asked] == [0, 1, 2]
+    assert [process for _, process in doubles.requested] == [0, 1, 2]
 
 
 SMALL_SEARCH = ("--search", "--data", "1,2", "--batch", "1,2", "--tensor", "1", "--pipeline", "1", "--zero", "0")
@@ -140,7 +140,7 @@ def test_a_search_keeps_its_path_in_the_records_and_goes_on_where_it_was_interru
     steps = search_steps(records_in(tmp_path))
     assert steps[0].verdict == "fits"
     assert {each.verdict for each in steps[1:]} == {"not faster"}, "more ranks only cost here"
-    assert len(doubles.asked) == sum(each.runs for each in steps) == 7
+    assert len(doubles.requested) == sum(each.runs for each in steps) == 7
     (study,) = json.loads(result.stdout)["probes"]
     assert "The path of the search" in [each["title"] for each in study["tables"]]
 
@@ -150,7 +150,7 @@ def test_a_limit_on_memory_refuses_before_anything_starts(doubles, tmp_path: Pat
     result = invoke(*SHORT, "--data", "1", "--experiments", "1", *limit)
     assert result.exit_code == 2
     assert "the limit of" in result.output
-    assert doubles.asked == []
+    assert doubles.requested == []
 
 
 def test_a_study_is_repeated_as_it_was_asked_for(doubles, tmp_path: Path) -> None:
@@ -158,8 +158,8 @@ def test_a_study_is_repeated_as_it_was_asked_for(doubles, tmp_path: Path) -> Non
     assert invoke(*SHORT, "--data", "1,2", "--experiments", "2", "--results", str(tmp_path)).exit_code == 0
     result = invoke(*there, "--again", "latest", "--json")
     assert result.exit_code == 0, result.output
-    assert len(doubles.asked) == 8
-    assert sorted(doubles.asked[:4]) == sorted(doubles.asked[4:])
+    assert len(doubles.requested) == 8
+    assert sorted(doubles.requested[:4]) == sorted(doubles.requested[4:])
     (study,) = json.loads(result.stdout)["probes"]
     compared = study["tables"][0]
     assert compared["title"].startswith("Compared with ")
@@ -172,7 +172,7 @@ def test_only_some_configurations_go_into_a_run_that_knows_them_all(doubles, tmp
     options = (*SHORT, "--data", "1,2", "--experiments", "1", "--results", str(tmp_path), "--resume", "a-job")
     assert invoke(*options, "--only", "2").exit_code == 0
     assert invoke(*options, "--only", "1").exit_code == 0
-    assert doubles.asked == [("dp2 flash", 0), ("1 rank flash", 0)]
+    assert doubles.requested == [("dp2 flash", 0), ("1 rank flash", 0)]
     assert [path.parent.name for path in tmp_path.glob("*/*/records.jsonl")] == ["a-job"]
 
 
@@ -183,7 +183,7 @@ def test_what_has_no_room_is_a_row_and_the_rest_runs(doubles, tmp_path: Path) ->
     (lost,) = [record for record in records_in(tmp_path) if record.outcome == "unsupported"]
     assert "bytes more than it has of" in lost.reason
     assert "the nearest that fits: batch 4096 -> " in lost.reason
-    assert len(doubles.asked) == 1
+    assert len(doubles.requested) == 1
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from pyperf_suite.findings.data import Bars, Findings, Remark, Table
-from pyperf_suite.planner import study as told
+from pyperf_suite.planner import study as message
 from pyperf_suite.planner.study import ALL, PROBE, analyse, memory_errors, rank_correlation
 from pyperf_suite.planner.study.grid import OPERATOR
 from pyperf_suite.planner.study.results import StudyPrediction, StudyResult, results_of
@@ -138,11 +138,11 @@ def test_a_visit_that_was_resumed_stands_for_the_one_that_failed(layout: Layout,
 @pytest.mark.parametrize(
     ("slow", "fast", "claim"),
     [
-        ({"attention": "math"}, {}, told.FLASH),
-        ({"data": 2, "zero_stage": 2}, {"data": 2, "zero_stage": 1}, told.ZERO_2),
-        ({"data": 2, "zero_stage": 3}, {"data": 2, "zero_stage": 2}, told.ZERO_3),
-        ({"pipeline": 2}, {"data": 2}, told.PIPELINE),
-        ({"checkpointing": Checkpointing("every")}, {}, told.CHECKPOINTING),
+        ({"attention": "math"}, {}, message.FLASH),
+        ({"data": 2, "zero_stage": 2}, {"data": 2, "zero_stage": 1}, message.ZERO_2),
+        ({"data": 2, "zero_stage": 3}, {"data": 2, "zero_stage": 2}, message.ZERO_3),
+        ({"pipeline": 2}, {"data": 2}, message.PIPELINE),
+        ({"checkpointing": Checkpointing("every")}, {}, message.CHECKPOINTING),
     ],
     ids=lambda value: getattr(value, "text", ""),
 )

@@ -18,7 +18,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks
 from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
 from pyperf_suite.laws.tiling import nonnegative_fit
-from pyperf_suite.laws.training.memory import FIRST, LAST, Weight, dealt_out, rank_weights
+from pyperf_suite.laws.training.memory import FIRST, LAST, Weight, rank_weights, round_robin
 from pyperf_suite.laws.training.pipeline_orders import Action, interleaved, one_forward_one_backward
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import CalibrationBlock
@@ -154,7 +154,7 @@ def unpack_lines(block: CalibrationBlock) -> dict[str, tuple[float, ...]]:
     return {name: tuple(np.atleast_1d(array).astype(float).tolist()) for name, array in block.arrays.items()}
 
 
-def played_s(
+def simulated_schedule_s(
     orders: Sequence[Sequence[Action]], work_s: Callable[[Action], float], slowdown: Callable[[int], float]
 ) -> float:
     """Seconds until every stage has done its order, `work_s` of each action being its time with nobody else at work.
@@ -352,7 +352,7 @@ class _EngineStep:
             else interleaved(stage, self.stages, chunks, m)
             for stage in range(self.stages)
         ]
-        return played_s(orders, work_s, lambda active: self.constants.crowded(active * others, self.cores))
+        return simulated_schedule_s(orders, work_s, lambda active: self.constants.crowded(active * others, self.cores))
 
     def _exchanged_s(self, stage: Sequence[Weight], m: int, crowd: float) -> tuple[float, float]:
         """Of gradients and of parameters over data-parallel ranks, and what adds gradients of micro-batches up."""
@@ -406,6 +406,6 @@ class _EngineStep:
         if self.is_sharded:
             return self.prices.update(len(stage), elements / ranks).seconds
         if self.plan.zero_stage == 1:
-            shares = dealt_out(stage, ranks)
+            shares = round_robin(stage, ranks)
             return max(self.prices.update(len(share), sum(each.elements for each in share)).seconds for share in shares)
         return self.prices.update(len(stage), elements).seconds

@@ -116,7 +116,7 @@ class FoundConstants:
     """
 
     constants: StepConstants
-    of_another_gpu: bool
+    is_transferred: bool
     error_percent: float | None
     framework: str = ""
     origin: str = ""
@@ -161,7 +161,7 @@ def found_constants(gpu: str | GpuSpec | Calibration, framework: str = "megatron
     if pooled is None:
         raise UserError(f"No iterations are calibrated for {spec_of(gpu)}: give the constants of a step.")
     found = _of_block(pooled.block(f"{BLOCK}.{LIKE.get(framework, framework)}"), spec_of(gpu), framework)
-    return replace(found, of_another_gpu=True) if framework in LIKE else found
+    return replace(found, is_transferred=True) if framework in LIKE else found
 
 
 def on_gpu(constants: StepConstants, spec: GpuSpec) -> StepConstants:

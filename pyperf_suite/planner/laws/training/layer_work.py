@@ -172,14 +172,14 @@ class StepWork:
         return sum(getattr(self, field.name) for field in fields(self))
 
 
-def taken_at(prices: Any, places: NDArray[np.intp], shape: tuple[int, ...]) -> Any:
+def gather_prices(prices: Any, places: NDArray[np.intp], shape: tuple[int, ...]) -> Any:
     """Prices of distinct pieces, at the places of a grid's plans."""
     count = max(np.size(getattr(prices, field.name)) for field in fields(prices))
     whole = {field.name: np.broadcast_to(getattr(prices, field.name), (count,)) for field in fields(prices)}
     return type(prices)(**{name: each[places].reshape(shape) for name, each in whole.items()})
 
 
-def waited_s(sent_s: Any, beside_s: Any, taken: Any) -> Any:
+def exposed_comm_s(sent_s: Any, beside_s: Any, taken: Any) -> Any:
     """What sending during a computation of `beside_s` costs: what is longer, and what it takes from the computation."""
     longer = np.maximum(0.0, sent_s - beside_s)
     return longer + taken * (sent_s - longer)
@@ -222,8 +222,8 @@ def layer_work(layer: LayerPrices, piece: MicroBatch, constants: StepConstants) 
     else:
         # SP gathers each block's input once more, during a gradient's product: backward is two such passes.
         beside = (plain + routed) / (forward + 2)
-        tensor = c.tensor * (summed + waited_s(ALL_REDUCES_PER_PASS * layer.gathered, beside, layer.taken_tensor))
-    context = waited_s(attended * layer.ring, attended * attention_forward, layer.taken_context) + waited_s(
+        tensor = c.tensor * (summed + exposed_comm_s(ALL_REDUCES_PER_PASS * layer.gathered, beside, layer.taken_tensor))
+    context = exposed_comm_s(attended * layer.ring, attended * attention_forward, layer.taken_context) + exposed_comm_s(
         2 * layer.ring, attention_backward, layer.taken_context
     )
     work = StepWork(

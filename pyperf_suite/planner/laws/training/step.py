@@ -40,12 +40,12 @@ from pyperf_suite.planner.laws.training.layer_work import (
     StepWork,
     as_plain,
     ends_work,
+    exposed_comm_s,
+    gather_prices,
     layer_work,
     price_ends,
     price_layer,
-    taken_at,
     taken_share,
-    waited_s,
 )
 from pyperf_suite.planner.laws.training.offload import UNSURE, Host, check_offload, offloaded, usual_host
 
@@ -243,8 +243,8 @@ def price_exchange(
     shared, experts = (ours.shared - ends) / layers, ours.experts / layers
     stage = np.asarray(plan.zero_stage)
 
-    def over(operation: str, element_bytes: Sizes, parameters: Any, of_experts: Any, asked: bool) -> Any:
-        if not asked:
+    def over(operation: str, element_bytes: Sizes, parameters: Any, of_experts: Any, requested: bool) -> Any:
+        if not requested:
             return 0.0
         return _over_data(
             operation, element_bytes, StageParameters(parameters, of_experts), model, plan, prices, network
@@ -255,8 +255,8 @@ def price_exchange(
         ("reduce_scatter", plan.gradient_bytes, bool(np.any(stage > 0))),
         ("all_gather", plan.element_bytes, bool(np.any(stage > 0))),
     )
-    of_layer = [over(name, size, shared, experts, asked) for name, size, asked in pairs]
-    of_ends = [over(name, size, ends, None, asked) for name, size, asked in pairs]
+    of_layer = [over(name, size, shared, experts, requested) for name, size, requested in pairs]
+    of_ends = [over(name, size, ends, None, requested) for name, size, requested in pairs]
     per_node = np.maximum(1, plan.ranks_per_node // plan.tensor)
     taken = taken_share(plan.shards, per_node)
     return ExchangePrices(of_layer[0], of_layer[1], of_layer[2], of_ends[0], of_ends[1], of_ends[2], taken)
@@ -275,16 +275,16 @@ def exposed(
     stage, taken = np.asarray(plan.zero_stage), exchange.taken
     longer = np.where(stage == LAST_STAGE, constants.gather, constants.exchange)
     summed = longer * (layers * exchange.reduced + exchange.ends_reduced)
-    summed_s = waited_s(summed, backward_s, taken)
+    summed_s = exposed_comm_s(summed, backward_s, taken)
     if not np.any(stage):
         return Exposed(summed_s, 0.0, 0.0, 0.0)
     scattered_s = longer * (layers * exchange.scattered + exchange.ends_scattered)
     gathered_s = longer * (layers * exchange.gathered + exchange.ends_gathered)
-    after_backward = waited_s(scattered_s, backward_s, taken)
-    before_forward = waited_s(gathered_s, forward_s, taken)
+    after_backward = exposed_comm_s(scattered_s, backward_s, taken)
+    before_forward = exposed_comm_s(gathered_s, forward_s, taken)
     # Parameters come first, for without them nothing is computed; gradients have what is left of the pass.
-    again = waited_s(gathered_s, backward_s, taken)
-    last = waited_s(scattered_s, np.maximum(0.0, backward_s - gathered_s), taken)
+    again = exposed_comm_s(gathered_s, backward_s, taken)
+    last = exposed_comm_s(scattered_s, np.maximum(0.0, backward_s - gathered_s), taken)
     zero = np.zeros(plan.shape)
     return Exposed(
         np.where(stage == 0, summed_s, np.where(stage == 1, after_backward, zero)),
@@ -316,7 +316,7 @@ def interleaved_sends_s(plan: ParallelPlan, sends_s: Any, chunk_s: Any) -> Any:
 
     With one chunk a stage it is part of what the constants of a step were found on.
     """
-    each = waited_s(sends_s, chunk_s, taken_share(plan.pipeline * plan.tensor * plan.shards, plan.ranks_per_node))
+    each = exposed_comm_s(sends_s, chunk_s, taken_share(plan.pipeline * plan.tensor * plan.shards, plan.ranks_per_node))
     chunks = np.asarray(plan.chunks)
     return np.where((chunks > 1) & (np.asarray(plan.pipeline) > 1), plan.micro_batches * chunks * each, 0.0)
 
@@ -395,7 +395,8 @@ def price_step(
     if plan.shape:
         pieces, back = plan.distinct_pieces()
         layer, ends = (
-            taken_at(price(model, pieces, prices, network), back, plan.shape) for price in (price_layer, price_ends)
+            gather_prices(price(model, pieces, prices, network), back, plan.shape)
+            for price in (price_layer, price_ends)
         )
     else:
         layer, ends = (price(model, plan.piece, prices, network) for price in (price_layer, price_ends))
@@ -494,8 +495,8 @@ def step_time(
     if low is not None and high is not None:
         ends = {"low": (low, 1 / UNSURE), "high": (high, UNSURE)}
         around = {name: (seconds - on_host) * law + on_host * host for name, (law, host) in ends.items()}
-    error = None if found.of_another_gpu else error_percent_of(found, model, plan.dtype)
-    return Explained(seconds, parts, found.of_another_gpu, error, found.origin, **around)
+    error = None if found.is_transferred else error_percent_of(found, model, plan.dtype)
+    return Explained(seconds, parts, found.is_transferred, error, found.origin, **around)
 
 
 def _offloaded(priced: PricedStep, constants: StepConstants, host: Host) -> dict[str, Any]:
@@ -533,14 +534,14 @@ def constants_of(gpu: str | GpuSpec | Calibration, plan: ParallelPlan) -> FoundC
         return least
     both = joined(stage >= SHARDED_FROM_STAGE, most.constants, least.constants)
     worse = max(least, most, key=lambda found: found.error_percent or 0.0)
-    return replace(worse, constants=both, of_another_gpu=least.of_another_gpu or most.of_another_gpu)
+    return replace(worse, constants=both, is_transferred=least.is_transferred or most.is_transferred)
 
 
 def interval(found: FoundConstants, model: ModelDimensions, dtype: str) -> tuple[float, float] | tuple[None, None]:
     """By what to multiply seconds for the ends between which nine of ten runs lie; None where nothing is known."""
     if not found.low:
         return None, None
-    wider, place = WIDER_ELSEWHERE if found.of_another_gpu else 1.0, _kind(model, dtype)
+    wider, place = WIDER_ELSEWHERE if found.is_transferred else 1.0, _kind(model, dtype)
     return float(np.exp(wider * found.low[place])), float(np.exp(wider * found.high[place]))
 
 

@@ -92,12 +92,12 @@ def test_pointing_at_a_value_shows_it_with_the_run(opened):
 
 def test_pointing_at_a_cell_shows_its_sizes_and_value(opened):
     show(opened, "[id^=sizing] .picture")
-    told = opened.wait_for(
+    message = opened.wait_for(
         "document.querySelector('[id^=sizing] .picture .hoverlayer').textContent",
         meanwhile=lambda: opened.point_at("[id^=sizing] .picture .heatmaplayer", 0.03, 0.97),
     )
-    assert "head_dim" in told
-    assert "hidden" in told
+    assert "head_dim" in message
+    assert "hidden" in message
 
 
 def test_a_series_is_hidden_and_shown_again_by_its_button(opened):

@@ -83,8 +83,8 @@ def test_why_cases_failed_is_told_once_with_how_often(results, a_record, write) 
 def test_hostile_names_are_text_and_never_markup(results, a_history, hostile) -> None:
     machine = '<img src=x onerror=alert(3)>"&'
     said = {"probe": hostile, "implementation": hostile, "profile": hostile}
-    told = {"identity": {"kind": "cpu", "slug": machine, "model": hostile, hostile: hostile}}
-    a_history(results, machine, reason=hostile, **said, **told)
+    message = {"identity": {"kind": "cpu", "slug": machine, "model": hostile, hostile: hostile}}
+    a_history(results, machine, reason=hostile, **said, **message)
     page = page_of(results)
     reader = Reader(page)
     scripts = [attributes for tag, attributes in reader.tags if tag == "script"]
@@ -112,9 +112,9 @@ def test_of_each_probe_a_run_that_measured_anything_is_shown_and_others_are_name
         run_id = f"2026010{day}T000000Z-0001"
         write(results, run_id, [a_record(run_id, seconds)])
     for wanted in ("strongest", "latest"):
-        [[told]] = choose(read_results(results), [wanted]).values()
-        assert told.run.run_id.startswith("20260102")
-        assert [run.run_id[:8] for run in told.others] == ["20260103", "20260101"]
+        [[message]] = choose(read_results(results), [wanted]).values()
+        assert message.run.run_id.startswith("20260102")
+        assert [run.run_id[:8] for run in message.others] == ["20260103", "20260101"]
     assert "Also measured, not shown: 20260103T000000Z-0001" in page_of(results)
     [everything] = choose(read_results(results), ["all"]).values()
     assert len(everything) == 3
@@ -141,8 +141,8 @@ def test_the_strongest_evidence_is_shown_and_not_the_newest(results, a_record, w
             for case in range(cases)
         ]
 
-    for run_id, asked in (("20260101T000000Z-0001", stronger or {}), ("20260102T000000Z-0001", weaker)):
-        write(results, run_id, measured(run_id, **asked))
+    for run_id, requested in (("20260101T000000Z-0001", stronger or {}), ("20260102T000000Z-0001", weaker)):
+        write(results, run_id, measured(run_id, **requested))
     [[choice]] = choose(read_results(results)).values()
     assert choice.run.run_id.startswith("20260102" if stronger is None else "20260101"), "of equals the newest"
     [[choice]] = choose(read_results(results), ["latest"]).values()
@@ -249,8 +249,8 @@ def test_the_command_below_a_figure_has_the_axes_that_were_replaced(results, a_r
     path = write(results, run_id, [a_record(run_id, 1e-3)])
     manifest = json.loads(path.with_name("run.json").read_text()) | {"asked": ["m=64", "other.n=1", "made_up.k=<64>"]}
     path.with_name("run.json").write_text(json.dumps(manifest))
-    told = "pyperf-suite run made_up -a m=64 -a &#x27;k=&lt;64&gt;&#x27; --profile quick --device cpu"
-    assert told in page_of(results).replace("&#39;", "&#x27;")
+    message = "pyperf-suite run made_up -a m=64 -a &#x27;k=&lt;64&gt;&#x27; --profile quick --device cpu"
+    assert message in page_of(results).replace("&#39;", "&#x27;")
 
 
 def test_contents_tell_runs_of_one_probe_apart(results, a_history) -> None:

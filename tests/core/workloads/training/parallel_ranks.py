@@ -124,7 +124,7 @@ def told_of(case: Case, fault: str) -> dict[str, Any]:
 
 
 def main(count: int, folder: Path) -> None:
-    asked = json.loads(sys.stdin.read())
+    requested = json.loads(sys.stdin.read())
     children, rank = [], 0
     for number in range(1, count):
         child = os.fork()
@@ -133,8 +133,8 @@ def main(count: int, folder: Path) -> None:
             break
         children.append(child)
     distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=count)
-    told = {name: told_of(Case.from_json(case), fault) for name, case, fault in asked}
-    (folder / f"{rank}.json").write_text(json.dumps(told))
+    message = {name: told_of(Case.from_json(case), fault) for name, case, fault in requested}
+    (folder / f"{rank}.json").write_text(json.dumps(message))
     distributed.destroy_process_group()
     if any(os.waitpid(child, 0)[1] for child in children):
         sys.exit(1)

@@ -11,7 +11,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.data_parallel import DataParallel, DataParallelParameters, Replica
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
 torch = pytest.importorskip("torch")
 
@@ -134,7 +134,7 @@ def test_bytes_of_gradients_are_those_of_the_models_weights(vocab, gated):
 
 def test_data_parallel_says_how_many_gpus_it_lacks():
     with pytest.raises(Unsupported, match="DataParallel over 4096 GPUs"):
-        DataParallel().prepare(replace(SMALL, exchange="dp", ranks=4096), "dp", Place(Device("cuda")))
+        DataParallel().prepare(replace(SMALL, exchange="dp", ranks=4096), "dp", ExecutionContext(Device("cuda")))
 
 
 def test_data_parallel_is_one_process_and_others_are_as_many_as_ranks():

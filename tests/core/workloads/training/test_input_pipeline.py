@@ -21,7 +21,7 @@ from pyperf_suite.workloads.training.input_pipeline import (
     TextFiles,
     wrong_samples,
 )
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
 torch = pytest.importorskip("torch")
 
@@ -37,7 +37,7 @@ def prepare():
     made = []
 
     def make(parameters: InputPipelineParameters):
-        made.append(InputPipeline().implementation("torch").prepare(parameters, Place(CPU)))
+        made.append(InputPipeline().implementation("torch").prepare(parameters, ExecutionContext(CPU)))
         return made[-1]
 
     yield make
@@ -200,7 +200,9 @@ def test_a_case_is_measured_like_any_other():
 @pytest.mark.gpu
 @pytest.mark.parametrize("pinned", [False, True])
 def test_batches_reach_a_gpu_as_they_were_written(pinned):
-    steps = InputPipeline().implementation("torch").prepare(replace(SMALL, pinned=pinned), Place(Device("cuda")))
+    steps = (
+        InputPipeline().implementation("torch").prepare(replace(SMALL, pinned=pinned), ExecutionContext(Device("cuda")))
+    )
     steps.launch(0)
     assert steps.check().wrong == 0
     steps.close()

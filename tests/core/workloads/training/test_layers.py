@@ -22,7 +22,7 @@ from pyperf_suite.workloads.training.layers import (
     LayerPassParameters,
     passes_of,
 )
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
 torch = pytest.importorskip("torch")
 
@@ -34,7 +34,7 @@ EVERY = [(layer, phase) for layer in LAYERS for phase in passes_of(layer)]
 def prepared(layer, phase="forward", **changed):
     parameters = replace(SMALL, layer=layer, phase=phase, **changed)
     parameters.validate()
-    return LayerPass().implementation("torch").prepare(parameters, Place(CPU))
+    return LayerPass().implementation("torch").prepare(parameters, ExecutionContext(CPU))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -192,7 +192,7 @@ def test_the_parts_of_a_block_are_its_forward_pass(gated):
 
 def test_a_product_that_leaves_its_bias_out_is_found(monkeypatch):
     p = replace(PART, part="up")
-    steps = BlockPart().implementation("torch").prepare(p, Place(CPU))
+    steps = BlockPart().implementation("torch").prepare(p, ExecutionContext(CPU))
     right = steps._forward
     monkeypatch.setattr(
         steps,
@@ -206,7 +206,11 @@ def test_a_product_that_leaves_its_bias_out_is_found(monkeypatch):
 @pytest.mark.parametrize("dtype", PART_DTYPES)
 @pytest.mark.parametrize("part", BLOCK_PARTS)
 def test_a_single_element_with_the_wrong_sign_is_found(part, dtype, pick, monkeypatch):
-    steps = BlockPart().implementation("torch").prepare(replace(PART, part=part, dtype=dtype, seq=64), Place(CPU))
+    steps = (
+        BlockPart()
+        .implementation("torch")
+        .prepare(replace(PART, part=part, dtype=dtype, seq=64), ExecutionContext(CPU))
+    )
     right = steps._forward
 
     def flipped(inputs, weights):

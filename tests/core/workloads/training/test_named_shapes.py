@@ -15,7 +15,7 @@ from pyperf_suite.workloads.training import TrainedShape, TransformerShape, aske
 from pyperf_suite.workloads.training.shapes import PUBLISHED, SHAPES, published_step, shape_name, sized, tensor_sizes
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 from pyperf_suite.workloads.training.training_step import TrainingStep, TrainingStepParameters
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
 torch = pytest.importorskip("torch")
 
@@ -69,7 +69,7 @@ def test_of_a_large_model_gradients_of_its_ends_are_compared(
     monkeypatch: pytest.MonkeyPatch, layer: int, is_seen: bool
 ) -> None:
     monkeypatch.setattr(training, "MOST_COMPARED", 10)
-    steps = TrainingStep().implementation("torch").prepare(SMALL, Place(CPU))
+    steps = TrainingStep().implementation("torch").prepare(SMALL, ExecutionContext(CPU))
     assert steps.check().wrong == 0
     weight = dict(steps.model.named_parameters())[f"blocks.blocks.{layer}.mlp.up.weight"]
     weight.grad *= 2
@@ -94,7 +94,7 @@ def test_beside_a_row_stands_what_the_guide_measured_of_the_nearest_batch() -> N
 def test_a_process_that_does_not_answer_is_ended_with_a_reason() -> None:
     process = workloads.find_workload("training_memory").implementation("process")
     with pytest.raises(Failed, match=r"No answer within .*smaller batch"):
-        process.prepare(TrainingMemoryParameters(vocab=64), Place(CPU, deadline_s=0.01))
+        process.prepare(TrainingMemoryParameters(vocab=64), ExecutionContext(CPU, deadline_s=0.01))
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_a_process_shows_more_than_its_tensors_and_its_libraries_are_there_befor
     found = {}
     for each in (shape, replace(shape, hidden=1024)):
         workload = workloads.find_workload("training_memory")
-        metrics = workload.implementation("process").prepare(each, Place(CPU)).exact
+        metrics = workload.implementation("process").prepare(each, ExecutionContext(CPU)).exact
         found[each.hidden] = {name: metric["value"] for name, metric in metrics.items()}
         assert found[each.hidden]["shown"] > found[each.hidden]["context"] > 50e6
         assert found[each.hidden]["shown"] > found[each.hidden]["tensors"]

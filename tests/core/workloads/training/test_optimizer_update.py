@@ -12,7 +12,7 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.workloads.training import optimizer
 from pyperf_suite.workloads.training.optimizer import OptimizerUpdate, OptimizerUpdateParameters, TensorSet
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
 torch = pytest.importorskip("torch")
 
@@ -27,7 +27,7 @@ WAYS = [
 
 
 def prepared(way: str, parameters: OptimizerUpdateParameters = ADAMW):
-    return OptimizerUpdate().implementation(way).prepare(parameters, Place(CPU))
+    return OptimizerUpdate().implementation(way).prepare(parameters, ExecutionContext(CPU))
 
 
 @pytest.mark.parametrize(("optimizer", "way"), WAYS)

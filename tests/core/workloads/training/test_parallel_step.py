@@ -74,9 +74,11 @@ PROGRAM = Path(__file__).parent / "parallel_ranks.py"
 EFFORT = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.01), StopRule(time_cap_s=0.05))
 
 
-def told_by_ranks(count: int, asked: list[tuple[str, ParallelStepParameters, str]], folder: Path) -> list[Any]:
+def told_by_ranks(count: int, requested: list[tuple[str, ParallelStepParameters, str]], folder: Path) -> list[Any]:
     """What each rank of one group said of each case, by name."""
-    cases = [(name, Case("parallel_step", parameters, "gloo").to_json(), fault) for name, parameters, fault in asked]
+    cases = [
+        (name, Case("parallel_step", parameters, "gloo").to_json(), fault) for name, parameters, fault in requested
+    ]
     done = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning", "-W", "error::FutureWarning", PROGRAM, str(count), folder],
         input=json.dumps(cases),
@@ -91,23 +93,23 @@ def told_by_ranks(count: int, asked: list[tuple[str, ParallelStepParameters, str
 
 @pytest.fixture(scope="module")
 def by_two(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    asked = [(name, parameters, "") for name, parameters in OF_TWO.items()]
+    requested = [(name, parameters, "") for name, parameters in OF_TWO.items()]
     faulty = [(fault, parameters, fault) for fault, (parameters, _) in FAULTS.items()]
-    return told_by_ranks(2, asked + faulty, tmp_path_factory.mktemp("two"))
+    return told_by_ranks(2, requested + faulty, tmp_path_factory.mktemp("two"))
 
 
 @pytest.fixture(scope="module")
 def by_four(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    asked = [(name, parameters, "") for name, parameters in OF_FOUR.items()]
-    return told_by_ranks(4, asked, tmp_path_factory.mktemp("four"))
+    requested = [(name, parameters, "") for name, parameters in OF_FOUR.items()]
+    return told_by_ranks(4, requested, tmp_path_factory.mktemp("four"))
 
 
-def assert_right(told: list[Any], name: str, parameters: ParallelStepParameters) -> None:
-    for rank in told:
+def assert_right(message: list[Any], name: str, parameters: ParallelStepParameters) -> None:
+    for rank in message:
         assert [each["wrong"] for each in rank[name]["checks"]] == [0, 0], rank[name]["checks"]
         assert rank[name]["finite"]
     # A rank of a pipeline compares its own stages; one more is compared, the updated weights.
-    ends = [told[0], told[-1]] if parameters.pipeline > 1 else [told[0]]
+    ends = [message[0], message[-1]] if parameters.pipeline > 1 else [message[0]]
     elements = sum(rank[name]["checks"][0]["compared"] - 1 for rank in ends)
     assert elements == parameters.dimensions.parameters
 
@@ -140,8 +142,8 @@ def test_the_path_says_what_ran(by_two, by_four):
     )
 
 
-def figures(told: list[Any], name: str) -> dict[str, Any]:
-    return dict(told[0][name]["kernel"]["details"])
+def figures(message: list[Any], name: str) -> dict[str, Any]:
+    return dict(message[0][name]["kernel"]["details"])
 
 
 def test_ddp_allocates_all_on_each_rank_and_gradients_in_its_buckets(by_two):

@@ -25,7 +25,7 @@ from pyperf_suite.workloads.training.step_memory import (
     TrainingMemoryParameters,
 )
 from pyperf_suite.workloads.training.training_step import PrecisionStepParameters, TrainingStepParameters
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
 torch = pytest.importorskip("torch")
 
@@ -117,7 +117,7 @@ def test_quick_looks_need_less_than_a_gigabyte(monkeypatch, probe):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "autocast_bfloat16"])
 def test_a_steps_need_is_what_is_counted_when_it_is_taken(precision):
     p = TrainingMemoryParameters(hidden=64, heads=4, layers=2, seq=32, batch=2, vocab=128, precision=precision)
-    metrics = TrainingMemory().prepare(p, "storages", Place(CPU)).exact
+    metrics = TrainingMemory().prepare(p, "storages", ExecutionContext(CPU)).exact
     counted = sum(metrics[name]["value"] for name in ("weights", "gradients", "optimizer", "activations"))
     assert p.step_bytes(updated=True) == pytest.approx(counted, rel=0.02)
 

@@ -13,7 +13,7 @@ from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training import Checkpointing, step_memory
 from pyperf_suite.workloads.training.step_memory import CheckpointedStep, CheckpointedStepParameters
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ TENSOR = 16 * 32 * 4  # bytes of a sequence's hidden states
 
 
 def prepared(parameters: CheckpointedStepParameters):
-    return CheckpointedStep().implementation("torch").prepare(parameters, Place(CPU))
+    return CheckpointedStep().implementation("torch").prepare(parameters, ExecutionContext(CPU))
 
 
 def seen(parameters: CheckpointedStepParameters) -> dict[str, float]:

@@ -17,7 +17,7 @@ from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import exact
 from pyperf_suite.workloads.exact import NCCL_SWITCHES, Topology, TopologyParameters, gpu_details
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
 MATRICES = Path(__file__).parents[2] / "hardware" / "topologies"
 FIGURES = {"generation": 5, "width": 16, "slot_generation": 5, "slot_width": 16, "card_generation": 5}
@@ -94,24 +94,26 @@ def test_every_gpu_is_told_by_cudas_number_with_the_name_that_nvidia_smi_has_for
     assert (first["now"], first["slot"], first["card"], first["awake"]) == (*("gen 5 x16",) * 3, True)
     assert sum(first["nvlinks"]) == 18
     assert [gpu["pcie_replays"] for gpu in found["gpus"]] == list(range(8))
-    told = {f"0-{other}": "allowed" for other in range(1, 8)} | {f"1-{other}": "not supported" for other in range(2, 8)}
-    assert found["direct_copies"] == told, "pairs of which nothing is told are left out"
+    message = {f"0-{other}": "allowed" for other in range(1, 8)} | {
+        f"1-{other}": "not supported" for other in range(2, 8)
+    }
+    assert found["direct_copies"] == message, "pairs of which nothing is told are left out"
     assert found["matrix"]["paths"]["GPU0 GPU7"] == "NV18"
     assert json.loads(json.dumps(found)) == found
 
 
 def test_a_link_that_is_down_while_idle_is_asked_again_at_work(eight_gpus, tmp_path, monkeypatch):
     eight_gpus(Manager(generation=1))
-    asked = []
+    requested = []
 
     def at_work(index: int, ask: Any) -> PcieLink:
-        asked.append(ask())
+        requested.append(ask())
         return PcieLink(5, 16) if index else PcieLink(4, 16)
 
     monkeypatch.setattr(exact, "_at_work", at_work)
     links = [(gpu["now"], gpu["awake"]) for gpu in gpu_details(empty(tmp_path))["gpus"]]
     assert links == [("gen 4 x16", True), *[("gen 5 x16", True)] * 7]
-    assert asked == [PcieLink(1, 16)] * 8
+    assert requested == [PcieLink(1, 16)] * 8
 
 
 def test_a_gpu_that_cannot_be_woken_is_marked_as_seen_idle(eight_gpus, tmp_path, monkeypatch):
@@ -138,7 +140,7 @@ def test_what_takes_paths_away_from_nccl_is_kept(eight_gpus, tmp_path, monkeypat
 def test_a_machine_without_a_gpu_and_a_part_there_is_not_are_refused_in_a_sentence(monkeypatch):
     monkeypatch.setattr(exact, "gpus", list)
     with pytest.raises(Unsupported, match=r"sees no GPU\."):
-        Topology().prepare(TopologyParameters("gpus"), "system", Place(Device("cpu")))
+        Topology().prepare(TopologyParameters("gpus"), "system", ExecutionContext(Device("cpu")))
     with pytest.raises(UserError, match="choose from host, gpus"):
         Topology().validate(TopologyParameters("disks"))
 

@@ -21,7 +21,7 @@ from pyperf_suite.workloads.training.training_step import (
     TrainingStep,
     TrainingStepParameters,
 )
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
 torch = pytest.importorskip("torch")
 
@@ -44,7 +44,7 @@ SHAPES = {
 
 def prepared(parameters: TrainingStepParameters):
     workload = PrecisionStep() if isinstance(parameters, PrecisionStepParameters) else TrainingStep()
-    return workload.implementation("torch").prepare(parameters, Place(CPU))
+    return workload.implementation("torch").prepare(parameters, ExecutionContext(CPU))
 
 
 @pytest.mark.parametrize("parameters", SHAPES.values(), ids=SHAPES)
@@ -65,7 +65,7 @@ def test_without_a_compiler_a_compiled_step_is_unsupported(monkeypatch):
 def test_gradients_of_a_compiled_step_are_those_of_what_was_compiled(monkeypatch, factor, is_right):
     monkeypatch.setenv("CXX", sys.executable)  # something that is there: what compiling takes is made up
     monkeypatch.setattr(torch, "compile", lambda model: lambda *inputs: factor * model(*inputs))
-    steps = TrainingStep().implementation("torch").prepare(replace(SMALL, compiled=True), Place(CPU))
+    steps = TrainingStep().implementation("torch").prepare(replace(SMALL, compiled=True), ExecutionContext(CPU))
     assert steps.kernel.path == "compiled"
     assert (steps.check().wrong == 0) is is_right
 
@@ -303,18 +303,26 @@ def test_a_micro_batch_that_is_left_out_is_found(monkeypatch):
 
 @pytest.mark.parametrize(("cast_cache", "casts"), [("iteration", 3), ("nested", 1), ("off", 3)])
 def test_weights_are_cast_once_as_long_as_the_outermost_context_lasts(cast_cache, casts):
-    told = observed(replace(AUTOCAST, micro_batches=3, cast_cache=cast_cache))
-    assert told["casts"] == casts * CAST_BY_AUTOCAST
+    message = observed(replace(AUTOCAST, micro_batches=3, cast_cache=cast_cache))
+    assert message["casts"] == casts * CAST_BY_AUTOCAST
 
 
 def test_only_autocast_keeps_copies_of_weights():
-    told = {each: observed(replace(PRECISE, precision=each)) for each in ("float32", "bfloat16", "autocast_bfloat16")}
-    assert told["float32"]["casts"] == told["bfloat16"]["weight_copies"] == 0
+    message = {
+        each: observed(replace(PRECISE, precision=each)) for each in ("float32", "bfloat16", "autocast_bfloat16")
+    }
+    assert message["float32"]["casts"] == message["bfloat16"]["weight_copies"] == 0
     # All of it but embeddings' rows, norms and biases: their casts backward does not need.
     matrices = 2 * 12 * 64**2 + 96 * 64
-    assert told["autocast_bfloat16"]["weight_copies"] == 2 * matrices
-    assert told["autocast_bfloat16"]["weights"] == told["float32"]["weights"] == 2 * told["bfloat16"]["weights"]
-    assert told["autocast_bfloat16"]["gradients"] == told["float32"]["gradients"] == 2 * told["bfloat16"]["gradients"]
+    assert message["autocast_bfloat16"]["weight_copies"] == 2 * matrices
+    assert (
+        message["autocast_bfloat16"]["weights"] == message["float32"]["weights"] == 2 * message["bfloat16"]["weights"]
+    )
+    assert (
+        message["autocast_bfloat16"]["gradients"]
+        == message["float32"]["gradients"]
+        == 2 * message["bfloat16"]["gradients"]
+    )
 
 
 def test_autocast_keeps_fewer_activations_but_more_than_half_of_them():

@@ -20,14 +20,14 @@ from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training import transfer
 from pyperf_suite.workloads.training.transfer import MOST_SLOTS, Transfer, TransferParameters
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 
 CPU = Device("cpu")
 WAYS = ("memcpy", "torch", "disk_cached")
 
 
 def prepared(way: str, size_bytes: int, **settings):
-    return Transfer().implementation(way).prepare(TransferParameters(size_bytes, **settings), Place(CPU))
+    return Transfer().implementation(way).prepare(TransferParameters(size_bytes, **settings), ExecutionContext(CPU))
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +218,7 @@ def test_a_gpu_that_is_not_there_makes_its_cases_unsupported():
 @pytest.mark.parametrize("pinned", [False, True])
 def test_every_byte_crosses_the_bus(way, pinned):
     parameters = TransferParameters(1 << 20, pinned=pinned)
-    checked = Transfer().implementation(way).prepare(parameters, Place(Device("cuda"))).check()
+    checked = Transfer().implementation(way).prepare(parameters, ExecutionContext(Device("cuda"))).check()
     assert checked.wrong == 0, checked.first
     assert checked.compared >= 1 << 20
 
