@@ -160,13 +160,13 @@ def test_a_kernel_fails_that(mistake: Callable[[Attention], None], backward: boo
 @pytest.mark.parametrize(
     ("column", "message"), [(0, "misses the first key"), (-1, "misses the last key")], ids=["first", "last"]
 )
-def test_one_key_missed_of_thousands_is_seen_though_each_output_is_within_its_limit(column: int, sentence: str) -> None:
+def test_one_key_missed_of_thousands_is_seen_though_each_output_is_within_its_limit(column: int, message: str) -> None:
     attention = Attention((1, 4, 4, 1, 4096, 64), causal=True)
     attention.mask[:, column] = False
     verdict = attention.verify(attention.outputs(backward=False))
     assert verdict.worst_element_ratio < 1
     assert not verdict.passed
-    assert sentence in verdict.message
+    assert message in verdict.message
 
 
 def test_one_key_too_many_among_thousands_is_seen() -> None:
