@@ -215,9 +215,7 @@ class KernelProcess:
     def _describe(self, kernel: str, seed: int) -> dict[str, Any]:
         kernels = self._kernels(kernel)
         if not kernels:
-            raise UserCodeError(
-                "it declares no kernel: put @suite.kernel above a function that returns suite.launch(...)"
-            )
+            raise UserCodeError("it declares no kernel: put @suite.kernel above a function with suite.launch(...)")
         self._api._library = self._library
         return {"kernels": [self._described(each, seed) for each in kernels]}
 
