@@ -306,19 +306,19 @@ def _measure_all(session: Session, console: Any, soak_min: float = 0.0) -> None:
         session.open()
         if session.kept:
             console.print(session.kept, highlight=False, soft_wrap=True)
-        visits = session.visits()
-        with progress_on(console, len(visits)) as show:
-            session.visit_all(visits, show, lambda _, record: _speed(record))
+        trials = session.trials()
+        with progress_on(console, len(trials)) as show:
+            session.measure_trials(trials, show, lambda _, record: _speed(record))
             requested = (
                 (planned, n) for planned in follow_ups(plan, session.records) for n in session.processes(planned)
             )
-            for done, visit in enumerate(session.within_budget(requested), len(visits) + 1):
-                show(done, done, f"following up: {_speed(session.visit(*visit))}", lambda: 0.0)
+            for done, trial in enumerate(session.within_budget(requested), len(trials) + 1):
+                show(done, done, f"following up: {_speed(session.measure_trial(*trial))}", lambda: 0.0)
             end = time.monotonic() + 60 * soak_min
-            for done, planned in enumerate(itertools.cycle(plan.cases), len(visits) + 1):
+            for done, planned in enumerate(itertools.cycle(plan.cases), len(trials) + 1):
                 if time.monotonic() >= end:
                     break
-                show(done, done, f"soaking: {_speed(session.visit_again(planned))}", lambda: 0.0)
+                show(done, done, f"soaking: {_speed(session.measure_again(planned))}", lambda: 0.0)
         session.finish()
     if session.cut_short:
         console.print(session.cut_short, highlight=False, soft_wrap=True)

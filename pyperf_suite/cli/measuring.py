@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
-    from pyperf_suite.runner.plan import Plan, Progress, Visit
+    from pyperf_suite.runner.plan import Plan, Progress, Trial
     from pyperf_suite.runner.results import RunFolder
     from pyperf_suite.runner.session import Session
 
@@ -60,7 +60,7 @@ def kept_when_interrupted(session: Session) -> Iterator[None]:
         session.close()
 
 
-def measure_all(session: Session, what: str, visits: Sequence[Visit] | None = None) -> None:
+def measure_all(session: Session, what: str, trials: Sequence[Trial] | None = None) -> None:
     """Make these trials, by default all, and finish; progress and what the budget left out go to standard error."""
     from rich.console import Console
 
@@ -68,9 +68,9 @@ def measure_all(session: Session, what: str, visits: Sequence[Visit] | None = No
     console.print(f"{what}: {session.outlook.line}", highlight=False, soft_wrap=True)
     with kept_when_interrupted(session):
         session.open()
-        visits = session.visits() if visits is None else visits
-        with progress_on(console, len(visits)) as show:
-            session.visit_all(visits, show, lambda planned, record: f"{planned.case.label}: {record.outcome}")
+        trials = session.trials() if trials is None else trials
+        with progress_on(console, len(trials)) as show:
+            session.measure_trials(trials, show, lambda planned, record: f"{planned.case.label}: {record.outcome}")
         session.finish()
     if session.cut_short:
         console.print(session.cut_short, highlight=False, soft_wrap=True)

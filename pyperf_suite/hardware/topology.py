@@ -29,7 +29,7 @@ PATHS = {
     "SYS": "the link between NUMA nodes",
 }
 # What drivers have been seen to write where they do not know, as for a GPU that is lost or cut up by MIG.
-UNTOLD = ("N/A", "ERR!", "DIS", "U", "?")
+UNKNOWN = ("N/A", "ERR!", "DIS", "U", "?")
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NVLINK = re.compile(r"NV(\d{1,3})")
@@ -211,7 +211,7 @@ def _path(cell: str, row: str, column: str) -> Path:
     if row == column:
         known = cell == "X"
     else:
-        known = bool(nvlinks and int(nvlinks[1])) or cell in PATHS or cell in UNTOLD
+        known = bool(nvlinks and int(nvlinks[1])) or cell in PATHS or cell in UNKNOWN
     if not known:
         raise UserError(
             f"The topology matrix says {cell!r} between {row} and {column}, which is no path there: it is cut off or "

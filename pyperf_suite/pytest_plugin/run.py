@@ -218,7 +218,7 @@ class MeasuredTests:
         """Run all tests in each process in turn, and keep what they measured in the session's journal."""
         self._records_path = session.folder.records_path
         held = _held(session.records)
-        visits = [(node, process) for process in range(self._processes) for node in self._nodes.values()]
+        trials = [(node, process) for process in range(self._processes) for node in self._nodes.values()]
         done = 0
         for process in range(self._processes):
             for node, after in following(self._to_run(process, held)):
@@ -227,8 +227,8 @@ class MeasuredTests:
                 else:
                     self._left_out.add(node.nodeid)
                 done += 1
-                left_s = functools.partial(session.seconds_left, [(each.planned(), p) for each, p in visits[done:]])
-                show(done, len(visits), node.nodeid, left_s)
+                left_s = functools.partial(session.seconds_left, [(each.planned(), p) for each, p in trials[done:]])
+                show(done, len(trials), node.nodeid, left_s)
             self._children.end()
 
     def _to_run(self, process: int, held: dict[tuple[str, str, int], list[Record]]) -> list[Node]:
@@ -409,15 +409,17 @@ class SuiteRun:
             processes = self._profile().processes
             if processes == 1 or not self.planned:
                 return
-            ahead = [(planned, process) for planned, process in self._opened().visits() if process < processes - 1]
-            self._opened().visit_all(ahead, show, lambda planned, record: f"{planned.case.label}: {record.outcome}")
+            ahead = [(planned, process) for planned, process in self._opened().trials() if process < processes - 1]
+            self._opened().measure_trials(
+                ahead, show, lambda planned, record: f"{planned.case.label}: {record.outcome}"
+            )
 
     def measure(self, planned: PlannedCase) -> list[Record]:
         """Records of one case, none if the budget left it out; the run is opened by its first case."""
         with spoken_errors():
             session = self._opened()
-            visits = session.within_budget((planned, process) for process in session.processes(planned))
-            return [session.visit(*visit) for visit in visits]
+            trials = session.within_budget((planned, process) for process in session.processes(planned))
+            return [session.measure_trial(*trial) for trial in trials]
 
     def verify(self, planned: PlannedCase) -> tuple[str, str]:
         """Outcome and reason of running the case once, untimed and unrecorded: what --benchmark-disable asks for."""

@@ -48,8 +48,8 @@ def why_not(nomination: Nomination, machine: str) -> str | None:
     before, after = nomination.change.commit_before, nomination.change.commit_after
     if not before or not after:
         return "its runs do not name their commits"
-    beside = nomination.series.points[nomination.change.index - 1 : nomination.change.index + 1]
-    if before == after or any(point.dirty for point in beside):
+    around = nomination.series.points[nomination.change.index - 1 : nomination.change.index + 1]
+    if before == after or any(point.dirty for point in around):
         return "its runs measured uncommitted changes, which are gone"
     return None
 

@@ -25,7 +25,7 @@ RECENT_POINTS = 30
 EXPLAINING_PART = 0.5
 
 # So many points on either side show what clock and sentinel did.
-BESIDE = 10
+POINTS_COMPARED = 10
 
 # So many notes of a kind are printed one by one.
 MOST_NOTES = 10
@@ -279,16 +279,16 @@ def _makes_good(later: Change, change: Change) -> bool:
 def _is_same_code(series: BenchmarkSeries, change: Change) -> bool:
     """Whether all points about the change, as exactly as its place is known, are of one commit without changes."""
     first = max(0, change.index - 1 - SAME_PLACE)
-    beside = series.points[first : change.index + SAME_PLACE + 1]
-    return len({point.commit for point in beside}) == 1 and not any(p.dirty or not p.commit for p in beside)
+    around = series.points[first : change.index + SAME_PLACE + 1]
+    return len({point.commit for point in around}) == 1 and not any(p.dirty or not p.commit for p in around)
 
 
 def _what_else_moved(series: BenchmarkSeries, change: Change, sentinels: Sequence[BenchmarkSeries]) -> list[str]:
     """Clock and sentinel, if they moved with the time by a good part of it."""
     own = [point.unit == series.points[change.index].unit for point in series.points]
-    before = list(itertools.compress(series.points[: change.index], own))[-min(BESIDE, change.points_before) :]
+    before = list(itertools.compress(series.points[: change.index], own))[-min(POINTS_COMPARED, change.points_before) :]
     after = list(itertools.compress(series.points[change.index :], own[change.index :]))
-    after = after[: min(BESIDE, change.points_after)]
+    after = after[: min(POINTS_COMPARED, change.points_after)]
     found = []
     clocks = [[point.clock_hz for point in points if point.clock_hz] for points in (before, after)]
     if all(clocks):

@@ -104,7 +104,7 @@ def measure_by_turns(
                     if "sampling" in answer and len(cases) > 1:
                         # The slices of cases with one name are of the same rounds, from the first on.
                         answer["sampling"] = {**answer["sampling"], "group": group_name}
-                    yield number, answer | {"visit_s": clocks[number]()}
+                    yield number, answer | {"trial_s": clocks[number]()}
                     if answer.get("fatal"):
                         return
     finally:

@@ -1,7 +1,7 @@
 """What a run will measure, and how long it will take: cases of probes in a seeded random order, in several processes.
 
 The time is an estimate from what each case computes, corrected by what its trials really take. Its constants were read
-off `visit_s` of records of every probe on two-core machines.
+off `trial_s` of records of every probe on two-core machines.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _coarse_to_fine(bundles: list[list[PlannedCase]]) -> list[list[PlannedCase]]
     return ordered
 
 
-Visit = tuple[PlannedCase, int]
+Trial = tuple[PlannedCase, int]
 """A trial: a case and the number of the process that measures it."""
 
 Progress = Callable[[int, int, str, Callable[[], float]], None]
@@ -212,7 +212,7 @@ class Outlook:
             f"profile {plan.profile.name}, about {in_words(self.run_s())}"
         )
 
-    def visit_s(self, planned: PlannedCase, process: int) -> float:
+    def trial_s(self, planned: PlannedCase, process: int) -> float:
         if planned.key in self._taken_s:
             return self._taken_s[planned.key]
         corrections = self._corrections.get(planned.case.operator)
@@ -228,15 +228,15 @@ class Outlook:
     def run_s(self) -> float:
         """The seconds that the whole plan is expected to take, workers' starts included."""
         plan = self._plan
-        visits = sum(
-            self.visit_s(planned, process)
+        trials_s = sum(
+            self.trial_s(planned, process)
             for planned in plan.cases
             for process in range(1 if planned.is_exact else plan.processes)
         )
         groups = {ranks_of(planned) for planned in plan.cases} - {0}
         # At the end the sentinel has a process of its own.
         starts = plan.processes + (not all(planned.is_exact for planned in plan.cases))
-        return visits + starts * START_S + len(groups) * plan.processes * START_OF_A_GROUP_S
+        return trials_s + starts * START_S + len(groups) * plan.processes * START_OF_A_GROUP_S
 
     def _estimated_s(self, planned: PlannedCase, process: int) -> float:
         case = planned.case

@@ -215,7 +215,7 @@ class Record:
     identity: Mapping[str, Any] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
     # Seconds of the trial: of all its turns, from making it ready to its last check; 0 if not known.
-    visit_s: float = 0.0
+    trial_s: float = 0.0
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> dict[str, Any]:
@@ -235,6 +235,8 @@ class Record:
                 f"A record of schema version {repr(version)[:40]} was found; this version reads {SCHEMA_VERSION}."
             )
         known = cls.__dataclass_fields__
+        if "visit_s" in data:  # what earlier versions of the suite call it
+            data = {"trial_s": data["visit_s"]} | data
         try:
             metrics = {name: Metric.from_json(metric) for name, metric in data["metrics"].items()}
             record = cls(**{name: value for name, value in data.items() if name in known} | {"metrics": metrics})
@@ -255,8 +257,8 @@ class Record:
                 value = getattr(self, name)
                 if not isinstance(value, kind) or isinstance(value, bool):
                     raise UserError(f"A record is malformed: its {name} is not {called}.")
-        if not _is_finite(self.visit_s):
-            raise UserError("A record is malformed: its visit_s is not a number of seconds.")
+        if not _is_finite(self.trial_s):
+            raise UserError("A record is malformed: its trial_s is not a number of seconds.")
 
     def _require_what_readers_use(self) -> None:
         """Raise UserError for a timed record that does not hold its time, its work, and whether it converged."""

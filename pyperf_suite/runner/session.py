@@ -21,7 +21,7 @@ from pyperf_suite.hardware.machine import state as machine_state
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.estimates import UNDISTURBED
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
-from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, Progress, Visit, in_words
+from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, Progress, Trial, in_words
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.runner.results import Journal, KeptRecords, RunFolder, placed_records
@@ -74,7 +74,7 @@ def memory_for_turns(device: Device) -> tuple[int, int]:
 
 @dataclass
 class Session:
-    """A run in progress: `open` it, `visit` each case of the plan, `finish` or `close` it."""
+    """A run in progress: `open` it, measure its trials, `finish` or `close` it."""
 
     plan: Plan
     folder: RunFolder
@@ -83,8 +83,8 @@ class Session:
     workers: Workers | None = None
     # Seconds from `open` on that the run may take, its end included.
     budget_s: float = math.inf
-    # Visits that the budget left out.
-    left_out: set[Visit] = field(default_factory=set)
+    # Trials that the budget left out.
+    left_out: set[Trial] = field(default_factory=set)
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class Session:
         self._resources = ExitStack()
         self._began_s = self.clock()
         # The last trial of each case that is measured again, for a soak that asks tens of thousands of times.
-        self._last_visits: dict[tuple[str, str], int] = {}
+        self._last_trials: dict[tuple[str, str], int] = {}
         # Where the cases after each begin in the plan.
         self._places = {planned.key: place for place, planned in enumerate(self.plan.cases, 1)}
         self._cold_bytes, self._room_bytes = memory_for_turns(self.plan.device)
@@ -113,7 +113,7 @@ class Session:
         # Only now: until the journal was ours another run could add to it.
         kept = list(placed_records(self.folder.records_path))
         self.records = KeptRecords(self.folder.records_path, (start for start, _ in kept))
-        self._finished = {_visit(record): n for n, (_, record) in enumerate(kept) if record.outcome != "failed"}
+        self._finished = {_trial_of(record): n for n, (_, record) in enumerate(kept) if record.outcome != "failed"}
         self._workers = self._resources.enter_context(
             closing(self.workers or WorkerPool(self.plan.device, self.deadline_s))
         )
@@ -131,7 +131,7 @@ class Session:
     def close(self) -> None:
         self._resources.close()
 
-    def visits(self) -> list[Visit]:
+    def trials(self) -> list[Trial]:
         """Every trial of the plan in its order: all cases in one process before any case in the next.
 
         A run that is cut short then has every case once before it has any case twice.
@@ -143,41 +143,41 @@ class Session:
             if process in self.processes(planned)
         ]
 
-    def within_budget(self, visits: Iterable[Visit]) -> Iterator[Visit]:
+    def within_budget(self, trials: Iterable[Trial]) -> Iterator[Trial]:
         """The trials that are expected to end within the budget; the others are kept in `left_out`.
 
         Trials that a resumed run already holds take no time.
         """
-        for visit in visits:
+        for trial in trials:
             spent_s = self.clock() - self._began_s
-            if self._is_held(*visit) or spent_s + self.outlook.visit_s(*visit) + CLOSING_S <= self.budget_s:
-                yield visit
+            if self._is_held(*trial) or spent_s + self.outlook.trial_s(*trial) + CLOSING_S <= self.budget_s:
+                yield trial
             else:
-                self.left_out.add(visit)
+                self.left_out.add(trial)
 
-    def seconds_left(self, visits: Iterable[Visit]) -> float:
+    def seconds_left(self, trials: Iterable[Trial]) -> float:
         """How long these trials are expected to take, as far as the run does not hold them yet."""
-        return sum(self.outlook.visit_s(*visit) for visit in visits if not self._is_held(*visit))
+        return sum(self.outlook.trial_s(*trial) for trial in trials if not self._is_held(*trial))
 
-    def visit_all(
-        self, visits: Sequence[Visit], show: Progress, describe: Callable[[PlannedCase, Record], str]
+    def measure_trials(
+        self, trials: Sequence[Trial], show: Progress, describe: Callable[[PlannedCase, Record], str]
     ) -> None:
         """Make the trials, as many as the budget allows, and show how far they are."""
-        for done, visit in enumerate(visits, 1):
-            for planned, process in self.within_budget([visit]):
-                record = self.visit(planned, process)
-                left_s = functools.partial(self.seconds_left, visits[done:])
-                show(done, len(visits), describe(planned, record), left_s)
+        for done, trial in enumerate(trials, 1):
+            for planned, process in self.within_budget([trial]):
+                record = self.measure_trial(planned, process)
+                left_s = functools.partial(self.seconds_left, trials[done:])
+                show(done, len(trials), describe(planned, record), left_s)
 
     @property
     def kept(self) -> str:
         """What a resumed run already holds, in a sentence; empty for a new run."""
-        visits = self.visits()
-        held = sum(self._is_held(*visit) for visit in visits)
+        trials = self.trials()
+        held = sum(self._is_held(*trial) for trial in trials)
         if not held:
             return ""
-        left = in_words(self.seconds_left(visits)) if held < len(visits) else "nothing"
-        return f"Resuming {self.folder.run_id}: {held} of {len(visits)} trials are kept, {left} is left."
+        left = in_words(self.seconds_left(trials)) if held < len(trials) else "nothing"
+        return f"Resuming {self.folder.run_id}: {held} of {len(trials)} trials are kept, {left} is left."
 
     @property
     def cut_short(self) -> str:
@@ -185,7 +185,7 @@ class Session:
         if not self.left_out:
             return ""
         whole = sum(self.is_finished(planned) for planned in self.plan.cases)
-        begun = len({planned for planned, _ in self.visits()} - {p for p, process in self.left_out if process == 0})
+        begun = len({planned for planned, _ in self.trials()} - {p for p, process in self.left_out if process == 0})
         return (
             f"The budget of {self.budget_s:g} s left out {len(self.left_out)} trials: of {len(self.plan.cases)} cases, "
             f"{begun} were measured by at least one process and {whole} by all. "
@@ -197,9 +197,9 @@ class Session:
 
         Raises UserError where a record cannot be written.
         """
-        return [self.visit(planned, process) for process in self.processes(planned)]
+        return [self.measure_trial(planned, process) for process in self.processes(planned)]
 
-    def visit(self, planned: PlannedCase, process: int) -> Record:
+    def measure_trial(self, planned: PlannedCase, process: int) -> Record:
         """The case's record from one process; what a resumed run already holds is not measured again.
 
         It is measured by turns with those that come after it in the plan, whose records are then there as well. Raises
@@ -212,7 +212,7 @@ class Session:
 
     def _group_of(self, planned: PlannedCase, process: int) -> list[PlannedCase]:
         """The case and those after it in the plan that take turns with it, as time and memory allow."""
-        group, seconds, held_bytes = [planned], self.outlook.visit_s(planned, process), self._held_bytes(planned)
+        group, seconds, held_bytes = [planned], self.outlook.trial_s(planned, process), self._held_bytes(planned)
         kind = worker_kind(planned, self.plan.profile.effort)
         left_s = min(GROUP_S, self.budget_s - CLOSING_S - (self.clock() - self._began_s))
         after = self.plan.cases[self._places.get(planned.key, len(self.plan.cases)) :]
@@ -221,7 +221,7 @@ class Session:
                 break
             if (*other.key, process) in self._finished or worker_kind(other, self.plan.profile.effort) != kind:
                 continue
-            seconds += self.outlook.visit_s(other, process)
+            seconds += self.outlook.trial_s(other, process)
             held_bytes += self._held_bytes(other)
             if seconds > left_s or held_bytes > self._room_bytes:
                 break
@@ -239,19 +239,19 @@ class Session:
         began_s = self.clock()
         cases = [planned.case for planned in group]
         for number, answer in self._workers.measure_by_turns(process, cases, self.plan.profile.effort):
-            seconds = answer.get("visit_s", self.clock() - began_s)
+            seconds = answer.get("trial_s", self.clock() - began_s)
             self.outlook.learn(group[number], process, seconds)
             self.record(group[number], process, answer, seconds=seconds)
             began_s = self.clock()
 
-    def visit_again(self, planned: PlannedCase) -> Record:
+    def measure_again(self, planned: PlannedCase) -> Record:
         """One more trial by the first worker, numbered after those there are: what a soak repeats for minutes."""
-        if planned.key not in self._last_visits:
-            visits = [visit[-1] for visit in self._finished if visit[:2] == planned.key]
-            self._last_visits[planned.key] = max(visits, default=-1)
+        if planned.key not in self._last_trials:
+            trials = [trial[-1] for trial in self._finished if trial[:2] == planned.key]
+            self._last_trials[planned.key] = max(trials, default=-1)
         answer = self._workers.measure(0, planned.case, self.plan.profile.effort)
-        self._last_visits[planned.key] += 1
-        return self.record(planned, self._last_visits[planned.key], answer)
+        self._last_trials[planned.key] += 1
+        return self.record(planned, self._last_trials[planned.key], answer)
 
     def is_finished(self, planned: PlannedCase) -> bool:
         """Whether a resumed run already holds the case from every process."""
@@ -296,12 +296,12 @@ class Session:
             metrics=metrics,
             identity=self._identity,
             state=self._state | answer.pop("state", {}),
-            visit_s=float(f"{answer.pop('visit_s', seconds):.6g}"),
+            trial_s=float(f"{answer.pop('trial_s', seconds):.6g}"),
             **answer,
         )
-        self._finished[_visit(record)] = self.records.add(self._journal.append(record))
+        self._finished[_trial_of(record)] = self.records.add(self._journal.append(record))
         return record
 
 
-def _visit(record: Record) -> tuple[str, str, int]:
+def _trial_of(record: Record) -> tuple[str, str, int]:
     return record.probe, record.case_id, record.process

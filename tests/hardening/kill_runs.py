@@ -157,14 +157,14 @@ class Campaign:
         left = [path.name for path in self.temporary.iterdir() if path.name.startswith("pyperf_")]
         assert not left, f"temporary folders are left: {left}"
         planned = json.loads(next(self.results.glob("*/*/run.json")).read_text())
-        visits = measured(self.seen)
-        assert len(visits) >= planned["cases"] * planned["processes"], f"{len(visits)} trials of {planned}"
+        trials = measured(self.seen)
+        assert len(trials) >= planned["cases"] * planned["processes"], f"{len(trials)} trials of {planned}"
         # By the suite's own readers too: what they show is what this one has read.
         from pyperf_suite.regressions.stored.store import Store
         from pyperf_suite.runner.results import read_journal
 
         kept = read_journal(self._journals()[0])
-        assert sum(record.outcome == "ok" and record.kind == "timing" for record in kept) == visits.total()
+        assert sum(record.outcome == "ok" and record.kind == "timing" for record in kept) == trials.total()
         with Store(self.results) as store:
             store.update()
             assert sum(each.ok for each in store.runs()) == sum(record.outcome == "ok" for record in kept)
@@ -275,7 +275,7 @@ class Campaign:
         now = whole_lines(self.journal())
         assert now.startswith(self.seen), "records of before are gone or changed"
         self.seen = now
-        twice = {visit: count for visit, count in measured(now).items() if count > 1}
+        twice = {trial: count for trial, count in measured(now).items() if count > 1}
         assert not twice, f"measured twice: {twice}"
 
 
@@ -286,7 +286,7 @@ def whole_lines(content: bytes) -> bytes:
 
 def measured(lines: bytes) -> Counter:
     """How often each trial was measured in order. Raises AssertionError where a line is not as its seal says."""
-    visits: Counter = Counter()
+    trials: Counter = Counter()
     for line in lines.splitlines():
         sealed = re.fullmatch(rb'(.*),"sealed":"(\d+):([0-9a-f]{8})"\}', line)
         assert sealed, line
@@ -294,8 +294,8 @@ def measured(lines: bytes) -> Counter:
         assert (len(content), zlib.crc32(content)) == (int(sealed[2]), int(sealed[3], 16)), line
         record = json.loads(content)
         if record["kind"] == "timing" and record["outcome"] == "ok":
-            visits[record["probe"], record["case_id"], record["process"]] += 1
-    return visits
+            trials[record["probe"], record["case_id"], record["process"]] += 1
+    return trials
 
 
 if __name__ == "__main__":

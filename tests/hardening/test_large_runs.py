@@ -23,7 +23,7 @@ from pyperf_suite.workloads.matmul import MatmulParameters
 pytestmark = pytest.mark.slow
 
 CASES = 2000
-# A record of forty samples takes some 6 KB as Python keeps it; its place in the journal and its visit a few hundred.
+# A record of forty samples takes some 6 KB as Python keeps it; its place in the journal and its trial a few hundred.
 MOST_BYTES_A_CASE = 2_000
 
 

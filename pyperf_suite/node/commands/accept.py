@@ -126,8 +126,8 @@ def _measure(
 
     folder = folder_of(plan, results, resume)
     session = Session(plan, folder, deadline_s, EachDevice(devices, deadline_s), budget_s)
-    visits = [each for each in session.visits() if each[1] % len(devices) == 0 or not ranks_of(each[0])]
-    measure_all(session, "accept", visits)
+    trials = [each for each in session.trials() if each[1] % len(devices) == 0 or not ranks_of(each[0])]
+    measure_all(session, "accept", trials)
     return folder, not any(process < len(devices) for _, process in session.left_out)
 
 

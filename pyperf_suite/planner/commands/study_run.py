@@ -327,7 +327,7 @@ def _measure(
     deadline_s: float,
     laws: Predictor | None,
 ) -> RunFolder | None:
-    """Visit what is wanted in every experiment; None in ranks of a launcher other than the first."""
+    """Measure what is wanted in every experiment; None in ranks of a launcher other than the first."""
     workers: Any = None
     launched = rank_environment().launched
     if launched:
@@ -381,16 +381,16 @@ def _measure_all(session: Session, wanted: Sequence[PlannedCase], launched: bool
     plan, console = session.plan, Console(stderr=True, emoji=False)
     experiments = range(plan.profile.processes)
     order = [(number, random.Random(plan.seed + number).sample(wanted, len(wanted))) for number in experiments]
-    visits = [(each, number) for number, shuffled in order for each in shuffled]
+    trials = [(each, number) for number, shuffled in order for each in shuffled]
     if launched:
-        visits = [(each, _next_experiment(session, each, experiments)) for each in wanted]
+        trials = [(each, _next_experiment(session, each, experiments)) for each in wanted]
         plan = replace(plan, profile=replace(plan.profile, processes=1))
     ahead = Outlook(replace(plan, cases=tuple(wanted))).line
     console.print(f"study: {ahead}", highlight=False, soft_wrap=True)
     with kept_when_interrupted(session):
         session.open()
-        with progress_on(console, len(visits)) as show:
-            session.visit_all(visits, show, _outcome)
+        with progress_on(console, len(trials)) as show:
+            session.measure_trials(trials, show, _outcome)
         session.finish()
 
 
@@ -425,7 +425,7 @@ def _search(session: Session, wanted: Sequence[PlannedCase], workers: NotingWork
     def measure(case: Case, experiment: int, note: Note) -> Record | None:
         for planned, process in session.within_budget([(by_case[case.case_id], experiment)]):
             workers.note = note
-            record = session.visit(planned, process)
+            record = session.measure_trial(planned, process)
             workers.note = None
             noted = record.sampling.get("search", {})
             said = f"step {noted.get('step')}: {_outcome(planned, record)} {noted.get('verdict', '')}"

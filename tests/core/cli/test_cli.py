@@ -213,7 +213,7 @@ def test_a_run_that_is_ended_from_outside_ends_its_workers_and_says_how_to_go_on
         closed.append(session)
         usual(session)
 
-    monkeypatch.setattr(Session, "visit", lambda session, *visit: os.kill(os.getpid(), getattr(signal, name)))
+    monkeypatch.setattr(Session, "measure_trial", lambda session, *trial: os.kill(os.getpid(), getattr(signal, name)))
     monkeypatch.setattr(Session, "close", close)
     result = invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path))
     assert result.exit_code == 128 + getattr(signal, name)
@@ -228,11 +228,11 @@ def test_who_ignores_the_end_of_a_terminal_keeps_ignoring_it(
 ) -> None:
     seen = []
 
-    def visit(session: Session, *visit: object) -> None:
+    def trial(session: Session, *trial: object) -> None:
         seen.append(signal.getsignal(signal.SIGHUP))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Session, "visit", visit)
+    monkeypatch.setattr(Session, "measure_trial", trial)
     usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path)).exit_code == 130

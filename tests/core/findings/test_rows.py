@@ -78,7 +78,7 @@ def test_failed_cases_have_no_row_and_stay_among_the_records(rows: Rows) -> None
     assert {record.outcome for record in rows.records} == {"ok", "failed"}
 
 
-def test_the_later_of_two_visits_of_a_process_stands(product: Any) -> None:
+def test_the_later_of_two_trials_of_a_process_stands(product: Any) -> None:
     (row,) = rows_of([*product(8).records(1.0, 1.0), *product(8).records(3.0)])
     assert (row.by_process, row.seconds) == ({0: 3.0, 1: 1.0}, 2.0)
 

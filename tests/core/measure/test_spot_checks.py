@@ -73,7 +73,7 @@ class Simulated:
         return seconds
 
     def measured(self, checks: SpotChecks) -> None:
-        """One visit of the standard profile. Raises WrongLaunch."""
+        """One trial of the standard profile. Raises WrongLaunch."""
 
         def watch() -> None:
             checks.after_block()
@@ -83,7 +83,7 @@ class Simulated:
 
 
 def visited(launches: Simulated, seed: int = 0) -> SpotChecks:
-    """The checks of a visit that was found right."""
+    """The checks of a trial that was found right."""
     checks = SpotChecks(launches, chance=random.Random(seed), clock=launches.clock)
     assert checks.before_timing().passed
     launches.measured(checks)

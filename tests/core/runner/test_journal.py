@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,12 @@ def test_foreign_json_is_a_user_error_and_never_a_traceback(value: object) -> No
 def test_a_timed_record_without_what_readers_use_is_refused(field: str, value: object) -> None:
     with pytest.raises(UserError, match="record"):
         Record.from_json(a_record(0).to_json() | {field: value})
+
+
+def test_the_seconds_of_a_trial_are_read_by_their_earlier_name_too() -> None:
+    stored = replace(a_record(0), trial_s=2.5).to_json()
+    earlier = {"visit_s" if name == "trial_s" else name: value for name, value in stored.items()}
+    assert Record.from_json(earlier) == Record.from_json(stored)
 
 
 @pytest.mark.parametrize("field", ["schema_version", "kind", "outcome"])

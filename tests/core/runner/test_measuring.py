@@ -1,4 +1,4 @@
-"""What one visit to a case may take, and what it says of how it was taken."""
+"""What one trial of a case may take, and what it says of how it was taken."""
 
 from __future__ import annotations
 

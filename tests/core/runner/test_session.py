@@ -1,4 +1,4 @@
-"""A run records every visit once, resumes where it stopped, and never loses what it holds."""
+"""A run records every trial once, resumes where it stopped, and never loses what it holds."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Instant(Workers):
     def __init__(self, seconds: float = 1.0, outcome: str = "unsupported") -> None:
         self.now_s = 0.0
         self.seconds, self.outcome = seconds, outcome
-        self.visits: list[tuple[int, str]] = []
+        self.trials: list[tuple[int, str]] = []
         self.left = 1_000  # trials before someone interrupts
 
     def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, object]:
@@ -59,7 +59,7 @@ class Instant(Workers):
             raise KeyboardInterrupt
         self.left -= 1
         self.now_s += self.seconds
-        self.visits.append((process, case.case_id))
+        self.trials.append((process, case.case_id))
         return {"outcome": self.outcome, "reason": "a double"}
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ def test_a_stopped_run_resumes_with_what_it_lacks_and_repeats_nothing(
     for planned in plan.cases:
         resumed.measure(planned)
     resumed.close()
-    assert len(read_journal(folder.records_path)) == len(set(workers.visits)) == len(workers.visits) == 4
+    assert len(read_journal(folder.records_path)) == len(set(workers.trials)) == len(workers.trials) == 4
 
 
 def test_a_failed_trial_is_recorded_and_made_again_on_resume(begin: Callable[..., Session]) -> None:
@@ -213,7 +213,7 @@ def test_experiments_one_at_a_time_can_be_added_to_and_are_measured_once(
     for longer in (plan, with_more):
         session = Session(longer, folder, workers=InThisProcess()).open()
         for process in range(longer.profile.processes):
-            session.visit(longer.cases[0], process)
+            session.measure_trial(longer.cases[0], process)
         session.close()
     timing = [record for record in read_journal(folder.records_path) if record.kind == "timing"]
     assert [record.process for record in timing] == [0, 1]
@@ -227,31 +227,31 @@ def test_refused_cases_are_answered_with_their_reason_and_never_reach_the_worker
     workers = SparingWorkers(requested, {refused.case_id: "no room"})
     assert workers.measure(0, refused, None) == {"outcome": "unsupported", "reason": "no room"}
     assert workers.measure(0, wanted, None)["reason"] == "a double"
-    assert requested.visits == [(0, wanted.case_id)]
+    assert requested.trials == [(0, wanted.case_id)]
 
 
 def test_a_run_that_is_cut_short_has_every_case_once_before_any_case_twice(begin: Callable[..., Session]) -> None:
     plan = a_plan(sizes=(8, 16, 24, 32))
     session = begin(plan, Instant())
-    visits = session.visits()
-    assert [process for _, process in visits] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert [planned for planned, _ in visits] == [*plan.cases, *plan.cases]
+    trials = session.trials()
+    assert [process for _, process in trials] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [planned for planned, _ in trials] == [*plan.cases, *plan.cases]
     session.close()
 
 
 def test_a_budget_ends_a_run_in_order_and_what_it_left_out_can_be_resumed(begin: Callable[..., Session]) -> None:
     plan, workers = a_plan(sizes=(8, 16, 24, 32)), Instant(seconds=5.0)
     session = begin(plan, workers, budget_s=25 + CLOSING_S)
-    session.visit_all(session.visits(), lambda *_: None, lambda *_: "")
+    session.measure_trials(session.trials(), lambda *_: None, lambda *_: "")
     assert workers.now_s <= 25
-    assert len(workers.visits) == 5, "four cases once and one twice"
+    assert len(workers.trials) == 5, "four cases once and one twice"
     assert session.left_out == {(planned, 1) for planned in plan.cases[1:]}
     assert session.cut_short
     session.close()
     again = Session(plan, session.folder, workers=workers).open()
-    again.visit_all(again.visits(), lambda *_: None, lambda *_: "")
-    assert len(workers.visits) == 8
-    assert len(set(workers.visits)) == 8
+    again.measure_trials(again.trials(), lambda *_: None, lambda *_: "")
+    assert len(workers.trials) == 8
+    assert len(set(workers.trials)) == 8
     assert not again.cut_short
     again.close()
 
@@ -261,19 +261,19 @@ def test_what_another_run_wrote_until_the_journal_was_ours_is_not_measured_again
 ) -> None:
     plan, workers = a_plan(sizes=(8, 16)), Instant()
     first = begin(plan, workers)
-    first.visit(plan.cases[0], 0)
+    first.measure_trial(plan.cases[0], 0)
     late = Session(plan, first.folder, workers=workers)  # asked to resume while the first run still writes
-    first.visit(plan.cases[1], 0)
+    first.measure_trial(plan.cases[1], 0)
     first.close()
     late.open()
-    late.visit_all(late.visits(), lambda *_: None, lambda *_: "")
+    late.measure_trials(late.trials(), lambda *_: None, lambda *_: "")
     late.close()
-    assert len(workers.visits) == len(set(workers.visits)) == 4
+    assert len(workers.trials) == len(set(workers.trials)) == 4
 
 
-def test_a_record_says_how_long_its_visit_took(begin: Callable[..., Session]) -> None:
+def test_a_record_says_how_long_its_trial_took(begin: Callable[..., Session]) -> None:
     session = begin(a_plan(sizes=(8,)), Instant(seconds=2.5))
-    assert session.visit(session.plan.cases[0], 0).visit_s == 2.5
+    assert session.measure_trial(session.plan.cases[0], 0).trial_s == 2.5
     session.close()
 
 
@@ -310,12 +310,12 @@ def test_without_a_terminal_a_line_is_written_every_ten_seconds() -> None:
     assert all("of 100 trials" in line for line in lines)
 
 
-def test_the_outlook_learns_from_visits_what_the_others_of_an_operator_will_take() -> None:
+def test_the_outlook_learns_from_trials_what_the_others_of_an_operator_will_take() -> None:
     plan = a_plan(sizes=(16, 24, 33))
     outlook = Outlook(plan)
-    *estimates, before = [outlook.visit_s(planned, 0) for planned in plan.cases]
+    *estimates, before = [outlook.trial_s(planned, 0) for planned in plan.cases]
     for planned, estimate in zip(plan.cases, estimates, strict=False):
         outlook.learn(planned, 0, 3 * estimate)
-    assert outlook.visit_s(plan.cases[2], 0) == pytest.approx(3 * before)
+    assert outlook.trial_s(plan.cases[2], 0) == pytest.approx(3 * before)
     outlook.learn(plan.cases[2], 0, 7.0)
-    assert outlook.visit_s(plan.cases[2], 1) == 7.0
+    assert outlook.trial_s(plan.cases[2], 1) == 7.0

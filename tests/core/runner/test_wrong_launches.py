@@ -22,7 +22,7 @@ from pyperf_suite.workloads.operator import Launches
 
 SETS = 8
 
-# A visit that does not converge, so that a thousand launches are checked however calm the machine is.
+# A trial that does not converge, so that a thousand launches are checked however calm the machine is.
 LONG = Effort(SteadyRule(min_time_s=0.1, time_cap_s=0.2), StopRule(relative_half_width=1e-9, time_cap_s=0.4))
 
 
@@ -64,7 +64,7 @@ def injected(is_wrong: Fault) -> Iterator[list[FaultyLaunches]]:
         NativeCpuMatmul.prepare = prepare  # type: ignore[method-assign]
 
 
-def visit(is_wrong: Fault, effort: Effort = STANDARD.effort) -> tuple[dict[str, Any], int]:
+def trial(is_wrong: Fault, effort: Effort = STANDARD.effort) -> tuple[dict[str, Any], int]:
     """The answer of one trial, and how many launches it made."""
     with injected(is_wrong) as prepared:
         answer = measure_case(CASE, effort, resolve("cpu"))
@@ -86,7 +86,7 @@ def rotation_through_eight_sets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("wrong", range(SETS))
 def test_a_set_on_which_the_product_is_always_wrong_fails_before_timing(wrong: int) -> None:
-    answer, _ = visit(lambda _launch, at: at == wrong)
+    answer, _ = trial(lambda _launch, at: at == wrong)
     assert answer["outcome"] == "failed"
     assert answer["reason"].startswith("Wrong result before timing")
     assert not answer["verification"]["passed"]
@@ -95,19 +95,19 @@ def test_a_set_on_which_the_product_is_always_wrong_fails_before_timing(wrong: i
 
 @pytest.mark.parametrize("seed", range(3))
 def test_one_wrong_launch_in_a_hundred_fails(seed: int) -> None:
-    answer, _ = visit(one_in(100, seed), LONG)
+    answer, _ = trial(one_in(100, seed), LONG)
     assert answer["outcome"] == "failed"
     assert answer["verification"]["worst_at"] == [11, 13]
 
 
 def test_launches_that_go_wrong_after_a_while_fail_while_they_are_timed() -> None:
-    answer, _ = visit(lambda launch, _set: launch > 500, LONG)
+    answer, _ = trial(lambda launch, _set: launch > 500, LONG)
     assert answer["outcome"] == "failed"
     assert answer["reason"].startswith("Wrong result while it was timed: operand set ")
 
 
 def test_a_right_product_passes_and_its_record_says_which_rate_of_errors_that_excludes() -> None:
-    answer, launches = visit(lambda _launch, _set: False)
+    answer, launches = trial(lambda _launch, _set: False)
     assert answer["outcome"] == "ok"
     verification = answer["verification"]
     assert verification["passed"]

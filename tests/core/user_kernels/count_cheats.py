@@ -60,7 +60,7 @@ def end_of(kernels: Any, entry: Any, number: int) -> str:
     """The reason that a trial's record gives, or how else it ended."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ[user_kernel.ROOT_VARIABLE] = folder
-        answer = kernels.visit(entry, Path(folder), f"kernel_{number}")
+        answer = kernels.trial(entry, Path(folder), f"kernel_{number}")
         user_kernel.forget_reference()
     if answer["outcome"] == "ok":
         return "ok"

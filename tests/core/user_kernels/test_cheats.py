@@ -96,7 +96,7 @@ def entries(page: str) -> list[Entry]:
 
 CHEATS, HONEST = entries("cheats.md"), entries("honest_kernels.md")
 
-# Enough for a hundred launches and more, and for every check that a longer visit makes.
+# Enough for a hundred launches and more, and for every check that a longer trial makes.
 EFFORT = Effort(
     SteadyRule(min_time_s=0.01, time_cap_s=0.02),
     StopRule(relative_half_width=0.05, min_samples=10, min_effective_samples=5, time_cap_s=0.05),
@@ -106,7 +106,7 @@ EFFORT = Effort(
 NAMES = ("measured", "softmax_v2", "kernel")
 
 
-def visit(entry: Entry, folder: Path, function: str, written_as: str = "") -> dict[str, Any]:
+def trial(entry: Entry, folder: Path, function: str, written_as: str = "") -> dict[str, Any]:
     """What a worker answers to a trial of the kernel under that name, in a file of its own if none has it."""
     if not written_as:
         (folder / "bench.py").write_text(entry.text(function))
@@ -158,7 +158,7 @@ def require(entry: Entry) -> None:
 @pytest.mark.parametrize("entry", list(map(marks, CHEATS)))
 def test_a_kernel_that_cheats_fails_for_what_it_does(entry: Entry, folder: Path) -> None:
     require(entry)
-    answer = visit(entry, folder, name_of(entry))
+    answer = trial(entry, folder, name_of(entry))
     assert answer["outcome"] == "failed"
     assert answer["verification"]["reason"] in entry.reason.split(" or ")
     assert not answer["verification"]["passed"]
@@ -168,7 +168,7 @@ def test_a_kernel_that_cheats_fails_for_what_it_does(entry: Entry, folder: Path)
 @pytest.mark.parametrize("entry", list(map(marks, HONEST)))
 def test_a_kernel_that_does_its_work_passes(entry: Entry, honest: dict[str, str], tmp_path: Path) -> None:
     require(entry)
-    answer = visit(entry, tmp_path, name_of(entry), honest[entry.name])
+    answer = trial(entry, tmp_path, name_of(entry), honest[entry.name])
     assert answer["outcome"] == "ok", answer["reason"]
     assert answer["verification"]["passed"]
     assert answer["metrics"]["time"]["value"] > 0
