@@ -1,4 +1,4 @@
-"""What was asked for and cannot be: exceptions, the limits of fields, and what to write instead.
+"""What was requested and cannot be: exceptions, the limits of fields, and what to write instead.
 
 Front ends print a `UserError` as one sentence and exit with code 2; the worker turns `Unsupported` into a record.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class UserError(Exception):
-    """Something was asked for that cannot be: the message says what was asked, what was found, what to do."""
+    """Something was requested that cannot be: the message says what was requested, what was found, what to do."""
 
 
 class Interrupted(UserError):
@@ -43,7 +43,7 @@ _ALLOCATORS = ("can't allocate memory", "out of memory")
 
 
 def out_of_memory(error: BaseException | None) -> str:
-    """`Out of memory: …` and what was asked for, where that is why `error`, or its cause, was raised; else empty."""
+    """`Out of memory: …` and what was requested, where that is why `error`, or its cause, was raised; else empty."""
     while error is not None:
         lines = str(error).strip().splitlines() or [""]
         if isinstance(error, MemoryError) or any(words in lines[0] for words in _ALLOCATORS):
@@ -75,7 +75,7 @@ class Within:
             bound = f"is at most {self.most}"
         else:
             bound = f"lies between {self.least} and {self.most}"
-        raise UserError(f"{name}={value} was asked for, but {name} {bound}.")
+        raise UserError(f"{name}={value} was requested, but {name} {bound}.")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class OneOf:
 
     def check(self, name: str, value: Any) -> None:
         if value not in self.words:
-            raise UserError(f"{name}={value} was asked for: choose from {', '.join(map(str, self.words))}.")
+            raise UserError(f"{name}={value} was requested: choose from {', '.join(map(str, self.words))}.")
 
 
 def check_limits(fields: Any) -> None:
@@ -107,7 +107,7 @@ NAMES_OFFERED = 3
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:
-    """The names most like the one asked for, at most `NAMES_OFFERED`, in upper or lower case; none if no name is."""
+    """The names most like the requested one, at most `NAMES_OFFERED`, in upper or lower case; none if no name is."""
     import difflib
 
     by_key = {each.lower(): each for each in names}

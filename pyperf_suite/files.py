@@ -106,18 +106,18 @@ def write_whole(path: Path, content: bytes | str, mode: int = 0o666) -> None:
         found = os.lstat(path).st_mode
         if not stat.S_ISREG(found):
             raise NotRegular(path, kind_of(found))
-    beside = path.with_name(f".{path.name[:100]}.{os.urandom(4).hex()}")
+    temporary = path.with_name(f".{path.name[:100]}.{os.urandom(4).hex()}")
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, mode)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, mode)
         try:
             write_all(descriptor, content.encode() if isinstance(content, str) else content)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        beside.replace(path)
+        temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 

@@ -68,7 +68,7 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     parent = os.environ.get(PARENT_VARIABLE, "")
     if parent.isdecimal() and os.getppid() != int(parent):
-        # It died before it could be asked for. Nobody is left to read a word.
+        # It died before the signal was set. Nobody is left to read a word.
         os._exit(1)
 
 

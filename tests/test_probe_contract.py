@@ -112,7 +112,7 @@ def test_an_axis_takes_its_own_values_as_they_are_written_and_refuses_others(nam
     [
         ("alignment", {"base": "fprop:1x2"}, "not a shape"),
         ("alignment", {"base": "64x64x64"}, "PART:MxNxK"),
-        ("alignment", {"dtype": "float32,flaot32"}, "dtype=flaot32 was asked for: choose from float32"),
+        ("alignment", {"dtype": "float32,flaot32"}, "dtype=flaot32 was requested: choose from float32"),
         ("attention_heads", {"heads": "7", "hidden": "512"}, "7 heads .* do not divide .* 512: take 4 or 8"),
         ("attention_heads", {"heads": "513", "hidden": "512"}, "do not divide the hidden size 512: take 512"),
         ("attention_heads", {"heads": "8", "hidden": "2147483647"}, "take 1 or 2147483647"),
@@ -124,7 +124,7 @@ def test_an_axis_takes_its_own_values_as_they_are_written_and_refuses_others(nam
         ("calibration", {"attention": "1x2x3"}, "BATCHxHEADSxKV_HEADSxHEAD_DIMxSEQ"),
         ("checkpointing", {"checkpointing": "some"}, "none, every:K or selective"),
         ("checkpointing", {"hidden": "130"}, "cannot be divided"),
-        ("collectives", {"op": "allreduce"}, "op=allreduce was asked for: choose from all_reduce"),
+        ("collectives", {"op": "allreduce"}, "op=allreduce was requested: choose from all_reduce"),
         ("collectives", {"in_place": "maybe"}, "write true or false"),
         ("collectives", {"size": "64..8"}, "do not grow.*as in"),
         ("data_parallel", {"exchange": "dp"}, "drives GPUs, but only gloo"),

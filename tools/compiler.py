@@ -1,4 +1,4 @@
-"""Find the one thing an install needs beside Python: a C++ compiler.
+"""Find the one thing an install needs besides Python: a C++ compiler.
 
 Shared by setup.py and make_venv.py, so that both try the same names and speak the same sentence.
 """

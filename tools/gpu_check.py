@@ -258,7 +258,7 @@ class Check:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.runs = ROOT / "build" / "gpu_check" / f"{self.part}-{os.getpid()}"
         self.outcomes = [Outcome(step.name) for step in self.steps]
-        # Budgets are shares of the whole, so that a shorter call (a rehearsal) cuts each step alike.
+        # Budgets are shares of the whole, so that a shorter call (a rehearsal) cuts each step by the same share.
         self.share = min(1.0, self.seconds / sum(step.seconds for step in self.steps))
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -81,7 +81,7 @@ def constraints_keeping(held: dict[str, str], present: set[str], pins: list[str]
 
 
 def requirements(only_to_build: bool = False) -> list[str]:
-    """What pyproject.toml asks for: to build, and unless only that is asked for, to run, to develop, and torch."""
+    """What pyproject.toml requires: to build, and unless only that is wanted, to run, to develop, and torch."""
     try:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10
@@ -168,7 +168,7 @@ def python_outside(venv: Path) -> Path | None:
 
 
 def make_environment(venv: Path, *, share_packages: bool) -> Path:
-    """Create the environment, or keep the one that is there if it was made alike; return its Python.
+    """Create the environment, or keep the one that is there if it was made the same way; return its Python.
 
     One that shares packages takes pip from them too: `venv` would bring an old setuptools in front of theirs.
     """
@@ -246,7 +246,7 @@ def find_uv(venv: Path, pip: list[str], may_fetch: bool) -> str:
 
 
 def install_everything(python: Path, venv: Path, pip: list[str], wanted: list[str], is_new: bool) -> None:
-    """Install what is wanted into an environment of its own, and build the package beside that."""
+    """Install what is wanted into an environment of its own, and build the package next to it."""
     constraints = ["-c", str(venv / "constraints.txt")]
     # Modules are compiled when they are first imported, and most never are; but at once where Python may not keep them.
     compiles = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))

@@ -64,7 +64,7 @@ from pyperf_suite.regressions.verdict import CONFIDENCE, Judgement, SequentialRu
 from pyperf_suite.render import markdown as as_markdown
 from pyperf_suite.render import text
 from pyperf_suite.render.findings_json import answer
-from pyperf_suite.render.terminal import console_for, print_told, say
+from pyperf_suite.render.terminal import console_for, print_remarks_and_tables, say
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import read_journal
 from pyperf_suite.workloads.attention import AttentionParameters
@@ -218,13 +218,13 @@ def _repeat(count: int, probes: tuple[str, ...], where: Device, results: Path, a
     if as_json:
         click.echo(answer({"repeats": found}), nl=False)
     else:
-        print_told(console_for(wide), found)
+        print_remarks_and_tables(console_for(wide), found)
 
 
 def _cases(probes: tuple[str, ...], where: Device, pattern: str | None, counts: dict[float, int]) -> list[PairedCase]:
     if where.kind != "cpu" and any(counts):
         raise UserError(
-            f"A slowdown can be injected into launches on a CPU only, but {where} was asked for: "
+            f"A slowdown can be injected into launches on a CPU only, but {where} was requested: "
             "use --shifts 0, or --device cpu."
         )
     if any(counts) and any(map(is_users, probes)):
@@ -284,7 +284,7 @@ def _tell(found: Selfcheck, as_json: bool, markdown: Path | None, wide: bool) ->
     else:
         console = console_for(wide)
         say(console, "", text.sentence(heading(found)), style="bold")
-        print_told(console, findings_of_selfcheck(found))
+        print_remarks_and_tables(console, findings_of_selfcheck(found))
         say(console, "", f"comparisons  {found.path}")
     if markdown is not None:
         try:
@@ -318,7 +318,7 @@ class PlannedComparison:
 def planned(counts: Mapping[float, int], cases: Sequence[PairedCase], seed: int) -> list[PlannedComparison]:
     """So many comparisons of each shift, spread evenly over the cases and, for each shift, over the whole time.
 
-    Wherever it is cut, every shift has had its share, and the machine's hours fall on all alike.
+    Wherever it is cut, every shift has had its share, and the machine's hours fall on all equally.
     """
     chance = random.Random(seed)
     timed = [

@@ -43,7 +43,7 @@ DTYPES = {name: name for name in ("bf16", "fp16", "fp8", "fp8_block", "int8", "n
     "half": "fp16",
     "float32": "fp32",
 }
-# Of rows that a law refuses together so many are asked one by one before all of them count as refused.
+# Of rows that a law refuses together so many are priced one by one before all of them count as refused.
 ASKED_APART = 3
 
 
@@ -515,14 +515,14 @@ def main(
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.planner.laws.calibration import load_calibration
     from pyperf_suite.render.findings_json import answer
-    from pyperf_suite.render.terminal import console_for, print_told
+    from pyperf_suite.render.terminal import console_for, print_remarks_and_tables
 
     fitted = None if calibration is None else load_calibration(calibration)
     found = findings_of([each for path in files for each in validate(path, gpu, dtype, fitted)])
     if as_json:
         click.echo(answer({"validate": found}), nl=False)
     else:
-        print_told(console_for(wide), found)
+        print_remarks_and_tables(console_for(wide), found)
 
 
 if __name__ == "__main__":

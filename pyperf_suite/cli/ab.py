@@ -164,7 +164,7 @@ def _sides(
         cases = [PairedCase.same(each.probe, each.case) for each in planned]
     else:
         cases = [PairedCase.same(each.probe, each.case) for each in _planned(probes, profile, where, axes)]
-        # Words are few and builds are long: whether something is left is asked first.
+        # Words are few and builds are long: whether something is left is checked first.
         cases = choose(cases, expression) if expression else cases
         old_arm, new_arm = _arms(old, new, environments)
     return old_arm, new_arm, choose(cases, expression) if expression else cases, said

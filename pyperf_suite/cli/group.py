@@ -1,4 +1,4 @@
-"""The group of all commands, each imported when it is asked for; for a name that is none, the nearest is offered."""
+"""The group of all commands, each imported at first use; for an unknown name the nearest is offered."""
 
 from __future__ import annotations
 

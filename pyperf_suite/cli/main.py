@@ -159,12 +159,12 @@ def _of_isa(isa: str, probes: tuple[str, ...], axes: tuple[str, ...], device: st
             taken = (named_by_isa(isa) if each == ours else each for each in taken)
             found.append(f"{name}.implementation={','.join(taken)}")
     if not found:
-        raise UserError(f"--isa {isa} was asked for, but no probe asked for takes our CPU kernels: run baseline does.")
+        raise UserError(f"--isa {isa} was requested, but no requested probe takes our CPU kernels: run baseline does.")
     return found
 
 
 def _of_shape(probes: tuple[str, ...]) -> tuple[str, ...]:
-    """Those asked for, or all that train the guides' models. Raises UserError for one that does not."""
+    """Those requested, or all that train the guides' models. Raises UserError for one that does not."""
     from pyperf_suite.findings.discovery import all_probes, expanded, find_probe
 
     those = tuple(probe.name for probe in all_probes() if probe.shaped)
@@ -268,7 +268,7 @@ def _run(
 
 
 def _named(probes: tuple[str, ...]) -> list[str]:
-    """The probes asked for, or all that are timed."""
+    """The probes requested, or all that are timed."""
     from pyperf_suite.findings.discovery import all_probes, expanded
 
     return expanded(probes or (probe.name for probe in all_probes() if probe.is_timed))

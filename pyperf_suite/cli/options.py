@@ -64,7 +64,7 @@ class Percent(click.ParamType):
             self.fail(f"{value!r} is no number of percent: write it as 2 or 2%.", param, ctx)
         if not 0 <= number <= 100:
             option = param.opts[0] if param else "It"
-            raise UserError(f"{option} has to lie between 0 and 100 %, but {number:g} was asked for.")
+            raise UserError(f"{option} has to lie between 0 and 100 %, but {number:g} was given.")
         return number
 
 

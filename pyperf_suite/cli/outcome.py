@@ -73,9 +73,9 @@ def finish(
     notes: Sequence[str] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> NoReturn:
-    """Print the findings, write the files asked for, and exit with the code that the findings make.
+    """Print the findings, write the requested files, and exit with the code that the findings make.
 
-    `extra` stands beside the findings in JSON. Raises UserError where a file cannot be written, after all is printed,
+    `extra` stands next to the findings in JSON. Raises UserError where a file cannot be written, after all is printed,
     and where pyproject.toml does not say thresholds; SystemExit otherwise.
     """
     from pyperf_suite.regressions.thresholds import load_thresholds

@@ -26,7 +26,7 @@ DEFAULT_NAME = "report.html"
 def report(results: Path, named: Path | None, output: Path | None, runs: str, machine: str | None) -> None:
     """Write everything that RESULTS hold as one HTML page: a results folder, one machine's, or a single run's.
 
-    The page needs no network and nothing beside it. Of each job that `watch` watched it has the newest record.
+    The page needs no network and no other file. Of each job that `watch` watched it has the newest record.
 
     \b
     Examples:

@@ -89,7 +89,7 @@ def _parse(name: str, element: Any, text: str) -> Any:
     try:
         return element(text.strip())
     except ValueError:
-        raise UserError(f"{name}={text} was asked for, but {name} takes {element.__name__} values.") from None
+        raise UserError(f"{name}={text} was requested, but {name} takes {element.__name__} values.") from None
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Flag:
         """Read true or false. Raises UserError for anything else."""
         word = text.strip().lower()
         if word not in ("true", "false"):
-            raise UserError(f"{text!r} was asked for where it is yes or no: write true or false.")
+            raise UserError(f"{text!r} was given where it is yes or no: write true or false.")
         return cls(word == "true")
 
 

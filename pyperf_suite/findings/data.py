@@ -232,7 +232,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class ClaimVerdict:
-    """A claim beside what was measured here; `why` and `remedy` say what leaves it undecided and what would decide."""
+    """A claim and what was measured here; `why` and `remedy` say what leaves it undecided and what would decide."""
 
     claim: Claim
     message: Remark
@@ -319,7 +319,7 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: its length, half the length of its error bar, and a second mark beside it; NaN is none of each.
+    """One bar: its length, half the length of its error bar, and a second mark next to it; NaN where there is none.
 
     `note` says why there is no value.
     """
@@ -364,7 +364,7 @@ def figure(
 
 @dataclass(frozen=True)
 class Document:
-    """Text in a form that others know, to be kept as a file of that name beside the records."""
+    """Text in a form that others know, to be kept as a file of that name next to the records."""
 
     name: str
     text: str

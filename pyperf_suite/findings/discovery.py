@@ -191,7 +191,7 @@ def follow_ups(plan: Plan, records: Sequence[Record]) -> Iterator[PlannedCase]:
 
 
 def _new(requested: Sequence[PlannedCase], known: set[tuple[str, str]]) -> list[PlannedCase]:
-    """Those not asked for before, which from now on are known."""
+    """Those not requested before, which from now on are known."""
     found = []
     for planned in requested:
         key = (planned.probe, planned.case.case_id)

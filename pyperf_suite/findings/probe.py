@@ -30,9 +30,9 @@ class RowTable:
 class RowClaim:
     """A claim, tried on each row that `where` holds for.
 
-    `told` is a sentence on the row as `remark` fills it, with `{measured}`, which is the row's `ratio`. Rows without a
-    ratio, because what they are compared with was not measured, say nothing. As text, `ratio` and `where` name what a
-    row has.
+    `message` is a sentence on the row as `remark` fills it, with `{measured}`, which is the row's `ratio`. Rows without
+    a ratio, because what they are compared with was not measured, say nothing. As text, `ratio` and `where` name what
+    a row has.
     """
 
     claim: Claim
@@ -55,9 +55,9 @@ class Probe:
     `axes(profile, device)` gives a frozen dataclass of tuples, which `sweep` crosses into cases. What its records say
     are `claims` and `tables` over rows, sorted by `order`, and what `analyse(rows)` computes of its own, which
     comes first. `computed` is what each row has besides its own, which columns and templates then name.
-    `follow_up(records)` names cases worth measuring after these records, as a bisection asks for; it is asked again
+    `follow_up(records)` names cases worth measuring after these records, as a bisection does; it is called again
     with what they gave, until it names nothing new. `shaped(axes, name, device)` are the axes for a model that guides
-    train, asked for as `shape=NAME`, which then fixes the axes `fixed_by_shape`. A run that names no probe leaves out
+    train, requested as `shape=NAME`, which then fixes the axes `fixed_by_shape`. A run that names no probe leaves out
     what is not timed; pytest, what has no items.
     """
 
@@ -90,7 +90,7 @@ class Probe:
             names = overrides.pop("shape").split(",")
             if both := [name for name in self.fixed_by_shape if name in overrides]:
                 raise UserError(
-                    f"{both[0]}={overrides[both[0]]} was asked for with shape={','.join(names)}, which fixes it: leave "
+                    f"{both[0]}={overrides[both[0]]} was requested with shape={','.join(names)}, which fixes it: leave "
                     "one of them out."
                 )
             axes = [self.shaped(axes[0], name.strip(), device) for name in names]
@@ -115,7 +115,7 @@ class Probe:
         return self.analyse(rows) + own if self.analyse else own
 
 
-# Beside time, where the device counts energy.
+# Besides time, where the device counts energy.
 ENERGY = (
     Column("energy", lambda row: row.seen.get("energy"), "joules"),
     Column("energy/TFLOP", lambda row: row.seen["energy"] / row.flop if is_efficient(row) else None, "J/TFLOP"),

@@ -1,6 +1,6 @@
-"""Records of a run as rows: a case, the medians over its processes, what was observed beside time; and tables of rows.
+"""Records of a run as rows: a case, the medians over its processes, what was observed besides time; and tables of rows.
 
-The comparisons that probes make are made here once: one case beside another within each process, the mean of many
+The comparisons that probes make are made here once: one case relative to another within each process, the mean of many
 such pairs, groups, and the case that differs from a row in named parameters alone.
 """
 
@@ -229,7 +229,7 @@ def _pair_error(slow: Reading, fast: Reading) -> float:
 class Row:
     """One measured case. Names of its parameters are its own: `row.hidden` is `row.reading.case.parameters.hidden`.
 
-    `seen` has what was observed beside time, by metric; `rows` are all rows of the run, itself among them. So are the
+    `seen` has what was observed besides time, by metric; `rows` are all rows of the run, itself among them. So are the
     names of what was observed, where nothing else has them, and of what the rows say is computed.
     """
 
@@ -309,11 +309,11 @@ class Rows(list[Row]):
     def same_except(self, row: Row, *but: str) -> list[Row]:
         """Those that differ from a row in the named parameters at most."""
         # Grouped once for each set of names: probes ask for every row.
-        if not hasattr(self, "_alike"):
-            self._alike: dict[tuple[str, ...], dict[Any, list[Row]]] = {}
-        if but not in self._alike:
-            self._alike[but] = grouped(self, lambda each: each.key(*but))
-        return self._alike[but].get(row.key(*but), [])
+        if not hasattr(self, "_same_except"):
+            self._same_except: dict[tuple[str, ...], dict[Any, list[Row]]] = {}
+        if but not in self._same_except:
+            self._same_except[but] = grouped(self, lambda each: each.key(*but))
+        return self._same_except[but].get(row.key(*but), [])
 
     def sharing(self, row: Row, key: Callable[[Row], Hashable]) -> list[Row]:
         """Those that a key function gives the same of as of a row; rows are grouped once for each function."""

@@ -57,7 +57,7 @@ def user_name(name: str) -> str:
 
 
 def user_probe(name: str) -> Probe:
-    """The probe of that kernel; its file is asked only for axes and cases."""
+    """The probe of that kernel; its file is read only for axes and cases."""
     function = name.rpartition(":")[2]
     return Probe(
         name=name,
@@ -130,7 +130,7 @@ def _analyse(name: str, rows: Rows) -> Findings:
     ]
     work = {record.case_id: record.work for record in rows.records if record.outcome == "ok"}
     for rate, amount in (("GB/s", "bytes"), ("TFLOP/s", "flop")):
-        if _told(work, amount):
+        if _is_given(work, amount):
             columns.append(Column("rate", functools.partial(_rate, work, amount, rate), rate))
     if several and baseline:
         columns.append(Column(f"relative to {baseline}", functools.partial(_gain, ordered, baseline), "x"))
@@ -162,18 +162,18 @@ def _rate(work: dict[str, Any], amount: str, unit: str, row: Row) -> Any:
 def _gain(rows: Rows, baseline: str, row: Row) -> Any:
     if row.implementation == baseline:
         return None
-    other = _beside(rows, row, baseline)
+    other = _baseline_of(rows, row, baseline)
     return None if other is None else mean_speedup([(other.reading, row.reading)])
 
 
-def _beside(rows: Rows, row: Row, baseline: str) -> Row | None:
+def _baseline_of(rows: Rows, row: Row, baseline: str) -> Row | None:
     return next((each for each in rows.same_except(row, IMPLEMENTATION) if each.implementation == baseline), None)
 
 
 def _remarks(rows: Rows, baseline: str) -> Iterator[Remark]:
     """Each implementation over all cases that the baseline has too."""
     for implementation, group in grouped(rows, lambda row: str(row.implementation)).items():
-        pairs = [(other.reading, row.reading) for row in group if (other := _beside(rows, row, baseline))]
+        pairs = [(other.reading, row.reading) for row in group if (other := _baseline_of(rows, row, baseline))]
         faster = mean_speedup(pairs) if implementation != baseline else None
         if faster is not None:
             yield group[0].remark(
@@ -193,7 +193,8 @@ def _figure(name: str, rows: Rows, axes: Sequence[str], work: dict[str, Any]) ->
         return None
     along = max(numeric, key=lambda axis: len(values[axis]))
     amount, unit = next(
-        ((amount, unit) for amount, unit in (("flop", "TFLOP/s"), ("bytes", "GB/s")) if _told(work, amount)), ("", "ms")
+        ((amount, unit) for amount, unit in (("flop", "TFLOP/s"), ("bytes", "GB/s")) if _is_given(work, amount)),
+        ("", "ms"),
     )
     others = [axis for axis in axes if axis != along]
     panels = [
@@ -223,5 +224,5 @@ def _figure(name: str, rows: Rows, axes: Sequence[str], work: dict[str, Any]) ->
     return Figure(stem, name, caption, tuple((panel,) for panel in panels))
 
 
-def _told(work: dict[str, Any], amount: str) -> bool:
+def _is_given(work: dict[str, Any], amount: str) -> bool:
     return any(each.get(amount) for each in work.values())

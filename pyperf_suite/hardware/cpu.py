@@ -1,6 +1,6 @@
 """The CPU this process runs on: model, the cores it may use, caches, sockets, memory nodes, and whether it is virtual.
 
-Linux's /proc and /sys are asked first, then macOS's sysctl, the C library and psutil.
+Linux's /proc and /sys are read first, then macOS's sysctl, the C library and psutil.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class CpuLayout:
 
 @functools.cache
 def detect() -> Cpu:
-    """Describe the CPU of this process; asked once, then remembered."""
+    """Describe the CPU of this process; read once, then remembered."""
     return read_cpu(KernelFiles(), affinity=_affinity())
 
 

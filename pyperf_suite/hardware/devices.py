@@ -1,6 +1,6 @@
 """The devices of this machine: what the CUDA driver says of its GPUs, and which device auto, cpu, cuda or cuda:N names.
 
-The driver is asked without torch and without creating a context. Signatures and numbers are those of the CUDA Driver
+The driver is queried without torch and without creating a context. Signatures and numbers are those of the CUDA Driver
 API reference (cuInit, cuDeviceGet*, CUdevice_attribute).
 """
 
@@ -144,7 +144,7 @@ class CudaDriver:
 
 @functools.cache
 def driver() -> CudaDriver | Unavailable:
-    """The CUDA driver, or why there is none; asked once, then remembered."""
+    """The CUDA driver, or why there is none; queried once, then remembered."""
     try:
         return CudaDriver(open_library(OVERRIDE, LIBRARIES))
     except Unavailable as reason:
@@ -168,7 +168,7 @@ class Device:
 
 
 def resolve(requested: str) -> Device:
-    """Return the device that was asked for; auto is the first GPU that our kernels run on, else the CPU.
+    """Return the requested device; auto is the first GPU that our kernels run on, else the CPU.
 
     Raises:
         UserError: the name is none of those allowed, or this machine has no such device.
@@ -183,7 +183,7 @@ def resolve(requested: str) -> Device:
     except Unavailable as reason:
         if match[1]:
             return Device("cpu")
-        raise UserError(f"Device {requested!r} was asked for, but {reason}: ask for cpu or auto.") from None
+        raise UserError(f"Device {requested!r} was requested, but {reason}: ask for cpu or auto.") from None
     if match[1]:
         usable = (gpu.index for gpu in present if architecture(gpu.compute_capability).cuda_kernels)
         index = next(usable, None)
@@ -192,7 +192,7 @@ def resolve(requested: str) -> Device:
     if index >= len(present):
         there = "no CUDA device" if not present else f"no CUDA device beyond cuda:{len(present) - 1}"
         raise UserError(
-            f"Device {requested!r} was asked for, but there is {there}: ask for auto, cpu or one that is there."
+            f"Device {requested!r} was requested, but there is {there}: ask for auto, cpu or one that is there."
         )
     return Device("cuda", index)
 

@@ -137,7 +137,7 @@ def kernel_state(files: KernelFiles, flags: frozenset[str]) -> dict[str, Any]:
 def gpu_state(index: int) -> dict[str, Any]:
     """UUID, driver, CUDA version and settings of a GPU, and how it and others are wired.
 
-    What cannot be asked says why under `unavailable`.
+    What cannot be queried says why under `unavailable`.
     """
     condition: dict[str, Any] = {}
     try:

@@ -44,7 +44,7 @@ DIRECT_COPIES = {
     4: "switched off in the driver",
     5: "not supported",
 }
-# nvmlClocksEventReasons*. Idle and clocks that were asked for are no throttling.
+# nvmlClocksEventReasons*. Idle and requested clocks are no throttling.
 THROTTLE_REASONS = {
     0x04: "power cap",
     0x08: "hardware slowdown",
@@ -134,7 +134,7 @@ class GpmMetric(ctypes.Structure):
 
 
 class GpmMetrics(ctypes.Structure):
-    """`nvmlGpmMetricsGet_t`: two samples and what is asked of the time between them."""
+    """`nvmlGpmMetricsGet_t`: two samples and the metrics wanted of the time between them."""
 
     _fields_ = (
         ("version", ctypes.c_uint),
@@ -293,7 +293,7 @@ class Nvml:
         return None
 
     def throttle_reasons(self, uuid: str) -> list[str] | None:
-        """Why the GPU's clocks are below what was asked for, in words; None where that is not reported."""
+        """Why the GPU's clocks are below those requested, in words; None where that is not reported."""
         device = self._physical(uuid)
         return None if device is None else self._throttle_reasons(device)
 
@@ -343,7 +343,7 @@ class Nvml:
         return tuple((each.process, each.memory_bytes) for each in found[: min(count.value, MOST_PROCESSES)])
 
     def _throttle_reasons(self, device: ctypes.c_void_p) -> list[str] | None:
-        """Why clocks are below what was asked for, in words; the call has a newer name since driver 535."""
+        """Why clocks are below those requested, in words; the call has a newer name since driver 535."""
         mask = ctypes.c_ulonglong()
         for function in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
             if self._call(function, device, ctypes.byref(mask)):
@@ -481,7 +481,7 @@ class Nvml:
 
 @functools.cache
 def nvml() -> Nvml | Unavailable:
-    """The management library, or why there is none; asked once, then remembered."""
+    """The management library, or why there is none; opened once, then remembered."""
     try:
         return Nvml(open_library(OVERRIDE, LIBRARIES))
     except Unavailable as reason:

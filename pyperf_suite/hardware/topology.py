@@ -92,7 +92,7 @@ class LinkGraph:
         names = tuple(f"GPU{device}" if isinstance(device, int) else device for device in (one, other))
         if names not in self.paths:
             there = ", ".join((*self.gpus, *self.nics))
-            raise UserError(f"The path between {names[0]} and {names[1]} was asked for; the machine has {there}.")
+            raise UserError(f"The path between {names[0]} and {names[1]} was requested; the machine has {there}.")
         return self.paths[names[0], names[1]]
 
     def nearest_nics(self, gpu: str | int) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 @dataclass(frozen=True)
 class MedianInterval:
-    """Where the median lies, in the samples' unit; `confidence` was reached, maybe less than asked."""
+    """Where the median lies, in the samples' unit; `confidence` was reached, maybe less than requested."""
 
     low: float
     high: float

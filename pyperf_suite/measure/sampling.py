@@ -31,7 +31,7 @@ StoppedBy = Literal["interval", "max_samples", "time_cap"]
 
 @dataclass(frozen=True)
 class StopRule:
-    """What precision is asked for, and what may be spent on it.
+    """The precision wanted, and what may be spent on it.
 
     Sampling goes on until the interval of the median at `confidence` has `relative_half_width` or less and
     `min_samples`, `min_effective_samples` and `min_time_s` are past, or until `max_samples` or `time_cap_s`
@@ -115,7 +115,7 @@ class StopRule:
         return max(1, min(self.next_checkpoint(samples) - samples, affordable))
 
     def is_precise(self, samples: Sequence[float], interval: MedianInterval) -> bool:
-        """Whether `interval`, that of `samples`, is as narrow and certain as asked, from enough samples."""
+        """Whether `interval`, that of `samples`, is as narrow and certain as requested, from enough samples."""
         if math.isinf(self.relative_half_width):
             return len(samples) >= self.min_samples
         value = float(np.quantile(samples, self.quantile))
@@ -265,7 +265,7 @@ def _counted(launch: Launch, stopwatch: Stopwatch, rule: SteadyRule, clock: Call
 
 
 Watch = Callable[[], str | None]
-"""Asked after each block: None, or why its samples cannot stand for the machine ("thermal throttling")."""
+"""Called after each block: None, or why its samples cannot stand for the machine ("thermal throttling")."""
 
 
 @dataclass(frozen=True)
@@ -276,8 +276,8 @@ class Measurement:
     by index those that a watch ruled out and the reason. Samples are never discarded for their value. Where a
     watch ruled out every one, as on a GPU that throttles all the time, none is discarded: `kept_despite` has
     the reasons, and `converged` is false. All statistics are of `kept`. `slices` says how many samples each turn
-    took. `interval` is (low, high, confidence reached); `converged` says whether it is as narrow and certain as was
-    asked, whatever ended the sampling.
+    took. `interval` is (low, high, confidence reached); `converged` says whether it is as narrow and certain as
+    requested, whatever ended the sampling.
     """
 
     seconds: tuple[float, ...]
@@ -306,7 +306,7 @@ class Measurement:
 
     @cached_property
     def value(self) -> float:
-        """Seconds a launch takes: the quantile of samples that was asked for."""
+        """Seconds a launch takes: the requested quantile of samples."""
         return float(np.quantile(self.kept, self.quantile))
 
     @property

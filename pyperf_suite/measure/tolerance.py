@@ -176,7 +176,7 @@ def relative_norm_limit(dtype: str, out_dtype: str, inner: int) -> float:
 def operation_unit(dtype: str, inner: int) -> float:
     """The share by which one operation on operands of `dtype` may be off, sums of up to `inner` terms included.
 
-    Tensor cores read float32 operands with 11 bits where asked for TF32; what is then computed is exact to float32.
+    Tensor cores read float32 operands with 11 bits where TF32 is enabled; what is then computed is exact to float32.
 
     Raises ValueError as `element_limit` does.
     """

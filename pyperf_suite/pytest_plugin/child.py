@@ -1,6 +1,6 @@
-"""A pytest session that measures tests for another one: it collects what that did, and runs the tests it is asked for.
+"""A pytest session that measures tests for another one: it collects what that did, and runs the tests that it requests.
 
-Started by `children.py` with the arguments of the session that asks. Requests come on standard input and answers go to
+Started by `run.py` with the arguments of that session. Requests come on standard input and answers go to
 standard output, one line of JSON each; tests and plugins see neither.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyperf_suite.pytest_plugin.fixtures import MeasuredBenchmark
     from pyperf_suite.user_kernels.api import Launch
 
-# What the asking session writes, saves or opens is not to be written again; and all tests asked for are run.
+# What the requesting session writes, saves or opens is not to be written again; and all requested tests are run.
 _OFF: dict[str, Any] = {
     **dict.fromkeys(("xmlpath", "log_file", "pastebin", "report_log", "htmlpath", "allure_report_dir"), None),
     **dict.fromkeys(
@@ -95,7 +95,7 @@ class PytestChild:
         from pyperf_suite.pytest_plugin.launches import time_call
         from pyperf_suite.runner.timing import as_plain
 
-        answer, result = time_call(call, *self._asked())
+        answer, result = time_call(call, *self._requested())
         self.answers[BENCHMARK] = as_plain(answer)
         return Timing(self.answers[BENCHMARK]["metrics"]["time"]["samples"], {}, result)
 
@@ -103,13 +103,13 @@ class PytestChild:
         """Measure each implementation, and end the test: what it says of the times is for all processes together."""
         from pyperf_suite.pytest_plugin.launches import answer, device_of
 
-        case, effort = self._asked()
+        case, effort = self._requested()
         for name in launch.functions:
             own = dataclasses.replace(case, implementation=name)
             self.answers[name] = answer(launch, name, own, effort, device_of(launch))
         pytest.skip("measured")
 
-    def _asked(self) -> tuple[Any, Any]:
+    def _requested(self) -> tuple[Any, Any]:
         from pyperf_suite.runner.profiles import Effort
         from pyperf_suite.runner.record import Case
 

@@ -60,7 +60,7 @@ class ReplayClock:
 
 
 def extra_info(records: Sequence[Record], path: Path) -> dict[str, Any]:
-    """What pytest-benchmark's JSON says beside the rounds; plain values, as it stores no others."""
+    """What pytest-benchmark's JSON says besides the rounds; plain values, as it stores no others."""
     seconds = sorted(record.seconds for record in records)
     work, median_s = records[0].work, seconds[len(seconds) // 2]
     # What computes nothing moves bytes: nccl-tests' algbw.

@@ -35,12 +35,12 @@ from pyperf_suite.workloads.backends import TorchDevice, leave_nothing_behind
 from pyperf_suite.workloads.operator import same_bits, sets_to_rotate
 from pyperf_suite.workloads.workload import Kernel, Prepared, Work
 
-# Rounds that a test asked for are taken in blocks of so many seconds.
+# Rounds that a test requests are taken in blocks of so many seconds.
 _BLOCK_S = 0.1
 
 
 def effort_of(call: Call, profile: Effort) -> Effort:
-    """The profile's, or as many rounds as the test asked for."""
+    """The profile's, or as many rounds as the test requests."""
     if not call.rounds:
         return profile
     return Effort(SteadyRule(launches=max(1, call.warmup_rounds)), StopRule.exactly(call.rounds, _BLOCK_S))
@@ -163,14 +163,14 @@ def answer(launch: Launch, name: str, case: Case, effort: Effort | None, device:
     except Unsupported as reason:
         found = {"outcome": "unsupported", "reason": str(reason)}
     except Exception as error:  # a function of the test's may raise anything
-        found = {"outcome": "failed", "reason": _told(error)}
+        found = {"outcome": "failed", "reason": _reason_of(error)}
     finally:
         leave_nothing_behind(device)
     plain: dict[str, Any] = as_plain(found)
     return plain
 
 
-def _told(error: BaseException) -> str:
+def _reason_of(error: BaseException) -> str:
     own = Path(__file__).parents[1]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if own not in Path(frame.filename).parents]
     where = f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""

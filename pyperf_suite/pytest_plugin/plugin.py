@@ -98,7 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _run(config: pytest.Config) -> SuiteRun:
-    """The run behind the session, made when it is first asked for; hooks that need none look for `_RUN` instead."""
+    """The run behind the session, made at first use; hooks that need none look for `_RUN` instead."""
     if _RUN not in config.stash:
         from pyperf_suite.pytest_plugin.run import SuiteRun
 
@@ -195,7 +195,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         return
     planned = _run(item.config).collect(marker.args[0]).get(str(item.callspec.params["case_label"]))
     if planned is None:
-        return  # what was asked of this probe cannot be; said below if the item is not deselected
+        return  # what was requested of this probe cannot be; said below if the item is not deselected
     item.stash[_PLANNED] = planned
     _give_clock(item, group=_run(item.config).heading(planned))
     # A case that failed has nothing to replay; that is reported as its failure, not as a warning too.
@@ -289,7 +289,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
-    """Keep the raw rounds of our items in every exported JSON; pytest-benchmark drops them unless asked."""
+    """Keep the raw rounds of our items in every exported JSON; pytest-benchmark drops them by default."""
     samples = config.stash[_RUN].replayed if _RUN in config.stash else {}
     for entry in output_json["benchmarks"]:
         if entry["fullname"] in samples:

@@ -66,7 +66,7 @@ class Node:
 
 
 def nodes_of(items: Iterable[pytest.Item]) -> dict[str, Node]:
-    """By node id. Tests whose parameters would be written alike are distinguished by pytest's id of them."""
+    """By node id. Tests whose parameters would be written the same are distinguished by pytest's id of them."""
     described = {item.nodeid: (_name_of(item), _parametrisation(item)) for item in items}
     similar = Counter((name, tuple(sorted(values.items()))) for name, values in described.values())
     nodes = {}
@@ -109,7 +109,7 @@ class Children:
         self._expected = ""
 
     def ask(self, node: Node, following: Node | None) -> dict[str, Any]:
-        """How the test ended and what it measured; `following` is the one to be asked for next, None for the last.
+        """How the test ended and what it measured; `following` is the one requested next, None for the last.
 
         Raises WorkerLost with the reason where the process ended in the test, or ran past the deadline, and UserError
         where none can be started.
@@ -200,7 +200,7 @@ class MeasuredTests:
         self._processes = profile.processes
         device, deadline_s = resolve(config.getoption("suite_device")), config.getoption("suite_deadline")
         if not deadline_s > 0:
-            raise UserError(f"--suite-deadline {deadline_s:g} was asked for: a test takes longer than no time.")
+            raise UserError(f"--suite-deadline {deadline_s:g} was requested: a test takes longer than no time.")
         self._children = Children(config, device, profile.effort, deadline_s)
         self._trials: dict[str, list[PytestTrial]] = {nodeid: [] for nodeid in self._nodes}
         self._left_out: set[str] = set()
@@ -265,7 +265,7 @@ class MeasuredTests:
 
     def time(self, nodeid: str, call: Call) -> Timing:
         """What all processes measured of the test's call, which is made here once, untimed."""
-        trials = self._told(nodeid)
+        trials = self._trials_of(nodeid)
         records = [record for trial in trials for record in trial.records if "time" in record.metrics]
         result = call.once()
         if not records:
@@ -281,7 +281,7 @@ class MeasuredTests:
 
         Fails the test where one of them was wrong.
         """
-        trials = self._told(nodeid)
+        trials = self._trials_of(nodeid)
         records = [record for trial in trials for record in trial.records]
         for record in records:
             if record.outcome != "ok":
@@ -300,7 +300,7 @@ class MeasuredTests:
             info["seconds"] = {name: reading.seconds for name, reading in by_name.items()}
         return Result(by_name, launch.bytes, first, launch.baseline), samples, info
 
-    def _told(self, nodeid: str) -> list[PytestTrial]:
+    def _trials_of(self, nodeid: str) -> list[PytestTrial]:
         """The trials of a test. Skips one that the budget left out, and fails one that cost a process."""
         trials = self._trials[nodeid]
         lost = next((trial for trial in trials if trial.lost), None)
@@ -357,12 +357,12 @@ class SuiteRun:
         self._pool: WorkerPool | None = None
         self.tests: MeasuredTests | None = None
         self.planned: list[PlannedCase] = []
-        # Probes that cannot do what was asked, and why: an axis may be meant for another one, which -k selects.
+        # Probes that cannot do what was requested, and why: an axis may be meant for another one, which -k selects.
         self.refused: dict[str, str] = {}
         self.replayed: dict[str, list[float]] = {}
 
     def collect(self, probe_name: str) -> dict[str, PlannedCase]:
-        """The probe's cases by label; none, and a reason in `refused`, where what was asked cannot be."""
+        """The probe's cases by label; none, and a reason in `refused`, where what was requested cannot be."""
         if probe_name not in self._collected:
             try:
                 profile = find_profile(self._option("suite_profile"))
@@ -501,7 +501,7 @@ class SuiteRun:
         if processes is None:
             return profile
         if processes < 1:
-            raise UserError(f"--suite-processes {processes} was asked for: at least one process has to measure.")
+            raise UserError(f"--suite-processes {processes} was requested: at least one process has to measure.")
         return dataclasses.replace(profile, processes=processes)
 
     def _plan(self) -> Plan:

@@ -277,17 +277,17 @@ def align(group: Group, deadline_s: float) -> Clock:
 
 def _answer_stamps(group: Group, rank: int) -> None:
     for exchange in range(EXCHANGES):
-        group.store.get(f"clock/{rank}/{exchange}/asked")
-        group.store.set(f"clock/{rank}/{exchange}/told", str(time.monotonic_ns()))
+        group.store.get(f"clock/{rank}/{exchange}/request")
+        group.store.set(f"clock/{rank}/{exchange}/stamp", str(time.monotonic_ns()))
 
 
 def _exchange_stamps(group: Group, rank: int) -> Clock:
     exchanges = []
     for exchange in range(EXCHANGES):
-        asked_ns = time.monotonic_ns()
-        group.store.set(f"clock/{rank}/{exchange}/asked", "")
-        told_ns = int(group.store.get(f"clock/{rank}/{exchange}/told"))
-        round_trip_ns = time.monotonic_ns() - asked_ns
-        exchanges.append((round_trip_ns, told_ns - (asked_ns + round_trip_ns // 2)))
+        sent_ns = time.monotonic_ns()
+        group.store.set(f"clock/{rank}/{exchange}/request", "")
+        stamp_ns = int(group.store.get(f"clock/{rank}/{exchange}/stamp"))
+        round_trip_ns = time.monotonic_ns() - sent_ns
+        exchanges.append((round_trip_ns, stamp_ns - (sent_ns + round_trip_ns // 2)))
     round_trip_ns, offset_ns = min(exchanges)
     return Clock(offset_ns, -(-round_trip_ns // 2))

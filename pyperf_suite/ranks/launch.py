@@ -79,7 +79,7 @@ def require_launched(requested: Iterable[int]) -> None:
     others = [ranks for ranks in requested if launched.launched and ranks != launched.count]
     if others:
         raise UserError(
-            f"ranks={others[0]} was asked for, but the launcher started {launched.count}: leave the axis out, or "
+            f"ranks={others[0]} was requested, but the launcher started {launched.count}: leave the axis out, or "
             f"start {others[0]}."
         )
 

@@ -57,7 +57,7 @@ LEAST_NOISE = 1e-4
 # The median of absolute deviations of a normal distribution is this part of its standard deviation.
 MAD_OF_NORMAL = 0.6744897501960817
 
-# The kernel's width in standard deviations of the noise: within it values count by their distance, beyond it all alike.
+# The kernel's width in standard deviations of the noise: values count by their distance up to it, and no more beyond.
 KERNEL_WIDTH = 3.0
 KERNEL_PENALTY = 2.0
 
@@ -114,14 +114,14 @@ def find_changes(
     if not np.all(np.isfinite(times) & (times > 0)):
         raise ValueError("a series of times holds finite positive numbers only")
     found = []
-    for members in _alike(len(times), units, breaks):
+    for members in _comparable_points(len(times), units, breaks):
         logs = np.log(times[members])
         steps = detect_steps(logs)
         if not steps.starts:
             continue
         cleaned = draw_in_outliers(logs)
         starts = _those_that_stand(cleaned, steps, _places_by_kernel(logs, steps), math.log1p(least_effect))
-        for left, start, right in _levels_beside(cleaned, starts):
+        for left, start, right in _levels_around(cleaned, starts):
             last, first = int(members[start - 1]), int(members[start])
             step = _step(cleaned, steps, starts, left, start, right)
             low, high, _ = step.interval(1 - CONFIDENCE)
@@ -140,7 +140,7 @@ def find_changes(
     return sorted(found, key=lambda change: change.index)
 
 
-def _alike(count: int, units: Sequence[str], breaks: Sequence[int]) -> list[np.ndarray]:
+def _comparable_points(count: int, units: Sequence[str], breaks: Sequence[int]) -> list[np.ndarray]:
     """Indices of the values that may be compared: of one unit, between two breaks; too few for two levels are left."""
     since = np.searchsorted(np.sort(np.asarray(breaks, dtype=int)), np.arange(count), side="right")
     members: dict[tuple[int, str], list[int]] = {}
@@ -193,15 +193,15 @@ def _traced_back(came_from: NDArray[np.int64]) -> list[int]:
 def _those_that_stand(cleaned: Floats, steps: Steps, others: Floats, least: float) -> tuple[int, ...]:
     """The steps that are large, beyond noise and seen by both.
 
-    The weakest of those that are not is taken out first and the levels beside it become one, for a step that was split
-    in two small ones may stand as a whole.
+    The weakest of those that are not is taken out first and its two levels become one, for a step that was split in two
+    small ones may stand as a whole.
     """
     starts = steps.starts
     alpha = 1 / (ONE_ALARM_IN * len(cleaned))
     while starts:
         effects = []
         stands = []
-        for left, start, right in _levels_beside(cleaned, starts):
+        for left, start, right in _levels_around(cleaned, starts):
             step = _step(cleaned, steps, starts, left, start, right)
             effects.append(abs(step.centre))
             seen = bool(np.any(np.abs(others - start) <= SAME_PLACE))
@@ -213,7 +213,7 @@ def _those_that_stand(cleaned: Floats, steps: Steps, others: Floats, least: floa
     return starts
 
 
-def _levels_beside(cleaned: Floats, starts: Sequence[int]) -> list[tuple[int, int, int]]:
+def _levels_around(cleaned: Floats, starts: Sequence[int]) -> list[tuple[int, int, int]]:
     """For each step where the level before it begins, where it is, and where the level after it ends."""
     edges = (0, *starts, len(cleaned))
     return list(zip(edges, edges[1:], edges[2:], strict=False))
@@ -252,7 +252,7 @@ def detect_steps(values: Floats) -> Steps:
             best, criterion = tuple(starts), found
         if not starts:
             break
-        starts = _join_most_alike(cleaned, starts)
+        starts = _join_closest(cleaned, starts)
     best = _moved_to_best_places(cleaned, best)
     return Steps(best, *_noise(cleaned - _levels(cleaned, best)))
 
@@ -312,7 +312,7 @@ def _least_squares(values: Floats, penalty: float) -> list[int]:
     return _traced_back(came_from)
 
 
-def _join_most_alike(values: Floats, starts: Any) -> list[int]:
+def _join_closest(values: Floats, starts: Any) -> list[int]:
     edges = np.array([0, *starts, len(values)])
     lengths = np.diff(edges)
     means = np.add.reduceat(values, edges[:-1]) / lengths

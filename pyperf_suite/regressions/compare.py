@@ -295,6 +295,6 @@ def _pairs_would_decide(old: Measured, new: Measured) -> list[str]:
         return []
     revisions = [one.commit[:12] or stand_in for one, stand_in in ((old, "OLD"), (new, "NEW"))]
     command = ["pyperf-suite", "ab", "--old", revisions[0], "--new", revisions[1], new.probe, "-k", new.label]
-    if new.profile in PROFILES and new.profile != QUICK.name:  # whose cases ab has without being asked
+    if new.profile in PROFILES and new.profile != QUICK.name:  # ab measures the cases of QUICK by default
         command += ["--profile", new.profile]
     return [f"A paired run would decide: {shlex.join(command)}"]

@@ -1,6 +1,6 @@
 """How far a machine's verdicts can be trusted, as `tools/selfcheck.py` measured it, in one sentence.
 
-A selfcheck is `<results>/<machine>/selfcheck-<stamp>/`: selfcheck.json says what was asked, comparisons.jsonl has a
+A selfcheck is `<results>/<machine>/selfcheck-<stamp>/`: selfcheck.json has its settings, comparisons.jsonl has a
 line for each comparison made. Rates are counted from those lines.
 """
 
@@ -69,7 +69,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Selfcheck:
-    """What was asked (`settings`) and every comparison made so far."""
+    """The settings and every comparison made so far."""
 
     path: Path
     settings: Mapping[str, Any]

@@ -40,8 +40,8 @@ class Thresholds:
     def margin_of(self, probe: str, label: str, requested: float | None = None) -> float:
         """The margin of a benchmark as a share of its time.
 
-        `asked` on the command line wins; then the last pattern of the file that matches the probe's name or the label;
-        then the file's own margin; then 1 %.
+        `requested` on the command line wins; then the last pattern of the file that matches the probe's name or the
+        label; then the file's own margin; then 1 %.
         """
         if requested is not None:
             return requested

@@ -439,9 +439,9 @@ class SequentialRule:
     def shares(self, pairs: int, final: bool = False) -> tuple[float, float]:
         """What a look after so many pairs may spend of `alpha` and `alpha_equivalent`; over the looks each sums to 1.
 
-        Alarms are wanted early, so their looks spend nearly alike; being equivalent takes many pairs if it is noisy
-        and few if it is not, so its looks spend in proportion to their pairs. A final look spends all that is left:
-        its time was set by a budget, not by what was seen. Beyond the last look its share is what there is.
+        Alarms are wanted early, so their looks spend nearly equal shares; being equivalent takes many pairs if it is
+        noisy and few if it is not, so its looks spend in proportion to their pairs. A final look spends all that is
+        left: its time was set by a budget, not by what was seen. Beyond the last look its share is what there is.
         """
         here = min(sum(look < pairs for look in self.looks), len(self.looks) - 1)
         spent = slice(here, None if final else here + 1)

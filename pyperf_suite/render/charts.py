@@ -35,7 +35,7 @@ _HEADROOM, _MARGIN = 1.06, 0.04
 # A whisker that reaches further beyond all values than this share of their height is cut at the other share.
 _LONG_WHISKER, _CUT = 0.6, 0.25
 # Panels of so few places need not begin at 0 if values differ by less than this share.
-_FEW_PLACES, _ALIKE = 6, 0.5
+_FEW_PLACES, _CLOSE = 6, 0.5
 # A map in which nothing differs must not be painted in full colour.
 _LEAST_SPREAD = 0.02
 
@@ -192,7 +192,7 @@ def _x_range(chart: Chart) -> tuple[float, float]:
 
 
 def _y_range(charts: Sequence[Chart]) -> tuple[float, float]:
-    """From zero, or below where values are, to a little above the highest; few values that are alike from near them."""
+    """From zero, or below where values are, to a little above the highest; few values close together from near them."""
     traces = [trace for chart in charts for trace in chart.traces]
     values = [value for trace in traces for value in trace.y]
     ends = [end for trace in traces for end in (*trace.low, *trace.high) if math.isfinite(end)]
@@ -200,7 +200,7 @@ def _y_range(charts: Sequence[Chart]) -> tuple[float, float]:
     height = high - low
     top, bottom = max([high, *ends]), min([*values, *ends], default=0.0)
     top = top * _HEADROOM if top - high <= _LONG_WHISKER * height else high + _CUT * height
-    if values and len({x for trace in traces for x in trace.x}) <= _FEW_PLACES and bottom > _ALIKE * high > 0:
+    if values and len({x for trace in traces for x in trace.x}) <= _FEW_PLACES and bottom > _CLOSE * high > 0:
         return bottom - max(top - bottom, 0.1 * high) * 2 * _MARGIN, top
     bottom = min(0.0, bottom)
     return bottom * _HEADROOM if low - bottom <= _LONG_WHISKER * height else low - _CUT * height, top or 1.0
@@ -451,7 +451,7 @@ def _panel_size_in(panels: Sequence[Any]) -> tuple[float, float]:
 
 
 def _draw_panel(axis: Axes, rows: Sequence[Sequence[Any]], place: int, column: int) -> None:
-    """With its title, unless the panel above has the same; axes of one row or column that are alike are named once."""
+    """With its title, unless the panel above has the same; axes of one row or column that are equal are named once."""
 
     def neighbour(row: int, at: int, name: str) -> Any:
         there = 0 <= row < len(rows) and 0 <= at < len(rows[row])
@@ -519,7 +519,7 @@ def _draw_heat_map(axis: Axes, heat_map: HeatMap) -> None:
         colour = "white" if abs(value - 1) > 0.65 * spread else "black"
         axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
     best = max(cells, key=lambda cell: cell[2])[:2] if cells and heat_map.here else None
-    for place, colour, label in ((best, "tab:green", "best"), (heat_map.here, "black", "as asked")):
+    for place, colour, label in ((best, "tab:green", "best"), (heat_map.here, "black", "as requested")):
         if place is None:
             continue
         row, column = place

@@ -84,7 +84,7 @@ def _commits(step: Step, word: str = "") -> str:
 
 
 def series_chart(series: BenchmarkSeries, figure: Figure, commits: bool = False) -> Chart:
-    """Runs named by day and, if asked, commit; around the values, for a spread of next to nothing is no news."""
+    """Runs named by day and, with `commits`, commit; around the values, for a spread of next to nothing is no news."""
     panel = figure.rows[0][0]
     assert isinstance(panel, Panel)
 
@@ -248,5 +248,5 @@ def unit_name(unit: str) -> str:
 
 
 def short_commit(point: SeriesPoint) -> str:
-    """The commit as git shortens it, with + where files were changed beside it; empty where it is not known."""
+    """The commit as git shortens it, with + where files were changed on top of it; empty where it is not known."""
     return f"{point.commit[:9]}{'+' if point.dirty else ''}" if point.commit else ""

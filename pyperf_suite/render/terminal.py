@@ -48,7 +48,7 @@ def print_findings(console: Console, findings: Mapping[str, Findings], records: 
         say(console, _CAUTION, text.sentence(caution))
     for name, found in findings.items():
         console.print(f"\n[bold]{escape(name)}[/bold]")
-        print_told(console, Findings(tuple(of_probes[name])) + found)
+        print_remarks_and_tables(console, Findings(tuple(of_probes[name])) + found)
 
 
 def print_summary(console: Console, points: Sequence[SummaryPoint]) -> None:
@@ -68,7 +68,7 @@ def print_summary(console: Console, points: Sequence[SummaryPoint]) -> None:
         say(console, f"  [{_POINTS[point.kind]}]•[/]", said(point))
 
 
-def print_told(console: Console, found: Findings, more: str = "--wide shows all") -> None:
+def print_remarks_and_tables(console: Console, found: Findings, more: str = "--wide shows all") -> None:
     """Cautions, remarks, the verdicts on one claim below it, and tables; `more` says where all their columns are."""
     for each in text.by_claim(found.remarks):
         if isinstance(each, Remark):

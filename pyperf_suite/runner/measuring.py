@@ -229,7 +229,7 @@ def _prepare(
     """The case made ready on this rank, or (outcome, reason)."""
     requested, there = workload.ranks(case.parameters), place.ranks.count
     if requested != there:
-        return None, ("unsupported", f"{requested} ranks were asked for, but this group has {there}.")
+        return None, ("unsupported", f"{requested} ranks were requested, but this group has {there}.")
     try:
         prepared = workload.prepare(case.parameters, case.implementation, place)
         assert isinstance(prepared, Transfers)

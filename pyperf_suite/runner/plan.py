@@ -29,14 +29,14 @@ from pyperf_suite.workloads import find_workload
 
 @dataclass(frozen=True)
 class PlannedCase:
-    """One case and the probe that asked for it."""
+    """One case and the probe that requested it."""
 
     probe: str
     case: Case
 
     @property
     def is_exact(self) -> bool:
-        """Whether its figures are read and not timed: they are the same in every process, so one is asked."""
+        """Whether its figures are read and not timed: they are the same in every process, so one suffices."""
         return find_workload(self.case.operator).is_exact
 
     @property
@@ -48,7 +48,7 @@ class PlannedCase:
 class Plan:
     """Everything that decides what a run measures; the same plan resumes the same run.
 
-    `asked` is what led to the cases besides probe, profile, device and seed, as it was written: axes that replace a
+    `requested` is what led to the cases besides probe, profile, device and seed, as it was written: axes that replace a
     sweep's, or a study's arguments. It is kept for whoever wants to measure the same again, and decides nothing.
     """
 
@@ -84,7 +84,7 @@ class Plan:
             implementation = find_workload(case.operator).implementation(case.implementation)
             if implementation.device_kind not in ("any", self.device.kind):
                 raise UserError(
-                    f"{case.label} runs on {implementation.device_kind}, but the device asked for is {self.device}: "
+                    f"{case.label} runs on {implementation.device_kind}, but the requested device is {self.device}: "
                     f"ask for {implementation.device_kind}."
                 )
             needed = find_workload(case.operator).footprint_bytes(case.parameters)
@@ -178,9 +178,9 @@ START_OF_FRESH_RANKS_S = 6.5
 AROUND_A_CASE_S = 0.06
 AROUND_WHAT_IS_READ_S = 0.12
 
-# The share of their caps that warm-up and sampling take: fewer cases converge earlier where more is asked.
+# The share of their caps that warm-up and sampling take: fewer cases converge earlier where more is required.
 SHARE_OF_CAPS = 0.8
-SHARE_WHERE_LITTLE_IS_ASKED = 0.5
+SHARE_OF_CAPS_FOR_LITTLE = 0.5
 LITTLE = 0.02
 
 # A workload's own check, and the model that it makes, however small.
@@ -256,7 +256,7 @@ class Outlook:
         if math.isinf(effort.stop.relative_half_width):  # so many launches, however long they take
             return seconds + (effort.warm_up.launches + effort.stop.max_samples) * launch_s
         caps_s = min(effort.seconds_at_most, 60.0)
-        share = SHARE_WHERE_LITTLE_IS_ASKED if effort.stop.relative_half_width > LITTLE else SHARE_OF_CAPS
+        share = SHARE_OF_CAPS_FOR_LITTLE if effort.stop.relative_half_width > LITTLE else SHARE_OF_CAPS
         return seconds + max(share * caps_s, LAUNCHES_AT_LEAST * launch_s)
 
 

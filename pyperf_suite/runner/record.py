@@ -27,7 +27,7 @@ MODES = ("burst", "sustained")
 class Case:
     """One thing to measure. `parameters` is the operator's own frozen dataclass.
 
-    `mode` "burst" measures what a device does when asked; "sustained" after two seconds of work without a pause, when
+    `mode` "burst" measures what a device does at once; "sustained" after two seconds of work without a pause, when
     heat and power caps have had their say.
     """
 
@@ -184,7 +184,7 @@ def _are_samples(samples: Any) -> bool:
 
 
 def _are_finite(values: list[Any]) -> bool:
-    """Whether each is a finite number; asked all at once where they are plain numbers, for a journal has millions."""
+    """Whether each is a finite number; checked all at once where they are plain numbers, for a journal has millions."""
     if values and set(map(type, values)) <= {int, float}:
         total = sum(values)
         return min(values) > -LARGEST and max(values) < LARGEST and total == total  # a nan makes the total one

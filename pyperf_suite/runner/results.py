@@ -114,7 +114,7 @@ def find_run(results: Path, identity: Identity, plan: Plan, wanted: str = "lates
         if run.manifest["plan_id"] != plan.plan_id:
             axes = "".join(f" -a {axis}" for axis in run.manifest.get("asked", ()))
             raise UserError(
-                f"Run {wanted} measured other cases than asked for now. Its options were: "
+                f"Run {wanted} measured other cases than those requested now. Its options were: "
                 f"{' '.join(run.manifest.get('probes', ()))}{axes} --profile {run.manifest.get('profile')}."
             )
         return run

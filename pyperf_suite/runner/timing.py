@@ -104,8 +104,8 @@ class Checks(Protocol):
     def report(self) -> dict[str, Any]: ...
 
 
-# Of a measurement, how its samples were taken.
-TOLD = (
+# The fields of a measurement that say how its samples were taken.
+SAMPLING_FIELDS = (
     "quantile",
     "slices",
     "launches_per_sample",
@@ -265,7 +265,7 @@ def _how_sampled(measurement: Measurement, stopwatch: Stopwatch) -> dict[str, An
     return {
         "stopwatch": stopwatch.name,
         "resolution_s": stopwatch.resolution_s,
-        **{name: getattr(measurement, name) for name in TOLD},
+        **{name: getattr(measurement, name) for name in SAMPLING_FIELDS},
         "confidence": measurement.interval[2],
     }
 

@@ -37,7 +37,7 @@ def main() -> None:
 
     A request is `{"cases", "effort", "device", "deadline_s"}`. The answer to each case is a line, with its number as
     "case", when it is done. With "give_up_s" this process ends itself where a turn takes longer, also where it hangs
-    in C: whoever asked should have ended it before.
+    in C: the parent should have ended it before.
     """
     end_with_parent()
     answers = _take_over_stdout()

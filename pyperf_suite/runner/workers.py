@@ -1,6 +1,6 @@
 """Whoever measures cases for a session: processes of its own, or the ranks that torchrun or SLURM started for it.
 
-A worker is asked with a deadline; how it ended is reported where it did not answer.
+Each request to a worker has a deadline; a worker that does not answer is ended, and how it ended is reported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COMMAND = (sys.executable, "-m", MODULE)
 # A worker that is still at a case so long after it should have been ended ends itself: its parent is stopped or gone.
 GIVE_UP_S = 10.0
 
-# How often a worker that does not answer is asked whether its cases still have turns.
+# How often the turns of a worker that does not answer are looked at.
 LOOK_EVERY_S = 1.0
 
 # How much of a dead worker's log is searched for its last words.
@@ -48,7 +48,7 @@ def ranks_command(count: int) -> tuple[str, ...]:
 
 
 def request_for(cases: Sequence[Case], effort: Effort | None, device: Device, deadline_s: float) -> dict[str, Any]:
-    """What a worker is asked, as one line of JSON."""
+    """A request to a worker, as one line of JSON."""
     return {
         "cases": [case.to_json() for case in cases],
         "effort": effort.to_json() if effort is not None else None,
@@ -134,7 +134,7 @@ class WorkerProcess:
         return answer
 
     def let_go(self) -> None:
-        """Nothing more will be asked, so that the worker can end."""
+        """No request follows, so that the worker can end."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
@@ -225,7 +225,7 @@ GROUP_PATIENCE_S = 30.0
 
 
 Answers = Iterator[tuple[int, dict[str, Any]]]
-"""The number of a case among those asked for, and the measured part of its record, as each is done."""
+"""The number of a case among those requested, and the measured part of its record, as each is done."""
 
 
 class Workers:
@@ -322,7 +322,7 @@ class WorkerPool(Workers):
 class GroupWorkers(Workers):
     """The group that a session runs in rank 0 of, for all trials. What needs no ranks goes to a pool.
 
-    Once a rank is lost the case it was in is failed, and whatever is asked next raises UserError.
+    Once a rank is lost the case it was in is failed, and the next request raises UserError.
     """
 
     def __init__(self, group: Group, device: Device, deadline_s: float) -> None:

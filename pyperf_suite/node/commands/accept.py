@@ -135,7 +135,7 @@ def _compare(folder: Path, as_json: bool, wide: bool) -> None:
     """Judge a fleet and end with its exit code."""
     from pyperf_suite.node.fleet import fleet_findings, read_fleet
     from pyperf_suite.render.findings_json import answer
-    from pyperf_suite.render.terminal import console_for, print_told
+    from pyperf_suite.render.terminal import console_for, print_remarks_and_tables
 
     nodes = read_fleet(folder)
     found, is_bad = fleet_findings(nodes)
@@ -143,5 +143,5 @@ def _compare(folder: Path, as_json: bool, wide: bool) -> None:
         details = {"nodes": [node.name for node in nodes], "exit_code": int(is_bad)}
         click.echo(answer({"accept": found}, details), nl=False)
     else:
-        print_told(console_for(wide), found)
+        print_remarks_and_tables(console_for(wide), found)
     raise SystemExit(int(is_bad))

@@ -293,10 +293,10 @@ class _Watching:
         return known | {"energy_j": self._energy_j or None, "steps": self._summary()}
 
     def _print(self, console: Console, known: dict[str, Any], samples: Iterable[Sample]) -> None:
-        from pyperf_suite.render.terminal import print_told
+        from pyperf_suite.render.terminal import print_remarks_and_tables
 
         found = self._record.findings_of(self._record.WatchRecord(self._folder, known, tuple(samples)))
-        print_told(console, found, more="the record has all")
+        print_remarks_and_tables(console, found, more="the record has all")
 
     def _summary(self) -> dict[str, Any]:
         from pyperf_suite.hardware.catalogue import find_gpu

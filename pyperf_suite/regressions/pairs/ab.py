@@ -203,7 +203,7 @@ class LiveComparison:
         return what | slowed | measured | {"old": self.case.old.to_json(), "new": self.case.new.to_json()}
 
     def judgement(self, as_one_of_many: Word | None = None) -> Judgement:
-        """The verdict with everything a reader may ask about it; `as_one_of_many` is that beside the suite's others."""
+        """The verdict with its details; `as_one_of_many` is the one that allows for the other cases of the suite."""
         if self.failure is not None:
             return self._failed(self.failure)
         if self.pairs[-1].static is not None:

@@ -90,7 +90,7 @@ class Bench:
         cores: list[int] | None = None,
         inputs: int | None = None,
     ) -> dict[str, Any]:
-        """Make the case ready on these cores; verify its output where asked; have launches take `spin_share` longer.
+        """Prepare the case on these cores; verify its output if requested; have launches take `spin_share` longer.
 
         `inputs` is the seed of a user's inputs, which both sides are given.
         """
@@ -122,7 +122,7 @@ class Bench:
             # It says where this code and what it needs lie, which a kernel's own interpreter must not find first.
             os.environ.pop("PYTHONPATH", None)
         place = ExecutionContext(where, parsed.seed, sets=sets)
-        if inputs is not None:  # no revision that lacks it is asked
+        if inputs is not None:  # only revisions that have it are given it
             place = replace(place, inputs=inputs)
         launches = operator.prepare(parsed.parameters, parsed.implementation, place)
         if launches.exact is not None:

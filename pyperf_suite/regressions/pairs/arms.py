@@ -53,7 +53,7 @@ class Arm:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What its processes find in the environment beside what this one has."""
+        """What its processes find in the environment besides what this one has."""
         # What the build needs may be found through the variable; an interpreter named by the user has its own.
         places = [str(self.build), os.environ.get("PYTHONPATH", "")] if self.build else []
         return {"PYTHONPATH": os.pathsep.join(place for place in places if place)} | dict(self.environment)

@@ -178,7 +178,7 @@ def keep(key: str, make: Make, *holds: str) -> KeptBuild:
 
 
 def builds_folder() -> Path:
-    """Where builds are kept: `arms` beside the compiled kernels. Raises UserError where there is no cache folder."""
+    """Where builds are kept: `arms` next to the compiled kernels. Raises UserError where there is no cache folder."""
     kernels = cache_folder()
     if not kernels:
         raise UserError("There is no cache folder to build in: name one in the environment variable PYPERF_CACHE_DIR.")

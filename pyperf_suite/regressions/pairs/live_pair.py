@@ -96,7 +96,7 @@ def measure_pair(
     A user's kernel runs in a process of its own, which is fresh in each pair. `judges` are then the processes that
     judge it: used again where they are there, else started, and left for the next pair; the caller closes them.
 
-    Raises ArmFailed where an arm cannot prepare the case, its result is wrong (asked with `verify`), or it dies.
+    Raises ArmFailed where an arm cannot prepare the case, its result is wrong (checked with `verify`), or it dies.
     """
     begin = time.monotonic()
     chance = random.Random(seed)

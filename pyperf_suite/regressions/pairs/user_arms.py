@@ -295,7 +295,7 @@ def _settings(tree: Path) -> dict[str, Any]:
 def _bench_folder(tree: Path, present: Path, benches: Sequence[str], borrowed: Sequence[str]) -> Path:
     """A folder with the bench files of a revision that lacks some: its own, and the present ones of those.
 
-    A borrowed file brings the Python files beside it, the revision's own where it has them; but not from the
+    A borrowed file brings the Python files next to it, the revision's own where it has them; but not from the
     repository's root, which holds the very code that is compared.
     """
     names = set(benches)

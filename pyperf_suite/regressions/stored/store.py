@@ -1,6 +1,6 @@
 """All runs of a results folder as series, and one finished run as a side of a comparison.
 
-The journals are the truth. What was read of each file is kept in a small cache beside the results, one file a run, and
+The journals are the truth. What was read of each file is kept in a small cache next to the results, one file a run, and
 is read anew where the run's file changed or the cache is lost, damaged or another version's.
 """
 
@@ -170,7 +170,7 @@ class Store:
         return sorted(found, key=lambda run: (run.started_at, run.run_id))
 
     def why_nothing(self, pattern: str | None = None, machine: str | None = None) -> str:
-        """The sentence to print if `benchmarks` found none: what was asked, what there is, what to do."""
+        """The sentence to print if `benchmarks` found none: what was requested, what there is, what to do."""
         where = f"{self.results}" + (f" for machine {machine}" if machine else "")
         if pattern is not None and (there := self.benchmarks(None, machine)):
             near = nearest(pattern, {each.label for each in there})
@@ -280,19 +280,19 @@ class RunCache:
         """Whole or not at all, but not waiting for the disk: what a power cut takes is read anew."""
         if self.notes:
             return
-        beside = self.folder / f".{os.urandom(8).hex()}"
+        temporary = self.folder / f".{os.urandom(8).hex()}"
         try:
             if obstacle := self._obstacle():
                 raise OSError(0, obstacle)
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             try:
                 files.write_all(descriptor, content)
             finally:
                 os.close(descriptor)
-            beside.replace(self.folder / name)
+            temporary.replace(self.folder / name)
         except OSError as error:
             with contextlib.suppress(OSError):
-                beside.unlink()
+                temporary.unlink()
             self.notes.append(
                 f"The cache {self.folder} cannot be kept ({error.strerror}): the records are read anew each time."
             )

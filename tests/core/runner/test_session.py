@@ -191,7 +191,7 @@ def test_on_a_gpu_the_gpus_memory_bounds_the_operands_and_the_hosts_does_not(mon
 def test_a_case_is_not_measured_on_a_device_that_its_implementation_does_not_run_on() -> None:
     plan = a_plan()
     on_gpu = Case("matmul", MatmulParameters(64, 64, 64, Schedule("library", 1)), "cublas")
-    with pytest.raises(UserError, match="runs on cuda, but the device asked for is cpu"):
+    with pytest.raises(UserError, match="runs on cuda, but the requested device is cpu"):
         Plan((PlannedCase("tile_wave", on_gpu),), plan.profile, CPU).validate()
 
 
