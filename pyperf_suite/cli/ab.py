@@ -37,17 +37,21 @@ if TYPE_CHECKING:
     "--old",
     required=True,
     metavar="ARM",
-    help="A git revision, . for the working tree, NAME==VERSION[ NAME==VERSION], an interpreter, or FIELD=VALUE.",
+    help="Old side: a git revision, . for the working tree, NAME==VERSION[ NAME==VERSION], a Python interpreter, or "
+    "FIELD=VALUE. Required. Example: --old main.",
 )
-@click.option("--new", required=True, metavar="ARM", help="The same for the other side.")
+@click.option(
+    "--new", required=True, metavar="ARM", help="New side, in the same forms as --old. Required. Example: --new ."
+)
 @click.option(
     "-k",
     "expression",
     metavar="EXPR",
-    help="Only benchmarks whose probe and label hold these words; `not WORD` leaves out.",
+    help="Compare only benchmarks whose probe and label contain these words; `not WORD` excludes. Default: all. "
+    "Example: -k 'native 1024'.",
 )
 @axes_option
-@profile_option("Whose cases: quick, standard, full.")
+@profile_option("Profile whose cases are compared: quick, standard or full. Example: --profile standard.")
 @device_option()
 @margin_option
 @click.option(
@@ -57,7 +61,7 @@ if TYPE_CHECKING:
     show_default=True,
     type=Finite(0, 86_400, min_open=True),
     metavar="SECONDS",
-    help="For each benchmark.",
+    help="Time limit for each benchmark. Example: --budget 60.",
 )
 @click.option(
     "--max-pairs",
@@ -65,13 +69,16 @@ if TYPE_CHECKING:
     show_default=True,
     type=click.IntRange(1, 100_000),
     metavar="N",
-    help="For each benchmark.",
+    help="Maximum number of pairs for each benchmark. Example: --max-pairs 20.",
 )
 @click.option(
-    "--environments", is_flag=True, help="Give each revision a virtual environment with its own requirements."
+    "--environments",
+    is_flag=True,
+    help="Install the requirements of each revision into a virtual environment of its own. Default: both revisions use "
+    "this environment. Example: ab --old main --new . --environments baseline.",
 )
-@results_option()
-@seed_option("Seed of all that is left to chance.")
+@results_option("Folder that the pairs are written to. Example: --results /data/bench_results.")
+@seed_option("Seed of the random order of pairs and of the cores. Example: --seed 7.")
 @outcome_options
 def ab(
     probes: tuple[str, ...],

@@ -29,8 +29,15 @@ NAMED = 4
 @click.argument("old", metavar="OLD")
 @click.argument("new", metavar="NEW")
 @margin_option
-@click.option("-k", "pattern", metavar="TEXT", help="Only benchmarks whose label holds TEXT; * stands for anything.")
-@results_option("Where runs are looked for by name, and where the history is that tells how much runs differ.")
+@click.option(
+    "-k",
+    "pattern",
+    metavar="TEXT",
+    help="Compare only benchmarks whose label contains TEXT; * matches anything. Default: all. Example: -k 'm=384*'.",
+)
+@results_option(
+    "Folder of the named runs, and of the earlier runs that noise is estimated from. Example: --results old_results."
+)
 @outcome_options
 def compare(
     old: str, new: str, margin: float | None, pattern: str | None, results: Path, outcome: OutcomeOptions
@@ -143,16 +150,23 @@ def _plain(side: Side) -> dict[str, str]:
     "--since",
     type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]),
     metavar="DATE",
-    help="Tell changes that began since then (UTC); by default those among a series' newest 30 points.",
+    help="Report changes that began at or after DATE (UTC). Default: changes within the newest 30 points of a series. "
+    "Example: --since 2026-01-31.",
 )
-@click.option("--confirm", "rerun", is_flag=True, help="Pair the two commits of each slower change, here and now.")
+@click.option(
+    "--confirm",
+    "rerun",
+    is_flag=True,
+    help="Measure the two commits of each slower change in live pairs on this machine. Default: use the stored "
+    "runs only. Example: track --confirm.",
+)
 @click.option(
     "--budget", default=30, show_default=True, type=click.IntRange(1, 3600), metavar="SECONDS",
-    help="For one benchmark that is rerun.",
+    help="Time limit of --confirm for each benchmark. Example: --budget 60.",
 )  # fmt: skip
 @margin_option
-@device_option("Where to rerun: auto, cpu, cuda:N.")
-@seed_option("Of the order of reruns.")
+@device_option("Device of --confirm: auto, cpu or cuda:N. Example: --device cpu.")
+@seed_option("Seed of the random order of --confirm. Example: --seed 7.")
 @outcome_options
 def track(
     benchmark: str | None,

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 also_option = path_option(
     "--also",
     multiple=True,
-    help="Take in pytest-benchmark JSON of another project, a file or a folder of them, now and from now on.",
+    help="Import pytest-benchmark JSON of another project, a file or a folder, now and in later calls. May be "
+    "repeated. Example: --also .benchmarks.",
 )
 
 
@@ -34,9 +35,9 @@ also_option = path_option(
 @results_option()
 @machine_option
 @also_option
-@path_option("--png", help="Draw what is named into FILE.")
-@click.option("--all", "show_all", is_flag=True, help="Every benchmark and every point, however many.")
-@json_option("Print the series as JSON instead of tables.")
+@path_option("--png", help="Draw the series of BENCHMARK into FILE. Default: no picture. Example: --png matmul.png.")
+@click.option("--all", "show_all", is_flag=True, help="Show all benchmarks and all points. Default: the newest.")
+@json_option("Print the series as JSON instead of tables, as in --json > series.json.")
 @wide_option
 def history(
     benchmark: str | None,
@@ -86,7 +87,12 @@ def history(
 @click.command()
 @click.argument("run", metavar="RUN")
 @results_option()
-@path_option("-o", "--output", required=True, help="A table by its name: .csv or .parquet.")
+@path_option(
+    "-o",
+    "--output",
+    required=True,
+    help="File to write; its suffix chooses the format, .csv or .parquet. Required. Example: -o records.csv.",
+)
 def export(run: str, results: Path, output: Path) -> None:
     """Write the records of RUN as a table, one row each: the id of a run, its folder's path, or latest.
 

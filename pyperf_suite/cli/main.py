@@ -99,13 +99,23 @@ def main() -> None:
 
 @main.command()
 @click.argument("probes", nargs=-1, metavar="[PROBE]...")
-@click.option("--list", "list_probes", is_flag=True, help="List the probes, or the axes and times of those named.")
+@click.option(
+    "--list",
+    "list_probes",
+    is_flag=True,
+    help="List all probes. With PROBE: list its axes and how long each profile takes. Example: run --list tile_wave.",
+)
 @click.option(
     "--shape",
     metavar="NAME[,NAME]",
-    help="A model that guides train: bert-base, bert-large or gpt2. Without PROBE, in every probe that knows them.",
+    help="Use the shapes of a model: bert-base, bert-large or gpt2. Default: the shapes of the profile. Without "
+    "PROBE all probes with such shapes are run. Example: --shape gpt2.",
 )
-@click.option("--isa", metavar="NAME", help="Our CPU kernels of that instruction set, as avx2, not of the best here.")
+@click.option(
+    "--isa",
+    metavar="NAME",
+    help="Instruction set of the suite's own CPU kernels. Default: the best that this CPU has. Example: --isa avx2.",
+)
 @measuring_options
 def run(
     probes: tuple[str, ...],
@@ -174,20 +184,32 @@ def _of_shape(probes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @main.command()
-@click.option("--ranks", type=click.IntRange(1), metavar="N", help="Processes on this machine; else as the probe has.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of processes on this machine. Default: those of the profile. Example: --ranks 2.",
+)
 @click.option(
     "--soak",
     "soak_min",
     default=0.0,
     type=Finite(0),
     metavar="MINUTES",
-    help="Then repeat the cases for so long: how stable is a shared network?",
+    show_default=True,
+    help="Repeat the cases for this time afterwards, to see how stable a shared network is. Example: --soak 30.",
 )
-@click.option("--no-peer-to-peer", is_flag=True, help="After each case the same without NVLink and PCIe peer access.")
+@click.option(
+    "--no-peer-to-peer",
+    is_flag=True,
+    help="Measure each case a second time without peer access over NVLink and PCIe. Default: with peer access only. "
+    "Example: collectives --ranks 2 --no-peer-to-peer.",
+)
 @click.option(
     "--model",
     metavar="NAME=NUMBER,...",
-    help="Judge the training of this model, as in layers=12,hidden=768,ffn=3072,heads=12,vocab=50257,compute_ms=90.",
+    help="Judge whether the network is fast enough to train this model in parallel. Default: 32 layers of "
+    "hidden size 4096. Example: --model layers=12,hidden=768,ffn=3072,heads=12,vocab=50257,compute_ms=90.",
 )
 @measuring_options
 def collectives(

@@ -99,26 +99,43 @@ def _shared(*names: str, text: str = "", **settings: Any) -> Callable[..., Calla
 
 results_option = _shared(
     "--results",
+    text="Folder that holds the runs. Example: --results /data/bench_results.",
     default=DEFAULT_RESULTS,
     show_default=True,
     type=click.Path(path_type=Path),
     metavar="FOLDER",
 )
-device_option = _shared("--device", text="auto, cpu, or cuda:N.", default="auto", show_default=True, metavar="DEVICE")
+device_option = _shared(
+    "--device",
+    text="Device to measure on: auto (first supported GPU, else the CPU), cpu, or cuda:N. Example: --device cuda:1.",
+    default="auto",
+    show_default=True,
+    metavar="DEVICE",
+)
 profile_option = _shared("--profile", default="quick", show_default=True, metavar="NAME")
 seed_option = _shared("--seed", default=0, show_default=True)
-json_option = _shared("--json", "as_json", text="Print the result as JSON instead of tables.", is_flag=True)
+json_option = _shared(
+    "--json", "as_json", text="Print the result as JSON instead of tables, as in --json > result.json.", is_flag=True
+)
 
 # None if it was not given; `Thresholds.margin_of` knows what then holds for a benchmark.
 margin_option = click.option(
     "--margin",
     type=Share(),
     metavar="SHARE",
-    help="Slowdown that is tolerated, as 1% or 0.01; by default what pyproject.toml says, or 1%.",
+    help="Slowdown that is tolerated. Default: the margin in pyproject.toml, else 1%. "
+    "Example: --margin 2% or --margin 0.02.",
 )
-wide_option = click.option("--wide", is_flag=True, help="Print every column of a table, however wide the terminal is.")
+wide_option = click.option(
+    "--wide",
+    is_flag=True,
+    help="Print all columns of each table. Without it a table keeps to the width of the terminal.",
+)
 machine_option = click.option(
-    "--machine", metavar="NAME", help="Only this machine: the name of a folder of the results."
+    "--machine",
+    metavar="NAME",
+    help="Use the runs of this machine only, named as its folder in the results. Default: all machines. "
+    "Example: --machine cpu-intel-xeon-processor-2c.",
 )
 axes_option = click.option(
     "-a",
@@ -126,7 +143,8 @@ axes_option = click.option(
     "axes",
     multiple=True,
     metavar="[PROBE.]AXIS=VALUE[,VALUE]",
-    help="Replace an axis of the sweep, as in tile=64x64x256 or workers=1,2.",
+    help="Replace the values of one axis of the sweep. May be repeated. Default: the values of the profile. "
+    "Example: -a tile=64x64x256 -a workers=1,2.",
 )
 
 run_options = options(
@@ -137,7 +155,8 @@ run_options = options(
         is_flag=False,
         flag_value="latest",
         metavar="[RUN]",
-        help="Go on with the newest run of the same cases, or with RUN; what it holds is not measured again.",
+        help="Continue the newest run of the same cases, or RUN, without measuring again what it holds. "
+        "Default: start a new run. Example: --resume 20261121T021948Z-22a8.",
     ),
     click.option(
         "--deadline",
@@ -146,7 +165,8 @@ run_options = options(
         show_default=True,
         type=Finite(0, min_open=True),
         metavar="SECONDS",
-        help="For one case, and for each step that several ranks take together.",
+        help="Time limit for one case, and for each step that several ranks take together. A case that exceeds it "
+        "counts as failed. Example: --deadline 600.",
     ),
     json_option(),
     wide_option,
@@ -154,15 +174,16 @@ run_options = options(
 """Where to measure, where results lie, and how to print them."""
 
 measuring_options = options(
-    profile_option(", ".join(PROFILE_NAMES)),
+    profile_option(f"How thoroughly to measure: {', '.join(PROFILE_NAMES)}. Example: --profile standard."),
     axes_option,
-    seed_option("Seed of the order in which cases are measured."),
+    seed_option("Seed of the random order in which cases are measured. Example: --seed 7."),
     click.option(
         "--budget",
         "budget_s",
         type=Finite(0, min_open=True),
         metavar="SECONDS",
-        help="End the run in order within so many seconds, the most informative cases first.",
+        help="Time limit for the whole run; the most informative cases are measured first. Default: no limit. "
+        "Example: --budget 300.",
     ),
     run_options,
 )

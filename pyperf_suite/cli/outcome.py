@@ -52,15 +52,18 @@ def outcome_options(command: Command) -> Any:
 
     wrapped: Any = with_outcome
     return options(
-        json_option("Print the findings as JSON instead of a table."),
-        path_option("--markdown", help="Append a summary to FILE, as $GITHUB_STEP_SUMMARY wants it."),
-        path_option("--junit", help="Write FILE as JUnit XML."),
+        json_option("Print the findings as JSON instead of a table, as in --json > findings.json."),
+        path_option(
+            "--markdown",
+            help="Append a Markdown summary to FILE. Default: none. Example: --markdown $GITHUB_STEP_SUMMARY.",
+        ),
+        path_option("--junit", help="Write the findings to FILE as JUnit XML. Default: none. Example: --junit ab.xml."),
         click.option(
             "--fail-on",
             type=click.Choice(FAIL_ON),
-            help="What makes the exit code other than 0, each with all before it: 1 for slower, 3 for failed and "
-            "undecided; nominated takes an unconfirmed slower change for a regression. "
-            f"[default: pyproject.toml, or {DEFAULT_FAIL_ON}]",
+            help="Least severe finding that makes the exit code other than 0, each with all before it: 1 for slower, 3 "
+            "for failed and undecided; nominated counts an unconfirmed slower change as slower. "
+            f"Default: pyproject.toml, else {DEFAULT_FAIL_ON}. Example: --fail-on slower.",
         ),
         wide_option,
     )(wrapped)

@@ -13,14 +13,20 @@ DEFAULT_NAME = "report.html"
 
 @click.command()
 @click.argument("results", default="bench_results", type=click.Path(path_type=Path), metavar="[RESULTS]")
-@path_option("--results", "named", metavar="FOLDER", help="The same as RESULTS.")
-@path_option("-o", "--output", help=f"[default: RESULTS/{DEFAULT_NAME}]")
+@path_option(
+    "--results",
+    "named",
+    metavar="FOLDER",
+    help="Folder to read, instead of the argument RESULTS. Example: --results /data/bench_results.",
+)
+@path_option("-o", "--output", help=f"HTML file to write. Default: RESULTS/{DEFAULT_NAME}. Example: -o h100.html.")
 @click.option(
     "--runs",
     default="strongest",
     show_default=True,
     metavar="strongest|latest|all|ID,...",
-    help="Of each probe the run of the most thorough profile, the newest run, every run, or the runs named.",
+    help="Runs to show of each probe: the run of the most thorough profile (strongest), the newest (latest), all, "
+    "or those named. Example: --runs latest.",
 )
 @machine_option
 def report(results: Path, named: Path | None, output: Path | None, runs: str, machine: str | None) -> None:

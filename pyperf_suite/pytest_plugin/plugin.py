@@ -35,15 +35,20 @@ CHILD = "PYPERF_PYTEST_CHILD"
 
 # Options with one value: name, what stands for the value in help, its type, its default, help.
 OPTIONS: tuple[tuple[str, str, Any, Any, str], ...] = (
-    ("--suite-profile", "NAME", str, "quick", "quick (default), standard or full; `pyperf-suite run --list` says how "
-     "long each takes here."),
-    ("--suite-device", "DEVICE", str, "auto", "auto (default), cpu, or cuda:N."),
-    ("--suite-results", "FOLDER", str, "bench_results", "Where runs are kept."),
-    ("--suite-seed", "N", int, 0, "Seed of the order in which cases are measured."),
-    ("--suite-budget", "SECONDS", float, None, "End the run in order within so many seconds, the most informative "
-     "cases first; the rest is skipped."),
-    ("--suite-processes", "N", int, None, "Measure in so many fresh processes, instead of the profile's number."),
-    ("--suite-deadline", "SECONDS", float, 120.0, "How long a test may take in each fresh process (default 120)."),
+    ("--suite-profile", "NAME", str, "quick", "How thoroughly to measure: quick (default), standard or full. "
+     "Example: --suite-profile standard."),
+    ("--suite-device", "DEVICE", str, "auto", "Device to measure on: auto (default), cpu, or cuda:N. "
+     "Example: --suite-device cuda:1."),
+    ("--suite-results", "FOLDER", str, "bench_results", "Folder that holds the runs (default bench_results). "
+     "Example: --suite-results /data/bench_results."),
+    ("--suite-seed", "N", int, 0, "Seed of the random order in which cases are measured (default 0). "
+     "Example: --suite-seed 7."),
+    ("--suite-budget", "SECONDS", float, None, "Time limit for the whole run; the most informative cases are "
+     "measured first and the rest is skipped (default no limit). Example: --suite-budget 300."),
+    ("--suite-processes", "N", int, None, "Number of fresh processes that measure each test (default: that of "
+     "the profile). Example: --suite-processes 5."),
+    ("--suite-deadline", "SECONDS", float, 120.0, "Time limit for a test in each fresh process (default 120). "
+     "Example: --suite-deadline 600."),
 )  # fmt: skip
 
 
@@ -61,20 +66,22 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         nargs="?",
         const="latest",
         metavar="RUN",
-        help="Go on with the newest run of the same cases, or with the run named; what it holds is not measured again.",
+        help="Continue the newest run of the same cases, or the named run, without measuring again what it holds "
+        "(default: start a new run). Example: --suite-resume 20261121T021948Z-22a8.",
     )
     group.addoption(
         "--suite-axis",
         action="append",
         default=[],
         metavar="[PROBE.]AXIS=VALUE[,VALUE]",
-        help="Replace an axis of a probe, as in tile_wave.tile=64x64x256.",
+        help="Replace the values of one axis of a probe (default: those of the profile). May be repeated. "
+        "Example: --suite-axis tile_wave.tile=64x64x256.",
     )
     group.addoption(
         "--suite-measure",
         action="store_true",
-        help="Measure what tests hand to pytest-benchmark's fixture as the suite does: warm-up, stop rule, and again "
-        "in each of the profile's processes.",
+        help="Measure the functions given to pytest-benchmark's fixture as the suite does: with its warm-up and stop "
+        "rule, in each of the profile's processes (default: leave them to pytest-benchmark).",
     )
 
 
