@@ -125,7 +125,7 @@ def test_a_torn_last_line_is_a_plain_warning_and_the_run_goes_on(
         (("run", "tile_wave", "--profile", "slow"), "Unknown profile 'slow'"),
         (("run", "tile_wave", "--device", "tpu"), "tpu"),
         (("run", "tile_wave", "--device", "cuda:31"), "cuda:31"),
-        (("run", "tile_wave", "-a", "dtype=int3"), "dtype=int3 was asked for: choose from"),
+        (("run", "tile_wave", "-a", "dtype=int3"), "dtype=int3 was requested: choose from"),
         (("run", "tile_wave", "-a", "k=0"), "k=0"),
         (("run", "tile_wave", "-a", "k=-5"), "k=-5"),
         (("run", "tile_wave", "-a", "k=four"), "k=four"),

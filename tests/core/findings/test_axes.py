@@ -49,15 +49,15 @@ def test_what_is_not_an_axis_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("k=three", "k=three was asked for, but k takes int values"),
+        ("k=three", "k=three was requested, but k takes int values"),
         ("tile=9", "'9'"),
         ("colour=red", "'colour'.*k, tile, dtype"),
-        ("k=1,0", "k=0 was asked for, but k is at least 1"),
-        ("k=-3", "k=-3 was asked for, but k is at least 1"),
-        ("dtype=int8", "dtype=int8 was asked for: choose from float32, bfloat16"),
-        ("dtype=float32,", "dtype= was asked for: choose from"),
-        ("share=1.5", "share=1.5 was asked for, but share lies between 0 and 1"),
-        ("share=nan", "share=nan was asked for, but share lies between 0 and 1"),
+        ("k=1,0", "k=0 was requested, but k is at least 1"),
+        ("k=-3", "k=-3 was requested, but k is at least 1"),
+        ("dtype=int8", "dtype=int8 was requested: choose from float32, bfloat16"),
+        ("dtype=float32,", "dtype= was requested: choose from"),
+        ("share=1.5", "share=1.5 was requested, but share lies between 0 and 1"),
+        ("share=nan", "share=nan was requested, but share lies between 0 and 1"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named_in_one_sentence(text: str, sentence: str) -> None:
@@ -81,5 +81,5 @@ def test_a_limit_has_its_bounds_in_it_and_names_them(
     for value in allowed:
         limit.check("axis", value)
     for value in refused:
-        with pytest.raises(UserError, match=f"axis={value} was asked for.*{bound}"):
+        with pytest.raises(UserError, match=f"axis={value} was requested.*{bound}"):
             limit.check("axis", value)

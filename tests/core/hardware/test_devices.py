@@ -47,7 +47,7 @@ def test_a_name_that_is_none_is_refused_with_those_that_are(requested):
 
 
 def test_a_gpu_beyond_those_there_is_refused_with_the_last_that_is(two_gpus):
-    with pytest.raises(UserError, match=r"'cuda:2' was asked for, but there is no CUDA device beyond cuda:1"):
+    with pytest.raises(UserError, match=r"'cuda:2' was requested, but there is no CUDA device beyond cuda:1"):
         resolve("cuda:2")
 
 
@@ -58,5 +58,5 @@ def test_a_driver_without_devices_is_said_to_have_none(monkeypatch, fake_cuda):
 
 
 def test_cuda_without_a_driver_is_refused_with_the_reason(no_driver):
-    with pytest.raises(UserError, match=r"'cuda:0' was asked for, but there is no NVIDIA driver here: ask for cpu"):
+    with pytest.raises(UserError, match=r"'cuda:0' was requested, but there is no NVIDIA driver here: ask for cpu"):
         resolve("cuda:0")

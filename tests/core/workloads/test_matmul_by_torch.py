@@ -323,5 +323,5 @@ def test_what_pads_wants_to_be_told_to_what(implementation: str) -> None:
 
 @pytest.mark.parametrize("pad_to", [0, -8])
 def test_a_multiple_below_one_is_refused(pad_to: int) -> None:
-    with pytest.raises(UserError, match=f"pad_to={pad_to} was asked for"):
+    with pytest.raises(UserError, match=f"pad_to={pad_to} was requested"):
         Matmul().validate(padded(33, 41, 47, pad_to=pad_to))
