@@ -18,7 +18,7 @@ from pyperf_suite.findings.discovery import TOPICS, find_probe, probe_names
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.hardware.devices import Device, Gpu
 from pyperf_suite.kernels.static import INSTRUCTION_CLASSES
-from pyperf_suite.render import findings_json, markdown
+from pyperf_suite.render import text
 from pyperf_suite.render.charts import page_figure
 from pyperf_suite.render.terminal import print_findings
 from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase
@@ -196,8 +196,8 @@ def reported(probe: Probe, records: list[Record]) -> Findings:
     found = probe.findings(records)
     printed = io.StringIO()
     print_findings(Console(file=printed, width=100), {probe.name: found}, records)
-    assert markdown.page("a run", {probe.name: found}, records, [], {probe.name: "a command"}, [])
-    assert findings_json.as_text(findings_json.findings_as_data(found))
+    assert text.markdown_page("a run", {probe.name: found}, records, [], {probe.name: "a command"}, [])
+    assert text.as_text(text.findings_as_data(found))
     for figure in found.figures:
         assert page_figure(figure)
     return found
@@ -243,9 +243,7 @@ def test_findings_do_not_depend_on_the_order_of_processes(name: str, machine: An
     probe = find_probe(name)
     records = run_of(probe, probe.cases("quick", machine("cpu")))
     again = [*records[len(records) // PROCESSES :], *records[: len(records) // PROCESSES]]
-    assert findings_json.findings_as_data(probe.findings(again)) == findings_json.findings_as_data(
-        probe.findings(records)
-    )
+    assert text.findings_as_data(probe.findings(again)) == text.findings_as_data(probe.findings(records))
 
 
 @pytest.mark.parametrize("name", NAMES)

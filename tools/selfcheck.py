@@ -61,10 +61,9 @@ from pyperf_suite.regressions.selfcheck import (
 )
 from pyperf_suite.regressions.thresholds import load_thresholds, matches
 from pyperf_suite.regressions.verdict import CONFIDENCE, Judgement, SequentialRule, Word
-from pyperf_suite.render import markdown as as_markdown
 from pyperf_suite.render import text
-from pyperf_suite.render.findings_json import answer
 from pyperf_suite.render.terminal import console_for, print_remarks_and_tables, say
+from pyperf_suite.render.text import answer
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import read_journal
 from pyperf_suite.workloads.attention import AttentionParameters
@@ -289,8 +288,8 @@ def _tell(found: Selfcheck, as_json: bool, markdown: Path | None, wide: bool) ->
     if markdown is not None:
         try:
             with markdown.open("a", encoding="utf-8") as file:
-                reported = as_markdown.markdown_of(findings_of_selfcheck(found))
-                file.write("\n".join([f"## {as_markdown.escape(text.sentence(heading(found)))}", "", *reported]))
+                reported = text.markdown_of(findings_of_selfcheck(found))
+                file.write("\n".join([f"## {text.markdown_escape(text.sentence(heading(found)))}", "", *reported]))
         except OSError as error:
             raise UserError(f"{markdown} cannot be written ({error.strerror}).") from None
 

@@ -514,8 +514,8 @@ def main(
       python tools/validate.py training.csv
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.planner.laws.calibration import load_calibration
-    from pyperf_suite.render.findings_json import answer
     from pyperf_suite.render.terminal import console_for, print_remarks_and_tables
+    from pyperf_suite.render.text import answer
 
     fitted = None if calibration is None else load_calibration(calibration)
     found = findings_of([each for path in files for each in validate(path, gpu, dtype, fitted)])

@@ -14,9 +14,9 @@ MODULES = {
     "ab": "ab",
     "compare": "compare",
     "export": "history",
-    "findings": "findings",
+    "findings": "history",
     "history": "history",
-    "report": "report",
+    "report": "history",
     "track": "compare",
 }
 

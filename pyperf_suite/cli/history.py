@@ -1,10 +1,13 @@
-"""`pyperf-suite history` and `export`: what stored runs say, and the records of one as a table."""
+"""`pyperf-suite history`, `export`, `findings` and `report`: what stored runs say.
+
+As series over runs, as the records of one run in a table, as its findings in JSON, and all runs on one HTML page.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,12 +18,16 @@ from pyperf_suite.cli.options import (
     results_option,
     wide_option,
 )
-from pyperf_suite.errors import UserError, printable
-from pyperf_suite.files import write_for_user
+from pyperf_suite.errors import UserError, offer, printable
+from pyperf_suite.extensions import record_kinds
+from pyperf_suite.files import write_for_user, write_in_results, write_whole
 
 if TYPE_CHECKING:
     from pyperf_suite.regressions.stored.series import Benchmark, BenchmarkSeries
     from pyperf_suite.regressions.stored.store import Store
+    from pyperf_suite.runner.record import Record
+
+REPORT_NAME = "report.html"
 
 also_option = path_option(
     "--also",
@@ -101,11 +108,142 @@ def export(run: str, results: Path, output: Path) -> None:
       pyperf-suite export latest -o records.csv
       pyperf-suite export 20261121T021948Z-22a8 -o records.parquet
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.cli.findings import run_folder
-    from pyperf_suite.regressions.stored.export import table_of
     from pyperf_suite.runner.results import read_journal
 
-    write_for_user(output, table_of(read_journal(run_folder(run, results) / "records.jsonl"), output.suffix))
+    write_for_user(output, table_of(read_journal(_run_folder(run, results) / "records.jsonl"), output.suffix))
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@results_option()
+def findings(run: str, results: Path) -> None:
+    """Write findings.json of RUN anew and print it: the id of a run or a watched job, its folder's path, or latest.
+
+    \b
+    Examples:
+      pyperf-suite findings latest
+      pyperf-suite findings 20261121T221320Z-9125 | jq '.probes[].verdicts[] | {outcome, text}'
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    import warnings
+
+    from pyperf_suite.render.results import read_results
+    from pyperf_suite.render.run_report import FILE, as_document, findings_of
+    from pyperf_suite.render.text import answer, as_text
+    from pyperf_suite.runner.results import RunFolder
+
+    read = read_results(_run_folder(run, results))
+    if read.runs:
+        [found] = read.runs
+        records, path = found.records(), found.path.parent
+        text = as_text(as_document(findings_of(records), records, RunFolder(path, found.manifest)))
+    else:
+        [(kind, record)] = read.others
+        path = record.path
+        details = {"run_id": path.name, "machine": record.machine, "run": record.manifest}
+        text = answer({kind: record.findings()}, details)
+    try:
+        write_whole(path / FILE, text)
+    except OSError as error:
+        warnings.warn(f"{FILE} could not be written: {error.strerror}.", stacklevel=2)
+    click.echo(text, nl=False)
+
+
+@click.command()
+@click.argument("results", default="bench_results", type=click.Path(path_type=Path), metavar="[RESULTS]")
+@path_option(
+    "--results",
+    "named",
+    metavar="FOLDER",
+    help="Folder to read, instead of the argument RESULTS. Example: --results /data/bench_results.",
+)
+@path_option("-o", "--output", help=f"HTML file to write. Default: RESULTS/{REPORT_NAME}. Example: -o h100.html.")
+@click.option(
+    "--runs",
+    default="strongest",
+    show_default=True,
+    metavar="strongest|latest|all|ID,...",
+    help="Runs to show of each probe: the run of the most thorough profile (strongest), the newest (latest), all, "
+    "or those named. Example: --runs latest.",
+)
+@machine_option
+def report(results: Path, named: Path | None, output: Path | None, runs: str, machine: str | None) -> None:
+    """Write everything that RESULTS hold as one HTML page: a results folder, one machine's, or a single run's.
+
+    The page needs no network and no other file. Of each job that `watch` watched it has the newest record.
+
+    \b
+    Examples:
+      pyperf-suite report
+      pyperf-suite report bench_results/cuda-nvidia-h100-132sm-80gib --runs all -o h100.html
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.render.page import draw_page
+    from pyperf_suite.render.results import choose, choose_others, read_results
+
+    results = named or results
+    read = read_results(results, machine)
+    words = [word.strip() for word in runs.split(",") if word.strip()]
+    page = draw_page(read, choose(read, words), choose_others(read, words))
+    path = results / REPORT_NAME if output is None else output
+    (write_in_results if output is None else write_for_user)(path, page)
+    click.echo(f"{path}  {len(page.encode()) / 1e6:.1f} MB: open it in a browser")
+
+
+def _run_folder(run: str, results: Path) -> Path:
+    """The folder of that run. Raises UserError that names the nearest."""
+    from pyperf_suite.render.results import RECORDS
+
+    names = (RECORDS, *(kind.manifest for kind in record_kinds().values()))
+    if any((Path(run) / name).is_file() for name in names):
+        return Path(run)
+    runs = {path.parent.name: path.parent for name in names for path in results.glob(f"*/*/{name}")}
+    in_order = sorted(runs, key=lambda name: name.removeprefix("watch-"))  # the rest begins with the time
+    if run == "latest" and runs:
+        return runs[in_order[-1]]
+    if not runs:
+        raise UserError(f"There is no run in {results}: measure one with `pyperf-suite run`, or name --results.")
+    if run not in runs:
+        raise UserError(f"There is no run {run[:80]!r} in {results}: {offer(run, ['latest', *in_order[-20:]])}")
+    return runs[run]
+
+
+def table_of(records: Iterable[Record], suffix: str) -> bytes:
+    """A row a record, a column a field, `metrics.time.value` for one within others; lists are JSON text.
+
+    Raises UserError for a suffix other than .csv and .parquet, and where pyarrow is not installed.
+    """
+    if suffix not in (".csv", ".parquet"):
+        raise UserError("Records are exported as CSV or Parquet: name a file that ends in .csv or .parquet.")
+    try:
+        import pyarrow
+        from pyarrow import csv, parquet
+    except ImportError:
+        raise UserError("Tables are written by pyarrow, which is not installed: pip install pyarrow.") from None
+    rows = [_flat(record.to_json()) for record in records]
+    names = dict.fromkeys(name for row in rows for name in row)
+    table = pyarrow.table({name: _column([row.get(name) for row in rows]) for name in names})
+    sink = pyarrow.BufferOutputStream()
+    (csv.write_csv if suffix == ".csv" else parquet.write_table)(table, sink)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _flat(fields: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    import json
+
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        inner = _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {before + name: value}
+        found |= {key: json.dumps(each) if isinstance(each, list | tuple) else each for key, each in inner.items()}
+    return found
+
+
+def _column(values: list[Any]) -> Any:
+    """Of values of several types, text."""
+    import pyarrow
+
+    try:
+        return pyarrow.array(values)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError):
+        return pyarrow.array([None if each is None else str(each) for each in values])
 
 
 def _store(results: Path, also: Sequence[Path] = ()) -> Store:

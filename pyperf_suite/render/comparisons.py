@@ -16,7 +16,7 @@ from pyperf_suite.findings.data import Findings, Heading, Quantity, Table, quant
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON
 from pyperf_suite.regressions.verdict import WORDS, Judgement, Word, concern
-from pyperf_suite.render import findings_json, markdown, text
+from pyperf_suite.render import text
 from pyperf_suite.render.terminal import note, print_table, say
 
 # What needs a reader comes first; within a verdict, what moved most.
@@ -76,13 +76,13 @@ def summary(heading: str, findings: Sequence[Judgement], notes: Sequence[str]) -
     ordered = by_urgency(findings)
     as_before = [finding for finding in ordered if finding.verdict == "equivalent"]
     open_or_moved = ordered[: len(ordered) - len(as_before)]
-    lines = [f"## {markdown.escape(heading)}", "", f"{markdown.escape(counted(findings))}.", ""]
+    lines = [f"## {text.markdown_escape(heading)}", "", f"{text.markdown_escape(counted(findings))}.", ""]
     if open_or_moved:
         lines += [*_rows(open_or_moved, MOST_ROWS), ""]
     if as_before:
         shown = _rows(as_before, max(0, MOST_ROWS - len(open_or_moved)))
         lines += [f"<details><summary>{len(as_before)} equivalent</summary>", "", *shown, "", "</details>", ""]
-    lines += [*(f"- {markdown.escape(each)}" for each in notes), ""] if notes else []
+    lines += [*(f"- {text.markdown_escape(each)}" for each in notes), ""] if notes else []
     return "\n".join(lines)
 
 
@@ -106,7 +106,7 @@ def comparisons_as_json(
         "notes": list(notes),
         **(extra or {}),
     }
-    return findings_json.answer({"comparison": Findings(tables=(_table(by_urgency(findings)),))}, details).rstrip()
+    return text.answer({"comparison": Findings(tables=(_table(by_urgency(findings)),))}, details).rstrip()
 
 
 def junit_xml(heading: str, findings: Sequence[Judgement], fail_on: str = DEFAULT_FAIL_ON) -> bytes:
@@ -174,4 +174,4 @@ def _table(findings: Sequence[Judgement], marked: bool = False) -> Table:
 def _rows(findings: Sequence[Judgement], most: int) -> list[str]:
     left_out = len(findings) - most
     more = ["", f"{left_out} more are left out here; the JSON output has them all."] if left_out > 0 else []
-    return [*markdown.table(_table(findings[:most], marked=True)), *more]
+    return [*text.markdown_table(_table(findings[:most], marked=True)), *more]

@@ -26,9 +26,9 @@ from pyperf_suite.findings.summary import about_the_cases, about_the_machine, su
 from pyperf_suite.regressions.stored.journals import label_of
 from pyperf_suite.render import text
 from pyperf_suite.render.charts import PageFigure, page_figure
-from pyperf_suite.render.findings_json import plain
 from pyperf_suite.render.results import ChosenRun, ReadRun, Results, Submit, helpers
 from pyperf_suite.render.run_report import command_of
+from pyperf_suite.render.text import plain
 from pyperf_suite.runner.record import Record
 
 if TYPE_CHECKING:

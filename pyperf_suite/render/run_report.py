@@ -20,10 +20,10 @@ from pyperf_suite.findings.discovery import all_probes, find_probe, is_users
 from pyperf_suite.findings.rows import grouped, readings
 from pyperf_suite.findings.summary import cautions_of, summary_of
 from pyperf_suite.findings.user_probe import is_test
-from pyperf_suite.render import markdown, text
+from pyperf_suite.render import text
 from pyperf_suite.render.charts import draw
-from pyperf_suite.render.findings_json import SCHEMA, VERSION, as_data, as_text, findings_as_data
 from pyperf_suite.render.terminal import print_findings, print_places, print_summary
+from pyperf_suite.render.text import SCHEMA, VERSION, as_data, as_text, findings_as_data
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import RunFolder
@@ -76,7 +76,7 @@ def write_all(findings: Mapping[str, Findings], records: Sequence[Record], folde
     commands = {name: command_of(name, folder.manifest, profiles.get(name, "")) for name in findings}
     summary = [text.point(point) for point in summary_of(findings)]
     texts = {
-        "findings.md": markdown.page(title, findings, records, written, commands, summary),
+        "findings.md": text.markdown_page(title, findings, records, written, commands, summary),
         FILE: as_text(as_document(findings, records, folder)),
         **{document.name: document.text for found in findings.values() for document in found.documents},
     }

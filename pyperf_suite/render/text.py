@@ -1,18 +1,42 @@
-"""Quantities, tables, remarks and verdicts as text; every number that the suite shows is written here.
+"""Quantities, tables, remarks and verdicts as text, and findings as Markdown and as JSON.
 
-A number has three significant digits and its unit; a ratio two decimals, so that two of them can be compared at sight.
+Every number that the suite shows is written here: three significant digits and a unit, a ratio with two decimals, so
+that two of them can be compared at sight. docs/findings.md has every field of the JSON.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 import string
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from pyperf_suite.errors import printable
-from pyperf_suite.findings.data import UNITS, Cell, Claim, ClaimVerdict, Heading, Quantity, Remark, Table
-from pyperf_suite.findings.summary import SummaryPoint
+from pyperf_suite.findings.data import (
+    UNITS,
+    Bars,
+    Cell,
+    Claim,
+    ClaimVerdict,
+    Document,
+    Findings,
+    Heading,
+    HeatMap,
+    Panel,
+    Quantity,
+    Remark,
+    Series,
+    Table,
+)
+from pyperf_suite.findings.summary import SummaryPoint, cautions_of, summary_of
+
+if TYPE_CHECKING:
+    from pyperf_suite.runner.record import Record
 
 NOT_KNOWN = "-"
 # From here on digits are powers of ten.
@@ -27,6 +51,10 @@ SCALES = {
     "joules": (("J", 1.0), ("mJ", 1e-3), ("µJ", 1e-6)),
     "size": (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0)),
 }
+SCHEMA, VERSION = "pyperf-suite findings", 1
+_KINDS = {Panel: "panel", HeatMap: "heat map", Bars: "bars"}
+# Fields that name a unit: what the values are counted in, and what they are shown in.
+_UNITS = ("unit", "x_unit", "y_unit")
 
 
 def quantity_text(quantity: Quantity) -> str:
@@ -189,3 +217,130 @@ def _number(value: float, of: Quantity) -> str:
     digits = 4 if of.unit in ("size", "ms", "us") else 3
     short = f"{value:.{digits}g}"
     return f"{value:.0f}" if "e" in short and 1 <= abs(value) < HUGE else short
+
+
+def markdown_page(
+    title: str,
+    findings: Mapping[str, Findings],
+    records: Sequence[Record],
+    pictures: Sequence[Path],
+    commands: Mapping[str, str] = MappingProxyType({}),
+    summary: Iterable[str] = (),
+) -> str:
+    """Findings of every probe, below what measures it again (`commands`); pictures are named as files in one folder."""
+    drawn = {picture.stem: picture.name for picture in pictures}
+    of_the_run, of_probes = cautions_of(records, findings)
+    lines = [f"# {markdown_escape(title)}", "", *_listed(summary)]
+    lines += _listed(f"Caution: {sentence(each)}" for each in of_the_run)
+    for name, found in findings.items():
+        lines += [f"## {markdown_escape(name)}", ""]
+        if name in commands:
+            lines += [f"    {printable(commands[name])}", ""]
+        lines += markdown_of(Findings(tuple(of_probes[name])) + found, drawn)
+    return "\n".join(lines)
+
+
+def markdown_of(found: Findings, drawn: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """Lines of remarks, pictures (`drawn` has the file by the figure's name) and tables."""
+    lines = [*_markdown_remarks(found.remarks), ""]
+    for figure in found.figures:
+        if figure.name in drawn:
+            lines += [f"![{markdown_escape(figure.title)}]({drawn[figure.name]})", ""]
+    for each in found.tables:
+        lines += [*markdown_table(each), ""]
+    return lines
+
+
+def _markdown_remarks(of: Iterable[Remark | ClaimVerdict]) -> Iterator[str]:
+    """A list; the verdicts on one claim below it."""
+    for each in by_claim(of):
+        if isinstance(each, Remark):
+            yield f"- {'Caution: ' if each.kind == 'caution' else ''}{markdown_escape(sentence(each))}"
+        else:
+            claim, verdicts = each
+            yield f"- Claim: {markdown_escape(in_words(claim))}"
+            yield from (f"  - **{verdict.outcome}**: {markdown_escape(measured(verdict))}" for verdict in verdicts)
+
+
+def markdown_table(whole: Table) -> list[str]:
+    """Lines of a table."""
+    shown = written(whole)
+    rule = ["---:" if numeric else "---" for numeric in shown.numeric]
+    rows = [[markdown_escape(word) for word in row] for row in (shown.headings, *shown.rows)]
+    lines = [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
+    return [f"**{markdown_escape(shown.title)}**", "", *lines] if shown.title else lines
+
+
+def markdown_escape(said: str) -> str:
+    """Plain text that Markdown or HTML would take for its own, on one line; what cannot be encoded is replaced."""
+    one_line = " ".join(printable(said).split())
+    harmless = one_line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return "".join(f"\\{character}" if character in "\\`*[]|#~" else character for character in harmless)
+
+
+def _listed(sentences: Iterable[str]) -> list[str]:
+    items = [f"- {markdown_escape(each)}" for each in sentences]
+    return [*items, ""] if items else []
+
+
+def as_text(content: Mapping[str, Any]) -> str:
+    """The file's content: ASCII, and strict JSON whatever a producer put in."""
+    return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
+
+
+def plain(value: Any, digits: int = 17) -> Any:
+    """The same with only what JSON has: numpy scalars become numbers, what is not finite null, all else its text."""
+    if isinstance(value, Mapping):
+        return {printable(str(key)): plain(item, digits) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item, digits) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist(), digits)
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | float) else printable(str(value))
+
+
+def answer(findings: Mapping[str, Findings], details: Mapping[str, Any] | None = None) -> str:
+    """What a command that measures nothing prints: findings by name as `probes` have them, and its own `details`."""
+    parts = [{"name": name, **findings_as_data(found)} for name, found in findings.items()]
+    summary = as_data(summary_of(findings))
+    return as_text({"schema": SCHEMA, "version": VERSION, "summary": summary, "probes": parts, **(details or {})})
+
+
+def findings_as_data(found: Findings) -> dict[str, Any]:
+    """Remarks, verdicts, tables and figures."""
+    remarks = [each for each in found.remarks if isinstance(each, Remark)]
+    return {
+        "cautions": as_data([each for each in remarks if each.kind == "caution"]),
+        "remarks": as_data([each for each in remarks if each.kind != "caution"]),
+        **{name: as_data(getattr(found, name)) for name in ("verdicts", "tables", "figures", "documents")},
+    }
+
+
+def as_data(value: Any) -> Any:
+    """What was found as plain data: of each object its fields, and what a reader would have to work out."""
+    if isinstance(value, Quantity):
+        held = vars(value)
+        return {"value": held["value"], "unit": value.base, "shown": value.unit} | dict(list(held.items())[2:])
+    if isinstance(value, Document):
+        return value.name
+    if isinstance(value, SummaryPoint):
+        return {"kind": value.kind, "probe": value.probe or None, "text": point(value)}
+    if isinstance(value, Mapping):
+        return {name: as_data(each) for name, each in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [as_data(each) for each in value]
+    if not dataclasses.is_dataclass(value):
+        return value
+    fields = {
+        name: {"base": UNITS[each][0], "shown": each} if name in _UNITS else as_data(each)
+        for name, each in vars(value).items()
+    }
+    if isinstance(value, Remark):
+        return {"text": sentence(value), **fields, "noise": value.is_noise}
+    if isinstance(value, ClaimVerdict):
+        return {"text": sentence(value), **fields}
+    if isinstance(value, Series):
+        return {**fields, "predicted": value.predicted}
+    return {"kind": _KINDS[type(value)], **fields} if type(value) in _KINDS else fields

@@ -14,8 +14,8 @@ from rich.console import Console
 from pyperf_suite.cli import main as cli
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Findings, Heading, Table, remark
-from pyperf_suite.render.markdown import page
 from pyperf_suite.render.terminal import print_findings
+from pyperf_suite.render.text import markdown_page
 
 # Clears a terminal, names its window, ends a tag that was never begun, begins one, turns the writing round.
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[/bold][red]x[/red]\u202eabc\x9b31m<script>alert(1)</script>"
@@ -33,7 +33,7 @@ def test_the_report_of_a_run_shows_it_and_does_not_obey(hostile_record):
     text = io.StringIO()
     print_findings(Console(file=text, width=200), found, [hostile_record])
     assert text.getvalue().count("[/bold][red]x[/red]") == 6
-    as_markdown = page("title", found, [hostile_record], [])
+    as_markdown = markdown_page("title", found, [hostile_record], [])
     assert "<script" not in as_markdown.replace("\\<script", "")
     assert not OBEYED.search(text.getvalue() + as_markdown)
 

@@ -66,9 +66,9 @@ def accept(
     from pyperf_suite.hardware.machine import identity
     from pyperf_suite.node.fleet import baseline
     from pyperf_suite.node.probes.accept import PROBE, analyse, checks_of
-    from pyperf_suite.render.findings_json import as_data
     from pyperf_suite.render.run_report import report_run, run_as_json
     from pyperf_suite.render.terminal import console_for
+    from pyperf_suite.render.text import as_data
     from pyperf_suite.runner.plan import Plan, PlannedCase
     from pyperf_suite.runner.profiles import QUICK
 
@@ -134,8 +134,8 @@ def _measure(
 def _compare(folder: Path, as_json: bool, wide: bool) -> None:
     """Judge a fleet and end with its exit code."""
     from pyperf_suite.node.fleet import fleet_findings, read_fleet
-    from pyperf_suite.render.findings_json import answer
     from pyperf_suite.render.terminal import console_for, print_remarks_and_tables
+    from pyperf_suite.render.text import answer
 
     nodes = read_fleet(folder)
     found, is_bad = fleet_findings(nodes)

@@ -309,7 +309,7 @@ class _Watching:
 
     def finish(self, running: Command | None) -> None:
         """Judge all, write the record and tell; exits with the command's code. UserError if --pid ended at once."""
-        from pyperf_suite.render.findings_json import as_data, as_text
+        from pyperf_suite.render.text import as_data, as_text
 
         code = running.exit_code if running is not None and running.exit_code is not None else 0
         left = self._left_behind() if running is not None and running.is_alone else ""

@@ -153,12 +153,12 @@ def layout(
     from pyperf_suite.planner.layout.grid import Cluster, Training
     from pyperf_suite.planner.layout.plan import planned
     from pyperf_suite.planner.power import power_of
-    from pyperf_suite.render import findings_json
+    from pyperf_suite.render import text
     from pyperf_suite.render.terminal import console_for, print_findings
 
     def answer(found: Findings) -> None:
         if as_json:
-            click.echo(findings_json.answer({"layout": found}), nl=False)
+            click.echo(text.answer({"layout": found}), nl=False)
         else:
             print_findings(console_for(wide), {"layout": found}, [])
 

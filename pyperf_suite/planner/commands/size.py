@@ -171,8 +171,8 @@ def run_of(plan: Plan, results: Path) -> RunFolder:
 def _report(found: Sizing, output: Path | None, as_json: bool, wide: bool, measured: Measured | None) -> None:
     """Print the answer; pictures and a page only into a folder that was named."""
     from pyperf_suite.planner.sizing.report import findings_of_sizing
-    from pyperf_suite.render.findings_json import answer
     from pyperf_suite.render.terminal import console_for, escape, print_findings
+    from pyperf_suite.render.text import answer
 
     findings = {"size": findings_of_sizing(found)}
     records, files = [], []
@@ -181,14 +181,14 @@ def _report(found: Sizing, output: Path | None, as_json: bool, wide: bool, measu
         records = folder.records()
         files.append(("records", folder.records_path))
     if output is not None:
-        from pyperf_suite.render.markdown import page
         from pyperf_suite.render.run_report import draw_all
+        from pyperf_suite.render.text import markdown_page
 
         try:
             output.mkdir(parents=True, exist_ok=True)
             pictures = draw_all(findings, output)
             text = output / "sizing.md"
-            text.write_text(page(f"Sizes on {found.gpu.name}", findings, records, pictures), encoding="utf-8")
+            text.write_text(markdown_page(f"Sizes on {found.gpu.name}", findings, records, pictures), encoding="utf-8")
         except OSError as error:
             raise UserError(
                 f"{output} cannot be written ({error.strerror}): name another folder with --output."
@@ -235,8 +235,8 @@ def explain(
       pyperf-suite explain 1000 1000 1000 --cpu --dtype fp32
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.planner import product_explained
-    from pyperf_suite.render.findings_json import answer
     from pyperf_suite.render.terminal import console_for, print_findings
+    from pyperf_suite.render.text import answer
 
     parts = sizes[0].lower().split("x") if len(sizes) == 1 else sizes
     if len(parts) != 3 or not all(re.fullmatch("-?[0-9]{1,12}", part.strip()) for part in parts):

@@ -33,9 +33,8 @@ from pyperf_suite.findings.data import (
 from pyperf_suite.findings.discovery import find_probe
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.render.findings_json import as_text
-from pyperf_suite.render.markdown import page
 from pyperf_suite.render.run_report import as_document, command_of, draw_all, write_all
+from pyperf_suite.render.text import as_text, markdown_page
 from pyperf_suite.runner.results import RunFolder, create_run, open_run
 
 REPOSITORY = Path(__file__).parents[3]
@@ -225,7 +224,7 @@ FINDINGS = Findings(
 
 
 def test_a_page_has_the_summary_cautions_remarks_by_claim_pictures_and_tables() -> None:
-    text = page("a run", {"a_probe": FINDINGS}, [], [Path("anywhere/drawn.png")], summary=["First of all."])
+    text = markdown_page("a run", {"a_probe": FINDINGS}, [], [Path("anywhere/drawn.png")], summary=["First of all."])
     assert text.splitlines() == [
         "# a run",
         "",

@@ -15,9 +15,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Remark
 from pyperf_suite.node.watch.patterns import judge
 from pyperf_suite.node.watch.record import findings_of, read_watch
-from pyperf_suite.render.findings_json import as_data, as_text
 from pyperf_suite.render.results import choose_others, read_results
-from pyperf_suite.render.text import sentence
+from pyperf_suite.render.text import as_data, as_text, sentence
 
 sys.path.append(str(Path(__file__).parent))
 import test_patterns as made_up

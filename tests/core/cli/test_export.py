@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
+from pyperf_suite.cli.history import table_of
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import write_for_user
 from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.regressions.stored.export import table_of
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.matmul import MatmulParameters
 from tests.records import a_record, metric
