@@ -436,7 +436,8 @@ def prepare(folder: Path) -> int:
     ]
     for kernel, tested in ((gemm_sm90, "test_gemm_sm90"), (gemm_sm80, "test_gemm_sm80")):
         text, headers = kernel.sources()
-        every = sorted({tuple(one.options()) for one in _instances(tested)})
+        launched = _loaded(ROOT / "tests" / "core" / "gpu" / f"{tested}.py").instances()
+        every = sorted({tuple(one.options()) for one in launched})
         sources += [(kernel.SOURCE, text, dict(headers), gemm_sm90.ARCHITECTURE, list(one)) for one in every]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with ProcessPoolExecutor() as pool:
@@ -447,11 +448,6 @@ def prepare(folder: Path) -> int:
         f"{time.monotonic() - began:.0f} s. A machine whose NVRTC is {version} takes them; others compile their own."
     )
     return 0
-
-
-def _instances(tested: str) -> set[Any]:
-    """The specialisations that a file of GPU tests launches."""
-    return set(_loaded(ROOT / "tests" / "gpu" / f"{tested}.py").instances())
 
 
 def _loaded(path: Path) -> Any:

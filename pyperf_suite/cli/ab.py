@@ -13,14 +13,17 @@ from pyperf_suite import files
 from pyperf_suite.cli.measuring import progress_on
 from pyperf_suite.cli.options import (
     Finite,
+    OutcomeOptions,
     axes_option,
     device_option,
+    finish,
     margin_option,
+    outcome_options,
     profile_option,
     results_option,
+    rules_of,
     seed_option,
 )
-from pyperf_suite.cli.outcome import OutcomeOptions, finish, outcome_options, rules_of
 from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
@@ -204,23 +207,15 @@ def _users_sides(
 
 def _planned(probes: Sequence[str], profile: str, where: Device, axes: tuple[str, ...]) -> list[PlannedCase]:
     """The cases of the probes, or of all that are timed and need no group of processes."""
-    from pyperf_suite.findings.axes import overrides_for
-    from pyperf_suite.findings.discovery import all_probes, expanded, find_probe, overrides_of
-    from pyperf_suite.runner.plan import PlannedCase
+    from pyperf_suite.findings.discovery import planned_cases
     from pyperf_suite.runner.profiles import find_profile
     from pyperf_suite.workloads import find_workload
 
-    chosen = find_profile(profile)
-    overrides = overrides_of(axes)
-    names = expanded(probes or (probe.name for probe in all_probes() if probe.is_timed))
-    planned = [
-        PlannedCase(name, case)
-        for name in names
-        for case in find_probe(name).cases(chosen.name, where, overrides_for(name, overrides))
-    ]
+    planned = planned_cases(probes, find_profile(profile).name, where, axes)
     alone = [each for each in planned if not find_workload(each.case.operator).ranks(each.case.parameters)]
     if not alone:
-        raise UserError(f"{', '.join(names)} measures groups of processes, which cannot take turns in pairs: use run.")
+        names = ", ".join(dict.fromkeys(each.probe for each in planned))
+        raise UserError(f"{names} measures groups of processes, which cannot take turns in pairs: use run.")
     return alone
 
 

@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.cli.options import device_option, machine_option, margin_option, results_option, seed_option
-from pyperf_suite.cli.outcome import OutcomeOptions, finish, outcome_options, rules_of
+from pyperf_suite.cli.options import (
+    OutcomeOptions,
+    device_option,
+    finish,
+    machine_option,
+    margin_option,
+    outcome_options,
+    results_option,
+    rules_of,
+    seed_option,
+)
 from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:

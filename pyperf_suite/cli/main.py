@@ -5,6 +5,7 @@ Everything heavy is imported inside the command that needs it, so that `--help` 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import signal
@@ -21,13 +22,13 @@ import click
 
 from pyperf_suite import __version__
 from pyperf_suite.cli.group import Suite
-from pyperf_suite.cli.measuring import folder_of, kept_when_interrupted, progress_on, workers_of_the_launcher
+from pyperf_suite.cli.measuring import folder_of, measure_all, workers_of_the_launcher
 from pyperf_suite.cli.options import Finite, measuring_options
 from pyperf_suite.errors import Interrupted, UserError, offer, printable
 
 if TYPE_CHECKING:
     from pyperf_suite.findings.probe import Probe
-    from pyperf_suite.runner.plan import Plan
+    from pyperf_suite.runner.plan import Plan, Progress
     from pyperf_suite.runner.session import Session
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -153,7 +154,7 @@ def run(
 def _of_isa(isa: str, probes: tuple[str, ...], axes: tuple[str, ...], device: str, profile: str) -> list[str]:
     """The axes by which probes take our kernels of that instruction set. Raises UserError where none takes ours."""
     from pyperf_suite.findings.axes import overrides_for, replace_axes
-    from pyperf_suite.findings.discovery import find_probe, overrides_of
+    from pyperf_suite.findings.discovery import find_probe, overrides_of, timed_or
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.workloads.backends import INSTRUCTION_SETS, named_by_isa
 
@@ -161,7 +162,7 @@ def _of_isa(isa: str, probes: tuple[str, ...], axes: tuple[str, ...], device: st
         raise UserError(f"--isa {isa[:40]} is not known: {offer(isa, INSTRUCTION_SETS)}")
     overrides, ours = overrides_of(axes), named_by_isa("")
     found = []
-    for name in _named(probes):
+    for name in timed_or(probes):
         requested = {key: value for key, value in overrides_for(name, overrides).items() if key == "implementation"}
         its = replace_axes(find_probe(name).axes(profile, resolve(device)), requested)
         taken = getattr(its, "implementation", ())
@@ -256,8 +257,6 @@ def _run(
     soak_min: float = 0.0,
 ) -> None:
     """Measure and report; in ranks other than the first of a launcher's, do what the first one asks."""
-    from rich.console import Console
-
     from pyperf_suite.ranks.launch import rank_environment
     from pyperf_suite.render.run_report import report_run, run_as_json
     from pyperf_suite.render.terminal import console_for
@@ -281,7 +280,12 @@ def _run(
         if workers is not None:
             workers.close()
         raise
-    _measure_all(session, Console(stderr=True, emoji=False), soak_min)
+    measure_all(
+        session,
+        ", ".join(plan.probes),
+        describe=lambda _, record: _speed(record),
+        afterwards=functools.partial(_follow_up_and_soak, session, soak_min),
+    )
     records = list(session.records)  # read once from the disk
     if as_json:
         click.echo(run_as_json(session.folder, records), nl=False)
@@ -289,61 +293,34 @@ def _run(
         report_run(console_for(wide), session.folder, records)
 
 
-def _named(probes: tuple[str, ...]) -> list[str]:
-    """The probes requested, or all that are timed."""
-    from pyperf_suite.findings.discovery import all_probes, expanded
-
-    return expanded(probes or (probe.name for probe in all_probes() if probe.is_timed))
-
-
 def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, ...], seed: int) -> Plan:
-    from pyperf_suite.findings.axes import overrides_for
-    from pyperf_suite.findings.discovery import find_probe, overrides_of
+    from pyperf_suite.findings.discovery import planned_cases
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.ranks.launch import rank_environment
-    from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
+    from pyperf_suite.runner.plan import Plan, in_random_order
     from pyperf_suite.runner.profiles import find_profile
 
-    chosen = find_profile(profile)
-    where = resolve(device)
-    overrides = overrides_of(axes)
-    cases = [
-        PlannedCase(name, case)
-        for name in _named(probes)
-        for case in find_probe(name).cases(chosen.name, where, overrides_for(name, overrides))
-    ]
+    chosen, where = find_profile(profile), resolve(device)
+    cases = planned_cases(probes, chosen.name, where, axes)
     if rank_environment().launched:
         # Fresh processes are the launcher's to start, so each case gets one trial.
         chosen = replace(chosen, processes=1)
     return Plan(in_random_order(cases, seed), chosen, where, seed, axes)
 
 
-def _measure_all(session: Session, console: Any, soak_min: float = 0.0) -> None:
-    """Measure every case and show how far it is; what is interrupted can be resumed."""
+def _follow_up_and_soak(session: Session, soak_min: float, show: Progress, done: int) -> None:
+    """Measure what the probes request after the plan, then repeat the plan's cases for so long."""
     from pyperf_suite.findings.discovery import follow_ups
 
-    plan = session.plan
-    console.print(f"{', '.join(plan.probes)}: {session.outlook.line}", highlight=False, soft_wrap=True)
-    with kept_when_interrupted(session):
-        session.open()
-        if session.kept:
-            console.print(session.kept, highlight=False, soft_wrap=True)
-        trials = session.trials()
-        with progress_on(console, len(trials)) as show:
-            session.measure_trials(trials, show, lambda _, record: _speed(record))
-            requested = (
-                (planned, n) for planned in follow_ups(plan, session.records) for n in session.processes(planned)
-            )
-            for done, trial in enumerate(session.within_budget(requested), len(trials) + 1):
-                show(done, done, f"following up: {_speed(session.measure_trial(*trial))}", lambda: 0.0)
-            end = time.monotonic() + 60 * soak_min
-            for done, planned in enumerate(itertools.cycle(plan.cases), len(trials) + 1):
-                if time.monotonic() >= end:
-                    break
-                show(done, done, f"soaking: {_speed(session.measure_again(planned))}", lambda: 0.0)
-        session.finish()
-    if session.cut_short:
-        console.print(session.cut_short, highlight=False, soft_wrap=True)
+    followed = follow_ups(session.plan, session.records)
+    trials = session.within_budget((planned, n) for planned in followed for n in session.processes(planned))
+    for number, trial in enumerate(trials, done + 1):
+        show(number, number, f"following up: {_speed(session.measure_trial(*trial))}", lambda: 0.0)
+    end = time.monotonic() + 60 * soak_min
+    for number, planned in enumerate(itertools.cycle(session.plan.cases), done + 1):
+        if time.monotonic() >= end:
+            break
+        show(number, number, f"soaking: {_speed(session.measure_again(planned))}", lambda: 0.0)
 
 
 def _speed(record: Any) -> str:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
-    from pyperf_suite.runner.plan import Plan, Progress, Trial
+    from pyperf_suite.runner.plan import Plan, PlannedCase, Progress, Trial
+    from pyperf_suite.runner.record import Record
     from pyperf_suite.runner.results import RunFolder
     from pyperf_suite.runner.session import Session
 
@@ -60,17 +61,30 @@ def kept_when_interrupted(session: Session) -> Iterator[None]:
         session.close()
 
 
-def measure_all(session: Session, what: str, trials: Sequence[Trial] | None = None) -> None:
-    """Make these trials, by default all, and finish; progress and what the budget left out go to standard error."""
+def measure_all(
+    session: Session,
+    what: str,
+    trials: Sequence[Trial] | None = None,
+    describe: Callable[[PlannedCase, Record], str] = lambda planned, record: f"{planned.case.label}: {record.outcome}",
+    afterwards: Callable[[Progress, int], None] | None = None,
+) -> None:
+    """Measure these trials, by default all, and finish; progress and what the budget left out go to standard error.
+
+    `afterwards(show, done)` may measure more. What is interrupted can be resumed.
+    """
     from rich.console import Console
 
     console = Console(stderr=True, emoji=False)
     console.print(f"{what}: {session.outlook.line}", highlight=False, soft_wrap=True)
     with kept_when_interrupted(session):
         session.open()
+        if session.kept:
+            console.print(session.kept, highlight=False, soft_wrap=True)
         trials = session.trials() if trials is None else trials
         with progress_on(console, len(trials)) as show:
-            session.measure_trials(trials, show, lambda planned, record: f"{planned.case.label}: {record.outcome}")
+            session.measure_trials(trials, show, describe)
+            if afterwards is not None:
+                afterwards(show, len(trials))
         session.finish()
     if session.cut_short:
         console.print(session.cut_short, highlight=False, soft_wrap=True)

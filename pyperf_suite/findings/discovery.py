@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyperf_suite.errors import UserError, offer
 from pyperf_suite.extensions import extensions
-from pyperf_suite.findings.axes import parse_overrides
+from pyperf_suite.findings.axes import overrides_for, parse_overrides
 
 if TYPE_CHECKING:
     from pyperf_suite.findings.probe import Probe
+    from pyperf_suite.hardware.devices import Device
     from pyperf_suite.runner.plan import Plan, PlannedCase
     from pyperf_suite.runner.record import Record
 
@@ -158,6 +159,23 @@ def overrides_of(texts: Iterable[str]) -> dict[str, str]:
         if dot:
             find_probe(probe)
     return overrides
+
+
+def timed_or(names: Iterable[str]) -> list[str]:
+    """The named probes, or all that are timed."""
+    return expanded(names) or [probe.name for probe in all_probes() if probe.is_timed]
+
+
+def planned_cases(names: Iterable[str], profile: str, device: Device, axes: Iterable[str]) -> list[PlannedCase]:
+    """The cases of the named probes, or of all that are timed. Raises UserError for an axis that does not fit."""
+    from pyperf_suite.runner.plan import PlannedCase
+
+    overrides = overrides_of(axes)
+    return [
+        PlannedCase(name, case)
+        for name in timed_or(names)
+        for case in find_probe(name).cases(profile, device, overrides_for(name, overrides))
+    ]
 
 
 # A bisection of 4096 sizes; a probe that still asks then is not searching but wandering.

@@ -18,8 +18,7 @@ from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.ranks.watchdog import stand_by
 
 if TYPE_CHECKING:
-    from pyperf_suite.pytest_plugin.child import PytestChild
-    from pyperf_suite.pytest_plugin.fixtures import Measurer, ReplayClock  # noqa: F401 - names inside the keys below, for mypy
+    from pyperf_suite.pytest_plugin.fixtures import Measurer, PytestChild, ReplayClock  # noqa: F401 - names inside the keys below, for mypy
     from pyperf_suite.pytest_plugin.run import SuiteRun
     from pyperf_suite.runner.plan import PlannedCase  # noqa: F401
 
@@ -55,7 +54,7 @@ OPTIONS: tuple[tuple[str, str, Any, Any, str], ...] = (
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Options of the suite; without them, tests that do not ask for `suite` run as if it were not there."""
     if os.environ.pop(CHILD, ""):
-        from pyperf_suite.pytest_plugin.child import PytestChild
+        from pyperf_suite.pytest_plugin.fixtures import PytestChild
 
         pluginmanager.register(PytestChild(), CHILD)
     group = parser.getgroup("pyperf-suite", "pyperf_suite: microbenchmarks of transformer training")

@@ -27,8 +27,7 @@ from typing import Any
 import pytest
 
 from pyperf_suite.errors import DamagedJournal, UserError
-from pyperf_suite.findings.axes import overrides_for
-from pyperf_suite.findings.discovery import find_probe, follow_ups, overrides_of
+from pyperf_suite.findings.discovery import find_probe, follow_ups, planned_cases
 from pyperf_suite.findings.rows import readings
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.hardware.machine import identity
@@ -366,12 +365,11 @@ class SuiteRun:
         if probe_name not in self._collected:
             try:
                 profile = find_profile(self._option("suite_profile"))
-                overrides = overrides_for(probe_name, overrides_of(self._option("suite_axis")))
-                cases = find_probe(probe_name).cases(profile.name, self._device, overrides)
+                planned = planned_cases([probe_name], profile.name, self._device, self._option("suite_axis"))
             except UserError as error:
                 self.refused[probe_name] = str(error)
-                cases = []
-            self._collected[probe_name] = {case.label: PlannedCase(probe_name, case) for case in cases}
+                planned = []
+            self._collected[probe_name] = {each.case.label: each for each in planned}
         return self._collected[probe_name]
 
     def collect_tests(self, items: list[pytest.Item]) -> None:

@@ -110,7 +110,7 @@ def test_every_file_of_tests_that_a_step_names_collects_a_test(tool, checkout):
 
 def test_every_file_of_gpu_tests_has_a_step(tool, checkout):
     named = {word for step in every_step(tool) for word in step.command}
-    there = {file.relative_to(checkout).as_posix() for file in (checkout / "tests" / "gpu").glob("test_*.py")}
+    there = {file.relative_to(checkout).as_posix() for file in (checkout / "tests" / "core" / "gpu").glob("test_*.py")}
     assert there <= named
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pyperf_suite.cli.main import CommandLine
-from pyperf_suite.cli.outcome import OutcomeOptions, finish, outcome_options
+from pyperf_suite.cli.options import OutcomeOptions, finish, outcome_options
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.verdict import Judgement, exit_code
 from pyperf_suite.render.comparisons import (
