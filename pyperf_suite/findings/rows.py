@@ -308,20 +308,19 @@ class Rows(list[Row]):
 
     def same_except(self, row: Row, *but: str) -> list[Row]:
         """Those that differ from a row in the named parameters at most."""
-        # Grouped once for each set of names: probes ask for every row.
-        if not hasattr(self, "_same_except"):
-            self._same_except: dict[tuple[str, ...], dict[Any, list[Row]]] = {}
-        if but not in self._same_except:
-            self._same_except[but] = grouped(self, lambda each: each.key(*but))
-        return self._same_except[but].get(row.key(*but), [])
+        return self._grouped(but, lambda each: each.key(*but)).get(row.key(*but), [])
 
     def sharing(self, row: Row, key: Callable[[Row], Hashable]) -> list[Row]:
-        """Those that a key function gives the same of as of a row; rows are grouped once for each function."""
-        if not hasattr(self, "_sharing"):
-            self._sharing: dict[Callable[[Row], Hashable], dict[Any, list[Row]]] = {}
-        if key not in self._sharing:
-            self._sharing[key] = grouped(self, key)
-        return self._sharing[key].get(key(row), [])
+        """Those that a key function gives the same of as of a row."""
+        return self._grouped(key, key).get(key(row), [])
+
+    def _grouped(self, name: Hashable, key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+        """Grouped once for each name: probes request the group of every row."""
+        if not hasattr(self, "_groups"):
+            self._groups: dict[Hashable, dict[Any, list[Row]]] = {}
+        if name not in self._groups:
+            self._groups[name] = grouped(self, key)
+        return self._groups[name]
 
     def groups(self, *but: str) -> list[Rows]:
         """Rows that differ in the named parameters alone, group by group."""

@@ -340,12 +340,12 @@ class PackageEnergy:
     """RAPL's counters of all packages and their memory. Raises Unavailable, with what can be done, without any."""
 
     def __init__(self, folder: Path = POWERCAP) -> None:
-        names = {zone: _text(zone / "name") for zone in sorted(folder.glob(ZONES))}
+        names = {zone: (_read(zone / "name") or "").strip() for zone in sorted(folder.glob(ZONES))}
         self._zones = [zone for zone, name in names.items() if name.startswith(ZONE_NAMES)]
         if not self._zones:
             raise Unavailable(f"this machine shows no energy counter in {folder}, as most virtual machines")
         self.name = f"RAPL {', '.join(names[zone] for zone in self._zones)}"
-        self._ranges = [int(_text(zone / "max_energy_range_uj") or 0) for zone in self._zones]
+        self._ranges = [int(_read(zone / "max_energy_range_uj") or 0) for zone in self._zones]
         self._last, self._total = self._read(), 0
 
     def joules(self) -> float:
@@ -365,13 +365,6 @@ class PackageEnergy:
             raise Unavailable(why) from None
         except (OSError, ValueError) as error:
             raise Unavailable(f"{self._zones[0]}/energy_uj cannot be read ({error})") from None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 def step_of(counter: EnergyCounter, clock: Callable[[], float] = time.perf_counter) -> float:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyperf_suite.pytest_plugin.run import SuiteRun
     from pyperf_suite.runner.plan import PlannedCase  # noqa: F401
 
-BENCHMARKS = Path(__file__).parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 _PLANNED = pytest.StashKey["PlannedCase"]()
 _CLOCK = pytest.StashKey["ReplayClock"]()

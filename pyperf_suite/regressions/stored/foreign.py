@@ -20,8 +20,8 @@ from pyperf_suite.regressions.stored.journals import (
     MOST_NOTES,
     RunSummary,
     Trial,
+    finite,
     measured,
-    positive_seconds,
     utc,
 )
 
@@ -114,6 +114,14 @@ def _read(benchmark: Any) -> tuple[str, Time]:
     # McGill, Tukey & Larsen, "Variations of Box Plots" (1978): 1.57 quartile ranges over √n to either side.
     half_width = 1.57 * float(spread) / math.sqrt(count)
     return label, (median, max(least, median - half_width), min(greatest, median + half_width))
+
+
+def positive_seconds(value: Any, what: str) -> float:
+    """A time as a number. Raises ValueError for what is not positive and finite: it has no logarithm."""
+    seconds = finite(value)
+    if seconds is None or seconds <= 0:
+        raise ValueError(f"{what} is {value!r:.40}, not a positive number of seconds")
+    return seconds
 
 
 def _content(path: Path) -> bytes:

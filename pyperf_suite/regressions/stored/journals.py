@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.regressions.stored.series import commit_of
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import require_whole
 
 RECORDS = "records.jsonl"
@@ -179,14 +179,6 @@ def utc(moment: str) -> str:
     return found.astimezone(datetime.timezone.utc).isoformat(timespec="milliseconds")
 
 
-def positive_seconds(value: Any, what: str) -> float:
-    """A time as a number. Raises ValueError for what is not positive and finite: it has no logarithm."""
-    seconds = _finite(value)
-    if seconds is None or seconds <= 0:
-        raise ValueError(f"{what} is {_short(value)}, not a positive number of seconds")
-    return seconds
-
-
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
     """Each line that is not blank with its number from 1; None for one that is too long, which is passed over."""
     number = 0
@@ -217,14 +209,10 @@ def _trial(record: Record, machine: str, state: Mapping[str, Any]) -> tuple[Case
         raise ValueError(f"it has {len(record.metrics)} figures")
     time, exact = None, dict[str, tuple[str, float]]()
     if record.outcome == "ok" and record.kind == "static":
-        exact = {_text(name, "metric"): _exact(name, metric) for name, metric in record.metrics.items()}
+        exact = {_text(name, "metric"): (_text(each.unit, "unit"), each.value) for name, each in record.metrics.items()}
     elif record.outcome == "ok":
         found = record.metrics["time"]
-        time = (
-            positive_seconds(found.value, "its median"),
-            positive_seconds(found.low, "the lower end of its interval"),
-            positive_seconds(found.high, "the upper end of its interval"),
-        )
+        time = (found.value, found.low, found.high)
     case = (
         _text(record.identity.get("slug") or machine, "identity"),
         _text(record.run_id, "run_id"),
@@ -247,21 +235,14 @@ def _trial(record: Record, machine: str, state: Mapping[str, Any]) -> tuple[Case
     )
 
 
-def _exact(name: str, metric: Metric) -> tuple[str, float]:
-    value = _finite(metric.value)
-    if value is None:
-        raise ValueError(f"its {name[:40]} is not a finite number")
-    return _text(metric.unit, "unit"), value
-
-
 def _clock_hz(record: Record) -> float | None:
     """The multiprocessors' clock, or the median core's before and after; None if the record has neither."""
     if "sm_clock" in record.metrics:
         seen = [record.metrics["sm_clock"].value]
     else:
         mhz = [((record.quality.get(when) or {}).get("cpu_mhz") or {}).get("median") for when in ("before", "after")]
-        seen = [1e6 * clock for each in mhz if (clock := _finite(each)) is not None]
-    known = [clock for each in seen if (clock := _finite(each)) is not None and clock > 0]
+        seen = [1e6 * clock for each in mhz if (clock := finite(each)) is not None]
+    known = [clock for each in seen if (clock := finite(each)) is not None and clock > 0]
     return sum(known) / len(known) if known else None
 
 
@@ -274,7 +255,8 @@ def shallow(value: Any, depth: int = DEEPEST_STATE) -> Any:
     return value
 
 
-def _finite(value: Any) -> float | None:
+def finite(value: Any) -> float | None:
+    """The value as a float; None for what is no finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -284,14 +266,9 @@ def _finite(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**62:
-        raise ValueError(f"its process or position is {_short(value)}, not a count")
+def _count(value: int) -> int:
+    if not 0 <= value < 2**62:
+        raise ValueError(f"its process or position is {value!r:.40}, not a count")
     return value
 
 
