@@ -229,9 +229,9 @@ def _confirmed(
     """Findings with the slower changes rerun, the rest as it was; and where the pairs lie."""
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.machine import identity
-    from pyperf_suite.regressions.confirm import cases_of, confirm
     from pyperf_suite.regressions.pairs.ab import PairJournal, comparison_folder
     from pyperf_suite.regressions.pairs.builds import find_checkout, revision_arm
+    from pyperf_suite.regressions.tracking import cases_of, confirm
 
     where = resolve(device)
     machine = identity(where).slug

@@ -42,13 +42,13 @@ from pyperf_suite.planner.probes.calibration import AttentionSizes
 from pyperf_suite.probes.alignment import Base
 from pyperf_suite.probes.collectives import TrainingSizes
 from pyperf_suite.ranks.launch import rank_environment
-from pyperf_suite.regressions.confirm import find_case
 from pyperf_suite.regressions.pairs.arms import parse_variant
 from pyperf_suite.regressions.selfcheck import COMPARISONS, MANIFEST, Comparison, open_selfcheck
 from pyperf_suite.regressions.stored.foreign import read_foreign
 from pyperf_suite.regressions.stored.journals import summarise_journal
 from pyperf_suite.regressions.stored.store import RunCache, Store
 from pyperf_suite.regressions.thresholds import load_thresholds, parse_share
+from pyperf_suite.regressions.tracking import find_case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import open_run, read_journal
 from pyperf_suite.workloads import kernel_names

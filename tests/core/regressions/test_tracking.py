@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from pyperf_suite.cli.compare import track
 from pyperf_suite.errors import UserError
 from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.regressions import confirm, tracking
-from pyperf_suite.regressions.pairs import builds
+from pyperf_suite.regressions import tracking
+from pyperf_suite.regressions.pairs import ab, builds
 from pyperf_suite.regressions.pairs.arms import Arm
 from pyperf_suite.regressions.stored.series import BenchmarkSeries, Break, SeriesPoint
 from pyperf_suite.regressions.tracking import Step, nominations, steps_of
@@ -174,7 +174,7 @@ def rerun(monkeypatch):
             raise UserError(f"{revision!r} is no revision.")
         return Arm(revision, commit=revision)
 
-    monkeypatch.setattr(confirm, "compare_arms", compare)
+    monkeypatch.setattr(ab, "compare_arms", compare)
     monkeypatch.setattr(builds, "revision_arm", arm)
     monkeypatch.setattr(builds, "find_checkout", lambda: None)
     monkeypatch.setattr("pyperf_suite.hardware.machine.identity", lambda device: SimpleNamespace(slug=MACHINE))
@@ -237,11 +237,11 @@ def test_the_case_is_found_in_a_journal_with_torn_and_foreign_lines(results, wri
     path = write_run(run_ids(1)[0], [1e-3])
     whole = path.read_text()
     path.write_text('{"case_id": "0123456789abcdef", "case": 7}\n["0123456789abcdef"]\n' + whole + whole[:60])
-    assert confirm.find_case(path, "0123456789abcdef").operator == "matmul"
+    assert tracking.find_case(path, "0123456789abcdef").operator == "matmul"
     with pytest.raises(UserError, match="holds no case"):
-        confirm.find_case(path, "f" * 16)
+        tracking.find_case(path, "f" * 16)
     with pytest.raises(UserError, match="cannot be read"):
-        confirm.find_case(path.with_name("absent"), "f" * 16)
+        tracking.find_case(path.with_name("absent"), "f" * 16)
 
 
 def test_what_is_not_told_is_counted_by_why():
