@@ -237,7 +237,7 @@ def _confirmed(
     machine = identity(where).slug
     slower = [each for each in found.current if each.is_slower and not each.is_exact]
     others = [each.judgement() for each in found.current if each not in slower]
-    paths = {(run.machine, run.run_id): run.path for run in store.runs()}
+    paths = store.journals()
 
     def records_of(nomination: Nomination) -> Path:
         return paths[nomination.series.machine, nomination.first.run_id]

@@ -167,7 +167,7 @@ class Campaign:
         assert sum(record.outcome == "ok" and record.kind == "timing" for record in kept) == trials.total()
         with Store(self.results) as store:
             store.update()
-            assert sum(each.ok for each in store.runs()) == sum(record.outcome == "ok" for record in kept)
+            assert sum(each.ok for each in store.measured) == sum(record.outcome == "ok" for record in kept)
 
     def journal(self) -> bytes:
         journals = self._journals()

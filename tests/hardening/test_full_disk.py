@@ -87,7 +87,7 @@ def test_an_index_that_has_no_space_is_kept_in_memory_and_reported(disk, a_run):
     fill(disk)
     with Store(disk) as store:
         store.update()
-        assert [one.ok for one in store.runs()] == [1]
+        assert [one.ok for one in store.measured] == [1]
         assert len(store.benchmarks()) == 1
         assert len(store.notes) == 1
     (disk / "others").unlink()

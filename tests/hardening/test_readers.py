@@ -527,7 +527,7 @@ def values_in(results: Path) -> list[float]:
     """What the history holds, all of it read."""
     store = Store(results)
     store.update()
-    store.runs()
+    store.journals()
     found = [store.series(benchmark) for benchmark in store.benchmarks()]
     json.dumps([[series.values, [point.clock_hz for point in series.points]] for series in found], allow_nan=False)
     return [point.value for series in found for point in series.points]

@@ -44,19 +44,6 @@ CaseKey = tuple[str, str, str]  # machine, probe and case_id
 Stamp = list[int]
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run in the store: its journal, when it began, and how many processes ended with each outcome."""
-
-    machine: str
-    run_id: str
-    path: Path
-    started_at: str
-    ok: int
-    failed: int
-    unsupported: int
-
-
 class Store:
     """The history of a results folder. Call `update` before asking.
 
@@ -118,9 +105,8 @@ class Store:
             self.damage += [each if name in foreign else f"{path}, {each}" for each in known[1].damage]
         self._cache.forget_all_but(self._read)
         self._cases = {}
-        for _, summary in self._read.values():
-            for one in summary.measured:
-                self._cases.setdefault((one.machine, one.probe, one.case_id), []).append(one)
+        for one in self.measured:
+            self._cases.setdefault((one.machine, one.probe, one.case_id), []).append(one)
 
     def benchmarks(self, pattern: str | None = None, machine: str | None = None) -> list[Benchmark]:
         """What was measured, by machine, probe and label.
@@ -157,17 +143,15 @@ class Store:
             failed_runs=tuple(one.run_id for one in in_order if one.failed and not _metrics(one)),
         )
 
-    def runs(self) -> list[Run]:
-        found = []
-        for name, (_, summary) in self._read.items():
-            by_run: dict[tuple[str, str], list[Measured]] = {}
-            for one in summary.measured:
-                by_run.setdefault((one.machine, one.run_id), []).append(one)
-            for (machine, run_id), cases in by_run.items():
-                outcomes = (sum(getattr(one, outcome) for one in cases) for outcome in ("ok", "failed", "unsupported"))
-                began = min(one.started_at for one in cases)
-                found.append(Run(machine, run_id, self.results / name, began, *outcomes))
-        return sorted(found, key=lambda run: (run.started_at, run.run_id))
+    @property
+    def measured(self) -> list[Measured]:
+        """What each run measured of each case."""
+        return [one for _, summary in self._read.values() for one in summary.measured]
+
+    def journals(self) -> dict[tuple[str, str], Path]:
+        """The journal of each run, by machine and run_id."""
+        files_read = ((self.results / name, summary.measured) for name, (_, summary) in self._read.items())
+        return {(one.machine, one.run_id): path for path, measured in files_read for one in measured}
 
     def why_nothing(self, pattern: str | None = None, machine: str | None = None) -> str:
         """The sentence to print if `benchmarks` found none: what was requested, what there is, what to do."""

@@ -153,11 +153,13 @@ def test_a_benchmark_knows_how_many_runs_there_are_when_and_whether_it_moved(res
     assert one.unit_of_measure == "s"
 
 
-def test_runs_are_listed_with_their_outcomes(results, write_run):
+def test_a_run_is_known_with_its_outcomes_and_its_journal(results, write_run):
     path = write_run(run_id(1), [1e-3, None])
     write_run(run_id(1), [1e-3], process=2)
-    (run,) = updated(results).runs()
-    assert (run.ok, run.failed, run.unsupported, run.path, run.machine) == (2, 1, 0, path, "cpu-made-up-2c")
+    store = updated(results)
+    (one,) = store.measured
+    assert (one.ok, one.failed, one.unsupported, one.machine) == (2, 1, 0, "cpu-made-up-2c")
+    assert store.journals() == {(one.machine, one.run_id): path}
 
 
 def test_files_of_other_tools_are_read_from_a_folder_until_they_are_gone(results, tmp_path):
@@ -226,7 +228,7 @@ def test_a_cache_that_is_damaged_or_spoilt_is_made_anew(results, write_run, cach
     spoil(kept)
     store = updated(results)
     assert store.series(store.benchmarks()[0]).values == [1e-3]
-    store.runs()
+    store.journals()
     assert points(results) == [1e-3]
 
 
@@ -278,7 +280,7 @@ def test_many_updates_at_once_agree(results, write_run):
         write_run(run_id(day), [day * 1e-3] * 5)
     with ThreadPoolExecutor(6) as threads:
         stores = list(threads.map(lambda _: updated(results), range(12)))
-    assert all([run.ok for run in store.runs()] == [5] * 20 and not store.notes for store in stores)
+    assert all([one.ok for one in store.measured] == [5] * 20 and not store.notes for store in stores)
     assert points(results) == pytest.approx([day * 1e-3 for day in range(1, 21)])
 
 
