@@ -184,24 +184,21 @@ class Nvml:
     def readings(self, uuid: str) -> dict[str, Any]:
         """Clocks, power, temperature and throttle reasons of the GPU now; what it does not report is absent."""
         device = self._physical(uuid)
-        if device is None:
-            return {}
         power_mw = self._unsigned("nvmlDeviceGetPowerUsage", device)
         answers = {
             "sm_clock_mhz": self._unsigned("nvmlDeviceGetClockInfo", device, SM_CLOCK),
             "memory_clock_mhz": self._unsigned("nvmlDeviceGetClockInfo", device, MEMORY_CLOCK),
             "power_w": None if power_mw is None else power_mw / 1000,
             "temperature_celsius": self._unsigned("nvmlDeviceGetTemperature", device, GPU_SENSOR),
-            "throttle_reasons": self._throttle_reasons(device),
+            "throttle_reasons": self.throttle_reasons(uuid),
         }
         return {name: value for name, value in answers.items() if value is not None}
 
     def energy_j(self, uuid: str) -> float | None:
         """Joules that the GPU's board has used since its driver was loaded; None without a counter."""
         device, millijoules = self._physical(uuid), ctypes.c_ulonglong()
-        if device is None or not self._call("nvmlDeviceGetTotalEnergyConsumption", device, ctypes.byref(millijoules)):
-            return None
-        return millijoules.value / 1000
+        counted = self._call("nvmlDeviceGetTotalEnergyConsumption", device, ctypes.byref(millijoules))
+        return millijoules.value / 1000 if counted else None
 
     def used_bytes(self, uuid: str) -> int | None:
         """Memory in use on the GPU by all processes and the driver, as nvidia-smi shows it."""
@@ -210,8 +207,7 @@ class Nvml:
 
     def _memory(self, uuid: str) -> MemoryInfo | None:
         device, held = self._physical(uuid), MemoryInfo()
-        answered = device is not None and self._call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(held))
-        return held if answered else None
+        return held if self._call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(held)) else None
 
     def uuids(self) -> tuple[str, ...]:
         """The UUIDs of all whole GPUs that this process may see, in NVML's order, which is that of nvidia-smi."""
@@ -227,7 +223,7 @@ class Nvml:
     def name(self, uuid: str) -> str | None:
         """The product's name, as in NVIDIA H100 80GB HBM3."""
         device, text = self._physical(uuid), ctypes.create_string_buffer(96)
-        named = device is not None and self._call("nvmlDeviceGetName", device, text, len(text))
+        named = self._call("nvmlDeviceGetName", device, text, len(text))
         return text.value.decode("utf-8", "replace") if named else None
 
     def load(self, uuid: str) -> dict[str, Any]:
@@ -237,8 +233,6 @@ class Nvml:
         `energy_j` since the driver was loaded, `pcie_bytes` and `nvlink_bytes` (sent and received so far).
         """
         device = self._physical(uuid)
-        if device is None:
-            return {}
         use, held = Utilization(), self._memory(uuid)
         is_used = self._call("nvmlDeviceGetUtilizationRates", device, ctypes.byref(use))
         answers = {
@@ -294,8 +288,12 @@ class Nvml:
 
     def throttle_reasons(self, uuid: str) -> list[str] | None:
         """Why the GPU's clocks are below those requested, in words; None where that is not reported."""
-        device = self._physical(uuid)
-        return None if device is None else self._throttle_reasons(device)
+        mask = ctypes.c_ulonglong()
+        # The call has a newer name since driver 535.
+        for function in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+            if self._call(function, self._physical(uuid), ctypes.byref(mask)):
+                return [words for bit, words in THROTTLE_REASONS.items() if mask.value & bit]
+        return None
 
     def health(self, uuid: str) -> dict[str, Any]:
         """Modes, limits and errors of the GPU that decide whether it can be measured; what is not reported is absent.
@@ -305,8 +303,6 @@ class Nvml:
         reset, or could not be replaced), `slowdown_celsius`.
         """
         device = self._physical(uuid)
-        if device is None:
-            return {}
         mode = self._unsigned("nvmlDeviceGetComputeMode", device)
         default_mw = self._unsigned("nvmlDeviceGetPowerManagementDefaultLimit", device)
         mig = self._unsigned("nvmlDeviceGetMigMode", device, after=(ctypes.byref(ctypes.c_uint()),))
@@ -323,7 +319,7 @@ class Nvml:
         }
         return {name: value for name, value in answers.items() if value is not None}
 
-    def _remapping(self, device: ctypes.c_void_p) -> str | None:
+    def _remapping(self, device: ctypes.c_void_p | None) -> str | None:
         """`pending` where replaced rows of memory wait for a reset, `failed` where none were left, else `none`."""
         corrected, uncorrected, pending, failed = (ctypes.c_uint() for _ in range(4))
         answers = (ctypes.byref(each) for each in (corrected, uncorrected, pending, failed))
@@ -342,24 +338,15 @@ class Nvml:
             return None
         return tuple((each.process, each.memory_bytes) for each in found[: min(count.value, MOST_PROCESSES)])
 
-    def _throttle_reasons(self, device: ctypes.c_void_p) -> list[str] | None:
-        """Why clocks are below those requested, in words; the call has a newer name since driver 535."""
-        mask = ctypes.c_ulonglong()
-        for function in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
-            if self._call(function, device, ctypes.byref(mask)):
-                return [words for bit, words in THROTTLE_REASONS.items() if mask.value & bit]
-        return None
-
     def index(self, uuid: str) -> int | None:
         """The number that NVML and nvidia-smi give the GPU; None where they do not know it."""
-        device = self._physical(uuid)
-        return None if device is None else self._unsigned("nvmlDeviceGetIndex", device)
+        return self._unsigned("nvmlDeviceGetIndex", self._physical(uuid))
 
     def nvlink(self, uuid: str) -> str | None:
         """The GPU's active NVLinks as `nvlink<version>x<links>`; None if no link is active."""
         device = self._physical(uuid)
         active = [link for link, is_active in enumerate(self.nvlink_states(uuid)) if is_active]
-        if device is None or not active:
+        if not active:
             return None
         version = self._unsigned("nvmlDeviceGetNvLinkVersion", device, active[0])
         return f"nvlink{version or ''}x{len(active)}"
@@ -367,8 +354,6 @@ class Nvml:
     def nvlink_states(self, uuid: str) -> tuple[bool | None, ...]:
         """Of each NVLink by its number whether it is active, None where that is not reported; empty where none is."""
         device = self._physical(uuid)
-        if device is None:
-            return ()
         answers = [self._unsigned("nvmlDeviceGetNvLinkState", device, link) for link in range(MAXIMUM_LINKS)]
         while answers and answers[-1] is None:
             answers.pop()
@@ -377,7 +362,7 @@ class Nvml:
     def pci_address(self, uuid: str) -> str | None:
         """Where on the PCI bus the GPU is, as Linux writes it: 0000:17:00.0."""
         device, place = self._physical(uuid), PciInfo()
-        if device is None or not self._call("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(place)):
+        if not self._call("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(place)):
             return None
         return f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}.0"
 
@@ -387,21 +372,16 @@ class Nvml:
         A GPU that has nothing to do may run at an older generation until it has. What it does not report is absent.
         """
         device = self._physical(uuid)
-        if device is None:
-            return {}
         answers = {name: self._unsigned(function, device) for name, function in PCIE_FIGURES.items()}
         return {name: value for name, value in answers.items() if value is not None}
 
     def pcie_replays(self, uuid: str) -> int | None:
         """Packets that the GPU's PCIe link had to send again since its driver was loaded; None without a counter."""
-        device = self._physical(uuid)
-        return None if device is None else self._unsigned("nvmlDeviceGetPcieReplayCounter", device)
+        return self._unsigned("nvmlDeviceGetPcieReplayCounter", self._physical(uuid))
 
     def direct_copies(self, uuid: str, other: str) -> str | None:
         """ALLOWED where one GPU may read and write the other's memory, else why not in words; None if not reported."""
         ends = self._physical(uuid), self._physical(other)
-        if None in ends:
-            return None
         answers = [self._unsigned("nvmlDeviceGetP2PStatus", *ends, way) for way in (DIRECT_READS, DIRECT_WRITES)]
         if any(status not in DIRECT_COPIES for status in answers):
             return None
@@ -409,11 +389,10 @@ class Nvml:
 
     def nvlink_bytes(self, uuid: str) -> tuple[int, int] | None:
         """Bytes of payload that the GPU sent and received over its NVLinks so far; None where it does not count."""
-        device = self._physical(uuid)
-        found = None if device is None else self._fields(device, (NVLINK_SENT, NVLINK_RECEIVED), EVERY_LINK)
+        found = self._fields(self._physical(uuid), (NVLINK_SENT, NVLINK_RECEIVED), EVERY_LINK)
         return None if found is None else (found[0] * KIB, found[1] * KIB)
 
-    def _fields(self, device: ctypes.c_void_p, fields: tuple[int, int], scope: int) -> tuple[int, int] | None:
+    def _fields(self, device: ctypes.c_void_p | None, fields: tuple[int, int], scope: int) -> tuple[int, int] | None:
         """The values of two fields; None where the GPU does not have both."""
         requested = (FieldValue * 2)()
         for question, field in zip(requested, fields, strict=True):
@@ -474,9 +453,9 @@ class Nvml:
         return answer.value if self._call(function, *arguments, ctypes.byref(answer), *after) else None
 
     def _call(self, function: str, *arguments: Any) -> bool:
-        """Whether the function exists in this driver's library and succeeded."""
+        """Whether the function exists in this driver's library and succeeded; not for a GPU that it does not know."""
         found = getattr(self._library, function, None)
-        return found is not None and int(found(*arguments)) == 0
+        return found is not None and all(each is not None for each in arguments) and int(found(*arguments)) == 0
 
 
 @functools.cache

@@ -68,52 +68,37 @@ def limits_of(dtype: str, longest: int, tolerance: float | None = None) -> Limit
 
 
 def compare(
-    found: Mapping[str, Any], expected: Mapping[str, Any], load: Any, longest: int, tolerance: float | None = None
+    found: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    load: Any,
+    longest: int,
+    tolerance: float | None = None,
+    name: str = "out",
 ) -> Verification:
     """Compare results described as trees (kernel_process.write_result); `load(which, spec)` reads an array's values.
 
     `which` is "found" or "expected"; bfloat16 and float8 come as float32. A verdict, never an exception for what the
-    measured function returned.
+    measured function returned. `name` is what messages call the result.
     """
-    return _compare(found, expected, load, longest, tolerance, "out")
-
-
-def _compare(
-    found: Mapping[str, Any],
-    expected: Mapping[str, Any],
-    load: Any,
-    longest: int,
-    tolerance: float | None,
-    name: str,
-) -> Verification:
     if _is_nothing(found) and not _is_nothing(expected):
         return refused(NOTHING, f"it returned nothing, where the reference returns {_called(expected)}")
-    if expected["kind"] in ("tuple", "dict") and found["kind"] == expected["kind"]:
-        return _compare_items(found, expected, load, longest, tolerance, name)
-    if expected["kind"] in ("tuple", "dict") or found["kind"] in ("tuple", "dict"):
+    ours, theirs = _items(found), _items(expected)
+    if ours is None and theirs is None:
+        if found["kind"] == "plain" and expected["kind"] == "plain":
+            return _compare_plain(found["value"], expected["value"], longest, tolerance, name)
+        arrays = _array("found", found, load), _array("expected", expected, load)
+        return _compare_arrays(*arrays, longest, tolerance, name)
+    if ours is None or theirs is None or found["kind"] != expected["kind"] or ours.keys() != theirs.keys():
         return refused(WRONG_SHAPE, f"{name} is {_called(found)}, where the reference returns {_called(expected)}")
-    if found["kind"] == "plain" and expected["kind"] == "plain":
-        return _compare_plain(found["value"], expected["value"], longest, tolerance, name)
-    return _compare_arrays(_array("found", found, load), _array("expected", expected, load), longest, tolerance, name)
-
-
-def _compare_items(
-    found: Mapping[str, Any],
-    expected: Mapping[str, Any],
-    load: Any,
-    longest: int,
-    tolerance: float | None,
-    name: str,
-) -> Verification:
-    ours, theirs = found["items"], expected["items"]
-    same = len(ours) == len(theirs) if found["kind"] == "tuple" else ours.keys() == theirs.keys()
-    if not same:
-        return refused(WRONG_SHAPE, f"{name} is {_called(found)}, where the reference returns {_called(expected)}")
-    keys = range(len(ours)) if found["kind"] == "tuple" else ours
-    verdicts = [_compare(ours[key], theirs[key], load, longest, tolerance, f"{name}[{key!r}]") for key in keys]
+    verdicts = [compare(ours[key], theirs[key], load, longest, tolerance, f"{name}[{key!r}]") for key in ours]
     wrong = next((each for each in verdicts if not each.passed), None)
     worst = max(verdicts, key=lambda each: each.relative_norm, default=None)
     return wrong or worst or _right("an empty one")
+
+
+def _items(tree: Mapping[str, Any]) -> Mapping[Any, Any] | None:
+    """What a tuple or a dict holds, by index or key; None for anything else."""
+    return dict(enumerate(tree["items"])) if tree["kind"] == "tuple" else tree.get("items")
 
 
 def _array(which: str, spec: Mapping[str, Any], load: Any) -> tuple[Array, str]:
