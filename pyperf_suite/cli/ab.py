@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from pyperf_suite.regressions.pairs.live_pair import Pair
     from pyperf_suite.regressions.verdict import Judgement
     from pyperf_suite.runner.plan import PlannedCase
+
+# The cases of the probes, with the profile, the device and the axes that were given.
+Planned = Callable[[Sequence[str]], "list[PlannedCase]"]
 
 
 @click.command()
@@ -120,7 +124,8 @@ def ab(
 
     where = resolve(device)
     rule_for = rules_of(margin, max_pairs=max_pairs)
-    old_arm, new_arm, cases, said = _sides(probes, profile, where, axes, old, new, expression, environments)
+    planned = functools.partial(_planned, profile=profile, where=where, axes=axes)
+    old_arm, new_arm, cases, said = _sides(probes, old, new, expression, environments, planned)
     folder = comparison_folder(
         results,
         identity(where).slug,
@@ -149,14 +154,7 @@ def ab(
 
 
 def _sides(
-    probes: tuple[str, ...],
-    profile: str,
-    where: Device,
-    axes: tuple[str, ...],
-    old: str,
-    new: str,
-    expression: str | None,
-    environments: bool,
+    probes: tuple[str, ...], old: str, new: str, expression: str | None, environments: bool, planned: Planned
 ) -> tuple[Arm, Arm, list[PairedCase], list[str]]:
     """Both arms, what to compare, and what a reader must know of it. Raises UserError for what cannot be compared."""
     from pyperf_suite.findings.discovery import is_users
@@ -168,12 +166,11 @@ def _sides(
     said: list[str] = []
     if old_fields is not None and new_fields is not None:
         old_arm, new_arm = this_code(old), this_code(new)
-        cases = pair_variants(_planned(probes, profile, where, axes), old_fields, new_fields)
+        cases = pair_variants(planned(probes), old_fields, new_fields)
     elif any(map(is_users, probes)):
-        old_arm, new_arm, planned, said = _users_sides(probes, profile, where, axes, old, new, environments)
-        cases = [PairedCase.same(each.probe, each.case) for each in planned]
+        old_arm, new_arm, cases, said = _users_sides(probes, old, new, environments, planned)
     else:
-        cases = [PairedCase.same(each.probe, each.case) for each in _planned(probes, profile, where, axes)]
+        cases = [PairedCase.same(each.probe, each.case) for each in planned(probes)]
         # Words are few and builds are long: whether something is left is checked first.
         cases = choose(cases, expression) if expression else cases
         old_arm, new_arm = _arms(old, new, environments)
@@ -181,15 +178,10 @@ def _sides(
 
 
 def _users_sides(
-    probes: tuple[str, ...],
-    profile: str,
-    where: Device,
-    axes: tuple[str, ...],
-    old: str,
-    new: str,
-    environments: bool,
-) -> tuple[Arm, Arm, list[PlannedCase], list[str]]:
+    probes: tuple[str, ...], old: str, new: str, environments: bool, planned: Planned
+) -> tuple[Arm, Arm, list[PairedCase], list[str]]:
     """The same for kernels of the user's own: the cases are those that the new side's code declares."""
+    from pyperf_suite.regressions.pairs.arms import PairedCase
     from pyperf_suite.regressions.pairs.user_arms import arm_of, kernels_of, located, notes_on, require
 
     root, benches = located(probes)
@@ -201,8 +193,8 @@ def _users_sides(
         arms.append(arm_of(requested, root, benches, environments))
     old_arm, new_arm = arms
     with kernels_of(old_arm if new_arm.failure else new_arm, root, probes) as names:
-        planned = _planned(names, profile, where, axes)
-    return old_arm, new_arm, planned, notes_on(old_arm, new_arm, benches)
+        cases = [PairedCase.same(each.probe, each.case) for each in planned(names)]
+    return old_arm, new_arm, cases, notes_on(old_arm, new_arm, benches)
 
 
 def _planned(probes: Sequence[str], profile: str, where: Device, axes: tuple[str, ...]) -> list[PlannedCase]:

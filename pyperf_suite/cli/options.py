@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -202,7 +202,7 @@ measuring_options = options(
 
 @dataclass(frozen=True)
 class OutcomeOptions:
-    """How a command is to tell its findings. `fail_on` None leaves it to pyproject.toml."""
+    """How a command reports its findings. `fail_on` None leaves it to pyproject.toml."""
 
     as_json: bool = False
     markdown: Path | None = None
@@ -215,16 +215,9 @@ def outcome_options(command: Command) -> Any:
     """`--json --markdown FILE --junit FILE --fail-on --wide`, handed to the command as one argument `outcome`."""
 
     @functools.wraps(command)
-    def with_outcome(
-        *arguments: Any,
-        as_json: bool,
-        markdown: Path | None,
-        junit: Path | None,
-        fail_on: str | None,
-        wide: bool,
-        **others: Any,
-    ) -> Any:
-        return command(*arguments, outcome=OutcomeOptions(as_json, markdown, junit, fail_on, wide), **others)
+    def with_outcome(*arguments: Any, **given: Any) -> Any:
+        outcome = OutcomeOptions(**{each.name: given.pop(each.name) for each in fields(OutcomeOptions)})
+        return command(*arguments, outcome=outcome, **given)
 
     wrapped: Any = with_outcome
     return options(

@@ -135,7 +135,7 @@ def measuring(
     started_at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
     together = group is not None
     try:
-        result = yield from _measure(case, effort, device, group, deadline_s, clock)
+        result = yield from _measure(case, effort, ExecutionContext(device, case.seed, group, deadline_s), clock)
     except RanksMissing:
         raise
     except (Unsupported, UserError) as reason:
@@ -163,22 +163,16 @@ def measuring(
 
 
 def _measure(
-    case: Case,
-    effort: Effort | None,
-    device: Device,
-    group: Group | None,
-    deadline_s: float,
-    clock: Callable[[], float],
+    case: Case, effort: Effort | None, place: ExecutionContext, clock: Callable[[], float]
 ) -> Turns[dict[str, Any]]:
     workload = find_workload(case.operator)
     workload.validate(case.parameters)
-    place = ExecutionContext(device, case.seed, group, deadline_s)
     if workload.ranks(case.parameters):
-        if group is None:
+        if place.group is None:
             raise Unsupported("This case takes a group of processes: start it with torchrun or pyperf-suite run.")
         return (yield from measure_ranked(workload, case, effort, place, clock))
     with closing(workload.prepare(case.parameters, case.implementation, place)) as prepared:
-        return (yield from timed(prepared, workload.work(case.parameters), case, effort, device, clock=clock))
+        return (yield from timed(prepared, workload.work(case.parameters), case, effort, place.device, clock=clock))
 
 
 def measure_ranked(
