@@ -6,6 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+USAGE_ERROR = 2
+# Set in the environment of a session that measures tests for another one.
+CHILD = "PYPERF_PYTEST_CHILD"
+
 
 @dataclass(frozen=True)
 class Call:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.pytest_plugin import CHILD, USAGE_ERROR
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.ranks.watchdog import stand_by
 
@@ -27,10 +28,6 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 _PLANNED = pytest.StashKey["PlannedCase"]()
 _CLOCK = pytest.StashKey["ReplayClock"]()
 _RUN = pytest.StashKey["SuiteRun"]()
-USAGE_ERROR = 2
-
-# Set by a session that measures tests in this one (pytest_plugin/run.py).
-CHILD = "PYPERF_PYTEST_CHILD"
 
 # Options with one value: name, what stands for the value in help, its type, its default, help.
 OPTIONS: tuple[tuple[str, str, Any, Any, str], ...] = (

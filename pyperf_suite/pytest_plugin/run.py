@@ -32,7 +32,7 @@ from pyperf_suite.findings.rows import readings
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.processes import owned_folder
-from pyperf_suite.pytest_plugin import Call
+from pyperf_suite.pytest_plugin import CHILD, USAGE_ERROR, Call
 from pyperf_suite.pytest_plugin.fixtures import BENCHMARK, Result, Timing, end_test, extra_info
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.ranks.launch import rank_environment
@@ -45,9 +45,6 @@ from pyperf_suite.runner.worker import follow
 from pyperf_suite.runner.workers import DEADLINE_S, GroupWorkers, WorkerLost, WorkerPool, WorkerProcess
 from pyperf_suite.user_kernels.api import Launch
 from pyperf_suite.workloads import find_workload
-
-# Says to the plugin that the session is such a process.
-VARIABLE = "PYPERF_PYTEST_CHILD"
 
 _LONGEST_TEXT = 80
 
@@ -144,7 +141,7 @@ class Children:
 
     def _start(self) -> WorkerProcess:
         try:
-            self._process = WorkerProcess(self._device, self._command(), {VARIABLE: "1"})
+            self._process = WorkerProcess(self._device, self._command(), {CHILD: "1"})
             self._process.receive(self._deadline_s)
         except (OSError, WorkerLost) as error:
             self._process = None
@@ -268,9 +265,7 @@ class MeasuredTests:
         records = [record for trial in trials for record in trial.records if "time" in record.metrics]
         result = call.once()
         if not records:
-            why = next(
-                (trial.failure for trial in trials if trial.failure), "the test did not come to measure anything"
-            )
+            why = _first_failure(trials)
             pytest.fail(f"The function returned here, but not where it was to be measured: {why}", pytrace=False)
         samples = [sample for record in records for sample in record.kept_seconds]
         return Timing(samples, extra_info(records, self._records_path), result)
@@ -287,10 +282,7 @@ class MeasuredTests:
                 end_test(record.outcome, f"{record.case['implementation']}: {record.reason}")
         by_name = {reading.case.implementation: reading for reading in readings(records)}
         if set(by_name) != set(launch.functions):
-            why = next(
-                (trial.failure for trial in trials if trial.failure), "the test did not come to measure it there"
-            )
-            pytest.fail(f"Nothing was measured in the fresh processes: {why}", pytrace=False)
+            pytest.fail(f"Nothing was measured in the fresh processes: {_first_failure(trials)}", pytrace=False)
         first = next(iter(launch.functions))
         own = [record for record in records if record.case["implementation"] == first]
         samples = [sample for record in own for sample in record.kept_seconds]
@@ -321,6 +313,10 @@ class MeasuredTests:
         self._children.close()
 
 
+def _first_failure(trials: Iterable[PytestTrial]) -> str:
+    return next((trial.failure for trial in trials if trial.failure), "the test did not come to measure anything")
+
+
 def _held(records: Iterable[Record]) -> dict[tuple[str, str, int], list[Record]]:
     found: dict[tuple[str, str, int], list[Record]] = {}
     for record in records:
@@ -331,9 +327,6 @@ def _held(records: Iterable[Record]) -> dict[tuple[str, str, int], list[Record]]
 
 def _key(name: str, parameters: Any, process: int) -> tuple[str, str, int]:
     return name, json.dumps(parameters, sort_keys=True), process
-
-
-USAGE_ERROR = 2
 
 
 @contextmanager
