@@ -30,12 +30,12 @@ class NotRegular(OSError):
         super().__init__(errno.EINVAL, f"it is {what}", str(path))
 
 
-def open_for_reading(path: Path, limit: int = LARGEST_BYTES) -> IO[bytes]:
+def open_for_reading(path: Path, limit: int = LARGEST_BYTES, may_be_pipe: bool = False) -> IO[bytes]:
     """The regular file at `path`, or behind a symbolic link there.
 
     Raises OSError, NotRegular for anything else, and where the file is larger than `limit`.
     """
-    file = os.fdopen(_regular(path, os.O_RDONLY), "rb")
+    file = os.fdopen(_regular(path, os.O_RDONLY, may_be_pipe), "rb")
     if os.fstat(file.fileno()).st_size > limit:
         file.close()
         raise OSError(errno.EFBIG, f"it is larger than {limit / 2**20:.0f} MiB", str(path))
@@ -53,23 +53,9 @@ def read_text(path: Path, limit: int = LARGEST_BYTES) -> str:
     return read_bytes(path, limit).decode("utf-8")
 
 
-def open_named_by_user(path: Path, limit: int = LARGEST_BYTES) -> IO[bytes]:
-    """What the user named: a regular file, or a pipe, which is waited on where somebody writes it and else is empty.
-
-    Raises OSError, NotRegular for anything else, and where the file is larger than `limit`.
-    """
-    descriptor = os.open(path, os.O_RDONLY | _NEVER_WAIT)
-    found = os.fstat(descriptor)
-    mode = found.st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
-        os.close(descriptor)
-        raise NotRegular(path, kind_of(mode))
-    if found.st_size > limit:
-        os.close(descriptor)
-        raise OSError(errno.EFBIG, f"it is larger than {limit / 2**20:.0f} MiB", str(path))
-    if hasattr(os, "set_blocking"):
-        os.set_blocking(descriptor, True)
-    return os.fdopen(descriptor, "rb")
+def open_named_by_user(path: Path) -> IO[bytes]:
+    """As `open_for_reading`, also a pipe, which is waited on where somebody writes it and else is empty."""
+    return open_for_reading(path, may_be_pipe=True)
 
 
 def open_for_appending(path: Path) -> IO[bytes]:
@@ -186,8 +172,8 @@ def kind_of(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "no regular file")
 
 
-def _regular(path: Path, flags: int) -> int:
-    """A descriptor of the regular file at `path`. Raises OSError."""
+def _regular(path: Path, flags: int, may_be_pipe: bool = False) -> int:
+    """A descriptor of the regular file at `path`, or of a pipe if it may be one. Raises OSError."""
     try:
         descriptor = os.open(path, flags | _NEVER_WAIT, 0o666)
     except OSError as error:
@@ -197,7 +183,7 @@ def _regular(path: Path, flags: int) -> int:
             raise NotRegular(path, "a pipe or a device") from None
         raise
     mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(mode) and not (may_be_pipe and stat.S_ISFIFO(mode)):
         os.close(descriptor)
         raise NotRegular(path, kind_of(mode))
     if _NEVER_WAIT and hasattr(os, "set_blocking"):
