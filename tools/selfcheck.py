@@ -17,8 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, permutations
@@ -28,7 +27,6 @@ from typing import Any
 import click
 import numpy as np
 
-from pyperf_suite import files
 from pyperf_suite.cli.main import HELP, Speaking
 from pyperf_suite.cli.options import (
     Finite,
@@ -367,8 +365,7 @@ def make_comparisons(
     """
     begin = time.monotonic()
     done = {(each.shift, each.number) for each in selfcheck.comparisons if each.verdict != "failed"}
-    path = selfcheck.path / COMPARISONS
-    with _alone_with(path), PairJournal(path) as write:
+    with PairJournal(selfcheck.path / COMPARISONS) as write:
         for position, each in enumerate(plan, start=1):
             if (each.shift, each.number) in done:
                 continue
@@ -405,42 +402,6 @@ def _made(each: PlannedComparison, compare: Compare, seed: int, commit: str) -> 
     )
 
 
-@contextmanager
-def _alone_with(path: Path) -> Iterator[None]:
-    """Keep a second selfcheck from writing the same file, and end a line that a killed one left torn."""
-    with ExitStack() as resources:
-        try:
-            file = resources.enter_context(files.open_for_appending(path))
-            files.lock(file)
-            content = files.read_bytes(path)
-            if content and not content.endswith(b"\n"):
-                file.write(b"\n")
-        except BlockingIOError:
-            raise UserError(f"Another process is writing {path}: wait until that selfcheck is over.") from None
-        except OSError as error:
-            raise UserError(f"{path} cannot be written: {error.strerror}.") from None
-        yield
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """How long comparisons took: the median with its 95 % interval, and what nine of ten stayed within."""
-
-    median: float
-    low: float
-    high: float
-    p90: float
-
-
-def seconds_at(selfcheck: Selfcheck, shift: float) -> Seconds | None:
-    """How long the comparisons at a shift took; None where there was none."""
-    spent = [each.seconds for each in selfcheck.measured(shift)]
-    if not spent:
-        return None
-    interval = median_interval(spent, CONFIDENCE, effective=len(spent))
-    return Seconds(statistics.median(spent), interval.low, interval.high, float(np.quantile(spent, 0.9)))
-
-
 def change_at(selfcheck: Selfcheck, shift: float) -> float | None:
     """The median of the slowdowns concluded at a shift, as a share: whether what was injected arrived."""
     ratios = [each.ratio for each in selfcheck.measured(shift) if each.ratio is not None]
@@ -474,8 +435,8 @@ def findings_of_selfcheck(selfcheck: Selfcheck) -> Findings:
         Column("tries", lambda shift: len(selfcheck.measured(shift))),
         *verdicts,
         Column("found", partial(change_at, selfcheck), "+%"),
-        Column("median", lambda shift: _time(seconds_at(selfcheck, shift)), "s", 0),
-        Column("p90", lambda shift: seconds.p90 if (seconds := seconds_at(selfcheck, shift)) else None, "s", 0),
+        Column("median", partial(_median_s, selfcheck), "s", 0),
+        Column("p90", partial(_p90_s, selfcheck), "s", 0),
     )
     pairs = (
         Column("benchmark", lambda item: item[0], priority=2),
@@ -499,8 +460,17 @@ def _rate(selfcheck: Selfcheck, verdict: Word, shift: float) -> Cell:
     return Quantity(rate.value, "%", rate.low, rate.high, rate.tries) if rate.tries else None
 
 
-def _time(seconds: Seconds | None) -> Cell:
-    return None if seconds is None else Quantity(seconds.median, "s", seconds.low, seconds.high, 1)
+def _median_s(selfcheck: Selfcheck, shift: float) -> Cell:
+    spent = [each.seconds for each in selfcheck.measured(shift)]
+    if not spent:
+        return None
+    interval = median_interval(spent, CONFIDENCE, effective=len(spent))
+    return Quantity(statistics.median(spent), "s", interval.low, interval.high, 1)
+
+
+def _p90_s(selfcheck: Selfcheck, shift: float) -> Cell:
+    spent = [each.seconds for each in selfcheck.measured(shift)]
+    return float(np.quantile(spent, 0.9)) if spent else None
 
 
 def _deviations(made: Sequence[Comparison]) -> list[float]:

@@ -46,12 +46,21 @@ class PairJournal:
     """pairs.jsonl of one comparison, open for appending. Use as a context manager; call it with each pair."""
 
     def __init__(self, path: Path) -> None:
-        """Open for appending. Raises UserError where the file cannot be written."""
+        """Open for appending; a line that a killed process left torn is ended.
+
+        Raises UserError where the file cannot be written, or another process is writing it.
+        """
         self.path = path
         self.written = 0
         try:
             self._file = files.open_for_appending(path)
+            files.lock(self._file)
+            if (content := files.read_bytes(path)) and not content.endswith(b"\n"):
+                self._file.write(b"\n")
             files.sync_folder(path.parent)
+        except BlockingIOError:
+            self._file.close()
+            raise UserError(f"Another process is writing {path}: wait until it is over.") from None
         except OSError as error:
             raise UserError(f"The pairs file {path} cannot be written: {error.strerror}.") from None
 
