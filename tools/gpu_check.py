@@ -486,7 +486,7 @@ def main() -> int:
     if requested.folder is None:
         parser.error("name a folder for log, summary and records, or set OUT")
     if requested.double:
-        os.environ.update(_loaded(ROOT / "tests" / "gpu_double" / "environment.py").environment())
+        os.environ.update(_loaded(ROOT / "tests" / "core" / "gpu_double" / "environment.py").environment())
         requested.seconds *= DOUBLE_SLOWDOWN
     elif "PYPERF_CACHE_DIR" not in os.environ:
         os.environ["PYPERF_CACHE_DIR"] = str(own_kernels())
