@@ -90,5 +90,5 @@ def test_a_prediction_loads_laws_and_the_calibration_of_its_gpu(
     assert others(modules) <= ANSWER
     assert parts(modules) & MEASURING == measuring
     if command.startswith("explain"):
-        assert not modules & SLOW - loaded_by("import click, numpy, rich.console")[0]
+        assert not modules & SLOW - loaded_by("import click, importlib.metadata, numpy, rich.console")[0]
     assert [path.rpartition("/")[2] for path in opened] == calibration.split()

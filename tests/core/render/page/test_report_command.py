@@ -54,7 +54,7 @@ def test_the_page_is_small_the_same_each_time_and_names_no_path_or_address(resul
     a_history(results)
     before = {path: path.read_bytes() for path in results.rglob("*.jsonl")}
     page = page_of(results)
-    for said in ("Made-up processor", "The machine and its state", "Made up", "History and change points", "Sizing"):
+    for said in ("Made-up processor", "The machine and its state", "Made up", "History and change points"):
         assert said in page
     assert page_of(results) == page
     assert {path: path.read_bytes() for path in results.rglob("*.jsonl")} == before
