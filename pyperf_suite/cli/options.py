@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON, FAIL_ON
 
 if TYPE_CHECKING:
     from pyperf_suite.regressions.pairs.ab import RuleFor
@@ -213,6 +212,7 @@ class OutcomeOptions:
 
 def outcome_options(command: Command) -> Any:
     """`--json --markdown FILE --junit FILE --fail-on --wide`, handed to the command as one argument `outcome`."""
+    from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON, FAIL_ON
 
     @functools.wraps(command)
     def with_outcome(*arguments: Any, **given: Any) -> Any:
@@ -250,7 +250,7 @@ def finish(
     `extra` stands next to the findings in JSON. Raises UserError where a file cannot be written, after all is printed,
     and where pyproject.toml does not say thresholds; SystemExit otherwise.
     """
-    from pyperf_suite.regressions.thresholds import load_thresholds
+    from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON, load_thresholds
     from pyperf_suite.regressions.verdict import exit_code
 
     fail_on = requested.fail_on or load_thresholds().fail_on or DEFAULT_FAIL_ON
