@@ -14,13 +14,9 @@ from pyperf_suite.findings.rows import rows_of
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.nvml import Nvml
 from pyperf_suite.measure.telemetry import AroundGpu
+from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check
 from pyperf_suite.node.probes.accept import (
-    BAD,
-    LOW,
-    OK,
-    UNMEASURED,
     AcceptAxes,
-    AcceptCheck,
     analyse,
     axes,
     checks_of,
@@ -118,8 +114,8 @@ def cpu_node(
     return made
 
 
-def bad(records: list[Record], **how: Any) -> dict[tuple[str, str], AcceptCheck]:
-    return {(each.part, each.what): each for each in checks_of(rows_of(records), **how) if each.is_bad}
+def bad(records: list[Record], **how: Any) -> dict[tuple[str, str], Check]:
+    return {(each.part, each.what): each for each in checks_of(rows_of(records), **how) if each.needs_attention}
 
 
 def test_a_healthy_node_of_eight_has_every_check_ok() -> None:
@@ -140,7 +136,7 @@ def test_a_gpu_that_is_slow_by_its_clock_is_named_with_the_clock_first() -> None
     slow = {"before": {}, "after": {"sm_clock_mhz": 795}, "throttle_reasons_seen": ["thermal slowdown by hardware"]}
     found = bad(gpu_node(lambda case, n: 2.2 if n == 3 and case.operator == "matmul" else 1.0, read={3: slow}))
     assert {part for part, _ in found} == {"cuda:3"}
-    assert found["cuda:3", "SM clock"].verdict == LOW
+    assert found["cuda:3", "SM clock"].verdict == CAUTION
     assert found["cuda:3", "throttling"].why == "thermal slowdown by hardware"
     burst = found["cuda:3", "bfloat16 products, burst"]
     assert burst.why.startswith("SM clock 795 of 1980 MHz; throttling thermal slowdown by hardware; power limit")
@@ -188,7 +184,7 @@ def test_rows_that_were_remapped_in_time_are_told_and_ok() -> None:
     assert (memory.verdict, memory.why) == (OK, "rows remapped corrected: 1")
 
 
-def half_rate(seed: int) -> dict[tuple[str, str], AcceptCheck]:
+def half_rate(seed: int) -> dict[tuple[str, str], Check]:
     """A node whose PCIe link and one pair run at half their rate."""
     pair = tuple(sorted(np.random.default_rng(seed).choice(8, 2, replace=False).tolist()))
     how = {"seed": seed, "noise": 0.03, "slow_pairs": {pair: 2.0}}
@@ -207,7 +203,7 @@ def test_links_at_half_their_rate_are_found(seed: int) -> None:
 def test_a_link_that_came_up_narrow_is_named_and_explains_the_copies() -> None:
     found = bad(gpu_node(lambda case, n: 2.0 if case.operator == "transfer" and n == 6 else 1.0, now={6: "gen 5 x8"}))
     assert "PCIe link gen 5 x8, expected gen 5 x16" in found["cuda:6", "host to GPU"].why
-    assert found["cuda:6", "PCIe link"].verdict == BAD
+    assert found["cuda:6", "PCIe link"].verdict == FAILED
 
 
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.slow] * (n > 2)) for n in range(100)])
@@ -217,7 +213,7 @@ def test_a_core_that_another_process_keeps_busy_is_found(seed: int) -> None:
         return 2.8 if case.operator == "matmul" and case.parameters.schedule.workers == 2 else 1.0
 
     found = bad(cpu_node(share, busy=1.0, seed=seed, noise=0.05))
-    assert found["host", "cores that other processes took"].verdict == BAD
+    assert found["host", "cores that other processes took"].verdict == FAILED
     gain = found["cpu", "2 cores over 1 core"]
     assert gain.why.startswith("cores that other processes took 1.0; ")
 
@@ -230,7 +226,7 @@ def test_what_fails_is_not_ok_and_what_cannot_run_is_not_measured() -> None:
     records = cpu_node()
     case = next(sweep(TWO_CORES))
     records = [each for each in records if each.case_id != case.case_id]
-    for outcome, verdict in (("failed", BAD), ("unsupported", UNMEASURED)):
+    for outcome, verdict in (("failed", FAILED), ("unsupported", UNKNOWN)):
         checks = checks_of(rows_of([*records, a_record(case, outcome=outcome, identity=CPU)]))
         (check,) = (each for each in checks if each.what == "float32 products, burst, 1 core")
         assert (check.verdict, check.why) == (verdict, "a made-up reason")
@@ -240,7 +236,7 @@ def test_a_gpu_that_nobody_measured_has_nothing_to_be_compared_with() -> None:
     records = [each for each in gpu_node() if each.case["operator"] == "matmul"]
     unknown = [Record(**{**vars(each), "identity": H200 | {"model": "NVIDIA X9000"}}) for each in records]
     products = [each for each in checks_of(rows_of(unknown)) if "products" in each.what]
-    assert {each.verdict for each in products} == {"nothing to compare with"}
+    assert {each.verdict for each in products} == {UNKNOWN}
 
 
 def test_earlier_rates_replace_the_laws() -> None:
@@ -249,7 +245,7 @@ def test_earlier_rates_replace_the_laws() -> None:
     key = ("cpu", "copy in memory, 1 core")
     earlier = type(now[key])(1.2 * now[key].value, "GB/s", 1.15 * now[key].value, math.inf)
     (check,) = bad(records, before={key: earlier}).values()
-    assert (check.by, check.off) == ("the baseline", pytest.approx(1 / 1.2 - 1))
+    assert (check.source, check.off) == ("the baseline", pytest.approx(1 / 1.2 - 1))
 
 
 def test_findings_have_a_line_a_check_and_a_sentence_for_each_that_is_not_ok() -> None:
@@ -259,8 +255,8 @@ def test_findings_have_a_line_a_check_and_a_sentence_for_each_that_is_not_ok() -
     first, second = found.remarks
     assert first.values["bad"] == 1
     assert first.values["ok"] == len(table.rows) - 1
-    assert second.values["part"] == "cuda:1"
-    assert second.values["short"].value == pytest.approx(2 / 3, abs=0.05)
+    assert second.values["who"] == "cuda:1"
+    assert second.values["below"].value == pytest.approx(2 / 3, abs=0.05)
 
 
 def test_a_cpu_is_swept_on_one_core_and_on_all() -> None:

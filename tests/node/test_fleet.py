@@ -122,7 +122,8 @@ def test_the_slow_node_of_a_folder_is_named_and_the_exit_code_is_one(tmp_path: P
     found = called("--fleet", str(collect(tmp_path / "one", 20, slow=4)), "--json")
     answer = json.loads(found.stdout)
     assert (found.exit_code, answer["exit_code"], len(answer["nodes"])) == (1, 1, 20)
-    accused = {each["values"]["node"] for each in answer["probes"][0]["cautions"] if "node" in each["values"]}
+    cautions = [each["values"] for each in answer["probes"][0]["cautions"]]
+    accused = {each["who"].split()[0] for each in cautions if "who" in each}
     assert accused == {"node04"}
 
 

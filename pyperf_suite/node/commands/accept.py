@@ -64,9 +64,9 @@ def accept(
     from pyperf_suite.findings.rows import rows_of
     from pyperf_suite.hardware.devices import gpus, resolve
     from pyperf_suite.hardware.machine import identity
+    from pyperf_suite.node.check import as_json as check_as_json
     from pyperf_suite.node.fleet import baseline
     from pyperf_suite.node.probes.accept import PROBE, analyse, checks_of
-    from pyperf_suite.render.findings_json import as_data
     from pyperf_suite.render.run_report import report_run, run_as_json
     from pyperf_suite.render.terminal import console_for
     from pyperf_suite.runner.plan import Plan, PlannedCase
@@ -88,10 +88,10 @@ def accept(
     folder, is_whole = _measure(plan, devices, results, resume, deadline_s, budget_s or MOST_S[where.kind])
     records = folder.records()
     checks = checks_of(rows_of([each for each in records if each.probe == PROBE.name]), expect, before)
-    code = int(not is_whole or any(each.is_bad for each in checks))
+    code = int(not is_whole or any(each.needs_attention for each in checks))
     replace_probe(replace(PROBE, analyse=partial(analyse, expect=expect, before=before)))
     if as_json:
-        extra = {"checks": [{**as_data(each), "off": each.off} for each in checks], "exit_code": code}
+        extra = {"checks": [check_as_json(each) for each in checks], "exit_code": code}
         click.echo(run_as_json(folder, records, extra), nl=False)
     else:
         report_run(console_for(wide), folder, records)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,14 +12,14 @@ from pyperf_suite.cli.options import json_option, results_option
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
-    from pyperf_suite.node.doctor.check import CheckGroup
+    from pyperf_suite.node.check import Check
 
-COLOURS = {"ok": "green", "warning": "yellow", "problem": "red", "not applicable": "dim"}
 SUMMARIES = {
     "ok": "Nothing stands in the way of measuring here.",
-    "warning": "Figures can be had here; the warnings say what moves them.",
-    "problem": "See to the problems first: figures from this machine would mislead or not come about.",
+    "caution": "This machine can measure; the cautions say what makes its numbers vary.",
+    "failed": "Correct what failed first: numbers from this machine would mislead, or could not be measured.",
 }
+SCHEMA = 2
 
 
 @click.command()
@@ -40,22 +40,24 @@ def doctor(results: Path, expect: str | None, show_all: bool, as_json: bool) -> 
     """  # noqa: D301 - click keeps the lines below \b as they are
     import json
 
-    from pyperf_suite.node.doctor import check
+    from pyperf_suite.node import check
 
-    groups = examine(results, gpus_expected=None if expect is None else _gpus(expect))
+    checks = examine(results, gpus_expected=None if expect is None else _gpus(expect))
+    verdict = check.worst(checks)
     if as_json:
-        click.echo(json.dumps(check.as_json(groups), indent=2))
+        document = {"schema": SCHEMA, "verdict": verdict, "checks": [check.as_json(each) for each in checks]}
+        click.echo(json.dumps(document, indent=2))
     else:
-        _print(groups, show_all)
-    raise SystemExit(check.exit_code(groups))
+        _print(checks, verdict, show_all)
+    raise SystemExit(int(verdict == check.FAILED))
 
 
-def examine(results: Path, gpus_expected: int | None = None) -> tuple[CheckGroup, ...]:
+def examine(results: Path, gpus_expected: int | None = None) -> list[Check]:
     """Read and judge everything. The load is watched first, before any process of ours adds to it."""
     from pyperf_suite.hardware import cpu
     from pyperf_suite.hardware.kernel_files import KernelFiles
+    from pyperf_suite.node.check import examined
     from pyperf_suite.node.doctor import gpu, host, load, software
-    from pyperf_suite.node.doctor.check import CheckGroup
 
     files = KernelFiles()
     watched = load.read_load(files)
@@ -63,14 +65,15 @@ def examine(results: Path, gpus_expected: int | None = None) -> tuple[CheckGroup
     gpus = gpu.read_gpus(files)
     cores = cpu.detect().usable_cores
     found = software.read_software(files, len(gpus.gpus), driver_cuda=gpus.cuda)
-    return (
-        CheckGroup("CPU", [*host.cpu_checks(host.read_cpu(files)), host.peak_check(host.read_peaks(cores))]),
-        CheckGroup("Load", load.load_checks(watched)),
-        CheckGroup("Memory", host.memory_checks(host.read_memory(files, swapped_pages))),
-        CheckGroup("GPU", gpu.gpu_checks(gpus, gpus_expected)),
-        CheckGroup("Software", software.software_checks(found)),
-        CheckGroup("Disk", host.place_checks(host.read_places(results))),
-    )
+    return [
+        *host.cpu_checks(host.read_cpu(files)),
+        *examined("CPU", {"peak": host.peak_check}, host.read_peaks(cores)),
+        *load.load_checks(watched),
+        *host.memory_checks(host.read_memory(files, swapped_pages)),
+        *gpu.gpu_checks(gpus, gpus_expected),
+        *software.software_checks(found),
+        *host.place_checks(host.read_places(results)),
+    ]
 
 
 def _gpus(expect: str) -> int:
@@ -80,52 +83,23 @@ def _gpus(expect: str) -> int:
     return int(number)
 
 
-def _print(groups: Sequence[CheckGroup], show_all: bool) -> None:
-    from rich.console import Console
-    from rich.markup import escape
+def _print(checks: Sequence[Check], verdict: str, show_all: bool) -> None:
+    """Sentences on what is not ok, the commands for it, a table of the rest, and a count."""
+    from pyperf_suite.findings.data import findings
+    from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, check_table, sentences
+    from pyperf_suite.render.terminal import console_for, escape, print_told, say
 
-    from pyperf_suite.node.doctor.check import worst
-
-    console = Console(emoji=False)
-
-    def line(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True)
-
-    left_out = 0
-    for group in groups:
-        shown = [check for check in group.checks if show_all or check.verdict != "not applicable"]
-        left_out += len(group.checks) - len(shown)
-        if shown:
-            line(f"\n[bold]{escape(group.name)}[/bold]")
-        for check in shown:
-            colour = COLOURS[check.verdict]
-            line(f"  [{colour}]{_short(check.verdict):8}[/{colour}] {escape(check.name)}: {_safe(check.found)}")
-            if check.advice:
-                line(f"           {_safe(check.advice)}")
-            if check.command:
-                line(f"             {_safe(check.command)}")
-    verdict = worst(groups)
-    counts = _counts(groups)
-    hidden = f" {left_out} checks do not apply here (--all shows them)." if left_out else ""
-    line(f"\n[{COLOURS[verdict]}]{counts}[/{COLOURS[verdict]}]. {SUMMARIES[verdict]}{hidden}")
-
-
-def _short(verdict: str) -> str:
-    return "n/a" if verdict == "not applicable" else verdict
-
-
-def _safe(text: str) -> Any:
-    from rich.markup import escape
-
-    from pyperf_suite.errors import printable
-
-    return escape(printable(text))
-
-
-def _counts(groups: Sequence[CheckGroup]) -> str:
-    verdicts = [check.verdict for group in groups for check in group.checks]
-    counts = []
-    for verdict in ("problem", "warning", "ok"):
-        number = verdicts.count(verdict)
-        counts.append(f"{number} {verdict if verdict == 'ok' or number == 1 else verdict + 's'}")
-    return ", ".join(counts)
+    console = console_for()
+    bad = [each for each in checks if each.needs_attention]
+    rest = [each for each in checks if each.verdict == OK or (show_all and each.verdict == UNKNOWN)]
+    print_told(console, findings(sentences(bad), check_table("What is ok", rest)), more="--json has all")
+    commands = [each for each in bad if each.command]
+    if commands:
+        console.print("\n  [italic]Commands for it, which only you run[/italic]")
+    for each in commands:  # not broken into lines, so that they can be copied
+        console.print(f"  {escape(each.command)}   [dim]# {escape(each.what)}[/dim]", highlight=False, soft_wrap=True)
+    counts = ", ".join(f"{sum(each.verdict == one for each in checks)} {one}" for one in (FAILED, CAUTION, OK))
+    hidden = sum(each.verdict == UNKNOWN for each in checks) * (not show_all)
+    more = f" {hidden} unknown or not applicable here: --all shows them." if hidden else ""
+    console.print()
+    say(console, "", f"{counts}. {SUMMARIES[verdict]}{more}")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyperf_suite.hardware.catalogue import architecture, architectures
 from pyperf_suite.hardware.devices import CudaDriver, Gpu, Unavailable, driver, required
 from pyperf_suite.hardware.kernel_files import KernelFiles
 from pyperf_suite.hardware.nvml import Nvml, nvml
-from pyperf_suite.node.doctor.check import Check, examined, gib, not_applicable, ok, problem, warning
+from pyperf_suite.node.check import Check, caution, examined, failed, named, ok, size_text, unknown
 
 NVIDIA = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers (PCI Code and ID Assignment Specification)
@@ -107,7 +107,7 @@ def driver_check(readings: GpuReadings) -> Check:
     if not readings.on_bus:
         return ok(f"no NVIDIA GPU on the bus: {why}; what runs here runs on the CPU")
     hidden = "" if readings.visible is None else f", with CUDA_VISIBLE_DEVICES={readings.visible!r}"
-    return problem(
+    return failed(
         f"{readings.on_bus} NVIDIA on the PCI bus, but {why}{hidden}",
         "Install or load the driver; in a container, hand the GPUs in (docker: --gpus all).",
         "nvidia-smi",
@@ -118,7 +118,7 @@ def manager_check(readings: GpuReadings) -> Check:
     """Whether NVML answers, by which clocks and errors are known."""
     if readings.silence is None:
         return ok("answers")
-    return warning(
+    return caution(
         f"{readings.silence}: records will not have clocks, power or why a GPU was throttled",
         "Hand the driver's tools into the container (NVIDIA_DRIVER_CAPABILITIES=compute,utility).",
     )
@@ -128,22 +128,22 @@ def kind(reading: GpuReading) -> Check:
     """Which GPU, and whether our kernels run on it."""
     gpu = reading.gpu
     capability = ".".join(map(str, gpu.compute_capability))
-    summary = f"{gpu.name}, compute capability {capability}, {gpu.multiprocessors} SMs, {gib(gpu.memory_bytes)}"
+    summary = f"{gpu.name}, compute capability {capability}, {gpu.multiprocessors} SMs, {size_text(gpu.memory_bytes)}"
     if architecture(gpu.compute_capability).cuda_kernels:
         return ok(summary)
     first = next(each for each in architectures() if each.cuda_kernels)
     oldest = ".".join(map(str, first.compute_capability))
-    return warning(f"{summary}: there are own kernels from {oldest} on", "Measure the library's kernels.")
+    return caution(f"{summary}: there are own kernels from {oldest} on", "Measure the library's kernels.")
 
 
 def power(reading: GpuReading) -> Check:
     """The power limit against the one the GPU came with."""
     limit, default = reading.settings.get("power_limit_w"), reading.health.get("default_power_limit_w")
     if limit is None:
-        return not_applicable()
+        return unknown()
     if default is None or limit >= default:
         return ok(f"{limit:g} W" + (f", default {default:g} W" if default else ""))
-    return warning(
+    return caution(
         f"{limit:g} W, {1 - limit / default:.0%} below its default of {default:g} W: large products run slower",
         "Ask why it was lowered, or restore it.",
         f"sudo nvidia-smi -i {reading.gpu.uuid} -pl {default:g}",
@@ -155,12 +155,12 @@ def clocks(reading: GpuReading) -> Check:
     requested, highest = reading.settings.get("application_sm_clock_mhz"), reading.settings.get("maximum_sm_clock_mhz")
     now, default = reading.readings.get("sm_clock_mhz"), reading.health.get("default_sm_clock_mhz")
     if highest is None:
-        return not_applicable()
+        return unknown()
     summary = f"SM {now if now is not None else '?'} MHz now, at most {highest} MHz"
     if requested is None:
         return ok(f"{summary}, no clock of applications set")
     if default is not None and requested < default:
-        return warning(
+        return caution(
             f"{summary}; applications are held to {requested} MHz, below the default of {default} MHz",
             "Give them the default again.",
             f"sudo nvidia-smi -i {reading.gpu.uuid} -rac",
@@ -169,14 +169,14 @@ def clocks(reading: GpuReading) -> Check:
 
 
 def throttling(reading: GpuReading) -> Check:
-    """Why clocks are below what was asked for, now."""
+    """Why clocks are lower than requested now."""
     reasons: Sequence[str] | None = reading.readings.get("throttle_reasons")
     if reasons is None:
-        return not_applicable()
+        return unknown()
     if not reasons:
         return ok("none")
     severe = [reason for reason in reasons if reason in SEVERE_REASONS]
-    return (problem if severe else warning)(
+    return (failed if severe else caution)(
         f"clocks are lowered now: {', '.join(reasons)}",
         "See to cooling and power supply." if severe else "See who uses the GPU, its power limit and its temperature.",
         "nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE",
@@ -187,16 +187,16 @@ def temperature(reading: GpuReading) -> Check:
     """How near the GPU is to being slowed down by heat."""
     now, slowdown = reading.readings.get("temperature_celsius"), reading.health.get("slowdown_celsius")
     if now is None:
-        return not_applicable()
+        return unknown()
     summary = f"{now} °C" + (f", slowed down at {slowdown} °C" if slowdown else "")
     if slowdown and now >= slowdown - NEAR_CELSIUS:
-        return problem(
+        return failed(
             summary,
             "Let it cool, and see to fans and airflow.",
             "nvidia-smi -q -d TEMPERATURE",
         )
     if now >= HOT_IDLE_CELSIUS:
-        return warning(f"{summary}: warm before anything is measured", "Let it cool.")
+        return caution(f"{summary}: warm before anything is measured", "Let it cool.")
     return ok(summary)
 
 
@@ -204,13 +204,13 @@ def mode(reading: GpuReading) -> Check:
     """Whether several processes may use the GPU: a run starts several, one after another."""
     found = reading.health.get("compute_mode")
     if found is None:
-        return not_applicable()
+        return unknown()
     if found == "default":
         return ok(found)
     command = f"sudo nvidia-smi -i {reading.gpu.uuid} -c DEFAULT"
     if found == "prohibited":
-        return problem("prohibited: no process may compute", "Allow it.", command)
-    return warning(
+        return failed("prohibited: no process may compute", "Allow it.", command)
+    return caution(
         f"{found}: one process at a time, so two runs side by side fail",
         "Leave it so if one run at a time is what you want.",
         command,
@@ -221,10 +221,10 @@ def persistence(reading: GpuReading) -> Check:
     """Whether the driver keeps the GPU initialised between processes."""
     on = reading.settings.get("persistence_mode")
     if on is None:
-        return not_applicable()
+        return unknown()
     if on:
         return ok("on")
-    return warning(
+    return caution(
         "off: the GPU is set up anew for each process, which takes a second or more and drops its clocks",
         "Let the driver keep it initialised.",
         f"sudo nvidia-smi -i {reading.gpu.uuid} -pm 1",
@@ -234,16 +234,16 @@ def persistence(reading: GpuReading) -> Check:
 def slices(reading: GpuReading) -> Check:
     """Whether this is a part of a GPU whose other parts others use."""
     if reading.gpu.uuid.startswith("MIG-"):
-        return warning(
+        return caution(
             "a slice of a GPU: power and clocks are shared with the other slices",
             "Measure when the other slices are idle; results of slices form series of their own.",
         )
     on = reading.health.get("mig")
     if on is None:
-        return not_applicable("this GPU has none, or does not report")
+        return unknown("this GPU has none, or does not report")
     if not on:
         return ok("off")
-    return problem(
+    return failed(
         "on, but this process sees no slice: a GPU that is cut up runs nothing as a whole",
         "Name a slice in CUDA_VISIBLE_DEVICES, or switch MIG off when nobody uses it.",
         "nvidia-smi -L",
@@ -255,11 +255,11 @@ def memory_errors(reading: GpuReading) -> Check:
     ecc, errors = reading.settings.get("ecc"), reading.health.get("uncorrected_errors", 0)
     remapping = reading.health.get("remapping", "none")
     if ecc is None:
-        return not_applicable("this GPU has none, or does not report")
+        return unknown("this GPU has none, or does not report")
     summary = "on" if ecc else "off: about 6 % more bandwidth on GDDR, and wrong bits go unseen"
     if errors or remapping != "none":
         waiting = {"pending": "; rows of memory wait to be replaced", "failed": "; rows could not be replaced"}
-        return problem(
+        return failed(
             f"{errors} uncorrected errors since the driver was loaded{waiting.get(remapping, '')}",
             "Take the GPU out of use, reset it when idle; where errors come back, replace it.",
             f"nvidia-smi -i {reading.gpu.uuid} -q -d ECC,ROW_REMAPPER",
@@ -270,13 +270,13 @@ def memory_errors(reading: GpuReading) -> Check:
 def neighbours(reading: GpuReading) -> Check:
     """Other processes on the GPU; the doctor makes no context of its own before it asks."""
     if reading.processes is None:
-        return not_applicable()
+        return unknown()
     others = reading.processes
     if not others:
         return ok("none")
-    named = ", ".join(f"{number} ({gib(size)})" for number, size in others[:4])
-    return problem(
-        f"{len(others)} on this GPU: {named}: they take its time, its memory and its power",
+    listed = ", ".join(f"{number} ({size_text(size)})" for number, size in others[:4])
+    return failed(
+        f"{len(others)} on this GPU: {listed}: they take its time, its memory and its power",
         "Stop them, wait until they are done, or choose another GPU (--device cuda:N).",
         "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",
     )
@@ -298,12 +298,12 @@ GPU_CHECKS: Mapping[str, Callable[[GpuReading], Check]] = {
 
 def gpu_checks(readings: GpuReadings, expected: int | None = None) -> list[Check]:
     """The driver's checks, then each GPU's; if a number is `expected`, whether as many are there."""
-    checks = examined({"driver": driver_check}, readings)
+    checks = examined("GPU", {"driver": driver_check}, readings)
     if expected is not None:
-        judged = ok if len(readings.gpus) == expected else problem
-        checks.append(replace(judged(f"{len(readings.gpus)} for this process, {expected} expected"), name="GPUs"))
+        judged = ok if len(readings.gpus) == expected else failed
+        checks.append(named(judged(f"{len(readings.gpus)} for this process, {expected} expected"), "GPU", "GPUs"))
     if readings.gpus:
-        checks += examined({"NVML": manager_check}, readings)
+        checks += examined("GPU", {"NVML": manager_check}, readings)
     for number, reading in enumerate(readings.gpus):
-        checks += examined(GPU_CHECKS, reading, f"cuda:{number} ")
+        checks += examined(f"cuda:{number}", GPU_CHECKS, reading)
     return checks

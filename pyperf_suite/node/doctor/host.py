@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pyperf_suite.errors import UserError
@@ -16,7 +16,7 @@ from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.cpu import CPUS, CpuLayout, read_layout
 from pyperf_suite.hardware.kernel_files import KernelFiles, cpu_list, parse_bytes, parse_cpu_list
 from pyperf_suite.hardware.machine import kernel_state
-from pyperf_suite.node.doctor.check import Check, examined, gib, not_applicable, ok, problem, warning
+from pyperf_suite.node.check import Check, caution, examined, failed, named, ok, size_text, unknown
 from pyperf_suite.workloads.backends import cache_folder
 from pyperf_suite.workloads.cpu_peak import SAME, CorePeak, core_peak
 
@@ -71,20 +71,20 @@ def machine(readings: CpuReadings) -> Check:
     inside = f", in a container ({container})" if container else ""
     if hypervisor is None:
         return ok(f"{readings.model}, no hypervisor{inside}")
-    return warning(
+    return caution(
         f"{readings.model}, a virtual machine ({hypervisor}){inside}: clocks, caches and neighbours are the host's",
         "Compare versions in live pairs (`pyperf-suite ab`), and trust `--profile standard` more than one quick run.",
     )
 
 
 def governor(readings: CpuReadings) -> Check:
-    """Whether the kernel lowers clocks that are not asked for."""
+    """Whether the kernel lowers the clocks of idle cores."""
     names = readings.settings["governors"]
     if not isinstance(names, list) or not names:
-        return not_applicable("this kernel does not set the CPU's clocks")
+        return unknown("this kernel does not set the CPU's clocks")
     if names == ["performance"]:
         return ok("performance")
-    return warning(
+    return caution(
         f"{', '.join(names)}: cores start slow and speed up while they are measured",
         "Let cores keep their clock while measuring.",
         "sudo cpupower frequency-set -g performance",
@@ -95,10 +95,10 @@ def turbo(readings: CpuReadings) -> Check:
     """Whether clocks above the base depend on heat and on how many cores work."""
     on = readings.settings["turbo"]
     if on is None:
-        return not_applicable("the kernel does not report whether the CPU may exceed its base clock")
+        return unknown("the kernel does not report whether the CPU may exceed its base clock")
     if not on:
         return ok("off: clocks do not depend on heat or on how many cores work")
-    return warning(
+    return caution(
         "on: clocks above the base depend on heat and on how many cores work",
         "Leave it on for rates as training has them; switch it off while you compare small differences.",
         "echo 1 | sudo tee /sys/devices/system/cpu/intel_pstate/no_turbo   # AMD: echo 0 to cpufreq/boost",
@@ -109,12 +109,12 @@ def threads(readings: CpuReadings) -> Check:
     """Whether two workers may land on two threads of one core."""
     cores = readings.siblings
     if not cores:
-        return not_applicable("the kernel does not report which CPUs are threads of one core")
+        return unknown("the kernel does not report which CPUs are threads of one core")
     total = sum(map(len, cores))
     if total == len(cores):
         return ok(f"{total} usable CPUs, each a core of its own")
     first = cpu_list(min(core) for core in cores)
-    return warning(
+    return caution(
         f"{total} usable CPUs are threads of {len(cores)} cores: two workers on one core share its units",
         f"Use one thread of each core, or ask for {len(cores)} workers with -a workers={len(cores)}.",
         f"taskset -c {first} pyperf-suite run",
@@ -132,18 +132,18 @@ def quota(readings: CpuReadings) -> Check:
         found = (
             f"{cores:g} of a core: this process is stopped for a part of every period, in the middle of measurements"
         )
-        return problem(found, advice)
+        return failed(found, advice)
     found = (
         f"{cores:g} cores' time on {usable} CPUs: whoever uses more threads is stopped in the middle of measurements"
     )
-    return warning(found, advice)
+    return caution(found, advice)
 
 
 def cpuset(readings: CpuReadings) -> Check:
     """Which CPUs this process may run on."""
     allowed, online = readings.layout.allowed_cpus, readings.layout.online
     if not allowed or not online:
-        return not_applicable("the kernel does not report")
+        return unknown("the kernel does not report")
     if allowed == online:
         return ok(f"all {len(online)} that are online")
     return ok(f"{cpu_list(allowed)}, {len(allowed)} of {len(online)} that are online")
@@ -153,14 +153,14 @@ def nodes(readings: CpuReadings) -> Check:
     """Whether threads and their memory may lie on different NUMA nodes."""
     layout = readings.layout
     if not layout.nodes:
-        return not_applicable("the kernel reports no nodes")
+        return unknown("the kernel reports no nodes")
     used = layout.nodes_of(layout.allowed_cpus)
     if len(layout.nodes) == 1:
         return ok("one node")
     if len(used) == 1 and layout.allowed_nodes <= set(used):
         return ok(f"this process keeps to node {used[0]} of {len(layout.nodes)}")
     moves = ", and the kernel moves memory between them while it is measured" if readings.memory_binds else ""
-    return warning(
+    return caution(
         f"{len(layout.nodes)} nodes, and this process may use CPUs of {len(used)} of them{moves}",
         "Keep threads and memory on one node; for GPU work, on the GPU's (`pyperf-suite run topology` names it).",
         f"numactl --cpunodebind={used[0] if used else 0} --membind={used[0] if used else 0} pyperf-suite run",
@@ -173,10 +173,10 @@ def clock(readings: CpuReadings) -> Check:
     fine = readings.clock_resolution_s <= COARSE_CLOCK_S
     summary = f"{source or 'not named'}, in steps of {readings.clock_resolution_s * 1e9:g} ns"
     if source is None and fine:
-        return not_applicable(summary)
+        return unknown(summary)
     if fine and source in FAST_CLOCKS:
         return ok(summary)
-    return warning(
+    return caution(
         f"{summary}: a look at it may cost a microsecond or more",
         "See whether the kernel offers a faster one, and why it was dropped (dmesg | grep -i clocksource).",
         "cat /sys/devices/system/clocksource/clocksource0/available_clocksource",
@@ -240,11 +240,11 @@ def _locked_limit() -> int | None:
 
 def available(readings: MemoryReadings) -> Check:
     """What can be taken without swapping and without breaking a limit."""
-    limit = f", of a limit of {gib(readings.limit_bytes)}" if readings.limit_bytes is not None else ""
-    summary = f"{gib(readings.available_bytes)} can be taken{limit}"
+    limit = f", of a limit of {size_text(readings.limit_bytes)}" if readings.limit_bytes is not None else ""
+    summary = f"{size_text(readings.available_bytes)} can be taken{limit}"
     if readings.available_bytes >= TIGHT_BYTES:
         return ok(summary)
-    return (problem if readings.available_bytes < SCARCE_BYTES else warning)(
+    return (failed if readings.available_bytes < SCARCE_BYTES else caution)(
         f"{summary}: large cases will be unsupported or killed",
         "Free memory, or raise the limit of the container or job (docker: --memory; SLURM: --mem).",
     )
@@ -253,19 +253,19 @@ def available(readings: MemoryReadings) -> Check:
 def swap(readings: MemoryReadings) -> Check:
     """Whether what is measured may lie on a disk."""
     if readings.swapped_pages:
-        return problem(
+        return failed(
             f"{readings.swapped_pages} pages went to or came from the disk within a second",
             "Free memory before measuring; what is swapped now is timed as a disk's.",
         )
     total, used = readings.swap_total_bytes, readings.swap_used_bytes
     if total is None or used is None:
-        return not_applicable("this system does not report")
+        return unknown("this system does not report")
     if total == 0:
         return ok("none")
-    summary = f"{gib(used)} of {gib(total)} used"
+    summary = f"{size_text(used)} of {size_text(total)} used"
     if used < SWAPPED_SHARE * total:
         return ok(summary)
-    return warning(
+    return caution(
         f"{summary}: pages that lie there come back in the middle of measurements",
         "Free memory, then take the pages back.",
         "sudo swapoff -a && sudo swapon -a",
@@ -275,10 +275,10 @@ def swap(readings: MemoryReadings) -> Check:
 def huge_pages(readings: MemoryReadings) -> Check:
     """Whether large operands can lie in pages of 2 MiB."""
     if readings.huge_pages is None:
-        return not_applicable("the kernel reports none")
+        return unknown("the kernel reports none")
     if readings.huge_pages != "never":
         return ok(readings.huge_pages)
-    return warning(
+    return caution(
         "never: large operands on the CPU are spread over pages of 4 KiB, whose addresses take time to look up",
         "Let programs ask for huge pages.",
         "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
@@ -290,16 +290,16 @@ def shared(readings: MemoryReadings) -> Check:
     total, free = readings.shared_total_bytes, readings.shared_free_bytes
     if total is None or free is None:
         if not sys.platform.startswith("linux"):
-            return not_applicable("this system has none")
-        return problem(
+            return unknown("this system has none")
+        return failed(
             "there is none: DataLoader's workers and the ranks of one node cannot hand data over in shared memory",
             "Mount one in the container.",
             "docker run --shm-size=8g ...   # or --ipc=host",
         )
-    summary = f"{gib(free)} free of {gib(total)}"
+    summary = f"{size_text(free)} free of {size_text(total)}"
     if free >= SMALL_SHARED_BYTES:
         return ok(summary)
-    return (problem if free < TINY_SHARED_BYTES else warning)(
+    return (failed if free < TINY_SHARED_BYTES else caution)(
         f"{summary}: DataLoader's workers die of a bus error and NCCL of `unhandled system error` where it is full",
         "Start the container with more, or with the host's, or remove what finished jobs left there.",
         "docker run --shm-size=8g ...   # or --ipc=host",
@@ -310,11 +310,11 @@ def locked(readings: MemoryReadings) -> Check:
     """Whether network cards may pin their buffers."""
     limit = readings.locked_limit_bytes
     if not readings.has_network_cards:
-        return not_applicable("no InfiniBand or RoCE card here")
+        return unknown("no InfiniBand or RoCE card here")
     if limit is None:
         return ok("no limit")
-    return warning(
-        f"at most {gib(limit)}: NCCL may fail to register buffers with the network card",
+    return caution(
+        f"at most {size_text(limit)}: NCCL may fail to register buffers with the network card",
         "Raise the limit (docker: --ulimit memlock=-1; a service: LimitMEMLOCK=infinity).",
         "ulimit -l unlimited",
     )
@@ -322,7 +322,7 @@ def locked(readings: MemoryReadings) -> Check:
 
 @dataclass(frozen=True)
 class DiskPlace:
-    """A folder that may not be there yet: what was asked for, its nearest parent that exists, and what that allows."""
+    """A folder that may not exist yet, and what its nearest parent that exists allows."""
 
     name: str
     folder: str  # "" where there is none to be had
@@ -361,22 +361,22 @@ def place_check(place: DiskPlace) -> Check:
     choose = "Name another folder in PYPERF_CACHE_DIR." if is_cache else "Name another folder with --results."
     command = "export PYPERF_CACHE_DIR=/path/to/a/folder" if is_cache else ""
     if not place.folder:
-        return warning("there is no home folder to keep it in", choose, command)
+        return caution("there is no home folder to keep it in", choose, command)
     summary = place.folder if place.exists else f"{place.folder} (not there yet)"
     if not (place.is_folder and place.writable):
         consequence = (
             ": each process compiles its own kernels" if is_cache else ": a run could not keep what it measured"
         )
         refused = "cannot be written" if place.is_folder else "is no folder"
-        return (warning if is_cache else problem)(f"{summary} {refused}{consequence}", choose, command)
+        return (caution if is_cache else failed)(f"{summary} {refused}{consequence}", choose, command)
     if place.free_bytes is None:
         return ok(summary)
-    summary = f"{summary}, {gib(place.free_bytes)} free"
+    summary = f"{summary}, {size_text(place.free_bytes)} free"
     if place.free_bytes >= TIGHT_DISK_BYTES:
         return ok(summary)
     if place.free_bytes == 0:
-        return problem(f"{summary}: the file system is full or takes no files", choose, command)
-    judged = problem if place.free_bytes < SCARCE_DISK_BYTES and not is_cache else warning
+        return failed(f"{summary}: the file system is full or takes no files", choose, command)
+    judged = failed if place.free_bytes < SCARCE_DISK_BYTES and not is_cache else caution
     return judged(summary, f"Free some of the disk, or: {choose[0].lower()}{choose[1:]}", command)
 
 
@@ -401,7 +401,7 @@ MEMORY_CHECKS: Mapping[str, Callable[[MemoryReadings], Check]] = {
 
 def cpu_checks(readings: CpuReadings) -> list[Check]:
     """Every check of the CPU."""
-    return examined(CPU_CHECKS, readings)
+    return examined("CPU", CPU_CHECKS, readings)
 
 
 def read_peaks(cores: int) -> tuple[CorePeak, ...]:
@@ -423,7 +423,7 @@ def read_peaks(cores: int) -> tuple[CorePeak, ...]:
 def peak_check(peaks: Sequence[CorePeak]) -> Check:
     """How much cores multiply at most, and whether they lose clock by it or to each other."""
     if not peaks:
-        return replace(not_applicable("our CPU kernels are not built"), name="peak")
+        return unknown("our CPU kernels are not built")
     alone = [peak for peak in peaks if peak.workers == 1]
     summary = "; ".join(
         f"{peak.dtype} {peak.flop_per_s / 1e9:.0f} GFLOP/s a core ({peak.isa} {peak.unit}, {peak.flop_per_cycle:.0f} a "
@@ -436,23 +436,20 @@ def peak_check(peaks: Sequence[CorePeak]) -> Check:
     for peak in peaks:
         own = next(each for each in alone if each.unit == peak.unit)
         if (share := peak.flop_per_s / own.flop_per_s) < SAME:
-            return replace(
-                warning(
-                    f"{summary}; with {peak.workers} at once each core has {share:.0%} of its {peak.dtype} rate",
-                    "Where these are two threads of a core or share a power limit, that is what there is; else see "
-                    "what else runs here.",
-                    "top",
-                ),
-                name="peak",
+            return caution(
+                f"{summary}; with {peak.workers} at once each core has {share:.0%} of its {peak.dtype} rate",
+                "This is normal for two threads of one core and for cores that share a power limit; else see what "
+                "else runs here.",
+                "top",
             )
-    return replace(ok(summary), name="peak")
+    return ok(summary)
 
 
 def memory_checks(readings: MemoryReadings) -> list[Check]:
     """Every check of memory."""
-    return examined(MEMORY_CHECKS, readings)
+    return examined("Memory", MEMORY_CHECKS, readings)
 
 
 def place_checks(places: tuple[DiskPlace, ...]) -> list[Check]:
     """One check for each folder."""
-    return [replace(place_check(place), name=place.name) for place in places]
+    return [named(place_check(place), "Disk", place.name) for place in places]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pyperf_suite.hardware.kernel_files import KernelFiles
-from pyperf_suite.node.doctor.check import Check, examined, not_applicable, ok, problem, warning
+from pyperf_suite.node.check import Check, caution, examined, failed, ok, unknown
 
 # A pause longer than this between two looks at the clock was no instruction of ours.
 INTERRUPTION_S = 20e-6
@@ -141,11 +141,11 @@ def read_load(files: KernelFiles) -> LoadReadings:
 def stolen(readings: LoadReadings) -> Check:
     """Time that a hypervisor gave to others."""
     if readings.activity is None:
-        return not_applicable("this system does not count it")
+        return unknown("this system does not count it")
     share = readings.activity.steal_share
     if share < STOLEN_SHARE:
         return ok(f"{share:.1%} of the time wanted in a second")
-    return (problem if share >= ROBBED_SHARE else warning)(
+    return (failed if share >= ROBBED_SHARE else caution)(
         f"{share:.1%} of the time that this machine's cores wanted in a second went to other guests of its host",
         "Measure at another time, or on a machine with cores of its own (a dedicated host or instance).",
     )
@@ -155,7 +155,7 @@ def others(readings: LoadReadings) -> Check:
     """Cores that other processes keep busy, and which processes those are."""
     activity = readings.activity
     if activity is None:
-        return not_applicable("this system does not report")
+        return unknown("this system does not report")
     greedy = [
         f"{name} ({number}) {cores / readings.cores:.0%}"
         for name, number, cores in activity.consumers[:CONSUMERS_TOLD]
@@ -165,7 +165,7 @@ def others(readings: LoadReadings) -> Check:
     summary = f"{share:.0%} of {readings.cores} CPUs busy with others" + (f": {', '.join(greedy)}" if greedy else "")
     if share < BUSY_SHARE:
         return ok(summary)
-    return (problem if share >= CROWDED_SHARE else warning)(
+    return (failed if share >= CROWDED_SHARE else caution)(
         summary,
         "Stop what is not needed, or wait until it is done.",
         "top -o %CPU",
@@ -175,7 +175,7 @@ def others(readings: LoadReadings) -> Check:
 def whole_core(readings: LoadReadings) -> Check:
     """What a thread that wants a whole core gets of it."""
     if readings.activity is None:
-        return not_applicable("this system does not report")
+        return unknown("this system does not report")
     busy = readings.activity.busy
     interruption = f", its longest interruption {busy.longest_interruption_s * 1e3:.2g} ms"
     summary = (
@@ -183,7 +183,7 @@ def whole_core(readings: LoadReadings) -> Check:
     )
     if busy.share >= WHOLE_CORE:
         return ok(summary)
-    return warning(
+    return caution(
         f"{summary}: others, a quota or the hypervisor had the rest",
         "See the checks of other processes, stolen time and the CPU quota.",
     )
@@ -192,12 +192,12 @@ def whole_core(readings: LoadReadings) -> Check:
 def average(readings: LoadReadings) -> Check:
     """The run queue of the last minutes: a job that pauses just now comes back."""
     if readings.load_average is None:
-        return not_applicable("this system does not report")
+        return unknown("this system does not report")
     one, five, fifteen = readings.load_average
     summary = f"{one:.2f}, {five:.2f}, {fifteen:.2f} over 1, 5 and 15 minutes on {readings.cores} CPUs"
     if five < max(0.5, readings.cores / 4):
         return ok(summary)
-    return warning(f"{summary}: this machine was busy, and may be again", "Find out what comes and goes.")
+    return caution(f"{summary}: this machine was busy, and may be again", "Find out what comes and goes.")
 
 
 LOAD_CHECKS: Mapping[str, Callable[[LoadReadings], Check]] = {
@@ -210,4 +210,4 @@ LOAD_CHECKS: Mapping[str, Callable[[LoadReadings], Check]] = {
 
 def load_checks(readings: LoadReadings) -> list[Check]:
     """Every check of what others do."""
-    return examined(LOAD_CHECKS, readings)
+    return examined("Load", LOAD_CHECKS, readings)

@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from pyperf_suite.hardware import software
 from pyperf_suite.hardware.kernel_files import KernelFiles
 from pyperf_suite.hardware.software import Copy
 from pyperf_suite.kernels import nvrtc
-from pyperf_suite.node.doctor.check import Check, examined, gib, not_applicable, ok, problem, warning
+from pyperf_suite.node.check import Check, caution, examined, failed, named, ok, size_text, unknown
 from pyperf_suite.node.doctor.children import ExaminedProcess
 from pyperf_suite.workloads.backends import native_extension
 from pyperf_suite.workloads.collective import nccl
@@ -27,7 +27,7 @@ LEAST_FREE_SHARE = 0.8  # of a GPU's memory: torch's own context takes less than
 
 @dataclass(frozen=True)
 class Library:
-    """A library that is opened at run time: what it is for, and the names by which its versions are asked."""
+    """A library that is opened at run time, what it is for, and the function that returns its version."""
 
     name: str
     stem: str
@@ -113,7 +113,7 @@ def python(readings: SoftwareReadings) -> Check:
     if readings.python[:2] >= OLDEST_PYTHON:
         return ok(f"{platform.python_implementation()} {version}")
     oldest = ".".join(map(str, OLDEST_PYTHON))
-    return problem(version, f"Use Python {oldest} or newer.")
+    return failed(version, f"Use Python {oldest} or newer.")
 
 
 def pytest_plugin(readings: SoftwareReadings) -> Check:
@@ -123,14 +123,14 @@ def pytest_plugin(readings: SoftwareReadings) -> Check:
         summary = ", ".join(f"{name} {readings.packages[name]}" for name in ("pytest", PLUGIN))
         return ok(summary)
     found = f"{' and '.join(missing)} not installed: `pytest --benchmark-only` does not run"
-    return problem(found, "Install what is missing.", f"pip install {' '.join(missing)}")
+    return failed(found, "Install what is missing.", f"pip install {' '.join(missing)}")
 
 
 def extension(readings: SoftwareReadings) -> Check:
     """The package's own C++."""
     if readings.extension is None:
         return ok("loads")
-    return problem(readings.extension, "Build it in the checkout.", "pip install -e .")
+    return failed(readings.extension, "Build it in the checkout.", "pip install -e .")
 
 
 def compiler(readings: SoftwareReadings) -> Check:
@@ -138,17 +138,17 @@ def compiler(readings: SoftwareReadings) -> Check:
     found = readings.compiler
     command = "sudo apt install g++   # or clang++; or set CXX to a compiler's path"
     if found is None:
-        return warning("none on the PATH: the extension cannot be built", "Get one.", command)
+        return caution("none on the PATH: the extension cannot be built", "Get one.", command)
     if found.version is None:
         said = f"CXX={found.command}" if found.requested else found.command
-        return warning(f"{said} cannot be run", "Correct or unset CXX.", command)
+        return caution(f"{said} cannot be run", "Correct or unset CXX.", command)
     return ok(f"{found.command}: {found.version}")
 
 
 def cuda_toolkits(readings: SoftwareReadings) -> Check:
     """Toolkits, of which none is needed: NVRTC compiles."""
     if not readings.toolkits:
-        return not_applicable("none found, and none is needed: NVRTC compiles the kernels")
+        return unknown("none found, and none is needed: NVRTC compiles the kernels")
     summary = ", ".join(f"{each.version or 'of unknown version'} in {each.folder}" for each in readings.toolkits)
     return ok(f"{summary}; none is needed: NVRTC compiles the kernels")
 
@@ -166,7 +166,7 @@ def library(readings: SoftwareReadings, wanted: Library) -> Check:
             summary = f"{len(versions)} versions: {summary}"
         version = next((each.answer.get("version") for each in found if each.copy.path == chosen), None)
         if wanted is NVRTC and _needs_newer_driver(version, readings.driver_cuda):
-            return problem(
+            return failed(
                 f"{summary}. Opened: {chosen}, {why}; the driver supports CUDA up to {readings.driver_cuda} and may "
                 f"refuse what NVRTC {version} compiles",
                 f"Update the driver, or set {wanted.override} to an NVRTC of CUDA {readings.driver_cuda}.",
@@ -177,7 +177,7 @@ def library(readings: SoftwareReadings, wanted: Library) -> Check:
         return ok(f"{summary}{opened}")
     broken = next((each for each in found if each.copy.found_by == wanted.override), None)
     if broken is not None:
-        return problem(
+        return failed(
             f"{wanted.override}={broken.copy.path} does not open: "
             f"{broken.answer.get('error', 'a run wants an absolute path')}",
             "A variable that is set is never passed over: correct it or unset it.",
@@ -186,8 +186,8 @@ def library(readings: SoftwareReadings, wanted: Library) -> Check:
     what = f"{summary}: none of them opens" if found else "no copy found"
     advice, command = f"It {wanted.use}: install a copy.", f"pip install {wanted.package}"
     if readings.gpus:
-        return problem(what, advice, command)
-    return not_applicable(f"{what}, and there is no GPU to use it on")
+        return failed(what, advice, command)
+    return unknown(f"{what}, and there is no GPU to use it on")
 
 
 def _chosen(found: Sequence[Opened], wanted: Library, opened_by_torch: Mapping[str, str]) -> tuple[str | None, str]:
@@ -222,13 +222,13 @@ def torch(readings: SoftwareReadings) -> Check:
     """Whether torch imports, and whether it computes on every GPU."""
     found = readings.torch
     if found is None:
-        return problem(
+        return failed(
             "not installed: operands, references and library baselines are torch's",
             "Install it.",
             "pip install 'pyperf_suite[torch]'",
         )
     if "error" in found:
-        return problem(
+        return failed(
             f"does not import: {found['error']}",
             "See what it says by itself, then reinstall it.",
             f"{sys.executable} -c 'import torch'",
@@ -238,21 +238,21 @@ def torch(readings: SoftwareReadings) -> Check:
     if not readings.gpus:
         return ok(summary)
     if not found.get("cuda"):
-        return problem(
+        return failed(
             f"{summary}, but there is a GPU",
             "Install a build for CUDA, no newer than what the driver supports.",
             "pip install --force-reinstall torch",
         )
     if _needs_newer_driver(found["cuda"], readings.driver_cuda):
-        return problem(
+        return failed(
             f"{summary}, but the driver supports CUDA up to {readings.driver_cuda}: no kernel of torch runs",
             f"Update the driver, or install a build for CUDA {readings.driver_cuda}.",
             "nvidia-smi",
         )
-    failed = [f"cuda:{number}: {said}" for number, said in enumerate(found.get("devices", [])) if said != "ok"]
-    if failed or len(found.get("devices", [])) < readings.gpus:
-        why = "; ".join(failed) or f"it sees {len(found.get('devices', []))} of {readings.gpus} GPUs"
-        return problem(
+    wrong = [f"cuda:{number}: {said}" for number, said in enumerate(found.get("devices", [])) if said != "ok"]
+    if wrong or len(found.get("devices", [])) < readings.gpus:
+        why = "; ".join(wrong) or f"it sees {len(found.get('devices', []))} of {readings.gpus} GPUs"
+        return failed(
             f"{summary}; its CUDA does not work: {why}",
             "Stop the process that fills the GPU, or choose another GPU (--device cuda:N)."
             if "out of memory" in why
@@ -266,16 +266,16 @@ def gpu_memory(readings: SoftwareReadings) -> list[Check]:
     """What each GPU has free for a new process; NVML often lists no processes outside of its own container."""
     checks = []
     for number, (free, total) in enumerate((readings.torch or {}).get("memory", [])):
-        found = f"{gib(free)} free of {gib(total)}"
+        found = f"{size_text(free)} free of {size_text(total)}"
         if free >= LEAST_FREE_SHARE * total:
             check = ok(found)
         else:
-            check = problem(
+            check = failed(
                 f"{found}: another process holds the rest, so large cases will be unsupported",
                 "Stop it, wait until it is done, or choose another GPU (--device cuda:N).",
                 "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",
             )
-        checks.append(replace(check, name=f"cuda:{number} memory"))
+        checks.append(named(check, f"cuda:{number}", "memory"))
     return checks
 
 
@@ -285,9 +285,9 @@ def triton(readings: SoftwareReadings) -> Check:
     if version:
         return ok(version)
     if not readings.gpus:
-        return not_applicable("not installed, and there is no GPU to use it on")
+        return unknown("not installed, and there is no GPU to use it on")
     found = "not installed: cases of the Triton kernels will be unsupported"
-    return warning(found, "Install it.", "pip install triton")
+    return caution(found, "Install it.", "pip install triton")
 
 
 SOFTWARE_CHECKS: Mapping[str, Callable[[SoftwareReadings], Check]] = {
@@ -299,9 +299,10 @@ SOFTWARE_CHECKS: Mapping[str, Callable[[SoftwareReadings], Check]] = {
     NVRTC.name: partial(library, wanted=NVRTC),
     NCCL.name: partial(library, wanted=NCCL),
     "torch": torch,
+    "triton": triton,
 }
 
 
 def software_checks(readings: SoftwareReadings) -> list[Check]:
     """Every check of the software."""
-    return [*examined(SOFTWARE_CHECKS, readings), *gpu_memory(readings), *examined({"triton": triton}, readings)]
+    return [*examined("Software", SOFTWARE_CHECKS, readings), *gpu_memory(readings)]

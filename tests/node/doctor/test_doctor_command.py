@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from pyperf_suite.cli.main import main
+from pyperf_suite.node.check import Check
 from pyperf_suite.node.commands import doctor
-from pyperf_suite.node.doctor.check import Check, CheckGroup
 from pyperf_suite.node.doctor.host import place_check, read_place
 
 # Stands in for every way a Python program writes, removes or starts something; told on standard error at the end.
@@ -76,37 +76,38 @@ def test_it_starts_only_programs_that_read_and_none_through_a_shell(watched):
 
 def test_its_json_names_every_check_with_a_verdict_and_advice_where_there_is_something_to_do(watched):
     message, _, _ = watched
-    assert message["schema"] == 1
-    assert {check["group"] for check in message["checks"]} == {"CPU", "Load", "Memory", "GPU", "Software", "Disk"}
+    assert message["schema"] == 2
+    assert {check["part"] for check in message["checks"]} == {"CPU", "Load", "Memory", "GPU", "Software", "Disk"}
     for check in message["checks"]:
-        assert check["found"]
-        assert bool(check["advice"]) == (check["verdict"] in ("warning", "problem")), check
+        assert check["found"] or check["why"]
+        assert bool(check["advice"]) == (check["verdict"] in ("caution", "failed")), check
     verdicts = {check["verdict"] for check in message["checks"]}
-    assert message["verdict"] == next(each for each in ("problem", "warning", "ok") if each in verdicts)
+    assert message["verdict"] == next(each for each in ("failed", "caution", "ok") if each in verdicts)
 
 
 @pytest.mark.parametrize(
     ("verdicts", "code", "words"),
     [
-        (("ok", "not applicable"), 0, "Nothing stands in the way"),
-        (("ok", "warning"), 0, "0 problems, 1 warning, 1 ok"),
-        (("warning", "problem"), 1, "1 problem, 1 warning, 0 ok"),
+        (("ok", "unknown"), 0, "Nothing stands in the way"),
+        (("ok", "caution"), 0, "0 failed, 1 caution, 1 ok"),
+        (("caution", "failed"), 1, "1 failed, 1 caution, 0 ok"),
     ],
 )
-def test_only_a_problem_makes_the_exit_code_other_than_0(monkeypatch, verdicts, code, words):
-    checks = tuple(Check(verdict, f"found {n}") for n, verdict in enumerate(verdicts))
-    monkeypatch.setattr(doctor, "examine", lambda results, **_: (CheckGroup("Part", checks),))
+def test_only_a_failed_check_makes_the_exit_code_other_than_0(monkeypatch, verdicts, code, words):
+    checks = [Check("CPU", f"check {n}", f"found {n}", verdict=verdict) for n, verdict in enumerate(verdicts)]
+    monkeypatch.setattr(doctor, "examine", lambda results, **_: checks)
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == code
     assert words in result.output
-    assert ("found 1" in result.output) == ("not applicable" not in verdicts)
+    assert ("found 1" in result.output) == ("unknown" not in verdicts)
 
 
 def test_hostile_names_are_shown_and_not_obeyed(monkeypatch):
-    check = Check("warning", "90% busy: [red]x[/red] \x1b[2J", "Stop it.", name="other processes")
-    monkeypatch.setattr(doctor, "examine", lambda results, **_: (CheckGroup("Load", (check,)),))
+    check = Check("Load", "[b]x", "90% busy: [red]x[/red] \x1b[2J", verdict="caution", command="[i]kill[/i] \x1b[2J")
+    monkeypatch.setattr(doctor, "examine", lambda results, **_: [check])
     output = CliRunner().invoke(main, ["doctor"]).output
     assert "[red]x[/red]" in output
+    assert "[i]kill[/i]" in output
     assert "\x1b" not in output
 
 
@@ -119,7 +120,7 @@ def test_a_folder_that_is_not_there_yet_is_judged_by_its_parent(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_a_problem_for_results_and_a_warning_for_the_cache(tmp_path):
-    for name, verdict in (("results", "problem"), ("kernel cache", "warning")):
+    for name, verdict in (("results", "failed"), ("kernel cache", "caution")):
         check = place_check(read_place(name, str(tmp_path), writable=lambda path: False))
         assert check.verdict == verdict
         assert "cannot be written" in check.found
@@ -131,4 +132,4 @@ def test_a_file_in_a_folders_place_is_told(tmp_path):
 
 
 def test_a_folder_name_that_no_system_takes_is_told(tmp_path):
-    assert place_check(read_place("results", str(tmp_path / ("x" * 5000)))).verdict == "problem"
+    assert place_check(read_place("results", str(tmp_path / ("x" * 5000)))).verdict == "failed"
