@@ -21,17 +21,23 @@ MOST_S = {"cpu": 60.0, "cuda": 180.0}
 
 @click.command()
 @click.option(
-    "--baseline", "earlier", metavar="RUN", help="Judge by this earlier run of the machine: a folder, or latest."
+    "--baseline",
+    "earlier",
+    metavar="RUN",
+    help="Compare with this earlier run of the machine, a folder, a name or latest. Example: --baseline latest.",
 )
 @path_option(
-    "--fleet", metavar="FOLDER", help="Measure nothing; name the slow nodes of those whose results FOLDER holds."
+    "--fleet",
+    metavar="FOLDER",
+    help="Measure nothing, and name the slow nodes among the results in FOLDER. Example: --fleet /shared/acceptance.",
 )
 @click.option(
     "--budget",
     "budget_s",
     type=Finite(0, min_open=True),
     metavar="SECONDS",
-    help="End in order by then, by default 60 on a CPU and 180 on GPUs; what no round measured is not accepted.",
+    help="Time to measure for. The default is 60 on a CPU and 180 on GPUs. A node that is not measured whole in this "
+    "time is not accepted. Example: --budget 300.",
 )
 @run_options
 def accept(
@@ -45,11 +51,12 @@ def accept(
     as_json: bool,
     wide: bool,
 ) -> None:
-    """Measure and read every part of this node, and say of each whether it is as it should be.
+    """Measure every part of this node, and report for each whether it is as fast as it should be.
 
-    Products in a burst and on end, copies, PCIe, all_reduce and each pair of GPUs, clocks, throttling, memory errors,
-    links. A GPU is judged by the laws and published tables, a CPU by its own calibration, or else by its peak.
-    All GPUs are measured, or the one of --device cuda:N. Exit code 0 all ok, 1 low, wrong or left out, 2 bad input.
+    Measured are products in a burst and under sustained load, copies, PCIe, all_reduce, each pair of GPUs, clocks,
+    throttling, memory errors and links. A GPU is compared with the laws and published tables, a CPU with its own
+    calibration, or else with its peak. All GPUs are measured, or the one of --device cuda:N. The exit code is 0 if all
+    is ok, 1 if a check is a caution, failed or was left out, 2 for bad input.
 
     \b
     Examples:

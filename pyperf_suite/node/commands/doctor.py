@@ -23,15 +23,17 @@ SCHEMA = 2
 
 
 @click.command()
-@results_option("Where results would be kept.")
-@click.option("--expect", metavar="gpus=N", help="It is a problem where another number of GPUs is there.")
-@click.option("--all", "show_all", is_flag=True, help="Also what does not apply to this machine.")
+@results_option("Folder of results, whose disk is checked.")
+@click.option(
+    "--expect", metavar="gpus=N", help="Fail if the machine has another number of GPUs. Example: --expect gpus=8."
+)
+@click.option("--all", "show_all", is_flag=True, help="Also show what is unknown or does not apply to this machine.")
 @json_option("Print every check as JSON.")
 def doctor(results: Path, expect: str | None, show_all: bool, as_json: bool) -> None:
-    """Say whether this machine is fit for measuring, and what you could do about what is not.
+    """Report whether this machine is fit for measuring, and what you could do if it is not.
 
-    Looks at the CPU, who else uses the machine (for a second), memory, GPUs, compilers, libraries and disks. Nothing is
-    changed: what there is to be done is printed, for you to run. Exit code 1 where there is a problem, else 0.
+    Checked are the CPU, other load (for a second), memory, GPUs, compilers, libraries and disks. Nothing is changed:
+    commands are printed for you to run. The exit code is 1 if a check failed, else 0.
 
     \b
     Examples:

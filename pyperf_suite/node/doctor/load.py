@@ -19,7 +19,7 @@ BUSY_SHARE, CROWDED_SHARE = 0.02, 0.25
 # Of the time that cores wanted. A tick is 10 ms, so less than 1 % cannot be distinguished from nothing within a second.
 STOLEN_SHARE, ROBBED_SHARE = 0.015, 0.1
 WHOLE_CORE = 0.95
-CONSUMERS_TOLD = 3
+MOST_CONSUMERS = 3
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def others(readings: LoadReadings) -> Check:
         return unknown("this system does not report")
     greedy = [
         f"{name} ({number}) {cores / readings.cores:.0%}"
-        for name, number, cores in activity.consumers[:CONSUMERS_TOLD]
+        for name, number, cores in activity.consumers[:MOST_CONSUMERS]
         if cores / readings.cores >= BUSY_SHARE / 4
     ]
     share = activity.other_cores / readings.cores
