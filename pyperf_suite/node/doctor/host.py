@@ -143,7 +143,7 @@ def cpuset(readings: CpuReadings) -> Check:
     """Which CPUs this process may run on."""
     allowed, online = readings.layout.allowed_cpus, readings.layout.online
     if not allowed or not online:
-        return unknown("the kernel does not report")
+        return unknown()
     if allowed == online:
         return ok(f"all {len(online)} that are online")
     return ok(f"{cpu_list(allowed)}, {len(allowed)} of {len(online)} that are online")
@@ -259,7 +259,7 @@ def swap(readings: MemoryReadings) -> Check:
         )
     total, used = readings.swap_total_bytes, readings.swap_used_bytes
     if total is None or used is None:
-        return unknown("this system does not report")
+        return unknown()
     if total == 0:
         return ok("none")
     summary = f"{size_text(used)} of {size_text(total)} used"
@@ -275,7 +275,7 @@ def swap(readings: MemoryReadings) -> Check:
 def huge_pages(readings: MemoryReadings) -> Check:
     """Whether large operands can lie in pages of 2 MiB."""
     if readings.huge_pages is None:
-        return unknown("the kernel reports none")
+        return unknown()
     if readings.huge_pages != "never":
         return ok(readings.huge_pages)
     return caution(

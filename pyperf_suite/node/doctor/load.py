@@ -39,7 +39,6 @@ class Busy:
     wall_s: float
     cpu_s: float
     longest_interruption_s: float
-    clock_step_s: float  # the smallest difference that the clock shows
 
     @property
     def share(self) -> float:
@@ -72,16 +71,13 @@ def observe(seconds: float, files: KernelFiles | None = None) -> Activity | None
 def keep_busy(seconds: float, clock: Callable[[], float] = time.perf_counter) -> Busy:
     """Look at the clock for so long."""
     began_cpu, began = time.process_time(), clock()
-    last, longest, step = began, 0.0, float("inf")
+    last, longest = began, 0.0
     while last - began < seconds:
         now = clock()
-        difference = now - last
-        longest = max(longest, difference)
-        if 0 < difference < step:
-            step = difference
+        longest = max(longest, now - last)
         last = now
     longest = longest if longest >= INTERRUPTION_S else 0.0
-    return Busy(last - began, time.process_time() - began_cpu, longest, step)
+    return Busy(last - began, time.process_time() - began_cpu, longest)
 
 
 def read_moment(files: KernelFiles) -> Moment | None:
@@ -141,7 +137,7 @@ def read_load(files: KernelFiles) -> LoadReadings:
 def stolen(readings: LoadReadings) -> Check:
     """Time that a hypervisor gave to others."""
     if readings.activity is None:
-        return unknown("this system does not count it")
+        return unknown()
     share = readings.activity.steal_share
     if share < STOLEN_SHARE:
         return ok(f"{share:.1%} of the time wanted in a second")
@@ -155,7 +151,7 @@ def others(readings: LoadReadings) -> Check:
     """Cores that other processes keep busy, and which processes those are."""
     activity = readings.activity
     if activity is None:
-        return unknown("this system does not report")
+        return unknown()
     greedy = [
         f"{name} ({number}) {cores / readings.cores:.0%}"
         for name, number, cores in activity.consumers[:MOST_CONSUMERS]
@@ -175,7 +171,7 @@ def others(readings: LoadReadings) -> Check:
 def whole_core(readings: LoadReadings) -> Check:
     """What a thread that wants a whole core gets of it."""
     if readings.activity is None:
-        return unknown("this system does not report")
+        return unknown()
     busy = readings.activity.busy
     interruption = f", its longest interruption {busy.longest_interruption_s * 1e3:.2g} ms"
     summary = (
@@ -192,7 +188,7 @@ def whole_core(readings: LoadReadings) -> Check:
 def average(readings: LoadReadings) -> Check:
     """The run queue of the last minutes: a job that pauses just now comes back."""
     if readings.load_average is None:
-        return unknown("this system does not report")
+        return unknown()
     one, five, fifteen = readings.load_average
     summary = f"{one:.2f}, {five:.2f}, {fifteen:.2f} over 1, 5 and 15 minutes on {readings.cores} CPUs"
     if five < max(0.5, readings.cores / 4):
