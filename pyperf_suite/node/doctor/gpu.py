@@ -23,12 +23,13 @@ SEVERE_REASONS = ("hardware slowdown", "thermal slowdown by hardware", "power br
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One GPU: the driver's description, and NVML's settings, readings and health, empty where it does not answer."""
+    """One GPU: the driver's description, and by name what NVML says of its settings, state and health.
+
+    `processes` are (number, bytes) of those that use it; None if NVML does not report them.
+    """
 
     gpu: Gpu
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    readings: Mapping[str, Any] = field(default_factory=dict)
-    health: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
     processes: tuple[tuple[int, int], ...] | None = None
 
 
@@ -78,13 +79,8 @@ def _devices(cuda: CudaDriver | Unavailable) -> tuple[list[Gpu], str | None, str
 def _reading(gpu: Gpu, manager: Nvml | None) -> GpuReading:
     if manager is None:
         return GpuReading(gpu)
-    return GpuReading(
-        gpu,
-        manager.settings(gpu.uuid),
-        manager.readings(gpu.uuid),
-        manager.health(gpu.uuid),
-        manager.processes(gpu.uuid),
-    )
+    values = {**manager.settings(gpu.uuid), **manager.readings(gpu.uuid), **manager.health(gpu.uuid)}
+    return GpuReading(gpu, values, manager.processes(gpu.uuid))
 
 
 def _gpus_on_bus(files: KernelFiles) -> int:
@@ -136,27 +132,24 @@ def kind(reading: GpuReading) -> Check:
     return caution(f"{summary}: there are own kernels from {oldest} on", "Measure the library's kernels.")
 
 
-def power(reading: GpuReading) -> Check:
-    """The power limit against the one the GPU came with."""
-    limit, default = reading.settings.get("power_limit_w"), reading.health.get("default_power_limit_w")
+def power_check(values: Mapping[str, Any], name: str) -> Check:
+    """The power limit, and the one the GPU came with; `name` is what nvidia-smi calls the GPU."""
+    limit, default = values.get("power_limit_w"), values.get("default_power_limit_w")
     if limit is None:
         return unknown()
     if default is None or limit >= default:
         return ok(f"{limit:g} W" + (f", default {default:g} W" if default else ""))
     return caution(
         f"{limit:g} W, {1 - limit / default:.0%} below its default of {default:g} W: large products run slower",
-        "Ask why it was lowered, or restore it.",
-        f"sudo nvidia-smi -i {reading.gpu.uuid} -pl {default:g}",
+        "Find out why it was lowered, or restore it.",
+        f"sudo nvidia-smi -i {name} -pl {default:g}",
     )
 
 
-def clocks(reading: GpuReading) -> Check:
-    """The clock that applications are given against the highest, and the clock now."""
-    requested, highest = reading.settings.get("application_sm_clock_mhz"), reading.settings.get("maximum_sm_clock_mhz")
-    now, default = reading.readings.get("sm_clock_mhz"), reading.health.get("default_sm_clock_mhz")
-    if highest is None:
-        return unknown()
-    summary = f"SM {now if now is not None else '?'} MHz now, at most {highest} MHz"
+def clocks(highest: int, reading: GpuReading) -> Check:
+    """The clock that applications are given, the highest, and the clock now."""
+    requested, default = (reading.values.get(f"{name}_sm_clock_mhz") for name in ("application", "default"))
+    summary = f"SM {reading.values.get('sm_clock_mhz', '?')} MHz now, at most {highest} MHz"
     if requested is None:
         return ok(f"{summary}, no clock of applications set")
     if default is not None and requested < default:
@@ -168,11 +161,8 @@ def clocks(reading: GpuReading) -> Check:
     return ok(f"{summary}, applications {requested} MHz")
 
 
-def throttling(reading: GpuReading) -> Check:
+def throttling(reasons: Sequence[str], _reading: GpuReading) -> Check:
     """Why clocks are lower than requested now."""
-    reasons: Sequence[str] | None = reading.readings.get("throttle_reasons")
-    if reasons is None:
-        return unknown()
     if not reasons:
         return ok("none")
     severe = [reason for reason in reasons if reason in SEVERE_REASONS]
@@ -183,31 +173,22 @@ def throttling(reading: GpuReading) -> Check:
     )
 
 
-def temperature(reading: GpuReading) -> Check:
+def temperature(now: int, reading: GpuReading) -> Check:
     """How near the GPU is to being slowed down by heat."""
-    now, slowdown = reading.readings.get("temperature_celsius"), reading.health.get("slowdown_celsius")
-    if now is None:
-        return unknown()
+    slowdown = reading.values.get("slowdown_celsius")
     summary = f"{now} °C" + (f", slowed down at {slowdown} °C" if slowdown else "")
     if slowdown and now >= slowdown - NEAR_CELSIUS:
-        return failed(
-            summary,
-            "Let it cool, and see to fans and airflow.",
-            "nvidia-smi -q -d TEMPERATURE",
-        )
+        return failed(summary, "Let it cool, and see to fans and airflow.", "nvidia-smi -q -d TEMPERATURE")
     if now >= HOT_IDLE_CELSIUS:
         return caution(f"{summary}: warm before anything is measured", "Let it cool.")
     return ok(summary)
 
 
-def mode(reading: GpuReading) -> Check:
+def mode(found: str, reading: GpuReading) -> Check:
     """Whether several processes may use the GPU: a run starts several, one after another."""
-    found = reading.health.get("compute_mode")
-    if found is None:
-        return unknown()
+    command = f"sudo nvidia-smi -i {reading.gpu.uuid} -c DEFAULT"
     if found == "default":
         return ok(found)
-    command = f"sudo nvidia-smi -i {reading.gpu.uuid} -c DEFAULT"
     if found == "prohibited":
         return failed("prohibited: no process may compute", "Allow it.", command)
     return caution(
@@ -217,12 +198,9 @@ def mode(reading: GpuReading) -> Check:
     )
 
 
-def persistence(reading: GpuReading) -> Check:
+def persistence(is_on: bool, reading: GpuReading) -> Check:
     """Whether the driver keeps the GPU initialised between processes."""
-    on = reading.settings.get("persistence_mode")
-    if on is None:
-        return unknown()
-    if on:
+    if is_on:
         return ok("on")
     return caution(
         "off: the GPU is set up anew for each process, which takes a second or more and drops its clocks",
@@ -238,11 +216,8 @@ def slices(reading: GpuReading) -> Check:
             "a slice of a GPU: power and clocks are shared with the other slices",
             "Measure when the other slices are idle; results of slices form series of their own.",
         )
-    on = reading.health.get("mig")
-    if on is None:
-        return unknown("this GPU has none, or does not report")
-    if not on:
-        return ok("off")
+    if not (is_on := reading.values.get("mig")):
+        return unknown("this GPU has none, or does not report") if is_on is None else ok("off")
     return failed(
         "on, but this process sees no slice: a GPU that is cut up runs nothing as a whole",
         "Name a slice in CUDA_VISIBLE_DEVICES, or switch MIG off when nobody uses it.",
@@ -250,30 +225,23 @@ def slices(reading: GpuReading) -> Check:
     )
 
 
-def memory_errors(reading: GpuReading) -> Check:
+def memory_errors(has_ecc: bool, reading: GpuReading) -> Check:
     """Memory errors that could not be corrected, and memory rows that wait to be replaced."""
-    ecc, errors = reading.settings.get("ecc"), reading.health.get("uncorrected_errors", 0)
-    remapping = reading.health.get("remapping", "none")
-    if ecc is None:
-        return unknown("this GPU has none, or does not report")
-    summary = "on" if ecc else "off: about 6 % more bandwidth on GDDR, and wrong bits go unseen"
+    errors, remapping = reading.values.get("uncorrected_errors", 0), reading.values.get("remapping", "none")
     if errors or remapping != "none":
         waiting = {"pending": "; rows of memory wait to be replaced", "failed": "; rows could not be replaced"}
         return failed(
             f"{errors} uncorrected errors since the driver was loaded{waiting.get(remapping, '')}",
-            "Take the GPU out of use, reset it when idle; where errors come back, replace it.",
+            "Take the GPU out of use, reset it when idle; if errors come back, replace it.",
             f"nvidia-smi -i {reading.gpu.uuid} -q -d ECC,ROW_REMAPPER",
         )
-    return ok(summary)
+    return ok("on" if has_ecc else "off: about 6 % more bandwidth on GDDR, and wrong bits go unseen")
 
 
 def neighbours(reading: GpuReading) -> Check:
-    """Other processes on the GPU; the doctor makes no context of its own before it asks."""
-    if reading.processes is None:
-        return unknown()
-    others = reading.processes
-    if not others:
-        return ok("none")
+    """Other processes on the GPU; the doctor makes no context of its own before it reads them."""
+    if not (others := reading.processes):
+        return unknown() if others is None else ok("none")
     listed = ", ".join(f"{number} ({size_text(size)})" for number, size in others[:4])
     return failed(
         f"{len(others)} on this GPU: {listed}: they take its time, its memory and its power",
@@ -282,16 +250,26 @@ def neighbours(reading: GpuReading) -> Check:
     )
 
 
+def _of(name: str, judge: Callable[[Any, GpuReading], Check]) -> Callable[[GpuReading], Check]:
+    """A check of one value; unknown if NVML does not report it."""
+
+    def check(reading: GpuReading) -> Check:
+        value = reading.values.get(name)
+        return unknown() if value is None else judge(value, reading)
+
+    return check
+
+
 GPU_CHECKS: Mapping[str, Callable[[GpuReading], Check]] = {
     "kind": kind,
-    "power limit": power,
-    "clocks": clocks,
-    "throttling": throttling,
-    "temperature": temperature,
-    "compute mode": mode,
-    "persistence": persistence,
+    "power limit": lambda reading: power_check(reading.values, reading.gpu.uuid),
+    "clocks": _of("maximum_sm_clock_mhz", clocks),
+    "throttling": _of("throttle_reasons", throttling),
+    "temperature": _of("temperature_celsius", temperature),
+    "compute mode": _of("compute_mode", mode),
+    "persistence": _of("persistence_mode", persistence),
     "MIG": slices,
-    "ECC": memory_errors,
+    "ECC": _of("ecc", memory_errors),
     "other processes": neighbours,
 }
 

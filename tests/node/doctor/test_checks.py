@@ -51,15 +51,15 @@ ROOMY = host.MemoryReadings(
 )
 H100 = gpu.GpuReading(
     Gpu(0, "NVIDIA H100 80GB HBM3", "GPU-1", (9, 0), 132, 80 * GIB),
-    settings={
+    values={
         "power_limit_w": 700.0,
         "ecc": True,
         "persistence_mode": True,
         "application_sm_clock_mhz": 1980,
         "maximum_sm_clock_mhz": 1980,
-    },
-    readings={"sm_clock_mhz": 345, "temperature_celsius": 34, "throttle_reasons": []},
-    health={
+        "sm_clock_mhz": 345,
+        "temperature_celsius": 34,
+        "throttle_reasons": [],
         "compute_mode": "default",
         "default_power_limit_w": 700.0,
         "default_sm_clock_mhz": 1980,
@@ -112,10 +112,9 @@ def machine(tmp_path: Path) -> Callable[[Mapping[str, str]], KernelFiles]:
 
 def of_gpu(uuid: str = "GPU-1", capability: tuple[int, int] = (9, 0), processes: Any = (), **said: Any) -> list[Check]:
     """The checks of that H100, of which NVML says something else."""
-    known = (H100.settings, H100.readings, H100.health)
-    parts = [{**part, **{name: value for name, value in said.items() if name in part}} for part in known]
     described = dataclasses.replace(H100.gpu, uuid=uuid, compute_capability=capability)
-    return gpu.gpu_checks(dataclasses.replace(ONE_GPU, gpus=(gpu.GpuReading(described, *parts, processes),)))
+    reading = gpu.GpuReading(described, {**H100.values, **said}, processes)
+    return gpu.gpu_checks(dataclasses.replace(ONE_GPU, gpus=(reading,)))
 
 
 def of_software(**changed: Any) -> list[Check]:
