@@ -62,8 +62,7 @@ def examine(results: Path, gpus_expected: int | None = None) -> list[Check]:
     from pyperf_suite.node.doctor import gpu, host, load, software
 
     files = KernelFiles()
-    watched = load.read_load(files)
-    swapped_pages = watched.activity.swapped_pages if watched.activity else 0
+    watched = load.read_load()
     gpus = gpu.read_gpus(files)
     cores = cpu.detect().usable_cores
     found = software.read_software(files, len(gpus.gpus), driver_cuda=gpus.cuda)
@@ -71,7 +70,7 @@ def examine(results: Path, gpus_expected: int | None = None) -> list[Check]:
         *host.cpu_checks(host.read_cpu(files)),
         *examined("CPU", {"peak": host.peak_check}, host.read_peaks(cores)),
         *load.load_checks(watched),
-        *host.memory_checks(host.read_memory(files, swapped_pages)),
+        *host.memory_checks(host.read_memory(files, watched.swapped_bytes)),
         *gpu.gpu_checks(gpus, gpus_expected),
         *software.software_checks(found),
         *host.place_checks(host.read_places(results)),

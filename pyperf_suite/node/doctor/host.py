@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 import time
@@ -11,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.cpu import CPUS, CpuLayout, read_layout
-from pyperf_suite.hardware.kernel_files import KernelFiles, cpu_list, parse_bytes, parse_cpu_list
+from pyperf_suite.hardware.kernel_files import KernelFiles, cpu_list, parse_cpu_list
 from pyperf_suite.hardware.machine import kernel_state
 from pyperf_suite.node.check import Check, caution, examined, failed, named, ok, size_text, unknown
 from pyperf_suite.workloads.backends import cache_folder
@@ -190,37 +191,31 @@ class MemoryReadings:
     available_bytes: int
     limit_bytes: int | None
     huge_pages: str | None
-    swap_total_bytes: int | None
-    swap_used_bytes: int | None
-    swapped_pages: int  # while the machine was watched
+    swap_total_bytes: int
+    swap_used_bytes: int
+    swapped_bytes: int  # while the machine was watched
     shared_total_bytes: int | None
     shared_free_bytes: int | None
     locked_limit_bytes: int | None  # None: no limit
     has_network_cards: bool  # of InfiniBand or RoCE, whose buffers are locked
 
 
-def read_memory(files: KernelFiles, swapped_pages: int) -> MemoryReadings:
-    """The readings now; pages swapped are those of the time that `load` watched."""
+def read_memory(files: KernelFiles, swapped_bytes: int) -> MemoryReadings:
+    """The readings now; `swapped_bytes` went to or came from the disk while `load` watched."""
     total, free = _shared()
-    swap, unused = _meminfo(files, "SwapTotal"), _meminfo(files, "SwapFree")
+    swap = psutil.swap_memory()
     return MemoryReadings(
         available_bytes=memory.available_bytes(files),
         limit_bytes=memory.memory_limit_bytes(files),
         huge_pages=kernel_state(files, frozenset())["transparent_hugepages"],
-        swap_total_bytes=swap,
-        swap_used_bytes=None if swap is None or unused is None else swap - unused,
-        swapped_pages=swapped_pages,
+        swap_total_bytes=swap.total,
+        swap_used_bytes=swap.used,
+        swapped_bytes=swapped_bytes,
         shared_total_bytes=total,
         shared_free_bytes=free,
         locked_limit_bytes=_locked_limit(),
         has_network_cards=bool(files.matching("sys/class/infiniband/*")),
     )
-
-
-def _meminfo(files: KernelFiles, name: str) -> int | None:
-    """A figure of /proc/meminfo in bytes."""
-    match = re.search(rf"^{name}:\s*(\d+ kB)$", files.text("proc/meminfo") or "", re.MULTILINE)
-    return parse_bytes(match[1]) if match else None
 
 
 def _shared() -> tuple[int | None, int | None]:
@@ -252,14 +247,12 @@ def available(readings: MemoryReadings) -> Check:
 
 def swap(readings: MemoryReadings) -> Check:
     """Whether what is measured may lie on a disk."""
-    if readings.swapped_pages:
+    if readings.swapped_bytes:
         return failed(
-            f"{readings.swapped_pages} pages went to or came from the disk within a second",
+            f"{size_text(readings.swapped_bytes)} went to or came from the disk within a second",
             "Free memory before measuring; what is swapped now is timed as a disk's.",
         )
     total, used = readings.swap_total_bytes, readings.swap_used_bytes
-    if total is None or used is None:
-        return unknown()
     if total == 0:
         return ok("none")
     summary = f"{size_text(used)} of {size_text(total)} used"

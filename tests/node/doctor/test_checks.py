@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -35,7 +36,9 @@ SERVER = {
 }
 TWO_THREADS = {f"{CPUS}/cpu{n}/topology/thread_siblings_list": f"{n % 2},{n % 2 + 2}\n" for n in range(4)}
 TWO_NODES = {f"{NODES}/node0/cpulist": "0-1\n", f"{NODES}/node1/cpulist": "2-3\n"}
-IDLE = load.Activity(load.Busy(1.0, 0.999, 0.0), steal_share=0.0, other_cores=0.01, consumers=(), swapped_pages=0)
+IDLE = load.LoadReadings(
+    8, (0.1, 0.2, 0.3), 1.0, 0.999, 0.0, steal_share=0.0, other_cores=0.01, consumers=(), swapped_bytes=0
+)
 
 ROOMY = host.MemoryReadings(
     available_bytes=64 * GIB,
@@ -43,7 +46,7 @@ ROOMY = host.MemoryReadings(
     huge_pages="madvise",
     swap_total_bytes=0,
     swap_used_bytes=0,
-    swapped_pages=0,
+    swapped_bytes=0,
     shared_total_bytes=32 * GIB,
     shared_free_bytes=32 * GIB,
     locked_limit_bytes=None,
@@ -126,8 +129,8 @@ def with_gpu(**changed: Any) -> list[Check]:
     return of_software(**(usual | changed))
 
 
-def of_load(average: Any = (0.1, 0.2, 0.3), **activity: Any) -> list[Check]:
-    return load.load_checks(load.LoadReadings(dataclasses.replace(IDLE, **activity), 8, average))
+def of_load(**changed: Any) -> list[Check]:
+    return load.load_checks(dataclasses.replace(IDLE, **changed))
 
 
 def of_memory(**changed: Any) -> list[Check]:
@@ -153,15 +156,14 @@ LINES: list[tuple[Any, str, dict[str, Any], str, str]] = [
     (of_load, "stolen time", {"steal_share": 0.3}, "failed", "30.0%"),
     (of_load, "other processes", {"other_cores": 1.0, "consumers": (("java", 12, 0.9),)}, "caution", "java (12) 11%"),
     (of_load, "other processes", {"other_cores": 7.0}, "failed", "88% of 8 CPUs"),
-    (of_load, "one busy thread", {"busy": load.Busy(1.0, 0.5, 0.016)}, "caution", "got 50% of a core"),
-    (of_load, "one busy thread", {"busy": load.Busy(1.0, 0.99, 0.004)}, "ok", "longest interruption 4 ms"),
-    (of_load, "load average", {"average": (0.0, 6.0, 6.0)}, "caution", "was busy"),
+    (of_load, "one busy thread", {"got_share": 0.5}, "caution", "got 50% of a core"),
+    (of_load, "one busy thread", {"longest_interruption_s": 0.004}, "ok", "longest interruption 4 ms"),
+    (of_load, "load average", {"load_average": (0.0, 6.0, 6.0)}, "caution", "was busy"),
     (of_memory, "memory", {"available_bytes": GIB // 2, "limit_bytes": GIB}, "failed", "of a limit of 1 GiB"),
     (of_memory, "memory", {"available_bytes": 2 * GIB}, "caution", "2 GiB"),
-    (of_memory, "swap", {"swapped_pages": 900}, "failed", "900 pages"),
+    (of_memory, "swap", {"swapped_bytes": 900 << 12}, "failed", "3.516 MiB went"),
     (of_memory, "swap", {"swap_total_bytes": 8 * GIB, "swap_used_bytes": GIB}, "caution", "1 GiB of 8 GiB"),
     (of_memory, "swap", {"swap_total_bytes": 8 * GIB}, "ok", "of 8 GiB"),
-    (of_memory, "swap", {"swap_total_bytes": None}, "unknown", "not reported"),
     (of_memory, "huge pages", {"huge_pages": "never"}, "caution", "4 KiB"),
     (of_memory, "/dev/shm", {"shared_total_bytes": 2**26, "shared_free_bytes": 2**26}, "failed", "64 MiB"),
     (of_memory, "/dev/shm", {"shared_free_bytes": GIB // 2}, "caution", "512 MiB free of 32 GiB"),
@@ -284,7 +286,10 @@ def test_a_machine_that_is_fit_has_nothing_but_ok(machine):
 
 
 def test_what_is_not_reported_is_no_fault_of_the_machine(machine):
-    checks = [*host.cpu_checks(host.read_cpu(machine({}))), *load.load_checks(load.LoadReadings(None, 8, None))]
+    checks = [
+        *host.cpu_checks(host.read_cpu(machine({}))),
+        *of_load(load_average=None, steal_share=None, other_cores=None),
+    ]
     assert {check.verdict for check in checks} == {"ok", "unknown"}
     silent = dataclasses.replace(ONE_GPU, gpus=(gpu.GpuReading(H100.gpu),), silence="libnvidia-ml cannot be opened")
     found = {check.what: check.verdict for check in gpu.gpu_checks(silent)}
@@ -335,49 +340,28 @@ def test_a_gpu_on_the_bus_that_cuda_cannot_use_fails(machine, monkeypatch):
     assert "CUDA_VISIBLE_DEVICES=''" in str(check.found)
 
 
-def test_swap_and_huge_pages_are_read_from_the_kernels_files(machine):
-    meminfo = "MemTotal: 16000000 kB\nSwapTotal: 2097152 kB\nSwapFree: 1048576 kB\n"
+def test_huge_pages_are_read_from_the_kernels_files(machine):
     pages = "sys/kernel/mm/transparent_hugepage/enabled"
-    read = host.read_memory(machine({"proc/meminfo": meminfo, pages: "always madvise [never]\n"}), swapped_pages=3)
-    assert (read.swap_total_bytes, read.swap_used_bytes, read.swapped_pages) == (2 * GIB, GIB, 3)
-    assert read.huge_pages == "never"
-    assert host.read_memory(machine({"proc/meminfo": ""}), 0).swap_total_bytes is None
+    assert host.read_memory(machine({pages: "always madvise [never]\n"}), 0).huge_pages == "never"
 
 
-HALF = load.Busy(1.0, 0.5, 0.0)
+def test_the_load_of_this_machine_is_read():
+    found = load.read_load(0.05)
+    assert (found.cores, found.seconds) == (os.cpu_count(), pytest.approx(0.05, abs=0.1))
+    assert 0 < found.got_share <= 1
+    assert found.swapped_bytes >= 0
 
 
-def moment(machine, busy: int, steal: int, swapped: int = 0, **ticks: int):
-    files = {"proc/stat": f"cpu  {busy} 0 0 500 0 0 0 {steal} 0 0\n", "proc/vmstat": f"pswpin 0\npswpout {swapped}\n"}
-    for number, (name, count) in enumerate(ticks.items(), 10):
-        files[f"proc/{number}/stat"] = f"{number} ({name} (x) y) R 1 1 1 0 -1 0 0 0 0 0 {count} 0 0 0 20 0\n"
-    return load.read_moment(machine(files))
-
-
-def test_stolen_time_and_the_greediest_processes_are_counted(machine):
-    before = moment(machine, 1000, 50, editor=100, trainer=300)
-    after = moment(machine, 1150, 100, 7, editor=110, trainer=390)
-    found = load.between(before, after, HALF, ticks_per_s=100, own=99)
-    assert found.steal_share == pytest.approx(50 / 200)
-    assert found.other_cores == pytest.approx(1.0)
-    assert found.consumers == (("trainer (x) y", 11, 0.9), ("editor (x) y", 10, 0.1))
-    assert found.swapped_pages == 7
-
-
-def test_the_process_that_looks_is_not_counted_and_a_new_one_from_nothing(machine):
-    before, after = moment(machine, 0, 0, own=0), moment(machine, 80, 0, own=50, born=30)
-    assert load.between(before, after, HALF, ticks_per_s=100, own=10).consumers == (("born (x) y", 11, 0.3),)
-
-
-@pytest.mark.parametrize("text", ["", "cpu 1 2 3", "cpu a b c d e f g h", "intr 1 2 3 4 5 6 7 8 9"])
-def test_a_kernel_without_counts_has_no_moment(machine, text):
-    assert load.read_moment(machine({"proc/stat": text})) is None
+def test_the_greediest_processes_come_first_without_the_one_that_looks():
+    before = {11: ("editor", 1.0), 12: ("trainer", 3.0), os.getpid(): ("python", 0.0)}
+    after = {11: ("editor", 1.1), 12: ("trainer", 3.9), os.getpid(): ("python", 0.5), 13: ("born", 0.3)}
+    found = [(name, number, pytest.approx(cores)) for name, number, cores in load.consumers(before, after, 1.0)]
+    assert found == [("trainer", 12, 0.9), ("born", 13, 0.3), ("editor", 11, 0.1)]
 
 
 def test_interruptions_of_a_busy_thread_are_pauses_between_two_looks_at_the_clock():
     times = iter([0.0, 1e-6, 2e-6, 0.010002, 0.010003, 2.0])
-    busy = load.keep_busy(1.0, clock=lambda: next(times))
-    assert (busy.wall_s, busy.longest_interruption_s) == (2.0, pytest.approx(2.0 - 0.010003))
+    assert load.keep_busy(1.0, clock=lambda: next(times)) == pytest.approx(2.0 - 0.010003)
 
 
 @pytest.mark.parametrize(
