@@ -166,22 +166,19 @@ def test_a_throttled_clock_is_read_off_nvml() -> None:
 
 
 @pytest.mark.parametrize(
-    ("health", "words"),
+    ("health", "what", "verdict", "words"),
     [
-        ({"uncorrected_errors": 2, "uncorrected": 2}, "uncorrected: 2"),
-        ({"remapping": "pending", "rows_remapped_uncorrected": 1}, "remapping: pending"),
+        ({"uncorrected_errors": 2, "uncorrected": 2}, "memory errors", FAILED, "uncorrected: 2"),
+        ({"remapping": "pending", "rows_remapped_uncorrected": 1}, "memory errors", FAILED, "remapping: pending"),
+        ({"rows_remapped_corrected": 1}, "memory errors", OK, "rows remapped corrected: 1"),
+        ({"default_power_limit_w": 900.0}, "power limit", CAUTION, "below its default of 900 W"),
     ],
 )
-def test_memory_errors_are_counted_and_not_ok(health: dict[str, Any], words: str) -> None:
-    found = bad(gpu_node(health={2: health}))
-    assert list(found) == [("cuda:2", "memory errors")]
-    assert words in found["cuda:2", "memory errors"].why
-
-
-def test_rows_that_were_remapped_in_time_are_told_and_ok() -> None:
-    checks = checks_of(rows_of(gpu_node(health={2: {"rows_remapped_corrected": 1}})))
-    memory = next(each for each in checks if (each.part, each.what) == ("cuda:2", "memory errors"))
-    assert (memory.verdict, memory.why) == (OK, "rows remapped corrected: 1")
+def test_the_health_of_a_gpu_is_judged(health: dict[str, Any], what: str, verdict: str, words: str) -> None:
+    checks = checks_of(rows_of(gpu_node(health={2: health})))
+    check = next(each for each in checks if (each.part, each.what) == ("cuda:2", what))
+    assert (check.verdict, words in f"{check.found} {check.why}") == (verdict, True)
+    assert [each for each in checks if each.needs_attention] == [check] * (verdict != OK)
 
 
 def half_rate(seed: int) -> dict[tuple[str, str], Check]:

@@ -373,28 +373,19 @@ def place_check(place: DiskPlace) -> Check:
     return judged(summary, f"Free some of the disk, or: {choose[0].lower()}{choose[1:]}", command)
 
 
-CPU_CHECKS: Mapping[str, Callable[[CpuReadings], Check]] = {
-    "machine": machine,
-    "governor": governor,
-    "turbo": turbo,
-    "hyper-threads": threads,
-    "CPU quota": quota,
-    "CPUs allowed": cpuset,
-    "NUMA": nodes,
-    "clock": clock,
-}
-MEMORY_CHECKS: Mapping[str, Callable[[MemoryReadings], Check]] = {
-    "memory": available,
-    "swap": swap,
-    "huge pages": huge_pages,
-    "/dev/shm": shared,
-    "locked memory": locked,
-}
-
-
 def cpu_checks(readings: CpuReadings) -> list[Check]:
     """Every check of the CPU."""
-    return examined("CPU", CPU_CHECKS, readings)
+    checks = {
+        "machine": machine,
+        "governor": governor,
+        "turbo": turbo,
+        "hyper-threads": threads,
+        "CPU quota": quota,
+        "CPUs allowed": cpuset,
+        "NUMA": nodes,
+        "clock": clock,
+    }
+    return examined("CPU", checks, readings)
 
 
 def read_peaks(cores: int) -> tuple[CorePeak, ...]:
@@ -440,7 +431,14 @@ def peak_check(peaks: Sequence[CorePeak]) -> Check:
 
 def memory_checks(readings: MemoryReadings) -> list[Check]:
     """Every check of memory."""
-    return examined("Memory", MEMORY_CHECKS, readings)
+    checks = {
+        "memory": available,
+        "swap": swap,
+        "huge pages": huge_pages,
+        "/dev/shm": shared,
+        "locked memory": locked,
+    }
+    return examined("Memory", checks, readings)
 
 
 def place_checks(places: tuple[DiskPlace, ...]) -> list[Check]:

@@ -27,6 +27,7 @@ from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.laws.traffic import bus_factor
 from pyperf_suite.measure.telemetry import DISCARD_REASONS
 from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check, check_table, named, sentences
+from pyperf_suite.node.doctor.gpu import power_check
 from pyperf_suite.node.probes.topology import gpu_checks, host_checks
 from pyperf_suite.probes.collectives import tournament
 from pyperf_suite.probes.collectives.curves import curves_of
@@ -219,10 +220,9 @@ class _Node:
             seen = sorted({reason for each in message for reason in each["throttle_reasons_seen"]})
             verdict = FAILED if set(seen) & set(DISCARD_REASONS) else OK if message else UNKNOWN
             yield Check(part, "throttling", verdict=verdict, why=", ".join(seen) if message else "NVML does not answer")
-            limit, usual = gpu.get("settings", {}).get("power_limit_w"), health.get("default_power_limit_w")
-            if limit and usual and limit < usual:
-                why = f"{limit:g} of {usual:g} W"
-                yield Check(part, "power limit", Quantity(limit), Quantity(usual, "", usual), CAUTION, why)
+            power = power_check({**gpu.get("settings", {}), **health}, str(gpu["index"]))
+            if power.needs_attention:
+                yield named(power, part, "power limit")
             if {"uncorrected_errors", "remapping"}.isdisjoint(health):
                 yield Check(part, "memory errors", verdict=UNKNOWN, why="ECC is off or not reported")
                 continue
@@ -296,8 +296,9 @@ class _Node:
 
 def _in_words(check: Check) -> str:
     """What is wrong with a device, as the cause of a low rate."""
-    expected = f"{check.found}, expected {check.expected}" if isinstance(check.found, str | int) else ""
-    return f"{check.what} {', '.join(filter(None, (expected, check.why)))}".strip()
+    known = [str(check.found)] if isinstance(check.found, str | int) else []
+    known += [f"expected {check.expected}"] if isinstance(check.expected, str | int) else []
+    return f"{check.what} {', '.join(filter(None, (*known, check.why)))}".strip()
 
 
 def _between(amount: float, rate: float, shares: tuple[float, float], source: str) -> ExpectedTime:
