@@ -18,7 +18,7 @@ from pyperf_suite.runner import session, workers
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.results import read_journal
-from tests.node.test_accept import cpu_node
+from tests.node.made_up import cpu_node
 from tests.records import metric
 
 

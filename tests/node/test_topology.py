@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,53 +10,11 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Cell, Findings, Quantity, Remark
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.hardware.topology import parse
 from pyperf_suite.node.probes.topology import PROBE
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.exact import TopologyParameters
+from tests.node.made_up import HOST, TWO_NODES, gpus_of, h200
 from tests.records import a_record, lines
-
-MATRICES = Path(__file__).parents[1] / "core" / "hardware" / "topologies"
-TWO_NODES = [
-    {"number": 0, "cpus": "0-63,128-191", "memory_bytes": 1 << 40, "distances": [10, 21]},
-    {"number": 1, "cpus": "64-127,192-255", "memory_bytes": 1 << 40, "distances": [21, 10]},
-]
-HOST: dict[str, Any] = {
-    "model": "a CPU",
-    "sockets": 2,
-    "cores": 128,
-    "online": "0-255",
-    "caches_assumed": False,
-    "l2_bytes": 2 << 20,
-    "l2_total_bytes": 256 << 20,
-    "l3_bytes": 105 << 20,
-    "l3_total_bytes": 210 << 20,
-    "quota_cores": None,
-    "memory_left_bytes": None,
-    "hypervisor": None,
-    "container": None,
-    "pcie": [],
-    "nodes": TWO_NODES,
-    "allowed_cpus": "0-63,128-191",
-    "allowed_nodes": "0-1",
-}
-SOUND: dict[str, Any] = dict.fromkeys(("now", "slot", "card"), "gen 5 x16") | {"awake": True}
-
-
-def gpus_of(matrix: str, name: str, capability: tuple[int, int], links: int, **changed: dict[int, Any]) -> Any:
-    """The details of a machine with that matrix; `changed` has a field's other values by GPU."""
-    graph = parse((MATRICES / f"{matrix}.txt").read_text())
-    found = []
-    for index, smi in enumerate(graph.gpus):
-        gpu = {"index": index, "name": name, "compute_capability": list(capability), "smi": smi, **SOUND}
-        gpu |= {"cpus": graph.cpus[smi], "numa_node": int(graph.numa.get(smi, 0)), "nvlinks": [True] * links}
-        found.append(gpu | {field: values[index] for field, values in changed.items() if index in values})
-    placed = {name: HOST[name] for name in ("nodes", "allowed_cpus", "allowed_nodes")}
-    return {"gpus": found, "matrix": graph.to_json(), "unavailable": [], "nccl": {}, **placed}
-
-
-def h200(**changed: dict[int, Any]) -> Any:
-    return gpus_of("8xh200_sxm", "NVIDIA H200", (9, 0), 18, **changed)
 
 
 def found_in(**parts: Any) -> Findings:
