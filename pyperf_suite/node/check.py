@@ -6,16 +6,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pyperf_suite.findings.data import Cell, Quantity, Remark, Table, remark
 from pyperf_suite.findings.rows import Column, grouped, table
 from pyperf_suite.render.text import quantity_text
 
-Readings = TypeVar("Readings")
 Verdict = Literal["ok", "caution", "failed", "unknown"]
 
 # "caution": it works, with less than it could. "failed": something is wrong.
@@ -87,9 +86,9 @@ def size_text(size_bytes: float) -> str:
     return quantity_text(Quantity(size_bytes, "size"))
 
 
-def examined(part: str, checks: Mapping[str, Callable[[Readings], Check]], readings: Readings) -> list[Check]:
-    """Each check of a table on the same readings, with its part and its name."""
-    return [named(check(readings), part, what) for what, check in checks.items()]
+def of_part(part: str, checks: Mapping[str, Check]) -> list[Check]:
+    """Checks of a part by what they check."""
+    return [named(check, part, what) for what, check in checks.items()]
 
 
 def named(check: Check, part: str, what: str) -> Check:

@@ -58,7 +58,7 @@ def examine(results: Path, gpus_expected: int | None = None) -> list[Check]:
     """Read and judge everything. The load is watched first, before any process of ours adds to it."""
     from pyperf_suite.hardware import cpu
     from pyperf_suite.hardware.kernel_files import KernelFiles
-    from pyperf_suite.node.check import examined
+    from pyperf_suite.node.check import of_part
     from pyperf_suite.node.doctor import gpu, host, load, software
 
     files = KernelFiles()
@@ -67,13 +67,13 @@ def examine(results: Path, gpus_expected: int | None = None) -> list[Check]:
     cores = cpu.detect().usable_cores
     found = software.read_software(files, len(gpus.gpus), driver_cuda=gpus.cuda)
     return [
-        *host.cpu_checks(host.read_cpu(files)),
-        *examined("CPU", {"peak": host.peak_check}, host.read_peaks(cores)),
+        *host.cpu_checks(files),
+        *of_part("CPU", {"peak": host.peak_check(host.read_peaks(cores))}),
         *load.load_checks(watched),
-        *host.memory_checks(host.read_memory(files, watched.swapped_bytes)),
+        *host.memory_checks(files, watched.swapped_bytes),
         *gpu.gpu_checks(gpus, gpus_expected),
         *software.software_checks(found),
-        *host.place_checks(host.read_places(results)),
+        *host.place_checks(results),
     ]
 
 

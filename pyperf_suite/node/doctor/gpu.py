@@ -11,7 +11,7 @@ from pyperf_suite.hardware.catalogue import architecture, architectures
 from pyperf_suite.hardware.devices import CudaDriver, Gpu, Unavailable, driver, required
 from pyperf_suite.hardware.kernel_files import KernelFiles
 from pyperf_suite.hardware.nvml import Nvml, nvml
-from pyperf_suite.node.check import Check, caution, examined, failed, named, ok, size_text, unknown
+from pyperf_suite.node.check import Check, caution, failed, of_part, ok, size_text, unknown
 
 NVIDIA = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers (PCI Code and ID Assignment Specification)
@@ -276,12 +276,13 @@ GPU_CHECKS: Mapping[str, Callable[[GpuReading], Check]] = {
 
 def gpu_checks(readings: GpuReadings, expected: int | None = None) -> list[Check]:
     """The driver's checks, then each GPU's; if a number is `expected`, whether as many are there."""
-    checks = examined("GPU", {"driver": driver_check}, readings)
+    checks = {"driver": driver_check(readings)}
     if expected is not None:
         judged = ok if len(readings.gpus) == expected else failed
-        checks.append(named(judged(f"{len(readings.gpus)} for this process, {expected} expected"), "GPU", "GPUs"))
+        checks["GPUs"] = judged(f"{len(readings.gpus)} for this process, {expected} expected")
     if readings.gpus:
-        checks += examined("GPU", {"NVML": manager_check}, readings)
+        checks["NVML"] = manager_check(readings)
+    found = of_part("GPU", checks)
     for number, reading in enumerate(readings.gpus):
-        checks += examined(f"cuda:{number}", GPU_CHECKS, reading)
-    return checks
+        found += of_part(f"cuda:{number}", {what: judge(reading) for what, judge in GPU_CHECKS.items()})
+    return found

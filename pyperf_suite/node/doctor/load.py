@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import psutil
 
 from pyperf_suite.measure.telemetry import Around
-from pyperf_suite.node.check import Check, caution, examined, failed, ok, unknown
+from pyperf_suite.node.check import Check, caution, failed, of_part, ok, unknown
 
 # A pause longer than this between two looks at the clock was no instruction of ours.
 INTERRUPTION_S = 20e-6
@@ -100,9 +100,8 @@ def _swapped_bytes() -> int:
     return int(swap.sin + swap.sout)
 
 
-def stolen(readings: LoadReadings) -> Check:
+def stolen(share: float | None) -> Check:
     """Time that a hypervisor gave to others."""
-    share = readings.steal_share
     if share is None:
         return unknown()
     if share < STOLEN_SHARE:
@@ -157,9 +156,9 @@ def average(readings: LoadReadings) -> Check:
 def load_checks(readings: LoadReadings) -> list[Check]:
     """Every check of what others do."""
     checks = {
-        "stolen time": stolen,
-        "other processes": others,
-        "one busy thread": whole_core,
-        "load average": average,
+        "stolen time": stolen(readings.steal_share),
+        "other processes": others(readings),
+        "one busy thread": whole_core(readings),
+        "load average": average(readings),
     }
-    return examined("Load", checks, readings)
+    return of_part("Load", checks)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from pyperf_suite.errors import UserError
@@ -15,7 +14,7 @@ from pyperf_suite.hardware import software
 from pyperf_suite.hardware.kernel_files import KernelFiles
 from pyperf_suite.hardware.software import Copy
 from pyperf_suite.kernels import nvrtc
-from pyperf_suite.node.check import Check, caution, examined, failed, named, ok, size_text, unknown
+from pyperf_suite.node.check import Check, caution, failed, named, of_part, ok, size_text, unknown
 from pyperf_suite.node.doctor.children import ExaminedProcess
 from pyperf_suite.workloads.backends import native_extension
 from pyperf_suite.workloads.collective import nccl
@@ -262,21 +261,16 @@ def torch(readings: SoftwareReadings) -> Check:
     return ok(f"{summary}; a sum on each GPU is right")
 
 
-def gpu_memory(readings: SoftwareReadings) -> list[Check]:
-    """What each GPU has free for a new process; NVML often lists no processes outside of its own container."""
-    checks = []
-    for number, (free, total) in enumerate((readings.torch or {}).get("memory", [])):
-        found = f"{size_text(free)} free of {size_text(total)}"
-        if free >= LEAST_FREE_SHARE * total:
-            check = ok(found)
-        else:
-            check = failed(
-                f"{found}: another process holds the rest, so large cases will be unsupported",
-                "Stop it, wait until it is done, or choose another GPU (--device cuda:N).",
-                "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",
-            )
-        checks.append(named(check, f"cuda:{number}", "memory"))
-    return checks
+def gpu_memory(free_bytes: int, total_bytes: int) -> Check:
+    """What a GPU has free for a new process; NVML often lists no processes outside of its own container."""
+    found = f"{size_text(free_bytes)} free of {size_text(total_bytes)}"
+    if free_bytes >= LEAST_FREE_SHARE * total_bytes:
+        return ok(found)
+    return failed(
+        f"{found}: another process holds the rest, so large cases will be unsupported",
+        "Stop it, wait until it is done, or choose another GPU (--device cuda:N).",
+        "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",
+    )
 
 
 def triton(readings: SoftwareReadings) -> Check:
@@ -290,19 +284,19 @@ def triton(readings: SoftwareReadings) -> Check:
     return caution(found, "Install it.", "pip install triton")
 
 
-SOFTWARE_CHECKS: Mapping[str, Callable[[SoftwareReadings], Check]] = {
-    "Python": python,
-    PLUGIN: pytest_plugin,
-    "C++ extension": extension,
-    "C++ compiler": compiler,
-    "CUDA toolkits": cuda_toolkits,
-    NVRTC.name: partial(library, wanted=NVRTC),
-    NCCL.name: partial(library, wanted=NCCL),
-    "torch": torch,
-    "triton": triton,
-}
-
-
 def software_checks(readings: SoftwareReadings) -> list[Check]:
-    """Every check of the software."""
-    return [*examined("Software", SOFTWARE_CHECKS, readings), *gpu_memory(readings)]
+    """Every check of the software, and the memory of each GPU that torch reports."""
+    checks = {
+        "Python": python(readings),
+        PLUGIN: pytest_plugin(readings),
+        "C++ extension": extension(readings),
+        "C++ compiler": compiler(readings),
+        "CUDA toolkits": cuda_toolkits(readings),
+        NVRTC.name: library(readings, NVRTC),
+        NCCL.name: library(readings, NCCL),
+        "torch": torch(readings),
+        "triton": triton(readings),
+    }
+    free = (readings.torch or {}).get("memory", [])
+    of_gpus = [named(gpu_memory(*each), f"cuda:{number}", "memory") for number, each in enumerate(free)]
+    return [*of_part("Software", checks), *of_gpus]

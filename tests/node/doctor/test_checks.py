@@ -14,7 +14,7 @@ import pytest
 from pyperf_suite.hardware.devices import Gpu, Unavailable
 from pyperf_suite.hardware.kernel_files import KernelFiles
 from pyperf_suite.hardware.software import Compiler, Copy, Toolkit
-from pyperf_suite.node.check import Check
+from pyperf_suite.node.check import Check, of_part
 from pyperf_suite.node.doctor import gpu, host, load, software
 from pyperf_suite.node.doctor.software import NCCL, Opened
 from pyperf_suite.workloads.cpu_peak import CorePeak
@@ -40,18 +40,6 @@ IDLE = load.LoadReadings(
     8, (0.1, 0.2, 0.3), 1.0, 0.999, 0.0, steal_share=0.0, other_cores=0.01, consumers=(), swapped_bytes=0
 )
 
-ROOMY = host.MemoryReadings(
-    available_bytes=64 * GIB,
-    limit_bytes=None,
-    huge_pages="madvise",
-    swap_total_bytes=0,
-    swap_used_bytes=0,
-    swapped_bytes=0,
-    shared_total_bytes=32 * GIB,
-    shared_free_bytes=32 * GIB,
-    locked_limit_bytes=None,
-    has_network_cards=True,
-)
 H100 = gpu.GpuReading(
     Gpu(0, "NVIDIA H100 80GB HBM3", "GPU-1", (9, 0), 132, 80 * GIB),
     values={
@@ -133,8 +121,18 @@ def of_load(**changed: Any) -> list[Check]:
     return load.load_checks(dataclasses.replace(IDLE, **changed))
 
 
-def of_memory(**changed: Any) -> list[Check]:
-    return host.memory_checks(dataclasses.replace(ROOMY, **changed))
+MEMORY = {
+    "memory": host.available,
+    "swap": host.swap,
+    "huge pages": host.huge_pages,
+    "/dev/shm": host.shared,
+    "locked memory": host.locked,
+}
+
+
+def of_memory(**figures: Any) -> list[Check]:
+    """One check of memory, by the figures that it is given."""
+    return of_part("Memory", {what: judge(*figures[what]) for what, judge in MEMORY.items() if what in figures})
 
 
 LINES: list[tuple[Any, str, dict[str, Any], str, str]] = [
@@ -159,17 +157,23 @@ LINES: list[tuple[Any, str, dict[str, Any], str, str]] = [
     (of_load, "one busy thread", {"got_share": 0.5}, "caution", "got 50% of a core"),
     (of_load, "one busy thread", {"longest_interruption_s": 0.004}, "ok", "longest interruption 4 ms"),
     (of_load, "load average", {"load_average": (0.0, 6.0, 6.0)}, "caution", "was busy"),
-    (of_memory, "memory", {"available_bytes": GIB // 2, "limit_bytes": GIB}, "failed", "of a limit of 1 GiB"),
-    (of_memory, "memory", {"available_bytes": 2 * GIB}, "caution", "2 GiB"),
-    (of_memory, "swap", {"swapped_bytes": 900 << 12}, "failed", "3.516 MiB went"),
-    (of_memory, "swap", {"swap_total_bytes": 8 * GIB, "swap_used_bytes": GIB}, "caution", "1 GiB of 8 GiB"),
-    (of_memory, "swap", {"swap_total_bytes": 8 * GIB}, "ok", "of 8 GiB"),
-    (of_memory, "huge pages", {"huge_pages": "never"}, "caution", "4 KiB"),
-    (of_memory, "/dev/shm", {"shared_total_bytes": 2**26, "shared_free_bytes": 2**26}, "failed", "64 MiB"),
-    (of_memory, "/dev/shm", {"shared_free_bytes": GIB // 2}, "caution", "512 MiB free of 32 GiB"),
-    (of_memory, "/dev/shm", {"shared_total_bytes": None}, "failed", "there is none"),
-    (of_memory, "locked memory", {"locked_limit_bytes": 65536}, "caution", "network card"),
-    (of_memory, "locked memory", {"has_network_cards": False}, "unknown", "no InfiniBand"),
+    (of_memory, "memory", {"memory": (GIB // 2, GIB)}, "failed", "of a limit of 1 GiB"),
+    (of_memory, "memory", {"memory": (2 * GIB, None)}, "caution", "2 GiB"),
+    (of_memory, "memory", {"memory": (64 * GIB, None)}, "ok", "64 GiB"),
+    (of_memory, "swap", {"swap": (0, 0, 900 << 12)}, "failed", "3.516 MiB went"),
+    (of_memory, "swap", {"swap": (8 * GIB, GIB, 0)}, "caution", "1 GiB of 8 GiB"),
+    (of_memory, "swap", {"swap": (8 * GIB, 0, 0)}, "ok", "of 8 GiB"),
+    (of_memory, "swap", {"swap": (0, 0, 0)}, "ok", "none"),
+    (of_memory, "huge pages", {"huge pages": ("never",)}, "caution", "4 KiB"),
+    (of_memory, "huge pages", {"huge pages": ("madvise",)}, "ok", "madvise"),
+    (of_memory, "huge pages", {"huge pages": (None,)}, "unknown", "not reported"),
+    (of_memory, "/dev/shm", {"/dev/shm": (2**26, 2**26)}, "failed", "64 MiB"),
+    (of_memory, "/dev/shm", {"/dev/shm": (32 * GIB, GIB // 2)}, "caution", "512 MiB free of 32 GiB"),
+    (of_memory, "/dev/shm", {"/dev/shm": (32 * GIB, 32 * GIB)}, "ok", "32 GiB free"),
+    (of_memory, "/dev/shm", {"/dev/shm": (None, None)}, "failed", "there is none"),
+    (of_memory, "locked memory", {"locked memory": (65536, True)}, "caution", "network card"),
+    (of_memory, "locked memory", {"locked memory": (65536, False)}, "unknown", "no InfiniBand"),
+    (of_memory, "locked memory", {"locked memory": (None, True)}, "ok", "no limit"),
     (of_gpu, "driver", {}, "ok", "580.82.07, for CUDA up to 13.0; 1 GPU"),
     (of_gpu, "power limit", {"power_limit_w": 400.0}, "caution", "43% below its default of 700 W"),
     (of_gpu, "clocks", {"application_sm_clock_mhz": 1200}, "caution", "held to 1200 MHz"),
@@ -272,7 +276,7 @@ LINES: list[tuple[Any, str, dict[str, Any], str, str]] = [
 def test_what_differs_from_a_machine_that_is_fit_is_judged_with_what_to_do(
     machine, checks, what, changed, verdict, words
 ):
-    found = host.cpu_checks(host.read_cpu(machine(SERVER | changed))) if checks == "files" else checks(**changed)
+    found = host.cpu_checks(machine(SERVER | changed)) if checks == "files" else checks(**changed)
     [check] = [each for each in found if each.what == what]
     assert check.verdict == verdict, check
     assert words in "\n".join(map(str, (check.found, check.why, check.advice, check.command)))
@@ -280,14 +284,14 @@ def test_what_differs_from_a_machine_that_is_fit_is_judged_with_what_to_do(
 
 
 def test_a_machine_that_is_fit_has_nothing_but_ok(machine):
-    checks = [*host.cpu_checks(host.read_cpu(machine(SERVER))), *of_load(), *of_memory(), *of_gpu()]
+    checks = [*host.cpu_checks(machine(SERVER)), *of_load(), *of_gpu()]
     assert {check.verdict for check in checks} == {"ok"}
     assert {check.verdict for check in of_software()} == {"ok", "unknown"}
 
 
 def test_what_is_not_reported_is_no_fault_of_the_machine(machine):
     checks = [
-        *host.cpu_checks(host.read_cpu(machine({}))),
+        *host.cpu_checks(machine({})),
         *of_load(load_average=None, steal_share=None, other_cores=None),
     ]
     assert {check.verdict for check in checks} == {"ok", "unknown"}
@@ -297,9 +301,8 @@ def test_what_is_not_reported_is_no_fault_of_the_machine(machine):
     assert {*found.values()} == {"unknown"}
 
 
-def test_a_clock_in_coarse_steps_is_a_caution(machine):
-    readings = dataclasses.replace(host.read_cpu(machine(SERVER)), clock_resolution_s=1e-3)
-    assert host.clock(readings).verdict == "caution"
+def test_a_clock_in_coarse_steps_is_a_caution():
+    assert host.clock("tsc", 1e-3).verdict == "caution"
 
 
 def peak(workers: int = 1, flop_per_s: float = 100e9, clock_hz: float = 3e9) -> CorePeak:
@@ -341,8 +344,9 @@ def test_a_gpu_on_the_bus_that_cuda_cannot_use_fails(machine, monkeypatch):
 
 
 def test_huge_pages_are_read_from_the_kernels_files(machine):
-    pages = "sys/kernel/mm/transparent_hugepage/enabled"
-    assert host.read_memory(machine({pages: "always madvise [never]\n"}), 0).huge_pages == "never"
+    files = machine({"sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]\n"})
+    found = {check.what: check.verdict for check in host.memory_checks(files, 0)}
+    assert (found.keys(), found["huge pages"]) == (MEMORY.keys(), "caution")
 
 
 def test_the_load_of_this_machine_is_read():
@@ -377,6 +381,6 @@ def test_interruptions_of_a_busy_thread_are_pauses_between_two_looks_at_the_cloc
 def test_a_folder_is_judged_by_itself_or_by_its_nearest_parent(tmp_path, name, folder, writable, verdict, words):
     (tmp_path / "file").write_text("")
     may = None if writable is None else lambda path: writable
-    check = host.place_check(host.read_place(name, str(tmp_path / folder), writable=may))
+    check = host.place_check(str(tmp_path / folder), is_cache=name == "kernel cache", writable=may)
     assert (check.verdict, words in str(check.found)) == (verdict, True)
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
