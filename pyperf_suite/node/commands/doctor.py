@@ -65,14 +65,14 @@ def examine(results: Path, gpus_expected: int | None = None) -> list[Check]:
     watched = load.read_load()
     gpus = gpu.read_gpus(files)
     cores = cpu.detect().usable_cores
-    found = software.read_software(files, len(gpus.gpus), driver_cuda=gpus.cuda)
+    found = software.software_checks(files, len(gpus.gpus), driver_cuda=gpus.cuda)
     return [
         *host.cpu_checks(files),
         *of_part("CPU", {"peak": host.peak_check(host.read_peaks(cores))}),
         *load.load_checks(watched),
         *host.memory_checks(files, watched.swapped_bytes),
         *gpu.gpu_checks(gpus, gpus_expected),
-        *software.software_checks(found),
+        *found,
         *host.place_checks(results),
     ]
 

@@ -62,16 +62,8 @@ H100 = gpu.GpuReading(
     processes=(),
 )
 ONE_GPU = gpu.GpuReadings(1, (H100,), cuda="13.0", driver="580.82.07", refusal=None, silence=None)
-NO_GPU = software.SoftwareReadings(
-    extension=None,
-    compiler=Compiler("c++", "c++ (Debian) 12.2.0", requested=False),
-    toolkits=(),
-    copies={},
-    torch={"version": "2.13.0+cpu", "cuda": None, "threads": 2, "opened": {}},
-    python=(3, 11, 7),
-    packages={"pytest": "9.2.0", "pytest-benchmark": "5.3.1", "triton": "3.7.1"},
-    gpus=0,
-)
+CPU_TORCH = {"version": "2.13.0+cpu", "cuda": None, "threads": 2, "opened": {}}
+PACKAGES = {"pytest": "9.2.0", "pytest-benchmark": "5.3.1"}
 WHEEL = Opened(Copy("/env/nvidia/nccl/lib/libnccl.so.2", "wheel"), {"version": "2.27.5"})
 SYSTEM = Opened(Copy("/usr/lib/libnccl.so.2", "loader"), {"version": "2.18.3"})
 STRAY = Opened(Copy("/opt/conda/lib/libnccl.so.2", "elsewhere"), {"version": "2.21.5"})
@@ -108,8 +100,23 @@ def of_gpu(uuid: str = "GPU-1", capability: tuple[int, int] = (9, 0), processes:
     return gpu.gpu_checks(dataclasses.replace(ONE_GPU, gpus=(reading,)))
 
 
-def of_software(**changed: Any) -> list[Check]:
-    return software.software_checks(dataclasses.replace(NO_GPU, **changed))
+def of_software(gpus: int = 0, torch: Any = CPU_TORCH, driver_cuda: Any = None, **changed: Any) -> list[Check]:
+    """A machine where all is installed, apart from what is changed."""
+    copies, in_process = changed.get("copies", {}), (torch or {}).get("opened", {})
+    checks = {
+        "Python": software.python(changed.get("python", (3, 11, 7))),
+        "pytest-benchmark": software.pytest_plugin(changed.get("packages", PACKAGES)),
+        "C++ extension": software.extension(changed.get("extension")),
+        "C++ compiler": software.compiler(changed.get("compiler", Compiler("c++", "c++ 12.2.0", requested=False))),
+        "CUDA toolkits": software.cuda_toolkits(changed.get("toolkits", ())),
+        **{
+            wanted.name: software.library(wanted, copies.get(wanted.name, ()), in_process, gpus, driver_cuda)
+            for wanted in (software.NVRTC, NCCL)
+        },
+        "torch": software.torch(torch, gpus, driver_cuda),
+        "triton": software.triton(changed.get("triton", "3.7.1"), gpus),
+    }
+    return of_part("Software", checks)
 
 
 def with_gpu(**changed: Any) -> list[Check]:
@@ -119,6 +126,10 @@ def with_gpu(**changed: Any) -> list[Check]:
 
 def of_load(**changed: Any) -> list[Check]:
     return load.load_checks(dataclasses.replace(IDLE, **changed))
+
+
+def of_free_memory(**figures: Any) -> list[Check]:
+    return of_part("cuda:0", {"memory": software.gpu_memory(**figures)})
 
 
 MEMORY = {
@@ -194,7 +205,13 @@ LINES: list[tuple[Any, str, dict[str, Any], str, str]] = [
     (of_gpu, "kind", {"capability": (7, 0)}, "caution", "own kernels from 8.0"),
     (of_software, "Python", {"python": (3, 9, 1)}, "failed", "3.10 or newer"),
     (of_software, "Python", {}, "ok", platform.python_implementation()),
-    (of_software, "pytest-benchmark", {"packages": {"pytest": "9.2.0"}}, "failed", "pip install pytest-benchmark"),
+    (
+        of_software,
+        "pytest-benchmark",
+        {"packages": PACKAGES | {"pytest-benchmark": None}},
+        "failed",
+        "pip install pytest-benchmark",
+    ),
     (of_software, "C++ extension", {"extension": "It does not load"}, "failed", "It does not load"),
     (of_software, "C++ compiler", {"compiler": None}, "caution", "none on the PATH"),
     (of_software, "C++ compiler", {"compiler": Compiler("icpx", None, requested=True)}, "caution", "CXX=icpx cannot"),
@@ -205,7 +222,7 @@ LINES: list[tuple[Any, str, dict[str, Any], str, str]] = [
         "ok",
         "12.8 in /usr",
     ),
-    (of_software, "triton", {"packages": {}, "gpus": 1}, "caution", "pip install triton"),
+    (of_software, "triton", {"triton": None, "gpus": 1}, "caution", "pip install triton"),
     (of_software, "torch", {"torch": None}, "failed", "not installed"),
     (of_software, "torch", {"torch": {"error": "ended by signal 11"}}, "failed", "does not import: ended by signal 11"),
     (with_gpu, "torch", {}, "ok", "a sum on each GPU is right"),
@@ -232,11 +249,11 @@ LINES: list[tuple[Any, str, dict[str, Any], str, str]] = [
     (with_gpu, "NVRTC", {}, "ok", f"13.0 {NVRTC_13.copy.path} (wheel), the first"),
     (with_gpu, "NVRTC", {"copies": {"NVRTC": (NVRTC_13, NVRTC_12)}}, "ok", "2 versions: 13.0 "),
     (with_gpu, "NVRTC", {"copies": {"NVRTC": (NVRTC_13, NVRTC_12)}}, "ok", f"Opened: {NVRTC_13.copy.path}"),
-    (with_gpu, "memory", {"torch": GPU_TORCH | {"memory": [[79 * GIB, 80 * GIB]]}}, "ok", "79 GiB free"),
+    (of_free_memory, "memory", {"free_bytes": 79 * GIB, "total_bytes": 80 * GIB}, "ok", "79 GiB free"),
     (
-        with_gpu,
+        of_free_memory,
         "memory",
-        {"torch": GPU_TORCH | {"memory": [[2 * GIB, 80 * GIB]]}},
+        {"free_bytes": 2 * GIB, "total_bytes": 80 * GIB},
         "failed",
         "2 GiB free of 80",
     ),
