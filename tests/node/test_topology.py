@@ -86,6 +86,10 @@ def copies(said: str, **others: str) -> dict[str, str]:
 
 A6000 = ("3xa6000_bridged", "NVIDIA RTX A6000", (8, 6), 4)
 L40S = gpus_of("4xl40s", "NVIDIA L40S", (8, 9), 0)
+OLD = h200(now={0: "gen 4 x16"}, slot={0: "gen 4 x16"})
+DOWN, UNBRIDGED = h200(nvlinks={2: [True] * 17 + [False]}), gpus_of(*A6000, nvlinks={2: []})
+NEAR, FAR, SPREAD = "memory nodes", HOST | {"allowed_nodes": "1"}, HOST | {"allowed_cpus": "0-255"}
+ENDLESS = HOST | {"memory_left_bytes": 2**63 - 4096}
 SLOW, NARROW = {"now": {3: "gen 3 x8"}}, {"now": {0: "gen 1 x16", 1: "gen 1 x8"}, "awake": {0: False, 1: False}}
 DENIED = h200() | {"direct_copies": copies("allowed", _0_3="not supported", _2_5="not supported")}
 NO_P2P = L40S | {"direct_copies": {"0-1": "switched off in the driver"}}
@@ -117,37 +121,21 @@ SILENT: dict[str, Any] = {
         ({"gpus": h200(**SLOW)}, "GPU 3", "PCIe link", "gen 3 x8", "gen 5 x16", "failed", None),
         ({"gpus": h200(**SLOW)}, "GPU 2", "PCIe link", "gen 5 x16", "gen 5 x16", "ok", None),
         # An older slot is no fault, and neither is an idle GPU's generation; its lanes are.
-        (
-            {"gpus": h200(now={0: "gen 4 x16"}, slot={0: "gen 4 x16"})},
-            *("GPU 0", "PCIe link", "gen 4 x16", "gen 5 x16", "caution", "slot has no more"),
-        ),
+        ({"gpus": OLD}, "GPU 0", "PCIe link", "gen 4 x16", "gen 5 x16", "caution", "slot has no more"),
         ({"gpus": h200(**NARROW)}, "GPU 0", "PCIe link", "gen 1 x16", "gen 5 x16", "unknown", "idle"),
         ({"gpus": h200(**NARROW)}, "GPU 1", "PCIe link", "gen 1 x8", "gen 5 x16", "failed", "idle"),
         ({"gpus": SILENT}, "GPU 0", "PCIe link", None, "gen 5 x16", "unknown", None),
         ({"gpus": SILENT}, "NCCL_P2P_DISABLE", "set to", "1", "not set", "caution", "NCCL"),
-        (
-            {"gpus": h200(nvlinks={2: [True] * 17 + [False]})},
-            *("GPU 2", "NVLinks", 17, 18, "failed", "down"),
-        ),
-        ({"gpus": gpus_of(*A6000, nvlinks={2: []})}, "GPU 2", "NVLinks", 0, 4, "caution", "bridge"),
+        ({"gpus": DOWN}, "GPU 2", "NVLinks", 17, 18, "failed", "down"),
+        ({"gpus": UNBRIDGED}, "GPU 2", "NVLinks", 0, 4, "caution", "bridge"),
         ({"host": HOST | {"pcie": [CARD]}}, "mlx5_0", "PCIe link", "gen 5 x8", "gen 5 x16", "failed", None),
         ({"host": HOST | {"pcie": [DISK]}}, "nvme0", "PCIe link", "gen 3 x4", "gen 4 x4", "caution", "unknown"),
-        (
-            {"host": HOST | {"allowed_nodes": "1"}},
-            *("this process", "memory nodes", "CPUs of 0, memory of 1", "0", "failed", "another node"),
-        ),
-        (
-            {"host": HOST | {"allowed_cpus": "0-255"}},
-            *("this process", "memory nodes", "CPUs of 0-1, memory of 0-1", "one node", "caution"),
-            "numactl --cpunodebind=N",
-        ),
+        ({"host": FAR}, "this process", NEAR, "CPUs of 0, memory of 1", "0", "failed", "another node"),
+        ({"host": SPREAD}, "this process", NEAR, "CPUs of 0-1, memory of 0-1", "one node", "caution", "numactl --cpu"),
         ({"host": WALLED}, "control group", "CPU quota", 2.5, 128, "caution", "stopped"),
         ({"host": WALLED}, "control group", "memory limit", 8e9, float(2 << 40), "caution", None),
         # Some systems write the largest number there is where there is no limit.
-        (
-            {"host": HOST | {"memory_left_bytes": 2**63 - 4096}},
-            *("control group", "memory limit", "none", "none", "ok", None),
-        ),
+        ({"host": ENDLESS}, "control group", "memory limit", "none", "none", "ok", None),
         ({"gpus": DENIED}, "GPU 0-3, GPU 2-5", "direct copies", "not supported", "allowed", "failed", "NVLink joins"),
         ({"gpus": DENIED}, "26 pairs of GPUs", "direct copies", "allowed", "allowed", "ok", None),
         ({"gpus": NO_P2P}, "GPU 0-1", "direct copies", "switched off in the driver", "allowed", "caution", "host's"),
@@ -180,7 +168,7 @@ def test_gpus_on_the_other_node_than_this_process_share_a_sentence(cpus, verdict
 
 
 def test_gpus_without_nvlink_are_not_at_fault_unless_others_have_it():
-    found = found_in(gpus=gpus_of(*A6000, nvlinks={2: []}))
+    found = found_in(gpus=UNBRIDGED)
     assert (paths(found)["NV4"], paths(found)["NODE"][0]) == ((1, 56.25), 2)
     assert (value(found, "linked"), value(found, "pairs")) == (1, 3)
     assert "GPU 2" in [each.values.get("who") for each in found.remarks if each.kind == "caution"]
