@@ -63,16 +63,16 @@ def examine(results: Path, gpus_expected: int | None = None) -> list[Check]:
 
     files = KernelFiles()
     watched = load.read_load()
-    gpus = gpu.read_gpus(files)
+    of_gpus, gpus, driver_cuda = gpu.gpu_checks(files, gpus_expected)
     cores = cpu.detect().usable_cores
-    found = software.software_checks(files, len(gpus.gpus), driver_cuda=gpus.cuda)
+    of_software = software.software_checks(files, gpus, driver_cuda=driver_cuda)
     return [
         *host.cpu_checks(files),
         *of_part("CPU", {"peak": host.peak_check(host.read_peaks(cores))}),
         *load.load_checks(watched),
         *host.memory_checks(files, watched.swapped_bytes),
-        *gpu.gpu_checks(gpus, gpus_expected),
-        *found,
+        *of_gpus,
+        *of_software,
         *host.place_checks(results),
     ]
 

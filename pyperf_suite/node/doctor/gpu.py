@@ -33,39 +33,36 @@ class GpuReading:
     processes: tuple[tuple[int, int], ...] | None = None
 
 
-@dataclass(frozen=True)
-class GpuReadings:
-    """What CUDA's driver and NVML say; `refusal` where CUDA cannot be used, `silence` where NVML cannot.
+def gpu_checks(
+    files: KernelFiles,
+    expected: int | None = None,
+    cuda: CudaDriver | Unavailable | None = None,
+    manager: Nvml | Unavailable | None = None,
+) -> tuple[list[Check], int, str | None]:
+    """The driver's checks, then each GPU's; how many GPUs there are, and the newest CUDA that the driver supports.
 
-    `on_bus` counts NVIDIA's GPUs with or without a driver, `visible` is CUDA_VISIBLE_DEVICES, None where it is not set.
+    `expected` is how many there should be; this machine's libraries are used unless others are given.
     """
-
-    on_bus: int
-    gpus: tuple[GpuReading, ...]
-    cuda: str | None
-    driver: str | None
-    refusal: str | None
-    silence: str | None
-    visible: str | None = None
-
-
-def read_gpus(
-    files: KernelFiles, cuda: CudaDriver | Unavailable | None = None, manager: Nvml | Unavailable | None = None
-) -> GpuReadings:
-    """Ask this machine's libraries, or those given."""
     cuda = driver() if cuda is None else cuda
     manager = nvml() if manager is None else manager
-    found, version, refusal = _devices(cuda)
+    gpus, version, refusal = _devices(cuda)
     answers = manager if isinstance(manager, Nvml) else None
-    return GpuReadings(
-        on_bus=_gpus_on_bus(files),
-        gpus=tuple(_reading(gpu, answers) for gpu in found),
-        cuda=version,
-        driver=answers.driver_version() if answers else None,
-        refusal=refusal,
-        silence=None if answers else str(manager),
-        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-    )
+    release = answers.driver_version() if answers else None
+    checks = {"driver": driver_check(_gpus_on_bus(files), len(gpus), version, release, refusal)}
+    if expected is not None:
+        judged = ok if len(gpus) == expected else failed
+        checks["GPUs"] = judged(f"{len(gpus)} for this process, {expected} expected")
+    if gpus:
+        checks["NVML"] = manager_check(None if answers else str(manager))
+    found = of_part("GPU", checks)
+    for number, gpu in enumerate(gpus):
+        found += reading_checks(number, _reading(gpu, answers))
+    return found, len(gpus), version
+
+
+def reading_checks(number: int, reading: GpuReading) -> list[Check]:
+    """Every check of one GPU."""
+    return of_part(f"cuda:{number}", {what: judge(reading) for what, judge in GPU_CHECKS.items()})
 
 
 def _devices(cuda: CudaDriver | Unavailable) -> tuple[list[Gpu], str | None, str | None]:
@@ -92,30 +89,29 @@ def _gpus_on_bus(files: KernelFiles) -> int:
     )
 
 
-def driver_check(readings: GpuReadings) -> Check:
-    """Whether there is a GPU that CUDA can use."""
-    if readings.gpus:
-        return ok(
-            f"{readings.driver or 'of unknown version'}, for CUDA up to {readings.cuda}; {len(readings.gpus)} "
-            f"{'GPU' if len(readings.gpus) == 1 else 'GPUs'} for this process",
-        )
-    why = readings.refusal or "this process may use none of them"
-    if not readings.on_bus:
+def driver_check(on_bus: int, usable: int, cuda: str | None, release: str | None, refusal: str | None) -> Check:
+    """Whether there is a GPU that CUDA can use; `on_bus` counts NVIDIA's, with or without a driver."""
+    if usable:
+        count = f"{usable} {'GPU' if usable == 1 else 'GPUs'} for this process"
+        return ok(f"{release or 'of unknown version'}, for CUDA up to {cuda}; {count}")
+    why = refusal or "this process may use none of them"
+    if not on_bus:
         return ok(f"no NVIDIA GPU on the bus: {why}; what runs here runs on the CPU")
-    hidden = "" if readings.visible is None else f", with CUDA_VISIBLE_DEVICES={readings.visible!r}"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = "" if visible is None else f", with CUDA_VISIBLE_DEVICES={visible!r}"
     return failed(
-        f"{readings.on_bus} NVIDIA on the PCI bus, but {why}{hidden}",
+        f"{on_bus} NVIDIA on the PCI bus, but {why}{hidden}",
         "Install or load the driver; in a container, hand the GPUs in (docker: --gpus all).",
         "nvidia-smi",
     )
 
 
-def manager_check(readings: GpuReadings) -> Check:
-    """Whether NVML answers, by which clocks and errors are known."""
-    if readings.silence is None:
+def manager_check(reason: str | None) -> Check:
+    """Whether NVML answers, by which clocks and errors are known, and why it does not."""
+    if reason is None:
         return ok("answers")
     return caution(
-        f"{readings.silence}: records will not have clocks, power or why a GPU was throttled",
+        f"{reason}: records will not have clocks, power or why a GPU was throttled",
         "Hand the driver's tools into the container (NVIDIA_DRIVER_CAPABILITIES=compute,utility).",
     )
 
@@ -272,17 +268,3 @@ GPU_CHECKS: Mapping[str, Callable[[GpuReading], Check]] = {
     "ECC": _of("ecc", memory_errors),
     "other processes": neighbours,
 }
-
-
-def gpu_checks(readings: GpuReadings, expected: int | None = None) -> list[Check]:
-    """The driver's checks, then each GPU's; if a number is `expected`, whether as many are there."""
-    checks = {"driver": driver_check(readings)}
-    if expected is not None:
-        judged = ok if len(readings.gpus) == expected else failed
-        checks["GPUs"] = judged(f"{len(readings.gpus)} for this process, {expected} expected")
-    if readings.gpus:
-        checks["NVML"] = manager_check(readings)
-    found = of_part("GPU", checks)
-    for number, reading in enumerate(readings.gpus):
-        found += of_part(f"cuda:{number}", {what: judge(reading) for what, judge in GPU_CHECKS.items()})
-    return found

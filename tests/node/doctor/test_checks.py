@@ -61,7 +61,6 @@ H100 = gpu.GpuReading(
     },
     processes=(),
 )
-ONE_GPU = gpu.GpuReadings(1, (H100,), cuda="13.0", driver="580.82.07", refusal=None, silence=None)
 CPU_TORCH = {"version": "2.13.0+cpu", "cuda": None, "threads": 2, "opened": {}}
 PACKAGES = {"pytest": "9.2.0", "pytest-benchmark": "5.3.1"}
 WHEEL = Opened(Copy("/env/nvidia/nccl/lib/libnccl.so.2", "wheel"), {"version": "2.27.5"})
@@ -96,8 +95,7 @@ def machine(tmp_path: Path) -> Callable[[Mapping[str, str]], KernelFiles]:
 def of_gpu(uuid: str = "GPU-1", capability: tuple[int, int] = (9, 0), processes: Any = (), **said: Any) -> list[Check]:
     """The checks of that H100, of which NVML says something else."""
     described = dataclasses.replace(H100.gpu, uuid=uuid, compute_capability=capability)
-    reading = gpu.GpuReading(described, {**H100.values, **said}, processes)
-    return gpu.gpu_checks(dataclasses.replace(ONE_GPU, gpus=(reading,)))
+    return gpu.reading_checks(0, gpu.GpuReading(described, {**H100.values, **said}, processes))
 
 
 def of_software(gpus: int = 0, torch: Any = CPU_TORCH, driver_cuda: Any = None, **changed: Any) -> list[Check]:
@@ -185,7 +183,6 @@ LINES: list[tuple[Any, str, dict[str, Any], str, str]] = [
     (of_memory, "locked memory", {"locked memory": (65536, True)}, "caution", "network card"),
     (of_memory, "locked memory", {"locked memory": (65536, False)}, "unknown", "no InfiniBand"),
     (of_memory, "locked memory", {"locked memory": (None, True)}, "ok", "no limit"),
-    (of_gpu, "driver", {}, "ok", "580.82.07, for CUDA up to 13.0; 1 GPU"),
     (of_gpu, "power limit", {"power_limit_w": 400.0}, "caution", "43% below its default of 700 W"),
     (of_gpu, "clocks", {"application_sm_clock_mhz": 1200}, "caution", "held to 1200 MHz"),
     (of_gpu, "clocks", {"application_sm_clock_mhz": None}, "ok", "at most 1980 MHz"),
@@ -276,10 +273,9 @@ def test_what_is_not_reported_is_no_fault_of_the_machine(machine):
         *of_load(load_average=None, steal_share=None, other_cores=None),
     ]
     assert {check.verdict for check in checks} == {"ok", "unknown"}
-    silent = dataclasses.replace(ONE_GPU, gpus=(gpu.GpuReading(H100.gpu),), silence="libnvidia-ml cannot be opened")
-    found = {check.what: check.verdict for check in gpu.gpu_checks(silent)}
-    assert (found.pop("NVML"), found.pop("driver"), found.pop("kind")) == ("caution", "ok", "ok")
-    assert {*found.values()} == {"unknown"}
+    found = {check.what: check.verdict for check in gpu.reading_checks(0, gpu.GpuReading(H100.gpu))}
+    assert (found.pop("kind"), {*found.values()}) == ("ok", {"unknown"})
+    assert gpu.manager_check("libnvidia-ml cannot be opened").verdict == "caution"
 
 
 def test_a_clock_in_coarse_steps_is_a_caution():
@@ -308,8 +304,10 @@ def test_a_peak_is_judged_by_what_all_cores_reach_together(peaks, verdict, words
 
 def test_a_machine_without_a_gpu_is_only_at_fault_if_gpus_are_expected(machine):
     for expected, verdicts in ((None, ["ok"]), (0, ["ok", "ok"]), (8, ["ok", "failed"])):
-        found = gpu.gpu_checks(gpu.read_gpus(machine({}), ABSENT, ABSENT), expected)
-        assert [check.verdict for check in found] == verdicts
+        found, gpus, driver_cuda = gpu.gpu_checks(machine({}), expected, ABSENT, ABSENT)
+        assert ([check.verdict for check in found], gpus, driver_cuda) == (verdicts, 0, None)
+    check = gpu.driver_check(1, 1, "13.0", "580.82.07", None)
+    assert (check.verdict, check.found) == ("ok", "580.82.07, for CUDA up to 13.0; 1 GPU for this process")
 
 
 def test_a_gpu_on_the_bus_that_cuda_cannot_use_fails(machine, monkeypatch):
@@ -318,7 +316,7 @@ def test_a_gpu_on_the_bus_that_cuda_cannot_use_fails(machine, monkeypatch):
     vendors = {f"{folder}/{name}/vendor": "0x10de\n" for name in devices}
     files = machine(vendors | {f"{folder}/{name}/class": kind for name, kind in devices.items()})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    (check,) = gpu.gpu_checks(gpu.read_gpus(files, ABSENT, ABSENT))
+    [check], _, _ = gpu.gpu_checks(files, None, ABSENT, ABSENT)
     assert check.verdict == "failed"
     assert str(check.found).startswith("1 NVIDIA on the PCI bus, but libcuda.so.1 cannot be opened")
     assert "CUDA_VISIBLE_DEVICES=''" in str(check.found)
