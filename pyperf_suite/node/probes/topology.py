@@ -40,8 +40,8 @@ def host_checks(host: Mapping[str, Any]) -> Iterator[Check]:
     if quota is None:
         yield Check("control group", "CPU quota", "none", "none")
     else:
-        message = (CAUTION, "more threads than that are stopped in between") if quota < cpus else (OK, "")
-        yield Check("control group", "CPU quota", Quantity(quota), cpus, *message)
+        judged = (CAUTION, "more threads than that are stopped in between") if quota < cpus else (OK, "")
+        yield Check("control group", "CPU quota", Quantity(quota), cpus, *judged)
     left, total = host["memory_left_bytes"], sum(node["memory_bytes"] for node in host["nodes"])
     # Some systems write the largest number there is where there is no limit.
     if left is None or left > total:
@@ -106,10 +106,8 @@ def link_check(
     if now.common(best) != best:
         could, message = best, (FAILED, "")
         if not awake:
-            message = (
-                UNKNOWN if now.width == best.width else FAILED,
-                "it was seen idle, when links slow down to save power",
-            )
+            is_wide = now.width == best.width
+            message = (UNKNOWN if is_wide else FAILED, "it was seen idle, when links slow down to save power")
         elif slot is None:
             message = (CAUTION, "whether the slot has more is unknown")
     elif card and best != card:
