@@ -129,12 +129,11 @@ def _sentence(check: Check, who: str) -> Remark:
     if check.why:
         values["why"] = check.why
         words += ": {why}" if words else "{why}"
-    if check.verdict != CAUTION:  # a caution is marked as one
-        words += " ({verdict})"
     if check.advice:
         values["advice"] = check.advice
         words += ". {advice}"
-    return remark("{who}, {what}: " + words, kind="caution" if check.needs_attention else "", **values)
+    begin = "" if check.verdict == CAUTION else "{verdict}: "  # a caution is marked as one
+    return remark(begin + "{who}, {what}: " + words, kind="caution" if check.needs_attention else "", **values)
 
 
 _COLUMNS = (
