@@ -124,7 +124,7 @@ def _sentence(check: Check, who: str) -> Remark:
         known.append("expected {expected}")
         if check.off is not None and check.off < 0:
             values["below"] = Quantity(-check.off, "%")
-            known[-1] = "{below} below the expected {expected}"
+            known[-1:] = ["{below} low", "expected {expected}"]
     words = ", ".join(known)
     if check.why:
         values["why"] = check.why

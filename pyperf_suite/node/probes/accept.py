@@ -241,8 +241,8 @@ class _Node:
         threads = len(parse_cpu_list(self.details.get("host", {}).get("online", "")))
         for who, seconds in took_s.items() if elapsed_s else ():
             cores = max(0.0, seconds / elapsed_s)
-            verdict, why = (FAILED, f"{cores:.1f}") if cores > max(MOST_TAKEN, SHARE_TAKEN * threads) else (OK, "")
-            yield Check("host", f"cores that {who} took", Quantity(cores), verdict=verdict, why=why)
+            verdict = FAILED if cores > max(MOST_TAKEN, SHARE_TAKEN * threads) else OK
+            yield Check("host", f"cores that {who} took", Quantity(cores), verdict=verdict)
 
     def links(self) -> Iterator[Check]:
         """Each link below what it is made for; where there is none, that it is so."""
@@ -296,9 +296,10 @@ class _Node:
 
 def _in_words(check: Check) -> str:
     """What is wrong with a device, as the cause of a low rate."""
-    known = [str(check.found)] if isinstance(check.found, str | int) else []
-    known += [f"expected {check.expected}"] if isinstance(check.expected, str | int) else []
-    return f"{check.what} {', '.join(filter(None, (*known, check.why)))}".strip()
+    if isinstance(check.found, Quantity):
+        return f"{check.what} {check.why or f'{check.found.value:.1f}'}"
+    expected = "" if check.expected is None else f"expected {check.expected}"
+    return f"{check.what} {', '.join(filter(None, (str(check.found or ''), expected, check.why)))}"
 
 
 def _between(amount: float, rate: float, shares: tuple[float, float], source: str) -> ExpectedTime:
