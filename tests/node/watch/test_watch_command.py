@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 
 from pyperf_suite.node.watch.record import findings_of, read_watch
-
-sys.path.append(str(Path(__file__).parent))
-import runs
+from tests.node.watch import runs
 
 JOB = """
 import os, signal, sys, time
