@@ -8,12 +8,33 @@ import math
 import os
 import signal
 import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyperf_suite import files
 from pyperf_suite.cli.options import Finite, path_option, results_option
-from pyperf_suite.errors import UserError, offer
+from pyperf_suite.errors import UserError, offer, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from pyperf_suite.node.watch.command import Command, EndedSteps
+    from pyperf_suite.node.watch.samples import Job, Sample
+
+LOOK_EVERY_S = 0.1
+JUDGE_EVERY_S = 10.0
+# Of one core: sampling slows down where it would take more.
+OWN_SHARE, GRACE_S = 0.007, 10.0
+RECENT_SAMPLES = 60
+# Of a long job a sample is kept every so much of its time.
+KEPT_EVERY = 0.003
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -110,11 +131,7 @@ def watch(
     if pid is not None:
         require_readable(pid)
     # One watcher a node samples the ranks of all.
-    watching = None
-    if not ranked.local_rank:
-        from pyperf_suite.node.watch.watcher import Watcher
-
-        watching = Watcher(results, command, pid, interval, flop_per_token, dtype)
+    watching = None if ranked.local_rank else _Watching(results, command, pid, interval, flop_per_token, dtype)
     top = pid or (os.getppid() if ranked.launched else os.getpid())
     with marks_folder(top, is_own=watching is not None) as marks, signals_taken() as taken:
         try:
@@ -143,3 +160,236 @@ def _flop_per_token(config: Path, seq: int | None) -> float:
     if offered is None:
         raise UserError("--config needs the planner, which is not installed: leave it out.")
     return float(offered(config, seq))
+
+
+class _Watching:
+    """The samples of a job, what they say, and the record of both."""
+
+    def __init__(
+        self,
+        results: Path,
+        command: Sequence[str],
+        pid: int | None,
+        interval_s: float,
+        flop_per_token: float | None,
+        dtype: str,
+    ) -> None:
+        import json
+
+        from pyperf_suite.hardware.devices import Unavailable, resolve
+        from pyperf_suite.hardware.machine import identity
+        from pyperf_suite.hardware.nvml import nvml
+        from pyperf_suite.node.watch import patterns, record, samples
+        from pyperf_suite.regressions.pairs.ab import comparison_folder
+
+        self._patterns, self._samples, self._record = patterns, samples, record  # imported before the command starts
+        requested = {"command": list(command), "pid": pid, "interval_s": interval_s}
+        self._folder = comparison_folder(results, identity(resolve("auto")).slug, requested, kind="watch")
+        self._manifest = json.loads((self._folder / record.MANIFEST).read_text())
+        self._interval_s, self._flop_per_token, self._dtype = interval_s, flop_per_token, dtype
+        manager = nvml()
+        self._manager = None if isinstance(manager, Unavailable) else manager
+        self.kept: list[Sample] = []
+        self.recent: deque[Sample] = deque(maxlen=RECENT_SAMPLES)
+        self.steps: dict[int, EndedSteps] = {}
+        self._said: set[tuple[str, int | None]] = set()
+        self._live: Any = None
+        self._own_share = self._elapsed_s = self._energy_j = 0.0
+        self._is_over = self.has_log = self._is_torn = False
+        self._job: Job | None = None
+
+    @contextlib.contextmanager
+    def shown(self, live: bool) -> Iterator[None]:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(stderr=True, emoji=False)
+        if not (live and self._console.is_terminal):
+            yield
+            return
+        with Live(console=self._console, auto_refresh=False, transient=True) as self._live:
+            yield
+        self._live = None
+
+    def copy(self, source: Any, target: Any, step_pattern: str | None) -> None:
+        """Pass one of the command's streams on, and find steps in it."""
+        from pyperf_suite.node.watch.command import EndedSteps, LogReader
+
+        log = None if step_pattern is None else LogReader(step_pattern)
+        self.has_log = log is not None
+        with contextlib.suppress(OSError, ValueError), source:  # closed where nobody reads any more
+            while part := source.read1(1 << 16):
+                if log is not None:
+                    log.feed(part, self.steps.setdefault(0, EndedSteps()))
+                if self._live is not None:
+                    self._live.console.out(part.decode("utf-8", "replace"), end="", highlight=False)
+                else:
+                    target.buffer.write(part)
+                    target.flush()
+
+    def follow(self, top: int, marks: Path, running: Command | None, for_s: float) -> None:
+        """Sample until the command ends, the process is gone, the time is over or, with --pid, a signal comes."""
+        from pyperf_suite.node.watch.command import TAKEN, MarkReader
+
+        self._reader, wake_s = MarkReader(marks), 0.0
+        self._began_s, self._own_s = time.monotonic(), time.process_time()
+        while running is None or running.exit_code is None:
+            pause_s = max(0.0, wake_s - time.monotonic())
+            received = signal.sigtimedwait(TAKEN, min(pause_s, 60.0))
+            if running is not None:
+                running.receive(received)
+            elif received is not None or self._elapsed_s >= for_s or self._is_over:
+                break
+            if time.monotonic() >= wake_s:
+                try:
+                    wake_s = self._look_or_sample(top)
+                except Exception as error:  # whatever happens to who watches, the command goes on
+                    self._say(f"watch: No more is sampled: {type(error).__name__}: {error}")
+                    wake_s, self._is_over = math.inf, True
+        self._read_steps()
+        if running is not None:
+            running.close()
+
+    def _look_or_sample(self, top: int) -> float:
+        """Look at the job, or sample it where it is time; returns when to do so next."""
+        now = time.monotonic()
+        if self._job is None:
+            self._job = self._samples.Job(top, self._manager)
+            self._sample_s, self._judge_s = now + self._interval_s, now + JUDGE_EVERY_S
+        elif now < self._sample_s:
+            self._job.look()
+        else:
+            self._sample_s = max(now, self._sample_s + self._interval_s)
+            sample = self._job.sample()
+            self._read_steps()
+            if sample is None:
+                self._is_over = True
+            else:
+                self._take(sample)
+            if now >= self._judge_s:
+                self._judge()
+                self._judge_s = now + JUDGE_EVERY_S
+            if self._live is not None and self.recent:
+                self._live.update(self._view(), refresh=True)
+        self._elapsed_s = time.monotonic() - self._began_s
+        spent_s = time.process_time() - self._own_s
+        self._own_share = spent_s / max(self._elapsed_s, LOOK_EVERY_S)
+        pause_s = spent_s / OWN_SHARE - self._elapsed_s - GRACE_S
+        return time.monotonic() + max(min(LOOK_EVERY_S, self._interval_s), pause_s)
+
+    def _read_steps(self) -> None:
+        if not self.has_log:
+            self._reader.read(self.steps, self._job.rank_of if self._job else {})
+
+    def _take(self, sample: Sample) -> None:
+        self.recent.append(sample)
+        self._energy_j += sum(each.get("energy_j", 0.0) for each in sample.gpus)
+        if not self.kept or sample.at_s - self.kept[-1].at_s >= KEPT_EVERY * sample.at_s:
+            self.kept.append(sample)
+            try:
+                with (self._folder / self._record.SAMPLES).open("a") as record:
+                    record.write(_line(sample))
+            except OSError:  # a full disk or a folder that is gone: all of them are written at the end
+                self._is_torn = True
+
+    def _judge(self) -> None:
+        """Say what is new in the last samples, each name of a rank once."""
+        from pyperf_suite.render.text import sentence
+
+        for each in self._patterns.judge(list(self.recent), self._record.medians(self._summary())):
+            if self._live is None and (each.name, each.rank) not in self._said:
+                self._said.add((each.name, each.rank))
+                self._say(f"watch: {sentence(self._record.named(each))}")
+
+    def _view(self) -> Text:
+        """What was found in the last samples, for the view below the command's output."""
+        import io
+
+        from rich.console import Console
+        from rich.text import Text
+
+        message = io.StringIO()
+        self._print(Console(file=message, width=self._console.width, emoji=False), self._known(), self.recent)
+        return Text(message.getvalue().rstrip())
+
+    def _known(self) -> dict[str, Any]:
+        """What the manifest says besides the samples, so far."""
+        known = {**self._manifest, "watched_s": self._elapsed_s, "own_cpu_share": self._own_share}
+        return known | {"energy_j": self._energy_j or None, "steps": self._summary()}
+
+    def _print(self, console: Console, known: dict[str, Any], samples: Iterable[Sample]) -> None:
+        from pyperf_suite.render.terminal import print_told
+
+        found = self._record.findings_of(self._record.WatchRecord(self._folder, known, tuple(samples)))
+        print_told(console, found, more="the record has all")
+
+    def _summary(self) -> dict[str, Any]:
+        from pyperf_suite.hardware.catalogue import find_gpu
+        from pyperf_suite.node.watch.command import summary
+
+        peak, names = None, self._job.gpu_names() if self._job else []
+        with contextlib.suppress(UserError):
+            peak = find_gpu(names[0]).peak(self._dtype) if names else None
+        return summary(self.steps, self._flop_per_token, peak, len(names))
+
+    def finish(self, running: Command | None) -> None:
+        """Judge all, write and print the record, exit with the command's code. UserError if --pid ended at once."""
+        from pyperf_suite.render.findings_json import as_data, as_text
+
+        code = running.exit_code if running is not None and running.exit_code is not None else 0
+        left = self._left_behind() if running is not None and running.is_alone else ""
+        found = self._known()
+        patterns = self._patterns.judge(self.kept, self._record.medians(found["steps"]))
+        found["exit_code"] = code if running is not None else None
+        found["patterns"] = [
+            {**as_data(each.evidence), "name": each.name, "rank": each.rank, "advice": each.advice} for each in patterns
+        ]
+        found["ranks"] = self._patterns.figures(self._patterns.after_start(self.kept))
+        if not self.kept:
+            self.discard()
+            after = f"after {self._elapsed_s:.2g} s, before the first sample"
+            if running is None:
+                raise UserError(f"Watching ended {after}: a shorter --interval samples earlier.")
+            if left:
+                after += f", and left {left} running: watch on with --pid"
+            self._say(f"watch: The command ended with exit code {code} {after}.")
+            raise SystemExit(code)
+        try:
+            if self._is_torn:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                files.write_whole(self._folder / self._record.SAMPLES, "".join(map(_line, self.kept)))
+            files.write_whole(self._folder / self._record.MANIFEST, as_text(found))
+        except OSError as error:  # the command's end is worth more than its record
+            self._say(f"watch: {self._folder} cannot be written ({error.strerror}): the result is only printed here.")
+        if left:
+            self._say(f"watch: The command ended, but left {left} running: watch on with --pid.")
+        if self._job and self._job.closed:
+            closed = ", ".join(sorted(self._job.closed)[:5])
+            self._say(f"watch: Of process {closed} little can be read, as of another user's: watch it as that user.")
+        self._print(self._console, found, self.kept)
+        self._say(f"watch: {self._folder}")
+        raise SystemExit(code)
+
+    def discard(self) -> None:
+        """Remove the record of a job of which nothing is known."""
+        import shutil
+
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _left_behind(self) -> str:
+        """Processes of the job that outlived the command, as one that made itself a daemon."""
+        if self._job is None:
+            return ""
+        time.sleep(0.2)
+        self._job.find()
+        others = [f"{each.name} ({pid})" for pid, each in self._job.processes.items() if pid != os.getpid()]
+        return printable(", ".join(others[:5]))
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _line(sample: Sample) -> str:
+    import json
+
+    return json.dumps(asdict(sample)) + "\n"
