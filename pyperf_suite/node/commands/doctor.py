@@ -62,15 +62,15 @@ def examine(results: Path, gpus_expected: int | None = None) -> list[Check]:
     from pyperf_suite.node.doctor import gpu, host, load, software
 
     files = KernelFiles()
-    watched = load.read_load()
+    of_load, swapped_bytes = load.load_checks()
     of_gpus, gpus, driver_cuda = gpu.gpu_checks(files, gpus_expected)
     cores = cpu.detect().usable_cores
     of_software = software.software_checks(files, gpus, driver_cuda=driver_cuda)
     return [
         *host.cpu_checks(files),
         *of_part("CPU", {"peak": host.peak_check(host.read_peaks(cores))}),
-        *load.load_checks(watched),
-        *host.memory_checks(files, watched.swapped_bytes),
+        *of_load,
+        *host.memory_checks(files, swapped_bytes),
         *of_gpus,
         *of_software,
         *host.place_checks(results),

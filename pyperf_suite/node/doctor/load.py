@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 import psutil
 
@@ -23,44 +22,21 @@ WHOLE_CORE = 0.95
 MOST_CONSUMERS = 3
 
 
-@dataclass(frozen=True)
-class LoadReadings:
-    """What happened while one thread wanted a whole core for `seconds`; None where the kernel keeps no count."""
-
-    cores: int
-    load_average: tuple[float, float, float] | None
-    seconds: float
-    got_share: float
-    """Of the core, what that thread got."""
-    longest_interruption_s: float
-    steal_share: float | None
-    """Of the time that this machine's cores wanted."""
-    other_cores: float | None
-    """Kept busy by other processes."""
-    consumers: tuple[tuple[str, int, float], ...]
-    """Name, number and cores of other processes, the greediest first."""
-    swapped_bytes: int
-
-
-def read_load(seconds: float = WATCHED_S) -> LoadReadings:
-    """Watch this machine for so long, one thread kept busy."""
-    before_s, swapped = _process_times_s(), _swapped_bytes()
+def load_checks(seconds: float = WATCHED_S) -> tuple[list[Check], int]:
+    """Every check of what others do while one thread is kept busy for so long, and the bytes swapped meanwhile."""
+    cores, before_s, swapped = os.cpu_count() or 1, _process_times_s(), _swapped_bytes()
     with Around() as around:
         longest_s = keep_busy(seconds)
     report, after_s = around.report, _process_times_s()
-    elapsed_s, own_s = report["elapsed_s"], report.get("process_cpu_s", 0.0)
-    other_cores = max(0.0, report["cpu_busy_s"] - own_s) / elapsed_s if "cpu_busy_s" in report else None
-    return LoadReadings(
-        os.cpu_count() or 1,
-        report["before"].get("load_average"),
-        elapsed_s,
-        min(1.0, own_s / elapsed_s),
-        longest_s,
-        report.get("steal_share"),
-        other_cores,
-        consumers(before_s, after_s, elapsed_s),
-        _swapped_bytes() - swapped,
-    )
+    elapsed_s, own_s = report["elapsed_s"], report["process_cpu_s"]
+    taken = max(0.0, report["cpu_busy_s"] - own_s) / elapsed_s if "cpu_busy_s" in report else None
+    checks = {
+        "stolen time": stolen(report.get("steal_share")),
+        "other processes": others(cores, taken, consumers(before_s, after_s, elapsed_s)),
+        "one busy thread": whole_core(min(1.0, own_s / elapsed_s), elapsed_s, longest_s),
+        "load average": average(report["before"].get("load_average"), cores),
+    }
+    return of_part("Load", checks), _swapped_bytes() - swapped
 
 
 def keep_busy(seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
@@ -75,16 +51,17 @@ def keep_busy(seconds: float, clock: Callable[[], float] = time.perf_counter) ->
 
 
 Times = Mapping[int, tuple[str, float]]
+Consumer = tuple[str, int, float]
 
 
-def consumers(before_s: Times, after_s: Times, elapsed_s: float) -> tuple[tuple[str, int, float], ...]:
+def consumers(before_s: Times, after_s: Times, elapsed_s: float) -> list[Consumer]:
     """Name, number and cores of other processes by their CPU time, the greediest first; a new one began from 0."""
     used = [
         (name, number, (cpu_s - before_s.get(number, (name, 0.0))[1]) / elapsed_s)
         for number, (name, cpu_s) in after_s.items()
         if number != os.getpid()
     ]
-    return tuple(sorted((each for each in used if each[2] > 0), key=lambda each: (-each[2], each[1])))
+    return sorted((each for each in used if each[2] > 0), key=lambda each: (-each[2], each[1]))
 
 
 def _process_times_s() -> Times:
@@ -112,29 +89,28 @@ def stolen(share: float | None) -> Check:
     )
 
 
-def others(readings: LoadReadings) -> Check:
-    """Cores that other processes keep busy, and which processes those are."""
-    if readings.other_cores is None:
+def others(cores: int, taken: float | None, greediest: Sequence[Consumer]) -> Check:
+    """So many cores that other processes keep busy, and which processes those are."""
+    if taken is None:
         return unknown()
     greedy = [
-        f"{name} ({number}) {cores / readings.cores:.0%}"
-        for name, number, cores in readings.consumers[:MOST_CONSUMERS]
-        if cores / readings.cores >= BUSY_SHARE / 4
+        f"{name} ({number}) {used / cores:.0%}"
+        for name, number, used in greediest[:MOST_CONSUMERS]
+        if used / cores >= BUSY_SHARE / 4
     ]
-    share = readings.other_cores / readings.cores
-    summary = f"{share:.0%} of {readings.cores} CPUs busy with others" + (f": {', '.join(greedy)}" if greedy else "")
+    share = taken / cores
+    summary = f"{share:.0%} of {cores} CPUs busy with others" + (f": {', '.join(greedy)}" if greedy else "")
     if share < BUSY_SHARE:
         return ok(summary)
     judged = failed if share >= CROWDED_SHARE else caution
     return judged(summary, "Stop what is not needed, or wait until it is done.", "top -o %CPU")
 
 
-def whole_core(readings: LoadReadings) -> Check:
-    """What a thread that wants a whole core gets of it."""
-    longest_s = readings.longest_interruption_s
-    summary = f"got {readings.got_share:.0%} of a core for {readings.seconds:.1f} s"
+def whole_core(share: float, seconds: float, longest_s: float) -> Check:
+    """What a thread that wants a whole core gets of it, and its longest interruption."""
+    summary = f"got {share:.0%} of a core for {seconds:.1f} s"
     summary += f", its longest interruption {longest_s * 1e3:.2g} ms" if longest_s else ""
-    if readings.got_share >= WHOLE_CORE:
+    if share >= WHOLE_CORE:
         return ok(summary)
     return caution(
         f"{summary}: others, a quota or the hypervisor had the rest",
@@ -142,23 +118,12 @@ def whole_core(readings: LoadReadings) -> Check:
     )
 
 
-def average(readings: LoadReadings) -> Check:
+def average(over: Sequence[float] | None, cores: int) -> Check:
     """The run queue of the last minutes: a job that pauses just now comes back."""
-    if readings.load_average is None:
+    if over is None:
         return unknown()
-    one, five, fifteen = readings.load_average
-    summary = f"{one:.2f}, {five:.2f}, {fifteen:.2f} over 1, 5 and 15 minutes on {readings.cores} CPUs"
-    if five < max(0.5, readings.cores / 4):
+    one, five, fifteen = over
+    summary = f"{one:.2f}, {five:.2f}, {fifteen:.2f} over 1, 5 and 15 minutes on {cores} CPUs"
+    if five < max(0.5, cores / 4):
         return ok(summary)
     return caution(f"{summary}: this machine was busy, and may be again", "Find out what comes and goes.")
-
-
-def load_checks(readings: LoadReadings) -> list[Check]:
-    """Every check of what others do."""
-    checks = {
-        "stolen time": stolen(readings.steal_share),
-        "other processes": others(readings),
-        "one busy thread": whole_core(readings),
-        "load average": average(readings),
-    }
-    return of_part("Load", checks)

@@ -36,10 +36,6 @@ SERVER = {
 }
 TWO_THREADS = {f"{CPUS}/cpu{n}/topology/thread_siblings_list": f"{n % 2},{n % 2 + 2}\n" for n in range(4)}
 TWO_NODES = {f"{NODES}/node0/cpulist": "0-1\n", f"{NODES}/node1/cpulist": "2-3\n"}
-IDLE = load.LoadReadings(
-    8, (0.1, 0.2, 0.3), 1.0, 0.999, 0.0, steal_share=0.0, other_cores=0.01, consumers=(), swapped_bytes=0
-)
-
 H100 = gpu.GpuReading(
     Gpu(0, "NVIDIA H100 80GB HBM3", "GPU-1", (9, 0), 132, 80 * GIB),
     values={
@@ -122,10 +118,6 @@ def with_gpu(**changed: Any) -> list[Check]:
     return of_software(**(usual | changed))
 
 
-def of_load(**changed: Any) -> list[Check]:
-    return load.load_checks(dataclasses.replace(IDLE, **changed))
-
-
 def of_free_memory(**figures: Any) -> list[Check]:
     return of_part("cuda:0", {"memory": software.gpu_memory(**figures)})
 
@@ -137,11 +129,18 @@ MEMORY = {
     "/dev/shm": host.shared,
     "locked memory": host.locked,
 }
+LOAD = {
+    "stolen time": load.stolen,
+    "other processes": load.others,
+    "one busy thread": load.whole_core,
+    "load average": load.average,
+}
 
 
-def of_memory(**figures: Any) -> list[Check]:
-    """One check of memory, by the figures that it is given."""
-    return of_part("Memory", {what: judge(*figures[what]) for what, judge in MEMORY.items() if what in figures})
+def by_figures(**figures: Any) -> list[Check]:
+    """Checks of memory and load, by the figures that each is given."""
+    judges: dict[str, Callable[..., Check]] = {**MEMORY, **LOAD}
+    return of_part("host", {what: judges[what](*given) for what, given in figures.items()})
 
 
 LINES: list[tuple[Any, str, dict[str, Any], str, str]] = [
@@ -159,30 +158,36 @@ LINES: list[tuple[Any, str, dict[str, Any], str, str]] = [
     ("files", "clock", {host.CLOCK_SOURCE: "hpet"}, "caution", "hpet"),
     ("files", "machine", {"sys/hypervisor/type": "xen"}, "caution", "a virtual machine (xen)"),
     ("files", "machine", {".dockerenv": ""}, "ok", "in a container (docker)"),
-    (of_load, "stolen time", {"steal_share": 0.05}, "caution", "5.0%"),
-    (of_load, "stolen time", {"steal_share": 0.3}, "failed", "30.0%"),
-    (of_load, "other processes", {"other_cores": 1.0, "consumers": (("java", 12, 0.9),)}, "caution", "java (12) 11%"),
-    (of_load, "other processes", {"other_cores": 7.0}, "failed", "88% of 8 CPUs"),
-    (of_load, "one busy thread", {"got_share": 0.5}, "caution", "got 50% of a core"),
-    (of_load, "one busy thread", {"longest_interruption_s": 0.004}, "ok", "longest interruption 4 ms"),
-    (of_load, "load average", {"load_average": (0.0, 6.0, 6.0)}, "caution", "was busy"),
-    (of_memory, "memory", {"memory": (GIB // 2, GIB)}, "failed", "of a limit of 1 GiB"),
-    (of_memory, "memory", {"memory": (2 * GIB, None)}, "caution", "2 GiB"),
-    (of_memory, "memory", {"memory": (64 * GIB, None)}, "ok", "64 GiB"),
-    (of_memory, "swap", {"swap": (0, 0, 900 << 12)}, "failed", "3.516 MiB went"),
-    (of_memory, "swap", {"swap": (8 * GIB, GIB, 0)}, "caution", "1 GiB of 8 GiB"),
-    (of_memory, "swap", {"swap": (8 * GIB, 0, 0)}, "ok", "of 8 GiB"),
-    (of_memory, "swap", {"swap": (0, 0, 0)}, "ok", "none"),
-    (of_memory, "huge pages", {"huge pages": ("never",)}, "caution", "4 KiB"),
-    (of_memory, "huge pages", {"huge pages": ("madvise",)}, "ok", "madvise"),
-    (of_memory, "huge pages", {"huge pages": (None,)}, "unknown", "not reported"),
-    (of_memory, "/dev/shm", {"/dev/shm": (2**26, 2**26)}, "failed", "64 MiB"),
-    (of_memory, "/dev/shm", {"/dev/shm": (32 * GIB, GIB // 2)}, "caution", "512 MiB free of 32 GiB"),
-    (of_memory, "/dev/shm", {"/dev/shm": (32 * GIB, 32 * GIB)}, "ok", "32 GiB free"),
-    (of_memory, "/dev/shm", {"/dev/shm": (None, None)}, "failed", "there is none"),
-    (of_memory, "locked memory", {"locked memory": (65536, True)}, "caution", "network card"),
-    (of_memory, "locked memory", {"locked memory": (65536, False)}, "unknown", "no InfiniBand"),
-    (of_memory, "locked memory", {"locked memory": (None, True)}, "ok", "no limit"),
+    (by_figures, "stolen time", {"stolen time": (0.0,)}, "ok", "0.0%"),
+    (by_figures, "stolen time", {"stolen time": (0.05,)}, "caution", "5.0%"),
+    (by_figures, "stolen time", {"stolen time": (0.3,)}, "failed", "30.0%"),
+    (by_figures, "stolen time", {"stolen time": (None,)}, "unknown", "not reported"),
+    (by_figures, "other processes", {"other processes": (8, 0.01, ())}, "ok", "0% of 8 CPUs"),
+    (by_figures, "other processes", {"other processes": (8, 1.0, [("java", 12, 0.9)])}, "caution", "java (12) 11%"),
+    (by_figures, "other processes", {"other processes": (8, 7.0, ())}, "failed", "88% of 8 CPUs"),
+    (by_figures, "other processes", {"other processes": (8, None, ())}, "unknown", "not reported"),
+    (by_figures, "one busy thread", {"one busy thread": (0.5, 1.0, 0.016)}, "caution", "got 50% of a core"),
+    (by_figures, "one busy thread", {"one busy thread": (0.99, 1.0, 0.004)}, "ok", "longest interruption 4 ms"),
+    (by_figures, "load average", {"load average": ((0.0, 6.0, 6.0), 8)}, "caution", "was busy"),
+    (by_figures, "load average", {"load average": ((0.1, 0.2, 0.3), 8)}, "ok", "0.10, 0.20, 0.30"),
+    (by_figures, "load average", {"load average": (None, 8)}, "unknown", "not reported"),
+    (by_figures, "memory", {"memory": (GIB // 2, GIB)}, "failed", "of a limit of 1 GiB"),
+    (by_figures, "memory", {"memory": (2 * GIB, None)}, "caution", "2 GiB"),
+    (by_figures, "memory", {"memory": (64 * GIB, None)}, "ok", "64 GiB"),
+    (by_figures, "swap", {"swap": (0, 0, 900 << 12)}, "failed", "3.516 MiB went"),
+    (by_figures, "swap", {"swap": (8 * GIB, GIB, 0)}, "caution", "1 GiB of 8 GiB"),
+    (by_figures, "swap", {"swap": (8 * GIB, 0, 0)}, "ok", "of 8 GiB"),
+    (by_figures, "swap", {"swap": (0, 0, 0)}, "ok", "none"),
+    (by_figures, "huge pages", {"huge pages": ("never",)}, "caution", "4 KiB"),
+    (by_figures, "huge pages", {"huge pages": ("madvise",)}, "ok", "madvise"),
+    (by_figures, "huge pages", {"huge pages": (None,)}, "unknown", "not reported"),
+    (by_figures, "/dev/shm", {"/dev/shm": (2**26, 2**26)}, "failed", "64 MiB"),
+    (by_figures, "/dev/shm", {"/dev/shm": (32 * GIB, GIB // 2)}, "caution", "512 MiB free of 32 GiB"),
+    (by_figures, "/dev/shm", {"/dev/shm": (32 * GIB, 32 * GIB)}, "ok", "32 GiB free"),
+    (by_figures, "/dev/shm", {"/dev/shm": (None, None)}, "failed", "there is none"),
+    (by_figures, "locked memory", {"locked memory": (65536, True)}, "caution", "network card"),
+    (by_figures, "locked memory", {"locked memory": (65536, False)}, "unknown", "no InfiniBand"),
+    (by_figures, "locked memory", {"locked memory": (None, True)}, "ok", "no limit"),
     (of_gpu, "power limit", {"power_limit_w": 400.0}, "caution", "43% below its default of 700 W"),
     (of_gpu, "clocks", {"application_sm_clock_mhz": 1200}, "caution", "held to 1200 MHz"),
     (of_gpu, "clocks", {"application_sm_clock_mhz": None}, "ok", "at most 1980 MHz"),
@@ -262,17 +267,13 @@ def test_what_differs_from_a_machine_that_is_fit_is_judged_with_what_to_do(
 
 
 def test_a_machine_that_is_fit_has_nothing_but_ok(machine):
-    checks = [*host.cpu_checks(machine(SERVER)), *of_load(), *of_gpu()]
+    checks = [*host.cpu_checks(machine(SERVER)), *of_gpu()]
     assert {check.verdict for check in checks} == {"ok"}
     assert {check.verdict for check in of_software()} == {"ok", "unknown"}
 
 
 def test_what_is_not_reported_is_no_fault_of_the_machine(machine):
-    checks = [
-        *host.cpu_checks(machine({})),
-        *of_load(load_average=None, steal_share=None, other_cores=None),
-    ]
-    assert {check.verdict for check in checks} == {"ok", "unknown"}
+    assert {check.verdict for check in host.cpu_checks(machine({}))} == {"ok", "unknown"}
     found = {check.what: check.verdict for check in gpu.reading_checks(0, gpu.GpuReading(H100.gpu))}
     assert (found.pop("kind"), {*found.values()}) == ("ok", {"unknown"})
     assert gpu.manager_check("libnvidia-ml cannot be opened").verdict == "caution"
@@ -329,10 +330,8 @@ def test_huge_pages_are_read_from_the_kernels_files(machine):
 
 
 def test_the_load_of_this_machine_is_read():
-    found = load.read_load(0.05)
-    assert (found.cores, found.seconds) == (os.cpu_count(), pytest.approx(0.05, abs=0.1))
-    assert 0 < found.got_share <= 1
-    assert found.swapped_bytes >= 0
+    checks, swapped_bytes = load.load_checks(0.05)
+    assert ([check.what for check in checks], swapped_bytes >= 0) == ([*LOAD], True)
 
 
 def test_the_greediest_processes_come_first_without_the_one_that_looks():
