@@ -18,7 +18,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Findings, Quantity, findings, remark
 from pyperf_suite.findings.rows import Column, rows_of, table
 from pyperf_suite.measure.estimates import deviations, low_cutoff
-from pyperf_suite.node.probes.accept import BAD, PROBE, AcceptCheck, RateKey, checks_of
+from pyperf_suite.node.check import CAUTION, FAILED, Check, named, sentences
+from pyperf_suite.node.probes.accept import PROBE, RateKey, checks_of
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import read_journal
 
@@ -40,13 +41,17 @@ class FleetNode:
 
     name: str
     slug: str
-    checks: Sequence[AcceptCheck]
+    checks: Sequence[Check]
 
     @property
     def rates(self) -> dict[RateKey, Quantity]:
         """By part and check; rates alone, for counts are judged by themselves."""
         found = ((each, each.found) for each in self.checks)
-        return {(each.part, each.what): rate for each, rate in found if rate and rate.base.endswith("/s")}
+        return {
+            (each.part, each.what): rate
+            for each, rate in found
+            if isinstance(rate, Quantity) and rate.base.endswith("/s")
+        }
 
 
 def _accepted(journal: Path) -> list[Record]:
@@ -110,7 +115,7 @@ def read_fleet(folder: Path) -> list[FleetNode]:
 
 
 @dataclass(frozen=True)
-class FleetCheck:
+class RateComparison:
     """One check over a fleet: by node and part how far its rate is off the median, and who is too far.
 
     `share` is of the median, -0.05 is 5 % below; `deviation` in median absolute deviations; below `cutoff` chance
@@ -136,7 +141,7 @@ class FleetCheck:
         return min(-WORTH, self.cutoff * statistics.median(apart)) if apart else -WORTH
 
 
-def compared(rates: Mapping[RateKey, Mapping[str, Quantity]]) -> list[FleetCheck]:
+def compared(rates: Mapping[RateKey, Mapping[str, Quantity]]) -> list[RateComparison]:
     """Each check over all nodes and parts that have it, and all checks together; `rates` by (node, part), then check.
 
     Each has an equal part of the chance of a false alarm (Bonferroni). A rate that comes and goes between the rounds of
@@ -163,7 +168,7 @@ def compared(rates: Mapping[RateKey, Mapping[str, Quantity]]) -> list[FleetCheck
     sure[ALL], cutoffs[ALL] = dict.fromkeys(many, True), low_cutoff(len(many), CHANCE / len(off))
     shares = {what: {who: math.expm1(each) for who, each in held.items()} for what, held in off.items()}
     return [
-        FleetCheck(
+        RateComparison(
             what, shares[what], far[what], cutoffs[what], {who for who, is_sure in sure[what].items() if is_sure}
         )
         for what in (*whats, *([ALL] if many else []))
@@ -176,39 +181,35 @@ def fleet_findings(nodes: Sequence[FleetNode]) -> tuple[Findings, bool]:
     for node in nodes:
         for (part, what), rate in node.rates.items():
             rates.setdefault((node.name, part), {})[what] = rate
-    checks = compared(rates)
-    slow = [(check, who) for check in checks for who in check.slow]
-    bad = [(node.name, each) for node in nodes for each in node.checks if each.verdict == BAD]
+    comparisons = compared(rates)
+    slow = [_slow(each, who) for each in comparisons for who in each.slow]
+    bad = [
+        named(each, f"{node.name} {each.part}", each.what)
+        for node in nodes
+        for each in node.checks
+        if each.verdict == FAILED
+    ]
     message = (
         "{slow} of {nodes} nodes are slower than the others; were none, one would be named with a chance of {chance}"
     )
-    sentence = (
-        "{node}, {part}: {what} {share} off the median, {far:x} median absolute deviations ({cutoff:x} by chance)"
-    )
     columns = (
         Column("check", "what", priority=2),
-        Column("compared", lambda check: len(check.share)),
-        Column("slowest", lambda check: ", ".join(min(check.share, key=check.share.__getitem__))),
-        Column("off the median", lambda check: min(check.share.values()), "+%", 2),
+        Column("compared", lambda each: len(each.share)),
+        Column("slowest", lambda each: ", ".join(min(each.share, key=each.share.__getitem__))),
+        Column("off the median", lambda each: min(each.share.values()), "+%", 2),
         Column("named from", "seen_from", "+%"),
     )
-    names = len({name for _, (name, _) in slow})
+    names = len({name for each in comparisons for name, _ in each.slow})
     found = findings(
         remark(message, kind="caution" if slow else "", slow=names, nodes=len(nodes), chance=Quantity(CHANCE, "%")),
-        (
-            remark(
-                sentence,
-                kind="caution",
-                node=who[0],
-                part=who[1],
-                what=check.what,
-                cutoff=-check.cutoff,
-                share=Quantity(check.share[who], "+%"),
-                far=-check.deviation[who],
-            )
-            for check, who in slow
-        ),
-        (remark("{node}, {part}: {what} {why}", each, kind="caution", node=name) for name, each in bad),
-        table("Checks over the fleet", columns, checks),
+        sentences([*slow, *bad]),
+        table("Checks over the fleet", columns, comparisons),
     )
     return found, bool(slow or bad)
+
+
+def _slow(comparison: RateComparison, who: RateKey) -> Check:
+    far, cutoff = -comparison.deviation[who], -comparison.cutoff
+    why = f"relative to the median; {far:.1f} median absolute deviations below it, {cutoff:.1f} by chance"
+    found = Quantity(comparison.share[who], "+%")
+    return Check(" ".join(who), comparison.what, found, verdict=CAUTION, why=why, source="the other nodes")

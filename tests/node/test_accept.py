@@ -3,123 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from pyperf_suite.findings.axes import sizes
 from pyperf_suite.findings.rows import rows_of
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.nvml import Nvml
 from pyperf_suite.measure.telemetry import AroundGpu
+from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check
 from pyperf_suite.node.probes.accept import (
-    BAD,
-    LOW,
-    OK,
-    UNMEASURED,
-    AcceptAxes,
-    AcceptCheck,
     analyse,
     axes,
     checks_of,
     sweep,
 )
-from pyperf_suite.node.probes.accept import _Node as Node
 from pyperf_suite.runner.record import Case, Record
 from tests.core.hardware.conftest import FakeNvml
-from tests.node.test_topology import HOST, h200
+from tests.node.made_up import CPU, H200, TWO_CORES, cpu_node, gpu_node
 from tests.records import a_record
 
-EIGHT = AcceptAxes((8192,), (132,), sizes("256MiB"), sizes("256MiB"), (8,), ("cuda",))
-TWO_CORES = AcceptAxes((1024,), (1, 2), sizes("64MiB"), sizes("4MiB"), (2,))
-H200 = {"kind": "cuda", "slug": "cuda-h200-x8", "model": "NVIDIA H200", "count": 8, "link": "nvlink4x18"}
-CPU = {"kind": "cpu", "slug": "cpu-two", "model": "a CPU", "cores": 2}
-READ = {"before": {}, "after": {"sm_clock_mhz": 1755}, "throttle_reasons_seen": ["power cap"]}
-WELL = {"uncorrected_errors": 0, "remapping": "none", "default_power_limit_w": 700.0}
-LINKS = {f"{one}-{other}": {"path": "NV18"} for one in range(8) for other in range(one + 1, 8)}
-Factor = Callable[[Case, int], float]
 
-
-def as_usual(case: Case, device: int) -> float:
-    return 1.0
-
-
-def gpu_node(
-    factor: Factor = as_usual,
-    noise: float = 0.01,
-    seed: int = 0,
-    read: Mapping[int, Any] | None = None,
-    health: Mapping[int, Any] | None = None,
-    slow_pairs: Mapping[tuple[int, int], float] | None = None,
-    **links: dict[int, Any],
-) -> list[Record]:
-    """Eight H200 at `factor` times what the laws say; copies reach 0.85 of the slot, pairs 0.8 of NV18."""
-    random, made = np.random.default_rng(seed), []
-    law = Node(rows_of([a_record(next(sweep(EIGHT)), identity=H200)]), None, {})
-    details = h200(**links) | {"allowed_cpus": "0-255"}
-    for gpu in details["gpus"]:
-        gpu["settings"] = {"maximum_sm_clock_mhz": 1980, "power_limit_w": 700.0}
-        gpu["health"] = WELL | (health or {}).get(gpu["index"], {})
-    for case in sweep(EIGHT):
-        if case.operator == "topology":
-            if case.parameters.part == "gpus":
-                made.append(a_record(case, None, kind="static", identity=H200, kernel=_kernel(details)))
-            continue
-        for device in range(1 if case.operator == "collective" else 8):
-            p, sampling = case.parameters, {}
-            if case.operator == "collective" and p.pattern:
-                each = 2 * p.message_bytes / (0.8 * 450e9)
-                ranks = np.full(8, each) * random.lognormal(0, noise, 8)
-                for pair in p.pairs:
-                    ranks[list(pair)] *= (slow_pairs or {}).get((min(pair), max(pair)), 1.0)
-                seconds, sampling = float(ranks.mean()), {"rank_median_s": ranks.tolist(), "nodes": 1, "ranks": 8}
-            else:
-                expected = law.expected(case)
-                assert expected is not None
-                seconds = p.size_bytes / (0.85 * 63e9) if case.operator == "transfer" else expected.seconds
-                seconds *= float(random.lognormal(0, noise))
-            made.append(
-                a_record(
-                    case,
-                    seconds * factor(case, device),
-                    process=device,
-                    sampling=sampling,
-                    identity=H200,
-                    state={"device": f"cuda:{device}", "gpu": {"links": LINKS}},
-                    quality={"converged": True, "gpu": (read or {}).get(device, READ)},
-                )
-            )
-    return made
-
-
-def _kernel(details: Any, part: str = "gpus") -> dict[str, Any]:
-    return {"name": "topology", "path": part, "details": details}
-
-
-def cpu_node(
-    factor: Factor = as_usual, busy: float = 0.0, stolen: float = 0.0, noise: float = 0.01, seed: int = 0
-) -> list[Record]:
-    """Two cores of 3 GHz with vectors of 256 bits that reach half of their peak, copy 10 GB/s and reduce 1 GB/s."""
-    random, made = np.random.default_rng(seed), []
-    for case in sweep(TWO_CORES):
-        if case.operator == "topology":
-            host = HOST | {"cores": 2, "vector_bits": 256, "online": "0-1", "allowed_cpus": "0-1", "nodes": []}
-            made.append(a_record(case, None, kind="static", identity=CPU, kernel=_kernel(host, "host")))
-            continue
-        workers = case.parameters.schedule.workers if case.operator == "matmul" else 1
-        seconds = {"matmul": 2 * 1024**3 / (48e9 * workers), "transfer": 2**26 / 10e9, "collective": 2**22 / 1e9}
-        took = {"cpu_busy_s": workers + busy, "process_cpu_s": workers, "cpu_steal_s": stolen, "elapsed_s": 1.0}
-        for process in range(3):
-            time = seconds[case.operator] * float(random.lognormal(0, noise)) * factor(case, 0)
-            quality = {"converged": True, "before": {"cpu_mhz": {"high": 3000.0}}, **took}
-            made.append(a_record(case, time, process=process, identity=CPU, quality=quality))
-    return made
-
-
-def bad(records: list[Record], **how: Any) -> dict[tuple[str, str], AcceptCheck]:
-    return {(each.part, each.what): each for each in checks_of(rows_of(records), **how) if each.is_bad}
+def bad(records: list[Record], **how: Any) -> dict[tuple[str, str], Check]:
+    return {(each.part, each.what): each for each in checks_of(rows_of(records), **how) if each.needs_attention}
 
 
 def test_a_healthy_node_of_eight_has_every_check_ok() -> None:
@@ -140,7 +47,7 @@ def test_a_gpu_that_is_slow_by_its_clock_is_named_with_the_clock_first() -> None
     slow = {"before": {}, "after": {"sm_clock_mhz": 795}, "throttle_reasons_seen": ["thermal slowdown by hardware"]}
     found = bad(gpu_node(lambda case, n: 2.2 if n == 3 and case.operator == "matmul" else 1.0, read={3: slow}))
     assert {part for part, _ in found} == {"cuda:3"}
-    assert found["cuda:3", "SM clock"].verdict == LOW
+    assert found["cuda:3", "SM clock"].verdict == CAUTION
     assert found["cuda:3", "throttling"].why == "thermal slowdown by hardware"
     burst = found["cuda:3", "bfloat16 products, burst"]
     assert burst.why.startswith("SM clock 795 of 1980 MHz; throttling thermal slowdown by hardware; power limit")
@@ -170,25 +77,22 @@ def test_a_throttled_clock_is_read_off_nvml() -> None:
 
 
 @pytest.mark.parametrize(
-    ("health", "words"),
+    ("health", "what", "verdict", "words"),
     [
-        ({"uncorrected_errors": 2, "uncorrected": 2}, "uncorrected: 2"),
-        ({"remapping": "pending", "rows_remapped_uncorrected": 1}, "remapping: pending"),
+        ({"uncorrected_errors": 2, "uncorrected": 2}, "memory errors", FAILED, "uncorrected: 2"),
+        ({"remapping": "pending", "rows_remapped_uncorrected": 1}, "memory errors", FAILED, "remapping: pending"),
+        ({"rows_remapped_corrected": 1}, "memory errors", OK, "rows remapped corrected: 1"),
+        ({"default_power_limit_w": 900.0}, "power limit", CAUTION, "below its default of 900 W"),
     ],
 )
-def test_memory_errors_are_counted_and_not_ok(health: dict[str, Any], words: str) -> None:
-    found = bad(gpu_node(health={2: health}))
-    assert list(found) == [("cuda:2", "memory errors")]
-    assert words in found["cuda:2", "memory errors"].why
+def test_the_health_of_a_gpu_is_judged(health: dict[str, Any], what: str, verdict: str, words: str) -> None:
+    checks = checks_of(rows_of(gpu_node(health={2: health})))
+    check = next(each for each in checks if (each.part, each.what) == ("cuda:2", what))
+    assert (check.verdict, words in f"{check.found} {check.why}") == (verdict, True)
+    assert [each for each in checks if each.needs_attention] == [check] * (verdict != OK)
 
 
-def test_rows_that_were_remapped_in_time_are_told_and_ok() -> None:
-    checks = checks_of(rows_of(gpu_node(health={2: {"rows_remapped_corrected": 1}})))
-    memory = next(each for each in checks if (each.part, each.what) == ("cuda:2", "memory errors"))
-    assert (memory.verdict, memory.why) == (OK, "rows remapped corrected: 1")
-
-
-def half_rate(seed: int) -> dict[tuple[str, str], AcceptCheck]:
+def half_rate(seed: int) -> dict[tuple[str, str], Check]:
     """A node whose PCIe link and one pair run at half their rate."""
     pair = tuple(sorted(np.random.default_rng(seed).choice(8, 2, replace=False).tolist()))
     how = {"seed": seed, "noise": 0.03, "slow_pairs": {pair: 2.0}}
@@ -207,7 +111,7 @@ def test_links_at_half_their_rate_are_found(seed: int) -> None:
 def test_a_link_that_came_up_narrow_is_named_and_explains_the_copies() -> None:
     found = bad(gpu_node(lambda case, n: 2.0 if case.operator == "transfer" and n == 6 else 1.0, now={6: "gen 5 x8"}))
     assert "PCIe link gen 5 x8, expected gen 5 x16" in found["cuda:6", "host to GPU"].why
-    assert found["cuda:6", "PCIe link"].verdict == BAD
+    assert found["cuda:6", "PCIe link"].verdict == FAILED
 
 
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.slow] * (n > 2)) for n in range(100)])
@@ -217,7 +121,7 @@ def test_a_core_that_another_process_keeps_busy_is_found(seed: int) -> None:
         return 2.8 if case.operator == "matmul" and case.parameters.schedule.workers == 2 else 1.0
 
     found = bad(cpu_node(share, busy=1.0, seed=seed, noise=0.05))
-    assert found["host", "cores that other processes took"].verdict == BAD
+    assert found["host", "cores that other processes took"].verdict == FAILED
     gain = found["cpu", "2 cores over 1 core"]
     assert gain.why.startswith("cores that other processes took 1.0; ")
 
@@ -230,7 +134,7 @@ def test_what_fails_is_not_ok_and_what_cannot_run_is_not_measured() -> None:
     records = cpu_node()
     case = next(sweep(TWO_CORES))
     records = [each for each in records if each.case_id != case.case_id]
-    for outcome, verdict in (("failed", BAD), ("unsupported", UNMEASURED)):
+    for outcome, verdict in (("failed", FAILED), ("unsupported", UNKNOWN)):
         checks = checks_of(rows_of([*records, a_record(case, outcome=outcome, identity=CPU)]))
         (check,) = (each for each in checks if each.what == "float32 products, burst, 1 core")
         assert (check.verdict, check.why) == (verdict, "a made-up reason")
@@ -240,7 +144,7 @@ def test_a_gpu_that_nobody_measured_has_nothing_to_be_compared_with() -> None:
     records = [each for each in gpu_node() if each.case["operator"] == "matmul"]
     unknown = [Record(**{**vars(each), "identity": H200 | {"model": "NVIDIA X9000"}}) for each in records]
     products = [each for each in checks_of(rows_of(unknown)) if "products" in each.what]
-    assert {each.verdict for each in products} == {"nothing to compare with"}
+    assert {each.verdict for each in products} == {UNKNOWN}
 
 
 def test_earlier_rates_replace_the_laws() -> None:
@@ -249,7 +153,7 @@ def test_earlier_rates_replace_the_laws() -> None:
     key = ("cpu", "copy in memory, 1 core")
     earlier = type(now[key])(1.2 * now[key].value, "GB/s", 1.15 * now[key].value, math.inf)
     (check,) = bad(records, before={key: earlier}).values()
-    assert (check.by, check.off) == ("the baseline", pytest.approx(1 / 1.2 - 1))
+    assert (check.source, check.off) == ("the baseline", pytest.approx(1 / 1.2 - 1))
 
 
 def test_findings_have_a_line_a_check_and_a_sentence_for_each_that_is_not_ok() -> None:
@@ -259,8 +163,8 @@ def test_findings_have_a_line_a_check_and_a_sentence_for_each_that_is_not_ok() -
     first, second = found.remarks
     assert first.values["bad"] == 1
     assert first.values["ok"] == len(table.rows) - 1
-    assert second.values["part"] == "cuda:1"
-    assert second.values["short"].value == pytest.approx(2 / 3, abs=0.05)
+    assert second.values["who"] == "cuda:1"
+    assert second.values["below"].value == pytest.approx(2 / 3, abs=0.05)
 
 
 def test_a_cpu_is_swept_on_one_core_and_on_all() -> None:

@@ -18,7 +18,7 @@ from pyperf_suite.runner import session, workers
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.results import read_journal
-from tests.node.test_accept import cpu_node
+from tests.node.made_up import cpu_node
 from tests.records import metric
 
 
@@ -80,7 +80,7 @@ def test_a_slow_node_has_exit_code_one_and_each_check_in_json(tmp_path: Path, mo
     done = accept(tmp_path, "--json")
     answer = json.loads(done.stdout)
     assert (done.exit_code, answer["exit_code"]) == (1, 1)
-    low = {each["what"]: each for each in answer["checks"] if each["verdict"] == "low"}
+    low = {each["what"]: each for each in answer["checks"] if each["verdict"] == "caution"}
     assert {name.split(",")[0] for name in low} == {"float32 products"}
     found = low["float32 products, burst, 1 core"]
     assert found["found"]["value"] == pytest.approx(2e9)
@@ -94,9 +94,9 @@ def test_a_run_is_held_against_an_earlier_one(tmp_path: Path, monkeypatch: pytes
     assert accept(tmp_path, "--baseline", "latest").exit_code == 0
     monkeypatch.setattr(MadeUp, "slow", 1.2)
     again = accept(tmp_path, "--baseline", "latest", "--json")
-    low = [each for each in json.loads(again.stdout)["checks"] if each["verdict"] == "low"]
+    low = [each for each in json.loads(again.stdout)["checks"] if each["verdict"] == "caution"]
     assert again.exit_code == 1
-    assert {each["by"] for each in low} == {"the baseline"}
+    assert {each["source"] for each in low} == {"the baseline"}
     assert {each["part"] for each in low} == {"cpu"}
     assert len(low) == len([c for c in cases() if c.operator == "matmul"])
 

@@ -2,90 +2,38 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import collections
 from typing import Any
 
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings.data import Cell, Findings, Remark
+from pyperf_suite.findings.data import Cell, Findings, Quantity, Remark
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.hardware.topology import parse
 from pyperf_suite.node.probes.topology import PROBE
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.exact import TopologyParameters
-
-MATRICES = Path(__file__).parents[1] / "core" / "hardware" / "topologies"
-TWO_NODES = [
-    {"number": 0, "cpus": "0-63,128-191", "memory_bytes": 1 << 40, "distances": [10, 21]},
-    {"number": 1, "cpus": "64-127,192-255", "memory_bytes": 1 << 40, "distances": [21, 10]},
-]
-HOST: dict[str, Any] = {
-    "model": "a CPU",
-    "sockets": 2,
-    "cores": 128,
-    "online": "0-255",
-    "caches_assumed": False,
-    "l2_bytes": 2 << 20,
-    "l2_total_bytes": 256 << 20,
-    "l3_bytes": 105 << 20,
-    "l3_total_bytes": 210 << 20,
-    "quota_cores": None,
-    "memory_left_bytes": None,
-    "hypervisor": None,
-    "container": None,
-    "pcie": [],
-    "nodes": TWO_NODES,
-    "allowed_cpus": "0-63,128-191",
-    "allowed_nodes": "0-1",
-}
-SOUND: dict[str, Any] = dict.fromkeys(("now", "slot", "card"), "gen 5 x16") | {"awake": True}
-
-
-def gpus_of(matrix: str, name: str, capability: tuple[int, int], links: int, **changed: dict[int, Any]) -> Any:
-    """The details of a machine with that matrix; `changed` has a field's other values by GPU."""
-    graph = parse((MATRICES / f"{matrix}.txt").read_text())
-    found = []
-    for index, smi in enumerate(graph.gpus):
-        gpu = {"index": index, "name": name, "compute_capability": list(capability), "smi": smi, **SOUND}
-        gpu |= {"cpus": graph.cpus[smi], "numa_node": int(graph.numa.get(smi, 0)), "nvlinks": [True] * links}
-        found.append(gpu | {field: values[index] for field, values in changed.items() if index in values})
-    placed = {name: HOST[name] for name in ("nodes", "allowed_cpus", "allowed_nodes")}
-    return {"gpus": found, "matrix": graph.to_json(), "unavailable": [], "nccl": {}, **placed}
-
-
-def h200(**changed: dict[int, Any]) -> Any:
-    return gpus_of("8xh200_sxm", "NVIDIA H200", (9, 0), 18, **changed)
+from tests.node.made_up import HOST, TWO_NODES, gpus_of, h200
+from tests.records import a_record, lines
 
 
 def found_in(**parts: Any) -> Findings:
     cases = {part: Case("topology", TopologyParameters(part), "system") for part in parts}
-    records = [
-        Record(
-            "run",
-            "static",
-            cases[part].to_json(),
-            cases[part].case_id,
-            0,
-            0,
-            "",
-            "ok",
-            kernel={"name": "topology", "path": part, "details": details},
-        )
-        for part, details in parts.items()
-    ]
-    return PROBE.findings(records)
+    return PROBE.findings(
+        [
+            a_record(cases[part], None, kind="static", kernel={"name": "topology", "path": part, "details": details})
+            for part, details in parts.items()
+        ]
+    )
 
 
 def table(found: Findings, title: str) -> list[dict[str, Cell]]:
-    """The rows of a table, by column."""
-    (requested,) = [each for each in found.tables if each.title == title]
-    names = [column.name for column in requested.columns]
-    return [dict(zip(names, row, strict=True)) for row in requested.rows]
+    """The rows of a table, by column; what it has no column for is None."""
+    return [collections.defaultdict(lambda: None, row) for row in lines(found, title)]
 
 
 def checks(found: Findings) -> dict[tuple[Cell, Cell], dict[str, Cell]]:
-    return {(row["part"], row["what"]): row for row in table(found, "What was found, against what could be")}
+    return {(row["part"], row["check"]): row for row in table(found, "What was found, against what could be")}
 
 
 def verdicts(found: Findings) -> dict[tuple[Cell, Cell], Cell]:
@@ -116,14 +64,14 @@ def test_a_sound_machine_is_described_and_nothing_is_found_below_expectation():
     assert (host["L2"].value, host["L2, how many"], host["L3, how many"]) == (2 << 20, 128, 2)
     assert paths(found) == {"NV18": (28, 450.0)}
     assert (value(found, "linked"), value(found, "pairs")) == (28, 28)
-    assert (value(found, "checks"), [each.values["expected"] for each in found.remarks if "checks" in each.values]) == (
+    assert (value(found, "checks"), [each.values["ok"] for each in found.remarks if "checks" in each.values]) == (
         28,
         [27],
     )
     nearest = table(found, "Network cards nearest to each GPU")[0]
     assert (nearest["GPU"], nearest["cards"], nearest["path"]) == (0, "mlx5_4", "PIX")
     # What could be more is that half of the CPUs are closed to this process.
-    assert {what for what, verdict in verdicts(found).items() if verdict != "as expected"} == {("this process", "CPUs")}
+    assert {what for what, verdict in verdicts(found).items() if verdict != "ok"} == {("this process", "CPUs")}
     assert list(troubles(found)) == [("this process", "CPUs")]
     node = table(found, "Memory nodes, distances as the firmware has them")[0]
     assert (node["node"], node["CPUs"], node["memory"].value) == (0, "0-63,128-191", 1 << 40)
@@ -131,52 +79,100 @@ def test_a_sound_machine_is_described_and_nothing_is_found_below_expectation():
     assert list(table(found, "Paths as nvidia-smi topo -m has them")[1].values())[:4] == ["GPU1", "NV18", "X", "NV18"]
 
 
-def test_a_gpu_on_fewer_lanes_of_an_older_generation_is_named_with_what_it_loses():
-    found = found_in(gpus=h200(now={3: "gen 3 x8"}))
-    row = checks(found)["GPU 3", "PCIe link"]
-    assert (row["found"], row["could be"], row["verdict"]) == ("gen 3 x8", "gen 5 x16", "below expectation")
+def copies(said: str, **others: str) -> dict[str, str]:
+    pairs = {f"{one}-{other}": said for one in range(8) for other in range(one + 1, 8)}
+    return pairs | {name.replace("_", "-").strip("-"): value for name, value in others.items()}
+
+
+A6000 = ("3xa6000_bridged", "NVIDIA RTX A6000", (8, 6), 4)
+L40S = gpus_of("4xl40s", "NVIDIA L40S", (8, 9), 0)
+OLD = h200(now={0: "gen 4 x16"}, slot={0: "gen 4 x16"})
+DOWN, UNBRIDGED = h200(nvlinks={2: [True] * 17 + [False]}), gpus_of(*A6000, nvlinks={2: []})
+NEAR, FAR, SPREAD = "memory nodes", HOST | {"allowed_nodes": "1"}, HOST | {"allowed_cpus": "0-255"}
+ENDLESS = HOST | {"memory_left_bytes": 2**63 - 4096}
+SLOW, NARROW = {"now": {3: "gen 3 x8"}}, {"now": {0: "gen 1 x16", 1: "gen 1 x8"}, "awake": {0: False, 1: False}}
+DENIED = h200() | {"direct_copies": copies("allowed", _0_3="not supported", _2_5="not supported")}
+NO_P2P = L40S | {"direct_copies": {"0-1": "switched off in the driver"}}
+CARD = {
+    "name": "mlx5_0",
+    "kind": "network",
+    "card": "gen 5 x16",
+    "slot": "gen 5 x16",
+    "now": "gen 5 x8",
+    "numa_node": 0,
+}
+DISK = {"name": "nvme0", "kind": "NVMe", "now": "gen 3 x4", "card": "gen 4 x4", "slot": None, "numa_node": 0}
+WALLED = HOST | {"quota_cores": 2.5, "memory_left_bytes": 8_000_000_000, "container": "docker"}
+FAR_GPUS = "GPU 4, GPU 5, GPU 6, GPU 7"
+SILENT: dict[str, Any] = {
+    "gpus": [{"index": 0, "name": "a new GPU", "compute_capability": [9, 0]}],
+    "matrix": None,
+    "unavailable": ["libnvidia-ml cannot be opened"],
+    "nodes": TWO_NODES,
+    "nccl": {"NCCL_P2P_DISABLE": "1"},
+    "allowed_cpus": "0-3",
+    "allowed_nodes": "0",
+}
+
+
+@pytest.mark.parametrize(
+    ("parts", "who", "what", "found", "expected", "verdict", "why"),
+    [
+        ({"gpus": h200(**SLOW)}, "GPU 3", "PCIe link", "gen 3 x8", "gen 5 x16", "failed", None),
+        ({"gpus": h200(**SLOW)}, "GPU 2", "PCIe link", "gen 5 x16", "gen 5 x16", "ok", None),
+        # An older slot is no fault, and neither is an idle GPU's generation; its lanes are.
+        ({"gpus": OLD}, "GPU 0", "PCIe link", "gen 4 x16", "gen 5 x16", "caution", "slot has no more"),
+        ({"gpus": h200(**NARROW)}, "GPU 0", "PCIe link", "gen 1 x16", "gen 5 x16", "unknown", "idle"),
+        ({"gpus": h200(**NARROW)}, "GPU 1", "PCIe link", "gen 1 x8", "gen 5 x16", "failed", "idle"),
+        ({"gpus": SILENT}, "GPU 0", "PCIe link", None, "gen 5 x16", "unknown", None),
+        ({"gpus": SILENT}, "NCCL_P2P_DISABLE", "set to", "1", "not set", "caution", "NCCL"),
+        ({"gpus": DOWN}, "GPU 2", "NVLinks", 17, 18, "failed", "down"),
+        ({"gpus": UNBRIDGED}, "GPU 2", "NVLinks", 0, 4, "caution", "bridge"),
+        ({"host": HOST | {"pcie": [CARD]}}, "mlx5_0", "PCIe link", "gen 5 x8", "gen 5 x16", "failed", None),
+        ({"host": HOST | {"pcie": [DISK]}}, "nvme0", "PCIe link", "gen 3 x4", "gen 4 x4", "caution", "unknown"),
+        ({"host": FAR}, "this process", NEAR, "CPUs of 0, memory of 1", "0", "failed", "another node"),
+        ({"host": SPREAD}, "this process", NEAR, "CPUs of 0-1, memory of 0-1", "one node", "caution", "numactl --cpu"),
+        ({"host": WALLED}, "control group", "CPU quota", 2.5, 128, "caution", "stopped"),
+        ({"host": WALLED}, "control group", "memory limit", 8e9, float(2 << 40), "caution", None),
+        # Some systems write the largest number there is where there is no limit.
+        ({"host": ENDLESS}, "control group", "memory limit", "none", "none", "ok", None),
+        ({"gpus": DENIED}, "GPU 0-3, GPU 2-5", "direct copies", "not supported", "allowed", "failed", "NVLink joins"),
+        ({"gpus": DENIED}, "26 pairs of GPUs", "direct copies", "allowed", "allowed", "ok", None),
+        ({"gpus": NO_P2P}, "GPU 0-1", "direct copies", "switched off in the driver", "allowed", "caution", "host's"),
+        # Packets that were sent again are no fault by themselves.
+        ({"gpus": h200(pcie_replays={4: 0})}, "GPU 4", "PCIe packets sent again", 0, 0, "ok", None),
+        ({"gpus": h200(pcie_replays={6: 1})}, "GPU 6", "PCIe packets sent again", 1, 0, "unknown", "harmless"),
+    ],
+)
+def test_each_part_is_judged_by_what_it_could_be(parts, who, what, found, expected, verdict, why):
+    findings = found_in(**parts)
+    row = checks(findings)[who, what]
+    plain = [cell.value if isinstance(cell, Quantity) else cell for cell in (row["found"], row["expected"])]
+    assert (*plain, row["verdict"]) == (found, expected, verdict)
+    assert (why or "") in (row["why"] or "")
+    message = troubles(findings).get((who, what))
+    assert (message is not None) == (verdict in ("caution", "failed") or bool(verdict == "unknown" and why))
+    assert message is None or (message.kind == "caution") == (verdict != "unknown")
+
+
+def test_a_link_has_its_rate_and_the_best_one():
+    row = checks(found_in(gpus=h200(**SLOW)))["GPU 3", "PCIe link"]
     assert (row["rate"].value, row["of"].value) == (pytest.approx(7.88e9, rel=0.01), pytest.approx(63e9, rel=0.01))
-    assert troubles(found)["GPU 3", "PCIe link"].kind == "caution"
-    assert verdicts(found)["GPU 2", "PCIe link"] == "as expected"
 
 
-def test_an_older_slot_is_told_from_a_link_that_came_up_slow():
-    row = checks(found_in(gpus=h200(now={0: "gen 4 x16"}, slot={0: "gen 4 x16"})))["GPU 0", "PCIe link"]
-    assert (row["found"], row["could be"], row["verdict"]) == ("gen 4 x16", "gen 5 x16", "could be more")
+@pytest.mark.parametrize(("cpus", "verdict"), [("0-63,128-191", "failed"), ("0-255", "caution")])
+def test_gpus_on_the_other_node_than_this_process_share_a_sentence(cpus, verdict):
+    message = troubles(found_in(gpus=h200() | {"allowed_cpus": cpus}))[FAR_GPUS, "near CPUs"].values
+    found = f"this process on CPUs {cpus}, the GPU on node 1"
+    assert (message["verdict"], message["found"], message["expected"]) == (verdict, found, "64-127,192-255")
 
 
-def test_an_idle_gpus_generation_is_no_verdict_but_its_lanes_are():
-    found = found_in(gpus=h200(now={0: "gen 1 x16", 1: "gen 1 x8"}, awake={0: False, 1: False}))
-    message = verdicts(found)
-    assert (message["GPU 0", "PCIe link"], message["GPU 1", "PCIe link"]) == ("not told", "below expectation")
-    assert "idle" in troubles(found)["GPU 0", "PCIe link"].template
-
-
-@pytest.mark.parametrize(("cpus", "verdict"), [("0-63,128-191", "below expectation"), ("0-255", "could be more")])
-def test_gpus_on_the_other_node_than_this_process_are_named(cpus, verdict):
-    found = found_in(gpus=h200() | {"allowed_cpus": cpus})
-    message = troubles(found)["GPU 4, GPU 5, GPU 6, GPU 7", "near CPUs"]
-    assert message.values["verdict"] == verdict
-    assert (message.values["found"], message.values["expected"]) == (
-        f"this process on CPUs {cpus}, the GPU on node 1",
-        "64-127,192-255",
-    )
-
-
-def test_nvlinks_that_are_down_stand_out_on_a_board_and_a_missing_bridge_is_only_told():
-    row = checks(found_in(gpus=h200(nvlinks={2: [True] * 17 + [False]})))["GPU 2", "NVLinks"]
-    assert (row["found"], row["could be"], row["verdict"]) == (17, 18, "below expectation")
-    found = found_in(gpus=gpus_of("3xa6000_bridged", "NVIDIA RTX A6000", (8, 6), 4, nvlinks={2: []}))
-    assert paths(found)["NV4"] == (1, 56.25)
-    assert paths(found)["NODE"][0] == 2
+def test_gpus_without_nvlink_are_not_at_fault_unless_others_have_it():
+    found = found_in(gpus=UNBRIDGED)
+    assert (paths(found)["NV4"], paths(found)["NODE"][0]) == ((1, 56.25), 2)
     assert (value(found, "linked"), value(found, "pairs")) == (1, 3)
     assert "GPU 2" in [each.values.get("who") for each in found.remarks if each.kind == "caution"]
-    row = checks(found)["GPU 2", "NVLinks"]
-    assert (row["found"], row["could be"], row["verdict"]) == (0, 4, "could be more")
-
-
-def test_gpus_without_nvlink_are_not_blamed_for_it():
-    found = found_in(gpus=gpus_of("4xl40s", "NVIDIA L40S", (8, 9), 0))
+    found = found_in(gpus=L40S)
     assert value(found, "linked") == 0
     assert paths(found) == {"NODE": (2, 31.5), "SYS": (4, 31.5)}
     assert "GPU 0, GPU 1" in [each.values.get("who") for each in found.remarks if each.kind == "caution"]
@@ -195,79 +191,17 @@ def test_gpus_without_nvlink_are_not_blamed_for_it():
 def test_every_machine_with_nvlink_is_as_its_data_sheet_has_it(matrix, name, capability, nvlinks, expected):
     found = found_in(gpus=gpus_of(matrix, name, capability, nvlinks))
     assert expected.items() <= paths(found).items()
-    assert {verdict for (_, what), verdict in verdicts(found).items() if what == "NVLinks"} == {"as expected"}
+    assert {verdict for (_, what), verdict in verdicts(found).items() if what == "NVLinks"} == {"ok"}
 
 
-def test_memory_on_the_wrong_node_and_a_process_bound_to_none_are_told():
-    row = checks(found_in(host=HOST | {"allowed_nodes": "1"}))["this process", "memory nodes"]
-    assert (row["found"], row["could be"]) == ("CPUs of 0, memory of 1", "0")
-    assert row["verdict"] == "below expectation"
-    found = found_in(host=HOST | {"allowed_cpus": "0-255"})
-    assert verdicts(found)["this process", "memory nodes"] == "could be more"
-    assert "numactl --cpunodebind=N" in troubles(found)["this process", "memory nodes"].template
+def test_walls_and_what_is_unavailable_are_stated_and_a_gpus_link_is_its_own():
+    assert [value(found_in(host=WALLED), name) for name in ("wall", "name")] == ["container", "docker"]
+    assert value(found_in(gpus=SILENT), "reason") == "libnvidia-ml cannot be opened"
+    gpu = {"name": "0000:17:00.0", "kind": "GPU", "now": "gen 1 x16", "card": "gen 5 x16", "slot": None, "numa_node": 0}
+    assert ("0000:17:00.0", "PCIe link") not in checks(found_in(host=HOST | {"pcie": [gpu]}))
 
 
-def test_the_walls_of_a_control_group_are_told():
-    found = found_in(host=HOST | {"quota_cores": 2.5, "memory_left_bytes": 8_000_000_000, "container": "docker"})
-    quota, limit = (troubles(found)["control group", what].values for what in ("CPU quota", "memory limit"))
-    assert (quota["found"].value, quota["expected"]) == (2.5, 128)
-    assert (limit["found"].value, limit["expected"].value) == (8e9, 2 << 40)
-    assert (value(found, "wall"), value(found, "name")) == ("container", "docker")
-    endless = checks(found_in(host=HOST | {"memory_left_bytes": 2**63 - 4096}))["control group", "memory limit"]
-    assert list(endless.values())[2:5] == ["none", "none", "as expected"]
-
-
-def test_network_cards_and_disks_have_their_links_checked_too():
-    card = {"name": "mlx5_0", "kind": "network", "card": "gen 5 x16", "slot": "gen 5 x16", "numa_node": 0}
-    disk = {"name": "nvme0", "kind": "NVMe", "now": "gen 3 x4", "card": "gen 4 x4", "slot": None, "numa_node": 0}
-    gpu = {"name": "0000:17:00.0", "kind": "GPU", "now": "gen 1 x16", "card": "gen 5 x16", "slot": None}
-    found = found_in(host=HOST | {"pcie": [card | {"now": "gen 5 x8"}, disk, gpu | {"numa_node": 0}]})
-    checked = verdicts(found)
-    assert checked["mlx5_0", "PCIe link"] == "below expectation"
-    assert checked["nvme0", "PCIe link"] == "could be more"
-    assert ("0000:17:00.0", "PCIe link") not in checked
-
-
-def copies(said: str, count: int = 8) -> dict[str, str]:
-    return {f"{one}-{other}": said for one in range(count) for other in range(one + 1, count)}
-
-
-def test_gpus_that_nvlink_joins_and_that_may_not_copy_directly_are_below_expectation():
-    said_of = copies("allowed") | {"0-3": "not supported", "2-5": "not supported"}
-    found = found_in(gpus=h200() | {"direct_copies": said_of})
-    row = checks(found)["GPU 0-3, GPU 2-5", "direct copies"]
-    assert (row["found"], row["could be"], row["verdict"]) == ("not supported", "allowed", "below expectation")
-    assert verdicts(found)["26 pairs of GPUs", "direct copies"] == "as expected"
-
-
-def test_gpus_without_nvlink_whose_copies_go_through_the_host_are_told():
-    machine = gpus_of("4xl40s", "NVIDIA L40S", (8, 9), 0) | {"direct_copies": {"0-1": "switched off in the driver"}}
-    message = troubles(found_in(gpus=machine))["GPU 0-1", "direct copies"]
-    assert (message.values["found"], message.values["verdict"]) == ("switched off in the driver", "could be more")
-
-
-def test_packets_that_were_sent_again_are_told_and_are_no_fault_by_themselves():
-    found = found_in(gpus=h200(pcie_replays={0: 0, 4: 1, 6: 250}))
-    sent = {who: row for (who, what), row in checks(found).items() if what == "PCIe packets sent again"}
-    assert {who: (row["found"], row["verdict"]) for who, row in sent.items()} == {
-        "GPU 0": (0, "as expected"),
-        "GPU 4": (1, "not told"),
-        "GPU 6": (250, "not told"),
-    }
-    assert {who for who, what in troubles(found) if what == "PCIe packets sent again"} == {"GPU 4", "GPU 6"}
-
-
-def test_what_is_denied_to_nccl_and_what_was_not_told_is_said():
-    silent = {"index": 0, "name": "a new GPU", "compute_capability": [9, 0]}
-    gpus = {"gpus": [silent], "matrix": None, "unavailable": ["libnvidia-ml cannot be opened"], "nodes": TWO_NODES}
-    gpus |= {"nccl": {"NCCL_P2P_DISABLE": "1"}, "allowed_cpus": "0-3", "allowed_nodes": "0"}
-    found = found_in(gpus=gpus)
-    assert verdicts(found)["NCCL_P2P_DISABLE", "set to"] == "could be more"
-    assert value(found, "reason") == "libnvidia-ml cannot be opened"
-    assert verdicts(found)["GPU 0", "PCIe link"] == "not told"
-
-
-def test_gpus_are_asked_about_where_there_are_some_and_other_parts_refused():
+def test_gpus_are_read_if_there_are_some_and_other_parts_are_refused():
     assert [case.parameters.part for case in PROBE.cases("quick", Device("cpu"))] == ["host"]
     assert [case.parameters.part for case in PROBE.cases("full", Device("cuda"))] == ["host", "gpus"]
     with pytest.raises(UserError, match="choose from host, gpus"):

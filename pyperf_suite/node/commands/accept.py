@@ -21,17 +21,23 @@ MOST_S = {"cpu": 60.0, "cuda": 180.0}
 
 @click.command()
 @click.option(
-    "--baseline", "earlier", metavar="RUN", help="Judge by this earlier run of the machine: a folder, or latest."
+    "--baseline",
+    "earlier",
+    metavar="RUN",
+    help="Compare with this earlier run of the machine, a folder, a name or latest. Example: --baseline latest.",
 )
 @path_option(
-    "--fleet", metavar="FOLDER", help="Measure nothing; name the slow nodes of those whose results FOLDER holds."
+    "--fleet",
+    metavar="FOLDER",
+    help="Measure nothing, and name the slow nodes among the results in FOLDER. Example: --fleet /shared/acceptance.",
 )
 @click.option(
     "--budget",
     "budget_s",
     type=Finite(0, min_open=True),
     metavar="SECONDS",
-    help="End in order by then, by default 60 on a CPU and 180 on GPUs; what no round measured is not accepted.",
+    help="Time to measure for. The default is 60 on a CPU and 180 on GPUs. A node that is not measured whole in this "
+    "time is not accepted. Example: --budget 300.",
 )
 @run_options
 def accept(
@@ -45,11 +51,12 @@ def accept(
     as_json: bool,
     wide: bool,
 ) -> None:
-    """Measure and read every part of this node, and say of each whether it is as it should be.
+    """Measure every part of this node, and report for each whether it is as fast as it should be.
 
-    Products in a burst and on end, copies, PCIe, all_reduce and each pair of GPUs, clocks, throttling, memory errors,
-    links. A GPU is judged by the laws and published tables, a CPU by its own calibration, or else by its peak.
-    All GPUs are measured, or the one of --device cuda:N. Exit code 0 all ok, 1 low, wrong or left out, 2 bad input.
+    Measured are products in a burst and under sustained load, copies, PCIe, all_reduce, each pair of GPUs, clocks,
+    throttling, memory errors and links. A GPU is compared with the laws and published tables, a CPU with its own
+    calibration, or else with its peak. All GPUs are measured, or the one of --device cuda:N. The exit code is 0 if all
+    is ok, 1 if a check is a caution, failed or was left out, 2 for bad input.
 
     \b
     Examples:
@@ -64,6 +71,7 @@ def accept(
     from pyperf_suite.findings.rows import rows_of
     from pyperf_suite.hardware.devices import gpus, resolve
     from pyperf_suite.hardware.machine import identity
+    from pyperf_suite.node.check import as_json as check_as_json
     from pyperf_suite.node.fleet import baseline
     from pyperf_suite.node.probes.accept import PROBE, analyse, checks_of
     from pyperf_suite.render.run_report import report_run, run_as_json
@@ -88,10 +96,10 @@ def accept(
     folder, is_whole = _measure(plan, devices, results, resume, deadline_s, budget_s or MOST_S[where.kind])
     records = folder.records()
     checks = checks_of(rows_of([each for each in records if each.probe == PROBE.name]), expect, before)
-    code = int(not is_whole or any(each.is_bad for each in checks))
+    code = int(not is_whole or any(each.needs_attention for each in checks))
     replace_probe(replace(PROBE, analyse=partial(analyse, expect=expect, before=before)))
     if as_json:
-        extra = {"checks": [{**as_data(each), "off": each.off} for each in checks], "exit_code": code}
+        extra = {"checks": [check_as_json(each) for each in checks], "exit_code": code}
         click.echo(run_as_json(folder, records, extra), nl=False)
     else:
         report_run(console_for(wide), folder, records)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,26 +12,28 @@ from pyperf_suite.cli.options import json_option, results_option
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
-    from pyperf_suite.node.doctor.check import CheckGroup
+    from pyperf_suite.node.check import Check
 
-COLOURS = {"ok": "green", "warning": "yellow", "problem": "red", "not applicable": "dim"}
 SUMMARIES = {
     "ok": "Nothing stands in the way of measuring here.",
-    "warning": "Figures can be had here; the warnings say what moves them.",
-    "problem": "See to the problems first: figures from this machine would mislead or not come about.",
+    "caution": "This machine can measure; the cautions say what makes its numbers vary.",
+    "failed": "Correct what failed first: numbers from this machine would mislead, or could not be measured.",
 }
+SCHEMA = 2
 
 
 @click.command()
-@results_option("Where results would be kept.")
-@click.option("--expect", metavar="gpus=N", help="It is a problem where another number of GPUs is there.")
-@click.option("--all", "show_all", is_flag=True, help="Also what does not apply to this machine.")
+@results_option("Folder of results, whose disk is checked.")
+@click.option(
+    "--expect", metavar="gpus=N", help="Fail if the machine has another number of GPUs. Example: --expect gpus=8."
+)
+@click.option("--all", "show_all", is_flag=True, help="Also show what is unknown or does not apply to this machine.")
 @json_option("Print every check as JSON.")
 def doctor(results: Path, expect: str | None, show_all: bool, as_json: bool) -> None:
-    """Say whether this machine is fit for measuring, and what you could do about what is not.
+    """Report whether this machine is fit for measuring, and what you could do if it is not.
 
-    Looks at the CPU, who else uses the machine (for a second), memory, GPUs, compilers, libraries and disks. Nothing is
-    changed: what there is to be done is printed, for you to run. Exit code 1 where there is a problem, else 0.
+    Checked are the CPU, other load (for a second), memory, GPUs, compilers, libraries and disks. Nothing is changed:
+    commands are printed for you to run. The exit code is 1 if a check failed, else 0.
 
     \b
     Examples:
@@ -40,37 +42,39 @@ def doctor(results: Path, expect: str | None, show_all: bool, as_json: bool) -> 
     """  # noqa: D301 - click keeps the lines below \b as they are
     import json
 
-    from pyperf_suite.node.doctor import check
+    from pyperf_suite.node import check
 
-    groups = examine(results, gpus_expected=None if expect is None else _gpus(expect))
+    checks = examine(results, gpus_expected=None if expect is None else _gpus(expect))
+    verdict = check.worst(checks)
     if as_json:
-        click.echo(json.dumps(check.as_json(groups), indent=2))
+        document = {"schema": SCHEMA, "verdict": verdict, "checks": [check.as_json(each) for each in checks]}
+        click.echo(json.dumps(document, indent=2))
     else:
-        _print(groups, show_all)
-    raise SystemExit(check.exit_code(groups))
+        _print(checks, verdict, show_all)
+    raise SystemExit(int(verdict == check.FAILED))
 
 
-def examine(results: Path, gpus_expected: int | None = None) -> tuple[CheckGroup, ...]:
+def examine(results: Path, gpus_expected: int | None = None) -> list[Check]:
     """Read and judge everything. The load is watched first, before any process of ours adds to it."""
     from pyperf_suite.hardware import cpu
     from pyperf_suite.hardware.kernel_files import KernelFiles
+    from pyperf_suite.node.check import of_part
     from pyperf_suite.node.doctor import gpu, host, load, software
-    from pyperf_suite.node.doctor.check import CheckGroup
 
     files = KernelFiles()
-    watched = load.read_load(files)
-    swapped_pages = watched.activity.swapped_pages if watched.activity else 0
-    gpus = gpu.read_gpus(files)
+    of_load, swapped_bytes = load.load_checks()
+    of_gpus, gpus, driver_cuda = gpu.gpu_checks(files, gpus_expected)
     cores = cpu.detect().usable_cores
-    found = software.read_software(files, len(gpus.gpus), driver_cuda=gpus.cuda)
-    return (
-        CheckGroup("CPU", [*host.cpu_checks(host.read_cpu(files)), host.peak_check(host.read_peaks(cores))]),
-        CheckGroup("Load", load.load_checks(watched)),
-        CheckGroup("Memory", host.memory_checks(host.read_memory(files, swapped_pages))),
-        CheckGroup("GPU", gpu.gpu_checks(gpus, gpus_expected)),
-        CheckGroup("Software", software.software_checks(found)),
-        CheckGroup("Disk", host.place_checks(host.read_places(results))),
-    )
+    of_software = software.software_checks(files, gpus, driver_cuda=driver_cuda)
+    return [
+        *host.cpu_checks(files),
+        *of_part("CPU", {"peak": host.peak_check(host.read_peaks(cores))}),
+        *of_load,
+        *host.memory_checks(files, swapped_bytes),
+        *of_gpus,
+        *of_software,
+        *host.place_checks(results),
+    ]
 
 
 def _gpus(expect: str) -> int:
@@ -80,52 +84,23 @@ def _gpus(expect: str) -> int:
     return int(number)
 
 
-def _print(groups: Sequence[CheckGroup], show_all: bool) -> None:
-    from rich.console import Console
-    from rich.markup import escape
+def _print(checks: Sequence[Check], verdict: str, show_all: bool) -> None:
+    """Sentences on what is not ok, the commands for it, a table of the rest, and a count."""
+    from pyperf_suite.findings.data import findings
+    from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, check_table, sentences
+    from pyperf_suite.render.terminal import console_for, escape, print_told, say
 
-    from pyperf_suite.node.doctor.check import worst
-
-    console = Console(emoji=False)
-
-    def line(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True)
-
-    left_out = 0
-    for group in groups:
-        shown = [check for check in group.checks if show_all or check.verdict != "not applicable"]
-        left_out += len(group.checks) - len(shown)
-        if shown:
-            line(f"\n[bold]{escape(group.name)}[/bold]")
-        for check in shown:
-            colour = COLOURS[check.verdict]
-            line(f"  [{colour}]{_short(check.verdict):8}[/{colour}] {escape(check.name)}: {_safe(check.found)}")
-            if check.advice:
-                line(f"           {_safe(check.advice)}")
-            if check.command:
-                line(f"             {_safe(check.command)}")
-    verdict = worst(groups)
-    counts = _counts(groups)
-    hidden = f" {left_out} checks do not apply here (--all shows them)." if left_out else ""
-    line(f"\n[{COLOURS[verdict]}]{counts}[/{COLOURS[verdict]}]. {SUMMARIES[verdict]}{hidden}")
-
-
-def _short(verdict: str) -> str:
-    return "n/a" if verdict == "not applicable" else verdict
-
-
-def _safe(text: str) -> Any:
-    from rich.markup import escape
-
-    from pyperf_suite.errors import printable
-
-    return escape(printable(text))
-
-
-def _counts(groups: Sequence[CheckGroup]) -> str:
-    verdicts = [check.verdict for group in groups for check in group.checks]
-    counts = []
-    for verdict in ("problem", "warning", "ok"):
-        number = verdicts.count(verdict)
-        counts.append(f"{number} {verdict if verdict == 'ok' or number == 1 else verdict + 's'}")
-    return ", ".join(counts)
+    console = console_for()
+    bad = [each for each in checks if each.needs_attention]
+    rest = [each for each in checks if each.verdict == OK or (show_all and each.verdict == UNKNOWN)]
+    print_told(console, findings(sentences(bad), check_table("What is ok", rest)), more="--json has all")
+    commands = [each for each in bad if each.command]
+    if commands:
+        console.print("\n  [italic]Commands for it, which only you run[/italic]")
+    for each in commands:  # not broken into lines, so that they can be copied
+        console.print(f"  {escape(each.command)}   [dim]# {escape(each.what)}[/dim]", highlight=False, soft_wrap=True)
+    counts = ", ".join(f"{sum(each.verdict == one for each in checks)} {one}" for one in (FAILED, CAUTION, OK))
+    hidden = sum(each.verdict == UNKNOWN for each in checks) * (not show_all)
+    more = f" {hidden} unknown or not applicable here: --all shows them." if hidden else ""
+    console.print()
+    say(console, "", f"{counts}. {SUMMARIES[verdict]}{more}")

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from pyperf_suite.node.watch.running import Command
+    from pyperf_suite.node.watch.command import Command, EndedSteps
     from pyperf_suite.node.watch.samples import Job, Sample
-    from pyperf_suite.node.watch.steps import EndedSteps
 
 LOOK_EVERY_S = 0.1
 JUDGE_EVERY_S = 10.0
@@ -40,20 +39,48 @@ KEPT_EVERY = 0.003
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] [COMMAND]...")
-@click.option("--pid", type=click.IntRange(1), metavar="N", help="Watch a running process and all it started.")
-@click.option("--for", "for_s", type=Finite(0, min_open=True), metavar="SECONDS", help="End watching --pid after that.")
-@click.option("--interval", default=1.0, show_default=True, type=Finite(0, 3600, min_open=True), metavar="SECONDS")
 @click.option(
-    "--step-pattern", metavar="REGEX", help="What ends a step in the output; groups seconds, ms, tokens, step."
+    "--pid",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Watch a running process and all processes that it started. Example: --pid 4242.",
 )
 @click.option(
-    "--flop-per-token", type=Finite(0, min_open=True), metavar="FLOP", help="Of the model, for FLOP/s and MFU."
+    "--for",
+    "for_s",
+    type=Finite(0, min_open=True),
+    metavar="SECONDS",
+    help="Stop watching --pid after this time. The default is until the process ends. Example: --for 60.",
 )
-@path_option("--config", help="A Hugging Face config.json, instead of --flop-per-token.")
-@click.option("--seq", type=click.IntRange(1), metavar="N", help="Tokens of a sequence, with --config.")
-@click.option("--dtype", default="bf16", show_default=True, metavar="NAME", help="Of the peak that MFU is a share of.")
-@click.option("--live", is_flag=True, help="A view below the command's output; with --pid always, on a terminal.")
-@results_option()
+@click.option(
+    "--interval",
+    default=1.0,
+    show_default=True,
+    type=Finite(0, 3600, min_open=True),
+    metavar="SECONDS",
+    help="Time between two samples.",
+)
+@click.option(
+    "--step-pattern",
+    metavar="REGEX",
+    help="Regular expression of a line of output that ends a step. Its named groups are seconds, ms, tokens, step. "
+    "Example: --step-pattern 'step (?P<step>\\d+)'.",
+)
+@click.option(
+    "--flop-per-token",
+    type=Finite(0, min_open=True),
+    metavar="FLOP",
+    help="FLOP of the model for one token. Without it FLOP/s and MFU are not reported. Example: --flop-per-token 42e9.",
+)
+@path_option("--config", help="A Hugging Face config.json that replaces --flop-per-token.")
+@click.option("--seq", type=click.IntRange(1), metavar="N", help="Tokens of a sequence, for --config.")
+@click.option(
+    "--dtype", default="bf16", show_default=True, metavar="NAME", help="Dtype of the peak that MFU is a share of."
+)
+@click.option(
+    "--live", is_flag=True, help="Show a view below the command's output. With --pid a terminal always has it."
+)
+@results_option("Folder that the record is written to.")
 def watch(
     command: tuple[str, ...],
     pid: int | None,
@@ -67,7 +94,7 @@ def watch(
     live: bool,
     results: Path,
 ) -> None:
-    """Run COMMAND, or look at a running job, and name what it waits for: data, CPU, network, a slow rank.
+    """Run COMMAND, or watch a running job, and report what it waits for: data, CPU, network, a slow rank.
 
     All its processes and their GPUs are sampled from outside, for at most 1 % of a core. The exit code is that of the
     command, and signals reach it. Steps come from pyperf_suite.watch_step(tokens=N) in the job, or --step-pattern.
@@ -81,8 +108,7 @@ def watch(
       pyperf-suite watch --pid 4242 --for 60
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.hardware.catalogue import DTYPES
-    from pyperf_suite.node.watch.running import TAKEN, Command, marks_folder, require_readable, signals_taken
-    from pyperf_suite.node.watch.steps import LogReader
+    from pyperf_suite.node.watch.command import TAKEN, Command, LogReader, marks_folder, require_readable, signals_taken
     from pyperf_suite.ranks.launch import ALONE, rank_environment
 
     if not sys.platform.startswith("linux"):
@@ -187,7 +213,7 @@ class _Watching:
 
     def copy(self, source: Any, target: Any, step_pattern: str | None) -> None:
         """Pass one of the command's streams on, and find steps in it."""
-        from pyperf_suite.node.watch.steps import EndedSteps, LogReader
+        from pyperf_suite.node.watch.command import EndedSteps, LogReader
 
         log = None if step_pattern is None else LogReader(step_pattern)
         self.has_log = log is not None
@@ -203,8 +229,7 @@ class _Watching:
 
     def follow(self, top: int, marks: Path, running: Command | None, for_s: float) -> None:
         """Sample until the command ends, the process is gone, the time is over or, with --pid, a signal comes."""
-        from pyperf_suite.node.watch.running import TAKEN
-        from pyperf_suite.node.watch.steps import MarkReader
+        from pyperf_suite.node.watch.command import TAKEN, MarkReader
 
         self._reader, wake_s = MarkReader(marks), 0.0
         self._began_s, self._own_s = time.monotonic(), time.process_time()
@@ -300,7 +325,7 @@ class _Watching:
 
     def _summary(self) -> dict[str, Any]:
         from pyperf_suite.hardware.catalogue import find_gpu
-        from pyperf_suite.node.watch.steps import summary
+        from pyperf_suite.node.watch.command import summary
 
         peak, names = None, self._job.gpu_names() if self._job else []
         with contextlib.suppress(UserError):
@@ -308,7 +333,7 @@ class _Watching:
         return summary(self.steps, self._flop_per_token, peak, len(names))
 
     def finish(self, running: Command | None) -> None:
-        """Judge all, write the record and tell; exits with the command's code. UserError if --pid ended at once."""
+        """Judge all, write and print the record, exit with the command's code. UserError if --pid ended at once."""
         from pyperf_suite.render.text import as_data, as_text
 
         code = running.exit_code if running is not None and running.exit_code is not None else 0
@@ -335,7 +360,7 @@ class _Watching:
                 files.write_whole(self._folder / self._record.SAMPLES, "".join(map(_line, self.kept)))
             files.write_whole(self._folder / self._record.MANIFEST, as_text(found))
         except OSError as error:  # the command's end is worth more than its record
-            self._say(f"watch: {self._folder} cannot be written ({error.strerror}): this is told here alone.")
+            self._say(f"watch: {self._folder} cannot be written ({error.strerror}): the result is only printed here.")
         if left:
             self._say(f"watch: The command ended, but left {left} running: watch on with --pid.")
         if self._job and self._job.closed:
@@ -346,7 +371,7 @@ class _Watching:
         raise SystemExit(code)
 
     def discard(self) -> None:
-        """Remove the record of a job of which there is nothing to tell."""
+        """Remove the record of a job of which nothing is known."""
         import shutil
 
         shutil.rmtree(self._folder, ignore_errors=True)

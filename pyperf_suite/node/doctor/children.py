@@ -1,4 +1,4 @@
-"""Ask in a process of its own what could crash, hang or take memory here, as opening a vendor's library may.
+"""Try in a process of its own what could crash, hang or take memory here, as opening a vendor's library may.
 
 A child runs this file's functions and answers with one line of JSON; what it does wrong is a finding.
 """
@@ -23,7 +23,7 @@ LONGEST_REASON = 200
 
 
 class ExaminedProcess:
-    """A process that was asked one question. It is started at once, so that several are answered side by side."""
+    """A process that answers one question. It is started at once, so that several answer in parallel."""
 
     def __init__(self, question: str, *arguments: str, command: Sequence[str] | None = None) -> None:
         self._began = time.monotonic()

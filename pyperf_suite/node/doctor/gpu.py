@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyperf_suite.hardware.catalogue import architecture, architectures
 from pyperf_suite.hardware.devices import CudaDriver, Gpu, Unavailable, driver, required
 from pyperf_suite.hardware.kernel_files import KernelFiles
 from pyperf_suite.hardware.nvml import Nvml, nvml
-from pyperf_suite.node.doctor.check import Check, examined, gib, not_applicable, ok, problem, warning
+from pyperf_suite.node.check import Check, caution, failed, of_part, ok, size_text, unknown
 
 NVIDIA = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers (PCI Code and ID Assignment Specification)
@@ -23,48 +23,46 @@ SEVERE_REASONS = ("hardware slowdown", "thermal slowdown by hardware", "power br
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One GPU: the driver's description, and NVML's settings, readings and health, empty where it does not answer."""
+    """One GPU: the driver's description, and by name what NVML says of its settings, state and health.
+
+    `processes` are (number, bytes) of those that use it; None if NVML does not report them.
+    """
 
     gpu: Gpu
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    readings: Mapping[str, Any] = field(default_factory=dict)
-    health: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
     processes: tuple[tuple[int, int], ...] | None = None
 
 
-@dataclass(frozen=True)
-class GpuReadings:
-    """What CUDA's driver and NVML say; `refusal` where CUDA cannot be used, `silence` where NVML cannot.
+def gpu_checks(
+    files: KernelFiles,
+    expected: int | None = None,
+    cuda: CudaDriver | Unavailable | None = None,
+    manager: Nvml | Unavailable | None = None,
+) -> tuple[list[Check], int, str | None]:
+    """The driver's checks, then each GPU's; how many GPUs there are, and the newest CUDA that the driver supports.
 
-    `on_bus` counts NVIDIA's GPUs with or without a driver, `visible` is CUDA_VISIBLE_DEVICES, None where it is not set.
+    `expected` is how many there should be; this machine's libraries are used unless others are given.
     """
-
-    on_bus: int
-    gpus: tuple[GpuReading, ...]
-    cuda: str | None
-    driver: str | None
-    refusal: str | None
-    silence: str | None
-    visible: str | None = None
-
-
-def read_gpus(
-    files: KernelFiles, cuda: CudaDriver | Unavailable | None = None, manager: Nvml | Unavailable | None = None
-) -> GpuReadings:
-    """Ask this machine's libraries, or those given."""
     cuda = driver() if cuda is None else cuda
     manager = nvml() if manager is None else manager
-    found, version, refusal = _devices(cuda)
+    gpus, version, refusal = _devices(cuda)
     answers = manager if isinstance(manager, Nvml) else None
-    return GpuReadings(
-        on_bus=_gpus_on_bus(files),
-        gpus=tuple(_reading(gpu, answers) for gpu in found),
-        cuda=version,
-        driver=answers.driver_version() if answers else None,
-        refusal=refusal,
-        silence=None if answers else str(manager),
-        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-    )
+    release = answers.driver_version() if answers else None
+    checks = {"driver": driver_check(_gpus_on_bus(files), len(gpus), version, release, refusal)}
+    if expected is not None:
+        judged = ok if len(gpus) == expected else failed
+        checks["GPUs"] = judged(f"{len(gpus)} for this process, {expected} expected")
+    if gpus:
+        checks["NVML"] = manager_check(None if answers else str(manager))
+    found = of_part("GPU", checks)
+    for number, gpu in enumerate(gpus):
+        found += reading_checks(number, _reading(gpu, answers))
+    return found, len(gpus), version
+
+
+def reading_checks(number: int, reading: GpuReading) -> list[Check]:
+    """Every check of one GPU."""
+    return of_part(f"cuda:{number}", {what: judge(reading) for what, judge in GPU_CHECKS.items()})
 
 
 def _devices(cuda: CudaDriver | Unavailable) -> tuple[list[Gpu], str | None, str | None]:
@@ -78,13 +76,8 @@ def _devices(cuda: CudaDriver | Unavailable) -> tuple[list[Gpu], str | None, str
 def _reading(gpu: Gpu, manager: Nvml | None) -> GpuReading:
     if manager is None:
         return GpuReading(gpu)
-    return GpuReading(
-        gpu,
-        manager.settings(gpu.uuid),
-        manager.readings(gpu.uuid),
-        manager.health(gpu.uuid),
-        manager.processes(gpu.uuid),
-    )
+    values = {**manager.settings(gpu.uuid), **manager.readings(gpu.uuid), **manager.health(gpu.uuid)}
+    return GpuReading(gpu, values, manager.processes(gpu.uuid))
 
 
 def _gpus_on_bus(files: KernelFiles) -> int:
@@ -96,30 +89,29 @@ def _gpus_on_bus(files: KernelFiles) -> int:
     )
 
 
-def driver_check(readings: GpuReadings) -> Check:
-    """Whether there is a GPU that CUDA can use."""
-    if readings.gpus:
-        return ok(
-            f"{readings.driver or 'of unknown version'}, for CUDA up to {readings.cuda}; {len(readings.gpus)} "
-            f"{'GPU' if len(readings.gpus) == 1 else 'GPUs'} for this process",
-        )
-    why = readings.refusal or "this process may use none of them"
-    if not readings.on_bus:
+def driver_check(on_bus: int, usable: int, cuda: str | None, release: str | None, refusal: str | None) -> Check:
+    """Whether there is a GPU that CUDA can use; `on_bus` counts NVIDIA's, with or without a driver."""
+    if usable:
+        count = f"{usable} {'GPU' if usable == 1 else 'GPUs'} for this process"
+        return ok(f"{release or 'of unknown version'}, for CUDA up to {cuda}; {count}")
+    why = refusal or "this process may use none of them"
+    if not on_bus:
         return ok(f"no NVIDIA GPU on the bus: {why}; what runs here runs on the CPU")
-    hidden = "" if readings.visible is None else f", with CUDA_VISIBLE_DEVICES={readings.visible!r}"
-    return problem(
-        f"{readings.on_bus} NVIDIA on the PCI bus, but {why}{hidden}",
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = "" if visible is None else f", with CUDA_VISIBLE_DEVICES={visible!r}"
+    return failed(
+        f"{on_bus} NVIDIA on the PCI bus, but {why}{hidden}",
         "Install or load the driver; in a container, hand the GPUs in (docker: --gpus all).",
         "nvidia-smi",
     )
 
 
-def manager_check(readings: GpuReadings) -> Check:
-    """Whether NVML answers, by which clocks and errors are known."""
-    if readings.silence is None:
+def manager_check(reason: str | None) -> Check:
+    """Whether NVML answers, by which clocks and errors are known, and why it does not."""
+    if reason is None:
         return ok("answers")
-    return warning(
-        f"{readings.silence}: records will not have clocks, power or why a GPU was throttled",
+    return caution(
+        f"{reason}: records will not have clocks, power or why a GPU was throttled",
         "Hand the driver's tools into the container (NVIDIA_DRIVER_CAPABILITIES=compute,utility).",
     )
 
@@ -128,39 +120,36 @@ def kind(reading: GpuReading) -> Check:
     """Which GPU, and whether our kernels run on it."""
     gpu = reading.gpu
     capability = ".".join(map(str, gpu.compute_capability))
-    summary = f"{gpu.name}, compute capability {capability}, {gpu.multiprocessors} SMs, {gib(gpu.memory_bytes)}"
+    summary = f"{gpu.name}, compute capability {capability}, {gpu.multiprocessors} SMs, {size_text(gpu.memory_bytes)}"
     if architecture(gpu.compute_capability).cuda_kernels:
         return ok(summary)
     first = next(each for each in architectures() if each.cuda_kernels)
     oldest = ".".join(map(str, first.compute_capability))
-    return warning(f"{summary}: there are own kernels from {oldest} on", "Measure the library's kernels.")
+    return caution(f"{summary}: there are own kernels from {oldest} on", "Measure the library's kernels.")
 
 
-def power(reading: GpuReading) -> Check:
-    """The power limit against the one the GPU came with."""
-    limit, default = reading.settings.get("power_limit_w"), reading.health.get("default_power_limit_w")
+def power_check(values: Mapping[str, Any], name: str) -> Check:
+    """The power limit, and the one the GPU came with; `name` is what nvidia-smi calls the GPU."""
+    limit, default = values.get("power_limit_w"), values.get("default_power_limit_w")
     if limit is None:
-        return not_applicable()
+        return unknown()
     if default is None or limit >= default:
         return ok(f"{limit:g} W" + (f", default {default:g} W" if default else ""))
-    return warning(
+    return caution(
         f"{limit:g} W, {1 - limit / default:.0%} below its default of {default:g} W: large products run slower",
-        "Ask why it was lowered, or restore it.",
-        f"sudo nvidia-smi -i {reading.gpu.uuid} -pl {default:g}",
+        "Find out why it was lowered, or restore it.",
+        f"sudo nvidia-smi -i {name} -pl {default:g}",
     )
 
 
-def clocks(reading: GpuReading) -> Check:
-    """The clock that applications are given against the highest, and the clock now."""
-    requested, highest = reading.settings.get("application_sm_clock_mhz"), reading.settings.get("maximum_sm_clock_mhz")
-    now, default = reading.readings.get("sm_clock_mhz"), reading.health.get("default_sm_clock_mhz")
-    if highest is None:
-        return not_applicable()
-    summary = f"SM {now if now is not None else '?'} MHz now, at most {highest} MHz"
+def clocks(highest: int, reading: GpuReading) -> Check:
+    """The clock that applications are given, the highest, and the clock now."""
+    requested, default = (reading.values.get(f"{name}_sm_clock_mhz") for name in ("application", "default"))
+    summary = f"SM {reading.values.get('sm_clock_mhz', '?')} MHz now, at most {highest} MHz"
     if requested is None:
         return ok(f"{summary}, no clock of applications set")
     if default is not None and requested < default:
-        return warning(
+        return caution(
             f"{summary}; applications are held to {requested} MHz, below the default of {default} MHz",
             "Give them the default again.",
             f"sudo nvidia-smi -i {reading.gpu.uuid} -rac",
@@ -168,63 +157,48 @@ def clocks(reading: GpuReading) -> Check:
     return ok(f"{summary}, applications {requested} MHz")
 
 
-def throttling(reading: GpuReading) -> Check:
-    """Why clocks are below what was asked for, now."""
-    reasons: Sequence[str] | None = reading.readings.get("throttle_reasons")
-    if reasons is None:
-        return not_applicable()
+def throttling(reasons: Sequence[str], _reading: GpuReading) -> Check:
+    """Why clocks are lower than requested now."""
     if not reasons:
         return ok("none")
     severe = [reason for reason in reasons if reason in SEVERE_REASONS]
-    return (problem if severe else warning)(
+    return (failed if severe else caution)(
         f"clocks are lowered now: {', '.join(reasons)}",
         "See to cooling and power supply." if severe else "See who uses the GPU, its power limit and its temperature.",
         "nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE",
     )
 
 
-def temperature(reading: GpuReading) -> Check:
+def temperature(now: int, reading: GpuReading) -> Check:
     """How near the GPU is to being slowed down by heat."""
-    now, slowdown = reading.readings.get("temperature_celsius"), reading.health.get("slowdown_celsius")
-    if now is None:
-        return not_applicable()
+    slowdown = reading.values.get("slowdown_celsius")
     summary = f"{now} °C" + (f", slowed down at {slowdown} °C" if slowdown else "")
     if slowdown and now >= slowdown - NEAR_CELSIUS:
-        return problem(
-            summary,
-            "Let it cool, and see to fans and airflow.",
-            "nvidia-smi -q -d TEMPERATURE",
-        )
+        return failed(summary, "Let it cool, and see to fans and airflow.", "nvidia-smi -q -d TEMPERATURE")
     if now >= HOT_IDLE_CELSIUS:
-        return warning(f"{summary}: warm before anything is measured", "Let it cool.")
+        return caution(f"{summary}: warm before anything is measured", "Let it cool.")
     return ok(summary)
 
 
-def mode(reading: GpuReading) -> Check:
+def mode(found: str, reading: GpuReading) -> Check:
     """Whether several processes may use the GPU: a run starts several, one after another."""
-    found = reading.health.get("compute_mode")
-    if found is None:
-        return not_applicable()
+    command = f"sudo nvidia-smi -i {reading.gpu.uuid} -c DEFAULT"
     if found == "default":
         return ok(found)
-    command = f"sudo nvidia-smi -i {reading.gpu.uuid} -c DEFAULT"
     if found == "prohibited":
-        return problem("prohibited: no process may compute", "Allow it.", command)
-    return warning(
+        return failed("prohibited: no process may compute", "Allow it.", command)
+    return caution(
         f"{found}: one process at a time, so two runs side by side fail",
         "Leave it so if one run at a time is what you want.",
         command,
     )
 
 
-def persistence(reading: GpuReading) -> Check:
+def persistence(is_on: bool, reading: GpuReading) -> Check:
     """Whether the driver keeps the GPU initialised between processes."""
-    on = reading.settings.get("persistence_mode")
-    if on is None:
-        return not_applicable()
-    if on:
+    if is_on:
         return ok("on")
-    return warning(
+    return caution(
         "off: the GPU is set up anew for each process, which takes a second or more and drops its clocks",
         "Let the driver keep it initialised.",
         f"sudo nvidia-smi -i {reading.gpu.uuid} -pm 1",
@@ -234,76 +208,63 @@ def persistence(reading: GpuReading) -> Check:
 def slices(reading: GpuReading) -> Check:
     """Whether this is a part of a GPU whose other parts others use."""
     if reading.gpu.uuid.startswith("MIG-"):
-        return warning(
+        return caution(
             "a slice of a GPU: power and clocks are shared with the other slices",
             "Measure when the other slices are idle; results of slices form series of their own.",
         )
-    on = reading.health.get("mig")
-    if on is None:
-        return not_applicable("this GPU has none, or does not report")
-    if not on:
-        return ok("off")
-    return problem(
+    if not (is_on := reading.values.get("mig")):
+        return unknown("this GPU has none, or does not report") if is_on is None else ok("off")
+    return failed(
         "on, but this process sees no slice: a GPU that is cut up runs nothing as a whole",
         "Name a slice in CUDA_VISIBLE_DEVICES, or switch MIG off when nobody uses it.",
         "nvidia-smi -L",
     )
 
 
-def memory_errors(reading: GpuReading) -> Check:
+def memory_errors(has_ecc: bool, reading: GpuReading) -> Check:
     """Memory errors that could not be corrected, and memory rows that wait to be replaced."""
-    ecc, errors = reading.settings.get("ecc"), reading.health.get("uncorrected_errors", 0)
-    remapping = reading.health.get("remapping", "none")
-    if ecc is None:
-        return not_applicable("this GPU has none, or does not report")
-    summary = "on" if ecc else "off: about 6 % more bandwidth on GDDR, and wrong bits go unseen"
+    errors, remapping = reading.values.get("uncorrected_errors", 0), reading.values.get("remapping", "none")
     if errors or remapping != "none":
         waiting = {"pending": "; rows of memory wait to be replaced", "failed": "; rows could not be replaced"}
-        return problem(
+        return failed(
             f"{errors} uncorrected errors since the driver was loaded{waiting.get(remapping, '')}",
-            "Take the GPU out of use, reset it when idle; where errors come back, replace it.",
+            "Take the GPU out of use, reset it when idle; if errors come back, replace it.",
             f"nvidia-smi -i {reading.gpu.uuid} -q -d ECC,ROW_REMAPPER",
         )
-    return ok(summary)
+    return ok("on" if has_ecc else "off: about 6 % more bandwidth on GDDR, and wrong bits go unseen")
 
 
 def neighbours(reading: GpuReading) -> Check:
-    """Other processes on the GPU; the doctor makes no context of its own before it asks."""
-    if reading.processes is None:
-        return not_applicable()
-    others = reading.processes
-    if not others:
-        return ok("none")
-    named = ", ".join(f"{number} ({gib(size)})" for number, size in others[:4])
-    return problem(
-        f"{len(others)} on this GPU: {named}: they take its time, its memory and its power",
+    """Other processes on the GPU; the doctor makes no context of its own before it reads them."""
+    if not (others := reading.processes):
+        return unknown() if others is None else ok("none")
+    listed = ", ".join(f"{number} ({size_text(size)})" for number, size in others[:4])
+    return failed(
+        f"{len(others)} on this GPU: {listed}: they take its time, its memory and its power",
         "Stop them, wait until they are done, or choose another GPU (--device cuda:N).",
         "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",
     )
 
 
+def _of(name: str, judge: Callable[[Any, GpuReading], Check]) -> Callable[[GpuReading], Check]:
+    """A check of one value; unknown if NVML does not report it."""
+
+    def check(reading: GpuReading) -> Check:
+        value = reading.values.get(name)
+        return unknown() if value is None else judge(value, reading)
+
+    return check
+
+
 GPU_CHECKS: Mapping[str, Callable[[GpuReading], Check]] = {
     "kind": kind,
-    "power limit": power,
-    "clocks": clocks,
-    "throttling": throttling,
-    "temperature": temperature,
-    "compute mode": mode,
-    "persistence": persistence,
+    "power limit": lambda reading: power_check(reading.values, reading.gpu.uuid),
+    "clocks": _of("maximum_sm_clock_mhz", clocks),
+    "throttling": _of("throttle_reasons", throttling),
+    "temperature": _of("temperature_celsius", temperature),
+    "compute mode": _of("compute_mode", mode),
+    "persistence": _of("persistence_mode", persistence),
     "MIG": slices,
-    "ECC": memory_errors,
+    "ECC": _of("ecc", memory_errors),
     "other processes": neighbours,
 }
-
-
-def gpu_checks(readings: GpuReadings, expected: int | None = None) -> list[Check]:
-    """The driver's checks, then each GPU's; if a number is `expected`, whether as many are there."""
-    checks = examined({"driver": driver_check}, readings)
-    if expected is not None:
-        judged = ok if len(readings.gpus) == expected else problem
-        checks.append(replace(judged(f"{len(readings.gpus)} for this process, {expected} expected"), name="GPUs"))
-    if readings.gpus:
-        checks += examined({"NVML": manager_check}, readings)
-    for number, reading in enumerate(readings.gpus):
-        checks += examined(GPU_CHECKS, reading, f"cuda:{number} ")
-    return checks

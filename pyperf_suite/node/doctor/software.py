@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pyperf_suite.errors import UserError
@@ -15,7 +14,7 @@ from pyperf_suite.hardware import software
 from pyperf_suite.hardware.kernel_files import KernelFiles
 from pyperf_suite.hardware.software import Copy
 from pyperf_suite.kernels import nvrtc
-from pyperf_suite.node.doctor.check import Check, examined, gib, not_applicable, ok, problem, warning
+from pyperf_suite.node.check import Check, caution, failed, named, of_part, ok, size_text, unknown
 from pyperf_suite.node.doctor.children import ExaminedProcess
 from pyperf_suite.workloads.backends import native_extension
 from pyperf_suite.workloads.collective import nccl
@@ -27,7 +26,7 @@ LEAST_FREE_SHARE = 0.8  # of a GPU's memory: torch's own context takes less than
 
 @dataclass(frozen=True)
 class Library:
-    """A library that is opened at run time: what it is for, and the names by which its versions are asked."""
+    """A library that is opened at run time, what it is for, and the function that returns its version."""
 
     name: str
     stem: str
@@ -56,47 +55,39 @@ class Opened:
     answer: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class SoftwareReadings:
-    """What was found of the software; `torch` is None where it is not installed."""
-
-    extension: str | None  # why it does not load; None where it does
-    compiler: software.Compiler | None
-    toolkits: tuple[software.Toolkit, ...]
-    copies: Mapping[str, tuple[Opened, ...]]  # by the library's name, in the order in which they are tried
-    torch: Mapping[str, Any] | None
-    python: tuple[int, int, int]
-    packages: Mapping[str, str | None]
-    gpus: int
-    driver_cuda: str | None = None  # the newest CUDA that the driver supports, as in 13.0
-
-
-def read_software(
+def software_checks(
     files: KernelFiles, gpus: int, environment: Mapping[str, str] | None = None, driver_cuda: str | None = None
-) -> SoftwareReadings:
-    """Ask this machine; torch and each library are opened in processes of their own, side by side."""
+) -> list[Check]:
+    """Every check of the software, and the memory of each GPU that torch reports.
+
+    torch and each library are opened in processes of their own, in parallel. `driver_cuda` is the newest CUDA that the
+    driver supports, as in 13.0.
+    """
     environment = os.environ if environment is None else environment
-    torch = ExaminedProcess("torch", "yes" if gpus else "no") if software.installed_version("torch") else None
+    importing = ExaminedProcess("torch", "yes" if gpus else "no") if software.installed_version("torch") else None
     waiting = {
-        library.name: [
-            (copy, ExaminedProcess("library", copy.path, library.version_function))
-            for copy in software.copies(files, library.sonames, library.override, wheels, environment)
+        wanted: [
+            (copy, ExaminedProcess("library", copy.path, wanted.version_function))
+            for copy in software.copies(files, wanted.sonames, wanted.override, wheels, environment)
         ]
-        for library, wheels in ((NVRTC, list(nvrtc.wheels())), (NCCL, list(nccl.wheels())))
+        for wanted, wheels in ((NVRTC, list(nvrtc.wheels())), (NCCL, list(nccl.wheels())))
     }
-    return SoftwareReadings(
-        extension=_why_no_extension(),
-        compiler=software.compiler(environment),
-        toolkits=software.toolkits(files, environment),
-        copies={
-            name: tuple(Opened(copy, child.answer()) for copy, child in children) for name, children in waiting.items()
-        },
-        torch=torch.answer() if torch else None,
-        python=sys.version_info[:3],
-        packages={name: software.installed_version(name) for name in ("pytest", PLUGIN, "triton")},
-        gpus=gpus,
-        driver_cuda=driver_cuda,
-    )
+    opened = {name: [Opened(copy, child.answer()) for copy, child in found] for name, found in waiting.items()}
+    imported = importing.answer() if importing else None
+    in_process = (imported or {}).get("opened", {})
+    checks = {
+        "Python": python(sys.version_info[:3]),
+        PLUGIN: pytest_plugin({name: software.installed_version(name) for name in ("pytest", PLUGIN)}),
+        "C++ extension": extension(_why_no_extension()),
+        "C++ compiler": compiler(software.compiler(environment)),
+        "CUDA toolkits": cuda_toolkits(software.toolkits(files, environment)),
+        **{each.name: library(each, found, in_process, gpus, driver_cuda) for each, found in opened.items()},
+        "torch": torch(imported, gpus, driver_cuda),
+        "triton": triton(software.installed_version("triton"), gpus),
+    }
+    free = (imported or {}).get("memory", [])
+    of_gpus = [named(gpu_memory(*each), f"cuda:{number}", "memory") for number, each in enumerate(free)]
+    return [*of_part("Software", checks), *of_gpus]
 
 
 def _why_no_extension() -> str | None:
@@ -107,56 +98,55 @@ def _why_no_extension() -> str | None:
     return None
 
 
-def python(readings: SoftwareReadings) -> Check:
+def python(numbers: tuple[int, ...]) -> Check:
     """The interpreter."""
-    version = ".".join(map(str, readings.python))
-    if readings.python[:2] >= OLDEST_PYTHON:
+    version = ".".join(map(str, numbers))
+    if numbers[:2] >= OLDEST_PYTHON:
         return ok(f"{platform.python_implementation()} {version}")
     oldest = ".".join(map(str, OLDEST_PYTHON))
-    return problem(version, f"Use Python {oldest} or newer.")
+    return failed(version, f"Use Python {oldest} or newer.")
 
 
-def pytest_plugin(readings: SoftwareReadings) -> Check:
-    """What `pytest --benchmark-only` needs."""
-    missing = [name for name in ("pytest", PLUGIN) if readings.packages.get(name) is None]
+def pytest_plugin(versions: Mapping[str, str | None]) -> Check:
+    """What `pytest --benchmark-only` needs, by the versions that are installed."""
+    missing = [name for name, version in versions.items() if version is None]
     if not missing:
-        summary = ", ".join(f"{name} {readings.packages[name]}" for name in ("pytest", PLUGIN))
-        return ok(summary)
+        return ok(", ".join(f"{name} {version}" for name, version in versions.items()))
     found = f"{' and '.join(missing)} not installed: `pytest --benchmark-only` does not run"
-    return problem(found, "Install what is missing.", f"pip install {' '.join(missing)}")
+    return failed(found, "Install what is missing.", f"pip install {' '.join(missing)}")
 
 
-def extension(readings: SoftwareReadings) -> Check:
-    """The package's own C++."""
-    if readings.extension is None:
+def extension(reason: str | None) -> Check:
+    """The package's own C++, and why it does not load."""
+    if reason is None:
         return ok("loads")
-    return problem(readings.extension, "Build it in the checkout.", "pip install -e .")
+    return failed(reason, "Build it in the checkout.", "pip install -e .")
 
 
-def compiler(readings: SoftwareReadings) -> Check:
+def compiler(found: software.Compiler | None) -> Check:
     """The C++ compiler, which an install and torch.compile on the CPU need."""
-    found = readings.compiler
     command = "sudo apt install g++   # or clang++; or set CXX to a compiler's path"
     if found is None:
-        return warning("none on the PATH: the extension cannot be built", "Get one.", command)
+        return caution("none on the PATH: the extension cannot be built", "Get one.", command)
     if found.version is None:
         said = f"CXX={found.command}" if found.requested else found.command
-        return warning(f"{said} cannot be run", "Correct or unset CXX.", command)
+        return caution(f"{said} cannot be run", "Correct or unset CXX.", command)
     return ok(f"{found.command}: {found.version}")
 
 
-def cuda_toolkits(readings: SoftwareReadings) -> Check:
+def cuda_toolkits(found: Sequence[software.Toolkit]) -> Check:
     """Toolkits, of which none is needed: NVRTC compiles."""
-    if not readings.toolkits:
-        return not_applicable("none found, and none is needed: NVRTC compiles the kernels")
-    summary = ", ".join(f"{each.version or 'of unknown version'} in {each.folder}" for each in readings.toolkits)
+    if not found:
+        return unknown("none found, and none is needed: NVRTC compiles the kernels")
+    summary = ", ".join(f"{each.version or 'of unknown version'} in {each.folder}" for each in found)
     return ok(f"{summary}; none is needed: NVRTC compiles the kernels")
 
 
-def library(readings: SoftwareReadings, wanted: Library) -> Check:
-    """All copies of a library, which of them a run opens, and why that one."""
-    found = readings.copies.get(wanted.name, ())
-    chosen, why = _chosen(found, wanted, (readings.torch or {}).get("opened", {}))
+def library(
+    wanted: Library, found: Sequence[Opened], in_process: Mapping[str, str], gpus: int, driver_cuda: str | None
+) -> Check:
+    """All copies of a library, which of them a run opens, and why; `in_process` are those that torch opened."""
+    chosen, why = _chosen(found, wanted, in_process)
     summary = "; ".join(_described(each, chosen) for each in found)
     if chosen is not None:
         if all(each.copy.path != chosen for each in found):
@@ -165,11 +155,11 @@ def library(readings: SoftwareReadings, wanted: Library) -> Check:
         if len(versions) > 1:
             summary = f"{len(versions)} versions: {summary}"
         version = next((each.answer.get("version") for each in found if each.copy.path == chosen), None)
-        if wanted is NVRTC and _needs_newer_driver(version, readings.driver_cuda):
-            return problem(
-                f"{summary}. Opened: {chosen}, {why}; the driver supports CUDA up to {readings.driver_cuda} and may "
+        if wanted is NVRTC and _needs_newer_driver(version, driver_cuda):
+            return failed(
+                f"{summary}. Opened: {chosen}, {why}; the driver supports CUDA up to {driver_cuda} and may "
                 f"refuse what NVRTC {version} compiles",
-                f"Update the driver, or set {wanted.override} to an NVRTC of CUDA {readings.driver_cuda}.",
+                f"Update the driver, or set {wanted.override} to an NVRTC of CUDA {driver_cuda}.",
             )
         # Of a single copy it is plain which one a run opens.
         is_plain = [each.copy.path for each in found] == [chosen]
@@ -177,7 +167,7 @@ def library(readings: SoftwareReadings, wanted: Library) -> Check:
         return ok(f"{summary}{opened}")
     broken = next((each for each in found if each.copy.found_by == wanted.override), None)
     if broken is not None:
-        return problem(
+        return failed(
             f"{wanted.override}={broken.copy.path} does not open: "
             f"{broken.answer.get('error', 'a run wants an absolute path')}",
             "A variable that is set is never passed over: correct it or unset it.",
@@ -185,9 +175,9 @@ def library(readings: SoftwareReadings, wanted: Library) -> Check:
         )
     what = f"{summary}: none of them opens" if found else "no copy found"
     advice, command = f"It {wanted.use}: install a copy.", f"pip install {wanted.package}"
-    if readings.gpus:
-        return problem(what, advice, command)
-    return not_applicable(f"{what}, and there is no GPU to use it on")
+    if gpus:
+        return failed(what, advice, command)
+    return unknown(f"{what}, and there is no GPU to use it on")
 
 
 def _chosen(found: Sequence[Opened], wanted: Library, opened_by_torch: Mapping[str, str]) -> tuple[str | None, str]:
@@ -218,41 +208,40 @@ def _described(each: Opened, chosen: str | None) -> str:
     return f"{said} {each.copy.path} ({each.copy.found_by}{unused})"
 
 
-def torch(readings: SoftwareReadings) -> Check:
-    """Whether torch imports, and whether it computes on every GPU."""
-    found = readings.torch
+def torch(found: Mapping[str, Any] | None, gpus: int, driver_cuda: str | None) -> Check:
+    """Whether torch imports, and whether it computes on every GPU; None if it is not installed."""
     if found is None:
-        return problem(
+        return failed(
             "not installed: operands, references and library baselines are torch's",
             "Install it.",
             "pip install 'pyperf_suite[torch]'",
         )
     if "error" in found:
-        return problem(
+        return failed(
             f"does not import: {found['error']}",
             "See what it says by itself, then reinstall it.",
             f"{sys.executable} -c 'import torch'",
         )
     build = f"for CUDA {found['cuda']}" if found.get("cuda") else "for CPUs alone"
     summary = f"{found['version']}, built {build}, {found['threads']} threads"
-    if not readings.gpus:
+    if not gpus:
         return ok(summary)
     if not found.get("cuda"):
-        return problem(
+        return failed(
             f"{summary}, but there is a GPU",
             "Install a build for CUDA, no newer than what the driver supports.",
             "pip install --force-reinstall torch",
         )
-    if _needs_newer_driver(found["cuda"], readings.driver_cuda):
-        return problem(
-            f"{summary}, but the driver supports CUDA up to {readings.driver_cuda}: no kernel of torch runs",
-            f"Update the driver, or install a build for CUDA {readings.driver_cuda}.",
+    if _needs_newer_driver(found["cuda"], driver_cuda):
+        return failed(
+            f"{summary}, but the driver supports CUDA up to {driver_cuda}: no kernel of torch runs",
+            f"Update the driver, or install a build for CUDA {driver_cuda}.",
             "nvidia-smi",
         )
-    failed = [f"cuda:{number}: {said}" for number, said in enumerate(found.get("devices", [])) if said != "ok"]
-    if failed or len(found.get("devices", [])) < readings.gpus:
-        why = "; ".join(failed) or f"it sees {len(found.get('devices', []))} of {readings.gpus} GPUs"
-        return problem(
+    wrong = [f"cuda:{number}: {said}" for number, said in enumerate(found.get("devices", [])) if said != "ok"]
+    if wrong or len(found.get("devices", [])) < gpus:
+        why = "; ".join(wrong) or f"it sees {len(found.get('devices', []))} of {gpus} GPUs"
+        return failed(
             f"{summary}; its CUDA does not work: {why}",
             "Stop the process that fills the GPU, or choose another GPU (--device cuda:N)."
             if "out of memory" in why
@@ -262,46 +251,23 @@ def torch(readings: SoftwareReadings) -> Check:
     return ok(f"{summary}; a sum on each GPU is right")
 
 
-def gpu_memory(readings: SoftwareReadings) -> list[Check]:
-    """What each GPU has free for a new process; NVML often lists no processes outside of its own container."""
-    checks = []
-    for number, (free, total) in enumerate((readings.torch or {}).get("memory", [])):
-        found = f"{gib(free)} free of {gib(total)}"
-        if free >= LEAST_FREE_SHARE * total:
-            check = ok(found)
-        else:
-            check = problem(
-                f"{found}: another process holds the rest, so large cases will be unsupported",
-                "Stop it, wait until it is done, or choose another GPU (--device cuda:N).",
-                "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",
-            )
-        checks.append(replace(check, name=f"cuda:{number} memory"))
-    return checks
+def gpu_memory(free_bytes: int, total_bytes: int) -> Check:
+    """What a GPU has free for a new process; NVML often lists no processes outside of its own container."""
+    found = f"{size_text(free_bytes)} free of {size_text(total_bytes)}"
+    if free_bytes >= LEAST_FREE_SHARE * total_bytes:
+        return ok(found)
+    return failed(
+        f"{found}: another process holds the rest, so large cases will be unsupported",
+        "Stop it, wait until it is done, or choose another GPU (--device cuda:N).",
+        "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",
+    )
 
 
-def triton(readings: SoftwareReadings) -> Check:
+def triton(version: str | None, gpus: int) -> Check:
     """Triton's kernels are a second implementation on GPUs."""
-    version = readings.packages.get("triton")
     if version:
         return ok(version)
-    if not readings.gpus:
-        return not_applicable("not installed, and there is no GPU to use it on")
+    if not gpus:
+        return unknown("not installed, and there is no GPU to use it on")
     found = "not installed: cases of the Triton kernels will be unsupported"
-    return warning(found, "Install it.", "pip install triton")
-
-
-SOFTWARE_CHECKS: Mapping[str, Callable[[SoftwareReadings], Check]] = {
-    "Python": python,
-    PLUGIN: pytest_plugin,
-    "C++ extension": extension,
-    "C++ compiler": compiler,
-    "CUDA toolkits": cuda_toolkits,
-    NVRTC.name: partial(library, wanted=NVRTC),
-    NCCL.name: partial(library, wanted=NCCL),
-    "torch": torch,
-}
-
-
-def software_checks(readings: SoftwareReadings) -> list[Check]:
-    """Every check of the software."""
-    return [*examined(SOFTWARE_CHECKS, readings), *gpu_memory(readings), *examined({"triton": triton}, readings)]
+    return caution(found, "Install it.", "pip install triton")

@@ -14,9 +14,9 @@ from itertools import product
 
 from pyperf_suite.extensions import Expect, ExpectedTime, service
 from pyperf_suite.findings.axes import Sizes, every_size, sizes
-from pyperf_suite.findings.data import Findings, Quantity, Remark, findings, remark
+from pyperf_suite.findings.data import Findings, Quantity, findings, remark
 from pyperf_suite.findings.probe import Probe
-from pyperf_suite.findings.rows import Column, Rows, grouped, rows_of, table
+from pyperf_suite.findings.rows import Rows, grouped, rows_of
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import capability_of
 from pyperf_suite.hardware.devices import Device, gpus
@@ -26,7 +26,9 @@ from pyperf_suite.hardware.topology import Path
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.laws.traffic import bus_factor
 from pyperf_suite.measure.telemetry import DISCARD_REASONS
-from pyperf_suite.node.probes.topology import BELOW, gpu_checks, host_checks
+from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check, check_table, named, sentences
+from pyperf_suite.node.doctor.gpu import power_check
+from pyperf_suite.node.probes.topology import gpu_checks, host_checks
 from pyperf_suite.probes.collectives import tournament
 from pyperf_suite.probes.collectives.curves import curves_of
 from pyperf_suite.probes.collectives.ranks import SLOW, pair_maps
@@ -40,7 +42,6 @@ from pyperf_suite.workloads.training.layers import LayerPassParameters
 from pyperf_suite.workloads.training.transfer import TransferParameters
 
 CORES_OF_SMALL_PRODUCTS = 8
-OK, LOW, BAD, UNKNOWN, UNMEASURED = "ok", "low", "not ok", "nothing to compare with", "not measured"
 # Copies and NCCL reach this share of a healthy link's peak at least; at half its rate they reach half of that.
 LINK_SHARE = (0.6, 1.0)
 # Of a CPU's products by its vectors and clock, copies, and gloo between two ranks: every model, with room.
@@ -112,35 +113,9 @@ def sweep(axes: AcceptAxes) -> Iterator[Case]:
 RateKey = tuple[str, str]
 
 
-@dataclass(frozen=True)
-class AcceptCheck:
-    """A part, what was measured or read of it, and what it should be; `why` has likely causes, or why it is unknown."""
-
-    part: str
-    what: str
-    verdict: str
-    found: Quantity | None = None
-    expected: Quantity | None = None
-    why: str = ""
-    by: str = ""
-
-    @property
-    def is_bad(self) -> bool:
-        return self.verdict in (LOW, BAD)
-
-    @property
-    def off(self) -> float | None:
-        """Relative to what is expected, -0.12 is 12 % low; where that is known by a factor only, to its low end."""
-        if self.found is None or self.expected is None or self.verdict not in (OK, LOW):
-            return None
-        if self.expected.low > 0.5 * self.expected.value:
-            return self.found.value / self.expected.value - 1
-        return self.found.value / self.expected.low - 1 if self.verdict == LOW else None
-
-
 def checks_of(
     rows: Rows, expect: Expect | None = None, before: Mapping[RateKey, Quantity] | None = None
-) -> list[AcceptCheck]:
+) -> list[Check]:
     """Every check of a run. `expect` goes before laws, and before it `before`: earlier rates by part and check."""
     node = _Node(rows, expect, before or {})
     states = [*node.states(), *node.links()]
@@ -165,17 +140,17 @@ class _Node:
         everybodys = self.on_gpu and record.case["operator"] == "collective"
         return "node" if everybodys else str(record.state.get("device", "cuda:0" if self.on_gpu else "cpu"))
 
-    def rates(self, states: Iterable[AcceptCheck]) -> Iterator[AcceptCheck]:
+    def rates(self, states: Iterable[Check]) -> Iterator[Check]:
         """Of each case on each device, of several trials the median; what is wrong with a device explains it first."""
-        wrong = [(each.part, f"{each.what} {each.why}".strip()) for each in states if each.is_bad]
+        wrong = [(each.part, _in_words(each)) for each in states if each.needs_attention]
 
         def check(
             part: str, what: str, kind: str, found: Quantity, expected: Quantity | None, by: str, *first: str
-        ) -> AcceptCheck:
-            verdict = UNKNOWN if expected is None else LOW if found.value < expected.low else OK
+        ) -> Check:
+            verdict = UNKNOWN if expected is None else CAUTION if found.value < expected.low else OK
             seen = [words for where, words in wrong if where in (part, "host") or part == "node"]
-            why = "; ".join((*first, *seen, CAUSES[kind])) if verdict == LOW else ""
-            return AcceptCheck(part, what, verdict, found, expected, why, by)
+            why = "; ".join((*first, *seen, CAUSES[kind])) if verdict == CAUTION else ""
+            return Check(part, what, found, expected, verdict, why, source=by)
 
         mine = [each for each in self.measured if each.case["operator"] != "topology"]
         single = [each for each in mine if not each.case["parameters"].get("pattern")]
@@ -224,7 +199,7 @@ class _Node:
                 slowest = Quantity(rates[0][0], "GB/s", rates[0][0], rates[0][0])
                 yield f"slowest pair by {path or 'any path'}", slowest, usual, f"pairs {slow}"
 
-    def states(self) -> Iterator[AcceptCheck]:
+    def states(self) -> Iterator[Check]:
         """Clock, throttling and memory errors of each GPU; the cores that others had."""
         measured = {self.device(each) for each in self.timed}
         for gpu in self.details.get("gpus", {}).get("gpus", ()):
@@ -238,25 +213,24 @@ class _Node:
             clocks = clocks or [each["after"]["sm_clock_mhz"] for each in message if "sm_clock_mhz" in each["after"]]
             most = gpu.get("settings", {}).get("maximum_sm_clock_mhz")
             if clocks and most:
-                verdict, limits = LOW if min(clocks) < LEAST_CLOCK * most else OK, (LEAST_CLOCK * most, float(most))
-                why = f"{min(clocks)} of {most} MHz" * (verdict == LOW)
+                verdict, limits = CAUTION if min(clocks) < LEAST_CLOCK * most else OK, (LEAST_CLOCK * most, float(most))
+                why = f"{min(clocks)} of {most} MHz" * (verdict == CAUTION)
                 clock, expected = Quantity(min(clocks)), Quantity(most, "", *limits)
-                yield AcceptCheck(part, "SM clock", verdict, clock, expected, why)
+                yield Check(part, "SM clock", clock, expected, verdict, why)
             seen = sorted({reason for each in message for reason in each["throttle_reasons_seen"]})
-            verdict = BAD if set(seen) & set(DISCARD_REASONS) else OK if message else UNMEASURED
-            yield AcceptCheck(part, "throttling", verdict, why=", ".join(seen) if message else "NVML does not answer")
-            limit, usual = gpu.get("settings", {}).get("power_limit_w"), health.get("default_power_limit_w")
-            if limit and usual and limit < usual:
-                why = f"{limit:g} of {usual:g} W"
-                yield AcceptCheck(part, "power limit", LOW, Quantity(limit), Quantity(usual, "", usual), why)
+            verdict = FAILED if set(seen) & set(DISCARD_REASONS) else OK if message else UNKNOWN
+            yield Check(part, "throttling", verdict=verdict, why=", ".join(seen) if message else "NVML does not answer")
+            power = power_check({**gpu.get("settings", {}), **health}, str(gpu["index"]))
+            if power.needs_attention:
+                yield named(power, part, "power limit")
             if {"uncorrected_errors", "remapping"}.isdisjoint(health):
-                yield AcceptCheck(part, "memory errors", UNMEASURED, why="ECC is off or not reported")
+                yield Check(part, "memory errors", verdict=UNKNOWN, why="ECC is off or not reported")
                 continue
             errors = {name: count for name, count in health.items() if name.startswith(COUNTED) and count}
             errors |= {"remapping": health["remapping"]} if health.get("remapping", "none") != "none" else {}
-            verdict = BAD if health.get("uncorrected_errors") or "remapping" in errors else OK
+            verdict = FAILED if health.get("uncorrected_errors") or "remapping" in errors else OK
             words = (f"{name.replace('_', ' ')}: {value}" for name, value in errors.items())
-            yield AcceptCheck(part, "memory errors", verdict, why=", ".join(words))
+            yield Check(part, "memory errors", verdict=verdict, why=", ".join(words))
         known = [each.quality for each in self.measured if "cpu_busy_s" in each.quality]
         elapsed_s = sum(each["elapsed_s"] for each in known)
         took_s = {
@@ -267,28 +241,26 @@ class _Node:
         threads = len(parse_cpu_list(self.details.get("host", {}).get("online", "")))
         for who, seconds in took_s.items() if elapsed_s else ():
             cores = max(0.0, seconds / elapsed_s)
-            verdict, why = (BAD, f"{cores:.1f}") if cores > max(MOST_TAKEN, SHARE_TAKEN * threads) else (OK, "")
-            yield AcceptCheck("host", f"cores that {who} took", verdict, Quantity(cores), why=why)
+            verdict = FAILED if cores > max(MOST_TAKEN, SHARE_TAKEN * threads) else OK
+            yield Check("host", f"cores that {who} took", Quantity(cores), verdict=verdict)
 
-    def links(self) -> Iterator[AcceptCheck]:
+    def links(self) -> Iterator[Check]:
         """Each link below what it is made for; where there is none, that it is so."""
         host, found = self.details.get("host"), self.details.get("gpus")
         checks = [*(host_checks(host) if host else ()), *(gpu_checks(found) if found else ())]
-        below = [each for each in checks if each.verdict == BELOW]
-        for each in below:
-            why = ", ".join(filter(None, (f"{each.found}, expected {each.expected}", each.why)))
-            yield AcceptCheck(each.part.replace("GPU ", "cuda:"), each.what, BAD, why=why)
-        if checks and not below:
-            yield AcceptCheck("node", "links", OK, Quantity(len(checks), "count"))
+        wrong = [each for each in checks if each.verdict == FAILED]
+        yield from (named(each, each.part.replace("GPU ", "cuda:"), each.what) for each in wrong)
+        if checks and not wrong:
+            yield Check("node", "links", Quantity(len(checks), "count"))
 
-    def missing(self) -> Iterator[AcceptCheck]:
+    def missing(self) -> Iterator[Check]:
         """Cases without a result: wrong or crashed is not ok, what cannot run here is not measured."""
         for each in self.timed:
             if each.outcome != "ok":
-                verdict = BAD if each.outcome == "failed" else UNMEASURED
-                yield AcceptCheck(self.device(each), _name(each.parsed_case()), verdict, why=each.reason)
+                verdict = FAILED if each.outcome == "failed" else UNKNOWN
+                yield Check(self.device(each), _name(each.parsed_case()), verdict=verdict, why=each.reason)
         if self.identity.get("count") == 1:
-            yield AcceptCheck("node", "all_reduce and pairs", UNMEASURED, why="there is one GPU")
+            yield Check("node", "all_reduce and pairs", verdict=UNKNOWN, why="there is one GPU")
 
     def expected(self, case: Case) -> ExpectedTime | None:
         """By a law, a calibration or else a peak, with an interval that every healthy part keeps within."""
@@ -320,6 +292,14 @@ class _Node:
         cores = min(workers, host.get("cores") or workers)
         peak = 4 * host.get("vector_bits", 256) / 32 * hz * cores
         return _between(amount, peak, CPU_SHARE, "the peak of its vectors and clock")
+
+
+def _in_words(check: Check) -> str:
+    """What is wrong with a device, as the cause of a low rate."""
+    if isinstance(check.found, Quantity):
+        return f"{check.what} {check.why or f'{check.found.value:.1f}'}"
+    expected = "" if check.expected is None else f"expected {check.expected}"
+    return f"{check.what} {', '.join(filter(None, (str(check.found or ''), expected, check.why)))}"
 
 
 def _between(amount: float, rate: float, shares: tuple[float, float], source: str) -> ExpectedTime:
@@ -354,35 +334,13 @@ def _name(case: Case) -> str:
     return names.get(case.operator, lambda: case.operator)()
 
 
-CHECKS = (
-    Column("part", priority=2),
-    Column("check", "what", priority=2),
-    Column("found", priority=2),
-    Column("expected"),
-    Column("unit", lambda each: each.found.unit if each.found and each.found.unit not in ("x", "count") else ""),
-    Column("off", unit="+%", priority=2),
-    Column("verdict", priority=2),
-    Column("why", priority=0),
-    Column("expected by", "by", priority=0),
-)
-
-
 def analyse(rows: Rows, expect: Expect | None = None, before: Mapping[RateKey, Quantity] | None = None) -> Findings:
     """How many checks are ok, a sentence for each that is not, and a line for each."""
     checks = checks_of(rows, expect, before)
-    return findings(_sentences(checks) if checks else None, table("Checks", CHECKS, checks))
-
-
-def _sentences(checks: list[AcceptCheck]) -> Iterator[Remark]:
-    ok, gaps = (sum(each.verdict == verdict for each in checks) for verdict in (OK, UNMEASURED))
-    bad, message = sum(each.is_bad for each in checks), "{ok} of {checks} checks are ok, {bad} not, {gaps} not measured"
-    yield remark(message, kind="caution" if bad else "", ok=ok, checks=len(checks), bad=bad, gaps=gaps)
-    for each in checks:
-        if each.is_bad or each.verdict == UNMEASURED:
-            words = "{part}: {what} is {verdict}"
-            words += " by {short}: {found}, expected {expected}" if each.off is not None else ""
-            values = {**vars(each), "short": Quantity(-(each.off or 0.0), "%")}
-            yield remark(words + (" ({why})" if each.why else ""), kind="caution" if each.is_bad else "", **values)
+    good, unsure = (sum(each.verdict == verdict for each in checks) for verdict in (OK, UNKNOWN))
+    bad, message = len(checks) - good - unsure, "{ok} of {checks} checks are ok, {bad} not, {unknown} unknown"
+    counts = remark(message, kind="caution" if bad else "", ok=good, checks=len(checks), bad=bad, unknown=unsure)
+    return findings(counts if checks else None, sentences(checks), check_table("Checks", checks))
 
 
 PROBE = Probe(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -20,91 +20,58 @@ from pyperf_suite.hardware.kernel_files import cpu_list, parse_cpu_list
 from pyperf_suite.hardware.links import PcieDevice, PcieLink, nvlink_of, nvlinks_per_gpu, pcie_of
 from pyperf_suite.hardware.nvml import ALLOWED
 from pyperf_suite.hardware.topology import PATHS, LinkGraph, Path
+from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check, check_table, sentences
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.exact import TopologyParameters
 
-# "could be more" is what was built or set that way; "below expectation" is what something is wrong with.
-BELOW, MORE, NOT_TOLD, EXPECTED = VERDICTS = ("below expectation", "could be more", "not told", "as expected")
 ON_BOARD = ("SXM", "GB", "GH")
 LANES = 16
 # A limit that leaves that share of the memory is none to speak of: some is always taken.
 MUCH = 0.8
 
 
-@dataclass(frozen=True)
-class LinkCheck:
-    """A part, what it is and what it could be; `why` says what that means. Links have their rates in B/s as well."""
-
-    part: str
-    what: str
-    found: Cell
-    expected: Cell
-    verdict: str = EXPECTED
-    why: str = ""
-    rate: float | None = None
-    best_rate: float | None = None
-
-
-def troubles(checks: Iterable[LinkCheck]) -> Iterator[Remark]:
-    """One remark for all parts that share what is not as expected, the worst first."""
-    found = [check for check in checks if check.verdict in (BELOW, MORE) or check.why]
-    same = grouped(found, lambda each: (each.verdict, each.what, each.found, each.expected, each.why))
-    for members in sorted(same.values(), key=lambda members: VERDICTS.index(members[0].verdict)):
-        check = members[0]
-        yield remark(
-            "{who}: {what} {found}, expected {expected} ({verdict})" + (f": {check.why}" if check.why else ""),
-            kind="caution" if check.verdict == BELOW else "",
-            # All are named: `GPU 0 to GPU 7` would hide a gap.
-            who=", ".join(each.part for each in members),
-            what=check.what,
-            found=check.found,
-            expected=check.expected,
-            verdict=check.verdict,
-        )
-
-
-def host_checks(host: Mapping[str, Any]) -> Iterator[LinkCheck]:
+def host_checks(host: Mapping[str, Any]) -> Iterator[Check]:
     """Of CPUs, memory nodes and PCIe devices that are no GPU of CUDA's."""
     online, allowed = parse_cpu_list(host["online"]), parse_cpu_list(host["allowed_cpus"])
     if online and allowed:
-        verdict = MORE if len(allowed) < len(online) else EXPECTED
-        yield LinkCheck("this process", "CPUs", host["allowed_cpus"], host["online"], verdict)
+        verdict = CAUTION if len(allowed) < len(online) else OK
+        yield Check("this process", "CPUs", host["allowed_cpus"], host["online"], verdict)
     quota, cpus = host["quota_cores"], len(allowed or online)
     if quota is None:
-        yield LinkCheck("control group", "CPU quota", "none", "none")
+        yield Check("control group", "CPU quota", "none", "none")
     else:
-        message = (MORE, "more threads than that are stopped in between") if quota < cpus else (EXPECTED, "")
-        yield LinkCheck("control group", "CPU quota", Quantity(quota), cpus, *message)
+        judged = (CAUTION, "more threads than that are stopped in between") if quota < cpus else (OK, "")
+        yield Check("control group", "CPU quota", Quantity(quota), cpus, *judged)
     left, total = host["memory_left_bytes"], sum(node["memory_bytes"] for node in host["nodes"])
     # Some systems write the largest number there is where there is no limit.
     if left is None or left > total:
-        yield LinkCheck("control group", "memory limit", "none", "none")
+        yield Check("control group", "memory limit", "none", "none")
     else:
-        verdict = MORE if left < MUCH * total else EXPECTED
-        yield LinkCheck("control group", "memory limit", Quantity(left, "size"), Quantity(total, "size"), verdict)
+        verdict = CAUTION if left < MUCH * total else OK
+        yield Check("control group", "memory limit", Quantity(left, "size"), Quantity(total, "size"), verdict)
     yield from _memory_nodes(host, allowed)
     for device in map(PcieDevice.from_json, host["pcie"]):
         if device.kind != "GPU":
             yield link_check(device.name, device.now, device.slot, device.card)
 
 
-def _memory_nodes(host: Mapping[str, Any], allowed: frozenset[int]) -> Iterator[LinkCheck]:
-    """Whether the memory that this process may take is beside the CPUs that it may run on."""
+def _memory_nodes(host: Mapping[str, Any], allowed: frozenset[int]) -> Iterator[Check]:
+    """Whether the memory that this process may take is on the same nodes as the CPUs that it may run on."""
     mine = {node["number"] for node in host["nodes"] if parse_cpu_list(node["cpus"]) & allowed}
     may = parse_cpu_list(host["allowed_nodes"]) & {node["number"] for node in host["nodes"] if node["memory_bytes"]}
     if not mine or not may:
         return
     found = f"CPUs of {cpu_list(mine)}, memory of {cpu_list(may)}"
-    message = (found, EXPECTED, "")
+    message = (found, OK, "")
     if not mine & may:
-        message = (cpu_list(mine), BELOW, "all memory lies on another node than the CPUs")
+        message = (cpu_list(mine), FAILED, "all memory lies on another node than the CPUs")
     elif len(mine) > 1:
         why = "threads that move leave their memory behind, unless under numactl --cpunodebind=N --membind=N"
-        message = ("one node", MORE, why)
-    yield LinkCheck("this process", "memory nodes", found, *message)
+        message = ("one node", CAUTION, why)
+    yield Check("this process", "memory nodes", found, *message)
 
 
-def gpu_checks(found: Mapping[str, Any]) -> Iterator[LinkCheck]:
+def gpu_checks(found: Mapping[str, Any]) -> Iterator[Check]:
     """Of each GPU its slot, its NVLinks, its distance to this process; of all the copies between them and NCCL's."""
     for gpu in found["gpus"]:
         who, capability = f"GPU {gpu['index']}", tuple(gpu["compute_capability"])
@@ -113,48 +80,46 @@ def gpu_checks(found: Mapping[str, Any]) -> Iterator[LinkCheck]:
             yield link_check(who, now, slot, card, awake=gpu["awake"])
         else:
             made_for = PcieLink(int(pcie_of(capability).name.split()[1]), LANES)
-            yield LinkCheck(who, "PCIe link", None, str(made_for), NOT_TOLD)
+            yield Check(who, "PCIe link", None, str(made_for), UNKNOWN)
         # Packets sent again: a link that is sound has next to none. A count without a time is no rate.
         count = gpu.get("pcie_replays")
         if count is not None:
             why = "a few over weeks are harmless; a count that grows while data moves is a bad seat, riser or cable"
-            yield LinkCheck(who, "PCIe packets sent again", count, 0, *((NOT_TOLD, why) if count else (EXPECTED, "")))
+            yield Check(who, "PCIe packets sent again", count, 0, *((UNKNOWN, why) if count else (OK, "")))
         if "now" in gpu:
             yield from _nvlinks(who, gpu, is_alone=len(found["gpus"]) == 1)
             yield from _near(who, gpu, found)
     yield from _direct_copies(found)
     for name, value in found["nccl"].items():
-        yield LinkCheck(name, "set to", value, "not set", MORE, "it narrows the paths that NCCL may take")
+        yield Check(name, "set to", value, "not set", CAUTION, "it narrows the paths that NCCL may take")
 
 
 def link_check(
     who: str, now: PcieLink, slot: PcieLink | None = None, card: PcieLink | None = None, awake: bool = True
-) -> LinkCheck:
-    """A link beside what card and slot can agree on, and that beside the card.
+) -> Check:
+    """A link compared with what card and slot can agree on, and that compared with the card.
 
     `awake` is False for a GPU that was seen idle: it may have gone back to an older generation to save power.
     """
     best = card.common(slot) if card else slot or now
-    could, message = card or best, (EXPECTED, "")
+    could, message = card or best, (OK, "")
     if now.common(best) != best:
-        could, message = best, (BELOW, "")
+        could, message = best, (FAILED, "")
         if not awake:
-            message = (
-                NOT_TOLD if now.width == best.width else BELOW,
-                "it was seen idle, when links slow down to save power",
-            )
+            is_wide = now.width == best.width
+            message = (UNKNOWN if is_wide else FAILED, "it was seen idle, when links slow down to save power")
         elif slot is None:
-            message = (MORE, "whether the slot has more is not told")
+            message = (CAUTION, "whether the slot has more is unknown")
     elif card and best != card:
-        message = (MORE, "the slot has no more")
+        message = (CAUTION, "the slot has no more")
     rate, best_rate = (link.gb_per_s and link.gb_per_s * 1e9 for link in (now, could))
     if card is None and slot is None:
-        return LinkCheck(who, "PCIe link", str(now), None, NOT_TOLD, rate=rate)
-    return LinkCheck(who, "PCIe link", str(now), str(could), *message, rate, best_rate)
+        return Check(who, "PCIe link", str(now), None, UNKNOWN, rate=rate)
+    return Check(who, "PCIe link", str(now), str(could), *message, rate, best_rate)
 
 
-def _nvlinks(who: str, gpu: Mapping[str, Any], is_alone: bool) -> Iterator[LinkCheck]:
-    """Active links beside those that the catalogue's GPU has; a bridge is the user's to buy, a board has them."""
+def _nvlinks(who: str, gpu: Mapping[str, Any], is_alone: bool) -> Iterator[Check]:
+    """Active links compared with those of the catalogue's GPU. A bridge is bought separately, a board has them."""
     try:
         spec = find_gpu(gpu["name"])
     except UserError:
@@ -164,32 +129,32 @@ def _nvlinks(who: str, gpu: Mapping[str, Any], is_alone: bool) -> Iterator[LinkC
     has = nvlinks_per_gpu(spec.link_bytes_per_s / 1e9, tuple(gpu["compute_capability"]))
     active = sum(state is True for state in gpu["nvlinks"])
     if active >= has:
-        message = (EXPECTED, "")
+        message = (OK, "")
     elif is_alone:
-        message = (NOT_TOLD, "")
+        message = (UNKNOWN, "")
     elif active or any(word in spec.name for word in ON_BOARD):
-        message = (BELOW, "links are down")
+        message = (FAILED, "links are down")
     else:
-        message = (MORE, "with a bridge")
+        message = (CAUTION, "with a bridge")
     if has:
-        yield LinkCheck(who, "NVLinks", active, has, *message)
+        yield Check(who, "NVLinks", active, has, *message)
 
 
-def _near(who: str, gpu: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[LinkCheck]:
-    """Whether this process may run beside the GPU: its CPUs against those that share the GPU's node."""
+def _near(who: str, gpu: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[Check]:
+    """Whether this process may run near the GPU: its CPUs compared with those of the GPU's node."""
     near, allowed = parse_cpu_list(gpu["cpus"]), parse_cpu_list(found["allowed_cpus"])
     if near and allowed and len(found["nodes"]) > 1:
-        message = (BELOW, "every copy crosses the link between nodes")
+        message = (FAILED, "every copy crosses the link between nodes")
         if allowed <= near:
-            message = (EXPECTED, "")
+            message = (OK, "")
         elif allowed & near:
-            message = (MORE, "bound to the GPU's CPUs, no copy crosses the link between nodes")
+            message = (CAUTION, "bound to the GPU's CPUs, no copy crosses the link between nodes")
         place = "unknown node" if gpu["numa_node"] is None else f"node {gpu['numa_node']}"
         mine = f"this process on CPUs {found['allowed_cpus']}"
-        yield LinkCheck(who, "near CPUs", f"{mine}, the GPU on {place}", gpu["cpus"], *message)
+        yield Check(who, "near CPUs", f"{mine}, the GPU on {place}", gpu["cpus"], *message)
 
 
-def _direct_copies(found: Mapping[str, Any]) -> Iterator[LinkCheck]:
+def _direct_copies(found: Mapping[str, Any]) -> Iterator[Check]:
     """What is allowed between the GPUs, one check for all pairs of which the same is said."""
     copies = found.get("direct_copies", {})
     paths = LinkGraph.from_json(found["matrix"]).paths if found["matrix"] else {}
@@ -201,23 +166,12 @@ def _direct_copies(found: Mapping[str, Any]) -> Iterator[LinkCheck]:
 
     for (said, linked), pairs in grouped(copies, lambda pair: (copies[pair], is_linked(pair))).items():
         who = ", ".join(f"GPU {pair}" for pair in pairs)
-        message = (MORE, "what they send each other goes through the host's memory")
+        message = (CAUTION, "what they send each other goes through the host's memory")
         if said == ALLOWED:
-            who, message = f"{len(pairs)} pair{'' if len(pairs) == 1 else 's'} of GPUs", (EXPECTED, "")
+            who, message = f"{len(pairs)} pair{'' if len(pairs) == 1 else 's'} of GPUs", (OK, "")
         elif linked:
-            message = (BELOW, "though NVLink joins them")
-        yield LinkCheck(who, "direct copies", said, ALLOWED, *message)
-
-
-CHECKS = (
-    Column("part", priority=2),
-    Column("what", priority=2),
-    Column("found"),
-    Column("could be", "expected"),
-    Column("verdict", priority=2),
-    Column("rate", unit="GB/s", priority=0),
-    Column("of", "best_rate", "GB/s", priority=0),
-)
+            message = (FAILED, "though NVLink joins them")
+        yield Check(who, "direct copies", said, ALLOWED, *message)
 
 
 @dataclass(frozen=True)
@@ -242,12 +196,11 @@ def analyse(rows: Rows) -> Findings:
     parts = {row.kernel["path"]: row.details for row in rows}
     host, gpus = parts.get("host"), parts.get("gpus")
     checks = [*(host_checks(host) if host else ()), *(gpu_checks(gpus) if gpus else ())]
-    expected = sum(check.verdict == EXPECTED for check in checks)
-    message = remark("{expected} of {checks} checks are as expected", expected=expected, checks=len(checks))
+    good = sum(check.verdict == OK for check in checks)
     return findings(
-        message if parts else None,
-        troubles(checks),
-        table("What was found, against what could be", CHECKS, checks),
+        remark("{ok} of {checks} checks are ok", ok=good, checks=len(checks)) if parts else None,
+        sentences(checks),
+        check_table("What was found, against what could be", checks),
         _host(host) if host else None,
         _gpus(gpus) if gpus else None,
     )
@@ -257,7 +210,7 @@ def _host(host: Mapping[str, Any]) -> Iterator[Remark | Table]:
     """CPUs, caches, memory and the walls around this process; how far several memory nodes are apart."""
     for wall, name in (("virtual machine", host["hypervisor"]), ("container", host["container"])):
         if name:
-            yield remark("Inside a {wall} ({name}), which told all of this", kind="caution", wall=wall, name=name)
+            yield remark("Reported from inside a {wall} ({name})", kind="caution", wall=wall, name=name)
     nodes, assumed = host["nodes"], " (assumed)" if host["caches_assumed"] else ""
     facts: list[tuple[str, Cell]] = [
         ("CPU", host["model"]),
@@ -266,7 +219,7 @@ def _host(host: Mapping[str, Any]) -> Iterator[Remark | Table]:
         ("threads", len(parse_cpu_list(host["online"]))),
         ("NUMA nodes", len(nodes)),
         ("memory", Quantity(sum(node["memory_bytes"] for node in nodes), "size")),
-        ("devices that tell a PCIe link", len(host["pcie"])),
+        ("devices that report a PCIe link", len(host["pcie"])),
     ]
     for level in ("l2", "l3"):
         size, total = host[f"{level}_bytes"], host[f"{level}_total_bytes"]

@@ -1,7 +1,7 @@
 """Samples of a running job: what its processes and GPUs did in each interval, from /proc (proc(5)) and NVML.
 
-Ranks are told apart by RANK and the like in the environment their processes began with, else by the threads of torch's
-process groups. Ten times a second a look at each rank's main thread notes the kernel function that it sleeps in.
+Ranks are distinguished by RANK and similar variables in the environment of their processes, else by the threads of
+torch's process groups. Ten times a second the kernel function in which each rank's main thread sleeps is read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GROUP_THREADS = ("pt_gloo_", "pt_nccl_")
 LOADER_NAME = "pt_data_worker"  # as torch names the main thread of a DataLoader's worker
 # More loaders than these are not looked at between samples.
 MOST_LOADERS_LOOKED_AT = 16
-# Processes of others are asked anew who their parents are after so many samples: numbers are used again.
+# The parents of other processes are read anew after so many samples: process numbers are used again.
 FORGET_STRANGERS = 60
 FIND_GPUS_EVERY, READ_MEMORY_EVERY = 10, 5
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")

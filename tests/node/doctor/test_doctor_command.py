@@ -12,14 +12,14 @@ import pytest
 from click.testing import CliRunner
 
 from pyperf_suite.cli.main import main
+from pyperf_suite.node.check import Check
 from pyperf_suite.node.commands import doctor
-from pyperf_suite.node.doctor.check import Check, CheckGroup
-from pyperf_suite.node.doctor.host import place_check, read_place
+from pyperf_suite.node.doctor.children import ANSWER, ExaminedProcess, nccl_version
 
-# Stands in for every way a Python program writes, removes or starts something; told on standard error at the end.
+# Stands in for every way a Python program writes, removes or starts something; written to standard error at the end.
 WATCHED = """
 import json, os, sys
-told = []
+done = []
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGING = ("os.chmod", "os.chown", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink",
             "os.truncate", "os.utime", "os.setxattr", "os.kill", "shutil.", "tempfile.")
@@ -27,20 +27,20 @@ def hook(event, arguments):
     if event == "open":
         path, mode, flags = arguments
         if path != os.devnull and (set(mode or "") & set("wax+") or (flags or 0) & WRITING):
-            told.append(["open", str(path)])
+            done.append(["open", str(path)])
     elif event.startswith(CHANGING):
-        told.append([event, str(arguments[0])])
+        done.append([event, str(arguments[0])])
     elif event == "subprocess.Popen":
-        told.append([event, [os.fspath(each) for each in arguments[1]]])
+        done.append([event, [os.fspath(each) for each in arguments[1]]])
     elif event in ("os.system", "os.exec", "os.posix_spawn", "os.fork", "pty.spawn"):
-        told.append([event, str(arguments)])
+        done.append([event, str(arguments)])
 sys.addaudithook(hook)
 from pyperf_suite.cli.main import main
 try:
     main(["doctor", "--json"])
 except SystemExit:
     pass
-sys.stderr.write("told " + json.dumps(told))
+sys.stderr.write("did " + json.dumps(done))
 """
 
 
@@ -55,8 +55,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, list, Path]
         cwd=folder,
         env=os.environ | {"PYPERF_CACHE_DIR": str(folder / "cache")},
     )
-    assert "told " in done.stderr, done.stderr
-    return json.loads(done.stdout), json.loads(done.stderr.rpartition("told ")[2]), folder
+    assert "did " in done.stderr, done.stderr
+    return json.loads(done.stdout), json.loads(done.stderr.rpartition("did ")[2]), folder
 
 
 def test_it_opens_nothing_for_writing_and_leaves_nothing_behind(watched):
@@ -76,59 +76,71 @@ def test_it_starts_only_programs_that_read_and_none_through_a_shell(watched):
 
 def test_its_json_names_every_check_with_a_verdict_and_advice_where_there_is_something_to_do(watched):
     message, _, _ = watched
-    assert message["schema"] == 1
-    assert {check["group"] for check in message["checks"]} == {"CPU", "Load", "Memory", "GPU", "Software", "Disk"}
+    assert message["schema"] == 2
+    assert {check["part"] for check in message["checks"]} == {"CPU", "Load", "Memory", "GPU", "Software", "Disk"}
     for check in message["checks"]:
-        assert check["found"]
-        assert bool(check["advice"]) == (check["verdict"] in ("warning", "problem")), check
+        assert check["found"] or check["why"]
+        assert bool(check["advice"]) == (check["verdict"] in ("caution", "failed")), check
     verdicts = {check["verdict"] for check in message["checks"]}
-    assert message["verdict"] == next(each for each in ("problem", "warning", "ok") if each in verdicts)
+    assert message["verdict"] == next(each for each in ("failed", "caution", "ok") if each in verdicts)
 
 
 @pytest.mark.parametrize(
     ("verdicts", "code", "words"),
     [
-        (("ok", "not applicable"), 0, "Nothing stands in the way"),
-        (("ok", "warning"), 0, "0 problems, 1 warning, 1 ok"),
-        (("warning", "problem"), 1, "1 problem, 1 warning, 0 ok"),
+        (("ok", "unknown"), 0, "Nothing stands in the way"),
+        (("ok", "caution"), 0, "0 failed, 1 caution, 1 ok"),
+        (("caution", "failed"), 1, "1 failed, 1 caution, 0 ok"),
     ],
 )
-def test_only_a_problem_makes_the_exit_code_other_than_0(monkeypatch, verdicts, code, words):
-    checks = tuple(Check(verdict, f"found {n}") for n, verdict in enumerate(verdicts))
-    monkeypatch.setattr(doctor, "examine", lambda results, **_: (CheckGroup("Part", checks),))
+def test_only_a_failed_check_makes_the_exit_code_other_than_0(monkeypatch, verdicts, code, words):
+    checks = [Check("CPU", f"check {n}", f"found {n}", verdict=verdict) for n, verdict in enumerate(verdicts)]
+    monkeypatch.setattr(doctor, "examine", lambda results, **_: checks)
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == code
     assert words in result.output
-    assert ("found 1" in result.output) == ("not applicable" not in verdicts)
+    assert ("found 1" in result.output) == ("unknown" not in verdicts)
 
 
 def test_hostile_names_are_shown_and_not_obeyed(monkeypatch):
-    check = Check("warning", "90% busy: [red]x[/red] \x1b[2J", "Stop it.", name="other processes")
-    monkeypatch.setattr(doctor, "examine", lambda results, **_: (CheckGroup("Load", (check,)),))
+    check = Check("Load", "[b]x", "90% busy: [red]x[/red] \x1b[2J", verdict="caution", command="[i]kill[/i] \x1b[2J")
+    monkeypatch.setattr(doctor, "examine", lambda results, **_: [check])
     output = CliRunner().invoke(main, ["doctor"]).output
     assert "[red]x[/red]" in output
+    assert "[i]kill[/i]" in output
     assert "\x1b" not in output
 
 
-def test_a_folder_that_is_not_there_yet_is_judged_by_its_parent(tmp_path):
-    place = read_place("results", str(tmp_path / "new" / "deeper"))
-    assert not place.exists
-    assert place.writable
-    assert "(not there yet)" in place_check(place).found
-    assert not (tmp_path / "new").exists()
+def child(program: str) -> ExaminedProcess:
+    return ExaminedProcess("anything", command=(sys.executable, "-c", program))
 
 
-def test_a_folder_that_cannot_be_written_is_a_problem_for_results_and_a_warning_for_the_cache(tmp_path):
-    for name, verdict in (("results", "problem"), ("kernel cache", "warning")):
-        check = place_check(read_place(name, str(tmp_path), writable=lambda path: False))
-        assert check.verdict == verdict
-        assert "cannot be written" in check.found
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "ended by signal 9"),
+        ("import absent_package", "ended with code 1: ModuleNotFoundError"),
+        ("print('something else')", "ended with code 0"),
+        (f"print({ANSWER!r} + '[torn')", "ended with code 0"),
+    ],
+)
+def test_a_child_that_crashes_or_babbles_is_a_finding(program, words):
+    assert words in child(program).answer()["error"]
 
 
-def test_a_file_in_a_folders_place_is_told(tmp_path):
-    (tmp_path / "file").write_text("")
-    assert "is no folder" in place_check(read_place("results", str(tmp_path / "file"))).found
+def test_a_child_that_hangs_is_given_up():
+    assert child("import time; time.sleep(60)").answer(deadline_s=0.5) == {"error": "no answer within 0.5 s"}
 
 
-def test_a_folder_name_that_no_system_takes_is_told(tmp_path):
-    assert place_check(read_place("results", str(tmp_path / ("x" * 5000)))).verdict == "problem"
+def test_a_child_that_cannot_be_started_is_a_finding():
+    assert "nowhere" in ExaminedProcess("anything", command=("/nowhere/python",)).answer()["error"]
+
+
+def test_opening_what_is_no_library_is_answered_in_one_line(tmp_path):
+    (tmp_path / "libnccl.so.2").write_bytes(b"\x7fELF")
+    message = ExaminedProcess("library", str(tmp_path / "libnccl.so.2"), "ncclGetVersion").answer()
+    assert message["error"].startswith("OSError: ")
+
+
+def test_both_of_nccls_ways_to_number_versions_are_read():
+    assert [nccl_version(number) for number in (22705, 2804, 21803)] == ["2.27.5", "2.8.4", "2.18.3"]

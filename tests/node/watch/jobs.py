@@ -1,4 +1,4 @@
-"""Small trainings that each wait for something else: `python jobs.py NAME SECONDS`, ranks by torchrun's variables."""
+"""Small trainings that each wait for something else: `python jobs.py NAME SECONDS [FIGURES]`."""
 
 from __future__ import annotations
 
@@ -34,79 +34,53 @@ class Items:
         return float(index)
 
 
-def with_loaders(seconds: float, item_s: float, size: int) -> None:
+def loaders(seconds: float, item_s: float, size: float) -> None:
+    """Two loaders need eight times `item_s` of CPU a batch each, the step multiplies matrices of that size."""
     import torch
     from torch.utils.data import DataLoader
 
     # Into one result: with results made and freed in each step this process was seen to grow by 25 MB/s (torch 2.13).
-    a, b = torch.ones(size, size), torch.empty(size, size)
+    a, b = torch.ones(int(size), int(size)), torch.empty(int(size), int(size))
     batches = iter(DataLoader(Items(item_s), batch_size=8, num_workers=2))
     for _ in until(seconds):
         next(batches)
         torch.mm(a, a, out=b)
 
 
-def starved(seconds: float) -> None:
-    """Two loaders need 64 ms of CPU a batch each, the step takes a few."""
-    with_loaders(seconds, 0.008, 400)
-
-
-def fed(seconds: float) -> None:
-    """The loaders have more than enough time for a step on every core."""
-    with_loaders(seconds, 0.0002, 1200)
-
-
-def ranks(seconds: float, work_s: float) -> None:
+def ranks(seconds: float, *work_s: float) -> None:
+    """Two ranks by torchrun's variables, with so much work in each step."""
     import torch
     from torch import distributed
 
     store = os.environ.get("STORE")  # of ranks that no launcher started
-    place = {"init_method": store, "rank": int(os.environ["RANK"]), "world_size": 2} if store else {}
+    rank = int(os.environ["RANK"])
+    place = {"init_method": store, "rank": rank, "world_size": 2} if store else {}
     distributed.init_process_group("gloo", **place)
     gradients = torch.ones(100_000)
     going = torch.ones(1)
     end = time.monotonic() + seconds
     while going.item():
-        busy(work_s)
+        busy(work_s[rank])
         distributed.all_reduce(gradients)
         going.fill_(time.monotonic() < end)
         distributed.broadcast(going, 0)
     distributed.destroy_process_group()
 
 
-def even(seconds: float) -> None:
-    """Two ranks with equal work."""
-    ranks(seconds, 0.03)
-
-
-def straggler(seconds: float) -> None:
-    """Rank 1 has three times the work of the other."""
-    ranks(seconds, 0.06 if os.environ["RANK"] == "1" else 0.02)
-
-
-def spawned_rank(rank: int, seconds: float, works_s: tuple[float, float]) -> None:
+def spawned_rank(rank: int, *figures: float) -> None:
     os.environ["RANK"] = str(rank)
-    ranks(seconds, works_s[rank])
+    ranks(*figures)
 
 
-def spawned(seconds: float, works_s: tuple[float, float]) -> None:
+def spawned(*figures: float) -> None:
+    """The same ranks by torch.multiprocessing.spawn."""
     import tempfile
 
     import torch
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ.update(WORLD_SIZE="2", STORE=f"file://{folder}/store")
-        torch.multiprocessing.spawn(spawned_rank, (seconds, works_s), nprocs=2)
-
-
-def spawned_even(seconds: float) -> None:
-    """Two ranks by torch.multiprocessing.spawn with equal work."""
-    spawned(seconds, (0.03, 0.03))
-
-
-def spawned_straggler(seconds: float) -> None:
-    """Two such ranks, and rank 1 has three times the work of the other."""
-    spawned(seconds, (0.02, 0.06))
+        torch.multiprocessing.spawn(spawned_rank, figures, nprocs=2)
 
 
 def leak(seconds: float) -> None:
@@ -151,4 +125,4 @@ def threads(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](float(sys.argv[2]))
+    globals()[sys.argv[1]](*map(float, sys.argv[2:]))

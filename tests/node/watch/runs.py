@@ -16,27 +16,28 @@ SECONDS = 7.0
 
 @dataclass(frozen=True)
 class Expected:
-    """A job, its ranks, what it waits for as (name, rank), and what libnvidia-ml's double is to say, if it is there."""
+    """A job and its figures, its ranks, what it waits for as (name, rank), and what libnvidia-ml's double reports."""
 
     job: str
     found: frozenset[tuple[str, int | None]] = frozenset()
+    figures: tuple[float, ...] = ()
     ranks: int = 1
     gpu: Mapping[str, str] = field(default_factory=dict)
 
 
 CASES = {
-    "starved loader": Expected("starved", frozenset({("data", 0)})),
-    "straggler": Expected("straggler", frozenset({("straggler", 1)}), ranks=2),
+    "starved loader": Expected("loaders", frozenset({("data", 0)}), (0.008, 400)),
+    "straggler": Expected("ranks", frozenset({("straggler", 1)}), (0.02, 0.06), ranks=2),
     "memory leak": Expected("leak", frozenset({("memory leak", 0)})),
     "throttled GPU": Expected("sleeps", frozenset({("throttled", 0)}), gpu={"FAKE_NVML": "97 40"}),
     "launch-bound": Expected("launches", frozenset({("cpu", 0)})),
     "launch-bound on a GPU": Expected("spins", frozenset({("cpu", 0)}), gpu={"FAKE_NVML": "45 0"}),
     "small kernels": Expected("spins", frozenset({("idle SMs", 0)}), gpu={"FAKE_NVML": "97 0 20"}),
-    "spawned straggler": Expected("spawned_straggler", frozenset({("straggler", 1)})),
+    "spawned straggler": Expected("spawned", frozenset({("straggler", 1)}), (0.02, 0.06)),
     "healthy threads": Expected("threads"),
-    "healthy loaders": Expected("fed"),
-    "healthy ranks": Expected("even", ranks=2),
-    "healthy spawned ranks": Expected("spawned_even"),
+    "healthy loaders": Expected("loaders", figures=(0.0002, 1200)),
+    "healthy ranks": Expected("ranks", figures=(0.03, 0.03), ranks=2),
+    "healthy spawned ranks": Expected("spawned", figures=(0.03, 0.03)),
     "healthy GPU": Expected("spins", gpu={"FAKE_NVML": "97 0"}),
     "healthy SMs": Expected("spins", gpu={"FAKE_NVML": "97 0 85"}),
 }
@@ -57,7 +58,7 @@ def named(case: Expected, folder: Path, library: Path) -> tuple[set[tuple[str, i
     launcher = (
         [] if case.ranks == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.ranks}"]
     )
-    command = [sys.executable, *launcher, str(HERE / "jobs.py"), case.job, str(SECONDS)]
+    command = [sys.executable, *launcher, str(HERE / "jobs.py"), case.job, *map(str, (SECONDS, *case.figures))]
     library_is = {"PYPERF_LIBNVML": str(library)} if case.gpu else {}
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,9 +16,7 @@ from pyperf_suite.node.watch.patterns import judge
 from pyperf_suite.node.watch.record import findings_of, read_watch
 from pyperf_suite.render.results import choose_others, read_results
 from pyperf_suite.render.text import as_data, as_text, sentence
-
-sys.path.append(str(Path(__file__).parent))
-import test_patterns as made_up
+from tests.node.watch import test_patterns as made_up
 
 HUNGRY = {**made_up.HUNGRY, "loader_busy": 0.97}
 STARVED = made_up.samples(*made_up.on_ranks(HUNGRY, {}), gpus=(made_up.gpu(utilization=0.25),))

@@ -12,7 +12,7 @@ import pytest
 
 import pyperf_suite
 from pyperf_suite.errors import UserError
-from pyperf_suite.node.watch.steps import EndedSteps, LogReader, MarkReader, summary
+from pyperf_suite.node.watch.command import EndedSteps, LogReader, MarkReader, summary
 from pyperf_suite.user_kernels import api
 
 
