@@ -317,7 +317,7 @@ def expert_parallel(model: ModelDimensions, work: TrainingWorkload, ranks: int) 
     return Traffic("EP", tuple(StepTransfer(what, "all_to_all", calls, size, ranks) for what in both))
 
 
-WAYS: Mapping[str, Callable[[ModelDimensions, TrainingWorkload, int], Traffic]] = {
+PARALLELISMS: Mapping[str, Callable[[ModelDimensions, TrainingWorkload, int], Traffic]] = {
     "DDP": ddp,
     "ZeRO-1": zero_1,
     "ZeRO-2": zero_2,

@@ -115,7 +115,7 @@ class BaselinePair:
         return self.sweep.rows[self.size]
 
     @property
-    def beside(self) -> Row:
+    def other_row(self) -> Row:
         return self.sweep.rows[self.other]
 
     @property

@@ -383,7 +383,7 @@ def _panel(steps: Rows, fitted: Fitted | None) -> Panel:
     drawn = (
         series("DDP", ordered, size, attrgetter("time")),
         series("law", ordered, size, lambda step: law.get(step.case.case_id), "line"),
-        series("no exchange", (ordered[0], ordered[-1]), size, lambda _: none and none.seconds, "beside"),
+        series("no exchange", (ordered[0], ordered[-1]), size, lambda _: none and none.seconds, "baseline"),
     )
     shown, ticks = tuple(each for each in drawn if each.x), size_ticks(map(size, ordered))
     return Panel(described(ordered[0]), "bucket", "step", shown, x_ticks=ticks, x_unit="size", y_unit="ms")

@@ -38,7 +38,7 @@ LAST_CHECKS, CHECKING_S = 8, 0.25
 # slower.
 LEAST_COMPARED, MOST_COMPARED, COMPARING_S = 6, 60, 3.0
 
-ALIKE, SUSPECTED_S = 1.1, 12.0
+MAX_FRESH_OVER_SEEN, SUSPECTED_S = 1.1, 12.0
 
 # After launches, threads of libraries spin for a while; then the process may use this share of a core, over so long.
 SPIN_S, REST_S, BUSY_SHARE = 0.3, 0.03, 0.05
@@ -254,7 +254,7 @@ class PartChecks:
                 write(index)
                 seconds.append(self._launches.time(index - before, before + 1, 1)[0][-1])
             enough = len(fresh) >= LEAST_COMPARED
-            if enough and statistics.median(fresh) < ALIKE * statistics.median(seen):
+            if enough and statistics.median(fresh) < MAX_FRESH_OVER_SEEN * statistics.median(seen):
                 break
             if enough:
                 # What looks as if it remembered is given the time to show it.
@@ -292,7 +292,7 @@ class PartChecks:
         return self._require_right(index)
 
     def _require_right(self, index: int) -> Verification:
-        verdict = self._launches.left(index)
+        verdict = self._launches.verify_last(index)
         if not verdict.passed:
             raise WrongLaunch(verdict)
         self._launches.give_back(index)

@@ -301,17 +301,19 @@ class ComparedLaunches(Prepared):
     def due(self) -> ExpectedOutputs:
         """What it must leave, computed once."""
 
-    def left(self, index: int) -> Checked:
+    def verify_last(self, index: int) -> Checked:
         from pyperf_suite.workloads.training.gpt import compared
 
         return compared(self.results(index), *self.due())
 
-    def kept(self, index: int) -> Any:
+    def snapshot(self, index: int) -> Any:
         return {name: each.detach().clone() for name, each in self.results(index).items()}
 
-    def equals(self, index: int, kept: Any) -> bool:
+    def matches(self, index: int, snapshot: Any) -> bool:
         found = self.results(index)
-        return found.keys() == kept.keys() and all(self._where.torch.equal(found[name], kept[name]) for name in kept)
+        return found.keys() == snapshot.keys() and all(
+            self._where.torch.equal(found[name], snapshot[name]) for name in snapshot
+        )
 
     def _where_there_is_room(self, compute: Callable[[Any], Any]) -> Any:
         """`compute(device)` where launches run, or on the CPU where a GPU has too little memory for it."""

@@ -309,7 +309,7 @@ class Launches(Prepared):
         held = self._memory.sets[index % self.sets]
         return {name: self._memory.seen(name, held[name]) for name in self._memory.inputs} | results
 
-    def left(self, index: int) -> Verification:
+    def verify_last(self, index: int) -> Verification:
         return self.judge(self, index)
 
     def check(self) -> CheckVerdict:
@@ -317,17 +317,17 @@ class Launches(Prepared):
         self.poison()
         for index in range(self.sets):
             self.launch(index)
-        verdicts = [self.left(index) for index in range(self.sets)]
+        verdicts = [self.verify_last(index) for index in range(self.sets)]
         return next((each for each in verdicts if not each.passed), verdicts[0])
 
     def references(self) -> dict[str, Any]:
         return {"references": self.judge.references}
 
-    def kept(self, index: int) -> Any:
+    def snapshot(self, index: int) -> Any:
         return {name: copied(found) for name, found in self.results(index).items()}
 
-    def equals(self, index: int, kept: Any) -> bool:
-        return all(same_bits(found, kept[name]) for name, found in self.results(index).items())
+    def matches(self, index: int, snapshot: Any) -> bool:
+        return all(same_bits(found, snapshot[name]) for name, found in self.results(index).items())
 
 
 class TimedImplementation(ImplementationBase[Parameters]):

@@ -103,8 +103,8 @@ class Prepared(ABC):
     """A case made ready: nothing is left to do in a timed region but `launch`.
 
     Launch i works on set i modulo `sets`. `unchecked` says why what timed launches leave cannot be checked, empty where
-    it can: then `poison`, `left`, `kept` and `equals` look at a set (measure/spot_checks.py), and `check`, which does
-    the whole, is asked before timing and after only where it `sees_more`.
+    it can: then `poison`, `verify_last`, `snapshot` and `matches` look at a set (measure/spot_checks.py). `check` does
+    the whole. It is called before timing, and after only where it `sees_more`.
     """
 
     kernel: Kernel
@@ -139,15 +139,15 @@ class Prepared(ABC):
         """Leave nothing in one set, or in all, that could pass for a result."""
         raise NotImplementedError
 
-    def left(self, index: int) -> Any:
+    def verify_last(self, index: int) -> Any:
         """The verdict: compare what the last launch on that set left with what must be there."""
         raise NotImplementedError
 
-    def kept(self, index: int) -> Any:
-        """A copy or a fingerprint of what is there, for `equals`."""
+    def snapshot(self, index: int) -> Any:
+        """A copy or a fingerprint of what is there, for `matches`."""
         raise NotImplementedError
 
-    def equals(self, index: int, kept: Any) -> bool:
+    def matches(self, index: int, snapshot: Any) -> bool:
         """Whether it is that, bit for bit."""
         raise NotImplementedError
 
@@ -156,7 +156,7 @@ class Prepared(ABC):
         self.poison()
         for index in range(self.sets):
             self.untimed(index)
-        return together([self.left(index) for index in range(self.sets)])
+        return together([self.verify_last(index) for index in range(self.sets)])
 
     def observed(self) -> Mapping[str, Observed]:
         """What else is reported of these launches, measured after they were timed: bytes, shares, counts."""
@@ -220,7 +220,7 @@ class Transfers(Prepared):
         """Run so many times, in the same configuration as is checked, all of it within the deadline."""
 
     @abstractmethod
-    def left(self, index: int = 0) -> Checked:
+    def verify_last(self, index: int = 0) -> Checked:
         """Compare the output of what ran last after `poison`, exactly."""
 
     def launch(self, index: int) -> None:

@@ -21,7 +21,15 @@ from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Rows, grouped, rows_of, table
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta, seconds_of
-from pyperf_suite.laws.traffic import GIGA, WAYS, NetworkVerdict, Traffic, TrainingWorkload, bound_below_s, verdict
+from pyperf_suite.laws.traffic import (
+    GIGA,
+    PARALLELISMS,
+    NetworkVerdict,
+    Traffic,
+    TrainingWorkload,
+    bound_below_s,
+    verdict,
+)
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.probes.collectives import curves as curve_findings
 from pyperf_suite.probes.collectives import ranks as of_ranks
@@ -143,7 +151,7 @@ def _assignment(part: str) -> tuple[str, float]:
 
 
 @dataclass(frozen=True)
-class CollectiveWay:
+class ParallelismTraffic:
     """A way to train in parallel over `ranks`, what it sends in a step, and whether the network is enough for it.
 
     It waits for the network where a step computes for less than `bound_s`: inf where it always does, 0 where never.
@@ -196,9 +204,9 @@ def judged(curves: Sequence[Curve], training: TrainingSizes) -> Iterator[Remark 
     ranks = max(count for law in laws.values() for count in law.curves)
     seconds, model = seconds_of(laws), training.model
     experts = model if model.experts > 1 else replace(model, experts=max(FEWEST_EXPERTS, ranks), top_k=TOP_K)
-    ways: list[CollectiveWay] = []
+    ways: list[ParallelismTraffic] = []
     unjudged: dict[str, list[str]] = {}
-    for way, traffic in WAYS.items():
+    for way, traffic in PARALLELISMS.items():
         name, of = (f"EP of {experts.experts} experts", experts) if way == "EP" else (way, model)
         try:
             sent = traffic(of, training.work, ranks)
@@ -210,7 +218,7 @@ def judged(curves: Sequence[Curve], training: TrainingSizes) -> Iterator[Remark 
             unjudged.setdefault(f"{' and '.join(missing)} not measured", []).append(name)
         else:
             found = verdict(sent, training.compute_s, seconds)
-            ways.append(CollectiveWay(name, ranks, sent, found, bound_below_s(sent, seconds)))
+            ways.append(ParallelismTraffic(name, ranks, sent, found, bound_below_s(sent, seconds)))
     if ways:
         # What is asked first, and what asks most of the network; the others are in the table.
         yield from (way.remark() for way in dict.fromkeys((ways[0], max(ways, key=lambda way: way.bound_s))))

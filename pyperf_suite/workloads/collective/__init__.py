@@ -302,7 +302,7 @@ class Exchange(Transfers):
     def poison(self, index: int | None = None) -> None:
         self.data.fill(self.send, self.receive)
 
-    def left(self, index: int = 0) -> Checked:
+    def verify_last(self, index: int = 0) -> Checked:
         return self.data.check(self.send if self.data.parameters.in_place else self.receive)
 
     def close(self) -> None:

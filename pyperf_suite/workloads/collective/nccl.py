@@ -224,10 +224,10 @@ class NcclTransfers(Exchange):
         # Of the calls of one replay each counts an equal share.
         return RankTimes(seconds / self.calls, arrived_ns, arrived_ns + (done_ns - arrived_ns) // self.calls)
 
-    def left(self, index: int = 0) -> Checked:
+    def verify_last(self, index: int = 0) -> Checked:
         if self.data.parameters.logged:
             self._keep_choice()
-        return super().left(index)
+        return super().verify_last(index)
 
     def close(self) -> None:
         self._collective = None

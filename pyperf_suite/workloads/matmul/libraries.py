@@ -246,7 +246,7 @@ class GroupedMatmulParameters:
 Bind = Callable[[GroupedMatmulParameters, TorchTensors, Mapping[str, Any]], tuple[BoundLaunch, Kernel]]
 
 
-class GroupedWay(TimedImplementation[GroupedMatmulParameters]):
+class GroupedImplementation(TimedImplementation[GroupedMatmulParameters]):
     """One way to compute them through torch's tensors, on the device asked for."""
 
     needs_torch = True
@@ -331,7 +331,7 @@ class GroupedMatmul(Operator[GroupedMatmulParameters]):
 
     name = "grouped_matmul"
     parameters_type = GroupedMatmulParameters
-    implementations = by_name(*map(GroupedWay, (loop, padded, grouped_mm, triton)))
+    implementations = by_name(*map(GroupedImplementation, (loop, padded, grouped_mm, triton)))
 
     def work(self, parameters: GroupedMatmulParameters) -> Work:
         p = parameters

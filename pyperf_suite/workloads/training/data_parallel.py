@@ -126,7 +126,7 @@ class Replica(RankSteps):
         if self._parameters.exchange != "dp":
             super().meet()
 
-    def left(self, index: int = 0) -> Checked:
+    def verify_last(self, index: int = 0) -> Checked:
         p = self._parameters
         names = [f"the gradient of {name}" for name, _ in self.model.named_parameters()]
         self._due = self._due or self._single_process()

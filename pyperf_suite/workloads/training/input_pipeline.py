@@ -298,17 +298,17 @@ class LoaderSteps(Prepared):
     def poison(self, index: int | None = None) -> None:
         self._last = None
 
-    def left(self, index: int) -> Checked:
+    def verify_last(self, index: int) -> Checked:
         if self._last is None:
             return Checked(1, 1, "no batch came")
         wrong = self._files.wrong(*self._last)
         return Checked(len(wrong), len(self._last[0]), wrong[0] if wrong else "")
 
-    def kept(self, index: int) -> None:
+    def snapshot(self, index: int) -> None:
         """Nothing: samples are made anew from their numbers."""
 
-    def equals(self, index: int, kept: object) -> bool:
-        return self.left(index).wrong == 0
+    def matches(self, index: int, snapshot: object) -> bool:
+        return self.verify_last(index).wrong == 0
 
     def check(self) -> Checked:
         """One epoch: every sample once, and as it was written."""

@@ -118,7 +118,7 @@ class SideBySide(RankSteps):
         self._out.fill_(float("nan"))
         self._message.copy_(self._input() + self._rank)
 
-    def left(self, index: int = 0) -> Checked:
+    def verify_last(self, index: int = 0) -> Checked:
         """The product against float64 where it ran, and every element of the mean where that did."""
         wrong, compared, first = 0, 0, ""
         p = self._parameters

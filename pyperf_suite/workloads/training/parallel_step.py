@@ -84,7 +84,7 @@ class ParallelSteps(RankSteps):
                         self.data.backward(self.data.calls[0](tokens, targets).sum(), len(self._batches))
         self.data.finish()
 
-    def left(self, index: int = 0) -> Checked:
+    def verify_last(self, index: int = 0) -> Checked:
         exact, limits = self._due = self._due or self._single_process()
         if self.data.is_watched or self._taken > 1:
             # Weights are no longer the seed's, or the engine has cleared the gradients: one iteration more, from it.

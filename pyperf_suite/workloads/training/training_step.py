@@ -148,7 +148,7 @@ class TorchSteps(ComparedLaunches):
         self.poison()
         with self._without_dropout():
             self.launch(0)
-        return together([self.left(0), *([self._updated()] if self._p.updates else ())])
+        return together([self.verify_last(0), *([self._updated()] if self._p.updates else ())])
 
     def poison(self, index: int | None = None) -> None:
         self._result = None
@@ -161,11 +161,11 @@ class TorchSteps(ComparedLaunches):
             found |= {f"the gradient of {name}": each.grad for name, each in compared.items()}
         return found
 
-    def kept(self, index: int) -> Any:
+    def snapshot(self, index: int) -> Any:
         return fingerprint(each for each in self.results(index).values() if each is not None)
 
-    def equals(self, index: int, kept: Any) -> bool:
-        return bool(self.kept(index) == kept)
+    def matches(self, index: int, snapshot: Any) -> bool:
+        return bool(self.snapshot(index) == snapshot)
 
     def due(self) -> ExpectedOutputs:
         """What a step must leave by the seeded weights: on a CPU computed once for all processes of a run."""

@@ -91,7 +91,7 @@ class Compared(Prepared):
     def compared(self, index: int) -> tuple[Bytes, Bytes, str]:
         """What arrived, when all has, and what was sent, both in host memory; and where in words."""
 
-    def left(self, index: int) -> Checked:
+    def verify_last(self, index: int) -> Checked:
         arrived, sent, where = self.compared(index)
         differ = np.flatnonzero(arrived != sent)
         first = ""
@@ -100,10 +100,10 @@ class Compared(Prepared):
             first = f"byte {byte} of {where} arrived as {arrived[byte]} and was sent as {sent[byte]}"
         return Checked(int(differ.size), int(sent.size), first)
 
-    def kept(self, index: int) -> None:
+    def snapshot(self, index: int) -> None:
         """Nothing: what was sent is there to compare with."""
 
-    def equals(self, index: int, kept: object) -> bool:
+    def matches(self, index: int, snapshot: object) -> bool:
         return np.array_equal(*self.compared(index)[:2])
 
 
@@ -274,7 +274,7 @@ class FileReads(Compared):
             self._begin = piece * self._size_bytes
             self.poison()
             self.launch(piece)
-            checks.append(self.left(0))
+            checks.append(self.verify_last(0))
         return together(checks)
 
     def close(self) -> None:
@@ -387,7 +387,7 @@ Maker = Callable[[TransferParameters, ExecutionContext], Prepared]
 
 
 @dataclass(frozen=True)
-class TransferWay(Implementation[TransferParameters]):
+class TransferImplementation(Implementation[TransferParameters]):
     """One way for bytes to go; of `workers`, `pinned` and `numa_node` it takes those that are named."""
 
     name: str  # type: ignore[misc]
@@ -416,15 +416,15 @@ class TransferWay(Implementation[TransferParameters]):
         return self.make(parameters, place)
 
 
-WAYS: dict[str, TransferWay] = by_name(
-    TransferWay("memcpy", MemcpySteps, takes=("numa_node",)),
+WAYS: dict[str, TransferImplementation] = by_name(
+    TransferImplementation("memcpy", MemcpySteps, takes=("numa_node",)),
     # None of its threads is kept on a node.
-    TransferWay("torch", TorchHostCopies, takes=("workers",)),
+    TransferImplementation("torch", TorchHostCopies, takes=("workers",)),
     # As batches and offloaded states travel, and as offloaded gradients and activations do.
-    TransferWay("host_to_device", partial(DeviceCopies, to_device=True), ("pinned", "numa_node"), "cuda"),
-    TransferWay("device_to_host", partial(DeviceCopies, to_device=False), ("pinned", "numa_node"), "cuda"),
-    TransferWay("disk_cached", FileReads),
-    TransferWay("disk_direct", DirectReads, whole_blocks=True),
+    TransferImplementation("host_to_device", partial(DeviceCopies, to_device=True), ("pinned", "numa_node"), "cuda"),
+    TransferImplementation("device_to_host", partial(DeviceCopies, to_device=False), ("pinned", "numa_node"), "cuda"),
+    TransferImplementation("disk_cached", FileReads),
+    TransferImplementation("disk_direct", DirectReads, whole_blocks=True),
 )
 
 

@@ -73,12 +73,12 @@ def test_of_a_large_model_gradients_of_its_ends_are_compared(
     assert steps.check().wrong == 0
     weight = dict(steps.model.named_parameters())[f"blocks.blocks.{layer}.mlp.up.weight"]
     weight.grad *= 2
-    assert bool(steps.left(0).wrong) is is_seen
+    assert bool(steps.verify_last(0).wrong) is is_seen
     # What goes wrong inside a layer that is left out reaches those before it.
     steps.model.blocks.blocks[2].mlp.up.weight.data.mul_(1.1)
     steps.poison()
     steps.launch(0)
-    assert steps.left(0).wrong > 0
+    assert steps.verify_last(0).wrong > 0
 
 
 def test_beside_a_row_stands_what_the_guide_measured_of_the_nearest_batch() -> None:
