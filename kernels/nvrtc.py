@@ -85,7 +85,7 @@ def library() -> ctypes.CDLL:
         raise NoCompiler(f"PYPERF_LIBNVRTC={override} is not an absolute path: name the file from / on.")
     for path in [override] if override else [*wheels(), *SONAMES]:
         try:
-            # NVRTC looks for its companion by soname alone, so one that lies beside it must be in the process already.
+            # NVRTC looks for its companion by soname alone, so one in the same folder must be in the process already.
             if Path(path).is_absolute():
                 for companion in Path(path).parent.glob("libnvrtc-builtins.so.*"):
                     ctypes.CDLL(str(companion))

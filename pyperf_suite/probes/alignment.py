@@ -258,7 +258,7 @@ def _around_bases(axes: AlignmentAxes) -> Iterator[DimensionSweep]:
     """Sizes at the offsets from each base's, and the nearest ones to it for each class of the ladder of divisors.
 
     At the base's size times each span stand that size and the nearest of the ladder's least class: the search for
-    cliffs works between sizes that divide alike.
+    cliffs works between sizes of the same divisor.
     """
     for base, layout, along in itertools.product(axes.base, axes.layout, axes.along):
         middle = getattr(base.shape, along)
@@ -340,7 +340,7 @@ class Pad(BaselinePair):
 
 @dataclass(frozen=True)
 class AlignmentClass:
-    """All sizes of one setting and dimension that divide alike, each paired with the next aligned size.
+    """All sizes of one setting and dimension with the same divisor, each paired with the next aligned size.
 
     `gain` is the time of these over that of those, so net of the larger products' own work.
     """
@@ -403,7 +403,7 @@ def classes_of(sweeps: Iterable[Sweep]) -> Iterator[AlignmentClass]:
 
 
 def edges_of(sweep: Sweep) -> list[BaselinePair]:
-    """Every jump in rate between neighbours that divide alike, beyond its interval; the larger size comes first."""
+    """Every jump in rate between neighbours of the same divisor, beyond its interval; the larger size comes first."""
     similar = grouped(sweep.rows, class_of)
     neighbours = [each for divisor in sorted(similar) for each in itertools.pairwise(similar[divisor])]
     near = BaselinePair.each(sweep, ((above, size) for size, above in neighbours if above <= WIDEST_SEARCH * size))
@@ -427,7 +427,7 @@ def is_found(edge: BaselinePair) -> bool:
 
 
 def next_of_searches(rows: Rows) -> list[Case]:
-    """The middle of each of the widest jumps that are not yet closed in on, but for those asked before."""
+    """The middle of each of the widest jumps that are not yet closed in on, but for those measured before."""
     requested = {record.case_id for record in rows.records}
     wide = [edge for sweep in sweeps_of(rows) for edge in edges_of(sweep) if not is_found(edge)]
     cases: dict[str, Case] = {}
@@ -476,9 +476,9 @@ def analyse(rows: Rows) -> Findings:
         (remark(JUMPS, edge, effect="rate") for edge in edges[:1]),
         (remark(DEFIANCE, slow, effect="rate") for slow in defiances[:1]),
         _refusals(rows.records),
-        table("Throughput by divisor, beside the next aligned size", CLASS_COLUMNS, classes),
+        table("Throughput by divisor, relative to the next aligned size", CLASS_COLUMNS, classes),
         table("Pad or not, net of the padding's own work", PAD_COLUMNS, of_library or pads),
-        table("Cliffs between sizes that divide alike", EDGE_COLUMNS, edges),
+        table("Cliffs between sizes of the same divisor", EDGE_COLUMNS, edges),
         table("Where sizes that divide by more run slower", DEFIANCE_COLUMNS, defiances),
         _figures(sweeps),
     )
@@ -489,7 +489,7 @@ ALONE = (
     "--profile standard, which has three"
 )
 PLACE = "{sweep.name} = {size} ({sweep.setting}, {sweep.shape})"
-JUMPS = PLACE + " runs at {rate} the rate of {other}, which divides alike"
+JUMPS = PLACE + " runs at {rate} the rate of {other}, which has the same divisor"
 DEFIANCE = PLACE + " runs at {rate} the rate of {other}, which divides by less: folklore fails here"
 
 
@@ -631,7 +631,7 @@ PROBE = Probe(
     axes=axes,
     sweep=sweep,
     analyse=analyse,
-    # The middles of the widest jumps in rate between sizes that divide alike: a bisection of each.
+    # The middles of the widest jumps in rate between sizes of the same divisor: a bisection of each.
     follow_up=lambda records: next_of_searches(rows_of(records)),
     group=lambda case: f"alignment {case.parameters.dtype} {case.parameters.layout}",
 )

@@ -134,7 +134,7 @@ def axes(profile: str, device: Device) -> AttentionHeadsAxes:
 def sweep(axes: AttentionHeadsAxes) -> Iterator[Case]:
     """Every split forward and backward; the other axes on the first splits (see AttentionHeadsAxes)."""
     splits = [
-        (heads, _share(hidden, heads, f"{heads} heads were asked for, but they do not divide the hidden size {hidden}"))
+        (heads, _share(hidden, heads, f"{heads} heads were requested, but they do not divide the hidden size {hidden}"))
         for hidden, heads in itertools.product(axes.hidden, axes.heads)
     ]
     base = {name: getattr(axes, name)[0] for name in ("kv_ratio", "mask", "seq", "batch")}
@@ -174,8 +174,8 @@ def _key_heads(heads: int, ratio: str) -> int:
     if ratio == ALL:
         return 1
     if not re.fullmatch("[1-9][0-9]{0,8}", ratio):
-        raise UserError(f"kv_ratio={ratio} was asked for: write a number of query heads to a key head, or all.")
-    return _share(heads, int(ratio), f"kv_ratio={ratio} was asked for, but it does not divide {heads} heads")
+        raise UserError(f"kv_ratio={ratio} was requested: write a number of query heads to a key head, or all.")
+    return _share(heads, int(ratio), f"kv_ratio={ratio} was requested, but it does not divide {heads} heads")
 
 
 def _share(whole: int, parts: int, refusal: str) -> int:
@@ -195,7 +195,7 @@ def group(case: Case) -> str:
     return f"attention_heads {case.implementation} {phase}"
 
 
-# Our own kernels, whose blocks are asked for.
+# Our own kernels, which take the requested blocks.
 NATIVE = tuple(map(named_by_isa, ("", *INSTRUCTION_SETS)))
 OWN = (*NATIVE, "triton")
 
@@ -351,12 +351,12 @@ def analyse(rows: Rows) -> Findings:
 
 
 def of(row: Row) -> dict[str, Any]:
-    """What remarks name of a row beside its parameters."""
+    """What remarks name of a row besides its parameters."""
     return {"kernel": kernel(row), "what": what(row), "split": split(row), "of_pass": pass_of(row)}
 
 
 def advice(sweep: list[Row], fitted: FittedLaw | None) -> Iterator[Remark]:
-    """The fastest split beside the slowest, and what makes the difference in the forward pass."""
+    """The fastest split compared with the slowest, and what makes the difference in the forward pass."""
     fast, slow = ends(sweep)
     faster = fast.faster_than(slow)
     if faster is None:
@@ -508,7 +508,7 @@ def by_size(title: str, along: SweepAxis) -> RowTable:
     def in_pass(backward: bool, value: Callable[[Row], Any]) -> Callable[[Row], Any]:
         return lambda row: None if (timed := row.like(backward=backward)) is None else value(timed)
 
-    def beside_best(row: Row) -> Ratio | str | None:
+    def over_best(row: Row) -> Ratio | str | None:
         best = max(row.rows.sharing(row, along.key), key=lambda each: each.flop_per_s)
         return "best" if best is row else relative_rate(row, best)
 
@@ -518,9 +518,9 @@ def by_size(title: str, along: SweepAxis) -> RowTable:
             *(IMPLEMENTATION, WHAT, Column(along.held, priority=0), SPLIT),
             Column("computed as", of_tiles("padded_head_dim"), priority=0),
             Column("forward", in_pass(False, lambda row: row.flop_per_s), "TFLOP/s", 2),
-            Column("beside the best", in_pass(False, beside_best), "x"),
+            Column("relative to the best", in_pass(False, over_best), "x"),
             Column("backward", in_pass(True, lambda row: row.flop_per_s), "TFLOP/s", 2),
-            Column("beside the best", in_pass(True, beside_best), "x"),
+            Column("relative to the best", in_pass(True, over_best), "x"),
         ),
         where=lambda row: bool(along.sweep_of(row)) and not (row.backward and row.like(backward=False)),
     )

@@ -21,7 +21,14 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training import MOMENTS, PRECISIONS, Checkpointing
-from pyperf_suite.workloads.training.shapes import NAMES, beside, published_step, shape_name, sized, with_shape
+from pyperf_suite.workloads.training.shapes import (
+    NAMES,
+    published_columns,
+    published_step,
+    shape_name,
+    sized,
+    with_shape,
+)
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 from pyperf_suite.workloads.training.training_step import CAST_CACHES, PrecisionStepParameters
 
@@ -88,7 +95,7 @@ def axes(profile: str, device: Device) -> PrecisionAxes:
     if device.kind == "cuda":
         quick = replace(cached, seq=(1024,), hidden=(2048,), heads=(16,), vocab=(8192,), unaligned_heads=(23,))
         large = replace(quick, layers=(2,), unaligned_hidden=(2047,))
-        # float32 in full and in tfloat32, which torch leaves off unless it is asked.
+        # float32 in full and in tfloat32, which torch leaves off by default.
         standard = replace(large, precision=(BASE, "tfloat32", *HALVES), batch=(1, 4, 16))
         full = replace(standard, batch=(1, 2, 4, 8, 16, 32))
     else:
@@ -335,7 +342,7 @@ PROBE = Probe(
                 Column("reserved", lambda row: row.seen.get("reserved"), "MB"),
                 Column("allocated", lambda row: row.seen.get("allocated"), "MB"),
                 Column("tensors", unit="MB", priority=2),
-                *beside("memory", "MB"),
+                *published_columns("memory", "MB"),
             ),
             where=lambda row: not is_step(row) and "shown" in row.seen,
         ),

@@ -187,7 +187,7 @@ def in_slots(row: Row) -> Schedule:
     """Its schedule with as many workers as run at once.
 
     Where units are handed out to whoever is free, a GPU has as many slots as multiprocessors times the blocks that fit
-    on one, which the record tells; elsewhere they are the workers asked for, as far as there are slots for them.
+    on one, which the record has; elsewhere they are the requested workers, as far as there are slots for them.
     """
     schedule: Schedule = row.schedule
     slots = row.details.get("slots")

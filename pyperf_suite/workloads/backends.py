@@ -235,13 +235,13 @@ def leave_nothing_behind(device: Device) -> None:
 
 
 def require_cores(workers: int) -> None:
-    """Raise UserError where more workers are asked for than this process may use cores."""
+    """Raise UserError where more workers are requested than this process may use cores."""
     from pyperf_suite.hardware import cpu  # needs psutil, which a user's interpreter may lack
 
     cores = cpu.detect().usable_cores
     if workers > cores:
         raise UserError(
-            f"{workers} workers were asked for, but this process may use {cores} cores: ask for at most that."
+            f"{workers} workers were requested, but this process may use {cores} cores: ask for at most that."
         )
 
 

@@ -213,7 +213,7 @@ def gpu_details(files: KernelFiles) -> dict[str, Any]:
     try:
         present = gpus()
     except Unavailable as reason:
-        raise Unsupported(f"The GPUs cannot be asked: {reason}.") from None
+        raise Unsupported(f"The GPUs cannot be queried: {reason}.") from None
     if not present:
         raise Unsupported("This process sees no GPU.")
     manager, graph = nvml(), topology.read()

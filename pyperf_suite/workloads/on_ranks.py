@@ -102,7 +102,7 @@ def torch_place(place: ExecutionContext) -> str:
 
 
 def process_group(place: ExecutionContext, backend: str) -> Any:
-    """The process group of torch with all ranks (None is its default), made when first asked for, by all together.
+    """The process group of torch with all ranks (None is its default), made at first use, by all together.
 
     Raises Unsupported on all ranks where this torch lacks the backend on any, and RanksMissing where ranks do not come.
     """
@@ -161,7 +161,7 @@ def require_started_so(peer_to_peer: bool) -> None:
     """Raise Unsupported where a launcher started ranks with direct copies that are to go without."""
     if any(os.environ.get(name) != value for name, value in direct_copies(peer_to_peer).items()):
         raise Unsupported(
-            "No direct copies between GPUs were asked for, but these ranks were started with them: start them with "
+            "No direct copies between GPUs were requested, but these ranks were started with them: start them with "
             "NCCL_P2P_DISABLE=1, or let pyperf-suite start them."
         )
 
@@ -171,7 +171,7 @@ def require_cores_for(ranks: int) -> None:
     cores = cpu.detect().usable_cores
     if not rank_environment().launched and ranks > RANKS_A_CORE * cores:
         raise UserError(
-            f"{ranks} ranks were asked for on {cores} cores, where they would spend their time waiting for each other: "
+            f"{ranks} ranks were requested on {cores} cores, where they would spend their time waiting for each other: "
             f"ask for at most {RANKS_A_CORE * cores}, or launch them on several machines."
         )
 
@@ -234,7 +234,7 @@ class OverTorch(Implementation[Any]):
 
 
 class OverGloo(OverTorch):
-    """Ranks on CPU cores; each computes on as many threads as OMP_NUM_THREADS says, or one, beside gloo's own."""
+    """Ranks on CPU cores; each computes on as many threads as OMP_NUM_THREADS says, or one, and on gloo's own."""
 
     name = "gloo"
     device_kind = "cpu"

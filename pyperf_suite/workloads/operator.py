@@ -201,10 +201,10 @@ class TorchTensors(OperandSets):
 
 
 class DeviceMemory(OperandSets):
-    """Memory of a GPU that is ours, each operand a `_native.cuda.DeviceMemory`; launches also use what is `beside`."""
+    """Memory of a GPU that is ours, each operand a `_native.cuda.DeviceMemory`; launches also use what is `extra`."""
 
     stopwatch: CudaStopwatch
-    beside: tuple[Any, ...] = ()
+    extra: tuple[Any, ...] = ()
 
     def __init__(self, operands: Operands, place: ExecutionContext, gpu: CudaDevice) -> None:
         super().__init__(operands, place)
@@ -359,13 +359,13 @@ class Operator(Workload[Parameters]):
 
     @abstractmethod
     def reference_key(self, parameters: Parameters) -> str:
-        """What the reference depends on beside the seed: cases that agree in it share one."""
+        """What the reference depends on besides the seed: cases that agree in it share one."""
 
     def operands(self, parameters: Parameters, seed: int) -> Operands:
         return Operands(self.described(parameters), seed)
 
     def footprint_bytes(self, parameters: Parameters) -> int:
-        """Bytes of all operands; what an implementation keeps beside them is its own."""
+        """Bytes of all operands; what else an implementation keeps is its own."""
         return sum(operand.size_bytes for operand in self.described(parameters).values())
 
     def verify(

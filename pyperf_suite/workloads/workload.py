@@ -1,7 +1,7 @@
 """What is measured: one protocol for products, attention, exchanges, machine code, training steps and anybody's kernel.
 
 A workload is parameters and implementations. An implementation makes a case ready, and what is ready can be launched,
-checked and asked what it saw.
+checked, and reports what it saw.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Observed:
-    """A quantity beside time, in that unit: one value, or as many as were seen."""
+    """A quantity other than time, in that unit: one value, or as many as were seen."""
 
     unit: str
     samples: Sequence[float]
@@ -113,7 +113,7 @@ class Prepared(ABC):
     sets: int = 1
     unchecked: str = ""
     sees_more: bool = False
-    # What a record says of how samples were taken beside the usual.
+    # What a record says of how samples were taken, if not as usual.
     sampling: Mapping[str, Any] = {}
     # What of the machine's state is another one for it: the code's commit, the versions that it found.
     state: Mapping[str, Any] = {}
@@ -228,7 +228,7 @@ class Transfers(Prepared):
 
 
 class ImplementationBase(ABC, Generic[Parameters]):
-    """One way to do what a workload names, on one kind of device ("any": on the one asked for)."""
+    """One way to do what a workload names, on one kind of device ("any": on the requested one)."""
 
     name: ClassVar[str]
     device_kind: ClassVar[str] = "any"

@@ -98,10 +98,10 @@ class AttentionParameters:
         if heads % key_heads:
             allowed = ", ".join(str(each) for each in range(1, heads + 1) if heads % each == 0)
             raise UserError(
-                f"{key_heads} key heads were asked for, but they must divide the {heads} heads: choose from {allowed}."
+                f"{key_heads} key heads were requested, but they must divide the {heads} heads: choose from {allowed}."
             )
         if self.causal and self.seq_q > self.keys:
             raise UserError(
-                f"Causal attention of {self.seq_q} queries to {self.keys} keys was asked for, but the first "
+                f"Causal attention of {self.seq_q} queries to {self.keys} keys was requested, but the first "
                 f"{self.seq_q - self.keys} queries would see no key: ask for at least as many keys."
             )

@@ -67,7 +67,7 @@ def _bound(parameters: AttentionParameters, tensors: TorchTensors, target: str, 
     Raises ValueError where the device has too little of what the blocks need.
     """
     configuration, shape = configuration_of(parameters, target), shape_of(parameters)
-    # Its own blocks are asked of the backward pass alone.
+    # The backward pass alone takes blocks of its own.
     own = replace(parameters, blocks=None) if parameters.backward else parameters
     forward = ForwardKernel(configuration_of(replace(own, backward=False), target), shape, tensors.device)
     bound = []
@@ -171,7 +171,7 @@ class NativeCpuAttention(TimedImplementation[AttentionParameters]):
     def validate(self, parameters: AttentionParameters) -> None:
         if parameters.backward:
             raise UserError(
-                "The native attention computes the forward pass only, but the backward pass was asked of it: "
+                "The native attention computes the forward pass only, but the backward pass was requested of it: "
                 "ask a library for that."
             )
         require_cores(parameters.workers)
@@ -226,7 +226,7 @@ class NativeCpuAttention(TimedImplementation[AttentionParameters]):
 
 
 def default_native_blocks(parameters: AttentionParameters, isa: str | None = None) -> Blocks:
-    """The blocks that the native kernel takes where none are asked for. Raises ValueError where it has none."""
+    """The blocks that the native kernel takes if none are requested. Raises ValueError where it has none."""
     p = parameters
     native = native_extension()
     sizes = native.default_blocks(p.batch, p.heads, p.seq_q, p.keys, p.head_dim, p.dtype, p.causal, p.workers, isa)

@@ -65,7 +65,7 @@ class TorchAttention(TimedImplementation[AttentionParameters]):
     def validate(self, parameters: AttentionParameters) -> None:
         if parameters.blocks is not None:
             raise UserError(
-                f"{self.called} chooses its blocks itself, but {parameters.blocks} was asked of it: leave it out."
+                f"{self.called} chooses its blocks itself, but {parameters.blocks} was requested of it: leave it out."
             )
         require_cores(parameters.workers)
 

@@ -116,7 +116,7 @@ def _connection(group: Group, device: Device, deadline_s: float) -> Connection:
 
 def _open(group: Group, device: Device) -> tuple[ModuleType, Any, Any, bytes]:
     if device.kind != "cuda" and not os.environ.get(OVERRIDE):
-        raise Unsupported("NCCL needs GPUs, and the device asked for is the CPU: ask for gloo.")
+        raise Unsupported("NCCL needs GPUs, and the requested device is the CPU: ask for gloo.")
     nccl = native_extension().nccl
     with _translated(nccl):
         library = nccl.Library(list(wheels()))
@@ -154,7 +154,7 @@ def _require_supported(parameters: CollectiveParameters, connection: Connection,
         )
     if parameters.logged and nccl_log.own_file() is None:
         raise Unsupported(
-            "NCCL's log was asked for, but these ranks were started without it: let pyperf-suite start them."
+            "NCCL's log was requested, but these ranks were started without it: let pyperf-suite start them."
         )
     if parameters.dtype.startswith("float8") and parameters.operation.reduces and device.kind == "cuda":
         capability = tuple(cuda_device(device.index).context.properties.compute_capability)

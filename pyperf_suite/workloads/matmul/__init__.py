@@ -33,7 +33,7 @@ class MatmulParameters:
     """One product. `tile` None lets the implementation choose; `out_dtype` "" is what `RESULTS` says, or the input's.
 
     `pad_to` above 1 asks for each dimension to be filled up with zeros to a multiple of it, at each call; the work
-    stays that of the product asked for.
+    stays that of the requested product.
     """
 
     m: Dimension
@@ -80,15 +80,15 @@ class MatmulParameters:
         dtype, result = self.dtype, self.output_dtype
         element_type(result)
         if dtype == "int32":
-            raise UserError("A product of int32 was asked for, but operands of integers are int8: ask for that.")
+            raise UserError("A product of int32 was requested, but operands of integers are int8: ask for that.")
         if result in ("tfloat32", "int8"):
             raise UserError(
-                f"A result in {result} was asked for, but that is a type of operands: products of {result} are stored "
+                f"A result in {result} was requested, but that is a type of operands: products of {result} are stored "
                 f"as {RESULTS[result]}."
             )
         if (dtype == "int8") != (result == "int32"):
             raise UserError(
-                f"A product of {dtype} into {result} was asked for, but int8 is summed in int32 and nothing else is."
+                f"A product of {dtype} into {result} was requested, but int8 is summed in int32 and nothing else is."
             )
 
     def require_own_schedule(self, implementation: str) -> None:
@@ -99,7 +99,7 @@ class MatmulParameters:
     def require_library_schedule(self, library: str) -> None:
         if self.tile is not None or self.schedule.policy != "library":
             raise UserError(
-                f"{library} chooses tile and order itself, but {self.schedule} was asked of it: "
+                f"{library} chooses tile and order itself, but {self.schedule} was requested of it: "
                 f"use library@{self.schedule.workers} and no tile."
             )
 
@@ -110,6 +110,6 @@ class MatmulParameters:
             )
         if not pads and self.pad_to != 1:
             raise UserError(
-                f"{implementation} takes dimensions as they are, but was asked to pad them to multiples of "
-                f"{self.pad_to}: torch_padded and cublas_padded do that."
+                f"{implementation} takes dimensions as they are, but pad_to={self.pad_to} was requested: use "
+                "torch_padded or cublas_padded."
             )

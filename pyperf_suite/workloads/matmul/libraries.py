@@ -29,7 +29,7 @@ from pyperf_suite.workloads.workload import ExecutionContext, Kernel, Work, by_n
 # By element type of the operands, where torch.mm of the same type is not the product: its function, its results.
 FUNCTIONS = {"int8": "torch._int_mm", "float8_e4m3fn": "torch._scaled_mm"}
 RESULTS = {"int8": ("int32",), "float8_e4m3fn": ("bfloat16", "float16", "float32"), "tfloat32": ("float32",)}
-# What no CPU is asked for, and why.
+# What no CPU can do, and why.
 ON_GPUS = {
     "tfloat32": "tfloat32 is arithmetic of GPUs, and no CPU has it",
     "int8": "Products of int8 are measured on GPUs alone",
@@ -64,7 +64,7 @@ class LibraryMatmul(TimedImplementation[MatmulParameters]):
         if parameters.output_dtype not in results:
             raise UserError(
                 f"{function_name(parameters)} of {parameters.dtype} writes {' or '.join(results)}, but "
-                f"{parameters.output_dtype} was asked for."
+                f"{parameters.output_dtype} was requested."
             )
 
     def prepare(self, parameters: MatmulParameters, operands: Operands, place: ExecutionContext) -> Launches:
@@ -247,7 +247,7 @@ Bind = Callable[[GroupedMatmulParameters, TorchTensors, Mapping[str, Any]], tupl
 
 
 class GroupedImplementation(TimedImplementation[GroupedMatmulParameters]):
-    """One way to compute them through torch's tensors, on the device asked for."""
+    """One way to compute them through torch's tensors, on the requested device."""
 
     needs_torch = True
 

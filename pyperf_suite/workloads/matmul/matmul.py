@@ -1,7 +1,7 @@
 """The matrix product as an operator, and our own kernels of it: C++ on a CPU, CUDA and Triton on a GPU.
 
 The CUDA kernels, wgmma with TMA on Hopper and mma.sync on every GPU from compute capability 8.0, are compiled at first
-use with exactly the tile and schedule asked for.
+use with exactly the requested tile and schedule.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class TritonMatmul(TimedImplementation[MatmulParameters]):
 
 
 def stages_of(parameters: MatmulParameters) -> tuple[int, ...]:
-    """The depths of the pipeline to try in turn: the one asked for, or what Triton's kernels usually take."""
+    """The depths of the pipeline to try in turn: the requested one, or what Triton's kernels usually take."""
     requested = 1 if parameters.tile is None else parameters.tile.stages
     return (requested,) if requested > 1 else USUAL_STAGES
 
@@ -147,7 +147,7 @@ class CudaMatmul(TimedImplementation[MatmulParameters]):
             self.specialise(parameters, (0, 0, 0))
 
     def tile(self, parameters: MatmulParameters) -> Tile:
-        """The tile asked for, or the one that the kernel begins with."""
+        """The requested tile, or the one that the kernel begins with."""
         if parameters.tile is not None:
             return parameters.tile
         m, n, k, cluster = self.kernel.default_tile(parameters.m, parameters.n, parameters.schedule.workers)
@@ -204,7 +204,7 @@ class CudaMatmul(TimedImplementation[MatmulParameters]):
                 dynamic_shared_bytes=instance.smem_bytes,
             )
             bound.append(BoundLaunch.into(partial(launch.run, memory.stopwatch.stream), c=each["c"]))
-        memory.beside = (workspace, flags)
+        memory.extra = (workspace, flags)
         details = {
             "schedule": str(requested),
             "tile": str(tile),
@@ -248,9 +248,9 @@ def _types(parameters: MatmulParameters) -> dict[str, Any]:
 
 
 def require_no_cluster(implementation: str, tile: Tile) -> None:
-    """Raise ValueError where a kernel that has no clusters is asked for one."""
+    """Raise ValueError if a cluster is requested of a kernel that has none."""
     if tile.ctas > 1:
-        raise ValueError(f"{implementation} launches no clusters, but tile {tile} was asked for: cuda_sm90 does.")
+        raise ValueError(f"{implementation} launches no clusters, but tile {tile} was requested: cuda_sm90 does.")
 
 
 class NativeCpuMatmul(TimedImplementation[MatmulParameters]):

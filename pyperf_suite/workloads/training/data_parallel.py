@@ -1,4 +1,4 @@
-"""A training step on several ranks that average their gradients: DDP with its options, and what stands beside it.
+"""A training step on several ranks that average their gradients: DDP with its options, and what it is compared with.
 
 Every rank trains the same transformer on a batch of its own; the weights stay as they are, so each step is the same.
 The gradients that a step leaves are compared with those of a single process that sees every rank's batch, and with the
@@ -88,7 +88,7 @@ class DataParallelParameters(TransformerShape):
         usual = DataParallelParameters()
         for name in ("bucket_bytes", "no_sync", "static_graph"):
             if self.exchange != "ddp" and getattr(self, name) != getattr(usual, name):
-                raise UserError(f"{name} is DDP's, but exchange={self.exchange} was asked for: leave it out.")
+                raise UserError(f"{name} is DDP's, but exchange={self.exchange} was requested: leave it out.")
         if self.accumulate == 1 and not self.no_sync:
             raise UserError("no_sync=false differs from true only with several micro-batches: ask for accumulate=2.")
         if self.static_graph and self.accumulate > 1:
@@ -259,7 +259,7 @@ class InThreads(Implementation[DataParallelParameters]):
 
     def validate(self, parameters: DataParallelParameters) -> None:
         if parameters.exchange != "dp":
-            raise UserError(f"dp is one process, but exchange={parameters.exchange} was asked for: ask for dp.")
+            raise UserError(f"dp is one process, but exchange={parameters.exchange} was requested: ask for dp.")
         if parameters.accumulate > 1:
             raise UserError("DataParallel exchanges in each micro-batch: leave accumulate out.")
 
@@ -268,13 +268,13 @@ class InThreads(Implementation[DataParallelParameters]):
 
         present: Any = torch.cuda.device_count()
         if present < parameters.ranks:
-            raise Unsupported(f"DataParallel over {parameters.ranks} GPUs was asked for, but torch sees {present}.")
+            raise Unsupported(f"DataParallel over {parameters.ranks} GPUs was requested, but torch sees {present}.")
         return Replica(parameters, 0, None, torch_place(place))
 
 
 def _refuse_dp(parameters: DataParallelParameters, name: str) -> None:
     if parameters.exchange == "dp":
-        raise UserError(f"DataParallel is one process, but {name} was asked for: ask for the implementation dp.")
+        raise UserError(f"DataParallel is one process, but {name} was requested: ask for the implementation dp.")
 
 
 class DataParallel(OnRanks[DataParallelParameters]):

@@ -64,7 +64,7 @@ STARTS = ("fork", "forkserver", "spawn")
 MOST_LOADERS, MOST_FILES, MOST_ITERATIONS, MOST_STEP_US = 256, 1 << 14, 1024, 10_000_000
 
 # The last ones are reported; a standard trial has far fewer.
-MOST_TOLD = 4096
+MOST_REPORTED = 4096
 
 # Edge of the float32 product that a model's step is made of: well below a millisecond on a core, and on a GPU.
 PRODUCT = {"cpu": 128, "cuda": 2048}
@@ -224,7 +224,7 @@ class InputPipelineParameters:
 
     def validate(self) -> None:
         if self.shape and self.data != "text":
-            raise UserError(f"{self.shape} reads text, but data={self.data} was asked for.")
+            raise UserError(f"{self.shape} reads text, but data={self.data} was requested.")
         if self.files < self.batch:
             raise UserError(f"{self.files} files do not fill a batch of {self.batch}: ask for more files.")
 
@@ -276,7 +276,7 @@ class LoaderSteps(Prepared):
             raise
         self._batches: Iterator[Any] | None = None
         self._last: tuple[Any, Any] | None = None
-        self._told: deque[tuple[float, float]] = deque(maxlen=MOST_TOLD)
+        self._reported: deque[tuple[float, float]] = deque(maxlen=MOST_REPORTED)
         details = {"bytes_a_file": self._files.bytes_a_file, "products_a_step": self._model.products}
         details["cores"] = cpu.detect().usable_cores
         self.kernel = Kernel("DataLoader", parameters.data, {**details, **where.details()})
@@ -289,11 +289,11 @@ class LoaderSteps(Prepared):
                 self._iterate()
         seconds = [self._iterate() for _ in range(self._parameters.iterations)]
         waited, modelled = (sum(column) / len(seconds) for column in zip(*seconds, strict=True))
-        self._told.append((waited, modelled))
+        self._reported.append((waited, modelled))
 
     def untimed(self, index: int) -> None:
         self.launch(index)
-        self._told.pop()
+        self._reported.pop()
 
     def poison(self, index: int | None = None) -> None:
         self._last = None
@@ -323,7 +323,7 @@ class LoaderSteps(Prepared):
         Waits are of the later half of the steps, which leaves warming up aside. `first_batch` is the time from asking
         for a first epoch to its first batch, `next_epoch` the same for the second.
         """
-        reported = list(self._told)[len(self._told) // 2 :]
+        reported = list(self._reported)[len(self._reported) // 2 :]
         first, later = self._epoch_begins()
         return {
             "wait": Observed("s", [wait for wait, _ in reported]),

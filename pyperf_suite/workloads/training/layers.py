@@ -1,6 +1,6 @@
 """One pass of one layer, and one part of a transformer block in forward, as workloads.
 
-Shapes, bytes and FLOPs are data; beside torch's own call stands the formula in float64.
+Shapes, bytes and FLOPs are data; each layer has torch's own call and the formula in float64.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def _flop(p: LayerPassParameters) -> int:
 
 @dataclass(frozen=True)
 class LayerOperands:
-    """Of one pass: the result, with its graph, where a gradient of it is asked for."""
+    """Of one pass: the result, with its graph, where a gradient of it is requested."""
 
     inputs: tuple[Any, ...]
     weights: tuple[Any, ...]
@@ -238,7 +238,7 @@ class LayerSteps(Passes):
     def __init__(self, parameters: LayerPassParameters, seed: int, where: TorchDevice) -> None:
         use_products_of(where, parameters.dtype)
         self._p, self._where, p = parameters, where, parameters
-        # The result's gradient lies beside it.
+        # The result's gradient has the same size.
         set_bytes = (p.elements + math.prod(p.output)) * p.element_bytes
         sets, cache = sets_to_rotate(
             set_bytes, Device("cuda" if where.is_gpu else "cpu", where.device.index or 0), MOST_SETS

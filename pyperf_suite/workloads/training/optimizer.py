@@ -326,7 +326,7 @@ class Update(ByTorch):
         if parameters.optimizer not in self._optimizers:
             raise UserError(
                 f"{self.name} is measured with {' and '.join(self._optimizers)} alone, but {parameters.optimizer} was "
-                "asked for."
+                "requested."
             )
 
     def _steps(self, parameters: OptimizerUpdateParameters, seed: int, where: TorchDevice) -> UpdateSteps:

@@ -126,7 +126,7 @@ class ParallelSteps(RankSteps):
             if found:
                 found["saved_activation_bytes"] = most_saved(self.parts, self.step)
             found["resident_bytes"] = memory.resident_peak_bytes(self.step)
-            # An equal share of what is free, beside its own.
+            # An equal share of what is free, and its own.
             ranks_here = -(-self._parameters.ranks // max(1, rank_environment().nodes))
             return found | {"capacity_bytes": found["resident_bytes"] + memory.available_bytes() // ranks_here}
         cuda.reset_peak_memory_stats(self._where)
@@ -214,7 +214,7 @@ class ParallelSteps(RankSteps):
         return found
 
     def _room_for_whole(self) -> str:
-        """Where the whole model can be beside what is there.
+        """Where there is room for the whole model.
 
         On a GPU unless weights, gradients and their float32 sums would take over half of what is free on any rank.
         """

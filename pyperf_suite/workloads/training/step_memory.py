@@ -1,6 +1,6 @@
 """What a training step holds in memory, as workloads: read from a real step, or held to a budget while it is timed.
 
-`training_memory` is exact on the CPU, where storages are counted; on a GPU the allocator's own figures stand beside
+`training_memory` is exact on the CPU, where storages are counted; on a GPU the allocator's own figures are added to
 them. Of `checkpointed_step` a batch that does not fit is unsupported and says by how much, so that a search for the
 largest one ends on evidence.
 """
@@ -328,7 +328,7 @@ class WithinBudget(ByTorch):
 
 
 class CheckpointedStep(TrainingStep):
-    """A training step within a budget of memory; time beside the bytes that it keeps and holds at most."""
+    """A training step within a budget of memory: its time, and the bytes that it keeps and holds at most."""
 
     name = "checkpointed_step"
     takes_turns = False  # what others hold would count

@@ -27,7 +27,7 @@ from pyperf_suite.workloads.backends import (
 )
 from pyperf_suite.workloads.on_ranks import fingerprint
 from pyperf_suite.workloads.operands import torch_name
-from pyperf_suite.workloads.training import Checkpointing, TrainedShape, asked_flop
+from pyperf_suite.workloads.training import Checkpointing, TrainedShape, requested_flop
 from pyperf_suite.workloads.training.optimizer import OptimizerState, compared_update, tensor_states
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Work, Workload, by_name, together
 
@@ -336,7 +336,7 @@ class TrainingStep(Workload[TrainingStepParameters]):
 
     def work(self, parameters: TrainingStepParameters) -> Work:
         """Model FLOPs of the part, causal pairs alone (laws/transformer.py); what is recomputed is no work done."""
-        flop = asked_flop(parameters) / (1 if parameters.goes_back else PASSES)
+        flop = requested_flop(parameters) / (1 if parameters.goes_back else PASSES)
         return Work(parameters.micro_batches * round(flop))
 
 

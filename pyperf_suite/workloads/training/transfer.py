@@ -43,7 +43,7 @@ Bytes = NDArray[np.uint8]
 # Wherever the kernel puts it.
 ANY_NODE = -1
 
-# The kernel backs memory of this size with large pages where it is asked to, as NumPy asks.
+# The kernel backs memory of this size with large pages on request, as NumPy does.
 WORTH_LARGE_PAGES = 1 << 22
 
 # More slots would prove nothing more, and take longer to make than to copy.
@@ -124,7 +124,7 @@ class Copies(Compared):
 
 
 class HostCopies(Copies):
-    """From host memory on the asked node to host memory of the copying thread's own."""
+    """From host memory on the requested node to host memory of the copying thread's own."""
 
     def __init__(self, parameters: TransferParameters, place: ExecutionContext) -> None:
         super().__init__(parameters)
@@ -168,7 +168,7 @@ class MemcpySteps(HostCopies):
 
 
 class TorchHostCopies(HostCopies):
-    """`Tensor.copy_` between the same buffers as tensors, on as many cores as asked for."""
+    """`Tensor.copy_` between the same buffers as tensors, on as many cores as requested."""
 
     def __init__(self, parameters: TransferParameters, place: ExecutionContext) -> None:
         where = TorchDevice(Device("cpu"), parameters.workers)
@@ -183,7 +183,7 @@ class TorchHostCopies(HostCopies):
 
 
 class DeviceCopies(Copies):
-    """`Tensor.copy_` between a GPU and host memory on the asked node, pinned or pageable. Not yet measured on one."""
+    """`Tensor.copy_` between a GPU and host memory on the requested node, pinned or pageable. Not yet measured."""
 
     def __init__(self, parameters: TransferParameters, place: ExecutionContext, to_device: bool) -> None:
         if place.device.kind != "cuda":
@@ -297,7 +297,7 @@ class DirectReads(FileReads):
 
 
 def folder_of(parameters: TransferParameters) -> Path:
-    """The folder asked for, else the one that results go to, else where this process runs.
+    """The requested folder, else the one that results go to, else where this process runs.
 
     Raises Unsupported for one that is not there.
     """
@@ -358,7 +358,7 @@ def require_node(node: int, files: KernelFiles | None = None) -> None:
     if node != ANY_NODE and node not in there:
         named = ", ".join(map(str, there)) or "none that the system lists"
         raise UserError(
-            f"NUMA node {node} was asked for, but this machine has {named}: leave it at {ANY_NODE} for wherever it is."
+            f"NUMA node {node} was requested, but this machine has {named}: leave it at {ANY_NODE} for wherever it is."
         )
 
 
@@ -402,13 +402,13 @@ class TransferImplementation(Implementation[TransferParameters]):
             if getattr(parameters, name) != getattr(usual, name) and name not in self.takes:
                 others = ", ".join(each.name for each in WAYS.values() if name in each.takes)
                 raise UserError(
-                    f"{name}={getattr(parameters, name)} was asked for, which {self.name} does not take: leave it out, "
+                    f"{name}={getattr(parameters, name)} was requested, which {self.name} does not take: leave it out, "
                     f"or ask for one of {others}."
                 )
         require_cores(parameters.workers)
         if self.whole_blocks and parameters.size_bytes % BLOCK_BYTES:
             raise UserError(
-                f"O_DIRECT reads whole blocks of {BLOCK_BYTES} bytes, but {parameters.size_bytes} were asked for: "
+                f"O_DIRECT reads whole blocks of {BLOCK_BYTES} bytes, but {parameters.size_bytes} were requested: "
                 "ask for a multiple."
             )
 

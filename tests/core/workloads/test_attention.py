@@ -226,7 +226,7 @@ def test_the_record_says_which_blocks_slots_and_padding_there_were() -> None:
     ("changes", "words"),
     [
         ({"backward": True}, "computes the forward pass only"),
-        ({"workers": 4096}, "4096 workers were asked for"),
+        ({"workers": 4096}, "4096 workers were requested"),
         ({"blocks": Blocks(64, 33)}, "Blocks 64x33 cannot be computed"),
         ({"blocks": Blocks(64, 64, stages=3)}, "Blocks 64x64:s3 name stages or warps.*ask for 64x64"),
         ({"blocks": Blocks(64, 64, warps=4)}, "Blocks 64x64:w4 name stages or warps"),

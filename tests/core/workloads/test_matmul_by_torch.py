@@ -176,7 +176,7 @@ def test_a_result_that_torch_never_writes_is_refused_with_those_it_does(
     implementation: str, dtype: str, result: str
 ) -> None:
     parameters = of(dtype, out_dtype=result, pad_to=8 if implementation.endswith("_padded") else 1)
-    with pytest.raises(UserError, match=f"of {dtype} writes .*but {result} was asked for"):
+    with pytest.raises(UserError, match=f"of {dtype} writes .*but {result} was requested"):
         Matmul().implementation(implementation).validate(parameters)
 
 
@@ -184,7 +184,7 @@ def test_a_result_that_torch_never_writes_is_refused_with_those_it_does(
 @pytest.mark.parametrize("dtype", ["int8", "tfloat32"])
 def test_our_cuda_kernels_name_the_types_they_take(implementation: str, dtype: str) -> None:
     parameters = MatmulParameters(64, 64, 64, Schedule("data_parallel", 1), dtype=dtype)
-    with pytest.raises(UserError, match=f"{dtype} into .* was asked for.*bf16"):
+    with pytest.raises(UserError, match=f"{dtype} into .* was requested.*bf16"):
         Matmul().implementation(implementation).validate(parameters)
 
 
@@ -311,7 +311,7 @@ def test_padding_adds_nothing_to_the_work() -> None:
 
 @pytest.mark.parametrize("implementation", sorted(set(Matmul.implementations) - {"torch_padded", "cublas_padded"}))
 def test_what_does_not_pad_refuses_to_and_names_what_does(implementation: str) -> None:
-    with pytest.raises(UserError, match="multiples of 8: torch_padded and cublas_padded"):
+    with pytest.raises(UserError, match="pad_to=8 was requested: use torch_padded or cublas_padded"):
         Matmul().implementation(implementation).validate(padded(33, 41, 47))
 
 
@@ -323,5 +323,5 @@ def test_what_pads_wants_to_be_told_to_what(implementation: str) -> None:
 
 @pytest.mark.parametrize("pad_to", [0, -8])
 def test_a_multiple_below_one_is_refused(pad_to: int) -> None:
-    with pytest.raises(UserError, match=f"pad_to={pad_to} was asked for"):
+    with pytest.raises(UserError, match=f"pad_to={pad_to} was requested"):
         Matmul().validate(padded(33, 41, 47, pad_to=pad_to))

@@ -1,4 +1,4 @@
-"""A product beside an all_reduce: both right in every run, and whoever is wrong or missing is seen."""
+"""A product with an all_reduce: both right in every run, and whoever is wrong or missing is seen."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_gpu_is_timed_to_the_end_of_the_stream_that_is_asked_about(group_of_on
     for name, stub in stubs.items():
         monkeypatch.setattr(torch.cuda, name, stub)
     monkeypatch.setattr(overlap, "_blocks_of_nccl", lambda *_: 24)
-    monkeypatch.setattr(OnGpu, "_agreed_beside", lambda self: 2 if self.timed("product")[0] else 0)
+    monkeypatch.setattr(OnGpu, "_agreed_others", lambda self: 2 if self.timed("product")[0] else 0)
     sides = OnGpu(replace(SMALL, ranks=1, run=run), 0, None, "cpu")
     for name, word in (("_product", "mm"), ("_all_reduce", "ar")):
         monkeypatch.setattr(sides, name, lambda word=word: log.append(word))
