@@ -24,7 +24,7 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import relative_error
 from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.matmul.libraries import DTYPES, GroupedMatmul, GroupedMatmulParameters
+from pyperf_suite.workloads.matmul import GROUPED_DTYPES, GroupedMatmul, GroupedMatmulParameters
 
 WAYS = tuple(GroupedMatmul.implementations)
 IN_ONE_LAUNCH = ("grouped_mm", "triton")
@@ -44,7 +44,7 @@ class GroupedAxes:
     experts: Annotated[tuple[int, ...], Within(1, 4096)] = (8,)
     shape: tuple[Shape, ...] = (Shape(512, 512, 256),)
     skew: Annotated[tuple[float, ...], Within(0, 8)] = (0.0, 1.0)
-    dtype: Annotated[tuple[str, ...], OneOf(DTYPES)] = ("float32",)
+    dtype: Annotated[tuple[str, ...], OneOf(GROUPED_DTYPES)] = ("float32",)
     workers: Annotated[tuple[int, ...], Within(0)] = (0,)
 
 

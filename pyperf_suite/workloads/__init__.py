@@ -14,7 +14,7 @@ from pyperf_suite.workloads.workload import Workload
 # it has the workload as WORKLOAD.
 WORKLOADS = {
     "matmul": "matmul.matmul:Matmul",
-    "grouped_matmul": "matmul.libraries:GroupedMatmul",
+    "grouped_matmul": "matmul:GroupedMatmul",
     "attention": "attention.attention:Attention",
     "collective": "collective.collective:Collective",
     "compiled_kernel": "exact:CompiledKernel",

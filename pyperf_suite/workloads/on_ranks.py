@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import importlib
-import importlib.util
 import inspect
 import math
 import os
@@ -24,6 +23,7 @@ from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.measure.tolerance import element_limit, operation_unit
 from pyperf_suite.ranks.group import Group, RanksMissing, connect
 from pyperf_suite.ranks.launch import rank_environment
+from pyperf_suite.workloads.backends import require_installed
 from pyperf_suite.workloads.workload import (
     Checked,
     ExecutionContext,
@@ -108,8 +108,7 @@ def process_group(place: ExecutionContext, backend: str) -> Any:
     """
     if backend in _JOINED:
         return _JOINED[backend]
-    if importlib.util.find_spec("torch") is None:
-        raise Unsupported("torch is not installed.")
+    require_installed("torch")
     group, deadline_s = place.ranks, place.deadline_s
     torch: Any = importlib.import_module("torch")
     distributed: Any = importlib.import_module("torch.distributed")

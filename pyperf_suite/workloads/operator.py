@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,15 @@ from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatc
 from pyperf_suite.measure.tolerance import Array, Keep, computed_anew
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.workloads import scratch
-from pyperf_suite.workloads.backends import CudaDevice, TorchDevice, cuda_device
+from pyperf_suite.workloads.backends import (
+    CudaDevice,
+    TorchDevice,
+    core_peak,
+    cuda_device,
+    named_by_isa,
+    native_extension,
+    require_cores,
+)
 from pyperf_suite.workloads.operands import (
     Operand,
     Operands,
@@ -339,6 +347,36 @@ class TimedImplementation(ImplementationBase[Parameters]):
 
         Raises Unsupported with the reason where this machine has no way to run the case.
         """
+
+
+class NativeKernels(TimedImplementation[Parameters]):
+    """Our CPU kernels (`csrc/cpu`) of one instruction set: `native` takes the best there is."""
+
+    device_kind = "cpu"
+
+    def __init__(self, isa: str = "") -> None:
+        self.isa = isa or None
+        self.name = named_by_isa(isa)  # type: ignore[misc]
+
+    def require_here(self, workers: int) -> ModuleType:
+        """The extension. Raises UserError where the cores or the instruction set are not here."""
+        require_cores(workers)
+        native = native_extension()
+        if self.isa:
+            with refusing(UserError):
+                native.micro_tile(self.isa)
+        return native
+
+    def details(self, kernel: Any, dtype: str, workers: int) -> dict[str, Any]:
+        """What records say of a kernel of the extension: what runs, and what its instructions multiply at most."""
+        return {
+            "isa": kernel.isa,
+            "unit": kernel.unit,
+            "micro_tile": "x".join(map(str, kernel.micro_tile)),
+            "pinned": kernel.pinned,
+            "workspace_bytes": kernel.workspace_bytes,
+            "peak_flop_per_s": core_peak(dtype, kernel.isa, workers).flop_per_s * workers,
+        }
 
 
 class Operator(Workload[Parameters]):

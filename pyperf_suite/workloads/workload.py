@@ -144,12 +144,12 @@ class Prepared(ABC):
         raise NotImplementedError
 
     def snapshot(self, index: int) -> Any:
-        """A copy or a fingerprint of what is there, for `matches`."""
-        raise NotImplementedError
+        """A copy or a fingerprint of what is there, for `matches`; nothing where all of it is verified each time."""
+        return None
 
     def matches(self, index: int, snapshot: Any) -> bool:
         """Whether it is that, bit for bit."""
-        raise NotImplementedError
+        return bool(self.verify_last(index).passed)
 
     def check(self) -> CheckVerdict:
         """Launch on every set once more, untimed, and compare each."""

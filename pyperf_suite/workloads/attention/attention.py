@@ -5,7 +5,6 @@ A kernel's details say what the law needs: blocks, the padded head_dim, and the 
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -24,13 +23,17 @@ from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_attention import verify_attention
 from pyperf_suite.workloads.attention import GRADIENTS, INPUTS, AttentionParameters
 from pyperf_suite.workloads.attention.by_torch import FlexAttention, TorchSdpa, TwoGemm
-from pyperf_suite.workloads.backends import INSTRUCTION_SETS, named_by_isa, native_extension, require_cores
-from pyperf_suite.workloads.cpu_peak import core_peak
+from pyperf_suite.workloads.backends import (
+    INSTRUCTION_SETS,
+    native_extension,
+    require_installed,
+)
 from pyperf_suite.workloads.operands import Operand, Operands
 from pyperf_suite.workloads.operator import (
     BoundLaunch,
     HostArrays,
     Launches,
+    NativeKernels,
     Operator,
     TimedImplementation,
     TorchTensors,
@@ -54,8 +57,7 @@ class TritonAttention(TimedImplementation[AttentionParameters]):
             shape_of(parameters)
 
     def prepare(self, parameters: AttentionParameters, operands: Operands, place: ExecutionContext) -> Launches:
-        if importlib.util.find_spec("triton") is None:
-            raise Unsupported("triton is not installed.")
+        require_installed("triton")
         tensors = TorchTensors(operands, place)
         with refusing(Unsupported):
             return _bound(parameters, tensors, *gpu_of(tensors))
@@ -159,14 +161,8 @@ def costs_of(compiled: Any, target: str, multiprocessors: int) -> dict[str, int 
     }
 
 
-class NativeCpuAttention(TimedImplementation[AttentionParameters]):
-    """`csrc/cpu`: the GEMM's packing and micro-kernels with the online softmax between them, forward only."""
-
-    device_kind = "cpu"
-
-    def __init__(self, isa: str = "") -> None:
-        self.isa = isa or None
-        self.name = named_by_isa(isa)  # type: ignore[misc]
+class NativeCpuAttention(NativeKernels[AttentionParameters]):
+    """The GEMM's packing and micro-kernels with the online softmax between them, forward only."""
 
     def validate(self, parameters: AttentionParameters) -> None:
         if parameters.backward:
@@ -174,11 +170,7 @@ class NativeCpuAttention(TimedImplementation[AttentionParameters]):
                 "The native attention computes the forward pass only, but the backward pass was requested of it: "
                 "ask a library for that."
             )
-        require_cores(parameters.workers)
-        native = native_extension()
-        if self.isa:
-            with refusing(UserError):
-                native.micro_tile(self.isa)
+        native = self.require_here(parameters.workers)
         blocks = parameters.blocks
         if blocks is not None:
             if blocks.stages != 1 or blocks.warps != 1:
@@ -213,14 +205,9 @@ class NativeCpuAttention(TimedImplementation[AttentionParameters]):
         ]
         details = {
             "blocks": str(blocks),
-            "isa": attention.isa,
-            "unit": attention.unit,
-            "micro_tile": "x".join(map(str, attention.micro_tile)),
             "padded_head_dim": attention.padded_head_dim,
             "slots": attention.workers,
-            "pinned": attention.pinned,
-            "workspace_bytes": attention.workspace_bytes,
-            "peak_flop_per_s": core_peak(p.dtype, attention.isa, p.workers).flop_per_s * p.workers,
+            **self.details(attention, p.dtype, p.workers),
         }
         return Launches(memory, bound, Kernel(f"native_attention_{attention.isa}", "packed", details))
 

@@ -6,7 +6,6 @@ use with exactly the requested tile and schedule.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections.abc import Mapping
 from functools import partial
@@ -24,19 +23,17 @@ from pyperf_suite.workloads.backends import (
     INSTRUCTION_SETS,
     CudaDevice,
     cuda_device,
-    named_by_isa,
     native_extension,
-    require_cores,
+    require_installed,
 )
-from pyperf_suite.workloads.cpu_peak import core_peak
-from pyperf_suite.workloads.matmul import MatmulParameters
-from pyperf_suite.workloads.matmul.libraries import LibraryMatmul
+from pyperf_suite.workloads.matmul import LibraryMatmul, MatmulParameters
 from pyperf_suite.workloads.operands import Operand, Operands
 from pyperf_suite.workloads.operator import (
     BoundLaunch,
     DeviceMemory,
     HostArrays,
     Launches,
+    NativeKernels,
     Operator,
     TimedImplementation,
     TorchTensors,
@@ -73,8 +70,7 @@ class TritonMatmul(TimedImplementation[MatmulParameters]):
             configuration_of(parameters, "addresses", stages_of(parameters)[0])
 
     def prepare(self, parameters: MatmulParameters, operands: Operands, place: ExecutionContext) -> Launches:
-        if importlib.util.find_spec("triton") is None:
-            raise Unsupported("triton is not installed.")
+        require_installed("triton")
         memory = TorchTensors(operands, place)
         has_tma = "tma" in architecture(memory.torch.cuda.get_device_capability(place.device.index)).features
         paths = ("descriptors", "addresses") if has_tma else ("addresses",)
@@ -253,14 +249,8 @@ def require_no_cluster(implementation: str, tile: Tile) -> None:
         raise ValueError(f"{implementation} launches no clusters, but tile {tile} was requested: cuda_sm90 does.")
 
 
-class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
-    """`csrc/cpu`: packed panels, a register micro-kernel for the processor's ISA, one schedule header."""
-
-    device_kind = "cpu"
-
-    def __init__(self, isa: str = "") -> None:
-        self.isa = isa or None
-        self.name = named_by_isa(isa)  # type: ignore[misc]
+class NativeCpuMatmul(NativeKernels[MatmulParameters]):
+    """Packed panels, a register micro-kernel for the processor's ISA, one schedule header."""
 
     def validate(self, parameters: MatmulParameters) -> None:
         parameters.require_padding(self.name, pads=False)
@@ -269,11 +259,7 @@ class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
             raise UserError(
                 f"The native matmul does not know the schedule {schedule}: choose from {', '.join(POLICIES)}."
             )
-        require_cores(schedule.workers)
-        native = native_extension()
-        if self.isa:
-            with refusing(UserError):
-                native.micro_tile(self.isa)
+        native = self.require_here(schedule.workers)
         if tile is not None:
             if tile.stages != 1 or tile.ctas != 1:
                 raise UserError(f"Tile {tile} names stages or clusters, which a CPU kernel does not have.")
@@ -312,12 +298,7 @@ class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
         details = {
             "tile": "x".join(map(str, sizes)),
             "schedule": str(schedule),
-            "isa": gemm.isa,
-            "unit": gemm.unit,
-            "micro_tile": "x".join(map(str, gemm.micro_tile)),
-            "pinned": gemm.pinned,
-            "workspace_bytes": gemm.workspace_bytes,
-            "peak_flop_per_s": core_peak(parameters.dtype, gemm.isa, schedule.workers).flop_per_s * schedule.workers,
+            **self.details(gemm, parameters.dtype, schedule.workers),
         }
         return Launches(memory, bound, Kernel(f"native_gemm_{gemm.isa}", "packed", details))
 

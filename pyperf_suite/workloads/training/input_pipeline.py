@@ -6,8 +6,6 @@ out can be compared without having been kept.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import itertools
 import multiprocessing
 import re
@@ -28,7 +26,7 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.workloads import scratch
-from pyperf_suite.workloads.backends import TorchDevice
+from pyperf_suite.workloads.backends import TorchDevice, require_installed
 from pyperf_suite.workloads.training.shapes import SHAPES, sized
 from pyperf_suite.workloads.training.training_step import TorchSteps, TrainingStepParameters
 from pyperf_suite.workloads.workload import (
@@ -145,8 +143,7 @@ class PictureFiles(DataFiles):
     suffix = ".jpg"
 
     def __init__(self, folder: Path, count: int, seed: int) -> None:
-        if importlib.util.find_spec("PIL") is None:
-            raise Unsupported("Pillow, which decodes JPEG, is not installed.")
+        require_installed("PIL", "Pillow, which decodes JPEG,")
         super().__init__(folder, count, seed)
 
     def expected(self, index: int) -> Sample:
@@ -303,12 +300,6 @@ class LoaderSteps(Prepared):
             return Checked(1, 1, "no batch came")
         wrong = self._files.wrong(*self._last)
         return Checked(len(wrong), len(self._last[0]), wrong[0] if wrong else "")
-
-    def snapshot(self, index: int) -> None:
-        """Nothing: samples are made anew from their numbers."""
-
-    def matches(self, index: int, snapshot: object) -> bool:
-        return self.verify_last(index).wrong == 0
 
     def check(self) -> Checked:
         """One epoch: every sample once, and as it was written."""

@@ -7,7 +7,7 @@ import pytest
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.matmul.libraries import GroupedMatmulParameters
+from pyperf_suite.workloads.matmul import GroupedMatmulParameters
 from pyperf_suite.workloads.workload import ExecutionContext
 
 CPU = resolve("cpu")

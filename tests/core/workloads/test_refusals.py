@@ -15,7 +15,7 @@ from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.collective import CollectiveParameters
-from pyperf_suite.workloads.matmul.libraries import GroupedMatmulParameters
+from pyperf_suite.workloads.matmul import GroupedMatmulParameters
 from pyperf_suite.workloads.training.data_parallel import DataParallelParameters
 from pyperf_suite.workloads.training.input_pipeline import InputPipelineParameters
 from pyperf_suite.workloads.training.layers import BlockPartParameters, LayerPassParameters

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from pyperf_suite.node.doctor import host
-from pyperf_suite.workloads.cpu_peak import CorePeak
+from pyperf_suite.workloads.backends import CorePeak
 
 CPUS = "sys/devices/system/cpu"
 NODES = "sys/devices/system/node"
