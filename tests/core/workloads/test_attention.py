@@ -12,9 +12,8 @@ import pytest
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.tiled_attention import Blocks
-from pyperf_suite.workloads.attention import AttentionParameters
+from pyperf_suite.workloads.attention import AttentionParameters, reason_of_refusal, time_limit
 from pyperf_suite.workloads.attention.attention import Attention, NativeCpuAttention, default_native_blocks
-from pyperf_suite.workloads.attention.by_torch import reason_of_refusal, time_limit
 from pyperf_suite.workloads.workload import ExecutionContext, Kernel
 
 CPU = resolve("cpu")
