@@ -98,6 +98,14 @@ class Configuration:
         check_pipeline(self.stages, self.warps)
 
     @property
+    def name(self) -> str:
+        """What a person reads: `triton_bf16_tn_128x256x64_s4_w8_persistent_descriptors`."""
+        return (
+            f"triton_{OPERAND_TYPES[self.dtype]}_{self.layout.lower()}_{shown(self.tile)}_s{self.stages}_w{self.warps}"
+            f"_{self.policy}_{self.operands}"
+        )
+
+    @property
     def descriptors(self) -> bool:
         """Whether operands go through tensor descriptors."""
         return self.operands == "descriptors"

@@ -100,10 +100,10 @@ def library() -> ctypes.CDLL:
     raise NoCompiler("CUDA kernels are compiled by NVRTC, which is not here: pip install nvidia-cuda-nvrtc.")
 
 
-def wheels() -> Iterator[str]:
-    """Paths of the copies that wheels installed, newest CUDA first."""
+def wheels(patterns: Sequence[str] = WHEEL_PATTERNS) -> Iterator[str]:
+    """Paths of the copies of a library, by default NVRTC, that wheels installed, newest CUDA first."""
     for folder in sys.path:
-        for pattern in WHEEL_PATTERNS:
+        for pattern in patterns:
             yield from sorted((str(path) for path in Path(folder or ".").glob(pattern)), reverse=True)
 
 

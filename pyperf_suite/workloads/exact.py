@@ -7,15 +7,12 @@ machine: sockets, memory nodes, PCIe links, and GPUs among each other; what to e
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import combinations
-from types import ModuleType
 from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, Unsupported, UserError
@@ -25,15 +22,7 @@ from pyperf_suite.hardware.devices import Gpu, Unavailable, gpus
 from pyperf_suite.hardware.kernel_files import KernelFiles, cpu_list, parse_cpu_list
 from pyperf_suite.hardware.links import PcieLink
 from pyperf_suite.hardware.nvml import Nvml, nvml
-from pyperf_suite.kernels import (
-    attention,
-    attention_backward,
-    attention_defaults,
-    disassembly,
-    matmul,
-    nvrtc,
-    static,
-)
+from pyperf_suite.kernels import disassembly, nvrtc, static
 from pyperf_suite.workloads.workload import (
     Exact,
     ExecutionContext,
@@ -44,15 +33,7 @@ from pyperf_suite.workloads.workload import (
     exact_metric,
 )
 
-CUDA_TARGETS: Mapping[str, ModuleType] = {family.ARCHITECTURE: family for family in static.families().values()}
-TRITON_TARGETS = static.triton_targets()
-TARGETS = sorted({*CUDA_TARGETS, *TRITON_TARGETS})
-
-# What a Triton kernel is compiled from.
-MATMUL_SOURCES = ("matmul_device.py", "schedule.py")
-FORWARD_SOURCES = ("attention_device.py", "attention_schedule.py")
-BACKWARD_SOURCES = ("attention_backward_device.py", *FORWARD_SOURCES)
-
+TARGETS = sorted({*static.cuda_targets(), *static.triton_targets()})
 PARTS = ("host", "gpus")
 # What is reported of a processor as it is detected.
 OF_CPU = ("model", "l2_bytes", "l2_total_bytes", "l3_bytes", "l3_total_bytes", "caches_assumed", "vector_bits")
@@ -71,7 +52,7 @@ class CompiledKernelParameters:
     target: Annotated[str, OneOf(TARGETS)]
 
     def validate(self) -> None:
-        known = {**cuda_kernels(self.target), **triton_kernels(self.target)}
+        known = {**static.cuda_kernels(self.target), **static.triton_kernels(self.target)}
         if self.kernel not in known:
             raise UserError(
                 f"Unknown kernel {self.kernel!r} for {self.target}: choose from {', '.join(sorted(known))}."
@@ -95,17 +76,15 @@ class Compiled(Implementation[CompiledKernelParameters]):
 
 def read_cuda(parameters: CompiledKernelParameters) -> static.StaticMetrics:
     """Our CUDA sources through NVRTC."""
-    module = CUDA_TARGETS[parameters.target]
-    specialised = cuda_kernels(parameters.target)[parameters.kernel]
-    return static.of_cuda(parameters.kernel, specialised, module.sources(), parameters.target)
+    specialised = static.cuda_kernels(parameters.target)[parameters.kernel]
+    sources = static.cuda_targets()[parameters.target].sources()
+    return static.of_cuda(parameters.kernel, specialised, sources, parameters.target)
 
 
 def read_triton(parameters: CompiledKernelParameters) -> static.StaticMetrics:
     """Our Triton kernels through Triton's own compiler."""
-    kernel = triton_kernels(parameters.target)[parameters.kernel]
-    folder = files("pyperf_suite.kernels")
-    source = "\0".join((folder / name).read_text("utf-8") for name in kernel.sources)
-    return static.of_triton(parameters.kernel, kernel.compile_for(parameters.target), source)
+    kernel = static.triton_kernels(parameters.target)[parameters.kernel]
+    return static.of_triton(parameters.kernel, kernel.compile_for(parameters.target), kernel.source())
 
 
 class CompiledKernel(Workload[CompiledKernelParameters]):
@@ -115,50 +94,6 @@ class CompiledKernel(Workload[CompiledKernelParameters]):
     parameters_type = CompiledKernelParameters
     is_exact = True
     implementations = by_name(Compiled("nvrtc", read_cuda), Compiled("triton", read_triton))
-
-
-@functools.cache
-def cuda_kernels(target: str) -> dict[str, Any]:
-    """The default set of our CUDA kernels for a target, by name; none for a target they are not made for."""
-    module = CUDA_TARGETS.get(target)
-    return {kernel.name: kernel for kernel in module.default_set()} if module is not None else {}
-
-
-@dataclass(frozen=True)
-class TritonKernel:
-    """How one Triton kernel becomes machine code for a target, and the files of kernels/ that it is compiled from."""
-
-    compile_for: Callable[[str], Any]
-    sources: tuple[str, ...]
-
-
-@functools.cache
-def triton_kernels(target: str) -> dict[str, TritonKernel]:
-    """The default sets of our Triton kernels for a target, by name; none for a target that is not watched."""
-    if target not in TRITON_TARGETS:
-        return {}
-    kernels = {}
-    for product in matmul.default_set(target):
-        compile_product = functools.partial(matmul.compile_for, configuration=product)
-        kernels[triton_name(product)] = TritonKernel(compile_product, MATMUL_SOURCES)
-    for each in attention_defaults.default_set(target):
-        if not each.backward:
-            compile_forward = functools.partial(attention.compile_for, configuration=each)
-            kernels[each.name] = TritonKernel(compile_forward, FORWARD_SOURCES)
-            continue
-        for kernel in attention_backward.KERNELS:
-            compile_backward = functools.partial(attention_backward.compile_for, configuration=each, kernel=kernel)
-            kernels[f"{each.name}_{kernel}"] = TritonKernel(compile_backward, BACKWARD_SOURCES)
-    return kernels
-
-
-def triton_name(configuration: matmul.Configuration) -> str:
-    """What a person reads: `triton_bf16_tn_128x256x64_s4_w8_persistent_descriptors`."""
-    types = matmul.OPERAND_TYPES[configuration.dtype]
-    return (
-        f"triton_{types}_{configuration.layout.lower()}_{matmul.shown(configuration.tile)}_s{configuration.stages}"
-        f"_w{configuration.warps}_{configuration.policy}_{configuration.operands}"
-    )
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def read_software(
             (copy, ExaminedProcess("library", copy.path, library.version_function))
             for copy in software.copies(files, library.sonames, library.override, wheels, environment)
         ]
-        for library, wheels in ((NVRTC, list(nvrtc.wheels())), (NCCL, list(nccl.wheels())))
+        for library, wheels in ((NVRTC, list(nvrtc.wheels())), (NCCL, list(nvrtc.wheels(nccl.WHEEL_PATTERNS))))
     }
     return SoftwareReadings(
         extension=_why_no_extension(),

@@ -6,12 +6,10 @@ Between GPUs it is the real library; the host's memory takes a GPU's place where
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -21,6 +19,7 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware import nccl_log
 from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.kernels.nvrtc import wheels
 from pyperf_suite.ranks.group import Group
 from pyperf_suite.workloads.backends import cuda_device, native_extension
 from pyperf_suite.workloads.collective import POISON_BYTE, CollectiveParameters, Exchange, Stored
@@ -119,7 +118,7 @@ def _open(group: Group, device: Device) -> tuple[ModuleType, Any, Any, bytes]:
         raise Unsupported("NCCL needs GPUs, and the requested device is the CPU: ask for gloo.")
     nccl = native_extension().nccl
     with _translated(nccl):
-        library = nccl.Library(list(wheels()))
+        library = nccl.Library(list(wheels(WHEEL_PATTERNS)))
         if device.kind == "cuda":
             gpu = cuda_device(device.index)
             source = (files("pyperf_suite.kernels") / "cuda" / "periodic.cu").read_text("utf-8")
@@ -127,13 +126,6 @@ def _open(group: Group, device: Device) -> tuple[ModuleType, Any, Any, bytes]:
         else:
             memory = nccl.HostDevice()
         return nccl, library, memory, library.unique_id() if group.rank == 0 else b""
-
-
-def wheels() -> Iterator[str]:
-    """Copies of libnccl that Python packages brought."""
-    for folder in sys.path:
-        for pattern in WHEEL_PATTERNS:
-            yield from map(str, sorted(Path(folder or ".").glob(pattern), reverse=True))
 
 
 @contextmanager
