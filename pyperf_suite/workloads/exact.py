@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Annotated, Any
 
@@ -24,9 +25,9 @@ from pyperf_suite.hardware.links import PcieLink
 from pyperf_suite.hardware.nvml import Nvml, nvml
 from pyperf_suite.kernels import disassembly, nvrtc, static
 from pyperf_suite.workloads.workload import (
+    ByFunction,
     Exact,
     ExecutionContext,
-    Implementation,
     Kernel,
     Workload,
     by_name,
@@ -59,19 +60,18 @@ class CompiledKernelParameters:
             )
 
 
-class Compiled(Implementation[CompiledKernelParameters]):
-    """Sources through one compiler, read by `read`."""
-
-    def __init__(self, name: str, read: Callable[[CompiledKernelParameters], static.StaticMetrics]) -> None:
-        self.name, self._read = name, read  # type: ignore[misc]
-
-    def prepare(self, parameters: CompiledKernelParameters, place: ExecutionContext) -> Exact:
-        try:
-            found = self._read(parameters)
-        except (ImportError, nvrtc.NoCompiler, disassembly.NoDisassembler) as reason:
-            raise Unsupported(str(reason)) from None
-        details = {"threads": found.threads, "limited_by": found.occupancy.limited_by, **found.state()}
-        return Exact(Kernel(found.kernel, found.target, details), found.metrics())
+def compiled(
+    read: Callable[[CompiledKernelParameters], static.StaticMetrics],
+    parameters: CompiledKernelParameters,
+    _place: ExecutionContext,
+) -> Exact:
+    """Sources through the compiler that `read` takes."""
+    try:
+        found = read(parameters)
+    except (ImportError, nvrtc.NoCompiler, disassembly.NoDisassembler) as reason:
+        raise Unsupported(str(reason)) from None
+    details = {"threads": found.threads, "limited_by": found.occupancy.limited_by, **found.state()}
+    return Exact(Kernel(found.kernel, found.target, details), found.metrics())
 
 
 def read_cuda(parameters: CompiledKernelParameters) -> static.StaticMetrics:
@@ -93,7 +93,9 @@ class CompiledKernel(Workload[CompiledKernelParameters]):
     name = "compiled_kernel"
     parameters_type = CompiledKernelParameters
     is_exact = True
-    implementations = by_name(Compiled("nvrtc", read_cuda), Compiled("triton", read_triton))
+    implementations = by_name(
+        ByFunction("nvrtc", partial(compiled, read_cuda)), ByFunction("triton", partial(compiled, read_triton))
+    )
 
 
 @dataclass(frozen=True)
@@ -103,18 +105,14 @@ class TopologyParameters:
     part: Annotated[str, OneOf(PARTS)] = "host"
 
 
-class System(Implementation[TopologyParameters]):
+def by_system(parameters: TopologyParameters, _place: ExecutionContext) -> Exact:
     """The operating system's word, and the driver's for GPUs."""
-
-    name = "system"
-
-    def prepare(self, parameters: TopologyParameters, place: ExecutionContext) -> Exact:
-        files = KernelFiles()
-        details = host_details(files) if parameters.part == "host" else gpu_details(files)
-        counts: dict[str, int] = {name: len(details[name]) for name in ("nodes", "pcie", "gpus") if name in details}
-        counts.update((name, details[name]) for name in ("sockets", "cores") if name in details)
-        metrics = {name: exact_metric("", value) for name, value in counts.items()}
-        return Exact(Kernel("topology", parameters.part, details), metrics)
+    files = KernelFiles()
+    details = host_details(files) if parameters.part == "host" else gpu_details(files)
+    counts: dict[str, int] = {name: len(details[name]) for name in ("nodes", "pcie", "gpus") if name in details}
+    counts.update((name, details[name]) for name in ("sockets", "cores") if name in details)
+    metrics = {name: exact_metric("", value) for name, value in counts.items()}
+    return Exact(Kernel("topology", parameters.part, details), metrics)
 
 
 class Topology(Workload[TopologyParameters]):
@@ -122,7 +120,7 @@ class Topology(Workload[TopologyParameters]):
 
     name = "topology"
     parameters_type = TopologyParameters
-    implementations = by_name(System())
+    implementations = by_name(ByFunction("system", by_system))
     is_exact = True
 
 

@@ -7,7 +7,7 @@ checked, and reports what it saw.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -245,6 +245,16 @@ class Implementation(ImplementationBase[Parameters]):
     @abstractmethod
     def prepare(self, parameters: Parameters, place: ExecutionContext) -> Prepared:
         """Make the case ready. Raises Unsupported with the reason where this machine has no way to run it."""
+
+
+class ByFunction(Implementation[Any]):
+    """One whose case `make(parameters, place)` makes ready."""
+
+    def __init__(self, name: str, make: Callable[[Any, ExecutionContext], Prepared], device_kind: str = "any") -> None:
+        self.name, self._make, self.device_kind = name, make, device_kind  # type: ignore[misc]
+
+    def prepare(self, parameters: Any, place: ExecutionContext) -> Prepared:
+        return self._make(parameters, place)
 
 
 class Workload(ABC, Generic[Parameters]):

@@ -30,9 +30,9 @@ from pyperf_suite.workloads.backends import TorchDevice, require_installed
 from pyperf_suite.workloads.training.shapes import SHAPES, sized
 from pyperf_suite.workloads.training.training_step import TorchSteps, TrainingStepParameters
 from pyperf_suite.workloads.workload import (
+    ByFunction,
     Checked,
     ExecutionContext,
-    Implementation,
     Kernel,
     Observed,
     Prepared,
@@ -226,18 +226,14 @@ class InputPipelineParameters:
             raise UserError(f"{self.files} files do not fill a batch of {self.batch}: ask for more files.")
 
 
-class TorchLoader(Implementation[InputPipelineParameters]):
+def by_torch(parameters: InputPipelineParameters, place: ExecutionContext) -> Prepared:
     """torch.utils.data.DataLoader."""
-
-    name = "torch"
-
-    def prepare(self, parameters: InputPipelineParameters, place: ExecutionContext) -> Prepared:
-        if parameters.start not in multiprocessing.get_all_start_methods():
-            raise Unsupported(f"This system starts no process by {parameters.start}.")
-        if parameters.pinned and place.device.kind == "cpu":
-            raise Unsupported("Pinned memory is for copies to a GPU, and this case runs on the CPU.")
-        workers = cpu.detect().usable_cores if parameters.shape else 1
-        return LoaderSteps(parameters, place.seed, TorchDevice(place.device, workers, queueing="open"))
+    if parameters.start not in multiprocessing.get_all_start_methods():
+        raise Unsupported(f"This system starts no process by {parameters.start}.")
+    if parameters.pinned and place.device.kind == "cpu":
+        raise Unsupported("Pinned memory is for copies to a GPU, and this case runs on the CPU.")
+    workers = cpu.detect().usable_cores if parameters.shape else 1
+    return LoaderSteps(parameters, place.seed, TorchDevice(place.device, workers, queueing="open"))
 
 
 class InputPipeline(Workload[InputPipelineParameters]):
@@ -246,7 +242,7 @@ class InputPipeline(Workload[InputPipelineParameters]):
     name = "input_pipeline"
     takes_turns = False  # its loaders go on while others have a turn
     parameters_type = InputPipelineParameters
-    implementations = by_name(TorchLoader())
+    implementations = by_name(ByFunction("torch", by_torch))
 
 
 class LoaderSteps(Prepared):

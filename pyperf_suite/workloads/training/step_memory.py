@@ -28,10 +28,10 @@ from pyperf_suite.workloads.operands import torch_name
 from pyperf_suite.workloads.training import Checkpointing, TrainedShape
 from pyperf_suite.workloads.training.training_step import TorchSteps, TrainingStep, TrainingStepParameters
 from pyperf_suite.workloads.workload import (
+    ByFunction,
     Checked,
     Exact,
     ExecutionContext,
-    Implementation,
     Kernel,
     Observed,
     Prepared,
@@ -97,55 +97,39 @@ class WatchedSteps(TorchSteps):
         return int(after - before)
 
 
-class Storages(Implementation[TrainingMemoryParameters]):
+def by_storages(parameters: TrainingMemoryParameters, place: ExecutionContext) -> Exact:
     """Every storage counted, on the CPU."""
-
-    name = "storages"
-    device_kind = "cpu"
-
-    def prepare(self, parameters: TrainingMemoryParameters, place: ExecutionContext) -> Exact:
-        where = TorchDevice(place.device)
-        threads = where.torch.get_num_threads()
-        where.torch.set_num_threads(1)  # to wait for others would take longer than these small products
-        try:
-            found = WatchedSteps(parameters, place.seed, where).bytes_by_kind()
-        finally:
-            where.torch.set_num_threads(threads)
-        return _exact(found | {"capacity": int(psutil.virtual_memory().total)}, "cpu")
+    where = TorchDevice(place.device)
+    threads = where.torch.get_num_threads()
+    where.torch.set_num_threads(1)  # to wait for others would take longer than these small products
+    try:
+        found = WatchedSteps(parameters, place.seed, where).bytes_by_kind()
+    finally:
+        where.torch.set_num_threads(threads)
+    return _exact(found | {"capacity": int(psutil.virtual_memory().total)}, "cpu")
 
 
-class Allocator(Implementation[TrainingMemoryParameters]):
+def by_allocator(parameters: TrainingMemoryParameters, place: ExecutionContext) -> Exact:
     """The same on a GPU, and what torch's allocator says of each phase of a step."""
-
-    name = "allocator"
-    device_kind = "cuda"
-
-    def prepare(self, parameters: TrainingMemoryParameters, place: ExecutionContext) -> Exact:
-        where = TorchDevice(Device("cuda", place.device.index), queueing="open")
-        steps, cuda = WatchedSteps(parameters, place.seed, where), where.torch.cuda
-        found = steps.bytes_by_kind()
-        found["allocated_by_forward"] = steps.allocated_by_forward()
-        found["reserved"] = cuda.max_memory_reserved(where.device)
-        found["capacity"] = cuda.get_device_properties(where.device).total_memory
-        return _exact(found, "cuda")
+    where = TorchDevice(Device("cuda", place.device.index), queueing="open")
+    steps, cuda = WatchedSteps(parameters, place.seed, where), where.torch.cuda
+    found = steps.bytes_by_kind()
+    found["allocated_by_forward"] = steps.allocated_by_forward()
+    found["reserved"] = cuda.max_memory_reserved(where.device)
+    found["capacity"] = cuda.get_device_properties(where.device).total_memory
+    return _exact(found, "cuda")
 
 
-class OwnProcess(Implementation[TrainingMemoryParameters]):
+def by_own_process(parameters: TrainingMemoryParameters, place: ExecutionContext) -> Exact:
     """What the system shows of a process that does nothing but train: nvidia-smi, or the resident set on a CPU."""
-
-    name = "process"
-
-    def prepare(self, parameters: TrainingMemoryParameters, place: ExecutionContext) -> Exact:
-        allowed_s = PART_OF_DEADLINE * place.deadline_s
-        with multiprocessing.get_context("spawn").Pool(1) as alone:
-            answer = alone.apply_async(process_bytes, (parameters, place.device, place.seed))
-            try:
-                found = answer.get(allowed_s)
-            except multiprocessing.TimeoutError:
-                raise Failed(
-                    f"No answer within {allowed_s:g} s: take a smaller batch, or a longer --deadline."
-                ) from None
-        return _exact(found, place.device.kind)
+    allowed_s = PART_OF_DEADLINE * place.deadline_s
+    with multiprocessing.get_context("spawn").Pool(1) as alone:
+        answer = alone.apply_async(process_bytes, (parameters, place.device, place.seed))
+        try:
+            found = answer.get(allowed_s)
+        except multiprocessing.TimeoutError:
+            raise Failed(f"No answer within {allowed_s:g} s: take a smaller batch, or a longer --deadline.") from None
+    return _exact(found, place.device.kind)
 
 
 def process_bytes(parameters: TrainingMemoryParameters, device: Device, seed: int) -> dict[str, int]:
@@ -194,7 +178,11 @@ class TrainingMemory(Workload[TrainingMemoryParameters]):
 
     name = "training_memory"
     parameters_type = TrainingMemoryParameters
-    implementations = by_name(Storages(), Allocator(), OwnProcess())
+    implementations = by_name(
+        ByFunction("storages", by_storages, "cpu"),
+        ByFunction("allocator", by_allocator, "cuda"),
+        ByFunction("process", by_own_process),
+    )
     is_exact = True
 
     def footprint_bytes(self, parameters: TrainingMemoryParameters) -> int:

@@ -103,7 +103,7 @@ def test_under_a_launcher_the_ranks_are_those_it_started(monkeypatch: pytest.Mon
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     assert {case.parameters.ranks for case in PROBE.cases("quick", CPU)} == {3}
-    with pytest.raises(UserError, match="ranks=8 was .*, but the launcher started 3"):
+    with pytest.raises(UserError, match=r"ranks=8 was .*, but the launcher started 3"):
         PROBE.cases("quick", CPU, {"ranks": "8"})
 
 

@@ -105,7 +105,7 @@ def test_under_a_launcher_its_ranks_are_those_there_are(monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     assert PROBE.axes("quick", CPU).ranks == (3,)
-    with pytest.raises(UserError, match="ranks=2 was .*, but the launcher started 3"):
+    with pytest.raises(UserError, match=r"ranks=2 was .*, but the launcher started 3"):
         swept(AXES)
 
 

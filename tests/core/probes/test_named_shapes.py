@@ -43,7 +43,7 @@ def test_every_shape_makes_cases_of_that_model(name: str, profile: str, device: 
     ("overrides", "sentence"),
     [
         ({"shape": "bert"}, "choose from bert-base, bert-large, gpt2"),
-        ({"shape": "gpt2", "hidden": "8"}, "hidden=8 was .*with shape=gpt2"),
+        ({"shape": "gpt2", "hidden": "8"}, r"hidden=8 was .*with shape=gpt2"),
         ({"shape": "gpt2", "batch": "-1"}, "batch is at least 1"),
         ({"shape": ""}, "choose from"),
     ],
