@@ -107,6 +107,7 @@ class Replica(RankSteps):
         super().__init__(parameters, rank, group, where)
         dtype = getattr(self.torch, parameters.dtype)
         gpt.require_attention(parameters, where, dtype)
+        self._gpt = gpt
         # Equal on all ranks, as they are built from one seed.
         self.model: Any = gpt.build(parameters).to(where, dtype)
         self._batches = self._micro_batches(range(parameters.ranks) if parameters.exchange == "dp" else [rank])
@@ -218,9 +219,7 @@ class Replica(RankSteps):
 
     def _micro_batches(self, ranks: Sequence[int]) -> list[tuple[tuple[Any, ...], Any]]:
         """Inputs of each micro-batch of those ranks together, and the gradient from above; None of a loss."""
-        from pyperf_suite.workloads.training import gpt
-
-        p, dtype = self._parameters, getattr(self.torch, self._parameters.dtype)
+        p, gpt, dtype = self._parameters, self._gpt, getattr(self.torch, self._parameters.dtype)
 
         def placed(parts: Sequence[Any]) -> Any:
             whole = self.torch.cat(list(parts))
@@ -243,12 +242,10 @@ class Replica(RankSteps):
         In float64; on a GPU, whose models are large, in float32 where they are, whose rounding is far below any error
         that is looked for.
         """
-        from pyperf_suite.workloads.training import gpt
-
         wide = self.torch.float32 if self.is_gpu else self.torch.float64
         everyone = range(self._parameters.ranks) if self._parameters.exchange != "none" else [self._rank]
         batches = ((*each, 1 / len(everyone)) for rank in everyone for each in self._micro_batches([rank]))
-        return gpt.summed(self.model, batches, wide)[1]
+        return self._gpt.summed(self.model, batches, wide)[1]
 
 
 class InThreads(Implementation[DataParallelParameters]):

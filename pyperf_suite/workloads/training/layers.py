@@ -418,15 +418,13 @@ class PartSteps(Passes):
         return self._due
 
     def _computed_on(self, device: Any) -> tuple[Any, Any]:
-        from pyperf_suite.workloads.training.gpt import RoundedOperations, Rounding, exact_and_limits
-
-        p = self._p
+        p, gpt = self._p, self._gpt
         inputs, weights = ([each.to(device).double() for each in group] for group in self._sets[0])
         run = self._attention_written_out if p.part == "scores" else self._forward
-        rounding = Rounding.of(p.dtype, max(*p.inputs, p.output) if p.product else max(p.hidden, p.seq))
+        rounding = gpt.Rounding.of(p.dtype, max(*p.inputs, p.output) if p.product else max(p.hidden, p.seq))
         with self._where.torch.no_grad():
-            operations = RoundedOperations(rounding, self._seed + 1, device)
-            return exact_and_limits(lambda: {RESULT: run(inputs, weights)}, rounding, operations)
+            operations = gpt.RoundedOperations(rounding, self._seed + 1, device)
+            return gpt.exact_and_limits(lambda: {RESULT: run(inputs, weights)}, rounding, operations)
 
     def _forward(self, inputs: list[Any], weights: list[Any]) -> Any:
         operands = self._heads(inputs) if self._p.part == "scores" else inputs

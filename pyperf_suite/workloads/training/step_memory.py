@@ -67,15 +67,14 @@ class WatchedSteps(TorchSteps):
 
     def bytes_by_kind(self) -> dict[str, int]:
         """Parameters, and bytes of each kind; "peak" is the most of a whole step, weights and states included."""
-        from pyperf_suite.workloads.training.held_bytes import bytes_of, kept, peak_bytes
-
         assert self._optimizer is not None
-        saved = kept(self.model, self.forward)
+        bytes_of = self._bytes.bytes_of
+        saved = self._bytes.kept(self.model, self.forward)
         self.launch(0)  # makes the optimizer's state
         weights, state = bytes_of(list(self.model.parameters())), bytes_of(list(self._optimizer.state.values()))
         gradients = bytes_of([each.grad for each in self.model.parameters()])
         self.poison()
-        added = peak_bytes(lambda: self.launch(0), self._where.device)
+        added = self._bytes.peak_bytes(lambda: self.launch(0), self._where.device)
         return {
             "parameters": sum(each.numel() for each in self.model.parameters()),
             "weights": weights,
@@ -253,9 +252,7 @@ class CheckpointedSteps(TorchSteps):
         return flop * sequences <= FLOAT64_FLOP
 
     def _kept_bytes(self) -> int:
-        from pyperf_suite.workloads.training.held_bytes import kept
-
-        return kept(self.model, self.forward).total
+        return int(self._bytes.kept(self.model, self.forward).total)
 
     def _before_update(self) -> None:
         result = self.forward()
@@ -264,17 +261,13 @@ class CheckpointedSteps(TorchSteps):
 
     def _held_at_most(self, call: Callable[[], None]) -> int:
         """Weights and moments, and the most that a step adds to them: activations, gradients, temporary memory."""
-        from pyperf_suite.workloads.training.held_bytes import peak_bytes
-
         self.model.zero_grad(set_to_none=True)
-        return self._fixed() + peak_bytes(call, self._where.device)
+        return self._fixed() + self._bytes.peak_bytes(call, self._where.device)
 
     def _fixed(self) -> int:
-        from pyperf_suite.workloads.training.held_bytes import bytes_of
-
         moments = self._optimizer.state_dict()["state"] if self._optimizer is not None else ()
         owned = (list(self.model.parameters()), list(self.model.buffers()), moments, self.inputs, self._upstream)
-        return bytes_of(owned)
+        return int(self._bytes.bytes_of(owned))
 
     @contextmanager
     def _one_sequence(self) -> Iterator[None]:
@@ -289,16 +282,10 @@ class CheckpointedSteps(TorchSteps):
         """Where float64 would take too long, of this very model while it drops nothing."""
         if self._affords_float64(1):
             return super()._by_formula(model, device, dtype)
-        stacks = [each for each in self.model.modules() if isinstance(each, self._gpt.TransformerBlocks)]
-        for stack in stacks:
-            stack.checkpointing = Checkpointing()
-        try:
-            with self._without_dropout(), self._precision():
-                own_type = getattr(self._where.torch, self._p.weights)
-                return super()._by_formula(self.model, self._where.device, own_type)
-        finally:
-            for stack in stacks:
-                stack.checkpointing = self._p.checkpointing
+        keeping_all = self._modules_with("checkpointing", Checkpointing())
+        with keeping_all, self._modules_with("dropout", 0.0), self._precision():
+            own_type = getattr(self._where.torch, self._p.weights)
+            return super()._by_formula(self.model, self._where.device, own_type)
 
 
 class WithinBudget(ByTorch):
