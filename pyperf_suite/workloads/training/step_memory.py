@@ -68,13 +68,13 @@ class WatchedSteps(TorchSteps):
     def bytes_by_kind(self) -> dict[str, int]:
         """Parameters, and bytes of each kind; "peak" is the most of a whole step, weights and states included."""
         assert self._optimizer is not None
-        bytes_of = self._bytes.bytes_of
-        saved = self._bytes.kept(self.model, self.forward)
+        bytes_of = self._held_bytes.bytes_of
+        saved = self._held_bytes.kept(self.model, self.forward)
         self.launch(0)  # makes the optimizer's state
         weights, state = bytes_of(list(self.model.parameters())), bytes_of(list(self._optimizer.state.values()))
         gradients = bytes_of([each.grad for each in self.model.parameters()])
         self.poison()
-        added = self._bytes.peak_bytes(lambda: self.launch(0), self._where.device)
+        added = self._held_bytes.peak_bytes(lambda: self.launch(0), self._where.device)
         return {
             "parameters": sum(each.numel() for each in self.model.parameters()),
             "weights": weights,
@@ -252,7 +252,7 @@ class CheckpointedSteps(TorchSteps):
         return flop * sequences <= FLOAT64_FLOP
 
     def _kept_bytes(self) -> int:
-        return int(self._bytes.kept(self.model, self.forward).total)
+        return int(self._held_bytes.kept(self.model, self.forward).total)
 
     def _before_update(self) -> None:
         result = self.forward()
@@ -262,12 +262,12 @@ class CheckpointedSteps(TorchSteps):
     def _held_at_most(self, call: Callable[[], None]) -> int:
         """Weights and moments, and the most that a step adds to them: activations, gradients, temporary memory."""
         self.model.zero_grad(set_to_none=True)
-        return self._fixed() + self._bytes.peak_bytes(call, self._where.device)
+        return self._fixed() + self._held_bytes.peak_bytes(call, self._where.device)
 
     def _fixed(self) -> int:
         moments = self._optimizer.state_dict()["state"] if self._optimizer is not None else ()
         owned = (list(self.model.parameters()), list(self.model.buffers()), moments, self.inputs, self._upstream)
-        return int(self._bytes.bytes_of(owned))
+        return int(self._held_bytes.bytes_of(owned))
 
     @contextmanager
     def _one_sequence(self) -> Iterator[None]:

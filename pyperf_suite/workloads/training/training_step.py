@@ -97,7 +97,7 @@ class TorchSteps(ComparedLaunches):
         self._p, self._seed, torch, p = parameters, seed, where.torch, parameters
         use_products_of(where, p.element)
         gpt.require_attention(p, where.device, getattr(torch, torch_name(p.element)))
-        self._gpt, self._bytes = gpt, held_bytes
+        self._gpt, self._held_bytes = gpt, held_bytes
         self.model = gpt.build(p, seed).to(where.device, getattr(torch, p.weights))
         self.inputs = tuple(self._placed(each) for each in gpt.inputs(p, seed))
         if p.compiled:
@@ -303,8 +303,8 @@ class PrecisionSteps(TorchSteps):
 
         The peak is by torch's allocator, with weights and inputs.
         """
-        own = self._bytes.kept(self.model, self.forward)
-        cast = self._bytes.casts(self.model, lambda: self.launch(0))
+        own = self._held_bytes.kept(self.model, self.forward)
+        cast = self._held_bytes.casts(self.model, lambda: self.launch(0))
         weights: list[Any] = list(self.model.parameters())
         reported = {
             "activations": own.activations,
@@ -316,7 +316,7 @@ class PrecisionSteps(TorchSteps):
         if self._where.is_gpu:
             self.poison()
             there = self._where.torch.cuda.memory_allocated(self._where.device)
-            reported["peak"] = there + self._bytes.peak_bytes(lambda: self.launch(0), self._where.device)
+            reported["peak"] = there + self._held_bytes.peak_bytes(lambda: self.launch(0), self._where.device)
         return {name: Observed("B", (figure,)) for name, figure in reported.items()} | {
             "casts": Observed("1", (len(cast),))
         }
