@@ -1,6 +1,6 @@
-"""Triton's O = softmax(scale · Q·Kᵀ)·V with explicit blocks, stages and warps: what can be asked, how it is run.
+"""Triton's O = softmax(scale · Q·Kᵀ)·V with explicit blocks, stages and warps: what can be requested, how it is run.
 
-Nothing is tuned here: what is asked for is what runs. Layouts are those of workloads/attention/__init__.py: Q and O
+Nothing is tuned here: the requested configuration runs. Layouts are those of workloads/attention/__init__.py: Q and O
 [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim], contiguous.
 """
 
@@ -58,12 +58,12 @@ class Configuration:
         check_known("attention", "dtype", self.dtype, ELEMENT_TYPES)
         check_known("attention", "operands", self.operands, OPERAND_PATHS)
         if self.head_dim < 1:
-            raise ValueError(f"head_dim = {self.head_dim} was asked for, but it is at least 1.")
+            raise ValueError(f"head_dim = {self.head_dim} was requested, but it is at least 1.")
         largest = largest_block(self.operands)
         nearest = tuple(nearest_block(side, largest) for side in (self.block_m, self.block_n))
         if nearest != (self.block_m, self.block_n):
             raise ValueError(
-                f"Blocks {self.block_m}x{self.block_n} were asked of Triton, whose sides are powers of two from "
+                f"Blocks {self.block_m}x{self.block_n} were requested of Triton, whose sides are powers of two from "
                 f"{SMALLEST_BLOCK} to {largest}: the nearest are {nearest[0]}x{nearest[1]}."
             )
         if self.padded_head_dim > largest:
@@ -135,12 +135,12 @@ class Shape:
         sizes = vars(self)
         if min(sizes.values()) < 1:
             requested = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-            raise ValueError(f"An attention of {requested} was asked for, but each is at least 1.")
+            raise ValueError(f"An attention of {requested} was requested, but each is at least 1.")
         if self.heads % self.kv_heads:
-            raise ValueError(f"{self.kv_heads} heads of K and V were asked for, but they do not divide {self.heads}.")
+            raise ValueError(f"{self.kv_heads} heads of K and V were requested, but they do not divide {self.heads}.")
         if max(self.rows_q, self.rows_k) > LARGEST_ROWS:
             raise ValueError(
-                f"{max(self.rows_q, self.rows_k)} rows were asked for in all, but Triton counts them in 32 bits: take "
+                f"{max(self.rows_q, self.rows_k)} rows were requested in all, but Triton counts them in 32 bits: take "
                 f"at most {LARGEST_ROWS}."
             )
 
@@ -248,7 +248,7 @@ def checked_device(configuration: Configuration, shape: Shape, device: Any) -> A
 
     if configuration.causal and shape.seq_q > shape.seq_k:
         raise ValueError(
-            f"{shape.seq_q} queries of {shape.seq_k} keys were asked for, but causal leaves the first "
+            f"{shape.seq_q} queries of {shape.seq_k} keys were requested, but causal leaves the first "
             f"{shape.seq_q - shape.seq_k} without a key: take at most as many queries as keys."
         )
     device = torch.device(device)
@@ -273,7 +273,7 @@ def heads_together(stepped_bytes: int, device: Any) -> int:
 def check_operand(
     name: str, tensor: Any, shape: tuple[int, ...], dtype: str, device: Any, descriptors: bool = False
 ) -> None:
-    """Raise ValueError for a tensor that is not what is asked for, not contiguous, or not for TMA."""
+    """Raise ValueError for a tensor that is not as requested, not contiguous, or not for TMA."""
     check_tensor(name, tensor, shape, dtype, device, "attention")
     if not tensor.is_contiguous():
         raise ValueError(f"{name} has strides {tensor.stride()}, but the attention kernels take contiguous tensors.")

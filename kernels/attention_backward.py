@@ -36,7 +36,7 @@ class Gradients:
         import torch
 
         if not configuration.backward:
-            raise ValueError("Gradients were asked of a forward configuration: set backward.")
+            raise ValueError("Gradients were requested of a forward configuration: set backward.")
         self.configuration = configuration
         self.shape = shape
         self.device = checked_device(configuration, shape, device)

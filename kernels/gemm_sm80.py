@@ -37,7 +37,7 @@ FRAGMENT = 16  # rows and columns of a warp's share come in these: mma.sync m16n
 MOST_WARPS = 8  # 256 threads: the most that can have 255 registers each
 REGISTERS = 65536  # of a multiprocessor
 MOST_SHARE_REGISTERS = 192  # of a thread's 255, for its part of the warp's sums and fragments
-OTHER_REGISTERS = 56  # beside those, for addresses and loops: with fewer it spills
+OTHER_REGISTERS = 56  # besides those, for addresses and loops: with fewer it spills
 TILE_K = (32, 64, 128)
 MOST_TILE_SIDE = 256
 MOST_STAGES = 4  # by default: more in flight has nothing left to hide
@@ -71,7 +71,7 @@ class Specialisation:
     def __post_init__(self) -> None:
         if self.in_type not in INPUT_TYPES or self.out_type not in OUTPUT_BYTES:
             raise ValueError(
-                f"A product of {self.in_type} into {self.out_type} was asked for, but mma.sync takes "
+                f"A product of {self.in_type} into {self.out_type} was requested, but mma.sync takes "
                 f"{' or '.join(INPUT_TYPES)} here and results are {', '.join(OUTPUT_BYTES)}."
             )
         for operand, access, least in (("A", self.access_a, 2), ("B", self.access_b, 2), ("C", self.access_c, None)):
@@ -144,7 +144,7 @@ class Specialisation:
     def resident_blocks(self) -> int:
         """Blocks of a multiprocessor that the compiler is to leave registers for, so that they hide each other's waits.
 
-        As many as shared memory of 228 KB holds (9.0 and later), if each thread keeps 56 registers beside its share.
+        As many as shared memory of 228 KB holds (9.0 and later), if each thread keeps 56 registers besides its share.
         """
         by_shared_memory = (228 << 10) // (self.smem_bytes + 1024)
         share = share_registers(self.m // self.warps_m, self.n // self.warps_n)
@@ -283,7 +283,7 @@ def check_tile(m: int, n: int, k: int, stages: int) -> None:
     """Raise ValueError, with the limit and the nearest tile that can be, for one that this kernel does not have."""
     if stages < 2:
         raise ValueError(
-            f"{stages} stages were asked for, but one is read while another is filled: ask for 2 at least."
+            f"{stages} stages were requested, but one is read while another is filled: ask for 2 at least."
         )
     sides_fit = all(side % FRAGMENT == 0 and FRAGMENT <= side <= MOST_TILE_SIDE for side in (m, n))
     if sides_fit and k in TILE_K and any(True for _ in warp_divisions(m, n)):

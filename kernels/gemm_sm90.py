@@ -81,7 +81,7 @@ class Specialisation:
         check_cluster(self.n, self.cluster_m, self.cluster_n, self.b_transposed)
         if self.stages < 2 or self.store_buffers < 1:
             raise ValueError(
-                f"{self.stages} stages and {self.store_buffers} store buffers were asked for: loading and multiplying "
+                f"{self.stages} stages and {self.store_buffers} store buffers were requested: loading and multiplying "
                 "overlap from 2 stages on, and results leave through at least 1 buffer."
             )
         if self.smem_bytes > SHARED_BYTES:
@@ -280,7 +280,7 @@ def check_types(in_type: str, out_type: str, a_transposed: bool, b_transposed: b
     """Raise ValueError for types or storage that wgmma does not take."""
     if in_type not in INPUT_TYPES or out_type not in OUTPUT_TYPES:
         raise ValueError(
-            f"A product of {in_type} into {out_type} was asked for: operands can be {', '.join(INPUT_TYPES)}, results "
+            f"A product of {in_type} into {out_type} was requested: operands can be {', '.join(INPUT_TYPES)}, results "
             f"{', '.join(OUTPUT_TYPES)}."
         )
     if in_type == "e4m3" and (a_transposed or not b_transposed):
@@ -314,7 +314,7 @@ def check_tile(m: int, n: int, k: int, consumers: int, in_type: str) -> None:
 def check_cluster(n: int, cluster_m: int, cluster_n: int, b_transposed: bool) -> None:
     """Raise ValueError for a cluster other than one CTA or a pair, or a pair that cannot share the operand."""
     if (cluster_m, cluster_n) not in ((1, 1), (2, 1), (1, 2)):
-        raise ValueError(f"A cluster of {cluster_m}x{cluster_n} CTAs was asked for: it can be 1x1, 2x1 or 1x2.")
+        raise ValueError(f"A cluster of {cluster_m}x{cluster_n} CTAs was requested: it can be 1x1, 2x1 or 1x2.")
     if cluster_m == 2 and b_transposed and n % 16:
         raise ValueError(
             f"Two CTAs cannot load a B tile of {n} columns together: each takes a multiple of 8, so take n = {n - 8} "
@@ -323,7 +323,7 @@ def check_cluster(n: int, cluster_m: int, cluster_n: int, b_transposed: bool) ->
 
 
 def most_stages(specialisation: Specialisation) -> int:
-    """As many stages as shared memory has room for beside the store buffers."""
+    """As many stages as shared memory has room for besides the store buffers."""
     return (SHARED_BYTES - specialisation.store_bytes) // (specialisation.stage_bytes + 16)
 
 

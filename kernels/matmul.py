@@ -1,6 +1,6 @@
-"""Triton's C[M,N] = A·B with explicit tile, stages, warps and schedule: what can be asked for, and how it is run.
+"""Triton's C[M,N] = A·B with explicit tile, stages, warps and schedule: what can be requested, and how it is run.
 
-Nothing is tuned here: what is asked for is what runs. torch and Triton are imported when something is run or compiled.
+Nothing is tuned here: the requested configuration runs. torch and Triton are imported when a kernel is run or compiled.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Configuration:
             check_known("matmul", name, getattr(self, name), known)
         if (self.dtype == "int8") != (self.out_dtype == "int32"):
             raise ValueError(
-                f"A product of {self.dtype} into {self.out_dtype} was asked of Triton's matmul, but int8 is summed in "
-                "int32 and nothing else is."
+                f"A product of {self.dtype} into {self.out_dtype} was requested of Triton's matmul, but int8 is summed "
+                "in int32 and nothing else is."
             )
         largest, depth = largest_block(self.operands), SMALLEST_DEPTH.get(self.dtype, SMALLEST_BLOCK)
         near_m, near_n, near_k = (nearest_block(side, largest) for side in self.tile)
@@ -92,10 +92,18 @@ class Configuration:
         if nearest != self.tile:
             deep = f", k from {depth} for {self.dtype}" if depth > SMALLEST_BLOCK else ""
             raise ValueError(
-                f"Tile {shown(self.tile)} was asked of Triton, whose sides are powers of two from {SMALLEST_BLOCK} to "
-                f"{largest}{deep}: the nearest is {shown(nearest)}."
+                f"Tile {shown(self.tile)} was requested of Triton, whose sides are powers of two from {SMALLEST_BLOCK} "
+                f"to {largest}{deep}: the nearest is {shown(nearest)}."
             )
         check_pipeline(self.stages, self.warps)
+
+    @property
+    def name(self) -> str:
+        """What a person reads: `triton_bf16_tn_128x256x64_s4_w8_persistent_descriptors`."""
+        return (
+            f"triton_{OPERAND_TYPES[self.dtype]}_{self.layout.lower()}_{shown(self.tile)}_s{self.stages}_w{self.warps}"
+            f"_{self.policy}_{self.operands}"
+        )
 
     @property
     def descriptors(self) -> bool:
@@ -198,12 +206,12 @@ class Product:
         import torch
 
         if min(m, n, k) < 1:
-            raise ValueError(f"A product of {m} × {n} × {k} was asked for, but each dimension is at least 1.")
+            raise ValueError(f"A product of {m} × {n} × {k} was requested, but each dimension is at least 1.")
         # Rows and columns of tiles that hang over the edge are counted too, in 32 bits.
         for name, size, side in zip("MNK", (m, n, k), configuration.tile, strict=True):
             if size > (1 << 31) - side:
                 raise ValueError(
-                    f"{name} = {size} was asked for, but with tile {shown(configuration.tile)} it is at most "
+                    f"{name} = {size} was requested, but with tile {shown(configuration.tile)} it is at most "
                     f"{(1 << 31) - side}, for Triton counts rows in 32 bits."
                 )
         self.configuration = configuration
@@ -314,7 +322,7 @@ class GroupedProduct:
 
     def __init__(self, configuration: Configuration, rows: Sequence[int], n: int, k: int, workers: int) -> None:
         if min(rows, default=0) < 0 or sum(rows) < 1 or min(n, k, workers) < 1:
-            raise ValueError(f"Products of {list(rows)[:8]} rows x {n} x {k} were asked for, but each is at least 1.")
+            raise ValueError(f"Products of {list(rows)[:8]} rows x {n} x {k} were requested, but each is at least 1.")
         self.configuration, self.rows, self.n, self.k = configuration, tuple(rows), n, k
         tile_m, tile_n, _ = configuration.tile
         self.tiles_n = -(-n // tile_n)

@@ -85,7 +85,7 @@ def library() -> ctypes.CDLL:
         raise NoCompiler(f"PYPERF_LIBNVRTC={override} is not an absolute path: name the file from / on.")
     for path in [override] if override else [*wheels(), *SONAMES]:
         try:
-            # NVRTC looks for its companion by soname alone, so one that lies beside it must be in the process already.
+            # NVRTC looks for its companion by soname alone, so one in the same folder must be in the process already.
             if Path(path).is_absolute():
                 for companion in Path(path).parent.glob("libnvrtc-builtins.so.*"):
                     ctypes.CDLL(str(companion))
@@ -100,10 +100,10 @@ def library() -> ctypes.CDLL:
     raise NoCompiler("CUDA kernels are compiled by NVRTC, which is not here: pip install nvidia-cuda-nvrtc.")
 
 
-def wheels() -> Iterator[str]:
-    """Paths of the copies that wheels installed, newest CUDA first."""
+def wheels(patterns: Sequence[str] = WHEEL_PATTERNS) -> Iterator[str]:
+    """Paths of the copies of a library, by default NVRTC, that wheels installed, newest CUDA first."""
     for folder in sys.path:
-        for pattern in WHEEL_PATTERNS:
+        for pattern in patterns:
             yield from sorted((str(path) for path in Path(folder or ".").glob(pattern)), reverse=True)
 
 

@@ -32,13 +32,13 @@ class Schedule:
             raise ValueError(f"Schedule {self.policy!r} is unknown: choose from {', '.join(POLICIES)}.")
         if min(self.workers, self.group) < 1:
             raise ValueError(
-                f"{self.workers} workers and {self.group} rows a group were asked for, but there is at least 1 of each."
+                f"{self.workers} workers and {self.group} rows a group were requested, but there is at least 1 of each."
             )
         if self.policy != "split_k" and self.splits != 1:
-            raise ValueError(f"{self.splits} slices of K were asked of {self.policy}: only split_k takes several.")
+            raise ValueError(f"{self.splits} slices of K were requested of {self.policy}: only split_k takes several.")
         if not 1 <= self.splits <= self.k_tiles:
             raise ValueError(
-                f"{self.splits} slices of K were asked for, but these {self.k_tiles} k-tiles give between 1 and "
+                f"{self.splits} slices of K were requested, but these {self.k_tiles} k-tiles give between 1 and "
                 f"{self.k_tiles}."
             )
         slices, streamed = self.splits * self.k_tiles, self.streamed_tiles * self.k_tiles

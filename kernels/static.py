@@ -9,14 +9,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from importlib.resources import files
 from types import ModuleType
 from typing import Any, Protocol
 
 from pyperf_suite.hardware.catalogue import architectures, capability
-from pyperf_suite.kernels import nvrtc
+from pyperf_suite.kernels import attention, attention_backward, attention_defaults, matmul, nvrtc
 from pyperf_suite.kernels.disassembly import Disassembly, disassemble
 from pyperf_suite.kernels.occupancy import Occupancy, occupancy
 
@@ -43,6 +44,11 @@ INSTRUCTION_CLASSES: Mapping[str, tuple[str, ...]] = {
     "SYNCS": ("SYNCS",),  # mbarrier
 }
 
+# What a Triton kernel is compiled from.
+MATMUL_SOURCES = ("matmul_device.py", "schedule.py")
+FORWARD_SOURCES = ("attention_device.py", "attention_schedule.py")
+BACKWARD_SOURCES = ("attention_backward_device.py", *FORWARD_SOURCES)
+
 
 @functools.cache
 def families() -> dict[str, ModuleType]:
@@ -59,6 +65,51 @@ def triton_targets() -> tuple[str, ...]:
         if each.resident_warps:
             oldest.setdefault(each.generation, each.target)
     return tuple(oldest.values())
+
+
+@functools.cache
+def cuda_targets() -> dict[str, ModuleType]:
+    """Our CUDA kernels by the target that they are made for."""
+    return {family.ARCHITECTURE: family for family in families().values()}
+
+
+@functools.cache
+def cuda_kernels(target: str) -> dict[str, Any]:
+    """The default set of our CUDA kernels for a target, by name; none for a target they are not made for."""
+    module = cuda_targets().get(target)
+    return {kernel.name: kernel for kernel in module.default_set()} if module is not None else {}
+
+
+@dataclass(frozen=True)
+class TritonKernel:
+    """How one Triton kernel becomes machine code for a target, and the files of kernels/ that it is compiled from."""
+
+    compile_for: Callable[[str], Any]
+    sources: tuple[str, ...]
+
+    def source(self) -> str:
+        folder = files("pyperf_suite.kernels")
+        return "\0".join((folder / name).read_text("utf-8") for name in self.sources)
+
+
+@functools.cache
+def triton_kernels(target: str) -> dict[str, TritonKernel]:
+    """The default sets of our Triton kernels for a target, by name; none for a target that is not watched."""
+    if target not in triton_targets():
+        return {}
+    kernels = {}
+    for product in matmul.default_set(target):
+        compile_product = functools.partial(matmul.compile_for, configuration=product)
+        kernels[product.name] = TritonKernel(compile_product, MATMUL_SOURCES)
+    for each in attention_defaults.default_set(target):
+        if not each.backward:
+            compile_forward = functools.partial(attention.compile_for, configuration=each)
+            kernels[each.name] = TritonKernel(compile_forward, FORWARD_SOURCES)
+            continue
+        for kernel in attention_backward.KERNELS:
+            compile_backward = functools.partial(attention_backward.compile_for, configuration=each, kernel=kernel)
+            kernels[f"{each.name}_{kernel}"] = TritonKernel(compile_backward, BACKWARD_SOURCES)
+    return kernels
 
 
 class Specialised(Protocol):

@@ -11,7 +11,7 @@ WIDEST_SPAN_BYTES = 128
 
 @dataclass(frozen=True)
 class TensorMap:
-    """What `_native.cuda.tensor_map_2d` takes beside the context; shape and box have the contiguous dimension first."""
+    """What `_native.cuda.tensor_map_2d` takes besides the context; shape and box begin with the inner dimension."""
 
     address: int
     dtype: str

@@ -36,13 +36,13 @@ class Launch:
     def __init__(
         self, kernel: Any, programs: int, arguments: Sequence[Any], options: Mapping[str, Any], requested: str
     ) -> None:
-        """`asked` begins the sentence for a device that has too little, as in "Tile 128x128x64"."""
+        """`requested` begins the sentence for a device that has too little, as in "Tile 128x128x64"."""
         import triton
 
         self._kernel = kernel[(programs,)]
         self._arguments = tuple(arguments)
         self._options = dict(options)
-        self._asked = requested
+        self._requested = requested
         self._out_of_resources = triton.runtime.errors.OutOfResources
 
     def __call__(self) -> Any:
@@ -54,7 +54,7 @@ class Launch:
             return self._kernel(*self._arguments, **self._options)
         except self._out_of_resources as error:
             raise ValueError(
-                f"{self._asked} needs {error.required} of this device's {error.limit} of {error.name}: take "
+                f"{self._requested} needs {error.required} of this device's {error.limit} of {error.name}: take "
                 "a smaller tile or fewer stages."
             ) from None
 
@@ -75,7 +75,7 @@ def interprets(kernel: Any) -> bool:
 
 
 def compiler_options(stages: int, warps: int) -> dict[str, Any]:
-    """Options for Triton's compiler. Fused multiply-adds are asked for because its default is about to change."""
+    """Options for Triton's compiler. Fused multiply-adds are requested because its default is about to change."""
     return {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
 
 
@@ -145,7 +145,7 @@ def check_pipeline(stages: int, warps: int) -> None:
     """Raise ValueError for stages or warps that no program has."""
     if stages < 1 or warps not in (1, 2, 4, 8, 16, 32):
         raise ValueError(
-            f"{stages} stages and {warps} warps were asked for, but there is at least 1 stage and warps are a power of "
+            f"{stages} stages and {warps} warps were requested, but there is at least 1 stage and warps are a power of "
             "two up to 32."
         )
 
@@ -167,7 +167,7 @@ def check_tma(device: Any) -> None:
 def check_tensor(
     name: str, tensor: Any, shape: tuple[int, ...], dtype: str, device: Any, taker: str = "product"
 ) -> None:
-    """Raise ValueError for a tensor of another shape, dtype or device than asked for."""
+    """Raise ValueError for a tensor of another shape, dtype or device than requested."""
     found = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.device)
     if found != (shape, dtype, device):
         raise ValueError(

@@ -136,7 +136,7 @@ def test_an_axis_takes_its_own_values_as_they_are_written_and_refuses_others(nam
         ("overlap", {"run": "apart"}, "choose from product"),
         ("step_calibration", {"engine": "data=many"}, "is no part of an engine's cut"),
         ("tile_wave", {"waves": "9999"}, "waves lies between"),
-        ("transfer", {"disk_size": "5000"}, "blocks of 4096 bytes, but 5000 were asked for"),
+        ("transfer", {"disk_size": "5000"}, "blocks of 4096 bytes, but 5000 were requested"),
         ("transfer", {"numa_node": "4096"}, "NUMA node 4096"),
         ("transfer", {"way": "torch", "workers": "1"}, "transfer has no case with way=torch"),
     ],
@@ -149,7 +149,7 @@ def test_values_that_cannot_be_together_are_refused_with_what_can(
 
 
 def observed(case: Case, seconds: float) -> dict[str, Any]:
-    """What a worker leaves of a case beside its time, as fields of `a_record`."""
+    """What a worker leaves of a case besides its time, as fields of `a_record`."""
     p = case.parameters
     if case.operator == "compiled_kernel":
         page_figure = ("registers", "local_memory", "dynamic_shared_memory", "resident_blocks", "code")

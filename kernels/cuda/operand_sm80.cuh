@@ -34,12 +34,12 @@ struct OperandTile {
     }
 
     // Where a chunk lies in the tile. The eight rows that ldmatrix reads at the same chunk fall into eight different
-    // sixteenths of the banks: rows that share a line have a place each, the others are told apart by the exclusive
+    // sixteenths of the banks: rows that share a line have a place each, the others are separated by the exclusive
     // or. It repeats every eight rows.
     PYPERF_HOST_DEVICE constexpr int offset(int row, int chunk) const {
         const int group = swizzled_chunks();
-        const int rows_alike = bank_line_bytes / chunk_bytes / group;
-        return row * row_bytes() + (chunk ^ row / rows_alike % group) * chunk_bytes;
+        const int rows_sharing = bank_line_bytes / chunk_bytes / group;
+        return row * row_bytes() + (chunk ^ row / rows_sharing % group) * chunk_bytes;
     }
 };
 

@@ -36,7 +36,7 @@ __device__ __forceinline__ void mbarrier_arrive(SharedAddress barrier) {
 }
 
 // Arrives on the barrier that stands at the same address in CTA `rank` of this cluster. What it releases are reads of
-// shared memory that are complete, so no scope beyond the default is asked for: with .cluster the compiler puts fences
+// shared memory that are complete, so no scope beyond the default is requested: with .cluster the compiler puts fences
 // of hundreds of cycles before each arrival.
 __device__ __forceinline__ void mbarrier_arrive_cluster(SharedAddress barrier, int rank) {
     asm volatile(

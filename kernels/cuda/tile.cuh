@@ -1,7 +1,7 @@
 // Everything about a tile of gemm_sm90.cu that is arithmetic: where operands, results and barriers lie in shared
 // memory, in which boxes the copy engine moves them, what wgmma's descriptors say, which thread holds which element.
 //
-// Plain constexpr, for NVRTC and g++ alike: the tests emulate the data movement on the host with these very functions.
+// Plain constexpr, for both NVRTC and g++: the tests emulate the data movement on the host with these very functions.
 // Layouts and descriptors: PTX ISA, "Asynchronous warpgroup-level matrix shared memory layout" and "Tensor swizzling".
 #pragma once
 
@@ -27,7 +27,7 @@ constexpr int most_shared_bytes = 227 * 1024;
 // CTA's rank stands above them, and unmasked it would change the leading byte offset.
 constexpr unsigned descriptor_window = 0x3ffff;
 
-// The copy engine and wgmma swizzle alike: in rows of `span` bytes (16, 32, 64 or 128), address bits 4.. are xored with
+// The copy engine and wgmma swizzle in the same way: in rows of `span` bytes (16, 32, 64 or 128), address bits 4.. are xored with
 // bits 7.., so that 8 rows of one 16-byte column fall into different banks. Offsets count from a boundary of 8 spans.
 PYPERF_HOST_DEVICE constexpr int swizzled(int offset, int span) {
     return offset ^ ((offset >> 7 & (span / 16 - 1)) << 4);

@@ -265,7 +265,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Series:
-    """One line or set of points. `style` is "points" for measurements, "line" for a law, "beside" for a baseline."""
+    """One line or set of points.
+
+    `style` is "points" for measurements, "line" for a law, "baseline" for what both are compared with.
+    """
 
     label: str
     x: Sequence[float]

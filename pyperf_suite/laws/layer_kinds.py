@@ -1,6 +1,6 @@
 """The kinds of work in a model's layers besides its products: attention over all or a window, experts.
 
-Each says what a kernel's law is asked for on one rank of a sharded model.
+Each says what one rank of a sharded model computes, in the arguments of a kernel's law.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Blocks:
 
     def __post_init__(self) -> None:
         if min(self.m, self.n, self.stages, self.warps) < 1:
-            raise UserError(f"Blocks have sizes of at least 1, but {self} was asked for.")
+            raise UserError(f"Blocks have sizes of at least 1, but {self} was requested.")
 
     def __str__(self) -> str:
         pipeline = f":s{self.stages}" if self.stages != 1 else ""

@@ -1,9 +1,9 @@
 """What its sizes do to a matrix product: tiles, waves and the busiest worker, and how rows start in memory.
 
-`Tile` and `Schedule` are the words every kernel of the suite is asked in; `StaircaseLaw` fits the time of a product to
-them. Vector loads, TMA and tensor cores take runs of bytes whole, so a product can also be slower for a divisor of its
-sizes. The published tables hold multiples of 32 alone; what is known of other sizes are a few published cliffs, named
-in `ORIGINS`, so each factor comes with the range it may lie in.
+A `Tile` and a `Schedule` are requested of every kernel of the suite. `StaircaseLaw` fits the time of a product to them.
+Vector loads, TMA and tensor cores take runs of bytes whole, so a product can also be slower for a divisor of its sizes.
+The published tables hold multiples of 32 alone; what is known of other sizes are a few published cliffs, named in
+`ORIGINS`, so each factor comes with the range it may lie in.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Tile:
 
     def __post_init__(self) -> None:
         if min(self.m, self.n, self.k, self.stages, self.cluster, self.cluster_n) < 1:
-            raise UserError(f"A tile has sizes of at least 1, but {self} was asked for.")
+            raise UserError(f"A tile has sizes of at least 1, but {self} was requested.")
 
     def __str__(self) -> str:
         pipeline = f":s{self.stages}" if self.stages != 1 else ""
@@ -85,10 +85,10 @@ class Schedule:
         if self.policy not in POLICIES:
             raise UserError(f"Unknown schedule {self.policy!r}: choose from {', '.join(POLICIES)}.")
         if self.workers < 1:
-            raise UserError(f"A schedule needs at least 1 worker, but {self.workers} were asked for.")
+            raise UserError(f"A schedule needs at least 1 worker, but {self.workers} were requested.")
         if self.splits < 1 or (self.splits > 1 and self.policy != "split_k"):
             raise UserError(
-                f"{self.splits} slices of K were asked of {self.policy}: only split_k takes more than one, "
+                f"{self.splits} slices of K were requested of {self.policy}: only split_k takes more than one, "
                 "as in split_k(4)@2."
             )
 
@@ -190,7 +190,7 @@ def critical_path(m: ArrayLike, n: ArrayLike, k: ArrayLike, tile: Tile, schedule
         k_tiles = ceil_div(depth.astype(np.int64), tile.k)
         slice_extent = np.minimum(ceil_div(k_tiles, schedule.splits) * tile.k, depth)
         shared = visits if schedule.splits > 1 else np.zeros(tiles.shape)
-        # Slices of a tile are handed out one after the other, so a worker meets long and short ones alike.
+        # Slices of a tile are handed out one after the other, so a worker meets long and short ones.
         extent = np.where(visits > 1, visits * depth / schedule.splits, slice_extent)
         return CriticalPath(extent, visits.astype(np.float64), np.asarray(shared, dtype=np.float64))
     if schedule.policy == "stream_k":
@@ -440,7 +440,7 @@ def _sizes(m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Mapping[str, NDArray[np.
 
 
 def _padded(m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str, layout: str) -> NDArray[np.float64]:
-    """The work of the product with each row filled up, over that of the product asked for."""
+    """The work of the product with each row filled up, over that of the requested product."""
     multiple = int(PADDED_BYTES / BYTES_OF[dtype])
     factor = np.ones(())
     for name, size in _sizes(m, n, k).items():

@@ -156,7 +156,7 @@ class TrainingWorkload:
 
     def __post_init__(self) -> None:
         if min(self.seq, self.micro_batch, self.micro_batches, self.element_bytes, self.gradient_bytes) < 1:
-            raise UserError(f"A step needs sizes of at least 1 throughout, but {self} was asked for.")
+            raise UserError(f"A step needs sizes of at least 1 throughout, but {self} was requested.")
 
     def activation_bytes(self, hidden: int) -> int:
         return self.micro_batch * self.seq * hidden * self.element_bytes
@@ -317,7 +317,7 @@ def expert_parallel(model: ModelDimensions, work: TrainingWorkload, ranks: int) 
     return Traffic("EP", tuple(StepTransfer(what, "all_to_all", calls, size, ranks) for what in both))
 
 
-WAYS: Mapping[str, Callable[[ModelDimensions, TrainingWorkload, int], Traffic]] = {
+PARALLELISMS: Mapping[str, Callable[[ModelDimensions, TrainingWorkload, int], Traffic]] = {
     "DDP": ddp,
     "ZeRO-1": zero_1,
     "ZeRO-2": zero_2,
@@ -407,5 +407,5 @@ def _scattered_gradients(model: ModelDimensions, work: TrainingWorkload, ranks: 
 
 def _gathered_update(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> StepTransfer:
     size, calls = _buckets(model.parameters * work.element_bytes)
-    # Beside the next step's forward pass, which needs one layer at a time.
+    # During the next step's forward pass, which needs one layer at a time.
     return StepTransfer("updated parameters", "all_gather", calls, size, ranks, "forward")

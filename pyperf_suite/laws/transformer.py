@@ -213,9 +213,9 @@ class ModelDimensions:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in _AT_LEAST_1 and value < 1:
-                raise UserError(f"A model needs {field.name} of at least 1, but {value} were asked for.")
+                raise UserError(f"A model needs {field.name} of at least 1, but {value} were requested.")
             if value < 0:
-                raise UserError(f"{field.name} cannot be negative, but {value} was asked for.")
+                raise UserError(f"{field.name} cannot be negative, but {value} was requested.")
 
     def _check_sizes(self) -> None:
         for name, most in LARGEST.items():
@@ -238,11 +238,11 @@ class ModelDimensions:
         if self.latent_rank and not (self.value_head_dim and self.rope_head_dim < self.head_dim):
             raise UserError(
                 "Latent attention needs a value_head_dim, and a rope_head_dim below head_dim, but "
-                f"{self} was asked for."
+                f"{self} was requested."
             )
         if not self.latent_rank and self.value_head_dim != self.head_dim:
             raise UserError(
-                f"value_head_dim = {self.value_head_dim} beside head_dim = {self.head_dim} is of latent attention: "
+                f"value_head_dim = {self.value_head_dim} with head_dim = {self.head_dim} is of latent attention: "
                 "give its latent_rank too."
             )
 
@@ -295,7 +295,7 @@ class Sharding:
     def __post_init__(self) -> None:
         for name, ranks in (("tensor", self.tensor), ("expert", self.expert)):
             if np.min(ranks) < 1:
-                raise UserError(f"Layers are cut over at least 1 rank, but {name} = {np.min(ranks)} was asked for.")
+                raise UserError(f"Layers are cut over at least 1 rank, but {name} = {np.min(ranks)} was requested.")
 
     def divides(self, model: ModelDimensions) -> NDArray[np.bool_]:
         """Whether every dimension can be cut evenly; an array where the model or `tensor` is one."""
@@ -388,7 +388,7 @@ def linears(
     """
     sharding = sharding or Sharding()
     if np.min(tokens) < 1:
-        raise UserError(f"A micro-batch has at least 1 token, but {np.min(tokens)} were asked for.")
+        raise UserError(f"A micro-batch has at least 1 token, but {np.min(tokens)} were requested.")
     if type(model) is ModelDimensions and np.ndim(sharding.tensor) == np.ndim(sharding.expert) == 0:
         sharding.check(model)
     return (
@@ -405,7 +405,7 @@ def products(
     fused: bool = True,
     phases: tuple[Phase, ...] = PHASES,
 ) -> tuple[Product, ...]:
-    """Every matrix product of one micro-batch on one rank, in the passes asked for; arguments as of `linears`."""
+    """Every matrix product of one micro-batch on one rank, in the requested passes; arguments as of `linears`."""
     return tuple(linear.product(phase) for linear in linears(model, tokens, sharding, fused) for phase in phases)
 
 
@@ -501,7 +501,7 @@ class ModelGrid(ModelDimensions):
         varied = {name: np.asarray(sizes, dtype=np.int64) for name, sizes in changes.items()}
         for name, sizes in varied.items():
             if sizes.size and sizes.min() < 1:
-                raise UserError(f"A model needs {name} of at least 1, but {sizes.min()} was asked for.")
+                raise UserError(f"A model needs {name} of at least 1, but {sizes.min()} was requested.")
         return cls(**following(model, varied))
 
     def __post_init__(self) -> None:

@@ -54,11 +54,11 @@ class Launched(Protocol):
 
     def poison(self, index: int | None = None) -> None: ...
 
-    def left(self, index: int) -> CheckVerdict: ...
+    def verify_last(self, index: int) -> CheckVerdict: ...
 
-    def kept(self, index: int) -> Any: ...
+    def snapshot(self, index: int) -> Any: ...
 
-    def equals(self, index: int, kept: Any) -> bool: ...
+    def matches(self, index: int, snapshot: Any) -> bool: ...
 
 
 def excluded_rate(checked: int) -> float:
@@ -74,7 +74,7 @@ class SpotChecks:
     """Checks of one case's launches: of every set before timing, of a random sample after each timed block.
 
     What a launch wrote is compared bit for bit with an output that was verified; where it differs, as it may where a
-    kernel sums in no fixed order, `launches.left(index)` decides.
+    kernel sums in no fixed order, `launches.verify_last(index)` decides.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class SpotChecks:
             begin_s = self.clock()
             self._launches.untimed(index)
             self._launch_s = self.clock() - begin_s
-        verdict = self._launches.left(0)
+        verdict = self._launches.verify_last(0)
         if not verdict.passed:
             raise WrongLaunch(verdict)
-        self._right = self._launches.kept(0)
+        self._right = self._launches.snapshot(0)
         self.checked = 1
         # Set 0 again: what a comparison takes must be known before one is afforded.
         for index in range(self._launches.sets):
@@ -209,8 +209,8 @@ class SpotChecks:
 
     def _check(self, index: int) -> None:
         begin_s = self.clock()
-        if not self._launches.equals(index, self._right):
-            verdict = self._launches.left(index)
+        if not self._launches.matches(index, self._right):
+            verdict = self._launches.verify_last(index)
             if not verdict.passed:
                 raise WrongLaunch(verdict, f"operand set {index}: {verdict.message}")
             self.bitwise = False

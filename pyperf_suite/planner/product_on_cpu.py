@@ -12,8 +12,7 @@ from pyperf_suite.laws.tiling import Schedule, Tile, tile_count, tile_efficiency
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import find_profile
 from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.backends import INSTRUCTION_SETS, named_by_isa
-from pyperf_suite.workloads.cpu_peak import CorePeak, core_peak
+from pyperf_suite.workloads.backends import INSTRUCTION_SETS, CorePeak, core_peak, named_by_isa
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 # A launch that takes longer even at the peak is no question for a second: it is measured by a run.

@@ -42,7 +42,7 @@ from pyperf_suite.workloads.operands import element_type
 TOP_CLASS = 128
 
 # Tokens of a batch come in multiples of this; one more or less is off by one.
-NAMED_BESIDE = 64
+OFF_BY_ONE_MULTIPLE = 64
 
 # The layout in which a layer's passes multiply: y = x·Wᵀ, dx = dy·W, dW = dyᵀ·x.
 BASE_LAYOUTS = {"square": "TN", "fprop": "TN", "dgrad": "NN", "wgrad": "NT", "skinny": "TN"}
@@ -82,14 +82,14 @@ class Base:
 class RealLife:
     """A size of which it is known that people stumble over it, along one dimension of a layer's fprop.
 
-    `sizes` are those of the dimension, `beside` offsets from its usual size, `pad_to` the multiples people pad it to.
+    `sizes` are those of the dimension, `offsets` those from its usual size, `pad_to` the multiples people pad it to.
     """
 
     along: str
     known_as: str
     pad_to: tuple[int, ...]
     sizes: tuple[int, ...] = ()
-    beside: tuple[int, ...] = ()
+    offsets: tuple[int, ...] = ()
 
 
 REAL_LIFE = {
@@ -97,7 +97,7 @@ REAL_LIFE = {
     "ffn": RealLife("n", "FFN of 8/3 x 4096", (64, 256), sizes=(10922,)),
     "ffn_down": RealLife("k", "FFN of 8/3 x 4096, on the way down", (64, 256), sizes=(10922,)),
     "hidden": RealLife("k", "hidden size off by one", (64,), sizes=(4095, 4097)),
-    "tokens": RealLife("m", "batch x sequence off by one", (8,), beside=(-1, 1)),
+    "tokens": RealLife("m", "batch x sequence off by one", (8,), offsets=(-1, 1)),
     "none": RealLife("m", "none", ()),
 }
 
@@ -105,7 +105,7 @@ REAL_LIFE = {
 def known_as(along: str, size: int) -> str | None:
     """What people know this size of this dimension as, if it is no size that another would be padded to."""
     for case in REAL_LIFE.values():
-        off_by_one = any((size - offset) % NAMED_BESIDE == 0 for offset in case.beside)
+        off_by_one = any((size - offset) % OFF_BY_ONE_MULTIPLE == 0 for offset in case.offsets)
         if along == case.along and (size in case.sizes or off_by_one):
             return case.known_as
     return None
@@ -258,7 +258,7 @@ def _around_bases(axes: AlignmentAxes) -> Iterator[DimensionSweep]:
     """Sizes at the offsets from each base's, and the nearest ones to it for each class of the ladder of divisors.
 
     At the base's size times each span stand that size and the nearest of the ladder's least class: the search for
-    cliffs works between sizes that divide alike.
+    cliffs works between sizes of the same divisor.
     """
     for base, layout, along in itertools.product(axes.base, axes.layout, axes.along):
         middle = getattr(base.shape, along)
@@ -274,8 +274,8 @@ def _in_real_life(axes: AlignmentAxes) -> Iterator[DimensionSweep]:
     """The sizes people meet, in the fprop of a layer of `hidden` features in and out."""
     for name, tokens, hidden in itertools.product(axes.real, axes.tokens, axes.hidden):
         case, shape = REAL_LIFE[name], Shape(tokens, hidden, hidden)
-        beside = (getattr(shape, case.along) + offset for offset in case.beside)
-        sizes = tuple(sorted({*case.sizes, *(size for size in beside if size >= 1)}))
+        near = (getattr(shape, case.along) + offset for offset in case.offsets)
+        sizes = tuple(sorted({*case.sizes, *(size for size in near if size >= 1)}))
         yield DimensionSweep(shape, BASE_LAYOUTS["fprop"], case.along, sizes, case.pad_to)
 
 
@@ -340,7 +340,7 @@ class Pad(BaselinePair):
 
 @dataclass(frozen=True)
 class AlignmentClass:
-    """All sizes of one setting and dimension that divide alike, each paired with the next aligned size.
+    """All sizes of one setting and dimension with the same divisor, each paired with the next aligned size.
 
     `gain` is the time of these over that of those, so net of the larger products' own work.
     """
@@ -397,13 +397,13 @@ def classes_of(sweeps: Iterable[Sweep]) -> Iterator[AlignmentClass]:
     for members in grouped(sweeps, lambda sweep: (sweep.base.key("m", "n", "k"), sweep.along)).values():
         pairs = [pair for sweep in members for pair in BaselinePair.each(sweep, _next_aligned(sweep))]
         for divisor, similar in sorted(grouped(pairs, lambda pair: class_of(pair.size)).items()):
-            gain = mean_speedup([(pair.row.reading, pair.beside.reading) for pair in similar])
+            gain = mean_speedup([(pair.row.reading, pair.other_row.reading) for pair in similar])
             if gain is not None:
                 yield AlignmentClass(members[0], divisor, similar, gain)
 
 
 def edges_of(sweep: Sweep) -> list[BaselinePair]:
-    """Every jump in rate between neighbours that divide alike, beyond its interval; the larger size comes first."""
+    """Every jump in rate between neighbours of the same divisor, beyond its interval; the larger size comes first."""
     similar = grouped(sweep.rows, class_of)
     neighbours = [each for divisor in sorted(similar) for each in itertools.pairwise(similar[divisor])]
     near = BaselinePair.each(sweep, ((above, size) for size, above in neighbours if above <= WIDEST_SEARCH * size))
@@ -427,13 +427,13 @@ def is_found(edge: BaselinePair) -> bool:
 
 
 def next_of_searches(rows: Rows) -> list[Case]:
-    """The middle of each of the widest jumps that are not yet closed in on, but for those asked before."""
+    """The middle of each of the widest jumps that are not yet closed in on, but for those measured before."""
     requested = {record.case_id for record in rows.records}
     wide = [edge for sweep in sweeps_of(rows) for edge in edges_of(sweep) if not is_found(edge)]
     cases: dict[str, Case] = {}
     for edge in sorted(wide, key=jump, reverse=True):
         middle = edge.other + (edge.size - edge.other) // (2 * _step(edge)) * _step(edge)
-        case = replace(edge.beside.case, parameters=replace(edge.beside.parameters, **{edge.sweep.along: middle}))
+        case = replace(edge.other_row.case, parameters=replace(edge.other_row.parameters, **{edge.sweep.along: middle}))
         if case.case_id not in requested:
             cases[case.case_id] = case
     return list(cases.values())[:SEARCHES_AT_ONCE]
@@ -476,9 +476,9 @@ def analyse(rows: Rows) -> Findings:
         (remark(JUMPS, edge, effect="rate") for edge in edges[:1]),
         (remark(DEFIANCE, slow, effect="rate") for slow in defiances[:1]),
         _refusals(rows.records),
-        table("Throughput by divisor, beside the next aligned size", CLASS_COLUMNS, classes),
+        table("Throughput by divisor, relative to the next aligned size", CLASS_COLUMNS, classes),
         table("Pad or not, net of the padding's own work", PAD_COLUMNS, of_library or pads),
-        table("Cliffs between sizes that divide alike", EDGE_COLUMNS, edges),
+        table("Cliffs between sizes of the same divisor", EDGE_COLUMNS, edges),
         table("Where sizes that divide by more run slower", DEFIANCE_COLUMNS, defiances),
         _figures(sweeps),
     )
@@ -489,7 +489,7 @@ ALONE = (
     "--profile standard, which has three"
 )
 PLACE = "{sweep.name} = {size} ({sweep.setting}, {sweep.shape})"
-JUMPS = PLACE + " runs at {rate} the rate of {other}, which divides alike"
+JUMPS = PLACE + " runs at {rate} the rate of {other}, which has the same divisor"
 DEFIANCE = PLACE + " runs at {rate} the rate of {other}, which divides by less: folklore fails here"
 
 
@@ -579,7 +579,7 @@ EDGE_COLUMNS = (
     *SWEPT,
     Column("from -> to", lambda edge: f"{edge.other} -> {edge.size}", priority=2),
     Column("rate", unit="x", priority=2),
-    Column("kernel before", lambda edge: _kernel(edge.beside)),
+    Column("kernel before", lambda edge: _kernel(edge.other_row)),
     Column("kernel after", lambda edge: _kernel(edge.row)),
 )
 DEFIANCE_COLUMNS = (
@@ -631,7 +631,7 @@ PROBE = Probe(
     axes=axes,
     sweep=sweep,
     analyse=analyse,
-    # The middles of the widest jumps in rate between sizes that divide alike: a bisection of each.
+    # The middles of the widest jumps in rate between sizes of the same divisor: a bisection of each.
     follow_up=lambda records: next_of_searches(rows_of(records)),
     group=lambda case: f"alignment {case.parameters.dtype} {case.parameters.layout}",
 )

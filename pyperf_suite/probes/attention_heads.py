@@ -40,7 +40,7 @@ ALL = "all"
 CHOSEN = "chosen"
 
 SDPA = ("sdpa_default", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
-BESIDE = ("sdpa_math", "flex", "two_gemm", "two_gemm_products")
+EXTRA_IMPLEMENTATIONS = ("sdpa_math", "flex", "two_gemm", "two_gemm_products")
 
 # Just at and past each bucket of the known implementations (FlashAttention-3's tile_size.h: 64, 96, 128, 192, 256).
 BUCKET_EDGES = (64, 72, 80, 96, 104, 112, 128, 136, 160, 192, 200, 256)
@@ -54,13 +54,13 @@ class AttentionHeadsAxes:
 
     Each `heads` splits each `hidden`; each `head_dim` is measured with each number of `heads_of_head_dim`. Forward and
     backward passes of every implementation are crossed with all of these at the first kv_ratio, mask, seq and batch.
-    The other values of those four, one at a time, decoding, and the implementations `beside` take the first
+    The other values of those four, one at a time, decoding, and the implementations `extra` take the first
     `varied_splits` splits only. `kv_ratio` is how many query heads share a key head, or "all".
     """
 
     workers: Sizes
     implementation: tuple[str, ...] = ("native", "sdpa_default")
-    beside: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
     hidden: Sizes = (768,)
     heads: Sizes = (12, 6)
     head_dim: Sizes = ()
@@ -81,12 +81,12 @@ def axes(profile: str, device: Device) -> AttentionHeadsAxes:
     if device.kind == "cpu":
         quick = AttentionHeadsAxes(workers=(cpu.detect().usable_cores,))
         standard = replace(
-            quick, beside=BESIDE[2:], heads=(12, 6, 8, 16), head_dim=(72, 136), mask=MASKS, seq=(256, 512)
+            quick, extra=EXTRA_IMPLEMENTATIONS[2:], heads=(12, 6, 8, 16), head_dim=(72, 136), mask=MASKS, seq=(256, 512)
         )
         full = replace(
             standard,
-            implementation=("native", *SDPA[:2], *BESIDE),
-            beside=(),
+            implementation=("native", *SDPA[:2], *EXTRA_IMPLEMENTATIONS),
+            extra=(),
             heads=(12, 8, 6, 16, 4, 24),
             head_dim=BUCKET_EDGES,
             kv_ratio=("1", "4", ALL),
@@ -111,7 +111,7 @@ def axes(profile: str, device: Device) -> AttentionHeadsAxes:
         standard = replace(
             quick,
             implementation=("triton", *SDPA),
-            beside=BESIDE,
+            extra=EXTRA_IMPLEMENTATIONS,
             heads=(40, 64, 20, 32, 80, 160),
             head_dim=BUCKET_EDGES,
             kv_ratio=("1", "4", "8", ALL),
@@ -122,8 +122,8 @@ def axes(profile: str, device: Device) -> AttentionHeadsAxes:
         )
         full = replace(
             standard,
-            implementation=("triton", *SDPA, *BESIDE),
-            beside=(),
+            implementation=("triton", *SDPA, *EXTRA_IMPLEMENTATIONS),
+            extra=(),
             heads_of_head_dim=(32, 33),  # with 4 blocks of queries 33 heads fill the 132 multiprocessors of an H200
             seq=(4096, 512, 1024, 2048, 8192, 16384),
             dtype=("bfloat16", "float16"),
@@ -134,7 +134,7 @@ def axes(profile: str, device: Device) -> AttentionHeadsAxes:
 def sweep(axes: AttentionHeadsAxes) -> Iterator[Case]:
     """Every split forward and backward; the other axes on the first splits (see AttentionHeadsAxes)."""
     splits = [
-        (heads, _share(hidden, heads, f"{heads} heads were asked for, but they do not divide the hidden size {hidden}"))
+        (heads, _share(hidden, heads, f"{heads} heads were requested, but they do not divide the hidden size {hidden}"))
         for hidden, heads in itertools.product(axes.hidden, axes.heads)
     ]
     base = {name: getattr(axes, name)[0] for name in ("kv_ratio", "mask", "seq", "batch")}
@@ -144,7 +144,7 @@ def sweep(axes: AttentionHeadsAxes) -> Iterator[Case]:
     for split in (*splits, *itertools.product(axes.heads_of_head_dim, axes.head_dim)):
         requested.append((split, base, axes.implementation, passes))
     for split in splits[: axes.varied_splits[0]]:
-        requested.append((split, base, axes.beside, passes))
+        requested.append((split, base, axes.extra, passes))
         requested += [(split, other, axes.implementation, axes.phase) for other in varied]
     for split, other, implementations, phases in requested:
         everything = itertools.product(implementations, phases, axes.dtype, axes.workers, axes.blocks, axes.mode)
@@ -174,8 +174,8 @@ def _key_heads(heads: int, ratio: str) -> int:
     if ratio == ALL:
         return 1
     if not re.fullmatch("[1-9][0-9]{0,8}", ratio):
-        raise UserError(f"kv_ratio={ratio} was asked for: write a number of query heads to a key head, or all.")
-    return _share(heads, int(ratio), f"kv_ratio={ratio} was asked for, but it does not divide {heads} heads")
+        raise UserError(f"kv_ratio={ratio} was requested: write a number of query heads to a key head, or all.")
+    return _share(heads, int(ratio), f"kv_ratio={ratio} was requested, but it does not divide {heads} heads")
 
 
 def _share(whole: int, parts: int, refusal: str) -> int:
@@ -195,7 +195,7 @@ def group(case: Case) -> str:
     return f"attention_heads {case.implementation} {phase}"
 
 
-# Our own kernels, whose blocks are asked for.
+# Our own kernels, which take the requested blocks.
 NATIVE = tuple(map(named_by_isa, ("", *INSTRUCTION_SETS)))
 OWN = (*NATIVE, "triton")
 
@@ -351,12 +351,12 @@ def analyse(rows: Rows) -> Findings:
 
 
 def of(row: Row) -> dict[str, Any]:
-    """What remarks name of a row beside its parameters."""
+    """What remarks name of a row besides its parameters."""
     return {"kernel": kernel(row), "what": what(row), "split": split(row), "of_pass": pass_of(row)}
 
 
 def advice(sweep: list[Row], fitted: FittedLaw | None) -> Iterator[Remark]:
-    """The fastest split beside the slowest, and what makes the difference in the forward pass."""
+    """The fastest split compared with the slowest, and what makes the difference in the forward pass."""
     fast, slow = ends(sweep)
     faster = fast.faster_than(slow)
     if faster is None:
@@ -508,7 +508,7 @@ def by_size(title: str, along: SweepAxis) -> RowTable:
     def in_pass(backward: bool, value: Callable[[Row], Any]) -> Callable[[Row], Any]:
         return lambda row: None if (timed := row.like(backward=backward)) is None else value(timed)
 
-    def beside_best(row: Row) -> Ratio | str | None:
+    def over_best(row: Row) -> Ratio | str | None:
         best = max(row.rows.sharing(row, along.key), key=lambda each: each.flop_per_s)
         return "best" if best is row else relative_rate(row, best)
 
@@ -518,9 +518,9 @@ def by_size(title: str, along: SweepAxis) -> RowTable:
             *(IMPLEMENTATION, WHAT, Column(along.held, priority=0), SPLIT),
             Column("computed as", of_tiles("padded_head_dim"), priority=0),
             Column("forward", in_pass(False, lambda row: row.flop_per_s), "TFLOP/s", 2),
-            Column("beside the best", in_pass(False, beside_best), "x"),
+            Column("relative to the best", in_pass(False, over_best), "x"),
             Column("backward", in_pass(True, lambda row: row.flop_per_s), "TFLOP/s", 2),
-            Column("beside the best", in_pass(True, beside_best), "x"),
+            Column("relative to the best", in_pass(True, over_best), "x"),
         ),
         where=lambda row: bool(along.sweep_of(row)) and not (row.backward and row.like(backward=False)),
     )

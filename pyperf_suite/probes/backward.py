@@ -32,7 +32,7 @@ from pyperf_suite.workloads.training.layers import (
 
 # "About 2 x" begins a tenth below it, as the guide's sentence gives one digit; "sometimes more" has no end.
 TWICE_THE_TIME = Claim("2 x the FLOPs in backward take about 2 x the time, sometimes more", TRANSFORMERS, low=1.8)
-# What is limited by nothing but bandwidth is as fast as a copy; a third less leaves room for three streams beside two.
+# What is limited by nothing but bandwidth is as fast as a copy; a third less allows three streams instead of two.
 BANDWIDTH_BOUND = Claim("activations are usually bandwidth-limited: about as fast as a copy", TRANSFORMERS, low=0.67)
 # The guide: forward reads once, backward twice.
 READS_MORE = Claim("an activation reads more data in backward than in forward", TRANSFORMERS, low=1.01)
@@ -46,7 +46,7 @@ TWICE = 2
 class BackwardAxes:
     """What the probe varies, as on one core, whose passes disturb each other least.
 
-    Linear layers go from `hidden` to `ffn` features, activations and the copy beside them have `ffn`, norms and
+    Linear layers go from `hidden` to `ffn` features, activations and the copy have `ffn`, norms and
     attention `hidden`; convolutions have `channels` and images of `seq` pixels. `phase` is crossed with the layers that
     have it.
     """
@@ -105,13 +105,13 @@ def analyse(rows: Rows) -> Findings:
         all=len(ratios),
     )
     return findings(
-        (beside_its_work(row) for row in backward if row.layer not in (*WITH_PRODUCT, *ACTIVATIONS)),
+        (relative_to_its_work(row) for row in backward if row.layer not in (*WITH_PRODUCT, *ACTIVATIONS)),
         how_often if len(ratios) > 1 else None,
         (over_tokens(group) for group in grouped(backward, attrgetter("dtype", "workers")).values()),
     )
 
 
-def beside_its_work(row: Row) -> Remark:
+def relative_to_its_work(row: Row) -> Remark:
     """The time of backward over forward's, and how many times the bytes and FLOPs it has."""
     forward = row.like(phase="forward") or row
     return row.remark(

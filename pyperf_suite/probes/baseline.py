@@ -76,7 +76,7 @@ class Sweep:
 
     @property
     def base(self) -> Row:
-        """The smallest: what all of them have in common is asked of it."""
+        """The smallest, for what all of them have in common."""
         return next(iter(self.rows.values()))
 
     @property
@@ -115,7 +115,7 @@ class BaselinePair:
         return self.sweep.rows[self.size]
 
     @property
-    def beside(self) -> Row:
+    def other_row(self) -> Row:
         return self.sweep.rows[self.other]
 
     @property
@@ -263,7 +263,7 @@ def _mean(what: str, base: Callable[[Row], Row | None], rows: Sequence[Row], eff
 
 PROBE = Probe(
     name="baseline",
-    question="How fast are our own kernels beside the library's, and beside each other by dtype?",
+    question="How fast are our own kernels compared with the library's, and with each other by dtype?",
     topic="products",
     title="Our product compared with the library's",
     axes=axes,
@@ -271,7 +271,7 @@ PROBE = Probe(
     order=lambda row: (row.mode, row.dtype, row.schedule.workers, row.flop, row.m, row.n, row.k, row.layout),
     tables=(
         RowTable(
-            "Our matmul beside the library's",
+            "Our matmul and the library's",
             (
                 Column("M x N x K", lambda row: str(Shape(row.m, row.n, row.k)), priority=2),
                 Column("layout"),

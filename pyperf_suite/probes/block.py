@@ -21,9 +21,16 @@ from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.matmul import MatmulParameters
-from pyperf_suite.workloads.training import Checkpointing, TransformerShape, asked_flop
+from pyperf_suite.workloads.training import Checkpointing, TransformerShape, requested_flop
 from pyperf_suite.workloads.training.layers import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
-from pyperf_suite.workloads.training.shapes import NAMES, beside, published_step, shape_name, sized, with_shape
+from pyperf_suite.workloads.training.shapes import (
+    NAMES,
+    published_columns,
+    published_step,
+    shape_name,
+    sized,
+    with_shape,
+)
 from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 
 FORMULA = Claim("parameters x {3|4} x 2 x seq x batch are a step's FLOPs", BIGSCIENCE, 0.9, 1.1)
@@ -58,7 +65,7 @@ class BlockAxes:
 
 
 def axes(profile: str, device: Device) -> BlockAxes:
-    """A small block on a CPU; on a GPU one of hidden 4096, and torch.compile beside eager."""
+    """A small block on a CPU; on a GPU one of hidden 4096, and torch.compile as well as eager."""
     gpu = device.kind == "cuda"
     quick = BlockAxes() if gpu else BlockAxes(workers=(cpu.detect().usable_cores,))
     if gpu:
@@ -79,9 +86,9 @@ def sweep(axes: BlockAxes) -> Iterator[Case]:
     for precision, workers in itertools.product(axes.precision, axes.workers):
         dtype = precision.removeprefix("autocast_")
         for model, compiled, dropped in itertools.product(axes.model, axes.compiled, axes.checkpointing):
-            # Beside steps that drop nothing, dropped activations are of interest in a stack that is not compiled.
-            beside = dropped.kind != "none" and Checkpointing() in axes.checkpointing
-            if beside and (model == "block" or compiled == "yes"):
+            # Next to steps that drop nothing, dropped activations are of interest in a stack that is not compiled.
+            recomputes_in_turn = dropped.kind != "none" and Checkpointing() in axes.checkpointing
+            if recomputes_in_turn and (model == "block" or compiled == "yes"):
                 continue
             how = {"checkpointing": dropped, "precision": precision, "compiled": compiled == "yes", "workers": workers}
             for shape in shapes(axes, model):
@@ -143,11 +150,11 @@ def computed_flop(shape: TransformerShape, causal_halved: bool = True) -> float:
     here is left out as in most published figures (PaLM, appendix B).
     """
     if shape.checkpointing.kind != "every":
-        return asked_flop(shape, causal_halved)
+        return requested_flop(shape, causal_halved)
     size = (shape.dimensions, shape.batch, shape.seq)
     again = hardware_flop(*size, "layers", causal_halved) - model_flop(*size, causal_halved)
     groups = -(-shape.layers // shape.checkpointing.every)
-    return asked_flop(shape, causal_halved) + float(again) - groups * 2 * shape.tokens * shape.width * shape.hidden
+    return requested_flop(shape, causal_halved) + float(again) - groups * 2 * shape.tokens * shape.width * shape.hidden
 
 
 def guides_flop(shape: TransformerShape, parameters: int) -> float:
@@ -231,7 +238,7 @@ PROBE = Probe(
         "step": in_words,
         "best": best_product,
         "guides": lambda row: guides_flop(row.parameters, int(row.kernel["details"]["parameters"])),
-        "requested": lambda row: asked_flop(row.parameters),
+        "requested": lambda row: requested_flop(row.parameters),
         "computed": lambda row: computed_flop(row.parameters),
         "mfu": lambda row: share_of_product(row, row.requested),
         # What a part reads and writes at least.
@@ -272,7 +279,7 @@ PROBE = Probe(
                 Column("checkpointing", priority=0),
                 Column("time", "seconds", "ms"),
                 Column("rate", lambda row: row.batch / row.seconds, "samples/s", 2),
-                *beside("samples_per_s", "samples/s"),
+                *published_columns("samples_per_s", "samples/s"),
             ),
             where=lambda row: is_step(row) and bool(shape_name(row)),
         ),

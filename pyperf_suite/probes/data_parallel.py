@@ -1,4 +1,4 @@
-"""A training step on several ranks: DDP's options beside a step without exchange, and the all_reduces it is made of."""
+"""A training step on several ranks: DDP's options compared with a step without exchange, and its all_reduces."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def sweep(axes: DataParallelAxes) -> Iterator[Case]:
     if "dp" in axes.exchange and "nccl" not in axes.implementation:
         requested = ", ".join(axes.implementation)
         raise UserError(
-            f"exchange=dp is one process that drives GPUs, but only {requested} was asked for: leave it out."
+            f"exchange=dp is one process that drives GPUs, but only {requested} was requested: leave it out."
         )
     places = list(itertools.product(axes.implementation, axes.ranks, axes.peer_to_peer))
     models = list(_models(axes))
@@ -383,7 +383,7 @@ def _panel(steps: Rows, fitted: Fitted | None) -> Panel:
     drawn = (
         series("DDP", ordered, size, attrgetter("time")),
         series("law", ordered, size, lambda step: law.get(step.case.case_id), "line"),
-        series("no exchange", (ordered[0], ordered[-1]), size, lambda _: none and none.seconds, "beside"),
+        series("no exchange", (ordered[0], ordered[-1]), size, lambda _: none and none.seconds, "baseline"),
     )
     shown, ticks = tuple(each for each in drawn if each.x), size_ticks(map(size, ordered))
     return Panel(described(ordered[0]), "bucket", "step", shown, x_ticks=ticks, x_unit="size", y_unit="ms")

@@ -1,4 +1,4 @@
-"""The experts of a mixture: one launch for all beside a loop and a padded batch, where tokens are spread evenly or not.
+"""The experts of a mixture: one launch for all, a loop and a padded batch, where tokens are spread evenly or not.
 
 The law counts waves over the tiles of all experts: a loop rounds each expert's tiles up to whole waves, a padded batch
 computes every expert as large as the largest, one launch fills its waves with whatever tiles there are.
@@ -24,7 +24,7 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import relative_error
 from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.matmul.libraries import DTYPES, GroupedMatmul, GroupedMatmulParameters
+from pyperf_suite.workloads.matmul import GROUPED_DTYPES, GroupedMatmul, GroupedMatmulParameters
 
 WAYS = tuple(GroupedMatmul.implementations)
 IN_ONE_LAUNCH = ("grouped_mm", "triton")
@@ -44,7 +44,7 @@ class GroupedAxes:
     experts: Annotated[tuple[int, ...], Within(1, 4096)] = (8,)
     shape: tuple[Shape, ...] = (Shape(512, 512, 256),)
     skew: Annotated[tuple[float, ...], Within(0, 8)] = (0.0, 1.0)
-    dtype: Annotated[tuple[str, ...], OneOf(DTYPES)] = ("float32",)
+    dtype: Annotated[tuple[str, ...], OneOf(GROUPED_DTYPES)] = ("float32",)
     workers: Annotated[tuple[int, ...], Within(0)] = (0,)
 
 
@@ -135,7 +135,7 @@ PROBE = Probe(
         "mixture": lambda row: f"{row.experts} experts of {row.parameters.rows} x {row.n} x {row.k}",
         "largest": lambda row: max(row.rows_of_experts),
         "gain": lambda row: row.against(implementation="loop"),
-        "beside_balanced": lambda row: row.against(skew=0.0),
+        "over_balanced": lambda row: row.against(skew=0.0),
     },
     order=attrgetter("dtype", "n", "k", "parameters.rows", "experts", "skew", "place"),
     analyse=analyse,
@@ -155,7 +155,7 @@ PROBE = Probe(
         RowClaim(
             SKEW_IS_FREE,
             "{implementation} with skew {skew} is {measured} as fast as balanced, {mixture}",
-            ratio=lambda row: row.beside_balanced,
+            ratio=lambda row: row.over_balanced,
             where=lambda row: row.implementation in IN_ONE_LAUNCH and row.skew > 0,
         ),
     ),
@@ -171,8 +171,8 @@ PROBE = Probe(
                 Column("way", "implementation", priority=2),
                 Column("time", unit="ms"),
                 Column("throughput", "flop_per_s", "TFLOP/s", priority=2),
-                Column("beside a loop", "gain", "x", priority=2),
-                Column("beside balanced", "beside_balanced", "x"),
+                Column("relative to a loop", "gain", "x", priority=2),
+                Column("relative to balanced", "over_balanced", "x"),
                 Column("waves", priority=0),
             ),
         ),

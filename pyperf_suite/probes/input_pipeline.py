@@ -51,7 +51,7 @@ COPIES = ("pageable", "pinned")
 FEWEST_ITERATIONS, MOST_ITERATIONS = 4, 16
 # The guide's num_workers, with which all else is varied; started anew, each of them takes its own torch's memory.
 GUIDE_LOADERS = 4
-# More cores than these are not asked to decode for one model.
+# More cores than these do not decode for one model.
 MOST_CORES = 32
 
 
@@ -126,7 +126,7 @@ def sweep(axes: InputPipelineAxes) -> Iterator[Case]:
 
 
 def loaders_of_variations(requested: Sequence[int]) -> int:
-    """The most of those asked for that are within the guide's and the cores, where there are some; else the fewest."""
+    """The most of those requested that are within the guide's and the cores, if there are any; else the fewest."""
     within = [count for count in requested if 0 < count <= min(GUIDE_LOADERS, cpu.detect().usable_cores)]
     return max(within) if within else min(filter(None, requested), default=0)
 
@@ -220,7 +220,7 @@ def is_complete(row: Row) -> bool:
 
 
 def is_plain(row: Row) -> bool:
-    """Whether it has the settings that most of its task share: what was not varied beside the number of loaders."""
+    """Whether it has the settings that most of its task share: what was not varied besides the number of loaders."""
     shared = mode(each.prefetch for each in row.rows.same_except(row, *SETTINGS) if each.loaders)
     return not settings(row) and row.prefetch == shared
 

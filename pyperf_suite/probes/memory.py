@@ -137,7 +137,7 @@ def model(row: Row) -> str:
 
 
 def law(row: Row, **changed: int) -> float:
-    """Bytes of activations by the law of what torch keeps, with other sizes if asked."""
+    """Bytes of activations by the law of what torch keeps, with other sizes on request."""
     p = replace(row.parameters, **changed)
     return kept_bytes(p.dimensions, p.batch, p.seq, p.keeping(row.kernel["path"])).total
 
@@ -239,7 +239,7 @@ def _tables_by_law() -> Iterator[Table]:
         return {part: float(getattr(needed, part)) for part in NEEDS}
 
     yield table(
-        f"By the law, sequences of {KNOWN_SEQ} that fit beside parameters x 18 = 75 % of the memory (bfloat16, GPU)",
+        f"By the law, sequences of {KNOWN_SEQ} that fit if parameters x 18 B are 75 % of the memory (bfloat16, GPU)",
         (
             Column("model", itemgetter(0)),
             Column("memory", lambda item: BYTES_A_PARAMETER * item[1].parameters / SHARE, "GB", predicted=True),

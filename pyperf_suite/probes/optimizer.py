@@ -15,7 +15,7 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training.optimizer import OPTIMIZERS, OptimizerUpdate, OptimizerUpdateParameters, TensorSet
-from pyperf_suite.workloads.training.shapes import NAMES, SHAPES, beside, published, with_shape
+from pyperf_suite.workloads.training.shapes import NAMES, SHAPES, published, published_columns, with_shape
 
 WAYS = ("loop", "foreach", "fused", "bitsandbytes_8bit", "torchao_8bit")
 LOW_MEMORY = WAYS[3:]
@@ -152,7 +152,7 @@ PROBE = Probe(
                 Column("dtype", priority=0),
                 Column("time", "seconds", "ms"),
                 Column("rate", rate, "GB/s"),
-                Column("beside the loop", "gain", "x"),
+                Column("relative to the loop", "gain", "x"),
                 Column("state a parameter", "state_each", "B"),
                 Column("passing a parameter", "passing_each", "B", priority=0),
             ),
@@ -165,7 +165,7 @@ PROBE = Probe(
                 Column("way", "implementation", priority=2),
                 Column("time", "seconds", "ms"),
                 Column("state", unit="MB", priority=2),
-                *beside("memory", "MB"),
+                *published_columns("memory", "MB"),
             ),
             where=lambda row: bool(row.tensors.shape),
         ),

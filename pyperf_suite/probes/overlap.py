@@ -1,4 +1,4 @@
-"""Whether communication hides behind compute: a product beside an all_reduce, and what each does to the other."""
+"""Whether communication hides behind compute: a product and an all_reduce at once, and what each does to the other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HIDES = Claim("communication that is shorter than compute costs nothing", BEKMAN
 
 @dataclass(frozen=True)
 class OverlapAxes:
-    """What the probe varies: products of `size`³ beside all_reduces of `message` bytes, in every `run`.
+    """What the probe varies: products of `size`³ with all_reduces of `message` bytes, in every `run`.
 
     On a CPU core a product takes some 10 ms, and its message about as long over gloo's TCP.
     """
@@ -41,7 +41,7 @@ class OverlapAxes:
 
 
 def axes(profile: str, device: Device) -> OverlapAxes:
-    """On GPUs the products of large layers, beside a bucket of gradients and beside a model's."""
+    """On GPUs the products of large layers, with a bucket of gradients and with a model's."""
     if device.kind == "cpu":
         quick = OverlapAxes(ranks_here((2,)))
         standard = replace(quick, run=RUNS)
@@ -66,7 +66,7 @@ def what(row: Row) -> str:
     """The product, the message, and where they ran."""
     direct = "" if row.peer_to_peer else " without direct copies"
     place = f"{row.ranks} rank{'' if row.ranks == 1 else 's'}, {row.implementation}{direct}"
-    return f"{row.size}³ {row.dtype} beside an all_reduce of {size_name(row.bytes)} ({place})"
+    return f"{row.size}³ {row.dtype} with an all_reduce of {size_name(row.bytes)} ({place})"
 
 
 def seconds(run: str) -> Callable[[Row], float | None]:
@@ -74,7 +74,7 @@ def seconds(run: str) -> Callable[[Row], float | None]:
     return lambda row: found.seconds if (found := row.like(run=run)) else None
 
 
-def longer_beside(run: str) -> Callable[[Row], Ratio | None]:
+def slowdown(run: str) -> Callable[[Row], Ratio | None]:
     """Its time while the other goes on over its time alone."""
     return lambda row: alone.against(run=f"{run}_beside") if (alone := row.like(run=run)) else None
 
@@ -111,11 +111,11 @@ def of_nccl(name: str) -> Callable[[Row], int | None]:
 
 def analyse(rows: Rows) -> Findings:
     """What the product and the all_reduce cost each other, on the mean of all settings."""
-    sentence = "Beside the other, the {run} takes {longer} as long as alone (settings: {settings})"
+    sentence = "While both run, the {run} takes {longer} as long as alone (settings: {settings})"
     remarks = []
     for run in ("product", "all_reduce"):
         found = [(row.like(run=f"{run}_beside"), row) for row in rows.where(run=run)]
-        pairs = [(beside.reading, alone.reading) for beside, alone in found if beside]
+        pairs = [(overlapped.reading, alone.reading) for overlapped, alone in found if overlapped]
         if pairs:
             remarks.append(remark(sentence, effect="longer", run=run, longer=mean_speedup(pairs), settings=len(pairs)))
     return findings(remarks)
@@ -144,7 +144,7 @@ PROBE = Probe(
     ),
     tables=(
         RowTable(
-            "A product beside an all_reduce",
+            "A product with an all_reduce",
             (
                 Column("product", lambda row: f"{row.size}³ {row.dtype}", priority=2),
                 Column("message", "bytes", "size", priority=2),
@@ -154,8 +154,8 @@ PROBE = Probe(
                 Column("in turn", seconds("in_turn"), "ms"),
                 Column("together", seconds("together"), "ms", priority=2),
                 Column("hidden", hidden, "%", priority=2),
-                Column("product beside", longer_beside("product"), "x"),
-                Column("all_reduce beside", longer_beside("all_reduce"), "x"),
+                Column("product slowdown", slowdown("product"), "x"),
+                Column("all_reduce slowdown", slowdown("all_reduce"), "x"),
                 Column("blocks of NCCL", of_nccl("nccl_blocks"), priority=0),
                 Column("SMs", of_nccl("multiprocessors"), priority=0),
             ),

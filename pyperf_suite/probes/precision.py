@@ -21,7 +21,14 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training import MOMENTS, PRECISIONS, Checkpointing
-from pyperf_suite.workloads.training.shapes import NAMES, beside, published_step, shape_name, sized, with_shape
+from pyperf_suite.workloads.training.shapes import (
+    NAMES,
+    published_columns,
+    published_step,
+    shape_name,
+    sized,
+    with_shape,
+)
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 from pyperf_suite.workloads.training.training_step import CAST_CACHES, PrecisionStepParameters
 
@@ -53,7 +60,7 @@ SizesOrNone = Annotated[tuple[int, ...], Within(0)]
 class PrecisionAxes:
     """What the probe varies.
 
-    Each `precision` is crossed with each `batch`, those `beside` take the last batch alone. With `unaligned_batch`
+    Each `precision` is crossed with each `batch`, those `extra` take the last batch alone. With `unaligned_batch`
     sequences a model is trained whose dimensions are odd, `unaligned_hidden` (0 for no such model) in
     `unaligned_heads`, in the first precision and the first of autocast's. Each `cast_cache` is measured in the latter,
     with so many `micro_batches` of `cached_batch` sequences. Those of `process` are trained by AdamW in a process of
@@ -62,7 +69,7 @@ class PrecisionAxes:
     """
 
     precision: Precisions = (BASE, "autocast_bfloat16")
-    beside: Precisions = ()
+    extra: Precisions = ()
     batch: Sizes = (4,)
     seq: Sizes = (32,)
     hidden: Sizes = (256,)
@@ -88,13 +95,13 @@ def axes(profile: str, device: Device) -> PrecisionAxes:
     if device.kind == "cuda":
         quick = replace(cached, seq=(1024,), hidden=(2048,), heads=(16,), vocab=(8192,), unaligned_heads=(23,))
         large = replace(quick, layers=(2,), unaligned_hidden=(2047,))
-        # float32 in full and in tfloat32, which torch leaves off unless it is asked.
+        # float32 in full and in tfloat32, which torch leaves off by default.
         standard = replace(large, precision=(BASE, "tfloat32", *HALVES), batch=(1, 4, 16))
         full = replace(standard, batch=(1, 2, 4, 8, 16, 32))
     else:
-        standard = replace(cached, beside=("bfloat16",), batch=(1, 4, 16), unaligned_hidden=(255,))
+        standard = replace(cached, extra=("bfloat16",), batch=(1, 4, 16), unaligned_hidden=(255,))
         large = replace(standard, layers=(4,), seq=(128,), batch=(1, 2, 4, 8, 16, 32, 64), unaligned_batch=(16,))
-        full = replace(large, precision=(BASE, *HALVES), beside=())
+        full = replace(large, precision=(BASE, *HALVES), extra=())
     seen = (*quick.precision, "bfloat16")
     return {"quick": quick, "standard": replace(standard, process=seen), "full": replace(full, process=seen)}[profile]
 
@@ -120,7 +127,7 @@ def swept(axes: PrecisionAxes) -> Iterator[PrecisionStepParameters]:
     for model in models(axes):
         for changed in crossed(axes, "batch", "precision"):
             yield replace(model, **changed)
-        for precision in axes.beside:
+        for precision in axes.extra:
             yield replace(model, batch=axes.batch[-1], precision=precision)
         unaligned = itertools.product(axes.unaligned_hidden, axes.unaligned_heads, axes.unaligned_batch)
         for odd, heads, batch in unaligned:
@@ -335,7 +342,7 @@ PROBE = Probe(
                 Column("reserved", lambda row: row.seen.get("reserved"), "MB"),
                 Column("allocated", lambda row: row.seen.get("allocated"), "MB"),
                 Column("tensors", unit="MB", priority=2),
-                *beside("memory", "MB"),
+                *published_columns("memory", "MB"),
             ),
             where=lambda row: not is_step(row) and "shown" in row.seen,
         ),

@@ -12,14 +12,9 @@ from dataclasses import dataclass
 from pyperf_suite.findings.data import Findings, findings, remark
 from pyperf_suite.findings.probe import Probe, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows
+from pyperf_suite.kernels.static import cuda_kernels, cuda_targets, triton_kernels, triton_targets
 from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.exact import (
-    CUDA_TARGETS,
-    TRITON_TARGETS,
-    CompiledKernelParameters,
-    cuda_kernels,
-    triton_kernels,
-)
+from pyperf_suite.workloads.exact import CompiledKernelParameters
 
 KERNELS = {"nvrtc": cuda_kernels, "triton": triton_kernels}
 
@@ -29,7 +24,7 @@ class StaticKernelsAxes:
     """What the probe varies in every profile, as nothing is sampled; kernels are a target's default set."""
 
     compiler: tuple[str, ...] = tuple(KERNELS)
-    target: tuple[str, ...] = tuple(dict.fromkeys((*CUDA_TARGETS, *TRITON_TARGETS)))
+    target: tuple[str, ...] = tuple(dict.fromkeys((*cuda_targets(), *triton_targets())))
 
 
 def sweep(axes: StaticKernelsAxes) -> Iterator[Case]:

@@ -134,7 +134,7 @@ def _sizes_across_edges(width: int, across: int, workers: int, waves: int, offse
         counts = set(range(1, last + 1))
     else:
         edges = (workers * wave // across for wave in range(waves + 1))
-        counts = {edge + beside for edge in edges for beside in (-1, 0, 1) if 1 <= edge + beside <= last}
+        counts = {edge + offset for edge in edges for offset in (-1, 0, 1) if 1 <= edge + offset <= last}
     return sorted({size for count in counts for offset in offsets if (size := count * width + offset) >= 1})
 
 
@@ -170,7 +170,7 @@ class MeasuredCliff(BaselinePair):
 
     @property
     def cost_to_library(self) -> Quantity | None:
-        before, after = library_of(self.row), library_of(self.beside)
+        before, after = library_of(self.row), library_of(self.other_row)
         return Quantity(after.seconds / before.seconds - 1, "+%") if before and after else None
 
 
@@ -187,7 +187,7 @@ def in_slots(row: Row) -> Schedule:
     """Its schedule with as many workers as run at once.
 
     Where units are handed out to whoever is free, a GPU has as many slots as multiprocessors times the blocks that fit
-    on one, which the record tells; elsewhere they are the workers asked for, as far as there are slots for them.
+    on one, which the record has; elsewhere they are the requested workers, as far as there are slots for them.
     """
     schedule: Schedule = row.schedule
     slots = row.details.get("slots")
@@ -303,9 +303,9 @@ CLIFF_COLUMNS = (
     Column("opens"),
     Column("costs", "cost", "+%", priority=2),
     Column("rate before", "row.flop_per_s", "TFLOP/s"),
-    Column("rate after", "beside.flop_per_s", "TFLOP/s"),
+    Column("rate after", "other_row.flop_per_s", "TFLOP/s"),
     Column("costs the library", "cost_to_library", "+%"),
-    Column("in tiles of", lambda cliff: _tile_of(library_of(cliff.beside)), priority=0),
+    Column("in tiles of", lambda cliff: _tile_of(library_of(cliff.other_row)), priority=0),
 )
 
 
@@ -333,7 +333,7 @@ def _panel(sweep: Sweep, found: JudgedLaw | None, what: str) -> Panel:
         drawn.append(Series("wave law", sizes.tolist(), y.tolist(), "line"))
     library = [theirs for ours in sweep.rows.values() if (theirs := library_of(ours))]
     if library:
-        drawn.append(series(library[0].implementation, library, sweep.along, value, "beside"))
+        drawn.append(series(library[0].implementation, library, sweep.along, value, "baseline"))
     width = getattr(row.tile, sweep.along)
     edges = np.arange(width, largest + 1, width)
     strong = fills_wave(row, *((row.m, edges) if sweep.along == "n" else (edges, row.n)))

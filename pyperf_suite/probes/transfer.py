@@ -202,7 +202,7 @@ def _cores(rows: Rows) -> Iterator[Remark]:
 
 
 def _nodes(rows: Rows) -> Iterator[Remark]:
-    """The nearest NUMA node beside the farthest, for each way that was measured on several."""
+    """The nearest NUMA node compared with the farthest, for each way that was measured on several."""
     placed = rows.where(lambda row: row.numa_node != ANY_NODE)
     largest = {(group[0].implementation, group[0].pinned): group for group in placed.groups("numa_node") if group[1:]}
     sentence = "{way} moves {size} {faster} as fast as from node {far}: keep the process near the memory it copies"
@@ -212,7 +212,7 @@ def _nodes(rows: Rows) -> Iterator[Remark]:
 
 
 def _disk(rows: Rows) -> Iterator[Remark | ClaimVerdict]:
-    """Copies in memory and reads from the page cache beside reads from the disk, each at its largest size."""
+    """Copies in memory and reads from the page cache compared with reads from the disk, each at its largest size."""
     largest = {row.implementation: row for row in rows if not row.folder}
     direct, cached, copied = (largest.get(way) for way in ("disk_direct", "disk_cached", "memcpy"))
     if direct and copied and (faster := faster_a_byte(copied, direct)):

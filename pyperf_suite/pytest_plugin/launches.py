@@ -239,7 +239,7 @@ class FunctionLaunches(Prepared):
                 if role == "output":
                     poison(own)
 
-    def left(self, index: int) -> Verification:
+    def verify_last(self, index: int) -> Verification:
         """By the test's check or its reference; else by the baseline, where that is another implementation."""
         at = index % self.sets
         for number, ((role, true), (_, own)) in enumerate(zip(self._arrays, self._leaves(self._sets[at]), strict=True)):
@@ -254,13 +254,13 @@ class FunctionLaunches(Prepared):
             return Verification(True, "full", 0.0, 0.0, 0.0, (), UNJUDGED)
         return compare(found, expected, lambda _, spec: spec["values"], self._longest, self._launch.tolerance)
 
-    def kept(self, index: int) -> Any:
+    def snapshot(self, index: int) -> Any:
         """What is there as data, which later launches do not change."""
         return None if self._launch.random else _tree(self._result(index % self.sets))
 
-    def equals(self, index: int, kept: Any) -> bool:
+    def matches(self, index: int, snapshot: Any) -> bool:
         """Whether it is that, bit for bit; what is random never is."""
-        return kept is not None and _same(_tree(self._result(index % self.sets)), kept)
+        return snapshot is not None and _same(_tree(self._result(index % self.sets)), snapshot)
 
     def _result(self, at: int) -> Any:
         """What the function returned, or where that is nothing, what it wrote."""

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 # Okabe and Ito 2008, readable for the colour-blind; each has a shape of its own as well. The page has dark ones, too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#777777")
-BESIDE = "beside"  # the style and the colour of a baseline
-KINDS = {"points": "measured", "line": "law, predicted", BESIDE: "measured for comparison"}
+BASELINE = "baseline"  # the style and the colour of a baseline
+KINDS = {"points": "measured", "line": "law, predicted", BASELINE: "measured for comparison"}
 _LAW = 1  # the colour of a law of a single set of points: orange is easier to see than another blue
 MOST_POINTS = 600  # drawn of one series
 _HEADROOM, _MARGIN = 1.06, 0.04
@@ -42,7 +42,7 @@ _LEAST_SPREAD = 0.02
 
 @dataclass(frozen=True)
 class Trace:
-    """One series: `colour` is a number of COLOURS or "beside"; `notes` are further words for each value."""
+    """One series: `colour` is a number of COLOURS or "baseline"; `notes` are further words for each value."""
 
     label: str
     style: str
@@ -123,7 +123,7 @@ def colours_of(panels: Iterable[Panel]) -> dict[str, int | str]:
     for each in series:
         if each.label not in found:
             of_points = found.get(each.label.removeprefix("law of ")) if several else None
-            found[each.label] = BESIDE if each.style == BESIDE else next(spare) if of_points is None else of_points
+            found[each.label] = BASELINE if each.style == BASELINE else next(spare) if of_points is None else of_points
     return found
 
 
@@ -482,7 +482,7 @@ def _draw_chart(axis: Axes, chart: Chart) -> None:
         label = _plain(each.label)
         if not isinstance(each.colour, int):
             axis.plot(each.x, each.y, "x--", color=_GREY, linewidth=1.1, markersize=3.5, label=label, zorder=1)
-        elif each.style in ("line", BESIDE):
+        elif each.style in ("line", BASELINE):
             axis.plot(each.x, each.y, color=COLOURS[each.colour], linewidth=1.4, label=label, zorder=2)
         else:
             look: dict[str, Any] = {"color": COLOURS[each.colour], "fmt": _MARKS[each.colour], "markersize": 3.5}

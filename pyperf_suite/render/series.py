@@ -64,7 +64,7 @@ def series_figure(series: BenchmarkSeries, steps: Sequence[Step]) -> Figure:
         value, low, high = ([getattr(point, name) for _, point in own] for name in ("value", "low", "high"))
         lines.append(Series(label, [index for index, _ in own], value, "points", low, high))
         level = f"law of {label}" if len(units) > 1 else _LEVEL
-        lines.append(Series(level, *_levels(series, unit, steps), "beside"))
+        lines.append(Series(level, *_levels(series, unit, steps), "baseline"))
     label, y_unit = ("time", "duration") if _is_time(series) else (series.unit_of_measure, "")
     panel = Panel("", "run", label, tuple(lines), tuple(each.index - 0.5 for each in series.breaks), y_unit=y_unit)
 

@@ -297,7 +297,7 @@ class _Rank:
         offset_ns = 0 if self.group.rank == 0 else self._offset.offset_ns
         columns = [times.seconds, times.arrived_ns + offset_ns, times.done_ns + offset_ns]
         timed_s = self.clock()
-        found = self._doing(f"check {self._label}", self.transfers.left) if is_checked else None
+        found = self._doing(f"check {self._label}", self.transfers.verify_last) if is_checked else None
         self.checking_s += filled_s - begin_s + self.clock() - timed_s
         return [column.tolist() for column in columns], None if found is None else dataclasses.asdict(found)
 
@@ -307,7 +307,7 @@ class _Rank:
         def once() -> Checked:
             self.transfers.poison()
             self.transfers.launch(0)
-            return self.transfers.left()
+            return self.transfers.verify_last()
 
         found = dataclasses.asdict(self._doing(f"check {self._label}", once))
         return _everywhere(self.group.gather("compare outputs", found, self.deadline_s))

@@ -321,8 +321,8 @@ def write_result(
 ) -> dict[str, Any]:
     """Write a result: the arrays to `path`, what they are, and whatever else it is, as JSON to `path`.json.
 
-    Raises Told for what cannot be compared: other objects, and with `exact_types` arrays of a class of their own, which
-    may compute only when they are looked at.
+    Raises UserCodeError for what cannot be compared: other objects, and with `exact_types` arrays of a class of their
+    own, which may compute only when they are looked at.
     """
     arrays: list[Any] = []
     end = 0

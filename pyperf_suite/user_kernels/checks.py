@@ -38,14 +38,14 @@ LAST_CHECKS, CHECKING_S = 8, 0.25
 # slower.
 LEAST_COMPARED, MOST_COMPARED, COMPARING_S = 6, 60, 3.0
 
-ALIKE, SUSPECTED_S = 1.1, 12.0
+MAX_FRESH_OVER_SEEN, SUSPECTED_S = 1.1, 12.0
 
 # After launches, threads of libraries spin for a while; then the process may use this share of a core, over so long.
 SPIN_S, REST_S, BUSY_SHARE = 0.3, 0.03, 0.05
 
 # Of a part that takes so long, the least share that its samples may make up, with what passes between two samples. A
 # busy machine answers late, so the best of several counts, each twice as long as the last.
-LONG_PART_S, TOLD_SHARE, BETWEEN_SAMPLES_S, CLOCK_TRIES = 5e-3, 0.6, 5e-6, 7
+LONG_PART_S, REPORTED_SHARE, BETWEEN_SAMPLES_S, CLOCK_TRIES = 5e-3, 0.6, 5e-6, 7
 
 # Launches that are queued on a GPU to see how long it works.
 MOST_QUEUED = 500
@@ -202,14 +202,15 @@ class PartChecks:
 
     def _part(self, first: int, samples: int, batch: int) -> list[float]:
         seconds, wall_s = self._launches.time(first, samples, batch)
-        told_s = math.fsum(seconds)
-        if told_s > 1.05 * wall_s + 1e-3:
+        reported_s = math.fsum(seconds)
+        if reported_s > 1.05 * wall_s + 1e-3:
             raise WrongLaunch(
                 refused(
-                    "clock", f"{self._launches.where}: {told_s:.3g} s were reported for a part that took {wall_s:.3g} s"
+                    "clock",
+                    f"{self._launches.where}: {reported_s:.3g} s were reported for a part that took {wall_s:.3g} s",
                 )
             )
-        self._wall_s, self._launch_s = wall_s / (samples * batch), told_s / (samples * batch)
+        self._wall_s, self._launch_s = wall_s / (samples * batch), reported_s / (samples * batch)
         return seconds
 
     def _require_a_true_clock(self) -> None:
@@ -228,7 +229,7 @@ class PartChecks:
             seconds, wall_s = self._launches.time(secrets.randbelow(self._launches.sets), samples, self._batch)
             self._wall_s = wall_s / (samples * self._batch)
             share = max(share, (math.fsum(seconds) + samples * BETWEEN_SAMPLES_S) / wall_s)
-            if share >= TOLD_SHARE:
+            if share >= REPORTED_SHARE:
                 return
         sentence = f"the reported times make up {100 * share:.0f} % of the time that passed at most"
         raise WrongLaunch(refused("clock", f"{self._launches.where}: {sentence}"))
@@ -254,7 +255,7 @@ class PartChecks:
                 write(index)
                 seconds.append(self._launches.time(index - before, before + 1, 1)[0][-1])
             enough = len(fresh) >= LEAST_COMPARED
-            if enough and statistics.median(fresh) < ALIKE * statistics.median(seen):
+            if enough and statistics.median(fresh) < MAX_FRESH_OVER_SEEN * statistics.median(seen):
                 break
             if enough:
                 # What looks as if it remembered is given the time to show it.
@@ -280,10 +281,10 @@ class PartChecks:
     def _require_nothing_hidden(self) -> None:
         """Raise WrongLaunch where a GPU works for longer than the events report, as on another stream."""
         launches = 1 + min(MOST_QUEUED, int(4 * LONG_PART_S / max(self._launch_s, 1e-6)))
-        told_s = launches * self._launch_s
+        reported_s = launches * self._launch_s
         seen_s = min(self._launches.settling_s(launches) for _ in range(3))
-        if seen_s > told_s / TOLD_SHARE + LONG_PART_S:
-            words = f"the GPU worked for {seen_s:.3g} s after {launches} launches, whose events say {told_s:.3g} s"
+        if seen_s > reported_s / REPORTED_SHARE + LONG_PART_S:
+            words = f"the GPU worked for {seen_s:.3g} s after {launches} launches, whose events say {reported_s:.3g} s"
             raise WrongLaunch(refused("late work", f"{self._launches.where}: {words}"))
 
     def _launch_and_check(self, index: int) -> Verification:
@@ -292,7 +293,7 @@ class PartChecks:
         return self._require_right(index)
 
     def _require_right(self, index: int) -> Verification:
-        verdict = self._launches.left(index)
+        verdict = self._launches.verify_last(index)
         if not verdict.passed:
             raise WrongLaunch(verdict)
         self._launches.give_back(index)

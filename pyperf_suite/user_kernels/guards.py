@@ -161,7 +161,7 @@ class InspectionDetector:
         sys.addaudithook(self._hear)
 
     def noted(self) -> list[str]:
-        """What was noted since this was last asked."""
+        """What was noted since the last call."""
         found, self._noted = sorted(self._noted), set()
         return found
 
@@ -189,8 +189,9 @@ SEEN_CHANCE = 1e-5
 def recognises(fresh: Sequence[float], seen: Sequence[float]) -> bool:
     """Whether launches on values that were seen before are faster than on fresh ones, by their seconds.
 
-    The values were drawn alike and written to the same memory in random order, so a kernel that computes takes the
-    same time for both: the ranks of the two samples are compared (Mann and Whitney, one-sided, exact but for ties).
+    The values are of one distribution and were written to the same memory in random order, so a kernel that computes
+    takes the same time for both: the ranks of the two samples are compared (Mann and Whitney, one-sided, exact but
+    for ties).
     """
     if not fresh or not seen or statistics.median(fresh) < SEEN_FASTER * statistics.median(seen):
         return False

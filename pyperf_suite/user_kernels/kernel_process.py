@@ -332,10 +332,10 @@ class KernelProcess:
             pickle.dump(plain, file)
         return {"plain": digest(leaves, [leaf.value for leaf in leaves])}
 
-    def _expect(self, expected: str, of: str = "") -> dict[str, Any]:
+    def _expect(self, expected: str) -> dict[str, Any]:
         """Write what the reference makes of the inputs made last. Nothing of it is anywhere before the judge asks."""
         self._subject, launch = "the reference", self._launch
-        reference = launch.reference or launch.functions[of or launch.baseline]
+        reference = launch.reference or launch.functions[launch.baseline]
         owned = [extent(leaf.value) for leaf in self._leaves if leaf.kind == "array" and leaf.role == "input"]
         out = reference(*launch.args, **launch.kwargs)
         if out is None:

@@ -39,10 +39,10 @@ KEPT_LOG_BYTES = 64 << 10
 
 LARGEST_ANSWER_BYTES = 64 << 20
 
-# The reason in a record where the process ended while it was asked something.
+# The reason in a record where the process ended during a request.
 ENDED = "process ended"
 
-# After this much of silence a process that was asked to end is killed.
+# After this much of silence a process that was to end is killed.
 POLITE_S = 0.3
 
 # Which interpreter runs a user's code, by default this one's.
@@ -140,7 +140,7 @@ class UserProcess:
         answer, *others = map(_parsed, [self._read_line(what), *self._unread.splitlines()])
         # The copy may come to speak when the next request is under way.
         if any(each.get("forked") and each.get("token") in self._tokens for each in (answer, *others)):
-            raise self._lost("forked, and the copy of the process went on beside the one that is measured")
+            raise self._lost("forked, and the copy of the process went on next to the one that is measured")
         if others or answer.get("token") != self._token:
             raise self._lost("wrote to the suite's own descriptors", reason="forged answer")
         if "unsupported" in answer:
@@ -247,7 +247,7 @@ class UserProcess:
             self._process.wait(timeout=1.0)
         code = self._process.returncode
         if code is None:
-            return self._lost("closed what it is asked through", reason=ENDED)
+            return self._lost("closed its channel of requests", reason=ENDED)
         if code == -signal.SIGKILL:
             return self._lost("had its process killed (SIGKILL), by itself or because memory ran out", reason=ENDED)
         if code < 0:
@@ -287,7 +287,7 @@ class ReferenceProcess:
     """The process that makes inputs and computes references; kept for the next case of the same file."""
 
     def __init__(self, start: Mapping[str, Any], end_s: float) -> None:
-        """`start` is what a process is asked first: the file or module, and where to find what it imports."""
+        """`start` is the first request to a process: the file or module, and where to find what it imports."""
         self._resources = contextlib.ExitStack()
         folder = self._resources.enter_context(memory_folder())
         left_s = end_s - time.monotonic()
@@ -313,7 +313,7 @@ class ReferenceProcess:
         return self.ask("expect", end_s, expected=expected)
 
     def ask(self, what: str, end_s: float, **arguments: Any) -> dict[str, Any]:
-        """One request; a process that is lost is not asked again. Raises Failed."""
+        """One request; a process that is lost gets no further request. Raises Failed."""
         self._process.deadline_in(end_s - time.monotonic())
         self._process.pause(False)
         try:

@@ -340,7 +340,7 @@ class UserLaunches(PartLaunches):
     def _drawn(self) -> int:
         return secret_seed() if self._given is None else self._given.getrandbits(63)
 
-    def left(self, index: int) -> Verification:
+    def verify_last(self, index: int) -> Verification:
         """Compare what the last launch left with the reference of the inputs that its set was given by `refresh`.
 
         The reference is computed only now: what the kernel process could have found of it did not exist.

@@ -10,11 +10,11 @@ from typing import Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.workloads.workload import Workload
 
-# The module and class of each, imported when it is asked for. A module of the workload's own name needs no line here:
+# The module and class of each, imported when it is requested. A module of the workload's own name needs no line here:
 # it has the workload as WORKLOAD.
 WORKLOADS = {
     "matmul": "matmul.matmul:Matmul",
-    "grouped_matmul": "matmul.libraries:GroupedMatmul",
+    "grouped_matmul": "matmul:GroupedMatmul",
     "attention": "attention.attention:Attention",
     "collective": "collective.collective:Collective",
     "compiled_kernel": "exact:CompiledKernel",

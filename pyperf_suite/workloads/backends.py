@@ -15,6 +15,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +31,13 @@ from pyperf_suite.workloads.workload import Checked, ExecutionContext, Implement
 RESULT = "the result"
 
 
+# Enough for dozens of slices, of which the best counts, and what a look takes that only adds to earlier ones.
+MEASURED_S = 0.01
+AGAIN_S = 0.002
+# Clocks and rates nearer to each other than this are taken for the same.
+SAME = 0.95
+
+
 def native_extension() -> ModuleType:
     """`pyperf_suite._native`. Raises UserError that says how to build it where it is absent or does not load."""
     try:
@@ -41,6 +49,12 @@ def native_extension() -> ModuleType:
         ) from None
 
 
+def require_installed(package: str, name: str = "") -> None:
+    """Raise Unsupported where there is no such package; `name` is what people call it."""
+    if importlib.util.find_spec(package) is None:
+        raise Unsupported(f"{name or package} is not installed.")
+
+
 # Of our CPU kernels, best first; `_native.isas()` has those that this processor can run.
 INSTRUCTION_SETS = ("amx", "avx512_bf16", "avx512", "avx2", "portable", "neon")
 
@@ -48,6 +62,52 @@ INSTRUCTION_SETS = ("amx", "avx512_bf16", "avx512", "avx2", "portable", "neon")
 def named_by_isa(isa: str) -> str:
     """The name of our CPU kernels of one instruction set: `native` takes the best there is."""
     return f"native_{isa}" if isa else "native"
+
+
+@dataclass(frozen=True)
+class CorePeak:
+    """A core's peak while `workers` of them multiply at once, the mean of theirs.
+
+    `clock_hz` is the clock while it multiplies, `idle_clock_hz` that of plain integers before: wide vectors and matrix
+    units may lower it.
+    """
+
+    isa: str
+    unit: str
+    dtype: str
+    workers: int
+    flop_per_s: float
+    clock_hz: float
+    idle_clock_hz: float
+
+    @property
+    def flop_per_cycle(self) -> float:
+        return self.flop_per_s / self.clock_hz
+
+    @property
+    def lowers_clock(self) -> bool:
+        """Whether multiplying costs clock: a licence for wide vectors, or a power limit."""
+        return self.clock_hz < SAME * self.idle_clock_hz
+
+
+_best: dict[tuple[str, str | None, int], list[tuple[float, ...]]] = {}
+
+
+def core_peak(dtype: str, isa: str | None = None, workers: int = 1) -> CorePeak:
+    """The best that this process has seen so far: each call looks again, for whoever else runs can only lower a look.
+
+    Raises UserError for an instruction set or cores that are not here.
+    """
+    native, key = native_extension(), (dtype, isa, workers)
+    try:
+        looked = native.core_peaks(dtype, workers, AGAIN_S if key in _best else MEASURED_S, isa)
+        unit = native.unit(isa or native.isas()[0], dtype)
+    except ValueError as refused:
+        raise UserError(str(refused)) from None
+    best = _best.get(key, looked)
+    _best[key] = cores = [tuple(map(max, *each)) for each in zip(best, looked, strict=True)]
+    flop_per_s, clock_hz, idle_clock_hz = (sum(each) / workers for each in zip(*cores, strict=True))
+    return CorePeak(isa or native.isas()[0], unit, dtype, workers, flop_per_s, clock_hz, idle_clock_hz)
 
 
 class CudaDevice:
@@ -156,8 +216,7 @@ class TorchDevice:
         `queueing` is how gaps between launches are hidden on a GPU; "open", not at all, is for steps of many kernels,
         more than could wait behind a held stream. Raises Unsupported where torch is absent or cannot use the GPU.
         """
-        if importlib.util.find_spec("torch") is None:
-            raise Unsupported("torch is not installed.")
+        require_installed("torch")
         import torch
 
         self.torch = torch
@@ -235,13 +294,13 @@ def leave_nothing_behind(device: Device) -> None:
 
 
 def require_cores(workers: int) -> None:
-    """Raise UserError where more workers are asked for than this process may use cores."""
+    """Raise UserError where more workers are requested than this process may use cores."""
     from pyperf_suite.hardware import cpu  # needs psutil, which a user's interpreter may lack
 
     cores = cpu.detect().usable_cores
     if workers > cores:
         raise UserError(
-            f"{workers} workers were asked for, but this process may use {cores} cores: ask for at most that."
+            f"{workers} workers were requested, but this process may use {cores} cores: ask for at most that."
         )
 
 
@@ -301,17 +360,19 @@ class ComparedLaunches(Prepared):
     def due(self) -> ExpectedOutputs:
         """What it must leave, computed once."""
 
-    def left(self, index: int) -> Checked:
+    def verify_last(self, index: int) -> Checked:
         from pyperf_suite.workloads.training.gpt import compared
 
         return compared(self.results(index), *self.due())
 
-    def kept(self, index: int) -> Any:
+    def snapshot(self, index: int) -> Any:
         return {name: each.detach().clone() for name, each in self.results(index).items()}
 
-    def equals(self, index: int, kept: Any) -> bool:
+    def matches(self, index: int, snapshot: Any) -> bool:
         found = self.results(index)
-        return found.keys() == kept.keys() and all(self._where.torch.equal(found[name], kept[name]) for name in kept)
+        return found.keys() == snapshot.keys() and all(
+            self._where.torch.equal(found[name], snapshot[name]) for name in snapshot
+        )
 
     def _where_there_is_room(self, compute: Callable[[Any], Any]) -> Any:
         """`compute(device)` where launches run, or on the CPU where a GPU has too little memory for it."""

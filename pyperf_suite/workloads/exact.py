@@ -7,15 +7,13 @@ machine: sockets, memory nodes, PCIe links, and GPUs among each other; what to e
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from functools import partial
 from itertools import combinations
-from types import ModuleType
 from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, Unsupported, UserError
@@ -25,34 +23,18 @@ from pyperf_suite.hardware.devices import Gpu, Unavailable, gpus
 from pyperf_suite.hardware.kernel_files import KernelFiles, cpu_list, parse_cpu_list
 from pyperf_suite.hardware.links import PcieLink
 from pyperf_suite.hardware.nvml import Nvml, nvml
-from pyperf_suite.kernels import (
-    attention,
-    attention_backward,
-    attention_defaults,
-    disassembly,
-    matmul,
-    nvrtc,
-    static,
-)
+from pyperf_suite.kernels import disassembly, nvrtc, static
 from pyperf_suite.workloads.workload import (
+    ByFunction,
     Exact,
     ExecutionContext,
-    Implementation,
     Kernel,
     Workload,
     by_name,
     exact_metric,
 )
 
-CUDA_TARGETS: Mapping[str, ModuleType] = {family.ARCHITECTURE: family for family in static.families().values()}
-TRITON_TARGETS = static.triton_targets()
-TARGETS = sorted({*CUDA_TARGETS, *TRITON_TARGETS})
-
-# What a Triton kernel is compiled from.
-MATMUL_SOURCES = ("matmul_device.py", "schedule.py")
-FORWARD_SOURCES = ("attention_device.py", "attention_schedule.py")
-BACKWARD_SOURCES = ("attention_backward_device.py", *FORWARD_SOURCES)
-
+TARGETS = sorted({*static.cuda_targets(), *static.triton_targets()})
 PARTS = ("host", "gpus")
 # What is reported of a processor as it is detected.
 OF_CPU = ("model", "l2_bytes", "l2_total_bytes", "l3_bytes", "l3_total_bytes", "caches_assumed", "vector_bits")
@@ -71,41 +53,38 @@ class CompiledKernelParameters:
     target: Annotated[str, OneOf(TARGETS)]
 
     def validate(self) -> None:
-        known = {**cuda_kernels(self.target), **triton_kernels(self.target)}
+        known = {**static.cuda_kernels(self.target), **static.triton_kernels(self.target)}
         if self.kernel not in known:
             raise UserError(
                 f"Unknown kernel {self.kernel!r} for {self.target}: choose from {', '.join(sorted(known))}."
             )
 
 
-class Compiled(Implementation[CompiledKernelParameters]):
-    """Sources through one compiler, read by `read`."""
-
-    def __init__(self, name: str, read: Callable[[CompiledKernelParameters], static.StaticMetrics]) -> None:
-        self.name, self._read = name, read  # type: ignore[misc]
-
-    def prepare(self, parameters: CompiledKernelParameters, place: ExecutionContext) -> Exact:
-        try:
-            found = self._read(parameters)
-        except (ImportError, nvrtc.NoCompiler, disassembly.NoDisassembler) as reason:
-            raise Unsupported(str(reason)) from None
-        details = {"threads": found.threads, "limited_by": found.occupancy.limited_by, **found.state()}
-        return Exact(Kernel(found.kernel, found.target, details), found.metrics())
+def compiled(
+    read: Callable[[CompiledKernelParameters], static.StaticMetrics],
+    parameters: CompiledKernelParameters,
+    _place: ExecutionContext,
+) -> Exact:
+    """Sources through the compiler that `read` takes."""
+    try:
+        found = read(parameters)
+    except (ImportError, nvrtc.NoCompiler, disassembly.NoDisassembler) as reason:
+        raise Unsupported(str(reason)) from None
+    details = {"threads": found.threads, "limited_by": found.occupancy.limited_by, **found.state()}
+    return Exact(Kernel(found.kernel, found.target, details), found.metrics())
 
 
 def read_cuda(parameters: CompiledKernelParameters) -> static.StaticMetrics:
     """Our CUDA sources through NVRTC."""
-    module = CUDA_TARGETS[parameters.target]
-    specialised = cuda_kernels(parameters.target)[parameters.kernel]
-    return static.of_cuda(parameters.kernel, specialised, module.sources(), parameters.target)
+    specialised = static.cuda_kernels(parameters.target)[parameters.kernel]
+    sources = static.cuda_targets()[parameters.target].sources()
+    return static.of_cuda(parameters.kernel, specialised, sources, parameters.target)
 
 
 def read_triton(parameters: CompiledKernelParameters) -> static.StaticMetrics:
     """Our Triton kernels through Triton's own compiler."""
-    kernel = triton_kernels(parameters.target)[parameters.kernel]
-    folder = files("pyperf_suite.kernels")
-    source = "\0".join((folder / name).read_text("utf-8") for name in kernel.sources)
-    return static.of_triton(parameters.kernel, kernel.compile_for(parameters.target), source)
+    kernel = static.triton_kernels(parameters.target)[parameters.kernel]
+    return static.of_triton(parameters.kernel, kernel.compile_for(parameters.target), kernel.source())
 
 
 class CompiledKernel(Workload[CompiledKernelParameters]):
@@ -114,50 +93,8 @@ class CompiledKernel(Workload[CompiledKernelParameters]):
     name = "compiled_kernel"
     parameters_type = CompiledKernelParameters
     is_exact = True
-    implementations = by_name(Compiled("nvrtc", read_cuda), Compiled("triton", read_triton))
-
-
-@functools.cache
-def cuda_kernels(target: str) -> dict[str, Any]:
-    """The default set of our CUDA kernels for a target, by name; none for a target they are not made for."""
-    module = CUDA_TARGETS.get(target)
-    return {kernel.name: kernel for kernel in module.default_set()} if module is not None else {}
-
-
-@dataclass(frozen=True)
-class TritonKernel:
-    """How one Triton kernel becomes machine code for a target, and the files of kernels/ that it is compiled from."""
-
-    compile_for: Callable[[str], Any]
-    sources: tuple[str, ...]
-
-
-@functools.cache
-def triton_kernels(target: str) -> dict[str, TritonKernel]:
-    """The default sets of our Triton kernels for a target, by name; none for a target that is not watched."""
-    if target not in TRITON_TARGETS:
-        return {}
-    kernels = {}
-    for product in matmul.default_set(target):
-        compile_product = functools.partial(matmul.compile_for, configuration=product)
-        kernels[triton_name(product)] = TritonKernel(compile_product, MATMUL_SOURCES)
-    for each in attention_defaults.default_set(target):
-        if not each.backward:
-            compile_forward = functools.partial(attention.compile_for, configuration=each)
-            kernels[each.name] = TritonKernel(compile_forward, FORWARD_SOURCES)
-            continue
-        for kernel in attention_backward.KERNELS:
-            compile_backward = functools.partial(attention_backward.compile_for, configuration=each, kernel=kernel)
-            kernels[f"{each.name}_{kernel}"] = TritonKernel(compile_backward, BACKWARD_SOURCES)
-    return kernels
-
-
-def triton_name(configuration: matmul.Configuration) -> str:
-    """What a person reads: `triton_bf16_tn_128x256x64_s4_w8_persistent_descriptors`."""
-    types = matmul.OPERAND_TYPES[configuration.dtype]
-    return (
-        f"triton_{types}_{configuration.layout.lower()}_{matmul.shown(configuration.tile)}_s{configuration.stages}"
-        f"_w{configuration.warps}_{configuration.policy}_{configuration.operands}"
+    implementations = by_name(
+        ByFunction("nvrtc", partial(compiled, read_cuda)), ByFunction("triton", partial(compiled, read_triton))
     )
 
 
@@ -168,18 +105,14 @@ class TopologyParameters:
     part: Annotated[str, OneOf(PARTS)] = "host"
 
 
-class System(Implementation[TopologyParameters]):
+def by_system(parameters: TopologyParameters, _place: ExecutionContext) -> Exact:
     """The operating system's word, and the driver's for GPUs."""
-
-    name = "system"
-
-    def prepare(self, parameters: TopologyParameters, place: ExecutionContext) -> Exact:
-        files = KernelFiles()
-        details = host_details(files) if parameters.part == "host" else gpu_details(files)
-        counts: dict[str, int] = {name: len(details[name]) for name in ("nodes", "pcie", "gpus") if name in details}
-        counts.update((name, details[name]) for name in ("sockets", "cores") if name in details)
-        metrics = {name: exact_metric("", value) for name, value in counts.items()}
-        return Exact(Kernel("topology", parameters.part, details), metrics)
+    files = KernelFiles()
+    details = host_details(files) if parameters.part == "host" else gpu_details(files)
+    counts: dict[str, int] = {name: len(details[name]) for name in ("nodes", "pcie", "gpus") if name in details}
+    counts.update((name, details[name]) for name in ("sockets", "cores") if name in details)
+    metrics = {name: exact_metric("", value) for name, value in counts.items()}
+    return Exact(Kernel("topology", parameters.part, details), metrics)
 
 
 class Topology(Workload[TopologyParameters]):
@@ -187,7 +120,7 @@ class Topology(Workload[TopologyParameters]):
 
     name = "topology"
     parameters_type = TopologyParameters
-    implementations = by_name(System())
+    implementations = by_name(ByFunction("system", by_system))
     is_exact = True
 
 
@@ -213,7 +146,7 @@ def gpu_details(files: KernelFiles) -> dict[str, Any]:
     try:
         present = gpus()
     except Unavailable as reason:
-        raise Unsupported(f"The GPUs cannot be asked: {reason}.") from None
+        raise Unsupported(f"The GPUs cannot be queried: {reason}.") from None
     if not present:
         raise Unsupported("This process sees no GPU.")
     manager, graph = nvml(), topology.read()

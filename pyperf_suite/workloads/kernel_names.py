@@ -14,7 +14,7 @@ The families, by example; what is in brackets may be absent:
 Certain, because documented: CUTLASS's schemes (its library generator), tile rows × columns and "K of a stage × stages"
 (`cublasLtMatmulTile_t` and `cublasLtMatmulStages_t` in cuBLAS's documentation), and the layout letters of a call.
 
-Inferred from names seen beside their launches: that `cublas` and `xmma` write types in CUTLASS's order (xmma: operand
+Inferred from the launches that had the names: that `cublas` and `xmma` write types in CUTLASS's order (xmma: operand
 and output, then operand as multiplied and accumulator); nvjet's fields, its letters t, h and s for bf16, fp16 and fp32
 (operand, accumulator, output; five letters: A, B, C, accumulator, output), and that its first two layout letters are
 those of the call.
@@ -103,7 +103,7 @@ def parse(name: str) -> KernelName | None:
 
 
 def product_kernel(names: Iterable[str]) -> KernelName | None:
-    """The kernel that multiplies among those that one product launched; a reduction beside it says that K is split."""
+    """The kernel that multiplies among those that one product launched; a reduction among them says that K is split."""
     kernels = [kernel for kernel in map(parse, names) if kernel is not None]
     products = [kernel for kernel in kernels if kernel.family != REDUCTION]
     if not products:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import importlib
-import importlib.util
 import inspect
 import math
 import os
@@ -24,6 +23,7 @@ from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.measure.tolerance import element_limit, operation_unit
 from pyperf_suite.ranks.group import Group, RanksMissing, connect
 from pyperf_suite.ranks.launch import rank_environment
+from pyperf_suite.workloads.backends import require_installed
 from pyperf_suite.workloads.workload import (
     Checked,
     ExecutionContext,
@@ -102,14 +102,13 @@ def torch_place(place: ExecutionContext) -> str:
 
 
 def process_group(place: ExecutionContext, backend: str) -> Any:
-    """The process group of torch with all ranks (None is its default), made when first asked for, by all together.
+    """The process group of torch with all ranks (None is its default), made at first use, by all together.
 
     Raises Unsupported on all ranks where this torch lacks the backend on any, and RanksMissing where ranks do not come.
     """
     if backend in _JOINED:
         return _JOINED[backend]
-    if importlib.util.find_spec("torch") is None:
-        raise Unsupported("torch is not installed.")
+    require_installed("torch")
     group, deadline_s = place.ranks, place.deadline_s
     torch: Any = importlib.import_module("torch")
     distributed: Any = importlib.import_module("torch.distributed")
@@ -161,7 +160,7 @@ def require_started_so(peer_to_peer: bool) -> None:
     """Raise Unsupported where a launcher started ranks with direct copies that are to go without."""
     if any(os.environ.get(name) != value for name, value in direct_copies(peer_to_peer).items()):
         raise Unsupported(
-            "No direct copies between GPUs were asked for, but these ranks were started with them: start them with "
+            "No direct copies between GPUs were requested, but these ranks were started with them: start them with "
             "NCCL_P2P_DISABLE=1, or let pyperf-suite start them."
         )
 
@@ -171,7 +170,7 @@ def require_cores_for(ranks: int) -> None:
     cores = cpu.detect().usable_cores
     if not rank_environment().launched and ranks > RANKS_A_CORE * cores:
         raise UserError(
-            f"{ranks} ranks were asked for on {cores} cores, where they would spend their time waiting for each other: "
+            f"{ranks} ranks were requested on {cores} cores, where they would spend their time waiting for each other: "
             f"ask for at most {RANKS_A_CORE * cores}, or launch them on several machines."
         )
 
@@ -234,7 +233,7 @@ class OverTorch(Implementation[Any]):
 
 
 class OverGloo(OverTorch):
-    """Ranks on CPU cores; each computes on as many threads as OMP_NUM_THREADS says, or one, beside gloo's own."""
+    """Ranks on CPU cores; each computes on as many threads as OMP_NUM_THREADS says, or one, and on gloo's own."""
 
     name = "gloo"
     device_kind = "cpu"

@@ -1,7 +1,7 @@
 """Element types and operands: described first, and made where they are needed, in the host's memory or in a device's.
 
 numpy has no bfloat16 and no float8, so they are stored as their bits: the same bytes torch and our kernels read. Values
-come from one counter-based generator, Philox4x64-10, which numpy and `kernels/cuda/fill.cu` compute bit for bit alike:
+come from one counter-based generator, Philox4x64-10, which numpy and `kernels/cuda/fill.cu` compute with the same bits:
 each of its words gives four indices of 16 bits into a table of normal quantiles, rounded to the dtype.
 """
 
@@ -185,7 +185,7 @@ class Operand:
 
 
 class Operands(Mapping[str, Array]):
-    """Operands by name, in storage form, each made in the host's memory when it is first asked for.
+    """Operands by name, in storage form, each made in the host's memory at first use.
 
     Whoever computes on a GPU asks `described` and fills the device's memory by `fill_on_device` instead.
     """

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,15 @@ from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatc
 from pyperf_suite.measure.tolerance import Array, Keep, computed_anew
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.workloads import scratch
-from pyperf_suite.workloads.backends import CudaDevice, TorchDevice, cuda_device
+from pyperf_suite.workloads.backends import (
+    CudaDevice,
+    TorchDevice,
+    core_peak,
+    cuda_device,
+    named_by_isa,
+    native_extension,
+    require_cores,
+)
 from pyperf_suite.workloads.operands import (
     Operand,
     Operands,
@@ -201,10 +209,10 @@ class TorchTensors(OperandSets):
 
 
 class DeviceMemory(OperandSets):
-    """Memory of a GPU that is ours, each operand a `_native.cuda.DeviceMemory`; launches also use what is `beside`."""
+    """Memory of a GPU that is ours, each operand a `_native.cuda.DeviceMemory`; launches also use what is `extra`."""
 
     stopwatch: CudaStopwatch
-    beside: tuple[Any, ...] = ()
+    extra: tuple[Any, ...] = ()
 
     def __init__(self, operands: Operands, place: ExecutionContext, gpu: CudaDevice) -> None:
         super().__init__(operands, place)
@@ -309,7 +317,7 @@ class Launches(Prepared):
         held = self._memory.sets[index % self.sets]
         return {name: self._memory.seen(name, held[name]) for name in self._memory.inputs} | results
 
-    def left(self, index: int) -> Verification:
+    def verify_last(self, index: int) -> Verification:
         return self.judge(self, index)
 
     def check(self) -> CheckVerdict:
@@ -317,17 +325,17 @@ class Launches(Prepared):
         self.poison()
         for index in range(self.sets):
             self.launch(index)
-        verdicts = [self.left(index) for index in range(self.sets)]
+        verdicts = [self.verify_last(index) for index in range(self.sets)]
         return next((each for each in verdicts if not each.passed), verdicts[0])
 
     def references(self) -> dict[str, Any]:
         return {"references": self.judge.references}
 
-    def kept(self, index: int) -> Any:
+    def snapshot(self, index: int) -> Any:
         return {name: copied(found) for name, found in self.results(index).items()}
 
-    def equals(self, index: int, kept: Any) -> bool:
-        return all(same_bits(found, kept[name]) for name, found in self.results(index).items())
+    def matches(self, index: int, snapshot: Any) -> bool:
+        return all(same_bits(found, snapshot[name]) for name, found in self.results(index).items())
 
 
 class TimedImplementation(ImplementationBase[Parameters]):
@@ -339,6 +347,36 @@ class TimedImplementation(ImplementationBase[Parameters]):
 
         Raises Unsupported with the reason where this machine has no way to run the case.
         """
+
+
+class NativeKernels(TimedImplementation[Parameters]):
+    """Our CPU kernels (`csrc/cpu`) of one instruction set: `native` takes the best there is."""
+
+    device_kind = "cpu"
+
+    def __init__(self, isa: str = "") -> None:
+        self.isa = isa or None
+        self.name = named_by_isa(isa)  # type: ignore[misc]
+
+    def require_here(self, workers: int) -> ModuleType:
+        """The extension. Raises UserError where the cores or the instruction set are not here."""
+        require_cores(workers)
+        native = native_extension()
+        if self.isa:
+            with refusing(UserError):
+                native.micro_tile(self.isa)
+        return native
+
+    def details(self, kernel: Any, dtype: str, workers: int) -> dict[str, Any]:
+        """What records say of a kernel of the extension: what runs, and what its instructions multiply at most."""
+        return {
+            "isa": kernel.isa,
+            "unit": kernel.unit,
+            "micro_tile": "x".join(map(str, kernel.micro_tile)),
+            "pinned": kernel.pinned,
+            "workspace_bytes": kernel.workspace_bytes,
+            "peak_flop_per_s": core_peak(dtype, kernel.isa, workers).flop_per_s * workers,
+        }
 
 
 class Operator(Workload[Parameters]):
@@ -359,13 +397,13 @@ class Operator(Workload[Parameters]):
 
     @abstractmethod
     def reference_key(self, parameters: Parameters) -> str:
-        """What the reference depends on beside the seed: cases that agree in it share one."""
+        """What the reference depends on besides the seed: cases that agree in it share one."""
 
     def operands(self, parameters: Parameters, seed: int) -> Operands:
         return Operands(self.described(parameters), seed)
 
     def footprint_bytes(self, parameters: Parameters) -> int:
-        """Bytes of all operands; what an implementation keeps beside them is its own."""
+        """Bytes of all operands; what else an implementation keeps is its own."""
         return sum(operand.size_bytes for operand in self.described(parameters).values())
 
     def verify(

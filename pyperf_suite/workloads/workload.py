@@ -1,13 +1,13 @@
 """What is measured: one protocol for products, attention, exchanges, machine code, training steps and anybody's kernel.
 
 A workload is parameters and implementations. An implementation makes a case ready, and what is ready can be launched,
-checked and asked what it saw.
+checked, and reports what it saw.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -44,7 +44,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Observed:
-    """A quantity beside time, in that unit: one value, or as many as were seen."""
+    """A quantity other than time, in that unit: one value, or as many as were seen."""
 
     unit: str
     samples: Sequence[float]
@@ -103,8 +103,8 @@ class Prepared(ABC):
     """A case made ready: nothing is left to do in a timed region but `launch`.
 
     Launch i works on set i modulo `sets`. `unchecked` says why what timed launches leave cannot be checked, empty where
-    it can: then `poison`, `left`, `kept` and `equals` look at a set (measure/spot_checks.py), and `check`, which does
-    the whole, is asked before timing and after only where it `sees_more`.
+    it can: then `poison`, `verify_last`, `snapshot` and `matches` look at a set (measure/spot_checks.py). `check` does
+    the whole. It is called before timing, and after only where it `sees_more`.
     """
 
     kernel: Kernel
@@ -113,7 +113,7 @@ class Prepared(ABC):
     sets: int = 1
     unchecked: str = ""
     sees_more: bool = False
-    # What a record says of how samples were taken beside the usual.
+    # What a record says of how samples were taken, if not as usual.
     sampling: Mapping[str, Any] = {}
     # What of the machine's state is another one for it: the code's commit, the versions that it found.
     state: Mapping[str, Any] = {}
@@ -139,24 +139,24 @@ class Prepared(ABC):
         """Leave nothing in one set, or in all, that could pass for a result."""
         raise NotImplementedError
 
-    def left(self, index: int) -> Any:
+    def verify_last(self, index: int) -> Any:
         """The verdict: compare what the last launch on that set left with what must be there."""
         raise NotImplementedError
 
-    def kept(self, index: int) -> Any:
-        """A copy or a fingerprint of what is there, for `equals`."""
-        raise NotImplementedError
+    def snapshot(self, index: int) -> Any:
+        """A copy or a fingerprint of what is there, for `matches`; nothing where all of it is verified each time."""
+        return None
 
-    def equals(self, index: int, kept: Any) -> bool:
+    def matches(self, index: int, snapshot: Any) -> bool:
         """Whether it is that, bit for bit."""
-        raise NotImplementedError
+        return bool(self.verify_last(index).passed)
 
     def check(self) -> CheckVerdict:
         """Launch on every set once more, untimed, and compare each."""
         self.poison()
         for index in range(self.sets):
             self.untimed(index)
-        return together([self.left(index) for index in range(self.sets)])
+        return together([self.verify_last(index) for index in range(self.sets)])
 
     def observed(self) -> Mapping[str, Observed]:
         """What else is reported of these launches, measured after they were timed: bytes, shares, counts."""
@@ -220,7 +220,7 @@ class Transfers(Prepared):
         """Run so many times, in the same configuration as is checked, all of it within the deadline."""
 
     @abstractmethod
-    def left(self, index: int = 0) -> Checked:
+    def verify_last(self, index: int = 0) -> Checked:
         """Compare the output of what ran last after `poison`, exactly."""
 
     def launch(self, index: int) -> None:
@@ -228,7 +228,7 @@ class Transfers(Prepared):
 
 
 class ImplementationBase(ABC, Generic[Parameters]):
-    """One way to do what a workload names, on one kind of device ("any": on the one asked for)."""
+    """One way to do what a workload names, on one kind of device ("any": on the requested one)."""
 
     name: ClassVar[str]
     device_kind: ClassVar[str] = "any"
@@ -245,6 +245,16 @@ class Implementation(ImplementationBase[Parameters]):
     @abstractmethod
     def prepare(self, parameters: Parameters, place: ExecutionContext) -> Prepared:
         """Make the case ready. Raises Unsupported with the reason where this machine has no way to run it."""
+
+
+class ByFunction(Implementation[Any]):
+    """One whose case `make(parameters, place)` makes ready."""
+
+    def __init__(self, name: str, make: Callable[[Any, ExecutionContext], Prepared], device_kind: str = "any") -> None:
+        self.name, self._make, self.device_kind = name, make, device_kind  # type: ignore[misc]
+
+    def prepare(self, parameters: Any, place: ExecutionContext) -> Prepared:
+        return self._make(parameters, place)
 
 
 class Workload(ABC, Generic[Parameters]):

@@ -63,11 +63,11 @@ class DataParallelLaw:
 
     def exposed_s(self, exchange: GradientExchange) -> float:
         costs = [self.slowdown * self.all_reduce_s(size) for size in exchange.buckets_bytes]
-        beside_s = 0.0
+        overlapped_s = 0.0
         if exchange.overlapped:
             backward_s = BACKWARD_SHARE * exchange.compute_s / exchange.micro_batches
-            beside_s = sum(costs) - tail_s(exchange.buckets_bytes, costs, backward_s)
-        return exchange.exchanges * (sum(costs) - self.hidden * beside_s)
+            overlapped_s = sum(costs) - tail_s(exchange.buckets_bytes, costs, backward_s)
+        return exchange.exchanges * (sum(costs) - self.hidden * overlapped_s)
 
 
 def tail_s(buckets_bytes: Sequence[float], costs_s: Sequence[float], backward_s: float) -> float:

@@ -231,10 +231,10 @@ USABLE_SHARE = 0.9
 NEAR_LIMIT = 0.95
 # Between these lay what published runs held (62 of BLOOM's, 5 of torchtitan's; test_published_runs.py):
 # at least this share of the activations, where no mask of dropout is kept and gradients have 16 bits; at most a quarter
-# more than the formulas, and what a framework allocates beside: context, buffers of collectives, fragmentation.
+# more than the formulas, and what a framework allocates besides: context, buffers of collectives, fragmentation.
 LEAST_ACTIVATIONS, LEAST_GRADIENTS = 0.7, 0.5
 LEAST_GATHERED = 1 / 3  # the 16 bits of the layer at work
-MOST_SHARE, BESIDE_BYTES = 1.25, 6 * 2**30
+MOST_SHARE, FRAMEWORK_BYTES = 1.25, 6 * 2**30
 # What of a need is on the GPU, by the fields of a `MemoryNeed`.
 ON_GPU = ("weights", "gradients", "optimizer", "activations", "gathered")
 Verdict = Literal["fits", "may not fit", "does not fit"]
@@ -269,7 +269,7 @@ class MemoryNeed:
     @property
     def most(self) -> Any:
         """What nine of ten such runs held no more than."""
-        return MOST_SHARE * self.total + BESIDE_BYTES
+        return MOST_SHARE * self.total + FRAMEWORK_BYTES
 
     def fuller(self, other: MemoryNeed) -> MemoryNeed:
         """Of two stages the one that needs more; of those in arrays, of each pair."""
@@ -360,9 +360,9 @@ def training_memory(
     sharding = sharding or Sharding()
     stage = np.asarray(zero_stage)
     if not (np.all(stage >= 0) and np.all(stage <= LAST_STAGE)):
-        raise UserError(f"ZeRO has stages 0 to {LAST_STAGE}, but {zero_stage} was asked for.")
+        raise UserError(f"ZeRO has stages 0 to {LAST_STAGE}, but {zero_stage} was requested.")
     if np.min(data_ranks) < 1:
-        raise UserError(f"Training needs at least 1 data-parallel rank, but {np.min(data_ranks)} were asked for.")
+        raise UserError(f"Training needs at least 1 data-parallel rank, but {np.min(data_ranks)} were requested.")
     if np.any(np.asarray(stages) < 1) or np.any(np.asarray(model.layers) < stages):
         raise UserError(f"{np.min(model.layers)} layers cannot be cut into {stages} stages.")
     schedule = PipelineSchedule(stages, chunks, micro_batches)

@@ -76,7 +76,6 @@ def accept(
     from pyperf_suite.node.probes.accept import PROBE, analyse, checks_of
     from pyperf_suite.render.run_report import report_run, run_as_json
     from pyperf_suite.render.terminal import console_for
-    from pyperf_suite.render.text import as_data
     from pyperf_suite.runner.plan import Plan, PlannedCase
     from pyperf_suite.runner.profiles import QUICK
 

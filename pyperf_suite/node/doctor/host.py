@@ -18,8 +18,7 @@ from pyperf_suite.hardware.cpu import CPUS, CpuLayout, read_layout
 from pyperf_suite.hardware.kernel_files import KernelFiles, cpu_list, parse_cpu_list
 from pyperf_suite.hardware.machine import kernel_state
 from pyperf_suite.node.check import Check, caution, failed, of_part, ok, size_text, unknown
-from pyperf_suite.workloads.backends import cache_folder
-from pyperf_suite.workloads.cpu_peak import SAME, CorePeak, core_peak
+from pyperf_suite.workloads.backends import SAME, CorePeak, cache_folder, core_peak
 
 CLOCK_SOURCE = "sys/devices/system/clocksource/clocksource0/current_clocksource"
 # Read without entering the kernel (vdso): a look at these costs tens of nanoseconds.

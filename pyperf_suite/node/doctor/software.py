@@ -70,7 +70,7 @@ def software_checks(
             (copy, ExaminedProcess("library", copy.path, wanted.version_function))
             for copy in software.copies(files, wanted.sonames, wanted.override, wheels, environment)
         ]
-        for wanted, wheels in ((NVRTC, list(nvrtc.wheels())), (NCCL, list(nccl.wheels())))
+        for wanted, wheels in ((NVRTC, list(nvrtc.wheels())), (NCCL, list(nvrtc.wheels(nccl.WHEEL_PATTERNS))))
     }
     opened = {name: [Opened(copy, child.answer()) for copy, child in found] for name, found in waiting.items()}
     imported = importing.answer() if importing else None

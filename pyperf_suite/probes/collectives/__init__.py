@@ -21,7 +21,15 @@ from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Rows, grouped, rows_of, table
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta, seconds_of
-from pyperf_suite.laws.traffic import GIGA, WAYS, NetworkVerdict, Traffic, TrainingWorkload, bound_below_s, verdict
+from pyperf_suite.laws.traffic import (
+    GIGA,
+    PARALLELISMS,
+    NetworkVerdict,
+    Traffic,
+    TrainingWorkload,
+    bound_below_s,
+    verdict,
+)
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.probes.collectives import curves as curve_findings
 from pyperf_suite.probes.collectives import ranks as of_ranks
@@ -35,7 +43,7 @@ TYPES = {"float32": "float", "float16": "half", "float8_e4m3fn": "f8e4m3"}
 _CASE = "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}"
 _PLACE = "  {:>7}  {:>6}  {:>6}  {:>5}"
 _PLACE_NAMES = "  {:>7}  {:>6}  {:>6} {:>6}".format("time", "algbw", "busbw", "#wrong")
-_UNTOLD = _PLACE.format("N/A", "N/A", "N/A", "N/A")
+_UNKNOWN = _PLACE.format("N/A", "N/A", "N/A", "N/A")
 _HEADING = tuple(
     f"#{line[1:].rstrip()}"
     for line in (
@@ -77,7 +85,7 @@ def _block(out_of_place: Curve, in_place: Curve) -> Iterator[str]:
 def _place(curve: Curve, size: int) -> str:
     wrong, point = curve.wrong.get(size, 0), curve.points.get(size)
     if point is None:
-        return _PLACE.format("N/A", "N/A", "N/A", wrong) if wrong else _UNTOLD
+        return _PLACE.format("N/A", "N/A", "N/A", wrong) if wrong else _UNKNOWN
     us = point.seconds * 1e6
     time = f"{us:.0f}" if us >= 10_000 else f"{us:.1f}" if us >= 100 else f"{us:.2f}"
     return _PLACE.format(time, f"{point.algbw() / GIGA:.2f}", f"{point.busbw / GIGA:.2f}", wrong)
@@ -125,9 +133,9 @@ class TrainingSizes:
         compute_ms = values.pop("compute_ms", None)
         for name, value in values.items():
             if not value.is_integer():
-                raise UserError(f"{name}={value:g} was asked for, but a model has whole numbers throughout.")
+                raise UserError(f"{name}={value:g} was requested, but a model has whole numbers throughout.")
         if compute_ms is not None and not 0 < compute_ms < math.inf:
-            raise UserError(f"compute_ms={compute_ms:g} was asked for, but computing takes some time.")
+            raise UserError(f"compute_ms={compute_ms:g} was requested, but computing takes some time.")
         whole = {"seq": 4096} | {name: int(value) for name, value in values.items()}
         model = ModelDimensions(**{name: whole[name] for name in model_names if name in whole})  # type: ignore[arg-type]
         work = TrainingWorkload(**{name: whole[name] for name in work_names if name in whole})
@@ -143,7 +151,7 @@ def _assignment(part: str) -> tuple[str, float]:
 
 
 @dataclass(frozen=True)
-class CollectiveWay:
+class ParallelismTraffic:
     """A way to train in parallel over `ranks`, what it sends in a step, and whether the network is enough for it.
 
     It waits for the network where a step computes for less than `bound_s`: inf where it always does, 0 where never.
@@ -196,9 +204,9 @@ def judged(curves: Sequence[Curve], training: TrainingSizes) -> Iterator[Remark 
     ranks = max(count for law in laws.values() for count in law.curves)
     seconds, model = seconds_of(laws), training.model
     experts = model if model.experts > 1 else replace(model, experts=max(FEWEST_EXPERTS, ranks), top_k=TOP_K)
-    ways: list[CollectiveWay] = []
+    ways: list[ParallelismTraffic] = []
     unjudged: dict[str, list[str]] = {}
-    for way, traffic in WAYS.items():
+    for way, traffic in PARALLELISMS.items():
         name, of = (f"EP of {experts.experts} experts", experts) if way == "EP" else (way, model)
         try:
             sent = traffic(of, training.work, ranks)
@@ -210,9 +218,9 @@ def judged(curves: Sequence[Curve], training: TrainingSizes) -> Iterator[Remark 
             unjudged.setdefault(f"{' and '.join(missing)} not measured", []).append(name)
         else:
             found = verdict(sent, training.compute_s, seconds)
-            ways.append(CollectiveWay(name, ranks, sent, found, bound_below_s(sent, seconds)))
+            ways.append(ParallelismTraffic(name, ranks, sent, found, bound_below_s(sent, seconds)))
     if ways:
-        # What is asked first, and what asks most of the network; the others are in the table.
+        # The first, and what needs most of the network; the others are in the table.
         yield from (way.remark() for way in dict.fromkeys((ways[0], max(ways, key=lambda way: way.bound_s))))
         yield remark(
             "Judged for a model of {parameters} parameters ({layers} layers, hidden {hidden}) and {tokens} tokens a "
@@ -306,7 +314,7 @@ def sweep(axes: CollectivesAxes) -> list[Case]:
     if not over_nccl and (NO in axes.peer_to_peer or YES in axes.registered):
         raise UserError(
             f"Peer-to-peer copies and registered buffers are NCCL's, but only {', '.join(axes.implementation)} was "
-            "asked for: leave peer_to_peer and registered out, or measure GPUs."
+            "requested: leave peer_to_peer and registered out, or measure GPUs."
         )
     cases = list(_collectives(axes))
     fitting = [case for case in cases if case.parameters.count]

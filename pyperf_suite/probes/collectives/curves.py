@@ -427,7 +427,7 @@ def _panel(title: str, curves: Sequence[Curve]) -> Panel:
         factor = 1.0 if first.ranks == 1 else float(bus_factor(first.counted_as, first.ranks))
         drawn.append(law_over_sizes(f"law of {first.how}", first.law, *ends, LAW_POINTS, factor))
     if peak is not None and first.ranks > 1:
-        drawn.append(Series(f"peak of {peak.name}", ends, [peak.gb_per_s * GIGA] * 2, "beside"))
+        drawn.append(Series(f"peak of {peak.name}", ends, [peak.gb_per_s * GIGA] * 2, "baseline"))
     # About so many powers of two as have room, evenly spaced, the largest among them.
     every = [size for curve in curves for size in curve.points]
     powers = range(int(math.log2(max(every))), math.ceil(math.log2(min(every))) - 1, -1)

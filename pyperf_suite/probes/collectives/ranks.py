@@ -97,7 +97,7 @@ class PairMap:
 
     @cached_property
     def shares(self) -> dict[Pair, float]:
-        """Of each pair, of what the median pair that is wired alike carries."""
+        """Of each pair, relative to the median pair with the same wiring."""
         medians = {
             path: statistics.median(self.rates[pair] for pair in similar)
             for path, similar in grouped(self.rates, self.paths.get).items()
@@ -180,10 +180,10 @@ def pair_findings(found: PairMap) -> Iterator[Remark | Table | Figure]:
 
 
 def pair_figure(found: PairMap) -> Figure:
-    """The map in colours: each pair over the median of those wired alike; white is as fast as that."""
+    """The map in colours: each pair over the median of those with the same wiring; white is as fast as that."""
     values = tuple(tuple(found.shares.get((min(a, b), max(a, b)), math.nan) for b in found.met) for a in found.met)
     heat_map = HeatMap(found.name, "rank", "rank", "rate over the median pair's", found.met, found.met, values)
-    similar = " wired alike" if found.paths else ""
+    similar = " with the same wiring" if found.paths else ""
     return Figure(
         f"pair_map_{re.sub(r'[^a-z0-9]+', '_', found.name.lower())}",
         f"Map of pairs: {found.ranks} ranks",

@@ -10,7 +10,7 @@
   // Plotly takes some tags in a text for its own: what comes from records is shown as it stands.
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const colour = (name) => getComputedStyle(root).getPropertyValue("--" + name).trim();
-  const colourOf = (key) => colour(key === "beside" ? "beside" : "c" + key);
+  const colourOf = (key) => colour(key === "baseline" ? "baseline" : "c" + key);
 
   function isDark() {
     return root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -78,7 +78,7 @@
         }
       } else {
         trace.mode = "lines";
-        if (each.style === "beside") trace.line = { ...trace.line, dash: "dash", width: 1.5 };
+        if (each.style === "baseline") trace.line = { ...trace.line, dash: "dash", width: 1.5 };
       }
       return trace;
     });

@@ -1,16 +1,29 @@
-"""The parameters of softmax(scale · Q·Kᵀ)·V, scale = 1/√head_dim, or of its gradients.
+"""Attention, softmax(scale · Q·Kᵀ)·V with scale = 1/√head_dim, or its gradients, and torch's functions of it.
 
-Q and O are stored [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim], all contiguous.
+Q and O are stored [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim], all contiguous. What
+torch allocates for a result at each launch is part of the time, as it is for those who call it. A backend that refuses
+a case, or a compiler that fails, makes it unsupported with torch's own reason.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from types import FrameType
+from typing import Annotated, Any
 
-from pyperf_suite.errors import OneOf, UserError, Within
+from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
 from pyperf_suite.laws.tiled_attention import Blocks, visible_pairs
+from pyperf_suite.workloads.backends import require_cores
+from pyperf_suite.workloads.operands import Operands
+from pyperf_suite.workloads.operator import BoundLaunch, Launches, TimedImplementation, TorchTensors, free_bytes
+from pyperf_suite.workloads.workload import ExecutionContext, Kernel
 
 DTYPES = ("float32", "float16", "bfloat16")
 INPUTS = ("q", "k", "v")
@@ -98,10 +111,305 @@ class AttentionParameters:
         if heads % key_heads:
             allowed = ", ".join(str(each) for each in range(1, heads + 1) if heads % each == 0)
             raise UserError(
-                f"{key_heads} key heads were asked for, but they must divide the {heads} heads: choose from {allowed}."
+                f"{key_heads} key heads were requested, but they must divide the {heads} heads: choose from {allowed}."
             )
         if self.causal and self.seq_q > self.keys:
             raise UserError(
-                f"Causal attention of {self.seq_q} queries to {self.keys} keys was asked for, but the first "
+                f"Causal attention of {self.seq_q} queries to {self.keys} keys was requested, but the first "
                 f"{self.seq_q - self.keys} queries would see no key: ask for at least as many keys."
             )
+
+
+# Q, K and V to O.
+Attend = Callable[[Any, Any, Any], Any]
+
+# Scores may take what is free but for this share, which torch's allocator and the products' workspaces need.
+SCORES_SHARE = 0.9
+
+# What torch.backends.cuda switches, and the words by which operators and warnings name each backend.
+SWITCHES = {
+    "flash": "enable_flash_sdp",
+    "cudnn": "enable_cudnn_sdp",
+    "efficient": "enable_mem_efficient_sdp",
+    "math": "enable_math_sdp",
+}
+OPERATORS = {
+    "flash": ("_scaled_dot_product_flash_attention",),
+    "cudnn": ("_scaled_dot_product_cudnn_attention",),
+    "efficient": ("_scaled_dot_product_efficient_attention", "_efficient_attention_forward"),
+    "fused_overrideable": ("_scaled_dot_product_fused_attention_overrideable",),
+}
+WARNED_AS = {"flash": "flash attention", "cudnn": "cudnn attention", "efficient": "memory efficient", "math": "math"}
+
+# Backends that take no mask on a GPU but know a causal one that ends at the lower right.
+KNOW_LOWER_RIGHT = ("default", "flash", "efficient")
+
+# fp32 scores and probabilities of the math backend, the latter kept for its gradients.
+MATH_LAUNCH_BYTES, MATH_KEPT_BYTES = 8, 4
+
+COMPILE_BUDGET_S = 60.0
+"""Twice what the first case takes on a slow core; within the deadline whose passing costs a worker its process."""
+
+
+class TorchAttention(TimedImplementation[AttentionParameters]):
+    """One that `bind`s a function of torch, which chooses its own blocks; `called` is what people call it."""
+
+    called: str
+    needs_torch = True
+
+    def validate(self, parameters: AttentionParameters) -> None:
+        if parameters.blocks is not None:
+            raise UserError(
+                f"{self.called} chooses its blocks itself, but {parameters.blocks} was requested of it: leave it out."
+            )
+        require_cores(parameters.workers)
+
+    def prepare(self, parameters: AttentionParameters, operands: Operands, place: ExecutionContext) -> Launches:
+        tensors = TorchTensors(operands, place, parameters.workers, operands.inputs)
+        bound, kernel = self.bind(parameters, tensors)
+        launches = Launches(tensors, bound)
+        launched = tensors.launched_kernels(launches.launch)
+        where = {"launched": launched} if tensors.where.is_gpu else tensors.where.details()
+        launches.kernel = self.described(kernel, launched, where)
+        return launches
+
+    def bind(self, parameters: AttentionParameters, tensors: TorchTensors) -> tuple[list[BoundLaunch], Kernel]:
+        """Launches, of which one has run, and what is known of the kernel so far."""
+        raise NotImplementedError
+
+    def described(self, kernel: Kernel, launched: Sequence[str], where: Mapping[str, Any]) -> Kernel:
+        return Kernel(launched[0] if launched else kernel.name, kernel.path, {**kernel.details, **where})
+
+
+def bind_attend(parameters: AttentionParameters, tensors: TorchTensors, attend: Attend) -> list[BoundLaunch]:
+    """Launches of this function, or of its gradients by autograd, whose forward pass is done here."""
+
+    def function(inputs: Mapping[str, Any]) -> Callable[[], Any]:
+        q, k, v = (inputs[name] for name in INPUTS)
+        if not parameters.backward:
+            return lambda: attend(q, k, v)
+        for each in (q, k, v):
+            each.requires_grad_()
+        output, gradient, grad = attend(q, k, v), inputs["do"], tensors.torch.autograd.grad
+        return lambda: grad(output, (q, k, v), gradient, retain_graph=True)
+
+    return [tensors.returned_by(function(each), *parameters.results) for each in tensors.sets]
+
+
+def require_score_memory(
+    parameters: AttentionParameters, tensors: TorchTensors, launch_bytes: int, kept_bytes: int
+) -> None:
+    """Raise Unsupported where the score matrices do not fit in the memory that is free.
+
+    `launch_bytes` of each pair of query and key live during a launch, `kept_bytes` for each operand set.
+    """
+    pairs = parameters.batch * parameters.heads * parameters.seq_q * parameters.keys
+    needed = pairs * (launch_bytes + kept_bytes * tensors.count)
+    free = free_bytes(tensors.place.device)
+    if needed > SCORES_SHARE * free:
+        raise Unsupported(
+            f"The score matrix of {pairs} pairs of query and key needs {needed / 1e9:.3g} GB, but "
+            f"{free / 1e9:.3g} GB are free: ask for fewer heads or a shorter sequence."
+        )
+
+
+def lower_right(torch: Any, parameters: AttentionParameters, device: Any) -> Any:
+    """The causal mask as booleans [seq_q, seq_k], True where query i sees key j ≤ i + seq_k − seq_q."""
+    ones = torch.ones(parameters.seq_q, parameters.keys, dtype=torch.bool, device=device)
+    return ones.tril(parameters.keys - parameters.seq_q)
+
+
+class TorchSdpa(TorchAttention):
+    """One choice of backend, and "default" leaves it to torch and records it as the path.
+
+    flash: torch's copy of FA2 on GPUs, its own of the same algorithm on CPUs; cudnn: the attention of cuDNN; efficient:
+    that of xFormers, built on CUTLASS; math: the formula as torch operations, the whole score matrix in memory.
+    """
+
+    called = "torch's scaled_dot_product_attention"
+
+    def __init__(self, backend: str) -> None:
+        self.name, self._backend = f"sdpa_{backend}", backend  # type: ignore[misc]
+
+    def bind(self, parameters: AttentionParameters, tensors: TorchTensors) -> tuple[list[BoundLaunch], Kernel]:
+        """Find the way to ask for this case, see which backend answers, and run the forward pass of a backward one."""
+        torch, backend = tensors.torch, self._backend
+        if backend in ("cudnn", "efficient") and not tensors.where.is_gpu:
+            raise Unsupported(f"torch's {backend} backend of attention runs on GPUs only.")
+        if backend == "math":
+            kept_bytes = MATH_KEPT_BYTES if parameters.backward else 0
+            require_score_memory(parameters, tensors, MATH_LAUNCH_BYTES, kept_bytes)
+        # With K and V of fewer heads than Q where the backend takes that, else expanded to all heads at each launch.
+        ways = ("enable_gqa", "expanded") if parameters.group > 1 else ("",)
+        for way in ways:
+            attend, mask = attention_function(torch, backend, parameters, tensors.device, way)
+            try:
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    with operators_seen() as seen:
+                        bound = bind_attend(parameters, tensors, attend)
+                        bound[0].launch()
+                break
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, NotImplementedError) as error:
+                if way == ways[-1]:
+                    reason = reason_of_refusal(backend, [str(each.message) for each in caught], str(error))
+                    raise Unsupported(f"torch's {backend} backend of attention refuses this case: {reason}") from None
+        picked = backend_of(seen)
+        details = {"backend": picked, "mask": mask} | ({"gqa": way} if way else {})
+        return bound, Kernel(f"torch.sdpa.{picked}", picked, details)
+
+
+def attention_function(
+    torch: Any, backend: str, parameters: AttentionParameters, device: Any, way: str
+) -> tuple[Attend, str]:
+    """The call a user would write, after the backend's switches, and how it says what is masked."""
+    arguments: dict[str, Any] = {}
+    mask = "none"
+    if parameters.masks_something:
+        # is_causal is aligned at the upper left, which is the same only for a square mask.
+        if parameters.seq_q == parameters.keys:
+            arguments["is_causal"], mask = True, "is_causal"
+        elif device.type == "cuda" and backend in KNOW_LOWER_RIGHT:
+            from torch.nn.attention.bias import causal_lower_right
+
+            arguments["attn_mask"], mask = causal_lower_right(parameters.seq_q, parameters.keys), "causal_lower_right"
+        else:
+            arguments["attn_mask"], mask = lower_right(torch, parameters, device), "boolean"
+    if way == "enable_gqa":
+        arguments["enable_gqa"] = True
+    switch = switches(torch, backend)
+    sdpa, group = torch.nn.functional.scaled_dot_product_attention, parameters.group
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        switch()
+        if way == "expanded":
+            k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        return sdpa(q, k, v, **arguments)
+
+    return attend, mask
+
+
+def switches(torch: Any, backend: str) -> Callable[[], None]:
+    """A function that allows this backend alone, or all for "default".
+
+    Set before each launch, as they are torch's for the whole process: a third of a microsecond, where the context
+    manager torch.nn.attention.sdpa_kernel, which sets the same, takes fifty.
+    """
+    calls = [
+        (getattr(torch.backends.cuda, function), backend in ("default", name)) for name, function in SWITCHES.items()
+    ]
+
+    def switch() -> None:
+        for set_to, allowed in calls:
+            set_to(allowed)
+
+    return switch
+
+
+@contextlib.contextmanager
+def operators_seen() -> Iterator[list[str]]:
+    """A list that grows by the names of torch's operators as they run in this context."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    names: list[str] = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Seen():
+        yield names
+
+
+def backend_of(operators: list[str]) -> str:
+    """The backend whose operator is among these; the math backend has none of its own."""
+    for backend, words in OPERATORS.items():
+        if any(word in operator for operator in operators for word in words):
+            return backend
+    return "math"
+
+
+def reason_of_refusal(backend: str, warned: list[str], error: str) -> str:
+    """Why torch says that a backend cannot be used: what it warned of under the backend's name, else its error."""
+    reasons: list[str] = []
+    about: str | None = None
+    for message in warned:
+        text = re.sub(r"\s*\(Triggered internally.*", "", message, flags=re.DOTALL).strip()
+        if text.endswith("not used because:"):
+            about = text.lower()
+        elif about is not None and about.startswith(WARNED_AS.get(backend, "")):
+            reasons.append(text.rstrip("."))
+    return "; ".join(reasons) + "." if reasons else (error.strip().splitlines() or ["it gives no reason."])[0]
+
+
+class FlexAttention(TorchAttention):
+    """`torch.compile(flex_attention)`: Triton's code on GPUs, C++ on CPUs, where it has no backward pass."""
+
+    name = "flex"
+    called = "torch's flex_attention"
+
+    def bind(self, parameters: AttentionParameters, tensors: TorchTensors) -> tuple[list[BoundLaunch], Kernel]:
+        if parameters.backward and not tensors.where.is_gpu:
+            raise Unsupported("torch's flex_attention has no backward pass on CPUs.")
+        torch = tensors.torch
+        # A process that compiled for many shapes would else be refused for having compiled too often.
+        torch.compiler.reset()
+        try:
+            with warnings.catch_warnings(), time_limit(COMPILE_BUDGET_S):
+                # The compiler's own imports and hints are none of the reader's business.
+                warnings.simplefilter("ignore")
+                bound = bind_attend(parameters, tensors, _compiled(torch, parameters, tensors.device))
+                bound[0].launch()
+        except (Unsupported, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever a compiler stumbles over
+            first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason is given")
+            raise Unsupported(f"torch's flex_attention does not compile for this case: {first}") from None
+        mask = "block_mask" if parameters.masks_something else "none"
+        return bound, Kernel("torch.flex_attention", "compiled", {"mask": mask})
+
+
+def _compiled(torch: Any, parameters: AttentionParameters, device: Any) -> Attend:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    compiled = torch.compile(flex_attention, dynamic=False)
+    arguments: dict[str, Any] = {"enable_gqa": parameters.group > 1}
+    if parameters.masks_something:
+        last_of_first = parameters.keys - parameters.seq_q
+        arguments["block_mask"] = create_block_mask(
+            lambda _batch, _head, query, key: key <= query + last_of_first,
+            None,
+            None,
+            parameters.seq_q,
+            parameters.keys,
+            device=str(device),
+        )
+    return lambda q, k, v: compiled(q, k, v, **arguments)
+
+
+class OutOfTime(BaseException):
+    """The limit has passed; no Exception, which compilers catch to try another way."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise Unsupported in the main thread once `seconds` have passed; in others, where no signal arrives, never."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except OutOfTime:
+        raise Unsupported(f"torch's flex_attention did not compile within {seconds:.3g} s.") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,12 +1,11 @@
-"""Attention as an operator, forward and backward, and our own kernels of it: C++ on a CPU, Triton on a GPU.
+"""Attention as an operator, forward and backward: our own kernels, C++ on a CPU and Triton on a GPU, and two products.
 
 A kernel's details say what the law needs: blocks, the padded head_dim, and the slots that programs share.
 """
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,15 +21,29 @@ from pyperf_suite.laws.tiled_attention import Blocks, attention_flop
 from pyperf_suite.measure.tolerance import Keep
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_attention import verify_attention
-from pyperf_suite.workloads.attention import GRADIENTS, INPUTS, AttentionParameters
-from pyperf_suite.workloads.attention.by_torch import FlexAttention, TorchSdpa, TwoGemm
-from pyperf_suite.workloads.backends import INSTRUCTION_SETS, named_by_isa, native_extension, require_cores
-from pyperf_suite.workloads.cpu_peak import core_peak
-from pyperf_suite.workloads.operands import Operand, Operands
+from pyperf_suite.workloads.attention import (
+    GRADIENTS,
+    INPUTS,
+    AttentionParameters,
+    FlexAttention,
+    TorchAttention,
+    TorchSdpa,
+    bind_attend,
+    lower_right,
+    require_score_memory,
+)
+from pyperf_suite.workloads.backends import (
+    INSTRUCTION_SETS,
+    native_extension,
+    require_installed,
+)
+from pyperf_suite.workloads.kernel_names import REDUCTION, parse
+from pyperf_suite.workloads.operands import Operand, Operands, element_type
 from pyperf_suite.workloads.operator import (
     BoundLaunch,
     HostArrays,
     Launches,
+    NativeKernels,
     Operator,
     TimedImplementation,
     TorchTensors,
@@ -40,6 +53,9 @@ from pyperf_suite.workloads.workload import ExecutionContext, Kernel, Work, by_n
 
 # What parameters are checked for before the device is known: addresses take all that any target takes.
 ANY_TARGET = "sm_80"
+
+# Of the softmax between two products.
+SINGLE_BYTES = 4
 
 
 class TritonAttention(TimedImplementation[AttentionParameters]):
@@ -54,8 +70,7 @@ class TritonAttention(TimedImplementation[AttentionParameters]):
             shape_of(parameters)
 
     def prepare(self, parameters: AttentionParameters, operands: Operands, place: ExecutionContext) -> Launches:
-        if importlib.util.find_spec("triton") is None:
-            raise Unsupported("triton is not installed.")
+        require_installed("triton")
         tensors = TorchTensors(operands, place)
         with refusing(Unsupported):
             return _bound(parameters, tensors, *gpu_of(tensors))
@@ -67,7 +82,7 @@ def _bound(parameters: AttentionParameters, tensors: TorchTensors, target: str, 
     Raises ValueError where the device has too little of what the blocks need.
     """
     configuration, shape = configuration_of(parameters, target), shape_of(parameters)
-    # Its own blocks are asked of the backward pass alone.
+    # The backward pass alone takes blocks of its own.
     own = replace(parameters, blocks=None) if parameters.backward else parameters
     forward = ForwardKernel(configuration_of(replace(own, backward=False), target), shape, tensors.device)
     bound = []
@@ -159,26 +174,16 @@ def costs_of(compiled: Any, target: str, multiprocessors: int) -> dict[str, int 
     }
 
 
-class NativeCpuAttention(TimedImplementation[AttentionParameters]):
-    """`csrc/cpu`: the GEMM's packing and micro-kernels with the online softmax between them, forward only."""
-
-    device_kind = "cpu"
-
-    def __init__(self, isa: str = "") -> None:
-        self.isa = isa or None
-        self.name = named_by_isa(isa)  # type: ignore[misc]
+class NativeCpuAttention(NativeKernels[AttentionParameters]):
+    """The GEMM's packing and micro-kernels with the online softmax between them, forward only."""
 
     def validate(self, parameters: AttentionParameters) -> None:
         if parameters.backward:
             raise UserError(
-                "The native attention computes the forward pass only, but the backward pass was asked of it: "
+                "The native attention computes the forward pass only, but the backward pass was requested of it: "
                 "ask a library for that."
             )
-        require_cores(parameters.workers)
-        native = native_extension()
-        if self.isa:
-            with refusing(UserError):
-                native.micro_tile(self.isa)
+        native = self.require_here(parameters.workers)
         blocks = parameters.blocks
         if blocks is not None:
             if blocks.stages != 1 or blocks.warps != 1:
@@ -213,24 +218,114 @@ class NativeCpuAttention(TimedImplementation[AttentionParameters]):
         ]
         details = {
             "blocks": str(blocks),
-            "isa": attention.isa,
-            "unit": attention.unit,
-            "micro_tile": "x".join(map(str, attention.micro_tile)),
             "padded_head_dim": attention.padded_head_dim,
             "slots": attention.workers,
-            "pinned": attention.pinned,
-            "workspace_bytes": attention.workspace_bytes,
-            "peak_flop_per_s": core_peak(p.dtype, attention.isa, p.workers).flop_per_s * p.workers,
+            **self.details(attention, p.dtype, p.workers),
         }
         return Launches(memory, bound, Kernel(f"native_attention_{attention.isa}", "packed", details))
 
 
 def default_native_blocks(parameters: AttentionParameters, isa: str | None = None) -> Blocks:
-    """The blocks that the native kernel takes where none are asked for. Raises ValueError where it has none."""
+    """The blocks that the native kernel takes if none are requested. Raises ValueError where it has none."""
     p = parameters
     native = native_extension()
     sizes = native.default_blocks(p.batch, p.heads, p.seq_q, p.keys, p.head_dim, p.dtype, p.causal, p.workers, isa)
     return Blocks(*sizes)
+
+
+class TwoGemm(TorchAttention):
+    """Scores by one batched product, which scales and masks them, their softmax in fp32, times V by another.
+
+    Or `products_alone`: what lies between them was computed before.
+    """
+
+    def __init__(self, name: str, products_alone: bool = False) -> None:
+        self.name, self._products_alone = name, products_alone  # type: ignore[misc]
+        self.called = f"torch's products, of which {name} consists,"
+
+    def bind(self, parameters: AttentionParameters, tensors: TorchTensors) -> tuple[list[BoundLaunch], Kernel]:
+        """Build the mask, and what is known before a launch: probabilities for products alone, a backward's graph."""
+        # Scores and probabilities in dtype, the softmax between them in fp32; a graph keeps the latter two.
+        of_dtype = element_type(parameters.dtype).size_bytes
+        kept_bytes = of_dtype + SINGLE_BYTES if parameters.backward or self._products_alone else 0
+        require_score_memory(parameters, tensors, 2 * of_dtype + SINGLE_BYTES, kept_bytes)
+        products = BatchedProducts(tensors.torch, parameters, tensors.device)
+        if not self._products_alone:
+            bound = bind_attend(parameters, tensors, products.attend)
+        else:
+            given = products.given_gradients if parameters.backward else products.given_output
+            bound = [tensors.returned_by(given(each), *parameters.results) for each in tensors.sets]
+        bound[0].launch()
+        return bound, Kernel("torch.bmm", "products" if self._products_alone else "products and softmax")
+
+    def described(self, kernel: Kernel, launched: Sequence[str], where: Mapping[str, Any]) -> Kernel:
+        found = [each for each in map(parse, launched) if each is not None]
+        reported = [each.message for each in found if each.family != REDUCTION]
+        return Kernel(kernel.name, kernel.path, {"products": reported, **where})
+
+
+class BatchedProducts:
+    """The products over [batch · kv_heads, rows, columns]: a group's queries are rows of one product with its keys.
+
+    So grouped-query attention expands nothing, and shows in the products' sizes.
+    """
+
+    def __init__(self, torch: Any, parameters: AttentionParameters, device: Any) -> None:
+        self._torch = torch
+        self._scale = parameters.scale
+        self._shapes = (parameters.q_shape, parameters.k_shape)
+        self._batches = parameters.batch * parameters.key_heads
+        dtype = getattr(torch, parameters.dtype)
+        # With beta 0 torch leaves the summand unread.
+        self._bias, self._beta = torch.zeros(1, 1, 1, dtype=dtype, device=device), 0
+        if parameters.masks_something:
+            hidden = lower_right(torch, parameters, device).logical_not().repeat(parameters.group, 1)
+            self._bias = torch.zeros(1, *hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+            self._beta = 1
+
+    def _stacked(self, tensor: Any) -> Any:
+        """[batch, any heads, rows, head_dim] as [batch · kv_heads, all rows of a group, head_dim]."""
+        return tensor.reshape(self._batches, -1, tensor.shape[-1])
+
+    def scores(self, q: Any, k: Any) -> Any:
+        return self._torch.baddbmm(self._bias, q, k.transpose(1, 2), beta=self._beta, alpha=self._scale)
+
+    def probabilities(self, scores: Any) -> Any:
+        return self._torch.softmax(scores, dim=-1, dtype=self._torch.float32).to(scores.dtype)
+
+    def attend(self, q: Any, k: Any, v: Any) -> Any:
+        q, k, v = (self._stacked(each) for each in (q, k, v))
+        return self._torch.bmm(self.probabilities(self.scores(q, k)), v).view(self._shapes[0])
+
+    def given_output(self, tensors: Mapping[str, Any]) -> Callable[[], Any]:
+        """A launch of both products of the forward pass, the second with probabilities known before."""
+        q, k, v = (self._stacked(tensors[name]) for name in ("q", "k", "v"))
+        probabilities = self.probabilities(self.scores(q, k))
+
+        def launch() -> Any:
+            self.scores(q, k)
+            return self._torch.bmm(probabilities, v).view(self._shapes[0])
+
+        return launch
+
+    def given_gradients(self, tensors: Mapping[str, Any]) -> Callable[[], Any]:
+        """A launch of the four products of the backward pass, with P and dS known before."""
+        torch = self._torch
+        q, k, v, do = (self._stacked(tensors[name]) for name in ("q", "k", "v", "do"))
+        probabilities = self.probabilities(self.scores(q, k))
+        gradient = torch.bmm(do, v.transpose(1, 2)).float()
+        gradient -= (gradient * probabilities).sum(dim=-1, keepdim=True)
+        of_scores = (gradient * probabilities).to(q.dtype)
+        nothing = of_scores.new_zeros(1, 1, 1)
+
+        def launch() -> Any:
+            dv = torch.bmm(probabilities.transpose(1, 2), do)
+            torch.bmm(do, v.transpose(1, 2))
+            dq = torch.baddbmm(nothing, of_scores, k, beta=0, alpha=self._scale)
+            dk = torch.baddbmm(nothing, of_scores.transpose(1, 2), q, beta=0, alpha=self._scale)
+            return dq.view(self._shapes[0]), dk.view(self._shapes[1]), dv.view(self._shapes[1])
+
+        return launch
 
 
 class Attention(Operator[AttentionParameters]):

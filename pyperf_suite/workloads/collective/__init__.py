@@ -132,7 +132,7 @@ class CollectiveParameters:
             return ()
         pattern = self.pattern or "0-1"
         if not re.fullmatch(r"\d+-\d+(,\d+-\d+)*", pattern):
-            raise UserError(f"The pattern {pattern!r} was asked for: write pairs of ranks, as in 0-3 or 0-1,2-3.")
+            raise UserError(f"The pattern {pattern!r} was requested: write pairs of ranks, as in 0-3 or 0-1,2-3.")
         first_and_second = [pair.split("-") for pair in pattern.split(",")]
         return tuple((int(first), int(second)) for first, second in first_and_second)
 
@@ -173,7 +173,7 @@ class CollectiveParameters:
     def validate(self) -> None:
         operation = self.operation
         if not 0 <= self.root < self.ranks:
-            raise UserError(f"Root {self.root} was asked for among {self.ranks} ranks: they count from 0.")
+            raise UserError(f"Root {self.root} was requested among {self.ranks} ranks: they count from 0.")
         for given, taken, field in (
             (self.reduction != "sum", operation.reduces, "reduction"),
             (self.root != 0, operation.has_root, "root"),
@@ -181,28 +181,28 @@ class CollectiveParameters:
             (self.in_place, operation.in_place, "in_place"),
         ):
             if given and not taken:
-                raise UserError(f"{self.op} was asked for with {field}, which it does not take: leave it out.")
+                raise UserError(f"{self.op} was requested with {field}, which it does not take: leave it out.")
         if self.count == 0:
             least = int(message_bytes(operation.counted_as, 1, self.element_bytes, self.ranks))
             raise UserError(
-                f"{self.op} of {self.bytes} bytes was asked for, which is less than one {self.dtype} for each of "
+                f"{self.op} of {self.bytes} bytes was requested, which is less than one {self.dtype} for each of "
                 f"{self.ranks} ranks: ask for at least {least} bytes."
             )
         self._validate_pairs()
 
     def _validate_pairs(self) -> None:
         if self.op == "bisection" and self.ranks < 2:
-            raise UserError("bisection of 1 rank was asked for: it takes at least 2.")
+            raise UserError("bisection of 1 rank was requested: it takes at least 2.")
         pairs = self.pairs if self.operation.by_pairs else ()
         for first, second in pairs:
             if first == second or max(first, second) >= self.ranks:
                 raise UserError(
-                    f"{self.op} of the ranks {first}-{second} was asked for among {self.ranks}: give two different "
+                    f"{self.op} of the ranks {first}-{second} was requested among {self.ranks}: give two different "
                     "ones, counted from 0."
                 )
         if self.op == "ping_pong" and len({rank for pair in pairs for rank in pair}) < 2 * len(pairs):
             raise UserError(
-                f"ping_pong of {self.pattern} was asked for: a rank plays with one other, so name it in one pair."
+                f"ping_pong of {self.pattern} was requested: a rank plays with one other, so name it in one pair."
             )
 
 
@@ -302,7 +302,7 @@ class Exchange(Transfers):
     def poison(self, index: int | None = None) -> None:
         self.data.fill(self.send, self.receive)
 
-    def left(self, index: int = 0) -> Checked:
+    def verify_last(self, index: int = 0) -> Checked:
         return self.data.check(self.send if self.data.parameters.in_place else self.receive)
 
     def close(self) -> None:
@@ -380,7 +380,7 @@ def _height(parameters: CollectiveParameters) -> NDArray[np.int64]:
         highest = largest - 1
     if highest < 0:
         raise UserError(
-            f"The average of {parameters.ranks} ranks in {parameters.dtype} was asked for, but it cannot be checked "
+            f"The average of {parameters.ranks} ranks in {parameters.dtype} was requested, but it cannot be checked "
             f"exactly beyond {largest}: ask for a wider dtype."
         )
     position = _positions(parameters)

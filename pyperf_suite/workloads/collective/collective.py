@@ -55,7 +55,7 @@ class Gloo(Implementation[CollectiveParameters]):
 
     def validate(self, parameters: CollectiveParameters) -> None:
         if parameters.logged:
-            raise UserError("The log of algorithms is NCCL's, but gloo was asked for: leave logged out.")
+            raise UserError("The log of algorithms is NCCL's, but gloo was requested: leave logged out.")
         on_ranks.require_cores_for(parameters.ranks)
 
     def prepare(self, parameters: CollectiveParameters, place: ExecutionContext) -> Transfers:
@@ -74,7 +74,7 @@ class Gloo(Implementation[CollectiveParameters]):
 
 
 class C10dNccl(Implementation[CollectiveParameters]):
-    """torch.distributed over NCCL: beside our own calls, Python's tax."""
+    """torch.distributed over NCCL; compared with our own calls it shows what Python costs."""
 
     name = "c10d_nccl"
     device_kind = "cuda"

@@ -6,12 +6,10 @@ Between GPUs it is the real library; the host's memory takes a GPU's place where
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -21,6 +19,7 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware import nccl_log
 from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.kernels.nvrtc import wheels
 from pyperf_suite.ranks.group import Group
 from pyperf_suite.workloads.backends import cuda_device, native_extension
 from pyperf_suite.workloads.collective import POISON_BYTE, CollectiveParameters, Exchange, Stored
@@ -116,10 +115,10 @@ def _connection(group: Group, device: Device, deadline_s: float) -> Connection:
 
 def _open(group: Group, device: Device) -> tuple[ModuleType, Any, Any, bytes]:
     if device.kind != "cuda" and not os.environ.get(OVERRIDE):
-        raise Unsupported("NCCL needs GPUs, and the device asked for is the CPU: ask for gloo.")
+        raise Unsupported("NCCL needs GPUs, and the requested device is the CPU: ask for gloo.")
     nccl = native_extension().nccl
     with _translated(nccl):
-        library = nccl.Library(list(wheels()))
+        library = nccl.Library(list(wheels(WHEEL_PATTERNS)))
         if device.kind == "cuda":
             gpu = cuda_device(device.index)
             source = (files("pyperf_suite.kernels") / "cuda" / "periodic.cu").read_text("utf-8")
@@ -127,13 +126,6 @@ def _open(group: Group, device: Device) -> tuple[ModuleType, Any, Any, bytes]:
         else:
             memory = nccl.HostDevice()
         return nccl, library, memory, library.unique_id() if group.rank == 0 else b""
-
-
-def wheels() -> Iterator[str]:
-    """Copies of libnccl that Python packages brought."""
-    for folder in sys.path:
-        for pattern in WHEEL_PATTERNS:
-            yield from map(str, sorted(Path(folder or ".").glob(pattern), reverse=True))
 
 
 @contextmanager
@@ -154,7 +146,7 @@ def _require_supported(parameters: CollectiveParameters, connection: Connection,
         )
     if parameters.logged and nccl_log.own_file() is None:
         raise Unsupported(
-            "NCCL's log was asked for, but these ranks were started without it: let pyperf-suite start them."
+            "NCCL's log was requested, but these ranks were started without it: let pyperf-suite start them."
         )
     if parameters.dtype.startswith("float8") and parameters.operation.reduces and device.kind == "cuda":
         capability = tuple(cuda_device(device.index).context.properties.compute_capability)
@@ -224,10 +216,10 @@ class NcclTransfers(Exchange):
         # Of the calls of one replay each counts an equal share.
         return RankTimes(seconds / self.calls, arrived_ns, arrived_ns + (done_ns - arrived_ns) // self.calls)
 
-    def left(self, index: int = 0) -> Checked:
+    def verify_last(self, index: int = 0) -> Checked:
         if self.data.parameters.logged:
             self._keep_choice()
-        return super().left(index)
+        return super().verify_last(index)
 
     def close(self) -> None:
         self._collective = None

@@ -1,12 +1,11 @@
 """The matrix product as an operator, and our own kernels of it: C++ on a CPU, CUDA and Triton on a GPU.
 
 The CUDA kernels, wgmma with TMA on Hopper and mma.sync on every GPU from compute capability 8.0, are compiled at first
-use with exactly the tile and schedule asked for.
+use with exactly the requested tile and schedule.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections.abc import Mapping
 from functools import partial
@@ -24,19 +23,17 @@ from pyperf_suite.workloads.backends import (
     INSTRUCTION_SETS,
     CudaDevice,
     cuda_device,
-    named_by_isa,
     native_extension,
-    require_cores,
+    require_installed,
 )
-from pyperf_suite.workloads.cpu_peak import core_peak
-from pyperf_suite.workloads.matmul import MatmulParameters
-from pyperf_suite.workloads.matmul.libraries import LibraryMatmul
+from pyperf_suite.workloads.matmul import LibraryMatmul, MatmulParameters
 from pyperf_suite.workloads.operands import Operand, Operands
 from pyperf_suite.workloads.operator import (
     BoundLaunch,
     DeviceMemory,
     HostArrays,
     Launches,
+    NativeKernels,
     Operator,
     TimedImplementation,
     TorchTensors,
@@ -73,8 +70,7 @@ class TritonMatmul(TimedImplementation[MatmulParameters]):
             configuration_of(parameters, "addresses", stages_of(parameters)[0])
 
     def prepare(self, parameters: MatmulParameters, operands: Operands, place: ExecutionContext) -> Launches:
-        if importlib.util.find_spec("triton") is None:
-            raise Unsupported("triton is not installed.")
+        require_installed("triton")
         memory = TorchTensors(operands, place)
         has_tma = "tma" in architecture(memory.torch.cuda.get_device_capability(place.device.index)).features
         paths = ("descriptors", "addresses") if has_tma else ("addresses",)
@@ -106,7 +102,7 @@ class TritonMatmul(TimedImplementation[MatmulParameters]):
 
 
 def stages_of(parameters: MatmulParameters) -> tuple[int, ...]:
-    """The depths of the pipeline to try in turn: the one asked for, or what Triton's kernels usually take."""
+    """The depths of the pipeline to try in turn: the requested one, or what Triton's kernels usually take."""
     requested = 1 if parameters.tile is None else parameters.tile.stages
     return (requested,) if requested > 1 else USUAL_STAGES
 
@@ -147,7 +143,7 @@ class CudaMatmul(TimedImplementation[MatmulParameters]):
             self.specialise(parameters, (0, 0, 0))
 
     def tile(self, parameters: MatmulParameters) -> Tile:
-        """The tile asked for, or the one that the kernel begins with."""
+        """The requested tile, or the one that the kernel begins with."""
         if parameters.tile is not None:
             return parameters.tile
         m, n, k, cluster = self.kernel.default_tile(parameters.m, parameters.n, parameters.schedule.workers)
@@ -204,7 +200,7 @@ class CudaMatmul(TimedImplementation[MatmulParameters]):
                 dynamic_shared_bytes=instance.smem_bytes,
             )
             bound.append(BoundLaunch.into(partial(launch.run, memory.stopwatch.stream), c=each["c"]))
-        memory.beside = (workspace, flags)
+        memory.extra = (workspace, flags)
         details = {
             "schedule": str(requested),
             "tile": str(tile),
@@ -248,19 +244,13 @@ def _types(parameters: MatmulParameters) -> dict[str, Any]:
 
 
 def require_no_cluster(implementation: str, tile: Tile) -> None:
-    """Raise ValueError where a kernel that has no clusters is asked for one."""
+    """Raise ValueError if a cluster is requested of a kernel that has none."""
     if tile.ctas > 1:
-        raise ValueError(f"{implementation} launches no clusters, but tile {tile} was asked for: cuda_sm90 does.")
+        raise ValueError(f"{implementation} launches no clusters, but tile {tile} was requested: cuda_sm90 does.")
 
 
-class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
-    """`csrc/cpu`: packed panels, a register micro-kernel for the processor's ISA, one schedule header."""
-
-    device_kind = "cpu"
-
-    def __init__(self, isa: str = "") -> None:
-        self.isa = isa or None
-        self.name = named_by_isa(isa)  # type: ignore[misc]
+class NativeCpuMatmul(NativeKernels[MatmulParameters]):
+    """Packed panels, a register micro-kernel for the processor's ISA, one schedule header."""
 
     def validate(self, parameters: MatmulParameters) -> None:
         parameters.require_padding(self.name, pads=False)
@@ -269,11 +259,7 @@ class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
             raise UserError(
                 f"The native matmul does not know the schedule {schedule}: choose from {', '.join(POLICIES)}."
             )
-        require_cores(schedule.workers)
-        native = native_extension()
-        if self.isa:
-            with refusing(UserError):
-                native.micro_tile(self.isa)
+        native = self.require_here(schedule.workers)
         if tile is not None:
             if tile.stages != 1 or tile.ctas != 1:
                 raise UserError(f"Tile {tile} names stages or clusters, which a CPU kernel does not have.")
@@ -312,12 +298,7 @@ class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
         details = {
             "tile": "x".join(map(str, sizes)),
             "schedule": str(schedule),
-            "isa": gemm.isa,
-            "unit": gemm.unit,
-            "micro_tile": "x".join(map(str, gemm.micro_tile)),
-            "pinned": gemm.pinned,
-            "workspace_bytes": gemm.workspace_bytes,
-            "peak_flop_per_s": core_peak(parameters.dtype, gemm.isa, schedule.workers).flop_per_s * schedule.workers,
+            **self.details(gemm, parameters.dtype, schedule.workers),
         }
         return Launches(memory, bound, Kernel(f"native_gemm_{gemm.isa}", "packed", details))
 

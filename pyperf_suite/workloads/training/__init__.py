@@ -168,7 +168,7 @@ class TransformerShape:
         if self.classes and not self.vocab:
             raise UserError("Classes are of a model with a vocabulary: name one, or leave classes out.")
         if not 0 <= self.dropout < 1:
-            raise UserError(f"dropout is a share from 0 up to 1, but {self.dropout} was asked for.")
+            raise UserError(f"dropout is a share from 0 up to 1, but {self.dropout} was requested.")
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def require_for_reference(nbytes: int) -> None:
         )
 
 
-def asked_flop(shape: TransformerShape, causal_halved: bool = True) -> float:
+def requested_flop(shape: TransformerShape, causal_halved: bool = True) -> float:
     """Forward and backward by the laws (laws/transformer.py), of layers alone where there is no vocabulary."""
     flop = float(model_flop(shape.dimensions, shape.batch, shape.seq, causal_halved))
     if shape.has_logits:

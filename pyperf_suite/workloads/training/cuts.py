@@ -292,7 +292,7 @@ class Replicated(DataCut):
             self.path = f"DistributedDataParallel, {self.path}"
 
     def clear(self) -> None:
-        # Zeroed and not dropped: what no_sync adds up is else made anew beside the buckets, and copied there.
+        # Zeroed and not dropped: what no_sync adds up is else made anew outside the buckets, and copied there.
         for call in self.calls:
             call.zero_grad(set_to_none=self._is_alone)
 

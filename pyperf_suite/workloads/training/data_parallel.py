@@ -1,4 +1,4 @@
-"""A training step on several ranks that average their gradients: DDP with its options, and what stands beside it.
+"""A training step on several ranks that average their gradients: DDP with its options, and what it is compared with.
 
 Every rank trains the same transformer on a batch of its own; the weights stay as they are, so each step is the same.
 The gradients that a step leaves are compared with those of a single process that sees every rank's batch, and with the
@@ -88,7 +88,7 @@ class DataParallelParameters(TransformerShape):
         usual = DataParallelParameters()
         for name in ("bucket_bytes", "no_sync", "static_graph"):
             if self.exchange != "ddp" and getattr(self, name) != getattr(usual, name):
-                raise UserError(f"{name} is DDP's, but exchange={self.exchange} was asked for: leave it out.")
+                raise UserError(f"{name} is DDP's, but exchange={self.exchange} was requested: leave it out.")
         if self.accumulate == 1 and not self.no_sync:
             raise UserError("no_sync=false differs from true only with several micro-batches: ask for accumulate=2.")
         if self.static_graph and self.accumulate > 1:
@@ -107,6 +107,7 @@ class Replica(RankSteps):
         super().__init__(parameters, rank, group, where)
         dtype = getattr(self.torch, parameters.dtype)
         gpt.require_attention(parameters, where, dtype)
+        self._gpt = gpt
         # Equal on all ranks, as they are built from one seed.
         self.model: Any = gpt.build(parameters).to(where, dtype)
         self._batches = self._micro_batches(range(parameters.ranks) if parameters.exchange == "dp" else [rank])
@@ -126,7 +127,7 @@ class Replica(RankSteps):
         if self._parameters.exchange != "dp":
             super().meet()
 
-    def left(self, index: int = 0) -> Checked:
+    def verify_last(self, index: int = 0) -> Checked:
         p = self._parameters
         names = [f"the gradient of {name}" for name, _ in self.model.named_parameters()]
         self._due = self._due or self._single_process()
@@ -218,9 +219,7 @@ class Replica(RankSteps):
 
     def _micro_batches(self, ranks: Sequence[int]) -> list[tuple[tuple[Any, ...], Any]]:
         """Inputs of each micro-batch of those ranks together, and the gradient from above; None of a loss."""
-        from pyperf_suite.workloads.training import gpt
-
-        p, dtype = self._parameters, getattr(self.torch, self._parameters.dtype)
+        p, gpt, dtype = self._parameters, self._gpt, getattr(self.torch, self._parameters.dtype)
 
         def placed(parts: Sequence[Any]) -> Any:
             whole = self.torch.cat(list(parts))
@@ -243,12 +242,10 @@ class Replica(RankSteps):
         In float64; on a GPU, whose models are large, in float32 where they are, whose rounding is far below any error
         that is looked for.
         """
-        from pyperf_suite.workloads.training import gpt
-
         wide = self.torch.float32 if self.is_gpu else self.torch.float64
         everyone = range(self._parameters.ranks) if self._parameters.exchange != "none" else [self._rank]
         batches = ((*each, 1 / len(everyone)) for rank in everyone for each in self._micro_batches([rank]))
-        return gpt.summed(self.model, batches, wide)[1]
+        return self._gpt.summed(self.model, batches, wide)[1]
 
 
 class InThreads(Implementation[DataParallelParameters]):
@@ -259,7 +256,7 @@ class InThreads(Implementation[DataParallelParameters]):
 
     def validate(self, parameters: DataParallelParameters) -> None:
         if parameters.exchange != "dp":
-            raise UserError(f"dp is one process, but exchange={parameters.exchange} was asked for: ask for dp.")
+            raise UserError(f"dp is one process, but exchange={parameters.exchange} was requested: ask for dp.")
         if parameters.accumulate > 1:
             raise UserError("DataParallel exchanges in each micro-batch: leave accumulate out.")
 
@@ -268,13 +265,13 @@ class InThreads(Implementation[DataParallelParameters]):
 
         present: Any = torch.cuda.device_count()
         if present < parameters.ranks:
-            raise Unsupported(f"DataParallel over {parameters.ranks} GPUs was asked for, but torch sees {present}.")
+            raise Unsupported(f"DataParallel over {parameters.ranks} GPUs was requested, but torch sees {present}.")
         return Replica(parameters, 0, None, torch_place(place))
 
 
 def _refuse_dp(parameters: DataParallelParameters, name: str) -> None:
     if parameters.exchange == "dp":
-        raise UserError(f"DataParallel is one process, but {name} was asked for: ask for the implementation dp.")
+        raise UserError(f"DataParallel is one process, but {name} was requested: ask for the implementation dp.")
 
 
 class DataParallel(OnRanks[DataParallelParameters]):

@@ -123,7 +123,7 @@ class Mlp(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and MLP, each behind a norm and beside the residual."""
+    """Attention and MLP, each behind a norm and added to the residual."""
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ class Kept:
 
 
 def kept(model: nn.Module, call: Callable[[], Any]) -> Kept:
-    """Bytes that one forward pass, `call()`, keeps for backward beside the weights and buffers of `model`.
+    """Bytes that one forward pass, `call()`, keeps for backward besides the weights and buffers of `model`.
 
     On any device; each storage counts once and whole, as a view keeps all of it: what saved-tensor hooks see, and what
     lives on where checkpointing hides it. What `call` returns counts only where backward needs it. Not for compiled

@@ -6,8 +6,6 @@ out can be compared without having been kept.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import itertools
 import multiprocessing
 import re
@@ -28,13 +26,13 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.workloads import scratch
-from pyperf_suite.workloads.backends import TorchDevice
+from pyperf_suite.workloads.backends import TorchDevice, require_installed
 from pyperf_suite.workloads.training.shapes import SHAPES, sized
 from pyperf_suite.workloads.training.training_step import TorchSteps, TrainingStepParameters
 from pyperf_suite.workloads.workload import (
+    ByFunction,
     Checked,
     ExecutionContext,
-    Implementation,
     Kernel,
     Observed,
     Prepared,
@@ -64,7 +62,7 @@ STARTS = ("fork", "forkserver", "spawn")
 MOST_LOADERS, MOST_FILES, MOST_ITERATIONS, MOST_STEP_US = 256, 1 << 14, 1024, 10_000_000
 
 # The last ones are reported; a standard trial has far fewer.
-MOST_TOLD = 4096
+MOST_REPORTED = 4096
 
 # Edge of the float32 product that a model's step is made of: well below a millisecond on a core, and on a GPU.
 PRODUCT = {"cpu": 128, "cuda": 2048}
@@ -145,8 +143,7 @@ class PictureFiles(DataFiles):
     suffix = ".jpg"
 
     def __init__(self, folder: Path, count: int, seed: int) -> None:
-        if importlib.util.find_spec("PIL") is None:
-            raise Unsupported("Pillow, which decodes JPEG, is not installed.")
+        require_installed("PIL", "Pillow, which decodes JPEG,")
         super().__init__(folder, count, seed)
 
     def expected(self, index: int) -> Sample:
@@ -224,23 +221,19 @@ class InputPipelineParameters:
 
     def validate(self) -> None:
         if self.shape and self.data != "text":
-            raise UserError(f"{self.shape} reads text, but data={self.data} was asked for.")
+            raise UserError(f"{self.shape} reads text, but data={self.data} was requested.")
         if self.files < self.batch:
             raise UserError(f"{self.files} files do not fill a batch of {self.batch}: ask for more files.")
 
 
-class TorchLoader(Implementation[InputPipelineParameters]):
+def by_torch(parameters: InputPipelineParameters, place: ExecutionContext) -> Prepared:
     """torch.utils.data.DataLoader."""
-
-    name = "torch"
-
-    def prepare(self, parameters: InputPipelineParameters, place: ExecutionContext) -> Prepared:
-        if parameters.start not in multiprocessing.get_all_start_methods():
-            raise Unsupported(f"This system starts no process by {parameters.start}.")
-        if parameters.pinned and place.device.kind == "cpu":
-            raise Unsupported("Pinned memory is for copies to a GPU, and this case runs on the CPU.")
-        workers = cpu.detect().usable_cores if parameters.shape else 1
-        return LoaderSteps(parameters, place.seed, TorchDevice(place.device, workers, queueing="open"))
+    if parameters.start not in multiprocessing.get_all_start_methods():
+        raise Unsupported(f"This system starts no process by {parameters.start}.")
+    if parameters.pinned and place.device.kind == "cpu":
+        raise Unsupported("Pinned memory is for copies to a GPU, and this case runs on the CPU.")
+    workers = cpu.detect().usable_cores if parameters.shape else 1
+    return LoaderSteps(parameters, place.seed, TorchDevice(place.device, workers, queueing="open"))
 
 
 class InputPipeline(Workload[InputPipelineParameters]):
@@ -249,7 +242,7 @@ class InputPipeline(Workload[InputPipelineParameters]):
     name = "input_pipeline"
     takes_turns = False  # its loaders go on while others have a turn
     parameters_type = InputPipelineParameters
-    implementations = by_name(TorchLoader())
+    implementations = by_name(ByFunction("torch", by_torch))
 
 
 class LoaderSteps(Prepared):
@@ -276,7 +269,7 @@ class LoaderSteps(Prepared):
             raise
         self._batches: Iterator[Any] | None = None
         self._last: tuple[Any, Any] | None = None
-        self._told: deque[tuple[float, float]] = deque(maxlen=MOST_TOLD)
+        self._reported: deque[tuple[float, float]] = deque(maxlen=MOST_REPORTED)
         details = {"bytes_a_file": self._files.bytes_a_file, "products_a_step": self._model.products}
         details["cores"] = cpu.detect().usable_cores
         self.kernel = Kernel("DataLoader", parameters.data, {**details, **where.details()})
@@ -289,26 +282,20 @@ class LoaderSteps(Prepared):
                 self._iterate()
         seconds = [self._iterate() for _ in range(self._parameters.iterations)]
         waited, modelled = (sum(column) / len(seconds) for column in zip(*seconds, strict=True))
-        self._told.append((waited, modelled))
+        self._reported.append((waited, modelled))
 
     def untimed(self, index: int) -> None:
         self.launch(index)
-        self._told.pop()
+        self._reported.pop()
 
     def poison(self, index: int | None = None) -> None:
         self._last = None
 
-    def left(self, index: int) -> Checked:
+    def verify_last(self, index: int) -> Checked:
         if self._last is None:
             return Checked(1, 1, "no batch came")
         wrong = self._files.wrong(*self._last)
         return Checked(len(wrong), len(self._last[0]), wrong[0] if wrong else "")
-
-    def kept(self, index: int) -> None:
-        """Nothing: samples are made anew from their numbers."""
-
-    def equals(self, index: int, kept: object) -> bool:
-        return self.left(index).wrong == 0
 
     def check(self) -> Checked:
         """One epoch: every sample once, and as it was written."""
@@ -323,7 +310,7 @@ class LoaderSteps(Prepared):
         Waits are of the later half of the steps, which leaves warming up aside. `first_batch` is the time from asking
         for a first epoch to its first batch, `next_epoch` the same for the second.
         """
-        reported = list(self._told)[len(self._told) // 2 :]
+        reported = list(self._reported)[len(self._reported) // 2 :]
         first, later = self._epoch_begins()
         return {
             "wait": Observed("s", [wait for wait, _ in reported]),

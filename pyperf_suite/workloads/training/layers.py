@@ -1,6 +1,6 @@
 """One pass of one layer, and one part of a transformer block in forward, as workloads.
 
-Shapes, bytes and FLOPs are data; beside torch's own call stands the formula in float64.
+Shapes, bytes and FLOPs are data; each layer has torch's own call and the formula in float64.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def _flop(p: LayerPassParameters) -> int:
 
 @dataclass(frozen=True)
 class LayerOperands:
-    """Of one pass: the result, with its graph, where a gradient of it is asked for."""
+    """Of one pass: the result, with its graph, where a gradient of it is requested."""
 
     inputs: tuple[Any, ...]
     weights: tuple[Any, ...]
@@ -238,7 +238,7 @@ class LayerSteps(Passes):
     def __init__(self, parameters: LayerPassParameters, seed: int, where: TorchDevice) -> None:
         use_products_of(where, parameters.dtype)
         self._p, self._where, p = parameters, where, parameters
-        # The result's gradient lies beside it.
+        # The result's gradient has the same size.
         set_bytes = (p.elements + math.prod(p.output)) * p.element_bytes
         sets, cache = sets_to_rotate(
             set_bytes, Device("cuda" if where.is_gpu else "cpu", where.device.index or 0), MOST_SETS
@@ -418,15 +418,13 @@ class PartSteps(Passes):
         return self._due
 
     def _computed_on(self, device: Any) -> tuple[Any, Any]:
-        from pyperf_suite.workloads.training.gpt import RoundedOperations, Rounding, exact_and_limits
-
-        p = self._p
+        p, gpt = self._p, self._gpt
         inputs, weights = ([each.to(device).double() for each in group] for group in self._sets[0])
         run = self._attention_written_out if p.part == "scores" else self._forward
-        rounding = Rounding.of(p.dtype, max(*p.inputs, p.output) if p.product else max(p.hidden, p.seq))
+        rounding = gpt.Rounding.of(p.dtype, max(*p.inputs, p.output) if p.product else max(p.hidden, p.seq))
         with self._where.torch.no_grad():
-            operations = RoundedOperations(rounding, self._seed + 1, device)
-            return exact_and_limits(lambda: {RESULT: run(inputs, weights)}, rounding, operations)
+            operations = gpt.RoundedOperations(rounding, self._seed + 1, device)
+            return gpt.exact_and_limits(lambda: {RESULT: run(inputs, weights)}, rounding, operations)
 
     def _forward(self, inputs: list[Any], weights: list[Any]) -> Any:
         operands = self._heads(inputs) if self._p.part == "scores" else inputs

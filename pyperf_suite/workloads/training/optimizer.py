@@ -7,7 +7,7 @@ has the names that torch gives it, so that a running optimizer's own can be take
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib
 import itertools
 import math
 import re
@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pyperf_suite.errors import OneOf, Unsupported, UserError
 from pyperf_suite.measure.stopwatch import Stopwatch
-from pyperf_suite.workloads.backends import ByTorch, TorchDevice
+from pyperf_suite.workloads.backends import ByTorch, TorchDevice, require_installed
 from pyperf_suite.workloads.training.shapes import SHAPES, tensor_sizes
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Prepared, Work, Workload, by_name, together
 
@@ -326,7 +326,7 @@ class Update(ByTorch):
         if parameters.optimizer not in self._optimizers:
             raise UserError(
                 f"{self.name} is measured with {' and '.join(self._optimizers)} alone, but {parameters.optimizer} was "
-                "asked for."
+                "requested."
             )
 
     def _steps(self, parameters: OptimizerUpdateParameters, seed: int, where: TorchDevice) -> UpdateSteps:
@@ -339,8 +339,7 @@ class Update(ByTorch):
         return UpdateSteps(parameters, self.name, seed, where, make)
 
     def _low_memory_steps(self, parameters: OptimizerUpdateParameters, seed: int, where: TorchDevice) -> UpdateSteps:
-        if importlib.util.find_spec(self._package) is None:
-            raise Unsupported(f"{self._package} is not installed.")
+        require_installed(self._package)
         try:
             kind = importlib.import_module(f"{self._package}.optim").AdamW8bit
             make = functools.partial(kind, **settings("AdamW"))

@@ -1,4 +1,4 @@
-"""A matrix product beside an all_reduce: each alone, in turn, both at once, and each while the other goes on.
+"""A matrix product and an all_reduce at once: each alone, in turn, both at once, and each while the other goes on.
 
 On a GPU the two are on streams of their own; on a CPU gloo's threads exchange while the main thread computes.
 """
@@ -30,9 +30,9 @@ MOST_SIZE, MOST_BYTES = 1 << 17, 1 << 40
 # Of the float64 copies by which products and means are compared.
 WIDE_BYTES = 8
 
-# What goes on beside lasts so many times as long as what is timed, which may get slower and must not outlast it.
+# What goes on meanwhile lasts so many times as long as what is timed, which may get slower and must not outlast it.
 MARGIN = 1.5
-MOST_BESIDE = 16
+MOST_OTHERS = 16
 TRIALS = 3
 
 # Inputs are whole numbers below this plus the rank: their mean, and each step to it, is exact where there is room for
@@ -74,7 +74,7 @@ class OverlapParameters:
     def validate(self) -> None:
         if self.count == 0:
             least = DTYPES[self.dtype]
-            raise UserError(f"bytes={self.bytes} was asked for, but one {self.dtype} takes {least}: ask for that.")
+            raise UserError(f"bytes={self.bytes} was requested, but one {self.dtype} takes {least}: ask for that.")
 
 
 class SideBySide(RankSteps):
@@ -96,8 +96,8 @@ class SideBySide(RankSteps):
         # A mean that is rounded drifts when it is taken again and again.
         drifts = parameters.has_all_reduce and not self._mean_is_exact
         self.unchecked = BUILD_ON_EACH_OTHER if drifts else ""
-        self._beside = 0
-        self._beside = self._agreed_beside()
+        self._others = 0
+        self._others = self._agreed_others()
         self.kernel = Kernel("product_and_all_reduce", f"{where.split(':')[0]} {parameters.run}", self._details())
 
     @abstractmethod
@@ -118,7 +118,7 @@ class SideBySide(RankSteps):
         self._out.fill_(float("nan"))
         self._message.copy_(self._input() + self._rank)
 
-    def left(self, index: int = 0) -> Checked:
+    def verify_last(self, index: int = 0) -> Checked:
         """The product against float64 where it ran, and every element of the mean where that did."""
         wrong, compared, first = 0, 0, ""
         p = self._parameters
@@ -159,8 +159,8 @@ class SideBySide(RankSteps):
         message = self._message if message is None else message
         return self.torch.distributed.all_reduce(message, op=self._mean, group=self._group, async_op=asynchronous)
 
-    def _agreed_beside(self) -> int:
-        """How often the other runs beside what is timed: rank 0 times both alone, as all must send alike."""
+    def _agreed_others(self) -> int:
+        """How often the other runs meanwhile: rank 0 times both alone, as all ranks must send equally often."""
         run = self._parameters.run
         if not run.endswith("_beside"):
             return 0
@@ -169,12 +169,12 @@ class SideBySide(RankSteps):
             statistics.median(self.timed(alone)[0] for _ in range(TRIALS)) for alone in ("product", "all_reduce")
         )
         ratio = product_s / all_reduce_s if run == "product_beside" else all_reduce_s / product_s
-        wanted = self.torch.tensor([min(MOST_BESIDE, max(1, math.ceil(MARGIN * ratio)))], device=self._where)
+        wanted = self.torch.tensor([min(MOST_OTHERS, max(1, math.ceil(MARGIN * ratio)))], device=self._where)
         self.torch.distributed.broadcast(wanted, src=0, group=self._group)
         return int(wanted)
 
     def _details(self) -> dict[str, Any]:
-        return self._torch_details() | ({"beside": self._beside} if self._beside else {})
+        return self._torch_details() | ({"beside": self._others} if self._others else {})
 
     def _synchronize(self) -> None:
         """Wait until all that was begun is over, where the host goes on meanwhile."""
@@ -186,7 +186,7 @@ class OnCpu(SideBySide):
     def __init__(self, parameters: OverlapParameters, rank: int, group: Any, where: str) -> None:
         super().__init__(parameters, rank, group, where)
         # gloo runs several at once, which may not share a buffer.
-        others = self._beside - 1 if parameters.run == "product_beside" else 0
+        others = self._others - 1 if parameters.run == "product_beside" else 0
         self._messages = [self._message, *(self._message.clone() for _ in range(others))]
 
     def timed(self, run: str) -> Times:
@@ -197,7 +197,7 @@ class OnCpu(SideBySide):
                 work.wait()
             return times
         if run == "all_reduce_beside":
-            return self._all_reduce_beside()
+            return self._all_reduce_with_products()
         alone_or_both = {"product": self._product, "all_reduce": self._all_reduce, "in_turn": self._in_turn}
         return _clocked(alone_or_both.get(run, self._together))
 
@@ -210,7 +210,7 @@ class OnCpu(SideBySide):
         self._product()
         begun.wait()
 
-    def _all_reduce_beside(self) -> Times:
+    def _all_reduce_with_products(self) -> Times:
         through: list[int] = []
         arrived = time.monotonic_ns()
         begun = self._all_reduce(asynchronous=True)
@@ -243,8 +243,8 @@ class OnGpu(SideBySide):
             "all_reduce": (0, 1, "side"),
             "in_turn": (1, 1, "side"),
             "together": (1, 1, "both"),
-            "product_beside": (1, self._beside, "main"),
-            "all_reduce_beside": (self._beside, 1, "side"),
+            "product_beside": (1, self._others, "main"),
+            "all_reduce_beside": (self._others, 1, "side"),
         }[run]
         main = self.torch.cuda.current_stream(self._where)
         arrived = time.monotonic_ns()
@@ -266,7 +266,7 @@ class OnGpu(SideBySide):
         self._end.synchronize()
         done = time.monotonic_ns()
         seconds = self._begin.elapsed_time(self._end) * 1e-3
-        # What still goes on beside belongs to this iteration, not to the next.
+        # What still goes on belongs to this iteration, not to the next.
         self._synchronize()
         return seconds, arrived, done
 

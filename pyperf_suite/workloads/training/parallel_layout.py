@@ -39,7 +39,7 @@ class ParallelStepParameters(TransformerShape):
     offload: Annotated[str, OneOf(("none", "cpu"))] = "none"
     engine: Annotated[str, OneOf(("torch", DEEPSPEED, MEGATRON))] = "torch"
 
-    # Not asked for: NCCL copies as it likes, and running out of memory is an outcome that a study wants to see.
+    # Not limited: NCCL copies as it likes, and running out of memory is an outcome that a study wants to see.
     peer_to_peer = True
     footprint_bytes = 0
 
@@ -75,7 +75,7 @@ class ParallelStepParameters(TransformerShape):
         check_limits(self)
         super().validate()
         if self.ranks > MOST_RANKS:
-            raise UserError(f"{self.ranks} ranks were asked for: ask for {MOST_RANKS} at most.")
+            raise UserError(f"{self.ranks} ranks were requested: ask for {MOST_RANKS} at most.")
         if self.dropout:
             raise UserError("Gradients of a step with dropout cannot be compared with a single process's: leave it 0.")
         if not self.vocab:

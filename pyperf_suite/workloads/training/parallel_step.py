@@ -49,9 +49,9 @@ class ParallelSteps(RankSteps):
         super().__init__(parameters, rank, group, where)
         from torch.distributed.device_mesh import init_device_mesh
 
-        from pyperf_suite.workloads.training import cuts
+        from pyperf_suite.workloads.training import cuts, gpt, held_bytes
 
-        torch, p, self._cuts = self.torch, parameters, cuts
+        torch, p, self._cuts, self._gpt, self._most_saved = self.torch, parameters, cuts, gpt, held_bytes.most_saved
         shape = (p.pipeline, p.data, p.tensor)
         self._mesh = init_device_mesh(torch.device(where).type, shape, mesh_dim_names=("pp", "dp", "tp"))
         self.parts = self._own_parts()
@@ -84,7 +84,7 @@ class ParallelSteps(RankSteps):
                         self.data.backward(self.data.calls[0](tokens, targets).sum(), len(self._batches))
         self.data.finish()
 
-    def left(self, index: int = 0) -> Checked:
+    def verify_last(self, index: int = 0) -> Checked:
         exact, limits = self._due = self._due or self._single_process()
         if self.data.is_watched or self._taken > 1:
             # Weights are no longer the seed's, or the engine has cleared the gradients: one iteration more, from it.
@@ -119,14 +119,12 @@ class ParallelSteps(RankSteps):
 
     def _allocations(self) -> dict[str, int]:
         """Bytes on this rank after an iteration, and what one more keeps for backward, or on a GPU holds, at most."""
-        from pyperf_suite.workloads.training.held_bytes import most_saved
-
         cuda, found = self.torch.cuda, self.data.allocated()
         if not self.is_gpu:
             if found:
-                found["saved_activation_bytes"] = most_saved(self.parts, self.step)
+                found["saved_activation_bytes"] = self._most_saved(self.parts, self.step)
             found["resident_bytes"] = memory.resident_peak_bytes(self.step)
-            # An equal share of what is free, beside its own.
+            # An equal share of what is free, and its own.
             ranks_here = -(-self._parameters.ranks // max(1, rank_environment().nodes))
             return found | {"capacity_bytes": found["resident_bytes"] + memory.available_bytes() // ranks_here}
         cuda.reset_peak_memory_stats(self._where)
@@ -146,14 +144,13 @@ class ParallelSteps(RankSteps):
         return {**{name: max(column) for name, column in columns.items()}, "rank_bytes": columns}
 
     def _own_parts(self) -> list[Any]:
-        from pyperf_suite.workloads.training import gpt
-
         p = self._parameters
         dtype = getattr(self.torch, "float32" if p.is_sharded else p.dtype)
         each = p.layers // (p.pipeline * p.chunks)
         parts = []
         for stage in self._cuts.stages_of(p, self._mesh["pp"].get_local_rank()):
-            part = self._cuts.ModelPart(gpt.build(p), stage * each, (stage + 1) * each, p.layers).to(self._where, dtype)
+            part = self._cuts.ModelPart(self._gpt.build(p), stage * each, (stage + 1) * each, p.layers)
+            part = part.to(self._where, dtype)
             if p.tensor > 1:
                 self._cuts.cut_by_tensor(part, p, self._mesh["tp"])
             parts.append(part)
@@ -163,10 +160,8 @@ class ParallelSteps(RankSteps):
         return [named for part in self.parts for named in part.named_weights()]
 
     def _drawn(self, data_rank: int, micro: int) -> tuple[Any, ...]:
-        from pyperf_suite.workloads.training import gpt
-
         p = self._parameters
-        return tuple(each.to(self._where) for each in gpt.inputs(p, seed_of(data_rank, micro, p.micro_batches)))
+        return tuple(each.to(self._where) for each in self._gpt.inputs(p, seed_of(data_rank, micro, p.micro_batches)))
 
     def _single_process(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Gradients of this rank's weights over the global batch, each rank having computed its share of it whole.
@@ -174,26 +169,22 @@ class ParallelSteps(RankSteps):
         And by how much each element may be off. In float64 on a CPU, in float32 on a GPU, of the weights as they are
         rounded for products, with float64 sums; once as it is, and once rounded at random (see gpt.py).
         """
-        from pyperf_suite.workloads.training.gpt import RoundedOperations, Rounding, limits
-
-        p, where = self._parameters, self._room_for_whole()
+        p, gpt, where = self._parameters, self._gpt, self._room_for_whole()
         exact = self._over_all(where, nullcontext())
         tokens = p.batch * p.seq * p.micro_batches
-        rounding = Rounding.of(p.dtype, max(p.width, p.hidden, p.vocab, tokens))
-        moved = self._over_all(where, RoundedOperations(rounding, self._rank, where))
-        allowed = limits(exact, moved, rounding, 0 if self.is_gpu or p.dtype == "float32" else tokens)
+        rounding = gpt.Rounding.of(p.dtype, max(p.width, p.hidden, p.vocab, tokens))
+        moved = self._over_all(where, gpt.RoundedOperations(rounding, self._rank, where))
+        allowed = gpt.limits(exact, moved, rounding, 0 if self.is_gpu or p.dtype == "float32" else tokens)
         for name, due in exact.items():
             allowed[name] += exchanged_limit(due, p.dtype, p.data * p.micro_batches + 1)
         return exact, allowed
 
     def _over_all(self, where: str, rounded: AbstractContextManager[Any]) -> dict[str, Any]:
         """Gradients of this rank's weights by name; every rank computes its share of the batches, in that context."""
-        from pyperf_suite.workloads.training import gpt
-
         torch, p = self.torch, self._parameters
         wide = torch.float64 if where == "cpu" else torch.float32
         attention = "explicit" if p.attention == "explicit" else "sdpa"
-        model = gpt.build(replace(p, checkpointing=Checkpointing(), attention=attention))
+        model = self._gpt.build(replace(p, checkpointing=Checkpointing(), attention=attention))
         model = model.to(getattr(torch, p.dtype)).to(where, wide)
         pairs = [(rank, micro) for rank in range(p.data) for micro in range(p.micro_batches)]
         batches = (
@@ -203,7 +194,7 @@ class ParallelSteps(RankSteps):
         order = self._cuts.rows_by_rank(p) if p.tensor > 1 else None
         own = {name for name, _ in self._named_weights()}
         with rounded:
-            _, sums = gpt.summed(model, batches, wide)
+            _, sums = self._gpt.summed(model, batches, wide)
         found = {}
         for (name, _), mine in zip(model.named_parameters(), sums, strict=True):
             everyones = mine.to(self._where)
@@ -214,7 +205,7 @@ class ParallelSteps(RankSteps):
         return found
 
     def _room_for_whole(self) -> str:
-        """Where the whole model can be beside what is there.
+        """Where there is room for the whole model.
 
         On a GPU unless weights, gradients and their float32 sums would take over half of what is free on any rank.
         """

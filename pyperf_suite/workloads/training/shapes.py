@@ -120,7 +120,7 @@ def published_step(shape: Any) -> PublishedStep | None:
     return published(shape_name(shape), shape.batch, half, dropped)
 
 
-def beside(figure: str, unit: str) -> tuple[Column, ...]:
+def published_columns(figure: str, unit: str) -> tuple[Column, ...]:
     """Columns for what a guide has, and on what, next to a row's own; the row's `guide` is what was published."""
 
     def of_guide(what: Callable[[PublishedStep], Any]) -> Callable[[Any], Any]:

@@ -1,6 +1,6 @@
 """What a training step holds in memory, as workloads: read from a real step, or held to a budget while it is timed.
 
-`training_memory` is exact on the CPU, where storages are counted; on a GPU the allocator's own figures stand beside
+`training_memory` is exact on the CPU, where storages are counted; on a GPU the allocator's own figures are added to
 them. Of `checkpointed_step` a batch that does not fit is unsupported and says by how much, so that a search for the
 largest one ends on evidence.
 """
@@ -28,10 +28,10 @@ from pyperf_suite.workloads.operands import torch_name
 from pyperf_suite.workloads.training import Checkpointing, TrainedShape
 from pyperf_suite.workloads.training.training_step import TorchSteps, TrainingStep, TrainingStepParameters
 from pyperf_suite.workloads.workload import (
+    ByFunction,
     Checked,
     Exact,
     ExecutionContext,
-    Implementation,
     Kernel,
     Observed,
     Prepared,
@@ -67,15 +67,14 @@ class WatchedSteps(TorchSteps):
 
     def bytes_by_kind(self) -> dict[str, int]:
         """Parameters, and bytes of each kind; "peak" is the most of a whole step, weights and states included."""
-        from pyperf_suite.workloads.training.held_bytes import bytes_of, kept, peak_bytes
-
         assert self._optimizer is not None
-        saved = kept(self.model, self.forward)
+        bytes_of = self._held_bytes.bytes_of
+        saved = self._held_bytes.kept(self.model, self.forward)
         self.launch(0)  # makes the optimizer's state
         weights, state = bytes_of(list(self.model.parameters())), bytes_of(list(self._optimizer.state.values()))
         gradients = bytes_of([each.grad for each in self.model.parameters()])
         self.poison()
-        added = peak_bytes(lambda: self.launch(0), self._where.device)
+        added = self._held_bytes.peak_bytes(lambda: self.launch(0), self._where.device)
         return {
             "parameters": sum(each.numel() for each in self.model.parameters()),
             "weights": weights,
@@ -97,55 +96,39 @@ class WatchedSteps(TorchSteps):
         return int(after - before)
 
 
-class Storages(Implementation[TrainingMemoryParameters]):
+def by_storages(parameters: TrainingMemoryParameters, place: ExecutionContext) -> Exact:
     """Every storage counted, on the CPU."""
-
-    name = "storages"
-    device_kind = "cpu"
-
-    def prepare(self, parameters: TrainingMemoryParameters, place: ExecutionContext) -> Exact:
-        where = TorchDevice(place.device)
-        threads = where.torch.get_num_threads()
-        where.torch.set_num_threads(1)  # to wait for others would take longer than these small products
-        try:
-            found = WatchedSteps(parameters, place.seed, where).bytes_by_kind()
-        finally:
-            where.torch.set_num_threads(threads)
-        return _exact(found | {"capacity": int(psutil.virtual_memory().total)}, "cpu")
+    where = TorchDevice(place.device)
+    threads = where.torch.get_num_threads()
+    where.torch.set_num_threads(1)  # to wait for others would take longer than these small products
+    try:
+        found = WatchedSteps(parameters, place.seed, where).bytes_by_kind()
+    finally:
+        where.torch.set_num_threads(threads)
+    return _exact(found | {"capacity": int(psutil.virtual_memory().total)}, "cpu")
 
 
-class Allocator(Implementation[TrainingMemoryParameters]):
+def by_allocator(parameters: TrainingMemoryParameters, place: ExecutionContext) -> Exact:
     """The same on a GPU, and what torch's allocator says of each phase of a step."""
-
-    name = "allocator"
-    device_kind = "cuda"
-
-    def prepare(self, parameters: TrainingMemoryParameters, place: ExecutionContext) -> Exact:
-        where = TorchDevice(Device("cuda", place.device.index), queueing="open")
-        steps, cuda = WatchedSteps(parameters, place.seed, where), where.torch.cuda
-        found = steps.bytes_by_kind()
-        found["allocated_by_forward"] = steps.allocated_by_forward()
-        found["reserved"] = cuda.max_memory_reserved(where.device)
-        found["capacity"] = cuda.get_device_properties(where.device).total_memory
-        return _exact(found, "cuda")
+    where = TorchDevice(Device("cuda", place.device.index), queueing="open")
+    steps, cuda = WatchedSteps(parameters, place.seed, where), where.torch.cuda
+    found = steps.bytes_by_kind()
+    found["allocated_by_forward"] = steps.allocated_by_forward()
+    found["reserved"] = cuda.max_memory_reserved(where.device)
+    found["capacity"] = cuda.get_device_properties(where.device).total_memory
+    return _exact(found, "cuda")
 
 
-class OwnProcess(Implementation[TrainingMemoryParameters]):
+def by_own_process(parameters: TrainingMemoryParameters, place: ExecutionContext) -> Exact:
     """What the system shows of a process that does nothing but train: nvidia-smi, or the resident set on a CPU."""
-
-    name = "process"
-
-    def prepare(self, parameters: TrainingMemoryParameters, place: ExecutionContext) -> Exact:
-        allowed_s = PART_OF_DEADLINE * place.deadline_s
-        with multiprocessing.get_context("spawn").Pool(1) as alone:
-            answer = alone.apply_async(process_bytes, (parameters, place.device, place.seed))
-            try:
-                found = answer.get(allowed_s)
-            except multiprocessing.TimeoutError:
-                raise Failed(
-                    f"No answer within {allowed_s:g} s: take a smaller batch, or a longer --deadline."
-                ) from None
-        return _exact(found, place.device.kind)
+    allowed_s = PART_OF_DEADLINE * place.deadline_s
+    with multiprocessing.get_context("spawn").Pool(1) as alone:
+        answer = alone.apply_async(process_bytes, (parameters, place.device, place.seed))
+        try:
+            found = answer.get(allowed_s)
+        except multiprocessing.TimeoutError:
+            raise Failed(f"No answer within {allowed_s:g} s: take a smaller batch, or a longer --deadline.") from None
+    return _exact(found, place.device.kind)
 
 
 def process_bytes(parameters: TrainingMemoryParameters, device: Device, seed: int) -> dict[str, int]:
@@ -194,7 +177,11 @@ class TrainingMemory(Workload[TrainingMemoryParameters]):
 
     name = "training_memory"
     parameters_type = TrainingMemoryParameters
-    implementations = by_name(Storages(), Allocator(), OwnProcess())
+    implementations = by_name(
+        ByFunction("storages", by_storages, "cpu"),
+        ByFunction("allocator", by_allocator, "cuda"),
+        ByFunction("process", by_own_process),
+    )
     is_exact = True
 
     def footprint_bytes(self, parameters: TrainingMemoryParameters) -> int:
@@ -265,9 +252,7 @@ class CheckpointedSteps(TorchSteps):
         return flop * sequences <= FLOAT64_FLOP
 
     def _kept_bytes(self) -> int:
-        from pyperf_suite.workloads.training.held_bytes import kept
-
-        return kept(self.model, self.forward).total
+        return int(self._held_bytes.kept(self.model, self.forward).total)
 
     def _before_update(self) -> None:
         result = self.forward()
@@ -276,17 +261,13 @@ class CheckpointedSteps(TorchSteps):
 
     def _held_at_most(self, call: Callable[[], None]) -> int:
         """Weights and moments, and the most that a step adds to them: activations, gradients, temporary memory."""
-        from pyperf_suite.workloads.training.held_bytes import peak_bytes
-
         self.model.zero_grad(set_to_none=True)
-        return self._fixed() + peak_bytes(call, self._where.device)
+        return self._fixed() + self._held_bytes.peak_bytes(call, self._where.device)
 
     def _fixed(self) -> int:
-        from pyperf_suite.workloads.training.held_bytes import bytes_of
-
         moments = self._optimizer.state_dict()["state"] if self._optimizer is not None else ()
         owned = (list(self.model.parameters()), list(self.model.buffers()), moments, self.inputs, self._upstream)
-        return bytes_of(owned)
+        return int(self._held_bytes.bytes_of(owned))
 
     @contextmanager
     def _one_sequence(self) -> Iterator[None]:
@@ -301,16 +282,10 @@ class CheckpointedSteps(TorchSteps):
         """Where float64 would take too long, of this very model while it drops nothing."""
         if self._affords_float64(1):
             return super()._by_formula(model, device, dtype)
-        stacks = [each for each in self.model.modules() if isinstance(each, self._gpt.TransformerBlocks)]
-        for stack in stacks:
-            stack.checkpointing = Checkpointing()
-        try:
-            with self._without_dropout(), self._precision():
-                own_type = getattr(self._where.torch, self._p.weights)
-                return super()._by_formula(self.model, self._where.device, own_type)
-        finally:
-            for stack in stacks:
-                stack.checkpointing = self._p.checkpointing
+        keeping_all = self._modules_with("checkpointing", Checkpointing())
+        with keeping_all, self._modules_with("dropout", 0.0), self._precision():
+            own_type = getattr(self._where.torch, self._p.weights)
+            return super()._by_formula(self.model, self._where.device, own_type)
 
 
 class WithinBudget(ByTorch):
@@ -328,7 +303,7 @@ class WithinBudget(ByTorch):
 
 
 class CheckpointedStep(TrainingStep):
-    """A training step within a budget of memory; time beside the bytes that it keeps and holds at most."""
+    """A training step within a budget of memory: its time, and the bytes that it keeps and holds at most."""
 
     name = "checkpointed_step"
     takes_turns = False  # what others hold would count

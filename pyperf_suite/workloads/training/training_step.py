@@ -27,7 +27,7 @@ from pyperf_suite.workloads.backends import (
 )
 from pyperf_suite.workloads.on_ranks import fingerprint
 from pyperf_suite.workloads.operands import torch_name
-from pyperf_suite.workloads.training import Checkpointing, TrainedShape, asked_flop
+from pyperf_suite.workloads.training import Checkpointing, TrainedShape, requested_flop
 from pyperf_suite.workloads.training.optimizer import OptimizerState, compared_update, tensor_states
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Work, Workload, by_name, together
 
@@ -91,13 +91,13 @@ class TorchSteps(ComparedLaunches):
     """Steps of the model of gpt.py on one batch, by torch's autograd; each makes its gradients anew."""
 
     def __init__(self, parameters: TrainingStepParameters, seed: int, where: TorchDevice) -> None:
-        from pyperf_suite.workloads.training import gpt
+        from pyperf_suite.workloads.training import gpt, held_bytes
 
         super().__init__(where)
         self._p, self._seed, torch, p = parameters, seed, where.torch, parameters
         use_products_of(where, p.element)
         gpt.require_attention(p, where.device, getattr(torch, torch_name(p.element)))
-        self._gpt = gpt
+        self._gpt, self._held_bytes = gpt, held_bytes
         self.model = gpt.build(p, seed).to(where.device, getattr(torch, p.weights))
         self.inputs = tuple(self._placed(each) for each in gpt.inputs(p, seed))
         if p.compiled:
@@ -146,9 +146,9 @@ class TorchSteps(ComparedLaunches):
             self._start_anew()
         self.due()
         self.poison()
-        with self._without_dropout():
+        with self._modules_with("dropout", 0.0):
             self.launch(0)
-        return together([self.left(0), *([self._updated()] if self._p.updates else ())])
+        return together([self.verify_last(0), *([self._updated()] if self._p.updates else ())])
 
     def poison(self, index: int | None = None) -> None:
         self._result = None
@@ -161,11 +161,11 @@ class TorchSteps(ComparedLaunches):
             found |= {f"the gradient of {name}": each.grad for name, each in compared.items()}
         return found
 
-    def kept(self, index: int) -> Any:
+    def snapshot(self, index: int) -> Any:
         return fingerprint(each for each in self.results(index).values() if each is not None)
 
-    def equals(self, index: int, kept: Any) -> bool:
-        return bool(self.kept(index) == kept)
+    def matches(self, index: int, snapshot: Any) -> bool:
+        return bool(self.snapshot(index) == snapshot)
 
     def due(self) -> ExpectedOutputs:
         """What a step must leave by the seeded weights: on a CPU computed once for all processes of a run."""
@@ -202,18 +202,18 @@ class TorchSteps(ComparedLaunches):
         return dict(self._where_there_is_room(self._computed_on))
 
     def _computed_on(self, device: Any) -> dict[str, Any]:
-        from pyperf_suite.workloads.training.gpt import RoundedOperations, Rounding, exact_and_limits
-
-        p, wide = self._p, self._where.torch.float64
+        p, gpt, wide = self._p, self._gpt, self._where.torch.float64
         if str(device) == "cpu":
             p.require_reference(min(len(self.inputs[0]), REFERENCE_SEQUENCES))
         model = self._seeded().to(device, wide)
-        rounding = Rounding.of(p.element, max(p.width, p.hidden, p.vocab, p.tokens))
+        rounding = gpt.Rounding.of(p.element, max(p.width, p.hidden, p.vocab, p.tokens))
         # Where weights are cast for products, that rounds them too.
         cast = p.is_autocast or p.element == "tfloat32"
-        operations = RoundedOperations(rounding, self._seed + 2, device, weights=cast)
+        operations = gpt.RoundedOperations(rounding, self._seed + 2, device, weights=cast)
         summed = 0 if self._where.is_gpu or p.weights == "float32" else p.tokens
-        exact, allowed = exact_and_limits(lambda: self._by_formula(model, device, wide), rounding, operations, summed)
+        exact, allowed = gpt.exact_and_limits(
+            lambda: self._by_formula(model, device, wide), rounding, operations, summed
+        )
         found = {}
         for name in exact:
             times = 1 if name == RESULT else p.micro_batches
@@ -261,16 +261,16 @@ class TorchSteps(ComparedLaunches):
         return together(checks)
 
     @contextmanager
-    def _without_dropout(self) -> Iterator[None]:
-        modules: list[Any] = [each for each in self.model.modules() if hasattr(each, "dropout")]
-        kept = [(module, module.dropout) for module in modules]
+    def _modules_with(self, name: str, value: Any) -> Iterator[None]:
+        """Every module that has this attribute has this value of it, as long as the block lasts."""
+        kept = [(module, getattr(module, name)) for module in self.model.modules() if hasattr(module, name)]
         for module, _ in kept:
-            module.dropout = 0.0
+            setattr(module, name, value)
         try:
             yield
         finally:
-            for module, share in kept:
-                module.dropout = share
+            for module, before in kept:
+                setattr(module, name, before)
 
     def _precision(self) -> AbstractContextManager[Any]:
         return self._autocast() if self._p.is_autocast else nullcontext()
@@ -303,10 +303,8 @@ class PrecisionSteps(TorchSteps):
 
         The peak is by torch's allocator, with weights and inputs.
         """
-        from pyperf_suite.workloads.training.held_bytes import casts, kept, peak_bytes
-
-        own = kept(self.model, self.forward)
-        cast = casts(self.model, lambda: self.launch(0))
+        own = self._held_bytes.kept(self.model, self.forward)
+        cast = self._held_bytes.casts(self.model, lambda: self.launch(0))
         weights: list[Any] = list(self.model.parameters())
         reported = {
             "activations": own.activations,
@@ -318,7 +316,7 @@ class PrecisionSteps(TorchSteps):
         if self._where.is_gpu:
             self.poison()
             there = self._where.torch.cuda.memory_allocated(self._where.device)
-            reported["peak"] = there + peak_bytes(lambda: self.launch(0), self._where.device)
+            reported["peak"] = there + self._held_bytes.peak_bytes(lambda: self.launch(0), self._where.device)
         return {name: Observed("B", (figure,)) for name, figure in reported.items()} | {
             "casts": Observed("1", (len(cast),))
         }
@@ -336,7 +334,7 @@ class TrainingStep(Workload[TrainingStepParameters]):
 
     def work(self, parameters: TrainingStepParameters) -> Work:
         """Model FLOPs of the part, causal pairs alone (laws/transformer.py); what is recomputed is no work done."""
-        flop = asked_flop(parameters) / (1 if parameters.goes_back else PASSES)
+        flop = requested_flop(parameters) / (1 if parameters.goes_back else PASSES)
         return Work(parameters.micro_batches * round(flop))
 
 

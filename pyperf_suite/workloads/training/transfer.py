@@ -43,7 +43,7 @@ Bytes = NDArray[np.uint8]
 # Wherever the kernel puts it.
 ANY_NODE = -1
 
-# The kernel backs memory of this size with large pages where it is asked to, as NumPy asks.
+# The kernel backs memory of this size with large pages on request, as NumPy does.
 WORTH_LARGE_PAGES = 1 << 22
 
 # More slots would prove nothing more, and take longer to make than to copy.
@@ -91,7 +91,7 @@ class Compared(Prepared):
     def compared(self, index: int) -> tuple[Bytes, Bytes, str]:
         """What arrived, when all has, and what was sent, both in host memory; and where in words."""
 
-    def left(self, index: int) -> Checked:
+    def verify_last(self, index: int) -> Checked:
         arrived, sent, where = self.compared(index)
         differ = np.flatnonzero(arrived != sent)
         first = ""
@@ -100,10 +100,7 @@ class Compared(Prepared):
             first = f"byte {byte} of {where} arrived as {arrived[byte]} and was sent as {sent[byte]}"
         return Checked(int(differ.size), int(sent.size), first)
 
-    def kept(self, index: int) -> None:
-        """Nothing: what was sent is there to compare with."""
-
-    def equals(self, index: int, kept: object) -> bool:
+    def matches(self, index: int, snapshot: object) -> bool:
         return np.array_equal(*self.compared(index)[:2])
 
 
@@ -124,7 +121,7 @@ class Copies(Compared):
 
 
 class HostCopies(Copies):
-    """From host memory on the asked node to host memory of the copying thread's own."""
+    """From host memory on the requested node to host memory of the copying thread's own."""
 
     def __init__(self, parameters: TransferParameters, place: ExecutionContext) -> None:
         super().__init__(parameters)
@@ -168,7 +165,7 @@ class MemcpySteps(HostCopies):
 
 
 class TorchHostCopies(HostCopies):
-    """`Tensor.copy_` between the same buffers as tensors, on as many cores as asked for."""
+    """`Tensor.copy_` between the same buffers as tensors, on as many cores as requested."""
 
     def __init__(self, parameters: TransferParameters, place: ExecutionContext) -> None:
         where = TorchDevice(Device("cpu"), parameters.workers)
@@ -183,7 +180,7 @@ class TorchHostCopies(HostCopies):
 
 
 class DeviceCopies(Copies):
-    """`Tensor.copy_` between a GPU and host memory on the asked node, pinned or pageable. Not yet measured on one."""
+    """`Tensor.copy_` between a GPU and host memory on the requested node, pinned or pageable. Not yet measured."""
 
     def __init__(self, parameters: TransferParameters, place: ExecutionContext, to_device: bool) -> None:
         if place.device.kind != "cuda":
@@ -274,7 +271,7 @@ class FileReads(Compared):
             self._begin = piece * self._size_bytes
             self.poison()
             self.launch(piece)
-            checks.append(self.left(0))
+            checks.append(self.verify_last(0))
         return together(checks)
 
     def close(self) -> None:
@@ -297,7 +294,7 @@ class DirectReads(FileReads):
 
 
 def folder_of(parameters: TransferParameters) -> Path:
-    """The folder asked for, else the one that results go to, else where this process runs.
+    """The requested folder, else the one that results go to, else where this process runs.
 
     Raises Unsupported for one that is not there.
     """
@@ -358,7 +355,7 @@ def require_node(node: int, files: KernelFiles | None = None) -> None:
     if node != ANY_NODE and node not in there:
         named = ", ".join(map(str, there)) or "none that the system lists"
         raise UserError(
-            f"NUMA node {node} was asked for, but this machine has {named}: leave it at {ANY_NODE} for wherever it is."
+            f"NUMA node {node} was requested, but this machine has {named}: leave it at {ANY_NODE} for wherever it is."
         )
 
 
@@ -387,7 +384,7 @@ Maker = Callable[[TransferParameters, ExecutionContext], Prepared]
 
 
 @dataclass(frozen=True)
-class TransferWay(Implementation[TransferParameters]):
+class TransferImplementation(Implementation[TransferParameters]):
     """One way for bytes to go; of `workers`, `pinned` and `numa_node` it takes those that are named."""
 
     name: str  # type: ignore[misc]
@@ -402,13 +399,13 @@ class TransferWay(Implementation[TransferParameters]):
             if getattr(parameters, name) != getattr(usual, name) and name not in self.takes:
                 others = ", ".join(each.name for each in WAYS.values() if name in each.takes)
                 raise UserError(
-                    f"{name}={getattr(parameters, name)} was asked for, which {self.name} does not take: leave it out, "
+                    f"{name}={getattr(parameters, name)} was requested, which {self.name} does not take: leave it out, "
                     f"or ask for one of {others}."
                 )
         require_cores(parameters.workers)
         if self.whole_blocks and parameters.size_bytes % BLOCK_BYTES:
             raise UserError(
-                f"O_DIRECT reads whole blocks of {BLOCK_BYTES} bytes, but {parameters.size_bytes} were asked for: "
+                f"O_DIRECT reads whole blocks of {BLOCK_BYTES} bytes, but {parameters.size_bytes} were requested: "
                 "ask for a multiple."
             )
 
@@ -416,15 +413,15 @@ class TransferWay(Implementation[TransferParameters]):
         return self.make(parameters, place)
 
 
-WAYS: dict[str, TransferWay] = by_name(
-    TransferWay("memcpy", MemcpySteps, takes=("numa_node",)),
+WAYS: dict[str, TransferImplementation] = by_name(
+    TransferImplementation("memcpy", MemcpySteps, takes=("numa_node",)),
     # None of its threads is kept on a node.
-    TransferWay("torch", TorchHostCopies, takes=("workers",)),
+    TransferImplementation("torch", TorchHostCopies, takes=("workers",)),
     # As batches and offloaded states travel, and as offloaded gradients and activations do.
-    TransferWay("host_to_device", partial(DeviceCopies, to_device=True), ("pinned", "numa_node"), "cuda"),
-    TransferWay("device_to_host", partial(DeviceCopies, to_device=False), ("pinned", "numa_node"), "cuda"),
-    TransferWay("disk_cached", FileReads),
-    TransferWay("disk_direct", DirectReads, whole_blocks=True),
+    TransferImplementation("host_to_device", partial(DeviceCopies, to_device=True), ("pinned", "numa_node"), "cuda"),
+    TransferImplementation("device_to_host", partial(DeviceCopies, to_device=False), ("pinned", "numa_node"), "cuda"),
+    TransferImplementation("disk_cached", FileReads),
+    TransferImplementation("disk_direct", DirectReads, whole_blocks=True),
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import triton
 
 from pyperf_suite.kernels.disassembly import disassembler
-from pyperf_suite.workloads.exact import triton_kernels
+from pyperf_suite.kernels.static import triton_kernels
 
 TARGET = "sm_90"
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"

@@ -50,7 +50,7 @@ def test_a_tile_is_either_shared_among_warps_or_refused_with_one_that_is(rows, c
         (lambda: specialise(100, 64, 32), "nearest tile that can is 96x64x32"),
         (lambda: specialise(512, 64, 32), "nearest tile that can is 256x64x32"),
         (lambda: specialise(64, 64, 48), "k is one of 32, 64, 128"),
-        (lambda: specialise(64, 64, 32, 1), "1 stages were asked for"),
+        (lambda: specialise(64, 64, 32, 1), "1 stages were requested"),
         (lambda: specialise(64, 64, 32, in_type="fp32"), "mma.sync takes bf16 or fp16"),
         (lambda: specialise(256, 128, 64, 4).check_device("8.0"), "3 stages do"),
         (lambda: specialise(64, 64, 32).check_device("7.5"), "needs compute capability 8.0"),

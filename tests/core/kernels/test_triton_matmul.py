@@ -124,7 +124,7 @@ def test_split_k_sums_its_slices_in_ascending_k(interpreted, splits):
         ({"tile": (128, 128, 8)}, "the nearest is 128x128x16"),
         ({"tile": (512, 128, 32), "operands": "descriptors"}, "from 16 to 256"),
         ({"dtype": "int7"}, "choose from float16"),
-        ({"dtype": "int8"}, "int8 into bfloat16 was asked of Triton's matmul, but int8 is summed in int32"),
+        ({"dtype": "int8"}, "int8 into bfloat16 was requested of Triton's matmul, but int8 is summed in int32"),
         ({"out_dtype": "int32"}, "bfloat16 into int32"),
         ({"dtype": "int8", "out_dtype": "int32", "tile": (16, 16, 16)}, "k from 32 for int8: the nearest is 16x16x32"),
         ({"dtype": "float8_e4m3fn", "tile": (16, 16, 16)}, "the nearest is 16x16x32"),

@@ -52,14 +52,14 @@ class Simulated:
         for each in range(self.sets) if index is None else (index % self.sets,):
             self.outputs[each] = math.nan
 
-    def kept(self, index: int) -> float:
+    def snapshot(self, index: int) -> float:
         return self.outputs[index % self.sets]
 
-    def equals(self, index: int, kept: float) -> bool:
+    def matches(self, index: int, snapshot: float) -> bool:
         self.now_s += CHECK_S
-        return self.outputs[index % self.sets] == kept
+        return self.outputs[index % self.sets] == snapshot
 
-    def left(self, index: int) -> Verification:
+    def verify_last(self, index: int) -> Verification:
         passed = abs(self.outputs[index % self.sets] - 1) < 0.01
         return Verification(passed, "full", 0.0, 0.0, 0.0, (), "right" if passed else "wrong")
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from pyperf_suite.workloads.cpu_peak import core_peak
+from pyperf_suite.workloads.backends import core_peak
 
 DTYPES = ("float32", "bfloat16")
 

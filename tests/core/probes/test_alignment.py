@@ -252,5 +252,5 @@ def test_what_an_implementation_never_takes_is_left_out_unless_nothing_is_left()
     # The kernel for compute capability 8.0 multiplies in tensor cores, and float32 is not for them.
     mixed = sweep(axes(implementation=("native", "cuda_sm80")))
     assert {case.implementation for case in mixed} == {"native", "torch", "torch_padded"}
-    with pytest.raises(UserError, match="workers were asked for"):
+    with pytest.raises(UserError, match="workers were requested"):
         PROBE.cases("quick", CPU, {"workers": "4096"})

@@ -64,7 +64,7 @@ class Machine:
 def axes(**changed: object) -> AttentionHeadsAxes:
     usual = AttentionHeadsAxes(
         implementation=("native", "sdpa_default"),
-        beside=(),
+        extra=(),
         hidden=(512,),
         heads=(8, 4),
         head_dim=(),
@@ -238,7 +238,7 @@ def test_a_backend_that_beats_the_default_is_named_with_where() -> None:
 
 def test_softmaxs_share_is_what_the_products_alone_do_not_take() -> None:
     machine = Machine(libraries={"two_gemm": 4.0, "two_gemm_products": 3.0})
-    found = findings(machine, implementation=(), beside=("two_gemm", "two_gemm_products"))
+    found = findings(machine, implementation=(), extra=("two_gemm", "two_gemm_products"))
     shares = [line["softmax and mask"] for line in lines(found, "Two products")]
     assert [(each.value, each.low, each.high) for each in shares] == [pytest.approx((0.25, 0.25, 0.25))] * 2
 

@@ -8,7 +8,7 @@ from pyperf_suite.findings.data import Findings
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.block import FORMULA, PROBE
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.training import asked_flop
+from pyperf_suite.workloads.training import requested_flop
 from tests.records import lines, records
 
 CPU, GPU = Device("cpu"), Device("cuda")
@@ -17,7 +17,7 @@ CPU, GPU = Device("cpu"), Device("cuda")
 def at_one_gflop(case):
     """Everything at 1 GFLOP/s, and what computes nothing in a millisecond."""
     p = case.parameters
-    flop = asked_flop(p) if case.operator == "training_step" else find_workload(case.operator).work(p).flop
+    flop = requested_flop(p) if case.operator == "training_step" else find_workload(case.operator).work(p).flop
     return (flop or 1e6) / 1e9
 
 

@@ -1,4 +1,4 @@
-"""The collectives probe sweeps what was asked for, and nothing that an operation or a machine cannot take."""
+"""The collectives probe sweeps what was requested, and nothing that an operation or a machine cannot take."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_links_are_left_out_only_of_what_runs_over_nccl() -> None:
     taken = {(c.implementation, c.parameters.peer_to_peer, c.parameters.registered) for c in cases}
     assert len(taken) == len(cases) == 6
     assert ("c10d_nccl", True, True) not in taken
-    with pytest.raises(UserError, match="are NCCL's, but only gloo was asked for"):
+    with pytest.raises(UserError, match="are NCCL's, but only gloo was requested"):
         PROBE.sweep(axes(peer_to_peer=(YES, NO)))
 
 

@@ -1,4 +1,4 @@
-"""Experts of a mixture: waves over all experts, the law on cases it has not seen, claims beside a loop."""
+"""Experts of a mixture: waves over all experts, the law on cases it has not seen, claims compared with a loop."""
 
 from __future__ import annotations
 

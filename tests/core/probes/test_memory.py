@@ -37,7 +37,7 @@ def read(**change):
 def test_weights_gradients_and_two_moments_are_counted_to_the_byte(precision, of_weights, of_states):
     found = read(precision=precision)
     assert found["weights"] == found["gradients"] == of_weights * found["parameters"]
-    # A step's number in float32 stands beside each tensor's moments.
+    # A step's number in float32 stands next to each tensor's moments.
     tensors = (found["optimizer"] - of_states * found["parameters"]) / 4
     assert tensors == 2 * 12 + 2 + 2  # two blocks, two embeddings, the last norm
 

@@ -1,4 +1,4 @@
-"""`--shape`: four probes train the guides' models, and their tables show the guides' figures beside."""
+"""`--shape`: four probes train the guides' models, and their tables show the guides' figures as well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways of updating stand beside the loop over the same tensors, and memory beside what it should be."""
+"""Ways of updating are compared with the loop over the same tensors, and memory with what it should be."""
 
 from __future__ import annotations
 

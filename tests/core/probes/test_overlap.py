@@ -59,7 +59,10 @@ def test_a_message_that_is_shorter_than_compute_and_does_not_hide_fails_its_clai
 def test_each_is_told_how_the_other_slows_it():
     findings = found(PARTLY)
     message = {each.values["run"]: each.values["longer"] for each in findings.remarks if isinstance(each, Remark)}
-    assert message == {"product": cells(findings)["product beside"], "all_reduce": cells(findings)["all_reduce beside"]}
+    assert message == {
+        "product": cells(findings)["product slowdown"],
+        "all_reduce": cells(findings)["all_reduce slowdown"],
+    }
     assert [message[run].value for run in ("product", "all_reduce")] == [pytest.approx(1.3), pytest.approx(2.0)]
 
 

@@ -101,7 +101,7 @@ def test_of_the_unaligned_model_no_dimension_is_a_multiple_of_8(device: Device) 
 
 def test_twice_as_fast_or_more_is_what_the_guide_claims() -> None:
     found = judged(TWICE_AS_FAST)
-    # 16 sequences: 144 ms beside 48 and one for the casts.
+    # 16 sequences: 144 ms next to 48 and one for the casts.
     assert found.measured.value == pytest.approx(144 / 49)
     assert found.outcome == "holds"
     assert found.message.values["batch"] == 16

@@ -133,9 +133,9 @@ def test_a_law_has_the_colour_of_its_points_where_there_are_several() -> None:
     names = ("one", "two")
     measured = [points([1], [1], label=name) for name in names]
     laws = [Series(f"law of {name}", [1], [1], "line") for name in names]
-    colours = colours_of([panel(*measured, *laws, Series("torch", [1], [1], "beside"))])
+    colours = colours_of([panel(*measured, *laws, Series("torch", [1], [1], "baseline"))])
     assert colours["law of one"] == colours["one"] != colours["two"] == colours["law of two"]
-    assert colours["torch"] == "beside"
+    assert colours["torch"] == "baseline"
     alone = colours_of([panel(measured[0], laws[0])])
     assert alone["law of one"] != alone["one"]
     assert len(set(colours_of([panel(*(points([n], [1.0], label=str(n)) for n in range(8)))]).values())) == 8
@@ -180,7 +180,7 @@ def pixels(*panels: Any, folder: Path) -> Any:
     "drawn",
     [
         Figure("rows", "Title", "A caption that is wrapped over more than one line of the picture. " * 5, TWO_ROWS),
-        figure(MAP, panel(POINTS, Series("torch", [1, 3], [2.0, 2.0], "beside"))),
+        figure(MAP, panel(POINTS, Series("torch", [1, 3], [2.0, 2.0], "baseline"))),
         *(figure(Bars("", "samples/s", bars, "measured")) for bars in (BARS.bars, BARS.bars[2:], BARS.bars * 20)),
         figure(panel(points([1], [1.0], label="$s_{"), x_ticks=((1.0, "$2^{"),), y_label="$y"), name="$a_{"),
     ],

@@ -121,7 +121,7 @@ class SometimesWrong(Transfers):
         self._last_was_wrong = iterations > 1 and self._is_wrong(self._done)
         return RankTimes(np.full(iterations, 2e-4), begun, begun + 200_000)
 
-    def left(self, index: int = 0) -> Checked:
+    def verify_last(self, index: int = 0) -> Checked:
         return Checked(int(self._last_was_wrong), 1, "the only one")
 
     def close(self) -> None:

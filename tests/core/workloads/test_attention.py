@@ -12,9 +12,8 @@ import pytest
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.tiled_attention import Blocks
-from pyperf_suite.workloads.attention import AttentionParameters
+from pyperf_suite.workloads.attention import AttentionParameters, reason_of_refusal, time_limit
 from pyperf_suite.workloads.attention.attention import Attention, NativeCpuAttention, default_native_blocks
-from pyperf_suite.workloads.attention.by_torch import reason_of_refusal, time_limit
 from pyperf_suite.workloads.workload import ExecutionContext, Kernel
 
 CPU = resolve("cpu")
@@ -226,7 +225,7 @@ def test_the_record_says_which_blocks_slots_and_padding_there_were() -> None:
     ("changes", "words"),
     [
         ({"backward": True}, "computes the forward pass only"),
-        ({"workers": 4096}, "4096 workers were asked for"),
+        ({"workers": 4096}, "4096 workers were requested"),
         ({"blocks": Blocks(64, 33)}, "Blocks 64x33 cannot be computed"),
         ({"blocks": Blocks(64, 64, stages=3)}, "Blocks 64x64:s3 name stages or warps.*ask for 64x64"),
         ({"blocks": Blocks(64, 64, warps=4)}, "Blocks 64x64:w4 name stages or warps"),

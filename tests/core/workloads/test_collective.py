@@ -361,4 +361,4 @@ def test_a_case_of_nccl_needs_gpus(pool: WorkerPool, monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("PYPERF_LIBNCCL", raising=False)
     answer = pool.measure(0, Case("collective", CollectiveParameters("all_reduce", 64, 2), "nccl"), None)
     assert answer["outcome"] == "unsupported"
-    assert answer["reason"] == "NCCL needs GPUs, and the device asked for is the CPU: ask for gloo."
+    assert answer["reason"] == "NCCL needs GPUs, and the requested device is the CPU: ask for gloo."

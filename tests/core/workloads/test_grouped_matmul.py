@@ -7,7 +7,7 @@ import pytest
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.matmul.libraries import GroupedMatmulParameters
+from pyperf_suite.workloads.matmul import GroupedMatmulParameters
 from pyperf_suite.workloads.workload import ExecutionContext
 
 CPU = resolve("cpu")
@@ -41,17 +41,17 @@ def test_each_way_is_right_where_experts_differ_and_where_some_have_no_row(way, 
 def test_one_wrong_element_and_a_launch_that_did_nothing_are_seen(way):
     launches = OPERATOR.prepare(requested(skew=1.0), way, ExecutionContext(CPU, sets=2))
     assert launches.check().passed
-    kept = launches.kept(0)
-    assert launches.equals(0, kept)
+    kept = launches.snapshot(0)
+    assert launches.matches(0, kept)
     (written,) = launches._bound[0].written()
     written.view(-1)[0] = 1e3
-    assert not launches.equals(0, kept)
-    verdict = launches.left(0)
+    assert not launches.matches(0, kept)
+    verdict = launches.verify_last(0)
     assert not verdict.passed
     assert verdict.worst_at == (0, 0)
     assert "expert 0" in verdict.message
     launches.poison(0)
-    assert not launches.left(0).passed
+    assert not launches.verify_last(0).passed
 
 
 def test_an_error_names_the_expert_and_the_row_of_all():
@@ -59,7 +59,7 @@ def test_an_error_names_the_expert_and_the_row_of_all():
     launches.launch(0)
     first_of_third = sum(requested().rows_of_experts[:2])
     launches.results(0)["c"][first_of_third + 1, 5] += 1
-    verdict = launches.left(0)
+    verdict = launches.verify_last(0)
     assert verdict.worst_at == (first_of_third + 1, 5)
     assert verdict.message.startswith("expert 2: ")
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.workloads.matmul import LAYOUTS, MatmulParameters
-from pyperf_suite.workloads.matmul.libraries import bind, refusals
+from pyperf_suite.workloads.matmul import LAYOUTS, MatmulParameters, bind, refusals
 from pyperf_suite.workloads.matmul.matmul import Matmul
 from pyperf_suite.workloads.operands import not_a_number, round_to, widen
 from pyperf_suite.workloads.operator import Launches
@@ -176,7 +175,7 @@ def test_a_result_that_torch_never_writes_is_refused_with_those_it_does(
     implementation: str, dtype: str, result: str
 ) -> None:
     parameters = of(dtype, out_dtype=result, pad_to=8 if implementation.endswith("_padded") else 1)
-    with pytest.raises(UserError, match=f"of {dtype} writes .*but {result} was asked for"):
+    with pytest.raises(UserError, match=f"of {dtype} writes .*but {result} was requested"):
         Matmul().implementation(implementation).validate(parameters)
 
 
@@ -184,7 +183,7 @@ def test_a_result_that_torch_never_writes_is_refused_with_those_it_does(
 @pytest.mark.parametrize("dtype", ["int8", "tfloat32"])
 def test_our_cuda_kernels_name_the_types_they_take(implementation: str, dtype: str) -> None:
     parameters = MatmulParameters(64, 64, 64, Schedule("data_parallel", 1), dtype=dtype)
-    with pytest.raises(UserError, match=f"{dtype} into .* was asked for.*bf16"):
+    with pytest.raises(UserError, match=f"{dtype} into .* was requested.*bf16"):
         Matmul().implementation(implementation).validate(parameters)
 
 
@@ -311,7 +310,7 @@ def test_padding_adds_nothing_to_the_work() -> None:
 
 @pytest.mark.parametrize("implementation", sorted(set(Matmul.implementations) - {"torch_padded", "cublas_padded"}))
 def test_what_does_not_pad_refuses_to_and_names_what_does(implementation: str) -> None:
-    with pytest.raises(UserError, match="multiples of 8: torch_padded and cublas_padded"):
+    with pytest.raises(UserError, match="pad_to=8 was requested: use torch_padded or cublas_padded"):
         Matmul().implementation(implementation).validate(padded(33, 41, 47))
 
 

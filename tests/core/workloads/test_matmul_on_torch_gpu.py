@@ -14,7 +14,8 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels import matmul as triton_matmul
 from pyperf_suite.laws.tiling import Schedule, Tile
-from pyperf_suite.workloads.matmul import MatmulParameters, libraries, matmul
+from pyperf_suite.workloads import matmul as libraries
+from pyperf_suite.workloads.matmul import MatmulParameters, matmul
 from pyperf_suite.workloads.matmul.matmul import Matmul
 from pyperf_suite.workloads.operator import Launches, TorchTensors
 from pyperf_suite.workloads.workload import ExecutionContext

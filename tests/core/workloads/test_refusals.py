@@ -15,7 +15,7 @@ from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.collective import CollectiveParameters
-from pyperf_suite.workloads.matmul.libraries import GroupedMatmulParameters
+from pyperf_suite.workloads.matmul import GroupedMatmulParameters
 from pyperf_suite.workloads.training.data_parallel import DataParallelParameters
 from pyperf_suite.workloads.training.input_pipeline import InputPipelineParameters
 from pyperf_suite.workloads.training.layers import BlockPartParameters, LayerPassParameters
@@ -111,7 +111,7 @@ REFUSED = [
         "transfer",
         "memcpy",
         {"workers": 2},
-        "workers=2 was asked for, which memcpy does not take: .* ask for one of torch",
+        "workers=2 was requested, which memcpy does not take: .* ask for one of torch",
     ),
     ("transfer", "memcpy", {"pinned": True}, "or ask for one of host_to_device, device_to_host"),
     ("transfer", "memcpy", {"numa_node": 4096}, "NUMA node 4096"),
@@ -149,13 +149,13 @@ REFUSED = [
     ("collective", "nccl", {"op": "all_gather", "bytes": 31}, "ask for at least 32 bytes"),
     ("collective", "nccl", {"dtype": "tfloat32"}, "dtype=tfloat32 was requested: choose from float32"),
     ("collective", "nccl", {"reduction": "median"}, "reduction=median was requested: choose from sum"),
-    ("collective", "nccl", {"op": "broadcast", "reduction": "max"}, "broadcast was asked for with reduction"),
-    ("collective", "nccl", {"root": 1}, "all_reduce was asked for with root"),
-    ("collective", "nccl", {"op": "reduce", "root": 8}, "Root 8 was asked for among 8 ranks"),
-    ("collective", "nccl", {"op": "all_to_all", "in_place": True}, "all_to_all was asked for with in_place"),
-    ("collective", "nccl", {"pattern": "0-1"}, "all_reduce was asked for with pattern"),
+    ("collective", "nccl", {"op": "broadcast", "reduction": "max"}, "broadcast was requested with reduction"),
+    ("collective", "nccl", {"root": 1}, "all_reduce was requested with root"),
+    ("collective", "nccl", {"op": "reduce", "root": 8}, "Root 8 was requested among 8 ranks"),
+    ("collective", "nccl", {"op": "all_to_all", "in_place": True}, "all_to_all was requested with in_place"),
+    ("collective", "nccl", {"pattern": "0-1"}, "all_reduce was requested with pattern"),
     ("collective", "nccl", {"op": "pairs", "pattern": "0,1"}, "write pairs of ranks, as in 0-3 or 0-1,2-3"),
-    ("collective", "nccl", {"op": "pairs", "pattern": "0-8"}, "ranks 0-8 was asked for among 8"),
+    ("collective", "nccl", {"op": "pairs", "pattern": "0-8"}, "ranks 0-8 was requested among 8"),
     ("collective", "nccl", {"op": "ping_pong", "pattern": "2-2"}, "give two different ones"),
     ("collective", "nccl", {"op": "ping_pong", "pattern": "0-1,1-2"}, "a rank plays with one other"),
     ("collective", "nccl", {"op": "bisection", "ranks": 1}, "at least 2"),

@@ -87,7 +87,7 @@ def test_blocks_larger_than_tma_takes_go_by_addresses():
         ({"blocks": Blocks(100, 64)}, "the nearest are 128x64"),
         ({"blocks": Blocks(128, 64, warps=3)}, "power of two"),
         ({"dtype": "int8"}, "choose from float32, float16, bfloat16"),
-        ({"batch": 1 << 15, "seq_q": 1 << 15}, "rows were asked for in all"),
+        ({"batch": 1 << 15, "seq_q": 1 << 15}, "rows were requested in all"),
     ],
     ids=str,
 )

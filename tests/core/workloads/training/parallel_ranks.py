@@ -115,7 +115,7 @@ def told_of(case: Case, fault: str) -> dict[str, Any]:
     for number in range(1 if fault else 2):
         steps.poison()
         steps.time(1 + 2 * number, 10.0)
-        checks.append(dataclasses.asdict(steps.left()))
+        checks.append(dataclasses.asdict(steps.verify_last()))
         steps.time(1, 10.0)
     losses = [float(each.detach().sum()) for each in steps.data.weights[:1]]
     kernel = dataclasses.asdict(steps.kernel)

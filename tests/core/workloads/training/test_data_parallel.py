@@ -54,9 +54,9 @@ def replica(parameters: DataParallelParameters) -> Replica:
 
 @pytest.mark.parametrize("exchange", ["ddp", "after"])
 def test_a_rank_that_was_left_out_is_seen(group_of_one, exchange):
-    assert replica(replace(SMALL, exchange=exchange, ranks=1)).left().wrong == 0
+    assert replica(replace(SMALL, exchange=exchange, ranks=1)).verify_last().wrong == 0
     # The mean over two ranks is due, and one has nobody to exchange with.
-    checked = replica(replace(SMALL, exchange=exchange, ranks=2)).left()
+    checked = replica(replace(SMALL, exchange=exchange, ranks=2)).verify_last()
     assert checked.wrong > SMALL.dimensions.parameters / 2
 
 
@@ -64,30 +64,30 @@ def test_a_gradient_that_is_missing_or_of_another_step_is_seen(group_of_one):
     made = replica(replace(SMALL, ranks=1))
     weight = next(made.model.parameters())
     weight.grad.mul_(1.001)
-    assert made.left().wrong > 0.9 * weight.numel()
+    assert made.verify_last().wrong > 0.9 * weight.numel()
     made.poison()
-    assert "is missing" in made.left().first
+    assert "is missing" in made.verify_last().first
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("pick", ["largest", "usual"])
 def test_a_single_element_with_the_wrong_sign_is_found(group_of_one, dtype, pick):
     made = replica(replace(SMALL, ranks=1, dtype=dtype))
-    assert made.left().wrong == 0
+    assert made.verify_last().wrong == 0
     for weight in made.model.parameters():
         gradient = weight.grad.view(-1)
         place = int(gradient.abs().argmax() if pick == "largest" else gradient.abs().argsort()[3 * len(gradient) // 5])
         gradient[place] *= -1
-        assert made.left().wrong == 1
+        assert made.verify_last().wrong == 1
         gradient[place] *= -1
 
 
 def test_gradients_that_are_zero_where_they_must_be_are_right(group_of_one):
     # A norm over a single element gives its bias whatever comes in, and no weight before it has a gradient.
     made = replica(replace(SMALL, hidden=1, heads=1, ranks=1, exchange="none"))
-    assert made.left().wrong == 0
+    assert made.verify_last().wrong == 0
     made.model.blocks[0].attention.qkv.weight.grad.add_(1.0)
-    assert made.left().wrong == 3
+    assert made.verify_last().wrong == 3
 
 
 def test_a_rank_counts_weights_gradients_and_what_forward_keeps():
@@ -108,7 +108,7 @@ def test_gradients_that_differ_between_ranks_are_seen(group_of_one, monkeypatch)
         found[1].copy_(mine + 1)
 
     monkeypatch.setattr(torch.distributed, "all_gather", another)
-    checked = made.left()
+    checked = made.verify_last()
     assert (checked.wrong, checked.first) == (1, "gradients differ between ranks")
 
 
@@ -118,9 +118,9 @@ def test_buckets_that_are_timed_are_those_that_were_counted(group_of_one, static
     made.time(4, 10.0)
     counted = made.kernel.details["buckets"]
     assert len(counted) > 3
-    assert made.left().wrong == 0
+    assert made.verify_last().wrong == 0
     made.kernel.details["buckets"] = [*counted[1:], counted[0] + 4]
-    assert "were counted" in made.left().first
+    assert "were counted" in made.verify_last().first
 
 
 @pytest.mark.parametrize("vocab", [0, 96])

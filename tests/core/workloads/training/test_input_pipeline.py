@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,7 +107,7 @@ def test_a_sample_under_another_number_is_found(tmp_path):
 
 
 def test_without_pillow_pictures_are_unsupported_and_say_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(input_pipeline.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Unsupported, match="Pillow"):
         PictureFiles(tmp_path, 1, seed=0)
     assert list(tmp_path.iterdir()) == []
@@ -172,7 +173,7 @@ def test_files_are_gone_when_a_case_is_over(prepare):
 
 def test_files_are_gone_where_a_case_cannot_be_prepared(prepare, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(input_pipeline.importlib.util, "find_spec", lambda name: None if name == "PIL" else object())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "PIL" else object())
     with pytest.raises(Unsupported, match="Pillow"):
         prepare(replace(SMALL, data="jpeg"))
     assert list(Path(tmp_path).iterdir()) == []

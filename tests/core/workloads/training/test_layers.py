@@ -10,7 +10,7 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.training import TransformerShape, asked_flop, layers
+from pyperf_suite.workloads.training import TransformerShape, layers, requested_flop
 from pyperf_suite.workloads.training.layers import (
     ACTIVATIONS,
     BLOCK_PARTS,
@@ -187,7 +187,7 @@ def test_every_part_is_right(part, gated, dtype):
 def test_the_parts_of_a_block_are_its_forward_pass(gated):
     whole = TransformerShape(hidden=64, heads=4, layers=1, seq=16, batch=2, gated=gated, kv_heads=2)
     parts = (BlockPartParameters(**vars(whole), part=part) for part in BLOCK_PARTS)
-    assert sum(BlockPart().work(part).flop for part in parts) == asked_flop(whole) / 3
+    assert sum(BlockPart().work(part).flop for part in parts) == requested_flop(whole) / 3
 
 
 def test_a_product_that_leaves_its_bias_out_is_found(monkeypatch):

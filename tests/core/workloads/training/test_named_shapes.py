@@ -11,7 +11,7 @@ from pyperf_suite.errors import Failed, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.workloads import training
-from pyperf_suite.workloads.training import TrainedShape, TransformerShape, asked_flop
+from pyperf_suite.workloads.training import TrainedShape, TransformerShape, requested_flop
 from pyperf_suite.workloads.training.shapes import PUBLISHED, SHAPES, published_step, shape_name, sized, tensor_sizes
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 from pyperf_suite.workloads.training.training_step import TrainingStep, TrainingStepParameters
@@ -56,7 +56,7 @@ def test_an_encoder_sees_what_comes_later_and_counts_no_logits() -> None:
         assert int(classes.max()) < 3
         assert not torch.equal(model(tokens, classes), model(other, classes))
     logits = 6 * shape.tokens * shape.hidden * shape.vocab
-    assert asked_flop(shape) == model_flop(shape.dimensions, shape.batch, shape.seq) - logits
+    assert requested_flop(shape) == model_flop(shape.dimensions, shape.batch, shape.seq) - logits
 
 
 def test_classes_need_a_vocabulary() -> None:
@@ -73,12 +73,12 @@ def test_of_a_large_model_gradients_of_its_ends_are_compared(
     assert steps.check().wrong == 0
     weight = dict(steps.model.named_parameters())[f"blocks.blocks.{layer}.mlp.up.weight"]
     weight.grad *= 2
-    assert bool(steps.left(0).wrong) is is_seen
+    assert bool(steps.verify_last(0).wrong) is is_seen
     # What goes wrong inside a layer that is left out reaches those before it.
     steps.model.blocks.blocks[2].mlp.up.weight.data.mul_(1.1)
     steps.poison()
     steps.launch(0)
-    assert steps.left(0).wrong > 0
+    assert steps.verify_last(0).wrong > 0
 
 
 def test_beside_a_row_stands_what_the_guide_measured_of_the_nearest_batch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from dataclasses import replace
 
@@ -113,8 +114,8 @@ def test_foreach_holds_a_copy_of_all_tensors_and_the_loop_of_one():
 
 @pytest.mark.parametrize("package", ["bitsandbytes", "torchao"])
 def test_a_package_that_is_not_installed_says_so(package, monkeypatch):
-    find = optimizer.importlib.util.find_spec
-    monkeypatch.setattr(optimizer.importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
     with pytest.raises(Unsupported, match=f"{package} is not installed"):
         prepared(f"{package}_8bit")
 

@@ -1,4 +1,4 @@
-"""A product beside an all_reduce: both right in every run, and whoever is wrong or missing is seen."""
+"""A product with an all_reduce: both right in every run, and whoever is wrong or missing is seen."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ def test_every_run_computes_and_exchanges_what_it_must(workers, run):
 def test_a_wrong_product_and_a_missing_rank_are_seen(group_of_one, dtype):
     alone = replace(SMALL, ranks=1, dtype=dtype)
     sides = OnCpu(alone, 0, None, "cpu")
-    assert sides.left().wrong > 0, "nothing has run yet"
+    assert sides.verify_last().wrong > 0, "nothing has run yet"
     sides.time(1, 10.0)
-    assert sides.left().wrong == 0
+    assert sides.verify_last().wrong == 0
     sides._out[0, 3] += 1
-    assert (sides.left().wrong, "out[0, 3]" in sides.left().first) == (1, True)
+    assert (sides.verify_last().wrong, "out[0, 3]" in sides.verify_last().first) == (1, True)
     sides.time(1, 10.0)
     place = sides._out.abs().argmax()
     sides._out.view(-1)[place] *= -1
-    assert sides.left().wrong == 1
+    assert sides.verify_last().wrong == 1
 
     # The mean of two ranks is due, and one has nobody to exchange with.
     sides = OnCpu(replace(alone, ranks=2), 0, None, "cpu")
     sides.time(1, 10.0)
-    assert sides.left().wrong == alone.count
-    assert "mean of the ranks" in sides.left().first
+    assert sides.verify_last().wrong == alone.count
+    assert "mean of the ranks" in sides.verify_last().first
 
 
 def test_means_that_are_repeated_stay_what_they_are(group_of_one):
     sides = OnCpu(replace(SMALL, ranks=1), 0, None, "cpu")
     sides.time(50, 10.0)
-    assert sides.left().wrong == 0
+    assert sides.verify_last().wrong == 0
 
 
 def test_an_all_reduce_beside_products_ends_with_itself(group_of_one):
@@ -82,7 +82,7 @@ def test_products_run_also_beside_an_all_reduce_that_is_through_before_they_begi
     monkeypatch.setattr(sides, "_all_reduce", lambda asynchronous: begun)
     sides.poison()
     sides.step()
-    assert sides.left().wrong == 0
+    assert sides.verify_last().wrong == 0
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_gpu_is_timed_to_the_end_of_the_stream_that_is_asked_about(group_of_on
     for name, stub in stubs.items():
         monkeypatch.setattr(torch.cuda, name, stub)
     monkeypatch.setattr(overlap, "_blocks_of_nccl", lambda *_: 24)
-    monkeypatch.setattr(OnGpu, "_agreed_beside", lambda self: 2 if self.timed("product")[0] else 0)
+    monkeypatch.setattr(OnGpu, "_agreed_others", lambda self: 2 if self.timed("product")[0] else 0)
     sides = OnGpu(replace(SMALL, ranks=1, run=run), 0, None, "cpu")
     for name, word in (("_product", "mm"), ("_all_reduce", "ar")):
         monkeypatch.setattr(sides, name, lambda word=word: log.append(word))

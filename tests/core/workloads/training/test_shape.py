@@ -16,7 +16,7 @@ from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.training import Checkpointing, TransformerShape, asked_flop
+from pyperf_suite.workloads.training import Checkpointing, TransformerShape, requested_flop
 from pyperf_suite.workloads.training.layers import BlockPartParameters, LayerPassParameters
 from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
 from pyperf_suite.workloads.training.step_memory import (
@@ -58,7 +58,7 @@ def counted(shape):
 
 @pytest.mark.parametrize("shape", BLOCKS.values(), ids=BLOCKS)
 def test_what_is_asked_for_is_what_torch_counts(shape):
-    assert asked_flop(shape, causal_halved=False) == counted(shape)
+    assert requested_flop(shape, causal_halved=False) == counted(shape)
 
 
 @pytest.mark.parametrize("kind", ["every:1", "every:2", "selective"])
@@ -72,7 +72,7 @@ def test_what_is_computed_again_is_what_torch_counts(kind, vocab, gated):
 def test_a_causal_mask_takes_less_than_half_off_attention_and_nothing_off_the_rest():
     longer = replace(SHAPE, seq=64)
     hidden_pairs = 64 * 63 // 2
-    saved = asked_flop(longer, causal_halved=False) - asked_flop(longer)
+    saved = requested_flop(longer, causal_halved=False) - requested_flop(longer)
     assert saved == 3 * longer.layers * 4 * longer.batch * longer.hidden * hidden_pairs
 
 
@@ -167,9 +167,9 @@ def case_of(operator, implementation="", **change):
 @pytest.mark.parametrize(
     ("operator", "change", "work"),
     [
-        ("training_step", {}, ("flop", round(asked_flop(CASES["training_step"])))),
-        ("precision_step", {"micro_batches": 2}, ("flop", 2 * round(asked_flop(CASES["precision_step"])))),
-        ("checkpointed_step", {"part": "forward"}, ("flop", round(asked_flop(CASES["checkpointed_step"]) / 3))),
+        ("training_step", {}, ("flop", round(requested_flop(CASES["training_step"])))),
+        ("precision_step", {"micro_batches": 2}, ("flop", 2 * round(requested_flop(CASES["precision_step"])))),
+        ("checkpointed_step", {"part": "forward"}, ("flop", round(requested_flop(CASES["checkpointed_step"]) / 3))),
         ("layer_pass", {}, ("flop", 2.5 * 4 * 2 * 24 * 36 * 37 // 2)),
         ("block_part", {}, ("flop", 2 * 32 * 64 * 256)),
         ("optimizer_update", {}, ("bytes", 5 * 4 * 5 * 24 * 16)),

@@ -215,7 +215,7 @@ def test_unknown_checkpointing_names_the_forms_there_are(text):
 
 @pytest.mark.parametrize("attention", ["flash", "math"])
 def test_attention_is_pinned_to_the_backend_that_was_asked_for(attention):
-    from pyperf_suite.workloads.attention.by_torch import backend_of, operators_seen
+    from pyperf_suite.workloads.attention import backend_of, operators_seen
     from pyperf_suite.workloads.training import gpt
 
     shape = TrainingStepParameters(hidden=32, heads=4, kv_heads=2, layers=1, seq=8, attention=attention)

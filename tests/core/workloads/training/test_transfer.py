@@ -186,7 +186,7 @@ def test_nodes_are_read_from_the_kernel(tmp_path):
     files = KernelFiles(tmp_path)
     assert transfer.nodes(files) == (0, 1)
     transfer.require_node(1, files)
-    with pytest.raises(UserError, match="NUMA node 7 was asked for, but this machine has 0, 1"):
+    with pytest.raises(UserError, match="NUMA node 7 was requested, but this machine has 0, 1"):
         transfer.require_node(7, files)
     before = os.sched_getaffinity(0)
     with transfer.running_on(1, files):
