@@ -158,6 +158,6 @@ def check_table(title: str, checks: Iterable[Check]) -> Table:
 
 def as_json(check: Check) -> dict[str, Any]:
     """The fields of a check as plain JSON, and how far off it is."""
-    from pyperf_suite.render.findings_json import as_data
+    from pyperf_suite.render.text import as_data
 
     return {**as_data(check), "off": check.off}

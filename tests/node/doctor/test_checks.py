@@ -17,7 +17,7 @@ from pyperf_suite.hardware.software import Compiler, Copy, Toolkit
 from pyperf_suite.node.check import Check, of_part
 from pyperf_suite.node.doctor import gpu, host, load, software
 from pyperf_suite.node.doctor.software import NCCL, Opened
-from pyperf_suite.workloads.cpu_peak import CorePeak
+from pyperf_suite.workloads.backends import CorePeak
 
 GIB = 2**30
 CPUS, NODES = "sys/devices/system/cpu", "sys/devices/system/node"
