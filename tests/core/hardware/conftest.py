@@ -142,6 +142,13 @@ class FakeNvml(Double):
         self.taken = 0
         self.peers = peers  # nvmlGpuP2PStatus_t of reads and writes between any two
 
+    @classmethod
+    def without(cls, functions: str) -> type[FakeNvml]:
+        """That of an older driver, which lacks these functions."""
+        names = {f"nvmlDeviceGet{name}" for name in functions.split()}
+        answers = {name: answer for name, answer in cls.answers.items() if name not in names}
+        return type("Old", (cls,), {"answers": answers} | dict.fromkeys(names - cls.answers.keys()))
+
     def nvmlDeviceGetHandleByUUID(self, uuid: bytes, device: Any) -> int:
         device._obj.value = WHOLE_GPU
         return 0 if uuid.startswith((b"GPU-", b"MIG-")) else 2
