@@ -127,7 +127,7 @@ def test_an_arm_server_has_its_cores_name_and_features(machine):
     assert found.l1d_bytes == 64 << 10
 
 
-@pytest.mark.parametrize(("quota", "affinity", "usable"), [(250_000, 8, 2), (250_000, 1, 1), (50_000, 8, 1)])
+@pytest.mark.parametrize(("quota", "affinity", "usable"), [(275_000, 8, 2), (275_000, 1, 1), (50_000, 8, 1)])
 def test_usable_cores_are_the_whole_cores_of_quota_and_affinity_and_at_least_one(machine, quota, affinity, usable):
     found = cpu.read_cpu(machine({**CONTAINER_ON_VM, "sys/fs/cgroup/cpu.max": f"{quota} 100000"}), affinity)
     assert (found.logical_cores, found.usable_cores, found.virtualised) == (8, usable, True)
