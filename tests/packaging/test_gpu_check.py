@@ -110,7 +110,8 @@ def test_every_file_of_tests_that_a_step_names_collects_a_test(tool, checkout):
 
 def test_every_file_of_gpu_tests_has_a_step(tool, checkout):
     named = {word for step in every_step(tool) for word in step.command}
-    there = {file.relative_to(checkout).as_posix() for file in (checkout / "tests" / "gpu").glob("test_*.py")}
+    there = {file.relative_to(checkout).as_posix() for file in (checkout / "tests" / "core" / "gpu").glob("test_*.py")}
+    assert there
     assert there <= named
 
 
@@ -304,7 +305,7 @@ def test_against_a_double_of_the_driver_it_runs_to_its_end_and_names_what_failed
     if compiler is None:
         pytest.skip("no C compiler builds the double of libcuda: set CC")
     double, out = tmp_path / "fake_libcuda.so", tmp_path / "out"
-    source = checkout / "tests" / "native" / "fake_libcuda.c"
+    source = checkout / "tests" / "core" / "native" / "fake_libcuda.c"
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-I", checkout / "csrc", "-o", double, source, "-lm", "-lrt"], check=True
     )

@@ -36,7 +36,7 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.workloads.collective.collective import Collective
 from pyperf_suite.workloads.collective import CollectiveParameters, DTYPES, OPERATIONS, REDUCTIONS
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 from pyperf_suite.ranks.group import Group
 
 device, names = resolve(sys.argv[1]), sys.argv[2:]
@@ -47,7 +47,7 @@ with Group() as group:
                 for reduction in REDUCTIONS if operation.reduces and dtype == "float32" else ("sum",):
                     parameters = CollectiveParameters(op, 4800, group.count, dtype, reduction=reduction)
                     try:
-                        place = Place(device, group=group, deadline_s=60)
+                        place = ExecutionContext(device, group=group, deadline_s=60)
                         transfers = Collective().implementation(name).prepare(parameters, place)
                     except Unsupported as reason:
                         print("unsupported", name, op, dtype, reason)
