@@ -16,19 +16,9 @@ from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.collective import CollectiveParameters
+from tests.core.native.test_nccl_on_gpu import SHARING
 
 pytestmark = pytest.mark.gpu
-
-# NCCL's user guide, "Environment Variables"; NCCL_MULTI_RANK_GPU_ENABLE is asked for since 2.30.
-SHARING = {
-    "NCCL_SOCKET_IFNAME": "lo",
-    "NCCL_IB_DISABLE": "1",
-    "NCCL_NVLS_ENABLE": "0",
-    "NCCL_MNNVL_ENABLE": "0",
-    "NCCL_CUMEM_ENABLE": "0",
-    "NCCL_MAX_CTAS": "2",
-    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
-}
 
 RANK = """
 import sys

@@ -51,18 +51,13 @@ def test_a_layer_keeps_what_table_2_of_korthikanti_says(ranks: int) -> None:
     assert layer_activations(ranks, False, "layers") == pytest.approx(2)
 
 
-def test_training_keeps_18_bytes_a_parameter() -> None:
-    need = training_memory(LLAMA, 1, 8192)
-    assert need.weights + need.gradients + need.optimizer == 18 * LLAMA.parameters
-    assert need.total == 18 * LLAMA.parameters + need.activations
-
-
 def test_stages_of_zero_share_one_thing_more_each() -> None:
     stages = [training_memory(LLAMA, 1, 8192, data_ranks=8, zero_stage=stage) for stage in range(4)]
     p = LLAMA.parameters
     states = [need.weights + need.gradients + need.optimizer for need in stages]
     assert states == pytest.approx([18 * p, (2 + 4 + 12 / 8) * p, (2 + 16 / 8) * p, 18 / 8 * p])
     assert {need.activations for need in stages} == {stages[0].activations}
+    assert stages[0].total == 18 * p + stages[0].activations
 
 
 def test_an_8_billion_model_does_not_fit_one_gpu_but_eight_that_share() -> None:
@@ -79,11 +74,6 @@ def test_ranks_together_hold_every_parameter_and_little_twice(model: ModelDimens
     assert model.parameters <= 8 * rank_parameters(model, Sharding(8)) < 1.01 * model.parameters
     halves = rank_parameters(model, Sharding(), stages=2)
     assert model.parameters / 2 <= halves < model.parameters
-
-
-def test_ranks_share_experts() -> None:
-    experts = MIXTRAL.layers * MIXTRAL.experts * MIXTRAL.expert_parameters
-    assert rank_parameters(MIXTRAL, Sharding(expert=8)) == MIXTRAL.parameters - experts * 7 / 8
 
 
 def test_the_first_stage_of_a_pipeline_holds_as_many_micro_batches_as_there_are_stages() -> None:
@@ -155,6 +145,7 @@ def test_experts_are_shared_by_the_ranks_that_have_the_same_ones() -> None:
     spread = training_memory(MIXTRAL, 1, 4096, Sharding(expert=8), data_ranks=8, zero_stage=1)
     experts = MIXTRAL.layers * MIXTRAL.experts * MIXTRAL.expert_parameters
     rest = MIXTRAL.parameters - experts
+    assert rank_parameters(MIXTRAL, Sharding(expert=8)) == MIXTRAL.parameters - experts * 7 / 8
     assert spread.weights == pytest.approx(2 * (rest + experts / 8))
     # Each expert is on one rank of the eight, so that none shares its moments.
     assert spread.optimizer == pytest.approx(12 * (rest / 8 + experts / 8))
