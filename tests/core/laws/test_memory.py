@@ -104,15 +104,22 @@ def test_each_more_recomputation_and_each_more_rank_keeps_less(
         assert activation_bytes(model, micro_batch, seq, Sharding(1)) >= kept[1]
 
 
-def test_a_grid_needs_what_its_models_need_alone() -> None:
-    hidden, ranks = [2048, 4096, 8192], [1, 2, 8]
-    grid = ModelGrid.around(LLAMA, hidden=hidden)
-    together = training_memory(grid, 2, 4096, Sharding(np.array(ranks)), data_ranks=4, zero_stage=3)
-    alone = [
-        training_memory(LLAMA.resized(hidden=size), 2, 4096, Sharding(t), data_ranks=4, zero_stage=3)
-        for size, t in zip(hidden, ranks, strict=True)
+@pytest.mark.parametrize("resized", [True, False], ids=["models", "schedules"])
+def test_a_grid_needs_what_each_of_it_needs_alone(resized: bool) -> None:
+    if resized:
+        hidden, sharding = [2048, 4096, 8192], Sharding(np.array([1, 2, 8]))
+        grid, varied = ModelGrid.around(LLAMA, hidden=hidden), {"zero_stage": [3] * 3}
+        alone = [(LLAMA.resized(hidden=size), Sharding(t)) for size, t in zip(hidden, (1, 2, 8), strict=True)]
+    else:
+        grid, sharding, alone = GPT, Sharding(8, True), [(GPT, Sharding(8, True))] * 3
+        varied = {"zero_stage": [3, 1, 2], "stages": [1, 2, 8], "chunks": [1, 4, 3], "micro_batches": [4, 16, 8]}
+    varied["data_ranks"] = [4] * 3
+    together = training_memory(grid, 2, 2048, sharding, **{name: np.array(each) for name, each in varied.items()})
+    needs = [
+        training_memory(model, 2, 2048, own, **{name: each[place] for name, each in varied.items()})
+        for place, (model, own) in enumerate(alone)
     ]
-    assert together.total.tolist() == pytest.approx([need.total for need in alone])
+    assert together.total.tolist() == pytest.approx([float(need.total) for need in needs])
 
 
 def test_interleaved_stages_hold_more_and_few_micro_batches_less() -> None:
@@ -158,21 +165,6 @@ def test_a_layer_that_is_gathered_has_to_fit_beside_its_gradient_and_the_next_on
     assert shared.gathered == pytest.approx(6 * 12 * 12288**2, rel=1e-3)
     assert training_memory(GPT, 1, 2048, data_ranks=1024, zero_stage=2).gathered == 0
     assert training_memory(GPT, 1, 2048, data_ranks=1, zero_stage=3).gathered == 0
-
-
-def test_a_grid_of_schedules_needs_what_each_needs_alone() -> None:
-    stages, chunks, batches, stage = (np.array(each) for each in ([1, 2, 8], [1, 4, 3], [4, 16, 8], [3, 1, 2]))
-    together = training_memory(
-        GPT, 2, 2048, Sharding(8, True), data_ranks=4, zero_stage=stage, stages=stages, chunks=chunks,
-        micro_batches=batches,
-    )  # fmt: skip
-    alone = [
-        training_memory(
-            GPT, 2, 2048, Sharding(8, True), data_ranks=4, zero_stage=z, stages=p, chunks=v, micro_batches=m
-        )
-        for z, p, v, m in zip(stage.tolist(), stages.tolist(), chunks.tolist(), batches.tolist(), strict=True)
-    ]
-    assert together.total.tolist() == pytest.approx([float(need.total) for need in alone])
 
 
 @pytest.mark.parametrize(
