@@ -1,4 +1,4 @@
-"""The wall clock may step in mid-run: deadlines do not notice, and history takes what it is told without losing any."""
+"""The wall clock may step in mid-run: deadlines do not notice, and history keeps every record."""
 
 from __future__ import annotations
 

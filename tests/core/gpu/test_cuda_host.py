@@ -212,7 +212,7 @@ def test_events_see_what_a_kernel_that_lasts_a_known_time_takes(device, queueing
     stopwatch = device.stopwatch(queueing)
     seconds = stopwatch.time(spinning(device, stopwatch.stream, 200_000), 0, 20, launches)
     per_launch = np.median(seconds) / launches
-    # The kernel's clock may step by a microsecond; what a launch costs beside the kernel is below twenty.
+    # The kernel's clock may step by a microsecond; what a launch costs in addition to the kernel is below twenty.
     assert 198e-6 < per_launch < 220e-6
     assert 0 < stopwatch.resolution_s < 20e-6
 

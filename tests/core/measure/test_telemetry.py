@@ -96,7 +96,7 @@ def test_waiting_shows_as_context_switches_of_this_process():
 
 
 class FakeManager:
-    """A manager whose GPU throttles as told, one list a reading, the last for ever; with links it counts bytes."""
+    """A manager whose GPU throttles by a list for each reading, the last for ever; with links it counts bytes."""
 
     def __init__(self, *throttling: list[str], links: bool = False) -> None:
         self._throttling = list(throttling)
