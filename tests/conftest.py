@@ -10,15 +10,11 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
 from pyperf_suite.hardware.devices import Unavailable, driver
-
-if TYPE_CHECKING:
-    from pyperf_suite.runner.record import Case, Record
 
 # Tools of the repository are imported from its root, which comes last: the package is the one that is installed.
 sys.path.append(str(Path(__file__).parents[1]))
@@ -48,33 +44,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test marked `gpu` where there is none, with the driver's reason."""
     if item.get_closest_marker("gpu") and isinstance(driver(), Unavailable):
         pytest.skip(f"needs a CUDA device, but {driver()}")
-
-
-@pytest.fixture(scope="session")
-def timed_record() -> Callable[..., Record]:
-    """A record as a worker leaves of one trial: timed_record(case, seconds), and fields that shall be otherwise."""
-    from pyperf_suite.runner.record import Metric, Record
-    from pyperf_suite.workloads import find_workload
-
-    def made(case: Case, seconds: float, **otherwise: Any) -> Record:
-        work = find_workload(case.operator).work(case.parameters)
-        usual = {
-            "run_id": "made-up",
-            "kind": "timing",
-            "case": case.to_json(),
-            "case_id": case.case_id,
-            "process": 0,
-            "position": 0,
-            "started_at": "",
-            "outcome": "ok",
-            "metrics": {"time": Metric("s", seconds, seconds, seconds, seconds, seconds, [seconds])},
-            "work": {"flop": work.flop, "bytes": work.bytes},
-            "kernel": {"details": {}},
-            "quality": {"converged": True},
-        }
-        return Record(**(usual | otherwise))
-
-    return made
 
 
 @pytest.fixture(scope="session")

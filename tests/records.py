@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Remark, Table
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.hardware.machine import identity
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.runner.plan import Plan, PlannedCase
+from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.record import Case, Metric, Record
+from pyperf_suite.runner.results import Journal, create_run
 from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.matmul import MatmulParameters
 
 
 def metric(
@@ -57,6 +65,21 @@ def a_record(
         work = find_workload(case.operator).work(case.parameters)
         usual["work"] = {"flop": work.flop, "bytes": work.bytes}
     return Record(**usual | fields)
+
+
+# A small case of the CPU, and a plan of it alone.
+SMALL = Case("matmul", MatmulParameters(64, 64, 64, Schedule("persistent", 1), Tile(32, 32, 32)), "native")
+PLAN = Plan((PlannedCase("tile_wave", SMALL),), QUICK, resolve("cpu"))
+
+
+def a_run(results: Path, run_id: str | None = None, timestamps: Sequence[str] = ("2026-01-01T00:00:00+00:00",)) -> Path:
+    """The folder of a run of that plan, with a record for each timestamp."""
+    run = create_run(results, identity(PLAN.device), PLAN, run_id)
+    with Journal(run.records_path) as journal:
+        for number, moment in enumerate(timestamps):
+            named = {"run_id": run.run_id, "probe": "tile_wave", "process": number, "position": number}
+            journal.append(a_record(SMALL, 1e-3, started_at=moment, **named))
+    return run.path
 
 
 def records(

@@ -1,4 +1,4 @@
-"""Running out of memory, told apart from all else that can go wrong."""
+"""Running out of memory, distinct from all else that can go wrong."""
 
 from __future__ import annotations
 

@@ -120,25 +120,6 @@ def test_every_command_on_the_map_parses_and_every_probe_on_it_is_there():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("lyout",), "There is no command 'lyout': did you mean layout?"),
-        (("benchmark",), "There is no command 'benchmark': choose from ab, "),
-        (("tile_wave",), "tile_wave is a probe: `pyperf-suite run tile_wave` measures it."),
-        (("run", "Baselin"), "Unknown probe 'Baselin': did you mean baseline?"),
-        (("run", "tile_wave", "-a", "schedul=stream_k"), "There is no axis 'schedul' here: did you mean schedule?"),
-        (("run", "--profile", "standart"), "Unknown profile 'standart': did you mean standard?"),
-        (("run", "--proflie", "quick"), "--profile"),
-        (("explain", "1", "1", "1", "--gpu", "H20O"), "did you mean"),
-    ],
-)
-def test_a_name_that_is_not_there_is_answered_with_the_nearest(arguments, sentence):
-    result = invoke(*arguments)
-    assert result.exit_code == 2
-    assert sentence in result.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
         (("history", "--machine", "cpu-intel-xeon-2c"), "did you mean cpu-intel-xeon-processor-2c?"),
         (("history", "compiled_kernle"), "`pyperf-suite history` lists those there are"),
         (("compare", "20261121T060451Z-ac66", "latest"), "did you mean 20261121T060451Z-ac65? Else name"),

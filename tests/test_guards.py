@@ -1,4 +1,4 @@
-"""Functions that measured code must leave alone are remembered, and what remembers its inputs is told by its times."""
+"""Functions that measured code must leave alone are remembered, and what remembers its inputs shows by its times."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_chance_of_so_many_inversions_is_the_share_of_orders_that_have_them(
         assert _chance_of(inversions, one, other) == pytest.approx(share)
 
 
-def test_a_kernel_that_is_faster_on_what_it_has_seen_is_told_from_one_that_is_not():
+def test_a_kernel_that_is_faster_on_what_it_has_seen_is_known_from_one_that_is_not():
     chance = random.Random(1)
     seconds = [[math.exp(chance.gauss(0, 0.1)) for _ in range(16)] for _ in range(3)]
     assert not recognises(seconds[0], seconds[1])

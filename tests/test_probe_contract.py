@@ -47,7 +47,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """machine("cuda"): the device, after probes have been shown the GPUs of DEVICES."""
 
-    def page_figure(kind: str) -> Device:
+    def shown(kind: str) -> Device:
         for name, module in list(sys.modules.items()):
             if name.startswith("pyperf_suite.") and callable(getattr(module, "gpus", None)):
                 monkeypatch.setattr(module, "gpus", lambda: DEVICES[kind])
@@ -55,7 +55,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     for name in NAMES:
         find_probe(name)
-    return page_figure
+    return shown
 
 
 def kinds_of(name: str) -> list[str]:
@@ -149,11 +149,11 @@ def test_values_that_cannot_be_together_are_refused_with_what_can(
 
 
 def observed(case: Case, seconds: float) -> dict[str, Any]:
-    """What a worker leaves of a case besides its time, as fields of `a_record`."""
+    """What a worker leaves of a case in addition to its time, as fields of `a_record`."""
     p = case.parameters
     if case.operator == "compiled_kernel":
-        page_figure = ("registers", "local_memory", "dynamic_shared_memory", "resident_blocks", "code")
-        figures = (*page_figure, *(f"instructions_{each}" for each in (*INSTRUCTION_CLASSES, "all")))
+        sizes = ("registers", "local_memory", "dynamic_shared_memory", "resident_blocks", "code")
+        figures = (*sizes, *(f"instructions_{each}" for each in (*INSTRUCTION_CLASSES, "all")))
         return {"kind": "static", "metrics": dict.fromkeys(figures, 1.0)}
     if case.operator == "training_memory":
         parts = ("parameters", "weights", "gradients", "optimizer", "weight_copies", "activations", "peak", "capacity")

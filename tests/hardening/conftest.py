@@ -17,18 +17,6 @@ from typing import Any
 import pytest
 from hypothesis import note
 
-from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.hardware.machine import identity
-from pyperf_suite.laws.tiling import Schedule, Tile
-from pyperf_suite.runner.plan import Plan, PlannedCase
-from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Case
-from pyperf_suite.runner.results import Journal, create_run
-from pyperf_suite.workloads.matmul import MatmulParameters
-
-CASE = Case("matmul", MatmulParameters(64, 64, 64, Schedule("persistent", 1), Tile(32, 32, 32)), "native")
-PLAN = Plan((PlannedCase("tile_wave", CASE),), QUICK, resolve("cpu"))
-
 # Whatever a reader may be handed in place of what it expects, as text.
 PIECES = (
     *("", "0", "-1", "1", "-", ".", "..", "/", "%", ":", "=", ",", "@", "x", "X", "(", ")", "[", "]", "{", "}", '"'),
@@ -51,35 +39,6 @@ VALUES += (DEEP, {"deep": DEEP})
 
 INPUTS = 100
 MOST_BYTES_MORE = 2 << 30
-
-
-@pytest.fixture(scope="session")
-def case() -> Case:
-    """A small case; `plan` measures it."""
-    return CASE
-
-
-@pytest.fixture(scope="session")
-def plan() -> Plan:
-    """A plan of one case on the CPU."""
-    return PLAN
-
-
-@pytest.fixture(scope="session")
-def a_run(timed_record: Callable[..., Any]) -> Callable[..., Path]:
-    """a_run(results, run_id, timestamps): the folder of a run with a record of the case for each timestamp."""
-
-    def made(
-        results: Path, run_id: str | None = None, timestamps: Sequence[str] = ("2026-01-01T00:00:00+00:00",)
-    ) -> Path:
-        run = create_run(results, identity(PLAN.device), PLAN, run_id)
-        with Journal(run.records_path) as journal:
-            for number, moment in enumerate(timestamps):
-                named = {"run_id": run.run_id, "probe": "tile_wave", "process": number, "position": number}
-                journal.append(timed_record(CASE, 1e-3, started_at=moment, **named))
-        return run.path
-
-    return made
 
 
 @pytest.fixture(scope="session")

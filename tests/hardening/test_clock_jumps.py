@@ -1,4 +1,4 @@
-"""The wall clock may step in mid-run: deadlines do not notice, and history takes what it is told without losing any."""
+"""The wall clock may step in mid-run: deadlines do not notice, and history keeps every record."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import pyperf_suite
 from pyperf_suite.regressions.stored.store import Store, find_side
 from pyperf_suite.runner.workers import WorkerLost, WorkerProcess
+from tests.records import PLAN, a_run
 
 PACKAGE = Path(pyperf_suite.__file__).parent
 # Who may ask for the date: names of runs, moments of records. No deadline and no duration.
@@ -36,8 +37,8 @@ def test_only_names_moments_and_ages_are_of_the_wall_clock():
 
 
 @pytest.mark.parametrize("step_s", [-1e9, 1e9])
-def test_a_deadline_holds_though_the_wall_clock_steps(monkeypatch, plan, step_s):
-    sleeper = WorkerProcess(plan.device, (sys.executable, "-c", "import time; time.sleep(60)"))
+def test_a_deadline_holds_though_the_wall_clock_steps(monkeypatch, step_s):
+    sleeper = WorkerProcess(PLAN.device, (sys.executable, "-c", "import time; time.sleep(60)"))
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + step_s)
     began = time.monotonic()
@@ -46,7 +47,7 @@ def test_a_deadline_holds_though_the_wall_clock_steps(monkeypatch, plan, step_s)
     assert time.monotonic() - began < 30
 
 
-def test_a_run_in_which_the_clock_stepped_back_keeps_every_trial(tmp_path, a_run):
+def test_a_run_in_which_the_clock_stepped_back_keeps_every_trial(tmp_path):
     moments = ("2026-03-01T12:00:00+00:00", "2026-03-01T11:00:00+00:00", "2031-01-01T00:00:00+00:00")
     for name in ("20260301T120000Z-0001", "20310101T000000Z-0002"):
         a_run(tmp_path, name, moments)

@@ -20,6 +20,7 @@ from pyperf_suite.planner.laws.calibration import shipped_calibration
 from pyperf_suite.regressions.stored.store import Store
 from pyperf_suite.render.run_report import write_all
 from pyperf_suite.runner.results import Journal, create_run, find_run, open_run, read_journal
+from tests.records import PLAN, SMALL, a_record, a_run
 
 DISK_KIB = 1000
 
@@ -50,7 +51,7 @@ def fill(disk: Path) -> None:
             pass
 
 
-def test_a_journal_keeps_all_that_it_said_it_kept_and_goes_on_when_there_is_space_again(disk, case, timed_record):
+def test_a_journal_keeps_all_that_it_said_it_kept_and_goes_on_when_there_is_space_again(disk):
     path = disk / "records.jsonl"
     (disk / "others").write_bytes(b"x" * 100_000)
     kept = 0
@@ -58,7 +59,7 @@ def test_a_journal_keeps_all_that_it_said_it_kept_and_goes_on_when_there_is_spac
     def append_until_refused(journal: Journal) -> None:
         nonlocal kept
         while kept < 10_000:
-            journal.append(timed_record(case, 1e-3, reason="why " * 100, position=kept))
+            journal.append(a_record(SMALL, 1e-3, reason="why " * 100, position=kept))
             kept += 1
 
     with Journal(path) as journal, pytest.raises(UserError, match="free some space and go on with --resume"):
@@ -68,21 +69,21 @@ def test_a_journal_keeps_all_that_it_said_it_kept_and_goes_on_when_there_is_spac
     assert [record.position for record in read_journal(path)] == list(range(kept))
     (disk / "others").unlink()
     with Journal(path) as journal:
-        journal.append(timed_record(case, 1e-3, position=kept))
+        journal.append(a_record(SMALL, 1e-3, position=kept))
     assert [record.position for record in read_journal(path)] == list(range(kept + 1))
 
 
-def test_a_run_that_cannot_begin_leaves_nothing_that_the_next_one_stumbles_over(disk, plan):
+def test_a_run_that_cannot_begin_leaves_nothing_that_the_next_one_stumbles_over(disk):
     fill(disk)
     with pytest.raises(UserError, match="cannot be written"):
-        create_run(disk / "results", identity(plan.device), plan)
+        create_run(disk / "results", identity(PLAN.device), PLAN)
     (disk / "others").unlink()
-    run = create_run(disk / "results", identity(plan.device), plan)
-    assert find_run(disk / "results", identity(plan.device), plan).path == run.path
+    run = create_run(disk / "results", identity(PLAN.device), PLAN)
+    assert find_run(disk / "results", identity(PLAN.device), PLAN).path == run.path
     assert not [path for path in run.path.parent.iterdir() if not (path / "run.json").exists()]
 
 
-def test_an_index_that_has_no_space_is_kept_in_memory_and_reported(disk, a_run):
+def test_an_index_that_has_no_space_is_kept_in_memory_and_reported(disk):
     a_run(disk)
     fill(disk)
     with Store(disk) as store:
@@ -97,7 +98,7 @@ def test_an_index_that_has_no_space_is_kept_in_memory_and_reported(disk, a_run):
         assert len(store.benchmarks()) == 1
 
 
-def test_pages_and_pictures_without_space_are_warned_of_and_none_is_left_half(disk, a_run):
+def test_pages_and_pictures_without_space_are_warned_of_and_none_is_left_half(disk):
     run = open_run(a_run(disk, timestamps=()))
     panel = Panel("a", "m", "s", (Series("measured", (1, 2), (1, 2), "line"),))
     found = {"tile_wave": Findings((remark("word " * 5000),), figures=(Figure("drawn", "t", "c", ((panel,),)),))}
@@ -123,24 +124,24 @@ def test_what_a_new_file_would_replace_survives_a_full_disk(disk):
     assert {path.name for path in disk.iterdir()} == {"export.csv", "own.npz", "others"}
 
 
-def test_a_results_folder_deleted_in_mid_run_is_one_sentence(tmp_path, a_run, case, timed_record):
+def test_a_results_folder_deleted_in_mid_run_is_one_sentence(tmp_path):
     with Journal(a_run(tmp_path / "results") / "records.jsonl") as journal:
-        journal.append(timed_record(case, 1e-3))
+        journal.append(a_record(SMALL, 1e-3))
         shutil.rmtree(tmp_path / "results")
         with pytest.raises(UserError, match="was deleted while the run was writing it"):
-            journal.append(timed_record(case, 1e-3))
+            journal.append(a_record(SMALL, 1e-3))
 
 
-def test_a_results_folder_moved_in_mid_run_takes_the_records_along(tmp_path, a_run, case, timed_record):
+def test_a_results_folder_moved_in_mid_run_takes_the_records_along(tmp_path):
     with Journal(a_run(tmp_path / "results") / "records.jsonl") as journal:
         (tmp_path / "results").rename(tmp_path / "moved")
-        journal.append(timed_record(case, 1e-3, position=1))
+        journal.append(a_record(SMALL, 1e-3, position=1))
     (moved,) = (tmp_path / "moved").glob("*/*/records.jsonl")
     assert [record.position for record in read_journal(moved)] == [0, 1]
 
 
 @pytest.mark.parametrize("command", [["run", "tile_wave"], ["history"]])
-def test_commands_on_a_read_only_disk_say_one_sentence_or_work(disk, command, a_run):
+def test_commands_on_a_read_only_disk_say_one_sentence_or_work(disk, command):
     journal = a_run(disk) / "records.jsonl"
     before = journal.read_bytes()
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)

@@ -21,6 +21,7 @@ from click.testing import CliRunner
 
 from pyperf_suite import files
 from pyperf_suite.cli.main import main
+from tests.records import a_run
 
 LONGEST_S = 30
 THEIRS = b"somebody else's\n" * 100
@@ -95,7 +96,7 @@ def test_a_file_that_a_user_names_is_not_read_where_it_is_larger_than_any_journa
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, a_run: Callable[..., Path]) -> Path:
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A results folder of two runs, and two folders of other commands."""
     place = tmp_path_factory.mktemp("hostile") / "good"
     for day, name in enumerate(RUNS.values(), 1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import re
 
@@ -16,6 +15,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Findings, Heading, Table, remark
 from pyperf_suite.render.terminal import print_findings
 from pyperf_suite.render.text import markdown_page
+from tests.records import SMALL, a_record
 
 # Clears a terminal, names its window, ends a tag that was never begun, begins one, turns the writing round.
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[/bold][red]x[/red]\u202eabc\x9b31m<script>alert(1)</script>"
@@ -23,8 +23,8 @@ OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 
 
 @pytest.fixture
-def hostile_record(timed_record, case):
-    return dataclasses.replace(timed_record(case, 1e-3), outcome="failed", reason=HOSTILE, metrics={})
+def hostile_record():
+    return a_record(SMALL, outcome="failed", reason=HOSTILE)
 
 
 def test_the_report_of_a_run_shows_it_and_does_not_obey(hostile_record):

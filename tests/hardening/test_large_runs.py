@@ -19,6 +19,7 @@ from pyperf_suite.runner.results import create_run
 from pyperf_suite.runner.session import Session
 from pyperf_suite.runner.workers import Workers
 from pyperf_suite.workloads.matmul import MatmulParameters
+from tests.records import a_record
 
 pytestmark = pytest.mark.slow
 
@@ -42,13 +43,13 @@ class Echo(Workers):
         pass
 
 
-def test_memory_stays_flat_in_the_run_and_what_is_read_again_is_held_once(tmp_path, monkeypatch, timed_record):
+def test_memory_stays_flat_in_the_run_and_what_is_read_again_is_held_once(tmp_path, monkeypatch):
     schedule, tile = Schedule("persistent", 1), Tile(32, 32, 32)
     cases = [Case("matmul", MatmulParameters(8 + number, 8, 8, schedule, tile), "native") for number in range(CASES)]
     plan = Plan(tuple(PlannedCase("tile_wave", case) for case in cases), QUICK, resolve("cpu"))
     monkeypatch.setattr(Session, "_measure_sentinel", lambda *_: None)
     monkeypatch.setattr(os, "fsync", lambda file: None)
-    workers = Echo(timed_record(cases[0], 1e-3).to_json())
+    workers = Echo(a_record(cases[0], 1e-3).to_json())
     session = Session(plan, create_run(tmp_path, identity(plan.device), plan), workers=workers).open()
     process = psutil.Process()
     gc.collect()

@@ -14,11 +14,9 @@ from pathlib import Path
 
 import pytest
 
-Said = Callable[..., str]
-
 
 @pytest.fixture
-def said_with(checkout: Path, monkeypatch, capsys) -> Said:
+def said_with(checkout: Path, monkeypatch, capsys) -> Callable[..., str]:
     """Run the checkout's conftest.py with other answers to `find_spec`; return the sentence it exits with."""
 
     def run(**found: str | None) -> str:
@@ -36,20 +34,25 @@ def said_with(checkout: Path, monkeypatch, capsys) -> Said:
     return run
 
 
-def test_a_package_that_is_nowhere_is_told_with_what_to_run(said_with):
-    sentence = said_with(pyperf_suite=None)
-    assert f"pyperf_suite is not installed for {sys.executable}: run `make test`" in sentence
+HERE = "here"
 
 
-def test_an_extension_that_is_not_built_is_told_with_what_to_run(said_with, checkout):
-    sentence = said_with(pyperf_suite=str(checkout / "pyperf_suite" / "__init__.py"), pyperf_suite__native=None)
-    assert f"the C++ extension of pyperf_suite is not built for {sys.executable}: run `make test`" in sentence
-
-
-def test_a_package_that_is_built_but_not_installed_is_told_with_what_to_run(said_with, checkout, monkeypatch):
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({"pyperf_suite": None}, f"pyperf_suite is not installed for {sys.executable}: run `make test`"),
+        (
+            {"pyperf_suite": HERE, "pyperf_suite__native": None},
+            f"the C++ extension of pyperf_suite is not built for {sys.executable}: run `make test`",
+        ),
+        ({"pyperf_suite": HERE, "pyperf_suite__native": HERE}, "built here, but not installed"),
+    ],
+    ids=["nowhere", "not built", "not installed"],
+)
+def test_what_is_missing_is_named_with_what_to_run(said_with, checkout, monkeypatch, found, words):
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
     here = str(checkout / "pyperf_suite" / "__init__.py")
-    assert "built here, but not installed" in said_with(pyperf_suite=here, pyperf_suite__native=here)
+    assert words in said_with(**{name: here if place == HERE else place for name, place in found.items()})
 
 
 def test_pytest_ends_with_that_sentence_and_exit_code_2(checkout, tmp_path):

@@ -18,6 +18,7 @@ import pytest
 
 from pyperf_suite.cli import main as cli
 from pyperf_suite.workloads.scratch import KernelCache
+from tests.core.native.conftest import built
 
 TILES = {"128x256x64": 1.2, "128x256x64:c2": 0.8}
 
@@ -93,14 +94,8 @@ def test_every_file_of_tests_that_a_step_names_collects_a_test(tool, checkout):
     named = {step.command[step.command.index("pytest") + 1 :] for step in every_step(tool) if "pytest" in step.command}
     assert len(named) >= 11
     for arguments in named:
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "--collect-only",
-            "-qq",
-            *(each for each in arguments if each != "-v"),
-        ]
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-qq"]
+        command += [each for each in arguments if each != "-v"]
         collected = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=120).stdout
         files = [each for each in arguments if each.endswith(".py")]
         assert files
@@ -111,6 +106,7 @@ def test_every_file_of_tests_that_a_step_names_collects_a_test(tool, checkout):
 def test_every_file_of_gpu_tests_has_a_step(tool, checkout):
     named = {word for step in every_step(tool) for word in step.command}
     there = {file.relative_to(checkout).as_posix() for file in (checkout / "tests" / "core" / "gpu").glob("test_*.py")}
+    assert there
     assert there <= named
 
 
@@ -160,7 +156,7 @@ def shell(tool, name, script, seconds=1.0):
 
 
 @pytest.mark.slow
-def test_a_step_that_hangs_or_fails_costs_only_itself_and_everything_is_told(tool, tmp_path):
+def test_a_step_that_hangs_or_fails_costs_only_itself_and_everything_is_reported(tool, tmp_path):
     module = tool("gpu_check")
     steps = [
         shell(tool, "good", "echo fine; mkdir -p {runs}/machine/run; echo '{{}}' >{runs}/machine/run/records.jsonl"),
@@ -300,14 +296,7 @@ def test_the_first_case_of_each_test_can_be_asked_for(checkout, tmp_path):
 
 @pytest.mark.slow
 def test_against_a_double_of_the_driver_it_runs_to_its_end_and_names_what_failed(tool, checkout, tmp_path):
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        pytest.skip("no C compiler builds the double of libcuda: set CC")
-    double, out = tmp_path / "fake_libcuda.so", tmp_path / "out"
-    source = checkout / "tests" / "native" / "fake_libcuda.c"
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-I", checkout / "csrc", "-o", double, source, "-lm", "-lrt"], check=True
-    )
+    double, out = built("fake_libcuda", tmp_path), tmp_path / "out"
     done = subprocess.run(
         [checkout / "tools" / "gpu_check.sh", "1", "--python", sys.executable, "--seconds", "6"],
         env=os.environ | {"PYPERF_LIBCUDA": str(double), "OUT": str(out), "PYTHON": sys.executable},

@@ -1,4 +1,4 @@
-"""What an installer and other programs are told about the package."""
+"""What an installer and other programs read about the package."""
 
 from __future__ import annotations
 

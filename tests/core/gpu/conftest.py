@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import gpus
 from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.workloads.backends import CudaDevice, cuda_device
 
 HERE = Path(__file__).parent
 SECONDS_A_TEST = 60
@@ -44,6 +46,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if config.pluginmanager.hasplugin("timeout") and not item.get_closest_marker("timeout"):
             # By a thread that ends the process: a signal's handler waits for a call into the driver to return.
             item.add_marker(pytest.mark.timeout(SECONDS_A_TEST, method="thread"))
+
+
+@pytest.fixture
+def device() -> CudaDevice:
+    """The first device, as the suite drives it."""
+    return cuda_device(0)
+
+
+def memory(device: CudaDevice, array: np.ndarray) -> Any:
+    """Memory of the device that holds a copy of the array."""
+    copy = device.native.DeviceMemory(device.context, array.nbytes)
+    copy.write(np.ascontiguousarray(array))
+    return copy
 
 
 @pytest.fixture(scope="session")

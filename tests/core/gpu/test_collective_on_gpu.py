@@ -16,19 +16,9 @@ from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.collective import CollectiveParameters
+from tests.core.native.test_nccl_on_gpu import SHARING
 
 pytestmark = pytest.mark.gpu
-
-# NCCL's user guide, "Environment Variables"; NCCL_MULTI_RANK_GPU_ENABLE is asked for since 2.30.
-SHARING = {
-    "NCCL_SOCKET_IFNAME": "lo",
-    "NCCL_IB_DISABLE": "1",
-    "NCCL_NVLS_ENABLE": "0",
-    "NCCL_MNNVL_ENABLE": "0",
-    "NCCL_CUMEM_ENABLE": "0",
-    "NCCL_MAX_CTAS": "2",
-    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
-}
 
 RANK = """
 import sys
@@ -36,18 +26,20 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.workloads.collective.collective import Collective
 from pyperf_suite.workloads.collective import CollectiveParameters, DTYPES, OPERATIONS, REDUCTIONS
-from pyperf_suite.workloads.workload import Place
+from pyperf_suite.workloads.workload import ExecutionContext
 from pyperf_suite.ranks.group import Group
 
 device, names = resolve(sys.argv[1]), sys.argv[2:]
 with Group() as group:
     for name in names:
         for op, operation in OPERATIONS.items():
+            if group.count == 1 and op in ("ping_pong", "bisection", "pairs"):
+                continue
             for dtype in DTYPES:
                 for reduction in REDUCTIONS if operation.reduces and dtype == "float32" else ("sum",):
                     parameters = CollectiveParameters(op, 4800, group.count, dtype, reduction=reduction)
                     try:
-                        place = Place(device, group=group, deadline_s=60)
+                        place = ExecutionContext(device, group=group, deadline_s=60)
                         transfers = Collective().implementation(name).prepare(parameters, place)
                     except Unsupported as reason:
                         print("unsupported", name, op, dtype, reason)
@@ -86,7 +78,7 @@ def run_ranks(count: int, device: str, *names: str) -> list[str]:
     return said
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [1, 2, 3])
 def test_ranks_that_share_a_gpu_find_every_operation_and_type_exact(count: int) -> None:
     for said in run_ranks(count, "cuda:0", "nccl", "nccl_graph"):
         assert "wrong" not in said

@@ -12,7 +12,8 @@ import pytest
 
 from pyperf_suite.hardware.devices import gpus
 from pyperf_suite.measure.sampling import StopRule, measure
-from pyperf_suite.workloads.backends import CudaDevice, cuda_device
+from pyperf_suite.workloads.backends import CudaDevice
+from tests.core.gpu.conftest import memory
 
 pytestmark = pytest.mark.gpu
 
@@ -23,7 +24,7 @@ extern "C" __global__ void add(const float* a, const float* b, float* c, int n) 
 }
 """
 
-# Lasts as long as it is told to, by the clock that the stopwatch does not use.
+# Lasts for the time it is given, by the clock that the stopwatch does not use.
 SPIN = """
 extern "C" __global__ void spin(unsigned long long nanoseconds) {
     unsigned long long begin, now;
@@ -87,11 +88,6 @@ KERNELS = {"add": ADD, "spin": SPIN, "copy_box": COPY_BOX, "pass_round": PASS_RO
 NEEDS_SM_90 = {"copy_box", "pass_round"}
 
 
-@pytest.fixture
-def device() -> CudaDevice:
-    return cuda_device(0)
-
-
 def kernel(device: CudaDevice, name: str) -> Any:
     """The kernel of that name from the sources above; a skip where the GPU has not what it needs."""
     if name in NEEDS_SM_90 and device.context.properties.compute_capability < (9, 0):
@@ -99,13 +95,6 @@ def kernel(device: CudaDevice, name: str) -> Any:
     if name in NEEDS_SM_90 and device.context.properties.name.startswith("Fake"):
         pytest.skip(f"{name} has PTX of its own, which the double of libcuda does not execute")
     return device.kernel(device.compile(f"{name}.cu", KERNELS[name], {}), name)
-
-
-def memory(device: CudaDevice, array: np.ndarray) -> Any:
-    """Device memory that holds a copy of the array."""
-    copy = device.native.DeviceMemory(device.context, array.nbytes)
-    copy.write(np.ascontiguousarray(array))
-    return copy
 
 
 def test_the_device_is_the_one_the_plain_driver_describes(device):
@@ -128,7 +117,7 @@ def test_vectors_add_up(device, n):
     np.testing.assert_array_equal(np.frombuffer(out.read(), np.float32), a + b)
 
 
-def test_the_driver_tells_the_sizes_of_parameters(device):
+def test_the_driver_knows_the_sizes_of_parameters(device):
     add = kernel(device, "add")
     if not add.parameter_bytes:
         pytest.skip("this driver is older than CUDA 12.4")
@@ -192,7 +181,7 @@ def copied_box(device: CudaDevice, matrix: np.ndarray, x: int, y: int, swizzle_b
     return np.frombuffer(out.read(), np.float32).reshape(rows, columns)
 
 
-def test_a_tensor_map_copies_the_box_it_was_asked_for(device):
+def test_a_tensor_map_copies_its_box(device):
     matrix = np.arange(40 * 96, dtype=np.float32).reshape(40, 96)
     np.testing.assert_array_equal(copied_box(device, matrix, 64, 16, swizzle_bytes=0), matrix[16:24, 64:96])
 
@@ -223,12 +212,12 @@ def test_events_see_what_a_kernel_that_lasts_a_known_time_takes(device, queueing
     stopwatch = device.stopwatch(queueing)
     seconds = stopwatch.time(spinning(device, stopwatch.stream, 200_000), 0, 20, launches)
     per_launch = np.median(seconds) / launches
-    # The kernel's clock may step by a microsecond; what a launch costs beside the kernel is below twenty.
+    # The kernel's clock may step by a microsecond; what a launch costs in addition to the kernel is below twenty.
     assert 198e-6 < per_launch < 220e-6
     assert 0 < stopwatch.resolution_s < 20e-6
 
 
-def test_the_clock_read_beside_a_sample_is_one_a_gpu_can_have(device):
+def test_the_clock_read_with_a_sample_is_one_a_gpu_can_have(device):
     stopwatch = device.stopwatch()
     spin = spinning(device, stopwatch.stream, 1_000_000)
     for _ in range(100):  # an idle GPU's clock rises for a second or two

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from pyperf_suite.kernels import gemm_sm80
 from pyperf_suite.kernels.gemm_sm80 import Specialisation, default_set, in_layout, specialise
 from pyperf_suite.kernels.schedule import Schedule
-from pyperf_suite.workloads.backends import CudaDevice, cuda_device
+from pyperf_suite.workloads.backends import CudaDevice
+from tests.core.gpu.conftest import memory
 
 pytestmark = pytest.mark.gpu
 
@@ -19,11 +18,6 @@ SCHEDULES = (("data_parallel", 1, 1, 4), ("persistent", 1, 7, 2), ("split_k", 3,
 TOLERANCE = 1e-5
 LAYOUTS = ("TN", "NN", "NT", "TT")
 PATHS = {"16-byte": 8, "8-byte": 4, "4-byte": 2, "predicated": 1}
-
-
-@pytest.fixture
-def device() -> CudaDevice:
-    return cuda_device(0)
 
 
 class OnDevice:
@@ -41,30 +35,20 @@ class OnDevice:
         self.expected = (a.T if instance.a_transposed else a) @ (b.T if instance.b_transposed else b)
         self.device, self.instance, self.sizes, self.leading = device, instance, sizes, leading
         self.c_shape = (m, leading[2])
-        self.operands = [self.memory(matrix) for matrix in stored]
+        self.operands = [memory(device, matrix) for matrix in stored]
         cubin = device.compile(gemm_sm80.SOURCE, *gemm_sm80.sources(), instance.options())
         self.kernel = device.kernel(cubin, gemm_sm80.ENTRY)
 
-    def memory(self, array: np.ndarray) -> Any:
-        memory = self.device.native.DeviceMemory(self.device.context, array.nbytes)
-        memory.write(array)
-        return memory
-
     def run(self, schedule: Schedule, launches: int = 1) -> np.ndarray:
         """C after so many launches that share one workspace."""
-        c = self.memory(np.full(self.c_shape, np.nan, np.float32))
-        workspace = self.memory(np.full(max(self.instance.workspace_bytes(schedule), 4) // 4, np.nan, np.float32))
-        flags = self.memory(np.zeros(max(self.instance.flags_bytes(schedule), 4) // 4, np.int32))
-        addresses = [memory.address for memory in (*self.operands, c)]
+        c = memory(self.device, np.full(self.c_shape, np.nan, np.float32))
+        workspace = memory(
+            self.device, np.full(max(self.instance.workspace_bytes(schedule), 4) // 4, np.nan, np.float32)
+        )
+        flags = memory(self.device, np.zeros(max(self.instance.flags_bytes(schedule), 4) // 4, np.int32))
+        addresses = [each.address for each in (*self.operands, c)]
         arguments = self.instance.arguments(
-            addresses[0],
-            addresses[1],
-            addresses[2],
-            self.leading,
-            self.sizes,
-            schedule,
-            workspace.address,
-            flags.address,
+            *addresses, self.leading, self.sizes, schedule, workspace.address, flags.address
         )
         launch = self.device.native.Launch(
             self.kernel,

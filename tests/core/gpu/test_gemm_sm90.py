@@ -19,6 +19,7 @@ import pytest
 from pyperf_suite.kernels import gemm_sm90
 from pyperf_suite.kernels.gemm_sm90 import TILE_N, Specialisation, default_set, in_layout, specialise
 from pyperf_suite.workloads.backends import CudaDevice, cuda_device
+from tests.core.gpu.conftest import memory
 
 pytestmark = pytest.mark.gpu
 
@@ -59,13 +60,6 @@ def padded(rows: np.ndarray) -> np.ndarray:
     return whole
 
 
-def on_device(gpu: CudaDevice, array: np.ndarray):
-    """The bytes in memory of the device."""
-    memory = gpu.native.DeviceMemory(gpu.context, array.nbytes)
-    memory.write(array)
-    return memory
-
-
 @dataclass(frozen=True)
 class Ready:
     """A product whose operands and result are on the device."""
@@ -89,7 +83,7 @@ def ready(
 ) -> Ready:
     """A launch for A, B and C in rows of bytes."""
     assert one in instances(), f"{one.name} is compiled while the test runs: name it in a parameter `one`"
-    memory = [on_device(gpu, each) for each in rows]
+    operands = [memory(gpu, each) for each in rows]
     sizes_bytes = (one.in_bytes, one.in_bytes, one.out_bytes)
     leading = tuple(each.shape[1] // size for each, size in zip(rows, sizes_bytes, strict=True))
     encoded = [
@@ -103,11 +97,11 @@ def ready(
             it.swizzle_bytes,
             it.l2_promotion_bytes,
         )
-        for it in one.tensor_maps(*(each.address for each in memory), leading, sizes)
+        for it in one.tensor_maps(*(each.address for each in operands), leading, sizes)
     ]
     schedule = one.schedule(*sizes, **{"policy": "data_parallel", "group": 4, **requested})
     workspace, flags = (
-        on_device(gpu, np.zeros(max(16, size), np.uint8))
+        memory(gpu, np.zeros(max(16, size), np.uint8))
         for size in (one.workspace_bytes(schedule), one.flags_bytes(schedule))
     )
     source, headers = gemm_sm90.sources()
@@ -120,7 +114,7 @@ def ready(
         cluster=(one.cluster, 1, 1),
         dynamic_shared_bytes=one.smem_bytes,
     )
-    return Ready(gpu, launch, memory[2], flags, (memory, workspace))
+    return Ready(gpu, launch, operands[2], flags, (operands, workspace))
 
 
 def check(torch, gpu: CudaDevice, one: Specialisation, sizes: tuple[int, int, int], **requested) -> None:
@@ -230,7 +224,7 @@ def test_a_hundred_launches_of_a_large_product_leave_the_same_bits(torch, gpu, s
     rows = [padded(words(torch, each, "bf16")) for each in (a, b, np.zeros((size, size), np.float32))]
     product = ready(gpu, one, (size, size, size), rows, policy=policy, workers=slots // 2 - 1, group=8)
     first = product.result()
-    expected = on_device(gpu, first)
+    expected = memory(gpu, first)
     for launch in range(1, 100):
         product.c.fill(0xFF)
         product.launch.run()
@@ -243,12 +237,12 @@ def test_a_hundred_launches_of_a_large_product_leave_the_same_bits(torch, gpu, s
     torch.testing.assert_close(found.double(), rounded[0] @ rounded[1].T, rtol=2**-8, atol=0.05)
 
 
-def words_outside(gpu: CudaDevice, memory: Any, expected: Any) -> int:
+def words_outside(gpu: CudaDevice, written: Any, expected: Any) -> int:
     """How many words of four bytes differ, counted on the device: 128 MB would take longer to copy than to make."""
     source = (files("pyperf_suite.kernels") / "cuda" / "periodic.cu").read_text("utf-8")
     kernel = gpu.kernel(gpu.compile("periodic.cu", source, {}, ("--std=c++17",)), "pyperf_outside_4")
-    found, count = on_device(gpu, np.array([0, -1])), memory.bytes // 4
-    bounds = [memory.address, count, expected.address, expected.address]
+    found, count = memory(gpu, np.array([0, -1])), written.bytes // 4
+    bounds = [written.address, count, expected.address, expected.address]
     arguments = [struct.pack("<Q", each) for each in bounds]
     arguments += [struct.pack("<I", count), struct.pack("<Q", found.address)]
     gpu.native.Launch(kernel, (1024, 1, 1), (256, 1, 1), arguments).run()

@@ -1,4 +1,4 @@
-"""Inputs made on a device are those of the host bit for bit, and both judge the same output alike."""
+"""Inputs made on a device are those of the host bit for bit, and both judge the same output in the same way."""
 
 from __future__ import annotations
 

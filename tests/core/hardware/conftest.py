@@ -46,6 +46,10 @@ class Double:
                 next(each for each in arguments if isinstance(each, ctypes.Array)).value = answer
             elif answer is not None:
                 pointers = [each._obj for each in arguments if hasattr(each, "_obj")]
+                if isinstance(answer, dict):
+                    for name, value in answer.items():
+                        setattr(pointers[0], name, value)
+                    return 0
                 for pointer, value in zip(pointers, answer if isinstance(answer, tuple) else (answer,), strict=False):
                     pointer.value = value
             return 0
@@ -133,6 +137,10 @@ class FakeNvml(Double):
         "nvmlDeviceGetHandleByIndex_v2": lambda index, device: WHOLE_GPU + index,
         "nvmlDeviceGetName": b"NVIDIA H200",
         "nvmlDeviceGetTotalEnergyConsumption": 1_234_500,  # millijoules
+        "nvmlDeviceGetUUID": lambda device, text, size: f"GPU-{device.value}".encode(),
+        "nvmlDeviceGetUtilizationRates": {"gpu": 93, "memory": 41},
+        "nvmlDeviceGetMemoryInfo": {"total": 141 << 30, "free": 100 << 30, "used": 41 << 30},
+        "nvmlDeviceGetPciInfo_v3": {"domain": 0, "bus": 0x17, "device": 0},
     }
 
     def __init__(self, links: int = 18, peers: tuple[int, int] = (0, 0), has_counters: bool = True) -> None:
@@ -142,21 +150,16 @@ class FakeNvml(Double):
         self.taken = 0
         self.peers = peers  # nvmlGpuP2PStatus_t of reads and writes between any two
 
+    @classmethod
+    def without(cls, functions: str) -> type[FakeNvml]:
+        """That of an older driver, which lacks these functions."""
+        names = {f"nvmlDeviceGet{name}" for name in functions.split()}
+        answers = {name: answer for name, answer in cls.answers.items() if name not in names}
+        return type("Old", (cls,), {"answers": answers} | dict.fromkeys(names - cls.answers.keys()))
+
     def nvmlDeviceGetHandleByUUID(self, uuid: bytes, device: Any) -> int:
         device._obj.value = WHOLE_GPU
         return 0 if uuid.startswith((b"GPU-", b"MIG-")) else 2
-
-    def nvmlDeviceGetUUID(self, device: ctypes.c_void_p, text: Any, size: int) -> int:
-        text.value = f"GPU-{device.value}".encode()
-        return 0
-
-    def nvmlDeviceGetUtilizationRates(self, device: ctypes.c_void_p, use: Any) -> int:
-        use._obj.gpu, use._obj.memory = 93, 41
-        return 0
-
-    def nvmlDeviceGetMemoryInfo(self, device: ctypes.c_void_p, held: Any) -> int:
-        held._obj.total, held._obj.free, held._obj.used = 141 << 30, 100 << 30, 41 << 30
-        return 0
 
     def nvmlGpmQueryDeviceSupport(self, device: ctypes.c_void_p, support: Any) -> int:
         support[1] = int(support[0] == 1 and self.has_counters)
@@ -187,10 +190,6 @@ class FakeNvml(Double):
 
     def nvmlDeviceGetPersistenceMode(self, device: ctypes.c_void_p, mode: Any) -> int:
         return 3  # NVML_ERROR_NOT_SUPPORTED
-
-    def nvmlDeviceGetPciInfo_v3(self, device: ctypes.c_void_p, place: Any) -> int:
-        place._obj.domain, place._obj.bus, place._obj.device = 0, 0x17, 0
-        return 0
 
     def nvmlDeviceGetP2PStatus(self, one: ctypes.c_void_p, other: ctypes.c_void_p, way: int, status: Any) -> int:
         status._obj.value = self.peers[way]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import csv
 import re
@@ -11,8 +10,6 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import catalogue
@@ -139,27 +136,10 @@ def test_a_gpus_compute_capability_is_known_also_of_variants(name: str, capabili
     assert capability_of(name) == capability
 
 
-def test_no_name_means_two_gpus() -> None:
-    meant = [re.sub(r"[^a-z0-9]", "", name.lower()) for gpu in all_gpus() for name in (gpu.name, *gpu.aliases)]
-    assert len(meant) == len(set(meant))
-
-
-def test_the_files_that_calibrations_lie_in_have_names_of_their_own() -> None:
-    assert len({gpu.slug for gpu in all_gpus()}) == len(all_gpus())
-    assert find_gpu("H200").slug == "h200_sxm"
-
-
 @pytest.mark.parametrize(("written", "near"), [("H10O", "H100 SXM"), ("L40 S X", "L40S"), ("RTX 4090 Ti", "RTX 4090")])
 def test_an_unknown_gpu_is_answered_with_the_nearest_names(written: str, near: str) -> None:
     with pytest.raises(UserError, match=f"did you mean .*{near}"):
         find_gpu(written)
-
-
-@pytest.mark.slow
-@given(st.text(max_size=300))
-def test_no_text_is_answered_by_anything_but_a_gpu_or_a_sentence(written: str) -> None:
-    with contextlib.suppress(UserError):
-        assert find_gpu(written) in all_gpus()
 
 
 def test_a_dtype_without_units_is_refused_with_those_there_are() -> None:
@@ -171,7 +151,7 @@ def test_a_dtype_without_units_is_refused_with_those_there_are() -> None:
 def test_a_gpu_is_a_key_and_can_be_copied() -> None:
     gpu = find_gpu("H200")
     assert {copy.deepcopy(gpu): 1}[gpu] == 1
-    assert str(gpu) == "H200 SXM"
+    assert (str(gpu), gpu.slug) == ("H200 SXM", "h200_sxm")
 
 
 def test_all_gpus_of_the_published_list_are_there_with_its_values(measured_tables) -> None:

@@ -10,53 +10,40 @@ from pyperf_suite.hardware.devices import CudaDriver, Device, Unavailable, resol
 
 
 @pytest.fixture
-def two_gpus(monkeypatch, fake_cuda):
-    """A machine with two GPUs."""
-    monkeypatch.setattr(devices, "driver", lambda: CudaDriver(fake_cuda(["NVIDIA H200"] * 2)))
+def with_gpus(monkeypatch, fake_cuda):
+    """with_gpus(2): a machine of two GPUs; with_gpus(None): one without an NVIDIA driver."""
+
+    def there_are(count):
+        found = Unavailable("there is no NVIDIA driver here") if count is None else CudaDriver(fake_cuda(["H"] * count))
+        monkeypatch.setattr(devices, "driver", lambda: found)
+
+    return there_are
 
 
-@pytest.fixture
-def no_driver(monkeypatch):
-    """A machine without an NVIDIA driver."""
-    monkeypatch.setattr(devices, "driver", lambda: Unavailable("there is no NVIDIA driver here"))
+@pytest.mark.parametrize(
+    ("gpus", "requested", "device"),
+    [
+        *((None, name, Device("cpu")) for name in ("cpu", "auto", " CPU ")),
+        *((2, name, Device("cuda", 0)) for name in ("auto", "cuda", "cuda:0")),
+        *((2, str(device), device) for device in (Device("cpu"), Device("cuda", 1))),
+    ],
+)
+def test_a_device_is_found_by_its_name_and_auto_is_the_first_gpu_or_the_cpu(with_gpus, gpus, requested, device):
+    with_gpus(gpus)
+    assert resolve(requested) == device
 
 
-@pytest.mark.parametrize("requested", ["cpu", "auto", " CPU "])
-def test_the_cpu_is_always_there(requested, no_driver):
-    assert resolve(requested) == Device("cpu")
-
-
-def test_auto_is_the_first_gpu_where_there_is_one(two_gpus):
-    assert resolve("auto") == Device("cuda", 0)
-
-
-def test_a_gpu_is_found_by_its_index(two_gpus):
-    assert resolve("cuda:1") == Device("cuda", 1)
-    assert resolve("cuda") == Device("cuda", 0)
-
-
-@pytest.mark.parametrize("device", [Device("cpu"), Device("cuda", 1)])
-def test_a_devices_name_resolves_to_that_device(device, two_gpus):
-    assert resolve(str(device)) == device
-
-
-@pytest.mark.parametrize("requested", ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:0", "tpu"])
-def test_a_name_that_is_none_is_refused_with_those_that_are(requested):
-    with pytest.raises(UserError, match=rf"'{requested}': ask for auto, cpu, cuda or cuda:N"):
+@pytest.mark.parametrize(
+    ("gpus", "requested", "words"),
+    [
+        *((2, name, f"'{name}': .*auto, cpu, cuda or cuda:N") for name in ("", "gpu", "cuda:", "cuda:-1", "cuda:x")),
+        *((2, name, f"'{name}': .*auto, cpu, cuda or cuda:N") for name in ("cpu:0", "tpu")),
+        (2, "cuda:2", "'cuda:2'.* no CUDA device beyond cuda:1"),
+        (0, "cuda:0", "there is no CUDA device: "),
+        (None, "cuda:0", "'cuda:0'.* there is no NVIDIA driver here: .*cpu"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(with_gpus, gpus, requested, words):
+    with_gpus(gpus)
+    with pytest.raises(UserError, match=words):
         resolve(requested)
-
-
-def test_a_gpu_beyond_those_there_is_refused_with_the_last_that_is(two_gpus):
-    with pytest.raises(UserError, match=r"'cuda:2' was requested, but there is no CUDA device beyond cuda:1"):
-        resolve("cuda:2")
-
-
-def test_a_driver_without_devices_is_said_to_have_none(monkeypatch, fake_cuda):
-    monkeypatch.setattr(devices, "driver", lambda: CudaDriver(fake_cuda([])))
-    with pytest.raises(UserError, match="there is no CUDA device: ask for"):
-        resolve("cuda:0")
-
-
-def test_cuda_without_a_driver_is_refused_with_the_reason(no_driver):
-    with pytest.raises(UserError, match=r"'cuda:0' was requested, but there is no NVIDIA driver here: ask for cpu"):
-        resolve("cuda:0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.hardware.kernel_files import KernelFiles, parse_bytes, parse_cpu_list, parse_integer
+from pyperf_suite.hardware.kernel_files import KernelFiles, cpu_list, parse_bytes, parse_cpu_list, parse_integer
 
 
 def test_a_file_that_is_absent_empty_or_a_folder_reads_as_none(machine):
@@ -38,9 +38,10 @@ def test_cpu_lists_are_read_as_the_kernel_writes_them():
     assert [parse_cpu_list(text) for text in (None, "", "a-b", "1-", "0,,2")] == [frozenset()] * 5
 
 
-@given(st.sets(st.integers(0, 300), min_size=1))
+@given(st.frozensets(st.integers(0, 300)))
 def test_every_cpu_list_is_read_back_whole(cpus):
-    assert parse_cpu_list(",".join(map(str, sorted(cpus)))) == cpus
+    assert parse_cpu_list(cpu_list(cpus)) == parse_cpu_list(",".join(map(str, sorted(cpus)))) == cpus
+    assert cpu_list({3, 1, 2, 8}) == "1-3,8"
 
 
 @given(st.text())

@@ -21,23 +21,13 @@ from pyperf_suite.hardware.machine import identity, source_of, state
 from pyperf_suite.hardware.nvml import Nvml
 
 
-def present_gpus(fake_cuda, names):
-    """The GPUs of a machine that has those names."""
-    driver = CudaDriver(fake_cuda(names))
-    return [driver.gpu(index) for index in range(driver.device_count())]
-
-
 def test_a_cpus_identity_is_model_and_cores():
     found = module.identity(Device("cpu"))
     assert found.kind == "cpu"
     assert found.fields == {"model": cpu.detect().model, "cores": cpu.detect().usable_cores}
     assert found.slug.endswith(f"-{cpu.detect().usable_cores}c")
-
-
-def test_identity_is_the_same_each_time_and_plain_json():
-    first, second = module.identity(Device("cpu")), module.identity(Device("cpu"))
-    assert first == second
-    assert json.loads(json.dumps(first.fields)) == first.fields
+    assert found == module.identity(Device("cpu"))
+    assert json.loads(json.dumps(found.fields)) == found.fields
 
 
 @pytest.mark.parametrize(
@@ -62,37 +52,25 @@ def test_every_model_makes_a_folders_name_that_keeps_its_cores(model, cores):
     assert len(made) <= module.LONGEST_SLUG
 
 
-def test_a_single_gpus_identity_has_no_link(fake_cuda, fake_nvml):
-    found = module.gpu_identity(present_gpus(fake_cuda, ["NVIDIA H200"]), 0, Nvml(fake_nvml()))
-    assert found.slug == "cuda-nvidia-h200-132sm-140gib"
-    assert found.fields == {
-        "model": "NVIDIA H200",
-        "multiprocessors": 132,
-        "memory_gib": 140,
-        "mig_profile": None,
-        "count": 1,
-        "link": "none",
-    }
-
-
-def test_several_gpus_are_told_apart_by_their_link(fake_cuda, fake_nvml):
-    present = present_gpus(fake_cuda, ["NVIDIA H200"] * 8)
-    slugs = [
-        module.gpu_identity(present, 0, manager).slug
-        for manager in (Nvml(fake_nvml(18)), Nvml(fake_nvml(0)), Unavailable("no NVML"))
-    ]
-    assert [slug.removeprefix("cuda-nvidia-h200-132sm-140gib-") for slug in slugs] == [
-        "x8-nvlink4x18",
-        "x8-pcie",
-        "x8-unknown",
-    ]
-
-
-def test_a_slice_of_a_gpu_is_another_machine_than_the_whole(fake_cuda, fake_nvml):
-    found = module.gpu_identity(present_gpus(fake_cuda, ["NVIDIA H200 MIG 1g.18gb"]), 0, Nvml(fake_nvml()))
-    assert found.fields["model"] == "NVIDIA H200"
-    assert found.fields["mig_profile"] == "1g.18gb"
-    assert found.slug.endswith("-1g.18gb")
+@pytest.mark.parametrize(
+    ("name", "count", "links", "slug", "changed"),
+    [
+        ("NVIDIA H200", 1, 18, "", {}),
+        ("NVIDIA H200", 8, 18, "-x8-nvlink4x18", {"count": 8, "link": "nvlink4x18"}),
+        ("NVIDIA H200", 8, 0, "-x8-pcie", {"count": 8, "link": "pcie"}),
+        ("NVIDIA H200", 8, None, "-x8-unknown", {"count": 8, "link": "unknown"}),
+        ("NVIDIA H200 MIG 1g.18gb", 1, 18, "-1g.18gb", {"mig_profile": "1g.18gb"}),
+    ],
+)
+def test_gpus_are_another_machine_by_their_number_link_and_slice(
+    fake_cuda, fake_nvml, name, count, links, slug, changed
+):
+    driver = CudaDriver(fake_cuda([name] * count))
+    manager = Unavailable("no NVML") if links is None else Nvml(fake_nvml(links))
+    found = module.gpu_identity([driver.gpu(index) for index in range(count)], 0, manager)
+    assert found.slug == f"cuda-nvidia-h200-132sm-140gib{slug}"
+    alone = {"model": "NVIDIA H200", "multiprocessors": 132, "memory_gib": 140, "mig_profile": None}
+    assert found.fields == alone | {"count": 1, "link": "none"} | changed
 
 
 CPUS = "sys/devices/system/cpu"
@@ -143,7 +121,7 @@ def test_boost_on_amd_is_turbo(machine):
     assert module.kernel_state(machine({f"{CPUS}/cpufreq/boost": "1"}), frozenset())["turbo"] is True
 
 
-def test_what_the_kernel_does_not_tell_is_none(machine):
+def test_what_the_kernel_has_no_file_for_is_none(machine):
     found = module.kernel_state(machine({}), frozenset())
     assert found["governors"] == []
     unknown = {name for name, value in found.items() if value is None}
@@ -201,7 +179,7 @@ def test_a_checkout_names_its_commit(package):
     assert source_of(package) == {"commit": git(package, "rev-parse", "HEAD"), "dirty": False}
 
 
-def test_changed_files_are_told_and_new_ones_are_not(package):
+def test_changed_files_make_it_dirty_and_new_ones_do_not(package):
     (package / "notes.txt").write_text("of no weight")
     assert source_of(package)["dirty"] is False
     (package / "__init__.py").write_text("changed = True")
@@ -233,15 +211,10 @@ def test_a_git_that_hangs_is_not_waited_for(package, tmp_path, monkeypatch):
     assert source_of(package) == {}
 
 
-def test_another_repository_that_the_environment_points_to_is_not_asked(package, tmp_path, monkeypatch):
+def test_another_repository_that_the_environment_points_to_is_ignored(package, tmp_path, monkeypatch):
+    commit = git(package, "rev-parse", "HEAD")
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
-    assert source_of(package)["commit"] == git_without(package, monkeypatch)
-
-
-def git_without(folder, monkeypatch):
-    """The commit, asked without that variable."""
-    monkeypatch.delenv("GIT_DIR")
-    return git(folder, "rev-parse", "HEAD")
+    assert source_of(package)["commit"] == commit
 
 
 @pytest.mark.gpu

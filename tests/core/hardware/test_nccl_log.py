@@ -117,29 +117,6 @@ def test_every_choice_that_nccl_formats_is_read_back(logged, prefix):
     assert parse("\n".join(lines)).choices == tuple(logged)
 
 
-fragments = st.sampled_from(
-    [
-        *(
-            "NCCL INFO ",
-            "NCCL WARN ",
-            "NCCL version ",
-            " Bytes -> Algo ",
-            " proto ",
-            "AllReduce: ",
-            "channel{Lo..Hi}={",
-        ),
-        *("..", "}", "Channel 00/0 : ", " via ", "P2P/", "²", "٣", "9" * 30, "nRanks ", " coll channels", "\n"),
-    ]
-)
-
-
-@given(st.lists(st.one_of(fragments, st.text(max_size=8)), max_size=40).map("".join))
-def test_any_text_is_read_without_a_fault(text):
-    log = parse(text)
-    assert all(choice.size_bytes >= 0 for choice in log.choices)
-    assert log.choice("all_gather", 8, 2) is None or log.choices
-
-
 def test_a_process_finds_the_log_that_it_was_started_to_write():
     started_with = nccl_log.environment()
     assert started_with["NCCL_DEBUG"] == "INFO"

@@ -1,4 +1,4 @@
-"""What is asked of libcuda and libnvidia-ml, through stand-ins that answer as an H200's would."""
+"""What libcuda and libnvidia-ml answer about a GPU, through stand-ins that answer as those of an H200 would."""
 
 from __future__ import annotations
 
@@ -35,141 +35,132 @@ def test_an_index_beyond_the_devices_is_refused_in_the_drivers_words(fake_cuda):
         CudaDriver(fake_cuda(["NVIDIA H200"])).gpu(3)
 
 
-def test_settings_a_gpu_does_not_tell_are_none(fake_nvml):
-    assert Nvml(fake_nvml()).settings(UUID) == {
-        "power_limit_w": 700.0,
-        "ecc": True,
-        "persistence_mode": None,  # answered "not supported"
-        "application_sm_clock_mhz": None,  # not in this library at all
-        "maximum_sm_clock_mhz": 1980,
-    }
-
-
-def test_energy_and_memory_are_those_of_the_board(fake_nvml):
-    manager = Nvml(fake_nvml())
-    assert (manager.energy_j(UUID), manager.used_bytes(UUID)) == (1234.5, 41 << 30)
-    assert (manager.energy_j("unknown"), manager.used_bytes("unknown")) == (None, None)
-
-
-def test_a_slices_settings_are_its_gpus(fake_nvml):
-    assert Nvml(fake_nvml()).settings(UUID.replace("GPU", "MIG"))["power_limit_w"] == 650.0
-
-
-def test_a_gpu_that_nvml_does_not_know_has_no_settings_and_no_links(fake_nvml):
-    assert Nvml(fake_nvml()).settings("unknown") == {}
-    assert Nvml(fake_nvml()).nvlink("unknown") is None
-
-
-def test_links_are_named_by_version_and_number(fake_nvml):
-    assert Nvml(fake_nvml(18)).nvlink(UUID) == "nvlink4x18"
-    assert Nvml(fake_nvml(0)).nvlink(UUID) is None
-
-
-@pytest.mark.parametrize("module", [devices, nvml])
-def test_an_override_that_cannot_be_opened_is_not_passed_over(module, monkeypatch):
-    monkeypatch.setenv(module.OVERRIDE, "/nowhere/library.so")
-    with pytest.raises(Unavailable, match=rf"{module.OVERRIDE}=/nowhere/library.so cannot be opened"):
-        open_library(module.OVERRIDE, ["libm.so.6"])
-
-
 def test_a_machine_without_the_library_has_no_gpus(monkeypatch):
     monkeypatch.setattr(devices, "driver", lambda: Unavailable("absent"))
     assert devices.gpus() == []
 
 
-def test_opening_no_library_says_that_there_is_no_driver(monkeypatch):
-    monkeypatch.delenv(devices.OVERRIDE, raising=False)
-    with pytest.raises(Unavailable, match=r"libnothing.so.1 cannot be opened, so there is no NVIDIA driver"):
-        open_library(devices.OVERRIDE, ["libnothing.so.1", "libnothing.so"])
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (None, r"libnothing.so.1 cannot be opened, so there is no NVIDIA driver"),
+        ("/nowhere/library.so", r"{variable}=/nowhere/library.so cannot be opened"),
+    ],
+)
+@pytest.mark.parametrize("module", [devices, nvml])
+def test_a_library_that_cannot_be_opened_is_named_and_an_override_is_not_passed_over(
+    module, override, words, monkeypatch
+):
+    monkeypatch.delenv(module.OVERRIDE, raising=False)
+    if override:
+        monkeypatch.setenv(module.OVERRIDE, override)
+    with pytest.raises(Unavailable, match=words.format(variable=module.OVERRIDE)):
+        open_library(module.OVERRIDE, ["libm.so.6"] if override else ["libnothing.so.1", "libnothing.so"])
 
 
-def test_a_gpus_readings_are_told_in_units_and_words(fake_nvml):
-    assert Nvml(fake_nvml()).readings("GPU-1") == {
-        "sm_clock_mhz": 1755,
-        "memory_clock_mhz": 3201,
-        "power_w": 688.5,
-        "temperature_celsius": 61,
-        "throttle_reasons": ["power cap"],
-    }
+LOAD = {
+    "utilization": 0.93,
+    "memory_used_bytes": 41 << 30,
+    "memory_total_bytes": 141 << 30,
+    "energy_j": 1234.5,
+    "pcie_bytes": (11, 13),
+    "nvlink_bytes": (5 * 1024, 7 * 1024),
+}
+# A question about a GPU, the answer, and the answer where there is no such GPU.
+ANSWERS = {
+    "index": (3, None),
+    "name": ("NVIDIA H200", None),
+    "pci_address": ("0000:17:00.0", None),
+    "settings": (
+        {
+            "power_limit_w": 700.0,
+            "ecc": True,
+            "persistence_mode": None,  # answered "not supported"
+            "application_sm_clock_mhz": None,  # not in this library at all
+            "maximum_sm_clock_mhz": 1980,
+        },
+        {},
+    ),
+    "readings": (
+        {
+            "sm_clock_mhz": 1755,
+            "memory_clock_mhz": 3201,
+            "power_w": 688.5,
+            "temperature_celsius": 61,
+            "throttle_reasons": ["power cap"],
+        },
+        {},
+    ),
+    "throttle_reasons": (["power cap"], None),
+    "energy_j": (1234.5, None),
+    "used_bytes": (41 << 30, None),
+    "load": (LOAD, {}),
+    "health": (
+        {
+            "compute_mode": "exclusive process",
+            "default_power_limit_w": 700.0,
+            "mig": True,
+            "uncorrected_errors": 3,
+            "remapping": "pending",
+            "slowdown_celsius": 87,
+        },
+        {},
+    ),
+    "memory_errors": (
+        {
+            "corrected": 7,
+            "uncorrected": 3,
+            "corrected_ever": 19,
+            "uncorrected_ever": 4,
+            "rows_remapped_corrected": 2,
+            "rows_remapped_uncorrected": 1,
+            "pages_retired_corrected": 2,
+            "pages_retired_uncorrected": 1,
+        },
+        {},
+    ),
+    "processes": (((41, 1 << 30), (42, 1 << 20)), None),
+    "pcie": (
+        {"generation": 3, "width": 8, "slot_generation": 4, "slot_width": 16, "card_generation": 5},
+        {},
+    ),
+    "pcie_replays": (12, None),
+    "nvlink": ("nvlink4x18", None),
+    "nvlink_states": ((True,) * 18, ()),
+    "nvlink_bytes": ((5 * 1024, 7 * 1024), None),
+}
 
 
-def test_throttle_reasons_are_told_by_themselves(fake_nvml):
-    assert Nvml(fake_nvml()).throttle_reasons("GPU-1") == ["power cap"]
+@pytest.mark.parametrize("question", ANSWERS)
+def test_a_gpu_answers_in_units_and_words_and_one_that_is_not_there_with_nothing(fake_nvml, question):
+    of_a_gpu, of_none = ANSWERS[question]
+    assert getattr(Nvml(fake_nvml()), question)(UUID) == of_a_gpu
+    assert getattr(Nvml(fake_nvml()), question)("unknown") == of_none
 
 
-def test_readings_of_a_gpu_that_is_not_there_are_none(fake_nvml):
-    assert Nvml(fake_nvml()).readings("nothing") == {}
-    assert Nvml(fake_nvml()).throttle_reasons("nothing") is None
-
-
-def test_what_went_over_nvlinks_is_told_in_bytes_and_not_where_nothing_counts(fake_nvml):
-    assert Nvml(fake_nvml()).nvlink_bytes("GPU-1") == (5 * 1024, 7 * 1024)
-    assert Nvml(fake_nvml(links=0)).nvlink_bytes("GPU-1") is None
-    assert Nvml(fake_nvml()).nvlink_bytes("unknown") is None
-
-
-def test_a_gpus_health_is_told_in_words_and_units_and_what_is_not_told_is_absent(fake_nvml):
-    assert Nvml(fake_nvml()).health("GPU-1") == {
-        "compute_mode": "exclusive process",
-        "default_power_limit_w": 700.0,
-        "mig": True,
-        "uncorrected_errors": 3,
-        "remapping": "pending",
-        "slowdown_celsius": 87,
-    }
-    assert Nvml(fake_nvml()).health("unknown") == {}
-
-
-def test_processes_on_a_gpu_are_told_with_the_memory_they_hold(fake_nvml):
-    assert Nvml(fake_nvml()).processes("GPU-1") == ((41, 1 << 30), (42, 1 << 20))
-    assert Nvml(fake_nvml()).processes("unknown") is None
-
-
-def test_memory_errors_remapped_rows_and_retired_pages_are_counted(fake_nvml):
-    assert Nvml(fake_nvml()).memory_errors(UUID) == {
-        "corrected": 7,
-        "uncorrected": 3,
-        "corrected_ever": 19,
-        "uncorrected_ever": 4,
-        "rows_remapped_corrected": 2,
-        "rows_remapped_uncorrected": 1,
-        "pages_retired_corrected": 2,
-        "pages_retired_uncorrected": 1,
-    }
-    assert Nvml(fake_nvml()).memory_errors("unknown") == {}
-
-
-def test_a_driver_that_counts_no_memory_errors_reports_none(fake_nvml):
-    class Silent(fake_nvml):
-        def __getattr__(self, function):
-            if function in ("nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetRetiredPages"):
-                raise AttributeError(function)
-            return super().__getattr__(function)
-
-    assert Nvml(Silent()).memory_errors(UUID) == {}
-
-
-def test_a_gpus_load_has_its_use_memory_and_counters(fake_nvml):
-    manager = Nvml(fake_nvml(links=4))
+def test_a_slices_settings_and_replays_are_its_gpus_and_all_gpus_are_listed(fake_nvml):
+    manager, piece = Nvml(fake_nvml()), UUID.replace("GPU", "MIG")
+    assert (manager.settings(piece)["power_limit_w"], manager.pcie_replays(piece)) == (650.0, 3)
     assert manager.uuids() == ("GPU-7", "GPU-8")
-    assert manager.name(UUID) == "NVIDIA H200"
-    assert manager.load(UUID) == {
-        "utilization": 0.93,
-        "memory_used_bytes": 41 << 30,
-        "memory_total_bytes": 141 << 30,
-        "energy_j": 1234.5,
-        "pcie_bytes": (11, 13),
-        "nvlink_bytes": (5 * 1024, 7 * 1024),
-    }
-    assert "nvlink_bytes" not in Nvml(fake_nvml(links=0)).load(UUID)
 
 
-def test_a_driver_that_reports_no_load_reports_nothing_of_it(fake_nvml):
-    class Old(fake_nvml):
-        nvmlDeviceGetUtilizationRates = nvmlDeviceGetMemoryInfo = nvmlDeviceGetFieldValues = None  # noqa: N815
+def test_links_that_are_down_are_not_counted_and_without_any_nothing_is(fake_nvml):
+    assert Nvml(fake_nvml(links=17)).nvlink_states(UUID) == (*(True,) * 17, False)
+    none = Nvml(fake_nvml(links=0))
+    assert (none.nvlink(UUID), none.nvlink_bytes(UUID)) == (None, None)
+    assert "nvlink_bytes" not in none.load(UUID)
 
-    assert Nvml(Old()).load(UUID) == {"energy_j": 1234.5}
-    assert Nvml(fake_nvml()).load("UUID-of-none") == {}
+
+@pytest.mark.parametrize(
+    ("absent", "question", "answer"),
+    [
+        ("TotalEccErrors RemappedRows RetiredPages", "memory_errors", {}),
+        ("UtilizationRates MemoryInfo FieldValues", "load", {"energy_j": 1234.5}),
+        ("PcieReplayCounter", "pcie_replays", None),
+    ],
+)
+def test_a_driver_too_old_for_a_question_leaves_its_answer_out(fake_nvml, absent, question, answer):
+    assert getattr(Nvml(fake_nvml.without(absent)()), question)(UUID) == answer
 
 
 def test_activity_is_that_since_the_last_call_in_shares_and_bytes(fake_nvml):
@@ -183,13 +174,7 @@ def test_activity_is_that_since_the_last_call_in_shares_and_bytes(fake_nvml):
 
 @pytest.mark.parametrize("function", ["QueryDeviceSupport", "SampleAlloc", "SampleGet", "MetricsGet"])
 def test_a_gpu_or_driver_without_performance_counters_reports_no_activity(fake_nvml, function):
-    class Old(fake_nvml):
-        pass
-
-    setattr(Old, f"nvmlGpm{function}", lambda *_: 3)
-    old = Old()
-    manager = Nvml(old)
-    assert [manager.activity(UUID) for _ in range(3)] == [{}, {}, {}]
+    old = type("Old", (fake_nvml,), {f"nvmlGpm{function}": lambda *_: 3})()
+    for manager in (Nvml(old), Nvml(fake_nvml(has_counters=False))):
+        assert [manager.activity(UUID) for _ in range(3)] == [{}, {}, {}]
     assert len(old.samples) == (2 if function == "MetricsGet" else 0)
-    without = Nvml(fake_nvml(has_counters=False))
-    assert [without.activity(UUID) for _ in range(2)] == [{}, {}]

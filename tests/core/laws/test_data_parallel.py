@@ -1,4 +1,4 @@
-"""The law of a data-parallel step: limits that must hold, a schedule told by hand, and constants found again."""
+"""The law of a data-parallel step: limits that must hold, a schedule worked out by hand, and constants found again."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def exchanges() -> list[GradientExchange]:
 @given(BUCKETS, st.floats(0, 1), st.floats(0.1, 5), st.floats(1e-3, 1))
 def test_a_step_lasts_from_compute_alone_to_compute_and_exchange_in_turn(buckets, hidden, slowdown, compute_s):
     law = DataParallelLaw(all_reduce_s, slowdown, hidden)
-    beside = law.seconds(GradientExchange(compute_s, buckets))
+    overlapped = law.seconds(GradientExchange(compute_s, buckets))
     after = law.seconds(GradientExchange(compute_s, buckets, overlapped=False))
-    assert compute_s < beside <= after * (1 + 1e-9)
+    assert compute_s < overlapped <= after * (1 + 1e-9)
     assert after == pytest.approx(compute_s + slowdown * sum(map(all_reduce_s, buckets)))
 
 
@@ -95,7 +95,7 @@ def test_one_disturbed_step_does_not_bend_the_law():
     assert found.slowdown == pytest.approx(2.0, rel=0.1)
 
 
-def test_steps_that_follow_the_law_are_foretold_when_left_out():
+def test_steps_that_follow_the_law_are_predicted_when_left_out():
     true = DataParallelLaw(all_reduce_s, 2.0, 0.5)
     noise = np.exp(0.03 * np.random.default_rng(0).standard_normal(len(exchanges())))
     measured = [true.seconds(each) * factor for each, factor in zip(exchanges(), noise, strict=True)]
@@ -143,9 +143,9 @@ def test_more_loaders_than_cores_give_nothing():
 
 
 def test_a_model_on_the_host_takes_cores_from_its_loaders():
-    beside = InputPipelineLaw(load_s=0.012, step_s=0.008, cores=2)
+    off_host = InputPipelineLaw(load_s=0.012, step_s=0.008, cores=2)
     on_host = InputPipelineLaw(load_s=0.012, step_s=0.008, cores=2, on_host=True)
-    assert beside.seconds(2) == pytest.approx(0.008)
+    assert off_host.seconds(2) == pytest.approx(0.008)
     assert on_host.seconds(2) == pytest.approx(0.010)
 
 
@@ -157,7 +157,7 @@ def test_a_loader_more_never_makes_it_slower_and_never_faster_than_the_model(loa
 
 
 @given(SECONDS, SECONDS, COUNTS)
-def test_loading_beside_the_model_is_never_slower_than_loading_in_turns(load_s, step_s, cores):
+def test_loading_during_the_model_is_never_slower_than_loading_in_turns(load_s, step_s, cores):
     assert InputPipelineLaw(load_s, step_s, cores).seconds(1) <= InputPipelineLaw(load_s, step_s, cores).seconds(0)
 
 

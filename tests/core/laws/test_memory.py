@@ -51,18 +51,13 @@ def test_a_layer_keeps_what_table_2_of_korthikanti_says(ranks: int) -> None:
     assert layer_activations(ranks, False, "layers") == pytest.approx(2)
 
 
-def test_training_keeps_18_bytes_a_parameter() -> None:
-    need = training_memory(LLAMA, 1, 8192)
-    assert need.weights + need.gradients + need.optimizer == 18 * LLAMA.parameters
-    assert need.total == 18 * LLAMA.parameters + need.activations
-
-
 def test_stages_of_zero_share_one_thing_more_each() -> None:
     stages = [training_memory(LLAMA, 1, 8192, data_ranks=8, zero_stage=stage) for stage in range(4)]
     p = LLAMA.parameters
     states = [need.weights + need.gradients + need.optimizer for need in stages]
     assert states == pytest.approx([18 * p, (2 + 4 + 12 / 8) * p, (2 + 16 / 8) * p, 18 / 8 * p])
     assert {need.activations for need in stages} == {stages[0].activations}
+    assert stages[0].total == 18 * p + stages[0].activations
 
 
 def test_an_8_billion_model_does_not_fit_one_gpu_but_eight_that_share() -> None:
@@ -79,11 +74,6 @@ def test_ranks_together_hold_every_parameter_and_little_twice(model: ModelDimens
     assert model.parameters <= 8 * rank_parameters(model, Sharding(8)) < 1.01 * model.parameters
     halves = rank_parameters(model, Sharding(), stages=2)
     assert model.parameters / 2 <= halves < model.parameters
-
-
-def test_ranks_share_experts() -> None:
-    experts = MIXTRAL.layers * MIXTRAL.experts * MIXTRAL.expert_parameters
-    assert rank_parameters(MIXTRAL, Sharding(expert=8)) == MIXTRAL.parameters - experts * 7 / 8
 
 
 def test_the_first_stage_of_a_pipeline_holds_as_many_micro_batches_as_there_are_stages() -> None:
@@ -114,15 +104,22 @@ def test_each_more_recomputation_and_each_more_rank_keeps_less(
         assert activation_bytes(model, micro_batch, seq, Sharding(1)) >= kept[1]
 
 
-def test_a_grid_needs_what_its_models_need_alone() -> None:
-    hidden, ranks = [2048, 4096, 8192], [1, 2, 8]
-    grid = ModelGrid.around(LLAMA, hidden=hidden)
-    together = training_memory(grid, 2, 4096, Sharding(np.array(ranks)), data_ranks=4, zero_stage=3)
-    alone = [
-        training_memory(LLAMA.resized(hidden=size), 2, 4096, Sharding(t), data_ranks=4, zero_stage=3)
-        for size, t in zip(hidden, ranks, strict=True)
+@pytest.mark.parametrize("resized", [True, False], ids=["models", "schedules"])
+def test_a_grid_needs_what_each_of_it_needs_alone(resized: bool) -> None:
+    if resized:
+        hidden, sharding = [2048, 4096, 8192], Sharding(np.array([1, 2, 8]))
+        grid, varied = ModelGrid.around(LLAMA, hidden=hidden), {"zero_stage": [3] * 3}
+        alone = [(LLAMA.resized(hidden=size), Sharding(t)) for size, t in zip(hidden, (1, 2, 8), strict=True)]
+    else:
+        grid, sharding, alone = GPT, Sharding(8, True), [(GPT, Sharding(8, True))] * 3
+        varied = {"zero_stage": [3, 1, 2], "stages": [1, 2, 8], "chunks": [1, 4, 3], "micro_batches": [4, 16, 8]}
+    varied["data_ranks"] = [4] * 3
+    together = training_memory(grid, 2, 2048, sharding, **{name: np.array(each) for name, each in varied.items()})
+    needs = [
+        training_memory(model, 2, 2048, own, **{name: each[place] for name, each in varied.items()})
+        for place, (model, own) in enumerate(alone)
     ]
-    assert together.total.tolist() == pytest.approx([need.total for need in alone])
+    assert together.total.tolist() == pytest.approx([float(need.total) for need in needs])
 
 
 def test_interleaved_stages_hold_more_and_few_micro_batches_less() -> None:
@@ -155,6 +152,7 @@ def test_experts_are_shared_by_the_ranks_that_have_the_same_ones() -> None:
     spread = training_memory(MIXTRAL, 1, 4096, Sharding(expert=8), data_ranks=8, zero_stage=1)
     experts = MIXTRAL.layers * MIXTRAL.experts * MIXTRAL.expert_parameters
     rest = MIXTRAL.parameters - experts
+    assert rank_parameters(MIXTRAL, Sharding(expert=8)) == MIXTRAL.parameters - experts * 7 / 8
     assert spread.weights == pytest.approx(2 * (rest + experts / 8))
     # Each expert is on one rank of the eight, so that none shares its moments.
     assert spread.optimizer == pytest.approx(12 * (rest / 8 + experts / 8))
@@ -167,21 +165,6 @@ def test_a_layer_that_is_gathered_has_to_fit_beside_its_gradient_and_the_next_on
     assert shared.gathered == pytest.approx(6 * 12 * 12288**2, rel=1e-3)
     assert training_memory(GPT, 1, 2048, data_ranks=1024, zero_stage=2).gathered == 0
     assert training_memory(GPT, 1, 2048, data_ranks=1, zero_stage=3).gathered == 0
-
-
-def test_a_grid_of_schedules_needs_what_each_needs_alone() -> None:
-    stages, chunks, batches, stage = (np.array(each) for each in ([1, 2, 8], [1, 4, 3], [4, 16, 8], [3, 1, 2]))
-    together = training_memory(
-        GPT, 2, 2048, Sharding(8, True), data_ranks=4, zero_stage=stage, stages=stages, chunks=chunks,
-        micro_batches=batches,
-    )  # fmt: skip
-    alone = [
-        training_memory(
-            GPT, 2, 2048, Sharding(8, True), data_ranks=4, zero_stage=z, stages=p, chunks=v, micro_batches=m
-        )
-        for z, p, v, m in zip(stage.tolist(), stages.tolist(), chunks.tolist(), batches.tolist(), strict=True)
-    ]
-    assert together.total.tolist() == pytest.approx([float(need.total) for need in alone])
 
 
 @pytest.mark.parametrize(

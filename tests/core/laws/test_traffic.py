@@ -130,9 +130,7 @@ def test_tensor_parallelism_reduces_four_times_a_layer() -> None:
 
 
 @given(works, st.sampled_from([2, 4, 8]))
-def test_sequence_parallelism_waits_for_as_many_bytes_and_gathers_some_beside(
-    work: TrainingWorkload, ranks: int
-) -> None:
+def test_sequence_parallelism_waits_for_as_many_bytes_and_gathers_some_more(work: TrainingWorkload, ranks: int) -> None:
     whole = tensor_parallel(LLAMA, work, ranks)
     split = tensor_and_sequence_parallel(LLAMA, work, ranks)
     waited_for = sum(t.bus_bytes for t in split.transfers if t.behind is None)
@@ -192,12 +190,12 @@ def test_a_fast_network_is_enough_and_a_slow_one_is_not() -> None:
     assert str(slow).startswith("ZeRO-3 is network-bound")
 
 
-def test_only_what_is_longer_than_the_pass_it_runs_beside_is_exposed() -> None:
+def test_only_what_is_longer_than_the_pass_it_overlaps_is_exposed() -> None:
     traffic = Traffic(
         "made up",
         (
-            StepTransfer("beside forward", "broadcast", 1, 0.5e9, 2, "forward"),
-            StepTransfer("beside backward", "broadcast", 1, 0.5e9, 2, "backward"),
+            StepTransfer("during forward", "broadcast", 1, 0.5e9, 2, "forward"),
+            StepTransfer("during backward", "broadcast", 1, 0.5e9, 2, "backward"),
             StepTransfer("waited for", "broadcast", 2, 0.1e9, 2),
         ),
     )

@@ -133,17 +133,6 @@ def test_quantiles_are_those_of_linear_interpolation():
     assert all(math.isnan(value) for value in median_and_quantiles([]))
 
 
-@pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0, 95.0])
-def test_a_confidence_outside_0_and_1_is_refused(confidence):
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        median_interval([1.0, 2.0], confidence)
-
-
-def test_an_interval_of_no_samples_is_refused():
-    with pytest.raises(ValueError, match="at least one sample"):
-        median_interval([], 0.95)
-
-
 def test_what_is_not_there_is_rarely_seen_and_what_is_there_is() -> None:
     random = np.random.default_rng(0)
     quiet = [random.standard_normal(40) for _ in range(400)]
@@ -186,6 +175,17 @@ def test_the_inverse_has_its_ends_turned_round() -> None:
     assert str(ratio) == "2.00 [1.00, 4.00]"
 
 
-def test_no_process_is_no_ratio() -> None:
-    with pytest.raises(ValueError, match="at least one process"):
-        ratio_over_processes([])
+@pytest.mark.parametrize(
+    ("estimate", "words"),
+    [
+        (lambda: median_interval([1.0, 2.0], 0.0), "between 0 and 1"),
+        (lambda: median_interval([1.0, 2.0], 1.0), "between 0 and 1"),
+        (lambda: median_interval([1.0, 2.0], -1.0), "between 0 and 1"),
+        (lambda: median_interval([1.0, 2.0], 95.0), "between 0 and 1"),
+        (lambda: median_interval([], 0.95), "at least one sample"),
+        (lambda: ratio_over_processes([]), "at least one process"),
+    ],
+)
+def test_an_estimate_of_nothing_or_of_no_confidence_is_refused(estimate, words):
+    with pytest.raises(ValueError, match=words):
+        estimate()

@@ -169,17 +169,17 @@ def test_a_real_sleep_is_measured_by_the_cpu_stopwatch():
     assert found.launches_per_sample == 1
 
 
-def test_times_that_keep_falling_are_not_steady():
-    assert not is_steady([1.1**-index for index in range(200)], 0.02)
-
-
-def test_a_slow_start_is_forgotten():
-    assert is_steady([5.0, 3.0, 2.0, 1.5] + [1.0] * 12, 0.02)
-
-
-def test_noise_without_a_trend_is_steady():
-    noise = np.random.default_rng(0).lognormal(0, 0.3, 100)
-    assert is_steady(noise.tolist(), 0.001)
+@pytest.mark.parametrize(
+    ("seconds", "tolerance", "steady"),
+    [
+        ([1.1**-index for index in range(200)], 0.02, False),
+        ([5.0, 3.0, 2.0, 1.5] + [1.0] * 12, 0.02, True),
+        (np.random.default_rng(0).lognormal(0, 0.3, 100).tolist(), 0.001, True),
+    ],
+    ids=["keep falling", "a slow start", "noise without a trend"],
+)
+def test_times_are_steady_where_they_have_no_trend_after_the_start(seconds, tolerance, steady):
+    assert is_steady(seconds, tolerance) is steady
 
 
 @given(st.lists(st.floats(0.1, 10), max_size=3))
@@ -239,19 +239,6 @@ def test_a_stopwatch_that_costs_more_than_it_tells_does_not_break_the_cap(replay
     assert 0.9 <= warm.seconds <= 1.1
 
 
-def test_indices_go_on_without_gap_or_repetition(replay):
-    indices: list[int] = []
-    stopwatch = replay(lambda index: 2e-5, resolution_s=1e-6)
-    warm = warm_up(indices.append, stopwatch, SteadyRule(), clock=stopwatch.clock)
-    assert indices == list(range(warm.launches))
-
-
-@pytest.mark.parametrize("wrong", [{"tolerance": 0.0}, {"min_time_s": 2.0}, {"min_time_s": -1.0}])
-def test_rules_that_cannot_be_met_are_refused(wrong):
-    with pytest.raises(ValueError, match="must"):
-        SteadyRule(**wrong)
-
-
 def test_a_counted_warm_up_is_exactly_so_many_launches_of_one_sample_each(replay):
     stopwatch = replay(lambda index: 10.0**-index, resolution_s=0.0)
     warm = warm_up(ignore, stopwatch, SteadyRule(launches=3), shortest_sample_s=5.0, clock=stopwatch.clock)
@@ -260,48 +247,32 @@ def test_a_counted_warm_up_is_exactly_so_many_launches_of_one_sample_each(replay
     assert warm.launch_s == pytest.approx(0.1)
 
 
-def test_a_negative_number_of_launches_is_refused():
-    with pytest.raises(ValueError, match="launches cannot be negative"):
-        SteadyRule(launches=-1)
-
-
 QUIET = np.random.default_rng(0).normal(1.0, 0.01, 2000).tolist()
 NOISY = np.random.default_rng(0).normal(1.0, 0.2, 2000).tolist()
 
 
-def test_quiet_samples_stop_by_their_interval():
-    assert StopRule().decide(QUIET[:60], 60, 1.0) == "interval"
-
-
-def test_noisy_samples_go_on():
-    assert StopRule().decide(NOISY[:60], 60, 1.0) is None
-
-
-def test_few_samples_go_on_however_equal():
-    assert StopRule().decide([1.0] * 10, 10, 1.0) is None
-
-
-def test_an_interval_below_the_confidence_asked_for_does_not_stop():
-    rule = StopRule(min_samples=4, min_effective_samples=0)
-    assert median_interval([1.0] * 5, rule.confidence).confidence < rule.confidence
-    assert rule.decide([1.0] * 5, 5, 1.0) is None
-
-
-def test_slowly_wandering_samples_do_not_count_as_many():
-    steps = np.repeat([1.0, 1.004, 0.997, 1.002], 25).tolist()
-    assert StopRule().decide(steps, 100, 1.0) is None
-
-
-def test_nothing_stops_by_its_interval_before_the_shortest_time():
-    assert StopRule(min_time_s=0.5).decide(QUIET[:60], 60, 0.4) is None
+WANDERED = np.repeat([1.0, 1.004, 0.997, 1.002], 25).tolist()
+UNSURE = StopRule(min_samples=4, min_effective_samples=0)
 
 
 @pytest.mark.parametrize(
-    ("taken", "elapsed_s", "expected"),
-    [(2000, 1.0, "max_samples"), (3, 5.0, "time_cap"), (2, 60.0, None), (100, 4.9, None)],
+    ("rule", "samples", "elapsed_s", "decision"),
+    [
+        (StopRule(), QUIET[:60], 1.0, "interval"),
+        (StopRule(min_time_s=0.5), QUIET[:60], 0.4, None),
+        (StopRule(), NOISY[:60], 1.0, None),
+        (StopRule(), [1.0] * 10, 1.0, None),
+        (UNSURE, [1.0] * 5, 1.0, None),  # whose interval has less than the rule's confidence
+        (StopRule(), WANDERED, 1.0, None),
+        (StopRule(), NOISY[:2000], 1.0, "max_samples"),
+        (StopRule(), NOISY[:3], 5.0, "time_cap"),
+        (StopRule(), NOISY[:2], 60.0, None),
+        (StopRule(), NOISY[:100], 4.9, None),
+    ],
 )
-def test_limits_stop_noisy_samples_but_not_before_the_least_number(taken, elapsed_s, expected):
-    assert StopRule().decide(NOISY[:taken], taken, elapsed_s) == expected
+def test_samples_stop_by_their_interval_or_by_a_limit_and_else_go_on(rule, samples, elapsed_s, decision):
+    assert rule.decide(samples, len(samples), elapsed_s) == decision
+    assert rule is not UNSURE or median_interval(samples, rule.confidence).confidence < rule.confidence
 
 
 @pytest.mark.slow
@@ -344,21 +315,18 @@ def test_a_block_leaves_the_time_cap_and_the_next_checkpoint_standing(samples, e
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("rule", "wrong"),
     [
-        {"relative_half_width": 0.0},
-        {"confidence": 95},
-        {"min_samples": 0},
-        {"max_samples": 5},
-        {"least_samples": 50},
-        {"min_effective_samples": -1},
-        {"time_cap_s": -1.0},
-        {"checkpoint_growth": 1.0},
+        *((SteadyRule, wrong) for wrong in ({"tolerance": 0.0}, {"min_time_s": 2.0}, {"min_time_s": -1.0})),
+        (SteadyRule, {"launches": -1}),
+        *((StopRule, wrong) for wrong in ({"relative_half_width": 0.0}, {"confidence": 95}, {"min_samples": 0})),
+        *((StopRule, wrong) for wrong in ({"max_samples": 5}, {"least_samples": 50}, {"min_effective_samples": -1})),
+        *((StopRule, wrong) for wrong in ({"time_cap_s": -1.0}, {"checkpoint_growth": 1.0})),
     ],
 )
-def test_rules_that_make_no_sense_are_refused(wrong):
+def test_rules_that_make_no_sense_are_refused(rule, wrong):
     with pytest.raises(ValueError, match=r"must|cannot"):
-        StopRule(**wrong)
+        rule(**wrong)
 
 
 @pytest.mark.parametrize("samples", [QUIET, NOISY])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_what_cannot_be_read_is_absent(elsewhere):
     assert not {"cpu_mhz", "temperature_celsius", "cpu_steal_s"} & set(taken)
 
 
-def test_stolen_time_is_told_as_a_share_of_the_time_wanted(elsewhere):
+def test_stolen_time_is_a_share_of_the_time_wanted(elsewhere):
     stat = elsewhere / "proc" / "stat"
     stat.write_text("cpu  100 0 100 9999 0 0 0 50 0 0\ncpu0 1 2 3\n")
     with telemetry.Around() as around:
@@ -60,7 +61,7 @@ def test_the_governors_clock_is_preferred(elsewhere, monkeypatch):
     assert telemetry.snapshot()["cpu_mhz"]["median"] == 2400.0
 
 
-def test_the_hottest_sensor_is_told(elsewhere):
+def test_the_hottest_sensor_is_reported(elsewhere):
     for zone, value in (
         ("thermal_zone0", "41000\n"),
         ("thermal_zone1", "55500\n"),
@@ -95,7 +96,7 @@ def test_waiting_shows_as_context_switches_of_this_process():
 
 
 class FakeManager:
-    """A manager whose GPU throttles as told, one list a reading, the last for ever; with links it counts bytes."""
+    """A manager whose GPU throttles by a list for each reading, the last for ever; with links it counts bytes."""
 
     def __init__(self, *throttling: list[str], links: bool = False) -> None:
         self._throttling = list(throttling)
@@ -140,7 +141,7 @@ def test_between_blocks_nothing_is_asked_for_but_throttle_reasons():
         assert manager.requested[before:] == ["throttle reasons"] * 3
 
 
-def test_what_went_over_the_links_meanwhile_is_told_where_it_is_counted():
+def test_what_went_over_the_links_meanwhile_is_reported_where_it_is_counted():
     with AroundGpu(FakeManager([], links=True), "GPU-1") as gpu:
         pass
     assert gpu.report["nvlink_bytes"] == {"sent": 1024, "received": 3 * 1024}
@@ -152,18 +153,11 @@ def test_heat_and_brakes_rule_samples_out(reason):
     assert gpu.why_discard() == reason
 
 
-def test_a_gpu_that_tells_nothing_discards_nothing():
-    class Silent:
-        def readings(self, uuid: str) -> dict:
-            return {}
-
-        def throttle_reasons(self, uuid: str) -> None:
-            return None
-
-        def nvlink_bytes(self, uuid: str) -> None:
-            return None
-
-    with AroundGpu(Silent(), "GPU-1") as gpu:
+def test_a_gpu_without_readings_discards_nothing():
+    silent = SimpleNamespace(
+        readings=lambda uuid: {}, throttle_reasons=lambda uuid: None, nvlink_bytes=lambda uuid: None
+    )
+    with AroundGpu(silent, "GPU-1") as gpu:
         assert gpu.why_discard() is None
     assert gpu.report["before"] == {}
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.measure.verify_attention import verify_attention
-from pyperf_suite.workloads.operands import round_to, widen
+from tests.core.measure.test_verify import Remembered, to_bfloat16
 
 # (batch, heads, kv_heads, seq_q, seq_k, head_dim)
 Shape = tuple[int, int, int, int, int, int]
@@ -23,11 +23,6 @@ SHAPES: list[Shape] = [
 MANY: Shape = (2, 6, 2, 192, 256, 24)
 FEW_PAIRS = 60_000  # less than MANY has, enough for some of its groups in full
 NO_GROUP = 6_000  # so few that no group of MANY is compared in full
-
-
-def to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """Round to the nearest bfloat16, kept as float32."""
-    return widen(round_to(np.ascontiguousarray(values, np.float32), "bfloat16"), "bfloat16")
 
 
 ROUND: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -75,43 +70,27 @@ class Attention:
         return verify_attention(outputs, self.q, self.k, self.v, gradient, self.causal, self.dtype, **options)
 
 
-def sees_one_key_too_many(attention: Attention) -> None:
-    attention.mask = np.tri(*attention.mask.shape, attention.offset + 1, dtype=bool)
+def triangle(attention: Attention, last: int) -> np.ndarray:
+    return np.tri(*attention.mask.shape, last, dtype=bool)
 
 
-def misses_the_newest_key(attention: Attention) -> None:
-    attention.mask = np.tri(*attention.mask.shape, attention.offset - 1, dtype=bool)
+# What of the kernel is wrong, and how.
+MISTAKES: dict[str, tuple[str, Callable[[Attention], Any]]] = {
+    "sees one key too many": ("mask", lambda right: triangle(right, right.offset + 1)),
+    "misses the newest key": ("mask", lambda right: triangle(right, right.offset - 1)),
+    "is aligned at the top left": ("mask", lambda right: triangle(right, 0)),
+    "masks nothing": ("mask", lambda right: np.ones_like(right.mask)),
+    "drops a block of keys": ("mask", lambda right: right.mask & (np.arange(right.mask.shape[1]) // 32 != 1)),
+    "strides over key heads": ("key_head", lambda right: np.arange(len(right.key_head)) % right.k.shape[1]),
+    "scales by the padded head_dim": ("scale", lambda right: 1 / np.sqrt(32)),
+}
 
 
-def is_aligned_at_the_top_left(attention: Attention) -> None:
-    attention.mask = np.tri(*attention.mask.shape, 0, dtype=bool)
-
-
-def masks_nothing(attention: Attention) -> None:
-    attention.mask = np.ones_like(attention.mask)
-
-
-def drops_a_block_of_keys(attention: Attention) -> None:
-    attention.mask[:, 32:64] = False
-
-
-def strides_over_key_heads(attention: Attention) -> None:
-    attention.key_head = np.arange(len(attention.key_head)) % attention.k.shape[1]
-
-
-def scales_by_the_padded_head_dim(attention: Attention) -> None:
-    attention.scale = 1 / np.sqrt(32)
-
-
-MISTAKES = [
-    sees_one_key_too_many,
-    misses_the_newest_key,
-    is_aligned_at_the_top_left,
-    masks_nothing,
-    drops_a_block_of_keys,
-    strides_over_key_heads,
-    scales_by_the_padded_head_dim,
-]
+def mistaken(attention: Attention, mistake: str) -> Attention:
+    """The same, which makes the mistake from now on."""
+    name, wrong = MISTAKES[mistake]
+    setattr(attention, name, wrong(attention))
+    return attention
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
@@ -150,10 +129,9 @@ def test_right_outputs_pass_where_only_samples_are_compared(dtype: str, backward
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [1 << 25, FEW_PAIRS, NO_GROUP])
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
-def test_a_kernel_fails_that(mistake: Callable[[Attention], None], backward: bool, budget: int) -> None:
-    attention = Attention(MANY, causal=True)
-    mistake(attention)
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_kernel_fails_that(mistake: str, backward: bool, budget: int) -> None:
+    attention = mistaken(Attention(MANY, causal=True), mistake)
     assert not attention.verify(attention.outputs(backward), pair_budget=budget).passed
 
 
@@ -170,8 +148,7 @@ def test_one_key_missed_of_thousands_is_seen_though_each_output_is_within_its_li
 
 
 def test_one_key_too_many_among_thousands_is_seen() -> None:
-    attention = Attention((1, 4, 4, 16, 4096, 32), causal=True)
-    sees_one_key_too_many(attention)
+    attention = mistaken(Attention((1, 4, 4, 16, 4096, 32), causal=True), "sees one key too many")
     verdict = attention.verify(attention.outputs(backward=False))
     assert not verdict.passed
     assert "one key too many" in verdict.message
@@ -231,21 +208,21 @@ def test_a_block_of_queries_twice_as_long_as_the_samples_are_apart_cannot_be_wro
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [1 << 25, FEW_PAIRS])
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("mistake", [None, sees_one_key_too_many, drops_a_block_of_keys], ids=["right", "key", "block"])
+@pytest.mark.parametrize("mistake", ["", "sees one key too many", "drops a block of keys"])
 def test_tensors_are_judged_on_their_device_as_arrays_are_on_the_host(
-    mistake: Callable[[Attention], None] | None, backward: bool, budget: int
+    mistake: str, backward: bool, budget: int
 ) -> None:
     torch = pytest.importorskip("torch")
     attention = Attention(MANY, causal=True)
-    if mistake is not None:
-        mistake(attention)
+    if mistake:
+        mistaken(attention, mistake)
     outputs = attention.outputs(backward)
     on_host = attention.verify(outputs, pair_budget=budget)
     for name in ("q", "k", "v", "do"):
         setattr(attention, name, torch.from_numpy(getattr(attention, name)).bfloat16())
     tensors = {name: torch.from_numpy(out).bfloat16() for name, out in outputs.items()}
     on_device = attention.verify(tensors, pair_budget=budget)
-    assert on_device.passed == on_host.passed == (mistake is None)
+    assert on_device.passed == on_host.passed == (not mistake)
     assert (on_device.method, on_device.worst_at) == (on_host.method, on_host.worst_at)
     assert on_device.worst_element_ratio == pytest.approx(on_host.worst_element_ratio, rel=1e-4)
     assert on_device.relative_norm == pytest.approx(on_host.relative_norm, rel=1e-6)
@@ -268,23 +245,15 @@ def test_one_key_missed_of_thousands_is_seen_in_tensors_too() -> None:
 def test_what_depends_on_the_operands_alone_is_computed_once(budget: int, backward: bool) -> None:
     attention = Attention(MANY, causal=True)
     outputs = attention.outputs(backward)
-    kept: dict[str, Any] = {}
-    computed = []
-
-    def keep(name: str, compute: Callable[[], Any]) -> Any:
-        if name not in kept:
-            computed.append(name)
-            kept[name] = compute()
-        return kept[name]
-
+    keep = Remembered()
     first = attention.verify(outputs, pair_budget=budget, keep=keep)
     assert first.passed
-    count = len(computed)
+    count = keep.computed
     assert count >= 4
     assert attention.verify(outputs, pair_budget=budget, keep=keep) == first
     outputs["dq" if backward else "o"][1, 5, 0, 3] += 1
     assert not attention.verify(outputs, pair_budget=budget, keep=keep).passed
-    assert len(computed) == count
+    assert keep.computed == count
 
 
 def test_shapes_that_do_not_fit_and_operands_that_are_not_finite_are_errors() -> None:

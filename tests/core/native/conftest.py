@@ -44,7 +44,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 class FakeLibcuda:
-    """The double of libcuda in fake_libcuda.c: its figures, the failures it is told to have, what was queued on it."""
+    """The double of libcuda in fake_libcuda.c: its figures, the failures that a test sets, what was queued on it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import threading
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyperf_suite.workloads.operands import round_to, widen
+from tests.core.native.test_gemm import at_once, workers_here
 
 CANARY = np.uint16(0x4321)
 
@@ -102,15 +103,6 @@ class Case:
 
     def check(self, native: ModuleType) -> None:
         self.assert_right(self.run(self.attention(native)))
-
-
-def workers_here(native: ModuleType) -> int:
-    """Two workers where the process may use two cores."""
-    try:
-        native.default_blocks(1, 1, 1, 1, 1, workers=2)
-    except ValueError:
-        return 1
-    return 2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -250,22 +242,13 @@ def test_two_python_threads_may_attend_at_once_on_one_object_and_on_two(native: 
     options = {"blocks": (32, keys), "workers": workers_here(native)}
     cases = [Case(1, 2, 2, 97, 130, 32, seed=seed, causal=True, options=options) for seed in range(3)]
     shared = cases[0].attention(native)
-    failures: list[BaseException] = []
 
     def attend(case: Case, attention: Any) -> None:
-        try:
-            for _ in range(15):
-                case.assert_right(case.run(attention))
-        except BaseException as failure:
-            failures.append(failure)
+        for _ in range(15):
+            case.assert_right(case.run(attention))
 
     pairs = zip(cases, [shared, shared, cases[2].attention(native)], strict=True)
-    threads = [threading.Thread(target=attend, args=pair) for pair in pairs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    at_once(*(partial(attend, *pair) for pair in pairs))
 
 
 def test_the_default_blocks_can_be_computed_and_give_every_worker_a_tile(native: ModuleType, isa: str) -> None:
@@ -340,7 +323,7 @@ def test_an_operand_without_an_address_is_refused_before_anything_is_written(nat
     assert (memory == 0).all()
 
 
-def test_an_attention_tells_what_it_uses_and_pads_head_dim_to_one_vector(native: ModuleType, isa: str) -> None:
+def test_an_attention_reports_what_it_uses_and_pads_head_dim_to_one_vector(native: ModuleType, isa: str) -> None:
     rows, keys = native.micro_tile(isa)
     vector = keys // 2
     attention = native.Attention(**arguments(native, isa=isa, blocks=(32, keys), head_dim=2 * vector + 1, pin=False))

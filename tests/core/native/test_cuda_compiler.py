@@ -189,26 +189,22 @@ def test_the_version_of_the_compiler_is_part_of_what_a_kernel_depends_on(cuda, n
     assert len(list(folder.iterdir())) == 2
 
 
-def test_a_whole_file_of_another_format_is_not_read(compiler, folder):
-    compiled(compiler())
-    entry(folder).write_bytes(entry(folder).read_bytes().replace(b"kernel 2", b"kernel 1"))
-    assert not compiled(compiler()).from_cache
-
-
 @pytest.mark.parametrize("what", ["folder", "file"])
-def test_what_others_could_have_written_is_not_read(compiler, folder, what):
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda path: path.chmod(0o777), "can be written by other users"),
+        pytest.param(
+            lambda path: os.chown(path, 12345, 12345),
+            "belongs to another user",
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away"),
+        ),
+    ],
+)
+def test_what_others_own_or_could_have_written_is_not_read(compiler, folder, what, spoil, words):
     compiled(compiler())
-    (folder if what == "folder" else entry(folder)).chmod(0o777)
-    with pytest.warns(RuntimeWarning, match="can be written by other users"):
-        assert not compiled(compiler()).from_cache
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-@pytest.mark.parametrize("what", ["folder", "file"])
-def test_what_another_user_owns_is_not_read(compiler, folder, what):
-    compiled(compiler())
-    os.chown(folder if what == "folder" else entry(folder), 12345, 12345)
-    with pytest.warns(RuntimeWarning, match="belongs to another user"):
+    spoil(folder if what == "folder" else entry(folder))
+    with pytest.warns(RuntimeWarning, match=words):
         assert not compiled(compiler()).from_cache
 
 
@@ -235,34 +231,29 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "cut off": lambda content: content[: len(content) // 2],
     "one bit": lambda content: content[:-100] + bytes([content[-100] ^ 1]) + content[-99:],
     "a length": lambda content: content[:LENGTH] + b"\xff" + content[LENGTH + 1 :],
+    "another format": lambda content: content.replace(b"kernel 2", b"kernel 1"),
     "empty": lambda content: b"",
     "longer": lambda content: content + b"more",
     "replaced": lambda content: b"something else altogether" * 1000,
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", [*DAMAGES, "another kernel's"])
 def test_a_damaged_file_is_compiled_again_and_replaced(compiler, folder, damage):
     whole = compiled(compiler())
     file = entry(folder)
-    file.write_bytes(DAMAGES[damage](file.read_bytes()))
+    if damage == "another kernel's":
+        compiled(compiler(), ADD_ONE.replace("1.0f", "2.0f"))
+        [other] = set(folder.iterdir()) - {file}
+        other.replace(file)
+    else:
+        file.write_bytes(DAMAGES[damage](file.read_bytes()))
     again = compiled(compiler())
     assert (again.from_cache, again.cubin) == (False, whole.cubin)
     assert compiled(compiler()).from_cache
 
 
-def test_another_kernels_file_under_ones_name_is_not_taken_for_it(compiler, folder):
-    compiled(compiler())
-    mine = entry(folder)
-    theirs_cubin = compiled(compiler(), ADD_ONE.replace("1.0f", "2.0f")).cubin
-    [theirs] = set(folder.iterdir()) - {mine}
-    mine.write_bytes(theirs.read_bytes())
-    again = compiled(compiler())
-    assert not again.from_cache
-    assert again.cubin != theirs_cubin
-
-
-def test_processes_that_compile_the_same_kernel_at_once_leave_one_whole_file(compiler, folder, nvrtc):
+def test_processes_and_threads_that_compile_a_kernel_at_once_get_the_same(cuda, compiler, folder, nvrtc):
     program = (
         "import sys; from pyperf_suite import _native\n"
         "from pyperf_suite.workloads.scratch import KernelCache\n"
@@ -282,16 +273,12 @@ def test_processes_that_compile_the_same_kernel_at_once_leave_one_whole_file(com
         process.stdin.close()
     assert entry(folder).suffix == ".kernel"
     assert compiled(compiler()).from_cache
-
-
-def test_threads_that_compile_at_once_get_the_same_kernel(compiler):
-    shared = compiler()
+    shared = KernelCache(cuda.Compiler([nvrtc]), "")
     with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda _: compiled(shared).cubin, range(8)))
-    assert len(set(results)) == 1
+        assert len(set(pool.map(lambda _: compiled(shared).cubin, range(8)))) == 1
 
 
-def test_a_folder_that_cannot_be_written_is_told_of_once_and_kernels_compile_all_the_same(cuda, nvrtc, tmp_path):
+def test_a_folder_that_cannot_be_written_is_warned_of_once_and_kernels_compile_all_the_same(cuda, nvrtc, tmp_path):
     (tmp_path / "file").write_text("")
     compiler = KernelCache(cuda.Compiler([nvrtc]), str(tmp_path / "file" / "cache"))
     words = r"cannot be kept in .*file/cache \(File exists\).* set PYPERF_CACHE_DIR"

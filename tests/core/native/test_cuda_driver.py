@@ -31,7 +31,7 @@ def test_the_architecture_has_its_own_instructions_from_sm_90_on(cuda, fake, cap
     assert cuda.Context(cuda.Driver()).architecture == architecture
 
 
-def test_the_driver_tells_its_version_and_devices(cuda, fake):
+def test_the_driver_reports_its_version_and_devices(cuda, fake):
     fake.set(version=12080, devices=2)
     driver = cuda.Driver()
     assert driver.version == (12, 8)
@@ -39,29 +39,25 @@ def test_the_driver_tells_its_version_and_devices(cuda, fake):
     assert driver.path == str(fake.path)
 
 
-def test_no_device_is_not_available_and_says_where_to_look(cuda, fake):
-    fake.fail("cuInit", 100)
-    with pytest.raises(cuda.NotAvailable, match=r"cuInit failed with CUDA_ERROR_NO_DEVICE \(100\).*nvidia-smi"):
-        cuda.Driver()
-
-
-def test_a_driver_too_old_names_both_versions(cuda, fake):
-    fake.set(version=11040)
-    with pytest.raises(cuda.NotAvailable, match=r"CUDA up to 11\.4 and the kernels need 12\.0: update the driver"):
-        cuda.Driver()
-
-
-def test_a_gpu_before_ampere_is_named_with_what_is_needed(cuda, fake):
-    fake.set(major=7, minor=0)
-    with pytest.raises(cuda.NotAvailable, match=r"GPU 0 \(Fake H200\) has compute capability 7\.0 .* need 8\.0"):
-        cuda.Context(cuda.Driver())
-    assert fake.get("live") == 0
-
-
-@pytest.mark.parametrize("index", [-1, 1])
-def test_a_device_that_is_not_there_is_not_available(cuda, fake, index):
-    with pytest.raises(cuda.NotAvailable, match=f"GPU {index} was asked for and the driver sees 1"):
+@pytest.mark.parametrize(
+    ("figures", "index", "words"),
+    [
+        ({"version": 11040}, 0, r"CUDA up to 11\.4 and the kernels need 12\.0: update the driver"),
+        ({"major": 7, "minor": 0}, 0, r"GPU 0 \(Fake H200\) has compute capability 7\.0 .* need 8\.0"),
+        ({}, -1, "GPU -1 .* the driver sees 1"),
+        ({}, 1, "GPU 1 .* the driver sees 1"),
+        ({"cuInit": 100}, 0, r"cuInit failed with CUDA_ERROR_NO_DEVICE \(100\).*nvidia-smi"),
+    ],
+    ids=str,
+)
+def test_a_driver_or_device_that_does_not_serve_says_what_is_needed(cuda, fake, figures, index, words):
+    if "cuInit" in figures:
+        fake.fail("cuInit", figures["cuInit"])
+    else:
+        fake.set(**figures)
+    with pytest.raises(cuda.NotAvailable, match=words):
         cuda.Context(cuda.Driver(), index)
+    assert fake.get("live") == 0
 
 
 @pytest.mark.parametrize(
@@ -69,36 +65,33 @@ def test_a_device_that_is_not_there_is_not_available(cuda, fake, index):
     [
         ("/nowhere/libcuda.so.1", r"PYPERF_LIBCUDA=/nowhere/libcuda.so.1 cannot be opened \(.*\): correct it or unset"),
         ("libcuda.so.1", "PYPERF_LIBCUDA=libcuda.so.1 is no absolute path"),
+        (np._core._multiarray_umath.__file__, "has no cuDriverGetVersion: it is too old or not what its name says"),
     ],
 )
-def test_an_override_that_does_not_open_is_not_passed_over(cuda, monkeypatch, path, words):
+def test_an_override_that_is_no_driver_is_not_passed_over(cuda, monkeypatch, path, words):
     monkeypatch.setenv("PYPERF_LIBCUDA", path)
     with pytest.raises(cuda.NotAvailable, match=words):
         cuda.Driver()
 
 
-def test_a_library_that_is_no_driver_is_told_by_what_it_lacks(cuda, monkeypatch):
-    monkeypatch.setenv("PYPERF_LIBCUDA", np._core._multiarray_umath.__file__)
-    with pytest.raises(cuda.NotAvailable, match="has no cuDriverGetVersion: it is too old or not what its name says"):
-        cuda.Driver()
-
-
 @pytest.mark.parametrize(
     ("result", "kind"),
-    [(1, "CudaError"), (2, "OutOfMemory"), (700, "LaunchFailed"), (719, "LaunchFailed"), (801, "NotAvailable")],
+    [
+        (1, "CudaError"),
+        (2, "OutOfMemory"),
+        (700, "LaunchFailed"),
+        (719, "LaunchFailed"),
+        (801, "NotAvailable"),
+        (4711, "CudaError"),
+    ],
 )
 def test_a_result_becomes_the_exception_that_says_what_to_do(cuda, context, fake, result, kind):
     fake.fail("cuCtxSynchronize", result)
-    with pytest.raises(cuda.CudaError, match=rf"cuCtxSynchronize failed with .* \({result}") as raised:
+    name = "an unknown result" if result == 4711 else ".*"
+    with pytest.raises(cuda.CudaError, match=rf"cuCtxSynchronize failed with {name} \({result}") as raised:
         context.synchronize()
     assert type(raised.value) is getattr(cuda, kind)
     assert isinstance(raised.value, RuntimeError)
-
-
-def test_a_result_the_driver_has_no_name_for_is_told_by_its_number(cuda, context, fake):
-    fake.fail("cuCtxSynchronize", 4711)
-    with pytest.raises(cuda.CudaError, match=r"failed with an unknown result \(4711\)"):
-        context.synchronize()
 
 
 def test_after_a_kernel_crashed_every_call_says_that_the_process_must_go(cuda, context):
@@ -124,18 +117,14 @@ def test_what_is_written_to_memory_is_read_back(cuda, context):
     ("count", "offset"), [(17, 0), (1, 16), (8, 12), (1, -1), (-1, 0), (2**62, 2**62), (0, -(2**63))]
 )
 def test_bytes_outside_an_allocation_are_refused(cuda, context, count, offset):
-    memory = cuda.DeviceMemory(context, 16)
-    with pytest.raises(ValueError, match=rf"{count} bytes from byte {offset} on were asked for .* has 16"):
-        memory.read(count, offset)
+    with pytest.raises(ValueError, match=rf"{count} bytes from byte {offset} .* has 16"):
+        cuda.DeviceMemory(context, 16).read(count, offset)
 
 
-def test_out_of_device_memory_says_how_much_was_asked_for_and_is_free(cuda, context):
-    with pytest.raises(cuda.OutOfMemory, match=r"2 GB of device memory were asked for and 1 of 150\.11 GB are free"):
+def test_more_memory_than_is_free_or_none_at_all_is_refused(cuda, context):
+    with pytest.raises(cuda.OutOfMemory, match=r"2 GB of device memory .* 1 of 150\.11 GB are free"):
         cuda.DeviceMemory(context, 2_000_000_000)
-
-
-def test_no_memory_at_all_cannot_be_asked_for(cuda, context):
-    with pytest.raises(ValueError, match="ask for at least 1"):
+    with pytest.raises(ValueError, match="at least 1"):
         cuda.DeviceMemory(context, 0)
 
 

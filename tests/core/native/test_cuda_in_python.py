@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,14 +57,16 @@ def test_kernels_are_compiled_for_the_device_at_hand_and_kept(device, tmp_path):
     assert CudaDevice(0).compile("work.cu", '#include "body.cuh"', {"body.cuh": WORK}) == cubin
 
 
-@pytest.mark.parametrize("queueing", ["held", "graph", "open"])
-def test_the_stopwatch_tells_seconds_a_sample_and_the_clock_it_ran_at(device, fake, queueing):
+def test_the_stopwatch_reports_seconds_a_sample_its_clock_and_how_gaps_were_hidden(device, fake):
     fake.set(kernel_ns=100_000)
-    stopwatch = device.stopwatch(queueing)
-    seconds = stopwatch.time(Work(device, stopwatch).launch, first=0, samples=3, launches_per_sample=10)
-    assert seconds == pytest.approx([10 * 100e-6 + EVENT_S] * 3, rel=1e-6)
-    assert stopwatch.clocks_hz(2) == pytest.approx([1.98e9] * 2, rel=1e-3)
-    assert stopwatch.clocks_hz(0) == []
+    watches = [device.stopwatch(queueing) for queueing in ("held", "graph", "open")]
+    for stopwatch in watches:
+        seconds = stopwatch.time(Work(device, stopwatch).launch, first=0, samples=3, launches_per_sample=10)
+        assert seconds == pytest.approx([10 * 100e-6 + EVENT_S] * 3, rel=1e-6)
+        assert stopwatch.clocks_hz(2) == pytest.approx([1.98e9] * 2, rel=1e-3)
+        assert stopwatch.clocks_hz(0) == []
+    assert len({stopwatch.name for stopwatch in watches}) == 3
+    assert all("cuda events" in stopwatch.name for stopwatch in watches)
 
 
 def test_the_resolution_is_what_an_empty_sample_costs(device):
@@ -183,21 +186,11 @@ def test_the_sampling_loop_drives_it_as_any_other_clock(device):
     assert work.indices[begun:] == list(range(len(work.indices) - begun))
 
 
-def test_the_record_names_how_gaps_were_hidden(device):
-    names = {device.stopwatch(queueing).name for queueing in ("held", "graph", "open")}
-    assert len(names) == 3
-    assert all("cuda events" in name for name in names)
-
-
-def test_a_machine_without_a_driver_makes_the_case_unsupported(native, monkeypatch, uncached):
-    monkeypatch.setenv("PYPERF_LIBCUDA", "/nowhere/libcuda.so.1")
-    with pytest.raises(Unsupported, match=r"PYPERF_LIBCUDA=/nowhere/libcuda\.so\.1 cannot be opened"):
-        cuda_device(0)
-
-
-def test_a_machine_without_nvrtc_makes_the_case_unsupported(native, fake, monkeypatch, uncached):
-    monkeypatch.setenv("PYPERF_LIBNVRTC", "/nowhere/libnvrtc.so.13")
-    with pytest.raises(Unsupported, match=r"PYPERF_LIBNVRTC=/nowhere/libnvrtc\.so\.13 cannot be opened"):
+@pytest.mark.parametrize("library", ["libcuda.so.1", "libnvrtc.so.13"])
+def test_a_machine_without_driver_or_nvrtc_makes_the_case_unsupported(native, fake, monkeypatch, uncached, library):
+    variable = f"PYPERF_{library.partition('.')[0].upper()}"
+    monkeypatch.setenv(variable, f"/nowhere/{library}")
+    with pytest.raises(Unsupported, match=rf"{variable}=/nowhere/{re.escape(library)} cannot be opened"):
         cuda_device(0)
 
 

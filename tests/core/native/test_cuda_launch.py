@@ -24,26 +24,19 @@ def test_a_kernel_gets_its_arguments_from_anything_that_has_a_buffer(cuda, conte
     a, b, c = (cuda.DeviceMemory(context, 12) for _ in range(3))
     a.write(np.array([1, 2, 3], np.float32))
     b.write(np.array([10, 20, 30], np.float32))
-    arguments = [np.uint64(a.address), c_bytes(b.address), np.array([c.address]), np.int32(3)]
+    arguments = [np.uint64(a.address), b.address.to_bytes(8, "little"), np.array([c.address]), np.int32(3)]
     cuda.Launch(kernel("add"), (1, 1, 1), (128, 1, 1), arguments).run()
     assert np.frombuffer(c.read(), np.float32).tolist() == [11, 22, 33]
-
-
-def c_bytes(address: int) -> bytes:
-    return address.to_bytes(8, "little")
 
 
 def test_grid_block_cluster_and_shared_memory_reach_the_driver(cuda, fake, kernel):
     launch = cuda.Launch(kernel("gemm"), (132, 2, 1), (384, 1, 1), [], cluster=(2, 1, 1), dynamic_shared_bytes=200_000)
     launch.run()
     launch.run(stream=1)
-    shape = "launch gemm grid 132x2x1 block 384x1x1 cluster 2 shared 200000 stream"
-    assert fake.log() == ["set gemm 8 200000", f"{shape} default", f"{shape} own"]
-
-
-def test_a_launch_without_clusters_hands_the_driver_no_cluster(cuda, fake, kernel):
     cuda.Launch(kernel("gemm"), (5, 1, 1), (32, 1, 1), []).run()
-    assert fake.log() == ["launch gemm grid 5x1x1 block 32x1x1 cluster 1 shared 0 stream default"]
+    shape = "launch gemm grid 132x2x1 block 384x1x1 cluster 2 shared 200000 stream"
+    plain = "launch gemm grid 5x1x1 block 32x1x1 cluster 1 shared 0 stream default"
+    assert fake.log() == ["set gemm 8 200000", f"{shape} default", f"{shape} own", plain]
 
 
 def test_a_second_launch_with_less_shared_memory_leaves_the_first_what_it_needs(cuda, kernel):
@@ -100,16 +93,20 @@ def test_a_shape_that_cannot_be_is_refused_with_its_limit(cuda, kernel, grid, bl
         cuda.Launch(kernel("any"), grid, block, [], **options)
 
 
-def test_arguments_are_counted_and_measured_against_the_parameters(cuda, kernel):
-    with pytest.raises(ValueError, match="Kernel add was given 1 arguments and has 4 parameters"):
-        cuda.Launch(kernel("add"), (1, 1, 1), (1, 1, 1), [np.uint64(0)])
-    with pytest.raises(ValueError, match="Argument 3 of kernel add has 8 bytes and its parameter 4"):
-        cuda.Launch(kernel("add"), (1, 1, 1), (1, 1, 1), [np.uint64(0)] * 4)
-    with pytest.raises(TypeError, match="bytes-like"):
-        cuda.Launch(kernel("add"), (1, 1, 1), (1, 1, 1), [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ([np.uint64(0)], ValueError, "Kernel add was given 1 arguments and has 4 parameters"),
+        ([np.uint64(0)] * 4, ValueError, "Argument 3 of kernel add has 8 bytes and its parameter 4"),
+        ([1, 2, 3, 4], TypeError, "bytes-like"),
+    ],
+)
+def test_arguments_are_counted_and_measured_against_the_parameters(cuda, kernel, arguments, error, words):
+    with pytest.raises(error, match=words):
+        cuda.Launch(kernel("add"), (1, 1, 1), (1, 1, 1), arguments)
 
 
-def test_a_driver_that_does_not_tell_parameter_sizes_launches_all_the_same(cuda, fake, kernel):
+def test_a_driver_that_does_not_know_parameter_sizes_launches_all_the_same(cuda, fake, kernel):
     fake.set(parameter_info=0)
     assert kernel("takes_map").parameter_bytes == []
     cuda.Launch(kernel("takes_map"), (1, 1, 1), (1, 1, 1), [bytes(128), np.uint32(3)]).run()
@@ -141,7 +138,7 @@ def test_a_kernel_that_is_not_in_the_module_is_named(cuda, kernel):
         kernel("absent")
 
 
-def test_a_kernel_tells_what_it_takes_of_a_multiprocessor(kernel):
+def test_a_kernel_reports_what_it_takes_of_a_multiprocessor(kernel):
     gemm = kernel("gemm")
     assert (gemm.registers, gemm.static_shared_bytes, gemm.local_bytes) == (168, 64, 0)
     assert gemm.max_threads_per_block == 384

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -38,31 +39,29 @@ def seconds_of(timed: list[tuple[float, float]]) -> list[float]:
     return [seconds for seconds, _ in timed]
 
 
-def test_a_block_is_queued_behind_a_held_stream_with_the_clocks_outside_what_is_timed(fake, stopwatch, work):
-    watch = stopwatch()
+SAMPLE = ["event", WORK, WORK, "event", CLOCKS]
+
+
+@pytest.mark.parametrize(
+    ("options", "queued"),
+    [
+        ({}, [HOLD, CLOCKS, *SAMPLE, *SAMPLE]),
+        ({"queueing": "graph"}, ["capture", CLOCKS, *SAMPLE, *SAMPLE, "graph"]),
+        ({"queueing": "open", "clocks": False}, ["event", WORK, WORK, "event"] * 2),
+    ],
+    ids=["held back", "one graph", "open, without clocks"],
+)
+def test_samples_are_queued_with_the_clocks_outside_what_is_timed(fake, stopwatch, work, options, queued):
+    watch = stopwatch(**options)
     fake.log()
-    watch.time(work(watch), 0, samples=2, launches_per_sample=2)
-    sample = ["event", WORK, WORK, "event", CLOCKS]
-    assert fake.log() == [HOLD, CLOCKS, *sample, *sample]
+    timed = watch.time(work(watch), 0, samples=2, launches_per_sample=2)
+    assert fake.log() == queued
+    assert all(math.isnan(hz) == (CLOCKS not in queued) for _, hz in timed)
 
 
 def test_the_stopwatchs_own_kernels_have_run_before_a_stream_is_held(fake, stopwatch):
     stopwatch()
     assert fake.log() == [HOLD, CLOCKS]
-
-
-def test_a_graph_is_captured_and_then_launched_once(fake, stopwatch, work):
-    watch = stopwatch(queueing="graph")
-    fake.log()
-    watch.time(work(watch), 0, samples=1, launches_per_sample=1)
-    assert fake.log() == ["capture", CLOCKS, "event", WORK, "event", CLOCKS, "graph"]
-
-
-def test_an_open_queue_holds_nothing_back_and_clocks_can_be_left_out(fake, stopwatch, work):
-    watch = stopwatch(queueing="open", clocks=False)
-    fake.log()
-    watch.time(work(watch), 0, samples=1, launches_per_sample=1)
-    assert fake.log() == ["event", WORK, "event"]
 
 
 @pytest.mark.parametrize("queueing", ["held", "graph", "open"])
@@ -83,22 +82,22 @@ def test_every_launch_gets_the_next_index_in_order_across_blocks_and_parts(stopw
     assert indices == list(range(7, 7 + 75))
 
 
-@pytest.mark.parametrize("queueing", ["held", "graph"])
-def test_samples_that_do_not_fit_the_queue_together_are_timed_block_by_block(fake, stopwatch, work, queueing):
+@pytest.mark.parametrize(
+    ("queueing", "samples", "launches", "parts", "blocks"),
+    [
+        *((queueing, 5, 3, 1, 3) for queueing in ("held", "graph")),  # two samples of 6 operations a block
+        ("held", 1, 25, 3, 3),  # a sample longer than the queue
+    ],
+)
+def test_what_does_not_fit_the_queue_is_timed_block_by_block_and_summed(
+    fake, stopwatch, work, queueing, samples, launches, parts, blocks
+):
     watch = stopwatch(queue_limit=16, queueing=queueing)
     fake.log()
-    timed = watch.time(work(watch), 0, samples=5, launches_per_sample=3)
-    assert seconds_of(timed) == pytest.approx([3 * KERNEL_S + EVENT_S] * 5, rel=1e-6)
-    assert fake.log().count(HOLD if queueing == "held" else "graph") == 3  # two samples of 6 operations a block
-
-
-def test_a_sample_longer_than_the_queue_is_the_sum_of_its_parts(fake, stopwatch, work):
-    watch = stopwatch(queue_limit=16)
-    fake.log()
-    timed = watch.time(work(watch), 0, samples=1, launches_per_sample=25)
-    assert seconds_of(timed) == pytest.approx([25 * KERNEL_S + 3 * EVENT_S], rel=1e-6)
+    timed = watch.time(work(watch), 0, samples, launches)
+    assert seconds_of(timed) == pytest.approx([launches * KERNEL_S + parts * EVENT_S] * samples, rel=1e-6)
     log = fake.log()
-    assert (log.count(HOLD), log.count(WORK)) == (3, 25)
+    assert (log.count(HOLD if queueing == "held" else "graph"), log.count(WORK)) == (blocks, samples * launches)
 
 
 def test_the_queue_never_holds_more_than_its_limit(fake, stopwatch, work):
@@ -125,41 +124,31 @@ def test_a_multiprocessor_that_no_block_reached_lends_no_reading_of_another_bloc
     assert hz == pytest.approx(1e9, rel=1e-4)
 
 
-def test_a_clock_that_was_not_read_is_not_a_number(stopwatch, work):
-    watch = stopwatch(clocks=False)
-    [(_, hz)] = watch.time(work(watch), 0, 1, 1)
-    assert hz != hz
+WAITS = r"could not be queued within 0\.25 s .* a launch waits for the device"
+IN_A_GRAPH = r"\(900\): a launch waited or allocated, which a graph cannot hold"
 
 
-def test_a_launch_that_waits_for_a_held_stream_is_told_of_and_the_stopwatch_lives_on(cuda, context, stopwatch, work):
-    watch = stopwatch(hold_limit_s=0.25)
-    with pytest.raises(
-        cuda.QueueTimedOut, match=r"could not be queued within 0\.25 s .* a launch waits for the device"
-    ):
-        watch.time(lambda index: context.synchronize(), 0, 1, 1)
-    assert seconds_of(watch.time(work(watch), 0, 1, 1)) == pytest.approx([KERNEL_S + EVENT_S], rel=1e-6)
-
-
-@pytest.mark.parametrize("queueing", ["held", "graph", "open"])
-def test_what_a_launch_raises_comes_through_and_the_stopwatch_lives_on(fake, stopwatch, work, queueing):
-    watch = stopwatch(queueing=queueing)
+@pytest.mark.parametrize(
+    ("queueing", "waits", "error", "words"),
+    [
+        ("held", True, "QueueTimedOut", WAITS),
+        ("graph", True, "CudaError", IN_A_GRAPH),
+        *((queueing, False, "", "no operands") for queueing in ("held", "graph", "open")),
+    ],
+)
+def test_a_launch_that_waits_or_raises_is_reported_and_the_stopwatch_lives_on(
+    cuda, context, fake, stopwatch, work, queueing, waits, error, words
+):
+    watch = stopwatch(queueing=queueing, hold_limit_s=0.25)
     live = fake.get("live")
 
     def fail(index: int) -> None:
         raise KeyError("no operands")
 
-    with pytest.raises(KeyError, match="no operands"):
-        watch.time(fail, 0, 1, 1)
-    assert fake.get("live") == live
-    assert fake.get("context_depth") == 0
-    assert fake.get("timed_out") == 0  # the stream was let go at once
-    assert seconds_of(watch.time(work(watch), 0, 1, 1)) == pytest.approx([KERNEL_S + EVENT_S], rel=1e-6)
-
-
-def test_a_launch_that_waits_inside_a_graph_is_told_of_and_the_stopwatch_lives_on(cuda, context, stopwatch, work):
-    watch = stopwatch(queueing="graph")
-    with pytest.raises(cuda.CudaError, match=r"\(900\): a launch waited or allocated, which a graph cannot hold"):
-        watch.time(lambda index: context.synchronize(), 0, 1, 1)
+    with pytest.raises(getattr(cuda, error) if waits else KeyError, match=words):
+        watch.time((lambda index: context.synchronize()) if waits else fail, 0, 1, 1)
+    assert (fake.get("live"), fake.get("context_depth")) == (live, 0)
+    assert fake.get("timed_out") == (error == "QueueTimedOut")  # else the stream was let go at once
     assert seconds_of(watch.time(work(watch), 0, 1, 1)) == pytest.approx([KERNEL_S + EVENT_S], rel=1e-6)
 
 

@@ -24,6 +24,12 @@ def all_reduce(nccl: Any, communicator: Any) -> Any:
     return nccl.Collective(communicator, "all_reduce", 100, "float32", buffer, in_place=True)
 
 
+def alone(nccl: Any) -> Any:
+    """A communicator of one rank."""
+    library = nccl.Library()
+    return nccl.Communicator(library, nccl.HostDevice(), library.unique_id(), 0, 1, 20)
+
+
 @pytest.fixture
 def fault(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes the double fail: fault("hang", operation=3, rank=1)."""
@@ -105,10 +111,9 @@ def test_a_call_that_is_refused_ends_the_communicator(nccl, ranks, fault):
 
 
 def test_a_group_that_failed_is_closed_so_that_the_thread_can_go_on(nccl, fault):
-    library, device = nccl.Library(), nccl.HostDevice()
     fault("refuse", rank=0)
     for _ in range(2):
-        communicator = nccl.Communicator(library, device, library.unique_id(), 0, 1, DEADLINE_S)
+        communicator = alone(nccl)
         buffers = [nccl.Buffer(communicator, 4) for _ in range(2)]
         ring = nccl.Collective(communicator, "send_receive", 1, "float32", *buffers)
         with pytest.raises(nccl.NcclError, match="ncclGroupEnd failed with ncclInvalidUsage"):
@@ -162,8 +167,7 @@ def test_what_not_even_an_abort_ends_is_left_behind(nccl, ranks, fault):
 
 @pytest.mark.parametrize("ending", ["abort", "finalize"])
 def test_a_communicator_that_has_ended_takes_no_more_work_and_says_so(nccl, ending):
-    library = nccl.Library()
-    communicator = nccl.Communicator(library, nccl.HostDevice(), library.unique_id(), 0, 1, 20)
+    communicator = alone(nccl)
     collective = all_reduce(nccl, communicator)
     collective.time(1, 20, graph_calls=1)
     communicator.abort() if ending == "abort" else communicator.finalize(20)
@@ -182,9 +186,8 @@ def test_a_communicator_that_has_ended_takes_no_more_work_and_says_so(nccl, endi
     communicator.abort()  # which has nothing left to do
 
 
-def test_an_error_in_the_background_can_be_asked_for_between_collectives(nccl, fault):
-    library = nccl.Library()
-    communicator = nccl.Communicator(library, nccl.HostDevice(), library.unique_id(), 0, 1, 20)
+def test_an_error_in_the_background_can_be_looked_for_between_collectives(nccl, fault):
+    communicator = alone(nccl)
     collective = all_reduce(nccl, communicator)
     collective.run(20)
     assert communicator.async_error() is None
@@ -239,8 +242,7 @@ def test_a_finalize_that_others_do_not_join_ends_at_its_deadline(nccl, ranks):
     ],
 )
 def test_a_collective_that_cannot_be_is_refused_before_it_runs(nccl, options, words):
-    library = nccl.Library()
-    communicator = nccl.Communicator(library, nccl.HostDevice(), library.unique_id(), 0, 1, 20)
+    communicator = alone(nccl)
     requested = {
         "operation": "all_reduce",
         "count": 100,
@@ -262,8 +264,7 @@ def test_buffers_and_communicators_that_cannot_be_are_refused(nccl, fake_libnccl
         nccl.Communicator(library, device, library.unique_id(), 0, 1, 0)
     with pytest.raises(ValueError, match="A unique id of 3 bytes was given: it has 128"):
         nccl.Communicator(library, device, b"abc", 0, 1, 1)
-    one = nccl.Communicator(library, device, library.unique_id(), 0, 1, 20)
-    other = nccl.Communicator(library, device, library.unique_id(), 0, 1, 20)
+    one, other = alone(nccl), alone(nccl)
     buffer = nccl.Buffer(one, 16)
     with pytest.raises(ValueError, match="a send buffer of another communicator"):
         nccl.Collective(other, "all_reduce", 4, "float32", buffer, in_place=True)
@@ -276,12 +277,11 @@ def test_buffers_and_communicators_that_cannot_be_are_refused(nccl, fake_libnccl
     with pytest.raises(ValueError, match="A buffer of 0 bytes was asked for"):
         nccl.Buffer(one, 0)
     monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(21400)))
-    older = nccl.Library()
-    alone = nccl.Communicator(older, device, older.unique_id(), 0, 1, 20)
+    older = alone(nccl)
     with pytest.raises(nccl.NotAvailable, match=r"NCCL 2\.14\.0 cannot split a communicator, 2\.18 or later can"):
-        alone.split(0, 0, 1)
+        older.split(0, 0, 1)
     with pytest.raises(nccl.NotAvailable, match=r"NCCL 2\.14\.0 has no float8_e4m3, 2\.24 or later has"):
-        nccl.Collective(alone, "broadcast", 4, "float8_e4m3", nccl.Buffer(alone, 4), in_place=True)
+        nccl.Collective(older, "broadcast", 4, "float8_e4m3", nccl.Buffer(older, 4), in_place=True)
 
 
 RANK = """

@@ -13,7 +13,7 @@ import pytest
 CSRC = Path(__file__).parents[3] / "csrc" / "nccl"
 
 
-def test_the_version_and_path_of_the_copy_in_use_are_told(nccl, fake_libnccl):
+def test_the_version_and_path_of_the_copy_in_use_are_known(nccl, fake_libnccl):
     library = nccl.Library()
     assert (library.version, library.version_text) == (23203, "2.32.3")
     assert library.path == str(fake_libnccl())
@@ -34,30 +34,20 @@ def test_later_symbols_are_optional_and_each_says_whether_it_is_there(nccl, fake
     assert {"ncclAlltoAll", "ncclGather", "ncclScatter"} < set(optional)
 
 
-@pytest.mark.parametrize(("version", "words"), [(2804, r"2\.8\.4"), (21304, r"2\.13\.4")])
-def test_a_version_too_old_is_not_available_and_says_which_is_needed(nccl, fake_libnccl, monkeypatch, version, words):
-    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(version)))
-    with pytest.raises(nccl.NotAvailable, match=rf"is NCCL {words} and 2\.14\.0 or later is needed.*: update it"):
-        nccl.Library()
-
-
-def test_a_copy_without_a_symbol_it_should_have_names_it(nccl, fake_libnccl, monkeypatch):
-    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(23203, "-DFAKE_WITHOUT_SEND")))
-    with pytest.raises(nccl.NotAvailable, match="has no ncclSend: it is too old or not what its name says"):
-        nccl.Library()
-
-
 @pytest.mark.parametrize(
-    ("path", "words"),
+    ("copy", "words"),
     [
+        ((2804,), r"is NCCL 2\.8\.4 and 2\.14\.0 or later is needed.*: update it"),
+        ((21304,), r"is NCCL 2\.13\.4 and 2\.14\.0 or later is needed.*: update it"),
+        ((23203, "-DFAKE_WITHOUT_SEND"), "has no ncclSend: it is too old or not what its name says"),
         ("/nowhere/libnccl.so.2", r"PYPERF_LIBNCCL=/nowhere/libnccl.so.2 cannot be opened \(.*\): correct it or unset"),
         ("libnccl.so.2", "PYPERF_LIBNCCL=libnccl.so.2 is no absolute path"),
         (np._core._multiarray_umath.__file__, "has no ncclGetVersion"),
     ],
 )
-def test_an_override_that_does_not_serve_is_not_passed_over(nccl, monkeypatch, path, words):
-    monkeypatch.setenv("PYPERF_LIBNCCL", path)
-    with pytest.raises(nccl.NotAvailable, match=words):
+def test_a_copy_that_does_not_serve_is_not_passed_over(native, nccl, fake_libnccl, monkeypatch, copy, words):
+    monkeypatch.setenv("PYPERF_LIBNCCL", copy if isinstance(copy, str) else str(fake_libnccl(*copy)))
+    with pytest.raises(native.cuda.NotAvailable, match=words):
         nccl.Library()
 
 
@@ -65,10 +55,6 @@ def test_candidates_are_tried_in_order_before_the_system(nccl, fake_libnccl, mon
     monkeypatch.delenv("PYPERF_LIBNCCL")
     library = nccl.Library(["/nowhere/libnccl.so.2", str(fake_libnccl())])
     assert library.path == str(fake_libnccl())
-
-
-def test_what_is_not_available_is_the_same_exception_for_cuda_and_nccl(native, nccl):
-    assert nccl.NotAvailable is native.cuda.NotAvailable
 
 
 def test_each_unique_id_has_128_bytes_of_its_own(nccl):

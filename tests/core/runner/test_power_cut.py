@@ -23,6 +23,7 @@ from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.results import Journal, RunFolder, create_run, open_run, read_journal
 from pyperf_suite.workloads.matmul import MatmulParameters
+from tests.records import a_record
 
 Operation = tuple[Any, ...]
 CPU = resolve("cpu")
@@ -120,14 +121,14 @@ def moments(done: list[Operation]) -> Iterator[tuple[list[Operation], int | None
             yield before, missing
 
 
-def test_after_a_cut_at_any_moment_all_that_was_kept_is_there_and_the_run_goes_on(tmp_path, operations, timed_record):
+def test_after_a_cut_at_any_moment_all_that_was_kept_is_there_and_the_run_goes_on(tmp_path, operations):
     root = tmp_path / "root"
     root.mkdir()
     operations.clear()
     promised = []  # how many operations were done when so many records were on disk
     run = create_run(root / "results", identity(CPU), PLAN)
     began = len(operations)
-    records = [timed_record(CASE, 1e-3, position=position) for position in range(3)]
+    records = [a_record(CASE, 1e-3, position=position) for position in range(3)]
     for some in (records[:2], records[2:]):
         with Journal(run.records_path) as journal:
             for record in some:

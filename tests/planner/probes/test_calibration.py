@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -19,7 +19,8 @@ from pyperf_suite.planner.probes.calibration import (
     spread_products,
 )
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.runner.record import Case
+from tests.records import a_record
 
 GPU = Device("cuda")
 H200 = {"kind": "cuda", "model": "NVIDIA H200", "multiprocessors": 132}
@@ -71,14 +72,10 @@ def test_an_axis_is_replaced_by_shapes_as_written() -> None:
     assert attention.causal
 
 
-def test_the_shipped_law_is_held_against_what_was_measured(
-    monkeypatch: pytest.MonkeyPatch, timed_record: Callable[..., Record]
-) -> None:
+def test_the_shipped_law_is_held_against_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "predicted_seconds", a_millisecond_each)
     products = [case for case in PROBE.cases("quick", GPU) if case.operator == "matmul"][:4]
-    records = [
-        timed_record(case, s, identity=H200) for case, s in zip(products, (1e-3, 1e-3, 0.8e-3, 0.5e-3), strict=True)
-    ]
+    records = [a_record(case, s, identity=H200) for case, s in zip(products, (1e-3, 1e-3, 0.8e-3, 0.5e-3), strict=True)]
     found = PROBE.findings(records)
     (law,) = [each for each in found.remarks if each.kind == "law"]
     message = {name: getattr(value, "value", value) for name, value in law.values.items()}
@@ -96,23 +93,21 @@ def test_the_shipped_law_is_held_against_what_was_measured(
     assert (worst[2].value, worst[3].value, worst[3].predicted) == (0.5e-3, 1e-3, True)
 
 
-def test_a_cpu_has_rates_and_no_law(timed_record: Callable[..., Record]) -> None:
+def test_a_cpu_has_rates_and_no_law() -> None:
     cases = PROBE.cases("quick", resolve("cpu"))
-    found = PROBE.findings([timed_record(case, 1e-3, identity={"kind": "cpu", "model": "a CPU"}) for case in cases])
+    found = PROBE.findings([a_record(case, 1e-3, identity={"kind": "cpu", "model": "a CPU"}) for case in cases])
     assert [each.kind for each in found.remarks] == ["", "", "caution"]
     assert {each.values["count"] for each in found.remarks[:2]} == {2, 6}
     assert found.tables == ()
 
 
-def test_where_a_law_refuses_its_reason_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, timed_record: Callable[..., Record]
-) -> None:
+def test_where_a_law_refuses_its_reason_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(spec: object, cases: Sequence[Case]) -> np.ndarray:
         raise UserError("There is no law for this.")
 
     monkeypatch.setattr(calibration, "predicted_seconds", refuse)
     cases = PROBE.cases("quick", GPU)
-    found = PROBE.findings([timed_record(case, 1e-3, identity=H200) for case in cases])
+    found = PROBE.findings([a_record(case, 1e-3, identity=H200) for case in cases])
     reasons = [each.values["reason"] for each in found.remarks if each.kind == "caution"]
     assert reasons == ["There is no law for this."]
 
