@@ -22,7 +22,8 @@ from pyperf_suite.laws.transformer import ModelDimensions, Sharding
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import StepConstants, pack_constants
-from pyperf_suite.planner.laws.training.step import ParallelPlan, step_time
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
+from pyperf_suite.planner.laws.training.step import step_time
 from pyperf_suite.planner.layout.grid import SPLIT, WRITTEN, Cluster, Training, divides, held_to, layouts
 from pyperf_suite.planner.layout.plan import Planned, described_step, planned, rules
 from pyperf_suite.planner.layout.queries import KEYS, exactly, layout_of, smallest_network

@@ -22,7 +22,8 @@ from pyperf_suite.planner.calibrate_cpu import CpuLaws, calibrated_cpu, laws_of,
 from pyperf_suite.planner.laws.calibration import Calibration, load_calibration, shipped_calibration
 from pyperf_suite.planner.laws.training.engine_step import ATTENTIONS, LAYOUTS, CpuPrices, EngineConstants
 from pyperf_suite.planner.laws.training.framework import StepConstants
-from pyperf_suite.planner.laws.training.layer_work import MicroBatch, work_of_ends, work_of_layer
+from pyperf_suite.planner.laws.training.layer_work import work_of_ends, work_of_layer
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.probes.step_calibration import OPERATIONS, PROBE
 from pyperf_suite.planner.study.grid import StudyAxes, cases_of, default_axes, worlds_of
 from pyperf_suite.planner.study.planning import (
@@ -262,7 +263,7 @@ def true_seconds(case: Case) -> float:
         return prices.collective(p.op, p.message_bytes, p.ranks).seconds
     constants = TRUTH.constants
     if case.operator == "data_parallel":
-        piece, alone = MicroBatch(p.batch, p.seq, element_bytes=4), StepConstants(constants.slowdown, 0.0)
+        piece, alone = ParallelPlan(p.batch, p.batch, p.seq, element_bytes=4), StepConstants(constants.slowdown, 0.0)
         layer = work_of_layer(p.dimensions, piece, prices, alone).seconds + constants.host_s_per_layer
         ends = work_of_ends(p.dimensions, piece, prices, alone).seconds + constants.host_s_at_ends
         return constants.crowded(p.ranks, 2) * (p.layers * layer + ends)

@@ -30,8 +30,7 @@ from pyperf_suite.planner.laws.attention_kernels import (
     unpack_attention,
     windowed,
 )
-from pyperf_suite.planner.laws.band import Band
-from pyperf_suite.planner.laws.calibration import CalibrationBlock, ResidualGrid, all_shipped
+from pyperf_suite.planner.laws.calibration import Band, CalibrationBlock, ResidualGrid, all_shipped
 from pyperf_suite.planner.laws.transfers import have_same_kernels
 from tools.fit.fitting import (
     Blocks,

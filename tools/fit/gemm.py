@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.planner.calibrate_laws import error_percent, folds, site_numbers, summary
-from pyperf_suite.planner.laws.band import Band
-from pyperf_suite.planner.laws.calibration import LIBRARIES, POOLED, CalibrationBlock, ResidualGrid
+from pyperf_suite.planner.laws.calibration import LIBRARIES, POOLED, Band, CalibrationBlock, ResidualGrid
 from pyperf_suite.planner.laws.gemm import ALIKE, MenuCoefficients, Rates, menu_seconds
 from tools.fit.fitting import (
     SEED,

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.planner.calibrate_laws import cross_predicted, site_numbers, summary
-from pyperf_suite.planner.laws.band import COVERED, Band
-from pyperf_suite.planner.laws.calibration import LIBRARIES, CalibrationBlock
+from pyperf_suite.planner.laws.calibration import COVERED, LIBRARIES, Band, CalibrationBlock
 from pyperf_suite.planner.laws.gemm import Rates
 from pyperf_suite.planner.laws.grouped_gemm import (
     BLOCK_OF,

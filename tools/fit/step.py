@@ -35,10 +35,10 @@ from pyperf_suite.planner.laws.training.framework import (
     on_gpu,
     pack_constants,
 )
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.published import TrainingRun, read_runs
 from pyperf_suite.planner.laws.training.step import (
     MEASURED_GPU,
-    ParallelPlan,
     PricedStep,
     price_step,
     prices_of,

@@ -25,9 +25,9 @@ from pyperf_suite.planner.laws.attention_kernels import (
     unpack_attention,
     windowed,
 )
-from pyperf_suite.planner.laws.band import MEAN_OF_HALF_WIDTH
 from pyperf_suite.planner.laws.calibration import (
     LIBRARIES,
+    MEAN_OF_HALF_WIDTH,
     Calibration,
     Gpu,
     correction_of,

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.planner.laws.band import MEAN_OF_HALF_WIDTH, Band
-from pyperf_suite.planner.laws.calibration import STEPS, CalibrationBlock, ResidualGrid
+from pyperf_suite.planner.laws.calibration import MEAN_OF_HALF_WIDTH, STEPS, Band, CalibrationBlock, ResidualGrid
 from pyperf_suite.planner.laws.transfers import attention_width, is_desktop, log_ratio, nearest
 
 Array = NDArray[np.float64]

@@ -19,8 +19,8 @@ from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.hardware.links import INFINIBAND, pcie_of
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import OPERATIONS, bus_factor
-from pyperf_suite.planner.laws.band import Band
 from pyperf_suite.planner.laws.calibration import (
+    Band,
     Calibration,
     CalibrationBlock,
     Gpu,

@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.planner.laws.band import Band
 from pyperf_suite.planner.laws.calibration import (
+    Band,
     CalibrationBlock,
     Gpu,
     all_shipped,

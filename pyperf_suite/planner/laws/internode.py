@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.links import network as named_network
-from pyperf_suite.planner.laws.band import Band
+from pyperf_suite.planner.laws.calibration import Band
 
 Floats = NDArray[np.float64]
 # Every rank's blocks go to every other, so no rank relays what another sends over the network.

@@ -17,10 +17,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.planner.laws.band import DEVIATIONS, Band
-from pyperf_suite.planner.laws.band import NAMES as BAND_NAMES
 from pyperf_suite.planner.laws.calibration import (
+    BAND_NAMES,
+    DEVIATIONS,
     STEPS,
+    Band,
     Calibration,
     CalibrationBlock,
     Gpu,

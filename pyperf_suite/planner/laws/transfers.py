@@ -12,7 +12,7 @@ import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.planner.laws.band import Band
+from pyperf_suite.planner.laws.calibration import Band
 
 # An interval: the 5th and the 95th percentile of log(measured / predicted), and the median error in %.
 Interval = tuple[float, float, float]

@@ -32,7 +32,8 @@ from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.prices import UnseenPrices
 from pyperf_suite.planner.laws.training.framework import FRAMEWORKS, FoundConstants, found_constants
 from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY
-from pyperf_suite.planner.laws.training.step import ParallelPlan, error_percent_of, prices_of, step_time
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
+from pyperf_suite.planner.laws.training.step import error_percent_of, prices_of, step_time
 from pyperf_suite.planner.layout.grid import (
     NAMED,
     SPLIT,
@@ -281,7 +282,7 @@ def memory_of(training: Training, cluster: Cluster, grid: Grid) -> dict[str, NDA
         # A fused kernel keeps no scores, whatever else is kept.
         fused = plan.fused_attention and plan.recompute == "nothing"
         need = training_memory(
-            training.model, plan.micro_batch, plan.seq, plan.piece.sharding, data_ranks=plan.shards,
+            training.model, plan.micro_batch, plan.seq, plan.sharding, data_ranks=plan.shards,
             zero_stage=plan.zero_stage, stages=plan.pipeline, recompute="attention" if fused else plan.recompute,
             chunks=plan.chunks, micro_batches=plan.micro_batches, context=plan.context, stage_layers=layers,
             offload=plan.offload,

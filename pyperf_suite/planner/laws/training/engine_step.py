@@ -26,7 +26,8 @@ from pyperf_suite.planner.laws.explained import Bytes, Count, Explained
 from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.training.framework import StepConstants
 from pyperf_suite.planner.laws.training.layer_work import work_of_ends, work_of_layer
-from pyperf_suite.planner.laws.training.step import BACKWARD_SHARE, ParallelPlan
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
+from pyperf_suite.planner.laws.training.step import BACKWARD_SHARE
 
 FLOAT = 4
 LAYOUTS = ("TN", "NN", "NT")
@@ -293,10 +294,10 @@ class _EngineStep:
         plan, crowd = self.plan, self.constants.crowded(self.ranks, self.cores)
         layers, m = self.model.layers // self.stages, int(plan.micro_batches)
         step = StepConstants(self.constants.slowdown, 0.0)
-        layer = work_of_layer(self.model, plan.piece, self.prices, step)
-        ends = work_of_ends(self.model, plan.piece, self.prices, step)
+        layer = work_of_layer(self.model, plan, self.prices, step)
+        ends = work_of_ends(self.model, plan, self.prices, step)
         stage = rank_weights(self.model, self.tensor, self.stages, self.chunks, self.stages - 1)
-        host_s = self.constants.host_s_per_layer * plan.piece.passes / 3
+        host_s = self.constants.host_s_per_layer * plan.passes / 3
         parts: dict[str, Any] = {
             "products": crowd * m * (layers * layer.products + ends.products),
             "attention": crowd * m * layers * layer.attention,
@@ -321,7 +322,7 @@ class _EngineStep:
 
         DTensor keeps what it gathered for backward, which Megatron-LM gathers again.
         """
-        ranks, piece = self.tensor, self.plan.piece
+        ranks, piece = self.tensor, self.plan
         if ranks == 1:
             return 0.0
         size = float(piece.element_bytes * piece.tokens * self.model.hidden)
@@ -336,7 +337,7 @@ class _EngineStep:
         chunks, others = self.chunks, self.tensor * self.data
         ends_s += self.constants.host_s_at_ends
         chunk_s = (stage_s / m - ends_s) / chunks
-        size = float(plan.element_bytes * plan.piece.tokens * self.model.hidden / plan.piece.sequence_ranks)
+        size = float(plan.element_bytes * plan.tokens * self.model.hidden / plan.sequence_ranks)
         send_s = float(self.prices.collective("send_receive", size, 2, 2, None).seconds)
         last = self.stages * chunks - 1
 

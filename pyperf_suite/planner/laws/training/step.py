@@ -10,33 +10,27 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.laws.training.memory import LAST_STAGE, Offload
-from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sizes, check_recompute
+from pyperf_suite.laws.training.memory import LAST_STAGE
+from pyperf_suite.laws.transformer import ModelDimensions, Sizes
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
 from pyperf_suite.planner.laws.explained import Explained, KernelPrices
 from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import (
-    DTYPES,
     LOW_PRECISION,
     SHARDED_FROM_STAGE,
-    ExpertKernels,
     FoundConstants,
     StepConstants,
-    check_framework,
     found_constants,
     joined,
     usual_framework,
 )
 from pyperf_suite.planner.laws.training.layer_work import (
-    HALF,
     EndPrices,
     LayerPrices,
-    MicroBatch,
     StepWork,
     as_plain,
     ends_work,
@@ -47,138 +41,8 @@ from pyperf_suite.planner.laws.training.layer_work import (
     price_layer,
     taken_share,
 )
-from pyperf_suite.planner.laws.training.offload import UNSURE, Host, check_offload, offloaded, usual_host
-
-
-@dataclass(frozen=True)
-class ParallelPlan:
-    """How an iteration is run: `global_batch` sequences of `seq` tokens, over tensor · context · data · pipeline GPUs.
-
-    Ranks are placed as Megatron-LM does, TP innermost, then CP, DP and PP, on nodes of `ranks_per_node`. `pipeline`
-    stages hold `chunks` groups of layers each (interleaved schedule, virtual PP); `context` cuts the sequence (ring
-    attention), `expert` spreads experts over ranks of DP · CP. ZeRO shares over DP · CP. `recompute` "layers" is full
-    activation checkpointing: backward computes each layer's forward again; "attention" the part between projections
-    (selective). `fused_attention` keeps no scores in memory, as FlashAttention. `sequence_parallel` cuts along the
-    sequence what TP leaves whole. `overlap_gradients` sends gradients, and what ZeRO gathers, during computation.
-    `gradient_bytes` is one element of a gradient as it is sent, `element_bytes` one of activations and of parameters as
-    they are computed with, `dtype` that of products in layers, of DTYPES. `framework` runs it, one of FRAMEWORKS; None:
-    `usual_framework`. `overlap_tensor` hides the exchange of TP behind products, as NeMo's recipes do. Where layers are
-    recomputed, it is `recompute_share` of them. `uneven_stages` lets stages differ by a layer: embedding and logits
-    count as one each where layers come out even so. `first_layers` and `last_layers` are what the first and last stage
-    have, the others sharing the rest; 0: as all. `whole_experts` are not cut over TP (Megatron-Core, ETP 1).
-    `expert_kernels` is how those of experts run.
-
-    Counts may be arrays that broadcast together. `offload` is what leaves the GPU, of OFFLOADS, to its share of a
-    `host`, None: of the maker's server. Raises UserError for numbers below 1, a stage of ZeRO that there is
-    not, or a batch, a sequence or experts that do not divide.
-    """
-
-    global_batch: int
-    micro_batch: Sizes
-    seq: int
-    tensor: Sizes = 1
-    data: Sizes = 1
-    pipeline: Sizes = 1
-    recompute: Recompute = "nothing"
-    fused_attention: bool = True
-    overlap_gradients: bool = False
-    gradient_bytes: Sizes = HALF
-    ranks_per_node: int = 8
-    chunks: Sizes = 1
-    context: Sizes = 1
-    expert: Sizes = 1
-    zero_stage: Sizes = 0
-    sequence_parallel: bool = False
-    element_bytes: int = HALF
-    dtype: str = "bf16"
-    framework: str | None = None
-    offload: Offload = "none"
-    host: Host | None = None
-    overlap_tensor: bool = False
-    recompute_share: float = 1.0
-    uneven_stages: bool = False
-    first_layers: int = 0
-    last_layers: int = 0
-    whole_experts: bool = False
-    expert_kernels: ExpertKernels = "launched"
-
-    def __post_init__(self) -> None:
-        check_recompute(self.recompute)
-        check_offload(self.offload)
-        if self.framework is not None:
-            check_framework(self.framework)
-        if self.dtype not in DTYPES:
-            raise UserError(f"Nothing trains in {self.dtype!r}: choose from {', '.join(DTYPES)}.")
-        sizes = (self.global_batch, self.micro_batch, self.seq, self.tensor, self.data, self.pipeline, self.chunks,
-                 self.context, self.expert, self.gradient_bytes, self.ranks_per_node, self.element_bytes)  # fmt: skip
-        if min(int(np.min(size)) for size in sizes) < 1:
-            raise UserError(f"An iteration needs sizes of at least 1 throughout, but {self} was asked for.")
-        if np.min(self.zero_stage) < 0 or np.max(self.zero_stage) > LAST_STAGE:
-            raise UserError(f"ZeRO has stages 0 to {LAST_STAGE}, but {self.zero_stage} was asked for.")
-        if np.any(self.global_batch % (self.micro_batch * self.data)):
-            raise UserError(
-                f"A global batch of {self.global_batch} cannot be cut into micro-batches of {self.micro_batch} on "
-                f"{self.data} data-parallel ranks evenly."
-            )
-        if np.any(self.seq % np.asarray(self.context)):
-            raise UserError(f"A sequence of {self.seq} tokens cannot be cut over {self.context} ranks evenly.")
-        if np.any((self.shards * self.expert_groups) % self.expert):
-            raise UserError(f"Experts cannot be spread over {self.expert} of {self.shards} ranks of DP and CP evenly.")
-        if np.any((np.asarray(self.chunks) > 1) & (self.micro_batches % self.pipeline != 0)):
-            raise UserError(
-                f"The interleaved schedule needs a multiple of {self.pipeline} stages of micro-batches, but there are "
-                f"{self.micro_batches}."
-            )
-
-    @property
-    def micro_batches(self) -> Any:
-        return self.global_batch // (self.micro_batch * self.data)
-
-    @property
-    def shards(self) -> Any:
-        """Ranks that have the same parameters, which ZeRO shares among them: DP · CP."""
-        return self.data * self.context
-
-    @property
-    def expert_groups(self) -> Any:
-        """How many ranks of TP have experts of their own: 1 where each expert is cut over TP too.
-
-        EP over more ranks than DP · CP takes those of TP, whose experts are then whole.
-        """
-        return np.where(self.whole_experts | (np.asarray(self.expert) > self.shards), self.tensor, 1)
-
-    @property
-    def ranks(self) -> Any:
-        return self.tensor * self.shards * self.pipeline
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """What its counts broadcast to, () for one plan."""
-        counts = (self.micro_batch, self.tensor, self.data, self.pipeline, self.chunks, self.context, self.expert,
-                  self.zero_stage)  # fmt: skip
-        return np.broadcast_shapes(*map(np.shape, counts))
-
-    @property
-    def piece(self) -> MicroBatch:
-        groups = self.expert_groups
-        return self._piece(
-            self.micro_batch, self.tensor, self.context, self.expert, groups if np.ndim(groups) else int(groups)
-        )
-
-    def distinct_pieces(self) -> tuple[MicroBatch, NDArray[np.intp]]:
-        """The different ones among a grid's pieces, and for each plan, flat, the place of its own."""
-        counts = (self.micro_batch, self.tensor, self.context, self.expert, self.expert_groups)
-        rows = np.stack([np.broadcast_to(count, self.shape).ravel() for count in counts], axis=1)
-        distinct, back = np.unique(rows, axis=0, return_inverse=True)
-        return self._piece(*np.ascontiguousarray(distinct.T)), np.asarray(back, dtype=np.intp).ravel()
-
-    def _piece(self, sequences: Sizes, tensor: Sizes, context: Sizes, expert: Sizes, groups: Sizes) -> MicroBatch:
-        return MicroBatch(
-            sequences, self.seq, tensor, context, expert, self.recompute, self.fused_attention, self.sequence_parallel,
-            self.ranks_per_node, self.element_bytes, self.dtype, self.recompute_share, self.overlap_tensor, groups,
-            self.expert_kernels,
-        )  # fmt: skip
-
+from pyperf_suite.planner.laws.training.offload import UNSURE, Host, offloaded, usual_host
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
 
 # Of the time of a layer, backward's share: two of three passes' worth, computing again aside.
 BACKWARD_SHARE = 2 / 3
@@ -304,8 +168,7 @@ def send_s(
     if not np.any(np.asarray(plan.pipeline) > 1):
         return 0.0
     together: Any = np.where(2 * plan.tensor * plan.shards <= plan.ranks_per_node, 2, 1)
-    piece = plan.piece
-    size = piece.element_bytes * piece.tokens * model.hidden / (1 if whole else piece.sequence_ranks)
+    size = plan.element_bytes * plan.tokens * model.hidden / (1 if whole else plan.sequence_ranks)
     if np.ndim(together) == 0:
         together = int(together)
     return 2 * prices.collective("send_receive", size, 2, together, network).seconds
@@ -393,13 +256,13 @@ def price_step(
     if np.any(model.layers + ENDS_AS_LAYERS < groups):
         raise UserError(f"{model.layers} layers cannot fill {plan.pipeline} stages of {plan.chunks} chunks.")
     if plan.shape:
-        pieces, back = plan.distinct_pieces()
+        pieces, back = plan.distinct()
         layer, ends = (
             gather_prices(price(model, pieces, prices, network), back, plan.shape)
             for price in (price_layer, price_ends)
         )
     else:
-        layer, ends = (price(model, plan.piece, prices, network) for price in (price_layer, price_ends))
+        layer, ends = (price(model, plan, prices, network) for price in (price_layer, price_ends))
     ours = stage_parameters(model, plan)
     return PricedStep(
         model,
@@ -417,7 +280,7 @@ def price_step(
 def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
     """Where the seconds of a priced step go under a framework's constants; they add up to the iteration."""
     model, plan, c = priced.model, priced.plan, constants
-    layer, ends = layer_work(priced.layer, plan.piece, c), ends_work(priced.ends, plan.piece, c)
+    layer, ends = layer_work(priced.layer, plan, c), ends_work(priced.ends, plan, c)
     layers, with_ends = _slowest_stage(model.layers, plan, layer.seconds, ends.seconds)
     m, others, mean = plan.micro_batches, plan.pipeline - 1, model.layers / plan.pipeline
     parts = {
@@ -502,7 +365,7 @@ def step_time(
 def _offloaded(priced: PricedStep, constants: StepConstants, host: Host) -> dict[str, Any]:
     """The parts that offload makes: the optimizer on the CPU, and what is waited for."""
     model, plan = priced.model, priced.plan
-    layer_s = layer_work(priced.layer, plan.piece, constants).seconds
+    layer_s = layer_work(priced.layer, plan, constants).seconds
     stage_s = (1 if plan.overlap_gradients else 0) * model.layers / plan.pipeline * layer_s
     updated = _updated_bytes(stage_parameters(model, plan), plan) / OPTIMIZER_BYTES_PER_PARAMETER
     waited, adam = offloaded(
