@@ -17,6 +17,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.tiled_attention import BACKWARD_FLOP_RATIO
 from pyperf_suite.planner.laws.attention_kernels import (
+    SUBJECT,
     Array,
     AttentionKernels,
     AttentionShape,
@@ -29,15 +30,15 @@ from pyperf_suite.planner.laws.calibration import (
     LIBRARIES,
     MEAN_OF_HALF_WIDTH,
     Calibration,
+    CalibrationBlock,
     Gpu,
     correction_of,
     outside,
-    shipped_calibration,
-    shipped_with,
     spec_of,
     stated,
 )
 from pyperf_suite.planner.laws.explained import Explained, validated_sizes
+from pyperf_suite.planner.laws.transfers import find_law
 
 # The law of prefill, and that of layers with a window.
 PLAIN, WINDOWED = "attention_bf16", "attention_window_bf16"
@@ -94,36 +95,27 @@ def kernels_of(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> Att
 
 
 def _laws(gpu: Gpu, spec: GpuSpec, dtype: str, library: str | None) -> _Laws:
-    if isinstance(gpu, Calibration) and gpu.libraries(PLAIN):
-        return _own(gpu, spec, library)
-    return _shipped(spec, dtype, library)
-
-
-def _own(calibration: Calibration, spec: GpuSpec, library: str | None) -> _Laws:
-    chosen = calibration.library(PLAIN, library)
-    with_window = f"{WINDOWED}.{chosen}"
+    chosen = library or LIBRARIES[0]
+    calibration, is_own = find_law(gpu, PLAIN, SUBJECT, chosen)
+    chosen = calibration.library(PLAIN, library if is_own else chosen)
+    plain = calibration.block(f"{PLAIN}.{chosen}")
+    if is_own:
+        return _Laws(
+            unpack_attention(plain, chosen, spec),
+            unpack_attention(calibration.block(f"{WINDOWED}.{chosen}"), chosen, spec)
+            if calibration.has(WINDOWED, chosen)
+            else None,
+        )
+    with_window, _ = find_law(spec, WINDOWED, SUBJECT, chosen)
     return _Laws(
-        unpack_attention(calibration.block(f"{PLAIN}.{chosen}"), chosen, spec),
-        unpack_attention(calibration.block(with_window), chosen, spec) if with_window in calibration.blocks else None,
+        _transferred(spec, calibration.gpu, plain, chosen, dtype),
+        _transferred(spec, with_window.gpu, with_window.block(f"{WINDOWED}.{chosen}"), chosen, dtype),
     )
 
 
-@functools.cache
-def _shipped(spec: GpuSpec, dtype: str, library: str | None) -> _Laws:
-    own = shipped_calibration(spec.name)
-    if own is not None and own.libraries(PLAIN):
-        return _own(own, spec, library)
-    chosen = library or LIBRARIES[0]
-    found = []
-    for law in (PLAIN, WINDOWED):
-        known = {
-            name: unpack_attention(block, chosen, find_gpu(name))
-            for name, block in shipped_with(f"{law}.{chosen}").items()
-        }
-        if not known:
-            raise UserError(f"Of {chosen} no {law} was measured on any GPU: choose from {', '.join(LIBRARIES)}.")
-        found.append(transferred(spec, known, dtype))
-    return _Laws(*found)
+@functools.lru_cache(maxsize=64)
+def _transferred(spec: GpuSpec, source: str, block: CalibrationBlock, library: str, dtype: str) -> AttentionKernels:
+    return transferred(spec, {source: unpack_attention(block, library, find_gpu(source))}, dtype)
 
 
 def attention_time(

@@ -7,6 +7,7 @@ of the busiest slot + pairs spread evenly + tiles + bytes) times what neighbouri
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
@@ -23,6 +24,8 @@ Array = NDArray[np.float64]
 # More rounds of unequal tiles than this even out; the bound would be the mean load.
 MOST_ROUNDS = 10
 ELEMENT_BYTES = 2
+# What nothing is known of where no law of attention was fitted.
+SUBJECT = "attention is"
 # What the softmax of a pair costs, in columns of the head that its products would take: a straight line through what a
 # pair costs on H200 in heads of 64 to 256 (TensorRT-LLM). Asked where a GPU's table has no head dimension on one side.
 SOFTMAX_COLUMNS = 25.0
@@ -359,6 +362,7 @@ def windowed(
     ]
 
 
+@functools.lru_cache(maxsize=64)
 def unpack_attention(block: CalibrationBlock, library: str, spec: GpuSpec) -> AttentionKernels:
     """The kernels that a block of a GPU's calibration keeps."""
     band = Band.from_arrays(block.arrays)
@@ -378,7 +382,7 @@ def transferred(spec: GpuSpec, known: Mapping[str, AttentionKernels], dtype: str
 
     Raises UserError where none is known or `spec` has no units for that dtype.
     """
-    source = nearest(spec, known, "attention is")
+    source = nearest(spec, known, SUBJECT)
     theirs, unsure = known[source.name], attention_width(spec, source, dtype)
     return AttentionKernels(
         theirs.library,

@@ -42,7 +42,7 @@ MOST_BYTES = 64 << 20
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CalibrationBlock:
     """The coefficients of one law on one GPU.
 
@@ -87,6 +87,12 @@ class Calibration:
     def libraries(self, law: str) -> tuple[str, ...]:
         """Those that a law was fitted to, the default one first. Blocks are named as in `gemm_bf16.sglang`."""
         return tuple(library for library in LIBRARIES if f"{law}.{library}" in self.blocks)
+
+    def has(self, law: str, library: str | None = None) -> bool:
+        """Whether it has the law of that library, None: of any; "": a law that is of no library."""
+        if library is None:
+            return bool(self.libraries(law))
+        return (f"{law}.{library}" if library else law) in self.blocks
 
     def library(self, law: str, requested: str | None = None) -> str:
         """The library that answers for a law. Raises UserError where there is none, or not the one asked for."""
@@ -155,19 +161,6 @@ def all_shipped() -> tuple[Calibration, ...]:
     """The calibration of every GPU that one is shipped for, by name of file; that of `POOLED` is none of them."""
     paths = [path for path in sorted(SHIPPED.glob("*.npz")) if path != shipped_path(POOLED)]
     return tuple(_shipped(path, path.stat().st_mtime_ns) for path in paths)
-
-
-def shipped_with(block: str) -> dict[str, CalibrationBlock]:
-    """The shipped blocks of that name by GPU."""
-    return {each.gpu: each.blocks[block] for each in all_shipped() if block in each.blocks}
-
-
-def own_calibration(gpu: Gpu, law: str) -> Calibration | None:
-    """The calibration given if some library has that law in it, else the one shipped for the GPU."""
-    for own in (gpu if isinstance(gpu, Calibration) else None, shipped_calibration(spec_of(gpu).name)):
-        if own is not None and own.libraries(law):
-            return own
-    return None
 
 
 def load_calibration(path: Path) -> Calibration:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.hardware.links import INFINIBAND, pcie_of
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import OPERATIONS, bus_factor
@@ -25,7 +25,6 @@ from pyperf_suite.planner.laws.calibration import (
     CalibrationBlock,
     Gpu,
     shipped_calibration,
-    shipped_with,
     spec_of,
 )
 from pyperf_suite.planner.laws.explained import Causes, Explained
@@ -49,11 +48,12 @@ from pyperf_suite.planner.laws.transfers import (
     PCIE_SHARE,
     SAME_LINK,
     Interval,
+    find_law,
     have_same_kernels,
     nearest,
 )
 
-BLOCK = "collectives"
+BLOCK, SUBJECT = "collectives", "collectives are"
 NCCL = "nccl"
 # Operations that no table has, read off a curve that loads the links alike, at as many bytes on the bus.
 LIKE = {
@@ -222,6 +222,7 @@ def pack_curves(
     return dict(zip(COLUMNS, columns, strict=True))
 
 
+@functools.lru_cache(maxsize=64)
 def unpack_laws(block: CalibrationBlock) -> CollectiveLaws:
     """The inverse of `pack_curves`, with the block's range and origin."""
     by_operation: dict[str, dict[int, PiecewiseAlphaBeta]] = {}
@@ -248,7 +249,7 @@ def transferred_laws(spec: GpuSpec, known: Mapping[str, CollectiveLaws]) -> Coll
     most published machines. Raises UserError where none is known.
     """
     link = link_bytes_per_s(spec)
-    source = nearest(spec, known, "collectives are", link_bytes_per_s, has_nvlink)
+    source = nearest(spec, known, SUBJECT, link_bytes_per_s, has_nvlink)
     laws = known[source.name]
     origin = f"read off {source}, whose curves are from {laws.origin}"
     if not has_nvlink(spec):
@@ -285,18 +286,9 @@ def _laws_of(gpu: Gpu, spec: GpuSpec, library: str | None) -> CollectiveLaws:
         there = calibration or Calibration(spec.name)
         return unpack_laws(there.block(f"{BLOCK}.{there.library(BLOCK, library)}"))
     # A short run of one's own corrects products and attention alone.
-    own = gpu.blocks.get(BLOCK) if isinstance(gpu, Calibration) else None
-    return _shipped_laws(spec) if own is None else unpack_laws(own)
-
-
-@functools.cache
-def _shipped_laws(spec: GpuSpec) -> CollectiveLaws:
-    calibration = shipped_calibration(spec.name)
-    # A GPU that was given another link than its maker's is read off whoever has one like that.
-    as_made = calibration is not None and spec.link_bytes_per_s == find_gpu(spec.name).link_bytes_per_s
-    if calibration is not None and as_made and BLOCK in calibration.blocks:
-        return unpack_laws(calibration.block(BLOCK))
-    return transferred_laws(spec, {name: unpack_laws(block) for name, block in shipped_with(BLOCK).items()})
+    calibration, is_own = find_law(gpu, BLOCK, SUBJECT, "", link_bytes_per_s, has_nvlink)
+    laws = unpack_laws(calibration.block(BLOCK))
+    return laws if is_own else transferred_laws(spec, {calibration.gpu: laws})
 
 
 def _operation(op: str) -> str:

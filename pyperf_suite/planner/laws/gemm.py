@@ -24,17 +24,15 @@ from pyperf_suite.planner.laws.calibration import (
     CalibrationBlock,
     Gpu,
     ResidualGrid,
-    all_shipped,
     correction_of,
     outside,
-    own_calibration,
     shipped_calibration,
     spec_of,
     stated,
 )
 from pyperf_suite.planner.laws.explained import Causes, Explained, validated_sizes
 from pyperf_suite.planner.laws.measured_maxima import MEASURED_MAXIMA, MeasuredMaximum, sustained_slowdown
-from pyperf_suite.planner.laws.transfers import LIKE_PEAK, LIKE_POWER_A_FLOP, have_same_kernels, nearest
+from pyperf_suite.planner.laws.transfers import LIKE_PEAK, LIKE_POWER_A_FLOP, find_law, have_same_kernels
 
 # Tiles of C that cuBLAS and CUTLASS have kernels for, rows × columns; each has a share of the peak of its own.
 TILES = (
@@ -256,6 +254,7 @@ def joined(compute_s: Floats, memory_s: Floats, overlap: float) -> Floats:
     return longer * (1.0 + ratio**overlap) ** (1.0 / overlap)
 
 
+SUBJECT = "products are"
 MODES = ("burst", "sustained")
 # Which block prices a dtype. Kernels for fp16 are those for bf16.
 BLOCK_OF = {**dict.fromkeys(("bf16", "fp16", "tf32", "fp32"), "gemm_bf16"), "fp8": "gemm_fp8"}
@@ -347,8 +346,8 @@ def gemm_law(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> GemmL
     spec.peak(dtype)
     if library == CUBLAS and name == "gemm_bf16":
         library = CUBLAS_COLUMN
-    own = own_calibration(gpu, name)
-    if own is not None and dtype in FITTED_DTYPES:
+    own, is_own = find_law(gpu, name, SUBJECT)
+    if is_own and dtype in FITTED_DTYPES:
         return _law(own, spec, dtype, own.library(name, library))
     return _transferred(spec, dtype, library)
 
@@ -400,10 +399,10 @@ def _source(gpu: GpuSpec, name: str) -> Calibration | None:
     Cards for workstations and games mostly have none: power holds them down less than an L40S, and on an RTX A6000 the
     law of all GPUs errs by 10 % where the L40S's errs by 21.
     """
-    shipped = {each.gpu: each for each in all_shipped() if each.libraries(name)}
-    source = nearest(gpu, shipped, "products are")
+    calibration, _ = find_law(gpu, name, SUBJECT)
+    source = find_gpu(calibration.gpu)
     held_down = source.name != "L40S" or _power_a_flop(gpu) < LIKE_POWER_A_FLOP * _power_a_flop(source)
-    return shipped[source.name] if have_same_kernels(gpu, source) and held_down else None
+    return calibration if have_same_kernels(gpu, source) and held_down else None
 
 
 def _power_a_flop(gpu: GpuSpec) -> float:

@@ -15,15 +15,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.planner.laws.calibration import (
     Band,
     CalibrationBlock,
     Gpu,
-    all_shipped,
     correction_of,
     outside,
-    own_calibration,
     spec_of,
     stated,
 )
@@ -33,8 +31,8 @@ from pyperf_suite.planner.laws.transfers import (
     EXPERTS_NOT_TRANSFERRED,
     EXPERTS_OF_OTHER_KERNELS,
     EXPERTS_STRETCHED,
+    find_law,
     have_same_kernels,
-    nearest,
 )
 
 Floats = NDArray[np.float64]
@@ -406,19 +404,13 @@ def expert_law(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> Exp
         raise UserError(f"No experts were measured in {dtype!r}: choose from {', '.join(BLOCK_OF)}.")
     spec, name = spec_of(gpu), BLOCK_OF[dtype]
     spec.peak(UNITS_OF[dtype])
-    own = own_calibration(gpu, name)
-    if own is not None:
-        chosen = own.library(name, library)
-        return ExpertLaw(spec, spec, chosen, dtype, own.block(f"{name}.{chosen}"))
-    if spec.compute_capability is None:
+    calibration, is_own = find_law(gpu, name, "experts are", library)
+    if not is_own and spec.compute_capability is None:
         raise UserError(f"No experts were measured on {spec.name}, or on any GPU like it: there are only NVIDIA's.")
-    there = {each.gpu: each for each in all_shipped() if each.libraries(name)}
-    with_it = {name_: each for name_, each in there.items() if library in (None, *each.libraries(name))}
-    like = nearest(spec, with_it or there, "experts are")
-    chosen = there[like.name].library(name, library)
-    if (chosen, dtype) in EXPERTS_NOT_TRANSFERRED and not have_same_kernels(spec, like):
+    chosen, like = calibration.library(name, library), spec if is_own else find_gpu(calibration.gpu)
+    if not is_own and (chosen, dtype) in EXPERTS_NOT_TRANSFERRED and not have_same_kernels(spec, like):
         raise UserError(f"{chosen}'s experts in {dtype} were not measured on {spec.name}: ask for fp8_block or trtllm.")
-    return ExpertLaw(spec, like, chosen, dtype, there[like.name].block(f"{name}.{chosen}"))
+    return ExpertLaw(spec, like, chosen, dtype, calibration.block(f"{name}.{chosen}"))
 
 
 def grouped_gemm_time(

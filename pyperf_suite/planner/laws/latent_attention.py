@@ -7,7 +7,6 @@ kept for all heads; prefill expands it to keys and values.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,17 +21,15 @@ from pyperf_suite.planner.laws.calibration import (
     DEVIATIONS,
     STEPS,
     Band,
-    Calibration,
     CalibrationBlock,
     Gpu,
     ResidualGrid,
     all_shipped,
     outside,
-    own_calibration,
     spec_of,
 )
 from pyperf_suite.planner.laws.explained import Causes, Explained, validated_sizes
-from pyperf_suite.planner.laws.transfers import latent_deviation, nearest
+from pyperf_suite.planner.laws.transfers import find_law, latent_deviation
 
 Floats = NDArray[np.float64]
 # Names of sizes, and of counted work, with their arrays.
@@ -178,7 +175,10 @@ class FoundLaw:
 def law_of(gpu: Gpu, kind: str, library: str | None = None) -> FoundLaw:
     """The law of that kind: the GPU's own, or that of the GPU most like it. Raises UserError without one."""
     spec = spec_of(gpu)
-    own = own_calibration(gpu, LAW) or donor(spec)
+    own, is_own = find_law(gpu, LAW, f"{LAW} is")
+    if not is_own and spec.compute_capability is None:
+        measured = ", ".join(each.gpu for each in all_shipped() if each.has(LAW))
+        raise UserError(f"Nothing like {LAW} on {spec.name} was measured, only on {measured}.")
     if library is not None:
         own.library(LAW, library)
     kinds = {each: own.block(f"{LAW}.{each}").arrays["kinds"].tolist() for each in own.libraries(LAW)}
@@ -191,19 +191,6 @@ def law_of(gpu: Gpu, kind: str, library: str | None = None) -> FoundLaw:
     origin = block.origin if own.gpu == spec.name else f"read off {own.gpu}, fitted to {block.origin}"
     apart = latent_deviation(spec, find_gpu(own.gpu))
     return FoundLaw(unpack_law(block, kind), having[0], block, error, apart, origin)
-
-
-@functools.cache
-def donor(spec: GpuSpec) -> Calibration:
-    """The shipped calibration of the GPU most like `spec` with a law of latent attention.
-
-    Raises UserError where there is none, or `spec` is no GPU that CUDA runs on.
-    """
-    shipped = {each.gpu: each for each in all_shipped() if each.libraries(LAW)}
-    measured = ", ".join(sorted(shipped)) or "no GPU"
-    if spec.compute_capability is None:
-        raise UserError(f"Nothing like {LAW} on {spec.name} was measured, only on {measured}.")
-    return shipped[nearest(spec, shipped, f"{LAW} is").name]
 
 
 def latent_sizes(batch: Floats, seq_q: Floats, seq_k: Floats, heads: Floats) -> Sizes:

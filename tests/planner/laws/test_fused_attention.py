@@ -240,7 +240,7 @@ def test_a_hundred_thousand_shapes_are_told_at_once_as_one_by_one():
         ({"gpu": "V100"}, "no units for 'bf16'"),
         ({"gpu": "A100", "dtype": "fp8"}, "no units for 'fp8'"),
         ({"library": "cublas"}, "Of cublas no attention_bf16 was measured on H200 SXM: there are trtllm, sglang, vllm"),
-        ({"library": "cublas", "gpu": "RTX 4090"}, "choose from trtllm, sglang, vllm"),
+        ({"library": "cublas", "gpu": "RTX 4090"}, "there are trtllm, sglang, vllm"),
         ({"seq_q": 1, "seq_k": 8192}, "as in decode, are not priced"),
         ({"seq_q": 8, "seq_k": 8192}, "give as many queries as keys"),
         ({"window": -1}, "window = -1: give a size of 0"),
