@@ -43,7 +43,7 @@ DTYPES = {name: name for name in ("bf16", "fp16", "fp8", "fp8_block", "int8", "n
     "half": "fp16",
     "float32": "fp32",
 }
-# Of rows that a law refuses together so many are asked one by one before all of them count as refused.
+# Of rows that a law refuses together so many are priced one by one before all of them count as refused.
 ASKED_APART = 3
 
 

@@ -406,7 +406,7 @@ def test_two_layouts_are_compared_the_same_way_round_both_ways() -> None:
     assert first["chance"] == pytest.approx(second["chance"])
     times = [each["iteration"] for each in printed_lines(found[0], "Layouts")]
     assert (first["name"] == "A") == (times[0] < times[1])
-    assert "of such pairs" in " ".join(command(*GIVEN, "--compare", a, "dp=64,zero=3").output.split())
+    assert ", confidence " in " ".join(command(*GIVEN, "--compare", a, "dp=64,zero=3").output.split())
     offloads = " ".join(command(*GIVEN, "--compare", "dp=64,zero=3", "dp=64,offload=cpu").output.split())
     assert "A is faster by" in offloads
     assert "no run that uses offload was published" in offloads

@@ -350,7 +350,7 @@ def test_laws_of_a_gpu_are_not_taken_for_a_cpu_nor_the_other_way_round(calibrati
     for requested in (["size", *model], ["layout", *model, "--gpus", "8", "--global-batch", "64"]):
         done = CliRunner().invoke(main, [*requested, "--calibration", saved])
         assert done.exit_code == 2
-        assert "known.npz was fitted on a CPU (a known CPU), but the laws asked here are of GPUs" in done.output
+        assert "known.npz was fitted on a CPU (a known CPU), but the laws used here are of GPUs" in done.output
         assert len(done.output.splitlines()) == 1
 
 

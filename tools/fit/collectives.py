@@ -337,7 +337,7 @@ def predicted_s(rows: Rows, network: Callable[[dict[str, Any]], Network] | None 
 
 
 def fit_stage(rows: Rows) -> NetworkStage:
-    """The constants, least absolute misses in logarithms, each source counting alike."""
+    """The constants, least absolute misses in logarithms, each source counting equally."""
     from scipy.optimize import least_squares
 
     start = np.log(astuple(internode.STAGE))

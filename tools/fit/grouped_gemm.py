@@ -87,7 +87,7 @@ def start_of(library: str) -> ExpertCosts:
         copy_costs=np.array([0.5, 0.5, 0.1, 0.1] if library == "sglang" else [0.5, 0.5, 0.02, 0.02]),
         launch_s=2e-5,
         prologue_clocks=1500.0,
-        softness=0.5,
+        wave_smoothing=0.5,
         overlap=3.0,
         activation_share=1.5,
         token_s=1e-10,

@@ -372,7 +372,7 @@ def left_out(runs: Sequence[PricedRun], framework: str, group: Callable[[PricedR
 
 
 class Remembered:
-    """Prices that are asked for once for each shape: a fit asks for the same ones over and over."""
+    """Prices that are requested once for each shape: a fit asks for the same ones over and over."""
 
     def __init__(self, prices: Any) -> None:
         self._prices = prices

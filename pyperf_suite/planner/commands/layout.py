@@ -13,11 +13,11 @@ from pyperf_suite.cli.options import Finite, Gibibytes, json_option, options, pa
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.commands.model_options import (
     COUNTS,
-    asked_gpu,
-    asked_model,
     count_options,
     gpu_options,
     model_options,
+    requested_gpu,
+    requested_model,
 )
 
 if TYPE_CHECKING:
@@ -167,19 +167,19 @@ def layout(
                               framework=framework, ranks_per_node=gpus_per_node))  # fmt: skip
     if global_batch is None:
         raise UserError("--global-batch is missing: name how many sequences an iteration has.")
-    spec, laws = asked_gpu(gpu, calibration)
+    spec, laws = requested_gpu(gpu, calibration)
     if link is not None:
         if laws is not spec:
             raise UserError(f"--link {link} was given with a calibration, which has its own links: leave one out.")
         spec = laws = replace(spec, link_bytes_per_s=_link(link))
     if not 1 <= top <= MOST_ROWS:
-        raise UserError(f"--top has to lie between 1 and {MOST_ROWS}, but {top} was asked for.")
+        raise UserError(f"--top has to lie between 1 and {MOST_ROWS}, but {top} was requested.")
     fixed = _fixed(named)
     ends = [named.pop(name) for name in ("layers_first", "layers_last")]
     for name, count in zip(("first", "last"), ends, strict=True):
         if count is not None and count < 1:
-            raise UserError(f"--layers-{name} has to be at least 1, but {count} was asked for.")
-    model, length, notes = asked_model(config, seq, named)
+            raise UserError(f"--layers-{name} has to be at least 1, but {count} was requested.")
+    model, length, notes = requested_model(config, seq, named)
     budget = requested.Budget(tokens, target_days, price, power_of(laws))
     if target_days is not None and (gpus is not None or exactly or compare):
         raise UserError("--target-days asks for the number of GPUs: leave out --gpus, --exactly and --compare.")
@@ -219,7 +219,7 @@ def _scaled(
     like: Path, config: Path | None, gpu: str | None, gpus: int | None, network: str | None, named: dict[str, Any],
     **plan: Any,
 ) -> Findings:  # fmt: skip
-    """What is asked for by the law's ratio to a measured run."""
+    """What is requested by the law's ratio to a measured run."""
     from pyperf_suite.hardware.catalogue import find_gpu
     from pyperf_suite.planner.layout import like as layout_like
 
@@ -232,7 +232,7 @@ def _scaled(
     sizes = {name: value for name, value in named.items() if value is not None}
     model = run.model.resized(**sizes) if sizes else None
     if config is not None:
-        model, _, notes = asked_model(config, plan["seq"] or run.plan.seq, sizes)
+        model, _, notes = requested_model(config, plan["seq"] or run.plan.seq, sizes)
     of = {"model": model, "gpu": gpu and find_gpu(gpu), "network_bytes_per_s": _network(network)}
     found = layout_like.scaled(run, gpus, axes, of=of, **plan)
     return layout_like.findings_of_analogy(found, notes)
@@ -269,7 +269,7 @@ def _memory(spec: GpuSpec, gib: float | None) -> float:
     if gib is None:
         return spec.memory_bytes
     if not 0 < gib <= MOST_MEMORY_GIB:
-        raise UserError(f"--memory has to lie above 0 and up to {MOST_MEMORY_GIB} GiB, but {gib:g} was asked for.")
+        raise UserError(f"--memory has to lie above 0 and up to {MOST_MEMORY_GIB} GiB, but {gib:g} was requested.")
     return gib * 2**30
 
 

@@ -58,7 +58,7 @@ model_options = options(
 """The model, and the length of its sequences."""
 
 
-def asked_gpu(name: str | None, calibration: Path | None) -> tuple[GpuSpec, GpuSpec | Calibration]:
+def requested_gpu(name: str | None, calibration: Path | None) -> tuple[GpuSpec, GpuSpec | Calibration]:
     """The GPU, and what its laws are taken from. Raises UserError for an unknown GPU, or one too many."""
     from pyperf_suite.hardware.catalogue import find_gpu
     from pyperf_suite.planner.laws.calibration import load_calibration
@@ -68,7 +68,7 @@ def asked_gpu(name: str | None, calibration: Path | None) -> tuple[GpuSpec, GpuS
         fitted = load_calibration(calibration)
         if fitted.device_kind != "cuda":
             raise UserError(
-                f"{calibration} was fitted on a CPU ({fitted.gpu}), but the laws asked here are of GPUs: name "
+                f"{calibration} was fitted on a CPU ({fitted.gpu}), but the laws used here are of GPUs: name "
                 "one fitted on a GPU, or a GPU alone with --gpu."
             )
         check_form(fitted, calibration)
@@ -90,7 +90,7 @@ def _gpu_of_this_machine() -> GpuSpec:
     return find_gpu(str(identity(device).fields["model"]))
 
 
-def asked_model(
+def requested_model(
     config: Path | None, seq: int | None, given: dict[str, Any]
 ) -> tuple[ModelDimensions, int, tuple[str, ...]]:
     """The model of the file, of the options, or of both; the length of its sequences; and notes.
@@ -103,7 +103,7 @@ def asked_model(
     dimensions = {name: value for name, value in given.items() if value is not None}
     for name, value in dimensions.items():
         if value < 1 and not isinstance(value, bool):
-            raise UserError(f"--{name.replace('_', '-')} has to be at least 1, but {value} was asked for.")
+            raise UserError(f"--{name.replace('_', '-')} has to be at least 1, but {value} was requested.")
     if config is not None:
         read = read_model_config(config)
         model = read.dimensions.resized(**dimensions) if dimensions else read.dimensions
@@ -125,5 +125,5 @@ def flop_per_token(config: Path, seq: int | None) -> float:
     """FLOP of a training step for each token of the model in that file; a service that `watch` asks for."""
     from pyperf_suite.laws.model_flop import model_flop
 
-    model, length, _ = asked_model(config, seq, {})
+    model, length, _ = requested_model(config, seq, {})
     return float(model_flop(model, 1, length)) / length

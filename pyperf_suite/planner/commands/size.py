@@ -19,7 +19,7 @@ from pyperf_suite.cli.options import (
     wide_option,
 )
 from pyperf_suite.errors import UserError
-from pyperf_suite.planner.commands.model_options import asked_gpu, asked_model, gpu_options, model_options
+from pyperf_suite.planner.commands.model_options import gpu_options, model_options, requested_gpu, requested_model
 
 if TYPE_CHECKING:
     from pyperf_suite.findings.data import Findings
@@ -108,7 +108,7 @@ def size(
     from pyperf_suite.planner.sizing.step import Setting
     from pyperf_suite.runner.profiles import find_profile
 
-    spec, laws = asked_gpu(gpu, calibration)
+    spec, laws = requested_gpu(gpu, calibration)
     spec.peak(dtype)
     find_profile(profile)
     if measure:
@@ -116,7 +116,7 @@ def size(
         from pyperf_suite.planner.sizing import measured as sizing_measured
 
         sizing_measured.require_gpu(spec, resolve(device))
-    model, length, notes = asked_model(config, seq, dimensions)
+    model, length, notes = requested_model(config, seq, dimensions)
     bounds = Bounds(
         vary=AXES if vary is None else tuple(name.strip().replace("-", "_") for name in vary.split(",")),
         parameter_change=parameter_change / 100,
@@ -259,7 +259,7 @@ def explain(
         return
     if isa or workers:
         raise UserError("--isa and --workers are of a CPU: add --cpu to measure the product here.")
-    spec, laws = asked_gpu(gpu, calibration)
+    spec, laws = requested_gpu(gpu, calibration)
     tiled = product_explained.likely_tile(laws, dtype, m, n, k, library)
     others = product_explained.other_libraries(laws, dtype, m, n, k, library)
     prices = _prices(laws, dtype, library)

@@ -139,7 +139,7 @@ def study(
     if search and (print_slurm or named["only"]):
         raise UserError("--search chooses what to run next itself: leave --only and --print-slurm out.")
     if limit_gib is not None and not 0 < limit_gib < math.inf:
-        raise UserError(f"--memory-limit {limit_gib:g} was asked for: give a size above 0, in GiB.")
+        raise UserError(f"--memory-limit {limit_gib:g} was requested: give a size above 0, in GiB.")
     limit_bytes = None if limit_gib is None else limit_gib * 2**30
     how = {"search": search, "budget_s": budget_s, "limit_bytes": limit_bytes}
     requested = Asked.of(grid or same_grid, {name: named[name] for name in ASKED if named[name] is not None}, **how)
@@ -162,5 +162,5 @@ def _earlier(name: str, device: str, results: Path) -> RunFolder:
     context = click.get_current_context()
     for option in ("grid", "same_grid", "search", "limit_gib", "tell", "print_slurm", *ASKED):
         if context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
-            raise UserError(f"--again repeats {name} as it was asked for: leave {option.replace('_', '-')} out.")
+            raise UserError(f"--again repeats {name} as it was requested: leave {option.replace('_', '-')} out.")
     return find_study(name, results, identity(resolve(device)).slug)

@@ -1,4 +1,4 @@
-"""A study as asked for on a command line: measured and reported here, or as an sbatch script for a cluster.
+"""A study as requested on a command line: measured and reported here, or as an sbatch script for a cluster.
 
 Every experiment of that job is a torchrun of its own, on as many nodes as it takes; all records go into one run.
 """
@@ -103,7 +103,7 @@ class Allocation:
         for name, most in MOST.items():
             if not 1 <= getattr(self, name) <= most:
                 option = name.replace("_", "-")
-                raise UserError(f"--{option} {getattr(self, name)} was asked for: ask for 1 to {most}.")
+                raise UserError(f"--{option} {getattr(self, name)} was requested: ask for 1 to {most}.")
         if self.time and not TIME.fullmatch(self.time):
             raise UserError(f"--time {self.time!r} is no time limit: write it as sbatch takes it, as in 02:00:00.")
         _require_printable(self.partition, self.account)
@@ -147,13 +147,13 @@ def _require_printable(*texts: str) -> None:
             raise UserError(f"{text!r} holds characters that no script line can: give a plain name.")
 
 
-# Steps are taken back to back for so long before ranks are asked whether all goes well; a part of the deadline.
+# Steps are taken back to back for so long before ranks report whether all goes well; a part of the deadline.
 BLOCK_SHARE = 0.25
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A study as asked for: options that were given, and what the file says otherwise.
+    """A study as requested: options that were given, and what the file says otherwise.
 
     With `search` its grid is searched; no rank may hold more than `limit_bytes`; it ends within `budget_s`.
     """
@@ -177,7 +177,7 @@ class Asked:
         return cls(path, file, given, axes, run, **{name: value for name, value in how.items() if value is not None})
 
     def cases(self, defaults: StudyAxes) -> list[Case]:
-        """Every configuration asked for, in the grid's order. Raises UserError for what cannot be."""
+        """Every configuration requested, in the grid's order. Raises UserError for what cannot be."""
         ranks = _numbers("ranks", self.given.get("ranks", ""))
         grid = self.file.over(defaults).given(self.axes)
         how: Any = (MOST_SEARCHED, {*self.file.axes, *self.axes}) if self.search else (MOST_CONFIGURATIONS, AXES)
@@ -210,14 +210,14 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(each) for each in text.split(",")) if text else ()
     except ValueError:
-        raise UserError(f"--{name} {text[:60]!r} was asked for, but takes whole numbers, as in 1,2,4.") from None
+        raise UserError(f"--{name} {text[:60]!r} was requested, but takes whole numbers, as in 1,2,4.") from None
 
 
 def chosen(cases: Sequence[Case], only: str) -> list[Case]:
     """Those configurations by their numbers from 1. Raises UserError for one there is not."""
     numbers = dict.fromkeys(_numbers("only", only))
     if not numbers or not all(1 <= number <= len(cases) for number in numbers):
-        raise UserError(f"--only {only:.60} was asked for, but configurations are numbered 1 to {len(cases)} (--list).")
+        raise UserError(f"--only {only:.60} was requested, but configurations are numbered 1 to {len(cases)} (--list).")
     return [cases[number - 1] for number in numbers]
 
 

@@ -87,7 +87,7 @@ class _Forward:
 
 
 def kernels_of(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> AttentionKernels:
-    """The kernels without a window that a library has on a GPU; `doubtful` says which widths not to trust.
+    """The kernels without a window that a library has on a GPU; `is_doubtful` says which widths not to trust.
 
     Raises UserError for a library that nothing was measured of.
     """
@@ -141,7 +141,7 @@ def attention_time(
 
     Fitted were causal forward passes with as many queries as keys; libraries prepare Q, K and V in the same time. The
     backward has 2.5 times the forward's FLOP at `BACKWARD_RATE` of its rate. Where a kernel is one that nothing else
-    measured supports (`AttentionKernels.doubtful`), the interval reaches down to what others support.
+    measured supports (`AttentionKernels.is_doubtful`), the interval reaches down to what others support.
 
     Args:
         gpu: its name, its `GpuSpec`, or a `Calibration`.
@@ -180,10 +180,10 @@ def attention_time(
         )
         parts = _rescaled(parts, BACKWARD_FLOP_RATIO / rate, BACKWARD_FLOP_RATIO)
         is_published = _is_like_published(spec) & (width <= max(BACKWARD_RATE))
-        beside_forward = np.where(is_published, PUBLISHED, UNPUBLISHED)
-        unsure = np.hypot(unsure, beside_forward)
+        next_to_forward = np.where(is_published, PUBLISHED, UNPUBLISHED)
+        unsure = np.hypot(unsure, next_to_forward)
         # Of heads of a width that was published the ratio is one unknown; of wider ones each has its own.
-        level = np.where(width <= max(BACKWARD_RATE), beside_forward, 0.0)
+        level = np.where(width <= max(BACKWARD_RATE), next_to_forward, 0.0)
     law = laws.windowed if laws.windowed is not None and bool((windows > 0).all()) else laws.plain
     error_percent, origin = stated(gpu, f"attention_{dtype}", law.error_percent, law.origin)
     if isinstance(gpu, Calibration):
@@ -284,10 +284,10 @@ def _weigh(
         low, high = law.band.around(1.0, _total(parts))
         for name, seconds in parts.items():
             found.parts[name][here] += weight * seconds
-        found.low[here] += weight * (kernel.unsteady * -np.log(low) + kernel.doubt)
-        found.high[here] += weight * kernel.unsteady * np.log(high)
+        found.low[here] += weight * (kernel.error_scale * -np.log(low) + kernel.plausibility_penalty)
+        found.high[here] += weight * kernel.error_scale * np.log(high)
         found.unsure[here] += weight * choice.unsure
-        found.extrapolated[here] |= (weight > 0) & ((np.asarray(choice.unsure) > 0) | (kernel.doubt > 0))
+        found.extrapolated[here] |= (weight > 0) & ((np.asarray(choice.unsure) > 0) | (kernel.plausibility_penalty > 0))
 
 
 def _rescaled(parts: Mapping[str, Array], factor: Any, ideal_factor: float) -> dict[str, Array]:

@@ -28,7 +28,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 
 VERSION = 2
-# Whose kernels a law can be of; the first one that a GPU has tables of answers where none is asked for.
+# Whose kernels a law can be of; the first one that a GPU has tables of answers where none is requested.
 LIBRARIES = ("trtllm", "sglang", "vllm")
 SHIPPED = Path(__file__).parent / "calibrations"
 # Not a GPU's name: the calibration of laws fitted to all GPUs with tables at once, for those without.
@@ -95,7 +95,7 @@ class Calibration:
         return (f"{law}.{library}" if library else law) in self.blocks
 
     def library(self, law: str, requested: str | None = None) -> str:
-        """The library that answers for a law. Raises UserError where there is none, or not the one asked for."""
+        """The library that answers for a law. Raises UserError where there is none, or not the one requested."""
         known = self.libraries(law)
         if not known or (requested is not None and requested not in known):
             there = f"there are {', '.join(known)}" if known else "there is none"
@@ -404,18 +404,18 @@ class Band:
         return cls(*(np.asarray(arrays[name], dtype=np.float64) for name in BAND_NAMES))
 
     @classmethod
-    def fit(cls, missed: ArrayLike, figure: ArrayLike, knots: int = MOST_KNOTS) -> Band:
+    def fit(cls, log_residual: ArrayLike, figure: ArrayLike, knots: int = MOST_KNOTS) -> Band:
         """The band of errors on rows that the law did not see.
 
         Args:
-            missed: log(measured / predicted) of each row.
+            log_residual: log(measured / predicted) of each row.
             figure: what the width may depend on, above 0, one value a row.
             knots: at most so many.
 
         Raises:
             ValueError: for no rows.
         """
-        errors, along = np.asarray(missed, dtype=np.float64), np.asarray(figure, dtype=np.float64)
+        errors, along = np.asarray(log_residual, dtype=np.float64), np.asarray(figure, dtype=np.float64)
         if errors.size == 0:
             raise ValueError("a band needs errors on held-out rows")
         groups = max(1, min(knots, errors.size // ROWS_A_KNOT))

@@ -55,7 +55,7 @@ from pyperf_suite.planner.laws.transfers import (
 
 BLOCK, SUBJECT = "collectives", "collectives are"
 NCCL = "nccl"
-# Operations that no table has, read off a curve that loads the links alike, at as many bytes on the bus.
+# Operations that no table has, read off a curve that loads the links equally, at as many bytes on the bus.
 LIKE = {
     "broadcast": "all_gather",
     "gather": "all_gather",
@@ -138,7 +138,7 @@ def collective_time(
     size, count, per_node = np.broadcast_arrays(*_checked(operation, nbytes, ranks), per_node)
     reached = checked_network(usual_network_bytes_per_s(spec) if network is None else network)
     if np.any(per_node < 1):
-        raise UserError(f"Nodes of {np.min(per_node)} ranks were asked for: give 1 or more.")
+        raise UserError(f"Nodes of {np.min(per_node)} ranks were requested: give 1 or more.")
     if library not in (None, NCCL) and (operation not in laws.curves or np.any(count > per_node)):
         raise UserError(f"Of {library} only all_reduce within a node was measured: take nccl for anything else.")
     inside = np.minimum(count, per_node)
@@ -301,9 +301,9 @@ def _operation(op: str) -> str:
 def _checked(operation: str, nbytes: ArrayLike, ranks: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     size, count = np.broadcast_arrays(np.asarray(nbytes, dtype=np.float64), np.asarray(ranks, dtype=np.float64))
     if not (np.all(np.isfinite(size)) and np.all(size >= 0)):
-        raise UserError(f"{operation} of {np.min(size):g} bytes was asked for: give sizes of 0 bytes and more.")
+        raise UserError(f"{operation} of {np.min(size):g} bytes was requested: give sizes of 0 bytes and more.")
     if not np.all(np.isfinite(count)) or np.any(count < 1):
-        raise UserError(f"{operation} among {np.min(count):g} ranks was asked for: give 1 rank or more.")
+        raise UserError(f"{operation} among {np.min(count):g} ranks was requested: give 1 rank or more.")
     return size, count
 
 
@@ -333,7 +333,7 @@ def _with_network(
     in_node: NDArray[np.float64],
     network: Network,
 ) -> NDArray[np.float64]:
-    """Seconds with what lies beyond a node; measured points are of the operation among as many ranks as are asked."""
+    """Seconds with what lies beyond a node; measured points are of the operation among so many ranks."""
     if isinstance(network, float):
         return between_nodes_s(operation, size, ranks, per_node, in_node, network)
     seconds = in_node.copy()
@@ -359,7 +359,7 @@ def _at_rate(
 def _interval(
     laws: CollectiveLaws, operation: str, size: NDArray[np.float64], inside: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float | None]:
-    """Factors to the ends of the interval within a node, and the worst median error in % of what was asked."""
+    """Factors to the ends of the interval within a node, and the worst median error in % of what was requested."""
     low, high, worst = np.zeros(size.shape), np.zeros(size.shape), 0.0
     curve = LIKE.get(operation, operation)
     known = np.array(sorted(laws.curves[curve].curves))

@@ -57,7 +57,7 @@ PIECE = 2048
 
 @dataclass(frozen=True)
 class ExpertWork:
-    """What the experts on one rank are given; every field has a value for each block of experts asked for.
+    """What the experts on one rank are given; every field has a value for each block of experts.
 
     `width` is an expert's on the rank (expert_ffn / tp), `products` 3 with a gate, else 2. `pairs` of a token and an
     expert land on the rank, on `active` of its experts, `busiest` on one of them at most; `tiles[:, i]` are the tiles
@@ -123,8 +123,8 @@ FEATURES = ("rows", "active", "local", "tokens", "width", "hidden", "ep", "top_k
 class ExpertCosts:
     """What a library's kernels reach. Shares are of the data sheet's rates; `tile_rates` has one for each tile.
 
-    `softness` joins whole and broken waves, `overlap` compute and memory; `copy_shares` are, of the memory's rate, what
-    moving pairs over hidden and width, and copies of all the group's tokens over hidden and width, costs.
+    `wave_smoothing` joins whole and broken waves, `overlap` compute and memory; `copy_shares` are, of the memory's
+    rate, what moving pairs over hidden and width, and copies of all the group's tokens over hidden and width, costs.
     """
 
     tile_rates: Floats
@@ -132,7 +132,7 @@ class ExpertCosts:
     copy_costs: Floats
     launch_s: float
     prologue_clocks: float
-    softness: float
+    wave_smoothing: float
     overlap: float
     activation_share: float
     token_s: float
@@ -239,7 +239,9 @@ def _tile_seconds(
     for (height, width), rate in zip(UNTUNED if untuned else MENU, costs.tile_rates, strict=True):
         waves = work.tiles[:, HEIGHTS.index(height)] * np.ceil(columns / width) / (rates.sms * resident)
         tile_s = 2.0 * height * width * steps / (rate * rates.flop_per_s / rates.sms)
-        seconds.append(waited(waves, costs.softness) * resident * (tile_s + costs.prologue_clocks / rates.clock_hz))
+        seconds.append(
+            waited(waves, costs.wave_smoothing) * resident * (tile_s + costs.prologue_clocks / rates.clock_hz)
+        )
     return _by_tokens(work, seconds) if untuned else np.asarray(np.min(seconds, axis=0))
 
 
@@ -445,7 +447,7 @@ def grouped_gemm_time(
         ep: ranks that the experts are split over.
         tp: ranks that each expert is split over.
         balance: "balanced", or "power_law_1.01" or "power_law_1.2" for loads of experts of that density.
-        gated: whether up has a gate beside it, so three products and not two.
+        gated: whether up has a gate next to it, so three products and not two.
         backward: backward's time instead, which was never measured: twice forward's products and routing, in an
             interval that is wider by an allowance.
         library: trtllm, sglang or vllm; by default the first of them that was measured.

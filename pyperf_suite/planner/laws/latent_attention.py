@@ -75,7 +75,7 @@ class SummedLaw:
     grids: tuple[ResidualGrid, ...]
     band: Band
 
-    def missed(self, sizes: Sizes) -> Floats:
+    def log_residual(self, sizes: Sizes) -> Floats:
         """The sum of the grids: log(measured / counted)."""
         total = np.zeros(np.broadcast_shapes(*(size.shape for size in sizes.values())))
         for grid, names in zip(self.grids, GRIDS, strict=True):
@@ -85,16 +85,16 @@ class SummedLaw:
     def explained(self, work: Sizes, sizes: Sizes) -> tuple[Floats, Causes]:
         """Seconds, and by cause; "ideal" is at the data sheet's rate."""
         counted = np.asarray(sum(cost * each for cost, each in zip(self.costs, work.values(), strict=True)))
-        missed = self.missed(sizes)
+        log_residual = self.log_residual(sizes)
 
         def parts() -> dict[str, Floats]:
             found: dict[str, Floats] = {"ideal": np.asarray(work["ideal"])}
             for cost, (name, each) in zip(self.costs, work.items(), strict=True):
                 priced = cost * each - (each if name == "ideal" else 0.0)
                 found[CAUSES[name]] = np.asarray(found.get(CAUSES[name], 0.0) + priced)
-            return {**found, "measured": counted * np.expm1(missed)}
+            return {**found, "measured": counted * np.expm1(log_residual)}
 
-        return counted * np.exp(missed), Causes(parts)
+        return counted * np.exp(log_residual), Causes(parts)
 
 
 # Grids are kept in steps of one byte, of at least so much: finer ones would only not compress.
@@ -145,19 +145,19 @@ MEAN_OF_DEVIATION = 80.0
 
 @dataclass(frozen=True)
 class FoundLaw:
-    """The law that answers for a GPU: of which library, from which block; `apart` is 0 where it is the GPU's own."""
+    """The law that answers for a GPU, its library and block; `transfer_sigma` is 0 where it is the GPU's own."""
 
     law: SummedLaw
     library: str
     block: CalibrationBlock
     error_percent: float
-    apart: float
+    transfer_sigma: float
     origin: str
 
     def interval(self, seconds: Floats) -> tuple[Floats, Floats]:
         """Between which nine of ten measurements lie."""
         low, high = self.law.band.around(seconds)
-        beyond = DEVIATIONS * self.apart
+        beyond = DEVIATIONS * self.transfer_sigma
         low, high = np.minimum(low, seconds), np.maximum(high, seconds)
         return (
             seconds * np.exp(-np.hypot(np.log(seconds / low), beyond)),
@@ -167,7 +167,7 @@ class FoundLaw:
     def answer(self, seconds: Floats, parts: Causes, requested: Sizes) -> Explained:
         """Seconds with the interval around them, and whether the sizes are within what was fitted."""
         low, high = self.interval(seconds)
-        error = float(np.hypot(self.error_percent, MEAN_OF_DEVIATION * self.apart))
+        error = float(np.hypot(self.error_percent, MEAN_OF_DEVIATION * self.transfer_sigma))
         beyond = outside(self.block.fitted_range, requested)
         return Explained(seconds, parts, beyond, error, self.origin, low, high, self.library)
 
@@ -189,8 +189,8 @@ def law_of(gpu: Gpu, kind: str, library: str | None = None) -> FoundLaw:
     block = own.block(f"{LAW}.{having[0]}")
     error = float(block.arrays["mape"][block.arrays["kinds"].tolist().index(kind)])
     origin = block.origin if own.gpu == spec.name else f"read off {own.gpu}, fitted to {block.origin}"
-    apart = latent_deviation(spec, find_gpu(own.gpu))
-    return FoundLaw(unpack_law(block, kind), having[0], block, error, apart, origin)
+    transfer_sigma = latent_deviation(spec, find_gpu(own.gpu))
+    return FoundLaw(unpack_law(block, kind), having[0], block, error, transfer_sigma, origin)
 
 
 def latent_sizes(batch: Floats, seq_q: Floats, seq_k: Floats, heads: Floats) -> Sizes:

@@ -150,7 +150,7 @@ def _scaled(price: Explained, times: Any, times_low: Any, times_high: Any) -> Ex
 class ChangedPrices:
     """Another price list, each price changed on its way.
 
-    `errors` collects the stated error of each law that was asked, in % (None if nothing was held out), `origins` the
+    `errors` collects the stated error of each law that was called, in % (None if nothing was held out), `origins` the
     measurements behind them.
     """
 

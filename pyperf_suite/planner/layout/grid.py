@@ -129,7 +129,7 @@ class Training:
             if not 0 <= getattr(self, name) < self.model.layers:
                 raise UserError(
                     f"--{name.replace('_', '-')} has to lie between 1 and {self.model.layers - 1}, for the model has "
-                    f"{self.model.layers} layers, but {getattr(self, name)} was asked for."
+                    f"{self.model.layers} layers, but {getattr(self, name)} was requested."
                 )
         if self.framework is not None:
             check_framework(self.framework)
@@ -151,7 +151,7 @@ class Training:
         return self.layers_first or each, each if pipeline > 2 else 0, self.layers_last or each
 
     def dtype_on(self, gpu: GpuSpec) -> str:
-        """What products in layers are computed in: what was asked for, else bf16, and before Ampere fp16."""
+        """What products in layers are computed in: what was requested, else bf16, and before Ampere fp16."""
         return self.dtype or ("bf16" if "bf16" in gpu.peak_flop_per_s else "fp16")
 
     def peak_on(self, gpu: GpuSpec) -> float:
@@ -236,7 +236,7 @@ def plan_of(
 
 
 def frameworks_of(training: Training, columns: Mapping[str, Column]) -> NDArray[np.intp]:
-    """The framework of each layout, as its place in FRAMEWORKS: the one asked for, or its usual one."""
+    """The framework of each layout, as its place in FRAMEWORKS: the one requested, or its usual one."""
     names = [[training.framework or usual_framework(stage, offload) for offload in OFFLOADS]
              for stage in range(LAST_STAGE + 1)]  # fmt: skip
     places = np.array([[[str(each) for each in FRAMEWORKS].index(name) for name in row] for row in names])
@@ -434,4 +434,4 @@ def check_range(name: str, value: int) -> None:
     """Raise UserError for a number of LARGEST that is below 1 or larger."""
     if not 1 <= value <= LARGEST[name]:
         option = f"--{name.replace('_', '-')}"
-        raise UserError(f"{option} has to lie between 1 and {LARGEST[name]}, but {value} was asked for.")
+        raise UserError(f"{option} has to lie between 1 and {LARGEST[name]}, but {value} was requested.")

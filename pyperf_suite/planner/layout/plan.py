@@ -62,7 +62,7 @@ RULE_SHARE = 0.75
 # "Well above" in numbers: then the bubble is at most a quarter of the computation, (p − 1)/m.
 WELL_ABOVE = 4
 # Layouts whose times differ by less are as fast as each other: the repeatability of measured iterations.
-ALIKE = 0.01
+SAME_TIME = 0.01
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ def memory_of(training: Training, cluster: Cluster, grid: Grid) -> dict[str, NDA
 
 
 def _plans(training: Training, cluster: Cluster, grid: Grid) -> Iterator[tuple[NDArray[np.intp], ParallelPlan]]:
-    """Places of the layouts that recompute and offload alike on one framework, and their plan."""
+    """Places of the layouts that recompute and offload the same on one framework, and their plan."""
     frameworks = frameworks_of(training, grid.columns)
     given = training.layers_first or training.layers_last
     stages = grid.columns["pipeline"] if given else np.zeros(len(grid), dtype=np.int64)
@@ -318,7 +318,7 @@ def _refuse(found: Planned, whole: Planned) -> None:
         f"({least.over_bytes:.0f} bytes) more than the {usable / 2**30:.1f} GiB that are usable"
     )
     if whole is not found:
-        wrong = f"No layout as asked for fits: {wrong}"
+        wrong = f"No layout as requested fits: {wrong}"
         if len(whole.ranked):
             same = [whole.grid.columns[name] == column[place] for name, column in found.grid.columns.items()]
             near = whole.nearest_that_fits(int(np.flatnonzero(np.all(same, axis=0))[0]))
@@ -369,7 +369,7 @@ class LayoutRule:
         """Whether keeping it costs nothing; None if there is nothing to compare."""
         if self.kept is None:
             return None if self.broken is None else False
-        return None if self.broken is None else self.kept.seconds <= (1 + ALIKE) * self.broken.seconds
+        return None if self.broken is None else self.kept.seconds <= (1 + SAME_TIME) * self.broken.seconds
 
     @property
     def gain(self) -> float | None:

@@ -160,7 +160,7 @@ def interval_of(predicted: PredictedLayout) -> str:
     """In words, empty where it is not known."""
     if np.isnan(predicted.low):
         return ""
-    return f" (nine of ten runs within {predicted.low:.3g} to {predicted.high:.3g} s)"
+    return f" (90 % interval {predicted.low:.3g} to {predicted.high:.3g} s)"
 
 
 def _choice(planned: Planned) -> Remark:
@@ -319,7 +319,7 @@ def compared(training: Training, first: PredictedLayout, second: PredictedLayout
     chance = surely_faster(training, first, second)
     faster, slower, name = (first, second, "A") if chance >= 0.5 else (second, first, "B")
     return remark(
-        "{name} is faster by {gain}, which is right in {chance} of such pairs: {layout}.",
+        "{name} is faster by {gain}, confidence {chance}: {layout}.",
         kind="predicted",
         name=name,
         gain=Quantity(1 - faster.seconds / slower.seconds, "%", predicted=True),

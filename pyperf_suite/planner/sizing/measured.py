@@ -127,7 +127,7 @@ def name_of(candidate: Candidate) -> str:
 
 
 def require_gpu(requested: GpuSpec, device: Device) -> None:
-    """Raise UserError if the device is not the GPU that sizes were asked for."""
+    """Raise UserError if the device is not the GPU that sizes were requested."""
     here = identity(device).fields
     if device.kind == "cuda":
         try:
@@ -137,7 +137,7 @@ def require_gpu(requested: GpuSpec, device: Device) -> None:
             pass  # not in the catalogue, so it is another one
     what = "name that GPU" if device.kind == "cuda" else "run it where that GPU is"
     raise UserError(
-        f"Measuring on {requested.name} was asked for, but here is {device}, {here['model']}: leave --measure out, or "
+        f"Measuring on {requested.name} was requested, but here is {device}, {here['model']}: leave --measure out, or "
         f"{what}."
     )
 

@@ -70,7 +70,7 @@ class Bounds:
         if not 0 <= self.parameter_change <= 1 or not 0 <= self.reach <= 1:
             raise UserError(
                 f"Bounds are shares of the model's own figures, from 0 to 1, but a change of {self.parameter_change:g} "
-                f"and a reach of {self.reach:g} were asked for."
+                f"and a reach of {self.reach:g} were requested."
             )
         if not self.head_dims or not all(1 <= head_dim <= WIDEST_HEAD for head_dim in self.head_dims):
             raise UserError(f"Candidates need head dimensions of 1 to {WIDEST_HEAD}, as in 64,128.")
@@ -80,7 +80,7 @@ class Bounds:
 class Candidates:
     """All combinations of `attention` (hidden, heads, kv_heads, head_dim) and of the other axes.
 
-    The first entry of each axis is the present one, so candidate 0 is the model as asked. A flat index counts through
+    The first entry of each axis is the present one, so candidate 0 is the model as given. A flat index counts through
     the grid in C order.
     """
 
@@ -212,7 +212,7 @@ class Costs:
     `cost_s` is GPU-seconds a token: the time of a micro-batch times the GPUs that share it, over its tokens. `flop` is
     the model's own work a token, without the padding of the vocabulary. In nine cases of ten the logarithm of the speed
     relative to the present model's is at most `margin_low` below and `margin_high` above what is predicted: parts with
-    equal shapes err alike and cancel, others err independently.
+    equal shapes err equally and cancel, others err independently.
     """
 
     cost_s: Floats
@@ -375,7 +375,7 @@ def search(setting: Setting, bounds: Bounds, prices: KernelPrices) -> Search:
     candidates = neighbours(setting, bounds)
     grid = costs_of(candidates.shapes, setting, prices).flat(candidates.shape)
     here, change = float(grid.memory_bytes[0]), np.abs(grid.parameters / grid.parameters[0] - 1)
-    # Where the model as asked does not fit, what its parameters may grow by: a padded vocabulary fits no worse.
+    # Where the model as given does not fit, what its parameters may grow by: a padded vocabulary fits no worse.
     limit = bounds.memory_bytes if here <= bounds.memory_bytes else here * (1 + bounds.parameter_change)
     allowed = (change <= bounds.parameter_change) & (grid.memory_bytes <= limit)
     within = np.flatnonzero(allowed & np.broadcast_to(candidates.trainable, candidates.shape).ravel())

@@ -63,7 +63,7 @@ class Setting:
     def __post_init__(self) -> None:
         for name, most in LARGEST.items():
             if not 1 <= getattr(self, name) <= most:
-                raise UserError(f"{name} has to lie between 1 and {most}, but {getattr(self, name)} was asked for.")
+                raise UserError(f"{name} has to lie between 1 and {most}, but {getattr(self, name)} was requested.")
         if self.tokens > MOST_TOKENS:
             raise UserError(
                 f"{self.micro_batch} sequences of {self.seq} are {self.tokens} tokens at a time, beyond the "
@@ -88,7 +88,7 @@ class Setting:
         return as_published(replace(self.plan, framework=usual_framework(int(self.plan.zero_stage))), gpu)
 
     def _nearest_tp(self) -> str:
-        """The numbers of GPUs on either side of the one asked for that can share the layers evenly."""
+        """The numbers of GPUs on either side of the one requested that can share the layers evenly."""
         ranks = np.arange(1, 2 * self.tp + 1)
         dividing = ranks[np.broadcast_to(Sharding(ranks).divides(self.model), ranks.shape)].tolist()
         below = [tp for tp in dividing if tp < self.tp]

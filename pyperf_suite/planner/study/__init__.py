@@ -125,7 +125,7 @@ LOST = (
 
 
 def analyse(rows: Rows, predictor: Predictor | None = None) -> Findings:
-    """What the configurations of each model and batch say; predictions beside them where somebody makes them."""
+    """What the configurations of each model and batch say; predictions next to them where somebody makes them."""
     steps, results = search_steps(rows.records), results_of(rows.records, predictor)
     if kept := [each.case for each in steps if each.is_kept]:
         # Pairs decide better than means over experiments of other times.
@@ -359,7 +359,7 @@ def memory_errors(ranks: Sequence[tuple[Memory, Memory]]) -> dict[str, float]:
 
 def _figure(model: str, found: Sequence[StudyResult], name: str) -> Figure:
     label, marks = "measured (mean ± standard error over experiments)", "predicted by the laws"
-    caption = "Samples per second over all steps of an experiment, the fastest on top, beside what laws predict."
+    caption = "Samples per second over all steps of an experiment, the fastest on top, next to what laws predict."
     bars = Bars("", "samples/s", tuple(map(_bar, found)), label, marks, "samples/s")
     return Figure(name, model, caption, ((bars,),))
 

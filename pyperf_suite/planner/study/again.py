@@ -20,7 +20,7 @@ from pyperf_suite.runner.results import RunFolder, open_run
 
 # A row is reproduced where it changed by less, unless somebody says otherwise.
 MARGIN = 0.05
-# What runs differ by themselves is what is asked here, and so no part of the noise.
+# What runs differ by themselves is the question here, and so no part of the noise.
 NO_NOISE = RunNoise(0.0, math.inf, "not counted")
 
 
@@ -63,7 +63,7 @@ def find_study(name: str, results: Path, machine: str) -> RunFolder:
     if run.manifest.get("probes") != ["study"] or "steps after" not in str(run.manifest.get("profile")):
         raise UserError(f"{folder} was not measured by `pyperf-suite study`: --again repeats a study.")
     if not isinstance(words, list) or not all(isinstance(each, str) for each in words):
-        raise UserError(f"{folder / 'run.json'} does not say what was asked for: start the study anew.")
+        raise UserError(f"{folder / 'run.json'} does not say what was requested: start the study anew.")
     if (measured_on := run.path.resolve().parent.name) != machine:
         raise UserError(f"{name} was measured on {measured_on}, but this is {machine}: repeat it on that machine.")
     return run

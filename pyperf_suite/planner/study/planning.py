@@ -64,7 +64,7 @@ FSDP_FROM_STAGE = 2
 CHANGED = ("zero_stage", "batch", "checkpointing")
 # The laws' names of the types that a study computes in.
 LAW_DTYPE = {"float32": "tf32", "bfloat16": "bf16"}
-# The parts of a rank's memory that the engine counts too, by the names of laws and of a study's results alike.
+# The parts of a rank's memory that the engine counts too, by the names of laws and of a study's results both.
 COUNTED = ("weights", "gradients", "optimizer", "activations")
 # A small model, and one cut of each kind, so that every law and constant is used.
 SMALL = ParallelStepParameters(hidden=64, heads=4, layers=4, seq=32, vocab=64, tied=False, micro_batches=4)

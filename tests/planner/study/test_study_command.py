@@ -255,7 +255,7 @@ def test_a_launcher_with_another_number_of_ranks_is_told_which_there_are(monkeyp
     monkeypatch.setattr("pyperf_suite.planner.commands.study_run.rank_environment", lambda: replace(ALONE, count=4))
     assert {case.parameters.ranks for case in of_this_world(cases)} == {4}
     monkeypatch.setattr("pyperf_suite.planner.commands.study_run.rank_environment", lambda: replace(ALONE, count=3))
-    with pytest.raises(UserError, match=r"No configuration takes 3 ranks .*: those asked for take 1, 2, 4"):
+    with pytest.raises(UserError, match=r"No configuration takes 3 ranks .*: those requested take 1, 2, 4"):
         of_this_world(cases)
 
 

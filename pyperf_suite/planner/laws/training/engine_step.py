@@ -48,7 +48,7 @@ class CpuPrices:
 
     Features of products are a call, a FLOP and a byte of the operands; of attention a call, a FLOP and a score; of a
     pass through norms and activation functions, and of a copy, a call and a byte; of AdamW's update a tensor and an
-    element. `attention_kind` is the one of ATTENTIONS that is asked for.
+    element. `attention_kind` is the one of ATTENTIONS that is requested.
     """
 
     lines: Mapping[str, tuple[float, ...]]

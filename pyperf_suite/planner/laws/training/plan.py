@@ -101,9 +101,9 @@ class ParallelPlan:
         sizes = (self.global_batch, self.micro_batch, self.seq, self.tensor, self.data, self.pipeline, self.chunks,
                  self.context, self.expert, self.gradient_bytes, self.ranks_per_node, self.element_bytes)  # fmt: skip
         if min(int(np.min(size)) for size in sizes) < 1:
-            raise UserError(f"An iteration needs sizes of at least 1 throughout, but {self} was asked for.")
+            raise UserError(f"An iteration needs sizes of at least 1 throughout, but {self} was requested.")
         if np.min(self.zero_stage) < 0 or np.max(self.zero_stage) > LAST_STAGE:
-            raise UserError(f"ZeRO has stages 0 to {LAST_STAGE}, but {self.zero_stage} was asked for.")
+            raise UserError(f"ZeRO has stages 0 to {LAST_STAGE}, but {self.zero_stage} was requested.")
         if np.any(self.global_batch % (self.micro_batch * self.data)):
             raise UserError(
                 f"A global batch of {self.global_batch} cannot be cut into micro-batches of {self.micro_batch} on "

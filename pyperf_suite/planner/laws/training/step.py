@@ -245,7 +245,7 @@ class PricedStep:
 def price_step(
     model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None = None
 ) -> PricedStep:
-    """Price a plan, or a grid of them, in which each different piece is asked for once.
+    """Price a plan, or a grid of them, in which each different piece is requested once.
 
     Raises UserError for layers that do not divide over stages and dimensions that do not over TP.
     """
