@@ -22,15 +22,15 @@ NEEDED = ("layers", "hidden", "heads", "ffn", "vocab")
 
 
 COUNTS = {
-    "layers": "",
-    "hidden": "Width of the residual stream.",
-    "heads": "Of the queries.",
-    "kv-heads": "By default as many as heads.",
-    "head-dim": "By default hidden / heads.",
-    "ffn": "Width of the MLP.",
-    "vocab": "",
-    "experts": "MLPs of width ffn in each layer; by default 1.",
-    "top-k": "Experts of each token.",
+    "layers": "Number of layers. Required unless --config is given. Example: --layers 32.",
+    "hidden": "Width of the residual stream. Required unless --config is given. Example: --hidden 4096.",
+    "heads": "Number of query heads. Required unless --config is given. Example: --heads 32.",
+    "kv-heads": "Number of key-value heads. Default: as many as --heads. Example: --kv-heads 8.",
+    "head-dim": "Width of a head. Default: hidden / heads. Example: --head-dim 128.",
+    "ffn": "Width of the MLP. Required unless --config is given. Example: --ffn 14336.",
+    "vocab": "Size of the vocabulary. Required unless --config is given. Example: --vocab 128256.",
+    "experts": "Number of MLPs of width --ffn in each layer. Default: 1. Example: --experts 8.",
+    "top-k": "Number of experts that each token is sent to. Default: 1. Example: --top-k 2.",
 }
 
 
@@ -40,20 +40,36 @@ def count_options(texts: Mapping[str, str]) -> list[Callable[[Any], Any]]:
 
 
 gpu_options = options(
-    click.option("--gpu", metavar="NAME", help="As in H200 or A100; by default the GPU in this machine."),
-    path_option("--calibration", help="Laws fitted by `calibrate` instead of those shipped."),
     click.option(
-        "--library", metavar="NAME", help="Whose kernels: trtllm, sglang, vllm; by default the first there is."
+        "--gpu", metavar="NAME", help="Name of the GPU. Default: the GPU in this machine. Example: --gpu H200."
+    ),
+    path_option(
+        "--calibration",
+        help="File of laws that `calibrate` fitted, in place of those shipped. Example: --calibration laws.npz.",
+    ),
+    click.option(
+        "--library",
+        metavar="NAME",
+        help="Library whose kernels are priced: trtllm, sglang or vllm. Default: the first of them that was measured. "
+        "Example: --library vllm.",
     ),
 )
 """The GPU, whose calibration, and whose kernels."""
 
 model_options = options(
-    path_option("--config", help="A Hugging Face config.json."),
+    path_option("--config", help="Hugging Face config.json of the model. Example: --config config.json."),
     *count_options(COUNTS),
-    click.option("--gated/--not-gated", default=None, help="SwiGLU or GELU; by default gated."),
-    click.option("--tied/--not-tied", default=None, help="One matrix for embedding and logits."),
-    *count_options({"seq": f"By default {DEFAULT_SEQ}, or what the model has if that is less."}),
+    click.option(
+        "--gated/--not-gated", default=None, help="Whether the MLP is SwiGLU (gated) or GELU. Default: --gated."
+    ),
+    click.option(
+        "--tied/--not-tied",
+        default=None,
+        help="Whether embedding and logits share one matrix. Default: --not-tied, or what --config says.",
+    ),
+    *count_options(
+        {"seq": f"Tokens of a sequence. Default: {DEFAULT_SEQ}, or the model's longest if less. Example: --seq 8192."}
+    ),
 )
 """The model, and the length of its sequences."""
 

@@ -152,7 +152,7 @@ BLOCK_SHARE = 0.25
 
 
 @dataclass(frozen=True)
-class Asked:
+class StudyRequest:
     """A study as requested: options that were given, and what the file says otherwise.
 
     With `search` its grid is searched; no rank may hold more than `limit_bytes`; it ends within `budget_s`.
@@ -168,7 +168,7 @@ class Asked:
     budget_s: float = math.inf
 
     @classmethod
-    def of(cls, path: Path | None, given: Mapping[str, Any], **how: Any) -> Asked:
+    def of(cls, path: Path | None, given: Mapping[str, Any], **how: Any) -> StudyRequest:
         """Read options and the file. Raises UserError for what a study does not know."""
         file = StudyFile() if path is None else read_study(path)
         axes = read_axes(StudyAxes, {name: str(value) for name, value in given.items() if name in AXES})
@@ -221,7 +221,7 @@ def chosen(cases: Sequence[Case], only: str) -> list[Case]:
     return [cases[number - 1] for number in numbers]
 
 
-def listed(requested: Asked, device: str) -> str:
+def listed(requested: StudyRequest, device: str) -> str:
     """Each configuration with its number, a line each."""
     cases = requested.cases_here(resolve(device))
     lines = []
@@ -233,7 +233,7 @@ def listed(requested: Asked, device: str) -> str:
     return "\n".join(lines)
 
 
-def script_of(requested: Asked, allocation: Allocation, device: str, results: Path, deadline_s: float) -> str:
+def script_of(requested: StudyRequest, allocation: Allocation, device: str, results: Path, deadline_s: float) -> str:
     """An sbatch script that runs the study. Raises UserError for a grid that depends on the machine."""
     if not requested.file.configurations and not any(name in CUTS for name in (*requested.file.axes, *requested.axes)):
         raise UserError(
@@ -247,7 +247,7 @@ def script_of(requested: Asked, allocation: Allocation, device: str, results: Pa
 
 
 def run_study(
-    requested: Asked,
+    requested: StudyRequest,
     device: str,
     results: Path,
     deadline_s: float,
@@ -318,7 +318,7 @@ def _predictor(device: Device, results: Path, calibration: Path | None) -> Predi
 
 
 def _measure(
-    requested: Asked,
+    requested: StudyRequest,
     plan: Plan,
     wanted: Sequence[Case],
     results: Path,

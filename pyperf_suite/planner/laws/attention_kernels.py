@@ -27,7 +27,7 @@ ELEMENT_BYTES = 2
 # What nothing is known of where no law of attention was fitted.
 SUBJECT = "attention is"
 # What the softmax of a pair costs, in columns of the head that its products would take: a straight line through what a
-# pair costs on H200 in heads of 64 to 256 (TensorRT-LLM). Asked where a GPU's table has no head dimension on one side.
+# pair costs on H200 in heads of 64 to 256 (TensorRT-LLM). Used where a GPU's table has no head dimension on one side.
 SOFTMAX_COLUMNS = 25.0
 # The same below the narrowest that was measured: 64 left out and read off 128, the median of GPUs and libraries.
 NARROW_COLUMNS = 60.0

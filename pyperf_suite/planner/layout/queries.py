@@ -1,4 +1,4 @@
-"""Asked of layouts beyond the fastest: a given one, two compared, how many GPUs, what it costs, the network needed."""
+"""Layouts beyond the fastest: a given one, two compared, how many GPUs, what it costs, the network needed."""
 
 from __future__ import annotations
 
