@@ -18,6 +18,7 @@ from pyperf_suite.planner.commands.model_options import (
     model_options,
     requested_gpu,
     requested_model,
+    value_options,
 )
 
 if TYPE_CHECKING:
@@ -48,16 +49,50 @@ SCALED = {
     "like", "config", "gated", "tied", "seq", "gpu", "gpus", "gpus_per_node", "network", "framework", "dtype",
     "global_batch", "as_json", "wide", *AXES, *(name.replace("-", "_") for name in COUNTS),
 }  # fmt: skip
-# Options that hold an axis to one number: what it counts, and an example.
+SIZES = {
+    "gpus": "Number of GPUs in the cluster. Required unless --target-days, --exactly or --compare is given. Example: "
+    "--gpus 64.",
+    "gpus-per-node": "GPUs in a node. Default: 8 (GB200, GB300: 64 or 72), or all. Example: --gpus-per-node 4.",
+    "global-batch": "Sequences of an iteration. Required unless --like is given. Example: --global-batch 512.",
+}
+CHOICES = {
+    "link RATE": "Link between the GPUs of a node, one direction. Default: its data sheet's. Example: --link NVLink3.",
+    "network RATE": "Rate at which each GPU sends out of its node, or bus bandwidths measured between nodes. Default: "
+    "as the laws have it. Example: --network 400Gbps, or --network 1GB:180GB/s,1MB:20GB/s.",
+    "framework NAME": "Framework that runs the step: megatron, fsdp1, fsdp2, torchtitan, deepspeed or ddp. Default: "
+    "megatron, and fsdp2 for ZeRO 2 and 3.",
+    "dtype NAME": "Dtype of products in layers: bf16, fp16, fp8, mxfp8 or nvfp4. Default: bf16, before Ampere fp16.",
+    "recompute WHAT": "What backward computes again: nothing, attention or layers. Default: each is tried.",
+    "offload WHAT[,WHAT]": "What leaves the GPU: none, optimizer (to the CPU), cpu (parameters too) or nvme. Default: "
+    "none, and where nothing fits the others. Example: --offload none,optimizer.",
+    "exactly LAYOUT": "Price only this layout, fitting or not. Example: --exactly dp=8,tp=4,pp=2,vp=1,zero=1,mb=1.",
+}
+# Options that hold an axis to one number.
 HELD = {
-    "dp": ("Data-parallel ranks", 8),
-    "tp": ("Tensor-parallel ranks", 4),
-    "pp": ("Stages of the pipeline", 2),
-    "virtual-pp": ("Groups of layers in each stage (virtual PP)", 2),
-    "cp": ("Ranks that share each sequence (CP)", 2),
-    "ep": ("Ranks that share the experts (EP)", 8),
-    "zero": ("Stage of ZeRO, 0 to 3", 1),
-    "micro-batch": ("Sequences that a rank computes at a time", 1),
+    option: f"{text}. Default: every value that divides. Example: --{option} {example}."
+    for option, text, example in (
+        ("dp", "Data-parallel ranks", 8),
+        ("tp", "Tensor-parallel ranks", 4),
+        ("pp", "Stages of the pipeline", 2),
+        ("virtual-pp", "Groups of layers in each stage (virtual PP)", 2),
+        ("cp", "Ranks that share each sequence (CP)", 2),
+        ("ep", "Ranks that share the experts (EP)", 8),
+        ("zero", "Stage of ZeRO, 0 to 3", 1),
+        ("micro-batch", "Sequences that a rank computes at a time", 1),
+    )
+} | {
+    f"layers-{end}": f"Layers of a pipeline's {end} stage. Default: as the others. Example: --layers-{end} 7."
+    for end in ("first", "last")
+}
+HOSTS = {
+    "host-memory GIB": "Memory of the host for each GPU. Default: unknown, all fits. Example: --host-memory 256.",
+    "host-bandwidth GB/S": "Bandwidth of the host's memory for each GPU. Default: of the maker's servers.",
+    "nvme-bandwidth GB/S": "Bandwidth of the host's drives for each GPU. Default: of the maker's servers.",
+}
+BUDGETS = {
+    "tokens N": "Tokens of the whole training. Required by --target-days. Example: --tokens 2e12.",
+    "target-days DAYS": "Find the fewest GPUs that train on --tokens in so many days. Example: --target-days 30.",
+    "price DOLLARS": "Price of a GPU an hour, for the cost of tokens. Example: --price 2.5.",
 }
 POSITIVE = Finite(0, 1e6, min_open=True)
 
@@ -66,89 +101,11 @@ POSITIVE = Finite(0, 1e6, min_open=True)
 @model_options
 @gpu_options
 @options(
-    *count_options(
-        {
-            "gpus": "Number of GPUs in the cluster. Required unless --target-days, --exactly or --compare is given. "
-            "Example: --gpus 64.",
-            "gpus-per-node": "Number of GPUs in a node. Default: 8 (GB200 and GB300: 64 or 72), or all if there are "
-            "fewer. Example: --gpus-per-node 4.",
-        }
-    ),
-    click.option(
-        "--memory",
-        type=Gibibytes(),
-        metavar="GIB",
-        help="Memory of a GPU. Default: its data sheet's. Example: --memory 80.",
-    ),
-    click.option(
-        "--link",
-        metavar="RATE",
-        help="Link between the GPUs of a node, one direction. Default: its data sheet's. Example: --link NVLink3, or "
-        "--link 300GB/s.",
-    ),
-    click.option(
-        "--network",
-        metavar="RATE",
-        help="Rate at which each GPU sends out of its node, or measured bus bandwidths between nodes. Default: as the "
-        "laws have it. Example: --network 400Gbps, or --network 1GB:180GB/s,1MB:20GB/s.",
-    ),
-    click.option(
-        "--framework",
-        metavar="NAME",
-        help="Framework that runs the step: megatron, fsdp1, fsdp2, torchtitan, deepspeed or ddp. Default: megatron, "
-        "and fsdp2 for ZeRO 2 and 3. Example: --framework torchtitan.",
-    ),
-    click.option(
-        "--dtype",
-        metavar="NAME",
-        help="Dtype of products in layers: bf16, fp16, fp8, mxfp8 or nvfp4. Default: bf16, before Ampere fp16. "
-        "Example: --dtype fp8.",
-    ),
-    *count_options(
-        {
-            "global-batch": "Sequences of an iteration. Required unless --like is given. Example: --global-batch 512.",
-            **{
-                option: f"{text}. Default: every value that divides. Example: --{option} {example}."
-                for option, (text, example) in HELD.items()
-            },
-            "layers-first": "Layers of a pipeline's first stage. Default: as many as the others. Example: "
-            "--layers-first 7.",
-            "layers-last": "Layers of a pipeline's last stage. Default: as many as the others. Example: "
-            "--layers-last 7.",
-        }
-    ),
-    click.option(
-        "--recompute",
-        metavar="WHAT",
-        help="What backward computes again: nothing, attention or layers. Default: each is tried. Example: --recompute "
-        "layers.",
-    ),
-    click.option(
-        "--offload",
-        metavar="WHAT[,WHAT]",
-        help="What leaves the GPU: none, optimizer (to the CPU), cpu (parameters too) or nvme. Default: none, and "
-        "where nothing fits the others. Example: --offload none,optimizer.",
-    ),
-    click.option(
-        "--host-memory",
-        type=POSITIVE,
-        metavar="GIB",
-        help="Memory of the host for each GPU. Default: unknown, so any need fits. Example: --host-memory 256.",
-    ),
-    click.option(
-        "--host-bandwidth",
-        type=POSITIVE,
-        metavar="GB/S",
-        help="Bandwidth of the host's memory for each GPU. Default: of the maker's servers. Example: "
-        "--host-bandwidth 50.",
-    ),
-    click.option(
-        "--nvme-bandwidth",
-        type=POSITIVE,
-        metavar="GB/S",
-        help="Bandwidth of the host's drives for each GPU. Default: of the maker's servers. Example: "
-        "--nvme-bandwidth 5.",
-    ),
+    *count_options(SIZES),
+    *value_options({"memory GIB": "Memory of a GPU. Default: its data sheet's. Example: --memory 80."}, Gibibytes()),
+    *value_options(CHOICES),
+    *count_options(HELD),
+    *value_options(HOSTS, POSITIVE),
     *(
         click.option(f"--{name}/--no-{name}", default=True, help=f"{text}. Default: --{name}.")
         for name, text in (
@@ -156,11 +113,6 @@ POSITIVE = Finite(0, 1e6, min_open=True)
             ("sequence-parallel", "Whether TP cuts the sequence too (SP)"),
             ("overlap", "Whether gradients are sent during computation"),
         )
-    ),
-    click.option(
-        "--exactly",
-        metavar="LAYOUT",
-        help="Price only this layout, whether it fits or not. Example: --exactly dp=8,tp=4,pp=2,vp=1,zero=1,mb=1.",
     ),
     click.option(
         "--compare",
@@ -173,32 +125,8 @@ POSITIVE = Finite(0, 1e6, min_open=True)
         help="Measured run to scale from: a study's folder, or JSON or CSV with the columns of docs/laws.md. Other "
         "options say what differs. Example: --like run.json --gpus 128.",
     ),
-    click.option(
-        "--tokens",
-        type=float,
-        metavar="N",
-        help="Tokens of the whole training. Required by --target-days. Example: --tokens 2e12.",
-    ),
-    click.option(
-        "--target-days",
-        type=float,
-        metavar="DAYS",
-        help="Find the fewest GPUs that train on --tokens in so many days. Example: --target-days 30.",
-    ),
-    click.option(
-        "--price",
-        type=float,
-        metavar="DOLLARS",
-        help="Price of a GPU an hour, for the cost of tokens. Example: --price 2.5.",
-    ),
-    click.option(
-        "--top",
-        type=int,
-        default=10,
-        show_default=True,
-        metavar="N",
-        help="Number of rows of each list. Example: --top 20.",
-    ),
+    *value_options(BUDGETS, float),
+    click.option("--top", type=int, default=10, show_default=True, metavar="N", help="Number of rows of each list."),
     json_option(),
     wide_option,
 )

@@ -34,24 +34,22 @@ COUNTS = {
 }
 
 
+def value_options(texts: Mapping[str, str], kind: Any = None) -> list[Callable[[Any], Any]]:
+    """An option of that kind with its help for each "name METAVAR"."""
+    named = [(*name.split(" ", 1), text) for name, text in texts.items()]
+    return [click.option(f"--{name}", type=kind, metavar=metavar, help=text) for name, metavar, text in named]
+
+
 def count_options(texts: Mapping[str, str]) -> list[Callable[[Any], Any]]:
     """An option with a whole number for each name, with its help."""
-    return [click.option(f"--{name}", type=int, metavar="N", help=text or None) for name, text in texts.items()]
+    return value_options({f"{name} N": text for name, text in texts.items()}, int)
 
 
 gpu_options = options(
-    click.option(
-        "--gpu", metavar="NAME", help="Name of the GPU. Default: the GPU in this machine. Example: --gpu H200."
-    ),
-    path_option(
-        "--calibration",
-        help="File of laws that `calibrate` fitted, in place of those shipped. Example: --calibration laws.npz.",
-    ),
-    click.option(
-        "--library",
-        metavar="NAME",
-        help="Library whose kernels are priced: trtllm, sglang or vllm. Default: the first of them that was measured. "
-        "Example: --library vllm.",
+    *value_options({"gpu NAME": "Name of the GPU. Default: the GPU in this machine. Example: --gpu H200."}),
+    path_option("--calibration", help="File of laws that `calibrate` fitted. Default: those shipped."),
+    *value_options(
+        {"library NAME": "Library whose kernels are priced: trtllm, sglang, vllm. Default: the first measured."}
     ),
 )
 """The GPU, whose calibration, and whose kernels."""
@@ -59,14 +57,8 @@ gpu_options = options(
 model_options = options(
     path_option("--config", help="Hugging Face config.json of the model. Example: --config config.json."),
     *count_options(COUNTS),
-    click.option(
-        "--gated/--not-gated", default=None, help="Whether the MLP is SwiGLU (gated) or GELU. Default: --gated."
-    ),
-    click.option(
-        "--tied/--not-tied",
-        default=None,
-        help="Whether embedding and logits share one matrix. Default: --not-tied, or what --config says.",
-    ),
+    click.option("--gated/--not-gated", default=None, help="Whether the MLP is SwiGLU or GELU. Default: --gated."),
+    click.option("--tied/--not-tied", default=None, help="Whether embedding and logits are one. Default: --not-tied."),
     *count_options(
         {"seq": f"Tokens of a sequence. Default: {DEFAULT_SEQ}, or the model's longest if less. Example: --seq 8192."}
     ),

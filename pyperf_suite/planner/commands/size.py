@@ -19,7 +19,13 @@ from pyperf_suite.cli.options import (
     wide_option,
 )
 from pyperf_suite.errors import UserError
-from pyperf_suite.planner.commands.model_options import gpu_options, model_options, requested_gpu, requested_model
+from pyperf_suite.planner.commands.model_options import (
+    gpu_options,
+    model_options,
+    requested_gpu,
+    requested_model,
+    value_options,
+)
 
 if TYPE_CHECKING:
     from pyperf_suite.findings.data import Findings
@@ -52,11 +58,12 @@ dtype_option = click.option(
     ),
     dtype_option,
     gpu_options,
-    click.option(
-        "--vary",
-        metavar="NAME,...",
-        help="Dimensions that may change: hidden, heads, kv_heads, ffn, vocab, layers, micro_batch, tp. Default: all. "
-        "Example: --vary heads,vocab.",
+    *value_options(
+        {
+            "vary NAME,...": "Dimensions to change: hidden, heads, kv_heads, ffn, vocab, layers, micro_batch, tp. "
+            "Default: all. Example: --vary heads,vocab.",
+            "head-dims N,...": "Head dimensions that candidates may have. Default: 64,96,128,192,256.",
+        }
     ),
     *(
         click.option(name, type=Percent(), default=default, show_default=True, metavar="PERCENT", help=text)
@@ -64,11 +71,6 @@ dtype_option = click.option(
             ("--parameter-change", 2.0, "Largest change of the number of parameters. Example: --parameter-change 5."),
             ("--reach", 15.0, "Largest change of each width. Example: --reach 30."),
         )
-    ),
-    click.option(
-        "--head-dims",
-        metavar="N,...",
-        help="Head dimensions that candidates may have. Default: 64,96,128,192,256. Example: --head-dims 64,128.",
     ),
     click.option(
         "--measure",

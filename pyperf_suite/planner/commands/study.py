@@ -11,7 +11,7 @@ import click
 
 from pyperf_suite.cli.options import Finite, Gibibytes, margin_option, options, path_option, run_options
 from pyperf_suite.errors import UserError
-from pyperf_suite.planner.commands.model_options import count_options
+from pyperf_suite.planner.commands.model_options import count_options, value_options
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.results import RunFolder
@@ -62,44 +62,25 @@ def _numbers(texts: dict[str, str]) -> list[Any]:
 
 
 study_options = options(
-    path_option(
-        "--grid",
-        "same_grid",
-        metavar="GRID.toml",
-        help="File of the grid, the same as the argument. Example: --grid examples/study.toml.",
-    ),
+    path_option("--grid", "same_grid", metavar="GRID.toml", help="File of the grid, the same as the argument."),
     *_numbers(MODEL_OPTIONS),
-    click.option(
-        "--gated/--not-gated",
-        default=None,
-        help="Whether the model has SwiGLU and RMSNorm (gated), or GELU and LayerNorm. Default: --not-gated.",
-    ),
+    click.option("--gated/--not-gated", default=None, help="SwiGLU and RMSNorm, or GELU and LayerNorm (default)."),
     *(
         click.option(
-            f"--{name.replace('_', '-')}",
-            *(["--zero"] if name == "zero_stage" else []),
-            metavar="A,B,...",
-            help=text,
+            f"--{name.replace('_', '-')}", *(["--zero"] if name == "zero_stage" else []), metavar="A,B,...", help=text
         )
         for name, text in GRID_OPTIONS.items()
     ),
     *_numbers(RUN_OPTIONS),
-    click.option(
-        "--ranks", metavar="N,...", help="Run only configurations of so many ranks. Default: all. Example: --ranks 1,2."
+    *value_options(
+        {
+            "ranks N,...": "Run only configurations of so many ranks. Default: all. Example: --ranks 1,2.",
+            "only K,...": "Run only configurations of these numbers (see --list); RUN may be new then. Default: all.",
+        }
     ),
-    click.option(
-        "--only",
-        metavar="K,...",
-        help="Run only configurations of these numbers (see --list); RUN may be new then. Default: all. Example: "
-        "--only 1,3.",
-    ),
-    click.option("--list", "list_them", is_flag=True, help="Number the configurations, and end. Default: off."),
-    click.option(
-        "--tell", is_flag=True, help="Measure nothing; report what RUN of --resume, or the newest, holds. Default: off."
-    ),
-    click.option(
-        "--search", is_flag=True, help="Run the guides' procedure instead of the whole grid; see below. Default: off."
-    ),
+    click.option("--list", "list_them", is_flag=True, help="Number the configurations, and end."),
+    click.option("--tell", is_flag=True, help="Measure nothing; report what RUN of --resume, or the newest, holds."),
+    click.option("--search", is_flag=True, help="Run the guides' procedure instead of the whole grid; see below."),
     click.option(
         "--budget",
         "budget_s",
@@ -114,35 +95,21 @@ study_options = options(
         metavar="GiB",
         help="Memory that a rank may hold; more does not fit. Default: the device's. Example: --memory-limit 2.",
     ),
-    click.option(
-        "--again", metavar="RUN", help="Repeat the study RUN, and say what came out as before. Example: --again latest."
-    ),
+    *value_options({"again RUN": "Repeat the study RUN, and say what came out as before. Example: --again latest."}),
     margin_option,
-    path_option(
-        "--calibration",
-        help="File of laws to predict by. Default: those fitted to this machine. Example: --calibration laws.npz.",
-    ),
+    path_option("--calibration", help="File of laws to predict by. Default: those fitted to this machine."),
     run_options,
-    click.option(
-        "--print-slurm", is_flag=True, help="Print an sbatch script that runs the study, and end. Default: off."
+    click.option("--print-slurm", is_flag=True, help="Print an sbatch script that runs the study, and end."),
+    *(
+        click.option(f"--{name}", default=usual, show_default=True, metavar="N", help=f"{text} of the SLURM job.")
+        for name, usual, text in (("nodes", 1, "Number of nodes"), ("gpus-per-node", 8, "GPUs in a node"))
     ),
     *(
-        click.option(
-            f"--{name}", type=int, default=usual, show_default=True, metavar="N", help=f"{text} Example: --{name} 4."
-        )
-        for name, usual, text in (
-            ("nodes", 1, "Number of nodes of the SLURM job."),
-            ("gpus-per-node", 8, "Number of GPUs in a node of the SLURM job."),
-        )
-    ),
-    *(
-        click.option(
-            f"--{name}", default="", metavar=metavar, help=f"{text} Default: the cluster's. Example: {example}."
-        )
-        for name, metavar, text, example in (
-            ("time", "HH:MM:SS", "Time limit of the SLURM job.", "--time 02:00:00"),
-            ("partition", "NAME", "Partition of the SLURM job.", "--partition gpu"),
-            ("account", "NAME", "Account of the SLURM job.", "--account project"),
+        click.option(f"--{name}", default="", metavar=metavar, help=f"{text} of the SLURM job. Default: the cluster's.")
+        for name, metavar, text in (
+            ("time", "HH:MM:SS", "Time limit"),
+            ("partition", "NAME", "Partition"),
+            ("account", "NAME", "Account"),
         )
     ),
 )
