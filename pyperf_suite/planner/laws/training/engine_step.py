@@ -1,7 +1,7 @@
 """The time of an iteration on torch's engines where ranks of one thread share a machine's cores and talk over gloo.
 
 `CpuPrices` prices kernels by straight lines over calls, FLOP and bytes, and `work_of_layer` adds them up as for GPUs.
-Nothing of the exchange is hidden, for whoever sends takes the cores from whoever computes; a pipeline is played,
+Nothing of the exchange is hidden, for whoever sends takes the cores from whoever computes; a pipeline is played through,
 because a stage that waits leaves its core to the others. What no kernel knows are constants with names.
 """
 
@@ -18,6 +18,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks
 from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
 from pyperf_suite.laws.tiling import nonnegative_fit
+from pyperf_suite.laws.training.data_parallel import BACKWARD_SHARE
 from pyperf_suite.laws.training.memory import FIRST, LAST, Weight, rank_weights, round_robin
 from pyperf_suite.laws.training.pipeline_orders import Action, interleaved, one_forward_one_backward
 from pyperf_suite.laws.transformer import ModelDimensions
@@ -27,7 +28,6 @@ from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.training.framework import StepConstants
 from pyperf_suite.planner.laws.training.layer_work import work_of_ends, work_of_layer
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
-from pyperf_suite.planner.laws.training.step import BACKWARD_SHARE
 
 FLOAT = 4
 LAYOUTS = ("TN", "NN", "NT")
@@ -306,8 +306,8 @@ class _EngineStep:
             "tensor": m * self._tensor_s(layers, crowd),
         }
         if self.stages > 1:
-            played = self._played_s(sum(parts.values()) / crowd, ends.seconds - ends.tensor, m)
-            parts["bubble"] = played - sum(parts.values())
+            scheduled_s = self._schedule_s(sum(parts.values()) / crowd, ends.seconds - ends.tensor, m)
+            parts["bubble"] = scheduled_s - sum(parts.values())
         parts["gradients"], parts["parameters"] = self._exchanged_s(stage, m, crowd)
         parts["optimizer"] = crowd * self._update_s(stage)
         return Explained(sum(parts.values()), parts)
@@ -331,7 +331,7 @@ class _EngineStep:
         at_ends = 2 * both
         return layers * (2 * passes * both + crowd * self.constants.dtensor_s_per_layer * passes / 2) + at_ends
 
-    def _played_s(self, stage_s: float, ends_s: float, m: int) -> float:
+    def _schedule_s(self, stage_s: float, ends_s: float, m: int) -> float:
         """The schedule played through, `stage_s` being all micro-batches' computation of the last stage, alone."""
         plan = self.plan
         chunks, others = self.chunks, self.tensor * self.data

@@ -13,6 +13,7 @@ import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.laws.training.data_parallel import BACKWARD_SHARE
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import ModelDimensions, Sizes
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
@@ -43,9 +44,6 @@ from pyperf_suite.planner.laws.training.layer_work import (
 )
 from pyperf_suite.planner.laws.training.offload import UNSURE, Host, offloaded, usual_host
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
-
-# Of the time of a layer, backward's share: two of three passes' worth, computing again aside.
-BACKWARD_SHARE = 2 / 3
 
 
 @dataclass(frozen=True)
@@ -84,17 +82,14 @@ def stage_parameters(model: ModelDimensions, plan: ParallelPlan) -> StageParamet
 
 @dataclass(frozen=True)
 class ExchangePrices:
-    """Seconds of a rank's parameters, or their gradients, over the ranks that have the same: of one layer, of the ends.
+    """Seconds of a stage's parameters, or their gradients, over the ranks that have the same; `taken` as of layers.
 
-    Frameworks send them by layers, or by buckets about as large.
+    Frameworks send them by layers, or by buckets about as large, and the output matrix on its own.
     """
 
     reduced: Any
     scattered: Any
     gathered: Any
-    ends_reduced: Any
-    ends_scattered: Any
-    ends_gathered: Any
     taken: Any
 
 
@@ -104,32 +99,28 @@ def price_exchange(
     """All-reduced gradients, scattered gradients, and gathered parameters; what no plan does is not priced."""
     ours, layers = stage_parameters(model, plan), model.layers / plan.pipeline
     ends = model.hidden * model.vocab / plan.tensor
-    shared, experts = (ours.shared - ends) / layers, ours.experts / layers
-    stage = np.asarray(plan.zero_stage)
+    layer = StageParameters((ours.shared - ends) / layers, ours.experts / layers)
+    shards = np.asarray(plan.zero_stage) > 0
 
-    def over(operation: str, element_bytes: Sizes, parameters: Any, of_experts: Any, requested: bool) -> Any:
-        if not requested:
+    def seconds(operation: str, element_bytes: Sizes, is_sent: Any) -> Any:
+        if not np.any(is_sent):
             return 0.0
-        return _over_data(
-            operation, element_bytes, StageParameters(parameters, of_experts), model, plan, prices, network
+        each, once = (
+            _over_data(operation, element_bytes, parameters, model, plan, prices, network)
+            for parameters in (layer, StageParameters(ends, None))
         )
+        return layers * each + once
 
-    pairs = (
-        ("all_reduce", plan.gradient_bytes, bool(np.any(stage == 0))),
-        ("reduce_scatter", plan.gradient_bytes, bool(np.any(stage > 0))),
-        ("all_gather", plan.element_bytes, bool(np.any(stage > 0))),
+    return ExchangePrices(
+        seconds("all_reduce", plan.gradient_bytes, ~shards),
+        seconds("reduce_scatter", plan.gradient_bytes, shards),
+        seconds("all_gather", plan.element_bytes, shards),
+        taken_share(plan.shards, plan.per_node_next_to_tensor),
     )
-    of_layer = [over(name, size, shared, experts, requested) for name, size, requested in pairs]
-    of_ends = [over(name, size, ends, None, requested) for name, size, requested in pairs]
-    per_node = np.maximum(1, plan.ranks_per_node // plan.tensor)
-    taken = taken_share(plan.shards, per_node)
-    return ExchangePrices(of_layer[0], of_layer[1], of_layer[2], of_ends[0], of_ends[1], of_ends[2], taken)
 
 
-def exposed(
-    plan: ParallelPlan, exchange: ExchangePrices, constants: StepConstants, layers: Any, stage_s: Any
-) -> Exposed:
-    """What is waited for, where the `layers` of a stage take `stage_s` a micro-batch.
+def exposed(plan: ParallelPlan, exchange: ExchangePrices, constants: StepConstants, stage_s: Any) -> Exposed:
+    """What is waited for, where a stage takes `stage_s` a micro-batch.
 
     By stage of ZeRO (Rajbhandari et al. 2020, section 7): 0 all_reduces gradients; 1 reduce_scatters them and gathers
     the updated parameters, 2 scatters each micro-batch's; 3 gathers parameters in every forward and backward too.
@@ -138,12 +129,10 @@ def exposed(
     backward_s, forward_s = hides * BACKWARD_SHARE * stage_s, hides * (1 - BACKWARD_SHARE) * stage_s
     stage, taken = np.asarray(plan.zero_stage), exchange.taken
     longer = np.where(stage == LAST_STAGE, constants.gather, constants.exchange)
-    summed = longer * (layers * exchange.reduced + exchange.ends_reduced)
-    summed_s = exposed_comm_s(summed, backward_s, taken)
+    summed_s = exposed_comm_s(longer * exchange.reduced, backward_s, taken)
     if not np.any(stage):
         return Exposed(summed_s, 0.0, 0.0, 0.0)
-    scattered_s = longer * (layers * exchange.scattered + exchange.ends_scattered)
-    gathered_s = longer * (layers * exchange.gathered + exchange.ends_gathered)
+    scattered_s, gathered_s = longer * exchange.scattered, longer * exchange.gathered
     after_backward = exposed_comm_s(scattered_s, backward_s, taken)
     before_forward = exposed_comm_s(gathered_s, forward_s, taken)
     # Parameters come first, for without them nothing is computed; gradients have what is left of the pass.
@@ -287,7 +276,7 @@ def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
         field.name.replace("_", " "): m * (layers * getattr(layer, field.name) + with_ends * getattr(ends, field.name))
         for field in fields(StepWork)
     }
-    waited = exposed(plan, priced.exchange, c, mean, mean * layer.seconds)
+    waited = exposed(plan, priced.exchange, c, mean * layer.seconds)
     fill_s = (mean * layer.seconds + waited.each) / plan.chunks
     parts["bubble"] = others * (fill_s + priced.sends)
     if np.any(np.asarray(plan.chunks) > 1):
