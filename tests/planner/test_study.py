@@ -296,9 +296,9 @@ def test_every_configuration_of_the_default_study_is_predicted_as_that_machine_w
     predictions = predict(parameters, calibration, 2)
     true = [predicted_step(TRUTH, p, 2).seconds for p in parameters]
     assert [each.seconds for each in predictions] == pytest.approx(true, rel=0.02)
-    for prediction in predictions:
+    for p, prediction in zip(parameters, predictions, strict=True):
         assert sum(prediction.parts.values()) == pytest.approx(prediction.seconds)
-        assert len(prediction.memory) == prediction.parameters.ranks
+        assert len(prediction.rank_memory) == p.ranks
     message = predictor(calibration, "cpu", 2)(cases, [])
     assert {case_id: each.seconds for case_id, each in message.items()} == {
         case.case_id: each.seconds for case, each in zip(cases, predictions, strict=True)

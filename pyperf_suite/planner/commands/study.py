@@ -105,12 +105,8 @@ study_options = options(
         for name, usual, text in (("nodes", 1, "Number of nodes"), ("gpus-per-node", 8, "GPUs in a node"))
     ),
     *(
-        click.option(f"--{name}", default="", metavar=metavar, help=f"{text} of the SLURM job. Default: the cluster's.")
-        for name, metavar, text in (
-            ("time", "HH:MM:SS", "Time limit"),
-            ("partition", "NAME", "Partition"),
-            ("account", "NAME", "Account"),
-        )
+        click.option(f"--{name}", default="", metavar=metavar, help=f"The SLURM job's {name}. Default: the cluster's.")
+        for name, metavar in (("time", "HH:MM:SS"), ("partition", "NAME"), ("account", "NAME"))
     ),
 )
 
@@ -178,7 +174,7 @@ def _earlier(name: str, device: str, results: Path) -> RunFolder:
     """The run to repeat. Raises UserError where there is none, and for options of a grid, which are that run's."""
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.machine import identity
-    from pyperf_suite.planner.study.again import find_study
+    from pyperf_suite.planner.study.results import find_study
 
     context = click.get_current_context()
     for option in ("grid", "same_grid", "search", "limit_gib", "tell", "print_slurm", *STUDIED):

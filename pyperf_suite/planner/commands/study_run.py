@@ -27,7 +27,6 @@ from pyperf_suite.hardware.devices import Device, gpus, resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.planner.laws.calibration import load_calibration
 from pyperf_suite.planner.study import PROBE, analyse
-from pyperf_suite.planner.study.again import MARGIN, findings_of_again
 from pyperf_suite.planner.study.grid import (
     AXES,
     CUTS,
@@ -47,7 +46,7 @@ from pyperf_suite.planner.study.planning import (
     read_study,
     refusals,
 )
-from pyperf_suite.planner.study.results import Predictor
+from pyperf_suite.planner.study.results import MARGIN, Predictor, findings_of_again
 from pyperf_suite.planner.study.search import Note, StudySearch, rule_of
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.render.run_report import report_run, run_as_json

@@ -184,19 +184,18 @@ def _network(planned: Planned) -> Remark | None:
     cluster, network = planned.cluster, planned.cluster.network or planned.usual.constants.network
     if cluster.gpus <= cluster.gpus_per_node:
         return None
+    how = "during computation where possible" if planned.training.overlap else "after computation"
     if isinstance(network, tuple):
-        return remark(
+        points = (
             "Between nodes collectives take as long as the {count} measured points say; gradients and parameters are "
-            "sent {how}.",
-            count=len(network),
-            how="during computation where possible" if planned.training.overlap else "after computation",
         )
+        return remark(points + "sent {how}.", count=len(network), how=how)
     return remark(
         "Between nodes a GPU is assumed to send {rate} in one direction{whose} (--network names another); "
         "gradients and gathered parameters are sent {how}.",
         rate=Quantity(network or usual_network_bytes_per_s(cluster.gpu), "GB/s"),
         whose="" if network else ", the peak of what its maker's servers have",
-        how="during computation where possible" if planned.training.overlap else "after computation",
+        how=how,
     )
 
 
@@ -257,15 +256,11 @@ def outcome_of(planned: Planned, predicted: PredictedLayout, budget: Budget) -> 
     """Days and dollars, each with its ends."""
     gpus, tokens = planned.cluster.gpus, planned.training.global_batch * planned.training.seq
     each_s = [seconds / tokens for seconds in ends_of(predicted)]
-    return {
-        **({"days": [budget.days_of(each) for each in each_s]} if budget.tokens else {}),
-        **({"dollars_a_billion_tokens": [budget.cost_of(gpus, each, 1e9) for each in each_s]} if budget.price else {}),
-        **(
-            {"dollars": [budget.cost_of(gpus, each, budget.tokens) for each in each_s]}
-            if budget.price and budget.tokens
-            else {}
-        ),
-    }
+    found: dict[str, Any] = {"days": [budget.days_of(each) for each in each_s]} if budget.tokens else {}
+    for name, count in (("dollars_a_billion_tokens", 1e9), ("dollars", budget.tokens)) if budget.price else ():
+        if count:
+            found[name] = [budget.cost_of(gpus, each, count) for each in each_s]
+    return found
 
 
 def budgeted(planned: Planned, predicted: PredictedLayout, budget: Budget) -> Iterator[Remark]:

@@ -24,8 +24,7 @@ from pyperf_suite.planner.laws.training.layer_work import (
     ALL_REDUCES_PER_PASS,
     KernelCall,
     kernel_calls,
-    passes_of,
-    slower_in_step,
+    passes_and_slowdown,
     wide,
 )
 from pyperf_suite.planner.laws.training.plan import ParallelPlan, as_published
@@ -78,14 +77,10 @@ class Setting:
     def tokens(self) -> int:
         return self.seq * self.micro_batch
 
-    @property
-    def plan(self) -> ParallelPlan:
-        """The iteration of this one micro-batch on each data-parallel GPU, but for what depends on the GPU."""
-        return plan_of(self.micro_batch, self.seq, self.tp, self.shards, self.dtype)
-
     def plan_on(self, gpu: GpuSpec) -> ParallelPlan:
         """The iteration of this one micro-batch on each data-parallel GPU, as `layout` plans it."""
-        return as_published(replace(self.plan, framework=usual_framework(int(self.plan.zero_stage))), gpu)
+        plan = plan_of(self.micro_batch, self.seq, self.tp, self.shards, self.dtype)
+        return as_published(replace(plan, framework=usual_framework(int(plan.zero_stage))), gpu)
 
     def _nearest_tp(self) -> str:
         """The numbers of GPUs on either side of the one requested that can share the layers evenly."""
@@ -139,9 +134,9 @@ def parts_of(shapes: Shapes) -> list[KernelCall]:
 
     `Candidates.trainable` leaves out the places of a grid where a group of GPUs is larger than what it shares.
     """
-    passes = passes_of(shapes.plan)
+    times = passes_and_slowdown(shapes.plan, StepConstants(1.0, 0.0))
     return [
-        replace(call, calls=passes[call.kind] * np.asarray(call.calls) + _at_ends(call))
+        replace(call, calls=times[call.kind][0] * np.asarray(call.calls) + _at_ends(call))
         for call in kernel_calls(shapes.model, shapes.plan)
     ]
 
@@ -159,7 +154,8 @@ class StepPrices(ChangedPrices):
     ) -> None:
         super().__init__(alone)
         constants = constants if isinstance(constants, StepConstants) else StepConstants(constants, 0.0)
-        self.slower = slower_in_step(plan or ParallelPlan(1, 1, 1), constants)
+        times = passes_and_slowdown(plan or ParallelPlan(1, 1, 1), constants)
+        self.slower = {kind: slowdown for kind, (_, slowdown) in times.items()}
 
     def changed(self, law: str, price: Explained) -> Explained:
         self.note(law, price)

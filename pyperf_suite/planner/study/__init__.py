@@ -8,8 +8,6 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from pyperf_suite.findings.data import (
     Bar,
     Bars,
@@ -35,6 +33,7 @@ from pyperf_suite.planner.study.results import (
     SearchStep,
     StudyResult,
     held,
+    rank_correlation,
     results_of,
     search_steps,
 )
@@ -52,8 +51,6 @@ PIPELINE = Claim("no pipeline before any", SEED, low=1.0)
 CHECKPOINTING = Claim("nothing checkpointed before activations checkpointed", SEED, low=1.0)
 
 KEEP, AGAIN = Checkpointing("none"), Checkpointing("every")
-# Of fewer configurations an order says nothing.
-FEWEST_IN_ORDER = 3
 LONGEST_REASON, LONGEST_NOTE = 160, 90
 ALL = "all parts"
 
@@ -334,15 +331,6 @@ def _agreement(predicted: Sequence[StudyResult]) -> Iterator[Remark | Table]:
         yield remark(sentence, kind="law", configurations=len(weighed), error=worst[ALL])
         columns = (Column("part", lambda each: each[0]), Column("worst error of a rank", lambda each: each[1], "%"))
         yield table("Predicted memory", columns, worst.items())
-
-
-def rank_correlation(some: Sequence[float], others: Sequence[float]) -> float | None:
-    """Spearman's; None of fewer than three values, and where all on one side are equal."""
-    if len(some) < FEWEST_IN_ORDER or 1 in (len(set(some)), len(set(others))):
-        return None
-    # In scipy.stats too, which takes a second to import. Equal values share the mean of their places.
-    places = [np.sum(np.sign(np.subtract.outer(side, side)), axis=1) for side in (some, others)]
-    return float(np.corrcoef(*places)[0, 1])
 
 
 def memory_errors(ranks: Sequence[tuple[Memory, Memory]]) -> dict[str, float]:

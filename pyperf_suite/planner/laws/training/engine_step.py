@@ -1,7 +1,7 @@
 """The time of an iteration on torch's engines where ranks of one thread share a machine's cores and talk over gloo.
 
 `CpuPrices` prices kernels by straight lines over calls, FLOP and bytes, and `work_of_layer` adds them up as for GPUs.
-Nothing of the exchange is hidden, for whoever sends takes the cores from whoever computes; a pipeline is played through,
+Nothing of the exchange is hidden, for whoever sends takes the cores from whoever computes; a pipeline is simulated,
 because a stage that waits leaves its core to the others. What no kernel knows are constants with names.
 """
 
@@ -253,7 +253,8 @@ def engine_step(
 
     Raises UserError for dimensions that do not divide and for collectives that were not measured.
     """
-    return _EngineStep(model, plan, prices, constants, cores).time()
+    counts = (int(count) for count in (plan.tensor, plan.data, plan.pipeline, plan.chunks))
+    return _EngineStep(model, plan, prices, constants, cores, *counts).time()
 
 
 @dataclass(frozen=True)
@@ -265,22 +266,10 @@ class _EngineStep:
     prices: CpuPrices
     constants: EngineConstants
     cores: int
-
-    @property
-    def tensor(self) -> int:
-        return int(self.plan.tensor)
-
-    @property
-    def data(self) -> int:
-        return int(self.plan.data)
-
-    @property
-    def stages(self) -> int:
-        return int(self.plan.pipeline)
-
-    @property
-    def chunks(self) -> int:
-        return int(self.plan.chunks)
+    tensor: int
+    data: int
+    stages: int
+    chunks: int
 
     @property
     def ranks(self) -> int:

@@ -143,9 +143,9 @@ def layer_work(layer: LayerPrices, plan: ParallelPlan, constants: StepConstants)
     c, attended = constants, 1 + plan.attention_recompute_fraction
 
     def of(*kinds: str) -> Any:
-        return sum(passes[kind] * slower[kind] * getattr(layer, kind) for kind in kinds)
+        return sum(times[kind][0] * times[kind][1] * getattr(layer, kind) for kind in kinds)
 
-    passes, slower = passes_of(plan), slower_in_step(plan, constants)
+    times = passes_and_slowdown(plan, constants)
     products_s = of("forward", "backward")
     routed_s = of("experts_forward", "experts_backward")
     tensor_s = of("summed")
@@ -173,64 +173,41 @@ def layer_work(layer: LayerPrices, plan: ParallelPlan, constants: StepConstants)
 
 def ends_work(ends: EndPrices, plan: ParallelPlan, constants: StepConstants) -> StepWork:
     """The same of what stands outside of the layers."""
-    slower = slower_in_step(plan, constants)
-    return StepWork(
-        slower["ends"] * ends.products,
-        0.0,
-        slower["loss"] * ends.loss,
-        slower["summed"] * ALL_REDUCES_PER_PASS * ends.summed,
-    )
+    slower = {kind: slowdown for kind, (_, slowdown) in passes_and_slowdown(plan, constants).items()}
+    tensor_s = slower["summed"] * ALL_REDUCES_PER_PASS * ends.summed
+    return StepWork(slower["ends"] * ends.products, 0.0, slower["loss"] * ends.loss, tensor_s)
 
 
-def passes_of(plan: ParallelPlan) -> dict[str, Any]:
-    """How often a micro-batch runs each kind of kernel calls, forward and backward together."""
-    forward, attended = 1 + plan.recompute_fraction, 1 + plan.attention_recompute_fraction
-    return {
-        "forward": forward,
-        "backward": 1.0,
-        "experts_forward": forward,
-        "experts_backward": 1.0,
-        "attention_forward": attended,
-        "attention_backward": 1.0,
-        "scores": attended + BACKWARD_BYTES_RATIO,
-        "memory": forward + BACKWARD_BYTES_RATIO,
-        "cast": (forward + 1) / 2,
-        "permuted": forward + 1,
-        "all_to_all": 4 + 2 * plan.recompute_fraction,
-        "summed": ALL_REDUCES_PER_PASS * (forward + 1),
-        # What is left of an exchange that a gradient's product hides: what it takes from the product.
-        "gathered": ALL_REDUCES_PER_PASS * taken_share(plan.tensor, plan.ranks_per_node),
-        "ends": 1.0,
-        "loss": 1.0,
-    }
+def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[str, tuple[Any, Any]]:
+    """Of each kind of kernel calls how often a micro-batch runs it, forward and backward together, and by how much.
 
-
-def slower_in_step(plan: ParallelPlan, constants: StepConstants) -> dict[str, Any]:
-    """By what each kind of kernel calls takes longer within a step than its law says, below 1 where it is hidden."""
-    c = constants
-    products_s = c.of_products(plan.dtype)
+    The second is what a call takes longer within a step than its law says, below 1 where it is hidden.
+    """
+    c, forward, attended = constants, 1 + plan.recompute_fraction, 1 + plan.attention_recompute_fraction
+    plain, memory = c.of_products(plan.dtype), c.slowdown * c.memory
     # Grouped products of 8 bits have a law of their own, with the casts of their operands.
     narrow = c.narrow_experts if plan.dtype in LOW_PRECISION else 1.0
     fused = c.fused_experts if plan.expert_kernels == "fused" else 1.0
     experts = fused * narrow * c.slowdown * c.experts
     attention = c.slowdown * (c.attention if plan.fused_attention else c.scores)
-    memory = c.slowdown * c.memory
+    # What is left of an exchange that a gradient's product hides: what it takes from the product.
+    gathers = ALL_REDUCES_PER_PASS * taken_share(plan.tensor, plan.ranks_per_node)
     return {
-        "forward": products_s,
-        "backward": products_s,
-        "experts_forward": experts,
-        "experts_backward": experts,
-        "attention_forward": attention,
-        "attention_backward": attention,
-        "scores": memory,
-        "memory": memory,
-        "cast": c.slowdown * c.cast,
-        "permuted": fused * c.slowdown * c.permute,
-        "all_to_all": fused * c.all_to_all,
-        "summed": c.tensor_overlapped if plan.overlap_tensor else c.tensor,
-        "gathered": 0.0 if plan.overlap_tensor else c.tensor,
-        "ends": c.slowdown,
-        "loss": memory,
+        "forward": (forward, plain),
+        "backward": (1.0, plain),
+        "experts_forward": (forward, experts),
+        "experts_backward": (1.0, experts),
+        "attention_forward": (attended, attention),
+        "attention_backward": (1.0, attention),
+        "scores": (attended + BACKWARD_BYTES_RATIO, memory),
+        "memory": (forward + BACKWARD_BYTES_RATIO, memory),
+        "cast": ((forward + 1) / 2, c.slowdown * c.cast),
+        "permuted": (forward + 1, fused * c.slowdown * c.permute),
+        "all_to_all": (4 + 2 * plan.recompute_fraction, fused * c.all_to_all),
+        "summed": (ALL_REDUCES_PER_PASS * (forward + 1), c.tensor_overlapped if plan.overlap_tensor else c.tensor),
+        "gathered": (gathers, 0.0 if plan.overlap_tensor else c.tensor),
+        "ends": (1.0, c.slowdown),
+        "loss": (1.0, memory),
     }
 
 

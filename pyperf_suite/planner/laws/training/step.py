@@ -54,23 +54,6 @@ class StageParameters:
     experts: Any
 
 
-@dataclass(frozen=True)
-class Exposed:
-    """Seconds of exchange that no computation hides, of gradients and of parameters.
-
-    `once` are of an iteration, `each` of every micro-batch, for which the pipeline waits too.
-    """
-
-    gradients_once: Any
-    gradients_each: Any
-    parameters_once: Any
-    parameters_each: Any
-
-    @property
-    def each(self) -> Any:
-        return self.gradients_each + self.parameters_each
-
-
 def stage_parameters(model: ModelDimensions, plan: ParallelPlan) -> StageParameters:
     """Matrices are cut over TP, layers over PP, experts over EP too."""
     routed = model.sparse_layers * model.experts * model.expert_parameters if model.experts > 1 else 0
@@ -119,8 +102,13 @@ def price_exchange(
     )
 
 
-def exposed(plan: ParallelPlan, exchange: ExchangePrices, constants: StepConstants, stage_s: Any) -> Exposed:
-    """What is waited for, where a stage takes `stage_s` a micro-batch.
+def exposed(
+    plan: ParallelPlan, exchange: ExchangePrices, constants: StepConstants, stage_s: Any
+) -> tuple[Any, Any, Any, Any]:
+    """Seconds that no computation hides, where a stage takes `stage_s` a micro-batch.
+
+    They are of gradients once an iteration and each micro-batch, and of parameters once and each; for what is of each
+    the pipeline waits too.
 
     By stage of ZeRO (Rajbhandari et al. 2020, section 7): 0 all_reduces gradients; 1 reduce_scatters them and gathers
     the updated parameters, 2 scatters each micro-batch's; 3 gathers parameters in every forward and backward too.
@@ -131,7 +119,7 @@ def exposed(plan: ParallelPlan, exchange: ExchangePrices, constants: StepConstan
     longer = np.where(stage == LAST_STAGE, constants.gather, constants.exchange)
     summed_s = exposed_comm_s(longer * exchange.reduced, backward_s, taken)
     if not np.any(stage):
-        return Exposed(summed_s, 0.0, 0.0, 0.0)
+        return summed_s, 0.0, 0.0, 0.0
     scattered_s, gathered_s = longer * exchange.scattered, longer * exchange.gathered
     after_backward = exposed_comm_s(scattered_s, backward_s, taken)
     before_forward = exposed_comm_s(gathered_s, forward_s, taken)
@@ -139,7 +127,7 @@ def exposed(plan: ParallelPlan, exchange: ExchangePrices, constants: StepConstan
     again = exposed_comm_s(gathered_s, backward_s, taken)
     last = exposed_comm_s(scattered_s, np.maximum(0.0, backward_s - gathered_s), taken)
     zero = np.zeros(plan.shape)
-    return Exposed(
+    return (
         np.where(stage == 0, summed_s, np.where(stage == 1, after_backward, zero)),
         np.where(stage == 2, after_backward, np.where(stage == LAST_STAGE, last, zero)),
         np.where((stage == 1) | (stage == 2), before_forward, zero),
@@ -276,16 +264,16 @@ def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
         field.name.replace("_", " "): m * (layers * getattr(layer, field.name) + with_ends * getattr(ends, field.name))
         for field in fields(StepWork)
     }
-    waited = exposed(plan, priced.exchange, c, mean * layer.seconds)
-    fill_s = (mean * layer.seconds + waited.each) / plan.chunks
+    gradients, each_gradients, parameters, each_parameters = exposed(plan, priced.exchange, c, mean * layer.seconds)
+    fill_s = (mean * layer.seconds + each_gradients + each_parameters) / plan.chunks
     parts["bubble"] = others * (fill_s + priced.sends)
     if np.any(np.asarray(plan.chunks) > 1):
         parts["bubble"] = parts["bubble"] + interleaved_sends_s(plan, priced.sends, fill_s)
     alone = (np.asarray(plan.chunks) == 1) & (others > 0)
     engine_s = m * c.send * priced.whole_sends + (m + others) * c.micro_batch_s
     parts["bubble"] = parts["bubble"] + np.where(alone, engine_s, (m + others) * c.micro_batch_s * (others > 0))
-    parts["gradients"] = waited.gradients_once + m * waited.gradients_each
-    parts["parameters"] = waited.parameters_once + m * waited.parameters_each
+    parts["gradients"] = gradients + m * each_gradients
+    parts["parameters"] = parameters + m * each_parameters
     nodes = np.ceil(plan.ranks / plan.ranks_per_node)
     parts["stragglers"] = c.nodes * np.log2(np.maximum(nodes, 1)) * sum(parts.values())
     parts["stragglers"] = parts["stragglers"] + c.step_s * (nodes > 1)
