@@ -186,10 +186,8 @@ def _network(planned: Planned) -> Remark | None:
         return None
     how = "during computation where possible" if planned.training.overlap else "after computation"
     if isinstance(network, tuple):
-        points = (
-            "Between nodes collectives take as long as the {count} measured points say; gradients and parameters are "
-        )
-        return remark(points + "sent {how}.", count=len(network), how=how)
+        points = "Between nodes collectives take as long as the {count} measured points say; "
+        return remark(points + "gradients and parameters are sent {how}.", count=len(network), how=how)
     return remark(
         "Between nodes a GPU is assumed to send {rate} in one direction{whose} (--network names another); "
         "gradients and gathered parameters are sent {how}.",
