@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,10 +23,11 @@ from pyperf_suite.laws.model_flop import model_flop, utilization
 from pyperf_suite.measure.estimates import median_interval
 from pyperf_suite.planner.probes.calibration import DTYPE_OF_LAW
 from pyperf_suite.planner.study.grid import OPERATOR
-from pyperf_suite.regressions.compare import RunNoise, difference
-from pyperf_suite.regressions.verdict import Verdict, Word, judge, suite_words
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import RunFolder, open_run
+
+if TYPE_CHECKING:
+    from pyperf_suite.regressions.verdict import Verdict, Word
 
 # What the engine counts, by what it is for. A peak is of all together, and known on GPUs alone.
 PARTS = {
@@ -283,8 +284,6 @@ def rank_correlation(some: Sequence[float], others: Sequence[float]) -> float | 
 
 # A row is reproduced where it changed by less, unless somebody says otherwise.
 MARGIN = 0.05
-# What runs differ by themselves is the question here, and so no part of the noise.
-NO_NOISE = RunNoise(0.0, math.inf, "not counted")
 
 
 @dataclass(frozen=True)
@@ -334,6 +333,8 @@ def find_study(name: str, results: Path, machine: str) -> RunFolder:
 
 def repeated(old: Sequence[Record], new: Sequence[Record], margin: float = MARGIN) -> list[Repeated]:
     """Every configuration that both runs timed, the fastest of the new run first."""
+    from pyperf_suite.regressions.verdict import suite_words
+
     before = {each.case.case_id: each for each in results_of(old) if each.timed}
     both = [(before[now.case.case_id], now) for now in results_of(new) if now.timed and now.case.case_id in before]
     verdicts = [_judged(*pair, margin) for pair in both]
@@ -343,8 +344,12 @@ def repeated(old: Sequence[Record], new: Sequence[Record], margin: float = MARGI
 
 def _judged(before: StudyResult, now: StudyResult, margin: float) -> Verdict:
     """By the means of experiments, which are the unit; of a single one nothing is known of their spread."""
+    from pyperf_suite.regressions.compare import RunNoise, difference
+    from pyperf_suite.regressions.verdict import Verdict, judge
+
     old, new = ([1 / rate for rate in each.rates] for each in (before, now))
-    found = difference(old, new, NO_NOISE)
+    # What runs differ by themselves is the question here, and so no part of the noise.
+    found = difference(old, new, RunNoise(0.0, math.inf, "not counted"))
     if min(len(old), len(new)) > 1:
         return judge(found, margin)
     return Verdict("undecided", judge(found, margin, may_decide=False).ratio, 1.0, 0.0)
