@@ -93,17 +93,9 @@ class Setting:
 
 def plan_of(micro_batch: int | Sizes, seq: int | Sizes, tp: int | Sizes, shards: int, dtype: str) -> ParallelPlan:
     """The plan of one micro-batch on each of `shards` GPUs that share by ZeRO-3; sizes may be arrays."""
-    return ParallelPlan(
-        micro_batch * shards,
-        micro_batch,
-        seq,
-        tensor=tp,
-        data=shards,
-        zero_stage=LAST_STAGE if shards > 1 else 0,
-        sequence_parallel=True,
-        overlap_gradients=True,
-        dtype=dtype if dtype in DTYPES else "bf16",
-    )
+    stage, of_products = LAST_STAGE if shards > 1 else 0, dtype if dtype in DTYPES else "bf16"
+    plan = ParallelPlan(micro_batch * shards, micro_batch, seq, tp, shards, zero_stage=stage, dtype=of_products)
+    return replace(plan, sequence_parallel=True, overlap_gradients=True)
 
 
 @dataclass(frozen=True)
@@ -180,8 +172,10 @@ class PricedPart:
     @property
     def causes(self) -> dict[str, NDArray[np.float64]]:
         """Seconds of one call by cause; they add up to `seconds`."""
-        parts = {cause: self._of_calls(part) for cause, part in self.explained.parts.items()}
-        if self.slower == 1:
+        # Where a part of each call is hidden, each cause is.
+        seen = min(self.slower, 1.0)
+        parts = {cause: seen * self._of_calls(part) for cause, part in self.explained.parts.items()}
+        if self.slower <= 1:
             return parts
         return {**parts, IN_STEP: (self.slower - 1) * np.asarray(self.explained.seconds)[self.back]}
 

@@ -206,8 +206,5 @@ def as_published(plan: ParallelPlan, gpu: GpuSpec) -> ParallelPlan:
     """
     sent = np.where(np.asarray(plan.zero_stage) > 0, HALF if plan.framework == "deepspeed" else 2 * HALF, HALF)
     hides = plan.framework == "megatron" and (gpu.compute_capability or (0, 0))[0] >= HOPPER
-    return replace(
-        plan,
-        gradient_bytes=sent if sent.ndim else int(sent),
-        overlap_tensor=plan.overlap_gradients and hides,
-    )
+    hides = hides and plan.overlap_gradients
+    return replace(plan, gradient_bytes=sent if sent.ndim else int(sent), overlap_tensor=hides)
