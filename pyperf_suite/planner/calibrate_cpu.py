@@ -36,8 +36,8 @@ from pyperf_suite.planner.laws.training.engine_step import (
     unpack_lines,
 )
 from pyperf_suite.planner.laws.training.framework import StepConstants
-from pyperf_suite.planner.laws.training.layer_work import MicroBatch, work_of_ends, work_of_layer
-from pyperf_suite.planner.laws.training.step import ParallelPlan
+from pyperf_suite.planner.laws.training.layer_work import work_of_ends, work_of_layer
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.workloads.on_ranks import DTYPES
 from pyperf_suite.workloads.training import TransformerShape
@@ -252,7 +252,7 @@ def _step_constants(
 
 def _step_features(prices: CpuPrices, p: TransformerShape) -> tuple[float, float, float]:
     """Of a micro-batch: seconds of its kernels alone, its layers, and once for its ends."""
-    piece = MicroBatch(p.batch, p.seq, element_bytes=DTYPES["float32"])
+    piece = ParallelPlan(p.batch, p.batch, p.seq, element_bytes=DTYPES["float32"])
     model: ModelDimensions = p.dimensions
     alone = StepConstants(1.0, 0.0)
     layer = work_of_layer(model, piece, prices, alone)

@@ -148,7 +148,7 @@ def _window_everywhere(fields: ConfigFields) -> dict[str, int]:
 
 
 def _qwen_windows(fields: ConfigFields) -> dict[str, int]:
-    """None unless asked for; then of the layers behind the first so many."""
+    """None unless requested; then of the layers behind the first so many."""
     if not fields.flag("use_sliding_window"):
         return {}
     first = fields.count("max_window_layers", default=28)

@@ -161,7 +161,7 @@ class ProductExplained:
 def check_product(m: int, n: int, k: int, layout: str) -> None:
     """Raise UserError for impossible sizes and unknown layouts."""
     if not all(1 <= size <= LARGEST for size in (m, n, k)):
-        raise UserError(f"M, N and K have to lie between 1 and {LARGEST}, but {m} x {n} x {k} was asked for.")
+        raise UserError(f"M, N and K have to lie between 1 and {LARGEST}, but {m} x {n} x {k} was requested.")
     if layout not in LAYOUTS:
         raise UserError(f"There is no layout {layout!r}: choose from {', '.join(LAYOUTS)}.")
 
@@ -181,7 +181,7 @@ def likely_tile(
 def other_libraries(
     laws: GpuSpec | Calibration, dtype: str, m: int, n: int, k: int, library: str | None
 ) -> dict[str, float]:
-    """The time of each other library that was measured on this GPU relative to the one asked for."""
+    """The time of each other library that was measured on this GPU relative to the one requested."""
     found = {name: float(seconds) for name, seconds in library_spread(laws, m, n, k, dtype).items()}
     own = found.pop(gemm_law(laws, dtype, library).library)
     return {name: seconds / own for name, seconds in found.items()}
@@ -324,7 +324,7 @@ def _time(product: ProductExplained) -> Iterator[Remark]:
         burst=Quantity(product.burst_seconds, "duration", predicted=True),
     )
     if product.interval_s is None:
-        yield remark("How far measurements lie from this is unknown: nothing alike was measured.", kind="caution")
+        yield remark("How far measurements lie from this is unknown: nothing similar was measured.", kind="caution")
     if product.others:
         yield remark(
             "The kernels of {libraries} as long.",

@@ -22,7 +22,8 @@ from pyperf_suite.laws.transformer import ModelDimensions, Sharding
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import StepConstants, pack_constants
-from pyperf_suite.planner.laws.training.step import ParallelPlan, step_time
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
+from pyperf_suite.planner.laws.training.step import step_time
 from pyperf_suite.planner.layout.grid import SPLIT, WRITTEN, Cluster, Training, divides, held_to, layouts
 from pyperf_suite.planner.layout.plan import Planned, described_step, planned, rules
 from pyperf_suite.planner.layout.queries import KEYS, exactly, layout_of, smallest_network
@@ -405,7 +406,7 @@ def test_two_layouts_are_compared_the_same_way_round_both_ways() -> None:
     assert first["chance"] == pytest.approx(second["chance"])
     times = [each["iteration"] for each in printed_lines(found[0], "Layouts")]
     assert (first["name"] == "A") == (times[0] < times[1])
-    assert "of such pairs" in " ".join(command(*GIVEN, "--compare", a, "dp=64,zero=3").output.split())
+    assert ", confidence " in " ".join(command(*GIVEN, "--compare", a, "dp=64,zero=3").output.split())
     offloads = " ".join(command(*GIVEN, "--compare", "dp=64,zero=3", "dp=64,offload=cpu").output.split())
     assert "A is faster by" in offloads
     assert "no run that uses offload was published" in offloads

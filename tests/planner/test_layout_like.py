@@ -120,7 +120,7 @@ def test_the_command_says_what_was_scaled_and_its_parts(path: Path) -> None:
     assert scaled["layout"].startswith("64 ")
     assert float(scaled["low"]) < scaled["time"] < float(scaled["high"])
     parts = printed_lines(found, "Where an iteration goes")
-    assert sum(each["asked for"] for each in parts) == pytest.approx(scaled["time"])
+    assert sum(each["requested"] for each in parts) == pytest.approx(scaled["time"])
     assert sum(each["measured run"] for each in parts) == pytest.approx(12.6)
     assert "Scaled from Llama3-8B of ours" in " ".join(command("--like", str(path), "--gpus", "16").output.split())
 

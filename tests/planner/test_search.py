@@ -139,8 +139,8 @@ def test_what_is_extrapolated_is_marked(made_up):
 def test_tensor_parallelism_costs_its_collectives(made_up):
     parts = parts_of(shapes_of([Setting(LLAMA, 4096, tp=4)]))
     priced = {part.name: its for part, its in zip(parts, price(parts, made_up), strict=True)}
-    assert priced["all_reduce"].seconds.item() == pytest.approx(2 * 2 * 4096 * 4096 / 1e11 * 3 / 4)
-    assert "all_reduce" not in {part.name for part in parts_of(shapes_of([Setting(LLAMA, 4096)]))}
+    assert priced["reduce_scatter"].seconds.item() == pytest.approx(2 * 2 * 4096 * 4096 / 1e11 * 3 / 4)
+    assert "reduce_scatter" not in {part.name for part in parts_of(shapes_of([Setting(LLAMA, 4096)]))}
 
 
 def test_distinct_rows_and_the_way_back_make_the_columns_again():

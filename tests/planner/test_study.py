@@ -22,7 +22,8 @@ from pyperf_suite.planner.calibrate_cpu import CpuLaws, calibrated_cpu, laws_of,
 from pyperf_suite.planner.laws.calibration import Calibration, load_calibration, shipped_calibration
 from pyperf_suite.planner.laws.training.engine_step import ATTENTIONS, LAYOUTS, CpuPrices, EngineConstants
 from pyperf_suite.planner.laws.training.framework import StepConstants
-from pyperf_suite.planner.laws.training.layer_work import MicroBatch, work_of_ends, work_of_layer
+from pyperf_suite.planner.laws.training.layer_work import work_of_ends, work_of_layer
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.probes.step_calibration import OPERATIONS, PROBE
 from pyperf_suite.planner.study.grid import StudyAxes, cases_of, default_axes, worlds_of
 from pyperf_suite.planner.study.planning import (
@@ -262,7 +263,7 @@ def true_seconds(case: Case) -> float:
         return prices.collective(p.op, p.message_bytes, p.ranks).seconds
     constants = TRUTH.constants
     if case.operator == "data_parallel":
-        piece, alone = MicroBatch(p.batch, p.seq, element_bytes=4), StepConstants(constants.slowdown, 0.0)
+        piece, alone = ParallelPlan(p.batch, p.batch, p.seq, element_bytes=4), StepConstants(constants.slowdown, 0.0)
         layer = work_of_layer(p.dimensions, piece, prices, alone).seconds + constants.host_s_per_layer
         ends = work_of_ends(p.dimensions, piece, prices, alone).seconds + constants.host_s_at_ends
         return constants.crowded(p.ranks, 2) * (p.layers * layer + ends)
@@ -295,9 +296,9 @@ def test_every_configuration_of_the_default_study_is_predicted_as_that_machine_w
     predictions = predict(parameters, calibration, 2)
     true = [predicted_step(TRUTH, p, 2).seconds for p in parameters]
     assert [each.seconds for each in predictions] == pytest.approx(true, rel=0.02)
-    for prediction in predictions:
+    for p, prediction in zip(parameters, predictions, strict=True):
         assert sum(prediction.parts.values()) == pytest.approx(prediction.seconds)
-        assert len(prediction.memory) == prediction.parameters.ranks
+        assert len(prediction.rank_memory) == p.ranks
     message = predictor(calibration, "cpu", 2)(cases, [])
     assert {case_id: each.seconds for case_id, each in message.items()} == {
         case.case_id: each.seconds for case, each in zip(cases, predictions, strict=True)
@@ -349,7 +350,7 @@ def test_laws_of_a_gpu_are_not_taken_for_a_cpu_nor_the_other_way_round(calibrati
     for requested in (["size", *model], ["layout", *model, "--gpus", "8", "--global-batch", "64"]):
         done = CliRunner().invoke(main, [*requested, "--calibration", saved])
         assert done.exit_code == 2
-        assert "known.npz was fitted on a CPU (a known CPU), but the laws asked here are of GPUs" in done.output
+        assert "known.npz was fitted on a CPU (a known CPU), but the laws used here are of GPUs" in done.output
         assert len(done.output.splitlines()) == 1
 
 

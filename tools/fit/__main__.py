@@ -141,7 +141,7 @@ def _cell(block: CalibrationBlock | None) -> str:
 def read_off_others(tables: Path, gpu: str) -> list[Validated]:
     """A GPU's tables against laws that are read off the other GPUs, as if none of its own were shipped.
 
-    What was read before stays in caches, so this is asked once a process. Raises UserError where there is no table.
+    What was read before stays in caches, so this runs once a process. Raises UserError where there is no table.
     """
     name, slug = find_gpu(gpu).name, find_gpu(gpu).slug
     with tempfile.TemporaryDirectory() as folder:

@@ -30,8 +30,7 @@ from pyperf_suite.planner.laws.attention_kernels import (
     unpack_attention,
     windowed,
 )
-from pyperf_suite.planner.laws.band import Band
-from pyperf_suite.planner.laws.calibration import CalibrationBlock, ResidualGrid, all_shipped
+from pyperf_suite.planner.laws.calibration import Band, CalibrationBlock, ResidualGrid, all_shipped
 from pyperf_suite.planner.laws.transfers import have_same_kernels
 from tools.fit.fitting import (
     Blocks,
@@ -114,8 +113,8 @@ def fit_attention(tables_folder: Path) -> Blocks:
         for gpu in map(find_gpu, tables_like(tables_folder, TABLE))
         for name, table in read_tables(tables_folder, gpu.slug).items()
     }
-    doubted = {key: replace(law, kernels=with_doubts(*key, laws)) for key, law in laws.items()}
-    found = ((gpu, name, block_of(law, find_gpu(gpu).slug, name)) for (gpu, name), law in doubted.items())
+    penalised = {key: replace(law, kernels=with_doubts(*key, laws)) for key, law in laws.items()}
+    found = ((gpu, name, block_of(law, find_gpu(gpu).slug, name)) for (gpu, name), law in penalised.items())
     return by_gpu(found, tables_folder, f"table of attention ({TABLE}GPU.parquet)")
 
 
@@ -173,7 +172,7 @@ class FittedLaw:
     unseen: Floats
 
     @property
-    def missed(self) -> Floats:
+    def log_residual(self) -> Floats:
         return np.asarray(np.log(self.table.seconds / self.unseen))
 
 
@@ -193,13 +192,13 @@ def fit_law(table: PrefillTable, spec: GpuSpec) -> FittedLaw:
         kernels.append(fit_kernel(rows, spec.sms))
         unseen[there], kept[there] = cross_predicted(fit, rows.sites), True
     law = FittedLaw(table.take(kept), kernels, unseen[kept])
-    return replace(law, kernels=[replace(each, unsteady=_unsteady(law, each)) for each in kernels])
+    return replace(law, kernels=[replace(each, error_scale=_error_scale(law, each)) for each in kernels])
 
 
-def _unsteady(law: FittedLaw, kernel: KernelLaw) -> float:
+def _error_scale(law: FittedLaw, kernel: KernelLaw) -> float:
     """How widely the errors of a kernel scatter, relative to all of them: by where nine of ten lie."""
     here = (law.table.head_dim == kernel.head_dim) & (law.table.window == kernel.window)
-    wide, every = (float(np.quantile(np.abs(missed), 0.9)) for missed in (law.missed[here], law.missed))
+    wide, every = (float(np.quantile(np.abs(missed), 0.9)) for missed in (law.log_residual[here], law.log_residual))
     return wide / every
 
 
@@ -207,8 +206,8 @@ def steadied(law: FittedLaw) -> Floats:
     """Errors of all rows as those of one kernel."""
     scatter = np.ones(law.unseen.size)
     for kernel in law.kernels:
-        scatter[(law.table.head_dim == kernel.head_dim) & (law.table.window == kernel.window)] = kernel.unsteady
-    return np.asarray(law.missed / scatter)
+        scatter[(law.table.head_dim == kernel.head_dim) & (law.table.window == kernel.window)] = kernel.error_scale
+    return np.asarray(law.log_residual / scatter)
 
 
 def block_of(law: FittedLaw, slug: str, name: str) -> CalibrationBlock:
@@ -234,7 +233,7 @@ def with_doubts(gpu: str, name: str, laws: Mapping[tuple[str, str], FittedLaw]) 
     """
     law = name.rpartition(".")[0]
     own = _shares(laws[gpu, name], gpu)
-    doubted = []
+    penalised = []
     for kernel in laws[gpu, name].kernels:
         width = kernel.head_dim
         support = [own[other] for other in own if _next(own, other, width)]
@@ -248,8 +247,8 @@ def with_doubts(gpu: str, name: str, laws: Mapping[tuple[str, str], FittedLaw]) 
                 support.append(theirs[width] / theirs[128] * own[128])
         is_outlier = kernel.window == 0 and min(support, default=0.0) > OUTLIER * own[width]
         slower = float(np.median(support)) / own[width] if is_outlier else 1.0
-        doubted.append(replace(kernel, doubt=float(np.log(slower))))
-    return doubted
+        penalised.append(replace(kernel, plausibility_penalty=float(np.log(slower))))
+    return penalised
 
 
 def _next(widths: Mapping[int, float], width: int, to: int) -> bool:
@@ -355,7 +354,7 @@ def _gpu_left_out(
 def _widths_left_out(gpu: str, name: str, law: AttentionKernels, table: PrefillTable) -> Iterator[Missed]:
     for width, rows in _by_width(table):
         other = replace(law, kernels=[each for each in law.kernels if each.head_dim != width])
-        if other.kernels and not law.doubtful(width):
+        if other.kernels and not law.is_doubtful(width):
             is_between = min(other.widths) < width < max(other.widths)
             yield (
                 f"width {'between' if is_between else 'beyond'}",

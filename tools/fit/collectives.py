@@ -22,8 +22,7 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import bus_factor
 from pyperf_suite.planner.laws import internode
-from pyperf_suite.planner.laws.band import Band
-from pyperf_suite.planner.laws.calibration import LIBRARIES, CalibrationBlock
+from pyperf_suite.planner.laws.calibration import LIBRARIES, Band, CalibrationBlock
 from pyperf_suite.planner.laws.collectives import (
     BLOCK,
     collective_time,
@@ -338,7 +337,7 @@ def predicted_s(rows: Rows, network: Callable[[dict[str, Any]], Network] | None 
 
 
 def fit_stage(rows: Rows) -> NetworkStage:
-    """The constants, least absolute misses in logarithms, each source counting alike."""
+    """The constants, least absolute misses in logarithms, each source counting equally."""
     from scipy.optimize import least_squares
 
     start = np.log(astuple(internode.STAGE))

@@ -13,8 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.alpha_beta import HUBER, LEAST_SCATTER
 from pyperf_suite.planner.calibrate_laws import folds
-from pyperf_suite.planner.laws.band import COVERED, MOST_KNOTS, Band
-from pyperf_suite.planner.laws.calibration import CalibrationBlock, ResidualGrid
+from pyperf_suite.planner.laws.calibration import COVERED, MOST_KNOTS, Band, CalibrationBlock, ResidualGrid
 from pyperf_suite.planner.laws.gemm import MenuCoefficients
 from pyperf_suite.planner.laws.grouped_gemm import ExpertCosts
 
@@ -88,9 +87,9 @@ def fit_constants(start: Constants, missed: Callable[[Constants], Floats], hold:
 
 
 def _to_vector(constants: Constants) -> Floats:
-    """Numbers without bounds: logarithms; of the softness its odds, of the overlap what exceeds 1."""
-    odds = constants.softness / (1 - constants.softness)
-    free = replace(constants, softness=odds, overlap=constants.overlap - 1)
+    """Numbers without bounds: logarithms; of the wave_smoothing its odds, of the overlap what exceeds 1."""
+    odds = constants.wave_smoothing / (1 - constants.wave_smoothing)
+    free = replace(constants, wave_smoothing=odds, overlap=constants.overlap - 1)
     return np.log(np.concatenate([np.ravel(array) for array in free.as_arrays().values()]))
 
 
@@ -99,7 +98,7 @@ def _from_vector(vector: Floats, like: Constants) -> Constants:
     parts = np.split(np.exp(vector), np.cumsum([array.size for array in arrays.values()])[:-1])
     shaped = [part.reshape(array.shape) for part, array in zip(parts, arrays.values(), strict=True)]
     free = like.from_arrays(dict(zip(arrays, shaped, strict=True)))
-    return replace(free, softness=free.softness / (1 + free.softness), overlap=free.overlap + 1)
+    return replace(free, wave_smoothing=free.wave_smoothing / (1 + free.wave_smoothing), overlap=free.overlap + 1)
 
 
 def fit_costs(
@@ -162,8 +161,8 @@ ENOUGH, STEPS = 1e-4, 200
 
 
 @dataclass(frozen=True)
-class Alike:
-    """Products alike by two logarithms: of tiles of `tile`, or of bytes where it is None, and of k or m (`beside`).
+class SimilarProducts:
+    """Products that are similar by two logarithms: of tiles of `tile`, None: of bytes; and of `other_size`, k or m.
 
     With `cycled`, the bytes of an L2 in elements, it is of as many copies of the operands as fill it: measurements that
     cycle through copies, to read them from memory, find those in L2 that just fill it.
@@ -174,7 +173,7 @@ class Alike:
 
     variance: float
     tile: tuple[int, int] | None
-    beside: str
+    other_size: str
     lengths: tuple[float, float]
     steps: tuple[float, float]
     cycled: float = 0.0
@@ -198,10 +197,10 @@ class Alike:
                 size = np.clip(size * np.ceil(self.cycled / size) / self.cycled, 1.0, 2.0)
         else:
             size = np.ceil(rows / self.tile[0]) * np.ceil(n / self.tile[1])
-        beside = k if self.beside == "k" else rows
+        other = k if self.other_size == "k" else rows
         shape = (len(sites), len(m))
         nodes, below, above = [], [], []
-        for each, step in zip((size, beside), self.steps, strict=True):
+        for each, step in zip((size, other), self.steps, strict=True):
             place = np.broadcast_to(np.log2(each) / step, shape).ravel()
             low = np.floor(place)
             nodes.append(np.arange(low.min(), low.max() + 2) * step)
@@ -217,10 +216,10 @@ class Alike:
 
 @dataclass(frozen=True)
 class Likeness:
-    """How far two products' residuals are alike: variances relative to each other, lengths in doublings of a size.
+    """How far residuals of two products resemble: variances relative to each other, lengths in doublings of a size.
 
     Of a site with those of its own n, its own k, near it, or of as large a weight matrix, times that of their m, of
-    which `m_its_own` is each m's own; and of products `alike` wherever they are.
+    which `m_its_own` is each m's own; and of `similar` products wherever they are.
     """
 
     same_n: tuple[float, float]
@@ -229,7 +228,7 @@ class Likeness:
     same_weights: tuple[float, float]
     m_length: float
     m_its_own: float
-    similar: tuple[Alike, ...] = ()
+    similar: tuple[SimilarProducts, ...] = ()
 
     def of_sites(self, these: Floats, those: Floats) -> Floats:
         apart = np.log2(these)[:, None, :] - np.log2(those)[None, :, :]
@@ -271,7 +270,7 @@ class SiteKriging:
         """Fit to residuals [S, M], NaN where not measured; `noise` is its variance relative to the likeness.
 
         With as many m for each site the likeness of two measurements by their sites is the product of their sites' and
-        of their m's, which is solved by factors; with products that are alike it is solved by conjugate gradients that
+        of their m's, which is solved by factors; with similar products it is solved by conjugate gradients that
         start from there.
         """
         complete = _filled(residual)
@@ -283,7 +282,7 @@ class SiteKriging:
         reads = [(similar, *similar.read(sites, m)) for similar in likeness.similar]
         passes = [(similar.likeness(nodes, nodes), read) for similar, nodes, read in reads]
 
-        def told_by(weights: Floats) -> Floats:
+        def known_from(weights: Floats) -> Floats:
             reported = by_site @ weights @ by_m + noise * weights
             return sum((_passed(between, read, read, weights) for between, read in passes), start=reported)
 
@@ -293,7 +292,7 @@ class SiteKriging:
         reported, weights = complete, np.zeros_like(complete)
         for _ in range(ROUNDS):
             start = weights if weights.any() else by_factors(reported - middle)
-            weights = conjugate_gradients(told_by, by_factors, reported - middle, start, ENOUGH, STEPS)
+            weights = conjugate_gradients(known_from, by_factors, reported - middle, start, ENOUGH, STEPS)
             off = complete - reported + noise * weights
             usual = SCATTER * np.median(np.abs(off), axis=0)
             reported = complete - off + np.clip(off, -usual, usual)
@@ -303,7 +302,7 @@ class SiteKriging:
 def _passed(
     between: tuple[Floats, Floats], read: sparse.csr_matrix, read_from: sparse.csr_matrix, weights: Floats
 ) -> Floats:
-    """What the weights of some products tell of others, by way of the nodes of what they are alike in."""
+    """What the weights of some products say of others, by way of the nodes of what they share."""
     first, second = between
     heaped = (read_from.T @ weights.ravel()).reshape(first.shape[1], second.shape[1])
     return np.asarray((read @ (first @ heaped @ second.T).ravel()).reshape(-1, weights.shape[1]))

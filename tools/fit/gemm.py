@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.planner.calibrate_laws import error_percent, folds, site_numbers, summary
-from pyperf_suite.planner.laws.band import Band
-from pyperf_suite.planner.laws.calibration import LIBRARIES, POOLED, CalibrationBlock, ResidualGrid
-from pyperf_suite.planner.laws.gemm import ALIKE, MenuCoefficients, Rates, menu_seconds
+from pyperf_suite.planner.laws.calibration import LIBRARIES, POOLED, Band, CalibrationBlock, ResidualGrid
+from pyperf_suite.planner.laws.gemm import SIMILAR_GPU, MenuCoefficients, Rates, menu_seconds
 from tools.fit.fitting import (
     SEED,
-    Alike,
     Blocks,
     Likeness,
+    SimilarProducts,
     SiteKriging,
     by_gpu,
     fit_constants,
@@ -51,8 +50,8 @@ UNSET_WEIGHTS = "vllm"
 class GemmTable:
     """The products of one dtype and library on one GPU: sizes, and the seconds of the column held for true.
 
-    `beside_s` has a column for each other re-measurement: their levels are those of other versions and libraries, but
-    they repeat what a product has of its own.
+    `other_columns_s` has a column for each other re-measurement: their levels are those of other versions and
+    libraries, but they repeat what a product has of its own.
     """
 
     gpu: GpuSpec
@@ -62,7 +61,7 @@ class GemmTable:
     n: Floats
     k: Floats
     seconds: Floats
-    beside_s: Floats
+    other_columns_s: Floats
 
     @property
     def library(self) -> str:
@@ -75,14 +74,14 @@ class GemmTable:
     @property
     def origin(self) -> str:
         """The table and the columns taken from it."""
-        beside = ", steadied by its other columns" if self.beside_s.shape[1] else ""
+        others_s = ", steadied by its other columns" if self.other_columns_s.shape[1] else ""
         unset = " (weights not initialised)" if self.library == UNSET_WEIGHTS and self.dtype == "bf16" else ""
-        return f"{ORIGIN}, {self.dtype} on {self.gpu.name}, {self.truth}{unset}{beside}"
+        return f"{ORIGIN}, {self.dtype} on {self.gpu.name}, {self.truth}{unset}{others_s}"
 
     def rows(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> GemmTable:
         return GemmTable(
             *(self.gpu, self.dtype, self.truth),
-            *(column[chosen] for column in (self.m, self.n, self.k, self.seconds, self.beside_s)),
+            *(column[chosen] for column in (self.m, self.n, self.k, self.seconds, self.other_columns_s)),
         )
 
 
@@ -106,8 +105,8 @@ def read_gemm_tables(folder: Path, name: str, dtype: str, gpu: GpuSpec) -> list[
         truth = next((column for column in TRUTHS[library] if column in columns), None)
         if truth is not None:
             seconds, *others = (columns[each].astype(np.float64) * 1e-6 for each in sorted(times, key=truth.__ne__))
-            beside = np.stack(others, axis=1) if others else np.empty((m.size, 0))
-            table = GemmTable(gpu, dtype, truth, m, n, k, seconds, beside)
+            others_s = np.stack(others, axis=1) if others else np.empty((m.size, 0))
+            table = GemmTable(gpu, dtype, truth, m, n, k, seconds, others_s)
             tables.append(table.rows((m >= 1) & np.isfinite(seconds)))
     return tables
 
@@ -121,7 +120,7 @@ START = MenuCoefficients(
     tile_rates=np.array([0.4, 0.5, 0.5, 0.6, 0.55, 0.55, 0.65, 0.65, 0.7, 0.7]),
     launch_s=2e-6,
     prologue_clocks=1000.0,
-    softness=0.5,
+    wave_smoothing=0.5,
     overlap=3.0,
     memory_share=0.85,
     l2_share=0.3,
@@ -186,18 +185,18 @@ def pooled_block(tables: Sequence[GemmTable], blocks: Mapping[str, CalibrationBl
             missed[similar].append((np.log(table.seconds / seconds), table.m))
             of = "its architecture" if similar else "other architectures"
             each.append(f"{table.gpu.name} by {of} {error_percent(seconds, table.seconds).mean():.1f} %")
-    (errors, m), (errors_alike, m_alike) = (
+    (errors, m), (errors_similar, m_similar) = (
         np.concatenate(missed[similar] or [np.zeros((2, 1))], axis=1) for similar in (False, True)
     )
     arrays = {**fit_coefficients(tables).as_arrays(), **Band.fit(errors, m, KNOTS).as_arrays()}
     if missed[True]:
-        band = Band.fit(errors_alike, m_alike, KNOTS).as_arrays()
-        arrays |= {f"{ALIKE}{name}": values for name, values in band.items()}
+        band = Band.fit(errors_similar, m_similar, KNOTS).as_arrays()
+        arrays |= {f"{SIMILAR_GPU}{name}": values for name, values in band.items()}
     percent = error_percent(np.exp(-errors), 1.0)
     held_out: dict[str, float | int | str] = {
         "mape": round(float(percent.mean()), 3),
         "median": round(float(np.median(percent)), 3),
-        f"{ALIKE}mape": round(float(error_percent(np.exp(-errors_alike), 1.0).mean()), 3),
+        f"{SIMILAR_GPU}mape": round(float(error_percent(np.exp(-errors_similar), 1.0).mean()), 3),
         "sites": len(tables),
         "how": f"whole GPUs left out: {', '.join(each)}",
     }
@@ -258,10 +257,10 @@ LIBRARY_LIKENESS = Likeness(
     m_its_own=0.48,
     similar=(
         *(
-            Alike(variance, tile, "k", (1.2, 7.2), (0.1, 1.0))
+            SimilarProducts(variance, tile, "k", (1.2, 7.2), (0.1, 1.0))
             for variance, tile in ((6.6, (16, 128)), (9.0, (64, 64)), (2.5, (128, 256)), (4.0, (256, 128)))
         ),
-        Alike(1.2, None, "m", (0.65, 3.2), (0.25, 1.0)),
+        SimilarProducts(1.2, None, "m", (0.65, 3.2), (0.25, 1.0)),
     ),
 )
 # How noisy differs from table to table: the ones of these that predict left out sites best.
@@ -274,12 +273,12 @@ TRUTH_LIKENESS = Likeness(
     same_weights=(3.2, 3.7),
     m_length=4.0,
     m_its_own=0.1,
-    similar=(Alike(2.6, None, "k", (1.5, 3.0), (0.25, 1.0)),),
+    similar=(SimilarProducts(2.6, None, "k", (1.5, 3.0), (0.25, 1.0)),),
 )
 # On an L40S operands are found in L2 or not, by how many copies of them fill it: that doubles or halves the time.
-IN_COPIES = {"L40S": Alike(40.0, None, "m", (0.06, 8.0), (0.02, 1.0))}
+IN_COPIES = {"L40S": SimilarProducts(40.0, None, "m", (0.06, 8.0), (0.02, 1.0))}
 NOISES_OF_TRUTH = (1.5, 5.0, 15.0, 45.0)
-# A column that departs from the first by more, in log seconds and beside a factor for each m, is of other kernels.
+# A column that departs from the first by more, in log seconds and apart from a factor for each m, is of other kernels.
 SAME_KERNELS = 0.1
 
 
@@ -322,7 +321,7 @@ def _shared(table: GemmTable, sites: Floats, m: Floats) -> Floats:
     columns = [course]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "All-NaN")  # a column, and few sites, may lack an m
-        for seconds in table.beside_s.T:
+        for seconds in table.other_columns_s.T:
             column = _by_site(table, sites, m, np.log(seconds))
             moved = column - np.nanmedian(column - course, axis=0)
             if np.nanmedian(np.abs(moved - course)) <= SAME_KERNELS:

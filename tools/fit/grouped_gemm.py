@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.planner.calibrate_laws import cross_predicted, site_numbers, summary
-from pyperf_suite.planner.laws.band import COVERED, Band
-from pyperf_suite.planner.laws.calibration import LIBRARIES, CalibrationBlock
+from pyperf_suite.planner.laws.calibration import COVERED, LIBRARIES, Band, CalibrationBlock
 from pyperf_suite.planner.laws.gemm import Rates
 from pyperf_suite.planner.laws.grouped_gemm import (
     BLOCK_OF,
@@ -88,7 +87,7 @@ def start_of(library: str) -> ExpertCosts:
         copy_costs=np.array([0.5, 0.5, 0.1, 0.1] if library == "sglang" else [0.5, 0.5, 0.02, 0.02]),
         launch_s=2e-5,
         prologue_clocks=1500.0,
-        softness=0.5,
+        wave_smoothing=0.5,
         overlap=3.0,
         activation_share=1.5,
         token_s=1e-10,

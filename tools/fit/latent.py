@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.planner.calibrate_laws import cross_predicted, folds, site_numbers
 from pyperf_suite.planner.laws import latent_attention as latent
-from pyperf_suite.planner.laws.band import COVERED, Band
-from pyperf_suite.planner.laws.calibration import LIBRARIES, CalibrationBlock, ResidualGrid
+from pyperf_suite.planner.laws.calibration import COVERED, LIBRARIES, Band, CalibrationBlock, ResidualGrid
 from pyperf_suite.planner.laws.latent_attention import GRIDS, LAW, SummedLaw
 from tools.fit.fitting import (
     Blocks,
@@ -209,7 +208,7 @@ def fit_block(kinds: Mapping[str, Rows], limits: Mapping[str, Floats], origin: s
 def latent_rows(columns: Columns, spec: GpuSpec, library: str) -> tuple[dict[str, Rows], Sizes, list[str]]:
     """The rows with a cache in bf16 by kind, of the newest version that has it; all their sizes; versions."""
     kinds: dict[str, Rows] = {}
-    asked_of_all, used = [], []
+    requested_of_all, used = [], []
     of_row = np.array(["|".join(map(str, row)) for row in zip(*(columns[name] for name in KIND), strict=True)])
     for each in np.unique(of_row):
         scope, gemm, cache = each.split("|")
@@ -230,9 +229,9 @@ def latent_rows(columns: Columns, spec: GpuSpec, library: str) -> tuple[dict[str
             columns[times][there] * 1e-6,
             site_numbers(heads, length),
         )
-        asked_of_all.append(np.stack(requested))
+        requested_of_all.append(np.stack(requested))
         used.append(times)
-    sizes = np.concatenate(asked_of_all, axis=1) if used else np.empty((4, 0))
+    sizes = np.concatenate(requested_of_all, axis=1) if used else np.empty((4, 0))
     return kinds, dict(zip(("batch", "seq_q", "seq_k", "heads"), sizes, strict=True)), sorted(set(used))
 
 

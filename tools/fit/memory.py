@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.planner.calibrate_laws import cross_predicted, site_numbers, summary
-from pyperf_suite.planner.laws.band import Band
-from pyperf_suite.planner.laws.calibration import CalibrationBlock
+from pyperf_suite.planner.laws.calibration import Band, CalibrationBlock
 from pyperf_suite.planner.laws.roofline import BLOCK, MemoryLaw, transferred_law, unpack_law
 from pyperf_suite.planner.laws.transfers import MEMORY_PERCENT_OF_SAME_KERNELS
 from tools.fit.fitting import USUAL_ERROR, Blocks, by_gpu, limits_of

@@ -35,10 +35,10 @@ from pyperf_suite.planner.laws.training.framework import (
     on_gpu,
     pack_constants,
 )
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.published import TrainingRun, read_runs
 from pyperf_suite.planner.laws.training.step import (
     MEASURED_GPU,
-    ParallelPlan,
     PricedStep,
     price_step,
     prices_of,
@@ -372,7 +372,7 @@ def left_out(runs: Sequence[PricedRun], framework: str, group: Callable[[PricedR
 
 
 class Remembered:
-    """Prices that are asked for once for each shape: a fit asks for the same ones over and over."""
+    """Prices that are requested once for each shape: a fit asks for the same ones over and over."""
 
     def __init__(self, prices: Any) -> None:
         self._prices = prices

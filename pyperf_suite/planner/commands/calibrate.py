@@ -19,11 +19,20 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("run", required=False, type=click.Path(path_type=Path), metavar="[RUN]")
-@click.option("--gpu", metavar="NAME", help="What the run's GPU is like, where the catalogue does not know it.")
-@path_option("--runs", help="Fit the constants of a training step to the runs of this table instead.")
-@path_option("--output", metavar="PATH", help="The file to write, by default next to the machine's runs.")
+@click.option(
+    "--gpu",
+    metavar="NAME",
+    help="GPU of the catalogue that the run's GPU is like. Default: the run's own. Example: --gpu H100.",
+)
+@path_option(
+    "--runs",
+    help="Table of training runs to fit the constants of a step to, in place of a RUN. Example: --runs training.csv.",
+)
+@path_option(
+    "--output", metavar="PATH", help="File to write. Default: next to the machine's runs. Example: --output laws.npz."
+)
 @results_option()
-@device_option("Whose newest run: auto, cpu or cuda:N.")
+@device_option("Device whose newest run is fitted: auto, cpu or cuda:N. Example: --device cpu.")
 def calibrate(
     run: Path | None, gpu: str | None, runs: Path | None, output: Path | None, results: Path, device: str
 ) -> None:

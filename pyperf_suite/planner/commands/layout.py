@@ -13,11 +13,12 @@ from pyperf_suite.cli.options import Finite, Gibibytes, json_option, options, pa
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.commands.model_options import (
     COUNTS,
-    asked_gpu,
-    asked_model,
     count_options,
     gpu_options,
     model_options,
+    requested_gpu,
+    requested_model,
+    value_options,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +49,51 @@ SCALED = {
     "like", "config", "gated", "tied", "seq", "gpu", "gpus", "gpus_per_node", "network", "framework", "dtype",
     "global_batch", "as_json", "wide", *AXES, *(name.replace("-", "_") for name in COUNTS),
 }  # fmt: skip
+SIZES = {
+    "gpus": "Number of GPUs in the cluster. Required unless --target-days, --exactly or --compare is given. Example: "
+    "--gpus 64.",
+    "gpus-per-node": "GPUs in a node. Default: 8 (GB200, GB300: 64 or 72), or all. Example: --gpus-per-node 4.",
+    "global-batch": "Sequences of an iteration. Required unless --like is given. Example: --global-batch 512.",
+}
+CHOICES = {
+    "link RATE": "Link between the GPUs of a node, one direction. Default: its data sheet's. Example: --link NVLink3.",
+    "network RATE": "Rate at which each GPU sends out of its node, or bus bandwidths measured between nodes. Default: "
+    "as the laws have it. Example: --network 400Gbps, or --network 1GB:180GB/s,1MB:20GB/s.",
+    "framework NAME": "Framework that runs the step: megatron, fsdp1, fsdp2, torchtitan, deepspeed or ddp. Default: "
+    "megatron, and fsdp2 for ZeRO 2 and 3.",
+    "dtype NAME": "Dtype of products in layers: bf16, fp16, fp8, mxfp8 or nvfp4. Default: bf16, before Ampere fp16.",
+    "recompute WHAT": "What backward computes again: nothing, attention or layers. Default: each is tried.",
+    "offload WHAT[,WHAT]": "What leaves the GPU: none, optimizer (to the CPU), cpu (parameters too) or nvme. Default: "
+    "none, and where nothing fits the others. Example: --offload none,optimizer.",
+    "exactly LAYOUT": "Price only this layout, fitting or not. Example: --exactly dp=8,tp=4,pp=2,vp=1,zero=1,mb=1.",
+}
+# Options that hold an axis to one number.
+HELD = {
+    option: f"{text}. Default: every value that divides. Example: --{option} {example}."
+    for option, text, example in (
+        ("dp", "Data-parallel ranks", 8),
+        ("tp", "Tensor-parallel ranks", 4),
+        ("pp", "Stages of the pipeline", 2),
+        ("virtual-pp", "Groups of layers in each stage (virtual PP)", 2),
+        ("cp", "Ranks that share each sequence (CP)", 2),
+        ("ep", "Ranks that share the experts (EP)", 8),
+        ("zero", "Stage of ZeRO, 0 to 3", 1),
+        ("micro-batch", "Sequences that a rank computes at a time", 1),
+    )
+} | {
+    f"layers-{end}": f"Layers of a pipeline's {end} stage. Default: as the others. Example: --layers-{end} 7."
+    for end in ("first", "last")
+}
+HOSTS = {
+    "host-memory GIB": "Memory of the host for each GPU. Default: unknown, all fits. Example: --host-memory 256.",
+    "host-bandwidth GB/S": "Bandwidth of the host's memory for each GPU. Default: of the maker's servers.",
+    "nvme-bandwidth GB/S": "Bandwidth of the host's drives for each GPU. Default: of the maker's servers.",
+}
+BUDGETS = {
+    "tokens N": "Tokens of the whole training. Required by --target-days. Example: --tokens 2e12.",
+    "target-days DAYS": "Find the fewest GPUs that train on --tokens in so many days. Example: --target-days 30.",
+    "price DOLLARS": "Price of a GPU an hour, for the cost of tokens. Example: --price 2.5.",
+}
 POSITIVE = Finite(0, 1e6, min_open=True)
 
 
@@ -55,54 +101,32 @@ POSITIVE = Finite(0, 1e6, min_open=True)
 @model_options
 @gpu_options
 @options(
-    click.option("--gpus", type=int, metavar="N", help="In all; not with --target-days, and by default of --exactly."),
-    *count_options({"gpus-per-node": "By default 8 (GB200 and GB300: 64 or 72), or all if there are fewer."}),
-    click.option(
-        "--memory", type=Gibibytes(), metavar="GIB", help="Of one GPU, as in 80 or 80GB; else its data sheet's."
-    ),
-    click.option("--link", metavar="RATE", help="Between GPUs of a node: NVLink3, PCIe4, or 300GB/s one direction."),
-    click.option(
-        "--network",
-        metavar="RATE",
-        help="What each GPU really sends out of its node: HDR, NDR, 200Gbps; or bus bandwidths measured between the "
-        "nodes, as in 1GB:180GB/s,1MB:20GB/s; by default as the laws have it.",
-    ),
-    click.option("--framework", metavar="NAME", help="Whose step: megatron, fsdp1, fsdp2, torchtitan, deepspeed, ddp."),
-    click.option("--dtype", metavar="NAME", help="Of products in layers: bf16, fp16, fp8, mxfp8, nvfp4."),
-    click.option("--global-batch", type=int, metavar="N", help="Sequences of one iteration."),
-    *count_options({name.replace("_", "-"): "Only this value." for name in AXES if name != "recompute"}),
-    *count_options({"layers-first": "Of a pipeline's first stage.", "layers-last": "Of its last one."}),
-    click.option("--recompute", metavar="WHAT", help="Only this: nothing, attention or layers."),
-    click.option(
-        "--offload",
-        metavar="WHAT[,WHAT]",
-        help="Try these: none, optimizer (to the CPU), cpu (parameters too), nvme; by default none, and where nothing "
-        "fits the others.",
-    ),
-    click.option("--host-memory", type=POSITIVE, metavar="GIB", help="Of the host, for each GPU; by default unknown."),
-    click.option("--host-bandwidth", type=POSITIVE, metavar="GB/S", help="Of the host's memory, for each GPU."),
-    click.option("--nvme-bandwidth", type=POSITIVE, metavar="GB/S", help="Of the host's drives, for each GPU."),
+    *count_options(SIZES),
+    *value_options({"memory GIB": "Memory of a GPU. Default: its data sheet's. Example: --memory 80."}, Gibibytes()),
+    *value_options(CHOICES),
+    *count_options(HELD),
+    *value_options(HOSTS, POSITIVE),
     *(
-        click.option(f"--{name}/--no-{name}", default=True, help=f"{text}; by default on.")
+        click.option(f"--{name}/--no-{name}", default=True, help=f"{text}. Default: --{name}.")
         for name, text in (
-            ("flash", "Fused attention, which keeps no scores"),
-            ("sequence-parallel", "Together with TP"),
-            ("overlap", "Send gradients during computation"),
+            ("flash", "Whether attention is fused and keeps no scores"),
+            ("sequence-parallel", "Whether TP cuts the sequence too (SP)"),
+            ("overlap", "Whether gradients are sent during computation"),
         )
     ),
     click.option(
-        "--exactly", metavar="LAYOUT", help="Only this layout, whether it fits or not: dp=8,tp=4,pp=2,vp=1,zero=1,mb=1."
+        "--compare",
+        nargs=2,
+        metavar="A B",
+        help="Compare two layouts: which is faster, and with what confidence. Example: --compare dp=64 dp=32,tp=2.",
     ),
-    click.option("--compare", nargs=2, metavar="A B", help="Two layouts written so: which is faster, and how surely."),
     path_option(
         "--like",
-        help="Scale from this measured run: a study's folder, or JSON or CSV with the columns of docs/laws.md; other "
-        "options say what differs.",
+        help="Measured run to scale from: a study's folder, or JSON or CSV with the columns of docs/laws.md. Other "
+        "options say what differs. Example: --like run.json --gpus 128.",
     ),
-    click.option("--tokens", type=float, metavar="N", help="Of the whole training, as in 2e12."),
-    click.option("--target-days", type=float, metavar="DAYS", help="How many GPUs train on --tokens in that time."),
-    click.option("--price", type=float, metavar="DOLLARS", help="Of a GPU an hour: what tokens cost."),
-    click.option("--top", type=int, default=10, show_default=True, metavar="N", help="Rows of each list."),
+    *value_options(BUDGETS, float),
+    click.option("--top", type=int, default=10, show_default=True, metavar="N", help="Number of rows of each list."),
     json_option(),
     wide_option,
 )
@@ -167,19 +191,19 @@ def layout(
                               framework=framework, ranks_per_node=gpus_per_node))  # fmt: skip
     if global_batch is None:
         raise UserError("--global-batch is missing: name how many sequences an iteration has.")
-    spec, laws = asked_gpu(gpu, calibration)
+    spec, laws = requested_gpu(gpu, calibration)
     if link is not None:
         if laws is not spec:
             raise UserError(f"--link {link} was given with a calibration, which has its own links: leave one out.")
         spec = laws = replace(spec, link_bytes_per_s=_link(link))
     if not 1 <= top <= MOST_ROWS:
-        raise UserError(f"--top has to lie between 1 and {MOST_ROWS}, but {top} was asked for.")
+        raise UserError(f"--top has to lie between 1 and {MOST_ROWS}, but {top} was requested.")
     fixed = _fixed(named)
     ends = [named.pop(name) for name in ("layers_first", "layers_last")]
     for name, count in zip(("first", "last"), ends, strict=True):
         if count is not None and count < 1:
-            raise UserError(f"--layers-{name} has to be at least 1, but {count} was asked for.")
-    model, length, notes = asked_model(config, seq, named)
+            raise UserError(f"--layers-{name} has to be at least 1, but {count} was requested.")
+    model, length, notes = requested_model(config, seq, named)
     budget = requested.Budget(tokens, target_days, price, power_of(laws))
     if target_days is not None and (gpus is not None or exactly or compare):
         raise UserError("--target-days asks for the number of GPUs: leave out --gpus, --exactly and --compare.")
@@ -219,7 +243,7 @@ def _scaled(
     like: Path, config: Path | None, gpu: str | None, gpus: int | None, network: str | None, named: dict[str, Any],
     **plan: Any,
 ) -> Findings:  # fmt: skip
-    """What is asked for by the law's ratio to a measured run."""
+    """What is requested by the law's ratio to a measured run."""
     from pyperf_suite.hardware.catalogue import find_gpu
     from pyperf_suite.planner.layout import like as layout_like
 
@@ -232,7 +256,7 @@ def _scaled(
     sizes = {name: value for name, value in named.items() if value is not None}
     model = run.model.resized(**sizes) if sizes else None
     if config is not None:
-        model, _, notes = asked_model(config, plan["seq"] or run.plan.seq, sizes)
+        model, _, notes = requested_model(config, plan["seq"] or run.plan.seq, sizes)
     of = {"model": model, "gpu": gpu and find_gpu(gpu), "network_bytes_per_s": _network(network)}
     found = layout_like.scaled(run, gpus, axes, of=of, **plan)
     return layout_like.findings_of_analogy(found, notes)
@@ -269,7 +293,7 @@ def _memory(spec: GpuSpec, gib: float | None) -> float:
     if gib is None:
         return spec.memory_bytes
     if not 0 < gib <= MOST_MEMORY_GIB:
-        raise UserError(f"--memory has to lie above 0 and up to {MOST_MEMORY_GIB} GiB, but {gib:g} was asked for.")
+        raise UserError(f"--memory has to lie above 0 and up to {MOST_MEMORY_GIB} GiB, but {gib:g} was requested.")
     return gib * 2**30
 
 

@@ -22,43 +22,51 @@ NEEDED = ("layers", "hidden", "heads", "ffn", "vocab")
 
 
 COUNTS = {
-    "layers": "",
-    "hidden": "Width of the residual stream.",
-    "heads": "Of the queries.",
-    "kv-heads": "By default as many as heads.",
-    "head-dim": "By default hidden / heads.",
-    "ffn": "Width of the MLP.",
-    "vocab": "",
-    "experts": "MLPs of width ffn in each layer; by default 1.",
-    "top-k": "Experts of each token.",
+    "layers": "Number of layers. Required unless --config is given. Example: --layers 32.",
+    "hidden": "Width of the residual stream. Required unless --config is given. Example: --hidden 4096.",
+    "heads": "Number of query heads. Required unless --config is given. Example: --heads 32.",
+    "kv-heads": "Number of key-value heads. Default: as many as --heads. Example: --kv-heads 8.",
+    "head-dim": "Width of a head. Default: hidden / heads. Example: --head-dim 128.",
+    "ffn": "Width of the MLP. Required unless --config is given. Example: --ffn 14336.",
+    "vocab": "Size of the vocabulary. Required unless --config is given. Example: --vocab 128256.",
+    "experts": "Number of MLPs of width --ffn in each layer. Default: 1. Example: --experts 8.",
+    "top-k": "Number of experts that each token is sent to. Default: 1. Example: --top-k 2.",
 }
+
+
+def value_options(texts: Mapping[str, str], kind: Any = None) -> list[Callable[[Any], Any]]:
+    """An option of that kind with its help for each "name METAVAR"."""
+    named = [(*name.split(" ", 1), text) for name, text in texts.items()]
+    return [click.option(f"--{name}", type=kind, metavar=metavar, help=text) for name, metavar, text in named]
 
 
 def count_options(texts: Mapping[str, str]) -> list[Callable[[Any], Any]]:
     """An option with a whole number for each name, with its help."""
-    return [click.option(f"--{name}", type=int, metavar="N", help=text or None) for name, text in texts.items()]
+    return value_options({f"{name} N": text for name, text in texts.items()}, int)
 
 
 gpu_options = options(
-    click.option("--gpu", metavar="NAME", help="As in H200 or A100; by default the GPU in this machine."),
-    path_option("--calibration", help="Laws fitted by `calibrate` instead of those shipped."),
-    click.option(
-        "--library", metavar="NAME", help="Whose kernels: trtllm, sglang, vllm; by default the first there is."
+    *value_options({"gpu NAME": "Name of the GPU. Default: the GPU in this machine. Example: --gpu H200."}),
+    path_option("--calibration", help="File of laws that `calibrate` fitted. Default: those shipped."),
+    *value_options(
+        {"library NAME": "Library whose kernels are priced: trtllm, sglang, vllm. Default: the first measured."}
     ),
 )
 """The GPU, whose calibration, and whose kernels."""
 
 model_options = options(
-    path_option("--config", help="A Hugging Face config.json."),
+    path_option("--config", help="Hugging Face config.json of the model. Example: --config config.json."),
     *count_options(COUNTS),
-    click.option("--gated/--not-gated", default=None, help="SwiGLU or GELU; by default gated."),
-    click.option("--tied/--not-tied", default=None, help="One matrix for embedding and logits."),
-    *count_options({"seq": f"By default {DEFAULT_SEQ}, or what the model has if that is less."}),
+    click.option("--gated/--not-gated", default=None, help="Whether the MLP is SwiGLU or GELU. Default: --gated."),
+    click.option("--tied/--not-tied", default=None, help="Whether embedding and logits are one. Default: --not-tied."),
+    *count_options(
+        {"seq": f"Tokens of a sequence. Default: {DEFAULT_SEQ}, or the model's longest if less. Example: --seq 8192."}
+    ),
 )
 """The model, and the length of its sequences."""
 
 
-def asked_gpu(name: str | None, calibration: Path | None) -> tuple[GpuSpec, GpuSpec | Calibration]:
+def requested_gpu(name: str | None, calibration: Path | None) -> tuple[GpuSpec, GpuSpec | Calibration]:
     """The GPU, and what its laws are taken from. Raises UserError for an unknown GPU, or one too many."""
     from pyperf_suite.hardware.catalogue import find_gpu
     from pyperf_suite.planner.laws.calibration import load_calibration
@@ -68,7 +76,7 @@ def asked_gpu(name: str | None, calibration: Path | None) -> tuple[GpuSpec, GpuS
         fitted = load_calibration(calibration)
         if fitted.device_kind != "cuda":
             raise UserError(
-                f"{calibration} was fitted on a CPU ({fitted.gpu}), but the laws asked here are of GPUs: name "
+                f"{calibration} was fitted on a CPU ({fitted.gpu}), but the laws used here are of GPUs: name "
                 "one fitted on a GPU, or a GPU alone with --gpu."
             )
         check_form(fitted, calibration)
@@ -90,7 +98,7 @@ def _gpu_of_this_machine() -> GpuSpec:
     return find_gpu(str(identity(device).fields["model"]))
 
 
-def asked_model(
+def requested_model(
     config: Path | None, seq: int | None, given: dict[str, Any]
 ) -> tuple[ModelDimensions, int, tuple[str, ...]]:
     """The model of the file, of the options, or of both; the length of its sequences; and notes.
@@ -103,7 +111,7 @@ def asked_model(
     dimensions = {name: value for name, value in given.items() if value is not None}
     for name, value in dimensions.items():
         if value < 1 and not isinstance(value, bool):
-            raise UserError(f"--{name.replace('_', '-')} has to be at least 1, but {value} was asked for.")
+            raise UserError(f"--{name.replace('_', '-')} has to be at least 1, but {value} was requested.")
     if config is not None:
         read = read_model_config(config)
         model = read.dimensions.resized(**dimensions) if dimensions else read.dimensions
@@ -125,5 +133,5 @@ def flop_per_token(config: Path, seq: int | None) -> float:
     """FLOP of a training step for each token of the model in that file; a service that `watch` asks for."""
     from pyperf_suite.laws.model_flop import model_flop
 
-    model, length, _ = asked_model(config, seq, {})
+    model, length, _ = requested_model(config, seq, {})
     return float(model_flop(model, 1, length)) / length

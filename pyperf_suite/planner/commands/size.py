@@ -19,7 +19,13 @@ from pyperf_suite.cli.options import (
     wide_option,
 )
 from pyperf_suite.errors import UserError
-from pyperf_suite.planner.commands.model_options import asked_gpu, asked_model, gpu_options, model_options
+from pyperf_suite.planner.commands.model_options import (
+    gpu_options,
+    model_options,
+    requested_gpu,
+    requested_model,
+    value_options,
+)
 
 if TYPE_CHECKING:
     from pyperf_suite.findings.data import Findings
@@ -35,6 +41,7 @@ dtype_option = click.option(
     type=click.Choice(("bf16", "fp16", "fp8", "tf32", "fp32", "int8")),
     default="bf16",
     show_default=True,
+    help="Dtype of the products. Example: --dtype fp8.",
 )
 
 
@@ -44,29 +51,40 @@ dtype_option = click.option(
     *(
         click.option(name, type=int, default=1, show_default=True, metavar="N", help=text)
         for name, text in (
-            ("--micro-batch", "Sequences at a time."),
-            ("--tp", "Tensor-parallel GPUs."),
-            ("--shards", "Data-parallel GPUs (ZeRO-3, FSDP)."),
+            ("--micro-batch", "Sequences that a GPU computes at a time. Example: --micro-batch 2."),
+            ("--tp", "Number of GPUs that share each layer (tensor parallelism). Example: --tp 8."),
+            ("--shards", "Number of data-parallel GPUs that share the states (ZeRO-3, FSDP). Example: --shards 8."),
         )
     ),
     dtype_option,
     gpu_options,
-    click.option(
-        "--vary", metavar="NAME,...", help="Only these: hidden, heads, kv_heads, ffn, vocab, layers, micro_batch, tp."
+    *value_options(
+        {
+            "vary NAME,...": "Dimensions to change: hidden, heads, kv_heads, ffn, vocab, layers, micro_batch, tp. "
+            "Default: all. Example: --vary heads,vocab.",
+            "head-dims N,...": "Head dimensions that candidates may have. Default: 64,96,128,192,256.",
+        }
     ),
     *(
         click.option(name, type=Percent(), default=default, show_default=True, metavar="PERCENT", help=text)
         for name, default, text in (
-            ("--parameter-change", 2.0, "Of parameters, at most."),
-            ("--reach", 15.0, "Of each width, at most."),
+            ("--parameter-change", 2.0, "Largest change of the number of parameters. Example: --parameter-change 5."),
+            ("--reach", 15.0, "Largest change of each width. Example: --reach 30."),
         )
     ),
-    click.option("--head-dims", metavar="N,...", help="Head dimensions that candidates may have."),
-    click.option("--measure", is_flag=True, help="Measure the model and the best candidates on the GPU here."),
-    profile_option("How thoroughly to measure.", "standard"),
-    device_option("Where to measure: auto or cuda:N."),
-    results_option("For the records of what is measured."),
-    path_option("--output", metavar="FOLDER", help="For the heat maps and a page."),
+    click.option(
+        "--measure",
+        is_flag=True,
+        help="Measure the model and the best candidates on the GPU in this machine. Default: off.",
+    ),
+    profile_option("Profile to measure with: how thoroughly. Example: --profile quick.", "standard"),
+    device_option("Device to measure on: auto or cuda:N. Example: --device cuda:1."),
+    results_option("Folder for the records of what is measured. Example: --results /tmp/results."),
+    path_option(
+        "--output",
+        metavar="FOLDER",
+        help="Folder for the heat maps and a page. Default: none are written. Example: --output sizes.",
+    ),
     json_option(),
     wide_option,
 )
@@ -108,7 +126,7 @@ def size(
     from pyperf_suite.planner.sizing.step import Setting
     from pyperf_suite.runner.profiles import find_profile
 
-    spec, laws = asked_gpu(gpu, calibration)
+    spec, laws = requested_gpu(gpu, calibration)
     spec.peak(dtype)
     find_profile(profile)
     if measure:
@@ -116,7 +134,7 @@ def size(
         from pyperf_suite.planner.sizing import measured as sizing_measured
 
         sizing_measured.require_gpu(spec, resolve(device))
-    model, length, notes = asked_model(config, seq, dimensions)
+    model, length, notes = requested_model(config, seq, dimensions)
     bounds = Bounds(
         vary=AXES if vary is None else tuple(name.strip().replace("-", "_") for name in vary.split(",")),
         parameter_change=parameter_change / 100,
@@ -206,11 +224,31 @@ def _report(found: Sizing, output: Path | None, as_json: bool, wide: bool, measu
 @click.command()
 @click.argument("sizes", nargs=-1, required=True, metavar="M N K")
 @dtype_option
-@click.option("--layout", default="TN", show_default=True, metavar="XY", help="TN fprop, NN dgrad, NT wgrad, or TT.")
+@click.option(
+    "--layout",
+    default="TN",
+    show_default=True,
+    metavar="XY",
+    help="Layout of the operands: TN fprop, NN dgrad, NT wgrad, or TT. Example: --layout NN.",
+)
 @gpu_options
-@click.option("--cpu", "on_cpu", is_flag=True, help="Measure it here by our own CPU kernel, in about a second.")
-@click.option("--isa", metavar="NAME", help="With --cpu: the kernel of that instruction set, not the best.")
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="With --cpu: cores; by default all.")
+@click.option(
+    "--cpu",
+    "on_cpu",
+    is_flag=True,
+    help="Measure the product on this machine by our own CPU kernel, in about a second. Default: off.",
+)
+@click.option(
+    "--isa",
+    metavar="NAME",
+    help="Instruction set of the kernel, with --cpu. Default: the best there is. Example: --isa avx2.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of cores, with --cpu. Default: all. Example: --workers 4.",
+)
 @json_option()
 @wide_option
 def explain(
@@ -259,7 +297,7 @@ def explain(
         return
     if isa or workers:
         raise UserError("--isa and --workers are of a CPU: add --cpu to measure the product here.")
-    spec, laws = asked_gpu(gpu, calibration)
+    spec, laws = requested_gpu(gpu, calibration)
     tiled = product_explained.likely_tile(laws, dtype, m, n, k, library)
     others = product_explained.other_libraries(laws, dtype, m, n, k, library)
     prices = _prices(laws, dtype, library)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,87 +11,103 @@ import click
 
 from pyperf_suite.cli.options import Finite, Gibibytes, margin_option, options, path_option, run_options
 from pyperf_suite.errors import UserError
-from pyperf_suite.planner.commands.model_options import count_options
+from pyperf_suite.planner.commands.model_options import count_options, value_options
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.results import RunFolder
 
 # Options by the axis that each replaces.
 MODEL_OPTIONS = {
-    "hidden": "Width of the residual stream.",
-    "heads": "Of the queries.",
-    "layers": "",
-    "seq": "Tokens of a sequence.",
-    "vocab": "",
-    "kv_heads": "By default as many as heads.",
-    "ffn": "Width of the MLP; by default 4 x hidden.",
+    "hidden": "Width of the residual stream. Default: 128, on GPUs 2048. Example: --hidden 256.",
+    "heads": "Number of query heads. Default: 4, on GPUs 16. Example: --heads 8.",
+    "layers": "Number of layers. Default: 4, on GPUs 16. Example: --layers 8.",
+    "seq": "Tokens of a sequence. Default: 128, on GPUs 2048. Example: --seq 256.",
+    "vocab": "Size of the vocabulary. Default: 512, on GPUs 50304. Example: --vocab 1024.",
+    "kv_heads": "Number of key-value heads. Default: as many as --heads. Example: --kv-heads 2.",
+    "ffn": "Width of the MLP. Default: 4 x hidden. Example: --ffn 512.",
 }
 GRID_OPTIONS = {
-    "global_batch": "Sequences of an iteration over all ranks.",
-    "batch": "Sequences of a micro-batch.",
-    "data": "Data-parallel ranks.",
-    "tensor": "Tensor-parallel ranks, with sequence parallelism.",
-    "pipeline": "Stages of a pipeline.",
-    "chunks": "Groups of layers a stage; above 1 is the interleaved schedule.",
-    "zero_stage": "0 is DDP, 1 ZeroRedundancyOptimizer, 2 and 3 FSDP2.",
-    "attention": "flash, math or explicit.",
-    "checkpointing": "none, every:K or selective.",
-    "offload": "none or cpu, which is FSDP2's CPUOffloadPolicy, or DeepSpeed's.",
-    "engine": "torch or deepspeed, where that is installed.",
-    "dtype": "float32 or bfloat16.",
-    "implementation": "gloo or nccl.",
+    "global_batch": "Sequences of an iteration over all ranks. Default: 8, on GPUs 16. Example: --global-batch 8,16.",
+    "batch": "Sequences of a micro-batch. Default: 2, on GPUs 1. Example: --batch 1,2.",
+    "data": "Data-parallel ranks. Default: those of the study's own grid. Example: --data 1,2,4.",
+    "tensor": "Tensor-parallel ranks, with sequence parallelism. Default: the own grid's. Example: --tensor 1,2.",
+    "pipeline": "Stages of a pipeline. Default: the own grid's. Example: --pipeline 1,2.",
+    "chunks": "Groups of layers a stage; above 1 is the interleaved schedule. Default: the own grid's. Example: "
+    "--chunks 1,2.",
+    "zero_stage": "Stage of ZeRO: 0 is DDP, 1 ZeroRedundancyOptimizer, 2 and 3 FSDP2. Default: the own grid's. "
+    "Example: --zero 0,1,3.",
+    "attention": "Attention: flash, math or explicit. Default: flash. Example: --attention flash,math.",
+    "checkpointing": "Activation checkpointing: none, every:K or selective. Default: none. Example: --checkpointing "
+    "none,every:2.",
+    "offload": "Offload: none or cpu, which is FSDP2's CPUOffloadPolicy, or DeepSpeed's. Default: none. Example: "
+    "--offload none,cpu.",
+    "engine": "Engine: torch, or deepspeed where that is installed. Default: torch. Example: --engine torch,deepspeed.",
+    "dtype": "Dtype: float32 or bfloat16. Default: float32, on GPUs bfloat16. Example: --dtype bfloat16.",
+    "implementation": "Backend: gloo or nccl. Default: gloo, on GPUs nccl. Example: --implementation gloo.",
 }
 # How each configuration is run.
 RUN_OPTIONS = {
-    "steps": "Timed in each experiment.",
-    "warm_up": "Steps before those.",
-    "experiments": "Of each configuration, each in fresh processes.",
-    "seed": "Of the order of the configurations.",
+    "steps": "Number of steps that are timed in each experiment. Default: 10. Example: --steps 20.",
+    "warm_up": "Number of steps before those. Default: 2. Example: --warm-up 2.",
+    "experiments": "Number of experiments of each configuration, each in fresh processes. Default: 3. "
+    "Example: --experiments 5.",
+    "seed": "Seed of the order of the configurations. Default: 0. Example: --seed 1.",
 }
 # Options that say what is studied.
-ASKED = (*MODEL_OPTIONS, "gated", *GRID_OPTIONS, *RUN_OPTIONS, "ranks")
+STUDIED = (*MODEL_OPTIONS, "gated", *GRID_OPTIONS, *RUN_OPTIONS, "ranks")
 
 
 def _numbers(texts: dict[str, str]) -> list[Any]:
     return count_options({name.replace("_", "-"): text for name, text in texts.items()})
 
 
-_of_job = partial(click.option, help="Of the SLURM job.", metavar="NAME", default="")
 study_options = options(
-    path_option("--grid", "same_grid", metavar="GRID.toml", help="The same as the argument."),
+    path_option("--grid", "same_grid", metavar="GRID.toml", help="File of the grid, the same as the argument."),
     *_numbers(MODEL_OPTIONS),
-    click.option("--gated/--not-gated", default=None, help="SwiGLU and RMSNorm, or GELU and LayerNorm."),
+    click.option("--gated/--not-gated", default=None, help="SwiGLU and RMSNorm, or GELU and LayerNorm (default)."),
     *(
         click.option(
-            f"--{name.replace('_', '-')}",
-            *(["--zero"] if name == "zero_stage" else []),
-            metavar="A,B,...",
-            help=text,
+            f"--{name.replace('_', '-')}", *(["--zero"] if name == "zero_stage" else []), metavar="A,B,...", help=text
         )
         for name, text in GRID_OPTIONS.items()
     ),
     *_numbers(RUN_OPTIONS),
-    click.option("--ranks", metavar="N,...", help="Only configurations of so many ranks."),
-    click.option("--only", metavar="K,...", help="Only configurations of these numbers; RUN may be new then."),
+    *value_options(
+        {
+            "ranks N,...": "Run only configurations of so many ranks. Default: all. Example: --ranks 1,2.",
+            "only K,...": "Run only configurations of these numbers (see --list); RUN may be new then. Default: all.",
+        }
+    ),
     click.option("--list", "list_them", is_flag=True, help="Number the configurations, and end."),
     click.option("--tell", is_flag=True, help="Measure nothing; report what RUN of --resume, or the newest, holds."),
     click.option("--search", is_flag=True, help="Run the guides' procedure instead of the whole grid; see below."),
     click.option(
-        "--budget", "budget_s", type=Finite(0, min_open=True), metavar="SECONDS", help="End in order within so many."
+        "--budget",
+        "budget_s",
+        type=Finite(0, min_open=True),
+        metavar="SECONDS",
+        help="End the study in order within so many seconds. Default: no limit. Example: --budget 600.",
     ),
     click.option(
-        "--memory-limit", "limit_gib", type=Gibibytes(), metavar="GiB", help="What a rank may hold; more does not fit."
+        "--memory-limit",
+        "limit_gib",
+        type=Gibibytes(),
+        metavar="GiB",
+        help="Memory that a rank may hold; more does not fit. Default: the device's. Example: --memory-limit 2.",
     ),
-    click.option("--again", metavar="RUN", help="Repeat that study, or the latest, and say what came out as before."),
+    *value_options({"again RUN": "Repeat the study RUN, and say what came out as before. Example: --again latest."}),
     margin_option,
-    path_option("--calibration", help="Predict by these laws, not by this machine's."),
+    path_option("--calibration", help="File of laws to predict by. Default: those fitted to this machine."),
     run_options,
     click.option("--print-slurm", is_flag=True, help="Print an sbatch script that runs the study, and end."),
-    _of_job("--nodes", type=int, default=1, show_default=True, metavar="N"),
-    _of_job("--gpus-per-node", type=int, default=8, show_default=True, metavar="N"),
-    _of_job("--time", metavar="HH:MM:SS"),
-    _of_job("--partition"),
-    _of_job("--account"),
+    *(
+        click.option(f"--{name}", default=usual, show_default=True, metavar="N", help=f"{text} of the SLURM job.")
+        for name, usual, text in (("nodes", 1, "Number of nodes"), ("gpus-per-node", 8, "GPUs in a node"))
+    ),
+    *(
+        click.option(f"--{name}", default="", metavar=metavar, help=f"The SLURM job's {name}. Default: the cluster's.")
+        for name, metavar in (("time", "HH:MM:SS"), ("partition", "NAME"), ("account", "NAME"))
+    ),
 )
 
 
@@ -124,7 +139,7 @@ def study(
       pyperf-suite study --again latest                     # the same once more: what is reproduced, and the order
       pyperf-suite study GRID.toml --print-slurm --nodes 4 --gpus-per-node 8 > study.sbatch
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.planner.commands.study_run import Allocation, Asked, listed, run_study, script_of
+    from pyperf_suite.planner.commands.study_run import Allocation, StudyRequest, listed, run_study, script_of
 
     earlier = None
     if again is None and named["margin"] is not None:
@@ -133,16 +148,18 @@ def study(
         earlier = _earlier(again, device, results)
         before = study.make_context("study", list(earlier.manifest["asked"])).params
         grid, search, limit_gib = before["grid"], before["search"], before["limit_gib"]
-        named |= {name: before[name] for name in named if name in ASKED}
+        named |= {name: before[name] for name in named if name in STUDIED}
     if grid and same_grid:
         raise UserError(f"Two grids were given, {grid} and {same_grid}: give one.")
     if search and (print_slurm or named["only"]):
         raise UserError("--search chooses what to run next itself: leave --only and --print-slurm out.")
     if limit_gib is not None and not 0 < limit_gib < math.inf:
-        raise UserError(f"--memory-limit {limit_gib:g} was asked for: give a size above 0, in GiB.")
+        raise UserError(f"--memory-limit {limit_gib:g} was requested: give a size above 0, in GiB.")
     limit_bytes = None if limit_gib is None else limit_gib * 2**30
     how = {"search": search, "budget_s": budget_s, "limit_bytes": limit_bytes}
-    requested = Asked.of(grid or same_grid, {name: named[name] for name in ASKED if named[name] is not None}, **how)
+    requested = StudyRequest.of(
+        grid or same_grid, {name: named[name] for name in STUDIED if named[name] is not None}, **how
+    )
     if print_slurm:
         allocation = Allocation(**{each.name: named[each.name] for each in fields(Allocation)})
         click.echo(script_of(requested, allocation, device, results, deadline_s), nl=False)
@@ -157,10 +174,10 @@ def _earlier(name: str, device: str, results: Path) -> RunFolder:
     """The run to repeat. Raises UserError where there is none, and for options of a grid, which are that run's."""
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.machine import identity
-    from pyperf_suite.planner.study.again import find_study
+    from pyperf_suite.planner.study.results import find_study
 
     context = click.get_current_context()
-    for option in ("grid", "same_grid", "search", "limit_gib", "tell", "print_slurm", *ASKED):
+    for option in ("grid", "same_grid", "search", "limit_gib", "tell", "print_slurm", *STUDIED):
         if context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
-            raise UserError(f"--again repeats {name} as it was asked for: leave {option.replace('_', '-')} out.")
+            raise UserError(f"--again repeats {name} as it was requested: leave {option.replace('_', '-')} out.")
     return find_study(name, results, identity(resolve(device)).slug)

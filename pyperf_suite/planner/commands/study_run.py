@@ -1,4 +1,4 @@
-"""A study as asked for on a command line: measured and reported here, or as an sbatch script for a cluster.
+"""A study as requested on a command line: measured and reported here, or as an sbatch script for a cluster.
 
 Every experiment of that job is a torchrun of its own, on as many nodes as it takes; all records go into one run.
 """
@@ -27,7 +27,6 @@ from pyperf_suite.hardware.devices import Device, gpus, resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.planner.laws.calibration import load_calibration
 from pyperf_suite.planner.study import PROBE, analyse
-from pyperf_suite.planner.study.again import MARGIN, findings_of_again
 from pyperf_suite.planner.study.grid import (
     AXES,
     CUTS,
@@ -47,7 +46,7 @@ from pyperf_suite.planner.study.planning import (
     read_study,
     refusals,
 )
-from pyperf_suite.planner.study.results import Predictor
+from pyperf_suite.planner.study.results import MARGIN, Predictor, findings_of_again
 from pyperf_suite.planner.study.search import Note, StudySearch, rule_of
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.render.run_report import report_run, run_as_json
@@ -103,7 +102,7 @@ class Allocation:
         for name, most in MOST.items():
             if not 1 <= getattr(self, name) <= most:
                 option = name.replace("_", "-")
-                raise UserError(f"--{option} {getattr(self, name)} was asked for: ask for 1 to {most}.")
+                raise UserError(f"--{option} {getattr(self, name)} was requested: ask for 1 to {most}.")
         if self.time and not TIME.fullmatch(self.time):
             raise UserError(f"--time {self.time!r} is no time limit: write it as sbatch takes it, as in 02:00:00.")
         _require_printable(self.partition, self.account)
@@ -147,13 +146,13 @@ def _require_printable(*texts: str) -> None:
             raise UserError(f"{text!r} holds characters that no script line can: give a plain name.")
 
 
-# Steps are taken back to back for so long before ranks are asked whether all goes well; a part of the deadline.
+# Steps are taken back to back for so long before ranks report whether all goes well; a part of the deadline.
 BLOCK_SHARE = 0.25
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A study as asked for: options that were given, and what the file says otherwise.
+class StudyRequest:
+    """A study as requested: options that were given, and what the file says otherwise.
 
     With `search` its grid is searched; no rank may hold more than `limit_bytes`; it ends within `budget_s`.
     """
@@ -168,7 +167,7 @@ class Asked:
     budget_s: float = math.inf
 
     @classmethod
-    def of(cls, path: Path | None, given: Mapping[str, Any], **how: Any) -> Asked:
+    def of(cls, path: Path | None, given: Mapping[str, Any], **how: Any) -> StudyRequest:
         """Read options and the file. Raises UserError for what a study does not know."""
         file = StudyFile() if path is None else read_study(path)
         axes = read_axes(StudyAxes, {name: str(value) for name, value in given.items() if name in AXES})
@@ -177,7 +176,7 @@ class Asked:
         return cls(path, file, given, axes, run, **{name: value for name, value in how.items() if value is not None})
 
     def cases(self, defaults: StudyAxes) -> list[Case]:
-        """Every configuration asked for, in the grid's order. Raises UserError for what cannot be."""
+        """Every configuration requested, in the grid's order. Raises UserError for what cannot be."""
         ranks = _numbers("ranks", self.given.get("ranks", ""))
         grid = self.file.over(defaults).given(self.axes)
         how: Any = (MOST_SEARCHED, {*self.file.axes, *self.axes}) if self.search else (MOST_CONFIGURATIONS, AXES)
@@ -210,18 +209,18 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(each) for each in text.split(",")) if text else ()
     except ValueError:
-        raise UserError(f"--{name} {text[:60]!r} was asked for, but takes whole numbers, as in 1,2,4.") from None
+        raise UserError(f"--{name} {text[:60]!r} was requested, but takes whole numbers, as in 1,2,4.") from None
 
 
 def chosen(cases: Sequence[Case], only: str) -> list[Case]:
     """Those configurations by their numbers from 1. Raises UserError for one there is not."""
     numbers = dict.fromkeys(_numbers("only", only))
     if not numbers or not all(1 <= number <= len(cases) for number in numbers):
-        raise UserError(f"--only {only:.60} was asked for, but configurations are numbered 1 to {len(cases)} (--list).")
+        raise UserError(f"--only {only:.60} was requested, but configurations are numbered 1 to {len(cases)} (--list).")
     return [cases[number - 1] for number in numbers]
 
 
-def listed(requested: Asked, device: str) -> str:
+def listed(requested: StudyRequest, device: str) -> str:
     """Each configuration with its number, a line each."""
     cases = requested.cases_here(resolve(device))
     lines = []
@@ -233,7 +232,7 @@ def listed(requested: Asked, device: str) -> str:
     return "\n".join(lines)
 
 
-def script_of(requested: Asked, allocation: Allocation, device: str, results: Path, deadline_s: float) -> str:
+def script_of(requested: StudyRequest, allocation: Allocation, device: str, results: Path, deadline_s: float) -> str:
     """An sbatch script that runs the study. Raises UserError for a grid that depends on the machine."""
     if not requested.file.configurations and not any(name in CUTS for name in (*requested.file.axes, *requested.axes)):
         raise UserError(
@@ -247,7 +246,7 @@ def script_of(requested: Asked, allocation: Allocation, device: str, results: Pa
 
 
 def run_study(
-    requested: Asked,
+    requested: StudyRequest,
     device: str,
     results: Path,
     deadline_s: float,
@@ -318,7 +317,7 @@ def _predictor(device: Device, results: Path, calibration: Path | None) -> Predi
 
 
 def _measure(
-    requested: Asked,
+    requested: StudyRequest,
     plan: Plan,
     wanted: Sequence[Case],
     results: Path,

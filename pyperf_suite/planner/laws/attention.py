@@ -17,6 +17,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.tiled_attention import BACKWARD_FLOP_RATIO
 from pyperf_suite.planner.laws.attention_kernels import (
+    SUBJECT,
     Array,
     AttentionKernels,
     AttentionShape,
@@ -25,19 +26,19 @@ from pyperf_suite.planner.laws.attention_kernels import (
     unpack_attention,
     windowed,
 )
-from pyperf_suite.planner.laws.band import MEAN_OF_HALF_WIDTH
 from pyperf_suite.planner.laws.calibration import (
     LIBRARIES,
+    MEAN_OF_HALF_WIDTH,
     Calibration,
+    CalibrationBlock,
     Gpu,
     correction_of,
     outside,
-    shipped_calibration,
-    shipped_with,
     spec_of,
     stated,
 )
 from pyperf_suite.planner.laws.explained import Explained, validated_sizes
+from pyperf_suite.planner.laws.transfers import find_law
 
 # The law of prefill, and that of layers with a window.
 PLAIN, WINDOWED = "attention_bf16", "attention_window_bf16"
@@ -86,7 +87,7 @@ class _Forward:
 
 
 def kernels_of(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> AttentionKernels:
-    """The kernels without a window that a library has on a GPU; `doubtful` says which widths not to trust.
+    """The kernels without a window that a library has on a GPU; `is_doubtful` says which widths not to trust.
 
     Raises UserError for a library that nothing was measured of.
     """
@@ -94,36 +95,27 @@ def kernels_of(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> Att
 
 
 def _laws(gpu: Gpu, spec: GpuSpec, dtype: str, library: str | None) -> _Laws:
-    if isinstance(gpu, Calibration) and gpu.libraries(PLAIN):
-        return _own(gpu, spec, library)
-    return _shipped(spec, dtype, library)
-
-
-def _own(calibration: Calibration, spec: GpuSpec, library: str | None) -> _Laws:
-    chosen = calibration.library(PLAIN, library)
-    with_window = f"{WINDOWED}.{chosen}"
+    chosen = library or LIBRARIES[0]
+    calibration, is_own = find_law(gpu, PLAIN, SUBJECT, chosen)
+    chosen = calibration.library(PLAIN, library if is_own else chosen)
+    plain = calibration.block(f"{PLAIN}.{chosen}")
+    if is_own:
+        return _Laws(
+            unpack_attention(plain, chosen, spec),
+            unpack_attention(calibration.block(f"{WINDOWED}.{chosen}"), chosen, spec)
+            if calibration.has(WINDOWED, chosen)
+            else None,
+        )
+    with_window, _ = find_law(spec, WINDOWED, SUBJECT, chosen)
     return _Laws(
-        unpack_attention(calibration.block(f"{PLAIN}.{chosen}"), chosen, spec),
-        unpack_attention(calibration.block(with_window), chosen, spec) if with_window in calibration.blocks else None,
+        _transferred(spec, calibration.gpu, plain, chosen, dtype),
+        _transferred(spec, with_window.gpu, with_window.block(f"{WINDOWED}.{chosen}"), chosen, dtype),
     )
 
 
-@functools.cache
-def _shipped(spec: GpuSpec, dtype: str, library: str | None) -> _Laws:
-    own = shipped_calibration(spec.name)
-    if own is not None and own.libraries(PLAIN):
-        return _own(own, spec, library)
-    chosen = library or LIBRARIES[0]
-    found = []
-    for law in (PLAIN, WINDOWED):
-        known = {
-            name: unpack_attention(block, chosen, find_gpu(name))
-            for name, block in shipped_with(f"{law}.{chosen}").items()
-        }
-        if not known:
-            raise UserError(f"Of {chosen} no {law} was measured on any GPU: choose from {', '.join(LIBRARIES)}.")
-        found.append(transferred(spec, known, dtype))
-    return _Laws(*found)
+@functools.lru_cache(maxsize=64)
+def _transferred(spec: GpuSpec, source: str, block: CalibrationBlock, library: str, dtype: str) -> AttentionKernels:
+    return transferred(spec, {source: unpack_attention(block, library, find_gpu(source))}, dtype)
 
 
 def attention_time(
@@ -149,7 +141,7 @@ def attention_time(
 
     Fitted were causal forward passes with as many queries as keys; libraries prepare Q, K and V in the same time. The
     backward has 2.5 times the forward's FLOP at `BACKWARD_RATE` of its rate. Where a kernel is one that nothing else
-    measured supports (`AttentionKernels.doubtful`), the interval reaches down to what others support.
+    measured supports (`AttentionKernels.is_doubtful`), the interval reaches down to what others support.
 
     Args:
         gpu: its name, its `GpuSpec`, or a `Calibration`.
@@ -188,10 +180,10 @@ def attention_time(
         )
         parts = _rescaled(parts, BACKWARD_FLOP_RATIO / rate, BACKWARD_FLOP_RATIO)
         is_published = _is_like_published(spec) & (width <= max(BACKWARD_RATE))
-        beside_forward = np.where(is_published, PUBLISHED, UNPUBLISHED)
-        unsure = np.hypot(unsure, beside_forward)
+        next_to_forward = np.where(is_published, PUBLISHED, UNPUBLISHED)
+        unsure = np.hypot(unsure, next_to_forward)
         # Of heads of a width that was published the ratio is one unknown; of wider ones each has its own.
-        level = np.where(width <= max(BACKWARD_RATE), beside_forward, 0.0)
+        level = np.where(width <= max(BACKWARD_RATE), next_to_forward, 0.0)
     law = laws.windowed if laws.windowed is not None and bool((windows > 0).all()) else laws.plain
     error_percent, origin = stated(gpu, f"attention_{dtype}", law.error_percent, law.origin)
     if isinstance(gpu, Calibration):
@@ -292,10 +284,10 @@ def _weigh(
         low, high = law.band.around(1.0, _total(parts))
         for name, seconds in parts.items():
             found.parts[name][here] += weight * seconds
-        found.low[here] += weight * (kernel.unsteady * -np.log(low) + kernel.doubt)
-        found.high[here] += weight * kernel.unsteady * np.log(high)
+        found.low[here] += weight * (kernel.error_scale * -np.log(low) + kernel.plausibility_penalty)
+        found.high[here] += weight * kernel.error_scale * np.log(high)
         found.unsure[here] += weight * choice.unsure
-        found.extrapolated[here] |= (weight > 0) & ((np.asarray(choice.unsure) > 0) | (kernel.doubt > 0))
+        found.extrapolated[here] |= (weight > 0) & ((np.asarray(choice.unsure) > 0) | (kernel.plausibility_penalty > 0))
 
 
 def _rescaled(parts: Mapping[str, Array], factor: Any, ideal_factor: float) -> dict[str, Array]:

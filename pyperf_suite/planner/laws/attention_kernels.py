@@ -7,6 +7,7 @@ of the busiest slot + pairs spread evenly + tiles + bytes) times what neighbouri
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
@@ -15,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.planner.laws.band import MEAN_OF_HALF_WIDTH, Band
-from pyperf_suite.planner.laws.calibration import STEPS, CalibrationBlock, ResidualGrid
+from pyperf_suite.planner.laws.calibration import MEAN_OF_HALF_WIDTH, STEPS, Band, CalibrationBlock, ResidualGrid
 from pyperf_suite.planner.laws.transfers import attention_width, is_desktop, log_ratio, nearest
 
 Array = NDArray[np.float64]
@@ -24,8 +24,10 @@ Array = NDArray[np.float64]
 # More rounds of unequal tiles than this even out; the bound would be the mean load.
 MOST_ROUNDS = 10
 ELEMENT_BYTES = 2
+# What nothing is known of where no law of attention was fitted.
+SUBJECT = "attention is"
 # What the softmax of a pair costs, in columns of the head that its products would take: a straight line through what a
-# pair costs on H200 in heads of 64 to 256 (TensorRT-LLM). Asked where a GPU's table has no head dimension on one side.
+# pair costs on H200 in heads of 64 to 256 (TensorRT-LLM). Used where a GPU's table has no head dimension on one side.
 SOFTMAX_COLUMNS = 25.0
 # The same below the narrowest that was measured: 64 left out and read off 128, the median of GPUs and libraries.
 NARROW_COLUMNS = 60.0
@@ -155,9 +157,9 @@ class KernelLaw:
     """One kernel: tiles of `block` queries, `resident` on a multiprocessor at once, of `sms`.
 
     `window` is that of the layers it was measured in, 0 for none. `grid` is log(measured / counted) at powers of two of
-    batch·heads, of the sequence and of the heads that share keys. `unsteady` is how widely its held-out errors scatter
-    compared with those of all kernels of its library. `doubt` is the logarithm of how many times slower it is than
-    what another library, another GPU or the next head dimension supports, 0 where one of them does.
+    batch·heads, of the sequence and of the heads that share keys. `error_scale` is how widely its held-out errors
+    scatter compared with those of all kernels of its library. `plausibility_penalty` is the logarithm of how many times
+    slower it is than what another library, another GPU or the next head dimension supports, 0 where one of them does.
     """
 
     head_dim: int
@@ -167,8 +169,8 @@ class KernelLaw:
     sms: int
     costs: AttentionCosts
     grid: Array
-    unsteady: float = 1.0
-    doubt: float = 0.0
+    error_scale: float = 1.0
+    plausibility_penalty: float = 0.0
 
     def features(self, shape: AttentionShape) -> Array:
         """What the costs are of: one row a shape, one column a cost."""
@@ -181,9 +183,9 @@ class KernelLaw:
         return np.asarray(self.features(shape) @ np.array(astuple(self.costs)))
 
     def seconds(self, shape: AttentionShape) -> Array:
-        return self.counted_seconds(shape) * np.exp(self.missed(shape))
+        return self.counted_seconds(shape) * np.exp(self.log_residual(shape))
 
-    def missed(self, shape: AttentionShape) -> Array:
+    def log_residual(self, shape: AttentionShape) -> Array:
         return ResidualGrid.octaves(self.grid)(*grid_sizes(shape))
 
     def parts(self, shape: AttentionShape, filled: Array, flop_per_s: float) -> dict[str, Array]:
@@ -205,7 +207,7 @@ class KernelLaw:
             "launch": np.full(shape.batch.shape, self.costs.launch_s),
         }
         counted = np.asarray(sum(parts.values()))
-        return {**parts, "measured": counted * np.expm1(self.missed(shape))}
+        return {**parts, "measured": counted * np.expm1(self.log_residual(shape))}
 
     def at_head_dim(self, head_dim: int) -> KernelLaw:
         """The same kernel for heads of another width, its pairs as much dearer as their products and softmax."""
@@ -250,23 +252,28 @@ def pack_kernels(kernels: Sequence[KernelLaw], band: Band) -> Mapping[str, NDArr
     # A step is at most a percent of the time; what is finer would only not compress.
     steps = np.maximum(np.abs(grids).max(axis=(1, 2, 3)) / STEPS, 1e-4)
     packed: dict[str, NDArray[Any]] = {
-        name: np.array([getattr(kernel, name) for kernel in kernels]) for name in (*WHOLE, *REAL)
+        stored: np.array([getattr(kernel, name) for kernel in kernels])
+        for name, stored in (*zip(WHOLE, WHOLE, strict=True), *REAL.items())
     }
     packed["costs"] = np.array([astuple(kernel.costs) for kernel in kernels])
     packed["grid"] = np.round(grids / steps[:, None, None, None]).astype(np.int8)
     return {**packed, "grid_step": steps, **band.as_arrays()}
 
 
-WHOLE, REAL = ("head_dim", "window", "block", "resident"), ("unsteady", "doubt")
+WHOLE = ("head_dim", "window", "block", "resident")
+# Fields of a kernel, by the names that calibrations store them under.
+REAL = {"error_scale": "unsteady", "plausibility_penalty": "doubt"}
 
 
 def unpack_kernels(arrays: Mapping[str, NDArray[Any]], sms: int) -> list[KernelLaw]:
     """The inverse of `pack_kernels` within a step, for a GPU of `sms` multiprocessors."""
     grids = arrays["grid"] * arrays["grid_step"][:, None, None, None]
-    rows = zip(*(arrays[name].tolist() for name in (*WHOLE, "costs", *REAL)), grids, strict=True)
+    rows = zip(*(arrays[name].tolist() for name in (*WHOLE, "costs", *REAL.values())), grids, strict=True)
     return [
-        KernelLaw(head_dim, window, block, resident, sms, AttentionCosts(*costs), grid, unsteady, doubt)
-        for head_dim, window, block, resident, costs, unsteady, doubt, grid in rows
+        KernelLaw(
+            head_dim, window, block, resident, sms, AttentionCosts(*costs), grid, error_scale, plausibility_penalty
+        )
+        for head_dim, window, block, resident, costs, error_scale, plausibility_penalty, grid in rows
     ]
 
 
@@ -310,9 +317,9 @@ class AttentionKernels:
     def widths(self) -> list[int]:
         return sorted({kernel.head_dim for kernel in self.kernels})
 
-    def doubtful(self, width: int) -> bool:
+    def is_doubtful(self, width: int) -> bool:
         """Whether what answers for that width is a kernel that nothing else measured supports."""
-        return any(choice.kernel.doubt > 0 for choice in self.at_width(width))
+        return any(choice.kernel.plausibility_penalty > 0 for choice in self.at_width(width))
 
     def at_width(self, width: int) -> list[KernelChoice]:
         """Which kernels predict heads of a width without a window.
@@ -322,7 +329,7 @@ class AttentionKernels:
         known = {kernel.head_dim: kernel for kernel in self.kernels if kernel.window == 0}
         if width in known:
             return [KernelChoice(1.0, known[width])]
-        known = {each: kernel for each, kernel in known.items() if kernel.doubt == 0} or known
+        known = {each: kernel for each, kernel in known.items() if kernel.plausibility_penalty == 0} or known
         below, above = ([each for each in known if (each < width) == is_below] for is_below in (True, False))
         if below and above:
             low, high = max(below), min(above)
@@ -342,7 +349,7 @@ def windowed(
     """Which kernels predict heads of a width with a window, for sequences of those lengths.
 
     The one measured with both. Else the one of the nearest window, going over to the one without a window where that is
-    as long as the sequence: both count the tiles of the window that is asked for.
+    as long as the sequence: both count the tiles of the window that is requested.
     """
     there = {} if known is None else known.of_width(width)
     if window in there:
@@ -360,6 +367,7 @@ def windowed(
     ]
 
 
+@functools.lru_cache(maxsize=64)
 def unpack_attention(block: CalibrationBlock, library: str, spec: GpuSpec) -> AttentionKernels:
     """The kernels that a block of a GPU's calibration keeps."""
     band = Band.from_arrays(block.arrays)
@@ -379,11 +387,11 @@ def transferred(spec: GpuSpec, known: Mapping[str, AttentionKernels], dtype: str
 
     Raises UserError where none is known or `spec` has no units for that dtype.
     """
-    source = nearest(spec, known, "attention is")
+    source = nearest(spec, known, SUBJECT)
     theirs, unsure = known[source.name], attention_width(spec, source, dtype)
     return AttentionKernels(
         theirs.library,
-        [replace(kernel.on(spec, source, dtype), unsteady=1.0) for kernel in theirs.kernels],
+        [replace(kernel.on(spec, source, dtype), error_scale=1.0) for kernel in theirs.kernels],
         Band(np.ones(1), np.full(1, -unsure), np.full(1, unsure)),
         theirs.fitted_range,
         100 * unsure * MEAN_OF_HALF_WIDTH,

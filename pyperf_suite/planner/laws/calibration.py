@@ -1,8 +1,8 @@
 """What was fitted for one GPU: blocks of coefficients, each with its origin, its range and its own held-out error.
 
 One small compressed file a GPU keeps them; those shipped lie in `calibrations/`, a user's own where they were saved.
-Two forms of what a law misses are here too: a grid over the sizes of a large table, and a smooth factor from a short
-run on one machine.
+Three forms of what a law misses are here too: a grid over the sizes of a large table, a smooth factor from a short run
+on one machine, and the band that 90 % of the measured times lie in.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 
 VERSION = 2
-# Whose kernels a law can be of; the first one that a GPU has tables of answers where none is asked for.
+# Whose kernels a law can be of; the first one that a GPU has tables of answers where none is requested.
 LIBRARIES = ("trtllm", "sglang", "vllm")
 SHIPPED = Path(__file__).parent / "calibrations"
 # Not a GPU's name: the calibration of laws fitted to all GPUs with tables at once, for those without.
@@ -42,7 +42,7 @@ MOST_BYTES = 64 << 20
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CalibrationBlock:
     """The coefficients of one law on one GPU.
 
@@ -88,8 +88,14 @@ class Calibration:
         """Those that a law was fitted to, the default one first. Blocks are named as in `gemm_bf16.sglang`."""
         return tuple(library for library in LIBRARIES if f"{law}.{library}" in self.blocks)
 
+    def has(self, law: str, library: str | None = None) -> bool:
+        """Whether it has the law of that library, None: of any; "": a law that is of no library."""
+        if library is None:
+            return bool(self.libraries(law))
+        return (f"{law}.{library}" if library else law) in self.blocks
+
     def library(self, law: str, requested: str | None = None) -> str:
-        """The library that answers for a law. Raises UserError where there is none, or not the one asked for."""
+        """The library that answers for a law. Raises UserError where there is none, or not the one requested."""
         known = self.libraries(law)
         if not known or (requested is not None and requested not in known):
             there = f"there are {', '.join(known)}" if known else "there is none"
@@ -155,19 +161,6 @@ def all_shipped() -> tuple[Calibration, ...]:
     """The calibration of every GPU that one is shipped for, by name of file; that of `POOLED` is none of them."""
     paths = [path for path in sorted(SHIPPED.glob("*.npz")) if path != shipped_path(POOLED)]
     return tuple(_shipped(path, path.stat().st_mtime_ns) for path in paths)
-
-
-def shipped_with(block: str) -> dict[str, CalibrationBlock]:
-    """The shipped blocks of that name by GPU."""
-    return {each.gpu: each.blocks[block] for each in all_shipped() if block in each.blocks}
-
-
-def own_calibration(gpu: Gpu, law: str) -> Calibration | None:
-    """The calibration given if some library has that law in it, else the one shipped for the GPU."""
-    for own in (gpu if isinstance(gpu, Calibration) else None, shipped_calibration(spec_of(gpu).name)):
-        if own is not None and own.libraries(law):
-            return own
-    return None
 
 
 def load_calibration(path: Path) -> Calibration:
@@ -363,3 +356,81 @@ class ResidualGrid:
         logs, requested = np.log2(axis), np.log2(size)
         below = np.clip(np.searchsorted(logs, requested, side="right") - 1, 0, len(axis) - 2)
         return below, np.clip((requested - logs[below]) / (logs[below + 1] - logs[below]), 0.0, 1.0)
+
+
+# Of measured times, in the interval that goes with every time.
+COVERED = 0.9
+# A percentile in the tail needs some rows; a band has no more knots than follow a course.
+ROWS_A_KNOT = 150
+MOST_KNOTS = 10
+# Of a normal distribution, 90 % lie within so many standard deviations of the mean.
+DEVIATIONS = 1.645
+# And the mean error is so much of what 90 % lie within.
+MEAN_OF_HALF_WIDTH = 0.8 / DEVIATIONS
+# Of a band in the arrays of a block.
+BAND_NAMES = ("band_at", "band_low", "band_high")
+
+
+@dataclass(frozen=True)
+class Band:
+    """The 5th and 95th percentile of log(measured / predicted) along one figure of a call, straight between knots.
+
+    `at` are ascending values of the figure, for example the predicted seconds; beyond its ends the band stays as wide
+    as there.
+    """
+
+    at: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+    def around(
+        self, seconds: ArrayLike, figure: ArrayLike | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The seconds between which nine of ten measurements lie; the figure is the seconds themselves by default."""
+        middle = np.asarray(seconds, dtype=np.float64)
+        requested = np.log(np.maximum(middle if figure is None else np.asarray(figure, dtype=np.float64), 1e-300))
+        low, high = (np.interp(requested, np.log(self.at), side) for side in (self.low, self.high))
+        return middle * np.exp(low), middle * np.exp(high)
+
+    def as_arrays(self) -> dict[str, NDArray[np.float64]]:
+        """As a calibration's block keeps it."""
+        return dict(zip(BAND_NAMES, (self.at, self.low, self.high), strict=True))
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[np.float64]]) -> Band | None:
+        """The inverse of `as_arrays`; None where the arrays hold no band."""
+        if BAND_NAMES[0] not in arrays:
+            return None
+        return cls(*(np.asarray(arrays[name], dtype=np.float64) for name in BAND_NAMES))
+
+    @classmethod
+    def fit(cls, log_residual: ArrayLike, figure: ArrayLike, knots: int = MOST_KNOTS) -> Band:
+        """The band of errors on rows that the law did not see.
+
+        Args:
+            log_residual: log(measured / predicted) of each row.
+            figure: what the width may depend on, above 0, one value a row.
+            knots: at most so many.
+
+        Raises:
+            ValueError: for no rows.
+        """
+        errors, along = np.asarray(log_residual, dtype=np.float64), np.asarray(figure, dtype=np.float64)
+        if errors.size == 0:
+            raise ValueError("a band needs errors on held-out rows")
+        groups = max(1, min(knots, errors.size // ROWS_A_KNOT))
+        at, sides = [], []
+        for rows in np.array_split(np.argsort(along, kind="stable"), groups):
+            at.append(float(np.exp(np.mean(np.log(along[rows])))))
+            sides.append(_percentiles(errors[rows]))
+        places, first = np.unique(at, return_index=True)
+        low, high = np.array(sides)[first].T
+        return cls(places, low, high)
+
+
+def _percentiles(errors: NDArray[np.float64]) -> tuple[float, float]:
+    """The ends that 90 % of further rows lie between: with few rows a little wider than those seen."""
+    tail = (1 - COVERED) / 2
+    beyond = max(0.0, (tail * (errors.size + 1) - 1) / max(errors.size - 1, 1))
+    low, high = np.quantile(errors, [beyond, 1 - beyond])
+    return float(low), float(high)

@@ -15,17 +15,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.hardware.links import INFINIBAND, pcie_of
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
 from pyperf_suite.laws.traffic import OPERATIONS, bus_factor
-from pyperf_suite.planner.laws.band import Band
 from pyperf_suite.planner.laws.calibration import (
+    Band,
     Calibration,
     CalibrationBlock,
     Gpu,
     shipped_calibration,
-    shipped_with,
     spec_of,
 )
 from pyperf_suite.planner.laws.explained import Causes, Explained
@@ -49,13 +48,14 @@ from pyperf_suite.planner.laws.transfers import (
     PCIE_SHARE,
     SAME_LINK,
     Interval,
+    find_law,
     have_same_kernels,
     nearest,
 )
 
-BLOCK = "collectives"
+BLOCK, SUBJECT = "collectives", "collectives are"
 NCCL = "nccl"
-# Operations that no table has, read off a curve that loads the links alike, at as many bytes on the bus.
+# Operations that no table has, read off a curve that loads the links equally, at as many bytes on the bus.
 LIKE = {
     "broadcast": "all_gather",
     "gather": "all_gather",
@@ -138,7 +138,7 @@ def collective_time(
     size, count, per_node = np.broadcast_arrays(*_checked(operation, nbytes, ranks), per_node)
     reached = checked_network(usual_network_bytes_per_s(spec) if network is None else network)
     if np.any(per_node < 1):
-        raise UserError(f"Nodes of {np.min(per_node)} ranks were asked for: give 1 or more.")
+        raise UserError(f"Nodes of {np.min(per_node)} ranks were requested: give 1 or more.")
     if library not in (None, NCCL) and (operation not in laws.curves or np.any(count > per_node)):
         raise UserError(f"Of {library} only all_reduce within a node was measured: take nccl for anything else.")
     inside = np.minimum(count, per_node)
@@ -222,6 +222,7 @@ def pack_curves(
     return dict(zip(COLUMNS, columns, strict=True))
 
 
+@functools.lru_cache(maxsize=64)
 def unpack_laws(block: CalibrationBlock) -> CollectiveLaws:
     """The inverse of `pack_curves`, with the block's range and origin."""
     by_operation: dict[str, dict[int, PiecewiseAlphaBeta]] = {}
@@ -248,7 +249,7 @@ def transferred_laws(spec: GpuSpec, known: Mapping[str, CollectiveLaws]) -> Coll
     most published machines. Raises UserError where none is known.
     """
     link = link_bytes_per_s(spec)
-    source = nearest(spec, known, "collectives are", link_bytes_per_s, has_nvlink)
+    source = nearest(spec, known, SUBJECT, link_bytes_per_s, has_nvlink)
     laws = known[source.name]
     origin = f"read off {source}, whose curves are from {laws.origin}"
     if not has_nvlink(spec):
@@ -285,18 +286,9 @@ def _laws_of(gpu: Gpu, spec: GpuSpec, library: str | None) -> CollectiveLaws:
         there = calibration or Calibration(spec.name)
         return unpack_laws(there.block(f"{BLOCK}.{there.library(BLOCK, library)}"))
     # A short run of one's own corrects products and attention alone.
-    own = gpu.blocks.get(BLOCK) if isinstance(gpu, Calibration) else None
-    return _shipped_laws(spec) if own is None else unpack_laws(own)
-
-
-@functools.cache
-def _shipped_laws(spec: GpuSpec) -> CollectiveLaws:
-    calibration = shipped_calibration(spec.name)
-    # A GPU that was given another link than its maker's is read off whoever has one like that.
-    as_made = calibration is not None and spec.link_bytes_per_s == find_gpu(spec.name).link_bytes_per_s
-    if calibration is not None and as_made and BLOCK in calibration.blocks:
-        return unpack_laws(calibration.block(BLOCK))
-    return transferred_laws(spec, {name: unpack_laws(block) for name, block in shipped_with(BLOCK).items()})
+    calibration, is_own = find_law(gpu, BLOCK, SUBJECT, "", link_bytes_per_s, has_nvlink)
+    laws = unpack_laws(calibration.block(BLOCK))
+    return laws if is_own else transferred_laws(spec, {calibration.gpu: laws})
 
 
 def _operation(op: str) -> str:
@@ -309,9 +301,9 @@ def _operation(op: str) -> str:
 def _checked(operation: str, nbytes: ArrayLike, ranks: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     size, count = np.broadcast_arrays(np.asarray(nbytes, dtype=np.float64), np.asarray(ranks, dtype=np.float64))
     if not (np.all(np.isfinite(size)) and np.all(size >= 0)):
-        raise UserError(f"{operation} of {np.min(size):g} bytes was asked for: give sizes of 0 bytes and more.")
+        raise UserError(f"{operation} of {np.min(size):g} bytes was requested: give sizes of 0 bytes and more.")
     if not np.all(np.isfinite(count)) or np.any(count < 1):
-        raise UserError(f"{operation} among {np.min(count):g} ranks was asked for: give 1 rank or more.")
+        raise UserError(f"{operation} among {np.min(count):g} ranks was requested: give 1 rank or more.")
     return size, count
 
 
@@ -341,7 +333,7 @@ def _with_network(
     in_node: NDArray[np.float64],
     network: Network,
 ) -> NDArray[np.float64]:
-    """Seconds with what lies beyond a node; measured points are of the operation among as many ranks as are asked."""
+    """Seconds with what lies beyond a node; measured points are of the operation among so many ranks."""
     if isinstance(network, float):
         return between_nodes_s(operation, size, ranks, per_node, in_node, network)
     seconds = in_node.copy()
@@ -367,7 +359,7 @@ def _at_rate(
 def _interval(
     laws: CollectiveLaws, operation: str, size: NDArray[np.float64], inside: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float | None]:
-    """Factors to the ends of the interval within a node, and the worst median error in % of what was asked."""
+    """Factors to the ends of the interval within a node, and the worst median error in % of what was requested."""
     low, high, worst = np.zeros(size.shape), np.zeros(size.shape), 0.0
     curve = LIKE.get(operation, operation)
     known = np.array(sorted(laws.curves[curve].curves))

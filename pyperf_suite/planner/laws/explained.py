@@ -1,4 +1,4 @@
-"""What every law returns, seconds split into causes with the law's stated error, and what a price list is asked."""
+"""What every law returns, seconds split into causes with the law's stated error, and what a price list answers."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Explained:
     """Seconds and their causes: plain numbers, or arrays of one shape.
 
     `parts` are seconds by cause and add up to `seconds`; one can be negative where it saves time. `extrapolated` says
-    where the law was asked beyond the range it was fitted in. `error_percent` is the mean error that the law made on
-    held-out measurements, None if none were held out; `low` and `high` are the seconds between which nine of ten
+    where the law was evaluated beyond the range it was fitted in. `error_percent` is the mean error that the law made
+    on held-out measurements, None if none were held out; `low` and `high` are the seconds between which nine of ten
     measurements lie, None where that is unknown. Of that interval `common` is what all sizes of one law share, as half
     the width of a logarithm: a level that was not measured, as the ratio of backward to forward. `origin` names the
     measurements behind the law, `library` whose kernels they are of.
@@ -82,7 +82,7 @@ LARGEST_SIZE = 2**31
 
 
 def validated_sizes(of: str, may_be_0: str = "", **sizes: ArrayLike) -> list[NDArray[np.float64]]:
-    """The sizes that a law is asked for, as arrays of one shape.
+    """The sizes that a law is called with, as arrays of one shape.
 
     Raises UserError for what is no number, does not broadcast, or is not within 1 (`may_be_0`: 0) and `LARGEST_SIZE`.
     """

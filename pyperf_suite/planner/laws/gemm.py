@@ -2,7 +2,7 @@
 
 A library keeps kernels for several tiles and picks one for each shape; the law picks the tile and split of K with the
 least time on a menu. A coarse residual is what the library makes of that on the GPU; misaligned sizes and running for
-seconds on end come on top. A GPU without tables has the law of the one most alike, by its own data sheet.
+seconds on end come on top. A GPU without tables has the law of the most similar one, by its own data sheet.
 """
 
 from __future__ import annotations
@@ -17,24 +17,22 @@ from numpy.typing import ArrayLike, NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.tiling import SIDE_BY_SIDE, alignment_penalty
-from pyperf_suite.planner.laws.band import Band
 from pyperf_suite.planner.laws.calibration import (
     POOLED,
+    Band,
     Calibration,
     CalibrationBlock,
     Gpu,
     ResidualGrid,
-    all_shipped,
     correction_of,
     outside,
-    own_calibration,
     shipped_calibration,
     spec_of,
     stated,
 )
 from pyperf_suite.planner.laws.explained import Causes, Explained, validated_sizes
 from pyperf_suite.planner.laws.measured_maxima import MEASURED_MAXIMA, MeasuredMaximum, sustained_slowdown
-from pyperf_suite.planner.laws.transfers import LIKE_PEAK, LIKE_POWER_A_FLOP, have_same_kernels, nearest
+from pyperf_suite.planner.laws.transfers import LIKE_PEAK, LIKE_POWER_A_FLOP, find_law, have_same_kernels
 
 # Tiles of C that cuBLAS and CUTLASS have kernels for, rows × columns; each has a share of the peak of its own.
 TILES = (
@@ -56,6 +54,9 @@ PIECE = 16384
 # More waves than this leave nothing to split.
 WAVES_WORTH_SPLITTING = 1.5
 
+# Constants that calibrations store under another name.
+STORED = {"wave_smoothing": "softness"}
+
 Floats = NDArray[np.float64]
 
 
@@ -64,7 +65,7 @@ class MenuCoefficients:
     """The constants of the law; each but the launch is relative to the GPU's data sheet, so that it can be transferred.
 
     `tile_rates` is each tile's share of the peak, `launch_s` the time of the smallest product, `prologue_clocks` a
-    tile's cost before its steps through K, `softness` how far a wave that is not full is hidden by the next tiles
+    tile's cost before its steps through K, `wave_smoothing` how far a wave that is not full is hidden by the next tiles
     (0: waves are hard), `overlap` the exponent that joins compute and memory (∞: the longer one counts),
     `memory_share` that of the memory bandwidth, `l2_share` that of L2's, `resident_share` the part of L2 below which
     operands are found there, `resident_steepness` how sharp that bound is; a split of K costs `split_s` and its partial
@@ -73,7 +74,7 @@ class MenuCoefficients:
 
     launch_s: float
     prologue_clocks: float
-    softness: float
+    wave_smoothing: float
     overlap: float
     memory_share: float
     l2_share: float
@@ -84,12 +85,13 @@ class MenuCoefficients:
     tile_rates: Floats
 
     def as_arrays(self) -> dict[str, Floats]:
-        return {name: np.asarray(value, dtype=np.float64) for name, value in vars(self).items()}
+        return {STORED.get(name, name): np.asarray(value, dtype=np.float64) for name, value in vars(self).items()}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[np.float64]]) -> MenuCoefficients:
         """The inverse of `as_arrays`; other names are left alone. Raises KeyError for one that is missing."""
-        scalars = {name: float(arrays[name]) for name in cls.__dataclass_fields__ if name != "tile_rates"}
+        names = [name for name in cls.__dataclass_fields__ if name != "tile_rates"]
+        scalars = {name: float(arrays[STORED.get(name, name)]) for name in names}
         return cls(**scalars, tile_rates=np.asarray(arrays["tile_rates"], dtype=np.float64))
 
 
@@ -173,7 +175,7 @@ def menu_times(law: MenuCoefficients, rates: Rates, m: ArrayLike, n: ArrayLike, 
         splits=splits,
         waves=waves,
         busy_s=waves * tile_s,
-        compute_s=waited(waves, law.softness) * tile_s,
+        compute_s=waited(waves, law.wave_smoothing) * tile_s,
         memory_s=_memory_seconds(law, rates, rows, columns, depth),
         split_s=np.where(splits > 1, _split_seconds(law, rates, rows, columns, splits), 0.0),
         padded_flop=2.0 * tiles * height * width * slice_depth,
@@ -210,7 +212,9 @@ def _best_tile(
     fewest = np.full(m.shape, np.inf)
     for index, (height, width) in enumerate(TILES):
         waves = high[height] * wide[width]
-        seconds = waited(waves, law.softness) * _tile_seconds(law, rates, height * width, law.tile_rates[index], depth)
+        seconds = waited(waves, law.wave_smoothing) * _tile_seconds(
+            law, rates, height * width, law.tile_rates[index], depth
+        )
         chosen[seconds < best] = index
         np.minimum(best, seconds, out=best)
         np.minimum(fewest, waves, out=fewest)
@@ -227,9 +231,9 @@ def _tile_seconds(law: MenuCoefficients, rates: Rates, area: ArrayLike, share: A
     return flop_s * depth + law.prologue_clocks / rates.clock_hz
 
 
-def waited(waves: Floats, softness: float) -> Floats:
+def waited(waves: Floats, wave_smoothing: float) -> Floats:
     """Waves as they are waited for: whole ones where hard, their quotient but at least one where soft."""
-    return np.ceil(waves) * (1 - softness) + np.maximum(waves, 1.0) * softness
+    return np.ceil(waves) * (1 - wave_smoothing) + np.maximum(waves, 1.0) * wave_smoothing
 
 
 def _l2_bytes_per_s(law: MenuCoefficients, rates: Rates) -> float:
@@ -256,6 +260,7 @@ def joined(compute_s: Floats, memory_s: Floats, overlap: float) -> Floats:
     return longer * (1.0 + ratio**overlap) ** (1.0 / overlap)
 
 
+SUBJECT = "products are"
 MODES = ("burst", "sustained")
 # Which block prices a dtype. Kernels for fp16 are those for bf16.
 BLOCK_OF = {**dict.fromkeys(("bf16", "fp16", "tf32", "fp32"), "gemm_bf16"), "fp8": "gemm_fp8"}
@@ -268,8 +273,8 @@ PYTORCH = "pytorch"
 # By how much a band has to be wider at an n between those of the tables: with all sites of an n left out, bands of left
 # out sites cover 82 to 85 % of them (H200, A100 and in fp8 H100), at a k left out 92 to 96 %.
 BETWEEN_NODES = 1.25
-# In the blocks of all GPUs: of a GPU that has the law of another of its kind.
-ALIKE = "alike_"
+# What stored names in the blocks of all GPUs begin with: of a GPU that has the law of another of its kind.
+SIMILAR_GPU = "alike_"
 
 
 @dataclass(frozen=True)
@@ -278,8 +283,8 @@ class GemmLaw:
 
     `source` is the GPU whose tables the law was fitted to, the GPU itself or one that it was transferred from; None
     where it was pooled over all. `residual` is None where nothing says how far the library departs from the menu,
-    `band` where nothing says how far measurements lie from the law. `reach` is by how much its products come nearer to
-    the data sheet's peak than the source's.
+    `band` where nothing says how far measurements lie from the law. `peak_scale` is by how much its products come
+    nearer to the data sheet's peak than the source's.
     """
 
     gpu: GpuSpec
@@ -291,7 +296,7 @@ class GemmLaw:
     band: Band | None = None
     error_percent: float | None = None
     source: GpuSpec | None = None
-    reach: float = 1.0
+    peak_scale: float = 1.0
 
     @property
     def is_transferred(self) -> bool:
@@ -301,13 +306,13 @@ class GemmLaw:
     def rates(self) -> Rates:
         """The data sheet in the law's units. Raises UserError where the GPU has no units for the dtype."""
         rates = Rates.of(self.gpu, self.dtype)
-        return replace(rates, flop_per_s=rates.flop_per_s * self.reach)
+        return replace(rates, flop_per_s=rates.flop_per_s * self.peak_scale)
 
     @property
     def origin(self) -> str:
         if not self.is_transferred:
             return self.block.origin
-        maximum = MEASURED_MAXIMA.get(self.gpu.name) if self.reach != 1 else None
+        maximum = MEASURED_MAXIMA.get(self.gpu.name) if self.peak_scale != 1 else None
         ceiling = f", held to {maximum.tflop_per_s:g} TFLOP/s of {maximum.origin}" if maximum else ""
         return f"transferred to {self.dtype} on {self.gpu.name} by its data sheet from {self.block.origin}{ceiling}"
 
@@ -347,8 +352,8 @@ def gemm_law(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> GemmL
     spec.peak(dtype)
     if library == CUBLAS and name == "gemm_bf16":
         library = CUBLAS_COLUMN
-    own = own_calibration(gpu, name)
-    if own is not None and dtype in FITTED_DTYPES:
+    own, is_own = find_law(gpu, name, SUBJECT)
+    if is_own and dtype in FITTED_DTYPES:
         return _law(own, spec, dtype, own.library(name, library))
     return _transferred(spec, dtype, library)
 
@@ -370,7 +375,7 @@ WITHIN = 1.075
 
 @functools.cache
 def _transferred(gpu: GpuSpec, dtype: str, library: str | None) -> GemmLaw:
-    """The law of the GPU most alike by the data sheet of this one, or that of all GPUs where none is."""
+    """The law of the most similar GPU by the data sheet of this one, or that of all GPUs where none is."""
     name = BLOCK_OF[dtype]
     pooled = shipped_calibration(POOLED)
     if pooled is None:
@@ -387,7 +392,9 @@ def _transferred(gpu: GpuSpec, dtype: str, library: str | None) -> GemmLaw:
     error, band = float(others.held_out["mape"]), Band.from_arrays(others.arrays)
     if law.source and abs(np.log(gpu.peak(dtype) / law.source.peak(dtype))) < np.log(LIKE_PEAK):
         error = float(others.held_out["alike_mape"])
-        band = Band.from_arrays({name[len(ALIKE) :]: values for name, values in others.arrays.items() if ALIKE in name})
+        band = Band.from_arrays(
+            {name[len(SIMILAR_GPU) :]: values for name, values in others.arrays.items() if SIMILAR_GPU in name}
+        )
     if dtype not in FITTED_DTYPES:
         return replace(law, band=None, error_percent=None)
     law = replace(law, band=band, error_percent=error, library=law.library if gpu.compute_capability else PYTORCH)
@@ -395,15 +402,15 @@ def _transferred(gpu: GpuSpec, dtype: str, library: str | None) -> GemmLaw:
 
 
 def _source(gpu: GpuSpec, name: str) -> Calibration | None:
-    """The calibration of the GPU whose products are most alike, None if it has other kernels or is held down more.
+    """The calibration of the GPU whose products are most similar, None if it has other kernels or is held down more.
 
     Cards for workstations and games mostly have none: power holds them down less than an L40S, and on an RTX A6000 the
     law of all GPUs errs by 10 % where the L40S's errs by 21.
     """
-    shipped = {each.gpu: each for each in all_shipped() if each.libraries(name)}
-    source = nearest(gpu, shipped, "products are")
+    calibration, _ = find_law(gpu, name, SUBJECT)
+    source = find_gpu(calibration.gpu)
     held_down = source.name != "L40S" or _power_a_flop(gpu) < LIKE_POWER_A_FLOP * _power_a_flop(source)
-    return shipped[source.name] if have_same_kernels(gpu, source) and held_down else None
+    return calibration if have_same_kernels(gpu, source) and held_down else None
 
 
 def _power_a_flop(gpu: GpuSpec) -> float:
@@ -418,22 +425,22 @@ def _held_to(law: GemmLaw, maximum: MeasuredMaximum) -> GemmLaw:
     much higher as in bf16.
     """
     if law.dtype == "fp8":
-        return replace(law, reach=gemm_law(law.gpu, "bf16", law.library).reach)
+        return replace(law, peak_scale=gemm_law(law.gpu, "bf16", law.library).peak_scale)
     m, n, k = (np.array([float(size)]) for size in maximum.sizes)
     wanted, within = 2e-12 * float((m * n * k)[0]) / maximum.tflop_per_s, 1.0
     known = MEASURED_MAXIMA.get(law.source.name) if law.source else None
     if law.source and known and known.origin == maximum.origin:
         sheets = law.source.peak(law.dtype) / law.gpu.peak(law.dtype)
-        law, within = replace(law, reach=maximum.tflop_per_s / known.tflop_per_s * sheets), WITHIN
+        law, within = replace(law, peak_scale=maximum.tflop_per_s / known.tflop_per_s * sheets), WITHIN
     moved = law
     for _ in range(ROUNDS):
         ratio = float(moved.seconds(m, n, k)[0]) / wanted
-        moved = replace(moved, reach=moved.reach * ratio / float(np.clip(ratio, 1 / within, within)))
+        moved = replace(moved, peak_scale=moved.peak_scale * ratio / float(np.clip(ratio, 1 / within, within)))
     if within == 1.0 or law.band is None:
         return moved
     # Where the two disagree, either may be right.
-    apart = float(np.log(moved.reach / law.reach))
-    band = replace(law.band, low=law.band.low + min(apart, 0.0), high=law.band.high + max(apart, 0.0))
+    log_ratio = float(np.log(moved.peak_scale / law.peak_scale))
+    band = replace(law.band, low=law.band.low + min(log_ratio, 0.0), high=law.band.high + max(log_ratio, 0.0))
     return replace(moved, band=band)
 
 

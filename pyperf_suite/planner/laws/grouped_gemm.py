@@ -15,15 +15,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.planner.laws.band import Band
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.planner.laws.calibration import (
+    Band,
     CalibrationBlock,
     Gpu,
-    all_shipped,
     correction_of,
     outside,
-    own_calibration,
     spec_of,
     stated,
 )
@@ -33,8 +31,8 @@ from pyperf_suite.planner.laws.transfers import (
     EXPERTS_NOT_TRANSFERRED,
     EXPERTS_OF_OTHER_KERNELS,
     EXPERTS_STRETCHED,
+    find_law,
     have_same_kernels,
-    nearest,
 )
 
 Floats = NDArray[np.float64]
@@ -59,7 +57,7 @@ PIECE = 2048
 
 @dataclass(frozen=True)
 class ExpertWork:
-    """What the experts on one rank are given; every field has a value for each block of experts asked for.
+    """What the experts on one rank are given; every field has a value for each block of experts.
 
     `width` is an expert's on the rank (expert_ffn / tp), `products` 3 with a gate, else 2. `pairs` of a token and an
     expert land on the rank, on `active` of its experts, `busiest` on one of them at most; `tiles[:, i]` are the tiles
@@ -125,8 +123,8 @@ FEATURES = ("rows", "active", "local", "tokens", "width", "hidden", "ep", "top_k
 class ExpertCosts:
     """What a library's kernels reach. Shares are of the data sheet's rates; `tile_rates` has one for each tile.
 
-    `softness` joins whole and broken waves, `overlap` compute and memory; `copy_shares` are, of the memory's rate, what
-    moving pairs over hidden and width, and copies of all the group's tokens over hidden and width, costs.
+    `wave_smoothing` joins whole and broken waves, `overlap` compute and memory; `copy_shares` are, of the memory's
+    rate, what moving pairs over hidden and width, and copies of all the group's tokens over hidden and width, costs.
     """
 
     tile_rates: Floats
@@ -134,7 +132,7 @@ class ExpertCosts:
     copy_costs: Floats
     launch_s: float
     prologue_clocks: float
-    softness: float
+    wave_smoothing: float
     overlap: float
     activation_share: float
     token_s: float
@@ -241,7 +239,9 @@ def _tile_seconds(
     for (height, width), rate in zip(UNTUNED if untuned else MENU, costs.tile_rates, strict=True):
         waves = work.tiles[:, HEIGHTS.index(height)] * np.ceil(columns / width) / (rates.sms * resident)
         tile_s = 2.0 * height * width * steps / (rate * rates.flop_per_s / rates.sms)
-        seconds.append(waited(waves, costs.softness) * resident * (tile_s + costs.prologue_clocks / rates.clock_hz))
+        seconds.append(
+            waited(waves, costs.wave_smoothing) * resident * (tile_s + costs.prologue_clocks / rates.clock_hz)
+        )
     return _by_tokens(work, seconds) if untuned else np.asarray(np.min(seconds, axis=0))
 
 
@@ -406,19 +406,13 @@ def expert_law(gpu: Gpu, dtype: str = "bf16", library: str | None = None) -> Exp
         raise UserError(f"No experts were measured in {dtype!r}: choose from {', '.join(BLOCK_OF)}.")
     spec, name = spec_of(gpu), BLOCK_OF[dtype]
     spec.peak(UNITS_OF[dtype])
-    own = own_calibration(gpu, name)
-    if own is not None:
-        chosen = own.library(name, library)
-        return ExpertLaw(spec, spec, chosen, dtype, own.block(f"{name}.{chosen}"))
-    if spec.compute_capability is None:
+    calibration, is_own = find_law(gpu, name, "experts are", library)
+    if not is_own and spec.compute_capability is None:
         raise UserError(f"No experts were measured on {spec.name}, or on any GPU like it: there are only NVIDIA's.")
-    there = {each.gpu: each for each in all_shipped() if each.libraries(name)}
-    with_it = {name_: each for name_, each in there.items() if library in (None, *each.libraries(name))}
-    like = nearest(spec, with_it or there, "experts are")
-    chosen = there[like.name].library(name, library)
-    if (chosen, dtype) in EXPERTS_NOT_TRANSFERRED and not have_same_kernels(spec, like):
+    chosen, like = calibration.library(name, library), spec if is_own else find_gpu(calibration.gpu)
+    if not is_own and (chosen, dtype) in EXPERTS_NOT_TRANSFERRED and not have_same_kernels(spec, like):
         raise UserError(f"{chosen}'s experts in {dtype} were not measured on {spec.name}: ask for fp8_block or trtllm.")
-    return ExpertLaw(spec, like, chosen, dtype, there[like.name].block(f"{name}.{chosen}"))
+    return ExpertLaw(spec, like, chosen, dtype, calibration.block(f"{name}.{chosen}"))
 
 
 def grouped_gemm_time(
@@ -453,7 +447,7 @@ def grouped_gemm_time(
         ep: ranks that the experts are split over.
         tp: ranks that each expert is split over.
         balance: "balanced", or "power_law_1.01" or "power_law_1.2" for loads of experts of that density.
-        gated: whether up has a gate beside it, so three products and not two.
+        gated: whether up has a gate next to it, so three products and not two.
         backward: backward's time instead, which was never measured: twice forward's products and routing, in an
             interval that is wider by an allowance.
         library: trtllm, sglang or vllm; by default the first of them that was measured.

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.links import network as named_network
-from pyperf_suite.planner.laws.band import Band
+from pyperf_suite.planner.laws.calibration import Band
 
 Floats = NDArray[np.float64]
 # Every rank's blocks go to every other, so no rank relays what another sends over the network.
@@ -152,6 +152,6 @@ def through_points(
         too_slow = seconds_at(sizes[-1:], float(np.exp(middle)))[0] > measured[-1]
         low, high = (middle, high) if too_slow else (low, middle)
     rate = float(np.exp(high))
-    missed = np.log(measured / seconds_at(sizes, rate))
-    off = np.interp(np.log(np.maximum(size, 1.0)), np.log(sizes), missed)
+    log_residual = np.log(measured / seconds_at(sizes, rate))
+    off = np.interp(np.log(np.maximum(size, 1.0)), np.log(sizes), log_residual)
     return np.asarray(seconds_at(size, rate) * np.exp(off))

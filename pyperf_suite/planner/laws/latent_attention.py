@@ -7,7 +7,6 @@ kept for all heads; prefill expands it to keys and values.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,21 +16,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.planner.laws.band import DEVIATIONS, Band
-from pyperf_suite.planner.laws.band import NAMES as BAND_NAMES
 from pyperf_suite.planner.laws.calibration import (
+    BAND_NAMES,
+    DEVIATIONS,
     STEPS,
-    Calibration,
+    Band,
     CalibrationBlock,
     Gpu,
     ResidualGrid,
     all_shipped,
     outside,
-    own_calibration,
     spec_of,
 )
 from pyperf_suite.planner.laws.explained import Causes, Explained, validated_sizes
-from pyperf_suite.planner.laws.transfers import latent_deviation, nearest
+from pyperf_suite.planner.laws.transfers import find_law, latent_deviation
 
 Floats = NDArray[np.float64]
 # Names of sizes, and of counted work, with their arrays.
@@ -77,7 +75,7 @@ class SummedLaw:
     grids: tuple[ResidualGrid, ...]
     band: Band
 
-    def missed(self, sizes: Sizes) -> Floats:
+    def log_residual(self, sizes: Sizes) -> Floats:
         """The sum of the grids: log(measured / counted)."""
         total = np.zeros(np.broadcast_shapes(*(size.shape for size in sizes.values())))
         for grid, names in zip(self.grids, GRIDS, strict=True):
@@ -87,16 +85,16 @@ class SummedLaw:
     def explained(self, work: Sizes, sizes: Sizes) -> tuple[Floats, Causes]:
         """Seconds, and by cause; "ideal" is at the data sheet's rate."""
         counted = np.asarray(sum(cost * each for cost, each in zip(self.costs, work.values(), strict=True)))
-        missed = self.missed(sizes)
+        log_residual = self.log_residual(sizes)
 
         def parts() -> dict[str, Floats]:
             found: dict[str, Floats] = {"ideal": np.asarray(work["ideal"])}
             for cost, (name, each) in zip(self.costs, work.items(), strict=True):
                 priced = cost * each - (each if name == "ideal" else 0.0)
                 found[CAUSES[name]] = np.asarray(found.get(CAUSES[name], 0.0) + priced)
-            return {**found, "measured": counted * np.expm1(missed)}
+            return {**found, "measured": counted * np.expm1(log_residual)}
 
-        return counted * np.exp(missed), Causes(parts)
+        return counted * np.exp(log_residual), Causes(parts)
 
 
 # Grids are kept in steps of one byte, of at least so much: finer ones would only not compress.
@@ -147,19 +145,19 @@ MEAN_OF_DEVIATION = 80.0
 
 @dataclass(frozen=True)
 class FoundLaw:
-    """The law that answers for a GPU: of which library, from which block; `apart` is 0 where it is the GPU's own."""
+    """The law that answers for a GPU, its library and block; `transfer_sigma` is 0 where it is the GPU's own."""
 
     law: SummedLaw
     library: str
     block: CalibrationBlock
     error_percent: float
-    apart: float
+    transfer_sigma: float
     origin: str
 
     def interval(self, seconds: Floats) -> tuple[Floats, Floats]:
         """Between which nine of ten measurements lie."""
         low, high = self.law.band.around(seconds)
-        beyond = DEVIATIONS * self.apart
+        beyond = DEVIATIONS * self.transfer_sigma
         low, high = np.minimum(low, seconds), np.maximum(high, seconds)
         return (
             seconds * np.exp(-np.hypot(np.log(seconds / low), beyond)),
@@ -169,7 +167,7 @@ class FoundLaw:
     def answer(self, seconds: Floats, parts: Causes, requested: Sizes) -> Explained:
         """Seconds with the interval around them, and whether the sizes are within what was fitted."""
         low, high = self.interval(seconds)
-        error = float(np.hypot(self.error_percent, MEAN_OF_DEVIATION * self.apart))
+        error = float(np.hypot(self.error_percent, MEAN_OF_DEVIATION * self.transfer_sigma))
         beyond = outside(self.block.fitted_range, requested)
         return Explained(seconds, parts, beyond, error, self.origin, low, high, self.library)
 
@@ -177,7 +175,10 @@ class FoundLaw:
 def law_of(gpu: Gpu, kind: str, library: str | None = None) -> FoundLaw:
     """The law of that kind: the GPU's own, or that of the GPU most like it. Raises UserError without one."""
     spec = spec_of(gpu)
-    own = own_calibration(gpu, LAW) or donor(spec)
+    own, is_own = find_law(gpu, LAW, f"{LAW} is")
+    if not is_own and spec.compute_capability is None:
+        measured = ", ".join(each.gpu for each in all_shipped() if each.has(LAW))
+        raise UserError(f"Nothing like {LAW} on {spec.name} was measured, only on {measured}.")
     if library is not None:
         own.library(LAW, library)
     kinds = {each: own.block(f"{LAW}.{each}").arrays["kinds"].tolist() for each in own.libraries(LAW)}
@@ -188,21 +189,8 @@ def law_of(gpu: Gpu, kind: str, library: str | None = None) -> FoundLaw:
     block = own.block(f"{LAW}.{having[0]}")
     error = float(block.arrays["mape"][block.arrays["kinds"].tolist().index(kind)])
     origin = block.origin if own.gpu == spec.name else f"read off {own.gpu}, fitted to {block.origin}"
-    apart = latent_deviation(spec, find_gpu(own.gpu))
-    return FoundLaw(unpack_law(block, kind), having[0], block, error, apart, origin)
-
-
-@functools.cache
-def donor(spec: GpuSpec) -> Calibration:
-    """The shipped calibration of the GPU most like `spec` with a law of latent attention.
-
-    Raises UserError where there is none, or `spec` is no GPU that CUDA runs on.
-    """
-    shipped = {each.gpu: each for each in all_shipped() if each.libraries(LAW)}
-    measured = ", ".join(sorted(shipped)) or "no GPU"
-    if spec.compute_capability is None:
-        raise UserError(f"Nothing like {LAW} on {spec.name} was measured, only on {measured}.")
-    return shipped[nearest(spec, shipped, f"{LAW} is").name]
+    transfer_sigma = latent_deviation(spec, find_gpu(own.gpu))
+    return FoundLaw(unpack_law(block, kind), having[0], block, error, transfer_sigma, origin)
 
 
 def latent_sizes(batch: Floats, seq_q: Floats, seq_k: Floats, heads: Floats) -> Sizes:

@@ -6,6 +6,7 @@ answer in the place of a calibration.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -36,6 +37,8 @@ from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.latent_attention import mla_time
 from pyperf_suite.planner.laws.roofline import memory_bound_time
 
+# Dtypes of products that nothing is computed wider than.
+WIDE = ("fp16", "bf16", "tf32", "fp32")
 # The smallest that there are, sizes of models, odd ones, and the largest that was fitted.
 PRODUCTS = np.array(list(product((1, 96, 4097, 32768), (32, 50257, 65536), (32, 1000, 65536))), dtype=np.int64).T
 BYTES = np.array([1 << 9, 10_000, 1 << 20, 1 << 26, 1 << 34], dtype=np.int64)
@@ -82,8 +85,7 @@ class Prices:
     @property
     def wide(self) -> Prices:
         """The same in 16 bits: what stays in them where layers are computed in fewer."""
-        narrow = self.dtype not in ("fp16", "bf16", "tf32", "fp32")
-        return replace(self, dtype="bf16") if narrow else self
+        return self if self.dtype in WIDE else replace(self, dtype="bf16")
 
     def gemm(self, layout: str, m: Count, n: Count, k: Count) -> Explained:
         return gemm_time(self.gpu, m, n, k, self.dtype, layout, self.mode, self.library)
@@ -148,7 +150,7 @@ def _scaled(price: Explained, times: Any, times_low: Any, times_high: Any) -> Ex
 class ChangedPrices:
     """Another price list, each price changed on its way.
 
-    `errors` collects the stated error of each law that was asked, in % (None if nothing was held out), `origins` the
+    `errors` collects the stated error of each law that was called, in % (None if nothing was held out), `origins` the
     measurements behind them.
     """
 
@@ -156,6 +158,16 @@ class ChangedPrices:
         self.prices = prices
         self.errors: dict[str, float | None] = {}
         self.origins: dict[str, None] = {}
+
+    @property
+    def wide(self) -> ChangedPrices:
+        """The same change of the prices in 16 bits; errors and origins are collected together."""
+        prices: KernelPrices = getattr(self.prices, "wide", self.prices)
+        if prices is self.prices:
+            return self
+        wide = copy.copy(self)
+        wide.prices = prices
+        return wide
 
     def changed(self, law: str, price: Explained) -> Explained:
         """What a method of the price list answers in place of this price."""
@@ -200,12 +212,6 @@ LAW_NAMES = {
 
 class UnseenPrices(ChangedPrices):
     """The same prices where a law extrapolates, and 0 elsewhere: an iteration of them is its extrapolated share."""
-
-    @property
-    def wide(self) -> UnseenPrices:
-        wide = UnseenPrices(getattr(self.prices, "wide", self.prices))
-        wide.errors, wide.origins = self.errors, self.origins
-        return wide
 
     def changed(self, law: str, price: Explained) -> Explained:
         if law == "collective" and not np.any(np.asarray(price.seconds) > 0):

@@ -5,7 +5,6 @@ Norms, activations, optimizers and products of few rows are of this kind; what t
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -14,21 +13,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.planner.laws.band import Band
-from pyperf_suite.planner.laws.calibration import (
-    Calibration,
-    CalibrationBlock,
-    Gpu,
-    shipped_calibration,
-    shipped_with,
-    spec_of,
-)
+from pyperf_suite.planner.laws.calibration import Band, CalibrationBlock, Gpu, spec_of
 from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.transfers import (
     MEMORY_OF_OTHER_KERNELS,
     MEMORY_OF_SAME_KERNELS,
     MEMORY_PERCENT_OF_OTHER_KERNELS,
     MEMORY_PERCENT_OF_SAME_KERNELS,
+    find_law,
     have_same_kernels,
     nearest,
 )
@@ -81,7 +73,10 @@ def memory_bound_time(gpu: Gpu, nbytes: ArrayLike) -> Explained:
         UserError: an unknown GPU, or bytes that are negative or not finite.
     """
     spec = spec_of(gpu)
-    law = unpack_law(gpu.block(BLOCK)) if isinstance(gpu, Calibration) and BLOCK in gpu.blocks else _shipped_law(spec)
+    calibration, is_own = find_law(gpu, BLOCK, "memory is", "")
+    law = unpack_law(calibration.block(BLOCK))
+    if not is_own:
+        law = transferred_law(spec, {calibration.gpu: law})
     size = np.asarray(nbytes, dtype=np.float64)
     if not np.all(np.isfinite(size) & (size >= 0)):
         raise UserError(f"An operator cannot move {np.min(size):g} bytes: give 0 bytes or more.")
@@ -113,11 +108,3 @@ def transferred_law(gpu: GpuSpec, known: Mapping[str, MemoryLaw]) -> MemoryLaw:
         transferred=True,
         band=MEMORY_OF_SAME_KERNELS if same else MEMORY_OF_OTHER_KERNELS,
     )
-
-
-@functools.cache
-def _shipped_law(gpu: GpuSpec) -> MemoryLaw:
-    calibration = shipped_calibration(gpu.name)
-    if calibration is not None and BLOCK in calibration.blocks:
-        return unpack_law(calibration.block(BLOCK))
-    return transferred_law(gpu, {name: unpack_law(block) for name, block in shipped_with(BLOCK).items()})

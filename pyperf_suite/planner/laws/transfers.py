@@ -1,4 +1,4 @@
-"""Laws read off another GPU: which one answers for a GPU without tables, and how wide the interval is then.
+"""Which calibration's law answers for a GPU: its own, or the nearest one's, and how wide the interval is then.
 
 One rule for all laws: first a GPU with the same kernels, then one with the same kind of memory, then the nearest in the
 rate that the law follows. The widths are what leaving whole GPUs of the tables out showed, law by law.
@@ -12,10 +12,37 @@ import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.planner.laws.band import Band
+from pyperf_suite.planner.laws.calibration import Band, Calibration, Gpu, all_shipped, shipped_calibration, spec_of
 
 # An interval: the 5th and the 95th percentile of log(measured / predicted), and the median error in %.
 Interval = tuple[float, float, float]
+
+
+def find_law(
+    gpu: Gpu,
+    law: str,
+    subject: str,
+    library: str | None = None,
+    rate: Callable[[GpuSpec], float] = lambda gpu: gpu.memory_bytes_per_s,
+    link: Callable[[GpuSpec], bool] | None = None,
+) -> tuple[Calibration, bool]:
+    """The calibration whose `law` answers for a GPU, and whether it is the GPU's own.
+
+    First the calibration given, then the one shipped for the GPU, of whatever library; else that of the nearest GPU
+    which has the law, of `library` if any has it. The library "" is that of a law which is of none. `subject`, `rate`
+    and `link` are those of `nearest`. Raises UserError for an unknown GPU, and where no calibration has the law.
+    """
+    spec = spec_of(gpu)
+    given, shipped = gpu if isinstance(gpu, Calibration) else None, shipped_calibration(spec.name)
+    # A GPU that was given another link than its maker's is read off whoever has one like that.
+    as_made = link is None or spec.link_bytes_per_s == find_gpu(spec.name).link_bytes_per_s
+    any_library = "" if library == "" else None
+    for own in (given, shipped if as_made else None):
+        if own is not None and own.has(law, any_library):
+            return own, True
+    of_any = {each.gpu: each for each in all_shipped() if each.has(law, any_library)}
+    known = {name: each for name, each in of_any.items() if each.has(law, library)} or of_any
+    return known[nearest(spec, known, subject, rate, link).name], False
 
 
 def nearest(
@@ -25,7 +52,7 @@ def nearest(
     rate: Callable[[GpuSpec], float] = lambda gpu: gpu.memory_bytes_per_s,
     link: Callable[[GpuSpec], bool] | None = None,
 ) -> GpuSpec:
-    """Of GPUs known by name the one whose law `spec` has; of equals the first by name.
+    """Of GPUs known by name the nearest one, whose law `spec` takes; of equals the first by name.
 
     Only collectives have a `link`, which has to be of the same kind before all else. Raises UserError if none is known;
     `law` says of what, as in "memory is".

@@ -18,7 +18,8 @@ from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute
 from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.training.framework import DTYPES, FRAMEWORKS, check_framework, usual_framework
 from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY, Host, check_offload, usual_host
-from pyperf_suite.planner.laws.training.step import UNITS_OF, ParallelPlan
+from pyperf_suite.planner.laws.training.plan import ParallelPlan, as_published
+from pyperf_suite.planner.laws.training.step import UNITS_OF
 
 Column = NDArray[np.int64]
 
@@ -56,7 +57,6 @@ RUNS: Mapping[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
 }
 # DeepSpeed's pipeline engine refuses more (deepspeed/runtime/pipe/engine.py).
 DEEPSPEED_PIPELINE_STAGE = 1
-HOPPER = 9
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Training:
             if not 0 <= getattr(self, name) < self.model.layers:
                 raise UserError(
                     f"--{name.replace('_', '-')} has to lie between 1 and {self.model.layers - 1}, for the model has "
-                    f"{self.model.layers} layers, but {getattr(self, name)} was asked for."
+                    f"{self.model.layers} layers, but {getattr(self, name)} was requested."
                 )
         if self.framework is not None:
             check_framework(self.framework)
@@ -151,7 +151,7 @@ class Training:
         return self.layers_first or each, each if pipeline > 2 else 0, self.layers_last or each
 
     def dtype_on(self, gpu: GpuSpec) -> str:
-        """What products in layers are computed in: what was asked for, else bf16, and before Ampere fp16."""
+        """What products in layers are computed in: what was requested, else bf16, and before Ampere fp16."""
         return self.dtype or ("bf16" if "bf16" in gpu.peak_flop_per_s else "fp16")
 
     def peak_on(self, gpu: GpuSpec) -> float:
@@ -223,26 +223,20 @@ def plan_of(
     framework: str,
     offload: Offload = "none",
 ) -> ParallelPlan:
-    """The laws' plan of layouts that recompute and offload alike and run on one framework.
-
-    What nobody states is as in the published runs that the constants were found on: gradients that ZeRO scatters are of
-    32 bits but in DeepSpeed, Megatron hides TP's exchange behind products from Hopper on.
-    """
-    wide = np.where(np.asarray(columns["zero_stage"]) > 0, 2 if framework == "deepspeed" else 4, 2)
-    hides = framework == "megatron" and (cluster.gpu.compute_capability or (0, 0))[0] >= HOPPER
-    return ParallelPlan(
+    """The laws' plan of layouts that recompute and offload the same and run on one framework."""
+    plan = ParallelPlan(
         training.global_batch, columns["micro_batch"], training.seq, columns["tensor"], columns["data"],
-        columns["pipeline"], recompute, training.fused_attention, training.overlap, wide if wide.ndim else int(wide),
+        columns["pipeline"], recompute, training.fused_attention, training.overlap,
         ranks_per_node=cluster.gpus_per_node, chunks=columns["chunks"], context=columns["context"],
         expert=columns["expert"], zero_stage=columns["zero_stage"], sequence_parallel=training.sequence_parallel,
-        dtype=training.dtype_on(cluster.gpu), framework=framework, overlap_tensor=training.overlap and hides,
-        uneven_stages=True, first_layers=training.layers_first, last_layers=training.layers_last,
-        offload=offload, host=cluster.hosted,
+        dtype=training.dtype_on(cluster.gpu), framework=framework, uneven_stages=True,
+        first_layers=training.layers_first, last_layers=training.layers_last, offload=offload, host=cluster.hosted,
     )  # fmt: skip
+    return as_published(plan, cluster.gpu)
 
 
 def frameworks_of(training: Training, columns: Mapping[str, Column]) -> NDArray[np.intp]:
-    """The framework of each layout, as its place in FRAMEWORKS: the one asked for, or its usual one."""
+    """The framework of each layout, as its place in FRAMEWORKS: the one requested, or its usual one."""
     names = [[training.framework or usual_framework(stage, offload) for offload in OFFLOADS]
              for stage in range(LAST_STAGE + 1)]  # fmt: skip
     places = np.array([[[str(each) for each in FRAMEWORKS].index(name) for name in row] for row in names])
@@ -440,4 +434,4 @@ def check_range(name: str, value: int) -> None:
     """Raise UserError for a number of LARGEST that is below 1 or larger."""
     if not 1 <= value <= LARGEST[name]:
         option = f"--{name.replace('_', '-')}"
-        raise UserError(f"{option} has to lie between 1 and {LARGEST[name]}, but {value} was asked for.")
+        raise UserError(f"{option} has to lie between 1 and {LARGEST[name]}, but {value} was requested.")

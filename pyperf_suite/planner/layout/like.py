@@ -1,6 +1,6 @@
 """Scaling by analogy: a training's time from a measured one's, by the law's ratio between the two.
 
-What the law has wrong of both alike cancels in the ratio.
+What the law has wrong of both equally cancels in the ratio.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ GPUS_PER_NODE = 8
 
 @dataclass(frozen=True)
 class Analogy:
-    """A measured run, what is asked for, and the law's predictions of both."""
+    """A measured run, what is requested, and the law's predictions of both."""
 
     run: TrainingRun
     requested: TrainingRun
     of_run: Explained
-    of_asked: Explained
+    of_request: Explained
 
     @property
     def factor(self) -> float:
@@ -48,8 +48,8 @@ class Analogy:
 
     @property
     def seconds(self) -> float:
-        """Of an iteration as asked for."""
-        return self.factor * float(self.of_asked.seconds)
+        """Of an iteration as requested."""
+        return self.factor * float(self.of_request.seconds)
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -61,13 +61,13 @@ class Analogy:
             self.requested.plan,
         )
         wide = 0.0 if same else SPREAD_OF_EXPERTS if experts else SPREAD
-        wide *= WIDER_ELSEWHERE if self.of_run.extrapolated or self.of_asked.extrapolated else 1.0
+        wide *= WIDER_ELSEWHERE if self.of_run.extrapolated or self.of_request.extrapolated else 1.0
         return self.seconds * math.exp(-wide), self.seconds * math.exp(wide)
 
     @property
     def parts(self) -> list[tuple[str, float, float]]:
-        """By name, seconds of the measured run and of what is asked for; each times the factor."""
-        here, there = self.of_run.parts, self.of_asked.parts
+        """By name, seconds of the measured run and of what is requested; each times the factor."""
+        here, there = self.of_run.parts, self.of_request.parts
         found = [(name, self.factor * float(here.get(name, 0.0)), self.factor * float(there[name])) for name in there]
         return [each for each in found if max(each[1:]) > 0]
 
@@ -171,7 +171,7 @@ def findings_of_analogy(found: Analogy, notes: Sequence[str] = ()) -> Findings:
     assumed = (f"The run does not say all: {what} was assumed." for what in run.assumed)
     return findings(
         remark(
-            "{time} an iteration (nine of ten pairs of published runs within {low} to {high} s), {tokens} tokens a "
+            "{time} an iteration (90 % interval {low} to {high} s, by pairs of published runs), {tokens} tokens a "
             "second on {layout}; {verdict}.",
             kind="predicted",
             time=Quantity(found.seconds, "duration", predicted=True),
@@ -183,14 +183,14 @@ def findings_of_analogy(found: Analogy, notes: Sequence[str] = ()) -> Findings:
         ),
         remark(
             "Scaled from {name} of {source}, measured at {time} on {layout}. The law says {law} of it, so each part is "
-            "taken {factor} times; from there to what is asked for it says {ratio} times as long.",
+            "taken {factor} times; from there to what is requested it says {ratio} times as long.",
             name=run.name or "the run",
             source=run.source or "the file",
             time=Quantity(float(run.seconds or 0.0), "duration"),
             layout=_written(run),
             law=Quantity(float(found.of_run.seconds), "duration", predicted=True),
             factor=f"{found.factor:.3g}",
-            ratio=f"{float(found.of_asked.seconds / found.of_run.seconds):.3g}",
+            ratio=f"{float(found.of_request.seconds / found.of_run.seconds):.3g}",
         ),
         (remark(note, kind="caution") for note in (*assumed, *notes)),
         table(
@@ -198,7 +198,7 @@ def findings_of_analogy(found: Analogy, notes: Sequence[str] = ()) -> Findings:
             (
                 Column("part", lambda row: row[0], priority=2),
                 Column("measured run", lambda row: row[1], "duration"),
-                Column("asked for", lambda row: row[2], "duration", priority=2),
+                Column("requested", lambda row: row[2], "duration", priority=2),
                 Column("times as long", lambda row: row[2] / row[1] if row[1] else None),
             ),
             found.parts,

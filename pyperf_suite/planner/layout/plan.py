@@ -32,7 +32,8 @@ from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.prices import UnseenPrices
 from pyperf_suite.planner.laws.training.framework import FRAMEWORKS, FoundConstants, found_constants
 from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY
-from pyperf_suite.planner.laws.training.step import ParallelPlan, error_percent_of, prices_of, step_time
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
+from pyperf_suite.planner.laws.training.step import error_percent_of, prices_of, step_time
 from pyperf_suite.planner.layout.grid import (
     NAMED,
     SPLIT,
@@ -61,7 +62,7 @@ RULE_SHARE = 0.75
 # "Well above" in numbers: then the bubble is at most a quarter of the computation, (p − 1)/m.
 WELL_ABOVE = 4
 # Layouts whose times differ by less are as fast as each other: the repeatability of measured iterations.
-ALIKE = 0.01
+SAME_TIME = 0.01
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,7 @@ def memory_of(training: Training, cluster: Cluster, grid: Grid) -> dict[str, NDA
         # A fused kernel keeps no scores, whatever else is kept.
         fused = plan.fused_attention and plan.recompute == "nothing"
         need = training_memory(
-            training.model, plan.micro_batch, plan.seq, plan.piece.sharding, data_ranks=plan.shards,
+            training.model, plan.micro_batch, plan.seq, plan.sharding, data_ranks=plan.shards,
             zero_stage=plan.zero_stage, stages=plan.pipeline, recompute="attention" if fused else plan.recompute,
             chunks=plan.chunks, micro_batches=plan.micro_batches, context=plan.context, stage_layers=layers,
             offload=plan.offload,
@@ -292,7 +293,7 @@ def memory_of(training: Training, cluster: Cluster, grid: Grid) -> dict[str, NDA
 
 
 def _plans(training: Training, cluster: Cluster, grid: Grid) -> Iterator[tuple[NDArray[np.intp], ParallelPlan]]:
-    """Places of the layouts that recompute and offload alike on one framework, and their plan."""
+    """Places of the layouts that recompute and offload the same on one framework, and their plan."""
     frameworks = frameworks_of(training, grid.columns)
     given = training.layers_first or training.layers_last
     stages = grid.columns["pipeline"] if given else np.zeros(len(grid), dtype=np.int64)
@@ -317,7 +318,7 @@ def _refuse(found: Planned, whole: Planned) -> None:
         f"({least.over_bytes:.0f} bytes) more than the {usable / 2**30:.1f} GiB that are usable"
     )
     if whole is not found:
-        wrong = f"No layout as asked for fits: {wrong}"
+        wrong = f"No layout as requested fits: {wrong}"
         if len(whole.ranked):
             same = [whole.grid.columns[name] == column[place] for name, column in found.grid.columns.items()]
             near = whole.nearest_that_fits(int(np.flatnonzero(np.all(same, axis=0))[0]))
@@ -368,7 +369,7 @@ class LayoutRule:
         """Whether keeping it costs nothing; None if there is nothing to compare."""
         if self.kept is None:
             return None if self.broken is None else False
-        return None if self.broken is None else self.kept.seconds <= (1 + ALIKE) * self.broken.seconds
+        return None if self.broken is None else self.kept.seconds <= (1 + SAME_TIME) * self.broken.seconds
 
     @property
     def gain(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Asked of layouts beyond the fastest: a given one, two compared, how many GPUs, what it costs, the network needed."""
+"""Layouts beyond the fastest: a given one, two compared, how many GPUs, what it costs, the network needed."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ KEYS = {
 }
 CHECKS = {"recompute": check_recompute, "offload": check_offload}
 # Of 1259 pairs of published layouts of one model on as many GPUs, predicted by constants that saw no run of the model,
-# the share told in the right order, by how far apart they were told to be, as a logarithm. With experts (27 pairs)
-# errors lie 2.8 times as far apart.
-TOLD_APART = (0.0, 0.01, 0.037, 0.077, 0.14, 0.31)
-TOLD_RIGHT = (0.5, 0.57, 0.73, 0.78, 0.82, 0.97)
+# the share predicted in the right order, by how far apart they were predicted to be, as a logarithm. With experts (27
+# pairs) errors lie 2.8 times as far apart.
+PREDICTED_LOG_RATIOS = (0.0, 0.01, 0.037, 0.077, 0.14, 0.31)
+SHARES_RIGHT = (0.5, 0.57, 0.73, 0.78, 0.82, 0.97)
 WIDER_WITH_EXPERTS = 2.8
 DAY_S, HOUR_S = 86400.0, 3600.0
 # A network is enough where an endless one would save less than this.
@@ -109,7 +109,7 @@ def exactly(training: Training, cluster: Cluster, laws: GpuSpec | Calibration, l
     grid = Grid({name: np.array([value]) for name, value in values.items()}, {})
     framework = training.framework or usual_framework(layout.zero_stage, layout.offload)
     if layout.zero_stage > 3:
-        raise UserError(f"ZeRO has stages 0 to 3, but {layout.zero_stage} was asked for.")
+        raise UserError(f"ZeRO has stages 0 to 3, but {layout.zero_stage} was requested.")
     training = replace(training, offloads=(layout.offload,))
     if not runs(framework, grid.columns)[0]:
         why = "" if layout.offload == "none" else " (optimizer states leave the GPU from ZeRO 1 on, parameters with 3)"
@@ -129,16 +129,16 @@ def exactly(training: Training, cluster: Cluster, laws: GpuSpec | Calibration, l
 
 
 def surely_faster(training: Training, first: PredictedLayout, second: PredictedLayout) -> float:
-    """The share of such pairs in which the first of two layouts takes less than the second."""
+    """How sure it is that the first of two layouts takes less time: the share of such pairs of published runs."""
     apart = math.log(second.seconds / first.seconds)
     wider = WIDER_WITH_EXPERTS if training.model.experts > 1 else 1.0
-    right = float(np.interp(abs(apart) / wider, TOLD_APART, TOLD_RIGHT))
+    right = float(np.interp(abs(apart) / wider, PREDICTED_LOG_RATIOS, SHARES_RIGHT))
     return right if apart >= 0 else 1 - right
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a training is to take: `tokens` in all, in `days`, on GPUs at `price` dollars an hour; None if not asked.
+    """What a training is to take: `tokens`, in `days`, on GPUs at `price` dollars an hour; None if not requested.
 
     `power` is what a GPU was measured to draw, None if it was not.
     """
@@ -152,7 +152,7 @@ class Budget:
         limits = {"--tokens": (self.tokens, 1e18), "--target-days": (self.days, 36500.0), "--price": (self.price, 1e6)}
         for option, (value, most) in limits.items():
             if value is not None and not 0 < value <= most:
-                raise UserError(f"{option} has to lie above 0 and up to {most:g}, but {value:g} was asked for.")
+                raise UserError(f"{option} has to lie above 0 and up to {most:g}, but {value:g} was requested.")
         if self.days is not None and self.tokens is None:
             raise UserError("--target-days says when, but not how much is trained on: add --tokens, as in 2e12.")
 

@@ -160,7 +160,7 @@ def interval_of(predicted: PredictedLayout) -> str:
     """In words, empty where it is not known."""
     if np.isnan(predicted.low):
         return ""
-    return f" (nine of ten runs within {predicted.low:.3g} to {predicted.high:.3g} s)"
+    return f" (90 % interval {predicted.low:.3g} to {predicted.high:.3g} s)"
 
 
 def _choice(planned: Planned) -> Remark:
@@ -184,19 +184,16 @@ def _network(planned: Planned) -> Remark | None:
     cluster, network = planned.cluster, planned.cluster.network or planned.usual.constants.network
     if cluster.gpus <= cluster.gpus_per_node:
         return None
+    how = "during computation where possible" if planned.training.overlap else "after computation"
     if isinstance(network, tuple):
-        return remark(
-            "Between nodes collectives take as long as the {count} measured points say; gradients and parameters are "
-            "sent {how}.",
-            count=len(network),
-            how="during computation where possible" if planned.training.overlap else "after computation",
-        )
+        points = "Between nodes collectives take as long as the {count} measured points say; "
+        return remark(points + "gradients and parameters are sent {how}.", count=len(network), how=how)
     return remark(
         "Between nodes a GPU is assumed to send {rate} in one direction{whose} (--network names another); "
         "gradients and gathered parameters are sent {how}.",
         rate=Quantity(network or usual_network_bytes_per_s(cluster.gpu), "GB/s"),
         whose="" if network else ", the peak of what its maker's servers have",
-        how="during computation where possible" if planned.training.overlap else "after computation",
+        how=how,
     )
 
 
@@ -257,15 +254,11 @@ def outcome_of(planned: Planned, predicted: PredictedLayout, budget: Budget) -> 
     """Days and dollars, each with its ends."""
     gpus, tokens = planned.cluster.gpus, planned.training.global_batch * planned.training.seq
     each_s = [seconds / tokens for seconds in ends_of(predicted)]
-    return {
-        **({"days": [budget.days_of(each) for each in each_s]} if budget.tokens else {}),
-        **({"dollars_a_billion_tokens": [budget.cost_of(gpus, each, 1e9) for each in each_s]} if budget.price else {}),
-        **(
-            {"dollars": [budget.cost_of(gpus, each, budget.tokens) for each in each_s]}
-            if budget.price and budget.tokens
-            else {}
-        ),
-    }
+    found: dict[str, Any] = {"days": [budget.days_of(each) for each in each_s]} if budget.tokens else {}
+    for name, count in (("dollars_a_billion_tokens", 1e9), ("dollars", budget.tokens)) if budget.price else ():
+        if count:
+            found[name] = [budget.cost_of(gpus, each, count) for each in each_s]
+    return found
 
 
 def budgeted(planned: Planned, predicted: PredictedLayout, budget: Budget) -> Iterator[Remark]:
@@ -319,7 +312,7 @@ def compared(training: Training, first: PredictedLayout, second: PredictedLayout
     chance = surely_faster(training, first, second)
     faster, slower, name = (first, second, "A") if chance >= 0.5 else (second, first, "B")
     return remark(
-        "{name} is faster by {gain}, which is right in {chance} of such pairs: {layout}.",
+        "{name} is faster by {gain}, confidence {chance}: {layout}.",
         kind="predicted",
         name=name,
         gain=Quantity(1 - faster.seconds / slower.seconds, "%", predicted=True),

@@ -217,7 +217,7 @@ def analyse(rows: Rows) -> Findings:
     if not rows:
         return Findings()
     kinds = grouped(sorted(rows, key=lambda row: (row.operator, row.dtype)), kind_of)
-    rates = [told_rates(kind, members) for kind, members in kinds.items()]
+    rates = [rate_remark(kind, members) for kind, members in kinds.items()]
     gpu = gpu_of(rows.records[0].identity)
     if gpu is None:
         none = "No law is shipped for this device: these rates are all there is to say"
@@ -235,7 +235,7 @@ def analyse(rows: Rows) -> Findings:
     advice = "`pyperf-suite calibrate` fits the laws to these records and states the error on held-out ones"
     return findings(
         rates,
-        (told_error(gpu.name, kind, [*map(ratio, members)]) for kind, members in grouped(known, kind_of).items()),
+        (error_remark(gpu.name, kind, [*map(ratio, members)]) for kind, members in grouped(known, kind_of).items()),
         refused.values(),
         remark(advice) if known else None,
         table("Where the shipped laws miss most", COLUMNS, worst[:MOST_ROWS]),
@@ -248,11 +248,11 @@ def ratio(row: Row) -> float:
 
 
 def kind_of(row: Row) -> str:
-    """What a law is asked for together: `bfloat16 products`."""
+    """What a law is requested together: `bfloat16 products`."""
     return f"{row.dtype} {'products' if row.operator == 'matmul' else 'attentions'}"
 
 
-def told_rates(kind: str, rows: Sequence[Row]) -> Remark:
+def rate_remark(kind: str, rows: Sequence[Row]) -> Remark:
     """Between which rates the rows of a kind lie."""
     rates = [row.flop_per_s for row in rows]
     reported = {"least": min(rates), "most": max(rates), "median": statistics.median(rates)}
@@ -261,7 +261,7 @@ def told_rates(kind: str, rows: Sequence[Row]) -> Remark:
     return remark(template, count=len(rows), kind_of=kind, **quantities)
 
 
-def told_error(gpu: str, kind: str, ratios: Sequence[float]) -> Remark:
+def error_remark(gpu: str, kind: str, ratios: Sequence[float]) -> Remark:
     """How far the shipped law is off, and to which side."""
     errors = [abs(ratio - 1) for ratio in ratios]
     return remark(

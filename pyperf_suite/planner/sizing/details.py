@@ -212,13 +212,13 @@ def heat_maps(setting: Setting, prices: KernelPrices, gpu: str, reach: float) ->
         Figure(
             name="sizing_hidden_heads",
             title=f"Hidden and {of_heads} on {gpu}",
-            caption=f"Predicted; {rest}, everything else as asked. Grey: no such model. {_best(by_heads)}",
+            caption=f"Predicted; {rest}, everything else as given. Grey: no such model. {_best(by_heads)}",
             rows=((by_heads,),),
         ),
         Figure(
             name="sizing_ffn_micro_batch",
             title=f"Width of the MLP and micro-batch on {gpu}",
-            caption=f"Predicted; everything else as asked. Memory is not considered here. {_best(by_batch)}",
+            caption=f"Predicted; everything else as given. Memory is not considered here. {_best(by_batch)}",
             rows=((by_batch,),),
         ),
     )
@@ -229,7 +229,7 @@ def _best(heat_map: HeatMap) -> str:
     values = np.array(heat_map.values)
     row, column = np.unravel_index(int(np.nanargmax(values)), values.shape)
     size = f"{heat_map.y_label} {heat_map.y[row]}, {heat_map.x_label} {heat_map.x[column]}"
-    return f"Framed black: as asked; green: the fastest, {size} ({values[row, column]:.3g} ×)."
+    return f"Framed black: as given; green: the fastest, {size} ({values[row, column]:.3g} ×)."
 
 
 def _heat_map(
@@ -257,7 +257,7 @@ def _heat_map(
         title="",
         x_label=x_label,
         y_label=y_label,
-        value_label="speed relative to the model as asked",
+        value_label="speed relative to the model as given",
         x=tuple(x),
         y=tuple(y),
         values=tuple(tuple(row) for row in values.tolist()),

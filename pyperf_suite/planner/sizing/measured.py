@@ -24,9 +24,11 @@ from pyperf_suite.hardware.machine import identity
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.estimates import Ratio, ratio_over_processes
 from pyperf_suite.planner.laws.explained import KernelPrices
+from pyperf_suite.planner.laws.prices import WIDE
+from pyperf_suite.planner.laws.training.layer_work import KernelCall
 from pyperf_suite.planner.probes.calibration import DTYPE_OF_OPERATOR
 from pyperf_suite.planner.sizing.search import Candidate, Search
-from pyperf_suite.planner.sizing.step import Part, Setting, parts_of, price, shapes_of
+from pyperf_suite.planner.sizing.step import Setting, parts_of, price, shapes_of
 from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
 from pyperf_suite.runner.profiles import Profile
 from pyperf_suite.runner.record import Case, Record
@@ -125,7 +127,7 @@ def name_of(candidate: Candidate) -> str:
 
 
 def require_gpu(requested: GpuSpec, device: Device) -> None:
-    """Raise UserError if the device is not the GPU that sizes were asked for."""
+    """Raise UserError if the device is not the GPU that sizes were requested."""
     here = identity(device).fields
     if device.kind == "cuda":
         try:
@@ -135,7 +137,7 @@ def require_gpu(requested: GpuSpec, device: Device) -> None:
             pass  # not in the catalogue, so it is another one
     what = "name that GPU" if device.kind == "cuda" else "run it where that GPU is"
     raise UserError(
-        f"Measuring on {requested.name} was asked for, but here is {device}, {here['model']}: leave --measure out, or "
+        f"Measuring on {requested.name} was requested, but here is {device}, {here['model']}: leave --measure out, or "
         f"{what}."
     )
 
@@ -257,7 +259,7 @@ def _launches(settings: Sequence[Setting], prices: KernelPrices, device: Device)
                 yield _Launch(place, case, float(calls[place]) * setting.tp / setting.tokens, float(seconds[place]))
 
 
-def _cases(part: Part, settings: Sequence[Setting], device: Device) -> list[Case | None]:
+def _cases(part: KernelCall, settings: Sequence[Setting], device: Device) -> list[Case | None]:
     """What measures a part, one case a setting; None for work of several devices or kernels, or with a window."""
     if part.law not in ("gemm", "attention") or (part.law == "attention" and np.any(part.sizes[-1])):
         return [None] * len(settings)
@@ -265,10 +267,12 @@ def _cases(part: Part, settings: Sequence[Setting], device: Device) -> list[Case
     return [_case(part, row, setting.dtype, device) for setting, row in zip(settings, rows, strict=True)]
 
 
-def _case(part: Part, sizes: Sequence[int], dtype: str, device: Device) -> Case:
+def _case(part: KernelCall, sizes: Sequence[int], dtype: str, device: Device) -> Case:
     """A part's work at given sizes as the library does it; attention is in 16 bits also where products are in 8."""
     workers = cpu.detect().usable_cores if device.kind == "cpu" else 1
     product, attention = LIBRARY[device.kind]
+    if part.wide and dtype not in WIDE:
+        dtype = "bf16"
     if part.law == "gemm":
         m, n, k = sizes
         schedule, (layout,) = Schedule("library", workers), part.fixed

@@ -14,8 +14,7 @@ from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
 from pyperf_suite.planner.laws.explained import IDEAL, Explained, KernelPrices, legend
 from pyperf_suite.planner.laws.prices import Prices
-from pyperf_suite.planner.laws.training.framework import found_constants
-from pyperf_suite.planner.laws.training.step import step_time
+from pyperf_suite.planner.laws.training.step import constants_of, step_time
 from pyperf_suite.planner.power import MeasuredPower, power_of
 from pyperf_suite.planner.sizing.details import SizeCheck, TimeBreakdown, checks, heat_maps, saved, spent_by
 from pyperf_suite.planner.sizing.search import REPEATABILITY, Bounds, Candidate, Search, search
@@ -86,9 +85,9 @@ def sizing(
     notes: Sequence[str] = (),
 ) -> Sizing:
     """Work it all out. `bounds.memory_bytes` is what may be used of each GPU."""
-    gpu, constants = spec_of(laws), found_constants(laws).constants
-    alone = prices or Prices(laws, setting.dtype)
-    prices = StepPrices(alone, constants)
+    gpu = spec_of(laws)
+    plan, alone = setting.plan_on(gpu), prices or Prices(laws, setting.dtype)
+    prices = StepPrices(alone, constants_of(laws, plan).constants, plan)
     found = search(setting, bounds, prices)
     proposed = [*found.pareto, *found.alone.values()]
     present, *others = spent_by([setting, *(candidate.setting for candidate in proposed)], prices)
@@ -96,7 +95,7 @@ def sizing(
     return Sizing(
         gpu,
         setting,
-        step_time(laws, setting.model, setting.plan, constants, alone),
+        step_time(laws, setting.model, plan, prices=alone),
         tuple(present),
         tuple(checks(setting, prices, found.memory_limit_bytes)),
         found,

@@ -19,19 +19,12 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError, offer
 from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.laws.tiling import round_up
-from pyperf_suite.laws.training.memory import training_memory
+from pyperf_suite.laws.training.memory import LAST_STAGE, training_memory
 from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid
 from pyperf_suite.planner.laws.attention import WIDTHS
 from pyperf_suite.planner.laws.explained import KernelPrices
-from pyperf_suite.planner.sizing.step import (
-    Part,
-    Setting,
-    Shapes,
-    parts_of,
-    price,
-    shapes_of,
-    width_of_mlp,
-)
+from pyperf_suite.planner.laws.training.layer_work import KernelCall
+from pyperf_suite.planner.sizing.step import Setting, Shapes, parts_of, plan_of, price, shapes_of, width_of_mlp
 
 Floats = NDArray[np.float64]
 
@@ -77,7 +70,7 @@ class Bounds:
         if not 0 <= self.parameter_change <= 1 or not 0 <= self.reach <= 1:
             raise UserError(
                 f"Bounds are shares of the model's own figures, from 0 to 1, but a change of {self.parameter_change:g} "
-                f"and a reach of {self.reach:g} were asked for."
+                f"and a reach of {self.reach:g} were requested."
             )
         if not self.head_dims or not all(1 <= head_dim <= WIDEST_HEAD for head_dim in self.head_dims):
             raise UserError(f"Candidates need head dimensions of 1 to {WIDEST_HEAD}, as in 64,128.")
@@ -87,7 +80,7 @@ class Bounds:
 class Candidates:
     """All combinations of `attention` (hidden, heads, kv_heads, head_dim) and of the other axes.
 
-    The first entry of each axis is the present one, so candidate 0 is the model as asked. A flat index counts through
+    The first entry of each axis is the present one, so candidate 0 is the model as given. A flat index counts through
     the grid in C order.
     """
 
@@ -112,15 +105,15 @@ class Candidates:
             for place, (name, column) in zip(axes, {**columns, **self.others}.items(), strict=True)
         }
         micro_batch, tp = sizes.pop("micro_batch"), sizes.pop("tp")
-        return Shapes(
-            ModelGrid.around(self.setting.model, **sizes), self.setting.seq, micro_batch, tp, self.setting.shards
-        )
+        present = self.setting
+        plan = plan_of(micro_batch, present.seq, tp, present.shards, present.dtype)
+        return Shapes(ModelGrid.around(present.model, **sizes), plan)
 
     @functools.cached_property
     def trainable(self) -> NDArray[np.bool_]:
         """Where there is such a model and its GPUs can share the layers; broadcasts to the grid."""
         shapes = self.shapes
-        return np.asarray(shapes.model.valid & shapes.sharding.divides(shapes.model))
+        return np.asarray(shapes.model.valid & shapes.plan.sharding.divides(shapes.model))
 
     def at(self, index: int) -> Setting:
         places = np.unravel_index(index, self.shape)
@@ -219,7 +212,7 @@ class Costs:
     `cost_s` is GPU-seconds a token: the time of a micro-batch times the GPUs that share it, over its tokens. `flop` is
     the model's own work a token, without the padding of the vocabulary. In nine cases of ten the logarithm of the speed
     relative to the present model's is at most `margin_low` below and `margin_high` above what is predicted: parts with
-    equal shapes err alike and cancel, others err independently.
+    equal shapes err equally and cancel, others err independently.
     """
 
     cost_s: Floats
@@ -246,7 +239,8 @@ def costs_of(shapes: Shapes, present: Setting, prices: KernelPrices) -> Costs:
     # Both at once, so that what they share is priced once.
     priced = price([*parts, *here], prices)
     similar = {part.name: (part, its) for part, its in zip(here, priced[len(parts) :], strict=True)}
-    scale, scale_here = np.asarray(shapes.tp) / np.asarray(shapes.tokens), present.tp / present.tokens
+    plan = shapes.plan
+    scale, scale_here = np.asarray(plan.tensor) / np.asarray(plan.tokens), present.tp / present.tokens
     spent_here = {
         name: float(np.squeeze(its.seconds * part.calls)) * scale_here for name, (part, its) in similar.items()
     }
@@ -290,11 +284,11 @@ def costs_of(shapes: Shapes, present: Setting, prices: KernelPrices) -> Costs:
     )
     # Of the shards, weights, gradients and optimizer state are shared (ZeRO stage 3).
     need = training_memory(
-        shapes.model, shapes.micro_batch, shapes.seq, shapes.sharding, data_ranks=shapes.shards, zero_stage=3
+        shapes.model, plan.micro_batch, plan.seq, plan.sharding, data_ranks=plan.data, zero_stage=LAST_STAGE
     )
     return Costs(
         cost,
-        np.asarray(model_flop(replace(shapes.model, vocab=present.model.vocab), 1, shapes.seq) / shapes.seq),
+        np.asarray(model_flop(replace(shapes.model, vocab=present.model.vocab), 1, plan.seq) / plan.seq),
         low,
         high,
         np.asarray(shapes.model.parameters, dtype=np.float64),
@@ -317,7 +311,7 @@ def _combined(arrays: Iterable[Any], combine: Callable[[Any, Any], Any]) -> NDAr
     return np.asarray(functools.reduce(combine, sorted(by_shape.values(), key=np.size)))
 
 
-def _same_sizes(part: Part, other: Part) -> NDArray[np.bool_]:
+def _same_sizes(part: KernelCall, other: KernelCall) -> NDArray[np.bool_]:
     same = [np.asarray(size) == np.asarray(here).item() for size, here in zip(part.sizes, other.sizes, strict=True)]
     return np.asarray(functools.reduce(operator.and_, same))
 
@@ -381,7 +375,7 @@ def search(setting: Setting, bounds: Bounds, prices: KernelPrices) -> Search:
     candidates = neighbours(setting, bounds)
     grid = costs_of(candidates.shapes, setting, prices).flat(candidates.shape)
     here, change = float(grid.memory_bytes[0]), np.abs(grid.parameters / grid.parameters[0] - 1)
-    # Where the model as asked does not fit, what its parameters may grow by: a padded vocabulary fits no worse.
+    # Where the model as given does not fit, what its parameters may grow by: a padded vocabulary fits no worse.
     limit = bounds.memory_bytes if here <= bounds.memory_bytes else here * (1 + bounds.parameter_change)
     allowed = (change <= bounds.parameter_change) & (grid.memory_bytes <= limit)
     within = np.flatnonzero(allowed & np.broadcast_to(candidates.trainable, candidates.shape).ravel())

@@ -1,12 +1,12 @@
-"""The work of one micro-batch on one GPU, forward and backward, and its price by the laws of kernels.
+"""The work of one micro-batch on one GPU, forward and backward, itemised and priced by the laws of kernels.
 
-It is the work that the law of an iteration prices, so that `size` and `layout` agree. Here each kind of work is apart,
-and dimensions may be arrays that broadcast over a grid of models.
+It is the list of kernel calls that the law of an iteration sums, so that `size` and `layout` agree. Dimensions may be
+arrays that broadcast over a grid of models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,30 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.layer_kinds import (
-    activation_widths,
-    attention_calls,
-    expert_block,
-    is_deepseeks_latent,
-)
-from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid, Sharding, products
-from pyperf_suite.planner.laws.explained import Causes, Explained, KernelPrices
+from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.laws.training.memory import LAST_STAGE
+from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid, Sharding
+from pyperf_suite.planner.laws.explained import Explained, KernelPrices
 from pyperf_suite.planner.laws.prices import ChangedPrices
-from pyperf_suite.planner.laws.training.framework import StepConstants
+from pyperf_suite.planner.laws.training.framework import DTYPES, StepConstants, usual_framework
 from pyperf_suite.planner.laws.training.layer_work import (
     ALL_REDUCES_PER_PASS,
-    BACKWARD_BYTES_RATIO,
-    HALF,
-    LOSS_BYTES_PER_ELEMENT,
-    MLP_BYTES_PER_ELEMENT,
-    WHOLE_BYTES_PER_ELEMENT,
+    KernelCall,
+    kernel_calls,
+    passes_and_slowdown,
+    wide,
 )
-from pyperf_suite.planner.laws.training.step import ParallelPlan
+from pyperf_suite.planner.laws.training.plan import ParallelPlan, as_published
 
 Sizes = NDArray[np.int64]
 
-# Of an attention or of experts, with whether it is the backward one.
-PASSES = (("forward", False), ("backward", True))
 # The cause of what a kernel takes longer within a step than alone.
 IN_STEP = "slower within a step"
 # Far above what anyone trains with, and low enough that a product's sizes stay exact.
@@ -69,7 +62,7 @@ class Setting:
     def __post_init__(self) -> None:
         for name, most in LARGEST.items():
             if not 1 <= getattr(self, name) <= most:
-                raise UserError(f"{name} has to lie between 1 and {most}, but {getattr(self, name)} was asked for.")
+                raise UserError(f"{name} has to lie between 1 and {most}, but {getattr(self, name)} was requested.")
         if self.tokens > MOST_TOKENS:
             raise UserError(
                 f"{self.micro_batch} sequences of {self.seq} are {self.tokens} tokens at a time, beyond the "
@@ -84,20 +77,13 @@ class Setting:
     def tokens(self) -> int:
         return self.seq * self.micro_batch
 
-    @property
-    def plan(self) -> ParallelPlan:
-        """The iteration of this one micro-batch on each data-parallel GPU."""
-        return ParallelPlan(
-            self.micro_batch * self.shards,
-            self.micro_batch,
-            self.seq,
-            tensor=self.tp,
-            data=self.shards,
-            zero_stage=3 if self.shards > 1 else 0,
-        )
+    def plan_on(self, gpu: GpuSpec) -> ParallelPlan:
+        """The iteration of this one micro-batch on each data-parallel GPU, as `layout` plans it."""
+        plan = plan_of(self.micro_batch, self.seq, self.tp, self.shards, self.dtype)
+        return as_published(replace(plan, framework=usual_framework(int(plan.zero_stage))), gpu)
 
     def _nearest_tp(self) -> str:
-        """The numbers of GPUs on either side of the one asked for that can share the layers evenly."""
+        """The numbers of GPUs on either side of the one requested that can share the layers evenly."""
         ranks = np.arange(1, 2 * self.tp + 1)
         dividing = ranks[np.broadcast_to(Sharding(ranks).divides(self.model), ranks.shape)].tolist()
         below = [tp for tp in dividing if tp < self.tp]
@@ -105,37 +91,29 @@ class Setting:
         return " or ".join(map(str, below[-1:] + above[:1]))
 
 
+def plan_of(micro_batch: int | Sizes, seq: int | Sizes, tp: int | Sizes, shards: int, dtype: str) -> ParallelPlan:
+    """The plan of one micro-batch on each of `shards` GPUs that share by ZeRO-3; sizes may be arrays."""
+    stage, of_products = LAST_STAGE if shards > 1 else 0, dtype if dtype in DTYPES else "bf16"
+    plan = ParallelPlan(micro_batch * shards, micro_batch, seq, tp, shards, zero_stage=stage, dtype=of_products)
+    return replace(plan, sequence_parallel=True, overlap_gradients=True)
+
+
 @dataclass(frozen=True)
 class Shapes:
-    """What the price of a micro-batch depends on: dimensions as arrays that broadcast together."""
+    """What the price of a micro-batch depends on: dimensions and counts as arrays that broadcast together."""
 
     model: ModelGrid
-    seq: int | Sizes
-    micro_batch: Sizes
-    tp: Sizes
-    shards: int
-
-    @property
-    def tokens(self) -> Sizes:
-        return self.micro_batch * self.seq
-
-    @property
-    def sharding(self) -> Sharding:
-        return Sharding(self.tp)
+    plan: ParallelPlan
 
 
 def shapes_of(settings: Sequence[Setting]) -> Shapes:
     """The same few settings as arrays of one axis, in their order."""
-    first = settings[0].model
-    names = ("hidden", "heads", "kv_heads", "head_dim", width_of_mlp(first), "vocab", "layers")
+    first = settings[0]
+    names = ("hidden", "heads", "kv_heads", "head_dim", width_of_mlp(first.model), "vocab", "layers")
     columns = {name: [getattr(setting.model, name) for setting in settings] for name in names}
-    return Shapes(
-        ModelGrid.around(first, **columns),
-        np.array([setting.seq for setting in settings], dtype=np.int64),
-        np.array([setting.micro_batch for setting in settings], dtype=np.int64),
-        np.array([setting.tp for setting in settings], dtype=np.int64),
-        settings[0].shards,
-    )
+    micro_batch, seq, tp = np.array([(each.micro_batch, each.seq, each.tp) for each in settings], dtype=np.int64).T
+    plan = plan_of(micro_batch, seq, tp, first.shards, first.dtype)
+    return Shapes(ModelGrid.around(first.model, **columns), plan)
 
 
 def width_of_mlp(model: ModelDimensions) -> str:
@@ -143,135 +121,63 @@ def width_of_mlp(model: ModelDimensions) -> str:
     return "expert_ffn" if model.experts > 1 and model.expert_ffn != model.ffn else "ffn"
 
 
-@dataclass(frozen=True)
-class Part:
-    """One kind of work: `calls` of a method `law` of the prices, with `fixed` arguments and sizes that broadcast.
+def parts_of(shapes: Shapes) -> list[KernelCall]:
+    """Every kind of work of one micro-batch on one GPU, with its calls in all passes.
 
-    `flags` are fixed arguments behind the sizes.
+    `Candidates.trainable` leaves out the places of a grid where a group of GPUs is larger than what it shares.
     """
-
-    name: str
-    law: str
-    fixed: tuple[Any, ...]
-    sizes: tuple[Any, ...]
-    calls: Any
-    flags: tuple[Any, ...] = ()
+    times = passes_and_slowdown(shapes.plan, StepConstants(1.0, 0.0))
+    return [
+        replace(call, calls=times[call.kind][0] * np.asarray(call.calls) + _at_ends(call))
+        for call in kernel_calls(shapes.model, shapes.plan)
+    ]
 
 
-def parts_of(shapes: Shapes) -> list[Part]:
-    """Every kind of work of one micro-batch on one GPU.
-
-    A grid has places where a group of GPUs is larger than what it shares. Laws refuse such sizes, so there they are
-    asked for the nearest possible ones, and `Candidates.trainable` leaves those places out.
-    """
-    kinds = (_products, _experts, _attention, _memory_bound, _collectives)
-    return [part for kind in kinds for part in kind(shapes)]
-
-
-def _products(shapes: Shapes) -> Iterator[Part]:
-    for product in products(shapes.model, shapes.tokens, shapes.sharding):
-        if product.routed:
-            continue
-        sizes = tuple(np.maximum(size, 1) for size in (product.m, product.n, product.k))
-        yield Part(f"{product.part}, {product.phase}", "gemm", (product.layout,), sizes, product.calls)
-
-
-def _experts(shapes: Shapes) -> Iterator[Part]:
-    """Routed experts with their activation function: one grouped product forward, and one for both gradients."""
-    block = expert_block(shapes.model, shapes.tokens, shapes.sharding)
-    if block is None:
-        return
-    *sizes, tp = map(np.asarray, block.sizes)
-    tp = np.where(np.asarray(block.width) % tp == 0, tp, 1)
-    for phase, backward in PASSES:
-        yield Part(f"experts, {phase}", "grouped_gemm", (), (*sizes, tp), block.calls, (block.gated, backward))
-
-
-def _attention(shapes: Shapes) -> Iterator[Part]:
-    for call in attention_calls(shapes.model, shapes.micro_batch, shapes.seq, shapes.sharding):
-        heads = np.maximum(call.heads, 1)
-        kv_heads = np.where(heads % call.kv_heads == 0, call.kv_heads, 1)
-        # Queries and values of latent attention differ in width: as much work is done at their mean.
-        head_dim = (np.asarray(call.head_dim) + call.value_head_dim) // 2
-        # A window as long as the sequence is none.
-        window = np.where(np.asarray(call.seq) > call.window, call.window, 0)
-        for phase, backward in PASSES:
-            name = f"{call.name}, {phase}"
-            if is_deepseeks_latent(shapes.model):
-                yield Part(name, "latent_attention", (backward,), (call.batch, call.seq, heads), call.calls)
-            else:
-                sizes = (call.batch, call.seq, heads, kv_heads, head_dim, window)
-                yield Part(name, "attention", (call.causal, backward), sizes, call.calls)
-
-
-def _memory_bound(shapes: Shapes) -> Iterator[Part]:
-    model, tokens, tp = shapes.model, shapes.tokens, shapes.tp
-    passes = 1 + BACKWARD_BYTES_RATIO
-    stream = WHOLE_BYTES_PER_ELEMENT * tokens * model.hidden
-    yield Part("norms and residuals", "memory_bound", (), (stream,), passes * np.asarray(model.layers))
-    for name, width, layers in activation_widths(model):
-        activation = MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * tokens * np.asarray(width) / tp
-        yield Part(name, "memory_bound", (), (activation,), passes * np.asarray(layers))
-    logits = LOSS_BYTES_PER_ELEMENT * tokens * np.asarray(model.vocab) / tp
-    yield Part("loss", "memory_bound", (), (logits,), np.asarray(1))
-
-
-def _collectives(shapes: Shapes) -> Iterator[Part]:
-    """The all_reduces of tensor parallelism, of which none is hidden (Shoeybi et al. 2019, Megatron-LM, section 3)."""
-    tp = np.asarray(shapes.tp)
-    if not np.any(tp > 1):
-        return
-    nbytes = HALF * shapes.tokens * shapes.model.hidden
-    # Forward and backward of each layer, and both ends. A group of one sends nothing; laws need at least two.
-    calls = np.where(tp > 1, 2 * ALL_REDUCES_PER_PASS * np.asarray(shapes.model.layers) + 2, 0)
-    yield Part("all_reduce", "collective", ("all_reduce",), (nbytes, np.maximum(tp, 2)), calls)
+def _at_ends(call: KernelCall) -> Any:
+    """What TP sums up once more at both ends of the model."""
+    return np.where(np.asarray(call.calls) > 0, ALL_REDUCES_PER_PASS, 0) if call.kind == "summed" else 0
 
 
 class StepPrices(ChangedPrices):
-    """Prices of kernels within a training step, where they take so many times as long as alone, by a step's constants.
+    """Prices of kernels, with `slower`: by what each kind takes longer within a step, by its framework's constants."""
 
-    Collectives take as long there as alone.
-    """
-
-    def __init__(self, alone: KernelPrices, constants: StepConstants | float = 1.0) -> None:
+    def __init__(
+        self, alone: KernelPrices, constants: StepConstants | float = 1.0, plan: ParallelPlan | None = None
+    ) -> None:
         super().__init__(alone)
-        c = constants if isinstance(constants, StepConstants) else StepConstants(constants, 0.0)
-        attention = c.slowdown * c.attention
-        self.slower = {
-            "gemm": c.slowdown,
-            "attention": attention,
-            "latent_attention": attention,
-            "grouped_gemm": c.slowdown * c.experts,
-            "memory_bound": c.slowdown * c.memory,
-        }
+        constants = constants if isinstance(constants, StepConstants) else StepConstants(constants, 0.0)
+        times = passes_and_slowdown(plan or ParallelPlan(1, 1, 1), constants)
+        self.slower = {kind: slowdown for kind, (_, slowdown) in times.items()}
 
     def changed(self, law: str, price: Explained) -> Explained:
         self.note(law, price)
-        if law not in self.slower:
-            return price
-        slower = self.slower[law]
-        extra = (slower - 1) * price.seconds
-        parts = Causes(lambda: {**price.parts, IN_STEP: extra})
-        low, high = (None if side is None else slower * side for side in (price.low, price.high))
-        return replace(price, seconds=price.seconds + extra, parts=parts, low=low, high=high)
+        return price
 
 
 @dataclass(frozen=True)
 class PricedPart:
-    """The price of one call of a part; `back` has the shape of its sizes and holds their places in `explained`."""
+    """The price of one call of a part; `back` has the shape of its sizes and holds their places in `explained`.
+
+    Within a step it takes `slower` times as long as alone.
+    """
 
     explained: Explained
     back: NDArray[np.int64]
+    slower: float = 1.0
 
     @property
     def seconds(self) -> NDArray[np.float64]:
-        return np.asarray(self.explained.seconds)[self.back]
+        return self.slower * np.asarray(self.explained.seconds)[self.back]
 
     @property
     def causes(self) -> dict[str, NDArray[np.float64]]:
         """Seconds of one call by cause; they add up to `seconds`."""
-        whole = np.shape(self.explained.seconds)
-        return {cause: np.broadcast_to(part, whole)[self.back] for cause, part in self.explained.parts.items()}
+        # Where a part of each call is hidden, each cause is.
+        seen = min(self.slower, 1.0)
+        parts = {cause: seen * self._of_calls(part) for cause, part in self.explained.parts.items()}
+        if self.slower <= 1:
+            return parts
+        return {**parts, IN_STEP: (self.slower - 1) * np.asarray(self.explained.seconds)[self.back]}
 
     @property
     def extrapolated(self) -> NDArray[np.bool_]:
@@ -309,20 +215,24 @@ def margins_of(explained: Explained) -> tuple[NDArray[np.float64], NDArray[np.fl
     return np.asarray(usual), np.asarray(usual)
 
 
-def price(parts: Sequence[Part], prices: KernelPrices) -> list[PricedPart]:
+def price(parts: Sequence[KernelCall], prices: KernelPrices) -> list[PricedPart]:
     """The price of each part, in order. Equal sizes of a law are priced once, all sizes of a law together."""
     priced: dict[int, PricedPart] = {}
-    requested: dict[tuple[str, tuple[Any, ...], tuple[Any, ...]], list[int]] = {}
+    requested: dict[tuple[str, tuple[Any, ...], tuple[Any, ...], bool], list[int]] = {}
+    in_16_bits = wide(prices)
     for place, part in enumerate(parts):
-        requested.setdefault((part.law, part.fixed, part.flags), []).append(place)
-    for (law, fixed, flags), places in requested.items():
+        stays_wide = part.wide and in_16_bits is not prices
+        requested.setdefault((part.law, part.fixed, part.flags, stays_wide), []).append(place)
+    slower = prices.slower if isinstance(prices, StepPrices) else {}
+    for (law, fixed, flags, stays_wide), places in requested.items():
         columns = [np.broadcast_arrays(*map(np.asarray, parts[place].sizes)) for place in places]
         flat = [np.concatenate([column[n].ravel() for column in columns]) for n in range(len(columns[0]))]
         rows, inverse = distinct(flat)
-        explained = getattr(prices, law)(*fixed, *rows, *flags)
+        explained = getattr(in_16_bits if stays_wide else prices, law)(*fixed, *rows, *flags)
         ends = np.cumsum([column[0].size for column in columns])
         for place, column, back in zip(places, columns, np.split(inverse, ends[:-1]), strict=True):
-            priced[place] = PricedPart(explained, back.reshape(column[0].shape))
+            its_slower = slower.get(parts[place].kind, 1.0)
+            priced[place] = PricedPart(explained, back.reshape(column[0].shape), its_slower)
     return [priced[place] for place in range(len(parts))]
 
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from pyperf_suite.findings.data import (
     Bar,
     Bars,
@@ -35,6 +33,7 @@ from pyperf_suite.planner.study.results import (
     SearchStep,
     StudyResult,
     held,
+    rank_correlation,
     results_of,
     search_steps,
 )
@@ -52,8 +51,6 @@ PIPELINE = Claim("no pipeline before any", SEED, low=1.0)
 CHECKPOINTING = Claim("nothing checkpointed before activations checkpointed", SEED, low=1.0)
 
 KEEP, AGAIN = Checkpointing("none"), Checkpointing("every")
-# Of fewer configurations an order says nothing.
-FEWEST_IN_ORDER = 3
 LONGEST_REASON, LONGEST_NOTE = 160, 90
 ALL = "all parts"
 
@@ -125,7 +122,7 @@ LOST = (
 
 
 def analyse(rows: Rows, predictor: Predictor | None = None) -> Findings:
-    """What the configurations of each model and batch say; predictions beside them where somebody makes them."""
+    """What the configurations of each model and batch say; predictions next to them where somebody makes them."""
     steps, results = search_steps(rows.records), results_of(rows.records, predictor)
     if kept := [each.case for each in steps if each.is_kept]:
         # Pairs decide better than means over experiments of other times.
@@ -336,15 +333,6 @@ def _agreement(predicted: Sequence[StudyResult]) -> Iterator[Remark | Table]:
         yield table("Predicted memory", columns, worst.items())
 
 
-def rank_correlation(some: Sequence[float], others: Sequence[float]) -> float | None:
-    """Spearman's; None of fewer than three values, and where all on one side are equal."""
-    if len(some) < FEWEST_IN_ORDER or 1 in (len(set(some)), len(set(others))):
-        return None
-    # In scipy.stats too, which takes a second to import. Equal values share the mean of their places.
-    places = [np.sum(np.sign(np.subtract.outer(side, side)), axis=1) for side in (some, others)]
-    return float(np.corrcoef(*places)[0, 1])
-
-
 def memory_errors(ranks: Sequence[tuple[Memory, Memory]]) -> dict[str, float]:
     """Of (predicted, counted) bytes by part, the worst relative error of each part that is both; 0 is exact."""
     worst: dict[str, float] = {}
@@ -359,7 +347,7 @@ def memory_errors(ranks: Sequence[tuple[Memory, Memory]]) -> dict[str, float]:
 
 def _figure(model: str, found: Sequence[StudyResult], name: str) -> Figure:
     label, marks = "measured (mean ± standard error over experiments)", "predicted by the laws"
-    caption = "Samples per second over all steps of an experiment, the fastest on top, beside what laws predict."
+    caption = "Samples per second over all steps of an experiment, the fastest on top, next to what laws predict."
     bars = Bars("", "samples/s", tuple(map(_bar, found)), label, marks, "samples/s")
     return Figure(name, model, caption, ((bars,),))
 

@@ -1,7 +1,7 @@
 """The grid of a study: its axes, the ways to cut a step that it has by default, and its configurations as cases.
 
 Which configurations there are, and their order, depends on the grid alone and not on the machine. What cannot be is
-left out of a product of axes, but never a value that was asked for.
+left out of a product of axes, but never a value that was requested.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def search_axes(device: Device, gpus: int = 1) -> StudyAxes:
 
 
 def cases_of(axes: StudyAxes, most: int = MOST_CONFIGURATIONS, requested: Collection[str] = AXES) -> list[Case]:
-    """Every configuration of the grid once, in its order; values of axes that nobody `asked` for may be left out.
+    """Every configuration of the grid once, in its order; values of axes that are not in `requested` may be left out.
 
     Raises UserError for a value that combines with nothing, an empty list, or a product of more than a study can run.
     """
@@ -159,14 +159,14 @@ def of_worlds(cases: Sequence[Case], ranks: Sequence[int]) -> list[Case]:
     for number in ranks:
         if number not in there:
             raise UserError(
-                f"No configuration takes {number} ranks (data x tensor x pipeline): those asked for take "
+                f"No configuration takes {number} ranks (data x tensor x pipeline): those requested take "
                 f"{', '.join(map(str, there))}."
             )
     return [case for case in cases if case.parameters.ranks in ranks]
 
 
 def _cross(grid: StudyAxes, requested: Collection[str]) -> list[Case]:
-    """Every combination that can be. Raises UserError for a value of the `asked` axes for which there is none."""
+    """Every combination that can be. Raises UserError for a value of the `requested` axes for which there is none."""
     lists = {name: getattr(grid, name) for name in AXES}
     possible: list[tuple[Mapping[str, Any], Case]] = []
     refused: list[tuple[Mapping[str, Any], UserError]] = []
@@ -185,7 +185,7 @@ def _cross(grid: StudyAxes, requested: Collection[str]) -> list[Case]:
         for value in lists[axis]:
             if (axis, value) not in there:
                 why = next(why for combination, why in refused if combination[axis] == value)
-                raise UserError(f"{axis}={value} combines with nothing else asked for: {why}")
+                raise UserError(f"{axis}={value} combines with nothing else requested: {why}")
     return [case for _, case in possible]
 
 

@@ -64,7 +64,7 @@ FSDP_FROM_STAGE = 2
 CHANGED = ("zero_stage", "batch", "checkpointing")
 # The laws' names of the types that a study computes in.
 LAW_DTYPE = {"float32": "tf32", "bfloat16": "bf16"}
-# The parts of a rank's memory that the engine counts too, by the names of laws and of a study's results alike.
+# The parts of a rank's memory that the engine counts too, by the names of laws and of a study's results both.
 COUNTED = ("weights", "gradients", "optimizer", "activations")
 # A small model, and one cut of each kind, so that every law and constant is used.
 SMALL = ParallelStepParameters(hidden=64, heads=4, layers=4, seq=32, vocab=64, tied=False, micro_batches=4)
@@ -347,21 +347,6 @@ def _neighbours(p: ParallelStepParameters) -> Iterator[ParallelStepParameters]:
             yield near
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """One configuration by the laws: `seconds` of an iteration, `parts` of it that add up to them, `memory` by rank."""
-
-    parameters: ParallelStepParameters
-    seconds: float
-    parts: Mapping[str, float]
-    memory: tuple[MemoryNeed, ...]
-
-    @property
-    def rank_memory(self) -> tuple[Mapping[str, float], ...]:
-        """Of each rank the bytes that an engine counts as well."""
-        return tuple({name: float(getattr(need, name)) for name in COUNTED} for need in self.memory)
-
-
 def find_calibration(results: Path, slug: str) -> Calibration:
     """The laws fitted to this machine's newest run that can be calibrated from, or the file that `calibrate` left.
 
@@ -389,7 +374,7 @@ def find_calibration(results: Path, slug: str) -> Calibration:
 
 def predict(
     parameters: Sequence[ParallelStepParameters], calibration: Calibration, cores: int | None = None
-) -> list[Prediction]:
+) -> list[StudyPrediction]:
     """Each configuration by the laws as calibrated; `cores` are those that all ranks of a CPU share, by default all.
 
     Raises UserError if the calibration says nothing of such a step.
@@ -409,7 +394,9 @@ def predict(
             prices = Prices(calibration, dtype=LAW_DTYPE[p.dtype])
             step = step_time(calibration, p.dimensions, step_plan(p), None, prices)
         parts = {name: float(np.asarray(seconds)) for name, seconds in step.parts.items()}
-        found.append(Prediction(p, float(step.seconds), parts, memory_by_rank(p, "cpu" if on_cpu else "cuda")))
+        needs = memory_by_rank(p, "cpu" if on_cpu else "cuda")
+        counted = tuple({name: float(getattr(need, name)) for name in COUNTED} for need in needs)
+        found.append(StudyPrediction(float(step.seconds), counted, parts))
     return found
 
 
@@ -432,10 +419,9 @@ def predictor(calibration: Calibration, device_kind: str, cores: int | None = No
         found = {}
         for case in cases:
             try:
-                (prediction,) = predict([case.parameters], calibration, cores)
+                (found[case.case_id],) = predict([case.parameters], calibration, cores)
             except UserError:
                 continue  # one that the laws do not know leaves its place empty
-            found[case.case_id] = StudyPrediction(prediction.seconds, prediction.rank_memory)
         return found
 
     return predictions

@@ -11,8 +11,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.planner.calibrate_laws import folds
-from pyperf_suite.planner.laws.band import Band
-from pyperf_suite.planner.laws.calibration import POOLED, ResidualGrid, shipped_calibration
+from pyperf_suite.planner.laws.calibration import POOLED, Band, ResidualGrid, shipped_calibration
 from pyperf_suite.planner.laws.gemm import MenuCoefficients, Rates, gemm_law, menu_seconds
 from tools.fit.fitting import SiteKriging
 from tools.fit.gemm import (
@@ -133,7 +132,7 @@ def test_other_columns_steady_the_fit_but_do_not_move_its_level():
     quiet, noisy = made_up_table(), made_up_table(noise=0.1)
     rng = np.random.default_rng(1)
     beside = 0.7 * quiet.seconds[:, None] * np.exp(rng.normal(0, 0.05, (quiet.m.size, 4)))
-    steadied = replace(noisy, beside_s=beside)
+    steadied = replace(noisy, other_columns_s=beside)
     menu_s = menu_seconds(gemm_law("A100").coefficients, Rates.of(quiet.gpu, "bf16"), quiet.m, quiet.n, quiet.k)
     truth = np.log(quiet.seconds / menu_s)
     off = [library_residual(each, menu_s)(quiet.m, quiet.n, quiet.k) - truth for each in (noisy, steadied)]
@@ -145,7 +144,7 @@ def test_columns_of_other_kernels_are_left_alone():
     table = made_up_table()
     other = table.seconds[:, None] * np.exp(np.random.default_rng(1).normal(0, 0.5, (table.m.size, 3)))
     menu_s = predict(table, gemm_law("A100").coefficients)
-    with_them, without = (library_residual(each, menu_s) for each in (replace(table, beside_s=other), table))
+    with_them, without = (library_residual(each, menu_s) for each in (replace(table, other_columns_s=other), table))
     np.testing.assert_array_equal(with_them.values, without.values)
 
 

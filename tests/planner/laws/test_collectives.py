@@ -329,7 +329,7 @@ class TestWhatIsReadOffAnotherGpu:
     ("arguments", "sentence"),
     [
         (("H200", "all_reduse", 1, 2), "Unknown collective 'all_reduse': choose from all_reduce"),
-        (("H200", "all_reduce", -1, 2), "-1 bytes was asked for"),
+        (("H200", "all_reduce", -1, 2), "-1 bytes was requested"),
         (("H200", "all_reduce", np.nan, 2), "sizes of 0 bytes and more"),
         (("H200", "all_reduce", 1, 0), "among 0 ranks"),
         (("H2000", "all_reduce", 1, 2), "no GPU 'H2000'"),

@@ -26,7 +26,7 @@ from pyperf_suite.planner.laws.training.engine_step import (
     unpack_engine,
     unpack_lines,
 )
-from pyperf_suite.planner.laws.training.step import ParallelPlan
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.workloads.training import TransformerShape
 
 MODEL = TransformerShape(hidden=64, heads=4, layers=4, seq=32, vocab=128, tied=False).dimensions

@@ -19,7 +19,8 @@ from pyperf_suite.planner.laws.training.framework import (
     pack_constants,
     usual_framework,
 )
-from pyperf_suite.planner.laws.training.step import ParallelPlan, prices_of, step_time
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
+from pyperf_suite.planner.laws.training.step import prices_of, step_time
 
 LLAMA = ModelDimensions(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256, gated=True)
 PLAN = ParallelPlan(64, 1, 4096, data=16, overlap_gradients=True)

@@ -157,7 +157,7 @@ def test_each_library_answers_for_itself(gpu):
 def test_a_kernel_that_nothing_supports_makes_an_interval_in_which_no_gain_is_certain():
     # SGLang's heads of 192 run on Triton on a B200, its neighbours on TensorRT-LLM's kernels.
     kernels = kernels_of("B200", library="sglang")
-    assert [width for width in kernels.widths if kernels.doubtful(width)] == [192]
+    assert [width for width in kernels.widths if kernels.is_doubtful(width)] == [192]
     narrow, doubtful, wide = (
         attention_time("B200", 1, 8192, 8192, 32, 8, width, library="sglang") for width in (128, 192, 256)
     )
@@ -240,7 +240,7 @@ def test_a_hundred_thousand_shapes_are_told_at_once_as_one_by_one():
         ({"gpu": "V100"}, "no units for 'bf16'"),
         ({"gpu": "A100", "dtype": "fp8"}, "no units for 'fp8'"),
         ({"library": "cublas"}, "Of cublas no attention_bf16 was measured on H200 SXM: there are trtllm, sglang, vllm"),
-        ({"library": "cublas", "gpu": "RTX 4090"}, "choose from trtllm, sglang, vllm"),
+        ({"library": "cublas", "gpu": "RTX 4090"}, "there are trtllm, sglang, vllm"),
         ({"seq_q": 1, "seq_k": 8192}, "as in decode, are not priced"),
         ({"seq_q": 8, "seq_k": 8192}, "give as many queries as keys"),
         ({"window": -1}, "window = -1: give a size of 0"),

@@ -8,8 +8,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.planner import laws
-from pyperf_suite.planner.laws.band import Band
-from pyperf_suite.planner.laws.calibration import CalibrationBlock, ResidualGrid, all_shipped, shipped_calibration
+from pyperf_suite.planner.laws.calibration import Band, CalibrationBlock, ResidualGrid, all_shipped, shipped_calibration
 from pyperf_suite.planner.laws.latent_attention import (
     GRIDS,
     LAW,

@@ -23,7 +23,8 @@ from pyperf_suite.planner.laws.training.offload import (
     offloaded,
     usual_host,
 )
-from pyperf_suite.planner.laws.training.step import ParallelPlan, step_time
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
+from pyperf_suite.planner.laws.training.step import step_time
 
 LLAMA = ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True)
 # Copies reach 20 GB/s each way, the CPU's kernels 100 GB/s, drives 5 GB/s.

@@ -15,7 +15,8 @@ from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import StepConstants, pack_constants
 from pyperf_suite.planner.laws.training.layer_work import TAKEN_IN_NODE, exposed_comm_s
-from pyperf_suite.planner.laws.training.step import ParallelPlan, step_time
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
+from pyperf_suite.planner.laws.training.step import step_time
 
 MODEL = ModelDimensions(layers=24, hidden=1024, ffn=4096, heads=16, vocab=51200, bias=True, tied=True)
 EXPERTS = replace(MODEL, experts=8, top_k=2)

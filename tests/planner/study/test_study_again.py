@@ -8,8 +8,8 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Remark, Table
-from pyperf_suite.planner.study.again import find_study, findings_of_again, repeated
 from pyperf_suite.planner.study.grid import StudyAxes, cases_of
+from pyperf_suite.planner.study.results import find_study, findings_of_again, repeated
 from pyperf_suite.runner.record import Case, Record
 from tests.records import a_record, cells, metric
 

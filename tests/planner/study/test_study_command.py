@@ -194,7 +194,7 @@ def test_what_has_no_room_is_a_row_and_the_rest_runs(doubles, tmp_path: Path) ->
         (("--data", "0"), "data is at least 1"),
         (("--data", "3"), "A global batch of 8 cannot be cut"),
         (("--data", "1,2", "--ranks", "3"), "No configuration takes 3 ranks"),
-        (("--ranks", "many"), "--ranks 'many' was asked for, but takes whole numbers"),
+        (("--ranks", "many"), "--ranks 'many' was requested, but takes whole numbers"),
         (("--ranks", "64"), "No configuration takes 64 ranks"),
         (("--zero", "9", "--data", "2"), "between 0 and 3"),
         (("--tensor", "3"), "cannot be cut over TP = 3"),
@@ -209,9 +209,9 @@ def test_what_has_no_room_is_a_row_and_the_rest_runs(doubles, tmp_path: Path) ->
         (("--steps", "1"), "steps=1 was requested"),
         (("--warm-up", "0"), "warm_up=0 was requested"),
         (("--experiments", "0"), "experiments=0 was requested"),
-        (("--only", "12"), "--only 12 was asked for, but configurations are numbered 1 to 11"),
-        (("--only", "0"), "--only 0 was asked for"),
-        (("--only", "x"), "--only 'x' was asked for, but takes whole numbers"),
+        (("--only", "12"), "--only 12 was requested, but configurations are numbered 1 to 11"),
+        (("--only", "0"), "--only 0 was requested"),
+        (("--only", "x"), "--only 'x' was requested, but takes whole numbers"),
         (("nowhere.toml",), "nowhere.toml cannot be read: No such file"),
         (("--resume", "yesterday"), "is not a run's folder"),
         (("--resume", "../../etc", "--only", "1"), "cannot name a run"),
@@ -224,8 +224,8 @@ def test_what_has_no_room_is_a_row_and_the_rest_runs(doubles, tmp_path: Path) ->
         (("one.toml", "--grid", "two.toml"), "Two grids were given, one.toml and two.toml: give one"),
         (("--grid", "nowhere.toml"), "nowhere.toml cannot be read: No such file"),
         (("--print-slurm",), "--print-slurm needs a grid that says how steps are cut"),
-        (("--print-slurm", "--data", "8", "--nodes", "0"), "--nodes 0 was asked for"),
-        (("--print-slurm", "--data", "8", "--gpus-per-node", "0"), "--gpus-per-node 0 was asked for"),
+        (("--print-slurm", "--data", "8", "--nodes", "0"), "--nodes 0 was requested"),
+        (("--print-slurm", "--data", "8", "--gpus-per-node", "0"), "--gpus-per-node 0 was requested"),
         (("--print-slurm", "--data", "8", "--gpus-per-node", "4"), "8 ranks cannot be placed evenly"),
         (("--print-slurm", "--data", "8", "--time", "soon"), "--time 'soon' is no time limit"),
         (("--print-slurm", "--data", "8", "--account", "a\nb"), "holds characters that no script line can"),
@@ -255,7 +255,7 @@ def test_a_launcher_with_another_number_of_ranks_is_told_which_there_are(monkeyp
     monkeypatch.setattr("pyperf_suite.planner.commands.study_run.rank_environment", lambda: replace(ALONE, count=4))
     assert {case.parameters.ranks for case in of_this_world(cases)} == {4}
     monkeypatch.setattr("pyperf_suite.planner.commands.study_run.rank_environment", lambda: replace(ALONE, count=3))
-    with pytest.raises(UserError, match=r"No configuration takes 3 ranks .*: those asked for take 1, 2, 4"):
+    with pytest.raises(UserError, match=r"No configuration takes 3 ranks .*: those requested take 1, 2, 4"):
         of_this_world(cases)
 
 

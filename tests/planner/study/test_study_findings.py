@@ -16,9 +16,9 @@ from scipy import stats
 
 from pyperf_suite.findings.data import Bars, Findings, Remark, Table
 from pyperf_suite.planner import study as message
-from pyperf_suite.planner.study import ALL, PROBE, analyse, memory_errors, rank_correlation
+from pyperf_suite.planner.study import ALL, PROBE, analyse, memory_errors
 from pyperf_suite.planner.study.grid import OPERATOR
-from pyperf_suite.planner.study.results import StudyPrediction, StudyResult, results_of
+from pyperf_suite.planner.study.results import StudyPrediction, StudyResult, rank_correlation, results_of
 from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters

@@ -78,10 +78,10 @@ def test_the_same_configuration_named_twice_is_run_once() -> None:
     ("axes", "sentence"),
     [
         ({"data": (3,)}, "A global batch of 8 cannot be cut into micro-batches of 2 on 3"),
-        ({"data": (1, 2, 3)}, "data=3 combines with nothing else asked for: A global batch of 8"),
+        ({"data": (1, 2, 3)}, "data=3 combines with nothing else requested: A global batch of 8"),
         (
             {"data": (1, 2), "chunks": (1, 2)},
-            "chunks=2 combines with nothing else asked for: 2 chunks are of",
+            "chunks=2 combines with nothing else requested: 2 chunks are of",
         ),
         ({"data": (0,)}, "data=0 was requested, but data is at least 1"),
         ({"data": (-2,)}, "data=-2 was requested, but data is at least 1"),
@@ -120,7 +120,7 @@ def test_a_value_that_can_never_be_is_refused_by_name(axes: dict[str, Any], sent
 def test_a_world_that_nothing_takes_is_refused_with_those_there_are() -> None:
     cases = cases_of(default_axes(CPU))
     assert {case.parameters.ranks for case in of_worlds(cases, [2, 4])} == {2, 4}
-    with pytest.raises(UserError, match=r"No configuration takes 6 ranks .*: those asked for take 1, 2, 4"):
+    with pytest.raises(UserError, match=r"No configuration takes 6 ranks .*: those requested take 1, 2, 4"):
         of_worlds(cases, [6])
 
 

@@ -1,7 +1,7 @@
 """The time of an iteration on torch's engines where ranks of one thread share a machine's cores and talk over gloo.
 
 `CpuPrices` prices kernels by straight lines over calls, FLOP and bytes, and `work_of_layer` adds them up as for GPUs.
-Nothing of the exchange is hidden, for whoever sends takes the cores from whoever computes; a pipeline is played,
+Nothing of the exchange is hidden, for whoever sends takes the cores from whoever computes; a pipeline is simulated,
 because a stage that waits leaves its core to the others. What no kernel knows are constants with names.
 """
 
@@ -18,6 +18,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks
 from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
 from pyperf_suite.laws.tiling import nonnegative_fit
+from pyperf_suite.laws.training.data_parallel import BACKWARD_SHARE
 from pyperf_suite.laws.training.memory import FIRST, LAST, Weight, rank_weights, round_robin
 from pyperf_suite.laws.training.pipeline_orders import Action, interleaved, one_forward_one_backward
 from pyperf_suite.laws.transformer import ModelDimensions
@@ -26,7 +27,7 @@ from pyperf_suite.planner.laws.explained import Bytes, Count, Explained
 from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.training.framework import StepConstants
 from pyperf_suite.planner.laws.training.layer_work import work_of_ends, work_of_layer
-from pyperf_suite.planner.laws.training.step import BACKWARD_SHARE, ParallelPlan
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
 
 FLOAT = 4
 LAYOUTS = ("TN", "NN", "NT")
@@ -47,7 +48,7 @@ class CpuPrices:
 
     Features of products are a call, a FLOP and a byte of the operands; of attention a call, a FLOP and a score; of a
     pass through norms and activation functions, and of a copy, a call and a byte; of AdamW's update a tensor and an
-    element. `attention_kind` is the one of ATTENTIONS that is asked for.
+    element. `attention_kind` is the one of ATTENTIONS that is requested.
     """
 
     lines: Mapping[str, tuple[float, ...]]
@@ -252,7 +253,8 @@ def engine_step(
 
     Raises UserError for dimensions that do not divide and for collectives that were not measured.
     """
-    return _EngineStep(model, plan, prices, constants, cores).time()
+    counts = (int(count) for count in (plan.tensor, plan.data, plan.pipeline, plan.chunks))
+    return _EngineStep(model, plan, prices, constants, cores, *counts).time()
 
 
 @dataclass(frozen=True)
@@ -264,22 +266,10 @@ class _EngineStep:
     prices: CpuPrices
     constants: EngineConstants
     cores: int
-
-    @property
-    def tensor(self) -> int:
-        return int(self.plan.tensor)
-
-    @property
-    def data(self) -> int:
-        return int(self.plan.data)
-
-    @property
-    def stages(self) -> int:
-        return int(self.plan.pipeline)
-
-    @property
-    def chunks(self) -> int:
-        return int(self.plan.chunks)
+    tensor: int
+    data: int
+    stages: int
+    chunks: int
 
     @property
     def ranks(self) -> int:
@@ -293,10 +283,10 @@ class _EngineStep:
         plan, crowd = self.plan, self.constants.crowded(self.ranks, self.cores)
         layers, m = self.model.layers // self.stages, int(plan.micro_batches)
         step = StepConstants(self.constants.slowdown, 0.0)
-        layer = work_of_layer(self.model, plan.piece, self.prices, step)
-        ends = work_of_ends(self.model, plan.piece, self.prices, step)
+        layer = work_of_layer(self.model, plan, self.prices, step)
+        ends = work_of_ends(self.model, plan, self.prices, step)
         stage = rank_weights(self.model, self.tensor, self.stages, self.chunks, self.stages - 1)
-        host_s = self.constants.host_s_per_layer * plan.piece.passes / 3
+        host_s = self.constants.host_s_per_layer * plan.passes / 3
         parts: dict[str, Any] = {
             "products": crowd * m * (layers * layer.products + ends.products),
             "attention": crowd * m * layers * layer.attention,
@@ -305,8 +295,8 @@ class _EngineStep:
             "tensor": m * self._tensor_s(layers, crowd),
         }
         if self.stages > 1:
-            played = self._played_s(sum(parts.values()) / crowd, ends.seconds - ends.tensor, m)
-            parts["bubble"] = played - sum(parts.values())
+            scheduled_s = self._schedule_s(sum(parts.values()) / crowd, ends.seconds - ends.tensor, m)
+            parts["bubble"] = scheduled_s - sum(parts.values())
         parts["gradients"], parts["parameters"] = self._exchanged_s(stage, m, crowd)
         parts["optimizer"] = crowd * self._update_s(stage)
         return Explained(sum(parts.values()), parts)
@@ -321,7 +311,7 @@ class _EngineStep:
 
         DTensor keeps what it gathered for backward, which Megatron-LM gathers again.
         """
-        ranks, piece = self.tensor, self.plan.piece
+        ranks, piece = self.tensor, self.plan
         if ranks == 1:
             return 0.0
         size = float(piece.element_bytes * piece.tokens * self.model.hidden)
@@ -330,13 +320,13 @@ class _EngineStep:
         at_ends = 2 * both
         return layers * (2 * passes * both + crowd * self.constants.dtensor_s_per_layer * passes / 2) + at_ends
 
-    def _played_s(self, stage_s: float, ends_s: float, m: int) -> float:
+    def _schedule_s(self, stage_s: float, ends_s: float, m: int) -> float:
         """The schedule played through, `stage_s` being all micro-batches' computation of the last stage, alone."""
         plan = self.plan
         chunks, others = self.chunks, self.tensor * self.data
         ends_s += self.constants.host_s_at_ends
         chunk_s = (stage_s / m - ends_s) / chunks
-        size = float(plan.element_bytes * plan.piece.tokens * self.model.hidden / plan.piece.sequence_ranks)
+        size = float(plan.element_bytes * plan.tokens * self.model.hidden / plan.sequence_ranks)
         send_s = float(self.prices.collective("send_receive", size, 2, 2, None).seconds)
         last = self.stages * chunks - 1
 

@@ -29,7 +29,7 @@ MEANT: Mapping[str, str] = {
     "deepspeed": "DeepSpeed: ZeRO, and the pipeline of Megatron-DeepSpeed",
     "ddp": "DistributedDataParallel",
 }
-# No run of these was published with all that it depends on: they take the constants of one that is alike.
+# No run of these was published with all that it depends on: they take the constants of a similar one.
 LIKE: Mapping[str, Framework] = {"ddp": "fsdp2"}
 # From here on of ZeRO's stages, parameters are sharded by FSDP where no framework is named.
 SHARDED_FROM_STAGE = 2

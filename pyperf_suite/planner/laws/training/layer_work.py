@@ -5,6 +5,7 @@ Prices are apart from constants, so that a fit prices once and tries many consta
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -12,78 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.laws import layer_kinds
-from pyperf_suite.laws.transformer import (
-    PHASES,
-    ModelDimensions,
-    Recompute,
-    Sharding,
-    Sizes,
-    products,
-)
+from pyperf_suite.laws.transformer import PHASES, ModelDimensions, Sharding, Sizes, products
 from pyperf_suite.planner.laws.explained import KernelPrices
 from pyperf_suite.planner.laws.internode import Network
-from pyperf_suite.planner.laws.training.framework import LOW_PRECISION, ExpertKernels, StepConstants
-
-# Bytes of an element of activations and parameters in mixed precision.
-HALF = 2
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """What one GPU sees of a micro-batch of `sequences`: its cut of every layer and of the sequence.
-
-    Only these decide what a layer costs, so plans that differ otherwise share its price. `dtype` is that of products.
-    `expert_groups` of the ranks of TP have experts of their own, which are then cut over the others alone.
-    """
-
-    sequences: Sizes
-    seq: int
-    tensor: Sizes = 1
-    context: Sizes = 1
-    expert: Sizes = 1
-    recompute: Recompute = "nothing"
-    fused_attention: bool = True
-    sequence_parallel: bool = False
-    ranks_per_node: int = 8
-    element_bytes: int = HALF
-    dtype: str = "bf16"
-    recompute_share: float = 1.0
-    overlap_tensor: bool = False
-    expert_groups: Sizes = 1
-    expert_kernels: ExpertKernels = "launched"
-
-    @property
-    def tokens(self) -> Any:
-        return self.sequences * self.seq // self.context
-
-    @property
-    def sharding(self) -> Sharding:
-        return Sharding(self.tensor, self.sequence_parallel, self.expert)
-
-    @property
-    def sequence_ranks(self) -> Sizes:
-        """Over how many ranks the sequence is cut where TP leaves tokens whole."""
-        return self.tensor if self.sequence_parallel else 1
-
-    @property
-    def per_node_beside_tensor(self) -> Any:
-        """Of ranks that differ in all but TP, those that share a node."""
-        return np.maximum(1, self.ranks_per_node // self.tensor)
-
-    @property
-    def again(self) -> float:
-        """The share of a layer's forward pass that backward computes again."""
-        return self.recompute_share if self.recompute == "layers" else 0.0
-
-    @property
-    def attention_again(self) -> float:
-        return 1.0 if self.recompute == "attention" else self.again
-
-    @property
-    def passes(self) -> float:
-        """Forward passes' worth of launches of a layer: backward launches twice as many kernels."""
-        return 3 + self.again
-
+from pyperf_suite.planner.laws.training.framework import LOW_PRECISION, StepConstants
+from pyperf_suite.planner.laws.training.plan import HALF, ParallelPlan
 
 # All of these are of 16 bits an element, and more for wider ones in proportion.
 # Forward passes over a layer's b·s·h elements that TP leaves whole, in bytes an element: two norms read and write (8);
@@ -99,7 +33,7 @@ BACKWARD_BYTES_RATIO = 1.5
 LOSS_BYTES_PER_ELEMENT = 16
 # all_reduces of the activations, a layer, of TP in one pass (Shoeybi et al. 2019, Megatron-LM, section 3).
 ALL_REDUCES_PER_PASS = 2
-# Ring attention adds each piece's result to what is there, in single precision, and scales it: reads both, writes one;
+# Ring attention adds each plan's result to what is there, in single precision, and scales it: reads both, writes one;
 # backward adds gradients of queries, keys and values likewise.
 MERGED_BYTES_PER_ELEMENT = 12
 # An operand of a product of 8 bits is read in 16 bits and written in 8, once as it is and once transposed.
@@ -173,15 +107,15 @@ class StepWork:
 
 
 def gather_prices(prices: Any, places: NDArray[np.intp], shape: tuple[int, ...]) -> Any:
-    """Prices of distinct pieces, at the places of a grid's plans."""
+    """Prices of distinct plans, at the places of a grid's plans."""
     count = max(np.size(getattr(prices, field.name)) for field in fields(prices))
     whole = {field.name: np.broadcast_to(getattr(prices, field.name), (count,)) for field in fields(prices)}
     return type(prices)(**{name: each[places].reshape(shape) for name, each in whole.items()})
 
 
-def exposed_comm_s(sent_s: Any, beside_s: Any, taken: Any) -> Any:
-    """What sending during a computation of `beside_s` costs: what is longer, and what it takes from the computation."""
-    longer = np.maximum(0.0, sent_s - beside_s)
+def exposed_comm_s(sent_s: Any, during_s: Any, taken: Any) -> Any:
+    """What sending during a computation of `during_s` costs: what is longer, and what it takes from the computation."""
+    longer = np.maximum(0.0, sent_s - during_s)
     return longer + taken * (sent_s - longer)
 
 
@@ -191,128 +125,274 @@ def taken_share(ranks: Sizes, per_node: Sizes) -> Any:
 
 
 def work_of_layer(
-    model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, constants: StepConstants
+    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, constants: StepConstants
 ) -> StepWork:
     """One layer's passes over one micro-batch; what is computed again in backward counts twice forward."""
-    return layer_work(price_layer(model, piece, prices, constants.network), piece, constants)
+    return layer_work(price_layer(model, plan, prices, constants.network), plan, constants)
 
 
-def work_of_ends(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, constants: StepConstants) -> StepWork:
+def work_of_ends(
+    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, constants: StepConstants
+) -> StepWork:
     """The logits and their loss, and what TP sums up at either end."""
-    return ends_work(price_ends(model, piece, prices, constants.network), piece, constants)
+    return ends_work(price_ends(model, plan, prices, constants.network), plan, constants)
 
 
-def layer_work(layer: LayerPrices, piece: MicroBatch, constants: StepConstants) -> StepWork:
+def layer_work(layer: LayerPrices, plan: ParallelPlan, constants: StepConstants) -> StepWork:
     """What a framework with these constants takes for a layer of those prices."""
-    c, forward, attended = constants, 1 + piece.again, 1 + piece.attention_again
-    slower = c.of_products(piece.dtype)
-    plain = slower * (forward * layer.forward + layer.backward)
-    # Grouped products of 8 bits have a law of their own, with the casts of their operands.
-    narrow = c.narrow_experts if piece.dtype in LOW_PRECISION else 1.0
-    fused = c.fused_experts if piece.expert_kernels == "fused" else 1.0
-    routed = fused * narrow * c.slowdown * c.experts * (forward * layer.experts_forward + layer.experts_backward)
-    kernel = c.slowdown * (c.attention if piece.fused_attention else c.scores)
-    attention_forward, attention_backward = kernel * layer.attention_forward, kernel * layer.attention_backward
-    passes = forward + BACKWARD_BYTES_RATIO
-    memory = c.memory * (passes * layer.memory + (attended + BACKWARD_BYTES_RATIO) * layer.scores)
-    memory = memory + c.cast * (forward + 1) / 2 * layer.cast
-    summed = ALL_REDUCES_PER_PASS * (forward + 1) * layer.summed
-    if piece.overlap_tensor:
-        tensor = c.tensor_overlapped * summed
-    else:
+    c, attended = constants, 1 + plan.attention_recompute_fraction
+
+    def of(*kinds: str) -> Any:
+        return sum(times[kind][0] * times[kind][1] * getattr(layer, kind) for kind in kinds)
+
+    times = passes_and_slowdown(plan, constants)
+    products_s = of("forward", "backward")
+    routed_s = of("experts_forward", "experts_backward")
+    tensor_s = of("summed")
+    if not plan.overlap_tensor:
         # SP gathers each block's input once more, during a gradient's product: backward is two such passes.
-        beside = (plain + routed) / (forward + 2)
-        tensor = c.tensor * (summed + exposed_comm_s(ALL_REDUCES_PER_PASS * layer.gathered, beside, layer.taken_tensor))
-    context = exposed_comm_s(attended * layer.ring, attended * attention_forward, layer.taken_context) + exposed_comm_s(
-        2 * layer.ring, attention_backward, layer.taken_context
-    )
+        during_s = (products_s + routed_s) / (3 + plan.recompute_fraction)
+        again_s = exposed_comm_s(ALL_REDUCES_PER_PASS * layer.gathered, during_s, layer.taken_tensor)
+        tensor_s = tensor_s + c.tensor * again_s
+    forward_s, backward_s = of("attention_forward"), of("attention_backward")
+    context_s = exposed_comm_s(attended * layer.ring, forward_s, layer.taken_context)
+    context_s = context_s + exposed_comm_s(2 * layer.ring, backward_s, layer.taken_context)
     work = StepWork(
-        plain + routed,
-        attended * attention_forward + attention_backward,
-        c.slowdown * memory,
-        tensor,
-        context,
-        fused * c.slowdown * c.permute * (forward + 1) * layer.permuted
-        + fused * c.all_to_all * (4 + 2 * piece.again) * layer.all_to_all,
+        products_s + routed_s,
+        forward_s + backward_s,
+        of("memory", "scores", "cast"),
+        tensor_s,
+        context_s,
+        of("permuted", "all_to_all"),
     )
     launched = c.host_s_per_layer + (
-        layer.local_experts * c.expert_host_s if piece.expert_kernels == "launched" else 0.0
+        layer.local_experts * c.expert_host_s if plan.expert_kernels == "launched" else 0.0
     )
-    return replace(work, host=np.maximum(0.0, piece.passes * launched - work.seconds))
+    return replace(work, host=np.maximum(0.0, plan.passes * launched - work.seconds))
 
 
-def ends_work(ends: EndPrices, piece: MicroBatch, constants: StepConstants) -> StepWork:
+def ends_work(ends: EndPrices, plan: ParallelPlan, constants: StepConstants) -> StepWork:
     """The same of what stands outside of the layers."""
-    c = constants
-    exposed = c.tensor_overlapped if piece.overlap_tensor else c.tensor
-    return StepWork(
-        c.slowdown * ends.products, 0.0, c.slowdown * c.memory * ends.loss, exposed * ALL_REDUCES_PER_PASS * ends.summed
-    )
+    slower = {kind: slowdown for kind, (_, slowdown) in passes_and_slowdown(plan, constants).items()}
+    tensor_s = slower["summed"] * ALL_REDUCES_PER_PASS * ends.summed
+    return StepWork(slower["ends"] * ends.products, 0.0, slower["loss"] * ends.loss, tensor_s)
+
+
+def passes_and_slowdown(plan: ParallelPlan, constants: StepConstants) -> dict[str, tuple[Any, Any]]:
+    """Of each kind of kernel calls how often a micro-batch runs it, forward and backward together, and by how much.
+
+    The second is what a call takes longer within a step than its law says, below 1 where it is hidden.
+    """
+    c, forward, attended = constants, 1 + plan.recompute_fraction, 1 + plan.attention_recompute_fraction
+    plain, memory = c.of_products(plan.dtype), c.slowdown * c.memory
+    # Grouped products of 8 bits have a law of their own, with the casts of their operands.
+    narrow = c.narrow_experts if plan.dtype in LOW_PRECISION else 1.0
+    fused = c.fused_experts if plan.expert_kernels == "fused" else 1.0
+    experts = fused * narrow * c.slowdown * c.experts
+    attention = c.slowdown * (c.attention if plan.fused_attention else c.scores)
+    # What is left of an exchange that a gradient's product hides: what it takes from the product.
+    gathers = ALL_REDUCES_PER_PASS * taken_share(plan.tensor, plan.ranks_per_node)
+    return {
+        "forward": (forward, plain),
+        "backward": (1.0, plain),
+        "experts_forward": (forward, experts),
+        "experts_backward": (1.0, experts),
+        "attention_forward": (attended, attention),
+        "attention_backward": (1.0, attention),
+        "scores": (attended + BACKWARD_BYTES_RATIO, memory),
+        "memory": (forward + BACKWARD_BYTES_RATIO, memory),
+        "cast": ((forward + 1) / 2, c.slowdown * c.cast),
+        "permuted": (forward + 1, fused * c.slowdown * c.permute),
+        "all_to_all": (4 + 2 * plan.recompute_fraction, fused * c.all_to_all),
+        "summed": (ALL_REDUCES_PER_PASS * (forward + 1), c.tensor_overlapped if plan.overlap_tensor else c.tensor),
+        "gathered": (gathers, 0.0 if plan.overlap_tensor else c.tensor),
+        "ends": (1.0, c.slowdown),
+        "loss": (1.0, memory),
+    }
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One kind of work of a rank's micro-batch: `calls` of a method `law` of the prices, in all layers, each pass once.
+
+    `kind` is the field of LayerPrices or EndPrices that it counts in; `fixed` arguments come before the sizes, `flags`
+    after them. `wide` work stays in 16 bits where products have fewer.
+    """
+
+    name: str
+    law: str
+    kind: str
+    sizes: tuple[Any, ...]
+    calls: Any
+    fixed: tuple[Any, ...] = ()
+    flags: tuple[Any, ...] = ()
+    wide: bool = False
+
+    def seconds(self, prices: KernelPrices) -> Any:
+        """Of all calls."""
+        prices = wide(prices) if self.wide else prices
+        sizes = self.sizes if self.law in ("memory_bound", "collective") else map(_size, self.sizes)
+        found = getattr(prices, self.law)(*self.fixed, *sizes, *self.flags)
+        return as_plain(self.calls) * found.seconds
+
+
+PASS_NAMES = (("forward", False), ("backward", True))
+
+
+def kernel_calls(model: ModelDimensions, plan: ParallelPlan, network: Network | None = None) -> Iterator[KernelCall]:
+    """What a rank computes, and sends over TP, for a micro-batch: the one list that `size` itemises and `layout` sums.
+
+    Sizes may be arrays over a grid of models or of plans. A grid has places where ranks are more than what they share;
+    laws refuse such sizes, so there they get the nearest possible ones.
+    """
+    yield from _product_calls(model, plan)
+    yield from _expert_calls(model, plan)
+    yield from (_fused_attention_calls if plan.fused_attention else _plain_attention_calls)(model, plan)
+    yield from _memory_calls(model, plan)
+    tensor = np.asarray(plan.tensor)
+    if np.any(tensor > 1):
+        calls = np.where(tensor > 1, np.asarray(model.layers), 0)
+        sizes = (plan.element_bytes * plan.tokens * model.hidden, _size(np.maximum(tensor, 2)))
+        flags = (plan.ranks_per_node, network)
+        for op in ("reduce_scatter", "all_gather") if plan.sequence_parallel else ("all_reduce",):
+            yield KernelCall(op, "collective", "summed", sizes, calls, (op,), flags)
+        if plan.sequence_parallel:
+            yield KernelCall("all_gather again", "collective", "gathered", sizes, calls, ("all_gather",), flags)
+
+
+def _product_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[KernelCall]:
+    cast_elements: Any = 0.0
+    for product in products(model, plan.tokens, plan.sharding, phases=PHASES):
+        if product.routed:
+            continue
+        kind = "ends" if product.outside_layers else "forward" if product.phase == "fprop" else "backward"
+        sizes = tuple(np.maximum(size, 1) for size in (product.m, product.n, product.k))
+        yield KernelCall(
+            f"{product.part}, {product.phase}", "gemm", kind, sizes, product.calls, (product.layout,),
+            wide=product.outside_layers or product.part == "router",
+        )  # fmt: skip
+        if kind == "forward":
+            elements = product.m * (1.0 * product.n + product.k)
+            cast_elements = cast_elements + product.calls / model.layers * elements
+    if plan.dtype in LOW_PRECISION:
+        routed = _routed_tokens(model, plan) * (2.0 * model.hidden + 3.0 * model.expert_ffn / plan.tensor)
+        nbytes = CAST_BYTES_PER_ELEMENT * (cast_elements + routed)
+        yield KernelCall("casts of operands", "memory_bound", "cast", (nbytes,), np.asarray(model.layers))
+
+
+def _expert_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[KernelCall]:
+    """Routed experts with their activation function: one grouped product forward, and one for both gradients."""
+    groups = plan.expert_groups
+    sharding = Sharding(plan.tensor // groups, plan.sequence_parallel, plan.expert)
+    block = layer_kinds.expert_block(model, -(-plan.tokens // groups), sharding)
+    if block is None:
+        return
+    *sizes, tp = block.sizes
+    tp = np.where(np.asarray(block.width) % tp == 0, tp, 1)
+    for name, backward in PASS_NAMES:
+        kind, flags = f"experts_{name}", (block.gated, backward)
+        yield KernelCall(f"experts, {name}", "grouped_gemm", kind, (*sizes, tp), block.calls, (), flags)
+    nbytes = PERMUTED_BYTES_PER_ELEMENT * _routed_tokens(model, plan) * model.hidden
+    if np.any(nbytes):
+        yield KernelCall("tokens sorted by expert", "memory_bound", "permuted", (nbytes,), np.asarray(model.layers))
+
+
+def _routed_tokens(model: ModelDimensions, plan: ParallelPlan) -> Any:
+    """Tokens of a rank times the experts of each, in a layer; of a model with dense layers too their mean."""
+    if model.experts == 1:
+        return 0.0
+    return model.sparse_layers / model.layers * plan.tokens / plan.expert_groups * model.top_k
+
+
+def _fused_attention_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[KernelCall]:
+    """One kernel a layer, by kinds of layers.
+
+    With CP over c ranks each has its share of the queries and meets one share of the keys after the other: c kernels
+    of a c-th of the sequence, as causal as the whole where queries are dealt out evenly (Liu et al. 2023, Ring
+    Attention; Brandon et al. 2023, Striped Attention). A window reaches its own share alone, and chunks are dealt out.
+    """
+    latent, pieces = layer_kinds.is_deepseeks_latent(model), np.asarray(plan.context)
+    for call in layer_kinds.attention_calls(model, plan.micro_batch, plan.seq, plan.sharding):
+        batch, seq, times = call.batch, call.seq // pieces, np.asarray(1) if call.is_windowed else pieces
+        if call.is_windowed and not call.window:
+            batch, seq = -(-call.batch // pieces), call.seq
+        heads = np.maximum(call.heads, 1)
+        kv_heads = np.where(heads % call.kv_heads == 0, call.kv_heads, 1)
+        # Queries and values of latent attention differ in width: as much work is done at their mean.
+        head_dim = (np.asarray(call.head_dim) + call.value_head_dim) // 2
+        # A window as long as the sequence is none.
+        window = np.where(np.asarray(seq) > call.window, call.window, 0)
+        sizes = (batch, seq, heads) if latent else (batch, seq, heads, kv_heads, head_dim, window)
+        for name, backward in PASS_NAMES:
+            law, fixed = ("latent_attention", (backward,)) if latent else ("attention", (call.causal, backward))
+            kind = f"attention_{name}"
+            yield KernelCall(f"{call.name}, {name}", law, kind, sizes, times * np.asarray(call.calls), fixed)
+            if np.any(times > 1):
+                merges = (times - 1) * np.asarray(call.calls)
+                merged: Any = MERGED_BYTES_PER_ELEMENT * np.asarray(batch * seq) * head_dim
+                for count, once in ((heads, 1), (kv_heads, 2)) if backward else ((heads, 1),):
+                    yield KernelCall("pieces merged", "memory_bound", kind, (merged * count,), once * merges)
+
+
+def _plain_attention_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[KernelCall]:
+    """One product for each head, all of them as one as wide: as much is computed, written and read.
+
+    Scores lie in memory, those outside of a window too.
+    """
+    call = layer_kinds.attention_call(model, plan.micro_batch, plan.seq, plan.sharding)
+    seq, heads, calls = plan.seq, call.batch * call.heads, np.asarray(call.calls) / plan.context
+    unaligned = UNALIGNED_HEADS if int(call.head_dim) % ALIGNED_HEAD_DIM else 1.0
+    # Backward has two of each, one for either operand.
+    for name, times in (("forward", 1), ("backward", 2)):
+        for n, k in ((heads * seq, int(call.head_dim)), (heads * int(call.value_head_dim), seq)):
+            yield KernelCall(
+                f"attention, {name}", "gemm", f"attention_{name}", (seq, n, k), unaligned * times * calls, ("TN",),
+                wide=True,
+            )  # fmt: skip
+    scores = plan.element_bytes / HALF * SCORE_BYTES_PER_ELEMENT * heads * seq**2
+    yield KernelCall("softmax", "memory_bound", "scores", (scores / plan.context,), np.asarray(call.calls))
+
+
+def _memory_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[KernelCall]:
+    wider, tokens = plan.element_bytes / HALF, plan.tokens
+    stream = wider * WHOLE_BYTES_PER_ELEMENT * tokens * model.hidden / plan.sequence_ranks
+    yield KernelCall("norms and residuals", "memory_bound", "memory", (stream,), np.asarray(model.layers))
+    for name, width, layers in layer_kinds.activation_widths(model):
+        mlp = wider * MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * tokens * np.asarray(width) / plan.tensor
+        yield KernelCall(name, "memory_bound", "memory", (mlp,), np.asarray(layers))
+    logits = LOSS_BYTES_PER_ELEMENT * tokens * np.asarray(model.vocab) / plan.tensor
+    yield KernelCall("loss", "memory_bound", "loss", (logits,), np.asarray(1))
 
 
 def price_layer(
-    model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: Network | None
+    model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None
 ) -> LayerPrices:
-    """The kernels and collectives of one layer, of a model with dense and sparse ones their mean."""
-    plain = dict.fromkeys(PHASES, 0.0)
-    cast_elements: Any = 0.0
-    for product in products(model, piece.tokens, piece.sharding, phases=PHASES):
-        if product.outside_layers or product.routed:
-            continue
-        kept = wide(prices) if product.part == "router" else prices
-        each = kept.gemm(product.layout, _size(product.m), _size(product.n), _size(product.k)).seconds
-        plain[product.phase] += _size(product.calls) * each / model.layers
-        if product.phase == "fprop":
-            cast_elements = cast_elements + product.calls / model.layers * product.m * (1.0 * product.n + product.k)
-    experts_s, rows = _expert_prices(model, piece, prices)
-    cast_elements = cast_elements + rows * (2.0 * model.hidden + 3.0 * model.expert_ffn / piece.tensor)
-    forward_s, backward_s, scores_s = _attention_prices(model, piece, prices)
-    wider = piece.element_bytes / HALF
-    whole = wider * WHOLE_BYTES_PER_ELEMENT * piece.tokens * model.hidden / piece.sequence_ranks
-    moved_s = prices.memory_bound(whole).seconds
-    for _, width, layers in layer_kinds.activation_widths(model):
-        mlp = wider * MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * piece.tokens * width / piece.tensor
-        moved_s = moved_s + prices.memory_bound(mlp).seconds * (layers / model.layers)
-    cast: Any = 0.0
-    if piece.dtype in LOW_PRECISION:
-        cast = prices.memory_bound(CAST_BYTES_PER_ELEMENT * cast_elements).seconds
-    tensor_taken = taken_share(piece.tensor, piece.ranks_per_node)
-    context_taken = taken_share(piece.context, piece.per_node_beside_tensor)
-    gathered: Any = 0.0
-    if piece.sequence_parallel:
-        size = piece.element_bytes * piece.tokens * model.hidden
-        gathered = prices.collective("all_gather", size, piece.tensor, piece.ranks_per_node, network).seconds
-    local_experts = model.sparse_layers / model.layers * model.experts / piece.expert if model.experts > 1 else 0.0
+    """The kernels and collectives of one layer, of a model with several kinds of layers their mean."""
+    found: dict[str, Any] = dict.fromkeys((field.name for field in fields(LayerPrices)), 0.0)
+    for call in kernel_calls(model, plan, network):
+        if call.kind in found:
+            found[call.kind] = found[call.kind] + call.seconds(prices) / model.layers
+    routed = model.sparse_layers / model.layers * model.experts if model.experts > 1 else 0.0
     return LayerPrices(
-        plain["fprop"],
-        plain["dgrad"] + plain["wgrad"],
-        experts_s[0],
-        experts_s[1],
-        forward_s,
-        backward_s,
-        scores_s,
-        moved_s,
-        cast,
-        _summed_s(model, piece, prices, network),
-        gathered,
-        _ring_s(model, piece, prices, network),
-        _all_to_all_s(model, piece, prices, network),
-        tensor_taken,
-        context_taken,
-        prices.memory_bound(PERMUTED_BYTES_PER_ELEMENT * rows * model.hidden).seconds if np.any(rows) else 0.0,
-        local_experts + np.zeros(np.shape(moved_s)),
+        **found
+        | {
+            "ring": _ring_s(model, plan, prices, network),
+            "all_to_all": _all_to_all_s(model, plan, prices, network),
+            "taken_tensor": taken_share(plan.tensor, plan.ranks_per_node),
+            "taken_context": taken_share(plan.context, plan.per_node_next_to_tensor),
+            "local_experts": routed / plan.expert + np.zeros(np.shape(found["memory"])),
+        }
     )
 
 
-def price_ends(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: Network | None) -> EndPrices:
+def price_ends(model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None) -> EndPrices:
     """The logits, which stay in 16 bits, their loss, and one exchange of TP."""
-    total: Any = 0.0
-    for product in products(model, piece.tokens, piece.sharding, phases=PHASES):
-        if product.outside_layers:
-            each = wide(prices).gemm(product.layout, _size(product.m), _size(product.n), _size(product.k)).seconds
-            total = total + _size(product.calls) * each
-    logits = LOSS_BYTES_PER_ELEMENT * piece.tokens * model.vocab / piece.tensor
-    return EndPrices(total, prices.memory_bound(logits).seconds, _summed_s(model, piece, prices, network))
+    found: dict[str, Any] = {"ends": 0.0, "loss": 0.0, "summed": 0.0}
+    for call in kernel_calls(model, plan, network):
+        if call.kind in found:
+            once = np.maximum(call.calls, 1) if call.kind == "summed" else 1.0
+            found[call.kind] = found[call.kind] + call.seconds(prices) / once
+    return EndPrices(found["ends"], found["loss"], found["summed"])
 
 
 def wide(prices: Any) -> KernelPrices:
@@ -321,107 +401,27 @@ def wide(prices: Any) -> KernelPrices:
     return found
 
 
-def _expert_prices(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices) -> tuple[tuple[Any, Any], Any]:
-    """Of a layer's routed experts their grouped products, forward and backward, and the rows of a rank's tokens."""
-    groups = piece.expert_groups
-    sharding = Sharding(piece.tensor // groups, piece.sequence_parallel, piece.expert)
-    block = layer_kinds.expert_block(model, -(-piece.tokens // groups), sharding)
-    if block is None:
-        return (0.0, 0.0), 0.0
-    share = block.calls / model.layers
-    forward_s, backward_s = (
-        prices.grouped_gemm(*block.sizes, block.gated, way).seconds * share for way in (False, True)
-    )
-    return (forward_s, backward_s), share * piece.tokens / groups * model.top_k
-
-
-def _attention_prices(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices) -> tuple[Any, Any, Any]:
-    """Seconds of one layer's attention, forward and backward, and of the forward passes over scores in memory.
-
-    It is the mean of all layers. Scores that lie in memory are all there, also those outside of a window.
-    """
-    if piece.fused_attention:
-        kinds = [
-            (call.calls / model.layers, *_fused_attention_s(model, call, piece, prices))
-            for call in layer_kinds.attention_calls(model, piece.sequences, piece.seq, piece.sharding)
-        ]
-        forward_s, backward_s = (sum(kind[0] * kind[way] for kind in kinds) for way in (1, 2))
-        return forward_s, backward_s, 0.0
-    call = layer_kinds.attention_call(model, piece.sequences, piece.seq, piece.sharding)
-    batch, seq, heads = _size(call.batch), piece.seq, _size(call.heads)
-    # One product for each head, all of them as one as wide: as much is computed, written and read.
-    ours = piece.context * model.layers / call.calls
-    in_16_bits = wide(prices)
-    scores_s = in_16_bits.gemm("TN", seq, _size(batch * heads * seq), int(call.head_dim)).seconds / ours
-    values_s = in_16_bits.gemm("TN", seq, _size(batch * heads * int(call.value_head_dim)), seq).seconds / ours
-    wider = piece.element_bytes / HALF
-    memory_s = prices.memory_bound(wider * SCORE_BYTES_PER_ELEMENT * batch * heads * seq**2 / ours).seconds
-    unaligned = UNALIGNED_HEADS if int(call.head_dim) % ALIGNED_HEAD_DIM else 1.0
-    # Backward has two of each, one for either operand.
-    both_s = unaligned * (scores_s + values_s)
-    return both_s, 2 * both_s, memory_s
-
-
-def _fused_attention_s(
-    model: ModelDimensions, call: layer_kinds.AttentionCall, piece: MicroBatch, prices: KernelPrices
-) -> tuple[Any, Any]:
-    """Seconds of one layer's attention with a fused kernel, forward and backward.
-
-    With CP over c ranks each has its share of the queries and meets one share of the keys after the other: c kernels
-    of a c-th of the sequence, as causal as the whole where queries are dealt out evenly (Liu et al. 2023, Ring
-    Attention; Brandon et al. 2023, Striped Attention). A window reaches its own share alone, and chunks are dealt out.
-    """
-    pieces = piece.context
-    batch, seq, heads = _size(call.batch), _size(call.seq // pieces), _size(call.heads)
-    if call.is_windowed and not call.window:
-        batch, seq = _size(-(-call.batch // pieces)), _size(call.seq)
-    # Queries and values of latent attention differ in width: as much work is done at their mean.
-    head_dim = (int(call.head_dim) + int(call.value_head_dim)) // 2
-    window = _size(np.where(np.asarray(seq) > call.window, call.window, 0))
-
-    def once_s(backward: bool) -> Any:
-        if layer_kinds.is_deepseeks_latent(model):
-            return prices.latent_attention(backward, batch, seq, heads).seconds
-        shape = (batch, seq, heads, _size(call.kv_heads), head_dim, window)
-        return prices.attention(call.causal, backward, *shape).seconds
-
-    if call.is_windowed:
-        return once_s(False), once_s(True)
-    merged: Any = MERGED_BYTES_PER_ELEMENT * batch * seq * head_dim
-    merged_s = prices.memory_bound(merged * heads).seconds
-    both_s = merged_s + 2 * prices.memory_bound(merged * call.kv_heads).seconds
-    return pieces * once_s(False) + (pieces - 1) * merged_s, pieces * once_s(True) + (pieces - 1) * both_s
-
-
-def _summed_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: Network | None) -> Any:
-    """Of one micro-batch's activations over TP: an all_reduce, or with SP its two halves, a layer between them."""
-    size, ranks, per_node = piece.element_bytes * piece.tokens * model.hidden, piece.tensor, piece.ranks_per_node
-    if not piece.sequence_parallel:
-        return prices.collective("all_reduce", size, ranks, per_node, network).seconds
-    return sum(prices.collective(op, size, ranks, per_node, network).seconds for op in ("reduce_scatter", "all_gather"))
-
-
-def _ring_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: Network | None) -> Any:
+def _ring_s(model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None) -> Any:
     """One round of CP's ring: keys and values (Liu et al. 2023, Ring Attention with Blockwise Transformers)."""
-    if not np.any(np.asarray(piece.context) > 1):
+    if not np.any(np.asarray(plan.context) > 1):
         return 0.0
-    call = layer_kinds.attention_call(model, piece.sequences, piece.seq, piece.sharding)
-    size: Any = piece.element_bytes * call.batch * call.seq * call.kv_heads * (call.head_dim + call.value_head_dim)
-    once_s = prices.collective("all_gather", size, piece.context, piece.per_node_beside_tensor, network).seconds
+    call = layer_kinds.attention_call(model, plan.micro_batch, plan.seq, plan.sharding)
+    size: Any = plan.element_bytes * call.batch * call.seq * call.kv_heads * (call.head_dim + call.value_head_dim)
+    once_s = prices.collective("all_gather", size, plan.context, plan.per_node_next_to_tensor, network).seconds
     # A window or a chunk needs next to nothing from other ranks.
     return once_s * ((model.layers - model.windowed_layers) / model.layers)
 
 
-def _all_to_all_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: Network | None) -> Any:
+def _all_to_all_s(model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None) -> Any:
     """Tokens to their experts, or back, in a layer: as `expert_parallel`."""
-    if not np.any(np.asarray(piece.expert) > 1):
+    if not np.any(np.asarray(plan.expert) > 1):
         return 0.0
-    per_node = np.where(np.asarray(piece.expert_groups) > 1, piece.ranks_per_node, piece.per_node_beside_tensor)
+    per_node = np.where(np.asarray(plan.expert_groups) > 1, plan.ranks_per_node, plan.per_node_next_to_tensor)
     # A token is sent to a node once, however many of its experts are there.
-    nodes = np.maximum(1, np.asarray(piece.expert) // per_node)
+    nodes = np.maximum(1, np.asarray(plan.expert) // per_node)
     copies = np.where(nodes > 1, nodes * (1 - (1 - 1 / nodes) ** model.top_k), model.top_k)
-    size = piece.element_bytes * piece.tokens * model.hidden * copies / piece.sequence_ranks
-    once_s = prices.collective("all_to_all", as_plain(size), piece.expert, _size(per_node), network).seconds
+    size = plan.element_bytes * plan.tokens * model.hidden * copies / plan.sequence_ranks
+    once_s = prices.collective("all_to_all", as_plain(size), plan.expert, _size(per_node), network).seconds
     return once_s * model.sparse_layers / model.layers
 
 

@@ -17,7 +17,7 @@ from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.training.memory import MemoryNeed, Verdict, training_memory
 from pyperf_suite.laws.transformer import ModelDimensions, Recompute
 from pyperf_suite.planner.laws.training.framework import SHARDED_FROM_STAGE, ExpertKernels, Framework
-from pyperf_suite.planner.laws.training.step import ParallelPlan
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
 
 # Columns without which a run cannot be predicted.
 NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "gpus", "global_batch")
@@ -94,7 +94,7 @@ class TrainingRun:
     def _need(self, recompute: Recompute) -> MemoryNeed:
         plan = self.plan
         return training_memory(
-            self.model, plan.micro_batch, plan.seq, plan.piece.sharding, data_ranks=plan.shards * plan.expert_groups,
+            self.model, plan.micro_batch, plan.seq, plan.sharding, data_ranks=plan.shards * plan.expert_groups,
             zero_stage=plan.zero_stage, stages=plan.pipeline, recompute=recompute, chunks=plan.chunks,
             micro_batches=plan.micro_batches, context=plan.context,
         )  # fmt: skip

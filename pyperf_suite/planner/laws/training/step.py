@@ -10,33 +10,28 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.laws.training.memory import LAST_STAGE, Offload
-from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sizes, check_recompute
+from pyperf_suite.laws.training.data_parallel import BACKWARD_SHARE
+from pyperf_suite.laws.training.memory import LAST_STAGE
+from pyperf_suite.laws.transformer import ModelDimensions, Sizes
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
 from pyperf_suite.planner.laws.explained import Explained, KernelPrices
 from pyperf_suite.planner.laws.internode import Network
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import (
-    DTYPES,
     LOW_PRECISION,
     SHARDED_FROM_STAGE,
-    ExpertKernels,
     FoundConstants,
     StepConstants,
-    check_framework,
     found_constants,
     joined,
     usual_framework,
 )
 from pyperf_suite.planner.laws.training.layer_work import (
-    HALF,
     EndPrices,
     LayerPrices,
-    MicroBatch,
     StepWork,
     as_plain,
     ends_work,
@@ -47,141 +42,8 @@ from pyperf_suite.planner.laws.training.layer_work import (
     price_layer,
     taken_share,
 )
-from pyperf_suite.planner.laws.training.offload import UNSURE, Host, check_offload, offloaded, usual_host
-
-
-@dataclass(frozen=True)
-class ParallelPlan:
-    """How an iteration is run: `global_batch` sequences of `seq` tokens, over tensor · context · data · pipeline GPUs.
-
-    Ranks are placed as Megatron-LM does, TP innermost, then CP, DP and PP, on nodes of `ranks_per_node`. `pipeline`
-    stages hold `chunks` groups of layers each (interleaved schedule, virtual PP); `context` cuts the sequence (ring
-    attention), `expert` spreads experts over ranks of DP · CP. ZeRO shares over DP · CP. `recompute` "layers" is full
-    activation checkpointing: backward computes each layer's forward again; "attention" the part between projections
-    (selective). `fused_attention` keeps no scores in memory, as FlashAttention. `sequence_parallel` cuts along the
-    sequence what TP leaves whole. `overlap_gradients` sends gradients, and what ZeRO gathers, during computation.
-    `gradient_bytes` is one element of a gradient as it is sent, `element_bytes` one of activations and of parameters as
-    they are computed with, `dtype` that of products in layers, of DTYPES. `framework` runs it, one of FRAMEWORKS; None:
-    `usual_framework`. `overlap_tensor` hides the exchange of TP behind products, as NeMo's recipes do. Where layers are
-    recomputed, it is `recompute_share` of them. `uneven_stages` lets stages differ by a layer: embedding and logits
-    count as one each where layers come out even so. `first_layers` and `last_layers` are what the first and last stage
-    have, the others sharing the rest; 0: as all. `whole_experts` are not cut over TP (Megatron-Core, ETP 1).
-    `expert_kernels` is how those of experts run.
-
-    Counts may be arrays that broadcast together. `offload` is what leaves the GPU, of OFFLOADS, to its share of a
-    `host`, None: of the maker's server. Raises UserError for numbers below 1, a stage of ZeRO that there is
-    not, or a batch, a sequence or experts that do not divide.
-    """
-
-    global_batch: int
-    micro_batch: Sizes
-    seq: int
-    tensor: Sizes = 1
-    data: Sizes = 1
-    pipeline: Sizes = 1
-    recompute: Recompute = "nothing"
-    fused_attention: bool = True
-    overlap_gradients: bool = False
-    gradient_bytes: Sizes = HALF
-    ranks_per_node: int = 8
-    chunks: Sizes = 1
-    context: Sizes = 1
-    expert: Sizes = 1
-    zero_stage: Sizes = 0
-    sequence_parallel: bool = False
-    element_bytes: int = HALF
-    dtype: str = "bf16"
-    framework: str | None = None
-    offload: Offload = "none"
-    host: Host | None = None
-    overlap_tensor: bool = False
-    recompute_share: float = 1.0
-    uneven_stages: bool = False
-    first_layers: int = 0
-    last_layers: int = 0
-    whole_experts: bool = False
-    expert_kernels: ExpertKernels = "launched"
-
-    def __post_init__(self) -> None:
-        check_recompute(self.recompute)
-        check_offload(self.offload)
-        if self.framework is not None:
-            check_framework(self.framework)
-        if self.dtype not in DTYPES:
-            raise UserError(f"Nothing trains in {self.dtype!r}: choose from {', '.join(DTYPES)}.")
-        sizes = (self.global_batch, self.micro_batch, self.seq, self.tensor, self.data, self.pipeline, self.chunks,
-                 self.context, self.expert, self.gradient_bytes, self.ranks_per_node, self.element_bytes)  # fmt: skip
-        if min(int(np.min(size)) for size in sizes) < 1:
-            raise UserError(f"An iteration needs sizes of at least 1 throughout, but {self} was asked for.")
-        if np.min(self.zero_stage) < 0 or np.max(self.zero_stage) > LAST_STAGE:
-            raise UserError(f"ZeRO has stages 0 to {LAST_STAGE}, but {self.zero_stage} was asked for.")
-        if np.any(self.global_batch % (self.micro_batch * self.data)):
-            raise UserError(
-                f"A global batch of {self.global_batch} cannot be cut into micro-batches of {self.micro_batch} on "
-                f"{self.data} data-parallel ranks evenly."
-            )
-        if np.any(self.seq % np.asarray(self.context)):
-            raise UserError(f"A sequence of {self.seq} tokens cannot be cut over {self.context} ranks evenly.")
-        if np.any((self.shards * self.expert_groups) % self.expert):
-            raise UserError(f"Experts cannot be spread over {self.expert} of {self.shards} ranks of DP and CP evenly.")
-        if np.any((np.asarray(self.chunks) > 1) & (self.micro_batches % self.pipeline != 0)):
-            raise UserError(
-                f"The interleaved schedule needs a multiple of {self.pipeline} stages of micro-batches, but there are "
-                f"{self.micro_batches}."
-            )
-
-    @property
-    def micro_batches(self) -> Any:
-        return self.global_batch // (self.micro_batch * self.data)
-
-    @property
-    def shards(self) -> Any:
-        """Ranks that have the same parameters, which ZeRO shares among them: DP · CP."""
-        return self.data * self.context
-
-    @property
-    def expert_groups(self) -> Any:
-        """How many ranks of TP have experts of their own: 1 where each expert is cut over TP too.
-
-        EP over more ranks than DP · CP takes those of TP, whose experts are then whole.
-        """
-        return np.where(self.whole_experts | (np.asarray(self.expert) > self.shards), self.tensor, 1)
-
-    @property
-    def ranks(self) -> Any:
-        return self.tensor * self.shards * self.pipeline
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """What its counts broadcast to, () for one plan."""
-        counts = (self.micro_batch, self.tensor, self.data, self.pipeline, self.chunks, self.context, self.expert,
-                  self.zero_stage)  # fmt: skip
-        return np.broadcast_shapes(*map(np.shape, counts))
-
-    @property
-    def piece(self) -> MicroBatch:
-        groups = self.expert_groups
-        return self._piece(
-            self.micro_batch, self.tensor, self.context, self.expert, groups if np.ndim(groups) else int(groups)
-        )
-
-    def distinct_pieces(self) -> tuple[MicroBatch, NDArray[np.intp]]:
-        """The different ones among a grid's pieces, and for each plan, flat, the place of its own."""
-        counts = (self.micro_batch, self.tensor, self.context, self.expert, self.expert_groups)
-        rows = np.stack([np.broadcast_to(count, self.shape).ravel() for count in counts], axis=1)
-        distinct, back = np.unique(rows, axis=0, return_inverse=True)
-        return self._piece(*np.ascontiguousarray(distinct.T)), np.asarray(back, dtype=np.intp).ravel()
-
-    def _piece(self, sequences: Sizes, tensor: Sizes, context: Sizes, expert: Sizes, groups: Sizes) -> MicroBatch:
-        return MicroBatch(
-            sequences, self.seq, tensor, context, expert, self.recompute, self.fused_attention, self.sequence_parallel,
-            self.ranks_per_node, self.element_bytes, self.dtype, self.recompute_share, self.overlap_tensor, groups,
-            self.expert_kernels,
-        )  # fmt: skip
-
-
-# Of the time of a layer, backward's share: two of three passes' worth, computing again aside.
-BACKWARD_SHARE = 2 / 3
+from pyperf_suite.planner.laws.training.offload import UNSURE, Host, offloaded, usual_host
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
 
 
 @dataclass(frozen=True)
@@ -190,23 +52,6 @@ class StageParameters:
 
     shared: Any
     experts: Any
-
-
-@dataclass(frozen=True)
-class Exposed:
-    """Seconds of exchange that no computation hides, of gradients and of parameters.
-
-    `once` are of an iteration, `each` of every micro-batch, for which the pipeline waits too.
-    """
-
-    gradients_once: Any
-    gradients_each: Any
-    parameters_once: Any
-    parameters_each: Any
-
-    @property
-    def each(self) -> Any:
-        return self.gradients_each + self.parameters_each
 
 
 def stage_parameters(model: ModelDimensions, plan: ParallelPlan) -> StageParameters:
@@ -220,17 +65,14 @@ def stage_parameters(model: ModelDimensions, plan: ParallelPlan) -> StageParamet
 
 @dataclass(frozen=True)
 class ExchangePrices:
-    """Seconds of a rank's parameters, or their gradients, over the ranks that have the same: of one layer, of the ends.
+    """Seconds of a stage's parameters, or their gradients, over the ranks that have the same; `taken` as of layers.
 
-    Frameworks send them by layers, or by buckets about as large.
+    Frameworks send them by layers, or by buckets about as large, and the output matrix on its own.
     """
 
     reduced: Any
     scattered: Any
     gathered: Any
-    ends_reduced: Any
-    ends_scattered: Any
-    ends_gathered: Any
     taken: Any
 
 
@@ -240,32 +82,33 @@ def price_exchange(
     """All-reduced gradients, scattered gradients, and gathered parameters; what no plan does is not priced."""
     ours, layers = stage_parameters(model, plan), model.layers / plan.pipeline
     ends = model.hidden * model.vocab / plan.tensor
-    shared, experts = (ours.shared - ends) / layers, ours.experts / layers
-    stage = np.asarray(plan.zero_stage)
+    layer = StageParameters((ours.shared - ends) / layers, ours.experts / layers)
+    shards = np.asarray(plan.zero_stage) > 0
 
-    def over(operation: str, element_bytes: Sizes, parameters: Any, of_experts: Any, requested: bool) -> Any:
-        if not requested:
+    def seconds(operation: str, element_bytes: Sizes, is_sent: Any) -> Any:
+        if not np.any(is_sent):
             return 0.0
-        return _over_data(
-            operation, element_bytes, StageParameters(parameters, of_experts), model, plan, prices, network
+        each, once = (
+            _over_data(operation, element_bytes, parameters, model, plan, prices, network)
+            for parameters in (layer, StageParameters(ends, None))
         )
+        return layers * each + once
 
-    pairs = (
-        ("all_reduce", plan.gradient_bytes, bool(np.any(stage == 0))),
-        ("reduce_scatter", plan.gradient_bytes, bool(np.any(stage > 0))),
-        ("all_gather", plan.element_bytes, bool(np.any(stage > 0))),
+    return ExchangePrices(
+        seconds("all_reduce", plan.gradient_bytes, ~shards),
+        seconds("reduce_scatter", plan.gradient_bytes, shards),
+        seconds("all_gather", plan.element_bytes, shards),
+        taken_share(plan.shards, plan.per_node_next_to_tensor),
     )
-    of_layer = [over(name, size, shared, experts, requested) for name, size, requested in pairs]
-    of_ends = [over(name, size, ends, None, requested) for name, size, requested in pairs]
-    per_node = np.maximum(1, plan.ranks_per_node // plan.tensor)
-    taken = taken_share(plan.shards, per_node)
-    return ExchangePrices(of_layer[0], of_layer[1], of_layer[2], of_ends[0], of_ends[1], of_ends[2], taken)
 
 
 def exposed(
-    plan: ParallelPlan, exchange: ExchangePrices, constants: StepConstants, layers: Any, stage_s: Any
-) -> Exposed:
-    """What is waited for, where the `layers` of a stage take `stage_s` a micro-batch.
+    plan: ParallelPlan, exchange: ExchangePrices, constants: StepConstants, stage_s: Any
+) -> tuple[Any, Any, Any, Any]:
+    """Seconds that no computation hides, where a stage takes `stage_s` a micro-batch.
+
+    They are of gradients once an iteration and each micro-batch, and of parameters once and each; for what is of each
+    the pipeline waits too.
 
     By stage of ZeRO (Rajbhandari et al. 2020, section 7): 0 all_reduces gradients; 1 reduce_scatters them and gathers
     the updated parameters, 2 scatters each micro-batch's; 3 gathers parameters in every forward and backward too.
@@ -274,19 +117,17 @@ def exposed(
     backward_s, forward_s = hides * BACKWARD_SHARE * stage_s, hides * (1 - BACKWARD_SHARE) * stage_s
     stage, taken = np.asarray(plan.zero_stage), exchange.taken
     longer = np.where(stage == LAST_STAGE, constants.gather, constants.exchange)
-    summed = longer * (layers * exchange.reduced + exchange.ends_reduced)
-    summed_s = exposed_comm_s(summed, backward_s, taken)
+    summed_s = exposed_comm_s(longer * exchange.reduced, backward_s, taken)
     if not np.any(stage):
-        return Exposed(summed_s, 0.0, 0.0, 0.0)
-    scattered_s = longer * (layers * exchange.scattered + exchange.ends_scattered)
-    gathered_s = longer * (layers * exchange.gathered + exchange.ends_gathered)
+        return summed_s, 0.0, 0.0, 0.0
+    scattered_s, gathered_s = longer * exchange.scattered, longer * exchange.gathered
     after_backward = exposed_comm_s(scattered_s, backward_s, taken)
     before_forward = exposed_comm_s(gathered_s, forward_s, taken)
     # Parameters come first, for without them nothing is computed; gradients have what is left of the pass.
     again = exposed_comm_s(gathered_s, backward_s, taken)
     last = exposed_comm_s(scattered_s, np.maximum(0.0, backward_s - gathered_s), taken)
     zero = np.zeros(plan.shape)
-    return Exposed(
+    return (
         np.where(stage == 0, summed_s, np.where(stage == 1, after_backward, zero)),
         np.where(stage == 2, after_backward, np.where(stage == LAST_STAGE, last, zero)),
         np.where((stage == 1) | (stage == 2), before_forward, zero),
@@ -304,8 +145,7 @@ def send_s(
     if not np.any(np.asarray(plan.pipeline) > 1):
         return 0.0
     together: Any = np.where(2 * plan.tensor * plan.shards <= plan.ranks_per_node, 2, 1)
-    piece = plan.piece
-    size = piece.element_bytes * piece.tokens * model.hidden / (1 if whole else piece.sequence_ranks)
+    size = plan.element_bytes * plan.tokens * model.hidden / (1 if whole else plan.sequence_ranks)
     if np.ndim(together) == 0:
         together = int(together)
     return 2 * prices.collective("send_receive", size, 2, together, network).seconds
@@ -382,7 +222,7 @@ class PricedStep:
 def price_step(
     model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, network: Network | None = None
 ) -> PricedStep:
-    """Price a plan, or a grid of them, in which each different piece is asked for once.
+    """Price a plan, or a grid of them, in which each different piece is requested once.
 
     Raises UserError for layers that do not divide over stages and dimensions that do not over TP.
     """
@@ -393,13 +233,13 @@ def price_step(
     if np.any(model.layers + ENDS_AS_LAYERS < groups):
         raise UserError(f"{model.layers} layers cannot fill {plan.pipeline} stages of {plan.chunks} chunks.")
     if plan.shape:
-        pieces, back = plan.distinct_pieces()
+        pieces, back = plan.distinct()
         layer, ends = (
             gather_prices(price(model, pieces, prices, network), back, plan.shape)
             for price in (price_layer, price_ends)
         )
     else:
-        layer, ends = (price(model, plan.piece, prices, network) for price in (price_layer, price_ends))
+        layer, ends = (price(model, plan, prices, network) for price in (price_layer, price_ends))
     ours = stage_parameters(model, plan)
     return PricedStep(
         model,
@@ -417,23 +257,23 @@ def price_step(
 def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
     """Where the seconds of a priced step go under a framework's constants; they add up to the iteration."""
     model, plan, c = priced.model, priced.plan, constants
-    layer, ends = layer_work(priced.layer, plan.piece, c), ends_work(priced.ends, plan.piece, c)
+    layer, ends = layer_work(priced.layer, plan, c), ends_work(priced.ends, plan, c)
     layers, with_ends = _slowest_stage(model.layers, plan, layer.seconds, ends.seconds)
     m, others, mean = plan.micro_batches, plan.pipeline - 1, model.layers / plan.pipeline
     parts = {
         field.name.replace("_", " "): m * (layers * getattr(layer, field.name) + with_ends * getattr(ends, field.name))
         for field in fields(StepWork)
     }
-    waited = exposed(plan, priced.exchange, c, mean, mean * layer.seconds)
-    fill_s = (mean * layer.seconds + waited.each) / plan.chunks
+    gradients, each_gradients, parameters, each_parameters = exposed(plan, priced.exchange, c, mean * layer.seconds)
+    fill_s = (mean * layer.seconds + each_gradients + each_parameters) / plan.chunks
     parts["bubble"] = others * (fill_s + priced.sends)
     if np.any(np.asarray(plan.chunks) > 1):
         parts["bubble"] = parts["bubble"] + interleaved_sends_s(plan, priced.sends, fill_s)
     alone = (np.asarray(plan.chunks) == 1) & (others > 0)
     engine_s = m * c.send * priced.whole_sends + (m + others) * c.micro_batch_s
     parts["bubble"] = parts["bubble"] + np.where(alone, engine_s, (m + others) * c.micro_batch_s * (others > 0))
-    parts["gradients"] = waited.gradients_once + m * waited.gradients_each
-    parts["parameters"] = waited.parameters_once + m * waited.parameters_each
+    parts["gradients"] = gradients + m * each_gradients
+    parts["parameters"] = parameters + m * each_parameters
     nodes = np.ceil(plan.ranks / plan.ranks_per_node)
     parts["stragglers"] = c.nodes * np.log2(np.maximum(nodes, 1)) * sum(parts.values())
     parts["stragglers"] = parts["stragglers"] + c.step_s * (nodes > 1)
@@ -502,7 +342,7 @@ def step_time(
 def _offloaded(priced: PricedStep, constants: StepConstants, host: Host) -> dict[str, Any]:
     """The parts that offload makes: the optimizer on the CPU, and what is waited for."""
     model, plan = priced.model, priced.plan
-    layer_s = layer_work(priced.layer, plan.piece, constants).seconds
+    layer_s = layer_work(priced.layer, plan, constants).seconds
     stage_s = (1 if plan.overlap_gradients else 0) * model.layers / plan.pipeline * layer_s
     updated = _updated_bytes(stage_parameters(model, plan), plan) / OPTIMIZER_BYTES_PER_PARAMETER
     waited, adam = offloaded(
