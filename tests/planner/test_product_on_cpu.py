@@ -26,9 +26,9 @@ def test_a_product_has_its_peak_tiles_and_waves() -> None:
     )
     (time,) = printed_values(found, "time", "rate")
     assert (time["m"], time["n"], time["k"], time["isa"]) == (96, 192, 64, "portable")
-    assert time["rate"] == pytest.approx(2 * 96 * 192 * 64 / time["time"])
+    assert time["rate"] == pytest.approx(2 * 96 * 192 * 64 / time["time"], rel=1e-4)  # both are rounded
     (peak,) = printed_values(found, "alone", "least")
-    assert peak["least"] == pytest.approx(2 * 96 * 192 * 64 / peak["alone"])
+    assert peak["least"] == pytest.approx(2 * 96 * 192 * 64 / peak["alone"], rel=1e-4)
 
 
 def test_it_is_told_in_sentences() -> None:
