@@ -93,6 +93,7 @@ def measure_product(
     if answer["outcome"] != "ok":
         raise UserError(f"{case.label} was not measured: {answer['reason']}")
     details = answer["kernel"]["details"]
+    peak = core_peak(DTYPES[dtype], details["isa"], workers)
     return ProductOnCpu(
         cpu.detect().model,
         m,
@@ -104,8 +105,8 @@ def measure_product(
         answer["metrics"]["time"]["value"],
         Tile.parse(details["tile"]),
         details["micro_tile"],
-        core_peak(DTYPES[dtype], details["isa"], workers),
-        core_peak(DTYPES[dtype], details["isa"]),
+        peak,
+        peak if workers == 1 else core_peak(DTYPES[dtype], details["isa"]),  # each look may see a better one
     )
 
 
