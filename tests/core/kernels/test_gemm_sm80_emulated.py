@@ -240,7 +240,7 @@ def test_tiles_of_the_default_set_come_out_right(build, instance):
     [
         ("__syncthreads();\n                reading =", "reading =", ""),
         ("cp_async_wait_group<spec.stages - 2>", "cp_async_wait_group<spec.stages - 1>", ""),
-        ("row / rows_alike % group", "0 * row / rows_alike % group", "reads rows that share banks"),
+        ("row / rows_sharing % group", "0 * row / rows_sharing % group", "reads rows that share banks"),
         ("row < rows_left ? elements_left", "row <= rows_left ? elements_left", "outside"),
         (
             "source_ += tile.depth_contiguous ? tile.depth",

@@ -217,7 +217,7 @@ def test_what_has_no_room_is_a_row_and_the_rest_runs(doubles, tmp_path: Path) ->
         (("--resume", "../../etc", "--only", "1"), "cannot name a run"),
         (("--tell",), "There is no run of the same cases"),
         (("--device", "tpu"), "There is no device 'tpu'"),
-        (("--data", "4096", "--global-batch", "8192"), "4096 ranks were asked for on"),
+        (("--data", "4096", "--global-batch", "8192"), "4096 ranks were requested on"),
         (("--calibration", "nowhere.npz"), "nowhere.npz"),
         (("--seq", "1000000000"), "positions = 1000000000 is beyond"),
         (("--seq", "16777216"), "bytes more than it has of"),
