@@ -1,20 +1,22 @@
 """What the planner, the node package and other packages add to the core, found by their entry points.
 
 The groups are `pyperf_suite.commands` (click commands), `pyperf_suite.probes`, `pyperf_suite.services` (one function a
-name, as `flop_per_token`), `pyperf_suite.records` (readers of other records than runs) and `pyperf_suite.page`
+name, as `flop_per_token`), `pyperf_suite.records` (a `RecordKind` each) and `pyperf_suite.page`
 (sections of the page of a machine). An own part whose folder was deleted adds nothing, whatever was installed.
 """
 
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-_PACKAGE = Path(__file__).parent
+from pyperf_suite.errors import UserError
+
+_HERE = Path(__file__).parent
 
 
 class ExpectedTime(NamedTuple):
@@ -49,8 +51,7 @@ class OtherRecord(Protocol):
     def findings(self) -> Any: ...
 
 
-@dataclass(frozen=True)
-class RecordKind:
+class RecordKind(NamedTuple):
     """Other records than runs: the file that tells such a folder, the topic, and the reader of a folder."""
 
     manifest: str
@@ -61,22 +62,34 @@ class RecordKind:
 @functools.cache
 def extensions(group: str) -> dict[str, metadata.EntryPoint]:
     """The entry points of a group by name; nothing is imported."""
-    found = metadata.entry_points(group=f"{_PACKAGE.name}.{group}")
-    return {each.name: each for each in found if _is_there(each.module)}
+    found = metadata.entry_points(group=f"{_HERE.name}.{group}")
+    own = f"{_HERE.name}."
+    there = (each for each in found if not each.module.startswith(own) or (_HERE / each.module.split(".")[1]).is_dir())
+    return {each.name: each for each in there}
+
+
+def load(group: str, name: str) -> Any:
+    """What the entry point of that name has. Raises UserError if its module cannot be imported."""
+    point = extensions(group)[name]
+    try:
+        return point.load()
+    except (Exception, SystemExit) as error:  # a stranger's module may raise anything
+        what = f"The {group.removesuffix('s')} {name} of {point.value}"
+        raise UserError(f"{what} cannot be imported: {error!r:.200}") from error
 
 
 @functools.cache
-def record_kinds() -> dict[str, RecordKind]:
-    """The kinds of other records by their names."""
-    return {name: point.load() for name, point in extensions("records").items()}
+def loaded(group: str) -> dict[str, Any]:
+    """All of a group by name; what cannot be imported is named in a warning and passed over."""
+    found = {}
+    for name in sorted(extensions(group)):
+        try:
+            found[name] = load(group, name)
+        except UserError as error:
+            warnings.warn(str(error), stacklevel=2)
+    return found
 
 
 def service(name: str) -> Any:
     """The function of that name which a part offers, or None if no installed part does."""
-    point = extensions("services").get(name)
-    return None if point is None else point.load()
-
-
-def _is_there(module: str) -> bool:
-    package, _, rest = module.partition(".")
-    return package != _PACKAGE.name or (_PACKAGE / rest.partition(".")[0]).is_dir()
+    return load("services", name) if name in extensions("services") else None

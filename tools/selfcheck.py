@@ -11,16 +11,13 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-import math
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +42,8 @@ from pyperf_suite.findings.rows import Column, grouped, table
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.hardware.machine import identity, state
 from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.measure.estimates import UNDISTURBED, USUAL, median_interval
+from pyperf_suite.measure.estimates import median_interval
+from pyperf_suite.regressions.changepoints import MAD_OF_NORMAL
 from pyperf_suite.regressions.pairs.ab import PairJournal, WritePair, compare_case, comparison_folder
 from pyperf_suite.regressions.pairs.arms import PairedCase, this_code
 from pyperf_suite.regressions.selfcheck import (
@@ -61,9 +59,7 @@ from pyperf_suite.regressions.thresholds import load_thresholds, matches
 from pyperf_suite.regressions.verdict import CONFIDENCE, Judgement, SequentialRule, Word
 from pyperf_suite.render import text
 from pyperf_suite.render.terminal import console_for, print_remarks_and_tables, say
-from pyperf_suite.render.text import answer
-from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.runner.results import read_journal
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.matmul import MatmulParameters
 
@@ -205,15 +201,15 @@ def selfcheck(
 
 
 def _repeat(count: int, probes: tuple[str, ...], where: Device, results: Path, as_json: bool, wide: bool) -> None:
-    def say(number: int) -> None:
-        click.echo(f"run {number + 1} of {count}", err=True)
+    sys.path.append(str(Path(__file__).parents[1]))  # run as a script, only the folder of this file is there
+    from tools.repeats import findings_of_repeats, measure_again, records_of
 
-    cases = records_of(measure_again(count, [*probes, "--device", str(where)], results, say))
+    cases = records_of(measure_again(count, [*probes, "--device", str(where)], results))
     if not cases:
         raise UserError("No benchmark was measured by every run: nothing can be compared.")
     found = findings_of_repeats(cases)
     if as_json:
-        click.echo(answer({"repeats": found}), nl=False)
+        click.echo(text.answer({"repeats": found}), nl=False)
     else:
         print_remarks_and_tables(console_for(wide), found)
 
@@ -277,7 +273,7 @@ def _say_each(position: int, count: int, made: Comparison) -> None:
 def _tell(found: Selfcheck, as_json: bool, markdown: Path | None, wide: bool) -> None:
     if as_json:
         details = {"path": str(found.path), "settings": found.settings}
-        click.echo(answer({"selfcheck": findings_of_selfcheck(found)}, details), nl=False)
+        click.echo(text.answer({"selfcheck": findings_of_selfcheck(found)}, details), nl=False)
     else:
         console = console_for(wide)
         say(console, "", text.sentence(heading(found)), style="bold")
@@ -408,8 +404,6 @@ def change_at(selfcheck: Selfcheck, shift: float) -> float | None:
     return statistics.median(ratios) - 1 if ratios else None
 
 
-# What turns the median of absolute deviations into a standard deviation where noise is normal.
-_NORMAL_MAD = 1.4826
 _VERDICTS: tuple[Word, ...] = ("slower", "faster", "equivalent", "undecided")
 
 
@@ -443,7 +437,7 @@ def findings_of_selfcheck(selfcheck: Selfcheck) -> Findings:
         Column("pairs", lambda item: len(_deviations(item[1]))),
         Column("time a pair", lambda item: _time_a_pair(item[1]), "s", 0),
         Column("sd", lambda item: _spread(item[1], np.std), "%"),
-        Column("MAD-sd", lambda item: _spread(item[1], _scaled_mad), "%", 0),
+        Column("MAD-sd", lambda item: _spread(item[1], lambda off: np.median(np.abs(off)) / MAD_OF_NORMAL), "%", 0),
         Column("false alarms", lambda item: _alarms(item[1], identical=True)),
         Column("slower found", lambda item: _alarms(item[1], identical=False)),
     )
@@ -486,10 +480,6 @@ def _time_a_pair(made: Sequence[Comparison]) -> float | None:
 def _spread(made: Sequence[Comparison], of: object) -> float | None:
     deviations = _deviations(made)
     return float(of(deviations)) if callable(of) and len(deviations) > 1 else None
-
-
-def _scaled_mad(deviations: Sequence[float]) -> float:
-    return _NORMAL_MAD * float(np.median(np.abs(deviations)))
 
 
 def _alarms(made: Sequence[Comparison], identical: bool) -> str:
@@ -558,121 +548,6 @@ def _cuda_cases() -> list[Case]:
         MatmulParameters(2000, 2000, 2000, library, dtype="bfloat16", layout="TN"),
     )
     return [Case("matmul", product, "cublas") for product in products]
-
-
-ALL = "all"
-QUANTILES = {0.0: "fastest", 0.01: "1 %", UNDISTURBED: f"{UNDISTURBED:.0%} (reported)", 0.25: "25 %", USUAL: "median"}
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Of the benchmarks of a probe in all pairs of runs: |log ratio| of the two figures, and whether intervals hold.
-
-    `holds` is the share of ordered pairs of runs in which the first one's interval has the second one's figure.
-    """
-
-    probe: str
-    cases: int
-    distances: Sequence[float]
-    holds: float
-    clean: float | None
-
-    def at(self, quantile: float) -> float:
-        """By which factor, less one, figures differ at that quantile of pairs."""
-        return math.expm1(float(np.quantile(self.distances, quantile)))
-
-
-def measure_again(count: int, command: Sequence[str], results: Path, progress: Callable[[int], None]) -> list[Path]:
-    """The journals of `count` runs, each a fresh `pyperf-suite run` with these arguments. Raises UserError."""
-    journals: list[Path] = []
-    for number in range(count):
-        progress(number)
-        before = set(results.rglob("records.jsonl"))
-        run = [sys.executable, "-m", "pyperf_suite", "run", *command, "--results", str(results)]
-        done = subprocess.run(run, capture_output=True, text=True)
-        made = set(results.rglob("records.jsonl")) - before
-        if done.returncode or not made:
-            last = (done.stderr or done.stdout).strip().rpartition("\n")[2]
-            raise UserError(f"Run {number + 1} of {count} ended with exit code {done.returncode}: {last}")
-        journals += made
-    return journals
-
-
-def records_of(journals: Sequence[Path]) -> list[list[Record]]:
-    """Of each benchmark that every run measured in its first process: its record of each run."""
-    runs = [
-        {
-            (record.probe, record.case_id): record
-            for record in read_journal(journal)
-            if record.kind == "timing" and record.outcome == "ok" and not record.process and record.probe != "sentinel"
-        }
-        for journal in journals
-    ]
-    shared = sorted(set.intersection(*map(set, runs))) if runs else []
-    return [[run[key] for run in runs] for key in shared]
-
-
-def spreads(cases: Sequence[Sequence[Record]]) -> list[Spread]:
-    """By probe, and of all together last."""
-    by_probe = grouped(cases, lambda records: records[0].probe)
-    return [_apart(probe, of) for probe, of in [*by_probe.items(), (ALL, cases)] if of]
-
-
-def other_figures(cases: Sequence[Sequence[Record]]) -> list[Spread]:
-    """What two runs would differ by if another quantile of the same samples were the figure; intervals are unknown."""
-    found = []
-    for share, name in QUANTILES.items():
-        values = [[float(np.quantile(record.metrics["time"].samples, share)) for record in of] for of in cases]
-        found.append(Spread(name, len(cases), _distances(values), math.nan, None))
-    return found
-
-
-def _apart(probe: str, cases: Sequence[Sequence[Record]]) -> Spread:
-    times = [[record.metrics["time"] for record in records] for records in cases]
-    distances = _distances([[time.value for time in case] for case in times])
-    held = [one.low <= other.value <= one.high for case in times for one, other in permutations(case, 2)]
-    clean = [
-        record.quality["disturbances"]["clean_share"]
-        for records in cases
-        for record in records
-        if "disturbances" in record.quality
-    ]
-    return Spread(probe, len(cases), distances, float(np.mean(held)), float(np.mean(clean)) if clean else None)
-
-
-def _distances(values: Sequence[Sequence[float]]) -> list[float]:
-    return [abs(math.log(one / other)) for case in values for one, other in combinations(case, 2)]
-
-
-def findings_of_repeats(cases: Sequence[Sequence[Record]]) -> Findings:
-    """What two runs differ by, how often one's interval holds the other's figure, and what other figures differ by."""
-    found = spreads(cases)
-    apart = (
-        Column("two runs differ by", lambda each: each.at(0.5), "%"),
-        Column("90 % of them by", lambda each: each.at(0.9), "%"),
-        Column("worst", lambda each: each.at(1.0), "%"),
-    )
-    columns = (
-        Column("probe", lambda each: each.probe),
-        Column("benchmarks", lambda each: each.cases),
-        *apart,
-        Column("interval holds", lambda each: each.holds, "%"),
-        Column("clean slices", lambda each: each.clean, "%"),
-    )
-    whole = found[-1]
-    said = remark(
-        "Figures of two of {runs} runs differ by {median} (median; {most} for one pair in ten); the interval of one "
-        "holds the figure of the other in {holds} of pairs",
-        runs=len(cases[0]),
-        median=quantity(whole.at(0.5), "%"),
-        most=quantity(whole.at(0.9), "%"),
-        holds=quantity(whole.holds, "%"),
-    )
-    return findings(
-        said,
-        table("How well figures come back", columns, found),
-        table("Other figures of the same samples", (Column("figure", "probe"), *apart), other_figures(cases)),
-    )
 
 
 if __name__ == "__main__":

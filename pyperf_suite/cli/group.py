@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 
 import click
 
-from pyperf_suite.errors import offer
-from pyperf_suite.extensions import extensions
+from pyperf_suite.errors import UserError, offer
+from pyperf_suite.extensions import extensions, load
 
 # The module of each command of the core that is not defined with the group itself; other parts bring theirs.
 MODULES = {
@@ -54,12 +55,15 @@ class Suite(click.Group):
         return sorted({*super().list_commands(ctx), *MODULES, *extensions("commands")})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now."""
+        """The command, imported now; one of another package that cannot be imported is named in a warning."""
         if cmd_name in MODULES and cmd_name not in self.commands:
             module = importlib.import_module(f"pyperf_suite.cli.{MODULES[cmd_name]}")
             self.add_command(getattr(module, cmd_name))
         elif cmd_name in extensions("commands") and cmd_name not in self.commands:
-            self.add_command(extensions("commands")[cmd_name].load())
+            try:
+                self.add_command(load("commands", cmd_name))
+            except UserError as error:
+                warnings.warn(str(error), stacklevel=2)
         return super().get_command(ctx, cmd_name)
 
     def _map(self, ctx: click.Context) -> str:

@@ -19,7 +19,7 @@ from pyperf_suite.cli.options import (
     wide_option,
 )
 from pyperf_suite.errors import UserError, offer, printable
-from pyperf_suite.extensions import record_kinds
+from pyperf_suite.extensions import loaded
 from pyperf_suite.files import write_for_user, write_in_results, write_whole
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _run_folder(run: str, results: Path) -> Path:
     """The folder of that run. Raises UserError that names the nearest."""
     from pyperf_suite.render.results import RECORDS
 
-    names = (RECORDS, *(kind.manifest for kind in record_kinds().values()))
+    names = (RECORDS, *(kind.manifest for kind in loaded("records").values()))
     if any((Path(run) / name).is_file() for name in names):
         return Path(run)
     runs = {path.parent.name: path.parent for name in names for path in results.glob(f"*/*/{name}")}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyperf_suite.errors import UserError, offer
-from pyperf_suite.extensions import extensions
+from pyperf_suite.extensions import extensions, load
 from pyperf_suite.findings.axes import overrides_for, parse_overrides
 
 if TYPE_CHECKING:
@@ -50,14 +50,8 @@ def probe_names() -> tuple[str, ...]:
 
 @functools.cache
 def _load(name: str) -> Probe:
-    if name in _own_names():  # which no plugin of the same name takes the place of
-        found = importlib.import_module(f"{PACKAGE}.{name}").PROBE
-    else:
-        plugin = extensions("probes")[name]
-        try:
-            found = plugin.load()
-        except (Exception, SystemExit) as error:  # a stranger's module may raise anything
-            raise UserError(f"The probe {name} of {plugin.value} cannot be imported: {error!r:.200}") from error
+    own = name in _own_names()  # no plugin of the same name takes its place
+    found = importlib.import_module(f"{PACKAGE}.{name}").PROBE if own else load("probes", name)
     from pyperf_suite.findings.probe import Probe
 
     if not isinstance(found, Probe) or found.name != name:
@@ -136,13 +130,10 @@ def _read(name: str) -> Listed | None:
     if spec is None or spec.origin is None:
         return None
     for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.value, ast.Call)
-            and ast.unparse(node.targets[0]) == "PROBE"
-        ):
-            said = {each.arg: each.value.value for each in node.value.keywords if isinstance(each.value, ast.Constant)}
-            return Listed(str(said["topic"]), name, str(said["question"]))
+        match node:
+            case ast.Assign(targets=[ast.Name("PROBE")], value=ast.Call(keywords=keywords)):
+                said = {each.arg: each.value.value for each in keywords if isinstance(each.value, ast.Constant)}
+                return Listed(str(said["topic"]), name, str(said["question"]))
     return None
 
 

@@ -50,7 +50,7 @@ FEWEST_STEPS = 3
 MEDIANS_IN_COVERED = 2.44
 # Beyond this no constant of an engine is looked for: seconds of one layer, unit or action.
 MOST_SECONDS = 10.0
-# What a product loses at most, as a logarithm, when threads of one library share it rather than ranks.
+# By how much the 90 % interval of a product (a logarithm) is wider if threads share it, not ranks.
 SHARED = 0.1
 ATTENTION_OF = {"sdpa_flash": "flash", "sdpa_math": "math"}
 # Which constant each engine's step gives, in an order in which none needs a later one.

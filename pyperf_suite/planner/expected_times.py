@@ -19,7 +19,7 @@ from pyperf_suite.planner.study.planning import find_calibration
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload
 
-# Of a law that states no error.
+# The error that is assumed of a law that states none.
 USUAL_PERCENT = 20.0
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyperf_suite import __version__
 from pyperf_suite.errors import UserError, printable
-from pyperf_suite.extensions import OtherRecord, extensions, record_kinds
+from pyperf_suite.extensions import OtherRecord, loaded
 from pyperf_suite.findings.data import ClaimVerdict, Findings, Heading, Remark, Table, remark
 from pyperf_suite.findings.discovery import TOPICS, find_probe, is_known, probe_names
 from pyperf_suite.findings.rows import Column, grouped, table
@@ -127,7 +127,7 @@ def _other(kind: str, record: OtherRecord) -> Section:
         record.title[:_LONGEST_TITLE],
         record.question,
         found,
-        record_kinds()[kind].topic,
+        loaded("records")[kind].topic,
         notes=(f"{record.path.name} · {record.started_at[:16].replace('T', ' ')} UTC",),
         figures=tuple(map(page_figure, found.figures)),
         command=record.command,
@@ -137,7 +137,7 @@ def _other(kind: str, record: OtherRecord) -> Section:
 
 def _added(runs: Sequence[ReadRun]) -> list[Section]:
     """Sections that other parts add to a machine with runs."""
-    return [point.load()(runs) for _, point in sorted(extensions("page").items())] if runs else []
+    return [section(runs) for section in loaded("page").values()] if runs else []
 
 
 # Sections of probes.

@@ -19,7 +19,7 @@ from typing import Any
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError, nearest
-from pyperf_suite.extensions import OtherRecord, record_kinds
+from pyperf_suite.extensions import OtherRecord, loaded
 from pyperf_suite.findings.rows import grouped
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Record
@@ -169,7 +169,7 @@ def read_results(requested: Path, machine: str | None = None) -> Results:
             f"There is no results folder {requested}: measure one with `pyperf-suite run`, or name another."
         )
     requested = requested.resolve()
-    kinds = {kind.manifest: (name, kind) for name, kind in record_kinds().items()}
+    kinds = {kind.manifest: (name, kind) for name, kind in loaded("records").items()}
     names = (RECORDS, *kinds)
     found = [path for name in names if (path := requested / name).is_file()]
     single = bool(found)

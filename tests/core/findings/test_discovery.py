@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -143,3 +144,13 @@ def test_a_probe_can_be_replaced_for_this_process(monkeypatch: pytest.MonkeyPatc
     other = Probe("optimizer", "Another?", "training", lambda *_: None, lambda _: [])
     replace_probe(other)
     assert find_probe("optimizer") is other
+
+
+def test_a_broken_command_of_another_package_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint("broken", "no_such_module:command", "pyperf_suite.commands")
+    known = [*extensions.metadata.entry_points(group="pyperf_suite.commands"), broken]
+    monkeypatch.setattr(extensions.metadata, "entry_points", lambda group: known if group == broken.group else [])
+    with pytest.warns(UserWarning, match=r"The command broken of no_such_module:command cannot be imported"):
+        help_text = main.get_help(click.Context(main))
+    assert "compare" in help_text
+    assert "broken" not in help_text

@@ -16,7 +16,8 @@ from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.results import Journal
 from pyperf_suite.workloads.matmul import MatmulParameters
 from tests.records import a_record, metric
-from tools.selfcheck import ALL, findings_of_repeats, records_of, selfcheck, spreads
+from tools.repeats import ALL, findings_of_repeats, records_of, spreads
+from tools.selfcheck import selfcheck
 
 CASES = [Case("matmul", MatmulParameters(n, n, n, Schedule("library", 1)), "torch") for n in (16, 32)]
 
