@@ -14,7 +14,7 @@ from rich.console import Console
 
 from pyperf_suite.errors import OneOf, UserError, Within
 from pyperf_suite.findings.data import Findings
-from pyperf_suite.findings.discovery import TOPICS, find_probe, probe_names
+from pyperf_suite.findings.discovery import TOPICS, all_probes, find_probe, probe_names
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.hardware.devices import Device, Gpu
 from pyperf_suite.kernels.static import INSTRUCTION_CLASSES
@@ -146,6 +146,12 @@ def test_values_that_cannot_be_together_are_refused_with_what_can(
 ) -> None:
     with pytest.raises(UserError, match=said):
         find_probe(name).cases("quick" if name == "transfer" else "standard", machine("cpu"), changed)
+
+
+def test_probes_that_a_run_of_all_leaves_out() -> None:
+    assert {each.name for each in all_probes() if not each.is_timed} == {
+        *("accept", "static_kernels", "memory", "topology", "step_calibration", "study")
+    }
 
 
 def observed(case: Case, seconds: float) -> dict[str, Any]:
