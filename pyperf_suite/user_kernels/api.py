@@ -30,7 +30,8 @@ Size = Union[int, Sequence[int]]
 Grid = Union[Size, Callable[..., Size]]
 
 USUAL = "normal"
-INPUTS = ("sparse", "outliers", "offset", "large", "small", "constant rows")
+CONSTANT_ROWS = "constant rows"
+INPUTS = ("sparse", "outliers", "offset", "large", "small", CONSTANT_ROWS)
 """Kinds of inputs that a kernel is tried on besides the usual ones, as `randn` and `rand` draw them (`_as_drawn`)."""
 
 
@@ -228,8 +229,8 @@ def drawn_inputs() -> int:
 def _as_drawn(values: Any, dtype: str, is_bounded: bool) -> Any:
     """Values of the kind that is drawn, made of usual ones; `is_bounded` where they have to stay in [0, 1).
 
-    sparse         about eight values along the longest dimension, else zeros of either sign: in the first array, and at
-                   the same places in others of its shape
+    sparse         about eight values along the longest dimension, 100 times as large, else zeros of either sign: in the
+                   first array, and at the same places in others of its shape
     outliers       one value of 1,000 is 100 times as large
     offset         3 more
     large, small   1,000 times as large, a thousandth
@@ -245,8 +246,8 @@ def _as_drawn(values: Any, dtype: str, is_bounded: bool) -> Any:
     if kind == "sparse" and (_mask is None or _mask.shape == tuple(values.shape)):
         if _mask is None:
             _mask = _draw_mask(values, min(0.5, 8.0 / max(values.shape, default=1)))
-        values = values * _as_values(_mask, values)
-    elif kind == "constant rows":
+        values = values * _as_values(_mask, values) * (1.0 if is_bounded else min(far, 100.0))
+    elif kind == CONSTANT_ROWS:
         values = values[..., :1] + 0 * values if len(values.shape) else values
     elif kind == "small":
         values = values / far

@@ -12,7 +12,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
-from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.measuring import measure_by_turns, measure_case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case
 from pyperf_suite.user_kernels import workload as user_kernel
@@ -113,6 +113,34 @@ def test_a_right_kernel_is_measured(right, what):
 def _named(launch: str) -> str:
     first = launch.partition(",")[0]
     return "function" if first.startswith("lambda") else first.rpartition(".")[2]
+
+
+@pytest.mark.slow
+def test_cases_of_one_file_take_turns_and_one_that_loses_its_reference_costs_no_other(bench):
+    bench(
+        f"""{NUMPY}import os, signal
+def right(x):
+    if len(x) == 7:
+        raise ValueError("seven")
+    if len(x) == 13:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x + 1.0
+
+@suite.kernel(n=(5, 7, 13, 999))
+def kernel(n):
+    return suite.launch({{"a": lambda x: x + 1, "b": lambda x: 1 + x}}, suite.randn(n), reference=right)
+"""
+    )
+    cases = [
+        Case("bench.py:kernel", parameters_of(("n",))(n=n), implementation)
+        for n in (5, 7, 13, 999)
+        for implementation in "ab"
+    ]
+    answers = dict(measure_by_turns(cases, SHORT, CPU, deadline_s=60.0))
+    outcomes = [answers[number]["outcome"] for number in range(len(cases))]
+    assert outcomes == ["ok"] * 2 + ["failed"] * 4 + ["ok"] * 2, [each["reason"] for each in answers.values()]
+    assert "seven" in answers[2]["reason"]
+    assert "SIGKILL" in answers[4]["reason"]
 
 
 WRONG = {
