@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
+from pyperf_suite.user_kernels.arrays import LAYOUTS
+
 Scalar = Union[bool, int, float, str]
 Size = Union[int, Sequence[int]]
 Grid = Union[Size, Callable[..., Size]]
@@ -144,8 +146,9 @@ def launch(
         random: results differ from call to call; `check` has to decide.
         tolerance: the relative error that is allowed; by default what rounding to the result's dtype can do to it.
         baseline: the implementation that others are compared with; by default the last.
-        inputs: the kinds of values, besides usual ones, that `randn` and `rand` may give before timing: by default all.
-            Leave out what the kernel does not take, as in `inputs=("sparse", "offset")`; `()` for none.
+        inputs: the kinds of inputs, besides usual ones, that are tried before timing: by default all that `randn` and
+            `rand` draw (`suite.INPUTS`). Leave out what the kernel does not take, as in `inputs=("sparse", "offset")`,
+            or name the views that it does take: `inputs=(*suite.INPUTS, "strided", "unaligned")`.
 
     Raises TypeError or ValueError for what cannot be meant.
     """
@@ -167,9 +170,11 @@ def launch(
             )
     if tolerance is not None and not 0 <= tolerance < 1:
         raise ValueError(f"tolerance={tolerance!r} is no relative error: it lies between 0 and 1")
-    unknown = [each for each in inputs if each not in INPUTS]
+    unknown = [each for each in inputs if each not in (*INPUTS, *LAYOUTS)]
     if isinstance(inputs, str) or unknown:
-        raise ValueError(f"inputs={inputs!r} names none of the kinds of inputs, which are {', '.join(INPUTS)}")
+        raise ValueError(
+            f"inputs={inputs!r} names none of the kinds of inputs, which are {', '.join((*INPUTS, *LAYOUTS))}"
+        )
     for name, count in (("bytes", bytes), ("flop", flop)):
         if count is not None and not 0 <= count < 1e300:
             raise ValueError(f"{name}={count!r} is no amount")

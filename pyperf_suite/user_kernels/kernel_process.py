@@ -131,6 +131,7 @@ class KernelProcess:
         self._terms: dict[tuple[str, str], float] = {}
         self._sets: list[list[Any]] = []
         self._calls: list[tuple[Any, ...]] = []
+        self._laid_out: set[int] = set()
         self._last: deque[Any] = deque(maxlen=1)
         self._last_set = 0
         self._kept: list[tuple[Any, Any]] = []
@@ -452,8 +453,12 @@ class KernelProcess:
         self._stopwatch.time(self._launch_on_gpu, 0, 1, 1)
         self._load(list(enumerate(self._slot_of)))
 
-    def _load(self, sets: Sequence[Sequence[int]]) -> dict[str, Any]:
+    def _load(self, sets: Sequence[Sequence[int]], layout: str = "") -> dict[str, Any]:
+        """Give sets the values of slots, where they lie or, with a layout or after one, elsewhere in memory."""
         for index, slot in sets:
+            if layout or index in self._laid_out:
+                self._sets[index], self._calls[index] = [leaf.room(layout) for leaf in self._leaves], ()
+                (self._laid_out.add if layout else self._laid_out.discard)(index)
             self._slot_of[index] = slot
             self._fill(index, _is_any)
         return {}

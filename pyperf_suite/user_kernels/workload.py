@@ -31,7 +31,7 @@ from pyperf_suite.measure.spot_checks import WrongLaunch
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_result import Pool, Tolerance, compare, refused
 from pyperf_suite.user_kernels.api import CONSTANT_ROWS, INPUTS, USUAL
-from pyperf_suite.user_kernels.arrays import lay_out
+from pyperf_suite.user_kernels.arrays import LAYOUTS, lay_out
 from pyperf_suite.user_kernels.checks import (
     PartChecks,
     PartLaunches,
@@ -329,12 +329,13 @@ class UserLaunches(PartLaunches):
         return {"sm_clock": Observed("Hz", self._clocks_hz)} if self._clocks_hz else {}
 
     def refresh(self, index: int, inputs: str = USUAL) -> bool:
-        self._made, self._kind = self._make(self._slots[-1], inputs=inputs), inputs
+        self._kind, layout = (USUAL, inputs) if inputs in LAYOUTS else (inputs, "")
+        self._made = self._make(self._slots[-1], inputs=self._kind)
         if "unsuited" in self._made:
             return False
         self._seeds.append(self._made["seed"])
-        self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]])
-        return inputs == USUAL or self._made["drawn"] > 0
+        self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]], layout=layout)
+        return self._kind == USUAL or self._made["drawn"] > 0
 
     def _make(self, slot: str, seed: int | None = None, inputs: str = USUAL) -> dict[str, Any]:
         """Have the reference process write inputs to a slot; a new one, where another case of the file lost it."""
@@ -348,7 +349,7 @@ class UserLaunches(PartLaunches):
         return "unsuited" in self._reference.expect(str(self._files / "expected"), self._end_s)
 
     def other_inputs(self) -> list[str]:
-        first, *others = INPUTS
+        first, *others = *INPUTS, *LAYOUTS
         random.SystemRandom().shuffle(others)
         taken = () if self._built["has_check"] else self._built["inputs"]
         return [each for each in (first, *others) if each in taken]

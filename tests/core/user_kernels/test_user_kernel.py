@@ -143,6 +143,43 @@ def kernel(n):
     assert "SIGKILL" in answers[4]["reason"]
 
 
+NO_MAXIMUM = "lambda x: np.log(np.exp(x).sum()), suite.randn(4096), reference=lambda x: np.logaddexp.reduce(x * 1.0)"
+NO_STRIDES = (
+    "lambda x: np.lib.stride_tricks.as_strided(x, x.shape, [4]) + 1, suite.randn(64), reference=lambda x: x + 1."
+)
+IN_FOURS = "lambda x: x + 1 if x.ctypes.data % 16 == 0 else 1 / 0, suite.randn(64), reference=lambda x: x + 1.0"
+SOLVED = "np.linalg.inv, suite.randn(40, 40), reference=lambda x: np.linalg.inv(x.astype(float))"
+LAID_OUT = "inputs=('strided', 'unaligned')"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launch", "outcome", "words"),
+    [
+        (NO_MAXIMUM, "failed", "inputs out is inf"),
+        (f"{NO_MAXIMUM}, inputs=('offset', 'small')", "ok", ""),
+        (f"{NO_MAXIMUM}, check=lambda out, x: True", "ok", ""),
+        (NO_STRIDES, "ok", ""),
+        (f"{NO_STRIDES}, {LAID_OUT}", "failed", "is right"),
+        (IN_FOURS, "ok", ""),
+        (f"{IN_FOURS}, {LAID_OUT}", "failed", "ZeroDivisionError"),
+        (f"lambda x: x + 1, suite.randn(64, 3), reference=lambda x: x + 1.0, {LAID_OUT}", "ok", ""),
+        (SOLVED, "ok", ""),
+    ],
+)
+def test_inputs_of_other_kinds_are_tried_but_not_those_that_a_file_leaves_out(bench, launch, outcome, words):
+    bench(kernel_of(launch))
+    result = measured(implementation=_named(launch))
+    assert result["outcome"] == outcome, result.get("reason")
+    assert words in result.get("reason", "")
+
+
+@pytest.mark.slow
+def test_the_record_says_which_inputs_were_tried(bench):
+    bench(kernel_of("lambda x: x + 1, suite.randn(64), reference=lambda x: x + 1.0, inputs=('sparse', 'strided')"))
+    assert measured()["verification"]["inputs_tried"] == ["normal", "sparse", "strided"]
+
+
 WRONG = {
     "raises": ("raise ValueError('no such thing')", "raised ValueError: no such thing"),
     "exits": ("raise SystemExit(3)", "called sys.exit(3)"),
