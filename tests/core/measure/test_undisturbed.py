@@ -234,7 +234,7 @@ def noise_of(kind: str, random: np.random.Generator) -> np.ndarray:
     "kind", ["others' work, one-sided", "jitter, two-sided", "boost clock, short", "boost clock, long"]
 )
 def test_the_reported_figure_comes_back_is_near_the_quiet_time_and_follows_a_true_change(kind):
-    """`pytest -rP` prints what docs/measure.md quotes: spread of 400 runs, bias, and how often two runs show a change."""
+    """`pytest -rP` prints what docs/measure.md quotes: spread of 400 runs, bias, and how often a change is seen."""
     random = np.random.default_rng(7)
     runs = [noise_of(kind, random).ravel() for _ in range(400)]
     logs = {name: np.log([figure(each) for each in runs]) for name, figure in FIGURES.items()}
