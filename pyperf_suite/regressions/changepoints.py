@@ -84,6 +84,11 @@ class Change:
     commit_before: str = ""
     commit_after: str = ""
 
+    @property
+    def effect(self) -> str:
+        """By how much it moved, as in +4.3%; from 0 there is no share."""
+        return f"{self.after / self.before - 1:+.1%}" if self.before else f"from 0 to {self.after:g}"
+
 
 @dataclass(frozen=True)
 class Steps:

@@ -18,9 +18,7 @@ import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.regressions.stored.foreign import FOREIGN_PROBES
-from pyperf_suite.regressions.stored.journals import Measured
-from pyperf_suite.regressions.stored.series import TIME, BenchmarkSeries, changes, settings
+from pyperf_suite.regressions.stored.series import TIME, BenchmarkSeries, Measured, changes, settings
 from pyperf_suite.regressions.stored.store import Side, Store
 from pyperf_suite.regressions.verdict import (
     FALSE_DISCOVERY_RATE,
@@ -93,19 +91,19 @@ def noise_from_store(store: Store, machine: str, without: Sequence[str] = ()) ->
     `without` names the runs that are being compared. The function returned gives None if no benchmark of the machine
     has runs enough.
     """
-    benchmarks = {
+    series = {
         (one.probe, one.case_id): one
-        for one in store.benchmarks(machine=machine)
-        if one.metric == TIME and one.count >= FEWEST_RUNS
+        for one in store.series(machine=machine)
+        if one.metric == TIME and len(one.points) >= FEWEST_RUNS
     }
     of_the_noisier: list[RunNoise | None] = []
 
     def of(measured: Measured) -> RunNoise | None:
-        known = benchmarks.get((measured.probe, measured.case_id))
-        own = run_noise(store.series(known), without) if known else None
+        known = series.get((measured.probe, measured.case_id))
+        own = run_noise(known, without) if known else None
         if own is None and not of_the_noisier:
-            longest = sorted(benchmarks.values(), key=lambda one: -one.count)[:MOST_BENCHMARKS]
-            found = [noise for one in longest if (noise := run_noise(store.series(one), without)) is not None]
+            longest = sorted(series.values(), key=lambda one: -len(one.points))[:MOST_BENCHMARKS]
+            found = [noise for one in longest if (noise := run_noise(one, without)) is not None]
             of_the_noisier.append(_bound(found) if found else None)
         return own or of_the_noisier[0]
 
@@ -153,7 +151,7 @@ def compare_sides(old: Side, new: Side, margin_of: MarginOf, noise_of: NoiseOf) 
     judged = [
         _judge(old.benchmarks[key], new.benchmarks[key], margin_of, noise_of, sentinel)
         for key in common
-        if _is_measured(old.benchmarks[key]) or _is_measured(new.benchmarks[key])
+        if old.benchmarks[key].metrics or new.benchmarks[key].metrics
     ]
     return _as_a_suite(judged)
 
@@ -162,12 +160,11 @@ def one_sided(old: Side, new: Side) -> dict[str, list[str]]:
     """Labels of what cannot be compared: "only_old", "only_new", and "neither" for what neither could measure."""
     found: dict[str, list[str]] = {"only_old": [], "only_new": [], "neither": []}
     for key, one in {**old.benchmarks, **new.benchmarks}.items():
-        sides = [side.benchmarks.get(key) for side in (old, new)]
-        if sides[1] is None:
+        if key not in new.benchmarks:
             found["only_old"].append(one.label)
-        elif sides[0] is None:
+        elif key not in old.benchmarks:
             found["only_new"].append(one.label)
-        elif not any(map(_is_measured, filter(None, sides))):
+        elif not (old.benchmarks[key].metrics or new.benchmarks[key].metrics):
             found["neither"].append(one.label)
     return found
 
@@ -183,10 +180,6 @@ def sentinel_sentence(old: Side, new: Side) -> str:
     )
 
 
-def _is_measured(one: Measured) -> bool:
-    return bool(one.medians or one.exact)
-
-
 def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf, sentinel: float) -> Judgement:
     margin = margin_of(new.probe, new.label)
     moved = changes(settings(old.state, old.kind), settings(new.state, new.kind))
@@ -197,8 +190,8 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
         sentence = " ".join(sentences)
         return Judgement(new.label, new.probe, new.case_id, word, ratio, margin, sentence, details | more)
 
-    if not (_is_measured(old) and _is_measured(new)):
-        lost, one = ("new", new) if _is_measured(old) else ("old", old)
+    if not (old.metrics and new.metrics):
+        lost, one = ("new", new) if old.metrics else ("old", old)
         did = "compiled" if old.kind == "static" else "measured"
         return judgement("failed", None, f"Not {did} in the {lost} run: {one.reason or 'it holds no figures'}")
     if not (old.medians and new.medians):
@@ -218,8 +211,8 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
         *_cause_sentences(clock, sentinel, is_machine),
         *between,
         *([] if word == "equivalent" else _pairs_would_decide(old, new)),
-        old_s=old.seconds,
-        new_s=new.seconds,
+        old_s=old.value,
+        new_s=new.value,
         processes=[len(old.medians), len(new.medians)],
         run_noise=noise.deviation if noise else None,
         run_noise_of=noise.source if noise else None,
@@ -277,7 +270,7 @@ def _cause_sentences(clock: float, sentinel: float, is_machine: bool) -> list[st
 def _sentinel_move(old: Side, new: Side) -> float:
     """How much longer the sentinel took in the new run, as a logarithm; 0 if it hardly did, or is not in both."""
     moves = [
-        math.log(new.benchmarks[key].seconds / one.seconds)
+        math.log(new.benchmarks[key].value / one.value)
         for key, one in old.benchmarks.items()
         if one.kind == "sentinel" and one.medians and key in new.benchmarks and new.benchmarks[key].medians
     ]
@@ -289,9 +282,8 @@ def _if_it_moved(move: float) -> float:
 
 
 def _pairs_would_decide(old: Measured, new: Measured) -> list[str]:
-    """The command that would decide, if this suite can measure the benchmark and the code is not the same."""
-    is_same = old.commit == new.commit != "" and not (old.dirty or new.dirty)
-    if is_same or new.probe in FOREIGN_PROBES:
+    """The command that would decide, unless the code is the same."""
+    if old.commit == new.commit != "" and not (old.dirty or new.dirty):
         return []
     revisions = [one.commit[:12] or stand_in for one, stand_in in ((old, "OLD"), (new, "NEW"))]
     command = ["pyperf-suite", "ab", "--old", revisions[0], "--new", revisions[1], new.probe, "-k", new.label]

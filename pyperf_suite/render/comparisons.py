@@ -15,7 +15,7 @@ from pyperf_suite.errors import printable
 from pyperf_suite.findings.data import Findings, Heading, Quantity, Table, quantity
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON
-from pyperf_suite.regressions.verdict import WORDS, Judgement, Word, concern
+from pyperf_suite.regressions.verdict import WORDS, Judgement, Word, is_minded
 from pyperf_suite.render import text
 from pyperf_suite.render.terminal import note, print_table, say
 
@@ -141,7 +141,7 @@ def junit_xml(heading: str, findings: Sequence[Judgement], fail_on: str = DEFAUL
 
 
 def _outcome(finding: Judgement, fail_on: str) -> str:
-    minded = {"regression": "failure", "failed": "error"}.get(concern(finding, fail_on) or "")
+    minded = {"slower": "failure", "failed": "error"}.get(finding.verdict) if is_minded(finding, fail_on) else None
     return minded or ("skipped" if finding.verdict in ("undecided", "failed") else "system-out")
 
 
