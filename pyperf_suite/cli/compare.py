@@ -24,7 +24,6 @@ from pyperf_suite.cli.options import (
 from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
-    from pyperf_suite.regressions.stored.series import Measured
     from pyperf_suite.regressions.stored.store import Side, Store
     from pyperf_suite.regressions.thresholds import Thresholds
     from pyperf_suite.regressions.tracking import Tracked
@@ -87,16 +86,15 @@ def _compare(
         return thresholds.margin_of(probe, label, margin)
 
     notes = []
-    if any(one.medians for one in _all(new)):
+    measured = [*old.benchmarks.values(), *new.benchmarks.values()]
+    if any(one.medians for one in measured):
         notes.append(
             "The runs were measured at different times, which is in every difference; pyperf-suite ab takes turns."
         )
-    if old.commit and old.commit == new.commit and not any(one.dirty for one in (*_all(old), *_all(new))):
+    if old.commit and old.commit == new.commit and not any(one.dirty for one in measured):
         notes.append(f"Both measured commit {old.commit[:12]}: what differs is not this project's code.")
     if moved := sentinel_sentence(old, new):
         notes.append(moved)
-    if not results.is_dir():
-        return compare_sides(old, new, margin_of, lambda _: None), notes
     store = Store(results)
     noise_of = noise_from_store(store, new.machine, [*old.run_ids, *new.run_ids])
     findings = compare_sides(old, new, margin_of, noise_of)
@@ -133,10 +131,6 @@ def _uncompared_sentences(old: Side, new: Side, uncompared: Mapping[str, Sequenc
             more = f"; and {len(labels) - NAMED} more, which --json names" if len(labels) > NAMED else ""
             found.append(f"Not compared, {where[kind]} ({len(labels)}): {'; '.join(labels[:NAMED])}{more}.")
     return found
-
-
-def _all(side: Side) -> list[Measured]:
-    return list(side.benchmarks.values())
 
 
 def _plain(side: Side) -> dict[str, str]:

@@ -60,7 +60,7 @@ def history(
     found = store.series(benchmark, machine)
     if not found:
         raise UserError(store.why_nothing(benchmark, machine))
-    series, left_out = (found, ()) if show_all or as_json else _most_recent(found, benchmark is None)
+    series, left_out = (found, []) if show_all or as_json else _most_recent(found, benchmark is None)
     warned = [*store.notes, *store.damage]
     if as_json:
         click.echo(_as_json(series, warned))
@@ -226,25 +226,15 @@ def _column(values: list[Any]) -> Any:
 _LISTED = 40
 
 
-def _most_recent(
-    found: Sequence[BenchmarkSeries], everything: bool
-) -> tuple[Sequence[BenchmarkSeries], tuple[str, ...]]:
-    """The series to list, and a sentence about each kind of those that are not."""
-    left_out = []
-    timed = found
-    if everything:
-        timed = [each for each in found if each.kind != "static"] or found
-        if len(timed) < len(found):
-            left_out.append(
-                f"{len(found) - len(timed)} exact figures of static kernels are not listed: name them, or --all."
-            )
-    if len(timed) > _LISTED:
-        left_out.append(
-            f"{len(timed) - _LISTED} more are not listed, none of them measured later: name them, or --all."
-        )
-        newest_first = sorted(range(len(timed)), key=lambda place: timed[place].points[-1].started_at, reverse=True)
-        timed = [timed[place] for place in sorted(newest_first[:_LISTED])]
-    return timed, tuple(left_out)
+def _most_recent(found: Sequence[BenchmarkSeries], everything: bool) -> tuple[Sequence[BenchmarkSeries], list[str]]:
+    """The series to list, and a sentence about those that are not: of everything first of all the exact figures."""
+    timed = [each for each in found if each.kind != "static"] if everything else []
+    timed = timed or list(found)
+    newest_first = sorted(range(len(timed)), key=lambda place: timed[place].points[-1].started_at, reverse=True)
+    listed = [timed[place] for place in sorted(newest_first[:_LISTED])]
+    left = len(found) - len(listed)
+    why = "exact figures of static kernels, or measured no later"
+    return listed, [f"{left} more are not listed ({why}): name them, or --all."] if left else []
 
 
 def _as_json(series: Sequence[BenchmarkSeries], warned: Sequence[str]) -> str:

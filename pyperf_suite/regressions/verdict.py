@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -205,21 +205,8 @@ class Interval(NamedTuple):
     confidence: float
 
 
-class Evidence(Protocol):
-    """A change of time as the logarithm of new over old, and how sure it is."""
-
-    @property
-    def centre(self) -> float: ...
-
-    def p_value(self, bound: float) -> float:
-        """Of "no further from 0 than `bound`", two-sided."""
-
-    def interval(self, alpha: float, equivalence: bool = False) -> Interval:
-        """At 1 - `alpha`, two-sided; with `equivalence`, at the share of it that a test of equivalence may spend."""
-
-
 def judge(
-    evidence: Evidence,
+    evidence: LogDifference | Pairs,
     margin: float = MARGIN,
     alpha: float = ALPHA,
     alpha_equivalent: float = ALPHA_EQUIVALENT,
@@ -245,7 +232,11 @@ def judge(
 
 @dataclass(frozen=True)
 class LogDifference:
-    """A difference of two means of logarithms: the estimate, its standard error, and its degrees of freedom."""
+    """A difference of two means of logarithms: the estimate, its standard error, and its degrees of freedom.
+
+    It is evidence of a change of time as the logarithm of new over old, as `Pairs` are. `p_value(bound)` is that of "no
+    further from 0 than the bound", two-sided.
+    """
 
     centre: float
     error: float
@@ -282,7 +273,10 @@ class Pairs:
         return min(1.0, 2 * min(higher, lower) / self.share)
 
     def interval(self, alpha: float, equivalence: bool = False) -> Interval:
-        """Its confidence is over all looks. Too few pairs give their range, with the confidence that this has."""
+        """At 1 - `alpha`, two-sided, over all looks; with `equivalence` at the share that a test of it may spend.
+
+        Too few pairs give their range, with the confidence that this has.
+        """
         share = self.share_equivalent if equivalence else self.share
         low, high = signed_rank_interval(self.log_ratios, alpha / 2 * share)
         if math.isfinite(low):
