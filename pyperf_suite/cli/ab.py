@@ -73,12 +73,6 @@ Planned = Callable[[Sequence[str]], "list[PlannedCase]"]
     metavar="N",
     help="Maximum number of pairs for each benchmark. Example: --max-pairs 20.",
 )
-@click.option(
-    "--environments",
-    is_flag=True,
-    help="Install the requirements of each revision into a virtual environment of its own. Default: both revisions use "
-    "this environment. Example: ab --old main --new . --environments baseline.",
-)
 @results_option("Folder that the pairs are written to. Example: --results /data/bench_results.")
 @seed_option("Seed of the random order of pairs and of the cores. Example: --seed 7.")
 @outcome_options
@@ -93,7 +87,6 @@ def ab(
     margin: float | None,
     budget_s: float,
     max_pairs: int,
-    environments: bool,
     results: Path,
     seed: int,
     outcome: OutcomeOptions,
@@ -120,7 +113,7 @@ def ab(
     where = resolve(device)
     rule_for = rules_of(margin, max_pairs=max_pairs)
     planned = functools.partial(_planned, profile=profile, where=where, axes=axes)
-    old_arm, new_arm, cases, said = _sides(probes, old, new, pattern, environments, planned)
+    old_arm, new_arm, cases, said = _sides(probes, old, new, pattern, planned)
     folder = comparison_folder(
         results,
         identity(where).slug,
@@ -149,7 +142,7 @@ def ab(
 
 
 def _sides(
-    probes: tuple[str, ...], old: str, new: str, pattern: str | None, environments: bool, planned: Planned
+    probes: tuple[str, ...], old: str, new: str, pattern: str | None, planned: Planned
 ) -> tuple[Arm, Arm, list[PairedCase], list[str]]:
     """Both arms, what to compare, and what a reader must know of it. Raises UserError for what cannot be compared."""
     from pyperf_suite.findings.discovery import is_users
@@ -165,10 +158,9 @@ def _sides(
     if not any(map(is_users, probes)):
         # Builds are long: whether something is left is checked first.
         cases = choose([PairedCase.same(each.probe, each.case) for each in planned(probes)], pattern)
-        return *_made(old, new, functools.partial(builds.side_of, environment=environments)), cases, []
+        return *_made(old, new, builds.side_of), cases, []
     root, benches = user_arms.located(probes)
-    side_of = functools.partial(user_arms.side_of, root=root, benches=benches, environment=environments)
-    old_arm, new_arm = _made(old, new, side_of)
+    old_arm, new_arm = _made(old, new, functools.partial(user_arms.side_of, root=root, benches=benches))
     # The cases are those that the new side's code declares.
     with user_arms.kernels_of(old_arm if new_arm.failure else new_arm, root, probes) as names:
         cases = choose([PairedCase.same(each.probe, each.case) for each in planned(names)], pattern)

@@ -258,7 +258,7 @@ def _reason(output: bytes) -> str:
     return last_line(output)
 
 
-def side_of(requested: str, environment: bool = False) -> Callable[[], Arm]:
+def side_of(requested: str) -> Callable[[], Arm]:
     """What makes the side of that name, which may take minutes: an interpreter's, a revision's, or `.` for the tree.
 
     Raises UserError where it names none of these.
@@ -270,19 +270,15 @@ def side_of(requested: str, environment: bool = False) -> Callable[[], Arm]:
         return lambda: arm
     checkout = find_checkout()
     checkout.commit("HEAD" if requested == "." else requested)
-    return lambda: revision_arm(checkout, requested, environment)
+    return lambda: revision_arm(checkout, requested)
 
 
-def revision_arm(checkout: Checkout, revision: str, environment: bool = False) -> Arm:
+def revision_arm(checkout: Checkout, revision: str) -> Arm:
     """The arm of a revision, or of the working tree for `.`.
 
-    `environment` gives it a virtual environment of its own with its own requirements. Raises UserError if there is no
-    such revision, or the cache folder cannot be written.
+    Raises UserError if there is no such revision, or the cache folder cannot be written.
     """
     arm, key, fill = source_of(checkout, revision)
-    if environment:
-        arm, folder = prepared(arm, f"{key[:40]}-environment", partial(_make_environment, fill=fill), "venv")
-        return replace(arm, python=folder / "venv" / "bin" / "python")
     arm, folder = prepared(arm, key[:40], partial(_make_build, fill=fill), "build")
     return replace(arm, build=folder / "build")
 
@@ -329,14 +325,6 @@ def run_program(python: Path, program: str) -> subprocess.CompletedProcess[bytes
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"The interpreter {python} does not run ({error}): name another.") from None
-
-
-def _make_environment(folder: Path, log: Path, fill: FillTree) -> str:
-    # An editable install needs its tree for as long as it is used.
-    tree = folder / "tree"
-    with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as made, fill(Path(made) / "tree"):
-        shutil.copytree(Path(made) / "tree", tree, symlinks=True, ignore=shutil.ignore_patterns(".git"))
-    return logged([sys.executable, str(tree / "tools" / "make_venv.py"), str(folder / "venv")], tree, log)
 
 
 def _make_build(folder: Path, log: Path, fill: FillTree) -> str:

@@ -60,9 +60,7 @@ def requirements_arm(requirements: Sequence[str], root: Path) -> Arm:
     requested = sorted(set(requirements))
     digest = hashlib.sha256("\0".join(requested).encode()).hexdigest()[:24]
     arm = Arm(" ".join(requested))
-    arm, folder = prepared(
-        arm, f"requirements-{digest}", lambda folder, log: _make_venv(folder, folder, log, requested), "venv"
-    )
+    arm, folder = prepared(arm, f"requirements-{digest}", partial(_make_venv, wanted=requested), "venv")
     return arm if arm.failure else _kernel_arm(arm, root, python=_python_of(folder))
 
 
@@ -80,13 +78,12 @@ def present_arm(root: Path) -> Arm:
     return _kernel_arm(Arm("."), root)
 
 
-def side_of(requested: str, root: Path, benches: Sequence[str], environment: bool = False) -> Callable[[], Arm]:
+def side_of(requested: str, root: Path, benches: Sequence[str]) -> Callable[[], Arm]:
     """What makes the side of that name: an interpreter's, requirements', a revision's of the repository around `root`.
 
     Python files of a revision, or of the working tree for `.`, are put on the module path; what has extension modules
-    is built. With `environment` the project is installed with all that it requires. `benches` are files relative to the
-    repository's root: each is the revision's own, or the present one where the revision has none. Raises UserError
-    where it names none of these.
+    is built. `benches` are files relative to the repository's root: each is the revision's own, or the present one
+    where the revision has none. Raises UserError where it names none of these.
     """
     if Path(requested).is_file():
         arm = interpreter_arm(Path(requested), root)
@@ -101,7 +98,7 @@ def side_of(requested: str, root: Path, benches: Sequence[str], environment: boo
             raise
         return lambda: present_arm(root)
     source = source_of(checkout, requested)
-    return lambda: _with_tree(*source, checkout.root, benches, environment)
+    return lambda: _with_tree(*source, checkout.root, benches)
 
 
 def located(names: Sequence[str]) -> tuple[Path, list[str]]:
@@ -181,34 +178,27 @@ def _bench_content(arm: Arm, bench: str) -> bytes:
         return b""
 
 
-def _with_tree(arm: Arm, key: str, fill: FillTree, present: Path, benches: Sequence[str], environment: bool) -> Arm:
+def _with_tree(arm: Arm, key: str, fill: FillTree, present: Path, benches: Sequence[str]) -> Arm:
     """The arm with its tree, built where it must be; or with the reason why there is none."""
-    key = f"{key[:40]}-kernels{'-environment' if environment else ''}"
-    arm, folder = prepared(arm, key, partial(_make_tree, fill=fill, environment=environment), "tree")
+    arm, folder = prepared(arm, f"{key[:40]}-kernels", partial(_make_tree, fill=fill), "tree")
     if arm.failure:
         return arm
     tree, library = folder / "tree", folder / "lib"
     path = [library] if library.exists() else []
-    if environment and _is_project(tree):
-        path += folder.glob("venv/lib/python*/site-packages")
     path += [tree / "src", tree] if (tree / "src").is_dir() else [tree]
     borrowed = tuple(bench for bench in benches if not (tree / bench).is_file())
     root = _bench_folder(tree, present, benches, borrowed) if borrowed else tree
     path += [(tree / bench).parent for bench in borrowed]
-    python = _python_of(folder) if environment else None
-    return _kernel_arm(replace(arm, borrowed=borrowed), root, path, python)
+    return _kernel_arm(replace(arm, borrowed=borrowed), root, path)
 
 
-def _make_tree(folder: Path, log: Path, fill: FillTree, environment: bool) -> str:
-    """The files of a revision in `tree`, and what is built of them in `lib` or installed in `venv`."""
+def _make_tree(folder: Path, log: Path, fill: FillTree) -> str:
+    """The files of a revision in `tree`, and what is built of them in `lib`."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as made, fill(tree := Path(made) / "tree"):
         if (tree / ".git").exists() and (tree / ".gitmodules").exists():
             logged(["git", "submodule", "update", "--init", "--recursive"], tree, log)
         # Copied before it is built: what a build leaves in its tree is no part of the revision.
         shutil.copytree(tree, folder / "tree", symlinks=True, ignore=shutil.ignore_patterns(".git"))
-        if environment:
-            listed = ["-r", "requirements.txt"] if (tree / "requirements.txt").exists() else []
-            return _make_venv(folder, tree, log, [str(tree)] if _is_project(tree) else listed)
         if not _is_compiled(tree):
             return ""
         library = str(folder / "lib")
@@ -218,13 +208,10 @@ def _make_tree(folder: Path, log: Path, fill: FillTree, environment: bool) -> st
         return logged([*_installer(sys.executable), "--no-deps", "--target", library, str(tree)], tree, log)
 
 
-def _make_venv(folder: Path, cwd: Path, log: Path, wanted: Sequence[str]) -> str:
+def _make_venv(folder: Path, log: Path, wanted: Sequence[str]) -> str:
     uv, venv = shutil.which("uv"), str(folder / "venv")
     make = [uv, "venv", "--python", sys.executable, venv] if uv else [sys.executable, "-m", "venv", venv]
-    failure = logged(make, cwd, log)
-    if failure or not wanted:
-        return failure
-    return logged([*_installer(str(_python_of(folder))), *wanted], cwd, log)
+    return logged(make, folder, log) or logged([*_installer(str(_python_of(folder))), *wanted], folder, log)
 
 
 def _installer(python: str) -> list[str]:
@@ -236,10 +223,6 @@ def _installer(python: str) -> list[str]:
 
 def _python_of(folder: Path) -> Path:
     return folder / "venv" / "bin" / "python"
-
-
-def _is_project(tree: Path) -> bool:
-    return (tree / "setup.py").exists() or bool({"build-system", "project"} & _settings(tree).keys())
 
 
 def _is_compiled(tree: Path) -> bool:

@@ -120,9 +120,7 @@ def test_the_whole_suite_without_a_name_leaves_out_what_takes_a_group_of_process
 
 
 def test_each_side_is_what_its_word_names(run, compared, checkout, monkeypatch):
-    monkeypatch.setattr(
-        "pyperf_suite.regressions.pairs.builds.revision_arm", lambda _, requested, environment: this_code(requested)
-    )
+    monkeypatch.setattr("pyperf_suite.regressions.pairs.builds.revision_arm", lambda _, requested: this_code(requested))
     requested = compared("equivalent")
     run("--old", "v1", "--new", ".", "baseline", "--device", "cpu")
     assert (requested[0]["old"].name, requested[0]["new"].name) == ("v1", ".")

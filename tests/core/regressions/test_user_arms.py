@@ -78,8 +78,8 @@ class Repository:
         self.git("commit", "-qm", tag)
         self.git("tag", tag)
 
-    def arm(self, requested: str, *benches: str, environment: bool = False):
-        return side_of(requested, self.root, benches, environment)()
+    def arm(self, requested: str, *benches: str):
+        return side_of(requested, self.root, benches)()
 
 
 @pytest.fixture
@@ -175,25 +175,6 @@ def test_a_revision_that_does_not_build_says_why_and_the_other_is_not_harmed(rep
 
 
 @pytest.mark.slow
-def test_with_environments_each_revision_has_the_versions_it_requires(index):
-    for version in ("1", "2"):
-        index.commit(f"v{version}", **{"requirements.txt": f"made-up=={version}\n", "bench.py": ""})
-    arms = [index.arm(requested, "bench.py", environment=True) for requested in ("v1", "v2")]
-    assert [asked_of(arm, "made_up.version") for arm in arms] == ["1", "2"]
-    assert [arm.software["packages"]["made-up"] for arm in arms] == ["1", "2"]
-
-
-@pytest.mark.slow
-def test_with_environments_a_project_is_installed_with_what_is_built(repository):
-    files = {"pyproject.toml": PYPROJECT, "backend.py": BACKEND, "src/made_up/__init__.py": "", "bench.py": ""}
-    repository.commit("v1", **files)
-    arm = repository.arm("v1", "bench.py", environment=True)
-    assert arm.failure == ""
-    assert arm.software["packages"]["made-up"] == "1"
-    assert asked_of(arm, "__import__('made_up.native').native.version()") == "compiled"
-
-
-@pytest.mark.slow
 def test_requirements_are_installed_into_an_environment_that_is_kept(index, monkeypatch):
     arm = index.arm("made-up==1")
     assert (arm.failure, arm.name, asked_of(arm, "made_up.version")) == ("", "made-up==1", "1")
@@ -205,9 +186,7 @@ def test_requirements_are_installed_into_an_environment_that_is_kept(index, monk
 @pytest.mark.slow
 def test_requirements_that_cannot_be_installed_are_an_arm_with_a_reason_and_a_log(index):
     arm = index.arm("made-up==3")
-    assert arm.failure.startswith(
-        "made-up==3 cannot be prepared: ERROR: No matching distribution found for made-up==3"
-    )
+    assert arm.failure.startswith("made-up==3 cannot be prepared: ERROR: No matching distribution found for made-up==3")
     assert str(arm.log) in arm.failure
     assert arm.log.exists()
 
