@@ -35,6 +35,7 @@ from pyperf_suite.runner.profiles import PROFILES, QUICK
 
 # Clocks and sentinels that moved by less explain nothing: so much they differ in runs of an idle machine.
 LEAST_MOVE = 0.01
+MACHINE_MOVED = "The sentinel, the same code in every run, took {} in the new run: the machine itself moved."
 FEWEST_RUNS = 5
 # A benchmark without a history of its own is taken to be as noisy as the noisier ones of its machine.
 NOISIER_SHARE = 0.9
@@ -148,12 +149,13 @@ def compare_sides(old: Side, new: Side, margin_of: MarginOf, noise_of: NoiseOf) 
     if not common:
         raise UserError(f"{old.name} and {new.name} have no benchmark in common: name two runs of the same probes.")
     sentinel = _sentinel_move(old, new)
-    judged = [
-        _judge(old.benchmarks[key], new.benchmarks[key], margin_of, noise_of, sentinel)
-        for key in common
-        if old.benchmarks[key].metrics or new.benchmarks[key].metrics
-    ]
-    return _as_a_suite(judged)
+    return _as_a_suite(
+        [
+            _judge(old.benchmarks[key], new.benchmarks[key], margin_of, noise_of, sentinel)
+            for key in common
+            if old.benchmarks[key].metrics or new.benchmarks[key].metrics
+        ]
+    )
 
 
 def one_sided(old: Side, new: Side) -> dict[str, list[str]]:
@@ -172,12 +174,7 @@ def one_sided(old: Side, new: Side) -> dict[str, list[str]]:
 def sentinel_sentence(old: Side, new: Side) -> str:
     """How the machine moved between the runs, by the sentinel; empty if it hardly did, or neither run has one."""
     move = _sentinel_move(old, new)
-    if not move:
-        return ""
-    return (
-        f"The sentinel, the same code in every run, took {percent(math.expm1(move))} in the new run: "
-        "the machine itself moved."
-    )
+    return MACHINE_MOVED.format(percent(math.expm1(move))) if move else ""
 
 
 def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf, sentinel: float) -> Judgement:
@@ -208,7 +205,9 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
         word,
         verdict.ratio,
         _headline(word, verdict.ratio, margin, noise),
-        *_cause_sentences(clock, sentinel, is_machine),
+        *([f"The clock was {percent(math.expm1(-clock))} in the new run."] if clock else []),
+        *([MACHINE_MOVED.format(percent(math.expm1(sentinel)))] if is_machine and sentinel else []),
+        *(["That accounts for the difference as well as the code would."] if is_machine else []),
         *between,
         *([] if word == "equivalent" else _pairs_would_decide(old, new)),
         old_s=old.value,
@@ -254,17 +253,6 @@ def _headline(word: Word, ratio: Ratio, margin: float, noise: RunNoise | None) -
     known = f"by themselves runs differ by {100 * noise.deviation:.1f} %, as {noise.source} tell"
     said = "Undecided" if word == "undecided" else f"{100 * abs(ratio.value - 1):.1f} % {word}"
     return f"{said}: {change}; {known}."
-
-
-def _cause_sentences(clock: float, sentinel: float, is_machine: bool) -> list[str]:
-    found = []
-    if clock:
-        found.append(f"The clock was {percent(math.expm1(-clock))} in the new run.")
-    if is_machine and sentinel:
-        found.append(f"The sentinel, the same code in every run, took {percent(math.expm1(sentinel))}.")
-    if is_machine:
-        found.append("That accounts for the difference as well as the code would.")
-    return found
 
 
 def _sentinel_move(old: Side, new: Side) -> float:

@@ -181,14 +181,8 @@ class Tracked:
             [f"A break, across which no change is looked for: {what} at {when[:16]}Z." for when, what in self.breaks],
             "breaks",
         )
-        if self.earlier:
-            undone = sum(each.undone for each in self.earlier)
-            older = len(self.earlier) - undone
-            kinds = [
-                f"{older} older, which --since DATE lists" if older else "",
-                f"{undone} made good again" if undone else "",
-            ]
-            found.append(f"Changes not listed: {'; '.join(filter(None, kinds))}.")
+        if older := sum(not each.undone for each in self.earlier):
+            found.append(f"Older changes, which --since DATE lists: {older}.")
         return found
 
 

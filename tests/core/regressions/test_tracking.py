@@ -242,13 +242,12 @@ def test_a_faster_change_is_not_rerun(message, write_history, rerun):
     assert rerun.compared == []
 
 
-def test_what_is_not_told_is_counted_by_why():
-    def note(*undone):
-        return tracking.Tracked(earlier=[SimpleNamespace(undone=each) for each in undone]).notes[-1]
+def test_older_changes_that_still_stand_are_counted():
+    def notes(*undone):
+        return tracking.Tracked(earlier=[SimpleNamespace(undone=each) for each in undone]).notes[1:]
 
-    assert note(False) == "Changes not listed: 1 older, which --since DATE lists."
-    assert note(True, True) == "Changes not listed: 2 made good again."
-    assert note(True, False, False) == "Changes not listed: 2 older, which --since DATE lists; 1 made good again."
+    assert notes(False, True) == ["Older changes, which --since DATE lists: 1."]
+    assert notes(True, True) == []
 
 
 def series_of(values, commits=None, clocks=None, compilers=None, **fields) -> BenchmarkSeries:
