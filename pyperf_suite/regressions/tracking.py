@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.discovery import is_users
 from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.regressions.changepoints import FEWEST_POINTS, LEAST_EFFECT, SAME_PLACE, Change, find_changes
+from pyperf_suite.regressions.changepoints import FEWEST_POINTS, LEAST_EFFECT, Change, find_changes
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
 from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured
 from pyperf_suite.regressions.verdict import LESS_IS_WORSE, MORE_IS_WORSE, Judgement, Word, percent
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 # A change that began longer ago has been seen by earlier runs of `track`.
 RECENT_POINTS = 30
+
+# A change may have come so many points before or after its place.
+PLACED_WITHIN = 2
 
 # A clock that moved by at least this part of the change is named as what may explain it.
 EXPLAINING_PART = 0.5
@@ -244,8 +247,8 @@ def _makes_good(later: Change, change: Change) -> bool:
 
 def _is_same_code(series: BenchmarkSeries, change: Change) -> bool:
     """Whether all points about the change, as exactly as its place is known, are of one commit without changes."""
-    first = max(0, change.index - 1 - SAME_PLACE)
-    around = series.points[first : change.index + SAME_PLACE + 1]
+    first = max(0, change.index - 1 - PLACED_WITHIN)
+    around = series.points[first : change.index + PLACED_WITHIN + 1]
     return len({point.commit for point in around}) == 1 and not any(p.dirty or not p.commit for p in around)
 
 

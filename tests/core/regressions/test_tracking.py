@@ -216,9 +216,9 @@ def test_a_change_is_rerun_where_lines_of_its_journal_are_damaged(message, write
     write_history([1.0] * 20 + [1.1] * 6)
     for path in results.glob("*/*/records.jsonl"):
         whole = path.read_text()
-        path.write_text('{"case_id": "0123456789abcdef", "case": 7}\n["0123456789abcdef"]\n' + whole + whole[:60])
+        path.write_text("garbage 0123456789abcdef\n" + whole + whole[:60])
     message("--confirm", "--device", "cpu")
-    assert [cases for _, _, cases, _ in rerun.compared] == [["0123456789abcdef"]]
+    assert [commits for *commits, _, _ in rerun.compared] == [[commit(19), commit(20)]]
 
 
 @pytest.mark.parametrize(
