@@ -135,12 +135,6 @@ def findings(run: str, results: Path) -> None:
 
 @click.command()
 @click.argument("results", default="bench_results", type=click.Path(path_type=Path), metavar="[RESULTS]")
-@path_option(
-    "--results",
-    "named",
-    metavar="FOLDER",
-    help="Folder to read, instead of the argument RESULTS. Example: --results /data/bench_results.",
-)
 @path_option("-o", "--output", help=f"HTML file to write. Default: RESULTS/{REPORT_NAME}. Example: -o h100.html.")
 @click.option(
     "--runs",
@@ -151,7 +145,7 @@ def findings(run: str, results: Path) -> None:
     "or those named. Example: --runs latest.",
 )
 @machine_option
-def report(results: Path, named: Path | None, output: Path | None, runs: str, machine: str | None) -> None:
+def report(results: Path, output: Path | None, runs: str, machine: str | None) -> None:
     """Write everything that RESULTS hold as one HTML page: a results folder, one machine's, or a single run's.
 
     The page needs no network and no other file. Of each job that `watch` watched it has the newest record.
@@ -164,7 +158,6 @@ def report(results: Path, named: Path | None, output: Path | None, runs: str, ma
     from pyperf_suite.render.page import draw_page
     from pyperf_suite.render.results import choose, choose_others, read_results
 
-    results = named or results
     read = read_results(results, machine)
     words = [word.strip() for word in runs.split(",") if word.strip()]
     page = draw_page(read, choose(read, words), choose_others(read, words))
@@ -175,7 +168,8 @@ def report(results: Path, named: Path | None, output: Path | None, runs: str, ma
 
 def _run_folder(run: str, results: Path) -> Path:
     """The folder of a run, or of what another part recorded. Raises UserError if there is none of that name."""
-    from pyperf_suite.regressions.stored.store import RECORDS, find_run_folder
+    from pyperf_suite.regressions.stored.journals import RECORDS
+    from pyperf_suite.regressions.stored.store import find_run_folder
 
     held = (RECORDS, *(kind.manifest for kind in loaded("records").values()))
     is_path = any((Path(run) / name).is_file() for name in held)

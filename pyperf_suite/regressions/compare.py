@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from pyperf_suite.errors import UserError
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.stored.series import TIME, BenchmarkSeries, Measured, changes, settings
@@ -37,10 +35,6 @@ from pyperf_suite.runner.profiles import PROFILES, QUICK
 LEAST_MOVE = 0.01
 MACHINE_MOVED = "The sentinel, the same code in every run, took {} in the new run: the machine itself moved."
 FEWEST_RUNS = 5
-# A benchmark without a history of its own is taken to be as noisy as the noisier ones of its machine.
-NOISIER_SHARE = 0.9
-# That many benchmarks show how noisy a machine is; reading all of thousands takes long and says no more.
-MOST_BENCHMARKS = 200
 
 MarginOf = Callable[[str, str], float]
 
@@ -49,7 +43,7 @@ MarginOf = Callable[[str, str], float]
 class RunNoise:
     """The standard deviation of the logarithm of a run's value over runs of the same code.
 
-    `freedom` is in degrees, infinite for a bound that was chosen on the safe side. `source` names where it is from.
+    `freedom` is in degrees. `source` names where it is from.
     """
 
     deviation: float
@@ -87,34 +81,17 @@ def run_noise(series: BenchmarkSeries, without: Iterable[str] = ()) -> RunNoise 
 
 
 def noise_from_store(store: Store, machine: str, without: Sequence[str] = ()) -> NoiseOf:
-    """How noisy the stored runs of a machine show a benchmark to be: by its own runs, else as the noisier ones.
+    """How noisy the stored runs of a machine show a benchmark to be; `without` names the runs that are being compared.
 
-    `without` names the runs that are being compared. The function returned gives None if no benchmark of the machine
-    has runs enough.
+    The function returned gives None if it has not runs enough.
     """
-    series = {
-        (one.probe, one.case_id): one
-        for one in store.series(machine=machine)
-        if one.metric == TIME and len(one.points) >= FEWEST_RUNS
-    }
-    of_the_noisier: list[RunNoise | None] = []
+    series = {(one.probe, one.case_id): one for one in store.series(machine=machine) if one.metric == TIME}
 
     def of(measured: Measured) -> RunNoise | None:
         known = series.get((measured.probe, measured.case_id))
-        own = run_noise(known, without) if known else None
-        if own is None and not of_the_noisier:
-            longest = sorted(series.values(), key=lambda one: -len(one.points))[:MOST_BENCHMARKS]
-            found = [noise for one in longest if (noise := run_noise(one, without)) is not None]
-            of_the_noisier.append(_bound(found) if found else None)
-        return own or of_the_noisier[0]
+        return run_noise(known, without) if known else None
 
     return of
-
-
-def _bound(found: Sequence[RunNoise]) -> RunNoise:
-    deviation = float(np.quantile([one.deviation for one in found], NOISIER_SHARE))
-    several = f"the noisier of {len(found)} benchmarks that have" if len(found) > 1 else "the one benchmark that has"
-    return RunNoise(deviation, math.inf, f"{several} {FEWEST_RUNS} runs or more here")
 
 
 def difference(old: Sequence[float], new: Sequence[float], noise: RunNoise) -> LogDifference:

@@ -152,7 +152,7 @@ class SummaryCache:
             if checksum != b"%08x" % zlib.crc32(body) or (kept := json.loads(body))["stamp"] != stamp:
                 return None
             states = kept["states"]
-            rows = [Measured(*row, states[state]) for *row, state in kept["measured"]]
+            rows = [Measured._make([*row, states[state]]) for *row, state in kept["measured"]]
             return RunSummary([one._replace(medians=tuple(one.medians)) for one in rows], kept["damage"])
         except (OSError, RecursionError, LookupError, TypeError, ValueError):
             return None
