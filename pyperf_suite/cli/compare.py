@@ -70,8 +70,9 @@ def compare(
     findings, notes = _compare(before, after, thresholds, margin, results)
     uncompared = one_sided(before, after)
     notes = [*before.notes, *after.notes, *_uncompared_sentences(before, after, uncompared), *notes]
-    extra = {"old": _plain(before), "new": _plain(after), "not_compared": uncompared}
-    finish(findings, outcome, f"{before.name} against {after.name}", notes, extra)
+    sides = (("old", before), ("new", after))
+    extra = {name: {"name": side.name, "machine": side.machine, "commit": side.commit} for name, side in sides}
+    finish(findings, outcome, f"{before.name} against {after.name}", notes, {**extra, "not_compared": uncompared})
 
 
 def _compare(
@@ -131,10 +132,6 @@ def _uncompared_sentences(old: Side, new: Side, uncompared: Mapping[str, Sequenc
             more = f"; and {len(labels) - NAMED} more, which --json names" if len(labels) > NAMED else ""
             found.append(f"Not compared, {where[kind]} ({len(labels)}): {'; '.join(labels[:NAMED])}{more}.")
     return found
-
-
-def _plain(side: Side) -> dict[str, str]:
-    return {"name": side.name, "machine": side.machine, "commit": side.commit}
 
 
 @click.command()

@@ -108,7 +108,7 @@ def find_changes(
     if not np.all(np.isfinite(times) & (times > 0)):
         raise ValueError("a series of times holds finite positive numbers only")
     found = []
-    for members in _comparable_points(len(times), units, breaks):
+    for members in comparable_points(len(times), units, breaks):
         logs = np.log(times[members])
         steps = detect_steps(logs)
         if not steps.starts:
@@ -134,7 +134,7 @@ def find_changes(
     return sorted(found, key=lambda change: change.index)
 
 
-def _comparable_points(count: int, units: Sequence[str], breaks: Sequence[int]) -> list[np.ndarray]:
+def comparable_points(count: int, units: Sequence[str], breaks: Sequence[int]) -> list[np.ndarray]:
     """Indices of the values that may be compared: of one unit, between two breaks; too few for two levels are left."""
     since = np.searchsorted(np.sort(np.asarray(breaks, dtype=int)), np.arange(count), side="right")
     members: dict[tuple[int, str], list[int]] = {}

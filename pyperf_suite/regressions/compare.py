@@ -137,15 +137,12 @@ def compare_sides(old: Side, new: Side, margin_of: MarginOf, noise_of: NoiseOf) 
 
 def one_sided(old: Side, new: Side) -> dict[str, list[str]]:
     """Labels of what cannot be compared: "only_old", "only_new", and "neither" for what neither could measure."""
-    found: dict[str, list[str]] = {"only_old": [], "only_new": [], "neither": []}
-    for key, one in {**old.benchmarks, **new.benchmarks}.items():
-        if key not in new.benchmarks:
-            found["only_old"].append(one.label)
-        elif key not in old.benchmarks:
-            found["only_new"].append(one.label)
-        elif not (old.benchmarks[key].metrics or new.benchmarks[key].metrics):
-            found["neither"].append(one.label)
-    return found
+    both = [(one, new.benchmarks[key]) for key, one in old.benchmarks.items() if key in new.benchmarks]
+    return {
+        "only_old": [one.label for key, one in old.benchmarks.items() if key not in new.benchmarks],
+        "only_new": [one.label for key, one in new.benchmarks.items() if key not in old.benchmarks],
+        "neither": [one.label for one, other in both if not (one.metrics or other.metrics)],
+    }
 
 
 def sentinel_sentence(old: Side, new: Side) -> str:

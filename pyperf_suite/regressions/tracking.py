@@ -7,9 +7,7 @@ between which a change came in live pairs, which alone says whether it was the c
 
 from __future__ import annotations
 
-import itertools
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.discovery import is_users
 from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.regressions.changepoints import FEWEST_POINTS, LEAST_EFFECT, Change, find_changes
+from pyperf_suite.regressions.changepoints import FEWEST_POINTS, LEAST_EFFECT, Change, comparable_points, find_changes
 from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
 from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured
 from pyperf_suite.regressions.verdict import LESS_IS_WORSE, MORE_IS_WORSE, Judgement, Word, percent
@@ -48,8 +46,7 @@ def changes_of(series: BenchmarkSeries) -> list[Change]:
     """The changes to draw in a series, by index: nominated ones of times, every one of an exact figure."""
     points, values = series.points, series.values
     if series.kind != "static":
-        commits, units = [point.commit for point in points], [point.unit for point in points]
-        return find_changes(values, commits, units, [each.index for each in series.breaks])
+        return find_changes(values, [point.commit for point in points], *_edges(series))
     starts = [index for index in range(1, len(values)) if values[index] != values[index - 1]]
     edges = [0, *starts, len(values)]
     found = []
@@ -59,6 +56,11 @@ def changes_of(series: BenchmarkSeries) -> list[Change]:
         levels = (index, before, after, Ratio(ratio, ratio, ratio), index - left, right - index)
         found.append(Change(*levels, points[index - 1].commit, points[index].commit))
     return found
+
+
+def _edges(series: BenchmarkSeries) -> tuple[list[str], list[int]]:
+    """What a time must not be compared across: the units of its points, and its breaks."""
+    return [point.unit for point in series.points], [each.index for each in series.breaks]
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ def track(searched: Sequence[BenchmarkSeries], since: str | None = None) -> Trac
     found = Tracked()
     breaks: dict[tuple[str, str], None] = {}
     for series in searched:
-        if series.kind != "static" and _longest_stretch(series) < 2 * FEWEST_POINTS:
+        if series.kind != "static" and not comparable_points(len(series.points), *_edges(series)):
             found.too_short += 1
             continue
         found.searched += 1
@@ -250,13 +252,6 @@ def _is_same_code(series: BenchmarkSeries, change: Change) -> bool:
     first = max(0, change.index - 1 - PLACED_WITHIN)
     around = series.points[first : change.index + PLACED_WITHIN + 1]
     return len({point.commit for point in around}) == 1 and not any(p.dirty or not p.commit for p in around)
-
-
-def _longest_stretch(series: BenchmarkSeries) -> int:
-    broken = {each.index for each in series.breaks}
-    parts = itertools.accumulate(index in broken for index in range(len(series.points)))
-    stretches = [(part, point.unit) for part, point in zip(parts, series.points, strict=True)]
-    return max(Counter(stretches).values(), default=0)
 
 
 def _some(sentences: Sequence[str], what: str) -> list[str]:

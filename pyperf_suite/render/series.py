@@ -39,7 +39,7 @@ def series_figure(series: BenchmarkSeries, steps: Sequence[Change]) -> Figure:
         lines.append(Series(label, [index for index, _ in own], value, "points", low, high))
         level = f"law of {label}" if len(units) > 1 else _LEVEL
         lines.append(Series(level, *_levels(series, unit, steps), "baseline"))
-    label, y_unit = ("time", "duration") if _is_time(series) else (series.unit_of_measure, "")
+    label, y_unit = ("time", "duration") if series.metric == TIME else (series.unit_of_measure, "")
     panel = Panel("", "run", label, tuple(lines), tuple(each.index - 0.5 for each in series.breaks), y_unit=y_unit)
 
     def listed(heading: str, held: Iterable[tuple[int, str]]) -> str:
@@ -155,7 +155,9 @@ def print_series(console: Console, series: BenchmarkSeries, steps: Sequence[Chan
         Column("run", lambda row: row[1].run_id),
         Column("begun", lambda row: row[1].started_at[:16].replace("T", " "), priority=0),
         Column("lowest to highest", lambda row: lane(row[1])),
-        Column("time" if _is_time(series) else series.unit_of_measure, lambda row: value(row[1]), unit, priority=2),
+        Column(
+            "time" if series.metric == TIME else series.unit_of_measure, lambda row: value(row[1]), unit, priority=2
+        ),
         Column("processes", lambda row: f"{row[1].ok}" + _failed(row[1]), priority=0),
         Column("commit", lambda row: short_commit(row[1])),
         Column("unit", lambda row: unit_name(row[1].unit) if row[1].unit else None),
@@ -188,18 +190,14 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
 
 def _newest(series: BenchmarkSeries) -> str:
     said = text.quantity_text(Quantity(series.points[-1].value, _unit(series)))
-    return said if _is_time(series) else f"{said} {series.unit_of_measure}"
+    return said if series.metric == TIME else f"{said} {series.unit_of_measure}"
 
 
 def _unit(series: BenchmarkSeries) -> str:
     """The unit in which the series' median has one to three digits before the point; only times are scaled."""
-    if not _is_time(series):
+    if series.metric != TIME:
         return ""
     return text.shown_in("duration", [statistics.median(series.values)])[0]
-
-
-def _is_time(series: BenchmarkSeries) -> bool:
-    return series.metric == TIME
 
 
 def _failed(point: Measured) -> str:

@@ -152,6 +152,5 @@ def test_commands_on_a_read_only_disk_say_one_sentence_or_work(disk, command):
         assert len(answer.stderr.strip().splitlines()) == 1
     else:
         assert answer.exit_code == 0, answer.output
-        assert "cannot be kept" in answer.stderr
     assert answer.exception is None or isinstance(answer.exception, SystemExit)
     assert journal.read_bytes() == before

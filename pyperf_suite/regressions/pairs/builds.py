@@ -55,8 +55,6 @@ class Checkout:
 
     def commit(self, revision: str) -> str:
         """The full id of the commit that a revision names. Raises UserError where it names none."""
-        if revision.startswith("-"):
-            raise UserError(f"{revision!r} is no revision, for it begins like an option: name a commit, branch or tag.")
         done = git(self.root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
         found = done.stdout.decode().strip()
         if done.returncode or not found:
