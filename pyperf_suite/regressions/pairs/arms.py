@@ -15,6 +15,7 @@ from typing import Any
 
 import pyperf_suite
 from pyperf_suite.errors import UserError
+from pyperf_suite.findings.axes import Flag
 from pyperf_suite.regressions.thresholds import selects
 from pyperf_suite.runner.plan import PlannedCase
 from pyperf_suite.runner.record import Case, encode_fields
@@ -176,9 +177,7 @@ def _changed(case: Case, fields: Mapping[str, str]) -> Case:
 def _typed(value: str, present: object) -> object:
     """The value as the field holds it in JSON: numbers and truth values as such, else the text."""
     if isinstance(present, bool):
-        if value.lower() not in ("true", "false"):
-            raise UserError(f"{value!r} is neither true nor false.")
-        return value.lower() == "true"
+        return Flag.parse(value).value
     if isinstance(present, int | float):
         try:
             return type(present)(value)

@@ -250,8 +250,8 @@ def find_run_folder(name: str, results: Path, held: Sequence[str] = (RECORDS,)) 
         key=lambda run: (run.name.removeprefix("watch-"), run.parent.name),  # the rest begins with the time
     )
     if not runs:
-        named = "" if _LATEST.fullmatch(name) else f" {name[:80]!r}"
-        raise UserError(f"There is no run{named} in {results}: measure one with `pyperf-suite run`, or name --results.")
+        what = "" if _LATEST.fullmatch(name) else f" {name[:80]!r}"
+        raise UserError(f"There is no run{what} in {results}: measure one with `pyperf-suite run`, or name --results.")
     if latest := _LATEST.fullmatch(name):
         own = [run for run in runs if run.parent == runs[-1].parent]
         steps = int(latest[1] or 0)
