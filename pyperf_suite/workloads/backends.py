@@ -207,6 +207,14 @@ def cache_folder() -> str:
     return str(base / "pyperf_suite" / "kernels")
 
 
+def kept_folder(name: str) -> Path | None:
+    """The folder of that name next to the compiled kernels, for what takes long to make; None for nowhere."""
+    kernels = cache_folder()
+    if not kernels:
+        return None
+    return (Path(kernels).parent if Path(kernels).name == "kernels" else Path(kernels)) / name
+
+
 class TorchDevice:
     """`torch`, its `device`, and the `stopwatch` that sees what is computed there."""
 
