@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pyperf_suite.findings.data import Figure, Findings, Quantity, Remark, Table, findings, remark
+from pyperf_suite.findings.data import Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.model_flop import model_flop, utilization
@@ -16,7 +16,7 @@ from pyperf_suite.planner.laws.explained import IDEAL, Explained, KernelPrices, 
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.step import constants_of, step_time
 from pyperf_suite.planner.power import MeasuredPower, power_of
-from pyperf_suite.planner.sizing.details import SizeCheck, TimeBreakdown, checks, heat_maps, saved, spent_by
+from pyperf_suite.planner.sizing.details import SizeCheck, TimeBreakdown, checks, saved, spent_by
 from pyperf_suite.planner.sizing.search import REPEATABILITY, Bounds, Candidate, Search, search
 from pyperf_suite.planner.sizing.step import Setting, StepPrices
 
@@ -57,7 +57,6 @@ class Sizing:
     savings_alone: dict[str, Savings]
     errors: dict[str, float | None]
     origins: tuple[str, ...]
-    figures: tuple[Figure, ...]
     notes: tuple[str, ...] = ()
     power: MeasuredPower | None = None
 
@@ -103,14 +102,13 @@ def sizing(
         dict(zip(found.alone, savings[len(found.pareto) :], strict=True)),
         prices.errors,
         tuple(prices.origins),
-        heat_maps(setting, prices, gpu.name, bounds.reach),
         tuple(notes),
         power_of(laws),
     )
 
 
 def findings_of_sizing(sizing: Sizing) -> Findings:
-    """What to change first, what the step takes, tables and the heat maps."""
+    """What to change first, what the step takes, and tables."""
     shown = (sizing.search.present, *sizing.search.pareto, *sizing.search.alone.values())
     return findings(
         _answer(sizing),
@@ -133,7 +131,6 @@ def findings_of_sizing(sizing: Sizing) -> Findings:
             [("", each, savings) for each, savings in zip(sizing.search.pareto, sizing.savings, strict=True)],
         ),
         remark(legend(cause for part in sizing.spent for cause, _ in part.lost[:MOST_CAUSES])),
-        sizing.figures,
     )
 
 
