@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.cli.options import Finite, Gibibytes, json_option, options, path_option, wide_option
+from pyperf_suite.cli.options import Finite, Gibibytes, json_option, options, wide_option
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.commands.model_options import (
-    COUNTS,
     count_options,
     gpu_options,
     model_options,
@@ -44,16 +43,11 @@ AXES = {
     "micro_batch": "micro_batch",
     "recompute": "recompute",
 }
-# What --like takes: all that a measured run has a value of.
-SCALED = {
-    "like", "config", "gated", "tied", "seq", "gpu", "gpus", "gpus_per_node", "network", "framework", "dtype",
-    "global_batch", "as_json", "wide", *AXES, *(name.replace("-", "_") for name in COUNTS),
-}  # fmt: skip
 SIZES = {
     "gpus": "Number of GPUs in the cluster. Required unless --target-days, --exactly or --compare is given. Example: "
     "--gpus 64.",
     "gpus-per-node": "GPUs in a node. Default: 8 (GB200, GB300: 64 or 72), or all. Example: --gpus-per-node 4.",
-    "global-batch": "Sequences of an iteration. Required unless --like is given. Example: --global-batch 512.",
+    "global-batch": "Sequences of an iteration. Required. Example: --global-batch 512.",
 }
 CHOICES = {
     "link RATE": "Link between the GPUs of a node, one direction. Default: its data sheet's. Example: --link NVLink3.",
@@ -120,11 +114,6 @@ POSITIVE = Finite(0, 1e6, min_open=True)
         metavar="A B",
         help="Compare two layouts: which is faster, and with what confidence. Example: --compare dp=64 dp=32,tp=2.",
     ),
-    path_option(
-        "--like",
-        help="Measured run to scale from: a study's folder, or JSON or CSV with the columns of docs/laws.md. Other "
-        "options say what differs. Example: --like run.json --gpus 128.",
-    ),
     *value_options(BUDGETS, float),
     click.option("--top", type=int, default=10, show_default=True, metavar="N", help="Number of rows of each list."),
     json_option(),
@@ -153,7 +142,6 @@ def layout(
     nvme_bandwidth: float | None,
     exactly: str | None,
     compare: tuple[str, str] | None,
-    like: Path | None,
     tokens: float | None,
     target_days: float | None,
     price: float | None,
@@ -186,9 +174,6 @@ def layout(
         else:
             print_findings(console_for(wide), {"layout": found}, [])
 
-    if like is not None:
-        return answer(_scaled(like, config, gpu, gpus, network, named, seq=seq, global_batch=global_batch, dtype=dtype,
-                              framework=framework, ranks_per_node=gpus_per_node))  # fmt: skip
     if global_batch is None:
         raise UserError("--global-batch is missing: name how many sequences an iteration has.")
     spec, laws = requested_gpu(gpu, calibration)
@@ -237,29 +222,6 @@ def layout(
             found = planned(training, cluster(gpus or 0), laws, fixed)
         ranked = report.layout_answer(found, top, notes)
         answer(report.findings_of_layouts(ranked, budget))
-
-
-def _scaled(
-    like: Path, config: Path | None, gpu: str | None, gpus: int | None, network: str | None, named: dict[str, Any],
-    **plan: Any,
-) -> Findings:  # fmt: skip
-    """What is requested by the law's ratio to a measured run."""
-    from pyperf_suite.hardware.catalogue import find_gpu
-    from pyperf_suite.planner.layout import like as layout_like
-
-    context = click.get_current_context()
-    for name in sorted(set(context.params) - SCALED):
-        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
-            raise UserError(f"--like scales one measured layout and takes no --{name.replace('_', '-')}: leave it out.")
-    run, axes = layout_like.read_run(like), _fixed(named)
-    notes: tuple[str, ...] = ()
-    sizes = {name: value for name, value in named.items() if value is not None}
-    model = run.model.resized(**sizes) if sizes else None
-    if config is not None:
-        model, _, notes = requested_model(config, plan["seq"] or run.plan.seq, sizes)
-    of = {"model": model, "gpu": gpu and find_gpu(gpu), "network_bytes_per_s": _network(network)}
-    found = layout_like.scaled(run, gpus, axes, of=of, **plan)
-    return layout_like.findings_of_analogy(found, notes)
 
 
 def _usual_node(spec: GpuSpec, gpus: int) -> int:
