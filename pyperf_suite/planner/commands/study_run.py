@@ -38,7 +38,7 @@ from pyperf_suite.planner.study.planning import (
     read_study,
     refusals,
 )
-from pyperf_suite.planner.study.results import Predictor, findings_of_again
+from pyperf_suite.planner.study.results import Predictor
 from pyperf_suite.planner.study.search import Note, StudySearch, rule_of
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.render.run_report import report_run, run_as_json

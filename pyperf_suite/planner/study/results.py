@@ -29,9 +29,9 @@ PARTS = {
     "peak": ("peak_bytes",),
 }
 CONFIDENCE = 0.95
-# What a search says of a configuration that it tried.
 # How a refusal for lack of memory begins, before anything is started.
 NO_ROOM = "A rank needs"
+# What a search says of a configuration that it tried.
 FITS, DOES_NOT_FIT, FASTER, NOT_FASTER = "fits", "does not fit", "faster", "not faster"
 
 Memory = Mapping[str, float]
