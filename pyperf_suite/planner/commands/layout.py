@@ -31,7 +31,7 @@ RACK, RACK_USED = 72, 64
 LARGE = 1 << 10
 MOST_MEMORY_GIB = 1 << 14
 MOST_ROWS = 1000
-# Options that hold an axis to one value, and the field of a `Layout` that each is.
+# Options that hold an axis to one value, and the field of a `ParallelPlan` that each is.
 AXES = {
     "dp": "data",
     "tp": "tensor",

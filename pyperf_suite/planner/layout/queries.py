@@ -19,24 +19,26 @@ from pyperf_suite.laws.transformer import check_recompute
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.training.framework import usual_framework
 from pyperf_suite.planner.laws.training.offload import check_offload
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.layout.grid import (
     LARGEST,
     NAMED,
     WRITTEN,
     Cluster,
     Grid,
-    Layout,
     Training,
+    axes_of,
     cuts,
     divides,
-    plan_of,
+    plan_at,
     runs,
     uneven,
+    written,
 )
 from pyperf_suite.planner.layout.plan import Planned, PredictedLayout, evaluated, planned
 from pyperf_suite.planner.power import MeasuredPower
 
-# As a layout is written, and the field of a `Layout` that each is.
+# As a layout is written, and the field of a `ParallelPlan` that each is.
 KEYS = {
     "dp": "data",
     "tp": "tensor",
@@ -64,8 +66,8 @@ ENDLESS, SLOWEST = 1e15, 1e6
 MOST_TIMES, ROUND = 4, 6
 
 
-def layout_of(text: str, gpus: int | None, framework: str | None) -> Layout:
-    """A layout as in `dp=8,tp=4,pp=2,zero=1`; DP is by default what the GPUs leave, ZeRO what the framework has first.
+def layout_of(text: str, gpus: int | None, framework: str | None) -> dict[str, Any]:
+    """A layout by the names of WRITTEN, as in `dp=8,tp=4,pp=2,zero=1`; DP is by default what the GPUs leave, ZeRO what the framework has first.
 
     Raises UserError for what is no layout, and for one that is not of so many GPUs.
     """
@@ -81,50 +83,46 @@ def layout_of(text: str, gpus: int | None, framework: str | None) -> Layout:
         given[KEYS[name]] = value if name in NAMED else int(value)
     for name in ("tensor", "pipeline", "chunks", "context", "expert", "micro_batch"):
         given.setdefault(name, 1)
-    given.setdefault("recompute", "nothing")
+    given |= {"recompute": "nothing", "offload": "none"} | given
     apart = given["tensor"] * given["pipeline"] * given["context"]
     given.setdefault("data", max(1, (gpus or apart) // apart))
     first = {"fsdp1": 3, "fsdp2": 3, "torchtitan": 3, "ddp": 0}.get(framework or "", 1)
-    first = 3 if given.get("offload") in ("cpu", "nvme") else first
-    alone = given["data"] * given["context"] == 1 and given.get("offload", "none") == "none"
+    first = 3 if given["offload"] in ("cpu", "nvme") else first
+    alone = given["data"] * given["context"] == 1 and given["offload"] == "none"
     given.setdefault("zero_stage", 0 if alone else first)
-    layout = Layout(**given)
-    if gpus is not None and ranks_of(layout) != gpus:
-        raise UserError(
-            f"DP {layout.data} x TP {layout.tensor} x PP {layout.pipeline} x CP {layout.context} are "
-            f"{ranks_of(layout)} GPUs, not {gpus}."
-        )
-    return layout
+    if gpus is not None and ranks_of(given) != gpus:
+        cut = " x ".join(f"{WRITTEN[name]} {given[name]}" for name in ("data", "tensor", "pipeline", "context"))
+        raise UserError(f"{cut} are {ranks_of(given)} GPUs, not {gpus}.")
+    return given
 
 
-def ranks_of(layout: Layout) -> int:
+def ranks_of(layout: Mapping[str, Any]) -> int:
     """GPUs of a layout."""
-    return layout.data * layout.tensor * layout.pipeline * layout.context
+    return int(layout["data"] * layout["tensor"] * layout["pipeline"] * layout["context"])
 
 
-def exactly(training: Training, cluster: Cluster, laws: GpuSpec | Calibration, layout: Layout) -> Planned:
-    """One layout, whether it fits or not. Raises UserError in a sentence for one that cannot be run."""
-    values = {name: getattr(layout, name) for name in WRITTEN}
-    values |= {name: names.index(values[name]) for name, names in NAMED.items()}
-    grid = Grid({name: np.array([value]) for name, value in values.items()}, {})
-    framework = training.framework or usual_framework(layout.zero_stage, layout.offload)
-    if layout.zero_stage > 3:
-        raise UserError(f"ZeRO has stages 0 to 3, but {layout.zero_stage} was requested.")
-    training = replace(training, offloads=(layout.offload,))
+def exactly(training: Training, cluster: Cluster, laws: GpuSpec | Calibration, layout: Mapping[str, Any]) -> Planned:
+    """One layout, by the names of WRITTEN, whether it fits or not. Raises UserError for one that cannot be run."""
+    codes = {name: names.index(layout[name]) for name, names in NAMED.items()}
+    grid = Grid({name: np.array([value]) for name, value in {**layout, **codes}.items()}, {})
+    stage, offload, pipeline, chunks = (layout[name] for name in ("zero_stage", "offload", "pipeline", "chunks"))
+    framework = training.framework or usual_framework(stage, offload)
+    if stage > 3:
+        raise UserError(f"ZeRO has stages 0 to 3, but {stage} was requested.")
+    training = replace(training, offloads=(offload,))
     if not runs(framework, grid.columns)[0]:
-        why = "" if layout.offload == "none" else " (optimizer states leave the GPU from ZeRO 1 on, parameters with 3)"
-        raise UserError(f"{framework} cannot run {layout}{why}: name another --framework, or another layout.")
+        why = "" if offload == "none" else " (optimizer states leave the GPU from ZeRO 1 on, parameters with 3)"
+        raise UserError(f"{framework} cannot run {written(layout)}{why}: name another --framework, or another layout.")
     training.peak_on(cluster.gpu)
-    reason = uneven(training, cluster, layout.tensor, layout.context, layout.pipeline, layout.data)
-    if reason is None and not cuts(training, layout.pipeline, layout.chunks):
-        reason = f"{training.model.layers} layers are not {layout.pipeline} stages of {layout.chunks} chunks"
-    if reason is None and training.model.experts % layout.expert:
+    reason = uneven(training, cluster, layout["tensor"], layout["context"], pipeline, layout["data"])
+    if reason is None and not cuts(training, pipeline, chunks):
+        reason = f"{training.model.layers} layers are not {pipeline} stages of {chunks} chunks"
+    if reason is None and training.model.experts % layout["expert"]:
         reason = f"EP does not divide the {training.model.experts} experts"
     if reason:
-        raise UserError(f"{layout} does not come out even: {reason}.")
+        raise UserError(f"{written(layout)} does not come out even: {reason}.")
     # The plan has a sentence for a batch or experts that do not divide.
-    plan_of(training, cluster, {name: value for name, value in values.items() if name not in NAMED},
-            layout.recompute, framework, layout.offload)  # fmt: skip
+    plan_at(training, cluster, grid, 0)
     return evaluated(training, cluster, grid, laws)
 
 
@@ -225,7 +223,7 @@ def fewest_gpus(
     )
 
 
-def smallest_network(found: Planned, layout: Layout) -> float | None:
+def smallest_network(found: Planned, plan: ParallelPlan) -> float | None:
     """Bytes/s that a GPU has to send out of its node for a step at most ENOUGH longer than over an endless network.
 
     None within one node, and where even a very slow one is enough.
@@ -234,7 +232,8 @@ def smallest_network(found: Planned, layout: Layout) -> float | None:
         return None
 
     def seconds(rate: float) -> float:
-        return float(exactly(found.training, replace(found.cluster, network=rate), found.laws, layout).seconds[0])
+        cluster = replace(found.cluster, network=rate)
+        return float(exactly(found.training, cluster, found.laws, axes_of(plan)).seconds[0])
 
     longest = (1 + ENOUGH) * seconds(ENDLESS)
     if seconds(SLOWEST) <= longest:

@@ -15,7 +15,8 @@ from pyperf_suite.planner.laws.collectives import usual_network_bytes_per_s
 from pyperf_suite.planner.laws.prices import UnseenPrices
 from pyperf_suite.planner.laws.training.framework import LIKE, LOW_PRECISION, MEANT, generation_of
 from pyperf_suite.planner.laws.training.offload import BUS_SHARE, HOST_SHARE, MEANT_BY, UNSURE
-from pyperf_suite.planner.layout.grid import WRITTEN, Layout, Training
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
+from pyperf_suite.planner.layout.grid import WRITTEN, Training, axes_of, written
 from pyperf_suite.planner.layout.plan import (
     VERDICTS,
     LayoutRule,
@@ -105,7 +106,7 @@ def _fastest(planned: Planned, best: PredictedLayout, what: str = "Fastest is ")
         "(MFU), {memory} of {usable} usable on a GPU: {verdict}.",
         kind="predicted",
         what=what,
-        layout=str(best.layout),
+        layout=written(axes_of(best.plan)),
         framework=best.framework,
         time=Quantity(best.seconds, "duration", predicted=True),
         interval=interval_of(best),
@@ -199,7 +200,7 @@ def _network(planned: Planned) -> Remark | None:
 
 def _host(planned: Planned, predicted: Sequence[PredictedLayout]) -> Iterator[Remark]:
     """What is offloaded, where to, and what that was reckoned with."""
-    kinds = dict.fromkeys(each.layout.offload for each in predicted if each.layout.offload != "none")
+    kinds = dict.fromkeys(each.plan.offload for each in predicted if each.plan.offload != "none")
     if not kinds:
         return
     host, most = planned.cluster.hosted, max(each.memory["host"] for each in predicted)
@@ -294,14 +295,14 @@ def enough(planned: Planned, predicted: PredictedLayout) -> Remark | None:
     """The smallest network with which the step is not much longer than with an endless one."""
     if planned.cluster.gpus <= planned.cluster.gpus_per_node:
         return None
-    rate = smallest_network(planned, predicted.layout)
+    rate = smallest_network(planned, predicted.plan)
     if rate is None:
-        return remark("{layout} needs next to no network between nodes.", layout=_short(predicted.layout))
+        return remark("{layout} needs next to no network between nodes.", layout=_short(predicted.plan))
     return remark(
         "{layout} needs {rate} a GPU between nodes: from there on an endless network would save less than {share} of "
         "the iteration.",
         kind="predicted",
-        layout=_short(predicted.layout),
+        layout=_short(predicted.plan),
         rate=Quantity(rate, "GB/s", predicted=True),
         share=Quantity(ENOUGH, "%"),
     )
@@ -317,7 +318,7 @@ def compared(training: Training, first: PredictedLayout, second: PredictedLayout
         name=name,
         gain=Quantity(1 - faster.seconds / slower.seconds, "%", predicted=True),
         chance=Quantity(max(chance, 1 - chance), "%"),
-        layout=str(faster.layout),
+        layout=written(axes_of(faster.plan)),
     )
 
 
@@ -385,14 +386,14 @@ def law_errors(planned: Planned, shown: Sequence[PredictedLayout]) -> Iterator[R
         )
 
 
-def _ranking(title: str, rows: Sequence[Ranked]) -> Table:
+def _ranking(heading: str, rows: Sequence[Ranked]) -> Table:
     """Axes with one value in all rows are in the first remark, and the first to go on a narrow terminal."""
     axes = []
-    for name, written in WRITTEN.items():
-        values = {getattr(predicted.layout, name) for predicted, _ in rows}
-        axes.append(Column(written, _of(f"layout.{name}"), priority=2 if len(values) > 1 else 0))
+    for name, title in WRITTEN.items():
+        values = {getattr(predicted.plan, name) for predicted, _ in rows}
+        axes.append(Column(title, _of(f"plan.{name}"), priority=2 if len(values) > 1 else 0))
     return table(
-        title,
+        heading,
         (
             *axes,
             *((Column("framework", _of("framework")),) if len({each.framework for each, _ in rows}) > 1 else ()),
@@ -442,7 +443,7 @@ def _parts(rows: Sequence[Mapping[str, float]], share: float) -> list[str]:
     return [name for name in names if any(row.get(name, 0.0) > share * sum(row.values()) for row in rows)]
 
 
-def _short(layout: Layout) -> str:
+def _short(layout: ParallelPlan) -> str:
     """A layout in few letters: "DP8 TP4 PP2x3 Z1 mb2 re-layers"."""
     chunks = f"x{layout.chunks}" if layout.chunks > 1 else ""
     words = [f"DP{layout.data}", f"TP{layout.tensor}", f"PP{layout.pipeline}{chunks}"]
@@ -453,14 +454,14 @@ def _short(layout: Layout) -> str:
 
 
 def _name(predicted: PredictedLayout | None) -> str:
-    return "none fits" if predicted is None else _short(predicted.layout)
+    return "none fits" if predicted is None else _short(predicted.plan)
 
 
 def _time(predicted: PredictedLayout | None) -> Quantity | None:
     return None if predicted is None else Quantity(predicted.seconds, "duration", predicted=True)
 
 
-LAYOUT = Column("layout", lambda row: _short(row[0].layout), priority=2)
+LAYOUT = Column("layout", lambda row: _short(row[0].plan), priority=2)
 RULES = (
     Column("rule", lambda rule: rule.rule, priority=2),
     Column("here", lambda rule: rule.here),
@@ -477,6 +478,6 @@ EXCLUDED = (
     Column("a GPU", _of("memory_bytes"), "GiB"),
     Column("too much by", _of("over_bytes"), "size"),
     Column("memory", _of("verdict")),
-    Column("nearest that fits", lambda row: described_step(row[0].layout, row[1].layout)),
+    Column("nearest that fits", lambda row: described_step(row[0].plan, row[1].plan)),
     Column("iteration then", lambda row: _time(row[1]), "duration"),
 )
