@@ -50,8 +50,7 @@ def calibrate(
 
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.machine import identity
-    from pyperf_suite.planner.calibrate_laws import FILE, newest_run, origin_of
-    from pyperf_suite.planner.power import POWER, power_block
+    from pyperf_suite.planner.calibrate_laws import FILE, newest_run
     from pyperf_suite.runner.results import open_run
 
     if runs is not None:
@@ -67,12 +66,6 @@ def calibrate(
         folder = newest_run(results, machine.slug, probe)
     on_cpu = gpu is None and "cores" in folder.manifest.get("identity", {})
     calibration, lines = _of_cpu(folder) if on_cpu else _of_gpu(folder, gpu)
-    power = power_block(folder.records(), origin_of(folder))
-    if power is None:
-        lines.append("power: the run measured none, so `size` and `layout` will say nothing of joules.")
-    else:
-        calibration = calibration.with_block(POWER, power)
-        lines.append("power: products drew {:.0f} W ({:.0f} to {:.0f}).".format(*power.arrays["watts"]))
     path = output or folder.path.parent / FILE
     try:
         calibration.save(path)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 USUAL_NODE = 8
 # GB200 and GB300: in published runs 64 of a rack's 72.
 RACK, RACK_USED = 72, 64
-LARGE = 1 << 10
 MOST_MEMORY_GIB = 1 << 14
 MOST_ROWS = 1000
 # Options that hold an axis to one value, and the field of a `ParallelPlan` that each is.
@@ -44,8 +43,7 @@ AXES = {
     "recompute": "recompute",
 }
 SIZES = {
-    "gpus": "Number of GPUs in the cluster. Required unless --target-days, --exactly or --compare is given. Example: "
-    "--gpus 64.",
+    "gpus": "Number of GPUs in the cluster. Required unless --exactly or --compare is given. Example: --gpus 64.",
     "gpus-per-node": "GPUs in a node. Default: 8 (GB200, GB300: 64 or 72), or all. Example: --gpus-per-node 4.",
     "global-batch": "Sequences of an iteration. Required. Example: --global-batch 512.",
 }
@@ -84,9 +82,8 @@ HOSTS = {
     "nvme-bandwidth GB/S": "Bandwidth of the host's drives for each GPU. Default: of the maker's servers.",
 }
 BUDGETS = {
-    "tokens N": "Tokens of the whole training. Required by --target-days. Example: --tokens 2e12.",
-    "target-days DAYS": "Find the fewest GPUs that train on --tokens in so many days. Example: --target-days 30.",
-    "price DOLLARS": "Price of a GPU an hour, for the cost of tokens. Example: --price 2.5.",
+    "tokens N": "Tokens of the whole training, for the days that it takes. Default: none. Example: --tokens 2e12.",
+    "price DOLLARS": "Price of a GPU an hour, for the cost of tokens. Default: none. Example: --price 2.5.",
 }
 POSITIVE = Finite(0, 1e6, min_open=True)
 
@@ -143,7 +140,6 @@ def layout(
     exactly: str | None,
     compare: tuple[str, str] | None,
     tokens: float | None,
-    target_days: float | None,
     price: float | None,
     top: int,
     as_json: bool,
@@ -164,7 +160,6 @@ def layout(
     from pyperf_suite.planner.layout import report as report
     from pyperf_suite.planner.layout.grid import Cluster, Training
     from pyperf_suite.planner.layout.plan import planned
-    from pyperf_suite.planner.power import power_of
     from pyperf_suite.render import text
     from pyperf_suite.render.terminal import console_for, print_findings
 
@@ -189,11 +184,9 @@ def layout(
         if count is not None and count < 1:
             raise UserError(f"--layers-{name} has to be at least 1, but {count} was requested.")
     model, length, notes = requested_model(config, seq, named)
-    budget = requested.Budget(tokens, target_days, price, power_of(laws))
-    if target_days is not None and (gpus is not None or exactly or compare):
-        raise UserError("--target-days asks for the number of GPUs: leave out --gpus, --exactly and --compare.")
-    if gpus is None and target_days is None and not (exactly or compare):
-        raise UserError("--gpus is missing: name how many there are in all, or ask for them with --target-days.")
+    budget = requested.Budget(tokens, price)
+    if gpus is None and not (exactly or compare):
+        raise UserError("--gpus is missing: name how many there are in all.")
     if (exactly or compare) and (fixed or offload or (exactly and compare)):
         raise UserError("--exactly and --compare name whole layouts: leave out the other, and options of single axes.")
     first, last = (count or 0 for count in ends)
@@ -215,12 +208,7 @@ def layout(
         exact = [requested.exactly(training, cluster(requested.ranks_of(each)), laws, each) for each in layouts]
         answer(report.findings_of_given(exact, budget, notes))
     else:
-        if target_days is not None:
-            node = gpus_per_node or _usual_node(spec, LARGE)
-            found = requested.fewest_gpus(training, lambda nodes: cluster(nodes * node), laws, budget, fixed)
-        else:
-            found = planned(training, cluster(gpus or 0), laws, fixed)
-        ranked = report.layout_answer(found, top, notes)
+        ranked = report.layout_answer(planned(training, cluster(gpus or 0), laws, fixed), top, notes)
         answer(report.findings_of_layouts(ranked, budget))
 
 

@@ -334,20 +334,6 @@ def _layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int]) -> 
     return Grid(dict(zip(names, table, strict=True)), reasons)
 
 
-def divides(training: Training, cluster: Cluster) -> bool:
-    """Whether any split of the GPUs into TP, CP, PP and DP comes out even."""
-    for tensor in divisors(cluster.gpus):
-        for context in divisors(cluster.gpus // tensor):
-            rest = cluster.gpus // tensor // context
-            if any(
-                rest // data <= training.model.layers
-                and uneven(training, cluster, tensor, context, rest // data, data) is None
-                for data in divisors(math.gcd(rest, training.global_batch))
-            ):
-                return True
-    return False
-
-
 def _splits(gpus: int) -> Iterator[tuple[int, int, int]]:
     """Every TP, CP and PP whose product divides the GPUs."""
     for tensor in divisors(gpus):

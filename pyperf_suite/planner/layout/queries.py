@@ -1,12 +1,10 @@
-"""Layouts beyond the fastest: a given one, two compared, how many GPUs, what it costs, the network needed."""
+"""Layouts beyond the fastest: a given one, two compared, what it costs, the network needed."""
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,14 +12,12 @@ import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.laws.transformer import check_recompute
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.training.framework import usual_framework
 from pyperf_suite.planner.laws.training.offload import check_offload
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.layout.grid import (
-    LARGEST,
     NAMED,
     WRITTEN,
     Cluster,
@@ -29,14 +25,12 @@ from pyperf_suite.planner.layout.grid import (
     Training,
     axes_of,
     cuts,
-    divides,
     plan_at,
     runs,
     uneven,
     written,
 )
-from pyperf_suite.planner.layout.plan import Planned, PredictedLayout, evaluated, planned
-from pyperf_suite.planner.power import MeasuredPower
+from pyperf_suite.planner.layout.plan import Planned, PredictedLayout, evaluated
 
 # As a layout is written, and the field of a `ParallelPlan` that each is.
 KEYS = {
@@ -58,12 +52,10 @@ CHECKS = {"recompute": check_recompute, "offload": check_offload}
 PREDICTED_LOG_RATIOS = (0.0, 0.01, 0.037, 0.077, 0.14, 0.31)
 SHARES_RIGHT = (0.5, 0.57, 0.73, 0.78, 0.82, 0.97)
 WIDER_WITH_EXPERTS = 2.8
-DAY_S, HOUR_S = 86400.0, 3600.0
+DAY_S = 86400.0
 # A network is enough where an endless one would save less than this.
 ENOUGH = 0.05
 ENDLESS, SLOWEST = 1e15, 1e6
-# How far numbers of GPUs are tried beyond what a small cluster's rate says, and how many round ones.
-MOST_TIMES, ROUND = 4, 6
 
 
 def layout_of(text: str, gpus: int | None, framework: str | None) -> dict[str, Any]:
@@ -136,91 +128,15 @@ def surely_faster(training: Training, first: PredictedLayout, second: PredictedL
 
 @dataclass(frozen=True)
 class Budget:
-    """What a training is to take: `tokens`, in `days`, on GPUs at `price` dollars an hour; None if not requested.
-
-    `power` is what a GPU was measured to draw, None if it was not.
-    """
+    """What a training takes: `tokens` in all, on GPUs at `price` dollars an hour; None if not requested."""
 
     tokens: float | None = None
-    days: float | None = None
     price: float | None = None
-    power: MeasuredPower | None = None
 
     def __post_init__(self) -> None:
-        limits = {"--tokens": (self.tokens, 1e18), "--target-days": (self.days, 36500.0), "--price": (self.price, 1e6)}
-        for option, (value, most) in limits.items():
+        for option, value, most in (("--tokens", self.tokens, 1e18), ("--price", self.price, 1e6)):
             if value is not None and not 0 < value <= most:
                 raise UserError(f"{option} has to lie above 0 and up to {most:g}, but {value:g} was requested.")
-        if self.days is not None and self.tokens is None:
-            raise UserError("--target-days says when, but not how much is trained on: add --tokens, as in 2e12.")
-
-    def days_of(self, seconds_a_token: float) -> float | None:
-        return None if self.tokens is None else self.tokens * seconds_a_token / DAY_S
-
-    def cost_of(self, gpus: int, seconds_a_token: float, tokens: float) -> float | None:
-        """Dollars of so many tokens."""
-        return None if self.price is None else gpus * self.price * tokens * seconds_a_token / HOUR_S
-
-
-def fewest_gpus(
-    training: Training,
-    cluster_of: Callable[[int], Cluster],
-    laws: GpuSpec | Calibration,
-    budget: Budget,
-    fixed: Mapping[str, int] | None = None,
-) -> Planned:
-    """The smallest number of nodes whose best layout is in time; `cluster_of` is a cluster of so many nodes.
-
-    A GPU does most on a small cluster of a power of two, whose rate bounds the number to begin with. From there on only
-    numbers of nodes that some split divides are tried: in steps that double until one is in time, then by halves. As a
-    rate does not rise with each node, the roundest of the smaller numbers are tried too. Raises UserError where none is
-    in time.
-    """
-    rate = (budget.tokens or 0.0) / ((budget.days or 1.0) * DAY_S)
-    # Few GPUs that offload say nothing of many that need not.
-    training = replace(training, offloads=training.offloads or ("none",))
-    node = cluster_of(1)
-    flop = float(model_flop(training.model, 1, training.seq)) / training.seq
-    fewest = max(1, math.ceil(rate * flop / training.peak_on(node.gpu) / node.gpus))
-    most, refused = LARGEST["gpus"] // node.gpus, ""
-
-    @functools.cache
-    def found_on(nodes: int) -> Planned | None:
-        nonlocal refused
-        try:
-            return planned(training, cluster_of(nodes), laws, fixed)
-        except UserError as reason:
-            refused = f" ({str(reason)[:200]})"
-            return None
-
-    def in_time(nodes: int) -> bool:
-        found = found_on(nodes)
-        return found is not None and found.best.tokens_per_s >= rate
-
-    similar = 1 << (fewest.bit_length() - 1)
-    while similar <= most and found_on(similar) is None:
-        similar *= 2
-    small = found_on(similar) if similar <= most else None
-    first = max(fewest, math.ceil(rate / small.best.tokens_per_s * similar)) if small else most + 1
-    numbers = range(first, min(most, MOST_TIMES * first) + 1)
-    dividing = (nodes for nodes in numbers if divides(training, cluster_of(nodes)))
-    even = list(itertools.islice(dividing, 1))
-    low, high = -1, 0
-    while high < len(even) and not in_time(even[high]):
-        even += itertools.islice(dividing, high + 1)
-        low, high = high, 2 * high + 1
-    if low < (high := min(high, len(even) - 1)) and in_time(even[high]):
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if in_time(even[middle]) else (middle, high)
-        rounder = sorted(even[:high], key=lambda nodes: nodes & -nodes, reverse=True)[:ROUND]
-        best = found_on(next((nodes for nodes in sorted(rounder) if in_time(nodes)), even[high]))
-        if best is not None:
-            return best
-    raise UserError(
-        f"No number of GPUs that was tried trains {budget.tokens:g} tokens in {budget.days:g} days with a global batch "
-        f"of {training.global_batch} sequences: raise it, or take more days{refused}."
-    )
 
 
 def smallest_network(found: Planned, plan: ParallelPlan) -> float | None:

@@ -25,7 +25,7 @@ from pyperf_suite.planner.layout.plan import (
     described_step,
     rules,
 )
-from pyperf_suite.planner.layout.queries import ENOUGH, Budget, ends_of, smallest_network, surely_faster
+from pyperf_suite.planner.layout.queries import DAY_S, ENOUGH, Budget, ends_of, smallest_network, surely_faster
 
 NO_BUDGET = Budget()
 # Extrapolated shares of the time that are worth a mark.
@@ -251,39 +251,27 @@ def findings_of_given(given: Sequence[Planned], budget: Budget = NO_BUDGET, note
     )
 
 
-def outcome_of(planned: Planned, predicted: PredictedLayout, budget: Budget) -> dict[str, Any]:
-    """Days and dollars, each with its ends."""
-    gpus, tokens = planned.cluster.gpus, planned.training.global_batch * planned.training.seq
-    each_s = [seconds / tokens for seconds in ends_of(predicted)]
-    found: dict[str, Any] = {"days": [budget.days_of(each) for each in each_s]} if budget.tokens else {}
-    for name, count in (("dollars_a_billion_tokens", 1e9), ("dollars", budget.tokens)) if budget.price else ():
-        if count:
-            found[name] = [budget.cost_of(gpus, each, count) for each in each_s]
-    return found
-
-
 def budgeted(planned: Planned, predicted: PredictedLayout, budget: Budget) -> Iterator[Remark]:
     """Days and dollars of a training, with their ends where the law states an interval."""
-    outcome = outcome_of(planned, predicted, budget) if budget != NO_BUDGET else {}
-    gpus = planned.cluster.gpus
-    if budget.tokens and "days" in outcome:
-        text = "{gpus} GPUs train {tokens} tokens in {days} days."
-        if budget.days is not None:
-            text = "{gpus} GPUs are the fewest found that train {tokens} tokens in {target} days: {days} days."
-        days = _span(outcome["days"])
-        yield remark(text, kind="predicted", gpus=gpus, tokens=f"{budget.tokens:g}", days=days, target=budget.days)
-    for key, what in (("dollars_a_billion_tokens", "A billion tokens cost"), ("dollars", "The whole training costs")):
-        if key in outcome:
+    gpus, tokens = planned.cluster.gpus, planned.training.global_batch * planned.training.seq
+    days = [seconds / tokens / DAY_S for seconds in ends_of(predicted)]
+    if budget.tokens:
+        yield remark(
+            "{gpus} GPUs train {tokens} tokens in {days} days.",
+            kind="predicted",
+            gpus=gpus,
+            tokens=f"{budget.tokens:g}",
+            days=_span([budget.tokens * each for each in days]),
+        )
+    for what, count in (("A billion tokens cost", 1e9), ("The whole training costs", budget.tokens)):
+        if budget.price and count:
             yield remark(
                 "{what} {dollars} dollars at {price} an hour and GPU.",
                 kind="predicted",
                 what=what,
-                dollars=_span(outcome[key]),
+                dollars=_span([24 * gpus * budget.price * count * each for each in days]),
                 price=f"{budget.price:g}",
             )
-    if budget.power:
-        tokens = planned.training.global_batch * planned.training.seq
-        yield budget.power.message(budget.power.a_token(gpus, predicted.seconds / tokens))
 
 
 def _span(values: Sequence[float]) -> str:

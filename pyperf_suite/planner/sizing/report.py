@@ -15,7 +15,6 @@ from pyperf_suite.planner.laws.calibration import Calibration, spec_of
 from pyperf_suite.planner.laws.explained import IDEAL, Explained, KernelPrices, legend
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.step import constants_of, step_time
-from pyperf_suite.planner.power import MeasuredPower, power_of
 from pyperf_suite.planner.sizing.details import SizeCheck, TimeBreakdown, checks, saved, spent_by
 from pyperf_suite.planner.sizing.search import REPEATABILITY, Bounds, Candidate, Search, search
 from pyperf_suite.planner.sizing.step import Setting, StepPrices
@@ -58,14 +57,6 @@ class Sizing:
     errors: dict[str, float | None]
     origins: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    power: MeasuredPower | None = None
-
-    @property
-    def joules_a_token(self) -> Quantity | None:
-        """By the power that was measured, None where none was."""
-        setting, gpus = self.setting, self.setting.tp * self.setting.shards
-        tokens = setting.micro_batch * setting.shards * setting.seq
-        return self.power.a_token(gpus, float(self.iteration.seconds) / tokens) if self.power else None
 
     @property
     def utilization(self) -> float:
@@ -103,7 +94,6 @@ def sizing(
         prices.errors,
         tuple(prices.origins),
         tuple(notes),
-        power_of(laws),
     )
 
 
@@ -219,8 +209,6 @@ def _step(sizing: Sizing) -> Iterator[Remark]:
         sent=f", {1e3 * sent:.3g} ms for the traffic of {setting.shards} shards" if sent else "",
         host=Quantity(float(parts["host"]), "duration", predicted=True),
     )
-    if sizing.power and sizing.joules_a_token:
-        yield sizing.power.message(sizing.joules_a_token)
 
 
 def _errors(sizing: Sizing) -> Iterator[Remark]:
