@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 dtype_option = click.option(
     "--dtype",
-    type=click.Choice(("bf16", "fp16", "fp8", "tf32", "fp32", "int8")),
+    type=click.Choice(("bf16", "fp16", "fp8", "tf32", "fp32")),
     default="bf16",
     show_default=True,
     help="Dtype of the products. Example: --dtype fp8.",
@@ -50,7 +50,6 @@ dtype_option = click.option(
         {
             "vary NAME,...": "Dimensions to change: hidden, heads, kv_heads, ffn, vocab, layers, micro_batch, tp. "
             "Default: all. Example: --vary heads,vocab.",
-            "head-dims N,...": "Head dimensions that candidates may have. Default: 64,96,128,192,256.",
         }
     ),
     *(
@@ -78,7 +77,6 @@ def size(
     vary: str | None,
     parameter_change: float,
     reach: float,
-    head_dims: str | None,
     **dimensions: Any,
 ) -> None:
     """Say which nearby dimensions of a model train faster on a GPU, by how much, and why.
@@ -91,7 +89,7 @@ def size(
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.laws.training.memory import USABLE_SHARE
     from pyperf_suite.planner.sizing.report import findings_of_sizing, sizing
-    from pyperf_suite.planner.sizing.search import AXES, HEAD_DIMS, Bounds
+    from pyperf_suite.planner.sizing.search import AXES, Bounds
     from pyperf_suite.planner.sizing.step import Setting
 
     spec, laws = requested_gpu(gpu, calibration)
@@ -101,7 +99,6 @@ def size(
         vary=AXES if vary is None else tuple(name.strip().replace("-", "_") for name in vary.split(",")),
         parameter_change=parameter_change / 100,
         reach=reach / 100,
-        head_dims=HEAD_DIMS if head_dims is None else _numbers(head_dims),
         memory_bytes=USABLE_SHARE * spec.memory_bytes,
     )
     setting = Setting(model, length, micro_batch, tp, shards, dtype)
@@ -123,13 +120,6 @@ def _prices(laws: GpuSpec | Calibration, dtype: str, library: str | None) -> Ker
     from pyperf_suite.planner.laws.prices import Prices
 
     return Prices(laws, dtype, library=library)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UserError(f"{text!r} are no head dimensions: write numbers, as in 64,128.") from None
 
 
 @click.command()

@@ -203,7 +203,7 @@ class ChangedPrices:
 LAW_NAMES = {
     "gemm": "products",
     "attention": "attention",
-    "latent_attention": "attention",
+    "latent_attention": "latent attention",
     "grouped_gemm": "experts",
     "memory_bound": "memory bound",
     "collective": "collectives",

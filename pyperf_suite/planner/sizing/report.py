@@ -13,7 +13,7 @@ from pyperf_suite.laws.training.memory import USABLE_SHARE
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
 from pyperf_suite.planner.laws.explained import IDEAL, Explained, KernelPrices, legend
-from pyperf_suite.planner.laws.prices import Prices
+from pyperf_suite.planner.laws.prices import LAW_NAMES, Prices
 from pyperf_suite.planner.laws.training.step import constants_of, step_time
 from pyperf_suite.planner.sizing.details import SizeCheck, TimeBreakdown, checks, saved, spent_by
 from pyperf_suite.planner.sizing.search import REPEATABILITY, Bounds, Candidate, Search, search
@@ -21,15 +21,6 @@ from pyperf_suite.planner.sizing.step import Setting, StepPrices
 
 Savings = tuple[tuple[str, float], ...]
 
-# By the method of the prices, as `layout` names them too.
-LAW_NAMES = {
-    "gemm": "products",
-    "grouped_gemm": "experts",
-    "attention": "attention",
-    "latent_attention": "latent attention",
-    "memory_bound": "memory bound",
-    "collective": "collectives",
-}
 UNSURE = "within the laws' error"
 # Of each part of the work, in its row.
 MOST_CAUSES = 3

@@ -66,14 +66,6 @@ CHANGED = ("zero_stage", "batch", "checkpointing")
 LAW_DTYPE = {"float32": "tf32", "bfloat16": "bf16"}
 # The parts of a rank's memory that the engine counts too, by the names of laws and of a study's results both.
 COUNTED = ("weights", "gradients", "optimizer", "activations")
-# A small model, and one cut of each kind, so that every law and constant is used.
-SMALL = ParallelStepParameters(hidden=64, heads=4, layers=4, seq=32, vocab=64, tied=False, micro_batches=4)
-TRIED = (
-    SMALL,
-    *(replace(SMALL, data=2, zero_stage=stage) for stage in range(LAST_STAGE + 1)),
-    replace(SMALL, tensor=2),
-    replace(SMALL, pipeline=2),
-)
 
 
 @dataclass(frozen=True)
@@ -403,7 +395,7 @@ def predict(
 def predictor(calibration: Calibration, device_kind: str, cores: int | None = None) -> Predictor:
     """The same for the study's probe on such a device: those configurations that the laws can price, by case id.
 
-    Raises UserError for laws of the other kind of device, and for a calibration that has only some of a CPU's.
+    Raises UserError for laws of the other kind of device, and for a calibration that lacks some of a CPU's.
     """
     if calibration.device_kind != device_kind:
         of, on, probe = ("CPU", "GPUs", "calibration") if device_kind == "cuda" else ("GPU", "a CPU", PROBE)
@@ -412,7 +404,7 @@ def predictor(calibration: Calibration, device_kind: str, cores: int | None = No
             f"there, by `pyperf-suite run {probe}` and `pyperf-suite calibrate`."
         )
     if device_kind == "cpu":
-        _require_times(calibration, cores)
+        laws_of(calibration)
 
     def predictions(cases: Sequence[Case], records: Sequence[Record]) -> Mapping[str, StudyPrediction]:
         del records
@@ -425,26 +417,3 @@ def predictor(calibration: Calibration, device_kind: str, cores: int | None = No
         return found
 
     return predictions
-
-
-def _require_times(calibration: Calibration, cores: int | None) -> None:
-    """Raise UserError if some cut gets no time: of the right form, an altered block may still be of nothing."""
-    why = ""
-    try:
-        laws_of(calibration)
-        for parameters in TRIED:
-            try:
-                (step,) = predict([parameters], calibration, cores)
-            except UserError:
-                continue  # what was not measured is left out of a study's predictions, case by case
-            # A bubble is what is left over, and may be less than nothing where ranks share cores.
-            parts = {name: part for name, part in step.parts.items() if name != "bubble"}
-            if not 0 < step.seconds < math.inf or min(parts.values()) < 0:
-                why = f"a step takes {step.seconds:.3g} s by them, {min(parts.values()):.3g} s of it for a part"
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        why = f"they end in {type(error).__name__}"
-    if why:
-        raise UserError(
-            f"The calibration of {calibration.gpu} holds laws that price no step ({why}): make it anew with "
-            "`pyperf-suite calibrate --device cpu`."
-        )
