@@ -270,7 +270,7 @@ def test_the_rules_of_practitioners_are_compared_with_the_laws(llama: Planned) -
 
 def test_the_answer_is_whole(answer: Any) -> None:
     findings = findings_of_layouts(answer)
-    assert len(findings.tables) == 7
+    assert len(findings.tables) == 6
     assert all(len(row) == len(table.columns) for table in findings.tables for row in table.rows)
     assert findings.remarks[0].kind == "predicted"
     errors = [each.values["error"] for each in findings.remarks if each.kind == "law"]

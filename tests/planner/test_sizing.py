@@ -133,7 +133,7 @@ def test_a_saving_has_its_cause(made_up):
     here, padded = Setting(GPT, 2048), Setting(GPT.resized(vocab=50304), 2048)
     present, other = spent_by([here, padded], made_up)
     _, candidate = judged([here, padded], made_up)
-    ((cause, share), *_) = saved(present, other, candidate, here)
+    cause, share = saved(present, other, candidate, here)
     assert cause == "logits: alignment"
     assert share == pytest.approx(1 - candidate.time_ratio, rel=0.02)
 

@@ -52,12 +52,15 @@ CHOICES = {
     "network RATE": "Rate at which each GPU sends out of its node, or bus bandwidths measured between nodes. Default: "
     "as the laws have it. Example: --network 400Gbps, or --network 1GB:180GB/s,1MB:20GB/s.",
     "framework NAME": "Framework that runs the step: megatron, fsdp1, fsdp2, torchtitan, deepspeed or ddp. Default: "
-    "megatron, and fsdp2 for ZeRO 2 and 3.",
-    "dtype NAME": "Dtype of products in layers: bf16, fp16, fp8, mxfp8 or nvfp4. Default: bf16, before Ampere fp16.",
-    "recompute WHAT": "What backward computes again: nothing, attention or layers. Default: each is tried.",
+    "megatron, and fsdp2 for ZeRO 2 and 3. Example: --framework deepspeed.",
+    "dtype NAME": "Dtype of products in layers: bf16, fp16, fp8, mxfp8 or nvfp4. Default: bf16, before Ampere fp16. "
+    "Example: --dtype fp8.",
+    "recompute WHAT": "What backward computes again: nothing, attention or layers. Default: each is tried. Example: "
+    "--recompute layers.",
     "offload WHAT[,WHAT]": "What leaves the GPU: none, optimizer (to the CPU), cpu (parameters too) or nvme. Default: "
     "none, and where nothing fits the others. Example: --offload none,optimizer.",
-    "exactly LAYOUT": "Price only this layout, fitting or not. Example: --exactly dp=8,tp=4,pp=2,vp=1,zero=1,mb=1.",
+    "exactly LAYOUT": "Price only this layout, fitting or not. Default: every layout. Example: --exactly "
+    "dp=8,tp=4,pp=2,vp=1,zero=1,mb=1.",
 }
 # Options that hold an axis to one number.
 HELD = {
@@ -78,8 +81,10 @@ HELD = {
 }
 HOSTS = {
     "host-memory GIB": "Memory of the host for each GPU. Default: unknown, all fits. Example: --host-memory 256.",
-    "host-bandwidth GB/S": "Bandwidth of the host's memory for each GPU. Default: of the maker's servers.",
-    "nvme-bandwidth GB/S": "Bandwidth of the host's drives for each GPU. Default: of the maker's servers.",
+    "host-bandwidth GB/S": "Bandwidth of the host's memory for each GPU. Default: of the maker's servers. Example: "
+    "--host-bandwidth 50.",
+    "nvme-bandwidth GB/S": "Bandwidth of the host's drives for each GPU. Default: of the maker's servers. Example: "
+    "--nvme-bandwidth 3.",
 }
 BUDGETS = {
     "tokens N": "Tokens of the whole training, for the days that it takes. Default: none. Example: --tokens 2e12.",
@@ -109,10 +114,18 @@ POSITIVE = Finite(0, 1e6, min_open=True)
         "--compare",
         nargs=2,
         metavar="A B",
-        help="Compare two layouts: which is faster, and with what confidence. Example: --compare dp=64 dp=32,tp=2.",
+        help="Compare two layouts: which is faster, and with what confidence. Default: none. Example: --compare "
+        "dp=64 dp=32,tp=2.",
     ),
     *value_options(BUDGETS, float),
-    click.option("--top", type=int, default=10, show_default=True, metavar="N", help="Number of rows of each list."),
+    click.option(
+        "--top",
+        type=int,
+        default=10,
+        show_default=True,
+        metavar="N",
+        help="Number of rows of each list. Example: --top 3.",
+    ),
     json_option(),
     wide_option,
 )

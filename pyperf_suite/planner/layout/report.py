@@ -91,11 +91,6 @@ def findings_of_layouts(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> Fin
         _memory(answer.top),
         table("The recipe's rules", RULES, answer.rules),
         table("Faster, but too large", EXCLUDED, answer.excluded),
-        table(
-            "Splits of the GPUs into TP, CP, PP and DP that come out uneven",
-            (Column("reason", lambda row: row[0]), Column("splits", lambda row: row[1])),
-            answer.planned.grid.uneven.items(),
-        ),
     )
 
 

@@ -15,7 +15,6 @@ from pyperf_suite.planner.sizing.step import Setting, parts_of, price, shapes_of
 
 # Savings of less than this share of the step are no cause worth naming.
 LEAST_SAVED = 0.002
-MOST_SAVINGS = 3
 # Beyond this power of two the rules promise nothing more.
 ENOUGH = 64
 
@@ -68,10 +67,10 @@ def spent_by(settings: Sequence[Setting], prices: KernelPrices) -> list[list[Tim
 
 def saved(
     present: Sequence[TimeBreakdown], other: Sequence[TimeBreakdown], candidate: Candidate, here: Setting
-) -> list[tuple[str, float]]:
-    """What makes a candidate faster for the same work: causes with the share of the present time that each saves.
+) -> tuple[str, float] | None:
+    """What most makes a candidate faster for the same work: the cause, and the share of the present time that it saves.
 
-    The passes of a product are taken together; the largest savings first.
+    The passes of a product are taken together; None where nothing saves enough to be named.
     """
     total = sum(part.seconds for part in present)
     setting = candidate.setting
@@ -84,8 +83,8 @@ def saved(
                 if cause != IDEAL:
                     name = f"{part.part.partition(',')[0]}: {cause}"
                     balance[name] = balance.get(name, 0.0) + sign * seconds / total
-    found = [(name, share) for name, share in balance.items() if share > LEAST_SAVED]
-    return sorted(found, key=lambda each: -each[1])[:MOST_SAVINGS]
+    most = max(balance.items(), key=lambda each: each[1], default=("", 0.0))
+    return most if most[1] > LEAST_SAVED else None
 
 
 @dataclass(frozen=True)
