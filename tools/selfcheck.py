@@ -56,25 +56,27 @@ from pyperf_suite.workloads.matmul import MatmulParameters
 UNFINISHED = 3
 
 LARGEST_SHIFT = 0.5
+COMPARISONS_OF_EACH = 50
 
 
 class Shifts(click.ParamType):
-    """Injected slowdowns in percent, each maybe with how many comparisons: `0:200,1,5:100`."""
+    """Injected slowdowns in percent with how many comparisons, by default 50: `0:200,1,5:100`."""
 
     name = "shifts"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[float, int | None]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[float, int]:
         if isinstance(value, dict):
             return value
         return dict(self._shift(text.strip(), param, ctx) for text in str(value).split(","))
 
-    def _shift(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, int | None]:
+    def _shift(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, int]:
         percent, colon, count = text.partition(":")
         try:
-            shift, requested = round(float(percent.strip().removesuffix("%")) / 100, 6), int(count) if colon else None
+            shift = round(float(percent.strip().removesuffix("%")) / 100, 6)
+            requested = int(count) if colon else COMPARISONS_OF_EACH
         except ValueError:
             self.fail(f"{text[:40]!r} is not a slowdown in percent, as 5 is, or 5:100 for 100 comparisons.", param, ctx)
-        if not 0 <= shift <= LARGEST_SHIFT or (requested is not None and requested < 1):
+        if not 0 <= shift <= LARGEST_SHIFT or requested < 1:
             self.fail(f"{text[:40]!r}: from 0 to 50 percent, and at least one comparison.", param, ctx)
         return shift, requested
 
@@ -87,16 +89,8 @@ class Shifts(click.ParamType):
     show_default=True,
     type=Shifts(),
     metavar="PERCENT[:N],...",
-    help="Slowdowns to inject, in percent; 0 compares the code with itself. N is the number of comparisons of one. "
-    "Example: --shifts 0:200,5:100.",
-)
-@click.option(
-    "--comparisons",
-    default=50,
-    show_default=True,
-    type=click.IntRange(1),
-    metavar="N",
-    help="Number of comparisons of each slowdown that names none. Example: --comparisons 20.",
+    help="Slowdowns to inject, in percent; 0 compares the code with itself. N is the number of comparisons of one, 50 "
+    "if left out. Example: --shifts 0:200,5:100.",
 )
 @margin_option
 @click.option(
@@ -140,8 +134,7 @@ class Shifts(click.ParamType):
 )
 def selfcheck(
     probes: tuple[str, ...],
-    shifts: dict[float, int | None],
-    comparisons: int,
+    shifts: dict[float, int],
     margin: float | None,
     budget: float,
     max_pairs: int | None,
@@ -174,11 +167,10 @@ def selfcheck(
             raise UserError("--repeat measures whole runs: leave out --resume and --markdown.")
         _repeat(repeat, probes, where, results)
         return
-    counts = {shift: count or comparisons for shift, count in shifts.items()}
-    cases = _cases(probes, where, counts)
+    cases = _cases(probes, where, shifts)
     rule = _rule(margin, max_pairs)
     settings = _settings(where, cases, rule, budget, seed)
-    plan = planned(counts, cases, seed)
+    plan = planned(shifts, cases, seed)
     found = resumable(results, machine, settings) if resume else start(results, machine, settings)
     commit = str(settings["state"].get("source", {}).get("commit", ""))
     try:

@@ -66,15 +66,27 @@ class CpuLaws:
 
 
 def laws_of(calibration: Calibration) -> CpuLaws:
-    """The blocks of a CPU's calibration as laws. Raises UserError where it has none."""
+    """The blocks of a CPU's calibration as laws. Raises UserError where it has none, or some that a hand has altered."""
     if ENGINE_BLOCK not in calibration.blocks:
         raise UserError(
             f"The calibration of {calibration.gpu} says nothing of training steps on a CPU: make one with "
             f"`pyperf-suite run {PROBE} && pyperf-suite calibrate`."
         )
-    lines = unpack_lines(calibration.block(KERNEL_BLOCK))
-    collectives = unpack_laws(calibration.block(COLLECTIVE_BLOCK)).curves
-    return CpuLaws(CpuPrices(lines, collectives), unpack_engine(calibration.block(ENGINE_BLOCK)))
+    try:
+        lines = unpack_lines(calibration.block(KERNEL_BLOCK))
+        collectives = unpack_laws(calibration.block(COLLECTIVE_BLOCK)).curves
+        laws = CpuLaws(CpuPrices(lines, collectives), unpack_engine(calibration.block(ENGINE_BLOCK)))
+        curves = [curve for law in collectives.values() for curve in law.curves.values()]
+        numbers = [*lines.values(), [float(curve.seconds(1 << 20)) for curve in curves], *vars(laws.constants).values()]
+        is_whole = all(bool(np.all(np.asarray(each) >= 0) and np.all(np.isfinite(each))) for each in numbers)
+    except (LookupError, TypeError, ValueError):
+        is_whole = False
+    if not is_whole:
+        raise UserError(
+            f"The calibration of {calibration.gpu} holds laws that price no step: make it anew with `pyperf-suite "
+            "calibrate --device cpu`."
+        )
+    return laws
 
 
 def expected_of_cpu(calibration: Calibration) -> Expect:

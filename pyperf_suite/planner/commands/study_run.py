@@ -295,7 +295,7 @@ def _search(session: Session, wanted: Sequence[PlannedCase], workers: NotingWork
 
     def seconds(case: Case) -> float | None:
         if case.case_id not in predicted:
-            found = laws([case], ()).get(case.case_id) if laws else None
+            found = laws(case) if laws else None
             predicted[case.case_id] = found.seconds if found else None
         return predicted[case.case_id]
 

@@ -44,7 +44,7 @@ from pyperf_suite.planner.laws.training.step import step_time
 from pyperf_suite.planner.study.grid import GRID, MODEL, Configuration, StudyAxes
 from pyperf_suite.planner.study.results import NO_ROOM, Predictor, StudyPrediction
 from pyperf_suite.ranks.launch import rank_environment
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.on_ranks import DTYPES
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
@@ -364,38 +364,31 @@ def find_calibration(results: Path, slug: str) -> Calibration:
     )
 
 
-def predict(
-    parameters: Sequence[ParallelStepParameters], calibration: Calibration, cores: int | None = None
-) -> list[StudyPrediction]:
-    """Each configuration by the laws as calibrated; `cores` are those that all ranks of a CPU share, by default all.
+def predict(p: ParallelStepParameters, calibration: Calibration, cores: int | None = None) -> StudyPrediction:
+    """A configuration by the laws as calibrated; `cores` are those that all ranks of a CPU share, by default all.
 
     Raises UserError if the calibration says nothing of such a step.
     """
-    on_cpu = calibration.device_kind == "cpu"
-    laws = laws_of(calibration) if on_cpu else None
-    found = []
-    for p in parameters:
-        p.validate()
-        if p.engine != "torch":
-            raise UserError(f"The laws of a study are of torch's engine, not of {p.engine}: measure it.")
-        if p.offload != "none":
-            raise UserError(f"The laws of a study say nothing of offload to the {p.offload}: measure it.")
-        if laws is not None:
-            step = predicted_step(laws, p, cores or cpu.detect().usable_cores)
-        else:
-            prices = Prices(calibration, dtype=LAW_DTYPE[p.dtype])
-            step = step_time(calibration, p.dimensions, step_plan(p), None, prices)
-        parts = {name: float(np.asarray(seconds)) for name, seconds in step.parts.items()}
-        needs = memory_by_rank(p, "cpu" if on_cpu else "cuda")
-        counted = tuple({name: float(getattr(need, name)) for name in COUNTED} for need in needs)
-        found.append(StudyPrediction(float(step.seconds), counted, parts))
-    return found
+    p.validate()
+    if p.engine != "torch":
+        raise UserError(f"The laws of a study are of torch's engine, not of {p.engine}: measure it.")
+    if p.offload != "none":
+        raise UserError(f"The laws of a study say nothing of offload to the {p.offload}: measure it.")
+    if calibration.device_kind == "cpu":
+        step = predicted_step(laws_of(calibration), p, cores or cpu.detect().usable_cores)
+    else:
+        prices = Prices(calibration, dtype=LAW_DTYPE[p.dtype])
+        step = step_time(calibration, p.dimensions, step_plan(p), None, prices)
+    parts = {name: float(np.asarray(seconds)) for name, seconds in step.parts.items()}
+    needs = memory_by_rank(p, "cpu" if calibration.device_kind == "cpu" else "cuda")
+    counted = tuple({name: float(getattr(need, name)) for name in COUNTED} for need in needs)
+    return StudyPrediction(float(step.seconds), counted, parts)
 
 
 def predictor(calibration: Calibration, device_kind: str, cores: int | None = None) -> Predictor:
-    """The same for the study's probe on such a device: those configurations that the laws can price, by case id.
+    """The same for the study's probe on such a device; None for a configuration that the laws cannot price.
 
-    Raises UserError for laws of the other kind of device, and for a calibration that lacks some of a CPU's.
+    Raises UserError for laws of the other kind of device, and for a CPU's that are not whole.
     """
     if calibration.device_kind != device_kind:
         of, on, probe = ("CPU", "GPUs", "calibration") if device_kind == "cuda" else ("GPU", "a CPU", PROBE)
@@ -406,14 +399,10 @@ def predictor(calibration: Calibration, device_kind: str, cores: int | None = No
     if device_kind == "cpu":
         laws_of(calibration)
 
-    def predictions(cases: Sequence[Case], records: Sequence[Record]) -> Mapping[str, StudyPrediction]:
-        del records
-        found = {}
-        for case in cases:
-            try:
-                (found[case.case_id],) = predict([case.parameters], calibration, cores)
-            except UserError:
-                continue  # one that the laws do not know leaves its place empty
-        return found
+    def prediction(case: Case) -> StudyPrediction | None:
+        try:
+            return predict(case.parameters, calibration, cores)
+        except UserError:
+            return None
 
-    return predictions
+    return prediction

@@ -47,8 +47,8 @@ class StudyPrediction:
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
-Predictor = Callable[[Sequence[Case], Sequence[Record]], Mapping[str, StudyPrediction]]
-"""Predicts configurations, from their records where it needs them; by case id, those alone that it can."""
+Predictor = Callable[[Case], StudyPrediction | None]
+"""Predicts a configuration where it can."""
 
 
 @dataclass(frozen=True)
@@ -254,9 +254,8 @@ def results_of(records: Iterable[Record], predictor: Predictor | None = None) ->
             # A later trial of the same experiment is one that was resumed: it stands.
             latest.setdefault(record.case_id, {})[record.process] = record
     found = [StudyResult(tuple(trials.values())) for trials in latest.values()]
-    if predictor is not None and found:
-        predicted = predictor([each.case for each in found], [trial for each in found for trial in each.trials])
-        found = [replace(each, prediction=predicted.get(each.case.case_id)) for each in found]
+    if predictor is not None:
+        found = [replace(each, prediction=predictor(each.case)) for each in found]
     return sorted(found, key=lambda each: -each.rate if each.timed else 0.0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -188,23 +188,24 @@ def test_a_single_experiment_decides_nothing_and_has_no_error(layout: Layout, vi
     assert math.isnan(bars_of(findings).bars[0].error)
 
 
-def predictor(factor: float) -> Any:
+def predictor(factor: float, records: Sequence[Record]) -> Any:
     """Predicts each configuration at that multiple of its usual step."""
+    times: dict[str, list[float]] = {}
+    for record in records:
+        if record.outcome == "ok":
+            times.setdefault(record.case_id, []).append(record.seconds)
 
-    def predict(cases: Sequence[Case], records: Sequence[Record]) -> Mapping[str, StudyPrediction]:
-        times: dict[str, list[float]] = {}
-        for record in records:
-            if record.outcome == "ok":
-                times.setdefault(record.case_id, []).append(record.seconds)
-        usual = {case_id: statistics.median(each) for case_id, each in times.items()}
-        memory = {case.case_id: ({"weights": 1e6},) * case.parameters.ranks for case in cases}
-        return {case_id: StudyPrediction(factor * seconds, memory[case_id]) for case_id, seconds in usual.items()}
+    def predict(case: Case) -> StudyPrediction | None:
+        if case.case_id not in times:
+            return None
+        memory = ({"weights": 1e6},) * case.parameters.ranks
+        return StudyPrediction(factor * statistics.median(times[case.case_id]), memory)
 
     return predict
 
 
 def test_predictions_stand_beside_each_row_and_are_judged_in_a_remark(studied: list[Record]) -> None:
-    findings = found(studied, predictor(1.1))
+    findings = found(studied, predictor(1.1, studied))
     law = remark_with(findings, "order")
     assert (law.kind, law.values["count"]) == ("law", 4)
     assert (value(law, "order"), value(law, "median"), value(law, "worst")) == pytest.approx((1.0, 0.1, 0.1))
