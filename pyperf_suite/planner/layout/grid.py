@@ -222,11 +222,12 @@ def axes_of(plan: ParallelPlan) -> dict[str, Any]:
     return {name: getattr(plan, name) for name in WRITTEN}
 
 
-def written(layout: Mapping[str, Any]) -> str:
+def written(layout: ParallelPlan | Mapping[str, Any]) -> str:
     """A layout as people write it: "DP 8, TP 4, PP 2, ZeRO 1, micro-batch 2, recompute nothing"."""
+    axes = axes_of(layout) if isinstance(layout, ParallelPlan) else layout
     always = ("data", "tensor", "pipeline", "zero_stage", "micro_batch", "recompute")
-    shown = [name for name in WRITTEN if name in always or layout[name] not in (1, "none")]
-    return ", ".join(f"{WRITTEN[name]} {layout[name]}" for name in shown)
+    shown = [name for name in WRITTEN if name in always or axes[name] not in (1, "none")]
+    return ", ".join(f"{WRITTEN[name]} {axes[name]}" for name in shown)
 
 
 def frameworks_of(training: Training, columns: Mapping[str, Column]) -> NDArray[np.intp]:

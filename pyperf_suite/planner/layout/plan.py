@@ -41,7 +41,6 @@ from pyperf_suite.planner.layout.grid import (
     Cluster,
     Grid,
     Training,
-    axes_of,
     frameworks_of,
     held_to,
     layouts,
@@ -310,7 +309,7 @@ def _refuse(found: Planned, whole: Planned) -> None:
     """Raise UserError that says by how much nothing fits, and what does."""
     place = int(np.argmin(found.memory_bytes))
     least, usable, gpus = found.at(place), found.cluster.usable_bytes, found.cluster.gpus
-    layout = written(axes_of(least.plan))
+    layout = written(least.plan)
     if not least.over_bytes:
         raise UserError(
             f"The GPUs have room for {layout}, but it needs {least.memory['host'] / 2**30:.1f} GiB of the host's "
@@ -325,7 +324,7 @@ def _refuse(found: Planned, whole: Planned) -> None:
         if len(whole.ranked):
             same = [whole.grid.columns[name] == column[place] for name, column in found.grid.columns.items()]
             near = whole.nearest_that_fits(int(np.flatnonzero(np.all(same, axis=0))[0]))
-            raise UserError(f"{wrong}; the nearest that fits is {written(axes_of(near.plan))}.")
+            raise UserError(f"{wrong}; the nearest that fits is {written(near.plan)}.")
     else:
         wrong = f"No layout fits {gpus} GPU{'s' if gpus > 1 else ''}: {wrong}"
     larger = _fewest_gpus(found.training, found.cluster)
@@ -345,7 +344,7 @@ def _fewest_gpus(training: Training, cluster: Cluster) -> str | None:
         total = np.asarray(MemoryNeed(**memory_of(training, larger, grid)).total)
         if total.min() <= cluster.usable_bytes:
             plan = plan_at(training, larger, grid, int(np.argmin(total)))
-            return f"{larger.gpus} GPUs would do, by {written(axes_of(plan))}"
+            return f"{larger.gpus} GPUs would do, by {written(plan)}"
     return None
 
 

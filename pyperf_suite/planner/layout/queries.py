@@ -59,7 +59,9 @@ ENDLESS, SLOWEST = 1e15, 1e6
 
 
 def layout_of(text: str, gpus: int | None, framework: str | None) -> dict[str, Any]:
-    """A layout by the names of WRITTEN, as in `dp=8,tp=4,pp=2,zero=1`; DP is by default what the GPUs leave, ZeRO what the framework has first.
+    """A layout by the names of WRITTEN, from `dp=8,tp=4,pp=2,zero=1`.
+
+    DP is by default what the GPUs leave, ZeRO what the framework has first.
 
     Raises UserError for what is no layout, and for one that is not of so many GPUs.
     """

@@ -16,7 +16,7 @@ from pyperf_suite.planner.laws.prices import UnseenPrices
 from pyperf_suite.planner.laws.training.framework import LIKE, LOW_PRECISION, MEANT, generation_of
 from pyperf_suite.planner.laws.training.offload import BUS_SHARE, HOST_SHARE, MEANT_BY, UNSURE
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
-from pyperf_suite.planner.layout.grid import WRITTEN, Training, axes_of, written
+from pyperf_suite.planner.layout.grid import WRITTEN, Training, written
 from pyperf_suite.planner.layout.plan import (
     VERDICTS,
     LayoutRule,
@@ -101,7 +101,7 @@ def _fastest(planned: Planned, best: PredictedLayout, what: str = "Fastest is ")
         "(MFU), {memory} of {usable} usable on a GPU: {verdict}.",
         kind="predicted",
         what=what,
-        layout=written(axes_of(best.plan)),
+        layout=written(best.plan),
         framework=best.framework,
         time=Quantity(best.seconds, "duration", predicted=True),
         interval=interval_of(best),
@@ -301,7 +301,7 @@ def compared(training: Training, first: PredictedLayout, second: PredictedLayout
         name=name,
         gain=Quantity(1 - faster.seconds / slower.seconds, "%", predicted=True),
         chance=Quantity(max(chance, 1 - chance), "%"),
-        layout=written(axes_of(faster.plan)),
+        layout=written(faster.plan),
     )
 
 
