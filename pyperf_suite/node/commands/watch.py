@@ -47,7 +47,7 @@ KEPT_EVERY = 0.003
     "for_s",
     type=Finite(0, min_open=True),
     metavar="SECONDS",
-    help="Stop watching --pid after this time. The default is until the process ends. Example: --for 60.",
+    help="Stop watching --pid after this time. Default: until the process ends. Example: --for 60.",
 )
 @click.option(
     "--interval",
