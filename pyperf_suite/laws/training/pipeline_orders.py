@@ -13,6 +13,13 @@ class Action(NamedTuple):
     micro_batch: int
 
 
+def order_of(stage: int, stages: int, chunks: int, micro_batches: int) -> list[Action]:
+    """What a stage does in turn, with one chunk of the model or several."""
+    if chunks == 1:
+        return one_forward_one_backward(stage, stages, micro_batches)
+    return interleaved(stage, stages, chunks, micro_batches)
+
+
 def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> list[Action]:
     """What a stage does in turn: as many forwards as stages are left, then backward and forward by turns (1F1B).
 

@@ -23,9 +23,7 @@ from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.laws.training.activations import ActivationPolicy, saved_bytes, working_bytes
 from pyperf_suite.laws.training.memory import (
     BFLOAT16,
-    FIRST,
     FLOAT32,
-    LAST,
     LAST_STAGE,
     USABLE_SHARE,
     Engine,
@@ -35,11 +33,12 @@ from pyperf_suite.laws.training.memory import (
     held_by_rank,
     rank_weights,
 )
-from pyperf_suite.laws.training.pipeline_orders import Action, interleaved, one_forward_one_backward
+from pyperf_suite.laws.training.pipeline_orders import order_of
 from pyperf_suite.planner.calibrate_cpu import PROBE, calibrated_cpu, laws_of, predicted_step, step_plan
 from pyperf_suite.planner.calibrate_laws import FILE, origin_of, runs_of
 from pyperf_suite.planner.laws.calibration import Calibration, load_calibration
 from pyperf_suite.planner.laws.prices import Prices
+from pyperf_suite.planner.laws.training.engine_step import fsdp_units
 from pyperf_suite.planner.laws.training.step import step_time
 from pyperf_suite.planner.study.grid import GRID, MODEL, Configuration, StudyAxes
 from pyperf_suite.planner.study.results import NO_ROOM, Predictor, StudyPrediction
@@ -171,7 +170,7 @@ def memory_by_rank(p: ParallelStepParameters, device_kind: str = "cpu") -> tuple
     autograd keeps; `gathered` is what FSDP2 has whole at once: with stage 3 the two largest units, else all.
     """
     needs = []
-    chunks = p.pipeline * p.chunks
+    chunks, micro_batches = p.pipeline * p.chunks, p.micro_batches if p.pipeline > 1 else 1
     for stage in range(p.pipeline):
         weights = rank_weights(p.dimensions, p.tensor, p.pipeline, p.chunks, stage)
         activations = saved_bytes(
@@ -182,8 +181,8 @@ def memory_by_rank(p: ParallelStepParameters, device_kind: str = "cpu") -> tuple
             tensor=p.tensor,
             chunk_layers=p.layers // chunks,
             last_chunk=chunks - 1,
-            order=_actions(p, stage),
-            micro_batches=p.micro_batches if p.pipeline > 1 else 1,
+            order=order_of(stage, p.pipeline, p.chunks, micro_batches),
+            micro_batches=micro_batches,
         )
         gathered = _gathered(p, weights)
         for held in held_by_rank(weights, _engine_of(p), p.data, _storage_of(p)):
@@ -207,15 +206,6 @@ def _storage_of(p: ParallelStepParameters) -> Storage:
     return FLOAT32 if p.dtype == "float32" or p.zero_stage >= FSDP_FROM_STAGE else BFLOAT16
 
 
-def _actions(p: ParallelStepParameters, stage: int) -> list[Action]:
-    """What a stage of the pipeline does in turn; without one, a single forward and backward."""
-    if p.pipeline == 1:
-        return [Action(False, 0, 0), Action(True, 0, 0)]
-    if p.chunks == 1:
-        return one_forward_one_backward(stage, p.pipeline, p.micro_batches)
-    return interleaved(stage, p.pipeline, p.chunks, p.micro_batches)
-
-
 def _keeping_of(p: ParallelStepParameters, device_kind: str) -> ActivationPolicy:
     """How one rank's part is run, as far as that decides what is kept for backward."""
     element = DTYPES[p.dtype]
@@ -232,12 +222,8 @@ def _keeping_of(p: ParallelStepParameters, device_kind: str) -> ActivationPolicy
 def _gathered(p: ParallelStepParameters, weights: Sequence[Weight]) -> float:
     if _engine_of(p) != "fsdp" or p.data == 1:
         return 0.0
-    units: dict[int, int] = {}
-    for weight in weights:
-        unit = LAST if weight.place in (FIRST, LAST) else weight.place
-        units[unit] = units.get(unit, 0) + weight.elements
-    largest = sorted(units.values())[-2:] if p.zero_stage > FSDP_FROM_STAGE and p.pipeline == 1 else units.values()
-    return float(DTYPES[p.dtype] * sum(largest))
+    units = sorted(fsdp_units(weights))
+    return float(DTYPES[p.dtype] * sum(units[-2:] if p.zero_stage > FSDP_FROM_STAGE and p.pipeline == 1 else units))
 
 
 @dataclass(frozen=True)
