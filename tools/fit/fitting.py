@@ -311,21 +311,15 @@ def conjugate_gradients(
     system: Linear, preconditioned: Linear, wanted: Floats, start: Floats, enough: float, steps: int
 ) -> Floats:
     """Where `system` gives what is wanted, within that part of it, or after so many steps."""
-    found = start
-    left = wanted - system(found)
-    near = preconditioned(left)
-    course, gain = near, float(np.vdot(left, near))
-    tolerance = enough * float(np.linalg.norm(wanted))
-    for _ in range(steps):
-        if np.linalg.norm(left) <= tolerance:
-            break
-        moved = system(course)
-        step = gain / float(np.vdot(course, moved))
-        found, left = found + step * course, left - step * moved
-        near = preconditioned(left)
-        before, gain = gain, float(np.vdot(left, near))
-        course = near + gain / before * course
-    return found
+    from scipy.sparse.linalg import LinearOperator, cg
+
+    def operator(of: Linear) -> LinearOperator:
+        flat = (wanted.size, wanted.size)
+        return LinearOperator(flat, lambda course: of(course.reshape(wanted.shape)).ravel(), dtype=wanted.dtype)
+
+    near = operator(preconditioned)
+    found, _ = cg(operator(system), wanted.ravel(), start.ravel(), rtol=enough, maxiter=steps, M=near)
+    return np.asarray(found.reshape(wanted.shape))
 
 
 def _filled(residual: Floats) -> Floats:
