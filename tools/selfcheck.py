@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from pyperf_suite.cli.main import HELP, Speaking
 from pyperf_suite.cli.options import Finite, device_option, margin_option, path_option, results_option, seed_option
@@ -410,12 +409,10 @@ def findings_of_selfcheck(selfcheck: Selfcheck) -> Findings:
         *verdicts,
         Column("found", partial(change_at, selfcheck), "+%"),
         Column("median", partial(_median_s, selfcheck), "s", 0),
-        Column("p90", partial(_p90_s, selfcheck), "s", 0),
     )
     pairs = (
         Column("benchmark", lambda item: item[0], priority=2),
         Column("pairs", lambda item: len(_deviations(item[1]))),
-        Column("time a pair", lambda item: _time_a_pair(item[1]), "s", 0),
         Column("sd", lambda item: _spread(item[1]), "%"),
         Column("false alarms", lambda item: _alarms(item[1], identical=True)),
         Column("slower found", lambda item: _alarms(item[1], identical=False)),
@@ -441,24 +438,14 @@ def _median_s(selfcheck: Selfcheck, shift: float) -> Cell:
     return Quantity(statistics.median(spent), "s", interval.low, interval.high, 1)
 
 
-def _p90_s(selfcheck: Selfcheck, shift: float) -> Cell:
-    spent = [each.seconds for each in selfcheck.measured(shift)]
-    return float(np.quantile(spent, 0.9)) if spent else None
-
-
 def _deviations(made: Sequence[Comparison]) -> list[float]:
     """Of the pairs' log-ratios from each comparison's own median, so that slowdowns do not count as spread."""
     return [log_ratio - statistics.median(each.log_ratios) for each in made for log_ratio in each.log_ratios]
 
 
-def _time_a_pair(made: Sequence[Comparison]) -> float | None:
-    pairs = len(_deviations(made))
-    return sum(each.seconds for each in made if each.log_ratios) / pairs if pairs > 1 else None
-
-
 def _spread(made: Sequence[Comparison]) -> float | None:
     deviations = _deviations(made)
-    return float(np.std(deviations)) if len(deviations) > 1 else None
+    return statistics.pstdev(deviations) if len(deviations) > 1 else None
 
 
 def _alarms(made: Sequence[Comparison], identical: bool) -> str:
