@@ -67,7 +67,7 @@ class CpuLaws:
 
 
 def laws_of(calibration: Calibration) -> CpuLaws:
-    """The blocks of a CPU's calibration as laws. Raises UserError where it has none, or some that a hand has altered."""
+    """The blocks of a CPU's calibration as laws. Raises UserError where it has none, or altered ones."""
     if ENGINE_BLOCK not in calibration.blocks:
         raise UserError(
             f"The calibration of {calibration.gpu} says nothing of training steps on a CPU: make one with "

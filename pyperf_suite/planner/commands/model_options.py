@@ -61,7 +61,7 @@ gpu_options = options(
 """The GPU, whose calibration, and whose kernels."""
 
 model_options = options(
-    path_option("--config", help="Hugging Face config.json of the model. Default: none. Example: --config config.json."),
+    path_option("--config", help="Hugging Face config.json of a model. Default: none. Example: --config config.json."),
     *count_options(COUNTS),
     click.option("--gated/--not-gated", default=None, help="Whether the MLP is SwiGLU or GELU. Default: --gated."),
     click.option("--tied/--not-tied", default=None, help="Whether embedding and logits are one. Default: --not-tied."),

@@ -44,7 +44,7 @@ def added_section(_: Any) -> Section:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory, a_history, hostile) -> Iterator[Path]:
+def page(tmp_path_factory, a_history, hostile) -> Path:
     """A report with charts of a history, heat maps, and hostile names wherever a record has one."""
     results = tmp_path_factory.mktemp("hostile") / "bench_results"
     a_history(results, probe=hostile, implementation=hostile, reason=hostile)
@@ -53,7 +53,7 @@ def page(tmp_path_factory, a_history, hostile) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(page_module, "loaded", lambda group: {"added": added_section} if group == "page" else {})
         path.write_text(draw_page(read, choose(read)), encoding="utf-8")
-    yield path
+    return path
 
 
 @pytest.fixture(scope="module")
