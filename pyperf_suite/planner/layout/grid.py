@@ -211,7 +211,7 @@ def plan_of(
 def plan_at(training: Training, cluster: Cluster, grid: Grid, place: int) -> ParallelPlan:
     """One layout of a grid."""
     counts = {name: int(column[place]) for name, column in grid.columns.items()}
-    recompute, offload = (names[counts[name]] for name, names in NAMED.items())
+    recompute, offload = RECOMPUTES[counts["recompute"]], OFFLOADS[counts["offload"]]
     framework = training.framework or usual_framework(counts["zero_stage"], offload)
     return plan_of(training, cluster, counts, recompute, framework, offload)
 
