@@ -13,13 +13,6 @@ class Action(NamedTuple):
     micro_batch: int
 
 
-def order_of(stage: int, stages: int, chunks: int, micro_batches: int) -> list[Action]:
-    """What a stage does in turn, with one chunk of the model or several."""
-    if chunks == 1:
-        return one_forward_one_backward(stage, stages, micro_batches)
-    return interleaved(stage, stages, chunks, micro_batches)
-
-
 def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> list[Action]:
     """What a stage does in turn: as many forwards as stages are left, then backward and forward by turns (1F1B).
 
@@ -37,8 +30,10 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> lis
 def interleaved(stage: int, stages: int, chunks: int, micro_batches: int) -> list[Action]:
     """The same with `chunks` groups of layers a stage, `stages` micro-batches through one after the other.
 
-    Source: Narayanan et al. 2021, section 2.2.2. `micro_batches` is a multiple of `stages`.
+    Source: Narayanan et al. 2021, section 2.2.2. With several chunks `micro_batches` is a multiple of `stages`.
     """
+    if chunks == 1:
+        return one_forward_one_backward(stage, stages, micro_batches)
     total = micro_batches * chunks
     ahead = min(total, (chunks - 1) * stages + 2 * (stages - 1 - stage))
 

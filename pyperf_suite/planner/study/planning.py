@@ -33,7 +33,7 @@ from pyperf_suite.laws.training.memory import (
     held_by_rank,
     rank_weights,
 )
-from pyperf_suite.laws.training.pipeline_orders import order_of
+from pyperf_suite.laws.training.pipeline_orders import interleaved
 from pyperf_suite.planner.calibrate_cpu import PROBE, calibrated_cpu, laws_of, predicted_step, step_plan
 from pyperf_suite.planner.calibrate_laws import FILE, origin_of, runs_of
 from pyperf_suite.planner.laws.calibration import Calibration, load_calibration
@@ -181,7 +181,7 @@ def memory_by_rank(p: ParallelStepParameters, device_kind: str = "cpu") -> tuple
             tensor=p.tensor,
             chunk_layers=p.layers // chunks,
             last_chunk=chunks - 1,
-            order=order_of(stage, p.pipeline, p.chunks, micro_batches),
+            order=interleaved(stage, p.pipeline, p.chunks, micro_batches),
             micro_batches=micro_batches,
         )
         gathered = _gathered(p, weights)

@@ -20,7 +20,7 @@ from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
 from pyperf_suite.laws.tiling import nonnegative_fit
 from pyperf_suite.laws.training.data_parallel import BACKWARD_SHARE
 from pyperf_suite.laws.training.memory import FIRST, LAST, Weight, rank_weights, round_robin
-from pyperf_suite.laws.training.pipeline_orders import Action, order_of
+from pyperf_suite.laws.training.pipeline_orders import Action, interleaved
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import CalibrationBlock
 from pyperf_suite.planner.laws.explained import Bytes, Count, Explained
@@ -345,7 +345,7 @@ class _EngineStep:
             is_sent = action.chunk < last if not action.backward else action.chunk > 0
             return computed + self.constants.action_s + (send_s if is_sent else 0.0)
 
-        orders = [order_of(stage, self.stages, chunks, m) for stage in range(self.stages)]
+        orders = [interleaved(stage, self.stages, chunks, m) for stage in range(self.stages)]
         return simulated_schedule_s(orders, work_s, lambda active: self.constants.crowded(active * others, self.cores))
 
     def _exchanged_s(self, stage: Sequence[Weight], m: int, crowd: float) -> tuple[float, float]:
