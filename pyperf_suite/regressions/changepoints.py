@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pyperf_suite.laws.tiling import MAD_OF_NORMAL
 from pyperf_suite.measure.estimates import CONFIDENCE, Ratio
 from pyperf_suite.regressions.thresholds import MARGIN
 from pyperf_suite.regressions.verdict import LogDifference, ratio_of
@@ -49,9 +50,6 @@ MOST_CORRELATED = 0.9
 
 # Relative noise that any clock has: without it two equal values would be infinitely sure of their level.
 LEAST_NOISE = 1e-4
-
-# The median of absolute deviations of a normal distribution is this part of its standard deviation.
-MAD_OF_NORMAL = 0.6744897501960817
 
 
 @dataclass(frozen=True)
