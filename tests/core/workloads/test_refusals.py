@@ -114,7 +114,6 @@ REFUSED = [
         "workers=2 was requested, which memcpy does not take: .* ask for one of torch",
     ),
     ("transfer", "memcpy", {"pinned": True}, "or ask for one of host_to_device, device_to_host"),
-    ("transfer", "memcpy", {"numa_node": 4096}, "NUMA node 4096"),
     ("transfer", "torch", {"workers": 4096}, "4096 workers"),
     ("transfer", "torch", {"pinned": True}, "which torch does not take"),
     ("transfer", "disk_direct", {"size_bytes": 4097}, "whole blocks of 4096"),
