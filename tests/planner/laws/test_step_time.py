@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.laws.training.data_parallel import exposed_comm_s
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import StepConstants, pack_constants
-from pyperf_suite.planner.laws.training.layer_work import TAKEN_IN_NODE, exposed_comm_s
+from pyperf_suite.planner.laws.training.layer_work import TAKEN_IN_NODE
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import step_time
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.laws import layer_kinds
+from pyperf_suite.laws.training.data_parallel import exposed_comm_s
 from pyperf_suite.laws.transformer import PHASES, ModelDimensions, Sharding, Sizes, products
 from pyperf_suite.planner.laws.explained import KernelPrices
 from pyperf_suite.planner.laws.internode import Network
@@ -111,12 +112,6 @@ def gather_prices(prices: Any, places: NDArray[np.intp], shape: tuple[int, ...])
     count = max(np.size(getattr(prices, field.name)) for field in fields(prices))
     whole = {field.name: np.broadcast_to(getattr(prices, field.name), (count,)) for field in fields(prices)}
     return type(prices)(**{name: each[places].reshape(shape) for name, each in whole.items()})
-
-
-def exposed_comm_s(sent_s: Any, during_s: Any, taken: Any) -> Any:
-    """What sending during a computation of `during_s` costs: what is longer, and what it takes from the computation."""
-    longer = np.maximum(0.0, sent_s - during_s)
-    return longer + taken * (sent_s - longer)
 
 
 def taken_share(ranks: Sizes, per_node: Sizes) -> Any:
