@@ -322,14 +322,6 @@ class NetworkVerdict:
     def network_bound(self) -> bool:
         return self.exposed_share > TOLERATED_SHARE
 
-    def __str__(self) -> str:
-        bound = "network-bound" if self.network_bound else "not network-bound"
-        ratio = f", {self.communication_s / self.compute_s:.2f} x of computing" if self.compute_s else ""
-        return (
-            f"{self.parallelism} is {bound}: {self.communication_s * 1e3:.3g} ms of communication a step{ratio}, of "
-            f"which {self.exposed_s * 1e3:.3g} ms are exposed, {self.exposed_share:.0%} of the step"
-        )
-
 
 def verdict(traffic: Traffic, compute_s: float, seconds_of: SecondsOf) -> NetworkVerdict:
     """Judge a parallelism by a measured curve, at `compute_s` of computing a step.

@@ -182,10 +182,8 @@ def test_a_fast_network_is_enough_and_a_slow_one_is_not() -> None:
     fast, slow = (verdict(traffic, 1.0, over_a_link(gb_per_s)) for gb_per_s in (400, 5))
     assert not fast.network_bound
     assert fast.exposed_s == 0
-    assert str(fast).startswith("ZeRO-3 is not network-bound")
     assert slow.network_bound
     assert slow.exposed_s == pytest.approx(slow.communication_s - 1.0)
-    assert str(slow).startswith("ZeRO-3 is network-bound")
 
 
 def test_only_what_is_longer_than_the_pass_it_overlaps_is_exposed() -> None:
