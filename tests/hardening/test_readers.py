@@ -165,7 +165,7 @@ def environment_of(text: str) -> None:
 def topology_of(text: str) -> None:
     graph = topology.parse(text)
     assert topology.LinkGraph.from_json(json.loads(json.dumps(graph.to_json()))).paths == graph.paths
-    graph.expected_gb_per_s((9, 0))
+    [path.peak_gb_per_s((9, 0)) for path in graph.paths.values()]
     for gpu in graph.gpus:
         graph.nearest_nics(gpu)
 

@@ -267,7 +267,7 @@ def _paths(graph: LinkGraph, mine: Mapping[str, Any]) -> Iterator[Remark | Table
 
     def peak(path: Path) -> float | None:
         capability = tuple(mine[pairs[path][0][0]]["compute_capability"])
-        rate = path.peak_gb_per_s(nvlink_of(capability), pcie_of(capability))
+        rate = path.peak_gb_per_s(capability)
         return rate and rate * 1e9
 
     columns = (
