@@ -17,7 +17,7 @@ from pyperf_suite.findings.rows import Column, Rows, grouped, table
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.kernel_files import cpu_list, parse_cpu_list
-from pyperf_suite.hardware.links import PcieDevice, PcieLink, nvlink_of, nvlinks_per_gpu, pcie_of
+from pyperf_suite.hardware.links import PcieDevice, PcieLink, nvlinks_per_gpu, pcie_of
 from pyperf_suite.hardware.nvml import ALLOWED
 from pyperf_suite.hardware.topology import PATHS, LinkGraph, Path
 from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check, check_table, sentences

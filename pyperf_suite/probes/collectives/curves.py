@@ -319,9 +319,9 @@ def paths(curves: Sequence[Curve]) -> Iterator[Remark]:
 
 LAWS = (
     Column("what", str, priority=2),
-    Column("start", lambda curve: curve.law.segments()[0].alpha_s, "us", 2),
+    Column("start", "law.start_s", "us", 2),
     Column("last rate", lambda curve: 1 / beta if (beta := curve.law.betas_s_per_byte[-1]) else math.inf, "GB/s", 2),
-    Column("from", lambda curve: curve.law.segments()[-1].from_bytes, "size"),
+    Column("from", lambda curve: (0.0, *curve.law.bends_bytes)[-1], "size"),
     Column("pieces", lambda curve: len(curve.law.betas_s_per_byte)),
     Column("off at sizes held out", lambda curve: curve.law.held_out_error, "%"),
     Column("calls a graph", lambda curve: curve.largest.row.details.get("calls_per_graph"), priority=0),
