@@ -136,9 +136,9 @@ def step_plan(p: ParallelStepParameters) -> ParallelPlan:
     """A configuration of a study as the planner names it."""
     element = DTYPES[p.dtype]
     return ParallelPlan(
-        p.global_batch,
-        p.batch,
-        p.seq,
+        global_batch=p.global_batch,
+        micro_batch=p.batch,
+        seq=p.seq,
         tensor=p.tensor,
         data=p.data,
         pipeline=p.pipeline,
@@ -257,7 +257,7 @@ def _step_constants(
 
 def _step_features(prices: CpuPrices, p: TransformerShape) -> tuple[float, float, float]:
     """Of a micro-batch: seconds of its kernels alone, its layers, and once for its ends."""
-    piece = ParallelPlan(p.batch, p.batch, p.seq, element_bytes=DTYPES["float32"])
+    piece = ParallelPlan(global_batch=p.batch, micro_batch=p.batch, seq=p.seq, element_bytes=DTYPES["float32"])
     model: ModelDimensions = p.dimensions
     alone = StepConstants(1.0, 0.0)
     layer = work_of_layer(model, piece, prices, alone)

@@ -95,7 +95,7 @@ def test_layouts_of_a_grid_are_priced_as_each_alone(llama: Planned) -> None:
         layout = llama.at(place).plan
         counts = {name: getattr(layout, name) for name in WRITTEN if name != "recompute"}
         plan = ParallelPlan(
-            512, seq=4096, recompute=layout.recompute, overlap_gradients=True, sequence_parallel=True,
+            global_batch=512, seq=4096, recompute=layout.recompute, overlap_gradients=True, sequence_parallel=True,
             gradient_bytes=4 if layout.zero_stage else 2, uneven_stages=True, **counts
         )  # fmt: skip
         message = step_time("A100", LLAMA, plan, None, Prices("A100"))

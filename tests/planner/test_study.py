@@ -263,7 +263,8 @@ def true_seconds(case: Case) -> float:
         return prices.collective(p.op, p.message_bytes, p.ranks).seconds
     constants = TRUTH.constants
     if case.operator == "data_parallel":
-        piece, alone = ParallelPlan(p.batch, p.batch, p.seq, element_bytes=4), StepConstants(constants.slowdown, 0.0)
+        piece = ParallelPlan(global_batch=p.batch, micro_batch=p.batch, seq=p.seq, element_bytes=4)
+        alone = StepConstants(constants.slowdown, 0.0)
         layer = work_of_layer(p.dimensions, piece, prices, alone).seconds + constants.host_s_per_layer
         ends = work_of_ends(p.dimensions, piece, prices, alone).seconds + constants.host_s_at_ends
         return constants.crowded(p.ranks, 2) * (p.layers * layer + ends)

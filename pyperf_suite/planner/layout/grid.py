@@ -198,8 +198,9 @@ def plan_of(
 ) -> ParallelPlan:
     """The laws' plan of layouts that recompute and offload the same and run on one framework."""
     plan = ParallelPlan(
-        training.global_batch, columns["micro_batch"], training.seq, columns["tensor"], columns["data"],
-        columns["pipeline"], recompute, training.fused_attention, training.overlap,
+        global_batch=training.global_batch, micro_batch=columns["micro_batch"], seq=training.seq,
+        tensor=columns["tensor"], data=columns["data"], pipeline=columns["pipeline"], recompute=recompute,
+        fused_attention=training.fused_attention, overlap_gradients=training.overlap,
         ranks_per_node=cluster.gpus_per_node, chunks=columns["chunks"], context=columns["context"],
         expert=columns["expert"], zero_stage=columns["zero_stage"], sequence_parallel=training.sequence_parallel,
         dtype=training.dtype_on(cluster.gpu), framework=framework, uneven_stages=True,

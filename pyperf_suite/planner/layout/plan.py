@@ -283,7 +283,7 @@ def memory_of(training: Training, cluster: Cluster, grid: Grid) -> dict[str, NDA
         # A fused kernel keeps no scores, whatever else is kept.
         fused = plan.fused_attention and plan.recompute == "nothing"
         need = training_memory(
-            training.model, plan.micro_batch, plan.seq, plan.sharding, data_ranks=plan.shards,
+            training.model, plan.micro_batch, plan.seq, plan, data_ranks=plan.shards,
             zero_stage=plan.zero_stage, stages=plan.pipeline, recompute="attention" if fused else plan.recompute,
             chunks=plan.chunks, micro_batches=plan.micro_batches, context=plan.context, stage_layers=layers,
             offload=plan.offload,

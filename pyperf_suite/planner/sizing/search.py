@@ -108,7 +108,7 @@ class Candidates:
     def trainable(self) -> NDArray[np.bool_]:
         """Where there is such a model and its GPUs can share the layers; broadcasts to the grid."""
         shapes = self.shapes
-        return np.asarray(shapes.model.valid & shapes.plan.sharding.divides(shapes.model))
+        return np.asarray(shapes.model.valid & shapes.plan.divides(shapes.model))
 
     def at(self, index: int) -> Setting:
         places = np.unravel_index(index, self.shape)
@@ -279,7 +279,7 @@ def costs_of(shapes: Shapes, present: Setting, prices: KernelPrices) -> Costs:
     )
     # Of the shards, weights, gradients and optimizer state are shared (ZeRO stage 3).
     need = training_memory(
-        shapes.model, plan.micro_batch, plan.seq, plan.sharding, data_ranks=plan.data, zero_stage=LAST_STAGE
+        shapes.model, plan.micro_batch, plan.seq, plan, data_ranks=plan.data, zero_stage=LAST_STAGE
     )
     return Costs(
         cost,

@@ -123,7 +123,7 @@ class ParallelSteps(RankSteps):
         if not self.is_gpu:
             if found:
                 found["saved_activation_bytes"] = self._most_saved(self.parts, self.step)
-            found["resident_bytes"] = memory.resident_peak_bytes(self.step)
+            found["resident_bytes"] = memory.resident_peak_of(self.step)
             # An equal share of what is free, and its own.
             ranks_here = -(-self._parameters.ranks // max(1, rank_environment().nodes))
             return found | {"capacity_bytes": found["resident_bytes"] + memory.available_bytes() // ranks_here}

@@ -51,7 +51,13 @@ CONSTANTS = EngineConstants(
 
 def plan(**cuts):
     return ParallelPlan(
-        8, 1, 32, gradient_bytes=4, element_bytes=4, sequence_parallel=cuts.get("tensor", 1) > 1, **cuts
+        global_batch=8,
+        micro_batch=1,
+        seq=32,
+        gradient_bytes=4,
+        element_bytes=4,
+        sequence_parallel=cuts.get("tensor", 1) > 1,
+        **cuts,
     )
 
 
