@@ -422,7 +422,13 @@ def exact_and_scales(
 def judged(found: Mapping[str, Tensor | None], exact: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> Checked:
     """A step's results and gradients against how far honest rounding moves them; the first that is wrong in words.
 
-    DOC
+    An error to first order is a sum of thousands of independent roundings, nearly normal of the element's scale; its
+    tail is heavier, as scales are estimated. With s an element's scale and r the root mean square of |error|/s over its
+    tensor, a tensor is wrong with r over _RMS, with an element over _WORST·r·s, or with more than a few elements,
+    _SHARE of them, over _FAR·r·s; r counts as _LEAST at least. Of few elements r may be larger: a scale from D draws of
+    n elements is x times too small with a chance of about x^-Dn, of which half are taken as independent. And an error
+    may lie along the gradient by _ALONG of its norm, apart from a share that all tensors have in common: a scaled
+    gradient shows there first. docs/measured_code.md has what was measured, and the chance of refusing an honest step.
     """
     checks, along = [], {}
     for name, right in exact.items():
@@ -431,39 +437,44 @@ def judged(found: Mapping[str, Tensor | None], exact: Mapping[str, Tensor], scal
             checks.append(Checked(right.numel(), right.numel(), f"{name} is missing"))
             continue
         off = values.detach().to(right.device, torch.float64) - right
-        bad, why = _beyond_rounding(off, scales[name])
-        if why and bad is not None:
-            at = tuple(int(each) for each in bad.nonzero()[0])
-            why = f"at {at} is {float(values[at]):.6g} where {float(right[at]):.6g} ± {why} is right"
-        wrong = int(bad.sum()) if bad is not None else right.numel() if why else 0
-        checks.append(Checked(wrong, right.numel(), f"{name} {why}"))
-        if not why and off.numel() >= _ENOUGH and off.any():
-            square = right.square()
-            size, error = float(square.sum()) ** 0.5, float(off.norm())
-            many = size**4 / float(square.square().sum())
-            along[name] = float((off * right).sum()) / size**2, error / size * (_ALONG + _STRAY / many**0.5)
+        bad, limit = _beyond_rounding(off, scales[name])
+        wrong, size = int(bad.sum()), float(right.norm())
+        words = f"{name} is {float(off.norm()) / size if size else math.inf:.2g} off in norm"
+        if 0 < wrong < bad.numel() or bad.ndim == 0:
+            at = tuple(int(each) for each in bad.nonzero()[0]) if wrong else ()
+            due = f"{float(right[at]):.6g} ± {limit * float(scales[name][at]):.1g}"
+            words = f"{name} at {at} is {float(values[at]):.6g} where {due} is right"
+        checks.append(Checked(wrong, bad.numel(), words))
+        if not wrong and bad.numel() >= _ENOUGH and size:
+            along[name] = _along(off, right / size, size)
     usual = statistics.median(gain for gain, _ in along.values()) if along else 0.0
     for name, (gain, most) in along.items():
-        if abs(gain - usual) > most:
+        if min(abs(gain), abs(gain - usual)) > most:
             words = f"{name} is {1 + gain:.5g} times the right one, the others {1 + usual:.5g}"
             checks.append(Checked(exact[name].numel(), 0, words))
     return together(checks)
 
 
-def _beyond_rounding(off: Tensor, scale: Tensor) -> tuple[Tensor | None, str]:
-    """Which elements are wrong, None for all or none, and how far off they may be, or what is wrong."""
+def _beyond_rounding(off: Tensor, scale: Tensor) -> tuple[Tensor, float]:
+    """Which elements are wrong, all where the tensor is as a whole, and how many scales an element may be off."""
     share, count = off.abs() / scale, off.numel()
     most = min(_WORST, _RMS * _CHANCE ** (-2 / (DRAWS * count)))
     error = float(share.norm()) / max(1, int(share.count_nonzero())) ** 0.5
     usual = max(_LEAST, error) if error <= most else most  # NaN is not
-    bad = ~(share <= _WORST * usual)
-    if not bad.any():
-        far = share > _FAR * usual
-        if int(far.sum()) <= _FEW + _SHARE * count:
-            return None, "" if error <= most else f"is off by {error:.3g} times what rounding does"
-        bad = far
-    return bad, f"{float((usual * share.new_tensor(_FAR) * scale)[bad].mean()):.1g}"
+    for limit, few in ((_WORST * usual, 0), (_FAR * usual, _FEW + _SHARE * count)):
+        bad = ~(share <= limit)
+        if int(bad.sum()) > few:
+            return bad, limit
+    return torch.full_like(bad, not error <= most), most
 
+
+def _along(off: Tensor, direction: Tensor, size: float) -> tuple[float, float]:
+    """The share of the gradient that the error has of it, and how large that may be.
+
+    By chance it is larger where few elements make up the gradient.
+    """
+    many = 1 / float(direction.square().square().sum())
+    return float((off * direction).sum()) / size, float(off.norm()) / size * (_ALONG + _STRAY / many**0.5)
 
 
 def compared(
@@ -499,4 +510,3 @@ def compared(
         if here:
             wrong, first = wrong + here, first or said
     return Checked(wrong, count, first)
-
