@@ -43,9 +43,9 @@ SHAPES = {
 }
 
 
-def prepared(parameters: TrainingStepParameters):
+def prepared(parameters: TrainingStepParameters, seed: int = 0):
     workload = PrecisionStep() if isinstance(parameters, PrecisionStepParameters) else TrainingStep()
-    return workload.implementation("torch").prepare(parameters, ExecutionContext(CPU))
+    return workload.implementation("torch").prepare(parameters, ExecutionContext(CPU, seed))
 
 
 @pytest.mark.parametrize("parameters", SHAPES.values(), ids=SHAPES)
@@ -359,7 +359,7 @@ def test_a_tenth_of_the_usual_size_in_1_of_10_000_elements_is_found(precision):
     steps, gradients = taken(precision)
     generator = torch.Generator().manual_seed(1)
     for name, right in gradients.items():
-        if right.numel() >= 1 << 17:
+        if "blocks.1." in name and right.numel() >= 1 << 17:
             wrong = right.clone()
             places = torch.randperm(right.numel(), generator=generator)[: right.numel() // 10_000]
             signs = torch.randint(2, places.shape, generator=generator) * 2 - 1
@@ -392,3 +392,21 @@ def test_a_layer_whose_gradients_are_a_hundredth_too_large_is_found(precision):
     steps, gradients = taken(precision)
     layer = {name: 1.01 * each for name, each in gradients.items() if "blocks.1." in name}
     assert verdict(steps, gradients, **layer).wrong > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", JUDGED)
+def test_no_honest_step_is_refused_and_large_errors_are_as_rare_as_the_limits_presume(precision):
+    levels, beyond, count = torch.tensor([4.0, 6.0, 8.0, 10.0]), torch.zeros(4), 0
+    for seed in range(1, 8):
+        for shape in (SHAPES["with logits"], SHAPES["llama"], SHAPES["an encoder"]):
+            steps = prepared(replace(shape, precision=precision), seed)
+            checked = steps.check()
+            assert checked.wrong == 0, checked.first
+            exact, scales, _ = steps.due()
+            for name, found in steps.results(0).items():
+                share = ((found.detach().double() - exact[name]).abs() / scales[name]).flatten()
+                share /= max(0.5, float(share.square().mean().sqrt()))
+                beyond += (share > levels[:, None]).sum(1)
+                count += len(share)
+    assert (beyond / count <= torch.tensor([2e-3, 1e-4, 1e-5, 0.0])).all(), beyond
