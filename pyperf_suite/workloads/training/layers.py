@@ -420,11 +420,11 @@ class PartSteps(Passes):
 
     def _computed_on(self, device: Any) -> tuple[Any, Any]:
         p, gpt = self._p, self._gpt
+        inputs, weights = ([each.to(device).double() for each in group] for group in self._sets[0])
         compute = self._attention_written_out if p.part == "scores" else self._forward
         rounding = gpt.Rounding.of(p.dtype, max(*p.inputs, p.output) if p.product else max(p.hidden, p.seq))
 
-        def run(dtype: Any, context: AbstractContextManager[Any]) -> dict[str, Any]:
-            inputs, weights = ([each.to(device, dtype) for each in group] for group in self._sets[0])
+        def run(_dtype: Any, context: AbstractContextManager[Any]) -> dict[str, Any]:
             with context:
                 return {RESULT: compute(inputs, weights)}
 
