@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.laws.tiling import MAD_OF_NORMAL
 from pyperf_suite.laws.traffic import bus_factor
 
 MOST_SEGMENTS = 8
@@ -171,7 +172,7 @@ def _fit_segments(
         root = np.sqrt(weights)
         solution, _ = nnls(features / scale * root[:, None], root)
         residuals = np.abs(features / scale @ solution - 1)
-        scatter = max(1.4826 * float(np.median(residuals)), LEAST_SCATTER)
+        scatter = max(float(np.median(residuals)) / MAD_OF_NORMAL, LEAST_SCATTER)
         before, weights = weights, np.minimum(1.0, HUBER * scatter / np.maximum(residuals, HUBER * scatter))
         if np.array_equal(before, weights):
             break

@@ -197,6 +197,8 @@ def sampled(
     """Warm up and sample: metrics, how they were taken, and what the machine did meanwhile. Raises WrongLaunch."""
     if mode == "sustained":
         effort = effort.sustained()
+    elif device.kind == "cuda":
+        effort = effort.for_median()
     # A device's stopwatch queues a block at once; the host's has nothing to lose by a pause.
     watched = checks.checking(stopwatch, can_stop=isinstance(stopwatch, CpuStopwatch))
     telemetry = Around()
@@ -208,7 +210,9 @@ def sampled(
             return reason
 
         disturbances = None if gpu else Disturbances()
-        slices = sampling(launch, watched, effort.stop, effort.warm_up, watch, clock, disturbances)
+        # Without what lies between samples and is no share of their time.
+        sampling_clock: Clock = lambda: clock() - getattr(watched, "unsampled_s", 0.0)  # noqa: E731
+        slices = sampling(launch, watched, effort.stop, effort.warm_up, watch, sampling_clock, disturbances)
         others_ran: bool | None = None
         while True:
             with telemetry:

@@ -29,7 +29,7 @@ import sysconfig
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, cycle, islice, starmap
 from operator import methodcaller
@@ -58,7 +58,8 @@ class SuiteFinder:
 if __name__ == "__main__":
     sys.meta_path.insert(0, SuiteFinder)
 
-from pyperf_suite.user_kernels.arrays import (  # noqa: E402 - found by the finder
+from pyperf_suite.user_kernels import sensitivity  # noqa: E402 - found by the finder
+from pyperf_suite.user_kernels.arrays import (  # noqa: E402
     Leaf,
     UserCodeError,
     arrays_in,
@@ -125,8 +126,12 @@ class KernelProcess:
         self._launch: Any = None
         self._function: Any = None
         self._leaves: list[Leaf] = []
+        # Of each case that was built: its arguments' layouts, and what `sensitivity` found on usual inputs.
+        self._layouts: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        self._terms: dict[tuple[str, str], float] = {}
         self._sets: list[list[Any]] = []
         self._calls: list[tuple[Any, ...]] = []
+        self._laid_out: set[int] = set()
         self._last: deque[Any] = deque(maxlen=1)
         self._last_set = 0
         self._kept: list[tuple[Any, Any]] = []
@@ -168,9 +173,9 @@ class KernelProcess:
         api._device = device
         if device.startswith("cuda"):
             api._gpu = self._gpu
-        from pyperf_suite.user_kernels.guards import Guards, InspectionDetector
+        from pyperf_suite.user_kernels.guards import Auditor, Guards, InspectionDetector
 
-        self._guards, self._lookout = Guards(), InspectionDetector()
+        self._guards, self._lookout, self._auditor = Guards(), InspectionDetector(), Auditor(self)
         self._guards.watch_imports()
         if is_file:
             if not file.is_file():
@@ -248,8 +253,7 @@ class KernelProcess:
 
     def _build(self, kernel: str, axes: dict[str, Any], implementation: str, seed: int, library: str) -> dict[str, Any]:
         self._api._library = library
-        self._axes, self._kernel = axes, self._kernels(kernel)[0]
-        self._subject, self._shown_where = self._kernel.name, (self._kernel.file, self._kernel.line)
+        self._take_case(kernel, axes)
         self._launch = self._built(seed)
         if implementation not in self._launch.functions:
             raise UserCodeError(
@@ -260,6 +264,7 @@ class KernelProcess:
         where = self._api._where(self._function)
         self._shown_where = where if where[0] else self._shown_where
         self._leaves = self._find_leaves(self._launch)
+        self._layouts[kernel, repr(axes)] = [comparable(leaf.spec) for leaf in self._leaves]
         launch = self._launch
         return {
             "leaves": [leaf.spec for leaf in self._leaves],
@@ -269,6 +274,7 @@ class KernelProcess:
             "tolerance": launch.tolerance,
             "baseline": launch.baseline,
             "implementations": list(launch.functions),
+            "inputs": list(launch.inputs),
             "modifies": list(launch.modifies),
             "has_reference": launch.reference is not None,
             "has_check": launch.check is not None,
@@ -281,6 +287,10 @@ class KernelProcess:
             "closes_over": _arrays_closed_over(self._function),
             "versions": _versions(),
         }
+
+    def _take_case(self, kernel: str, axes: dict[str, Any]) -> None:
+        self._axes, self._kernel = axes, self._kernels(kernel)[0]
+        self._subject, self._shown_where = self._kernel.name, (self._kernel.file, self._kernel.line)
 
     def _built(self, seed: int) -> Any:
         self._api.seed_everything(seed)
@@ -312,12 +322,23 @@ class KernelProcess:
 
     # -- the reference process -----------------------------------------------------------------------------------
 
-    def _make(self, seed: int, slot: str) -> dict[str, Any]:
-        self._subject = self._kernel.name
-        launch = self._launch = self._built(seed)
+    def _make(self, kernel: str, axes: dict[str, Any], seed: int, slot: str, inputs: str) -> dict[str, Any]:
+        """Write a case's inputs under a seed, of the kind of that name, to a slot; whether any are of that kind.
+
+        Answers with `unsuited` where none can be made of a kind that is not the usual one.
+        """
+        self._take_case(kernel, axes)
+        self._slot, self._kind = slot, inputs
+        self._api.draw_inputs(inputs)
+        try:
+            launch = self._built(seed)
+        except Exception as error:
+            if inputs == self._api.USUAL:
+                raise
+            return {"unsuited": _words_of(error)}
+        self._launch = launch
         leaves = self._find_leaves(launch)
-        was, now = ([comparable(leaf.spec) for leaf in each] for each in (self._leaves, leaves))
-        if was != now:
+        if [comparable(leaf.spec) for leaf in leaves] != self._layouts[kernel, repr(axes)]:
             raise UserCodeError(
                 "its inputs differ from call to call in more than their values: shapes and dtypes follow from the axes",
                 (self._kernel.file, self._kernel.line),
@@ -330,22 +351,66 @@ class KernelProcess:
         plain = [leaf.value for leaf in leaves if leaf.kind == "plain"]
         with open(f"{slot}.plain", "wb") as file:
             pickle.dump(plain, file)
-        return {"plain": digest(leaves, [leaf.value for leaf in leaves])}
+        return {"plain": digest(leaves, [leaf.value for leaf in leaves]), "drawn": self._api.drawn_inputs()}
 
-    def _expect(self, expected: str) -> dict[str, Any]:
-        """Write what the reference makes of the inputs made last. Nothing of it is anywhere before the judge asks."""
+    def _expect(self, expected: str, sizes: str) -> dict[str, Any]:
+        """Write what the reference makes of the inputs made last. Nothing of it is anywhere before the judge asks.
+
+        With a path for `sizes`, also how far rounding moves each element (sensitivity.py). Answers with `unsuited`
+        where the reference fails on inputs that are not of the usual kind.
+        """
         self._subject, launch = "the reference", self._launch
         reference = launch.reference or launch.functions[launch.baseline]
         owned = [extent(leaf.value) for leaf in self._leaves if leaf.kind == "array" and leaf.role == "input"]
-        out = reference(*launch.args, **launch.kwargs)
-        if out is None:
-            written = [leaf.value for leaf in self._leaves if leaf.role != "input" and leaf.kind == "array"]
-            out = written[0] if len(written) == 1 else tuple(written) if written else None
+        try:
+            out = self._result_of(reference, [leaf.value for leaf in self._leaves])
+        except Exception as error:
+            if self._kind == self._api.USUAL:
+                raise
+            return {"unsuited": _words_of(error)}
         if launch.reference is not None and out is None:
             raise UserCodeError("the reference returned nothing", self._api._where(launch.reference))
         write_result(out, expected, exact_types=False, where=self._api._where(reference), named="the reference")
         shared = any(overlaps(each, owned) for each in arrays_in(out))
-        return {"overlaps": shared, "replaced": self._guards.replaced()}
+        reported = self._measure_sizes(reference, out, sizes) if sizes else {}
+        return {**reported, "overlaps": shared, "replaced": self._guards.replaced()}
+
+    def _result_of(self, reference: Callable[..., Any], values: Sequence[Any]) -> Any:
+        """What the reference returns for arguments of these values, or writes into them where it returns nothing."""
+        launch, leaves = self._launch, (values[at] for at in self._order)
+        args = [replaced(each, leaves) for each in launch.args]
+        out = reference(*args, **{name: replaced(each, leaves) for name, each in launch.kwargs.items()})
+        if out is None:
+            written = [
+                each for leaf, each in zip(self._leaves, values) if leaf.role != "input" and leaf.kind == "array"
+            ]
+            out = written[0] if len(written) == 1 else tuple(written) if written else None
+        return out
+
+    def _measure_sizes(self, reference: Callable[..., Any], out: Any, path: str) -> dict[str, Any]:
+        moving = [leaf for leaf in self._leaves if leaf.role != "output"]
+
+        def evaluate(change: Callable[[Any], Any]) -> Any:
+            values = [leaf.room() if leaf.role == "output" else leaf.value for leaf in self._leaves]
+            with open(self._slot, "rb") as file:
+                for at, leaf in enumerate(self._leaves):
+                    if leaf.role == "modified" and leaf.kind == "array":
+                        values[at] = leaf.room()
+                        leaf.read(file, values[at])
+                    if leaf.role != "output":
+                        values[at] = change(values[at])
+            return self._result_of(reference, values)
+
+        case = self._kernel.name, repr(self._axes)
+        found, reported = sensitivity.measure(
+            evaluate, out, [leaf.value for leaf in moving], terms=self._terms.get(case)
+        )
+        if found:
+            self._terms.setdefault(case, reported["terms"])
+        with open(path, "wb") as file:
+            for each in found.values():
+                file.write(each.tobytes())
+        return {**reported, "sizes": [[name, list(each.shape)] for name, each in found.items()]}
 
     def _check(self, result: str) -> dict[str, Any]:
         launch = self._launch
@@ -362,9 +427,9 @@ class KernelProcess:
 
     # -- the kernel process --------------------------------------------------------------------------------------
 
-    def _place(self, sets: int, slots: Sequence[str], spare: str) -> dict[str, Any]:
+    def _place(self, sets: int, slots: Sequence[str]) -> dict[str, Any]:
         """Make so many sets of the arguments, each elsewhere in memory, filled from the slots in turn."""
-        self._slots, self._slot_of = [*slots, spare], [index % len(slots) for index in range(sets)]
+        self._slot_of = [slots[index % len(slots)] for index in range(sets)]
         self._sets = [[leaf.room() for leaf in self._leaves] for _ in range(sets)]
         self._calls = [()] * sets
         self._restored = [at for at, leaf in enumerate(self._leaves) if leaf.role == "modified"]
@@ -388,15 +453,19 @@ class KernelProcess:
         self._stopwatch.time(self._launch_on_gpu, 0, 1, 1)
         self._load(list(enumerate(self._slot_of)))
 
-    def _load(self, sets: Sequence[Sequence[int]]) -> dict[str, Any]:
+    def _load(self, sets: Iterable[tuple[int, str]], layout: str = "") -> dict[str, Any]:
+        """Give sets the values of slots, where they lie or, with a layout or after one, elsewhere in memory."""
         for index, slot in sets:
+            if layout or index in self._laid_out:
+                self._sets[index], self._calls[index] = [leaf.room(layout) for leaf in self._leaves], ()
+                (self._laid_out.add if layout else self._laid_out.discard)(index)
             self._slot_of[index] = slot
             self._fill(index, _is_any)
         return {}
 
     def _fill(self, index: int, wanted: Callable[[Leaf], bool]) -> None:
         """Give the wanted leaves of a set the values of its slot; an output is poisoned."""
-        path, values = self._slots[self._slot_of[index]], self._sets[index]
+        path, values = self._slot_of[index], self._sets[index]
         plain: Iterator[Any] = iter(())
         has_plain = any(leaf.kind == "plain" for leaf in self._leaves)
         if has_plain:
@@ -444,7 +513,7 @@ class KernelProcess:
         called, last, calls, chunk = self._called, self._last, self._calls, batch
         if self._restored:
             chunk = min(batch, len(calls))
-        seconds = []
+        seconds, released = [], 0
         for _ in range(samples):
             spent, left = 0, batch
             while left:
@@ -453,16 +522,19 @@ class KernelProcess:
                 if self._restored:
                     self._restore(start, count)
                 series = _ISLICE(chain(calls[start:], cycle(calls)), count)
+                full = _CLOCK()
                 last.clear()
                 begin = _CLOCK()
                 last.extend(_STARMAP(called, series))
                 spent += _CLOCK() - begin
+                released += begin - full
                 first, left = first + count, left - count
             seconds.append(spent * 1e-9)
         let_through = _HELD_SIGNALS - _MASK(signal.SIG_BLOCK, _HELD_SIGNALS)
         self._last_set = (first - 1) % len(calls)
         self._keep_result()
-        return {"seconds": seconds, "signals": [signal.strsignal(each) for each in sorted(let_through)]}
+        signals = [signal.strsignal(each) for each in sorted(let_through)]
+        return {"seconds": seconds, "released_s": released * 1e-9, "signals": signals}
 
     def _time_on_gpu(self, first: int, samples: int, batch: int) -> dict[str, Any]:
         calls = self._calls
@@ -492,7 +564,8 @@ class KernelProcess:
         return {}
 
     def _settle(self) -> dict[str, Any]:
-        self._gpu().context.synchronize()
+        if self._stopwatch is not None:
+            self._gpu().context.synchronize()
         return {}
 
     def _restore(self, start: int, count: int) -> None:
@@ -549,8 +622,17 @@ class KernelProcess:
         ]
         self._fetched = [each for each in arrays_in(out) if not overlaps(each, owned)]
         shared = len(self._fetched) < sum(1 for _ in arrays_in(out))
+        self._auditor.remember(self._slot_of[self._last_set], out, reported["bytes"])
         self._last.clear()
         return {**reported, **self._changed(0.0), "set": self._last_set, "overlaps": shared, "plain": plain}
+
+    def _audit(self, **request: Any) -> dict[str, Any]:
+        """Launches compared with what was fetched for the same inputs; and what is against them."""
+        self._poison_result()
+        self._lookout.on = True
+        found = self._auditor.launch(**request)
+        self._lookout.on = False
+        return {**found, "replaced": self._guards.replaced(), "looked": self._lookout.noted()}
 
     def _others(self, result: str, limit_bytes: int) -> dict[str, Any]:
         """What the other implementations make of the set that was launched last, each written to `result`.NAME."""

@@ -29,6 +29,7 @@ from pyperf_suite import processes
 from pyperf_suite.errors import Failed, Unsupported
 from pyperf_suite.hardware import memory
 from pyperf_suite.user_kernels import kernel_process
+from pyperf_suite.user_kernels.api import USUAL
 
 # How often a waiting judge looks at the memory that the process holds.
 WATCH_S = 0.05
@@ -168,8 +169,12 @@ class UserProcess:
         lines = b"".join(self._log).decode(errors="replace").strip().splitlines()
         return lines[-1][:300] if lines else ""
 
+    @property
+    def is_closed(self) -> bool:
+        return self._to < 0
+
     def close(self) -> None:
-        if self._to < 0:
+        if self.is_closed:
             return
         family = self._family()
         os.close(self._to)
@@ -303,14 +308,16 @@ class ReferenceProcess:
     def build(self, requested: Mapping[str, Any], end_s: float) -> dict[str, Any]:
         return self.ask("build", end_s, **requested, seed=secret_seed(), library=self.library)
 
-    def make(self, slot: str, end_s: float, seed: int | None = None) -> dict[str, Any]:
-        """Inputs under a seed, by default one that is drawn now, written to a slot."""
+    def make(
+        self, case: Mapping[str, Any], slot: str, end_s: float, seed: int | None = None, inputs: str = USUAL
+    ) -> dict[str, Any]:
+        """A case's inputs under a seed, by default one that is drawn now, of a kind (api.INPUTS), written to a slot."""
         seed = secret_seed() if seed is None else seed
-        return {**self.ask("make", end_s, seed=seed, slot=slot), "seed": seed}
+        return {**self.ask("make", end_s, **case, seed=seed, slot=slot, inputs=inputs), "seed": seed}
 
-    def expect(self, expected: str, end_s: float) -> dict[str, Any]:
-        """What the reference makes of the inputs made last; whether that shares memory with them."""
-        return self.ask("expect", end_s, expected=expected)
+    def expect(self, expected: str, end_s: float, sizes: str = "") -> dict[str, Any]:
+        """What the reference makes of the inputs made last; whether that shares memory with them; its sizes."""
+        return self.ask("expect", end_s, expected=expected, sizes=sizes)
 
     def ask(self, what: str, end_s: float, **arguments: Any) -> dict[str, Any]:
         """One request; a process that is lost gets no further request. Raises Failed."""
@@ -319,7 +326,9 @@ class ReferenceProcess:
         try:
             return self._process.ask(what, **arguments)
         except Failed:
-            self.close()
+            # What its code raised costs one case; other cases of the file go on with it.
+            if self._process.is_closed:
+                self.close()
             raise
         finally:
             # While others are timed it takes no core.

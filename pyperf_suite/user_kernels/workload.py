@@ -29,8 +29,9 @@ from pyperf_suite.errors import Failed, Unsupported, UserError
 from pyperf_suite.hardware.machine import source_of
 from pyperf_suite.measure.spot_checks import WrongLaunch
 from pyperf_suite.measure.verify import Verification
-from pyperf_suite.measure.verify_result import compare, refused
-from pyperf_suite.user_kernels.arrays import lay_out
+from pyperf_suite.measure.verify_result import Pool, Tolerance, compare, refused
+from pyperf_suite.user_kernels.api import CONSTANT_ROWS, INPUTS, USUAL
+from pyperf_suite.user_kernels.arrays import LAYOUTS, lay_out
 from pyperf_suite.user_kernels.checks import (
     PartChecks,
     PartLaunches,
@@ -39,6 +40,7 @@ from pyperf_suite.user_kernels.checks import (
     read_array,
     read_bytes,
     read_tree,
+    shares_elements,
 )
 from pyperf_suite.user_kernels.processes import (
     ReferenceProcess,
@@ -63,6 +65,10 @@ SMALLEST_LIMIT_BYTES = 64 << 20
 
 # So long after a wrong result was seen, it is looked at again: work that goes on by itself is seen to end.
 LATE_S = 0.05
+
+# What releasing a result plausibly takes: of arrays, and of numbers and other objects by their text.
+RESULT_FILES = "result", "result.json"
+RELEASE_S_PER_BYTE, RELEASE_S_PER_CHARACTER = 2e-10, 2e-8
 
 # Of inputs made before, how many are tried for what a wrong result may be right for, and for how long.
 REMEMBERED_SEEDS, STALE_S = 4, 3.0
@@ -204,13 +210,15 @@ class UserLaunches(PartLaunches):
 
     def _prepare(self, name: str, axes: dict[str, Any], implementation: str, place: ExecutionContext) -> None:
         device = str(place.device)
-        self._reference = _reference_process(name, device, self._end_s)
+        self._find_reference = functools.partial(_reference_process, name, device, self._end_s)
+        self._reference = self._find_reference()
         limit = limit_bytes()
         self._process = UserProcess(interpreter(), self._folder, implementation, self._end_s - time.monotonic(), limit)
         self._resources.callback(self._process.close)
         # Both import what the user's code imports, side by side.
         began = self._process.begin("start", **_start(name, device))
-        requested = {"kernel": _split(name)[1], "axes": axes, "implementation": implementation}
+        self._case = {"kernel": _split(name)[1], "axes": axes}
+        requested = self._requested = {**self._case, "implementation": implementation}
         self._built = self._reference.build(requested, self._end_s)
         started = self._process.finish(began)
         self._process.about(self._built)
@@ -218,9 +226,12 @@ class UserLaunches(PartLaunches):
         mine = self._process.ask("build", **requested, seed=self._drawn(), library=self._reference.library)
         self._process.about(mine)
         self._require_same_inputs(mine)
-        self.longest = max([1, *(size for leaf in self._arrays for size in leaf["shape"])])
+        longest = max([1, *(size for leaf in self._arrays for size in leaf["shape"])])
+        self._tolerance = Tolerance(self._built["tolerance"], terms=longest)
+        self._is_measured = False
         slot_bytes = lay_out(self._built["leaves"])
         self.restores = any(leaf["role"] == "modified" for leaf in self._built["leaves"])
+        self.is_paired, self.is_random = place.inputs is not None, bool(self._built["random"])
         self._place_sets(slot_bytes, place)
         versions = started["versions"] | mine["versions"]
         self.work = Work(self._built["flop"], self._built["bytes"])
@@ -257,17 +268,18 @@ class UserLaunches(PartLaunches):
         if place.sets is not None:
             self.sets = place.sets
         distinct = min(self.sets, DISTINCT_SETS)
-        # Inputs of each, those that are looked at, a result and its reference in float64.
-        self._files = self._resources.enter_context(memory_folder((distinct + 2 + 1 + 8) * slot_bytes))
-        self._slots = [self._path_of(f"slot{number}", slot_bytes) for number in range(distinct + 1)]
+        # Inputs of each, fresh ones twice, those that are looked at, a result and its reference in float64.
+        self._files = self._resources.enter_context(memory_folder((distinct + 3 + 1 + 8) * slot_bytes))
+        self._slots = [self._path_of(f"slot{number}", slot_bytes) for number in range(distinct + 2)]
         self._inputs = self._path_of("inputs", slot_bytes)
         self._unseen = self._path_of("unseen", slot_bytes)
-        drawn = [self._drawn() for _ in self._slots]
-        made = [self._reference.make(slot, self._end_s, seed) for slot, seed in zip(self._slots, drawn, strict=True)]
+        for name in RESULT_FILES:
+            self._path_of(name, 0)
+        made = [self._reference.make(self._case, slot, self._end_s, self._drawn()) for slot in self._slots[:-2]]
         self._slot_seeds = [each["seed"] for each in made]
         self._seeds: deque[int] = deque(maxlen=REMEMBERED_SEEDS)
         self._expected_bytes = limit_bytes() // LARGEST_RESULT
-        placed = self._process.ask("place", sets=self.sets, slots=self._slots[:-1], spare=self._slots[-1])
+        placed = self._process.ask("place", sets=self.sets, slots=self._slots[:-2])
         self._path = placed["path"]
         self.clock = (placed["stopwatch"], placed["resolution_s"])
         self.sampling = {"cache": cache, "operand_sets": self.sets}
@@ -292,6 +304,10 @@ class UserLaunches(PartLaunches):
             raise WrongLaunch(refused("clock", f"{self.where}: its process reported no time for each sample"))
         clocks = reported.get("clocks_hz") or []
         self._clocks_hz = [*self._clocks_hz, *(hz for hz in clocks if isinstance(hz, float) and 0 < hz < 1e11)]
+        released_s = reported.get("released_s", 0.0)
+        arrays, text = (Path(self._files / name).stat().st_size for name in RESULT_FILES)
+        plausible_s = samples * (arrays * RELEASE_S_PER_BYTE + text * RELEASE_S_PER_CHARACTER)
+        self.released_s = min(released_s, plausible_s) if _is_time(released_s) else 0.0
         return seconds, wall_s
 
     def cpu_seconds(self) -> float:
@@ -319,23 +335,61 @@ class UserLaunches(PartLaunches):
     def observed(self) -> dict[str, Observed]:
         return {"sm_clock": Observed("Hz", self._clocks_hz)} if self._clocks_hz else {}
 
-    def refresh(self, index: int) -> None:
-        self._made = self._reference.make(self._slots[-1], self._end_s)
+    def make(self, inputs: str = USUAL) -> bool:
+        self._kind, self._slots[-2:] = inputs, self._slots[:-3:-1]
+        self._made = self._make(self._slots[-1], inputs=inputs)
+        if "unsuited" in self._made:
+            return False
         self._seeds.append(self._made["seed"])
-        self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]])
+        return inputs == USUAL or self._made["drawn"] > 0
+
+    def fill(self, index: int, made: int = -1, layout: str = "") -> None:
+        self._process.ask("load", sets=[[index % self.sets, self._slots[made]]], layout=layout)
+
+    def refresh(self, index: int, inputs: str = USUAL) -> bool:
+        kind, layout = (USUAL, inputs) if inputs in LAYOUTS else (inputs, "")
+        if not self.make(kind):
+            return False
+        self.fill(index, layout=layout)
+        return True
+
+    def _make(self, slot: str, seed: int | None = None, inputs: str = USUAL) -> dict[str, Any]:
+        """Have the reference process write inputs to a slot; a new one, where another case of the file lost it."""
+        found = self._find_reference()
+        if found is not self._reference:
+            found.build(self._requested, self._end_s)
+            self._reference = found
+        return found.make(self._case, slot, self._end_s, seed, inputs)
+
+    def reference_fails(self) -> bool:
+        return "unsuited" in self._reference.expect(str(self._files / "expected"), self._end_s)
+
+    def other_inputs(self) -> list[str]:
+        first, *others = *INPUTS, *LAYOUTS
+        random.SystemRandom().shuffle(others)
+        taken = () if self._built["has_check"] else self._built["inputs"]
+        return [each for each in (first, *others) if each in taken]
+
+    def audit(self, launches: int) -> tuple[int, Verification | None]:
+        first, slots = random.SystemRandom().randrange(self.sets), self._slots[-2:]
+        found = self._process.ask("audit", first=first, launches=launches, slots=slots)
+        self._require_left_alone(found)
+        equal = min(launches, int(found["equal"]))
+        if equal < launches and found["slot"] == slots[0]:
+            # The reference holds those of the other slot; without a seed they cannot be made again.
+            self._made = self._make(self._unseen, self._seeds[-2])
+            if not _are_equal(self._unseen, slots[0]):
+                return equal, None
+            self._seeds.append(self._made["seed"])
+            self._slots[-2:] = slots[::-1]
+        return equal, self.verify_last(first) if equal < launches else None
 
     def fresh(self) -> bool:
-        slots = (self._slots[0], self._slots[-1]), (f"{self._slots[0]}.plain", f"{self._slots[-1]}.plain")
-        return not all(filecmp.cmp(*pair, shallow=False) for pair in slots)
-
-    def repeat(self, index: int) -> None:
-        self._reference.make(self._unseen, self._end_s)
-        self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]])
+        return not _are_equal(self._slots[0], self._slots[-1])
 
     def give_back(self, index: int) -> None:
         if self._given is not None:
-            index %= self.sets
-            self._process.ask("load", sets=[[index, index % (len(self._slots) - 1)]])
+            self.fill(index, index % self.sets % (len(self._slots) - 2))
 
     def _drawn(self) -> int:
         return secret_seed() if self._given is None else self._given.getrandbits(63)
@@ -353,12 +407,20 @@ class UserLaunches(PartLaunches):
         if verdict is None and self._built["has_check"]:
             verdict = self._by_the_users_check(result)
         if verdict is None:
-            expectation = self._reference.expect(expected, self._end_s)
+            expectation, tolerance = self._expectation(expected)
+            if "unsuited" in expectation:
+                return Verification(True, "full", 0.0, 0.0, 0.0, (), f"the reference itself {expectation['unsuited']}")
             self._require_left_alone(expectation)
             self._expected_bytes = Path(expected).stat().st_size
-            verdict = self._by_the_reference(found, result)
+            verdict = self._by_the_reference(found, result, tolerance)
             if verdict.passed and self._built["tolerance"] is None:
                 verdict = self._narrowed(found, read_tree(expected)) or verdict
+            if verdict.passed and shares_elements(found) and not shares_elements(read_tree(expected)):
+                verdict = refused(
+                    "shared elements",
+                    "elements of its result share memory, as in an array that was expanded, so most of it was not "
+                    "written: if that is meant, have the reference return such a view as well",
+                )
             if verdict.passed and fetched["overlaps"] and not expectation["overlaps"]:
                 verdict = refused(
                     "aliased output",
@@ -366,7 +428,25 @@ class UserLaunches(PartLaunches):
                 )
         if not verdict.passed and verdict.reason != "inputs modified":
             verdict = self._changed_late(self._process.ask("changed", after_s=LATE_S)) or self._stale(verdict, found)
-        return verdict if verdict.passed else replace(verdict, message=f"{self.where}: {verdict.message}")
+        kind = f"on {self._kind} inputs " if self._kind != USUAL else ""
+        return verdict if verdict.passed else replace(verdict, message=f"{self.where}: {kind}{verdict.message}")
+
+    def _expectation(self, expected: str) -> tuple[dict[str, Any], Tolerance]:
+        """Have the reference computed, and what it allows: measured once for usual inputs, each time for others."""
+        known = replace(self._tolerance, reference_may_overflow=self._kind != USUAL)
+        if known.relative is not None or (self._is_measured and self._kind == USUAL):
+            return self._reference.expect(expected, self._end_s), known
+        path = str(self._files / "sizes")
+        answer = self._reference.expect(expected, self._end_s, path)
+        if "terms" not in answer:
+            return answer, known
+        pools = {name: Pool(*each) for name, each in answer["pools"].items()}
+        # Equal terms are rounded in the same direction, so that their errors add up as K and not as √K.
+        terms = answer["terms"] ** (2 if self._kind == CONSTANT_ROWS else 1)
+        found = replace(known, terms=terms, sizes=_read_sizes(path, answer["sizes"]), pools=pools)
+        if self._kind == USUAL:
+            self._is_measured, self._tolerance = True, replace(found, sizes={})
+        return answer, found
 
     def _narrowed(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Verification | None:
         if found["kind"] in ("tuple", "dict"):
@@ -402,7 +482,7 @@ class UserLaunches(PartLaunches):
         for seed in list(self._seeds)[-2::-1] + self._slot_seeds:
             if time.monotonic() > end_s:
                 break
-            self._reference.make(self._unseen, self._end_s, seed)
+            self._make(self._unseen, seed)
             self._reference.expect(expected, self._end_s)
             if self._compared(found, result, read_tree(expected), expected).passed:
                 words = "its result is right for other inputs, which it was given before"
@@ -434,23 +514,28 @@ class UserLaunches(PartLaunches):
             return None
         return Verification(True, "full", 0.0, 0.0, 0.0, (), "correct: by the file's own check")
 
-    def _by_the_reference(self, found: Mapping[str, Any], result: str) -> Verification:
+    def _by_the_reference(self, found: Mapping[str, Any], result: str, tolerance: Tolerance) -> Verification:
         expected = str(self._files / "expected")
         wanted = read_tree(expected)
-        verdict = self._compared(found, result, wanted, expected)
+        verdict = self._compared(found, result, wanted, expected, tolerance)
         if verdict.passed:
             return verdict
         return replace(verdict, message=f"{verdict.message}{self._hint(found, result, wanted, expected)}")
 
     def _compared(
-        self, found: Mapping[str, Any], result: str, wanted: Mapping[str, Any], expected: str
+        self,
+        found: Mapping[str, Any],
+        result: str,
+        wanted: Mapping[str, Any],
+        expected: str,
+        tolerance: Tolerance | None = None,
     ) -> Verification:
         paths = {"found": result, "expected": expected}
 
         def load(which: str, spec: Mapping[str, Any]) -> Array:
             return read_array(paths[which], spec)
 
-        return compare(found, wanted, load, self.longest, self._built["tolerance"])
+        return compare(found, wanted, load, tolerance or self._tolerance)
 
     def _hint(self, found: Mapping[str, Any], result: str, wanted: Mapping[str, Any], expected: str) -> str:
         """What else may be the cause: an array that the function closes over, or the reference itself."""
@@ -472,7 +557,7 @@ class UserLaunches(PartLaunches):
         return ""
 
     def cpu_elsewhere_s(self) -> float:
-        return self._cpu_s() - self._cpu_before_s
+        return max(0.0, self._cpu_s() - self._cpu_before_s)
 
     def begin(self) -> None:
         self._clocks_hz = []
@@ -527,6 +612,21 @@ def _split(name: str) -> tuple[str, str]:
 def _source(top: str, file: str) -> dict[str, Any]:
     path = Path(top) / file
     return source_of(path.parent, path.name) if file else {}
+
+
+def _are_equal(slot: str, other: str) -> bool:
+    """Whether two slots hold the same inputs."""
+    files = (slot, other), (f"{slot}.plain", f"{other}.plain")
+    return all(filecmp.cmp(*pair, shallow=False) for pair in files)
+
+
+def _read_sizes(path: str, shapes: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Array]:
+    """What sensitivity.py measured of each array, by name."""
+    values, end, found = np.fromfile(path, np.float32), 0, {}
+    for name, shape in shapes:
+        begin, end = end, end + math.prod(shape)
+        found[name] = values[begin:end].reshape(shape)
+    return found
 
 
 def _is_time(value: Any) -> bool:

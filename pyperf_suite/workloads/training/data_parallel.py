@@ -25,7 +25,6 @@ from pyperf_suite.workloads.on_ranks import (
     RankSteps,
     average,
     distributed,
-    exchanged_limit,
     same_on_all,
     seed_of,
     torch_place,
@@ -130,13 +129,14 @@ class Replica(RankSteps):
         self._due = self._due or self._single_process()
         exact = dict(zip(names, self._due, strict=True))
         terms = p.accumulate * (p.ranks if p.exchange != "none" else 1) + 1
-        limits = {name: exchanged_limit(due, p.dtype, terms) for name, due in exact.items()}
+        rounding = self._gpt.Rounding.of(p.dtype)
+        scales = {name: rounding.of_sums(due, terms).sqrt_() for name, due in exact.items()}
         gradients = [each.grad for each in self.model.parameters()]
         wrong = self._other_buckets()
         there = (each for each in gradients if each is not None)
         if p.exchange in ("ddp", "after") and not same_on_all(there, self._group, self._where):
             wrong = ["gradients differ between ranks", *wrong]
-        return self.verdict(dict(zip(names, gradients, strict=True)), exact, limits, *wrong)
+        return self.verdict(dict(zip(names, gradients, strict=True)), exact, scales, *wrong)
 
     def close(self) -> None:
         self.call = self.model = None

@@ -174,6 +174,34 @@ def test_a_kernel_that_does_its_work_passes(entry: Entry, honest: dict[str, str]
     assert answer["metrics"]["time"]["value"] > 0
 
 
+REMEMBERING = """\
+seen = {}
+
+
+def measured(x):
+    key = x[::97].tobytes()
+    if key not in seen:
+        seen[key] = np.sort(x)
+    return seen[key].copy()
+
+
+# launched as
+suite.launch(measured, np.random.standard_normal(1_000_000), reference=np.sort)"""
+
+
+def test_what_a_long_launch_remembers_is_of_no_use_to_it(folder: Path) -> None:
+    remembering = Entry("a sort that remembers", "", REMEMBERING)
+    honest = Entry("a sort", "", REMEMBERING.replace("key not in seen", "True"))
+    times = []
+    for entry, name in ((remembering, "remembering.py"), (honest, "honest.py")):
+        (folder / name).write_text(entry.text("kernel"))
+        answer = trial(entry, folder, "kernel", f"{name}:case")
+        assert answer["outcome"] == "ok", answer["reason"]
+        assert answer["verification"]["caching_checked"]
+        times.append(answer["metrics"]["time"]["value"])
+    assert times[0] > 0.6 * times[1]
+
+
 def test_every_cheat_has_a_reason_and_no_two_kernels_one_name() -> None:
     assert len(CHEATS) >= 14
     assert len(HONEST) >= 20

@@ -8,17 +8,15 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
+from pyperf_suite.laws.training.pipeline_orders import Action, interleaved, one_forward_one_backward
 from pyperf_suite.planner.laws.training.engine_step import (
     ATTENTIONS,
     KERNELS,
-    Action,
     CpuPrices,
     EngineConstants,
     engine_step,
     fit_line,
-    interleaved,
     line_errors,
-    one_forward_one_backward,
     pack_engine,
     pack_lines,
     product_features,
