@@ -321,9 +321,9 @@ class Rounding:
 
     def applied(self, values: Tensor, generator: torch.Generator) -> Tensor:
         share = torch.empty_like(values).uniform_(1 - self.unit, 1 + self.unit, generator=generator)
-        moved = share * values
-        # Where the type's smallest matters at all.
-        return moved.add_(share.sub_(1), alpha=self.smallest / self.unit) if self.smallest > 2.0**-100 else moved
+        if self.smallest <= 2.0**-100:  # too small to matter
+            return share.mul_(values)
+        return (share * values).add_(share.sub_(1), alpha=self.smallest / self.unit)
 
     def of_sums(self, right: Tensor, terms: float) -> Tensor:
         """The mean square of what so many additions do to each element, whose sums are as large as its neighbours."""
@@ -360,6 +360,10 @@ class RoundedOperations(TorchFunctionMode):
             return function(*args, **(kwargs or {}))
         if self._weights:
             args = tuple(self._round(each) if isinstance(each, torch.nn.Parameter) else each for each in args)
+        if function is Tensor.softmax:
+            # Fused attention subtracts in backward, from all keys of a query, one sum that was rounded.
+            weights = self._round((args[0] - args[0].detach().amax(-1, True)).exp())
+            return self._round(weights / self._round(weights.sum(-1, True)))
         result = function(*args, **(kwargs or {}))
         if not isinstance(result, Tensor) or not result.is_floating_point():
             return result
@@ -378,7 +382,8 @@ def smoothed(squares: Tensor) -> Tensor:
 
     A few draws say little of their element. Those of a matrix go with its row and its column, of which a gradient's
     element is a sum of products; so mean squares of rows and columns together estimate it, in each square block by
-    itself where a matrix consists of such, as that of queries, keys and values does. In a vector it is the mean of
+    itself where a matrix consists of such, as that of queries, keys and values does. A quarter of the block's mean is
+    added: where few tokens make up a gradient, elements of a row move together, all too little in some draws. In a vector it is the mean of
     neighbours and whole: the gradient of keys' biases is zero but for errors.
     """
     if squares.ndim == 0:
@@ -391,7 +396,7 @@ def smoothed(squares: Tensor) -> Tensor:
     blocks = squares.reshape(-1, count if count % width else width, width)
     # All zero where nothing moved at all.
     whole = blocks.mean((1, 2), True).clamp(min=torch.finfo(torch.float64).tiny)
-    return (blocks.mean(2, True) * (blocks.mean(1, True) / whole)).reshape(squares.shape)
+    return (blocks.mean(2, True) * (blocks.mean(1, True) / whole) + whole / 4).reshape(squares.shape)
 
 
 def exact_and_scales(
