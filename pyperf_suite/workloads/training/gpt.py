@@ -383,8 +383,8 @@ def smoothed(squares: Tensor) -> Tensor:
     A few draws say little of their element. Those of a matrix go with its row and its column, of which a gradient's
     element is a sum of products; so mean squares of rows and columns together estimate it, in each square block by
     itself where a matrix consists of such, as that of queries, keys and values does. A quarter of the block's mean is
-    added: where few tokens make up a gradient, elements of a row move together, all too little in some draws. In a vector it is the mean of
-    neighbours and whole: the gradient of keys' biases is zero but for errors.
+    added: where few tokens make up a gradient, elements of a row move together, all too little in some draws. In a
+    vector it is the mean of neighbours and whole: the gradient of keys' biases is zero but for errors.
     """
     if squares.ndim == 0:
         return squares
