@@ -433,7 +433,7 @@ def judged(found: Mapping[str, Tensor | None], exact: Mapping[str, Tensor], scal
     _SHARE of them, over _FAR·r·s; r counts as _LEAST at least. Of few elements r may be larger: a scale from D draws of
     n elements is x times too small with a chance of about x^-Dn, of which half are taken as independent. And an error
     may lie along the gradient by _ALONG of its norm, apart from a share that all tensors have in common: a scaled
-    gradient shows there first. docs/measured_code.md has what was measured, and the chance of refusing an honest step.
+    gradient shows there first. docs/measured_code.md has how often honest steps came near these limits.
     """
     checks, along = [], {}
     for name, right in exact.items():
