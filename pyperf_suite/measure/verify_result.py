@@ -1,14 +1,23 @@
-"""Whether a result of any function is right: arrays, numbers, text, and tuples of them, compared with a reference's.
+"""Whether the result of any function is right: arrays, numbers, text and containers of them, given the reference's.
 
-Nothing is known of the function, so a limit follows from the result's dtype alone: two must hold, one on the relative
-norm and one per element.
+Nothing is known of the function, so what rounding may do to an element follows from the result's dtype and from how
+the reference itself answers to moves of its inputs (user_kernels/sensitivity.py). An element of value r that sums K
+terms of size S (√Σ of their squares, whatever cancels) is off by about
+
+    σ = (n·u + √K·u₃₂)·max(|r|, S),   n = 2 for types of 16 and 8 bits, 16 for wider ones,
+
+u being the unit roundoff of the result's dtype and u₃₂ that of float32, in which kernels sum (of float64 for float64).
+A sum of K terms of either sign that is taken one after the other errs by 0.41·√K·u·S in root mean square, one of equal
+signs by 0.33·√K·u·|r|; 16 units are what fast exponentials and divisions take, and kernels of 16 and 8 bits round once
+or twice. Two limits must hold: the norm of all errors is at most that of all σ, and no element errs by more than
+4·(σ + n·u·rms(r)), the latter for what cancels inside of a function, as in the tail of a GELU.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,51 +37,109 @@ WRONG_VALUES, PRECISION, WRONG_SHAPE, WRONG_DTYPE, NOT_FINITE = (
 )
 NOTHING = "nothing returned"
 
-# Errors up to this look like those of a narrower type, larger ones like those of another function.
+# Errors up to this share look like those of a narrower type, larger ones like those of another function.
 _LIKE_A_NARROWER_TYPE = 0.05
 
-# Kernels of 16 and 8 bits sum in float32 and round once or twice; unit roundoffs allowed in norm, and in an element.
-_NORM_UNITS, _ELEMENT_UNITS = 2.0, 8.0
+# Unit roundoffs that an element may be off by besides its sums.
+_NARROW_UNITS, _WIDE_UNITS = 2.0, 16.0
 
-# Sums of K terms err by a small multiple of √K unit roundoffs (tolerance.py); K is at most the longest dimension.
-_SUM_UNITS = 4.0
+# Of the least likely of many elements, as a multiple of what is usual.
+_WORST_OF_MANY = 4.0
 
 _BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The relative norm of the error that is allowed, and |out − ref| <= element·(|ref| + rms(ref)) + smallest."""
+class Pool:
+    """Sizes of an array's elements in one number: S is at most spread·size·(1 + |r|/rms), rms being that of r."""
 
-    norm: float
-    element: float
-    smallest: float
+    size: float
+    rms: float
+    spread: float
 
 
-def limits_of(dtype: str, longest: int, tolerance: float | None = None) -> Limits:
-    """What a result of that dtype may be off by, whose inputs have dimensions of up to `longest` elements.
+@dataclass(frozen=True)
+class Tolerance:
+    """What errors a result may have.
 
-    A `tolerance` is the relative norm that is allowed, and ten times that of an element.
+    `relative`, where given, is the relative norm that the file's author allows, and ten times that of an element.
+    Else `terms` is K, the number of inputs that an element depends on, and S is in `sizes`, by the array's name, or
+    known by its `pools` alone. Where a `reference_may_overflow`, what is beyond the result's type is not compared.
     """
-    base = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
-    precision = TABLE.get(base, TABLE["float32"])
-    if tolerance is not None:
-        return Limits(tolerance, 10 * tolerance, precision.smallest if tolerance else 0.0)
-    sums = 2.0**-53 if base == "float64" else 2.0**-24
-    summed = _SUM_UNITS * math.sqrt(max(16, longest)) * sums
-    return Limits(
-        _NORM_UNITS * precision.rounding + summed,
-        _ELEMENT_UNITS * precision.rounding + 4 * summed,
-        precision.smallest,
-    )
+
+    relative: float | None = None
+    terms: float = 1.0
+    sizes: Mapping[str, Array] = field(default_factory=dict)
+    pools: Mapping[str, Pool] = field(default_factory=dict)
+    reference_may_overflow: bool = False
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """A tolerance for one array."""
+
+    relative: float | None
+    units: float
+    sums: float
+    smallest: float
+    largest: float
+    size: Array | Pool
+
+    def usual(self, true: Array, part: slice) -> Array:
+        """σ of elements whose references have these magnitudes."""
+        if self.relative is not None:
+            return self.relative * true
+        if isinstance(self.size, Pool):
+            pool = self.size
+            size = pool.spread * pool.size * (1 + true / max(pool.rms, 1e-300))
+        else:
+            size = self.size[part]
+        return np.asarray((self.units + self.sums) * np.maximum(true, size))
+
+    def limit(self, usual: Array, rms: float) -> Array:
+        """What an element may be off by at most."""
+        if self.relative is not None:
+            return 10 * (usual + self.relative * rms) + self.smallest
+        return _WORST_OF_MANY * (usual + self.units * rms) + self.smallest
+
+
+def _rule(dtypes: tuple[str, str], tolerance: Tolerance, name: str) -> _Rule:
+    """Of the coarser of two dtypes: a reference that is no float64 is itself off by so much."""
+    precision = max((TABLE.get(_real(each), TABLE["float32"]) for each in dtypes), key=lambda each: each.rounding)
+    unit = precision.rounding
+    wide = unit <= TABLE["float32"].rounding
+    sums = math.sqrt(max(1.0, tolerance.terms)) * min(unit, TABLE["float32"].rounding)
+    size: Array | Pool = Pool(0.0, 1.0, 1.0)
+    if name in tolerance.sizes:
+        size = tolerance.sizes[name].reshape(-1)
+    elif name in tolerance.pools:
+        size = tolerance.pools[name]
+    largest = _LARGEST.get(_real(dtypes[0]), math.inf) if tolerance.reference_may_overflow else math.inf
+    units = (_WIDE_UNITS if wide else _NARROW_UNITS) * unit
+    smallest = 0.0 if tolerance.relative == 0 else precision.smallest
+    return _Rule(tolerance.relative, units, sums, smallest, largest, size)
+
+
+# What a result of these types can hold; of bfloat16 what float32 can.
+_LARGEST = {
+    "float16": 65504.0,
+    "float32": float(np.finfo(np.float32).max),
+    "bfloat16": float(np.finfo(np.float32).max),
+    "float64": float(np.finfo(np.float64).max),
+    "float8_e4m3fn": 448.0,
+    "float8_e5m2": 57344.0,
+}
+
+
+def _real(dtype: str) -> str:
+    return {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
 
 
 def compare(
     found: Mapping[str, Any],
     expected: Mapping[str, Any],
     load: Any,
-    longest: int,
-    tolerance: float | None = None,
+    tolerance: Tolerance,
     name: str = "out",
 ) -> Verification:
     """Compare results described as trees (kernel_process.write_result); `load(which, spec)` reads an array's values.
@@ -85,12 +152,12 @@ def compare(
     ours, theirs = _items(found), _items(expected)
     if ours is None and theirs is None:
         if found["kind"] == "plain" and expected["kind"] == "plain":
-            return _compare_plain(found["value"], expected["value"], longest, tolerance, name)
+            return _compare_plain(found["value"], expected["value"], tolerance, name)
         arrays = _array("found", found, load), _array("expected", expected, load)
-        return _compare_arrays(*arrays, longest, tolerance, name)
+        return _compare_arrays(*arrays, tolerance, name)
     if ours is None or theirs is None or found["kind"] != expected["kind"] or ours.keys() != theirs.keys():
         return refused(WRONG_SHAPE, f"{name} is {_called(found)}, where the reference returns {_called(expected)}")
-    verdicts = [compare(ours[key], theirs[key], load, longest, tolerance, f"{name}[{key!r}]") for key in ours]
+    verdicts = [compare(ours[key], theirs[key], load, tolerance, f"{name}[{key!r}]") for key in ours]
     wrong = next((each for each in verdicts if not each.passed), None)
     worst = max(verdicts, key=lambda each: each.relative_norm, default=None)
     return wrong or worst or _right("an empty one")
@@ -109,14 +176,14 @@ def _array(which: str, spec: Mapping[str, Any], load: Any) -> tuple[Array, str]:
     return values, values.dtype.name
 
 
-def _compare_plain(ours: Any, theirs: Any, longest: int, tolerance: float | None, name: str) -> Verification:
+def _compare_plain(ours: Any, theirs: Any, tolerance: Tolerance, name: str) -> Verification:
     if ours == theirs:
         return _right("equal")
     first, second = np.asarray(ours, dtype=object), np.asarray(theirs, dtype=object)
     numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (*first.flat, *second.flat))
     if numbers and any(isinstance(each, float) for each in second.flat):
         pair = (np.asarray(ours, dtype=np.float64), "float64"), (np.asarray(theirs, dtype=np.float64), "float64")
-        return _compare_arrays(*pair, longest, tolerance, name)
+        return _compare_arrays(*pair, tolerance, name)
     if first.shape != second.shape:
         return refused(WRONG_SHAPE, f"{name} has {first.size} items, where the reference has {second.size}")
     for at, (one, other) in enumerate(zip(first.flat, second.flat, strict=True)):
@@ -127,7 +194,7 @@ def _compare_plain(ours: Any, theirs: Any, longest: int, tolerance: float | None
 
 
 def _compare_arrays(
-    found: tuple[Array, str], expected: tuple[Array, str], longest: int, tolerance: float | None, name: str
+    found: tuple[Array, str], expected: tuple[Array, str], tolerance: Tolerance, name: str
 ) -> Verification:
     (out, dtype), (reference, wanted) = found, expected
     if out.shape != reference.shape:
@@ -140,9 +207,7 @@ def _compare_arrays(
         return _right("of no elements")
     if _kind(dtype) != "float" and _kind(dtype) != "complex":
         return _compare_exactly(out, reference, name)
-    # The coarser of the two: a reference that is no float64 is itself off by so much.
-    coarsest = max((dtype, wanted), key=lambda each: limits_of(each, longest).norm)
-    return _compare_floats(out, reference, dtype, limits_of(coarsest, longest, tolerance), name)
+    return _compare_floats(out, reference, dtype, _rule((dtype, wanted), tolerance, name), name)
 
 
 def _compare_exactly(out: Array, reference: Array, name: str) -> Verification:
@@ -156,41 +221,48 @@ def _compare_exactly(out: Array, reference: Array, name: str) -> Verification:
     return Verification(False, "full", math.inf, 0.0, math.inf, at, message, WRONG_VALUES)
 
 
-def _compare_floats(out: Array, reference: Array, dtype: str, limits: Limits, name: str) -> Verification:
+def _compare_floats(out: Array, reference: Array, dtype: str, rule: _Rule, name: str) -> Verification:
     flat, right = out.reshape(-1), reference.reshape(-1)
-    squares = _sum_of_squares(right)
-    finite = max(1, int(np.isfinite(right).sum()))
-    rms = math.sqrt(squares / finite)
-    squared_error, worst_ratio, worst_at = 0.0, -1.0, 0
+    scale, squares, finite = _magnitude(right, rule.largest)
+    rms = scale * math.sqrt(squares / finite)
+    squared_error, squared_usual, worst_ratio, worst_share, worst_at = 0.0, 0.0, -1.0, 0.0, 0
     for begin in range(0, flat.size, _BLOCK):
-        part, true = _wide(flat[begin : begin + _BLOCK]), _wide(right[begin : begin + _BLOCK])
+        block = slice(begin, begin + _BLOCK)
+        part, true = _wide(flat[block]), _wide(right[block])
         with np.errstate(all="ignore"):
-            known = np.isfinite(true)
-            same = known | (np.isnan(true) & np.isnan(part)) | (true == part)
+            known = np.isfinite(true) & (np.abs(true) <= rule.largest)
+            same = known | (np.isnan(true) & np.isnan(part)) | (true == part) | math.isfinite(rule.largest)
             bad = ~(np.isfinite(part) | ~known) | ~same
             if bad.any():
                 at = _index(begin + int(bad.argmax()), out.shape)
                 message = f"{named(name, at)} is {_shown(out[at])}, where {_shown(reference[at])} is right"
-                return Verification(False, "full", math.inf, limits.norm, math.inf, at, message, NOT_FINITE)
+                return Verification(False, "full", math.inf, 0.0, math.inf, at, message, NOT_FINITE)
             error = np.where(known, np.abs(part - true), 0.0)
-            allowed = limits.element * (np.where(known, np.abs(true), 0.0) + rms) + limits.smallest
-            ratio = error / allowed if limits.element or limits.smallest else np.where(error > 0, np.inf, 0.0)
+            usual = rule.usual(np.where(known, np.abs(true), 0.0), block)
+            allowed = rule.limit(usual, rms)
+            ratio = np.where(error > 0, error / allowed, 0.0)
+            usual = np.where(known, np.minimum(usual / scale, 1e100), 0.0)
+            error /= scale
+        squared_usual += float(np.dot(usual, usual))
         squared_error += float(np.dot(error, error))
         worst = int(ratio.argmax())
         if float(ratio[worst]) > worst_ratio:
             worst_ratio, worst_at = float(ratio[worst]), begin + worst
-    norm = math.sqrt(squared_error / squares) if squares else (0.0 if squared_error == 0 else math.inf)
-    norm_limit = limits.norm if squares else math.inf
+            worst_share = scale * float(error[worst] / max(abs(true[worst]) + rms, 1e-300))
+    norm = math.sqrt(squared_error / squares) if squares else 0.0
+    norm_limit = math.sqrt(squared_usual / squares) if squares else math.inf
     at = _index(worst_at, out.shape)
-    if norm <= norm_limit and worst_ratio <= 1:
+    # So much of the norm is lost where values are below the least that the type holds well.
+    too_far = math.sqrt(squared_error) > math.sqrt(squared_usual) + rule.smallest / scale * math.sqrt(finite)
+    if worst_ratio <= 1 and not too_far:
         message = f"correct (full): relative norm {norm:.2g}, worst element at {worst_ratio:.2g} of its limit"
-        return Verification(True, "full", norm, limits.norm, worst_ratio, at, message)
-    lowered = norm <= _LIKE_A_NARROWER_TYPE and worst_ratio <= _LIKE_A_NARROWER_TYPE / max(limits.element, 1e-300)
+        return Verification(True, "full", norm, norm_limit, worst_ratio, at, message)
+    lowered = norm <= _LIKE_A_NARROWER_TYPE and worst_share <= _LIKE_A_NARROWER_TYPE
     reason = PRECISION if lowered else WRONG_VALUES
     element = f"{named(name, at)} is {_shown(out[at])}, where {_shown(reference[at])} is right"
-    norms = f"the relative norm of the error is {norm:.2g}, where {dtype} allows {limits.norm:.2g}"
-    message = "; ".join([element] * (worst_ratio > 1) + [norms] * (norm > norm_limit))
-    return Verification(False, "full", norm, limits.norm, worst_ratio, at, message, reason)
+    norms = f"the relative norm of the error is {norm:.2g}, where {dtype} allows {norm_limit:.2g}"
+    message = "; ".join([element] * (worst_ratio > 1) + [norms] * too_far)
+    return Verification(False, "full", norm, norm_limit, worst_ratio, at, message, reason)
 
 
 def refused(reason: str, message: str) -> Verification:
@@ -206,13 +278,18 @@ def _wide(values: Array) -> Array:
     return values.astype(np.complex128 if np.iscomplexobj(values) else np.float64)
 
 
-def _sum_of_squares(values: Array) -> float:
-    total = 0.0
+def _magnitude(values: Array, largest: float) -> tuple[float, float, int]:
+    """The largest of the finite values that are no larger, the sum of squares in units of that, and their number."""
+    scale, total, count = 0.0, 0.0, 0
     for begin in range(0, values.size, _BLOCK):
-        part = _wide(values[begin : begin + _BLOCK])
-        part = np.abs(part[np.isfinite(part)])
-        total += float(np.dot(part, part))
-    return total
+        part = np.abs(_wide(values[begin : begin + _BLOCK]))
+        part = part[np.isfinite(part) & (part <= largest)]
+        highest = float(part.max(initial=0.0))
+        if highest > scale:
+            total, scale = total * (scale / highest) ** 2, highest
+        total += float(np.dot(part / scale, part / scale)) if scale else 0.0
+        count += part.size
+    return scale or 1.0, total, max(1, count)
 
 
 def _kind(dtype: str) -> str:

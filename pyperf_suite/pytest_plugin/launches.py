@@ -12,8 +12,9 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import SteadyRule, StopRule, to_the_end
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch, garbage_collector_at_rest
 from pyperf_suite.measure.verify import Verification
-from pyperf_suite.measure.verify_result import compare, refused
+from pyperf_suite.measure.verify_result import Tolerance, compare, refused
 from pyperf_suite.pytest_plugin import Call
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case
 from pyperf_suite.runner.timing import as_plain, timed
+from pyperf_suite.user_kernels import sensitivity
 from pyperf_suite.user_kernels.api import Launch
 from pyperf_suite.user_kernels.arrays import Leaf, is_array, is_torch, poison, replaced, walk
 from pyperf_suite.workloads.backends import TorchDevice, leave_nothing_behind
@@ -205,7 +207,8 @@ class FunctionLaunches(Prepared):
         if device.kind == "cuda":
             self._clock.sets = self.sets  # type: ignore[attr-defined]
         self._expected: Any = None
-        self._longest = max([1, *(size for _, leaf in self._arrays for size in leaf.shape)])
+        longest = max([1, *(size for _, leaf in self._arrays for size in leaf.shape)])
+        self._tolerance = Tolerance(launch.tolerance, terms=longest)
         self.work = Work(launch.flop, launch.bytes)
         details = {"baseline": launch.baseline, "implementations": list(launch.functions)}
         self.kernel = Kernel(str(getattr(self._function, "__qualname__", name)), "python", details)
@@ -252,7 +255,7 @@ class FunctionLaunches(Prepared):
         expected = self._expected_tree()
         if expected is None:
             return Verification(True, "full", 0.0, 0.0, 0.0, (), UNJUDGED)
-        return compare(found, expected, lambda _, spec: spec["values"], self._longest, self._launch.tolerance)
+        return compare(found, expected, lambda _, spec: spec["values"], self._tolerance)
 
     def snapshot(self, index: int) -> Any:
         """What is there as data, which later launches do not change."""
@@ -290,16 +293,31 @@ class FunctionLaunches(Prepared):
         if judge is None and self._function is not launch.functions[launch.baseline]:
             judge = launch.functions[launch.baseline]
         if judge is not None and self._expected is None:
-            arguments = self._copy()
-            result = judge(*arguments[0], **arguments[1])
-            self._expected = _tree(result if result is not None else self._written(arguments))
+            result = self._judged(judge, self._copy())
+            self._expected = _tree(result)
+            if launch.tolerance is None:
+                self._measure_tolerance(judge, result)
         return self._expected
 
-    def _copy(self) -> Arguments:
-        """The arguments with every array elsewhere in memory; one that is passed twice stays one."""
+    def _judged(self, judge: Callable[..., Any], arguments: Arguments) -> Any:
+        result = judge(*arguments[0], **arguments[1])
+        return result if result is not None else self._written(arguments)
+
+    def _measure_tolerance(self, judge: Callable[..., Any], result: Any) -> None:
+        """How far rounding may move each element of what is right."""
+        inputs = [leaf for role, leaf in self._arrays if role != "output"]
+        sizes, found = sensitivity.measure(lambda change: self._judged(judge, self._copy(change)), result, inputs)
+        if sizes:
+            self._tolerance = replace(self._tolerance, terms=found["terms"], sizes=sizes)
+
+    def _copy(self, change: Callable[[Any], Any] | None = None) -> Arguments:
+        """The arguments with every array elsewhere in memory, or changed; one that is passed twice stays one."""
         launch, made = self._launch, {}
-        for _, leaf in self._arrays:
+        for role, leaf in self._arrays:
             if id(leaf) not in made:
+                if change is not None and role != "output":
+                    made[id(leaf)] = change(leaf)
+                    continue
                 made[id(leaf)] = Leaf("array", leaf, "input", 0).room()
                 _assign(made[id(leaf)], leaf)
         values = [made.get(id(leaf), leaf) for _, leaf in walk([list(launch.args), dict(launch.kwargs)])]

@@ -29,6 +29,10 @@ Scalar = Union[bool, int, float, str]
 Size = Union[int, Sequence[int]]
 Grid = Union[Size, Callable[..., Size]]
 
+USUAL = "normal"
+INPUTS = ("sparse", "outliers", "offset", "large", "small", "constant rows")
+"""Kinds of inputs that a kernel is tried on besides the usual ones, as `randn` and `rand` draw them (`_as_drawn`)."""
+
 
 class DeclaredKernel:
     """A function that makes the inputs of one case, with the axes of its cases. `softmax(n=64, dtype="float32")`."""
@@ -104,6 +108,7 @@ class Launch:
     random: bool
     tolerance: float | None
     baseline: str
+    inputs: tuple[str, ...]
     outputs: tuple[Any, ...]
 
 
@@ -118,6 +123,7 @@ def launch(
     random: bool = False,
     tolerance: float | None = None,
     baseline: str = "",
+    inputs: Sequence[str] = INPUTS,
     **kwargs: Any,
 ) -> Launch:
     """What is measured: `function(*args, **kwargs)`, or each function of a dict of implementations by name.
@@ -135,8 +141,10 @@ def launch(
         modifies: positions or names of the arguments that the function writes. They are given back their values
             before each launch, untimed. What `suite.empty` made needs no mention.
         random: results differ from call to call; `check` has to decide.
-        tolerance: the relative error that is allowed; by default what the result's dtype allows.
+        tolerance: the relative error that is allowed; by default what rounding to the result's dtype can do to it.
         baseline: the implementation that others are compared with; by default the last.
+        inputs: the kinds of values, besides usual ones, that `randn` and `rand` may give before timing: by default all.
+            Leave out what the kernel does not take, as in `inputs=("sparse", "offset")`; `()` for none.
 
     Raises TypeError or ValueError for what cannot be meant.
     """
@@ -158,12 +166,15 @@ def launch(
             )
     if tolerance is not None and not 0 <= tolerance < 1:
         raise ValueError(f"tolerance={tolerance!r} is no relative error: it lies between 0 and 1")
+    unknown = [each for each in inputs if each not in INPUTS]
+    if isinstance(inputs, str) or unknown:
+        raise ValueError(f"inputs={inputs!r} names none of the kinds of inputs, which are {', '.join(INPUTS)}")
     for name, count in (("bytes", bytes), ("flop", flop)):
         if count is not None and not 0 <= count < 1e300:
             raise ValueError(f"{name}={count!r} is no amount")
     return Launch(
         functions, args, kwargs, reference, check, int(bytes or 0), int(flop or 0), named, random, tolerance,
-        baseline or list(functions)[-1], tuple(_outputs),
+        baseline or list(functions)[-1], tuple(inputs), tuple(_outputs),
     )  # fmt: skip
 
 
@@ -174,6 +185,9 @@ _seed: int | None = None
 _numpy_generator: Any = None
 _gpu: Callable[[], Any] | None = None  # the device of workloads/backends.py, where one is measured
 _outputs: builtins.list[Any] = []  # what `empty` made since a kernel's function was called
+_inputs = USUAL  # the kind of inputs that are drawn
+_drawn = 0  # how many arrays were drawn of it
+_mask: Any = None  # and which values of the first array are none, where they are sparse
 
 
 def randn(*shape: Any, dtype: Any = "float32", device: str | None = None) -> Any:
@@ -184,16 +198,82 @@ def randn(*shape: Any, dtype: Any = "float32", device: str | None = None) -> Any
     """
     if _uses_torch(dtype):
         torch = _torch(device or _device)
-        return torch.randn(_shape(shape), device=device or _device).to(_torch_dtype(dtype))
-    return _generator().standard_normal(_shape(shape), dtype=_numpy_float(dtype)).astype(dtype, copy=False)
+        drawn = torch.randn(_shape(shape), device=device or _device)
+        return _as_drawn(drawn, _word(dtype), is_bounded=False).to(_torch_dtype(dtype))
+    drawn = _generator().standard_normal(_shape(shape), dtype=_numpy_float(dtype))
+    return _as_drawn(drawn, _word(dtype), is_bounded=False).astype(dtype, copy=False)
 
 
 def rand(*shape: Any, dtype: Any = "float32", device: str | None = None) -> Any:
     """Values uniform in [0, 1); otherwise as `randn`."""
     if _uses_torch(dtype):
         torch = _torch(device or _device)
-        return torch.rand(_shape(shape), device=device or _device).to(_torch_dtype(dtype))
-    return _generator().random(_shape(shape), dtype=_numpy_float(dtype)).astype(dtype, copy=False)
+        drawn = torch.rand(_shape(shape), device=device or _device)
+        return _as_drawn(drawn, _word(dtype), is_bounded=True).to(_torch_dtype(dtype))
+    drawn = _generator().random(_shape(shape), dtype=_numpy_float(dtype))
+    return _as_drawn(drawn, _word(dtype), is_bounded=True).astype(dtype, copy=False)
+
+
+def draw_inputs(kind: str) -> None:
+    """From now on, arrays are drawn of that kind."""
+    global _inputs, _drawn, _mask
+    _inputs, _drawn, _mask = kind, 0, None
+
+
+def drawn_inputs() -> int:
+    """How many arrays were drawn of the kind that `draw_inputs` named; 0 where it does not concern them."""
+    return _drawn
+
+
+def _as_drawn(values: Any, dtype: str, is_bounded: bool) -> Any:
+    """Values of the kind that is drawn, made of usual ones; `is_bounded` where they have to stay in [0, 1).
+
+    sparse         about eight values along the longest dimension, else zeros of either sign: in the first array, and at
+                   the same places in others of its shape
+    outliers       one value of 1,000 is 100 times as large
+    offset         3 more
+    large, small   1,000 times as large, a thousandth
+    constant rows  one value along the last dimension
+
+    float16, which cannot hold such squares, gets outliers and scales of 8, types of 8 bits get none.
+    """
+    global _drawn, _mask
+    kind, count = _inputs, values.numel() if hasattr(values, "numel") else values.size
+    if kind == USUAL or not count:
+        return values
+    far = 1.0 if dtype.startswith("float8") else 8.0 if dtype == "float16" else 1000.0
+    if kind == "sparse" and (_mask is None or _mask.shape == tuple(values.shape)):
+        if _mask is None:
+            _mask = _draw_mask(values, min(0.5, 8.0 / max(values.shape, default=1)))
+        values = values * _as_values(_mask, values)
+    elif kind == "constant rows":
+        values = values[..., :1] + 0 * values if len(values.shape) else values
+    elif kind == "small":
+        values = values / far
+    elif kind == "offset" and not is_bounded:
+        values = values + 3.0
+    elif kind == "large" and not is_bounded:
+        values = values * far
+    elif kind == "outliers" and not is_bounded:
+        values = values * (
+            1.0 + (min(far, 100.0) - 1.0) * _as_values(_draw_mask(values, max(1e-3, 1.0 / count)), values)
+        )
+    else:
+        return values
+    _drawn += 1
+    return values
+
+
+def _draw_mask(values: Any, chance: float) -> Any:
+    """Where values are kept or changed, each with that chance."""
+    return _generator().random(tuple(values.shape), dtype="float32") < chance
+
+
+def _as_values(mask: Any, values: Any) -> Any:
+    """Ones and zeros of the values' own kind."""
+    if not hasattr(values, "numel"):
+        return mask.astype(values.dtype)
+    return _torch().from_numpy(mask).to(device=values.device, dtype=values.dtype)
 
 
 def randint(low: int, high: int, *shape: Any, dtype: Any = "int64", device: str | None = None) -> Any:

@@ -76,7 +76,7 @@ class Leaf:
                 else:
                     host = torch.empty(into.shape, dtype=into.dtype)
                     file.readinto(_raw(host))
-                    _distinct(into.detach()).copy_(_distinct(host, into.stride()))
+                    distinct(into.detach()).copy_(distinct(host, into.stride()))
                 into.grad = None
         elif into.flags.c_contiguous:
             file.readinto(_raw(into))
@@ -210,7 +210,7 @@ def _contiguous(value: Any) -> Any:
     return sys.modules["numpy"].ascontiguousarray(value)
 
 
-def _distinct(value: Any, strides: Sequence[int] | None = None) -> Any:
+def distinct(value: Any, strides: Sequence[int] | None = None) -> Any:
     """A tensor's elements, each once: of a dimension that is expanded only the first."""
     for dim, stride in enumerate(strides or value.stride()):
         if stride == 0 and value.shape[dim] > 1:
@@ -268,7 +268,7 @@ def poison(value: Any) -> None:
         if value.dtype is torch.bool or not value.numel():
             return
         with torch.no_grad():
-            plain = _distinct(value.detach())
+            plain = distinct(value.detach())
             plain = torch.view_as_real(plain) if plain.is_complex() else plain
             bits = POISON.get(plain.element_size()) if plain.is_floating_point() else None
             if bits is None:

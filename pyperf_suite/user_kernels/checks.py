@@ -11,7 +11,7 @@ import secrets
 import statistics
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from pyperf_suite.measure.spot_checks import CONFIDENCE, WrongLaunch, excluded_r
 from pyperf_suite.measure.stopwatch import Launch, Stopwatch
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_result import refused
+from pyperf_suite.user_kernels.api import USUAL
 from pyperf_suite.user_kernels.arrays import POISON
 from pyperf_suite.user_kernels.guards import recognises
 from pyperf_suite.workloads.operands import widen
@@ -33,6 +34,9 @@ CHECKING_SHARE = 0.1
 
 # Launches that are checked at the end, where that takes no longer than so long, or the share of a longer case.
 LAST_CHECKS, CHECKING_S = 8, 0.25
+
+# After one, what trying inputs of other kinds may take.
+OTHER_INPUTS_S = 0.5
 
 # Launches on fresh inputs that are compared with as many on seen ones: so many first, in so long; more where they look
 # slower.
@@ -81,8 +85,16 @@ class PartLaunches(Prepared):
         """From now on launches are timed."""
 
     @abstractmethod
-    def refresh(self, index: int) -> None:
-        """Give a set inputs that no process has seen, made under a seed drawn now."""
+    def refresh(self, index: int, inputs: str = USUAL) -> bool:
+        """Give a set inputs that no process has seen, under a seed drawn now; False if there are none of the kind."""
+
+    @abstractmethod
+    def other_inputs(self) -> Sequence[str]:
+        """The kinds of inputs that are tried besides usual ones, the most telling first."""
+
+    @abstractmethod
+    def reference_fails(self) -> bool:
+        """Whether the reference fails on the inputs that were made last, too."""
 
     @abstractmethod
     def repeat(self, index: int) -> None:
@@ -131,6 +143,7 @@ class PartChecks:
         self._spent_s = self._begun_s = self._check_s = 0.0
         self._fresh, self._batch = False, 1
         self._wall_s = self._launch_s = 0.0
+        self._tried: list[str] = []
 
     def before_timing(self) -> Verification:
         """One launch on fresh inputs, then one on others. Raises WrongLaunch."""
@@ -141,9 +154,28 @@ class PartChecks:
         verdict = self._launch_and_check(0)
         self._before = 2
         self._check_s = self.clock() - begin_s
+        self._try_other_inputs()
         self._launches.begin()
         self._begun_s = self.clock()
         return verdict
+
+    def _try_other_inputs(self) -> None:
+        """Check launches on inputs of other kinds: one at least, and as many as there is time for."""
+        end_s = self.clock() + OTHER_INPUTS_S
+        for kind in self._launches.other_inputs():
+            if self._tried and self.clock() > end_s:
+                break
+            if not self._launches.refresh(0, kind):
+                continue
+            try:
+                self._launches.launch(0)
+            except Failed:
+                if self._launches.reference_fails():
+                    continue
+                raise
+            self._require_right(0)
+            self._tried.append(kind)
+            self._before += 1
 
     def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
         return _CheckedParts(self, stopwatch)
@@ -183,6 +215,7 @@ class PartChecks:
             "excludes_errors_in_one_of": math.floor(1 / excluded_rate(checked)),
             "confidence": CONFIDENCE,
             "fresh_inputs": self._fresh,
+            "inputs_tried": [USUAL, *self._tried],
             "fresh_compared_with_seen": self._compared,
         }
 
@@ -247,6 +280,7 @@ class PartChecks:
         while len(fresh) < MOST_COMPARED and self.clock() - begin_s < allowed_s:
             index = self._launches.sets + secrets.randbelow(self._launches.sets)
             before = secrets.randbelow(min(4, self._launches.sets))
+            pair: list[tuple[list[float], Callable[[int], object]]]
             pair = [(fresh, self._launches.refresh), (seen, self._launches.repeat)]
             if secrets.randbelow(2):
                 pair.reverse()
@@ -357,6 +391,20 @@ def read_array(path: str, spec: Mapping[str, Any]) -> Array:
     if spec["dtype"] == "float8_e5m2":  # the upper half of a float16
         return (values.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)
     return widen(values, spec["dtype"]) if spec["dtype"] in BITS else values
+
+
+def shares_elements(tree: Mapping[str, Any]) -> bool:
+    """Whether two elements of an array in a result lie at one place in memory, as those of an expanded one do."""
+    if tree["kind"] in ("tuple", "dict"):
+        items = tree["items"] if tree["kind"] == "tuple" else tree["items"].values()
+        return any(shares_elements(each) for each in items)
+    reach = 0
+    steps = zip(tree.get("strides", ()), tree.get("shape", ()), strict=True)
+    for stride, size in sorted((abs(stride), size) for stride, size in steps if size > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
 
 
 def holds_poison(tree: Mapping[str, Any], path: str) -> bool:

@@ -58,7 +58,8 @@ class SuiteFinder:
 if __name__ == "__main__":
     sys.meta_path.insert(0, SuiteFinder)
 
-from pyperf_suite.user_kernels.arrays import (  # noqa: E402 - found by the finder
+from pyperf_suite.user_kernels import sensitivity  # noqa: E402 - found by the finder
+from pyperf_suite.user_kernels.arrays import (  # noqa: E402
     Leaf,
     UserCodeError,
     arrays_in,
@@ -269,6 +270,7 @@ class KernelProcess:
             "tolerance": launch.tolerance,
             "baseline": launch.baseline,
             "implementations": list(launch.functions),
+            "inputs": list(launch.inputs),
             "modifies": list(launch.modifies),
             "has_reference": launch.reference is not None,
             "has_check": launch.check is not None,
@@ -312,9 +314,20 @@ class KernelProcess:
 
     # -- the reference process -----------------------------------------------------------------------------------
 
-    def _make(self, seed: int, slot: str) -> dict[str, Any]:
-        self._subject = self._kernel.name
-        launch = self._launch = self._built(seed)
+    def _make(self, seed: int, slot: str, inputs: str) -> dict[str, Any]:
+        """Write inputs under a seed, of the kind of that name, to a slot; whether any are of that kind.
+
+        Answers with `unsuited` where none can be made of a kind that is not the usual one.
+        """
+        self._subject, self._slot, self._kind = self._kernel.name, slot, inputs
+        self._api.draw_inputs(inputs)
+        try:
+            launch = self._built(seed)
+        except Exception as error:
+            if inputs == self._api.USUAL:
+                raise
+            return {"unsuited": _words_of(error)}
+        self._launch = launch
         leaves = self._find_leaves(launch)
         was, now = ([comparable(leaf.spec) for leaf in each] for each in (self._leaves, leaves))
         if was != now:
@@ -330,22 +343,61 @@ class KernelProcess:
         plain = [leaf.value for leaf in leaves if leaf.kind == "plain"]
         with open(f"{slot}.plain", "wb") as file:
             pickle.dump(plain, file)
-        return {"plain": digest(leaves, [leaf.value for leaf in leaves])}
+        return {"plain": digest(leaves, [leaf.value for leaf in leaves]), "drawn": self._api.drawn_inputs()}
 
-    def _expect(self, expected: str) -> dict[str, Any]:
-        """Write what the reference makes of the inputs made last. Nothing of it is anywhere before the judge asks."""
+    def _expect(self, expected: str, sizes: str) -> dict[str, Any]:
+        """Write what the reference makes of the inputs made last. Nothing of it is anywhere before the judge asks.
+
+        With a path for `sizes`, also how far rounding moves each element (sensitivity.py). Answers with `unsuited`
+        where the reference fails on inputs that are not of the usual kind.
+        """
         self._subject, launch = "the reference", self._launch
         reference = launch.reference or launch.functions[launch.baseline]
         owned = [extent(leaf.value) for leaf in self._leaves if leaf.kind == "array" and leaf.role == "input"]
-        out = reference(*launch.args, **launch.kwargs)
-        if out is None:
-            written = [leaf.value for leaf in self._leaves if leaf.role != "input" and leaf.kind == "array"]
-            out = written[0] if len(written) == 1 else tuple(written) if written else None
+        try:
+            out = self._result_of(reference, [leaf.value for leaf in self._leaves])
+        except Exception as error:
+            if self._kind == self._api.USUAL:
+                raise
+            return {"unsuited": _words_of(error)}
         if launch.reference is not None and out is None:
             raise UserCodeError("the reference returned nothing", self._api._where(launch.reference))
         write_result(out, expected, exact_types=False, where=self._api._where(reference), named="the reference")
         shared = any(overlaps(each, owned) for each in arrays_in(out))
-        return {"overlaps": shared, "replaced": self._guards.replaced()}
+        reported = self._measure_sizes(reference, out, sizes) if sizes else {}
+        return {**reported, "overlaps": shared, "replaced": self._guards.replaced()}
+
+    def _result_of(self, reference: Callable[..., Any], values: Sequence[Any]) -> Any:
+        """What the reference returns for arguments of these values, or writes into them where it returns nothing."""
+        launch, leaves = self._launch, (values[at] for at in self._order)
+        args = [replaced(each, leaves) for each in launch.args]
+        out = reference(*args, **{name: replaced(each, leaves) for name, each in launch.kwargs.items()})
+        if out is None:
+            written = [
+                each for leaf, each in zip(self._leaves, values) if leaf.role != "input" and leaf.kind == "array"
+            ]
+            out = written[0] if len(written) == 1 else tuple(written) if written else None
+        return out
+
+    def _measure_sizes(self, reference: Callable[..., Any], out: Any, path: str) -> dict[str, Any]:
+        moving = [leaf for leaf in self._leaves if leaf.role != "output"]
+
+        def evaluate(change: Callable[[Any], Any]) -> Any:
+            values = [leaf.room() if leaf.role == "output" else leaf.value for leaf in self._leaves]
+            with open(self._slot, "rb") as file:
+                for at, leaf in enumerate(self._leaves):
+                    if leaf.role == "modified" and leaf.kind == "array":
+                        values[at] = leaf.room()
+                        leaf.read(file, values[at])
+                    if leaf.role != "output":
+                        values[at] = change(values[at])
+            return self._result_of(reference, values)
+
+        found, reported = sensitivity.measure(evaluate, out, [leaf.value for leaf in moving])
+        with open(path, "wb") as file:
+            for each in found.values():
+                file.write(each.tobytes())
+        return {**reported, "sizes": [[name, list(each.shape)] for name, each in found.items()]}
 
     def _check(self, result: str) -> dict[str, Any]:
         launch = self._launch

@@ -29,6 +29,7 @@ from pyperf_suite import processes
 from pyperf_suite.errors import Failed, Unsupported
 from pyperf_suite.hardware import memory
 from pyperf_suite.user_kernels import kernel_process
+from pyperf_suite.user_kernels.api import USUAL
 
 # How often a waiting judge looks at the memory that the process holds.
 WATCH_S = 0.05
@@ -303,14 +304,14 @@ class ReferenceProcess:
     def build(self, requested: Mapping[str, Any], end_s: float) -> dict[str, Any]:
         return self.ask("build", end_s, **requested, seed=secret_seed(), library=self.library)
 
-    def make(self, slot: str, end_s: float, seed: int | None = None) -> dict[str, Any]:
-        """Inputs under a seed, by default one that is drawn now, written to a slot."""
+    def make(self, slot: str, end_s: float, seed: int | None = None, inputs: str = USUAL) -> dict[str, Any]:
+        """Inputs under a seed, by default one that is drawn now, and of a kind (api.INPUTS), written to a slot."""
         seed = secret_seed() if seed is None else seed
-        return {**self.ask("make", end_s, seed=seed, slot=slot), "seed": seed}
+        return {**self.ask("make", end_s, seed=seed, slot=slot, inputs=inputs), "seed": seed}
 
-    def expect(self, expected: str, end_s: float) -> dict[str, Any]:
-        """What the reference makes of the inputs made last; whether that shares memory with them."""
-        return self.ask("expect", end_s, expected=expected)
+    def expect(self, expected: str, end_s: float, sizes: str = "") -> dict[str, Any]:
+        """What the reference makes of the inputs made last; whether that shares memory with them; its sizes."""
+        return self.ask("expect", end_s, expected=expected, sizes=sizes)
 
     def ask(self, what: str, end_s: float, **arguments: Any) -> dict[str, Any]:
         """One request; a process that is lost gets no further request. Raises Failed."""

@@ -29,7 +29,8 @@ from pyperf_suite.errors import Failed, Unsupported, UserError
 from pyperf_suite.hardware.machine import source_of
 from pyperf_suite.measure.spot_checks import WrongLaunch
 from pyperf_suite.measure.verify import Verification
-from pyperf_suite.measure.verify_result import compare, refused
+from pyperf_suite.measure.verify_result import Pool, Tolerance, compare, refused
+from pyperf_suite.user_kernels.api import INPUTS, USUAL
 from pyperf_suite.user_kernels.arrays import lay_out
 from pyperf_suite.user_kernels.checks import (
     PartChecks,
@@ -39,6 +40,7 @@ from pyperf_suite.user_kernels.checks import (
     read_array,
     read_bytes,
     read_tree,
+    shares_elements,
 )
 from pyperf_suite.user_kernels.processes import (
     ReferenceProcess,
@@ -218,7 +220,9 @@ class UserLaunches(PartLaunches):
         mine = self._process.ask("build", **requested, seed=self._drawn(), library=self._reference.library)
         self._process.about(mine)
         self._require_same_inputs(mine)
-        self.longest = max([1, *(size for leaf in self._arrays for size in leaf["shape"])])
+        longest = max([1, *(size for leaf in self._arrays for size in leaf["shape"])])
+        self._tolerance = Tolerance(self._built["tolerance"], terms=longest)
+        self._is_measured = False
         slot_bytes = lay_out(self._built["leaves"])
         self.restores = any(leaf["role"] == "modified" for leaf in self._built["leaves"])
         self._place_sets(slot_bytes, place)
@@ -319,10 +323,22 @@ class UserLaunches(PartLaunches):
     def observed(self) -> dict[str, Observed]:
         return {"sm_clock": Observed("Hz", self._clocks_hz)} if self._clocks_hz else {}
 
-    def refresh(self, index: int) -> None:
-        self._made = self._reference.make(self._slots[-1], self._end_s)
+    def refresh(self, index: int, inputs: str = USUAL) -> bool:
+        self._made, self._kind = self._reference.make(self._slots[-1], self._end_s, inputs=inputs), inputs
+        if "unsuited" in self._made:
+            return False
         self._seeds.append(self._made["seed"])
         self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]])
+        return inputs == USUAL or self._made["drawn"] > 0
+
+    def reference_fails(self) -> bool:
+        return "unsuited" in self._reference.expect(str(self._files / "expected"), self._end_s)
+
+    def other_inputs(self) -> list[str]:
+        first, *others = INPUTS
+        random.SystemRandom().shuffle(others)
+        taken = () if self._built["has_check"] else self._built["inputs"]
+        return [each for each in (first, *others) if each in taken]
 
     def fresh(self) -> bool:
         slots = (self._slots[0], self._slots[-1]), (f"{self._slots[0]}.plain", f"{self._slots[-1]}.plain")
@@ -353,12 +369,20 @@ class UserLaunches(PartLaunches):
         if verdict is None and self._built["has_check"]:
             verdict = self._by_the_users_check(result)
         if verdict is None:
-            expectation = self._reference.expect(expected, self._end_s)
+            expectation, tolerance = self._expectation(expected)
+            if "unsuited" in expectation:
+                return Verification(True, "full", 0.0, 0.0, 0.0, (), f"the reference itself {expectation['unsuited']}")
             self._require_left_alone(expectation)
             self._expected_bytes = Path(expected).stat().st_size
-            verdict = self._by_the_reference(found, result)
+            verdict = self._by_the_reference(found, result, tolerance)
             if verdict.passed and self._built["tolerance"] is None:
                 verdict = self._narrowed(found, read_tree(expected)) or verdict
+            if verdict.passed and shares_elements(found) and not shares_elements(read_tree(expected)):
+                verdict = refused(
+                    "shared elements",
+                    "elements of its result share memory, as in an array that was expanded, so most of it was not "
+                    "written: if that is meant, have the reference return such a view as well",
+                )
             if verdict.passed and fetched["overlaps"] and not expectation["overlaps"]:
                 verdict = refused(
                     "aliased output",
@@ -366,7 +390,23 @@ class UserLaunches(PartLaunches):
                 )
         if not verdict.passed and verdict.reason != "inputs modified":
             verdict = self._changed_late(self._process.ask("changed", after_s=LATE_S)) or self._stale(verdict, found)
-        return verdict if verdict.passed else replace(verdict, message=f"{self.where}: {verdict.message}")
+        kind = f"on {self._kind} inputs " if self._kind != USUAL else ""
+        return verdict if verdict.passed else replace(verdict, message=f"{self.where}: {kind}{verdict.message}")
+
+    def _expectation(self, expected: str) -> tuple[dict[str, Any], Tolerance]:
+        """Have the reference computed, and what it allows: measured once for usual inputs, each time for others."""
+        known = replace(self._tolerance, reference_may_overflow=self._kind != USUAL)
+        if known.relative is not None or (self._is_measured and self._kind == USUAL):
+            return self._reference.expect(expected, self._end_s), known
+        path = str(self._files / "sizes")
+        answer = self._reference.expect(expected, self._end_s, path)
+        if "terms" not in answer:
+            return answer, known
+        pools = {name: Pool(*each) for name, each in answer["pools"].items()}
+        found = replace(known, terms=answer["terms"], sizes=_read_sizes(path, answer["sizes"]), pools=pools)
+        if self._kind == USUAL:
+            self._is_measured, self._tolerance = True, replace(found, sizes={})
+        return answer, found
 
     def _narrowed(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Verification | None:
         if found["kind"] in ("tuple", "dict"):
@@ -434,23 +474,28 @@ class UserLaunches(PartLaunches):
             return None
         return Verification(True, "full", 0.0, 0.0, 0.0, (), "correct: by the file's own check")
 
-    def _by_the_reference(self, found: Mapping[str, Any], result: str) -> Verification:
+    def _by_the_reference(self, found: Mapping[str, Any], result: str, tolerance: Tolerance) -> Verification:
         expected = str(self._files / "expected")
         wanted = read_tree(expected)
-        verdict = self._compared(found, result, wanted, expected)
+        verdict = self._compared(found, result, wanted, expected, tolerance)
         if verdict.passed:
             return verdict
         return replace(verdict, message=f"{verdict.message}{self._hint(found, result, wanted, expected)}")
 
     def _compared(
-        self, found: Mapping[str, Any], result: str, wanted: Mapping[str, Any], expected: str
+        self,
+        found: Mapping[str, Any],
+        result: str,
+        wanted: Mapping[str, Any],
+        expected: str,
+        tolerance: Tolerance | None = None,
     ) -> Verification:
         paths = {"found": result, "expected": expected}
 
         def load(which: str, spec: Mapping[str, Any]) -> Array:
             return read_array(paths[which], spec)
 
-        return compare(found, wanted, load, self.longest, self._built["tolerance"])
+        return compare(found, wanted, load, tolerance or self._tolerance)
 
     def _hint(self, found: Mapping[str, Any], result: str, wanted: Mapping[str, Any], expected: str) -> str:
         """What else may be the cause: an array that the function closes over, or the reference itself."""
@@ -527,6 +572,15 @@ def _split(name: str) -> tuple[str, str]:
 def _source(top: str, file: str) -> dict[str, Any]:
     path = Path(top) / file
     return source_of(path.parent, path.name) if file else {}
+
+
+def _read_sizes(path: str, shapes: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Array]:
+    """What sensitivity.py measured of each array, by name."""
+    values, end, found = np.fromfile(path, np.float32), 0, {}
+    for name, shape in shapes:
+        begin, end = end, end + math.prod(shape)
+        found[name] = values[begin:end].reshape(shape)
+    return found
 
 
 def _is_time(value: Any) -> bool:

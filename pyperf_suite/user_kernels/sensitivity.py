@@ -1,0 +1,222 @@
+"""How far rounding can move each element of a reference's result: which inputs it depends on, and how strongly.
+
+All inputs are moved at once by a share that is random in sign. By that share, an element then moves by
+S = √Σ(∂f/∂xᵢ·xᵢ)²: the root of the sum of squares of its terms, for a dot product √Σ(aᵢbᵢ)², however much of them
+cancels. Then some inputs are changed, each with chance p: an element that depends on K of them changes with chance
+1 − (1 − p)^K. Zeros do not move and are no terms. No derivative and no knowledge of the function is needed.
+
+Nothing but the standard library is imported, and nothing newer than Python 3.9 is used (kernel_process.py).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from pyperf_suite.user_kernels.arrays import distinct, is_array, is_torch
+
+# What all evaluations may take; one move and one look are always made.
+BUDGET_S = 0.2
+
+# Moves of all inputs: so many are enough for each element by itself. Of fewer, an element's own count with two moves
+# of all elements together: no S is taken for near zero by an unlucky sign.
+ENOUGH_MOVES, POOLED_MOVES = 8, 2
+
+# Looks for the number of terms: so many at most, the first with a chance of so much by the longest dimension, the next
+# with one that is so many times as large or small. A look decides if so many elements moved, and no larger share.
+MOST_LOOKS, FIRST_LOOK, LOOK_FACTOR = 6, 8.0, 16.0
+ENOUGH_MOVED, MOST_MOVED = 10, 0.95
+CHANGE = 1.5
+
+# An element's own moves count with so many of all elements together: no S is taken for zero by an unlucky sign.
+POOLED_MOVES = 2
+
+
+def measure(
+    evaluate: Callable[[Callable[[Any], Any]], Any],
+    result: Any,
+    inputs: Sequence[Any],
+    budget_s: float = BUDGET_S,
+    seed: int | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """S of each float array of a result by its name, as float32; and what of it goes into a line of JSON.
+
+    `evaluate(change)` is what the reference makes of inputs of which `change` made other ones. Empty where numpy is not
+    there, or nothing can be moved.
+    """
+    numpy = sys.modules.get("numpy")
+    right = dict(float_parts(result)) if numpy is not None else {}
+    share = max((_share(each) for each in inputs), default=0.0)
+    if numpy is None or not share or not sum(each.size for each in right.values()):
+        return {}, {}
+    begin_s = time.perf_counter()
+    draw = numpy.random.default_rng(seed)
+    with numpy.errstate(all="ignore"):
+        sizes = _sizes(evaluate, right, share, draw, begin_s + budget_s / 2)
+        terms = _terms(evaluate, right, inputs, draw, begin_s + budget_s)
+        pools = {name: _pool(numpy, each, right[name]) for name, each in sizes.items()}
+    return sizes, {"terms": terms, "pools": pools}
+
+
+def _sizes(
+    evaluate: Callable[[Callable[[Any], Any]], Any], right: dict[str, Any], share: float, draw: Any, end_s: float
+) -> dict[str, Any]:
+    numpy = sys.modules["numpy"]
+    squares = {name: numpy.zeros(each.shape, numpy.float32) for name, each in right.items()}
+    moves = 0
+    while not moves or (moves < ENOUGH_MOVES and time.perf_counter() < end_s):
+        moved = dict(float_parts(evaluate(partial(_changed, partial(_either_way, draw, share)))))
+        moves += 1
+        for name, each in right.items():
+            other = moved.get(name)
+            if other is not None and other.shape == each.shape:
+                squares[name] += numpy.nan_to_num(numpy.abs((other - each) / numpy.float32(share)), posinf=1e18) ** 2
+    pooled_moves = POOLED_MOVES if moves < ENOUGH_MOVES else 0
+    for each in squares.values():
+        pooled = float(each.mean(dtype=numpy.float64)) / moves if each.size else 0.0
+        each += numpy.float32(min(pooled_moves * pooled, 1e37))
+        each /= numpy.float32(moves + pooled_moves)
+        numpy.sqrt(each, out=each)
+    return squares
+
+
+def _terms(
+    evaluate: Callable[[Callable[[Any], Any]], Any],
+    right: dict[str, Any],
+    inputs: Sequence[Any],
+    draw: Any,
+    end_s: float,
+) -> float:
+    """How many inputs an element depends on, of the array whose elements depend on the most."""
+    longest = max([2, *(size for each in inputs for size in _shape(each))])
+    chance, none, every = min(0.5, FIRST_LOOK / longest), 0.0, 1.0
+    terms = 0.0
+    for look in range(MOST_LOOKS):
+        if look and time.perf_counter() > end_s:
+            break
+        some = partial(_some, draw, chance)
+        changed = dict(float_parts(evaluate(partial(_changed, some))))
+        moved, count = max(_moved(each, changed.get(name)) for name, each in right.items())
+        if 0 < moved <= MOST_MOVED:
+            terms = math.log1p(-moved) / math.log1p(-chance)
+            if count >= ENOUGH_MOVED:
+                break
+        if moved <= MOST_MOVED:
+            none, chance = max(none, chance), chance * LOOK_FACTOR
+        else:
+            every, chance = min(every, chance), chance / LOOK_FACTOR
+        if not none < chance < every or chance > 0.5:
+            break
+    # Else between a chance at which none moved and one at which all did: the more terms that may be.
+    there = max(1.0, float(sum(map(_nonzeros, inputs))))
+    return min(there, terms or (1.0 / none if none else there))
+
+
+def _moved(right: Any, other: Any) -> tuple[float, int]:
+    """The share of elements that are other ones, and their number."""
+    if other is None or other.shape != right.shape or not right.size:
+        return 0.0, 0
+    numpy = sys.modules["numpy"]
+    count = int(((other != right) & numpy.isfinite(right)).sum())
+    return count / right.size, count
+
+
+def _pool(numpy: Any, size: Any, right: Any) -> list[float]:
+    """[size, rms, spread]: √mean S², √mean r², and the largest S/(size·(1 + |r|/rms))."""
+    finite = numpy.abs(right[numpy.isfinite(right)])
+    rms = float(numpy.sqrt((finite**2).mean())) if finite.size else 0.0
+    mean = float(numpy.sqrt((size.astype(numpy.float64) ** 2).mean())) if size.size else 0.0
+    if not mean or not math.isfinite(rms):
+        return [mean, 1.0, 1.0]
+    rms = rms or 1.0
+    with numpy.errstate(all="ignore"):
+        spread = float(numpy.nanmax(size / (mean * (1 + numpy.abs(right) / rms))))
+    return [mean, rms, max(1.0, spread) if math.isfinite(spread) else 1.0]
+
+
+def float_parts(result: Any, name: str = "out") -> Iterator[tuple[str, Any]]:
+    """Each array of floating-point values in a result, widened, and each number or list of them; by its name."""
+    numpy = sys.modules["numpy"]
+    if is_torch(result):
+        if result.is_floating_point() or result.is_complex():
+            host = result.detach().resolve_conj().resolve_neg().cpu()
+            yield name, (host if host.is_complex() else host.double()).numpy()
+    elif is_array(result) or isinstance(result, numpy.generic):
+        if result.dtype.kind in "fc":
+            yield name, numpy.asarray(result, dtype="c16" if result.dtype.kind == "c" else "f8")
+    elif isinstance(result, float):
+        yield name, numpy.asarray(result)
+    elif isinstance(result, (list, tuple)):
+        if result and all(type(each) in (int, float, str, bool) for each in result):
+            if all(type(each) in (int, float) for each in result) and any(type(each) is float for each in result):
+                yield name, numpy.asarray(result, dtype="f8")
+            return
+        for at, each in enumerate(result):
+            yield from float_parts(each, f"{name}[{at!r}]")
+    elif isinstance(result, dict):
+        for key, each in result.items():
+            yield from float_parts(each, f"{name}[{key!r}]")
+
+
+def _share(value: Any) -> float:
+    """The root of the spacing of its values near one: far above rounding, and small; zero where nothing can move."""
+    if is_torch(value):
+        torch = sys.modules["torch"]
+        return math.sqrt(torch.finfo(value.dtype).eps) if value.is_floating_point() or value.is_complex() else 0.0
+    if is_array(value):
+        return math.sqrt(sys.modules["numpy"].finfo(value.dtype).eps) if value.dtype.kind in "fc" else 0.0
+    if isinstance(value, (list, tuple)):
+        return max((_share(each) for each in value), default=0.0)
+    if isinstance(value, dict):
+        return max((_share(each) for each in value.values()), default=0.0)
+    return math.sqrt(sys.float_info.epsilon) if type(value) is float else 0.0
+
+
+def _shape(value: Any) -> Sequence[int]:
+    return tuple(value.shape) if is_array(value) else (len(value),) if isinstance(value, (list, tuple, dict)) else ()
+
+
+def _nonzeros(value: Any) -> int:
+    if is_array(value):
+        return int((value != 0).sum())
+    if isinstance(value, (list, tuple)):
+        return sum(map(_nonzeros, value))
+    return sum(map(_nonzeros, value.values())) if isinstance(value, dict) else 1
+
+
+def _changed(shares: Callable[[int], Any], value: Any) -> Any:
+    """A copy whose floating-point values each have grown by a share; `shares(n)` draws n of them."""
+    if is_torch(value):
+        if not _share(value):
+            return value.clone()
+        torch = sys.modules["torch"]
+        made = value.detach().clone()
+        plain = distinct(made)
+        drawn = torch.from_numpy(shares(plain.numel())).to(plain.device).reshape(plain.shape)
+        wide = plain if plain.is_complex() or plain.element_size() >= 4 else plain.float()
+        plain.copy_(wide + wide * drawn)
+        return made.requires_grad_(value.requires_grad)
+    if is_array(value):
+        if not _share(value):
+            return value.copy()
+        return value + value * shares(value.size).reshape(value.shape).astype(value.real.dtype)
+    if type(value) in (list, tuple):
+        if value and all(type(each) is float for each in value):
+            numbers = sys.modules["numpy"].asarray(value)
+            return type(value)((numbers + numbers * shares(len(value))).tolist())
+        return type(value)([_changed(shares, each) for each in value])
+    if type(value) is dict:
+        return {key: _changed(shares, each) for key, each in value.items()}
+    return value + value * float(shares(1)[0]) if type(value) is float else value
+
+
+def _either_way(draw: Any, share: float, count: int) -> Any:
+    return (2 * draw.integers(0, 2, count, dtype="i1") - 1) * sys.modules["numpy"].float32(share)
+
+
+def _some(draw: Any, chance: float, count: int) -> Any:
+    return (draw.random(count, dtype="f4") < chance).astype("f4") * (CHANGE - 1)

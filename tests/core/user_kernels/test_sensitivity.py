@@ -1,0 +1,105 @@
+"""How far rounding moves a result, measured on functions of which it is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pyperf_suite.user_kernels import sensitivity
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def sparse() -> tuple[np.ndarray, np.ndarray]:
+    """Two vectors of which the same eight values are not zero."""
+    found = np.zeros((2, 1 << 16), np.float32)
+    found[:, RNG.integers(0, 1 << 16, 8)] = normal(2, 8)
+    return found[0], found[1]
+
+
+def measured(function, *inputs, budget_s: float = 5.0):
+    """Sizes and terms of the function's result."""
+    wide = lambda each: each.astype(np.float64)  # noqa: E731
+    return sensitivity.measure(
+        lambda change: function(*[wide(change(each)) for each in inputs]),
+        function(*map(wide, inputs)),
+        inputs,
+        budget_s,
+        seed=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "terms"),
+    [
+        (np.add, (normal(100_000), normal(100_000)), 2),
+        (np.exp, (normal(300, 300),), 1),
+        (lambda x: x.sum(-1), (normal(400, 512),), 512),
+        (lambda x: x.sum(0), (normal(512, 400),), 512),
+        (np.matmul, (normal(128, 256), normal(256, 128)), 512),
+        (lambda x: x[:, :-1] - x[:, 1:], (normal(64, 1000),), 2),
+        (np.dot, sparse(), 16),
+    ],
+    ids=["a sum of two", "a function of one", "rows", "columns", "a product", "differences", "few that are not zero"],
+)
+def test_an_element_has_as_many_terms_as_inputs_that_it_depends_on(function, inputs, terms):
+    assert 0.4 < measured(function, *inputs)[1]["terms"] / terms < 2.5
+
+
+def test_a_single_sum_has_at_most_as_many_terms_as_there_are_values_and_a_third_at_least():
+    x = normal(1 << 14)
+    assert len(x) / 3 <= measured(np.sum, x)[1]["terms"] <= len(x)
+
+
+def test_the_size_of_a_dot_product_is_that_of_its_terms_however_much_cancels():
+    x = normal(4096)
+    y = np.concatenate([x[2048:], -x[:2048]])
+    assert abs(np.dot(x.astype(float), y.astype(float))) < 1e-9
+    found = float(measured(np.dot, x, y)[0]["out"])
+    # Each product moves by both factors.
+    assert 0.3 < found / float(np.sqrt(2 * np.sum((x * y) ** 2.0))) < 2.0
+
+
+def test_each_element_has_its_own_size():
+    x = normal(64, 256)
+    x[5] *= 1000
+    found = measured(lambda x: x.sum(-1), x)[0]["out"]
+    assert found[5] / np.median(found) > 100
+
+
+def test_a_derivative_that_vanishes_leaves_no_size():
+    sizes, reported = measured(lambda x: np.full_like(x, 3.0), normal(1000))
+    assert not sizes["out"].any()
+    assert reported["pools"]["out"] == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [(np.argsort, (normal(100),)), (lambda words: words, ("abc",)), (lambda: 2.0, ()), (np.float64, (np.arange(9),))],
+)
+def test_what_holds_no_floating_point_values_has_no_sizes(function, inputs):
+    assert sensitivity.measure(lambda change: function(*map(change, inputs)), function(*inputs), inputs) == ({}, {})
+
+
+def test_results_in_containers_have_names_and_numbers_in_lists_move():
+    values = [0.5, -0.25, 3.0]
+    sizes, reported = sensitivity.measure(
+        lambda change: {"sum": sum(change(values)), "all": (1, np.asarray(change(values)))},
+        {"sum": sum(values), "all": (1, np.asarray(values))},
+        [values],
+        seed=0,
+    )
+    assert sorted(sizes) == ["out['all'][1]", "out['sum']"]
+    assert reported["terms"] <= 3
+
+
+def test_tensors_of_16_bits_are_moved_by_more_than_they_are_rounded_by():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    sizes, reported = sensitivity.measure(lambda change: change(x).double().sum(-1), x.double().sum(-1), [x], seed=0)
+    assert 0.5 < float(np.median(sizes["out"])) / 128**0.5 < 2
+    assert 50 < reported["terms"] < 320
