@@ -8,11 +8,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyperf_suite.user_kernels.api import cuda, empty, kernel, launch, rand, randint, randn, watch_step, zeros
+    from pyperf_suite.user_kernels.api import (
+        INPUTS,
+        cuda,
+        empty,
+        kernel,
+        launch,
+        rand,
+        randint,
+        randn,
+        watch_step,
+        zeros,
+    )
 
 __version__ = "0.1.0"
 
-__all__ = ("__version__", "cuda", "empty", "kernel", "launch", "rand", "randint", "randn", "watch_step", "zeros")
+__all__ = (
+    "INPUTS",
+    "__version__",
+    "cuda",
+    "empty",
+    "kernel",
+    "launch",
+    "rand",
+    "randint",
+    "randn",
+    "watch_step",
+    "zeros",
+)
 
 
 def __getattr__(name: str) -> Any:

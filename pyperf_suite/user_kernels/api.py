@@ -25,12 +25,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
+from pyperf_suite.user_kernels.arrays import LAYOUTS
+
 Scalar = Union[bool, int, float, str]
 Size = Union[int, Sequence[int]]
 Grid = Union[Size, Callable[..., Size]]
 
 USUAL = "normal"
-INPUTS = ("sparse", "outliers", "offset", "large", "small", "constant rows")
+CONSTANT_ROWS = "constant rows"
+INPUTS = ("sparse", "outliers", "offset", "large", "small", CONSTANT_ROWS)
 """Kinds of inputs that a kernel is tried on besides the usual ones, as `randn` and `rand` draw them (`_as_drawn`)."""
 
 
@@ -143,8 +146,9 @@ def launch(
         random: results differ from call to call; `check` has to decide.
         tolerance: the relative error that is allowed; by default what rounding to the result's dtype can do to it.
         baseline: the implementation that others are compared with; by default the last.
-        inputs: the kinds of values, besides usual ones, that `randn` and `rand` may give before timing: by default all.
-            Leave out what the kernel does not take, as in `inputs=("sparse", "offset")`; `()` for none.
+        inputs: the kinds of inputs, besides usual ones, that are tried before timing: by default all that `randn` and
+            `rand` draw (`suite.INPUTS`). Leave out what the kernel does not take, as in `inputs=("sparse", "offset")`,
+            or name the views that it does take: `inputs=(*suite.INPUTS, "strided", "unaligned")`.
 
     Raises TypeError or ValueError for what cannot be meant.
     """
@@ -166,9 +170,11 @@ def launch(
             )
     if tolerance is not None and not 0 <= tolerance < 1:
         raise ValueError(f"tolerance={tolerance!r} is no relative error: it lies between 0 and 1")
-    unknown = [each for each in inputs if each not in INPUTS]
+    unknown = [each for each in inputs if each not in (*INPUTS, *LAYOUTS)]
     if isinstance(inputs, str) or unknown:
-        raise ValueError(f"inputs={inputs!r} names none of the kinds of inputs, which are {', '.join(INPUTS)}")
+        raise ValueError(
+            f"inputs={inputs!r} names none of the kinds of inputs, which are {', '.join((*INPUTS, *LAYOUTS))}"
+        )
     for name, count in (("bytes", bytes), ("flop", flop)):
         if count is not None and not 0 <= count < 1e300:
             raise ValueError(f"{name}={count!r} is no amount")
@@ -228,8 +234,8 @@ def drawn_inputs() -> int:
 def _as_drawn(values: Any, dtype: str, is_bounded: bool) -> Any:
     """Values of the kind that is drawn, made of usual ones; `is_bounded` where they have to stay in [0, 1).
 
-    sparse         about eight values along the longest dimension, else zeros of either sign: in the first array, and at
-                   the same places in others of its shape
+    sparse         about eight values along the longest dimension, 100 times as large, else zeros of either sign: in the
+                   first array, and at the same places in others of its shape
     outliers       one value of 1,000 is 100 times as large
     offset         3 more
     large, small   1,000 times as large, a thousandth
@@ -245,8 +251,8 @@ def _as_drawn(values: Any, dtype: str, is_bounded: bool) -> Any:
     if kind == "sparse" and (_mask is None or _mask.shape == tuple(values.shape)):
         if _mask is None:
             _mask = _draw_mask(values, min(0.5, 8.0 / max(values.shape, default=1)))
-        values = values * _as_values(_mask, values)
-    elif kind == "constant rows":
+        values = values * _as_values(_mask, values) * (1.0 if is_bounded else min(far, 100.0))
+    elif kind == CONSTANT_ROWS:
         values = values[..., :1] + 0 * values if len(values.shape) else values
     elif kind == "small":
         values = values / far

@@ -21,6 +21,9 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 PACKED = (bytearray, array, range, set, frozenset)
 ALIGNMENT = 64
 
+# How arrays may lie in memory besides as their maker laid them: with gaps, or where no vector is aligned.
+STRIDED, UNALIGNED = LAYOUTS = ("strided", "unaligned")
+
 # The bits of a NaN that no arithmetic makes, by the size of its type; bfloat16 takes the float16's, which is one too.
 POISON = {2: 0x7FE5, 4: 0x7FC5EEDF, 8: 0x7FF85EED0C0FFEE0}
 
@@ -55,9 +58,9 @@ class Leaf:
         if kind == "array":
             self.spec.update(_array_spec(value))
 
-    def room(self) -> Any:
-        """Memory of the same layout, on the same device, elsewhere; plain data is had from its slot."""
-        return None if self.kind == "plain" else _like(self.value, self.spec)
+    def room(self, layout: str = "") -> Any:
+        """Memory of the same layout, or of one of LAYOUTS, on the same device, elsewhere; plain data is in its slot."""
+        return None if self.kind == "plain" else _like(self.value, self.spec, layout)
 
     def write(self, file: Any, value: Any = None) -> None:
         """The values, contiguous, at the file's place for them."""
@@ -183,24 +186,26 @@ def lay_out(specs: Sequence[dict[str, Any]]) -> int:
     return end
 
 
-def _like(value: Any, spec: Mapping[str, Any]) -> Any:
-    """An array of that layout: strides kept, so that a transposed input stays one."""
+def _like(value: Any, spec: Mapping[str, Any], layout: str = "") -> Any:
+    """An array of that layout, so that a transposed input stays one; or with gaps, or where memory is not aligned."""
+    shape, skipped = spec["shape"], int(layout == UNALIGNED)
+    strides = [stride * (2 if layout == STRIDED else 1) for stride in spec["strides"]]
+    reach = [(size - 1) * stride for size, stride in zip(shape, strides)]
+    before = -sum(each for each in reach if each < 0)
+    count = before + sum(each for each in reach if each > 0) + 1 + skipped
     if spec["library"] == "torch":
         torch = sys.modules["torch"]
-        made = torch.empty_strided(spec["shape"], spec["strides"], dtype=value.dtype, device=value.device)
-        made.zero_() if 0 not in spec["strides"] else None
+        base = torch.zeros(count, dtype=value.dtype, device=value.device)
+        made = base.as_strided(shape, strides, skipped)
         if type(value) is torch.nn.Parameter:
             return torch.nn.Parameter(made, requires_grad=spec["grad"])
         return made.requires_grad_(spec["grad"]) if spec["grad"] else made
     numpy = sys.modules["numpy"]
-    if value.flags.c_contiguous:
+    if value.flags.c_contiguous and not layout:
         return numpy.zeros(value.shape, value.dtype)
-    strides, shape = spec["strides"], spec["shape"]
-    reach = [(size - 1) * stride for size, stride in zip(shape, strides)]
-    before = -sum(each for each in reach if each < 0)
-    base = numpy.zeros(before + sum(each for each in reach if each > 0) + 1, value.dtype)
+    base = numpy.zeros(count, value.dtype)
     steps = [stride * value.itemsize for stride in strides]
-    return numpy.lib.stride_tricks.as_strided(base[before:], shape, steps, writeable=True)
+    return numpy.lib.stride_tricks.as_strided(base[before + skipped :], shape, steps, writeable=True)
 
 
 def _contiguous(value: Any) -> Any:

@@ -176,6 +176,9 @@ class PartChecks:
             self._require_right(0)
             self._tried.append(kind)
             self._before += 1
+        if self._tried:
+            # What is timed lies as its maker laid it.
+            self._launches.refresh(0)
 
     def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
         return _CheckedParts(self, stopwatch)

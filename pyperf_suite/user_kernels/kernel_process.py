@@ -126,8 +126,12 @@ class KernelProcess:
         self._launch: Any = None
         self._function: Any = None
         self._leaves: list[Leaf] = []
+        # Of each case that was built: its arguments' layouts, and what `sensitivity` found on usual inputs.
+        self._layouts: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        self._terms: dict[tuple[str, str], float] = {}
         self._sets: list[list[Any]] = []
         self._calls: list[tuple[Any, ...]] = []
+        self._laid_out: set[int] = set()
         self._last: deque[Any] = deque(maxlen=1)
         self._last_set = 0
         self._kept: list[tuple[Any, Any]] = []
@@ -249,8 +253,7 @@ class KernelProcess:
 
     def _build(self, kernel: str, axes: dict[str, Any], implementation: str, seed: int, library: str) -> dict[str, Any]:
         self._api._library = library
-        self._axes, self._kernel = axes, self._kernels(kernel)[0]
-        self._subject, self._shown_where = self._kernel.name, (self._kernel.file, self._kernel.line)
+        self._take_case(kernel, axes)
         self._launch = self._built(seed)
         if implementation not in self._launch.functions:
             raise UserCodeError(
@@ -261,6 +264,7 @@ class KernelProcess:
         where = self._api._where(self._function)
         self._shown_where = where if where[0] else self._shown_where
         self._leaves = self._find_leaves(self._launch)
+        self._layouts[kernel, repr(axes)] = [comparable(leaf.spec) for leaf in self._leaves]
         launch = self._launch
         return {
             "leaves": [leaf.spec for leaf in self._leaves],
@@ -283,6 +287,10 @@ class KernelProcess:
             "closes_over": _arrays_closed_over(self._function),
             "versions": _versions(),
         }
+
+    def _take_case(self, kernel: str, axes: dict[str, Any]) -> None:
+        self._axes, self._kernel = axes, self._kernels(kernel)[0]
+        self._subject, self._shown_where = self._kernel.name, (self._kernel.file, self._kernel.line)
 
     def _built(self, seed: int) -> Any:
         self._api.seed_everything(seed)
@@ -314,12 +322,13 @@ class KernelProcess:
 
     # -- the reference process -----------------------------------------------------------------------------------
 
-    def _make(self, seed: int, slot: str, inputs: str) -> dict[str, Any]:
-        """Write inputs under a seed, of the kind of that name, to a slot; whether any are of that kind.
+    def _make(self, kernel: str, axes: dict[str, Any], seed: int, slot: str, inputs: str) -> dict[str, Any]:
+        """Write a case's inputs under a seed, of the kind of that name, to a slot; whether any are of that kind.
 
         Answers with `unsuited` where none can be made of a kind that is not the usual one.
         """
-        self._subject, self._slot, self._kind = self._kernel.name, slot, inputs
+        self._take_case(kernel, axes)
+        self._slot, self._kind = slot, inputs
         self._api.draw_inputs(inputs)
         try:
             launch = self._built(seed)
@@ -329,8 +338,7 @@ class KernelProcess:
             return {"unsuited": _words_of(error)}
         self._launch = launch
         leaves = self._find_leaves(launch)
-        was, now = ([comparable(leaf.spec) for leaf in each] for each in (self._leaves, leaves))
-        if was != now:
+        if [comparable(leaf.spec) for leaf in leaves] != self._layouts[kernel, repr(axes)]:
             raise UserCodeError(
                 "its inputs differ from call to call in more than their values: shapes and dtypes follow from the axes",
                 (self._kernel.file, self._kernel.line),
@@ -393,7 +401,12 @@ class KernelProcess:
                         values[at] = change(values[at])
             return self._result_of(reference, values)
 
-        found, reported = sensitivity.measure(evaluate, out, [leaf.value for leaf in moving])
+        case = self._kernel.name, repr(self._axes)
+        found, reported = sensitivity.measure(
+            evaluate, out, [leaf.value for leaf in moving], terms=self._terms.get(case)
+        )
+        if found:
+            self._terms.setdefault(case, reported["terms"])
         with open(path, "wb") as file:
             for each in found.values():
                 file.write(each.tobytes())
@@ -440,8 +453,12 @@ class KernelProcess:
         self._stopwatch.time(self._launch_on_gpu, 0, 1, 1)
         self._load(list(enumerate(self._slot_of)))
 
-    def _load(self, sets: Sequence[Sequence[int]]) -> dict[str, Any]:
+    def _load(self, sets: Sequence[Sequence[int]], layout: str = "") -> dict[str, Any]:
+        """Give sets the values of slots, where they lie or, with a layout or after one, elsewhere in memory."""
         for index, slot in sets:
+            if layout or index in self._laid_out:
+                self._sets[index], self._calls[index] = [leaf.room(layout) for leaf in self._leaves], ()
+                (self._laid_out.add if layout else self._laid_out.discard)(index)
             self._slot_of[index] = slot
             self._fill(index, _is_any)
         return {}

@@ -169,8 +169,12 @@ class UserProcess:
         lines = b"".join(self._log).decode(errors="replace").strip().splitlines()
         return lines[-1][:300] if lines else ""
 
+    @property
+    def is_closed(self) -> bool:
+        return self._to < 0
+
     def close(self) -> None:
-        if self._to < 0:
+        if self.is_closed:
             return
         family = self._family()
         os.close(self._to)
@@ -304,10 +308,12 @@ class ReferenceProcess:
     def build(self, requested: Mapping[str, Any], end_s: float) -> dict[str, Any]:
         return self.ask("build", end_s, **requested, seed=secret_seed(), library=self.library)
 
-    def make(self, slot: str, end_s: float, seed: int | None = None, inputs: str = USUAL) -> dict[str, Any]:
-        """Inputs under a seed, by default one that is drawn now, and of a kind (api.INPUTS), written to a slot."""
+    def make(
+        self, case: Mapping[str, Any], slot: str, end_s: float, seed: int | None = None, inputs: str = USUAL
+    ) -> dict[str, Any]:
+        """A case's inputs under a seed, by default one that is drawn now, of a kind (api.INPUTS), written to a slot."""
         seed = secret_seed() if seed is None else seed
-        return {**self.ask("make", end_s, seed=seed, slot=slot, inputs=inputs), "seed": seed}
+        return {**self.ask("make", end_s, **case, seed=seed, slot=slot, inputs=inputs), "seed": seed}
 
     def expect(self, expected: str, end_s: float, sizes: str = "") -> dict[str, Any]:
         """What the reference makes of the inputs made last; whether that shares memory with them; its sizes."""
@@ -320,7 +326,9 @@ class ReferenceProcess:
         try:
             return self._process.ask(what, **arguments)
         except Failed:
-            self.close()
+            # What its code raised costs one case; other cases of the file go on with it.
+            if self._process.is_closed:
+                self.close()
             raise
         finally:
             # While others are timed it takes no core.

@@ -41,12 +41,13 @@ def measure(
     result: Any,
     inputs: Sequence[Any],
     budget_s: float = BUDGET_S,
+    terms: float | None = None,
     seed: int | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """S of each float array of a result by its name, as float32; and what of it goes into a line of JSON.
 
-    `evaluate(change)` is what the reference makes of inputs of which `change` made other ones. Empty where numpy is not
-    there, or nothing can be moved.
+    `evaluate(change)` is what the reference makes of inputs of which `change` made other ones. The number of `terms` is
+    that of other inputs of the same shapes, where it is known. Empty where numpy is not there, or nothing can be moved.
     """
     numpy = sys.modules.get("numpy")
     right = dict(float_parts(result)) if numpy is not None else {}
@@ -57,7 +58,9 @@ def measure(
     draw = numpy.random.default_rng(seed)
     with numpy.errstate(all="ignore"):
         sizes = _sizes(evaluate, right, share, draw, begin_s + budget_s / 2)
-        terms = _terms(evaluate, right, inputs, draw, begin_s + budget_s)
+        if terms is None:
+            terms = _terms(evaluate, right, inputs, draw, begin_s + budget_s)
+        terms = min(terms, max(1.0, float(sum(map(_nonzeros, inputs)))))
         pools = {name: _pool(numpy, each, right[name]) for name, each in sizes.items()}
     return sizes, {"terms": terms, "pools": pools}
 
@@ -112,8 +115,7 @@ def _terms(
         if not none < chance < every or chance > 0.5:
             break
     # Else between a chance at which none moved and one at which all did: the more terms that may be.
-    there = max(1.0, float(sum(map(_nonzeros, inputs))))
-    return min(there, terms or (1.0 / none if none else there))
+    return terms or (1.0 / none if none else math.inf)
 
 
 def _moved(right: Any, other: Any) -> tuple[float, int]:

@@ -30,8 +30,8 @@ from pyperf_suite.hardware.machine import source_of
 from pyperf_suite.measure.spot_checks import WrongLaunch
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_result import Pool, Tolerance, compare, refused
-from pyperf_suite.user_kernels.api import INPUTS, USUAL
-from pyperf_suite.user_kernels.arrays import lay_out
+from pyperf_suite.user_kernels.api import CONSTANT_ROWS, INPUTS, USUAL
+from pyperf_suite.user_kernels.arrays import LAYOUTS, lay_out
 from pyperf_suite.user_kernels.checks import (
     PartChecks,
     PartLaunches,
@@ -206,13 +206,15 @@ class UserLaunches(PartLaunches):
 
     def _prepare(self, name: str, axes: dict[str, Any], implementation: str, place: ExecutionContext) -> None:
         device = str(place.device)
-        self._reference = _reference_process(name, device, self._end_s)
+        self._find_reference = functools.partial(_reference_process, name, device, self._end_s)
+        self._reference = self._find_reference()
         limit = limit_bytes()
         self._process = UserProcess(interpreter(), self._folder, implementation, self._end_s - time.monotonic(), limit)
         self._resources.callback(self._process.close)
         # Both import what the user's code imports, side by side.
         began = self._process.begin("start", **_start(name, device))
-        requested = {"kernel": _split(name)[1], "axes": axes, "implementation": implementation}
+        self._case = {"kernel": _split(name)[1], "axes": axes}
+        requested = self._requested = {**self._case, "implementation": implementation}
         self._built = self._reference.build(requested, self._end_s)
         started = self._process.finish(began)
         self._process.about(self._built)
@@ -267,7 +269,10 @@ class UserLaunches(PartLaunches):
         self._inputs = self._path_of("inputs", slot_bytes)
         self._unseen = self._path_of("unseen", slot_bytes)
         drawn = [self._drawn() for _ in self._slots]
-        made = [self._reference.make(slot, self._end_s, seed) for slot, seed in zip(self._slots, drawn, strict=True)]
+        made = [
+            self._reference.make(self._case, slot, self._end_s, seed)
+            for slot, seed in zip(self._slots, drawn, strict=True)
+        ]
         self._slot_seeds = [each["seed"] for each in made]
         self._seeds: deque[int] = deque(maxlen=REMEMBERED_SEEDS)
         self._expected_bytes = limit_bytes() // LARGEST_RESULT
@@ -324,18 +329,27 @@ class UserLaunches(PartLaunches):
         return {"sm_clock": Observed("Hz", self._clocks_hz)} if self._clocks_hz else {}
 
     def refresh(self, index: int, inputs: str = USUAL) -> bool:
-        self._made, self._kind = self._reference.make(self._slots[-1], self._end_s, inputs=inputs), inputs
+        self._kind, layout = (USUAL, inputs) if inputs in LAYOUTS else (inputs, "")
+        self._made = self._make(self._slots[-1], inputs=self._kind)
         if "unsuited" in self._made:
             return False
         self._seeds.append(self._made["seed"])
-        self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]])
-        return inputs == USUAL or self._made["drawn"] > 0
+        self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]], layout=layout)
+        return self._kind == USUAL or self._made["drawn"] > 0
+
+    def _make(self, slot: str, seed: int | None = None, inputs: str = USUAL) -> dict[str, Any]:
+        """Have the reference process write inputs to a slot; a new one, where another case of the file lost it."""
+        found = self._find_reference()
+        if found is not self._reference:
+            found.build(self._requested, self._end_s)
+            self._reference = found
+        return found.make(self._case, slot, self._end_s, seed, inputs)
 
     def reference_fails(self) -> bool:
         return "unsuited" in self._reference.expect(str(self._files / "expected"), self._end_s)
 
     def other_inputs(self) -> list[str]:
-        first, *others = INPUTS
+        first, *others = *INPUTS, *LAYOUTS
         random.SystemRandom().shuffle(others)
         taken = () if self._built["has_check"] else self._built["inputs"]
         return [each for each in (first, *others) if each in taken]
@@ -345,7 +359,7 @@ class UserLaunches(PartLaunches):
         return not all(filecmp.cmp(*pair, shallow=False) for pair in slots)
 
     def repeat(self, index: int) -> None:
-        self._reference.make(self._unseen, self._end_s)
+        self._make(self._unseen)
         self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]])
 
     def give_back(self, index: int) -> None:
@@ -403,7 +417,9 @@ class UserLaunches(PartLaunches):
         if "terms" not in answer:
             return answer, known
         pools = {name: Pool(*each) for name, each in answer["pools"].items()}
-        found = replace(known, terms=answer["terms"], sizes=_read_sizes(path, answer["sizes"]), pools=pools)
+        # Equal terms are rounded in the same direction, so that their errors add up as K and not as √K.
+        terms = answer["terms"] ** (2 if self._kind == CONSTANT_ROWS else 1)
+        found = replace(known, terms=terms, sizes=_read_sizes(path, answer["sizes"]), pools=pools)
         if self._kind == USUAL:
             self._is_measured, self._tolerance = True, replace(found, sizes={})
         return answer, found
@@ -442,7 +458,7 @@ class UserLaunches(PartLaunches):
         for seed in list(self._seeds)[-2::-1] + self._slot_seeds:
             if time.monotonic() > end_s:
                 break
-            self._reference.make(self._unseen, self._end_s, seed)
+            self._make(self._unseen, seed)
             self._reference.expect(expected, self._end_s)
             if self._compared(found, result, read_tree(expected), expected).passed:
                 words = "its result is right for other inputs, which it was given before"
@@ -517,7 +533,7 @@ class UserLaunches(PartLaunches):
         return ""
 
     def cpu_elsewhere_s(self) -> float:
-        return self._cpu_s() - self._cpu_before_s
+        return max(0.0, self._cpu_s() - self._cpu_before_s)
 
     def begin(self) -> None:
         self._clocks_hz = []

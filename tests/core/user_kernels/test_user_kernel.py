@@ -12,7 +12,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
-from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.measuring import measure_by_turns, measure_case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case
 from pyperf_suite.user_kernels import workload as user_kernel
@@ -113,6 +113,71 @@ def test_a_right_kernel_is_measured(right, what):
 def _named(launch: str) -> str:
     first = launch.partition(",")[0]
     return "function" if first.startswith("lambda") else first.rpartition(".")[2]
+
+
+@pytest.mark.slow
+def test_cases_of_one_file_take_turns_and_one_that_loses_its_reference_costs_no_other(bench):
+    bench(
+        f"""{NUMPY}import os, signal
+def right(x):
+    if len(x) == 7:
+        raise ValueError("seven")
+    if len(x) == 13:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x + 1.0
+
+@suite.kernel(n=(5, 7, 13, 999))
+def kernel(n):
+    return suite.launch({{"a": lambda x: x + 1, "b": lambda x: 1 + x}}, suite.randn(n), reference=right)
+"""
+    )
+    cases = [
+        Case("bench.py:kernel", parameters_of(("n",))(n=n), implementation)
+        for n in (5, 7, 13, 999)
+        for implementation in "ab"
+    ]
+    answers = dict(measure_by_turns(cases, SHORT, CPU, deadline_s=60.0))
+    outcomes = [answers[number]["outcome"] for number in range(len(cases))]
+    assert outcomes == ["ok"] * 2 + ["failed"] * 4 + ["ok"] * 2, [each["reason"] for each in answers.values()]
+    assert "seven" in answers[2]["reason"]
+    assert "SIGKILL" in answers[4]["reason"]
+
+
+NO_MAXIMUM = "lambda x: np.log(np.exp(x).sum()), suite.randn(4096), reference=lambda x: np.logaddexp.reduce(x * 1.0)"
+NO_STRIDES = (
+    "lambda x: np.lib.stride_tricks.as_strided(x, x.shape, [4]) + 1, suite.randn(64), reference=lambda x: x + 1."
+)
+IN_FOURS = "lambda x: x + 1 if x.ctypes.data % 16 == 0 else 1 / 0, suite.randn(64), reference=lambda x: x + 1.0"
+SOLVED = "np.linalg.inv, suite.randn(40, 40), reference=lambda x: np.linalg.inv(x.astype(float))"
+LAID_OUT = "inputs=('strided', 'unaligned')"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launch", "outcome", "words"),
+    [
+        (NO_MAXIMUM, "failed", "inputs out is inf"),
+        (f"{NO_MAXIMUM}, inputs=('offset', 'small')", "ok", ""),
+        (f"{NO_MAXIMUM}, check=lambda out, x: True", "ok", ""),
+        (NO_STRIDES, "ok", ""),
+        (f"{NO_STRIDES}, {LAID_OUT}", "failed", "is right"),
+        (IN_FOURS, "ok", ""),
+        (f"{IN_FOURS}, {LAID_OUT}", "failed", "ZeroDivisionError"),
+        (f"lambda x: x + 1, suite.randn(64, 3), reference=lambda x: x + 1.0, {LAID_OUT}", "ok", ""),
+        (SOLVED, "ok", ""),
+    ],
+)
+def test_inputs_of_other_kinds_are_tried_but_not_those_that_a_file_leaves_out(bench, launch, outcome, words):
+    bench(kernel_of(launch))
+    result = measured(implementation=_named(launch))
+    assert result["outcome"] == outcome, result.get("reason")
+    assert words in result.get("reason", "")
+
+
+@pytest.mark.slow
+def test_the_record_says_which_inputs_were_tried(bench):
+    bench(kernel_of("lambda x: x + 1, suite.randn(64), reference=lambda x: x + 1.0, inputs=('sparse', 'strided')"))
+    assert measured()["verification"]["inputs_tried"] == ["normal", "sparse", "strided"]
 
 
 WRONG = {
