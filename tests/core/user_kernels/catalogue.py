@@ -121,6 +121,12 @@ class Entry:
         for values in itertools.product(*self.axes.values()):
             yield dict(zip(self.axes, values, strict=True))
 
+    def fewest_cases(self) -> Iterator[Values]:
+        """Cases in which each value of each axis is there once at least."""
+        longest = max(map(len, self.axes.values()), default=1)
+        for at in range(longest):
+            yield {name: values[at % len(values)] for name, values in self.axes.items()}
+
     @property
     def needs(self) -> list[str]:
         """Modules and programs that it cannot do without."""
@@ -164,9 +170,12 @@ def _family(section: str) -> Family:
 
 
 def _entry(text: str) -> Entry:
-    name, about, lines = re.fullmatch(r"(.+?)\n(.*?)```python\n(.*?)\n```\s*", text, re.DOTALL).groups()  # type: ignore[union-attr]
+    found = re.fullmatch(r"(.+?)\n(.*?)```python\n(.*?)\n```\s*", text, re.DOTALL)
+    assert found is not None, text
+    name, about, lines = found.groups()
     ends, _, seen = about.strip().partition(", seen in ")
-    return Entry(name, tuple(ends.split(" or ")) if ends else ("ok",), tuple(re.findall(r"\[.+?\]\(.+?\)", seen)), lines)
+    links = tuple(re.findall(r"\[.+?\]\(.+?\)", seen))
+    return Entry(name, tuple(ends.split(" or ")) if ends else ("ok",), links, lines)
 
 
 def entries(page: str) -> list[Entry]:
@@ -191,7 +200,9 @@ def trial(
     return measure_case(case, effort, Device("cuda" if entry.on_gpu else "cpu"))
 
 
-def end_of(entry: Entry, folder: Path, function: str, values: Values, effort: Effort = QUICK.effort) -> tuple[str, bool]:
+def end_of(
+    entry: Entry, folder: Path, function: str, values: Values, effort: Effort = QUICK.effort
+) -> tuple[str, bool]:
     """How a trial ends, and whether it is as the page says."""
     answer = trial(entry, folder, function, values, effort=effort)
     if answer["outcome"] != "ok":

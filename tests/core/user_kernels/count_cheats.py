@@ -1,7 +1,7 @@
 """Count how often each cheat of cheats.md is caught, and how often a kernel of the other pages is refused.
 
-python count_cheats.py 10 [WORD...] [--profile standard]: ten trials of each case of each kernel whose name holds one of
-the words, its function under another name each time. Exits with 1 where one ended as its page does not say.
+python count_cheats.py 10 [WORD...] [--profile standard]: ten trials of each case of each kernel whose name or page
+holds one of the words, its function under another name each time. Exits with 1 where one ended otherwise than it must.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def main() -> int:
     requested = parser.parse_args()
     effort = PROFILES[requested.profile].effort
     pages = {
-        page: [each for each in entries(page) if any(word in each.name for word in requested.words or [""])]
+        page: [each for each in entries(page) if any(word in f"{page} {each.name}" for word in requested.words or [""])]
         for page in ("cheats.md", "honest_kernels.md", "uncaught.md")
     }
     counts = [f"{page}: {count(kernels, requested.times, effort)}" for page, kernels in pages.items()]
     print(*counts, sep="\n")
-    return 0 if all(each.endswith(" 0 otherwise") for each in counts) else 1
+    return 0 if all(each.endswith(" of which 0 ended otherwise") for each in counts) else 1
 
 
 def count(kernels: list[Entry], times: int, effort: Effort) -> str:
@@ -51,7 +51,7 @@ def count(kernels: list[Entry], times: int, effort: Effort) -> str:
             ends = ", ".join(f"{end} {number}" for end, number in Counter(end for end, _ in found).most_common())
             print(f"{right:4} of {times:2}  {label(entry, values)}: {ends}", flush=True)
             cases, otherwise = cases + 1, otherwise + times - right
-    return f"{tried} kernels, {cases} cases, {cases * times} trials as the page says but {otherwise} otherwise"
+    return f"{tried} kernels, {cases} cases, {cases * times} trials, of which {otherwise} ended otherwise"
 
 
 def one(entry: Entry, values: Values, number: int, effort: Effort) -> tuple[str, bool]:
