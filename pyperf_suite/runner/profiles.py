@@ -25,7 +25,11 @@ class Effort:
     def sustained(self) -> Effort:
         """The same after SUSTAINED_S of launches without a pause."""
         warm_up = replace(self.warm_up, min_time_s=SUSTAINED_S, time_cap_s=2 * SUSTAINED_S)
-        return Effort(warm_up, replace(self.stop, quantile=USUAL))
+        return replace(self, warm_up=warm_up).for_median()
+
+    def for_median(self) -> Effort:
+        """The same, which reports the median: of a GPU a low quantile would be its boost clock's best moments."""
+        return replace(self, stop=replace(self.stop, quantile=USUAL))
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -197,6 +197,8 @@ def sampled(
     """Warm up and sample: metrics, how they were taken, and what the machine did meanwhile. Raises WrongLaunch."""
     if mode == "sustained":
         effort = effort.sustained()
+    elif device.kind == "cuda":
+        effort = effort.for_median()
     # A device's stopwatch queues a block at once; the host's has nothing to lose by a pause.
     watched = checks.checking(stopwatch, can_stop=isinstance(stopwatch, CpuStopwatch))
     telemetry = Around()

@@ -26,9 +26,10 @@ BUDGET_S = 0.2
 # of all elements together: no S is taken for near zero by an unlucky sign.
 ENOUGH_MOVES, POOLED_MOVES = 8, 2
 
-# Looks for the number of terms: so many at most, the first with a chance of so much by the longest dimension, the next
-# with one that is so many times as large or small. A look decides if so many elements moved, and no larger share.
-MOST_LOOKS, FIRST_LOOK, LOOK_FACTOR = 6, 8.0, 16.0
+# Looks for the number of terms: two, and more while there is time. The first changes half a value along the longest
+# dimension, but enough values to move some elements of many; the next so many times as many, or as few. A look decides
+# if so many elements moved, and no larger share.
+FEWEST_LOOKS, MOST_LOOKS, FIRST_LOOK, LOOK_FACTOR = 2, 6, 0.5, 16.0
 ENOUGH_MOVED, MOST_MOVED = 10, 0.95
 CHANGE = 1.5
 
@@ -96,10 +97,13 @@ def _terms(
 ) -> float:
     """How many inputs an element depends on, of the array whose elements depend on the most."""
     longest = max([2, *(size for each in inputs for size in _shape(each))])
-    chance, none, every = min(0.5, FIRST_LOOK / longest), 0.0, 1.0
+    elements = max(each.size for each in right.values())
+    chance, none, every = FIRST_LOOK / longest, 0.0, 1.0
+    if elements >= longest / 2:
+        chance = min(0.5, max(chance, 3 * ENOUGH_MOVED / elements))
     terms = 0.0
     for look in range(MOST_LOOKS):
-        if look and time.perf_counter() > end_s:
+        if look >= FEWEST_LOOKS and time.perf_counter() > end_s:
             break
         some = partial(_some, draw, chance)
         changed = dict(float_parts(evaluate(partial(_changed, some))))
