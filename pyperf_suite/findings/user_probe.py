@@ -6,7 +6,8 @@ Whoever reads a run imports nothing of the user's: columns are the parameters th
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, make_dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from pyperf_suite.findings.axes import Flag, crossed
 from pyperf_suite.findings.data import Figure, Findings, Panel, Remark, findings
 from pyperf_suite.findings.probe import Probe
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, mean_speedup, series, table
+from pyperf_suite.measure.spot_checks import excluded_rate
 from pyperf_suite.runner.record import Case
 from pyperf_suite.user_kernels.workload import Described, canonical, describe, parameters_of
 
@@ -22,6 +24,9 @@ TOPIC = "your kernels"
 IMPLEMENTATION = "implementation"
 # Beyond so many panels a figure is no longer looked at.
 MOST_PANELS = 6
+
+# What reads and writes less than a copy may be so much faster; of a launch, the share that a release is mentioned from.
+FASTER_THAN_A_COPY, WORTH_RELEASING = 2.0, 0.1
 
 
 class Word:
@@ -134,7 +139,10 @@ def _analyse(name: str, rows: Rows) -> Findings:
             columns.append(Column("rate", functools.partial(_rate, work, amount, rate), rate))
     if several and baseline:
         columns.append(Column(f"relative to {baseline}", functools.partial(_gain, ordered, baseline), "x"))
+    if not is_test(name):
+        columns.append(Column("errors", _excluded))
     return findings(
+        (_doubts(row, work) for row in ordered),
         _remarks(ordered, baseline) if several else None,
         table(f"Cases of {name}", columns, ordered),
         # A session has hundreds of tests, and drawing takes longer than measuring them.
@@ -157,6 +165,35 @@ def _parameter(axis: str, row: Row) -> Any:
 def _rate(work: dict[str, Any], amount: str, unit: str, row: Row) -> Any:
     reported = work.get(row.reading.case.case_id, {}).get(amount)
     return row.reading.per_second(reported, unit) if reported else None
+
+
+def _checked(row: Row) -> list[Mapping[str, Any]]:
+    """What each process found of the launches that it checked."""
+    case_id, records = row.reading.case.case_id, row.rows.records
+    return [each.verification for each in records if each.case_id == case_id and each.outcome == "ok"]
+
+
+def _excluded(row: Row) -> str | None:
+    """`< 1 in 1,011`: the share of wrong launches that the checks of all processes exclude."""
+    checked = sum(each.get("launches_checked", 0) for each in _checked(row))
+    doubt = "" if any(each.get("caching_checked") for each in _checked(row)) else ", caching not checked"
+    return f"< 1 in {math.floor(1 / excluded_rate(checked)):,}{doubt}" if checked else None
+
+
+def _doubts(row: Row, work: dict[str, Any]) -> Iterator[Remark]:
+    """Where it is faster than memory can be, and where releasing its result takes long."""
+    label, rate = row.reading.case.label, work[row.reading.case.case_id].get("bytes", 0) / row.seconds
+    copied = max((each.get("copied_bytes_per_s", 0.0) for each in _checked(row)), default=0.0)
+    released = max((each.get("released_s", 0.0) for each in _checked(row)), default=0.0)
+    if copied and rate > FASTER_THAN_A_COPY * copied:
+        message = (
+            "{label}: {rate:GB/s} by the bytes that its file names, where a copy of as many moves {copied:GB/s}: they "
+            "may be too many, or not all of the result was written"
+        )
+        yield row.remark(message, kind="caution", label=label, rate=rate, copied=copied)
+    if released > WORTH_RELEASING * row.seconds:
+        message = "{label}: releasing its result takes {released:ms} more, which is no part of its time"
+        yield row.remark(message, label=label, released=released)
 
 
 def _gain(rows: Rows, baseline: str, row: Row) -> Any:

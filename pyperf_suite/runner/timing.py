@@ -210,7 +210,9 @@ def sampled(
             return reason
 
         disturbances = None if gpu else Disturbances()
-        slices = sampling(launch, watched, effort.stop, effort.warm_up, watch, clock, disturbances)
+        # Without what lies between samples and is no share of their time.
+        sampling_clock: Clock = lambda: clock() - getattr(watched, "unsampled_s", 0.0)  # noqa: E731
+        slices = sampling(launch, watched, effort.stop, effort.warm_up, watch, sampling_clock, disturbances)
         others_ran: bool | None = None
         while True:
             with telemetry:

@@ -313,12 +313,10 @@ def arrays_in(result: Any) -> Iterator[Any]:
     """Every array in a result."""
     if is_array(result):
         yield result
-    elif isinstance(result, (list, tuple)):
-        for each in result:
-            yield from arrays_in(each)
-    elif isinstance(result, dict):
-        for each in result.values():
-            yield from arrays_in(each)
+    elif isinstance(result, (list, tuple, dict)):
+        for each in result.values() if isinstance(result, dict) else result:
+            if type(each) not in PLAIN:
+                yield from arrays_in(each)
 
 
 def write_result(

@@ -11,7 +11,9 @@ import secrets
 import statistics
 import time
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import Failed
+from pyperf_suite.hardware import cpu
 from pyperf_suite.measure.spot_checks import CONFIDENCE, WrongLaunch, excluded_rate
 from pyperf_suite.measure.stopwatch import Launch, Stopwatch
 from pyperf_suite.measure.verify import Verification
@@ -32,24 +35,35 @@ from pyperf_suite.workloads.workload import Prepared
 # Of the time since timing began, what fresh inputs, references and verdicts may take.
 CHECKING_SHARE = 0.1
 
-# Launches that are checked at the end, where that takes no longer than so long, or the share of a longer case.
+# Launches that take so long have fresh inputs each; what making them takes is no time of samples, up to so much.
+LONG_S, UNSAMPLED_S = 5e-3, 2.0
+
+# Launches that are checked at the end, two at least, and more in so long, or in the share of a longer case.
 LAST_CHECKS, CHECKING_S = 8, 0.25
+
+# Launches at the end that are compared with those: so many, so many a request, in so long.
+AUDITED, AUDITED_AT_ONCE, AUDIT_S = 1000, 64, 1.5
 
 # After one, what trying inputs of other kinds may take.
 OTHER_INPUTS_S = 0.5
 
-# Launches on fresh inputs that are compared with as many on seen ones: so many first, in so long; more where they look
-# slower.
-LEAST_COMPARED, MOST_COMPARED, COMPARING_S = 6, 60, 3.0
+# Launches on fresh inputs that are compared with as many on seen ones: so many decide, in so long; more where they look
+# slower after so many.
+LEAST_COMPARED, MOST_COMPARED, COMPARING_S = 12, 60, 3.0
 
-MAX_FRESH_OVER_SEEN, SUSPECTED_S = 1.1, 12.0
+SUSPECTED_AFTER, MAX_FRESH_OVER_SEEN, SUSPECTED_S = 3, 1.1, 12.0
 
 # After launches, threads of libraries spin for a while; then the process may use this share of a core, over so long.
 SPIN_S, REST_S, BUSY_SHARE = 0.3, 0.03, 0.05
 
-# Of a part that takes so long, the least share that its samples may make up, with what passes between two samples. A
-# busy machine answers late, so the best of several counts, each twice as long as the last.
-LONG_PART_S, REPORTED_SHARE, BETWEEN_SAMPLES_S, CLOCK_TRIES = 5e-3, 0.6, 5e-6, 7
+# What moves so many bytes a launch, and so many a second, is compared with the fastest of some copies of so many.
+LEAST_COPIED_BYTES, MOST_COPIED_BYTES, COPIED_BYTES_PER_S, COPIES = 4 << 20, 256 << 20, 4e9, 5
+
+# Of a part that takes so long, the least share that its samples may make up, with what passes between two samples: a
+# list of all sets is copied. A busy machine answers late, so the best of several counts, each of more samples than the
+# last until it takes so long.
+LONG_PART_S, REPORTED_SHARE, BETWEEN_SAMPLES_S, PER_SET_S = 5e-3, 0.6, 5e-6, 1e-8
+CLOCK_TRIES, LONGEST_PART_S = 7, 0.5
 
 # Launches that are queued on a GPU to see how long it works.
 MOST_QUEUED = 500
@@ -63,11 +77,15 @@ Array = NDArray[Any]
 class PartLaunches(Prepared):
     """Launches in another process, timed by parts: every part is one request."""
 
-    # Where the function stands, for people; whether arguments that it modifies are given back; the clock and what a
-    # sample that launches nothing takes.
+    # Where the function stands, for people; whether arguments that it modifies are given back, another process has the
+    # same inputs, and results differ from call to call; the clock and what a sample that launches nothing takes.
     where: str
     restores: bool
+    is_paired: bool
+    is_random: bool
     clock: tuple[str, float]
+    # What releasing results took in the last part, between samples: as reported, and no more than is plausible.
+    released_s = 0.0
 
     @property
     def stopwatch(self) -> Stopwatch:
@@ -85,8 +103,15 @@ class PartLaunches(Prepared):
         """From now on launches are timed."""
 
     @abstractmethod
+    def make(self, inputs: str = USUAL) -> bool:
+        """Make inputs that no process has seen, under a seed drawn now; False if there are none of the kind.
+
+        Those made before them are kept.
+        """
+
+    @abstractmethod
     def refresh(self, index: int, inputs: str = USUAL) -> bool:
-        """Give a set inputs that no process has seen, under a seed drawn now; False if there are none of the kind."""
+        """Make inputs, of a kind or in a layout, and give them to a set; False if there are none of the kind."""
 
     @abstractmethod
     def other_inputs(self) -> Sequence[str]:
@@ -97,8 +122,15 @@ class PartLaunches(Prepared):
         """Whether the reference fails on the inputs that were made last, too."""
 
     @abstractmethod
-    def repeat(self, index: int) -> None:
-        """Give a set the inputs that were made last once more, by as much work as `refresh` does."""
+    def fill(self, index: int, made: int = -1) -> None:
+        """Give a set the inputs that were made last, or with -2 those made before them."""
+
+    @abstractmethod
+    def audit(self, launches: int) -> tuple[int, Verification | None]:
+        """Launch on the last two inputs made, whose results were verified: how many results are equal to those.
+
+        The first that is not ends it, and has a verdict where its inputs can be made again.
+        """
 
     @abstractmethod
     def give_back(self, index: int) -> None:
@@ -120,12 +152,19 @@ class PartLaunches(Prepared):
 class PartStopwatch:
     """The clock of the kernel process, by parts: every part is one request, and the judge sees it pass."""
 
-    def __init__(self, launches: PartLaunches) -> None:
-        self._launches = launches
+    def __init__(self, launches: PartLaunches, checks: PartChecks | None = None) -> None:
+        self._launches, self._checks = launches, checks
         self.name, self.resolution_s = launches.clock
+
+    @property
+    def unsampled_s(self) -> float:
+        """What checks did between samples that is no share of their time."""
+        return self._checks.unsampled_s if self._checks else 0.0
 
     def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
         """Seconds of each sample; `launch` is not called, the kernel process knows what it runs."""
+        if self._checks:
+            return self._checks.time(first, samples, launches_per_sample)
         return self._launches.time(first, samples, launches_per_sample)[0]
 
 
@@ -139,10 +178,10 @@ class PartChecks:
     def __init__(self, launches: PartLaunches) -> None:
         self._launches = launches
         self.clock: Callable[[], float] = time.monotonic
-        self._checked = self._before = self._compared = 0
-        self._spent_s = self._begun_s = self._check_s = 0.0
-        self._fresh, self._batch = False, 1
-        self._wall_s = self._launch_s = 0.0
+        self._checked = self._before = self._compared = self._audited = 0
+        self._spent_s = self._begun_s = self._check_s = self.unsampled_s = 0.0
+        self._fresh, self._is_long, self._batch = False, False, 1
+        self._wall_s = self._launch_s = self._released_s = self._copied_per_s = 0.0
         self._tried: list[str] = []
 
     def before_timing(self) -> Verification:
@@ -154,6 +193,7 @@ class PartChecks:
         verdict = self._launch_and_check(0)
         self._before = 2
         self._check_s = self.clock() - begin_s
+        self._is_long = self._launch_s > LONG_S and not self._launches.is_paired
         self._try_other_inputs()
         self._launches.begin()
         self._begun_s = self.clock()
@@ -181,15 +221,21 @@ class PartChecks:
             self._launches.refresh(0)
 
     def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
-        return _CheckedParts(self, stopwatch)
+        return PartStopwatch(self._launches, self)
 
     def time(self, first: int, samples: int, batch: int) -> list[float]:
-        """Samples of one block: now and then a part of them ends where chance has it, to be checked."""
+        """Samples of one block: now and then a part of them ends where chance has it, to be checked.
+
+        Each long launch is a part of its own, on fresh inputs.
+        """
         self._batch = batch
-        if self._spent_s + self._check_s > CHECKING_SHARE * (self.clock() - self._begun_s):
+        self._is_long = self._is_long and batch == 1 and self._launch_s > LONG_S / 2
+        if self._is_long:
+            return [seconds for index in range(first, first + samples) for seconds in self._fresh_part(index, 1, 1)]
+        if not self._may_check:
             return self._part(first, samples, batch)
         drawn = 1 + secrets.randbelow(samples)
-        seconds = self._checked_part(first, drawn, batch)
+        seconds = self._fresh_part(first, drawn, batch)
         if drawn < samples:
             seconds += self._part(first + drawn * batch, samples - drawn, batch)
         return seconds
@@ -199,18 +245,23 @@ class PartChecks:
 
     def after_timing(self) -> None:
         """As many checks of timed launches as are due, and of what is seen in times alone. Raises WrongLaunch."""
+        self._compare_with_a_copy()
         self._require_that_it_rests()
         self._require_a_true_clock()
-        self._require_that_it_computes()
+        if not self._is_long:
+            self._require_that_it_computes()
         # At the end: what stops to work after some launches has stopped by now.
         end_s = self.clock() + max(CHECKING_S, CHECKING_SHARE * (self.clock() - self._begun_s))
-        for _ in range(LAST_CHECKS):
-            self._checked_part(secrets.randbelow(self._launches.sets), 1, 1 + secrets.randbelow(16))
-            if self.clock() > end_s:
+        for number in range(LAST_CHECKS):
+            if number > 1 and self.clock() > end_s:
                 break
+            batch = 1 if self._is_long else 1 + secrets.randbelow(16)
+            self._fresh_part(secrets.randbelow(self._launches.sets), 1, batch, must_check=True)
+        if not self._launches.is_paired and not self._launches.is_random:
+            self._audit()
 
     def report(self) -> dict[str, Any]:
-        checked = self._before + self._checked
+        checked = self._before + self._checked + self._audited
         return {
             "sets": self._launches.sets,
             "launches_checked": checked,
@@ -220,24 +271,52 @@ class PartChecks:
             "fresh_inputs": self._fresh,
             "inputs_tried": [USUAL, *self._tried],
             "fresh_compared_with_seen": self._compared,
+            "caching_checked": self._fresh and (self._is_long or self._compared >= LEAST_COMPARED),
+            "released_s": self._released_s,
+            **({"copied_bytes_per_s": self._copied_per_s} if self._copied_per_s else {}),
         }
 
-    def _checked_part(self, first: int, samples: int, batch: int) -> list[float]:
-        """A part whose last launch finds inputs that it has never seen."""
+    @property
+    def _may_check(self) -> bool:
+        return self._spent_s + self._check_s <= CHECKING_SHARE * (self.clock() - self._begun_s)
+
+    def _fresh_part(self, first: int, samples: int, batch: int, must_check: bool = False) -> list[float]:
+        """A part whose last launch finds inputs that it has never seen; checked if it must be, or may be by now."""
         begin_s = self.clock()
         last = first + samples * batch - 1
         self._launches.refresh(last)
-        refreshed_s = self.clock()
+        refreshing_s = self.clock() - begin_s
+        if self._is_long:
+            self.unsampled_s = min(UNSAMPLED_S, self.unsampled_s + refreshing_s)
         seconds = self._part(first, samples, batch)
-        timed_s = self.clock()
-        self._require_right(last)
-        self._checked += 1
-        self._check_s = refreshed_s - begin_s + self.clock() - timed_s
-        self._spent_s += self._check_s
+        if must_check or self._may_check:
+            timed_s = self.clock()
+            self._require_right(last)
+            self._checked += 1
+            self._check_s = self.clock() - timed_s + (0.0 if self._is_long else refreshing_s)
+            self._spent_s += self._check_s
         return seconds
+
+    def _audit(self) -> None:
+        """Compare many launches with those that were checked last. Raises WrongLaunch."""
+        end_s = self.clock() + AUDIT_S
+        while self._audited < AUDITED and self.clock() < end_s:
+            equal, verdict = self._launches.audit(AUDITED_AT_ONCE)
+            if verdict is not None and not verdict.passed:
+                raise WrongLaunch(verdict)
+            self._audited += equal + (verdict is not None)
+            if verdict is None and equal < AUDITED_AT_ONCE:
+                break
+
+    def _compare_with_a_copy(self) -> None:
+        """Measure what the machine's memory can move, where the file's bytes look like much."""
+        moved = self._launches.work.bytes if self._launches.work else 0
+        if self._launches.kernel.path == "cpu" and moved > max(LEAST_COPIED_BYTES, COPIED_BYTES_PER_S * self._launch_s):
+            self._copied_per_s = copied_bytes_per_s(moved)
 
     def _part(self, first: int, samples: int, batch: int) -> list[float]:
         seconds, wall_s = self._launches.time(first, samples, batch)
+        self._released_s = self._launches.released_s / (samples * batch)
         reported_s = math.fsum(seconds)
         if reported_s > 1.05 * wall_s + 1e-3:
             raise WrongLaunch(
@@ -259,14 +338,15 @@ class PartChecks:
         if self._launches.kernel.path == "gpu":
             self._require_nothing_hidden()
             return
-        share = 0.0
-        for attempt in range(CLOCK_TRIES):
-            samples = 1 + int(2**attempt * LONG_PART_S / (self._wall_s * self._batch))
+        samples, share = 1 + int(LONG_PART_S / (self._wall_s * self._batch)), 0.0
+        for _ in range(CLOCK_TRIES):
             seconds, wall_s = self._launches.time(secrets.randbelow(self._launches.sets), samples, self._batch)
             self._wall_s = wall_s / (samples * self._batch)
-            share = max(share, (math.fsum(seconds) + samples * BETWEEN_SAMPLES_S) / wall_s)
+            between_s = samples * (BETWEEN_SAMPLES_S + PER_SET_S * self._launches.sets) + self._launches.released_s
+            share = max(share, (math.fsum(seconds) + between_s) / wall_s)
             if share >= REPORTED_SHARE:
                 return
+            samples *= 4 if wall_s < LONGEST_PART_S else 1
         sentence = f"the reported times make up {100 * share:.0f} % of the time that passed at most"
         raise WrongLaunch(refused("clock", f"{self._launches.where}: {sentence}"))
 
@@ -274,7 +354,8 @@ class PartChecks:
         """Raise WrongLaunch where launches are faster on inputs that were seen before than on fresh ones.
 
         Both are written to the same set in the same way, in random order, and the launch on them comes after others
-        without a pause. One that is not counted comes first: a set that was not used for a while is slower.
+        without a pause. One that is not counted comes first, on what is then seen: a set that was not used for a while
+        is slower.
         """
         fresh: list[float] = []
         seen: list[float] = []
@@ -283,18 +364,16 @@ class PartChecks:
         while len(fresh) < MOST_COMPARED and self.clock() - begin_s < allowed_s:
             index = self._launches.sets + secrets.randbelow(self._launches.sets)
             before = secrets.randbelow(min(4, self._launches.sets))
-            pair: list[tuple[list[float], Callable[[int], object]]]
-            pair = [(fresh, self._launches.refresh), (seen, self._launches.repeat)]
-            if secrets.randbelow(2):
-                pair.reverse()
+            self._launches.make()
             not_counted: list[float] = []
-            for seconds, write in [(not_counted, self._launches.repeat), *pair]:
-                write(index)
+            pair = [(fresh, -1), (seen, -1)] if secrets.randbelow(2) else [(seen, -2), (fresh, -1)]
+            for seconds, made in [(not_counted, -2), *pair]:
+                self._launches.fill(index, made)
                 seconds.append(self._launches.time(index - before, before + 1, 1)[0][-1])
-            enough = len(fresh) >= LEAST_COMPARED
-            if enough and statistics.median(fresh) < MAX_FRESH_OVER_SEEN * statistics.median(seen):
+            looks_alike = statistics.median(fresh) < MAX_FRESH_OVER_SEEN * statistics.median(seen)
+            if looks_alike and len(fresh) >= LEAST_COMPARED:
                 break
-            if enough:
+            if not looks_alike and len(fresh) >= SUSPECTED_AFTER:
                 # What looks as if it remembered is given the time to show it.
                 allowed_s = SUSPECTED_S
             if len(fresh) % LEAST_COMPARED == 0 and recognises(fresh, seen):
@@ -305,7 +384,7 @@ class PartChecks:
 
     def _require_that_it_rests(self) -> None:
         """Raise WrongLaunch where threads or children of the process go on working while nothing is launched."""
-        for pause_s in (0.0, SPIN_S, 0.0):
+        for pause_s in (0.0, SPIN_S, 2 * SPIN_S):
             time.sleep(pause_s)
             used_s, begin_s = self._launches.cpu_seconds(), self.clock()
             time.sleep(REST_S)
@@ -326,7 +405,7 @@ class PartChecks:
 
     def _launch_and_check(self, index: int) -> Verification:
         self._launches.refresh(index)
-        self._launches.launch(index)
+        self._part(index, 1, 1)
         return self._require_right(index)
 
     def _require_right(self, index: int) -> Verification:
@@ -337,15 +416,17 @@ class PartChecks:
         return verdict
 
 
-class _CheckedParts:
-    """The stopwatch as the measuring loop has it."""
-
-    def __init__(self, checks: PartChecks, stopwatch: Stopwatch) -> None:
-        self._checks = checks
-        self.name, self.resolution_s = stopwatch.name, stopwatch.resolution_s
-
-    def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
-        return self._checks.time(first, samples, launches_per_sample)
+def copied_bytes_per_s(moved_bytes: int) -> float:
+    """Bytes a second, read and written, of copies by all cores that move so many."""
+    half, workers = min(moved_bytes, MOST_COPIED_BYTES) // 2, cpu.detect().usable_cores
+    parts = [(np.zeros(half // workers, np.uint8), np.ones(half // workers, np.uint8)) for _ in range(workers)]
+    seconds = []
+    with ThreadPoolExecutor(workers) as pool:
+        for _ in range(COPIES):
+            begin_s = time.perf_counter()
+            deque(pool.map(lambda pair: np.copyto(*pair), parts))
+            seconds.append(time.perf_counter() - begin_s)
+    return 2 * half / min(seconds)
 
 
 def read_tree(path: str) -> dict[str, Any]:

@@ -12,8 +12,11 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
+from itertools import starmap
 from types import FunctionType, ModuleType
 from typing import Any
+
+from pyperf_suite.user_kernels.arrays import PLAIN, arrays_in, extent, is_array, is_torch, poison
 
 # Modules whose functions and classes' methods must stay what they were, by name; () stands for all that they have. The
 # suite and references are made of them.
@@ -209,3 +212,75 @@ def _chance_of(inversions: int, one: int, other: int) -> float:
         for at in range(i, len(ways)):
             ways[at] += ways[at - i]
     return sum(ways[: inversions + 1]) / math.comb(one + other, one)
+
+
+# Launches without a pause whose results are compared afterwards, of so many bytes; one where memory is returned again.
+TOGETHER, TOGETHER_BYTES = 16, 64 << 20
+
+_STARMAP = starmap
+
+
+class Auditor:
+    """Compares results of launches, bit for bit, with those that were fetched for the same inputs, and so verified.
+
+    `process` is the kernel process's own object.
+    """
+
+    def __init__(self, process: Any) -> None:
+        self._process, self._together = process, TOGETHER
+        self._right: dict[str, Any] = {}
+
+    def remember(self, slot: str, result: Any, size_bytes: int) -> None:
+        self._right[slot] = _copy(result)
+        self._together = max(1, min(self._together, TOGETHER_BYTES // max(1, size_bytes)))
+
+    def launch(self, first: int, launches: int, slots: Sequence[str]) -> dict[str, Any]:
+        """Launch so often, each set with the inputs of the other slot than before; how many were equal.
+
+        Ends with the first that is not: it can be fetched then, and `slot` has its inputs.
+        """
+        process, done = self._process, 0
+        calls, slot_of = process._calls, process._slot_of
+        while done < launches:
+            count = min(self._together, len(calls), launches - done)
+            burst = [(first + done + at) % len(calls) for at in range(count)]
+            process._load([(index, slots[slot_of[index] == slots[0]]) for index in burst])
+            results = list(_STARMAP(process._called, [calls[index] for index in burst]))
+            process._settle()
+            begins = [extent(each)[0] for each in arrays_in(results)]
+            if count > 1 and len(set(begins)) < len(begins):
+                self._together = 1
+                continue
+            for index, result in zip(burst, results):
+                process._last.append(result)
+                process._last_set = index
+                if not _equal(process._result(), self._right[slot_of[index]]):
+                    process._keep_result()
+                    return {"equal": done, "slot": slot_of[index]}
+                done += 1
+            for each in arrays_in(results):
+                poison(each)
+        return {"equal": done, "slot": ""}
+
+
+def _copy(result: Any) -> Any:
+    if is_array(result):
+        return result.detach().clone() if is_torch(result) else result.copy()
+    if type(result) in (list, tuple):
+        return type(result)([each if type(each) in PLAIN else _copy(each) for each in result])
+    return {key: _copy(each) for key, each in result.items()} if type(result) is dict else result
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two results are equal; never where that is another's to say."""
+    if type(one) is not type(other):
+        return False
+    if is_array(one):
+        library = sys.modules["torch" if is_torch(one) else "numpy"]
+        equal = library.equal if is_torch(one) else library.array_equal
+        return one.dtype == other.dtype and bool(equal(one, other))
+    if type(one) in (list, tuple):
+        return len(one) == len(other) and all(a is b or _equal(a, b) for a, b in zip(one, other))
+    if type(one) is dict:
+        return one.keys() == other.keys() and all(_equal(each, other[key]) for key, each in one.items())
+    return (type(one) in PLAIN or type(one).__module__ == "numpy") and bool(one == other)

@@ -29,7 +29,7 @@ import sysconfig
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, cycle, islice, starmap
 from operator import methodcaller
@@ -173,9 +173,9 @@ class KernelProcess:
         api._device = device
         if device.startswith("cuda"):
             api._gpu = self._gpu
-        from pyperf_suite.user_kernels.guards import Guards, InspectionDetector
+        from pyperf_suite.user_kernels.guards import Auditor, Guards, InspectionDetector
 
-        self._guards, self._lookout = Guards(), InspectionDetector()
+        self._guards, self._lookout, self._auditor = Guards(), InspectionDetector(), Auditor(self)
         self._guards.watch_imports()
         if is_file:
             if not file.is_file():
@@ -427,9 +427,9 @@ class KernelProcess:
 
     # -- the kernel process --------------------------------------------------------------------------------------
 
-    def _place(self, sets: int, slots: Sequence[str], spare: str) -> dict[str, Any]:
+    def _place(self, sets: int, slots: Sequence[str]) -> dict[str, Any]:
         """Make so many sets of the arguments, each elsewhere in memory, filled from the slots in turn."""
-        self._slots, self._slot_of = [*slots, spare], [index % len(slots) for index in range(sets)]
+        self._slot_of = [slots[index % len(slots)] for index in range(sets)]
         self._sets = [[leaf.room() for leaf in self._leaves] for _ in range(sets)]
         self._calls = [()] * sets
         self._restored = [at for at, leaf in enumerate(self._leaves) if leaf.role == "modified"]
@@ -453,7 +453,7 @@ class KernelProcess:
         self._stopwatch.time(self._launch_on_gpu, 0, 1, 1)
         self._load(list(enumerate(self._slot_of)))
 
-    def _load(self, sets: Sequence[Sequence[int]], layout: str = "") -> dict[str, Any]:
+    def _load(self, sets: Iterable[tuple[int, str]], layout: str = "") -> dict[str, Any]:
         """Give sets the values of slots, where they lie or, with a layout or after one, elsewhere in memory."""
         for index, slot in sets:
             if layout or index in self._laid_out:
@@ -465,7 +465,7 @@ class KernelProcess:
 
     def _fill(self, index: int, wanted: Callable[[Leaf], bool]) -> None:
         """Give the wanted leaves of a set the values of its slot; an output is poisoned."""
-        path, values = self._slots[self._slot_of[index]], self._sets[index]
+        path, values = self._slot_of[index], self._sets[index]
         plain: Iterator[Any] = iter(())
         has_plain = any(leaf.kind == "plain" for leaf in self._leaves)
         if has_plain:
@@ -513,7 +513,7 @@ class KernelProcess:
         called, last, calls, chunk = self._called, self._last, self._calls, batch
         if self._restored:
             chunk = min(batch, len(calls))
-        seconds = []
+        seconds, released = [], 0
         for _ in range(samples):
             spent, left = 0, batch
             while left:
@@ -522,16 +522,19 @@ class KernelProcess:
                 if self._restored:
                     self._restore(start, count)
                 series = _ISLICE(chain(calls[start:], cycle(calls)), count)
+                full = _CLOCK()
                 last.clear()
                 begin = _CLOCK()
                 last.extend(_STARMAP(called, series))
                 spent += _CLOCK() - begin
+                released += begin - full
                 first, left = first + count, left - count
             seconds.append(spent * 1e-9)
         let_through = _HELD_SIGNALS - _MASK(signal.SIG_BLOCK, _HELD_SIGNALS)
         self._last_set = (first - 1) % len(calls)
         self._keep_result()
-        return {"seconds": seconds, "signals": [signal.strsignal(each) for each in sorted(let_through)]}
+        signals = [signal.strsignal(each) for each in sorted(let_through)]
+        return {"seconds": seconds, "released_s": released * 1e-9, "signals": signals}
 
     def _time_on_gpu(self, first: int, samples: int, batch: int) -> dict[str, Any]:
         calls = self._calls
@@ -561,7 +564,8 @@ class KernelProcess:
         return {}
 
     def _settle(self) -> dict[str, Any]:
-        self._gpu().context.synchronize()
+        if self._stopwatch is not None:
+            self._gpu().context.synchronize()
         return {}
 
     def _restore(self, start: int, count: int) -> None:
@@ -618,8 +622,17 @@ class KernelProcess:
         ]
         self._fetched = [each for each in arrays_in(out) if not overlaps(each, owned)]
         shared = len(self._fetched) < sum(1 for _ in arrays_in(out))
+        self._auditor.remember(self._slot_of[self._last_set], out, reported["bytes"])
         self._last.clear()
         return {**reported, **self._changed(0.0), "set": self._last_set, "overlaps": shared, "plain": plain}
+
+    def _audit(self, **request: Any) -> dict[str, Any]:
+        """Launches compared with what was fetched for the same inputs; and what is against them."""
+        self._poison_result()
+        self._lookout.on = True
+        found = self._auditor.launch(**request)
+        self._lookout.on = False
+        return {**found, "replaced": self._guards.replaced(), "looked": self._lookout.noted()}
 
     def _others(self, result: str, limit_bytes: int) -> dict[str, Any]:
         """What the other implementations make of the set that was launched last, each written to `result`.NAME."""

@@ -66,6 +66,10 @@ SMALLEST_LIMIT_BYTES = 64 << 20
 # So long after a wrong result was seen, it is looked at again: work that goes on by itself is seen to end.
 LATE_S = 0.05
 
+# What releasing a result plausibly takes: of arrays, and of numbers and other objects by their text.
+RESULT_FILES = "result", "result.json"
+RELEASE_S_PER_BYTE, RELEASE_S_PER_CHARACTER = 2e-10, 2e-8
+
 # Of inputs made before, how many are tried for what a wrong result may be right for, and for how long.
 REMEMBERED_SEEDS, STALE_S = 4, 3.0
 
@@ -227,6 +231,7 @@ class UserLaunches(PartLaunches):
         self._is_measured = False
         slot_bytes = lay_out(self._built["leaves"])
         self.restores = any(leaf["role"] == "modified" for leaf in self._built["leaves"])
+        self.is_paired, self.is_random = place.inputs is not None, bool(self._built["random"])
         self._place_sets(slot_bytes, place)
         versions = started["versions"] | mine["versions"]
         self.work = Work(self._built["flop"], self._built["bytes"])
@@ -263,20 +268,18 @@ class UserLaunches(PartLaunches):
         if place.sets is not None:
             self.sets = place.sets
         distinct = min(self.sets, DISTINCT_SETS)
-        # Inputs of each, those that are looked at, a result and its reference in float64.
-        self._files = self._resources.enter_context(memory_folder((distinct + 2 + 1 + 8) * slot_bytes))
-        self._slots = [self._path_of(f"slot{number}", slot_bytes) for number in range(distinct + 1)]
+        # Inputs of each, fresh ones twice, those that are looked at, a result and its reference in float64.
+        self._files = self._resources.enter_context(memory_folder((distinct + 3 + 1 + 8) * slot_bytes))
+        self._slots = [self._path_of(f"slot{number}", slot_bytes) for number in range(distinct + 2)]
         self._inputs = self._path_of("inputs", slot_bytes)
         self._unseen = self._path_of("unseen", slot_bytes)
-        drawn = [self._drawn() for _ in self._slots]
-        made = [
-            self._reference.make(self._case, slot, self._end_s, seed)
-            for slot, seed in zip(self._slots, drawn, strict=True)
-        ]
+        for name in RESULT_FILES:
+            self._path_of(name, 0)
+        made = [self._reference.make(self._case, slot, self._end_s, self._drawn()) for slot in self._slots[:-2]]
         self._slot_seeds = [each["seed"] for each in made]
         self._seeds: deque[int] = deque(maxlen=REMEMBERED_SEEDS)
         self._expected_bytes = limit_bytes() // LARGEST_RESULT
-        placed = self._process.ask("place", sets=self.sets, slots=self._slots[:-1], spare=self._slots[-1])
+        placed = self._process.ask("place", sets=self.sets, slots=self._slots[:-2])
         self._path = placed["path"]
         self.clock = (placed["stopwatch"], placed["resolution_s"])
         self.sampling = {"cache": cache, "operand_sets": self.sets}
@@ -301,6 +304,10 @@ class UserLaunches(PartLaunches):
             raise WrongLaunch(refused("clock", f"{self.where}: its process reported no time for each sample"))
         clocks = reported.get("clocks_hz") or []
         self._clocks_hz = [*self._clocks_hz, *(hz for hz in clocks if isinstance(hz, float) and 0 < hz < 1e11)]
+        released_s = reported.get("released_s", 0.0)
+        arrays, text = (Path(self._files / name).stat().st_size for name in RESULT_FILES)
+        plausible_s = samples * (arrays * RELEASE_S_PER_BYTE + text * RELEASE_S_PER_CHARACTER)
+        self.released_s = min(released_s, plausible_s) if _is_time(released_s) else 0.0
         return seconds, wall_s
 
     def cpu_seconds(self) -> float:
@@ -328,14 +335,23 @@ class UserLaunches(PartLaunches):
     def observed(self) -> dict[str, Observed]:
         return {"sm_clock": Observed("Hz", self._clocks_hz)} if self._clocks_hz else {}
 
-    def refresh(self, index: int, inputs: str = USUAL) -> bool:
-        self._kind, layout = (USUAL, inputs) if inputs in LAYOUTS else (inputs, "")
-        self._made = self._make(self._slots[-1], inputs=self._kind)
+    def make(self, inputs: str = USUAL) -> bool:
+        self._kind, self._slots[-2:] = inputs, self._slots[:-3:-1]
+        self._made = self._make(self._slots[-1], inputs=inputs)
         if "unsuited" in self._made:
             return False
         self._seeds.append(self._made["seed"])
-        self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]], layout=layout)
-        return self._kind == USUAL or self._made["drawn"] > 0
+        return inputs == USUAL or self._made["drawn"] > 0
+
+    def fill(self, index: int, made: int = -1, layout: str = "") -> None:
+        self._process.ask("load", sets=[[index % self.sets, self._slots[made]]], layout=layout)
+
+    def refresh(self, index: int, inputs: str = USUAL) -> bool:
+        kind, layout = (USUAL, inputs) if inputs in LAYOUTS else (inputs, "")
+        if not self.make(kind):
+            return False
+        self.fill(index, layout=layout)
+        return True
 
     def _make(self, slot: str, seed: int | None = None, inputs: str = USUAL) -> dict[str, Any]:
         """Have the reference process write inputs to a slot; a new one, where another case of the file lost it."""
@@ -354,18 +370,26 @@ class UserLaunches(PartLaunches):
         taken = () if self._built["has_check"] else self._built["inputs"]
         return [each for each in (first, *others) if each in taken]
 
-    def fresh(self) -> bool:
-        slots = (self._slots[0], self._slots[-1]), (f"{self._slots[0]}.plain", f"{self._slots[-1]}.plain")
-        return not all(filecmp.cmp(*pair, shallow=False) for pair in slots)
+    def audit(self, launches: int) -> tuple[int, Verification | None]:
+        first, slots = random.SystemRandom().randrange(self.sets), self._slots[-2:]
+        found = self._process.ask("audit", first=first, launches=launches, slots=slots)
+        self._require_left_alone(found)
+        equal = min(launches, int(found["equal"]))
+        if equal < launches and found["slot"] == slots[0]:
+            # The reference holds those of the other slot; without a seed they cannot be made again.
+            self._made = self._make(self._unseen, self._seeds[-2])
+            if not _are_equal(self._unseen, slots[0]):
+                return equal, None
+            self._seeds.append(self._made["seed"])
+            self._slots[-2:] = slots[::-1]
+        return equal, self.verify_last(first) if equal < launches else None
 
-    def repeat(self, index: int) -> None:
-        self._make(self._unseen)
-        self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]])
+    def fresh(self) -> bool:
+        return not _are_equal(self._slots[0], self._slots[-1])
 
     def give_back(self, index: int) -> None:
         if self._given is not None:
-            index %= self.sets
-            self._process.ask("load", sets=[[index, index % (len(self._slots) - 1)]])
+            self.fill(index, index % self.sets % (len(self._slots) - 2))
 
     def _drawn(self) -> int:
         return secret_seed() if self._given is None else self._given.getrandbits(63)
@@ -588,6 +612,12 @@ def _split(name: str) -> tuple[str, str]:
 def _source(top: str, file: str) -> dict[str, Any]:
     path = Path(top) / file
     return source_of(path.parent, path.name) if file else {}
+
+
+def _are_equal(slot: str, other: str) -> bool:
+    """Whether two slots hold the same inputs."""
+    files = (slot, other), (f"{slot}.plain", f"{other}.plain")
+    return all(filecmp.cmp(*pair, shallow=False) for pair in files)
 
 
 def _read_sizes(path: str, shapes: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Array]:

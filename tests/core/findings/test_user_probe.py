@@ -1,0 +1,60 @@
+"""What a table of a user's kernel says of its checks, and what makes a row doubtful."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyperf_suite.findings.data import Findings, Quantity, Remark
+from pyperf_suite.findings.rows import rows_of
+from pyperf_suite.findings.user_probe import user_probe
+from pyperf_suite.runner.record import Case
+from pyperf_suite.user_kernels.workload import parameters_of
+from tests.records import a_record
+
+NAME = "bench.py:kernel"
+CASE = Case(NAME, parameters_of(("n",))(n=8), "mine")
+
+
+def found(*verifications: dict[str, Any], seconds: float = 1e-3, moved: int = 0) -> Findings:
+    """What is found of one case, each of whose processes checked that."""
+    work = {"flop": 0, "bytes": moved}
+    records = [
+        a_record(CASE, seconds, process=number, verification={"passed": True, "message": "", **each}, work=work)
+        for number, each in enumerate(verifications)
+    ]
+    return user_probe(NAME).analyse(rows_of(records))
+
+
+def cell(findings: Findings) -> Any:
+    """What the table says of errors."""
+    [table] = findings.tables
+    [row] = table.rows
+    return dict(zip([column.name for column in table.columns], row, strict=True))["errors"]
+
+
+def test_the_bound_on_errors_is_of_the_launches_that_all_processes_checked() -> None:
+    one = {"launches_checked": 1010, "caching_checked": True}
+    assert cell(found(one)) == "< 1 in 337"
+    assert cell(found(one, one, one)) == "< 1 in 1,011"
+
+
+def test_a_row_says_where_caching_was_not_checked() -> None:
+    assert cell(found({"launches_checked": 4, "caching_checked": False})) == "< 1 in 1, caching not checked"
+    assert "caching" in cell(found({"launches_checked": 100}))
+    decided = {"launches_checked": 100, "caching_checked": True}
+    assert "caching" not in cell(found({"launches_checked": 100, "caching_checked": False}, decided))
+
+
+def test_a_rate_above_that_of_a_copy_is_a_caution_with_both() -> None:
+    checks = {"launches_checked": 4, "copied_bytes_per_s": 13e9}
+    [doubt] = found(checks, moved=1_319_000_000).remarks
+    assert isinstance(doubt, Remark)
+    assert doubt.kind == "caution"
+    values = [each.value for each in doubt.values.values() if isinstance(each, Quantity)]
+    assert values == [1_319e9, 13e9]
+    assert not found(checks, moved=20_000_000).remarks
+
+
+def test_a_release_that_takes_long_is_mentioned() -> None:
+    assert found({"launches_checked": 4, "released_s": 5e-4}).remarks
+    assert not found({"launches_checked": 4, "released_s": 5e-5}).remarks
