@@ -59,12 +59,10 @@ MOST_LINES_OF_ALL, MOST_LINES, MOST_IN_A_FOLDER = 69_200, 650, 24
 ABOVE_MEASURING = {"regressions", "render", "cli", "planner", "node", "__main__"}
 MEASURING_MAY_IMPORT = {
     *("click", "numpy", "psutil", "pynvml", "pytest", "pytest_benchmark", "rich", "scipy", "tomli", "torch", "triton"),
-    "PIL",  # decodes the JPEG files of one kind of case, which is unsupported without it
 }
 # What takes long to import or may be absent is imported inside the function that uses it.
 ONLY_INSIDE_FUNCTIONS = {
     *(
-        "PIL",
         "jinja2",
         "markupsafe",
         "matplotlib",

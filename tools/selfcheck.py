@@ -22,19 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from pyperf_suite.cli.main import HELP, Speaking
-from pyperf_suite.cli.options import (
-    Finite,
-    device_option,
-    json_option,
-    margin_option,
-    path_option,
-    results_option,
-    seed_option,
-    wide_option,
-)
+from pyperf_suite.cli.options import Finite, device_option, margin_option, path_option, results_option, seed_option
 from pyperf_suite.errors import Interrupted, UserError
 from pyperf_suite.findings.data import Cell, Findings, Quantity, Remark, findings, quantity, remark
 from pyperf_suite.findings.discovery import expanded, find_probe, is_users
@@ -43,7 +33,6 @@ from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.hardware.machine import identity, state
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.estimates import median_interval
-from pyperf_suite.regressions.changepoints import MAD_OF_NORMAL
 from pyperf_suite.regressions.pairs.ab import PairJournal, WritePair, compare_case, comparison_folder
 from pyperf_suite.regressions.pairs.arms import PairedCase, this_code
 from pyperf_suite.regressions.selfcheck import (
@@ -51,11 +40,10 @@ from pyperf_suite.regressions.selfcheck import (
     SCHEMA_VERSION,
     Comparison,
     Selfcheck,
-    latest_selfcheck,
     open_selfcheck,
     selfchecks,
 )
-from pyperf_suite.regressions.thresholds import load_thresholds, matches
+from pyperf_suite.regressions.thresholds import load_thresholds
 from pyperf_suite.regressions.verdict import CONFIDENCE, Judgement, SequentialRule, Word
 from pyperf_suite.render import text
 from pyperf_suite.render.terminal import console_for, print_remarks_and_tables, say
@@ -67,25 +55,27 @@ from pyperf_suite.workloads.matmul import MatmulParameters
 UNFINISHED = 3
 
 LARGEST_SHIFT = 0.5
+COMPARISONS_OF_EACH = 50
 
 
 class Shifts(click.ParamType):
-    """Injected slowdowns in percent, each maybe with how many comparisons: `0:200,1,5:100`."""
+    """Injected slowdowns in percent with how many comparisons, by default 50: `0:200,1,5:100`."""
 
     name = "shifts"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[float, int | None]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[float, int]:
         if isinstance(value, dict):
             return value
         return dict(self._shift(text.strip(), param, ctx) for text in str(value).split(","))
 
-    def _shift(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, int | None]:
+    def _shift(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, int]:
         percent, colon, count = text.partition(":")
         try:
-            shift, requested = round(float(percent.strip().removesuffix("%")) / 100, 6), int(count) if colon else None
+            shift = round(float(percent.strip().removesuffix("%")) / 100, 6)
+            requested = int(count) if colon else COMPARISONS_OF_EACH
         except ValueError:
             self.fail(f"{text[:40]!r} is not a slowdown in percent, as 5 is, or 5:100 for 100 comparisons.", param, ctx)
-        if not 0 <= shift <= LARGEST_SHIFT or (requested is not None and requested < 1):
+        if not 0 <= shift <= LARGEST_SHIFT or requested < 1:
             self.fail(f"{text[:40]!r}: from 0 to 50 percent, and at least one comparison.", param, ctx)
         return shift, requested
 
@@ -98,53 +88,62 @@ class Shifts(click.ParamType):
     show_default=True,
     type=Shifts(),
     metavar="PERCENT[:N],...",
-    help="Slowdowns to inject, in percent; 0 compares the code with itself. N comparisons of one, as in 0:200,5:100.",
-)
-@click.option(
-    "--comparisons", default=50, show_default=True, type=click.IntRange(1), metavar="N", help="Of each slowdown."
+    help="Slowdowns to inject, in percent; 0 compares the code with itself. N is the number of comparisons of one, 50 "
+    "if left out. Example: --shifts 0:200,5:100.",
 )
 @margin_option
 @click.option(
-    "--budget", default=30.0, show_default=True, type=Finite(1, 3600), metavar="SECONDS",
-    help="For one comparison.",
-)  # fmt: skip
-@click.option("--max-pairs", type=click.IntRange(1), metavar="N", help="For one comparison; by default the rule's own.")
+    "--budget",
+    default=30.0,
+    show_default=True,
+    type=Finite(1, 3600),
+    metavar="SECONDS",
+    help="Time for one comparison. Example: --budget 60.",
+)
 @click.option(
-    "--time-limit", type=Finite(0, min_open=True), metavar="MINUTES",
-    help="Begin no comparison after so long; --resume makes those that are left.",
-)  # fmt: skip
-@click.option("--resume", is_flag=True, help="Go on with the newest selfcheck of the same benchmarks, rule and budget.")
+    "--max-pairs",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Most pairs of one comparison. Default: as ab's rule has them. Example: --max-pairs 10.",
+)
 @click.option(
-    "--repeat", type=click.IntRange(2), metavar="N",
+    "--time-limit",
+    type=Finite(0, min_open=True),
+    metavar="MINUTES",
+    help="Begin no comparison after this time; --resume makes those that are left. Default: no limit. "
+    "Example: --time-limit 30.",
+)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with the newest selfcheck of the same benchmarks, rule and budget. Default: start one.",
+)
+@click.option(
+    "--repeat",
+    type=click.IntRange(2),
+    metavar="N",
     help="Measure the PROBEs, or all that are timed, in N runs with the profile quick, and report how far the runs lie "
-    "apart. Example: --repeat 10.",
-)  # fmt: skip
-@click.option("--show", is_flag=True, help="Measure nothing: show what speaks for this machine already.")
-@click.option("-k", "pattern", metavar="TEXT", help="Only benchmarks whose label holds TEXT; * stands for anything.")
+    "apart. Default: compare. Example: --repeat 10.",
+)
 @device_option()
 @results_option()
-@seed_option("Seed of the order in which comparisons are made.")
-@json_option()
-@path_option("--markdown", help="Append the tables to FILE as Markdown.")
-@wide_option
+@seed_option("Seed of the order in which comparisons are made. Example: --seed 1.")
+@path_option(
+    "--markdown", help="File to append the tables to as Markdown. Default: none. Example: --markdown summary.md."
+)
 def selfcheck(
     probes: tuple[str, ...],
-    shifts: dict[float, int | None],
-    comparisons: int,
+    shifts: dict[float, int],
     margin: float | None,
     budget: float,
     max_pairs: int | None,
     time_limit: float | None,
     resume: bool,
     repeat: int | None,
-    show: bool,
-    pattern: str | None,
     device: str,
     results: Path,
     seed: int,
-    as_json: bool,
     markdown: Path | None,
-    wide: bool,
 ) -> None:
     """Compare the code with itself, and with itself slowed down: how often is the verdict of `ab` wrong here?
 
@@ -163,20 +162,14 @@ def selfcheck(
     where = resolve(device)
     machine = identity(where).slug
     if repeat is not None:
-        if resume or show or pattern is not None or markdown is not None:
-            raise UserError("--repeat measures whole runs: leave out --resume, --show, -k and --markdown.")
-        _repeat(repeat, probes, where, results, as_json, wide)
+        if resume or markdown is not None:
+            raise UserError("--repeat measures whole runs: leave out --resume and --markdown.")
+        _repeat(repeat, probes, where, results)
         return
-    if show:
-        stored = latest_selfcheck(results, machine)
-        if stored is None:
-            raise UserError(f"There is no selfcheck of {machine} in {results}: leave --show out to make one.")
-        _tell(stored, as_json, markdown, wide)
-        return
-    counts = {shift: count or comparisons for shift, count in shifts.items()}
-    cases, rule = _cases(probes, where, pattern, counts), _rule(margin, max_pairs)
+    cases = _cases(probes, where, shifts)
+    rule = _rule(margin, max_pairs)
     settings = _settings(where, cases, rule, budget, seed)
-    plan = planned(counts, cases, seed)
+    plan = planned(shifts, cases, seed)
     found = resumable(results, machine, settings) if resume else start(results, machine, settings)
     commit = str(settings["state"].get("source", {}).get("commit", ""))
     try:
@@ -191,30 +184,26 @@ def selfcheck(
         )
     except KeyboardInterrupt:
         found = open_selfcheck(found.path)
-        _tell(found, as_json, markdown, wide)
+        _tell(found, markdown)
         raise Interrupted(f"Interrupted; {_what_is_left(found, plan) or 'every comparison was made.'}") from None
-    _tell(found, as_json, markdown, wide)
+    _tell(found, markdown)
     unfinished = _what_is_left(found, plan)
     if unfinished:
         click.echo(unfinished, err=True)
         raise SystemExit(UNFINISHED)
 
 
-def _repeat(count: int, probes: tuple[str, ...], where: Device, results: Path, as_json: bool, wide: bool) -> None:
+def _repeat(count: int, probes: tuple[str, ...], where: Device, results: Path) -> None:
     sys.path.append(str(Path(__file__).parents[1]))  # run as a script, only the folder of this file is there
     from tools.repeats import findings_of_repeats, measure_again, records_of
 
     cases = records_of(measure_again(count, [*probes, "--device", str(where)], results))
     if not cases:
         raise UserError("No benchmark was measured by every run: nothing can be compared.")
-    found = findings_of_repeats(cases)
-    if as_json:
-        click.echo(text.answer({"repeats": found}), nl=False)
-    else:
-        print_remarks_and_tables(console_for(wide), found)
+    print_remarks_and_tables(console_for(), findings_of_repeats(cases))
 
 
-def _cases(probes: tuple[str, ...], where: Device, pattern: str | None, counts: dict[float, int]) -> list[PairedCase]:
+def _cases(probes: tuple[str, ...], where: Device, counts: dict[float, int]) -> list[PairedCase]:
     if where.kind != "cpu" and any(counts):
         raise UserError(
             f"A slowdown can be injected into launches on a CPU only, but {where} was requested: "
@@ -222,17 +211,11 @@ def _cases(probes: tuple[str, ...], where: Device, pattern: str | None, counts: 
         )
     if any(counts) and any(map(is_users, probes)):
         raise UserError("A slowdown cannot be injected into kernels of your own: use --shifts 0.")
-    every = [
+    if not probes:
+        return selfcheck_cases(where)
+    return [
         PairedCase.same(name, case) for name in expanded(probes) for case in find_probe(name).cases("standard", where)
     ]
-    cases = [
-        case
-        for case in (every if probes else selfcheck_cases(where))
-        if pattern is None or matches(f"*{pattern}*", case.label)
-    ]
-    if not cases:
-        raise UserError(f"No benchmark of the selfcheck holds {pattern!r}: leave -k out to see them all.")
-    return cases
 
 
 def _rule(margin: float | None, max_pairs: int | None) -> SequentialRule:
@@ -270,20 +253,16 @@ def _say_each(position: int, count: int, made: Comparison) -> None:
     click.echo(f"{position}/{count} {made.label} {injected}: {made.verdict}{concluded}, {pairs}", err=True)
 
 
-def _tell(found: Selfcheck, as_json: bool, markdown: Path | None, wide: bool) -> None:
-    if as_json:
-        details = {"path": str(found.path), "settings": found.settings}
-        click.echo(text.answer({"selfcheck": findings_of_selfcheck(found)}, details), nl=False)
-    else:
-        console = console_for(wide)
-        say(console, "", text.sentence(heading(found)), style="bold")
-        print_remarks_and_tables(console, findings_of_selfcheck(found))
-        say(console, "", f"comparisons  {found.path}")
+def _tell(found: Selfcheck, markdown: Path | None) -> None:
+    console, reported = console_for(), findings_of_selfcheck(found)
+    say(console, "", text.sentence(heading(found)), style="bold")
+    print_remarks_and_tables(console, reported)
+    say(console, "", f"comparisons  {found.path}")
     if markdown is not None:
         try:
             with markdown.open("a", encoding="utf-8") as file:
-                reported = text.markdown_of(findings_of_selfcheck(found))
-                file.write("\n".join([f"## {text.markdown_escape(text.sentence(heading(found)))}", "", *reported]))
+                title = text.markdown_escape(text.sentence(heading(found)))
+                file.write("\n".join([f"## {title}", "", *text.markdown_of(reported)]))
         except OSError as error:
             raise UserError(f"{markdown} cannot be written ({error.strerror}).") from None
 
@@ -430,14 +409,11 @@ def findings_of_selfcheck(selfcheck: Selfcheck) -> Findings:
         *verdicts,
         Column("found", partial(change_at, selfcheck), "+%"),
         Column("median", partial(_median_s, selfcheck), "s", 0),
-        Column("p90", partial(_p90_s, selfcheck), "s", 0),
     )
     pairs = (
         Column("benchmark", lambda item: item[0], priority=2),
         Column("pairs", lambda item: len(_deviations(item[1]))),
-        Column("time a pair", lambda item: _time_a_pair(item[1]), "s", 0),
-        Column("sd", lambda item: _spread(item[1], np.std), "%"),
-        Column("MAD-sd", lambda item: _spread(item[1], lambda off: np.median(np.abs(off)) / MAD_OF_NORMAL), "%", 0),
+        Column("sd", lambda item: _spread(item[1]), "%"),
         Column("false alarms", lambda item: _alarms(item[1], identical=True)),
         Column("slower found", lambda item: _alarms(item[1], identical=False)),
     )
@@ -462,24 +438,14 @@ def _median_s(selfcheck: Selfcheck, shift: float) -> Cell:
     return Quantity(statistics.median(spent), "s", interval.low, interval.high, 1)
 
 
-def _p90_s(selfcheck: Selfcheck, shift: float) -> Cell:
-    spent = [each.seconds for each in selfcheck.measured(shift)]
-    return float(np.quantile(spent, 0.9)) if spent else None
-
-
 def _deviations(made: Sequence[Comparison]) -> list[float]:
     """Of the pairs' log-ratios from each comparison's own median, so that slowdowns do not count as spread."""
     return [log_ratio - statistics.median(each.log_ratios) for each in made for log_ratio in each.log_ratios]
 
 
-def _time_a_pair(made: Sequence[Comparison]) -> float | None:
-    pairs = len(_deviations(made))
-    return sum(each.seconds for each in made if each.log_ratios) / pairs if pairs > 1 else None
-
-
-def _spread(made: Sequence[Comparison], of: object) -> float | None:
+def _spread(made: Sequence[Comparison]) -> float | None:
     deviations = _deviations(made)
-    return float(of(deviations)) if callable(of) and len(deviations) > 1 else None
+    return statistics.pstdev(deviations) if len(deviations) > 1 else None
 
 
 def _alarms(made: Sequence[Comparison], identical: bool) -> str:

@@ -24,6 +24,7 @@ from pyperf_suite.cli.options import (
     results_option,
     rules_of,
     seed_option,
+    select_option,
 )
 from pyperf_suite.errors import Interrupted, UserError
 
@@ -50,13 +51,7 @@ Planned = Callable[[Sequence[str]], "list[PlannedCase]"]
 @click.option(
     "--new", required=True, metavar="ARM", help="New side, in the same forms as --old. Required. Example: --new ."
 )
-@click.option(
-    "-k",
-    "expression",
-    metavar="EXPR",
-    help="Compare only benchmarks whose probe and label contain these words; `not WORD` excludes. Default: all. "
-    "Example: -k 'native 1024'.",
-)
+@select_option
 @axes_option
 @profile_option("Profile whose cases are compared: quick, standard or full. Example: --profile standard.")
 @device_option()
@@ -74,15 +69,9 @@ Planned = Callable[[Sequence[str]], "list[PlannedCase]"]
     "--max-pairs",
     default=60,
     show_default=True,
-    type=click.IntRange(1, 100_000),
+    type=click.IntRange(1, 1000),
     metavar="N",
     help="Maximum number of pairs for each benchmark. Example: --max-pairs 20.",
-)
-@click.option(
-    "--environments",
-    is_flag=True,
-    help="Install the requirements of each revision into a virtual environment of its own. Default: both revisions use "
-    "this environment. Example: ab --old main --new . --environments baseline.",
 )
 @results_option("Folder that the pairs are written to. Example: --results /data/bench_results.")
 @seed_option("Seed of the random order of pairs and of the cores. Example: --seed 7.")
@@ -91,14 +80,13 @@ def ab(
     probes: tuple[str, ...],
     old: str,
     new: str,
-    expression: str | None,
+    pattern: str | None,
     axes: tuple[str, ...],
     profile: str,
     device: str,
     margin: float | None,
     budget_s: float,
     max_pairs: int,
-    environments: bool,
     results: Path,
     seed: int,
     outcome: OutcomeOptions,
@@ -110,7 +98,7 @@ def ab(
     \b
     Examples:
       pyperf-suite ab --old main --new . baseline
-      pyperf-suite ab --old v1.0 --new HEAD tile_wave -k "native 1024" --margin 2%
+      pyperf-suite ab --old v1.0 --new HEAD tile_wave -k "native*1024" --margin 2%
       pyperf-suite ab --old schedule=data_parallel --new schedule=stream_k baseline
       pyperf-suite ab --old /envs/old/bin/python --new /envs/new/bin/python baseline
       pyperf-suite ab --old numpy==1.26.4 --new numpy==2.1.0 bench_sort.py
@@ -125,7 +113,7 @@ def ab(
     where = resolve(device)
     rule_for = rules_of(margin, max_pairs=max_pairs)
     planned = functools.partial(_planned, profile=profile, where=where, axes=axes)
-    old_arm, new_arm, cases, said = _sides(probes, old, new, expression, environments, planned)
+    old_arm, new_arm, cases, said = _sides(probes, old, new, pattern, planned)
     folder = comparison_folder(
         results,
         identity(where).slug,
@@ -154,47 +142,39 @@ def ab(
 
 
 def _sides(
-    probes: tuple[str, ...], old: str, new: str, expression: str | None, environments: bool, planned: Planned
+    probes: tuple[str, ...], old: str, new: str, pattern: str | None, planned: Planned
 ) -> tuple[Arm, Arm, list[PairedCase], list[str]]:
     """Both arms, what to compare, and what a reader must know of it. Raises UserError for what cannot be compared."""
     from pyperf_suite.findings.discovery import is_users
+    from pyperf_suite.regressions.pairs import builds, user_arms
     from pyperf_suite.regressions.pairs.arms import PairedCase, choose, pair_variants, parse_variant, this_code
 
     old_fields, new_fields = parse_variant(old), parse_variant(new)
     if (old_fields is None) != (new_fields is None):
         raise UserError(f"--old {old} and --new {new}: a variant (FIELD=VALUE) can only be compared with a variant.")
-    said: list[str] = []
     if old_fields is not None and new_fields is not None:
-        old_arm, new_arm = this_code(old), this_code(new)
         cases = pair_variants(planned(probes), old_fields, new_fields)
-    elif any(map(is_users, probes)):
-        old_arm, new_arm, cases, said = _users_sides(probes, old, new, environments, planned)
-    else:
-        cases = [PairedCase.same(each.probe, each.case) for each in planned(probes)]
-        # Words are few and builds are long: whether something is left is checked first.
-        cases = choose(cases, expression) if expression else cases
-        old_arm, new_arm = _arms(old, new, environments)
-    return old_arm, new_arm, choose(cases, expression) if expression else cases, said
+        return this_code(old), this_code(new), choose(cases, pattern), []
+    if not any(map(is_users, probes)):
+        # Builds are long: whether something is left is checked first.
+        cases = choose([PairedCase.same(each.probe, each.case) for each in planned(probes)], pattern)
+        return *_made(old, new, builds.side_of), cases, []
+    root, benches = user_arms.located(probes)
+    old_arm, new_arm = _made(old, new, functools.partial(user_arms.side_of, root=root, benches=benches))
+    # The cases are those that the new side's code declares.
+    with user_arms.kernels_of(old_arm if new_arm.failure else new_arm, root, probes) as names:
+        cases = choose([PairedCase.same(each.probe, each.case) for each in planned(names)], pattern)
+    return old_arm, new_arm, cases, user_arms.notes_on(old_arm, new_arm, benches)
 
 
-def _users_sides(
-    probes: tuple[str, ...], old: str, new: str, environments: bool, planned: Planned
-) -> tuple[Arm, Arm, list[PairedCase], list[str]]:
-    """The same for kernels of the user's own: the cases are those that the new side's code declares."""
-    from pyperf_suite.regressions.pairs.arms import PairedCase
-    from pyperf_suite.regressions.pairs.user_arms import arm_of, kernels_of, located, notes_on, require
-
-    root, benches = located(probes)
-    for requested in (old, new):
-        require(requested, root)
+def _made(old: str, new: str, side_of: Callable[[str], Callable[[], Arm]]) -> tuple[Arm, Arm]:
+    """Both sides, once it is known that there is such a side for each word: making one may take minutes."""
+    makers = {requested: side_of(requested) for requested in (old, new)}
     arms = []
     for requested in (old, new):
         click.echo(f"Preparing {requested}, unless it is kept from before …", err=True)
-        arms.append(arm_of(requested, root, benches, environments))
-    old_arm, new_arm = arms
-    with kernels_of(old_arm if new_arm.failure else new_arm, root, probes) as names:
-        cases = [PairedCase.same(each.probe, each.case) for each in planned(names)]
-    return old_arm, new_arm, cases, notes_on(old_arm, new_arm, benches)
+        arms.append(makers[requested]())
+    return arms[0], arms[1]
 
 
 def _planned(probes: Sequence[str], profile: str, where: Device, axes: tuple[str, ...]) -> list[PlannedCase]:
@@ -209,34 +189,6 @@ def _planned(probes: Sequence[str], profile: str, where: Device, axes: tuple[str
         names = ", ".join(dict.fromkeys(each.probe for each in planned))
         raise UserError(f"{names} measures groups of processes, which cannot take turns in pairs: use run.")
     return alone
-
-
-def _arms(old: str, new: str, environments: bool) -> tuple[Arm, Arm]:
-    for requested in (old, new):
-        _require(requested)
-    return _arm(old, environments), _arm(new, environments)
-
-
-def _require(requested: str) -> None:
-    """Raise UserError where a side is no interpreter and no revision, before minutes go into building the other."""
-    from pyperf_suite.regressions.pairs.arms import parse_requirements
-    from pyperf_suite.regressions.pairs.builds import find_checkout
-
-    if parse_requirements(requested) is not None:
-        raise UserError(f"{requested} is a requirement, under which kernels of your own are compared: name a FILE.py.")
-    if requested == "." or not Path(requested).is_file():
-        find_checkout().commit("HEAD" if requested == "." else requested)
-
-
-def _arm(requested: str, environment: bool) -> Arm:
-    """One side: an interpreter where that is what the path names, the working tree for `.`, else a revision."""
-    from pyperf_suite.regressions.pairs.builds import find_checkout, interpreter_arm, revision_arm
-
-    if requested != "." and Path(requested).is_file():
-        return interpreter_arm(Path(requested))
-    checkout = find_checkout()
-    click.echo(f"Building {requested}, unless it is kept from before …", err=True)
-    return revision_arm(checkout, requested, environment)
 
 
 def _manifest(old: Arm, new: Arm, cases: Sequence[PairedCase], where: Device, rule: dict[str, Any]) -> dict[str, Any]:

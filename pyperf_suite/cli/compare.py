@@ -19,14 +19,14 @@ from pyperf_suite.cli.options import (
     results_option,
     rules_of,
     seed_option,
+    select_option,
 )
 from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
-    from pyperf_suite.regressions.stored.journals import Measured
     from pyperf_suite.regressions.stored.store import Side, Store
     from pyperf_suite.regressions.thresholds import Thresholds
-    from pyperf_suite.regressions.tracking import Nomination, Tracked
+    from pyperf_suite.regressions.tracking import Tracked
     from pyperf_suite.regressions.verdict import Judgement
 
 
@@ -38,12 +38,7 @@ NAMED = 4
 @click.argument("old", metavar="OLD")
 @click.argument("new", metavar="NEW")
 @margin_option
-@click.option(
-    "-k",
-    "pattern",
-    metavar="TEXT",
-    help="Compare only benchmarks whose label contains TEXT; * matches anything. Default: all. Example: -k 'm=384*'.",
-)
+@select_option
 @results_option(
     "Folder of the named runs, and of the earlier runs that noise is estimated from. Example: --results old_results."
 )
@@ -53,16 +48,16 @@ def compare(
 ) -> None:
     """Compare two finished runs: is what got slower beyond what runs of identical code differ by?
 
-    OLD and NEW are each a run's folder or name, latest, latest~1 for the one before it, a records.jsonl, or
-    pytest-benchmark JSON. Slower or faster is said only where the noise from run to run is known from at least five
-    stored runs of the machine. Two live versions tell far more: pyperf-suite ab.
+    OLD and NEW are each a run's folder or name, latest, latest~1 for the one before it, or a records.jsonl. Slower or
+    faster is said only of a benchmark whose noise from run to run is known from at least five other stored runs. Two
+    live versions tell far more: pyperf-suite ab.
 
     Exit code 0 fine, 1 slower, 2 a usage or data error, 3 undecided.
 
     \b
     Examples:
       pyperf-suite compare latest~1 latest
-      pyperf-suite compare before.json after.json --margin 3%
+      pyperf-suite compare 20261121T021948Z-22a8 latest --margin 3%
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.regressions.compare import one_sided
     from pyperf_suite.regressions.stored.store import find_side
@@ -75,8 +70,9 @@ def compare(
     findings, notes = _compare(before, after, thresholds, margin, results)
     uncompared = one_sided(before, after)
     notes = [*before.notes, *after.notes, *_uncompared_sentences(before, after, uncompared), *notes]
-    extra = {"old": _plain(before), "new": _plain(after), "not_compared": uncompared}
-    finish(findings, outcome, f"{before.name} against {after.name}", notes, extra)
+    sides = (("old", before), ("new", after))
+    extra = {name: {"name": side.name, "machine": side.machine, "commit": side.commit} for name, side in sides}
+    finish(findings, outcome, f"{before.name} against {after.name}", notes, {**extra, "not_compared": uncompared})
 
 
 def _compare(
@@ -85,30 +81,25 @@ def _compare(
     """The findings, and what a reader should know of how they came about."""
     from pyperf_suite.regressions.compare import compare_sides, noise_from_store, sentinel_sentence
     from pyperf_suite.regressions.selfcheck import latest_selfcheck
-    from pyperf_suite.regressions.stored.foreign import FOREIGN_PROBES
     from pyperf_suite.regressions.stored.store import Store
 
     def margin_of(probe: str, label: str) -> float:
         return thresholds.margin_of(probe, label, margin)
 
     notes = []
-    if any(one.medians for one in _all(new)):
-        ours = any(one.probe not in FOREIGN_PROBES for one in _all(new))
+    measured = [*old.benchmarks.values(), *new.benchmarks.values()]
+    if any(one.medians for one in measured):
         notes.append(
-            "The runs were measured at different times, which is in every difference"
-            + ("; pyperf-suite ab takes turns." if ours else ".")
+            "The runs were measured at different times, which is in every difference; pyperf-suite ab takes turns."
         )
-    if old.commit and old.commit == new.commit and not any(one.dirty for one in (*_all(old), *_all(new))):
+    if old.commit and old.commit == new.commit and not any(one.dirty for one in measured):
         notes.append(f"Both measured commit {old.commit[:12]}: what differs is not this project's code.")
     if moved := sentinel_sentence(old, new):
         notes.append(moved)
-    if not results.is_dir():
-        return compare_sides(old, new, margin_of, lambda _: None), notes
-    with Store(results) as store:
-        store.update()
-        noise_of = noise_from_store(store, new.machine, [*old.run_ids, *new.run_ids])
-        findings = compare_sides(old, new, margin_of, noise_of)
-        notes += store.notes
+    store = Store(results)
+    noise_of = noise_from_store(store, new.machine, [*old.run_ids, *new.run_ids])
+    findings = compare_sides(old, new, margin_of, noise_of)
+    notes += store.notes
     checked = latest_selfcheck(results, new.machine)
     if checked is not None:
         notes.append(f"Of pairs, not of finished runs: {checked.sentence()}")
@@ -118,17 +109,17 @@ def _compare(
 def _chosen(side: Side, pattern: str | None) -> Side:
     import dataclasses
 
-    from pyperf_suite.regressions.thresholds import matches
+    from pyperf_suite.regressions.thresholds import selects
 
     if pattern is None:
         return side
     kept = {
         key: one
         for key, one in side.benchmarks.items()
-        if one.kind == "sentinel" or pattern == one.case_id or matches(f"*{pattern}*", one.label)
+        if one.kind == "sentinel" or selects(pattern, one.probe, one.label, one.case_id)
     }
     if all(one.kind == "sentinel" for one in kept.values()):
-        raise UserError(f"{side.name} holds no benchmark whose label holds {pattern!r}: leave -k out to see them all.")
+        raise UserError(f"{side.name} holds no benchmark that matches {pattern!r}: leave -k out to see them all.")
     return dataclasses.replace(side, benchmarks=kept)
 
 
@@ -141,14 +132,6 @@ def _uncompared_sentences(old: Side, new: Side, uncompared: Mapping[str, Sequenc
             more = f"; and {len(labels) - NAMED} more, which --json names" if len(labels) > NAMED else ""
             found.append(f"Not compared, {where[kind]} ({len(labels)}): {'; '.join(labels[:NAMED])}{more}.")
     return found
-
-
-def _all(side: Side) -> list[Measured]:
-    return list(side.benchmarks.values())
-
-
-def _plain(side: Side) -> dict[str, str]:
-    return {"name": side.name, "machine": side.machine, "commit": side.commit}
 
 
 @click.command()
@@ -198,22 +181,21 @@ def track(
     Examples:
       pyperf-suite track
       pyperf-suite track --confirm --markdown "$GITHUB_STEP_SUMMARY"
-      pyperf-suite track 'matmul*' --since 2026-01-31 --fail-on nominated
+      pyperf-suite track matmul --since 2026-01-31
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.regressions.stored.store import Store
     from pyperf_suite.regressions.tracking import track as search
 
-    with Store(results) as store:
-        store.update()
-        wanted = store.benchmarks(benchmark, machine)
-        if not wanted:
-            raise UserError(store.why_nothing(benchmark, machine))
-        found = search(store, wanted, since.isoformat() if since else None)
-        notes = [*found.notes, *store.notes, *store.damage]
-        findings = [nomination.judgement() for nomination in found.current]
-        if rerun:
-            findings, extra_notes = _confirmed(store, found, results, device, budget, margin, seed)
-            notes += extra_notes
+    store = Store(results)
+    wanted = store.series(benchmark, machine)
+    if not wanted:
+        raise UserError(store.why_nothing(benchmark, machine))
+    found = search(wanted, since.isoformat() if since else None)
+    notes = [*found.notes, *store.notes, *store.damage]
+    findings = [nomination.judgement() for nomination in found.current]
+    if rerun:
+        findings, extra_notes = _confirmed(store, found, results, device, budget, margin, seed)
+        notes += extra_notes
     finish(
         findings,
         outcome,
@@ -231,18 +213,13 @@ def _confirmed(
     from pyperf_suite.hardware.machine import identity
     from pyperf_suite.regressions.pairs.ab import PairJournal, comparison_folder
     from pyperf_suite.regressions.pairs.builds import find_checkout, revision_arm
-    from pyperf_suite.regressions.tracking import cases_of, confirm
+    from pyperf_suite.regressions.tracking import confirm, rerunnable
 
     where = resolve(device)
     machine = identity(where).slug
     slower = [each for each in found.current if each.is_slower and not each.is_exact]
     others = [each.judgement() for each in found.current if each not in slower]
-    paths = store.journals()
-
-    def records_of(nomination: Nomination) -> Path:
-        return paths[nomination.series.machine, nomination.first.run_id]
-
-    able, unable = cases_of(slower, machine, records_of)
+    able, unable = rerunnable(slower, machine, store.journals())
     if not able:
         return [*unable, *others], []
     checkout = find_checkout()
@@ -251,8 +228,10 @@ def _confirmed(
         "device": str(where),
         "seed": seed,
         "budget_s": budget_s,
-        "commits": [list(commits) for commits in dict.fromkeys(each.commits for each in able)],
-        "cases": [each.case.to_json() for each in able],
+        "reruns": [
+            {"commits": [each.change.commit_before, each.change.commit_after], "case": case.new.to_json()}
+            for each, case in able
+        ],
     }
     folder = comparison_folder(results, machine, manifest)
     click.echo(f"Rerunning {len(able)} nominated changes, up to {budget_s:g} s each after their builds.", err=True)

@@ -18,31 +18,21 @@ from pyperf_suite.cli.options import (
     results_option,
     wide_option,
 )
-from pyperf_suite.errors import UserError, offer, printable
+from pyperf_suite.errors import UserError, printable
 from pyperf_suite.extensions import loaded
 from pyperf_suite.files import write_for_user, write_in_results, write_whole
 
 if TYPE_CHECKING:
-    from pyperf_suite.regressions.stored.series import Benchmark, BenchmarkSeries
-    from pyperf_suite.regressions.stored.store import Store
+    from pyperf_suite.regressions.stored.series import BenchmarkSeries
     from pyperf_suite.runner.record import Record
 
 REPORT_NAME = "report.html"
-
-also_option = path_option(
-    "--also",
-    multiple=True,
-    help="Import pytest-benchmark JSON of another project, a file or a folder, now and in later calls. May be "
-    "repeated. Example: --also .benchmarks.",
-)
 
 
 @click.command()
 @click.argument("benchmark", required=False, metavar="[BENCHMARK]")
 @results_option()
 @machine_option
-@also_option
-@path_option("--png", help="Draw the series of BENCHMARK into FILE. Default: no picture. Example: --png matmul.png.")
 @click.option("--all", "show_all", is_flag=True, help="Show all benchmarks and all points. Default: the newest.")
 @json_option("Print the series as JSON instead of tables, as in --json > series.json.")
 @wide_option
@@ -50,31 +40,28 @@ def history(
     benchmark: str | None,
     results: Path,
     machine: str | None,
-    also: tuple[Path, ...],
-    png: Path | None,
     show_all: bool,
     as_json: bool,
     wide: bool,
 ) -> None:
-    """List the stored benchmarks, or show the series of BENCHMARK: a label, a part or glob of one, or a case's id.
+    """List the stored benchmarks, or show the series of BENCHMARK: a case's id, or a part of its probe and label.
+
+    In a part * stands for any text.
 
     \b
     Examples:
       pyperf-suite history
-      pyperf-suite history 'matmul*m=384*' --png matmul.png
+      pyperf-suite history 'matmul*m=384'
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.regressions.tracking import steps_of
+    from pyperf_suite.regressions.stored.store import Store
+    from pyperf_suite.regressions.tracking import changes_of
 
-    with _store(results, also) as store:
-        found = _benchmarks(store, benchmark, machine)
-        listed, left_out = (found, ()) if show_all or as_json else _most_recent(found, benchmark is None)
-        series = [store.series(each) for each in listed]
-        warned = [*store.notes, *store.damage]
-    steps = [steps_of(each) for each in series] if len(series) == 1 or png else []
-    if png is not None:
-        from pyperf_suite.render.series import draw_series
-
-        draw_series(series, png, steps)
+    store = Store(results)
+    found = store.series(benchmark, machine)
+    if not found:
+        raise UserError(store.why_nothing(benchmark, machine))
+    series, left_out = (found, []) if show_all or as_json else _most_recent(found, benchmark is None)
+    warned = [*store.notes, *store.damage]
     if as_json:
         click.echo(_as_json(series, warned))
         return
@@ -83,12 +70,10 @@ def history(
 
     console = console_for(wide)
     if len(series) == 1:
-        print_series(console, series[0], steps[0], show_all)
+        print_series(console, series[0], changes_of(series[0]), show_all)
     else:
         print_list(console, series, left_out)
     _warn(warned)
-    if png is not None:
-        console.print(f"\npicture   {png}", highlight=False, soft_wrap=True, markup=False)
 
 
 @click.command()
@@ -150,12 +135,6 @@ def findings(run: str, results: Path) -> None:
 
 @click.command()
 @click.argument("results", default="bench_results", type=click.Path(path_type=Path), metavar="[RESULTS]")
-@path_option(
-    "--results",
-    "named",
-    metavar="FOLDER",
-    help="Folder to read, instead of the argument RESULTS. Example: --results /data/bench_results.",
-)
 @path_option("-o", "--output", help=f"HTML file to write. Default: RESULTS/{REPORT_NAME}. Example: -o h100.html.")
 @click.option(
     "--runs",
@@ -166,7 +145,7 @@ def findings(run: str, results: Path) -> None:
     "or those named. Example: --runs latest.",
 )
 @machine_option
-def report(results: Path, named: Path | None, output: Path | None, runs: str, machine: str | None) -> None:
+def report(results: Path, output: Path | None, runs: str, machine: str | None) -> None:
     """Write everything that RESULTS hold as one HTML page: a results folder, one machine's, or a single run's.
 
     The page needs no network and no other file. Of each job that `watch` watched it has the newest record.
@@ -179,7 +158,6 @@ def report(results: Path, named: Path | None, output: Path | None, runs: str, ma
     from pyperf_suite.render.page import draw_page
     from pyperf_suite.render.results import choose, choose_others, read_results
 
-    results = named or results
     read = read_results(results, machine)
     words = [word.strip() for word in runs.split(",") if word.strip()]
     page = draw_page(read, choose(read, words), choose_others(read, words))
@@ -189,21 +167,13 @@ def report(results: Path, named: Path | None, output: Path | None, runs: str, ma
 
 
 def _run_folder(run: str, results: Path) -> Path:
-    """The folder of that run. Raises UserError that names the nearest."""
-    from pyperf_suite.render.results import RECORDS
+    """The folder of a run, or of what another part recorded. Raises UserError if there is none of that name."""
+    from pyperf_suite.regressions.stored.journals import RECORDS
+    from pyperf_suite.regressions.stored.store import find_run_folder
 
-    names = (RECORDS, *(kind.manifest for kind in loaded("records").values()))
-    if any((Path(run) / name).is_file() for name in names):
-        return Path(run)
-    runs = {path.parent.name: path.parent for name in names for path in results.glob(f"*/*/{name}")}
-    in_order = sorted(runs, key=lambda name: name.removeprefix("watch-"))  # the rest begins with the time
-    if run == "latest" and runs:
-        return runs[in_order[-1]]
-    if not runs:
-        raise UserError(f"There is no run in {results}: measure one with `pyperf-suite run`, or name --results.")
-    if run not in runs:
-        raise UserError(f"There is no run {run[:80]!r} in {results}: {offer(run, ['latest', *in_order[-20:]])}")
-    return runs[run]
+    held = (RECORDS, *(kind.manifest for kind in loaded("records").values()))
+    is_path = any((Path(run) / name).is_file() for name in held)
+    return Path(run) if is_path else find_run_folder(run, results, held)
 
 
 def table_of(records: Iterable[Record], suffix: str) -> bytes:
@@ -246,51 +216,34 @@ def _column(values: list[Any]) -> Any:
         return pyarrow.array([None if each is None else str(each) for each in values])
 
 
-def _store(results: Path, also: Sequence[Path] = ()) -> Store:
-    from pyperf_suite.regressions.stored.store import Store
-
-    store = Store(results)
-    for path in also:
-        store.add(path)
-    store.update()
-    return store
-
-
-def _benchmarks(store: Store, pattern: str | None, machine: str | None) -> list[Benchmark]:
-    found = store.benchmarks(pattern, machine)
-    if found:
-        return found
-    raise UserError(store.why_nothing(pattern, machine))
-
-
 # What a person reads in one go; --all shows more.
 _LISTED = 40
 
 
-def _most_recent(found: Sequence[Benchmark], everything: bool) -> tuple[list[Benchmark], tuple[str, ...]]:
-    """The benchmarks to list, and a sentence about each kind of those that are not."""
-    left_out = []
-    timed = list(found)
-    if everything:
-        timed = [each for each in found if each.kind != "static"] or timed
-        if len(timed) < len(found):
-            left_out.append(
-                f"{len(found) - len(timed)} exact figures of static kernels are not listed: name them, or --all."
-            )
-    newest = sorted(timed, key=lambda each: each.last, reverse=True)[:_LISTED]
-    kept = {each.key for each in newest}
-    if len(kept) < len(timed):
-        left_out.append(
-            f"{len(timed) - len(kept)} more are not listed, none of them measured later: name them, or --all."
-        )
-    return [each for each in timed if each.key in kept], tuple(left_out)
+def _most_recent(found: Sequence[BenchmarkSeries], everything: bool) -> tuple[Sequence[BenchmarkSeries], list[str]]:
+    """The series to list, and a sentence about those that are not: of everything first of all the exact figures."""
+    timed = [each for each in found if each.kind != "static"] if everything else []
+    timed = timed or list(found)
+    newest_first = sorted(range(len(timed)), key=lambda place: timed[place].points[-1].started_at, reverse=True)
+    listed = [timed[place] for place in sorted(newest_first[:_LISTED])]
+    left = len(found) - len(listed)
+    why = "exact figures of static kernels, or measured no later"
+    return listed, [f"{left} more are not listed ({why}): name them, or --all."] if left else []
 
 
 def _as_json(series: Sequence[BenchmarkSeries], warned: Sequence[str]) -> str:
     import dataclasses
     import json
 
-    return json.dumps({"series": [dataclasses.asdict(each) for each in series], "warnings": list(warned)}, indent=2)
+    listed = [
+        {
+            **vars(each),
+            "points": [point._asdict() | {"value": point.value, "commit": point.commit} for point in each.points],
+            "breaks": [dataclasses.asdict(found) for found in each.breaks],
+        }
+        for each in series
+    ]
+    return json.dumps({"series": listed, "warnings": list(warned)}, indent=2)
 
 
 def _warn(sentences: Sequence[str]) -> None:

@@ -24,7 +24,7 @@ from pyperf_suite import __version__
 from pyperf_suite.cli.group import Suite
 from pyperf_suite.cli.measuring import folder_of, measure_all, workers_of_the_launcher
 from pyperf_suite.cli.options import Finite, measuring_options
-from pyperf_suite.errors import Interrupted, UserError, offer, printable
+from pyperf_suite.errors import Interrupted, UserError, printable
 
 if TYPE_CHECKING:
     from pyperf_suite.findings.probe import Probe
@@ -112,17 +112,11 @@ def main() -> None:
     help="Use the shapes of a model: bert-base, bert-large or gpt2. Default: the shapes of the profile. Without "
     "PROBE all probes with such shapes are run. Example: --shape gpt2.",
 )
-@click.option(
-    "--isa",
-    metavar="NAME",
-    help="Instruction set of the suite's own CPU kernels. Default: the best that this CPU has. Example: --isa avx2.",
-)
 @measuring_options
 def run(
     probes: tuple[str, ...],
     list_probes: bool,
     shape: str | None,
-    isa: str | None,
     axes: tuple[str, ...],
     device: str,
     **options: Any,
@@ -136,7 +130,6 @@ def run(
       pyperf-suite run tile_wave
       pyperf-suite run bench_softmax.py --profile standard
       pyperf-suite run block precision --shape bert-base
-      pyperf-suite run baseline --isa avx2
       pyperf-suite run tile_wave -a tile=64x64x256 -a schedule=data_parallel,stream_k --profile standard
     """  # noqa: D301 - click keeps the lines below \b as they are
     if list_probes:
@@ -146,32 +139,7 @@ def run(
         return
     if shape is not None:
         probes, axes = _of_shape(probes), (*axes, f"shape={shape}")
-    if isa is not None:
-        axes = (*axes, *_of_isa(isa, probes, axes, device, options["profile"]))
     _run(probes, axes=axes, device=device, **options)
-
-
-def _of_isa(isa: str, probes: tuple[str, ...], axes: tuple[str, ...], device: str, profile: str) -> list[str]:
-    """The axes by which probes take our kernels of that instruction set. Raises UserError where none takes ours."""
-    from pyperf_suite.findings.axes import overrides_for, replace_axes
-    from pyperf_suite.findings.discovery import find_probe, overrides_of, timed_or
-    from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.workloads.backends import INSTRUCTION_SETS, named_by_isa
-
-    if isa not in INSTRUCTION_SETS:
-        raise UserError(f"--isa {isa[:40]} is not known: {offer(isa, INSTRUCTION_SETS)}")
-    overrides, ours = overrides_of(axes), named_by_isa("")
-    found = []
-    for name in timed_or(probes):
-        requested = {key: value for key, value in overrides_for(name, overrides).items() if key == "implementation"}
-        its = replace_axes(find_probe(name).axes(profile, resolve(device)), requested)
-        taken = getattr(its, "implementation", ())
-        if ours in taken:
-            taken = (named_by_isa(isa) if each == ours else each for each in taken)
-            found.append(f"{name}.implementation={','.join(taken)}")
-    if not found:
-        raise UserError(f"--isa {isa} was requested, but no requested probe takes our CPU kernels: run baseline does.")
-    return found
 
 
 def _of_shape(probes: tuple[str, ...]) -> tuple[str, ...]:
@@ -201,21 +169,13 @@ def _of_shape(probes: tuple[str, ...]) -> tuple[str, ...]:
     help="Repeat the cases for this time afterwards, to see how stable a shared network is. Example: --soak 30.",
 )
 @click.option(
-    "--no-peer-to-peer",
-    is_flag=True,
-    help="Measure each case a second time without peer access over NVLink and PCIe. Default: with peer access only. "
-    "Example: collectives --ranks 2 --no-peer-to-peer.",
-)
-@click.option(
     "--model",
     metavar="NAME=NUMBER,...",
     help="Judge whether the network is fast enough to train this model in parallel. Default: 32 layers of "
     "hidden size 4096. Example: --model layers=12,hidden=768,ffn=3072,heads=12,vocab=50257,compute_ms=90.",
 )
 @measuring_options
-def collectives(
-    ranks: int | None, soak_min: float, no_peer_to_peer: bool, model: str | None, axes: tuple[str, ...], **options: Any
-) -> None:
+def collectives(ranks: int | None, soak_min: float, model: str | None, axes: tuple[str, ...], **options: Any) -> None:
     """Measure raw collective bandwidth: `run collectives`, and what torchrun and SLURM start.
 
     \b
@@ -225,8 +185,6 @@ def collectives(
     """  # noqa: D301 - click keeps the lines below \b as they are
     if ranks is not None:
         axes = (*axes, f"ranks={ranks}")
-    if no_peer_to_peer:
-        axes = (*axes, "peer_to_peer=true,false")
     if model is not None:
         _judge_training_of(model, options["device"])
     _run(("collectives",), axes=axes, soak_min=soak_min, **options)

@@ -135,6 +135,13 @@ margin_option = click.option(
     help="Slowdown that is tolerated. Default: the margin in pyproject.toml, else 1%. "
     "Example: --margin 2% or --margin 0.02.",
 )
+select_option = click.option(
+    "-k",
+    "pattern",
+    metavar="TEXT",
+    help="Compare only benchmarks whose probe and label contain TEXT; * matches anything. Default: all. "
+    "Example: -k 'native*m=384'.",
+)
 wide_option = click.option(
     "--wide",
     is_flag=True,
@@ -201,12 +208,12 @@ measuring_options = options(
 
 @dataclass(frozen=True)
 class OutcomeOptions:
-    """How a command reports its findings. `fail_on` None leaves it to pyproject.toml."""
+    """How a command reports its findings."""
 
     as_json: bool = False
     markdown: Path | None = None
     junit: Path | None = None
-    fail_on: str | None = None
+    fail_on: str = "undecided"
     wide: bool = False
 
 
@@ -230,9 +237,10 @@ def outcome_options(command: Command) -> Any:
         click.option(
             "--fail-on",
             type=click.Choice(FAIL_ON),
+            default=DEFAULT_FAIL_ON,
+            show_default=True,
             help="Least severe finding that makes the exit code other than 0, each with all before it: 1 for slower, 3 "
-            "for failed and undecided; nominated counts an unconfirmed slower change as slower. "
-            f"Default: pyproject.toml, else {DEFAULT_FAIL_ON}. Example: --fail-on slower.",
+            "for failed and undecided. Example: --fail-on slower.",
         ),
         wide_option,
     )(wrapped)
@@ -247,13 +255,12 @@ def finish(
 ) -> NoReturn:
     """Print the findings, write the requested files, and exit with the code that the findings make.
 
-    `extra` stands next to the findings in JSON. Raises UserError where a file cannot be written, after all is printed,
-    and where pyproject.toml does not say thresholds; SystemExit otherwise.
+    `extra` stands next to the findings in JSON. Raises UserError where a file cannot be written, after all is printed;
+    SystemExit otherwise.
     """
-    from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON, load_thresholds
     from pyperf_suite.regressions.verdict import exit_code
 
-    fail_on = requested.fail_on or load_thresholds().fail_on or DEFAULT_FAIL_ON
+    fail_on = requested.fail_on
     code = exit_code(findings, fail_on)
     if requested.as_json:
         from pyperf_suite.render.comparisons import comparisons_as_json

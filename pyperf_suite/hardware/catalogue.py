@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ class Architecture:
     """What all GPUs of one compute capability have in common. Limits are those of one multiprocessor.
 
     `generation` is the one whose default blocks our Triton kernels take, `cuda_kernels` the family of our CUDA kernels.
-    `features` are "tma" (copies of tensors by descriptor) and "float8_sums" (NCCL adds float8). `nvlink` and `pcie` are
-    names of `hardware.links`. A limit of 0 is one that is not known.
+    `features` may have "tma" (copies of tensors by descriptor). `nvlink` and `pcie` are names of `hardware.links`. A
+    limit of 0 is one that is not known.
     """
 
     compute_capability: tuple[int, int]
@@ -57,7 +57,7 @@ class GpuSpec:
     `boost_mhz` is the clock that the peaks belong to where their source names one. `peak_flop_per_s` has a key of
     `DTYPES` for each dtype that the GPU has units for, accumulated in fp32. `link_bytes_per_s` is one direction of all
     links to other GPUs together, None where there are none but the host's; `host_link_bytes_per_s` of what joins it to
-    the CPU where that is not PCIe. `sources` says of every field, by its name, where its value is from.
+    the CPU where that is not PCIe. Where each value is from stands in gpus.toml.
     """
 
     name: str
@@ -72,7 +72,6 @@ class GpuSpec:
     peak_flop_per_s: Mapping[str, float]
     link_bytes_per_s: float | None
     power_w: float
-    sources: Mapping[str, str]
     host_link_bytes_per_s: float | None = None
 
     def __str__(self) -> str:
@@ -200,27 +199,7 @@ def _spec(entry: Mapping[str, Any]) -> GpuSpec:
         "power_w": float(entry["power_w"]),
         "host_link_bytes_per_s": entry["host_link_gb_per_s"] * 1e9 if "host_link_gb_per_s" in entry else None,
     }
-    return GpuSpec(**values, sources=_sources(entry))
-
-
-# Under which name gpus.toml has a field, where its unit there is another.
-_WRITTEN_AS = {
-    "memory_bytes": "memory_gib",
-    "memory_bytes_per_s": "memory_gb_per_s",
-    "l2_bytes": "l2_mib",
-    "peak_flop_per_s": "peak_tflop_per_s",
-    "link_bytes_per_s": "link_gb_per_s",
-    "host_link_bytes_per_s": "host_link_gb_per_s",
-}
-
-
-def _sources(entry: Mapping[str, Any]) -> dict[str, str]:
-    """Where each field's value is from: its own source, or the entry's with those who state the same."""
-    checked = entry.get("checked_against")
-    usual = entry["source"] + (f" (checked against {checked})" if checked else "")
-    own = entry.get("source_of", {})
-    named = [field.name for field in fields(GpuSpec) if field.name not in ("name", "aliases", "sources")]
-    return {name: own.get(_WRITTEN_AS.get(name, name), usual) for name in named}
+    return GpuSpec(**values)
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """The CPU this process runs on: model, the cores it may use, caches, sockets, memory nodes, and whether it is virtual.
 
-Linux's /proc and /sys are read first, then macOS's sysctl, the C library and psutil.
+Linux's /proc and /sys are read first, then the C library and psutil.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ import functools
 import os
 import platform
 import re
-import shutil
-import subprocess
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +66,6 @@ FIRMWARE = {
 # What nearly every server core since 2017 has at least; used, and said to be assumed, if nothing is reported.
 ASSUMED_BYTES = {1: 32 * 1024, 2: 1024 * 1024, 3: 0}
 SYSCONF = {1: "SC_LEVEL1_DCACHE_SIZE", 2: "SC_LEVEL2_CACHE_SIZE", 3: "SC_LEVEL3_CACHE_SIZE"}
-SYSCTL = {1: "hw.l1dcachesize", 2: "hw.l2cachesize", 3: "hw.l3cachesize"}
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,6 @@ class Cpu:
     """What a plan needs to know of the CPU. Sizes in bytes are of one instance, unless called total."""
 
     model: str
-    logical_cores: int  # hardware threads that are online
     usable_cores: int  # those this process may use: affinity and control group quota, whichever is less
     l1d_bytes: int
     l2_bytes: int
@@ -85,7 +81,6 @@ class Cpu:
     l3_total_bytes: int
     caches_assumed: bool  # the machine does not report its caches' sizes, and usual ones stand in
     isa_flags: tuple[str, ...]  # sorted, in the kernel's spelling: avx2, avx512f, asimd, sve, ...
-    numa_nodes: int
     virtualised: bool
 
     @property
@@ -133,11 +128,9 @@ def read_cpu(files: KernelFiles, affinity: int | None) -> Cpu:
     logical = _logical_cores(files)
     return Cpu(
         model=_model(files, information),
-        logical_cores=logical,
         usable_cores=_usable_cores(logical, affinity, memory.cpu_quota_cores(files)),
         **_caches(files, logical),
         isa_flags=tuple(sorted(flags)),
-        numa_nodes=len(parse_cpu_list(files.text("sys/devices/system/node/online"))) or 1,
         virtualised=hypervisor(files, flags) is not None,
     )
 
@@ -224,7 +217,6 @@ def _model(files: KernelFiles, information: dict[str, str]) -> str:
             or core_name(information.get("cpu implementer"), information.get("cpu part"))
             or information.get("cpu")  # POWER
             or files.text("proc/device-tree/model")
-            or _sysctl("machdep.cpu.brand_string")
             or platform.processor()
             or platform.machine()
             or "unknown CPU"
@@ -305,12 +297,12 @@ def _instances(files: KernelFiles) -> dict[int, dict[frozenset[int], int]]:
 
 
 def _from_system(level: int) -> int | None:
-    """The size of a level's data cache in bytes, from the C library or else from sysctl."""
+    """The size of a level's data cache in bytes, from the C library."""
     try:
         size = os.sysconf(SYSCONF[level])
     except (OSError, ValueError):
         size = 0
-    return size if size > 0 else parse_bytes(_sysctl(SYSCTL[level]))
+    return size if size > 0 else None
 
 
 def _node(files: KernelFiles, folder: str) -> NumaNode | None:
@@ -329,14 +321,3 @@ def _allowed(status: str, what: str) -> frozenset[int]:
     """The list of `Cpus_allowed_list` or `Mems_allowed_list` in /proc/self/status."""
     match = re.search(rf"^{what}_allowed_list:\s*(\S+)$", status, re.MULTILINE)
     return parse_cpu_list(match[1]) if match else frozenset()
-
-
-def _sysctl(name: str) -> str | None:
-    """A macOS or BSD kernel variable; None on systems without that one."""
-    if platform.system() not in ("Darwin", "FreeBSD") or shutil.which("sysctl") is None:
-        return None
-    try:
-        answer = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip() or None

@@ -25,24 +25,19 @@ class LinkPeak:
 
     name: str
     gb_per_s: float
-    source: str
     per_link_gb_per_s: float | None = None
 
 
-_NVLINK_SOURCE = "NVIDIA {} architecture whitepaper, halved to one direction"
+# NVIDIA's whitepapers of Volta, Ampere, Hopper and Blackwell, halved to one direction.
 NVLINK = {
-    2: LinkPeak("NVLink 2", 150.0, _NVLINK_SOURCE.format("Volta"), 25.0),
-    3: LinkPeak("NVLink 3", 300.0, _NVLINK_SOURCE.format("Ampere"), 25.0),
-    4: LinkPeak("NVLink 4", 450.0, _NVLINK_SOURCE.format("Hopper"), 25.0),
-    5: LinkPeak("NVLink 5", 900.0, _NVLINK_SOURCE.format("Blackwell"), 50.0),
+    2: LinkPeak("NVLink 2", 150.0, 25.0),
+    3: LinkPeak("NVLink 3", 300.0, 25.0),
+    4: LinkPeak("NVLink 4", 450.0, 25.0),
+    5: LinkPeak("NVLink 5", 900.0, 50.0),
 }
-# Sixteen lanes in 128b/130b; generation 6 has FLITs of 256 bytes instead, of which 242 are payload.
-PCIE = {
-    3: LinkPeak("PCIe 3 x16", 15.75, "PCI-SIG, PCI Express Base Specification 3.0: 8 GT/s, 128b/130b"),
-    4: LinkPeak("PCIe 4 x16", 31.5, "PCI-SIG, PCI Express Base Specification 4.0: 16 GT/s, 128b/130b"),
-    5: LinkPeak("PCIe 5 x16", 63.0, "PCI-SIG, PCI Express Base Specification 5.0: 32 GT/s, 128b/130b"),
-    6: LinkPeak("PCIe 6 x16", 121.0, "PCI-SIG, PCI Express Base Specification 6.0: 64 GT/s, 242 of 256 bytes"),
-}
+# PCI-SIG, PCI Express Base Specification 3.0 to 6.0: sixteen lanes of 8 to 64 GT/s in 128b/130b; generation 6 has FLITs
+# of 256 bytes instead, of which 242 are payload.
+PCIE = {number: LinkPeak(f"PCIe {number} x16", rate) for number, rate in {3: 15.75, 4: 31.5, 5: 63.0, 6: 121.0}.items()}
 # One lane of the two generations before, in 8b/10b; a card that idles may fall back to them.
 _OLD_LANE_GB_PER_S = {1: 0.25, 2: 0.5}
 FOLDER = "sys/bus/pci/devices"
@@ -62,12 +57,13 @@ KINDS = {
 NAMES = ("infiniband", "net", "nvme")
 # A thousand times what any network card carries: beyond it a rate is a slip of the keyboard.
 FASTEST_GBPS = 1e6
+# InfiniBand Trade Association, roadmap of data rates.
 INFINIBAND = {
-    rate: LinkPeak(f"InfiniBand {rate} 4x", gb_per_s, "InfiniBand Trade Association, roadmap of data rates")
+    rate: LinkPeak(f"InfiniBand {rate} 4x", gb_per_s)
     for rate, gb_per_s in {"EDR": 12.5, "HDR": 25.0, "NDR": 50.0, "XDR": 100.0}.items()
 }
 # The bridges of RTX 3090, A40 and A6000 run slower than those between A100.
-NVLINK_BRIDGE = LinkPeak("NVLink 3 bridge", 56.25, _NVLINK_SOURCE.format("Ampere GA102"), 14.0625)
+NVLINK_BRIDGE = LinkPeak("NVLink 3 bridge", 56.25, 14.0625)
 _BY_NAME = {peak.name: peak for peak in (*NVLINK.values(), NVLINK_BRIDGE, *PCIE.values())}
 
 
@@ -119,7 +115,7 @@ def bonded(link: str, compute_capability: tuple[int, int]) -> LinkPeak | None:
     nvlink, links = nvlink_of(compute_capability), re.fullmatch(r"nvlink\d*x(\d+)", link)
     if nvlink is None or nvlink.per_link_gb_per_s is None or links is None:
         return None
-    return LinkPeak(f"{links[1]} x {nvlink.name}", int(links[1]) * nvlink.per_link_gb_per_s, nvlink.source)
+    return LinkPeak(f"{links[1]} x {nvlink.name}", int(links[1]) * nvlink.per_link_gb_per_s)
 
 
 def network(rate: str) -> LinkPeak:
@@ -134,7 +130,7 @@ def network(rate: str) -> LinkPeak:
     if match is None or not 0 < float(match[1]) <= FASTEST_GBPS:
         names = ", ".join(INFINIBAND)
         raise UserError(f"{rate[:40]!r} is not the rate of a network: write one of {names}, or a number as in 400Gbps.")
-    return LinkPeak(f"{float(match[1]):g} Gbps", float(match[1]) / 8, "as given")
+    return LinkPeak(f"{float(match[1]):g} Gbps", float(match[1]) / 8)
 
 
 @dataclass(frozen=True, order=True)

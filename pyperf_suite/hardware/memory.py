@@ -27,7 +27,18 @@ def available_bytes(files: KernelFiles | None = None) -> int:
     return free if granted is None else min(free, granted)
 
 
-def resident_peak_bytes(call: Callable[[], object]) -> int:
+def resident_peak_bytes() -> int:
+    """The most of this process's memory that was resident since it began, or `resident_peak_of` began anew.
+
+    Where the kernel keeps no maximum, what is resident now.
+    """
+    with contextlib.suppress(OSError):
+        if found := re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text()):
+            return int(found[1]) << 10
+    return int(psutil.Process().memory_info().rss)
+
+
+def resident_peak_of(call: Callable[[], object]) -> int:
     """The largest resident set of this process during `call()`; where the kernel keeps no maximum, that behind it.
 
     What was freed before is first given back to the system, where the C library can.
@@ -35,14 +46,12 @@ def resident_peak_bytes(call: Callable[[], object]) -> int:
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-    try:
+    has_maximum = False
+    with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
         has_maximum = True
-    except OSError:
-        has_maximum = False
     call()
-    found = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text()) if has_maximum else None
-    return int(found[1]) << 10 if found else int(psutil.Process().memory_info().rss)
+    return resident_peak_bytes() if has_maximum else int(psutil.Process().memory_info().rss)
 
 
 def cpu_quota_cores(files: KernelFiles) -> float | None:

@@ -1,14 +1,12 @@
-"""Software that lies on this machine: copies of shared libraries, the C++ compiler, CUDA toolkits.
+"""Software that lies on this machine: copies of shared libraries, and the C++ compiler.
 
 Copies are in the order in which `csrc/shared_library.cpp` tries them: a variable that names one, a copy already in the
-process, the wheels' paths, then whatever the system's loader finds by name. Running the suite needs neither compiler
-nor toolkit, but both explain why a build fails.
+process, the wheels' paths, then whatever the system's loader finds by name.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import re
 import shlex
 import shutil
@@ -118,14 +116,6 @@ class Compiler:
     requested: bool  # $CXX names it
 
 
-@dataclass(frozen=True)
-class Toolkit:
-    """A folder with CUDA's compiler in it, and the toolkit's version, None if no file names it."""
-
-    folder: str
-    version: str | None
-
-
 def installed_version(distribution: str) -> str | None:
     """The version of a Python distribution without importing it; None if it is not installed."""
     try:
@@ -142,30 +132,6 @@ def compiler(environment: Mapping[str, str]) -> Compiler | None:
         if words and shutil.which(words[0], path=environment.get("PATH")):
             return Compiler(command, _first_line([*words, "--version"]), bool(requested))
     return Compiler(requested, None, True) if requested else None
-
-
-def toolkits(files: KernelFiles, environment: Mapping[str, str]) -> tuple[Toolkit, ...]:
-    """Those of CUDA_HOME, CUDA_PATH, the PATH and the usual folders, each once."""
-    named = [environment[name].strip("/") for name in ("CUDA_HOME", "CUDA_PATH") if environment.get(name)]
-    on_path = [folder.strip("/").rpartition("/")[0] for folder in environment.get("PATH", "").split(":") if folder]
-    usual = [*files.matching("usr/local/cuda*"), "opt/cuda"]
-    found: dict[str, Toolkit] = {}
-    for folder in (*named, *on_path, *usual):
-        if folder and files.exists(f"{folder}/bin/nvcc"):
-            found.setdefault(
-                files.resolved(f"{folder}/bin/nvcc"), Toolkit(f"/{folder}", _toolkit_version(files, folder))
-            )
-    return tuple(found.values())
-
-
-def _toolkit_version(files: KernelFiles, folder: str) -> str | None:
-    """What version.json says, or version.txt, which toolkits before 11.1 had."""
-    try:
-        version = json.loads(files.text(f"{folder}/version.json") or "{}")["cuda"]["version"]
-    except (ValueError, KeyError, TypeError):
-        match = re.search(r"CUDA Version (\S+)", files.text(f"{folder}/version.txt") or "")
-        return match[1] if match else None
-    return str(version)
 
 
 def _words(command: str) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Gpu, Unavailable
-from pyperf_suite.hardware.links import LinkPeak, nvlink_of, pcie_of
+from pyperf_suite.hardware.links import nvlink_of, pcie_of
 from pyperf_suite.hardware.nvml import Nvml
 
 COMMAND = ("nvidia-smi", "topo", "-m")
@@ -62,14 +62,15 @@ class Path:
             return f"NV{self.nvlinks}"
         return self.kind or "unknown"
 
-    def peak_gb_per_s(self, nvlink: LinkPeak | None, pcie: LinkPeak) -> float | None:
-        """GB/s (1e9) in one direction that the path carries at best; None where it is not known.
+    def peak_gb_per_s(self, compute_capability: tuple[int, int]) -> float | None:
+        """GB/s (1e9), one direction, that the path of such GPUs carries at best; None where it is not known.
 
         Behind every path that is not NVLink stands the PCIe slot: bridges and sockets can only take away from it.
         """
         if self.nvlinks:
+            nvlink = nvlink_of(compute_capability)
             return self.nvlinks * nvlink.per_link_gb_per_s if nvlink and nvlink.per_link_gb_per_s else None
-        return pcie.gb_per_s if self.kind else None
+        return pcie_of(compute_capability).gb_per_s if self.kind else None
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,6 @@ class LinkGraph:
         """The network cards with the shortest path to a GPU, by their system's name; empty where there are none."""
         distance = {nic: self.path(gpu, nic).distance for nic in self.nics}
         return tuple(self.nic_names.get(nic, nic) for nic in self.nics if distance[nic] == min(distance.values()))
-
-    def expected_gb_per_s(self, compute_capability: tuple[int, int]) -> dict[tuple[str, str], float | None]:
-        """GB/s (1e9), one direction, that each pair of GPUs of that compute capability is wired for."""
-        nvlink, pcie = nvlink_of(compute_capability), pcie_of(compute_capability)
-        return {pair: self.paths[pair].peak_gb_per_s(nvlink, pcie) for pair in combinations(self.gpus, 2)}
 
     def gpus_without_nvlink(self) -> tuple[str, ...]:
         """The GPUs that have NVLink to no other where others have it: not bridged, or their links are down."""
@@ -242,10 +238,6 @@ def wiring(gpus: Sequence[Gpu], manager: Nvml, graph: LinkGraph | Unavailable | 
     paths = {}
     for one, other in combinations(gpus, 2):
         path = graph.path(names[one.index], names[other.index])
-        peaks = graph.expected_gb_per_s(one.compute_capability)
-        pair = (names[one.index], names[other.index])
-        paths[f"{one.index}-{other.index}"] = {
-            "path": str(path),
-            "gb_per_s": peaks.get(pair, peaks.get((pair[1], pair[0]))),
-        }
+        peak = path.peak_gb_per_s(one.compute_capability)
+        paths[f"{one.index}-{other.index}"] = {"path": str(path), "gb_per_s": peak}
     return paths

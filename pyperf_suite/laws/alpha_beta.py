@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.laws.tiling import MAD_OF_NORMAL
 from pyperf_suite.laws.traffic import bus_factor
 
 MOST_SEGMENTS = 8
@@ -22,16 +22,6 @@ LEAST_SCATTER = 0.02
 # Times scatter: another segment has to lower the held-out error by more than this share of it, and of the time.
 WORTH_A_SEGMENT = 0.05
 LEAST_GAIN = 0.001
-
-
-@dataclass(frozen=True)
-class Segment:
-    """One straight line: seconds = alpha_s + beta_s_per_byte · S for S from `from_bytes` up to `to_bytes`."""
-
-    from_bytes: float
-    to_bytes: float
-    alpha_s: float
-    beta_s_per_byte: float
 
 
 @dataclass(frozen=True)
@@ -55,14 +45,6 @@ class PiecewiseAlphaBeta:
         at_knots = self.start_s + _lengths(knots, self.bends_bytes) @ np.array(self.betas_s_per_byte)
         beyond = np.maximum(size - knots[-1], 0.0) * self.betas_s_per_byte[-1]
         return np.asarray(np.interp(size, knots, at_knots) + beyond)
-
-    def segments(self) -> tuple[Segment, ...]:
-        """The straight lines with their own α, the time at which each would meet the axis; smallest sizes first."""
-        edges = (0.0, *self.bends_bytes, np.inf)
-        return tuple(
-            Segment(low, high, float(self.seconds(low)) - beta * low, beta)
-            for (low, high), beta in zip(pairwise(edges), self.betas_s_per_byte, strict=True)
-        )
 
     @classmethod
     def through(cls, size_bytes: ArrayLike, seconds: ArrayLike) -> PiecewiseAlphaBeta:
@@ -120,15 +102,6 @@ class AlphaBetaOverRanks:
         below = int(known[np.searchsorted(known, ranks) - 1])
         share = np.log(ranks / below) / np.log(above / below)
         return (1 - share) * self.curves[below].seconds(size) + share * self.curves[above].seconds(size)
-
-    @classmethod
-    def fit(cls, operation: str, size_bytes: ArrayLike, ranks: ArrayLike, seconds: ArrayLike) -> AlphaBetaOverRanks:
-        """Fit a curve to the times at each number of ranks, of 2 and more; raises ValueError where there are none."""
-        size, count, time = (np.asarray(column) for column in (size_bytes, ranks, seconds))
-        curves = {int(n): PiecewiseAlphaBeta.fit(size[count == n], time[count == n]) for n in np.unique(count) if n > 1}
-        if not curves:
-            raise ValueError(f"No times of {operation} among 2 ranks or more were given.")
-        return cls(operation, curves)
 
 
 def seconds_of(laws: Mapping[str, AlphaBetaOverRanks]) -> Callable[[str, float, int], float]:
@@ -199,7 +172,7 @@ def _fit_segments(
         root = np.sqrt(weights)
         solution, _ = nnls(features / scale * root[:, None], root)
         residuals = np.abs(features / scale @ solution - 1)
-        scatter = max(1.4826 * float(np.median(residuals)), LEAST_SCATTER)
+        scatter = max(float(np.median(residuals)) / MAD_OF_NORMAL, LEAST_SCATTER)
         before, weights = weights, np.minimum(1.0, HUBER * scatter / np.maximum(residuals, HUBER * scatter))
         if np.array_equal(before, weights):
             break

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pyperf_suite.laws.tiled_attention import BACKWARD_FLOP_RATIO, visible_pairs
+from pyperf_suite.laws.tiled_attention import visible_pairs
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding, Sizes, at_least_1
 
 # The name of attention over the whole sequence.
@@ -41,18 +41,14 @@ class AttentionCall:
         """Whether it sees a window or a chunk of the sequence."""
         return self.name != WHOLE
 
-    def flop(self, backward: bool = False, causal_halved: bool = True) -> Any:
-        """2·b·a·(d_qk + d_v)·Σᵢ visible(i) forward, 2.5 × that backward (Dao, FlashAttention-2); of all calls.
-
-        With `causal_halved` off, masked pairs count too, as in the published formulas of training throughput.
-        """
-        pairs = visible_pairs(self.seq, self.seq, self.causal and causal_halved)
+    def flop(self) -> Any:
+        """2·b·a·(d_qk + d_v)·Σᵢ visible(i) of the forward passes of all calls."""
+        pairs = visible_pairs(self.seq, self.seq, self.causal)
         if self.window:
             seen = np.minimum(self.window, self.seq)
-            hidden = seen * (seen - 1) // 2 if self.causal and causal_halved else 0
+            hidden = seen * (seen - 1) // 2 if self.causal else 0
             pairs = seen * np.asarray(self.seq) - hidden
-        forward = 2.0 * self.batch * self.heads * (self.head_dim + self.value_head_dim) * pairs * self.calls
-        return forward * BACKWARD_FLOP_RATIO if backward else forward
+        return 2.0 * self.batch * self.heads * (self.head_dim + self.value_head_dim) * pairs * self.calls
 
 
 def attention_call(

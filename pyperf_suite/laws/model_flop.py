@@ -20,25 +20,23 @@ def six_nd(parameters: Sizes, tokens: Sizes) -> Any:
     return 6.0 * parameters * tokens
 
 
-def model_flop(model: ModelDimensions, batch: Sizes, seq: Sizes, causal_halved: bool = True) -> Any:
+def model_flop(model: ModelDimensions, batch: Sizes, seq: Sizes) -> Any:
     """Forward and backward over `batch` sequences of `seq` tokens: three times the forward pass's products.
 
-    With `causal_halved` off, the pairs that a causal mask hides count too, as in most published figures (Chowdhery et
-    al. 2022, PaLM, appendix B: 6·N + 12·L·H·Q·T a token).
+    Pairs that a causal mask hides do not count. In most published figures they do (Chowdhery et al. 2022, PaLM,
+    appendix B: 6·N + 12·L·H·Q·T a token): those are of the same model without `causal`.
     """
-    inside, outside, attention = _forward(model, batch, seq, causal_halved)
+    inside, outside, attention = _forward(model, batch, seq)
     return PASSES * (inside + outside + attention)
 
 
-def hardware_flop(
-    model: ModelDimensions, batch: Sizes, seq: Sizes, recompute: Recompute, causal_halved: bool = True
-) -> Any:
+def hardware_flop(model: ModelDimensions, batch: Sizes, seq: Sizes, recompute: Recompute) -> Any:
     """What is computed with this much recomputation: of "attention" or "layers" one forward pass more, logits never.
 
     Raises UserError for another word.
     """
     check_recompute(recompute)
-    inside, outside, attention = _forward(model, batch, seq, causal_halved)
+    inside, outside, attention = _forward(model, batch, seq)
     once_more = {"nothing": 0.0, "attention": attention, "layers": inside + attention}[recompute]
     return PASSES * (inside + outside + attention) + once_more
 
@@ -56,7 +54,7 @@ def utilization(flop: Any, step_s: Any, gpus: Sizes, peak_flop_per_s: float) -> 
     return flop / (step_s * gpus * peak_flop_per_s)
 
 
-def _forward(model: ModelDimensions, batch: Sizes, seq: Sizes, causal_halved: bool) -> tuple[Any, Any, Any]:
+def _forward(model: ModelDimensions, batch: Sizes, seq: Sizes) -> tuple[Any, Any, Any]:
     """FLOP of one forward pass: products inside the layers, those outside, and attention between its projections."""
     inside: Any = 0.0
     outside: Any = 0.0
@@ -65,5 +63,5 @@ def _forward(model: ModelDimensions, batch: Sizes, seq: Sizes, causal_halved: bo
             outside = outside + product.flop
         else:
             inside = inside + product.flop
-    attention = [call.flop(causal_halved=causal_halved) for call in attention_calls(model, batch, seq)]
+    attention = [call.flop() for call in attention_calls(model, batch, seq)]
     return inside, outside, sum(attention[1:], attention[0])

@@ -241,8 +241,8 @@ class JudgedLaw:
     noise: float = math.nan
 
 
-# |error| of a normal variable at its median, in standard deviations.
-_MEDIAN_ERROR = 0.6745
+# The median absolute deviation of a normal variable, in standard deviations.
+MAD_OF_NORMAL = 0.6744897501960817
 
 # What a law of a few constants leaves out of a kernel's time, by a share: no measurement counts for more than this.
 _LAW_ERROR = 0.02
@@ -264,7 +264,7 @@ def judged_by_waves(
     law = StaircaseLaw(*nonnegative_fit(features[odd], measured[odd], np.hypot(known[odd], _LAW_ERROR)))
     predicted = np.array([law.seconds(path) for path in paths])
     held_out = tuple(relative_error(predicted[~odd], measured[~odd]).tolist())
-    return JudgedLaw(law, int(odd.sum()), held_out, _MEDIAN_ERROR * float(np.median(known[~odd])))
+    return JudgedLaw(law, int(odd.sum()), held_out, MAD_OF_NORMAL * float(np.median(known[~odd])))
 
 
 def nonnegative_fit(features: NDArray[np.float64], seconds: ArrayLike, errors: ArrayLike | None = None) -> list[float]:

@@ -1,11 +1,11 @@
 """Bytes on a network: the sizes and rates of collectives as nccl-tests counts them, and what training sends.
 
-Every rate in the suite goes through these functions, so that a figure here can be compared with one of nccl-tests.
 A step's transfers have the S of nccl-tests, so that a measured curve of time over size can be read at them.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.laws.training.data_parallel import BACKWARD_SHARE, SENT_BY_STAGE, Phase, exposed_comm_s
+from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import ModelDimensions
 
 GIGA = 1e9
@@ -83,16 +85,6 @@ def bus_factor(operation: str, ranks: ArrayLike) -> NDArray[np.float64]:
     return {"2(n-1)/n": 2 * crossing, "(n-1)/n": crossing, "1": np.ones_like(n)}[_accounting(operation).factor]
 
 
-def algbw(size_bytes: ArrayLike, seconds: ArrayLike) -> NDArray[np.float64]:
-    """Algorithm bandwidth S/t in GB/s (1e9): what a caller sees."""
-    return np.asarray(size_bytes, dtype=np.float64) / np.asarray(seconds, dtype=np.float64) / GIGA
-
-
-def busbw(operation: str, size_bytes: ArrayLike, seconds: ArrayLike, ranks: ArrayLike) -> NDArray[np.float64]:
-    """Bus bandwidth algbw × factor in GB/s: what a link's peak is compared with. Raises UserError as above."""
-    return algbw(size_bytes, seconds) * bus_factor(operation, ranks)
-
-
 def nvls_wire_rate(algbw_gb_per_s: ArrayLike, ranks: ArrayLike) -> NDArray[np.float64]:
     """GB/s on each GPU's links where the switch reduces (NVLS all_reduce): algbw·(n+1)/n.
 
@@ -130,14 +122,11 @@ def _ranks(ranks: ArrayLike) -> NDArray[np.float64]:
 
 # Gradients are sent in buckets: bucket_cap_mb of torch's DistributedDataParallel, in MiB.
 BUCKET_BYTES = 25 * 2**20
-# Of the multiplications of a step, the forward pass is a third: backward computes two gradients for each product.
-FORWARD_SHARE = 1 / 3
 # Exposed communication of more than this share of a step is called network-bound: what a user would act on.
 TOLERATED_SHARE = 0.1
 
 # Seconds of one operation: measured, as in AlphaBetaOverRanks.seconds. Called with operation, S in bytes, ranks.
 SecondsOf = Callable[[str, float, int], float]
-Phase = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True)
@@ -166,7 +155,8 @@ class TrainingWorkload:
 class StepTransfer:
     """One kind of collective in a step: `calls` of it, each of `size_bytes` (S) among `ranks`.
 
-    `behind` is the computation that it can overlap, None where the computation has to wait for it.
+    `behind` is the computation that it can overlap, None where the computation has to wait for it; `share` says how
+    much of that of a step: what is sent once has one micro-batch's pass.
     """
 
     purpose: str
@@ -175,6 +165,7 @@ class StepTransfer:
     size_bytes: float
     ranks: int
     behind: Phase | None = None
+    share: float = 1.0
 
     @property
     def bus_bytes(self) -> float:
@@ -200,51 +191,30 @@ class Traffic:
         return sum(transfer.seconds(seconds_of) for transfer in self.transfers)
 
 
-def ddp(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffic:
-    """DDP: an all_reduce of the gradients, in buckets, once a step (Li et al. 2020, PyTorch Distributed)."""
-    size, calls = _buckets(model.parameters * work.gradient_bytes)
-    return Traffic("DDP", (StepTransfer("gradients", "all_reduce", calls, size, ranks, "backward"),))
-
-
-def zero_1(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffic:
-    """Optimizer states sharded: gradients reduce_scattered once a step, updated parameters gathered; 2Ψ as DDP.
-
-    Source: Rajbhandari et al. 2020, ZeRO, section 7.
-    """
-    return Traffic("ZeRO-1", (_scattered_gradients(model, work, ranks, 1), _gathered_update(model, work, ranks)))
-
-
-def zero_2(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffic:
-    """Gradients sharded too: each micro-batch scatters its own, since no rank has room to add whole ones up.
-
-    (m + 1)Ψ for m micro-batches; source as `zero_1`.
-    """
-    gradients = _scattered_gradients(model, work, ranks, work.micro_batches)
-    return Traffic("ZeRO-2", (gradients, _gathered_update(model, work, ranks)))
-
-
-def zero_3(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffic:
-    """Parameters sharded too, as FSDP does: every micro-batch gathers each layer forward and again backward.
-
-    3Ψ a micro-batch, 1.5 × DDP (Rajbhandari et al. 2020, section 7.2.2). One call a layer; what stands outside of the
-    layers, embeddings and output matrix, is one more.
-    """
+def data_parallel(stage: int, model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffic:
+    """What data-parallel ranks send by the stage of ZeRO, DDP by stage 0 (`SENT_BY_STAGE`): 2Ψ, (m + 1)Ψ or 3mΨ."""
     transfers = []
-    for where, calls, parameters in (
-        ("layers", model.layers - model.dense_layers, model.layer_parameters),
-        ("dense layers", model.dense_layers, model.dense_layer_parameters),
-        ("embeddings", 1, model.outer_parameters),
-    ):
-        if not calls:
-            continue
-        calls *= work.micro_batches
-        size, gradient_size = parameters * work.element_bytes, parameters * work.gradient_bytes
-        transfers += [
-            StepTransfer(f"parameters of {where}, forward", "all_gather", calls, size, ranks, "forward"),
-            StepTransfer(f"parameters of {where}, backward", "all_gather", calls, size, ranks, "backward"),
-            StepTransfer(f"gradients of {where}", "reduce_scatter", calls, gradient_size, ranks, "backward"),
-        ]
-    return Traffic("ZeRO-3", tuple(transfers))
+    for sent in SENT_BY_STAGE[stage]:
+        element_bytes = work.gradient_bytes if sent.what == "gradients" else work.element_bytes
+        times, share = (work.micro_batches, 1.0) if sent.each else (1, 1 / work.micro_batches)
+        for where, calls, size in _messages(model, element_bytes, stage):
+            name = f"{sent.what}{where}, {sent.behind}"
+            transfers.append(StepTransfer(name, sent.operation, times * calls, size, ranks, sent.behind, share))
+    return Traffic(f"ZeRO-{stage}" if stage else "DDP", tuple(transfers))
+
+
+def _messages(model: ModelDimensions, element_bytes: int, stage: int) -> list[tuple[str, int, float]]:
+    """Of what, calls and bytes of each: buckets, or by stage 3 each layer and what stands outside of them."""
+    if stage < LAST_STAGE:
+        total_bytes = model.parameters * element_bytes
+        calls = -(-total_bytes // BUCKET_BYTES)
+        return [("", calls, total_bytes / calls)]
+    units = (
+        (" of layers", model.layers - model.dense_layers, model.layer_parameters),
+        (" of dense layers", model.dense_layers, model.dense_layer_parameters),
+        (" of embeddings", 1, model.outer_parameters),
+    )
+    return [(name, calls, parameters * element_bytes) for name, calls, parameters in units if calls]
 
 
 def tensor_parallel(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> Traffic:
@@ -318,10 +288,8 @@ def expert_parallel(model: ModelDimensions, work: TrainingWorkload, ranks: int) 
 
 
 PARALLELISMS: Mapping[str, Callable[[ModelDimensions, TrainingWorkload, int], Traffic]] = {
-    "DDP": ddp,
-    "ZeRO-1": zero_1,
-    "ZeRO-2": zero_2,
-    "ZeRO-3": zero_3,
+    "DDP": functools.partial(data_parallel, 0),
+    **{f"ZeRO-{stage}": functools.partial(data_parallel, stage) for stage in range(1, LAST_STAGE + 1)},
     "TP": tensor_parallel,
     "TP+SP": tensor_and_sequence_parallel,
     "PP": pipeline_parallel,
@@ -354,14 +322,6 @@ class NetworkVerdict:
     def network_bound(self) -> bool:
         return self.exposed_share > TOLERATED_SHARE
 
-    def __str__(self) -> str:
-        bound = "network-bound" if self.network_bound else "not network-bound"
-        ratio = f", {self.communication_s / self.compute_s:.2f} x of computing" if self.compute_s else ""
-        return (
-            f"{self.parallelism} is {bound}: {self.communication_s * 1e3:.3g} ms of communication a step{ratio}, of "
-            f"which {self.exposed_s * 1e3:.3g} ms are exposed, {self.exposed_share:.0%} of the step"
-        )
-
 
 def verdict(traffic: Traffic, compute_s: float, seconds_of: SecondsOf) -> NetworkVerdict:
     """Judge a parallelism by a measured curve, at `compute_s` of computing a step.
@@ -371,15 +331,13 @@ def verdict(traffic: Traffic, compute_s: float, seconds_of: SecondsOf) -> Networ
     """
     if compute_s < 0:
         raise UserError(f"A step cannot compute for {compute_s} s.")
-    exposed_s = 0.0
-    for phase, window_s in (
-        ("forward", FORWARD_SHARE * compute_s),
-        ("backward", (1 - FORWARD_SHARE) * compute_s),
-        (None, 0.0),
-    ):
-        busy_s = sum(transfer.seconds(seconds_of) for transfer in traffic.transfers if transfer.behind == phase)
-        exposed_s += max(0.0, busy_s - window_s)
-    return NetworkVerdict(traffic.parallelism, compute_s, traffic.seconds(seconds_of), exposed_s)
+    passes_s = {"forward": (1 - BACKWARD_SHARE) * compute_s, "backward": BACKWARD_SHARE * compute_s, None: 0.0}
+    sent_s: dict[tuple[Phase | None, float], float] = {}
+    for each in traffic.transfers:
+        during = each.behind, each.share
+        sent_s[during] = sent_s.get(during, 0.0) + each.seconds(seconds_of)
+    exposed = (exposed_comm_s(sent, share * passes_s[behind]) for (behind, share), sent in sent_s.items())
+    return NetworkVerdict(traffic.parallelism, compute_s, traffic.seconds(seconds_of), float(sum(exposed)))
 
 
 def bound_below_s(sent: Traffic, seconds_of: SecondsOf) -> float:
@@ -393,19 +351,3 @@ def bound_below_s(sent: Traffic, seconds_of: SecondsOf) -> float:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if verdict(sent, middle, seconds_of).network_bound else (low, middle)
     return high
-
-
-def _buckets(total_bytes: int) -> tuple[float, int]:
-    calls = -(-total_bytes // BUCKET_BYTES)
-    return total_bytes / calls, calls
-
-
-def _scattered_gradients(model: ModelDimensions, work: TrainingWorkload, ranks: int, times: int) -> StepTransfer:
-    size, calls = _buckets(model.parameters * work.gradient_bytes)
-    return StepTransfer("gradients", "reduce_scatter", calls * times, size, ranks, "backward")
-
-
-def _gathered_update(model: ModelDimensions, work: TrainingWorkload, ranks: int) -> StepTransfer:
-    size, calls = _buckets(model.parameters * work.element_bytes)
-    # During the next step's forward pass, which needs one layer at a time.
-    return StepTransfer("updated parameters", "all_gather", calls, size, ranks, "forward")

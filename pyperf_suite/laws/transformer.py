@@ -375,16 +375,14 @@ class Linear:
         return Product(self.part, phase, *sizes[phase], self.calls, self.outside_layers)
 
 
-def linears(
-    model: ModelDimensions, tokens: Sizes, sharding: Sharding | None = None, fused: bool = True
-) -> tuple[Linear, ...]:
+def linears(model: ModelDimensions, tokens: Sizes, sharding: Sharding | None = None) -> tuple[Linear, ...]:
     """Every linear layer of one rank for a micro-batch of so many tokens (micro_batch · seq), layers and logits.
 
     Columns of the matrix into a block are cut over TP, rows of the one out of it (Shoeybi et al. 2019, Megatron-LM);
-    the vocabulary is padded to a multiple of the ranks. `fused` multiplies queries, keys and values in one product,
-    and gate and up projection in one, as Megatron does; Hugging Face's models do not. Tokens are routed to experts
-    evenly. Not listed: the lookup of embeddings, and gates of a single column. Raises UserError for fewer than 1 token,
-    and for one model where a dimension cannot be cut evenly; of a grid, ask `Sharding.divides`.
+    the vocabulary is padded to a multiple of the ranks. Queries, keys and values are one product, and so are gate and
+    up projection, as Megatron has it. Tokens are routed to experts evenly. Not listed: the lookup of embeddings, and
+    gates of a single column. Raises UserError for fewer than 1 token, and for one model where a dimension cannot be cut
+    evenly; of a grid, ask `Sharding.divides`.
     """
     sharding = sharding or Sharding()
     if np.min(tokens) < 1:
@@ -392,8 +390,8 @@ def linears(
     if type(model) is ModelDimensions and np.ndim(sharding.tensor) == np.ndim(sharding.expert) == 0:
         sharding.check(model)
     return (
-        *_attention_linears(model, tokens, sharding, fused),
-        *_mlp_linears(model, tokens, sharding, fused),
+        *_attention_linears(model, tokens, sharding),
+        *_mlp_linears(model, tokens, sharding),
         *_head_linears(model, tokens, sharding),
     )
 
@@ -402,14 +400,13 @@ def products(
     model: ModelDimensions,
     tokens: Sizes,
     sharding: Sharding | None = None,
-    fused: bool = True,
     phases: tuple[Phase, ...] = PHASES,
 ) -> tuple[Product, ...]:
     """Every matrix product of one micro-batch on one rank, in the requested passes; arguments as of `linears`."""
-    return tuple(linear.product(phase) for linear in linears(model, tokens, sharding, fused) for phase in phases)
+    return tuple(linear.product(phase) for linear in linears(model, tokens, sharding) for phase in phases)
 
 
-def _attention_linears(model: ModelDimensions, tokens: Sizes, sharding: Sharding, fused: bool) -> Iterator[Linear]:
+def _attention_linears(model: ModelDimensions, tokens: Sizes, sharding: Sharding) -> Iterator[Linear]:
     heads, layers = model.heads // sharding.tensor, model.layers
     queries = heads * model.head_dim
     if model.latent_rank:
@@ -424,20 +421,14 @@ def _attention_linears(model: ModelDimensions, tokens: Sizes, sharding: Sharding
         yield Linear("latent up", tokens, heads * (unrotated + model.value_head_dim), model.latent_rank, layers)
     else:
         keys = at_least_1(model.kv_heads // sharding.tensor) * model.head_dim
-        if fused:
-            yield Linear("qkv", tokens, queries + 2 * keys, model.hidden, layers)
-        else:
-            yield Linear("query", tokens, queries, model.hidden, layers)
-            yield Linear("key and value", tokens, keys, model.hidden, 2 * layers)
+        yield Linear("qkv", tokens, queries + 2 * keys, model.hidden, layers)
     yield Linear("attention output", tokens, model.hidden, heads * model.value_head_dim, layers)
 
 
-def _mlp_linears(model: ModelDimensions, tokens: Sizes, sharding: Sharding, fused: bool) -> Iterator[Linear]:
+def _mlp_linears(model: ModelDimensions, tokens: Sizes, sharding: Sharding) -> Iterator[Linear]:
     def mlp(name: str, tokens: Sizes, width: Sizes, calls: Sizes) -> Iterator[Linear]:
         ours = width // sharding.tensor
-        together = 2 if model.gated and fused else 1
-        apart = 2 if model.gated and not fused else 1
-        yield Linear(f"{name} in", tokens, together * ours, model.hidden, apart * calls)
+        yield Linear(f"{name} in", tokens, (2 if model.gated else 1) * ours, model.hidden, calls)
         yield Linear(f"{name} out", tokens, model.hidden, ours, calls)
 
     sparse = model.sparse_layers

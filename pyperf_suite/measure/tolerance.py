@@ -113,19 +113,6 @@ _REFERENCE = 2.0**-50
 """What the float64 reference may itself be off by, in relative norm: no limit can be tighter."""
 
 
-_TF32_OPERAND = 2.0**-11
-
-CARRIED = 16.0
-"""Of results of many operations, limits per element are this many times the root mean square by which the element
-moves when each operation is off at random (workloads/training/gpt.py). Five would do for independent normal
-errors of a million elements; measured over float32, bfloat16 and float16 steps of 3 and 4 layers the largest was 9.4,
-where the errors of a few tokens outweigh the rest."""
-
-SUMMED = 4.0
-"""A sum of K terms of random sign that is itself kept in a type of unit roundoff u is off by 0.4·√K·u of its size, in
-root mean square; limits per element are ten times that."""
-
-
 @dataclass(frozen=True)
 class ElementLimit:
     """|out − ref| <= accumulation·(|A|·|B|) + rounding·|ref| + smallest, for each element."""
@@ -171,16 +158,6 @@ def relative_norm_limit(dtype: str, out_dtype: str, inner: int) -> float:
     """
     limit = element_limit(dtype, out_dtype, inner)
     return max(limit.accumulation + limit.rounding, _REFERENCE)
-
-
-def operation_unit(dtype: str, inner: int) -> float:
-    """The share by which one operation on operands of `dtype` may be off, sums of up to `inner` terms included.
-
-    Tensor cores read float32 operands with 11 bits where TF32 is enabled; what is then computed is exact to float32.
-
-    Raises ValueError as `element_limit` does.
-    """
-    return relative_norm_limit(dtype, dtype, inner) + (_TF32_OPERAND if dtype == "tfloat32" else 0.0)
 
 
 def _look_up(dtype: str) -> Precision:

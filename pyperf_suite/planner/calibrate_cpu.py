@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.extensions import Expect, ExpectedTime
 from pyperf_suite.findings.rows import Reading, readings
 from pyperf_suite.laws.alpha_beta import FOLDS, PiecewiseAlphaBeta
 from pyperf_suite.laws.transformer import ModelDimensions
-from pyperf_suite.planner.calibrate_laws import summary
+from pyperf_suite.planner.calibrate_laws import HeldOutError
 from pyperf_suite.planner.laws.calibration import Calibration, CalibrationBlock
 from pyperf_suite.planner.laws.collectives import pack_curves, unpack_laws
 from pyperf_suite.planner.laws.training.engine_step import BLOCK as ENGINE_BLOCK
@@ -66,15 +67,27 @@ class CpuLaws:
 
 
 def laws_of(calibration: Calibration) -> CpuLaws:
-    """The blocks of a CPU's calibration as laws. Raises UserError where it has none."""
+    """The blocks of a CPU's calibration as laws. Raises UserError where it has none, or altered ones."""
     if ENGINE_BLOCK not in calibration.blocks:
         raise UserError(
             f"The calibration of {calibration.gpu} says nothing of training steps on a CPU: make one with "
             f"`pyperf-suite run {PROBE} && pyperf-suite calibrate`."
         )
-    lines = unpack_lines(calibration.block(KERNEL_BLOCK))
-    collectives = unpack_laws(calibration.block(COLLECTIVE_BLOCK)).curves
-    return CpuLaws(CpuPrices(lines, collectives), unpack_engine(calibration.block(ENGINE_BLOCK)))
+    try:
+        lines = unpack_lines(calibration.block(KERNEL_BLOCK))
+        collectives = unpack_laws(calibration.block(COLLECTIVE_BLOCK)).curves
+        laws = CpuLaws(CpuPrices(lines, collectives), unpack_engine(calibration.block(ENGINE_BLOCK)))
+        curves = [curve for law in collectives.values() for curve in law.curves.values()]
+        numbers = [*lines.values(), [float(curve.seconds(1 << 20)) for curve in curves], *vars(laws.constants).values()]
+        is_whole = all(bool(np.all(np.asarray(each) >= 0) and np.all(np.isfinite(each))) for each in numbers)
+    except (LookupError, TypeError, ValueError):
+        is_whole = False
+    if not is_whole:
+        raise UserError(
+            f"The calibration of {calibration.gpu} holds laws that price no step: make it anew with `pyperf-suite "
+            "calibrate --device cpu`."
+        )
+    return laws
 
 
 def expected_of_cpu(calibration: Calibration) -> Expect:
@@ -123,9 +136,9 @@ def step_plan(p: ParallelStepParameters) -> ParallelPlan:
     """A configuration of a study as the planner names it."""
     element = DTYPES[p.dtype]
     return ParallelPlan(
-        p.global_batch,
-        p.batch,
-        p.seq,
+        global_batch=p.global_batch,
+        micro_batch=p.batch,
+        seq=p.seq,
         tensor=p.tensor,
         data=p.data,
         pipeline=p.pipeline,
@@ -163,14 +176,13 @@ def _kernel_block(found: Iterable[Reading], origin: str) -> CalibrationBlock:
         features, seconds = zip(*rows, strict=True)
         lines[name] = fit_line(features, seconds)
         errors.append(line_errors(features, seconds))
-    together = np.concatenate(errors)
-    held_out: dict[str, float | int | str] = {
-        "mape": round(float(np.mean(together)) * 100, 3),
-        "median": round(float(np.median(together)) * 100, 3),
-        "sites": int(together.size),
-        "how": "each measurement left out, one after the other",
-    }
+    held_out = _stated(100 * np.concatenate(errors), "each measurement left out, one after the other")
     return pack_lines(lines, held_out, origin)
+
+
+def _stated(errors_percent: NDArray[np.float64], how: str) -> dict[str, float | int | str]:
+    mape, median, count = float(np.mean(errors_percent)), float(np.median(errors_percent)), errors_percent.size
+    return HeldOutError(mape, median, count, count, how).to_json()
 
 
 def _features(reading: Reading) -> list[tuple[str, tuple[Any, ...]]]:
@@ -208,12 +220,7 @@ def _collective_block(found: Iterable[Reading], origin: str) -> CalibrationBlock
     ends = {key: MEDIANS_IN_COVERED * np.log1p(error / 100) for key, error in stated.items()}
     intervals = {key: (-float(ends[key]), float(ends[key]), error) for key, error in stated.items()}
     sizes = [size for each in times.values() for size in each]
-    held_out: dict[str, float | int | str] = {
-        "mape": round(float(np.mean(list(stated.values()))), 3),
-        "median": round(float(np.median(list(stated.values()))), 3),
-        "sites": len(curves),
-        "how": "sizes of each curve left out",
-    }
+    held_out = _stated(np.array(list(stated.values())), "sizes of each curve left out")
     limits = {"nbytes": (float(min(sizes)), float(max(sizes)))}
     return CalibrationBlock(pack_curves(curves, frozenset(), intervals), held_out, limits, origin)
 
@@ -244,15 +251,13 @@ def _step_constants(
         ratios = [together[p] / alone[p] for p in together if p in alone]
         if ratios:
             crowd.append((ranks, max(1.0, float(np.exp(np.mean(np.log(ratios)))))))
-    errors = line_errors(features, seconds)
-    predicted = seconds * (1 + errors)
-    held_out = summary(predicted, seconds, seconds.size, "each step of one rank left out").to_json()
+    held_out = _stated(100 * line_errors(features, seconds), "each step of one rank left out")
     return EngineConstants(slowdown, layer_s, ends_s, tuple(crowd)), held_out
 
 
 def _step_features(prices: CpuPrices, p: TransformerShape) -> tuple[float, float, float]:
     """Of a micro-batch: seconds of its kernels alone, its layers, and once for its ends."""
-    piece = ParallelPlan(p.batch, p.batch, p.seq, element_bytes=DTYPES["float32"])
+    piece = ParallelPlan(global_batch=p.batch, micro_batch=p.batch, seq=p.seq, element_bytes=DTYPES["float32"])
     model: ModelDimensions = p.dimensions
     alone = StepConstants(1.0, 0.0)
     layer = work_of_layer(model, piece, prices, alone)

@@ -67,11 +67,6 @@ class ConfigFields:
             raise UserError(f"{self._origin}, has {name} = {_shown(values)}, where a list of words is expected.")
         return values
 
-    def refuse_unless(self, holds: bool, sentence: str) -> None:
-        """Raise UserError that this configuration is of a kind which is not counted, unless something holds."""
-        if not holds:
-            raise UserError(f"{self._origin}, {sentence}.")
-
     def _whole(self, name: str, value: Any, at_least: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise UserError(f"{self._origin}, has {name} = {_shown(value)}, where a whole number is expected.")
@@ -116,8 +111,8 @@ def _count_or_follows(fields: ConfigFields, *names: str) -> int:
     return fields.count(*names, default=0, at_least=0 if fields.lacks(*names) else 1)
 
 
-def _attention_biases(fields: ConfigFields, name: str = "attention_bias", default: bool = False) -> dict[str, Any]:
-    bias = fields.flag(name, default)
+def _attention_biases(fields: ConfigFields, default: bool = False) -> dict[str, Any]:
+    bias = fields.flag("attention_bias", default)
     return {"qkv_bias": bias, "output_bias": bias}
 
 
@@ -201,18 +196,6 @@ def _gemma3(fields: ConfigFields) -> ModelDimensions:
     )
 
 
-def _cohere(fields: ConfigFields) -> ModelDimensions:
-    # One norm serves attention and MLP, which stand side by side.
-    other = _norms_over_all_heads(fields) if fields.flag("use_qk_norm") else 0
-    return _llama_like(fields, norms=1, **_tied(fields), other_parameters=other)
-
-
-def _starcoder2(fields: ConfigFields) -> ModelDimensions:
-    biases = _attention_biases(fields, "use_bias", True)
-    more = _tied(fields) | _window_everywhere(fields)
-    return _llama_like(fields, gated=False, **biases, mlp_bias=biases["qkv_bias"], norm_bias=True, **more)
-
-
 def _gpt_oss(fields: ConfigFields) -> ModelDimensions:
     return _llama_like(
         fields,
@@ -258,12 +241,6 @@ def _norms_over_all_heads(fields: ConfigFields) -> int:
     return layers * head_dim * (heads + fields.count("num_key_value_heads", default=heads))
 
 
-def _phi(fields: ConfigFields) -> ModelDimensions:
-    fields.refuse_unless(not fields.flag("qk_layernorm"), "norms queries and keys with a bias, which is not counted")
-    # One norm serves attention and MLP, which stand side by side; the output matrix has a bias.
-    return _llama_like(fields, gated=False, bias=True, norms=1, other_parameters=fields.count("vocab_size"))
-
-
 def _plain(
     fields: ConfigFields, layers: Names = "num_hidden_layers", hidden: Names = "hidden_size",
     heads: Names = "num_attention_heads", **more: Any
@@ -300,27 +277,6 @@ def _bloom(fields: ConfigFields) -> ModelDimensions:
     hidden = fields.count(*names[1])
     # Of the others: the norm of the embeddings.
     return _plain(fields, *names, ffn=4 * hidden, bias=True, **_tied(fields), other_parameters=2 * hidden)
-
-
-def _falcon(fields: ConfigFields) -> ModelDimensions:
-    names = (("num_hidden_layers", "n_layer"), ("hidden_size", "n_embed"), ("num_attention_heads", "n_head"))
-    hidden, heads = fields.count(*names[1]), fields.count(*names[2])
-    if fields.flag("new_decoder_architecture"):
-        norms = fields.count("num_ln_in_parallel_attn", default=2)
-        kv_heads = fields.count("num_kv_heads", "n_head_kv", default=heads, at_least=1)
-    else:
-        norms = 1 if fields.flag("parallel_attn", True) else 2
-        kv_heads = 1 if fields.flag("multi_query", True) else heads
-    return _plain(
-        fields,
-        *names,
-        ffn=fields.count("ffn_hidden_size", default=4 * hidden),
-        kv_heads=kv_heads,
-        bias=fields.flag("bias"),
-        norm_bias=True,
-        norms=norms,
-        **_tied(fields),
-    )
 
 
 def _deepseek_experts(fields: ConfigFields, router_bias: bool = True) -> dict[str, Any]:
@@ -373,16 +329,6 @@ def _deepseek(fields: ConfigFields, router_bias: bool = True, **more: Any) -> Mo
     )
 
 
-def _opt(fields: ConfigFields) -> ModelDimensions:
-    hidden = fields.count("hidden_size")
-    narrow = fields.count("word_embed_proj_dim", default=hidden)
-    fields.refuse_unless(
-        narrow == hidden, f"has embeddings of {narrow} and a hidden_size of {hidden}, which are not counted"
-    )
-    positions = fields.count("max_position_embeddings") + 2  # two are kept for padding
-    return _plain(fields, ffn=fields.count("ffn_dim"), positions=positions, bias=True, **_tied(fields))
-
-
 def _bert(fields: ConfigFields) -> ModelDimensions:
     """With the head that predicts masked words, which BERT is trained through, and without the pooler."""
     return _plain(
@@ -407,11 +353,9 @@ def _layers_where(fields: ConfigFields, holds: Callable[[int], bool]) -> int:
 FAMILIES: dict[str, Callable[[ConfigFields], ModelDimensions]] = {
     "bert": _bert,
     "bloom": _bloom,
-    "cohere": _cohere,
     "deepseek_v2": lambda fields: _deepseek(fields, router_bias=False),
     "deepseek_v3": _deepseek,  # whose router has a bias, which balances the load instead of a loss
     "deepseek_v32": _deepseek_v32,
-    "falcon": _falcon,
     "gemma": lambda fields: _llama_like(fields, **_head_dim(fields, 256), **_tied(fields)),
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
@@ -432,8 +376,6 @@ FAMILIES: dict[str, Callable[[ConfigFields], ModelDimensions]] = {
     "olmoe": lambda fields: _llama_like(
         fields, **_experts(fields, "num_experts", default=64, top_k=8), other_parameters=_norms_over_all_heads(fields)
     ),
-    "opt": _opt,
-    "phi": _phi,
     "phi3": lambda fields: _llama_like(fields, **_window_everywhere(fields)),
     "qwen2": lambda fields: _llama_like(fields, qkv_bias=True, **_qwen_windows(fields)),
     "qwen2_moe": _qwen2_moe,
@@ -445,7 +387,6 @@ FAMILIES: dict[str, Callable[[ConfigFields], ModelDimensions]] = {
     ),
     "roberta": _bert,
     "smollm3": lambda fields: _llama_like(fields, **_tied(fields)),
-    "starcoder2": _starcoder2,
 }
 # What families have in the place of attention, in all of their layers or in most.
 NOT_PRICED = {

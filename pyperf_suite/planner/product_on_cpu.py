@@ -8,7 +8,8 @@ from pyperf_suite.errors import UserError, offer
 from pyperf_suite.findings.data import Findings, Quantity, counted, findings, remark
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.tiling import Schedule, Tile, tile_count, tile_efficiency, wave_count, wave_efficiency
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.planner.product_explained import TiledProduct
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import find_profile
 from pyperf_suite.runner.record import Case
@@ -51,20 +52,8 @@ class ProductOnCpu:
         return self.seconds * self.share_of_peak
 
     @property
-    def tiles(self) -> int:
-        return int(tile_count(self.m, self.n, self.tile))
-
-    @property
-    def waves(self) -> int:
-        return int(wave_count(self.tiles, self.workers))
-
-    @property
-    def tile_efficiency(self) -> float:
-        return float(tile_efficiency(self.m, self.n, self.tile))
-
-    @property
-    def wave_efficiency(self) -> float:
-        return float(wave_efficiency(self.tiles, self.workers))
+    def tiled(self) -> TiledProduct:
+        return TiledProduct(self.m, self.n, self.tile.m, self.tile.n, 1, self.workers)
 
 
 def measure_product(
@@ -147,9 +136,9 @@ def findings_of_product(product: ProductOnCpu) -> Findings:
             "Its tile is {tile}, of register tiles of {micro_tile}: {cut}, {turns}; {area} of the tiles' area and "
             "{used} of the waves are used.",
             product,
-            cut=counted(product.tiles, "tile"),
-            turns=counted(product.waves, "wave"),
-            area=Quantity(product.tile_efficiency, "%"),
-            used=Quantity(product.wave_efficiency, "%"),
+            cut=counted(product.tiled.units, "tile"),
+            turns=counted(product.tiled.waves, "wave"),
+            area=Quantity(product.tiled.tile_efficiency, "%"),
+            used=Quantity(product.tiled.wave_efficiency, "%"),
         ),
     )

@@ -87,7 +87,7 @@ def right_orders(runs: Sequence[JudgedRun]) -> tuple[int, int]:
 WIDTH = 0.1
 # What runs of one layout scatter by; and how many runs say something of how wide errors are.
 SCATTER, ENOUGH_RUNS = 0.03, 12
-ITERATIONS, STEP = 12, 1e-3
+STEP = 1e-3
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _percent(errors: NDArray[np.float64], of=np.mean) -> float:  # type: ignore[
 
 
 class _Fit:
-    """Constants that come nearest to runs, held by what published runs say of each (steps of Gauss and Newton)."""
+    """Constants that come nearest to runs, held by what published runs say of each."""
 
     def __init__(
         self, runs: Sequence[tuple[TrainingRun, PricedStep]], start: StepConstants, deviations: Mapping[str, float]
@@ -202,18 +202,13 @@ class _Fit:
         return np.asarray(self.measured[places] - np.log(predicted))
 
     def found(self, among: NDArray[np.bool_]) -> StepConstants:
-        logs = np.zeros(len(self.names))
-        for _ in range(ITERATIONS):
-            errors = self.errors(self.given(logs), among)
+        from scipy.optimize import least_squares
+
+        def misses(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+            errors = self.errors(self.given(logs), among) / SCATTER
             # A run that is far off counts by the size of its error, not its square.
-            weights = 1 / (SCATTER * np.maximum(SCATTER, np.abs(errors)))
-            moved = [
-                (self.errors(self.given(logs + STEP * row), among) - errors) / STEP for row in np.eye(len(self.names))
-            ]
-            slopes = np.stack(moved, axis=1)
-            curved = slopes.T @ (weights[:, None] * slopes) + np.diag(1 / self.widths**2)
-            change = np.linalg.solve(curved, -slopes.T @ (weights * errors) - logs / self.widths**2)
-            logs = logs + np.clip(change, -1.0, 1.0)
-            if np.abs(change).max() < STEP:
-                break
-        return self.given(logs)
+            soft = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
+            return np.concatenate([soft, logs / self.widths])
+
+        found = least_squares(misses, np.zeros(len(self.names)), diff_step=STEP, xtol=STEP, ftol=STEP)
+        return self.given(found.x)

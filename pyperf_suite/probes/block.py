@@ -143,18 +143,18 @@ def time_by_part(parts: Rows) -> Remark:
     )
 
 
-def computed_flop(shape: TransformerShape, causal_halved: bool = True) -> float:
+def computed_flop(shape: TransformerShape) -> float:
     """With what checkpointing computes again: all of a group up to its last product, whose result nobody needs.
 
     Selective checkpointing computes no product again. Fused attention computes its scores again in backward, which
     here is left out as in most published figures (PaLM, appendix B).
     """
     if shape.checkpointing.kind != "every":
-        return requested_flop(shape, causal_halved)
+        return requested_flop(shape)
     size = (shape.dimensions, shape.batch, shape.seq)
-    again = hardware_flop(*size, "layers", causal_halved) - model_flop(*size, causal_halved)
+    again = hardware_flop(*size, "layers") - model_flop(*size)
     groups = -(-shape.layers // shape.checkpointing.every)
-    return requested_flop(shape, causal_halved) + float(again) - groups * 2 * shape.tokens * shape.width * shape.hidden
+    return requested_flop(shape) + float(again) - groups * 2 * shape.tokens * shape.width * shape.hidden
 
 
 def guides_flop(shape: TransformerShape, parameters: int) -> float:

@@ -72,7 +72,6 @@ def other(step: Row, exchange: str, **changed: Any) -> Row | None:
         bucket_bytes=BUCKET_BYTES,
         accumulate=1,
         no_sync=True,
-        static_graph=False,
         **changed,
     )
 
@@ -104,7 +103,6 @@ def exchanged(step: Row) -> str:
     if step.exchange != "ddp":
         return {"after": "after backward", "none": "none", "dp": "DataParallel"}[step.exchange]
     words = ["DDP", size_name(step.bucket_bytes)]
-    words += ["static graph"] if step.static_graph else []
     words += [f"{step.accumulate} micro-batches"] if step.accumulate > 1 else []
     words += [] if step.no_sync else ["each exchanged"]
     return ", ".join(words)
@@ -177,7 +175,7 @@ class DataParallelAxes:
 
     Every model (hidden, layers, seq, batch, vocab; 0 is a stack of blocks without logits) makes its step in every
     `exchange`: ddp with each `bucket`, after, none, dp. The first model also takes `accumulate` micro-batches, with and
-    without no_sync, and a `static_graph`, with the first bucket. `all_reduce` are the sizes that the law is read off.
+    without no_sync, with the first bucket. `all_reduce` are the sizes that the law is read off.
     """
 
     ranks: tuple[int, ...]
@@ -190,7 +188,6 @@ class DataParallelAxes:
     bucket: tuple[Sizes, ...] = sizes("4MiB")
     vocab: tuple[int, ...] = (0,)
     accumulate: tuple[int, ...] = (1,)
-    static_graph: tuple[Flag, ...] = (NO,)
     peer_to_peer: tuple[Flag, ...] = (YES,)
     dtype: tuple[str, ...] = ("float32",)
     all_reduce: tuple[Sizes, ...] = ()
@@ -215,7 +212,7 @@ def axes(profile: str, device: Device) -> DataParallelAxes:
         standard = replace(standard, exchange=("none", "ddp", "after", "dp"), accumulate=(1, 2), peer_to_peer=(YES, NO))
         full = replace(standard, bucket=sizes("25MiB", "50MiB", "100MiB", "400MiB", "4GiB"))
         full = replace(full, all_reduce=sizes("1MiB..1GiB:2"))
-    full = replace(full, layers=(4, 2, 8), accumulate=(1, 2, 4), static_graph=(NO, YES))
+    full = replace(full, layers=(4, 2, 8), accumulate=(1, 2, 4))
     return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
@@ -255,14 +252,10 @@ def _ddp(axes: DataParallelAxes, plain: DataParallelParameters, first: bool) -> 
     """One model's steps with each bucket; of the first model with DDP's other options as well."""
     # Not sorted: the first bucket is the one that the other options are tried with.
     usual = [replace(plain, bucket_bytes=size) for ladder in axes.bucket for size in ladder.ladder()]
-    for graph, accumulate in itertools.product(axes.static_graph, axes.accumulate) if first else ():
-        # DDP takes no static graph with several micro-batches.
-        if accumulate == 1:
-            yield replace(usual[0], static_graph=graph.value)
-        elif not graph.value:
-            yield replace(usual[0], accumulate=accumulate, no_sync=True)
-            yield replace(usual[0], accumulate=accumulate, no_sync=False)
-    yield from usual[1:] if first else usual
+    yield from usual
+    for accumulate, no_sync in itertools.product(axes.accumulate if first else (), (True, False)):
+        if accumulate > 1:
+            yield replace(usual[0], accumulate=accumulate, no_sync=no_sync)
 
 
 def analyse(rows: Rows) -> Findings:
@@ -272,10 +265,10 @@ def analyse(rows: Rows) -> Findings:
     for setting, members in grouped(rows.where(operator="data_parallel"), setting_of).items():
         steps = Rows(members)
         # DDP's steps with nothing but their buckets chosen, model by model.
-        ddp = steps.where(exchange="ddp", accumulate=1, static_graph=False).groups("bucket_bytes")
+        ddp = steps.where(exchange="ddp", accumulate=1).groups("bucket_bytes")
         all_reduces = [row for row in rows.where(operator="collective") if setting_of(row) == setting]
         fitted = fitted_to(steps, all_reduces, slowest_s)
-        found += [_costs(ddp), _static_graphs(steps), _verdicts(setting, steps, ddp), _law(setting, fitted)]
+        found += [_costs(ddp), _verdicts(setting, steps, ddp), _law(setting, fitted)]
         found += [_table(setting, steps, fitted), _figure(setting, ddp, fitted)]
     correct = "In all {trials} trials the gradients are those of a single process, the same bits on ranks that exchange"
     trials = [each for each in rows.records if each.outcome == "ok" and each.case.get("operator") == "data_parallel"]
@@ -288,12 +281,6 @@ def _costs(ddp: Sequence[Rows]) -> Iterator[Remark]:
         longer, bucket = over_none(best), Quantity(best.bucket_bytes, "size")
         model, setting = described(best), setting_of(best)
         yield remark(sentence, effect="longer", model=model, setting=setting, bucket=bucket, longer=longer)
-
-
-def _static_graphs(steps: Rows) -> Iterator[Remark]:
-    sentence = "With {setting}, a static graph is {faster} as fast as DDP's usual one"
-    for row in steps.where(static_graph=True):
-        yield remark(sentence, effect="faster", setting=setting_of(row), faster=row.against(static_graph=False))
 
 
 def _verdicts(setting: str, steps: Rows, ddp: Sequence[Rows]) -> Iterator[ClaimVerdict]:
@@ -357,7 +344,7 @@ def _order(step: Row) -> tuple[object, ...]:
     """Models together, without exchange first, then by bucket and micro-batches."""
     size = (step.hidden, step.layers, step.seq, step.batch, step.vocab)
     exchange = ("none", "ddp", "after", "dp").index(step.exchange)
-    return (*size, exchange, step.accumulate, step.static_graph, step.no_sync, step.bucket_bytes)
+    return (*size, exchange, step.accumulate, step.no_sync, step.bucket_bytes)
 
 
 def _figure(setting: str, ddp: Sequence[Rows], fitted: Fitted | None) -> Figure | None:

@@ -29,8 +29,7 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.data_parallel import InputPipelineLaw
 from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.training.input_pipeline import KINDS, MODELS, MOST_LOADERS, STARTS, InputPipelineParameters
-from pyperf_suite.workloads.training.shapes import NAMES, with_shape
+from pyperf_suite.workloads.training.input_pipeline import MODELS, MOST_LOADERS, InputPipelineParameters
 
 WORKERS_HELP = Claim("workers that pre-load the data relieve the bottleneck of a single process", TRANSFORMERS, WORTH)
 # "Does not necessarily lead to better performance" is said of many: then more of them gain nothing.
@@ -38,18 +37,18 @@ MORE_DO_NOT = Claim("a very big number of workers does not necessarily perform b
 PINNED_HELPS = Claim("pin_memory typically leads to much faster transfers to the GPU", TRANSFORMERS, WORTH)
 
 # How batches are loaded; what else a case has is the task, in which settings compete.
-SETTINGS = ("loaders", "prefetch", "persistent", "pinned", "start")
+SETTINGS = ("loaders", "prefetch", "persistent", "pinned")
 USUAL = InputPipelineParameters()
 # A model that waits less than this share of the time is fed well enough; no setting would give much more.
 FED = 0.05
 FEWEST_OF_A_FIGURE = 3
 
-VARIED = ("prefetch", "start", "model", "step_us", "batch", "files")
+VARIED = ("prefetch", "model", "step_us", "batch")
 KEPT = ("kept", "ended")
 COPIES = ("pageable", "pinned")
 # Iterations timed at once: as many as the loaders hand out in one burst, within these bounds.
 FEWEST_ITERATIONS, MOST_ITERATIONS = 4, 16
-# The guide's num_workers, with which all else is varied; started anew, each of them takes its own torch's memory.
+# The guide's num_workers, with which all else is varied.
 GUIDE_LOADERS = 4
 # More cores than these do not decode for one model.
 MOST_CORES = 32
@@ -59,24 +58,19 @@ MOST_CORES = 32
 class InputPipelineAxes:
     """What the probe varies.
 
-    Every `loaders` is measured with every kind of `data`, on the first of all else. The other values of prefetch,
-    workers (kept from epoch to epoch, or ended), copy (from pageable or pinned memory), start, model (on a device of
-    its own, or on a core of the host), step_us (microseconds of the model) and batch are varied one at a time, with the
-    first kind of data and 4 loaders, or the nearest number below; those of model and step_us with no loaders as well. A
-    `shape` is a model of the guides by its name, whose real step then takes the place of model and step_us.
+    Every `loaders` is measured on the first of all else. The other values of prefetch, workers (kept from epoch to
+    epoch, or ended), copy (from pageable or pinned memory), model (on a device of its own, or on a core of the host),
+    step_us (microseconds of the model) and batch are varied one at a time, with 4 loaders, or the nearest number below;
+    those of model and step_us with no loaders as well.
     """
 
-    data: Annotated[tuple[str, ...], OneOf(KINDS)] = ("text",)
     loaders: tuple[int, ...] = (0,)
     prefetch: tuple[int, ...] = (2,)
     workers: Annotated[tuple[str, ...], OneOf(KEPT)] = ("kept",)
     copy: Annotated[tuple[str, ...], OneOf(COPIES)] = ("pageable",)
-    start: Annotated[tuple[str, ...], OneOf(STARTS)] = ("fork",)
     model: Annotated[tuple[str, ...], OneOf(MODELS)] = ("device",)
     step_us: tuple[int, ...] = (5000,)
     batch: tuple[int, ...] = (8,)
-    files: tuple[int, ...] = (32,)
-    shape: Annotated[tuple[str, ...], NAMES] = ()
 
 
 def axes(profile: str, device: Device) -> InputPipelineAxes:
@@ -89,31 +83,23 @@ def axes(profile: str, device: Device) -> InputPipelineAxes:
     settings = replace(quick, prefetch=(2, 8), workers=KEPT, model=MODELS)
     copies = COPIES if device.kind == "cuda" else COPIES[:1]
     standard = replace(settings, copy=copies, loaders=tuple(sorted({0, *powers, few})))
-    large = replace(standard, data=tuple(KINDS), prefetch=(2, 1, 4, 8), start=("fork", "spawn"), batch=(8, 32))
+    large = replace(standard, prefetch=(2, 1, 4, 8), batch=(8, 32))
     loaders = tuple(sorted({0, 1, 2, 3, 4, *powers, most, 2 * most}))
     full = replace(large, loaders=loaders, step_us=(5000, 1000, 20000))
     return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
-def shaped(axes: InputPipelineAxes, name: str, device: Device) -> InputPipelineAxes:
-    """Texts for one of the guides' models; without a GPU it is trained by the host's cores."""
-    where = MODELS[:1] if device.kind == "cuda" else MODELS[1:]
-    return with_shape(axes, name, data=("text",), model=where, step_us=(0,))
-
-
 def sweep(axes: InputPipelineAxes) -> Iterator[Case]:
-    """Loaders by data, then one setting at a time (see InputPipelineAxes)."""
+    """Loaders, then one setting at a time (see InputPipelineAxes)."""
     base = InputPipelineParameters(
         loaders=loaders_of_variations(axes.loaders),
         persistent=axes.workers[0] == "kept",
         pinned=axes.copy[0] == "pinned",
         # The same in all cases of a sweep, so that their times compare as they are.
-        # A real model's step outlasts any burst.
-        iterations=1 if axes.shape else min(max(FEWEST_ITERATIONS, *axes.loaders), MOST_ITERATIONS),
-        shape="".join(axes.shape),
-        **{name: getattr(axes, name)[0] for name in ("data", *VARIED)},
+        iterations=min(max(FEWEST_ITERATIONS, *axes.loaders), MOST_ITERATIONS),
+        **{name: getattr(axes, name)[0] for name in VARIED},
     )
-    wanted = [replace(base, data=data, loaders=loaders) for data in axes.data for loaders in axes.loaders]
+    wanted = [replace(base, loaders=loaders) for loaders in axes.loaders]
     wanted += [replace(base, **{name: value}) for name in VARIED for value in getattr(axes, name)[1:]]
     wanted += [replace(base, persistent=kept == "kept") for kept in axes.workers[1:]]
     wanted += [replace(base, pinned=copy == "pinned") for copy in axes.copy[1:]]
@@ -121,7 +107,7 @@ def sweep(axes: InputPipelineAxes) -> Iterator[Case]:
     wanted += [replace(base, step_us=step_us, loaders=0) for step_us in axes.step_us[1:]]
     for p in wanted:
         # Settings of workers say nothing where there are none, and then are the usual ones.
-        plain = {} if p.loaders else {name: getattr(USUAL, name) for name in ("prefetch", "persistent", "start")}
+        plain = {} if p.loaders else {name: getattr(USUAL, name) for name in ("prefetch", "persistent")}
         yield Case("input_pipeline", replace(p, **plain), "torch")
 
 
@@ -207,7 +193,7 @@ def rate_by_loaders(task: Rows) -> Figure | None:
         span = list(range(max(plain) + 1))
         drawn.append(Series("law: the slowest stage", span, [1 / law.seconds(number) for number in span], "line"))
     return Figure(
-        f"input_pipeline_{first.data}_{first.shape or f'{first.model}_{first.step_us}us'}_b{first.batch}",
+        f"input_pipeline_text_{first.model}_{first.step_us}us_b{first.batch}",
         "Iterations a second by number of loaders",
         "Points: measured, bars span the processes; line: no iteration is shorter than its slowest stage.",
         ((Panel(first.task, "loaders", "iterations/s", tuple(drawn), y_unit="/s"),),),
@@ -227,20 +213,14 @@ def is_plain(row: Row) -> bool:
 
 def in_words(row: Row) -> str:
     """`8 texts and a step of 5 ms on a device of its own`."""
-    files = {"text": "texts", "jpeg": "JPEG pictures"}[row.data]
-    if row.shape:
-        return (
-            f"{row.batch} {files} and a step of {row.shape} {'on the GPU' if row.model == 'device' else 'on the CPU'}"
-        )
     where = "a device of its own" if row.model == "device" else "a core of the host"
-    return f"{row.batch} {files} and a step of {row.step_us / 1000:g} ms on {where}"
+    return f"{row.batch} texts and a step of {row.step_us / 1000:g} ms on {where}"
 
 
 def settings(row: Row) -> str:
     """Those that are not the usual ones."""
-    started = row.start if row.loaders and row.start != USUAL.start else ""
     ended = "" if row.persistent else "workers end with the epoch"
-    return ", ".join(filter(None, ("pinned" if row.pinned else "", ended, started)))
+    return ", ".join(filter(None, ("pinned" if row.pinned else "", ended)))
 
 
 def how(row: Row) -> str:
@@ -256,8 +236,6 @@ PROBE = Probe(
     title="Training: input pipeline",
     axes=axes,
     sweep=sweep,
-    shaped=shaped,
-    fixed_by_shape=("model", "step_us", "data"),
     computed={
         "task": in_words,
         "how": how,
@@ -268,8 +246,8 @@ PROBE = Probe(
         "iteration": lambda row: row.seconds / row.iterations,
     },
     order=lambda row: (
-        *(row.data != USUAL.data, row.data, row.shape, row.model, row.step_us, row.batch, row.files, row.iterations),
-        *(row.loaders, row.pinned, not row.persistent, row.start, row.prefetch),
+        *(row.model, row.step_us, row.batch, row.files, row.iterations),
+        *(row.loaders, row.pinned, not row.persistent, row.prefetch),
     ),
     claims=(
         RowClaim(
@@ -283,8 +261,8 @@ PROBE = Probe(
         RowTable(
             "Iterations by settings of the loader",
             (
-                Column("data", lambda row: f"{row.batch} {row.data}", priority=0),
-                Column("model", lambda row: row.shape or f"{row.step_us / 1000:g} ms, {row.model}"),
+                Column("data", lambda row: f"{row.batch} text", priority=0),
+                Column("model", lambda row: f"{row.step_us / 1000:g} ms, {row.model}"),
                 Column("loaders", priority=2),
                 Column("prefetch", lambda row: row.prefetch if row.loaders else None, priority=2),
                 Column("settings", lambda row: settings(row) or None, priority=2),
@@ -303,5 +281,4 @@ PROBE = Probe(
         ),
     ),
     analyse=analyse,
-    group=lambda case: f"input_pipeline {case.parameters.data}",
 )

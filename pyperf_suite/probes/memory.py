@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -31,15 +30,8 @@ from pyperf_suite.findings.probe import Probe, RowClaim
 from pyperf_suite.findings.rows import Column, Row, Rows, grouped, series, table
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.activations import ActivationPolicy, kept_bytes
-from pyperf_suite.laws.training.memory import (
-    LAST_STAGE,
-    MIXED,
-    NEAR_LIMIT,
-    ON_GPU,
-    activation_bytes,
-    training_memory,
-)
-from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sharding
+from pyperf_suite.laws.training.memory import MIXED, NEAR_LIMIT, activation_bytes
+from pyperf_suite.laws.transformer import ModelDimensions, Recompute
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
@@ -63,12 +55,7 @@ KNOWN = {
     "Llama-2 7B": ModelDimensions(32, 4096, 11008, 32, 32000, gated=True),
 }
 KNOWN_SEQ = 2048
-# Which of them tables of several ranks are about, and over how many it is cut there.
-SHARED, RANKS = "GPT-3 1.3B", 8
-RECOMPUTED: dict[Recompute, str] = {"nothing": "nothing", "attention": "attention (selective)", "layers": "all (full)"}
 FORMULA_OF: Mapping[str, Recompute] = {"none": "attention", "selective": "attention", "every": "layers"}
-NEEDS = {name: name for name in ON_GPU}
-NEEDS |= {"optimizer": "AdamW", "gathered": "gathered layers", "total": "all"}
 # Places between the least and the greatest size at which the law is drawn.
 LINE_POINTS = 33
 
@@ -166,7 +153,7 @@ def share_of(part: str) -> Callable[[Row], float]:
 
 
 def analyse(rows: Rows) -> Findings:
-    """The law's error, what was counted, tables that the law alone says, and activations by batch and sequence."""
+    """The law's error, what was counted, where a rule ends by the law, and activations by batch and sequence."""
     if not rows:
         return Findings()
     worst = max(rows, key=lambda row: abs(row.law_off))
@@ -186,7 +173,7 @@ def analyse(rows: Rows) -> Findings:
             KEPT,
             [row for row in plain if any(kept(row, policy) for policy in POLICIES[1:])],
         ),
-        _tables_by_law(),
+        _rule_by_law(),
         _figure(rows),
     )
 
@@ -227,18 +214,14 @@ KEPT = (
 )
 
 
-def _tables_by_law() -> Iterator[Table]:
-    """Where the rule of 75 % breaks; what each rank needs by stage of ZeRO, and by what tensor parallelism cuts."""
+def _rule_by_law() -> Table:
+    """Where the rule of 75 % breaks, for models that people know."""
 
     def sequences(item: tuple[str, ModelDimensions], kind: str) -> float:
         kept = kept_bytes(item[1], 1, KNOWN_SEQ, ActivationPolicy(2, 2, checkpointing=kind, device="cuda")).total
         return LEFT_BYTES_A_PARAMETER * item[1].parameters / kept
 
-    def need(**how: Any) -> dict[str, Any]:
-        needed = training_memory(KNOWN[SHARED], 1, KNOWN_SEQ, **how)
-        return {part: float(getattr(needed, part)) for part in NEEDS}
-
-    yield table(
+    return table(
         f"By the law, sequences of {KNOWN_SEQ} that fit if parameters x 18 B are 75 % of the memory (bfloat16, GPU)",
         (
             Column("model", itemgetter(0)),
@@ -249,24 +232,6 @@ def _tables_by_law() -> Iterator[Table]:
         ),
         KNOWN.items(),
     )
-    parts = [Column(title, part, "GB", predicted=True) for part, title in NEEDS.items()]
-    yield table(
-        f"By the law, GB a rank of {RANKS} for {SHARED}, one sequence of {KNOWN_SEQ}",
-        (Column("ZeRO stage"), *parts),
-        [{"ZeRO stage": stage} | need(data_ranks=RANKS, zero_stage=stage) for stage in range(LAST_STAGE + 1)],
-    )
-    names = ("TP", "sequence parallel", "computed again")
-    cuts = itertools.product((Sharding(), Sharding(RANKS), Sharding(RANKS, sequence_parallel=True)), RECOMPUTED)
-    yield table(
-        f"By the law, GB a rank for {SHARED} cut over tensor-parallel ranks (TP), one sequence of {KNOWN_SEQ}",
-        (*map(Column, names), *parts),
-        [
-            dict(zip(names, (cut.tensor, "yes" if cut.sequence_parallel else "no", RECOMPUTED[again]), strict=True))
-            | need(sharding=cut, recompute=again)
-            for cut, again in cuts
-        ],
-    )
-
 
 def _figure(rows: Rows) -> Figure | None:
     drawn = [

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from pyperf_suite.findings.axes import YES, Flag, Sizes, every_size, size_name, sizes
+from pyperf_suite.findings.axes import Sizes, every_size, size_name, sizes
 from pyperf_suite.findings.data import BEKMAN, Claim, Findings, Quantity, findings, remark
 from pyperf_suite.findings.probe import Probe, RowClaim, RowTable
 from pyperf_suite.findings.rows import Column, Row, Rows, mean_speedup
@@ -37,7 +37,6 @@ class OverlapAxes:
     message: tuple[Sizes, ...] = sizes("4MiB")
     dtype: tuple[str, ...] = ("float32",)
     run: tuple[str, ...] = ("in_turn", "together")
-    peer_to_peer: tuple[Flag, ...] = (YES,)
 
 
 def axes(profile: str, device: Device) -> OverlapAxes:
@@ -56,16 +55,15 @@ def axes(profile: str, device: Device) -> OverlapAxes:
 def sweep(axes: OverlapAxes) -> Iterator[Case]:
     """Every product with every message in every run. Raises UserError for other ranks than a launcher started."""
     require_launched(axes.ranks)
-    places = itertools.product(axes.implementation, axes.ranks, axes.peer_to_peer, axes.dtype)
+    places = itertools.product(axes.implementation, axes.ranks, axes.dtype)
     settings = itertools.product(places, axes.size, every_size(axes.message), axes.run)
-    for (implementation, ranks, direct, dtype), size, message, run in settings:
-        yield Case("overlap", OverlapParameters(size, message, ranks, run, dtype, direct.value), implementation)
+    for (implementation, ranks, dtype), size, message, run in settings:
+        yield Case("overlap", OverlapParameters(size, message, ranks, run, dtype), implementation)
 
 
 def what(row: Row) -> str:
     """The product, the message, and where they ran."""
-    direct = "" if row.peer_to_peer else " without direct copies"
-    place = f"{row.ranks} rank{'' if row.ranks == 1 else 's'}, {row.implementation}{direct}"
+    place = f"{row.ranks} rank{'' if row.ranks == 1 else 's'}, {row.implementation}"
     return f"{row.size}³ {row.dtype} with an all_reduce of {size_name(row.bytes)} ({place})"
 
 

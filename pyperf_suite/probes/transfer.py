@@ -1,6 +1,6 @@
 """How fast bytes reach where they are needed: copies in host memory, over the bus of a GPU, and out of files.
 
-Each way is latency plus bytes over bandwidth, in straight lines joined end to end (planner/laws/collectives.py).
+Each way is latency plus bytes over bandwidth, in straight lines joined end to end (laws/alpha_beta.py).
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case
-from pyperf_suite.workloads.training import transfer
-from pyperf_suite.workloads.training.transfer import ANY_NODE, TransferParameters
+from pyperf_suite.workloads.training.transfer import TransferParameters
 
 IN_HOST, ON_DISK, OVER_BUS = ("memcpy", "torch"), ("disk_cached", "disk_direct"), ("host_to_device", "device_to_host")
 WAYS = (*IN_HOST, *ON_DISK, *OVER_BUS)
@@ -67,8 +66,8 @@ class TransferAxes:
     """What the probe varies.
 
     memcpy and the ways over a GPU's bus take each `size`, torch each `torch_size` on each number of `workers`, reads of
-    a file each `disk_size`. `memory` is the host's end of a copy to or from a GPU. `numa_node` is where the host's
-    source lies, -1 for wherever the kernel puts it; `folder` names the disk, "results" for that of the results.
+    a file each `disk_size`. `memory` is the host's end of a copy to or from a GPU. `folder` names the disk, "results"
+    for that of the results.
     """
 
     way: Annotated[tuple[str, ...], OneOf(WAYS)] = ("memcpy", *ON_DISK)
@@ -77,7 +76,6 @@ class TransferAxes:
     disk_size: tuple[Sizes, ...] = sizes("1MiB")
     workers: tuple[int, ...] = ()
     memory: Annotated[tuple[str, ...], OneOf(MEMORY)] = ()
-    numa_node: tuple[int, ...] = (ANY_NODE,)
     folder: tuple[str, ...] = (RESULTS,)
 
 
@@ -87,7 +85,7 @@ def axes(profile: str, device: Device) -> TransferAxes:
     if bus:
         # What is measured in host memory does not change with the GPU.
         quick = replace(quick, way=bus, size=sizes("64MiB"), memory=MEMORY)
-    cores, nodes = cpu.detect().usable_cores, tuple(transfer.nodes())
+    cores = cpu.detect().usable_cores
     standard = replace(
         quick,
         way=(*bus, *IN_HOST, *ON_DISK),
@@ -95,7 +93,6 @@ def axes(profile: str, device: Device) -> TransferAxes:
         torch_size=sizes("16MiB"),
         disk_size=sizes("4KiB..16MiB:64"),
         workers=tuple(sorted({1, cores})),
-        numa_node=nodes if len(nodes) > 1 else (ANY_NODE,),
     )
     full = replace(
         standard,
@@ -119,8 +116,8 @@ def sweep(axes: TransferAxes) -> Iterator[Case]:
             requested = [TransferParameters(size_bytes, folder=folder) for size_bytes, folder in places]
         else:
             memory = axes.memory if way in OVER_BUS else ("pageable",)
-            ends = itertools.product(every_size(axes.size), memory, axes.numa_node)
-            requested = [TransferParameters(size, pinned=kind == "pinned", numa_node=node) for size, kind, node in ends]
+            ends = itertools.product(every_size(axes.size), memory)
+            requested = [TransferParameters(size, pinned=kind == "pinned") for size, kind in ends]
         yield from (Case("transfer", parameters, way) for parameters in requested)
 
 
@@ -165,13 +162,12 @@ class TransferCurve:
 
 
 def name_of(row: Row) -> str:
-    """`torch copy_, 2 cores`, `host to GPU, pinned, node 1`."""
+    """`torch copy_, 2 cores`, `host to GPU, pinned`."""
     words = [NAMES[row.implementation]]
     if row.implementation == "torch":
         words.append(f"{row.workers} core{'s' if row.workers > 1 else ''}")
     if row.implementation in OVER_BUS:
         words.append("pinned" if row.pinned else "pageable")
-    words += [f"node {row.numa_node}"] if row.numa_node != ANY_NODE else []
     return ", ".join([*words, row.folder] if row.folder else words)
 
 
@@ -187,9 +183,9 @@ def is_largest_of_both(row: Row) -> bool:
 
 
 def analyse(rows: Rows) -> Findings:
-    """Latency and bandwidth of each way, what cores, nearness and a disk make of them, and what offloading takes."""
+    """Latency and bandwidth of each way, what cores and a disk make of them, and what offloading takes."""
     curves = [TransferCurve.of(group) for group in rows.groups("size_bytes")]
-    return findings(_cores(rows), _nodes(rows), _disk(rows), _offload(curves), _tables(rows, curves), _figure(curves))
+    return findings(_cores(rows), _disk(rows), _offload(curves), _tables(rows, curves), _figure(curves))
 
 
 def _cores(rows: Rows) -> Iterator[Remark]:
@@ -199,16 +195,6 @@ def _cores(rows: Rows) -> Iterator[Remark]:
     for row, faster in pairs[:1] + pairs[1:][-1:]:
         sentence = "{workers} cores copy {size} {faster} as fast as {fewest}"
         yield row.remark(sentence, effect="faster", faster=faster, fewest=fewest)
-
-
-def _nodes(rows: Rows) -> Iterator[Remark]:
-    """The nearest NUMA node compared with the farthest, for each way that was measured on several."""
-    placed = rows.where(lambda row: row.numa_node != ANY_NODE)
-    largest = {(group[0].implementation, group[0].pinned): group for group in placed.groups("numa_node") if group[1:]}
-    sentence = "{way} moves {size} {faster} as fast as from node {far}: keep the process near the memory it copies"
-    for group in largest.values():
-        near, *_, far = sorted(group, key=lambda row: float(row.seconds))
-        yield near.remark(sentence, effect="faster", faster=near.faster_than(far), far=far.numa_node)
 
 
 def _disk(rows: Rows) -> Iterator[Remark | ClaimVerdict]:
@@ -236,7 +222,7 @@ def _offload(curves: Sequence[TransferCurve]) -> Iterator[Remark]:
         "it too"
     )
     for row in (curve.largest for curve in curves):
-        if row.implementation in ("memcpy", "disk_direct", "host_to_device") and row.numa_node in (ANY_NODE, 0):
+        if row.implementation in ("memcpy", "disk_direct", "host_to_device"):
             seconds = ADAMW_BYTES * OFFLOADED_PARAMETERS / rate(row).value
             yield row.remark(sentence, kind="predicted", each=ADAMW_BYTES, time=seconds)
 

@@ -1,10 +1,9 @@
-"""Where a series of times changed its level, by the vote of two detectors of different kinds.
+"""Where a series of times changed its level.
 
-The first fits levels by least squares and chooses their number by the likelihood of what the fit leaves over as an
+Levels are fitted by least squares, and their number is chosen by the likelihood of what the fit leaves over as an
 autoregressive process of order one: noise of benchmarks remembers itself, and a detector that takes it for independent
-sees steps everywhere. The second sees the values through a Gaussian kernel, in which a far outlier counts no more than
-a near one. A change is nominated where both find it, it is large enough to matter and beyond what the series' own noise
-could do. It is never more than nominated: a paired rerun decides.
+sees steps everywhere. A change is nominated where it is large enough to matter, beyond what the series' own noise could
+do, and sharper than a drift. It is never more than nominated: a paired rerun decides.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pyperf_suite.laws.tiling import MAD_OF_NORMAL
 from pyperf_suite.measure.estimates import CONFIDENCE, Ratio
 from pyperf_suite.regressions.thresholds import MARGIN
 from pyperf_suite.regressions.verdict import LogDifference, ratio_of
@@ -26,13 +26,10 @@ Floats = NDArray[np.float64]
 # Smaller effects are not nominated: versions of one library differ by about 1 % from build to build.
 LEAST_EFFECT = 2 * MARGIN
 
-# Both detectors mean the same step if they place it within so many points.
-SAME_PLACE = 2
-
 # Of so many series without a change, one would have a step beyond its noise if noise were as modelled.
 ONE_ALARM_IN = 100
 
-# Both detectors take time as the square of the points; of longer series the newest are searched.
+# Fitting takes time as the square of the points; of longer series the newest are searched.
 MOST_POINTS = 12_000
 
 # Fewer points are no level: one or two odd ones next to each other are outliers.
@@ -54,16 +51,6 @@ MOST_CORRELATED = 0.9
 # Relative noise that any clock has: without it two equal values would be infinitely sure of their level.
 LEAST_NOISE = 1e-4
 
-# The median of absolute deviations of a normal distribution is this part of its standard deviation.
-MAD_OF_NORMAL = 0.6744897501960817
-
-# The kernel's width in standard deviations of the noise: values count by their distance up to it, and no more beyond.
-KERNEL_WIDTH = 3.0
-KERNEL_PENALTY = 2.0
-
-# The penalty grows with the noise's memory, but only so far: a few points save no more than their number.
-MOST_MEMORY = 3.0
-
 
 @dataclass(frozen=True)
 class Change:
@@ -83,6 +70,11 @@ class Change:
     points_after: int
     commit_before: str = ""
     commit_after: str = ""
+
+    @property
+    def effect(self) -> str:
+        """By how much it moved, as in +4.3%; from 0 there is no share."""
+        return f"{self.after / self.before - 1:+.1%}" if self.before else f"from 0 to {self.after:g}"
 
 
 @dataclass(frozen=True)
@@ -114,13 +106,13 @@ def find_changes(
     if not np.all(np.isfinite(times) & (times > 0)):
         raise ValueError("a series of times holds finite positive numbers only")
     found = []
-    for members in _comparable_points(len(times), units, breaks):
+    for members in comparable_points(len(times), units, breaks):
         logs = np.log(times[members])
         steps = detect_steps(logs)
         if not steps.starts:
             continue
         cleaned = draw_in_outliers(logs)
-        starts = _those_that_stand(cleaned, steps, _places_by_kernel(logs, steps), math.log1p(least_effect))
+        starts = _those_that_stand(cleaned, steps, math.log1p(least_effect))
         for left, start, right in _levels_around(cleaned, starts):
             last, first = int(members[start - 1]), int(members[start])
             step = _step(cleaned, steps, starts, left, start, right)
@@ -140,7 +132,7 @@ def find_changes(
     return sorted(found, key=lambda change: change.index)
 
 
-def _comparable_points(count: int, units: Sequence[str], breaks: Sequence[int]) -> list[np.ndarray]:
+def comparable_points(count: int, units: Sequence[str], breaks: Sequence[int]) -> list[np.ndarray]:
     """Indices of the values that may be compared: of one unit, between two breaks; too few for two levels are left."""
     since = np.searchsorted(np.sort(np.asarray(breaks, dtype=int)), np.arange(count), side="right")
     members: dict[tuple[int, str], list[int]] = {}
@@ -149,49 +141,8 @@ def _comparable_points(count: int, units: Sequence[str], breaks: Sequence[int]) 
     return [np.array(each[-MOST_POINTS:]) for each in members.values() if len(each) >= 2 * FEWEST_POINTS]
 
 
-def _places_by_kernel(logs: Floats, steps: Steps) -> Floats:
-    """Where the kernel sees a change. Of the other fit it knows only how noisy and how correlated the values are."""
-    width = KERNEL_WIDTH * steps.noise
-    # Within the kernel's width a step saves its squares over twice the width's: so this is about 2 log n of squares.
-    longer_memory = min((1 + steps.correlation) / (1 - steps.correlation), MOST_MEMORY)
-    penalty = KERNEL_PENALTY * math.log(len(logs)) / KERNEL_WIDTH**2 * longer_memory
-    return np.array(kernel_segmentation(logs, 1 / (2 * width**2), penalty), dtype=float)
-
-
-def kernel_segmentation(values: Floats, gamma: float, penalty: float) -> list[int]:
-    """Where the levels begin that minimise kernel costs + penalty x steps, none shorter than the fewest points.
-
-    A level of n values costs n less the sum of exp(-gamma (x - y)²) over all its pairs, divided by n, as in kernel
-    change point detection (Arlot, Celisse, Harchaoui, JMLR 20, 2019). Exact, by dynamic programming.
-    """
-    count = len(values)
-    lengths = np.arange(count, 0, -1, dtype=float)
-    similar = np.zeros(count)  # the sum over all pairs of values[start:end], by start
-    best = np.full(count + 1, np.inf)
-    best[0] = -penalty
-    came_from = np.zeros(count + 1, dtype=int)
-    for end in range(1, count + 1):
-        to_the_last = np.exp(-gamma * (values[:end] - values[end - 1]) ** 2)
-        similar[:end] += 2 * np.cumsum(to_the_last[::-1])[::-1] - 1
-        last = end - FEWEST_POINTS + 1
-        if last > 0:
-            sizes = lengths[count - end : count - end + last]
-            total = best[:last] + sizes - similar[:last] / sizes
-            came_from[end] = np.argmin(total)
-            best[end] = total[came_from[end]] + penalty
-    return _traced_back(came_from)
-
-
-def _traced_back(came_from: NDArray[np.int64]) -> list[int]:
-    starts = []
-    end = len(came_from) - 1
-    while (end := int(came_from[end])) > 0:
-        starts.append(end)
-    return starts[::-1]
-
-
-def _those_that_stand(cleaned: Floats, steps: Steps, others: Floats, least: float) -> tuple[int, ...]:
-    """The steps that are large, beyond noise and seen by both.
+def _those_that_stand(cleaned: Floats, steps: Steps, least: float) -> tuple[int, ...]:
+    """The steps that are large, beyond noise and no drift.
 
     The weakest of those that are not is taken out first and its two levels become one, for a step that was split in two
     small ones may stand as a whole.
@@ -204,13 +155,20 @@ def _those_that_stand(cleaned: Floats, steps: Steps, others: Floats, least: floa
         for left, start, right in _levels_around(cleaned, starts):
             step = _step(cleaned, steps, starts, left, start, right)
             effects.append(abs(step.centre))
-            seen = bool(np.any(np.abs(others - start) <= SAME_PLACE))
-            stands.append(seen and abs(step.centre) >= least and step.p_value(0.0) < alpha)
+            is_real = abs(step.centre) >= least and step.p_value(0.0) < alpha
+            stands.append(is_real and _is_sharp(cleaned[left:right], start - left))
         if all(stands):
             break
         weakest = min((position for position in range(len(starts)) if not stands[position]), key=effects.__getitem__)
         starts = _moved_to_best_places(cleaned, (*starts[:weakest], *starts[weakest + 1 :]))
     return starts
+
+
+def _is_sharp(values: Floats, start: int) -> bool:
+    """Whether two levels leave less over of the values than a straight line: a drift is no step."""
+    places = np.arange(len(values))
+    line = np.polyval(np.polyfit(places, values, 1), places)
+    return bool(np.sum((values - _levels(values, [start])) ** 2) <= np.sum((values - line) ** 2))
 
 
 def _levels_around(cleaned: Floats, starts: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -309,7 +267,10 @@ def _least_squares(values: Floats, penalty: float) -> list[int]:
         np.subtract(reduced[:last], total, out=total)
         came_from[end] = np.argmin(total)
         reduced[end] = total[came_from[end]] + penalty
-    return _traced_back(came_from)
+    starts, end = [], count
+    while (end := int(came_from[end])) > 0:
+        starts.append(end)
+    return starts[::-1]
 
 
 def _join_closest(values: Floats, starts: Any) -> list[int]:

@@ -14,13 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from pyperf_suite.errors import UserError
 from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.regressions.stored.foreign import FOREIGN_PROBES
-from pyperf_suite.regressions.stored.journals import Measured
-from pyperf_suite.regressions.stored.series import TIME, BenchmarkSeries, changes, settings
+from pyperf_suite.regressions.stored.series import TIME, BenchmarkSeries, Measured, changes, settings
 from pyperf_suite.regressions.stored.store import Side, Store
 from pyperf_suite.regressions.verdict import (
     FALSE_DISCOVERY_RATE,
@@ -37,11 +33,8 @@ from pyperf_suite.runner.profiles import PROFILES, QUICK
 
 # Clocks and sentinels that moved by less explain nothing: so much they differ in runs of an idle machine.
 LEAST_MOVE = 0.01
+MACHINE_MOVED = "The sentinel, the same code in every run, took {} in the new run: the machine itself moved."
 FEWEST_RUNS = 5
-# A benchmark without a history of its own is taken to be as noisy as the noisier ones of its machine.
-NOISIER_SHARE = 0.9
-# That many benchmarks show how noisy a machine is; reading all of thousands takes long and says no more.
-MOST_BENCHMARKS = 200
 
 MarginOf = Callable[[str, str], float]
 
@@ -50,7 +43,7 @@ MarginOf = Callable[[str, str], float]
 class RunNoise:
     """The standard deviation of the logarithm of a run's value over runs of the same code.
 
-    `freedom` is in degrees, infinite for a bound that was chosen on the safe side. `source` names where it is from.
+    `freedom` is in degrees. `source` names where it is from.
     """
 
     deviation: float
@@ -88,34 +81,17 @@ def run_noise(series: BenchmarkSeries, without: Iterable[str] = ()) -> RunNoise 
 
 
 def noise_from_store(store: Store, machine: str, without: Sequence[str] = ()) -> NoiseOf:
-    """How noisy the stored runs of a machine show a benchmark to be: by its own runs, else as the noisier ones.
+    """How noisy the stored runs of a machine show a benchmark to be; `without` names the runs that are being compared.
 
-    `without` names the runs that are being compared. The function returned gives None if no benchmark of the machine
-    has runs enough.
+    The function returned gives None if it has not runs enough.
     """
-    benchmarks = {
-        (one.probe, one.case_id): one
-        for one in store.benchmarks(machine=machine)
-        if one.metric == TIME and one.count >= FEWEST_RUNS
-    }
-    of_the_noisier: list[RunNoise | None] = []
+    series = {(one.probe, one.case_id): one for one in store.series(machine=machine) if one.metric == TIME}
 
     def of(measured: Measured) -> RunNoise | None:
-        known = benchmarks.get((measured.probe, measured.case_id))
-        own = run_noise(store.series(known), without) if known else None
-        if own is None and not of_the_noisier:
-            longest = sorted(benchmarks.values(), key=lambda one: -one.count)[:MOST_BENCHMARKS]
-            found = [noise for one in longest if (noise := run_noise(store.series(one), without)) is not None]
-            of_the_noisier.append(_bound(found) if found else None)
-        return own or of_the_noisier[0]
+        known = series.get((measured.probe, measured.case_id))
+        return run_noise(known, without) if known else None
 
     return of
-
-
-def _bound(found: Sequence[RunNoise]) -> RunNoise:
-    deviation = float(np.quantile([one.deviation for one in found], NOISIER_SHARE))
-    several = f"the noisier of {len(found)} benchmarks that have" if len(found) > 1 else "the one benchmark that has"
-    return RunNoise(deviation, math.inf, f"{several} {FEWEST_RUNS} runs or more here")
 
 
 def difference(old: Sequence[float], new: Sequence[float], noise: RunNoise) -> LogDifference:
@@ -150,41 +126,29 @@ def compare_sides(old: Side, new: Side, margin_of: MarginOf, noise_of: NoiseOf) 
     if not common:
         raise UserError(f"{old.name} and {new.name} have no benchmark in common: name two runs of the same probes.")
     sentinel = _sentinel_move(old, new)
-    judged = [
-        _judge(old.benchmarks[key], new.benchmarks[key], margin_of, noise_of, sentinel)
-        for key in common
-        if _is_measured(old.benchmarks[key]) or _is_measured(new.benchmarks[key])
-    ]
-    return _as_a_suite(judged)
+    return _as_a_suite(
+        [
+            _judge(old.benchmarks[key], new.benchmarks[key], margin_of, noise_of, sentinel)
+            for key in common
+            if old.benchmarks[key].metrics or new.benchmarks[key].metrics
+        ]
+    )
 
 
 def one_sided(old: Side, new: Side) -> dict[str, list[str]]:
     """Labels of what cannot be compared: "only_old", "only_new", and "neither" for what neither could measure."""
-    found: dict[str, list[str]] = {"only_old": [], "only_new": [], "neither": []}
-    for key, one in {**old.benchmarks, **new.benchmarks}.items():
-        sides = [side.benchmarks.get(key) for side in (old, new)]
-        if sides[1] is None:
-            found["only_old"].append(one.label)
-        elif sides[0] is None:
-            found["only_new"].append(one.label)
-        elif not any(map(_is_measured, filter(None, sides))):
-            found["neither"].append(one.label)
-    return found
+    both = [(one, new.benchmarks[key]) for key, one in old.benchmarks.items() if key in new.benchmarks]
+    return {
+        "only_old": [one.label for key, one in old.benchmarks.items() if key not in new.benchmarks],
+        "only_new": [one.label for key, one in new.benchmarks.items() if key not in old.benchmarks],
+        "neither": [one.label for one, other in both if not (one.metrics or other.metrics)],
+    }
 
 
 def sentinel_sentence(old: Side, new: Side) -> str:
     """How the machine moved between the runs, by the sentinel; empty if it hardly did, or neither run has one."""
     move = _sentinel_move(old, new)
-    if not move:
-        return ""
-    return (
-        f"The sentinel, the same code in every run, took {percent(math.expm1(move))} in the new run: "
-        "the machine itself moved."
-    )
-
-
-def _is_measured(one: Measured) -> bool:
-    return bool(one.medians or one.exact)
+    return MACHINE_MOVED.format(percent(math.expm1(move))) if move else ""
 
 
 def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf, sentinel: float) -> Judgement:
@@ -197,8 +161,8 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
         sentence = " ".join(sentences)
         return Judgement(new.label, new.probe, new.case_id, word, ratio, margin, sentence, details | more)
 
-    if not (_is_measured(old) and _is_measured(new)):
-        lost, one = ("new", new) if _is_measured(old) else ("old", old)
+    if not (old.metrics and new.metrics):
+        lost, one = ("new", new) if old.metrics else ("old", old)
         did = "compiled" if old.kind == "static" else "measured"
         return judgement("failed", None, f"Not {did} in the {lost} run: {one.reason or 'it holds no figures'}")
     if not (old.medians and new.medians):
@@ -215,11 +179,13 @@ def _judge(old: Measured, new: Measured, margin_of: MarginOf, noise_of: NoiseOf,
         word,
         verdict.ratio,
         _headline(word, verdict.ratio, margin, noise),
-        *_cause_sentences(clock, sentinel, is_machine),
+        *([f"The clock was {percent(math.expm1(-clock))} in the new run."] if clock else []),
+        *([MACHINE_MOVED.format(percent(math.expm1(sentinel)))] if is_machine and sentinel else []),
+        *(["That accounts for the difference as well as the code would."] if is_machine else []),
         *between,
         *([] if word == "equivalent" else _pairs_would_decide(old, new)),
-        old_s=old.seconds,
-        new_s=new.seconds,
+        old_s=old.value,
+        new_s=new.value,
         processes=[len(old.medians), len(new.medians)],
         run_noise=noise.deviation if noise else None,
         run_noise_of=noise.source if noise else None,
@@ -263,21 +229,10 @@ def _headline(word: Word, ratio: Ratio, margin: float, noise: RunNoise | None) -
     return f"{said}: {change}; {known}."
 
 
-def _cause_sentences(clock: float, sentinel: float, is_machine: bool) -> list[str]:
-    found = []
-    if clock:
-        found.append(f"The clock was {percent(math.expm1(-clock))} in the new run.")
-    if is_machine and sentinel:
-        found.append(f"The sentinel, the same code in every run, took {percent(math.expm1(sentinel))}.")
-    if is_machine:
-        found.append("That accounts for the difference as well as the code would.")
-    return found
-
-
 def _sentinel_move(old: Side, new: Side) -> float:
     """How much longer the sentinel took in the new run, as a logarithm; 0 if it hardly did, or is not in both."""
     moves = [
-        math.log(new.benchmarks[key].seconds / one.seconds)
+        math.log(new.benchmarks[key].value / one.value)
         for key, one in old.benchmarks.items()
         if one.kind == "sentinel" and one.medians and key in new.benchmarks and new.benchmarks[key].medians
     ]
@@ -289,9 +244,8 @@ def _if_it_moved(move: float) -> float:
 
 
 def _pairs_would_decide(old: Measured, new: Measured) -> list[str]:
-    """The command that would decide, if this suite can measure the benchmark and the code is not the same."""
-    is_same = old.commit == new.commit != "" and not (old.dirty or new.dirty)
-    if is_same or new.probe in FOREIGN_PROBES:
+    """The command that would decide, unless the code is the same."""
+    if old.commit == new.commit != "" and not (old.dirty or new.dirty):
         return []
     revisions = [one.commit[:12] or stand_in for one, stand_in in ((old, "OLD"), (new, "NEW"))]
     command = ["pyperf-suite", "ab", "--old", revisions[0], "--new", revisions[1], new.probe, "-k", new.label]

@@ -1,8 +1,7 @@
-"""How much slower is tolerated, and what fails a job: `[tool.pyperf_suite.regressions]` of a pyproject.toml.
+"""How much slower is tolerated, by `[tool.pyperf_suite.regressions]` of a pyproject.toml, and what fails a job.
 
 [tool.pyperf_suite.regressions]
 margin = "1 %"
-fail-on = "slower"
 
 [tool.pyperf_suite.regressions.margins]
 "tile_wave" = "3 %"                  # a probe
@@ -23,32 +22,31 @@ from pyperf_suite.errors import UserError
 # What is tolerated unless somebody says otherwise: the only place that says 1 %.
 MARGIN = 0.01
 # What makes the exit code other than 0: each level all that the one before it does, and one thing more.
-FAIL_ON = ("never", "slower", "failed", "undecided", "nominated")
+FAIL_ON = ("never", "slower", "failed", "undecided")
 DEFAULT_FAIL_ON = "undecided"
 TABLE = "tool.pyperf_suite.regressions"
-_KEYS = ("margin", "fail-on", "margins")
+_KEYS = ("margin", "margins")
 
 
 @dataclass(frozen=True)
 class Thresholds:
     """What a project tolerates; `margins` maps a probe or a pattern of labels to a share, in the file's order."""
 
-    margin: float | None = None
-    fail_on: str | None = None
+    margin: float = MARGIN
     margins: Mapping[str, float] = field(default_factory=dict)
 
     def margin_of(self, probe: str, label: str, requested: float | None = None) -> float:
         """The margin of a benchmark as a share of its time.
 
         `requested` on the command line wins; then the last pattern of the file that matches the probe's name or the
-        label; then the file's own margin; then 1 %.
+        label; then the file's own margin.
         """
         if requested is not None:
             return requested
         for pattern in reversed(list(self.margins)):
             if matches(pattern, probe) or matches(pattern, label):
                 return self.margins[pattern]
-        return MARGIN if self.margin is None else self.margin
+        return self.margin
 
 
 # A pyproject.toml is written by hand.
@@ -81,16 +79,11 @@ def _thresholds(path: Path, table: Any) -> Thresholds:
     unknown = [key for key in table if key not in _KEYS]
     if unknown:
         raise UserError(f"{path}: [{TABLE}] has no key {unknown[0]!r}: it has {', '.join(_KEYS)}.")
-    fail_on = table.get("fail-on")
-    if fail_on is not None and fail_on not in FAIL_ON:
-        raise UserError(f"{path}: fail-on of [{TABLE}] is {fail_on!r}: choose from {', '.join(FAIL_ON)}.")
     margins = table.get("margins", {})
     if not isinstance(margins, dict):
         raise UserError(f"{path}: [{TABLE}.margins] is {margins!r}, but maps probes or labels to margins.")
-    margin = table.get("margin")
     return Thresholds(
-        None if margin is None else _share(path, f"margin of [{TABLE}]", margin),
-        fail_on,
+        _share(path, f"margin of [{TABLE}]", table.get("margin", MARGIN)),
         {name: _share(path, f"[{TABLE}.margins] {name!r}", value) for name, value in margins.items()},
     )
 
@@ -118,6 +111,11 @@ def parse_share(value: Any) -> float:
     if not 0 < share < 1:
         raise ValueError(f"{text[:40]!r} is not between 0 and 100 %; write 1 % or 0.01")
     return share
+
+
+def selects(pattern: str, probe: str, label: str, case_id: str) -> bool:
+    """Whether a person who wrote the pattern means that benchmark: by its case, or a part of its probe and label."""
+    return pattern == case_id or matches(f"*{pattern}*", f"{probe} {label}")
 
 
 def matches(pattern: str, text: str) -> bool:

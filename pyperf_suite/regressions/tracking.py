@@ -7,78 +7,60 @@ between which a change came in live pairs, which alone says whether it was the c
 
 from __future__ import annotations
 
-import itertools
-import json
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.discovery import is_users
 from pyperf_suite.measure.estimates import Ratio
-from pyperf_suite.regressions.changepoints import FEWEST_POINTS, LEAST_EFFECT, SAME_PLACE, Change, find_changes
-from pyperf_suite.regressions.stored.foreign import FOREIGN_PROBES
-from pyperf_suite.regressions.stored.series import Benchmark, BenchmarkSeries, SeriesPoint
-from pyperf_suite.regressions.stored.store import Store
-from pyperf_suite.regressions.verdict import LESS_IS_WORSE, MORE_IS_WORSE, NOMINATED, Judgement, Word, percent
-from pyperf_suite.runner.record import Case
+from pyperf_suite.regressions.changepoints import FEWEST_POINTS, LEAST_EFFECT, Change, comparable_points, find_changes
+from pyperf_suite.regressions.pairs.arms import Arm, PairedCase
+from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured
+from pyperf_suite.regressions.verdict import LESS_IS_WORSE, MORE_IS_WORSE, Judgement, Word, percent
+from pyperf_suite.runner.results import placed_records
 
 if TYPE_CHECKING:
     from pyperf_suite.hardware.devices import Device
     from pyperf_suite.regressions.pairs.ab import RuleFor
-    from pyperf_suite.regressions.pairs.arms import Arm
 
 # A change that began longer ago has been seen by earlier runs of `track`.
 RECENT_POINTS = 30
 
-# A clock or sentinel that moved by at least this part of the change is named as what may explain it.
+# A change may have come so many points before or after its place.
+PLACED_WITHIN = 2
+
+# A clock that moved by at least this part of the change is named as what may explain it.
 EXPLAINING_PART = 0.5
 
-# So many points on either side show what clock and sentinel did.
+# So many points on either side show what the clock did.
 POINTS_COMPARED = 10
 
 # So many notes of a kind are printed one by one.
 MOST_NOTES = 10
 
 
-@dataclass(frozen=True)
-class Step:
-    """From point `index` on, those of the same unit lie at another level: the medians on both sides.
-
-    The commits are those of the last point before and of the first one after, empty if unknown.
-    """
-
-    index: int
-    before: float
-    after: float
-    commit_before: str = ""
-    commit_after: str = ""
-
-    @property
-    def effect(self) -> str:
-        """By how much it moved, as in +4.3%; from 0 there is no share."""
-        return f"{self.after / self.before - 1:+.1%}" if self.before else f"from 0 to {self.after:g}"
+def changes_of(series: BenchmarkSeries) -> list[Change]:
+    """The changes to draw in a series, by index: nominated ones of times, every one of an exact figure."""
+    points, values = series.points, series.values
+    if series.kind != "static":
+        return find_changes(values, [point.commit for point in points], *_edges(series))
+    starts = [index for index in range(1, len(values)) if values[index] != values[index - 1]]
+    edges = [0, *starts, len(values)]
+    found = []
+    for left, index, right in zip(edges, edges[1:], edges[2:], strict=False):
+        before, after = values[index - 1], values[index]
+        ratio = after / before if before else float("inf")
+        levels = (index, before, after, Ratio(ratio, ratio, ratio), index - left, right - index)
+        found.append(Change(*levels, points[index - 1].commit, points[index].commit))
+    return found
 
 
-def steps_of(series: BenchmarkSeries) -> list[Step]:
-    """The steps to draw in a series, by index: nominated changes of times, every change of an exact figure."""
-    points = series.points
-    if series.kind == "static":
-        return [
-            Step(index, last.value, point.value, last.commit, point.commit)
-            for index, (last, point) in enumerate(itertools.pairwise(points), 1)
-            if last.value != point.value
-        ]
-    if not all(point.value > 0 for point in points):
-        return []  # no time: other projects' files may hold zeros
-    return [
-        Step(change.index, change.before, change.after, change.commit_before, change.commit_after)
-        for change in _changes_of_times(series)
-    ]
+def _edges(series: BenchmarkSeries) -> tuple[list[str], list[int]]:
+    """What a time must not be compared across: the units of its points, and its breaks."""
+    return [point.unit for point in series.points], [each.index for each in series.breaks]
 
 
 @dataclass(frozen=True)
@@ -89,11 +71,26 @@ class Nomination:
     change: Change
     undone: bool
     same_code: bool
-    machine_notes: tuple[str, ...] = ()
 
     @property
-    def first(self) -> SeriesPoint:
+    def first(self) -> Measured:
         return self.series.points[self.change.index]
+
+    @property
+    def clock_change(self) -> float | None:
+        """By how much the clock changed with the time, as a share; None if that is no good part of the change."""
+        points, change = self.series.points, self.change
+        before, after = (
+            [point.clock_hz for point in side if point.clock_hz and point.unit == self.first.unit]
+            for side in (points[: change.index], points[change.index :])
+        )
+        if self.is_exact or not before or not after:
+            return None
+        before = before[-min(POINTS_COMPARED, change.points_before) :]
+        after = after[: min(POINTS_COMPARED, change.points_after)]
+        clock, slower = statistics.median(after) / statistics.median(before), change.ratio.value - 1
+        explains = (1 / clock - 1) * slower > 0 and abs(1 / clock - 1) >= EXPLAINING_PART * abs(slower)
+        return clock - 1 if explains else None
 
     @property
     def is_slower(self) -> bool:
@@ -120,9 +117,10 @@ class Nomination:
             ends = (percent(end - 1) for end in (change.ratio.value, change.ratio.low, change.ratio.high))
             moved = "{} ({} to {})".format(*ends)
         runs = "run" if change.points_after == 1 else "runs"
+        clock = self.clock_change
         return (
             f"{self.series.title}: {moved} since {self.first.started_at[:16]}Z, {change.points_after} {runs}; "
-            f"{self.commits}.{''.join(f' {note}' for note in self.machine_notes)}"
+            f"{self.commits}.{'' if clock is None else f' The clock changed by {percent(clock)} with it.'}"
         )
 
     @property
@@ -153,10 +151,8 @@ class Nomination:
             "after": change.after,
             "points_before": change.points_before,
             "points_after": change.points_after,
-            "beside": list(self.machine_notes),
+            "clock_change": self.clock_change,
         }
-        if not self.is_exact:
-            details[NOMINATED] = "slower" if self.is_slower else "faster"
         return Judgement(
             *(self.series.title, self.series.probe, self.series.case_id, word),
             ratio=None if self.is_exact else change.ratio,
@@ -190,28 +186,17 @@ class Tracked:
             [f"A break, across which no change is looked for: {what} at {when[:16]}Z." for when, what in self.breaks],
             "breaks",
         )
-        if self.earlier:
-            undone = sum(each.undone for each in self.earlier)
-            older = len(self.earlier) - undone
-            kinds = [
-                f"{older} older, which --since DATE lists" if older else "",
-                f"{undone} made good again" if undone else "",
-            ]
-            found.append(f"Changes not listed: {'; '.join(filter(None, kinds))}.")
+        if older := sum(not each.undone for each in self.earlier):
+            found.append(f"Older changes, which --since DATE lists: {older}.")
         return found
 
 
-def track(store: Store, benchmarks: Sequence[Benchmark], since: str | None = None) -> Tracked:
-    """Search the series of these benchmarks; `since` is ISO 8601, UTC: changes that began earlier are not listed."""
+def track(searched: Sequence[BenchmarkSeries], since: str | None = None) -> Tracked:
+    """Search these series; `since` is ISO 8601, UTC: changes that began earlier are not listed."""
     found = Tracked()
-    sentinels: dict[str, list[BenchmarkSeries]] = {}
-    for benchmark in store.benchmarks():
-        if benchmark.kind == "sentinel":
-            sentinels.setdefault(benchmark.machine, []).append(store.series(benchmark))
     breaks: dict[tuple[str, str], None] = {}
-    for benchmark in benchmarks:
-        series = store.series(benchmark)
-        if series.kind != "static" and _longest_stretch(series) < 2 * FEWEST_POINTS:
+    for series in searched:
+        if series.kind != "static" and not comparable_points(len(series.points), *_edges(series)):
             found.too_short += 1
             continue
         found.searched += 1
@@ -219,7 +204,7 @@ def track(store: Store, benchmarks: Sequence[Benchmark], since: str | None = Non
             when = series.points[each.index].started_at
             if not since or when >= since:
                 breaks[when[:13], each.what] = None
-        for nomination in nominations(series, () if series.kind == "sentinel" else sentinels.get(series.machine, ())):
+        for nomination in nominations(series):
             if not nomination.is_recent(since) or nomination.undone:
                 found.earlier.append(nomination)
             elif nomination.same_code or series.kind == "sentinel":
@@ -231,56 +216,28 @@ def track(store: Store, benchmarks: Sequence[Benchmark], since: str | None = Non
     return found
 
 
-def nominations(series: BenchmarkSeries, sentinels: Iterable[BenchmarkSeries] = ()) -> list[Nomination]:
-    """Every change of a series, the oldest first; `sentinels` are the series of the sentinels of its machine.
+def nominations(series: BenchmarkSeries) -> list[Nomination]:
+    """Every change of a series, the oldest first.
 
     Of exact figures every difference is one, if it is known which direction is worse.
     """
     is_exact = series.kind == "static"
-    changes = _exact_changes(series) if is_exact else _changes_of_times(series)
-    sentinels = list(sentinels)
+    if is_exact and series.metric not in (*MORE_IS_WORSE, *LESS_IS_WORSE):
+        return []
+    changes = changes_of(series)
+    if is_exact:
+        # Where its compiler or driver differs as well, that is why.
+        broken = {each.index for each in series.breaks}
+        changes = [each for each in changes if each.index not in broken]
     return [
         Nomination(
             series,
             change,
             undone=any(_makes_good(later, change) for later in changes[number + 1 :]),
             same_code=not is_exact and _is_same_code(series, change),
-            machine_notes=() if is_exact else tuple(_what_else_moved(series, change, sentinels)),
         )
         for number, change in enumerate(changes)
     ]
-
-
-def _changes_of_times(series: BenchmarkSeries) -> list[Change]:
-    return find_changes(
-        series.values,
-        [point.commit for point in series.points],
-        [point.unit for point in series.points],
-        [each.index for each in series.breaks],
-    )
-
-
-def _exact_changes(series: BenchmarkSeries) -> list[Change]:
-    """Where an exact figure differs from the run before, unless its compiler or driver does so as well."""
-    if series.metric not in (*MORE_IS_WORSE, *LESS_IS_WORSE):
-        return []
-    broken = {each.index for each in series.breaks}
-    values, points = series.values, series.points
-    starts = [index for index in range(1, len(values)) if values[index] != values[index - 1]]
-    edges = [0, *starts, len(values)]
-    found = []
-    for left, index, right in zip(edges, edges[1:], edges[2:], strict=False):
-        if index not in broken:
-            before, after = values[index - 1], values[index]
-            ratio = after / before if before else float("inf")
-            found.append(
-                Change(
-                    *(index, before, after, Ratio(ratio, ratio, ratio), index - left, right - index),
-                    commit_before=points[index - 1].commit,
-                    commit_after=points[index].commit,
-                )
-            )
-    return found
 
 
 def _makes_good(later: Change, change: Change) -> bool:
@@ -292,45 +249,9 @@ def _makes_good(later: Change, change: Change) -> bool:
 
 def _is_same_code(series: BenchmarkSeries, change: Change) -> bool:
     """Whether all points about the change, as exactly as its place is known, are of one commit without changes."""
-    first = max(0, change.index - 1 - SAME_PLACE)
-    around = series.points[first : change.index + SAME_PLACE + 1]
+    first = max(0, change.index - 1 - PLACED_WITHIN)
+    around = series.points[first : change.index + PLACED_WITHIN + 1]
     return len({point.commit for point in around}) == 1 and not any(p.dirty or not p.commit for p in around)
-
-
-def _what_else_moved(series: BenchmarkSeries, change: Change, sentinels: Sequence[BenchmarkSeries]) -> list[str]:
-    """Clock and sentinel, if they moved with the time by a good part of it."""
-    own = [point.unit == series.points[change.index].unit for point in series.points]
-    before = list(itertools.compress(series.points[: change.index], own))[-min(POINTS_COMPARED, change.points_before) :]
-    after = list(itertools.compress(series.points[change.index :], own[change.index :]))
-    after = after[: min(POINTS_COMPARED, change.points_after)]
-    found = []
-    clocks = [[point.clock_hz for point in points if point.clock_hz] for points in (before, after)]
-    if all(clocks):
-        clock = statistics.median(clocks[1]) / statistics.median(clocks[0])
-        if _explains(1 / clock, change.ratio.value):
-            found.append(f"The clock changed by {percent(clock - 1)} with it.")
-    for sentinel in sentinels:
-        by_run = {point.run_id: point.value for point in sentinel.points}
-        seen = [[by_run[point.run_id] for point in points if point.run_id in by_run] for points in (before, after)]
-        if all(seen):
-            moved = statistics.median(seen[1]) / statistics.median(seen[0])
-            if _explains(moved, change.ratio.value):
-                found.append(
-                    f"The sentinel kernel's time changed by {percent(moved - 1)} with it: it may be the machine."
-                )
-    return found
-
-
-def _explains(moved: float, ratio: float) -> bool:
-    """Whether a factor of time goes the same way as another, and at least a good part of it."""
-    return (moved - 1) * (ratio - 1) > 0 and abs(moved - 1) >= EXPLAINING_PART * abs(ratio - 1)
-
-
-def _longest_stretch(series: BenchmarkSeries) -> int:
-    broken = {each.index for each in series.breaks}
-    parts = itertools.accumulate(index in broken for index in range(len(series.points)))
-    stretches = [(part, point.unit) for part, point in zip(parts, series.points, strict=True)]
-    return max(Counter(stretches).values(), default=0)
 
 
 def _some(sentences: Sequence[str], what: str) -> list[str]:
@@ -338,56 +259,51 @@ def _some(sentences: Sequence[str], what: str) -> list[str]:
     return [*sentences[:MOST_NOTES], *([f"{rest} more {what} of this kind."] if rest > 0 else [])]
 
 
-class Confirmable(NamedTuple):
-    """A nomination with the case that its runs measured."""
-
-    nomination: Nomination
-    case: Case
-
-    @property
-    def commits(self) -> tuple[str, str]:
-        return (self.nomination.change.commit_before, self.nomination.change.commit_after)
+Rerun = tuple[Nomination, PairedCase]
 
 
-def why_not(nomination: Nomination, machine: str) -> str | None:
-    """Why a nomination cannot be confirmed here; None where it can."""
-    if nomination.series.machine != machine:
-        return f"it was measured on {nomination.series.machine}, and this is {machine}"
-    if nomination.series.kind != "timing" or nomination.series.probe in FOREIGN_PROBES:
-        return "it is no timed case of this suite"
-    if is_users(nomination.series.probe):
-        return "it is a kernel of your own, and its runs name this suite's commits alone: compare yours with ab"
-    before, after = nomination.change.commit_before, nomination.change.commit_after
-    if not before or not after:
-        return "its runs do not name their commits"
-    around = nomination.series.points[nomination.change.index - 1 : nomination.change.index + 1]
-    if before == after or any(point.dirty for point in around):
-        return "its runs measured uncommitted changes, which are gone"
-    return None
+def rerunnable(
+    wanted: Iterable[Nomination], machine: str, journals: Mapping[tuple[str, str], Path]
+) -> tuple[list[Rerun], list[Judgement]]:
+    """Those that can be rerun on this machine, with their cases; and judgements of those that cannot, with the reason.
+
+    `journals` has the journal of each run, by machine and run_id.
+    """
+    able: list[Rerun] = []
+    unable: list[Judgement] = []
+    for nomination in wanted:
+        try:
+            able.append((nomination, _case_to_rerun(nomination, machine, journals)))
+        except UserError as reason:
+            unable.append(_not_rerun(nomination, str(reason)))
+    return able, unable
 
 
-def find_case(records: Path, case_id: str) -> Case:
-    """The case of that id in a journal. Raises UserError where it is not there, or no case any more."""
-    why = f"{records} holds no case {case_id}."
-    try:
-        with files.open_for_reading(records) as lines:
-            for line in lines:
-                if case_id.encode() in line:
-                    try:
-                        record = json.loads(line)
-                        if record.get("case_id") == case_id:
-                            return Case.from_json(record["case"])
-                    except UserError as error:
-                        why = str(error)
-                    except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
-                        continue  # a torn or foreign line; another trial's may be whole
-    except OSError as error:
-        raise UserError(f"{records} cannot be read: {error.strerror}.") from None
-    raise UserError(why)
+def _case_to_rerun(nomination: Nomination, machine: str, journals: Mapping[tuple[str, str], Path]) -> PairedCase:
+    """The case as the first run of the new level measured it. Raises UserError where it cannot be rerun here."""
+    series, change = nomination.series, nomination.change
+    if series.machine != machine:
+        raise UserError(f"it was measured on {series.machine}, and this is {machine}")
+    if series.kind != "timing":
+        raise UserError("it is no timed case of this suite")
+    if is_users(series.probe):
+        raise UserError(
+            "it is a kernel of your own, and its runs name this suite's commits alone: compare yours with ab"
+        )
+    if not change.commit_before or not change.commit_after:
+        raise UserError("its runs do not name their commits")
+    around = series.points[change.index - 1 : change.index + 1]
+    if change.commit_before == change.commit_after or any(point.dirty for point in around):
+        raise UserError("its runs measured uncommitted changes, which are gone")
+    journal = journals[series.machine, nomination.first.run_id]
+    for _, record in placed_records(journal):
+        if record.case_id == series.case_id:
+            return PairedCase.same(series.probe, record.parsed_case())
+    raise UserError(f"{journal} holds no case {series.case_id}")
 
 
 def confirm(
-    wanted: Iterable[Confirmable],
+    wanted: Iterable[Rerun],
     arm_of: Callable[[str], Arm],
     device: Device,
     rule: RuleFor | None = None,
@@ -400,25 +316,24 @@ def confirm(
     stays what it was, with the reason. Raises UserError if a pair cannot be written to the journal.
     """
     from pyperf_suite.regressions.pairs.ab import compare_arms
-    from pyperf_suite.regressions.pairs.arms import PairedCase
 
-    suites: dict[tuple[str, str], list[Confirmable]] = {}
-    for each in wanted:
-        suites.setdefault(each.commits, []).append(each)
+    suites: dict[tuple[str, str], list[Rerun]] = {}
+    for nomination, case in wanted:
+        commits = (nomination.change.commit_before, nomination.change.commit_after)
+        suites.setdefault(commits, []).append((nomination, case))
     found: list[Judgement] = []
     for (before, after), members in suites.items():
         try:
             old, new = arm_of(before), arm_of(after)
         except UserError as reason:
-            found += [unconfirmed(each.nomination, str(reason)) for each in members]
+            found += [_not_rerun(nomination, str(reason)) for nomination, _ in members]
             continue
-        cases = [PairedCase.same(each.nomination.series.probe, each.case) for each in members]
-        decided = compare_arms(old, new, cases, device, rule, seed, **how)
-        found += [_joined(each.nomination, finding) for each, finding in zip(members, decided, strict=True)]
+        decided = compare_arms(old, new, [case for _, case in members], device, rule, seed, **how)
+        found += [_joined(nomination, each) for (nomination, _), each in zip(members, decided, strict=True)]
     return found
 
 
-def unconfirmed(nomination: Nomination, reason: str) -> Judgement:
+def _not_rerun(nomination: Nomination, reason: str) -> Judgement:
     """The nomination's own finding, with why it was not rerun."""
     judgement = nomination.judgement()
     return replace(
@@ -436,21 +351,3 @@ def _joined(nomination: Nomination, decided: Judgement) -> Judgement:
         sentence=f"Rerun of both commits: {decided.sentence} History: {nomination.sentence}",
         details={**decided.details, "history": dict(history.details)},
     )
-
-
-def cases_of(
-    wanted: Sequence[Nomination], machine: str, records_of: Callable[[Nomination], Path]
-) -> tuple[list[Confirmable], list[Judgement]]:
-    """Those that can be confirmed, with their cases; and judgements of those that cannot, with the reason."""
-    able: list[Confirmable] = []
-    unable: list[Judgement] = []
-    for nomination in wanted:
-        reason = why_not(nomination, machine)
-        if reason is None:
-            try:
-                able.append(Confirmable(nomination, find_case(records_of(nomination), nomination.series.case_id)))
-                continue
-            except UserError as error:
-                reason = str(error)
-        unable.append(unconfirmed(nomination, reason))
-    return able, unable

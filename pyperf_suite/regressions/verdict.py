@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,55 +21,6 @@ from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON, FAIL_ON, MARGIN
 
 CONFIDENCE = 0.95
-
-# With 2,000 an end of the interval still moves by a tenth of the interval's width from seed to seed.
-RESAMPLES = 10_000
-# Up to here the distribution of the signed-rank sum is exact; beyond, its normal approximation, whose far tails are a
-# little too heavy, so that it decides late rather than wrongly.
-EXACT_UP_TO = 500
-
-
-def student_t(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float, float]:
-    """Mean of the values with its Student t interval: (mean, low, high), in the values' own unit.
-
-    A single value has no spread to tell of: its interval is itself. Raises ValueError for no values.
-    """
-    from scipy import special
-
-    sample = _sample(values)
-    mean = float(sample.mean())
-    if len(sample) == 1:
-        return mean, mean, mean
-    standard_error = float(sample.std(ddof=1)) / math.sqrt(len(sample))
-    half_width = float(special.stdtrit(len(sample) - 1, (1 + confidence) / 2)) * standard_error
-    return mean, mean - half_width, mean + half_width
-
-
-def bca_bootstrap(values: Sequence[float], confidence: float = CONFIDENCE, seed: int = 0) -> tuple[float, float, float]:
-    """Mean of the values with its bias-corrected and accelerated bootstrap interval: (mean, low, high).
-
-    After Efron (1987), doi:10.1080/01621459.1987.10478410, with the jackknife for the acceleration. The same seed gives
-    the same interval. Fewer than three values, or equal ones, give what was seen: least and greatest. Raises ValueError
-    for no values.
-    """
-    from scipy import special
-
-    sample = _sample(values)
-    mean = float(sample.mean())
-    if len(sample) < 3 or np.ptp(sample) == 0:
-        low, high = float(sample.min()), float(sample.max())
-        return min(max(mean, low), high), low, high  # a mean of equal values may be off by a rounding
-    drawn = np.random.default_rng(seed).integers(0, len(sample), (RESAMPLES, len(sample)))
-    means = np.sort(sample[drawn].mean(axis=1))
-    below = (np.count_nonzero(means < mean) + 0.5 * np.count_nonzero(means == mean)) / RESAMPLES
-    bias = float(special.ndtri(np.clip(below, 0.5 / RESAMPLES, 1 - 0.5 / RESAMPLES)))
-    # The mean without one value moves by minus that value's distance over n − 1, so no jackknife loop is needed.
-    distances = sample - mean
-    acceleration = float((distances**3).sum() / (6 * (distances**2).sum() ** 1.5))
-    ends = special.ndtri([(1 - confidence) / 2, (1 + confidence) / 2])
-    shares = special.ndtr(bias + (bias + ends) / (1 - acceleration * (bias + ends)))
-    low, high = np.quantile(means, shares)
-    return mean, float(low), float(high)
 
 
 def hodges_lehmann(values: Sequence[float]) -> float:
@@ -119,12 +70,7 @@ def critical_sum(count: int, tail: float) -> int:
 @functools.cache
 def _upper_tails(count: int) -> np.ndarray:
     """The probability of each signed-rank sum 0 … n(n + 1)/2, or a greater one, of values symmetric about 0."""
-    from scipy import special
-
     greatest = count * (count + 1) // 2
-    if count > EXACT_UP_TO:
-        spread = math.sqrt(greatest * (2 * count + 1) / 12)
-        return np.asarray(special.ndtr(-(np.arange(greatest + 1) - 0.5 - greatest / 2) / spread))
     chances = np.zeros(greatest + 1)
     chances[0] = 1.0
     for rank in range(1, count + 1):
@@ -206,11 +152,6 @@ FEASIBLE_PAIRS = 86_400
 
 FINE, REGRESSION, UNDECIDED = 0, 1, 3
 
-# The key in a judgement's details under which a change that nobody has confirmed says "slower" or "faster".
-NOMINATED = "nominated"
-
-Concern = Literal["regression", "failed", "undecided"]
-
 # Registers that did not fit go to local memory, which is device memory; resident warps hide its latency.
 MORE_IS_WORSE = ("local_memory", "stack")
 LESS_IS_WORSE = ("resident_warps", "resident_blocks")
@@ -264,21 +205,8 @@ class Interval(NamedTuple):
     confidence: float
 
 
-class Evidence(Protocol):
-    """A change of time as the logarithm of new over old, and how sure it is."""
-
-    @property
-    def centre(self) -> float: ...
-
-    def p_value(self, bound: float) -> float:
-        """Of "no further from 0 than `bound`", two-sided."""
-
-    def interval(self, alpha: float, equivalence: bool = False) -> Interval:
-        """At 1 - `alpha`, two-sided; with `equivalence`, at the share of it that a test of equivalence may spend."""
-
-
 def judge(
-    evidence: Evidence,
+    evidence: LogDifference | Pairs,
     margin: float = MARGIN,
     alpha: float = ALPHA,
     alpha_equivalent: float = ALPHA_EQUIVALENT,
@@ -304,7 +232,11 @@ def judge(
 
 @dataclass(frozen=True)
 class LogDifference:
-    """A difference of two means of logarithms: the estimate, its standard error, and its degrees of freedom."""
+    """A difference of two means of logarithms: the estimate, its standard error, and its degrees of freedom.
+
+    It is evidence of a change of time as the logarithm of new over old, as `Pairs` are. `p_value(bound)` is that of "no
+    further from 0 than the bound", two-sided.
+    """
 
     centre: float
     error: float
@@ -341,7 +273,10 @@ class Pairs:
         return min(1.0, 2 * min(higher, lower) / self.share)
 
     def interval(self, alpha: float, equivalence: bool = False) -> Interval:
-        """Its confidence is over all looks. Too few pairs give their range, with the confidence that this has."""
+        """At 1 - `alpha`, two-sided, over all looks; with `equivalence` at the share that a test of it may spend.
+
+        Too few pairs give their range, with the confidence that this has.
+        """
         share = self.share_equivalent if equivalence else self.share
         low, high = signed_rank_interval(self.log_ratios, alpha / 2 * share)
         if math.isfinite(low):
@@ -487,6 +422,7 @@ def adjusted_p_values(p_values: Sequence[float]) -> list[float]:
     After Benjamini and Hochberg (1995), doi:10.1111/j.2517-6161.1995.tb02031.x. Holds for independent p-values and for
     positively dependent ones. Raises ValueError for a p-value outside 0 … 1.
     """
+    # scipy.stats has it too, but takes seconds to import.
     values = np.asarray(p_values, dtype=float)
     if not ((values >= 0) & (values <= 1)).all():
         raise ValueError("a p-value lies between 0 and 1")
@@ -514,30 +450,20 @@ def suite_words(verdicts: Sequence[Verdict], rate: float = FALSE_DISCOVERY_RATE)
     return words
 
 
-def concern(judgement: Judgement, fail_on: str = DEFAULT_FAIL_ON) -> Concern | None:
-    """Why a judgement makes the exit code other than 0 at that level; None if it does not.
+def is_minded(judgement: Judgement, fail_on: str = DEFAULT_FAIL_ON) -> bool:
+    """Whether a judgement makes the exit code other than 0 at that level. Raises ValueError for another level.
 
-    `slower` counts what got slower; `failed` also what could not be measured; `undecided` also what stayed open;
-    `nominated` takes a slower change that history shows, though no paired rerun confirmed it, for a regression. Raises
-    ValueError for another level.
+    `slower` counts what got slower; `failed` also what could not be measured; `undecided` also what stayed open.
     """
-    level = FAIL_ON.index(fail_on)
-    if judgement.verdict == "slower" and level >= FAIL_ON.index("slower"):
-        return "regression"
-    if judgement.verdict == "failed" and level >= FAIL_ON.index("failed"):
-        return "failed"
-    if judgement.verdict == "undecided" and level >= FAIL_ON.index("undecided"):
-        nominated = judgement.details.get(NOMINATED) == "slower"
-        return "regression" if nominated and level >= FAIL_ON.index("nominated") else "undecided"
-    return None
+    return judgement.verdict in FAIL_ON[1 : FAIL_ON.index(fail_on) + 1]
 
 
 def exit_code(judgements: Iterable[Judgement], fail_on: str = DEFAULT_FAIL_ON) -> int:
     """1 for a regression, else 3 for what is open or failed, else 0; 2 is left to usage and data errors."""
-    concerns = {concern(judgement, fail_on) for judgement in judgements} - {None}
-    if "regression" in concerns:
+    minded = {judgement.verdict for judgement in judgements if is_minded(judgement, fail_on)}
+    if "slower" in minded:
         return REGRESSION
-    return UNDECIDED if concerns else FINE
+    return UNDECIDED if minded else FINE
 
 
 def ratio_of(centre: float, low: float, high: float) -> Ratio:

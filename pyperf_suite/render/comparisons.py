@@ -15,7 +15,7 @@ from pyperf_suite.errors import printable
 from pyperf_suite.findings.data import Findings, Heading, Quantity, Table, quantity
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON
-from pyperf_suite.regressions.verdict import WORDS, Judgement, Word, concern
+from pyperf_suite.regressions.verdict import WORDS, Judgement, Word, is_minded
 from pyperf_suite.render import text
 from pyperf_suite.render.terminal import note, print_table, say
 
@@ -30,15 +30,15 @@ def by_urgency(findings: Sequence[Judgement]) -> list[Judgement]:
     """Slower first, equivalent last; within a verdict by how much the time changed."""
 
     def rank(finding: Judgement) -> tuple[int, float, str]:
-        moved = abs(math.log(finding.ratio.value)) if finding.ratio is not None and finding.ratio.value > 0 else 0.0
-        return URGENCY.index(finding.verdict), -moved if math.isfinite(moved) else -math.inf, finding.benchmark
+        moved = 0.0 if finding.ratio is None else abs(math.log(finding.ratio.value))
+        return URGENCY.index(finding.verdict), -moved, finding.benchmark
 
     return sorted(findings, key=rank)
 
 
 def change(ratio: Ratio | None) -> Quantity | None:
     """How much longer the new takes, as a share of the old's time; None if it is not known."""
-    if ratio is None or math.isnan(ratio.value):
+    if ratio is None:
         return None
     return Quantity(ratio.value - 1, "+%", ratio.low - 1, ratio.high - 1, max(1, ratio.processes))
 
@@ -116,7 +116,7 @@ def junit_xml(heading: str, findings: Sequence[Judgement], fail_on: str = DEFAUL
     at every level: a CI server has no word for it that would not be taken for a fault of the kernel.
     """
     outcomes = [_outcome(finding, fail_on) for finding in findings]
-    times = [_seconds(finding) for finding in findings]
+    times = [float(finding.details.get("seconds", 0.0)) for finding in findings]
     suite = ElementTree.Element(
         "testsuite",
         name=printable(heading),
@@ -141,13 +141,8 @@ def junit_xml(heading: str, findings: Sequence[Judgement], fail_on: str = DEFAUL
 
 
 def _outcome(finding: Judgement, fail_on: str) -> str:
-    minded = {"regression": "failure", "failed": "error"}.get(concern(finding, fail_on) or "")
+    minded = {"slower": "failure", "failed": "error"}.get(finding.verdict) if is_minded(finding, fail_on) else None
     return minded or ("skipped" if finding.verdict in ("undecided", "failed") else "system-out")
-
-
-def _seconds(finding: Judgement) -> float:
-    seconds = finding.details.get("seconds", 0.0)
-    return float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < float("inf") else 0.0
 
 
 def _table(findings: Sequence[Judgement], marked: bool = False) -> Table:

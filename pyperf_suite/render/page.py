@@ -32,9 +32,7 @@ from pyperf_suite.render.text import plain
 from pyperf_suite.runner.record import Record
 
 if TYPE_CHECKING:
-    from pyperf_suite.regressions.stored.series import Benchmark
-    from pyperf_suite.regressions.stored.series import BenchmarkSeries as Measured
-    from pyperf_suite.regressions.stored.store import Store
+    from pyperf_suite.regressions.stored.series import BenchmarkSeries
     from pyperf_suite.regressions.tracking import Tracked
 
 # Nothing is fetched: not even by what a hostile name could smuggle in.
@@ -236,8 +234,6 @@ def _numbered(sections: Iterable[Section]) -> list[Section]:
 
 # Drawn one by one: those with changes first, then those of most points.
 MOST_SERIES, FEWEST_POINTS = 12, 3
-# A figure of machine code is only of interest where it moved, and a machine has thousands.
-_MOST_SEARCHED = 400
 
 
 def _history(results: Results, machine: str) -> Section | None:
@@ -249,14 +245,13 @@ def _history(results: Results, machine: str) -> Section | None:
 
     section = Section(anchor("history", machine), "History and change points", "", Findings())
     try:
-        with Store(results.root) as store:
-            store.update()
-            benchmarks = [each for each in store.benchmarks(None, machine) if each.count > 1]
-            if not benchmarks:
-                return None
-            # Of machine code there are thousands of figures, and one that never changed takes as long to search.
-            found = track(store, [each for each in benchmarks if not (each.kind == "static" and each.constant)])
-            series = _worth_drawing(store, found, benchmarks)
+        store = Store(results.root)
+        repeated = [each for each in store.series(machine=machine) if len(each.points) > 1]
+        if not repeated:
+            return None
+        # Of machine code there are thousands of figures, and one that never changed takes as long to search.
+        found = track([each for each in repeated if not (each.kind == "static" and len(set(each.values)) == 1)])
+        series = _worth_drawing(found, repeated)
     except UserError as reason:
         return replace(section, found=Findings((remark("{said}", said=str(reason)),)))
     changes = [remark("Nominated, not confirmed: {change}", change=each.sentence) for each in found.current]
@@ -264,7 +259,7 @@ def _history(results: Results, machine: str) -> Section | None:
         searched = "{searched} series were searched" if found.searched else "no series is long enough to be searched"
         changes = [remark(f"No change is found: {searched}.", searched=found.searched)]
     note = (
-        f"{len(benchmarks)} benchmarks were measured more than once; drawn are those that changed, then those of most "
+        f"{len(repeated)} benchmarks were measured more than once; drawn are those that changed, then those of most "
         f"runs, at most {MOST_SERIES}, from {FEWEST_POINTS} runs on. `pyperf-suite history BENCHMARK --machine "
         f"{machine}` shows any."
     )
@@ -279,24 +274,18 @@ def _history(results: Results, machine: str) -> Section | None:
     )
 
 
-def _worth_drawing(store: Store, found: Tracked, benchmarks: Sequence[Benchmark]) -> list[Measured]:
-    nominations = [*found.current, *found.of_the_machine, *found.earlier]
-    changed = {(each.series.probe, each.series.case_id, each.series.metric): each.series for each in nominations}
-    longest = sorted(benchmarks, key=lambda each: (each.kind == "static", -each.count))[:_MOST_SEARCHED]
-    for each in longest:
-        if len(changed) >= MOST_SERIES:
-            break
-        key = (each.probe, each.case_id, each.metric)
-        if each.count >= FEWEST_POINTS and each.kind != "static" and key not in changed:
-            changed[key] = store.series(each)
-    return list(changed.values())[:MOST_SERIES]
+def _worth_drawing(found: Tracked, repeated: Sequence[BenchmarkSeries]) -> list[BenchmarkSeries]:
+    changed = [each.series for each in (*found.current, *found.of_the_machine, *found.earlier)]
+    long = [each for each in repeated if len(each.points) >= FEWEST_POINTS and each.kind != "static"]
+    in_order = [*changed, *sorted(long, key=lambda each: -len(each.points))]
+    return list({(each.probe, each.case_id, each.metric): each for each in in_order}.values())[:MOST_SERIES]
 
 
-def _drawn(series: Measured) -> PageFigure:
-    from pyperf_suite.regressions.tracking import steps_of
+def _drawn(series: BenchmarkSeries) -> PageFigure:
+    from pyperf_suite.regressions.tracking import changes_of
     from pyperf_suite.render.series import series_chart, series_figure
 
-    figure = series_figure(series, steps_of(series))
+    figure = series_figure(series, changes_of(series))
     return page_figure(figure, [[series_chart(series, figure)]])
 
 

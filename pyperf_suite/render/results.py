@@ -212,8 +212,8 @@ def _bring_history_up_to_date(root: Path) -> None:
     """While journals are read here: the section of history finds it done, or says what stands in the way."""
     from pyperf_suite.regressions.stored.store import Store
 
-    with contextlib.suppress(UserError), Store(root) as store:
-        store.update()
+    with contextlib.suppress(UserError):
+        Store(root)
 
 
 def choose(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> dict[str, list[ChosenRun]]:

@@ -31,8 +31,6 @@ from pyperf_suite.runner.results import RunFolder
 FILE = "findings.json"
 # Commands whose profile is their own, and whose name is the probe's.
 OWN_PROFILES = ("accept", "study")
-# What is measured under a name that no probe has: the command, which needs a model as well.
-_OTHER_COMMANDS = {"sizing": ("size", "--measure")}
 
 
 def findings_of(records: Sequence[Record]) -> dict[str, Findings]:
@@ -120,8 +118,6 @@ def command_of(probe: str, manifest: Mapping[str, Any], profile: str = "") -> st
     if probe in OWN_PROFILES and profile not in PROFILES:
         # A study's steps and seed are arguments of its own, and the profile is made from them.
         words = [probe, *requested]
-    elif probe in _OTHER_COMMANDS:
-        words = [*_OTHER_COMMANDS[probe], *(["--profile", profile] if profile else [])]
     else:
         replaced = overrides_for(probe, dict(word.split("=", 1) for word in requested if "=" in word))
         words = ["run", probe, *(word for name, values in replaced.items() for word in ("-a", f"{name}={values}"))]

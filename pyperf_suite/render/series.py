@@ -1,4 +1,4 @@
-"""Series of stored runs: as figures, for the report's page and as a PNG, and in the terminal, all or one whole."""
+"""Series of stored runs: as figures for the report's page, and in the terminal, all or one whole."""
 
 from __future__ import annotations
 
@@ -6,22 +6,17 @@ import itertools
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.files import write_for_user
 from pyperf_suite.findings.data import Figure, Panel, Quantity, Series
 from pyperf_suite.findings.rows import Column, grouped, table
-from pyperf_suite.regressions.stored.foreign import FOREIGN_PROBES
-from pyperf_suite.regressions.stored.series import BenchmarkSeries, SeriesPoint
-from pyperf_suite.regressions.tracking import Step
+from pyperf_suite.regressions.changepoints import Change
+from pyperf_suite.regressions.stored.series import TIME, BenchmarkSeries, Measured
 from pyperf_suite.render import text
-from pyperf_suite.render.charts import Chart, chart_of, colours_of, picture
+from pyperf_suite.render.charts import Chart, chart_of, colours_of
 from pyperf_suite.render.terminal import note, print_table, say
 
-MOST_PANELS = 12  # of a PNG
 _LEAST_SPREAD = 0.1
 _TICKS = 6
 _LEVEL = "level between changes"
@@ -32,28 +27,7 @@ _CAPTION = (
 )
 
 
-def draw_series(drawn: Sequence[BenchmarkSeries], path: Path, steps: Sequence[Sequence[Step]]) -> None:
-    """Draw one panel for each series, in that order, into the PNG file `path`; `steps` are those of each series.
-
-    Raises UserError if no series has a point, there are more than `MOST_PANELS`, or the file cannot be written.
-    """
-    panels = [(series, changed) for series, changed in zip(drawn, steps, strict=True) if series.points]
-    if not panels:
-        raise UserError("There is nothing to draw: no run holds a value of that benchmark.")
-    if len(panels) > MOST_PANELS:
-        raise UserError(f"A picture takes {MOST_PANELS} series, but {len(panels)} match: name fewer benchmarks.")
-    figures = [series_figure(series, changed) for series, changed in panels]
-    rows = []
-    for (series, _), figure in zip(panels, figures, strict=True):
-        # One series has its changes in the caption.
-        changes = "" if len(figures) == 1 else f". {figure.caption.removesuffix(_CAPTION).strip()}"
-        chart = series_chart(series, figure, commits=True)
-        rows.append([replace(chart, title=f"{figure.title} on {series.machine}{changes}")])
-    caption = figures[0].caption if len(figures) == 1 else _CAPTION
-    write_for_user(path, picture(Figure("", "", caption, tuple(figure.rows[0] for figure in figures)), rows))
-
-
-def series_figure(series: BenchmarkSeries, steps: Sequence[Step]) -> Figure:
+def series_figure(series: BenchmarkSeries, steps: Sequence[Change]) -> Figure:
     """Runs from left to right, numbered from 0; each unit's points, and the medians between steps."""
     points = series.points
     units = list(dict.fromkeys(point.unit for point in points))
@@ -65,7 +39,7 @@ def series_figure(series: BenchmarkSeries, steps: Sequence[Step]) -> Figure:
         lines.append(Series(label, [index for index, _ in own], value, "points", low, high))
         level = f"law of {label}" if len(units) > 1 else _LEVEL
         lines.append(Series(level, *_levels(series, unit, steps), "baseline"))
-    label, y_unit = ("time", "duration") if _is_time(series) else (series.unit_of_measure, "")
+    label, y_unit = ("time", "duration") if series.metric == TIME else (series.unit_of_measure, "")
     panel = Panel("", "run", label, tuple(lines), tuple(each.index - 0.5 for each in series.breaks), y_unit=y_unit)
 
     def listed(heading: str, held: Iterable[tuple[int, str]]) -> str:
@@ -78,13 +52,13 @@ def series_figure(series: BenchmarkSeries, steps: Sequence[Step]) -> Figure:
     return Figure("", f"{series.probe}: {series.title}", caption, ((panel,),))
 
 
-def _commits(step: Step, word: str = "") -> str:
+def _commits(step: Change, word: str = "") -> str:
     known = step.commit_before and step.commit_after
     return f" ({word}{step.commit_before[:9]} to {step.commit_after[:9]})" if known else ""
 
 
-def series_chart(series: BenchmarkSeries, figure: Figure, commits: bool = False) -> Chart:
-    """Runs named by day and, with `commits`, commit; around the values, for a spread of next to nothing is no news."""
+def series_chart(series: BenchmarkSeries, figure: Figure) -> Chart:
+    """Runs named by day; around the values, for a spread of next to nothing is no news."""
     panel = figure.rows[0][0]
     assert isinstance(panel, Panel)
 
@@ -99,8 +73,6 @@ def series_chart(series: BenchmarkSeries, figure: Figure, commits: bool = False)
     days = [point.started_at[:10] for point in series.points]
     if len(set(days)) < len(days):
         days = [point.started_at[5:16].replace("T", " ") for point in series.points]
-    if commits:
-        days = [f"{day}\n{short_commit(point)}".rstrip() for day, point in zip(days, series.points, strict=True)]
     return replace(
         chart,
         y_range=((low + high) / 2 - half, (low + high) / 2 + half),
@@ -113,7 +85,7 @@ def series_chart(series: BenchmarkSeries, figure: Figure, commits: bool = False)
     )
 
 
-def _levels(series: BenchmarkSeries, unit: str, steps: Sequence[Step]) -> tuple[list[float], list[float]]:
+def _levels(series: BenchmarkSeries, unit: str, steps: Sequence[Change]) -> tuple[list[float], list[float]]:
     """A staircase: the median of every stretch without a break or step, drawn from its start to the next one's."""
     edges = sorted({0, len(series.points), *(s.index for s in steps), *(b.index for b in series.breaks)})
     across: list[float] = []
@@ -142,7 +114,7 @@ def print_list(console: Console, listed: Sequence[BenchmarkSeries], left_out: Se
         Column("trend", lambda series: sparkline(series.values)),
         Column("runs", lambda series: len(series.points), priority=2),
         Column("newest", _newest),
-        Column("on", lambda series: series.points[-1].started_at[:10] if series.points else None, priority=0),
+        Column("on", lambda series: series.points[-1].started_at[:10], priority=0),
         Column("probe", priority=0),
         Column("benchmark", "title", priority=2),
     )
@@ -152,15 +124,13 @@ def print_list(console: Console, listed: Sequence[BenchmarkSeries], left_out: Se
         note(console, sentence)
 
 
-def print_series(console: Console, series: BenchmarkSeries, steps: Sequence[Step], show_all: bool) -> None:
+def print_series(console: Console, series: BenchmarkSeries, steps: Sequence[Change], show_all: bool) -> None:
     """One series: its name, what changed in it, and its newest points with the place of each between the extremes."""
     say(console, "", series.title, style="bold")
     say(console, "", f"{series.probe}, case {series.case_id}, on {series.machine}")
     for each in series.breaks:
         say(console, "[yellow]break[/yellow]", f"{series.points[each.index].started_at[:10]}: {each.what}")
-    nominated = "" if series.kind == "static" else "; nominated, not confirmed"
-    if nominated and series.probe not in FOREIGN_PROBES:  # what another project measures cannot be rerun here
-        nominated += ": `pyperf-suite track --confirm`"
+    nominated = "" if series.kind == "static" else "; nominated, not confirmed: `pyperf-suite track --confirm`"
     for step in steps:
         point = series.points[step.index]
         on = f" on {unit_name(point.unit)}" if len(series.units) > 1 else ""
@@ -168,9 +138,9 @@ def print_series(console: Console, series: BenchmarkSeries, steps: Sequence[Step
         say(console, "[magenta]step[/magenta]", message)
     first = 0 if show_all else max(0, len(series.points) - _NEWEST)
     broken, units, unit = {each.index for each in series.breaks}, list(series.units), _unit(series)
-    bottom, top = _span([end for point in series.points for end in (point.low, point.high)] or [0.0])
+    bottom, top = _span([end for point in series.points for end in (point.low, point.high)])
 
-    def lane(point: SeriesPoint) -> str:
+    def lane(point: Measured) -> str:
         low, at, high = (
             round((value - bottom) / (top - bottom) * (_LANE - 1)) for value in (point.low, point.value, point.high)
         )
@@ -178,15 +148,17 @@ def print_series(console: Console, series: BenchmarkSeries, steps: Sequence[Step
         places[at] = _MARKS[units.index(point.unit) % len(_MARKS) if point.unit else 0]
         return "".join(places)
 
-    def value(point: SeriesPoint) -> Quantity:
-        return Quantity(point.value, unit, point.low, point.high, point.processes)
+    def value(point: Measured) -> Quantity:
+        return Quantity(point.value, unit, point.low, point.high, point.ok)
 
     columns = (
         Column("run", lambda row: row[1].run_id),
         Column("begun", lambda row: row[1].started_at[:16].replace("T", " "), priority=0),
         Column("lowest to highest", lambda row: lane(row[1])),
-        Column("time" if _is_time(series) else series.unit_of_measure, lambda row: value(row[1]), unit, priority=2),
-        Column("processes", lambda row: f"{row[1].processes}" + _failed(row[1]), priority=0),
+        Column(
+            "time" if series.metric == TIME else series.unit_of_measure, lambda row: value(row[1]), unit, priority=2
+        ),
+        Column("processes", lambda row: f"{row[1].ok}" + _failed(row[1]), priority=0),
         Column("commit", lambda row: short_commit(row[1])),
         Column("unit", lambda row: unit_name(row[1].unit) if row[1].unit else None),
         Column("", lambda row: "after a break" if row[0] in broken else ""),
@@ -195,15 +167,11 @@ def print_series(console: Console, series: BenchmarkSeries, steps: Sequence[Step
     if first:
         note(console, f"{first} earlier points are not listed: --all lists them.")
     if failed := series.failed_runs:
-        runs = "run" if len(failed) == 1 else "runs"
-        nothing = "" if series.points else "No run measured it. "
-        note(console, f"{nothing}It failed in {len(failed)} {runs}, the last {failed[-1]}.")
+        note(console, f"It failed in {len(failed)} run{'s' if len(failed) > 1 else ''}, the last {failed[-1]}.")
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:
     """The newest at the right, the lowest as the lowest bar; more values than `width` are put together by medians."""
-    if not values:
-        return ""
     count = min(width, len(values))
     edges = [round(number * len(values) / count) for number in range(count + 1)]
     heights = [statistics.median(values[start:end]) for start, end in itertools.pairwise(edges)]
@@ -221,25 +189,19 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _newest(series: BenchmarkSeries) -> str:
-    if not series.points:
-        return "failed"
     said = text.quantity_text(Quantity(series.points[-1].value, _unit(series)))
-    return said if _is_time(series) else f"{said} {series.unit_of_measure}"
+    return said if series.metric == TIME else f"{said} {series.unit_of_measure}"
 
 
 def _unit(series: BenchmarkSeries) -> str:
     """The unit in which the series' median has one to three digits before the point; only times are scaled."""
-    if not _is_time(series) or not series.points:
+    if series.metric != TIME:
         return ""
     return text.shown_in("duration", [statistics.median(series.values)])[0]
 
 
-def _is_time(series: BenchmarkSeries) -> bool:
-    return series.unit_of_measure in ("s", "seconds")
-
-
-def _failed(point: SeriesPoint) -> str:
-    return f" of {point.processes + point.failed}" if point.failed else ""
+def _failed(point: Measured) -> str:
+    return f" of {point.ok + point.failed}" if point.failed else ""
 
 
 def unit_name(unit: str) -> str:
@@ -247,6 +209,6 @@ def unit_name(unit: str) -> str:
     return unit[:12] or "unnamed unit"
 
 
-def short_commit(point: SeriesPoint) -> str:
+def short_commit(point: Measured) -> str:
     """The commit as git shortens it, with + where files were changed on top of it; empty where it is not known."""
     return f"{point.commit[:9]}{'+' if point.dirty else ''}" if point.commit else ""

@@ -41,7 +41,7 @@ LONG_S, UNSAMPLED_S = 5e-3, 2.0
 # Launches that are checked at the end, two at least, and more in so long, or in the share of a longer case.
 LAST_CHECKS, CHECKING_S = 8, 0.25
 
-# Launches at the end that are compared with those: so many, so many a request, in so long.
+# Launches at the end that are compared with those: so many, at most so many a request, in so long.
 AUDITED, AUDITED_AT_ONCE, AUDIT_S = 1000, 64, 1.5
 
 # After one, what trying inputs of other kinds may take.
@@ -300,12 +300,13 @@ class PartChecks:
     def _audit(self) -> None:
         """Compare many launches with those that were checked last. Raises WrongLaunch."""
         end_s = self.clock() + AUDIT_S
+        at_once = max(1, min(AUDITED_AT_ONCE, int(AUDIT_S / 8 / self._wall_s)))
         while self._audited < AUDITED and self.clock() < end_s:
-            equal, verdict = self._launches.audit(AUDITED_AT_ONCE)
+            equal, verdict = self._launches.audit(at_once)
             if verdict is not None and not verdict.passed:
                 raise WrongLaunch(verdict)
             self._audited += equal + (verdict is not None)
-            if verdict is None and equal < AUDITED_AT_ONCE:
+            if verdict is None and equal < at_once:
                 break
 
     def _compare_with_a_copy(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import importlib
 import inspect
-import math
 import os
 import time
 from abc import abstractmethod
@@ -20,7 +19,6 @@ import numpy as np
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import cpu, memory
-from pyperf_suite.measure.tolerance import element_limit, operation_unit
 from pyperf_suite.ranks.group import Group, RanksMissing, connect
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.workloads.backends import require_installed
@@ -55,9 +53,6 @@ MOST_RANKS = 1 << 15
 
 # Makes a case ready of parameters, where this rank is, and the process group that it has joined.
 Steps = Callable[[Any, ExecutionContext, Any], Transfers]
-
-# Roundings of sums over ranks: a small multiple of their square root (see measure.tolerance.element_limit).
-EXCHANGED = 4.0
 
 # Knuth's multiplier of a linear congruential generator, odd; elements that are widened to 64 bits at a time.
 _MULTIPLIER = 6364136223846793005
@@ -288,11 +283,11 @@ class RankSteps(Transfers):
     def time(self, iterations: int, deadline_s: float) -> RankTimes:
         return timed_one_by_one(self.step, iterations, self.meet, self._where)
 
-    def verdict(self, found: dict[str, Any], exact: dict[str, Any], limits: dict[str, Any], *wrong: str) -> Checked:
-        """Each element of what was found against what it must be, and what else is wrong in words."""
-        from pyperf_suite.workloads.training.gpt import compared
+    def verdict(self, found: dict[str, Any], exact: dict[str, Any], scales: dict[str, Any], *wrong: str) -> Checked:
+        """Gradients against what they must be, by how far rounding moves them, and what else is wrong in words."""
+        from pyperf_suite.workloads.training.gpt import judged
 
-        return together([compared(found, exact, limits), Checked(len(wrong), 1, wrong[0] if wrong else "")])
+        return together([judged(found, exact, scales), Checked(len(wrong), 1, wrong[0] if wrong else "")])
 
     def _torch_details(self) -> dict[str, Any]:
         threads = {} if self.is_gpu else {"threads": self.torch.get_num_threads()}
@@ -321,19 +316,6 @@ def average(gradients: Sequence[Any], count: int, group: Any) -> None:
 def seed_of(rank: int, micro: int, micro_batches: int) -> int:
     """The seed of micro-batch number `micro` of that rank, of `micro_batches` that each has."""
     return 1 + rank * micro_batches + micro
-
-
-def exchanged_limit(due: Any, dtype: str, terms: int) -> Any:
-    """By how much each element of a gradient may be off that ranks have summed from so many, each of them right.
-
-    Sums are rounded in their type each time, at random: as measure.tolerance.element_limit has it, but relative to
-    what elements of this row and column are usually as large as, for an element's own terms may cancel.
-    """
-    from pyperf_suite.workloads.training.gpt import spread
-
-    return element_limit(dtype, dtype, terms).smallest + (
-        EXCHANGED * math.sqrt(terms) * operation_unit(dtype, 1) * (due.abs() + spread(due))
-    )
 
 
 def same_on_all(tensors: Iterable[Any], group: Any, place: str) -> bool:

@@ -69,7 +69,7 @@ RUNS = {"OLD": "20260101T000000Z-0001", "RUN": "20260102T000000Z-0002"}
 OTHERS = ("ab-20260101T000000Z-0000", "selfcheck-20260101T000000Z-0000")
 FILES = (
     *("RUN/run.json", "RUN/records.jsonl", "RUN/records.jsonl.torn", "RUN/findings.md", "RUN/findings.json"),
-    *(".history-cache", ".history-cache/also.json", "report.html"),
+    "report.html",
     *("OLD/run.json", "OLD/records.jsonl"),
     *(f"MACHINE/{OTHERS[0]}/ab.json", f"MACHINE/{OTHERS[0]}/pairs.jsonl"),
     *(f"MACHINE/{OTHERS[1]}/selfcheck.json", f"MACHINE/{OTHERS[1]}/comparisons.jsonl"),

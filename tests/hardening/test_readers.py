@@ -7,7 +7,6 @@ import functools
 import io
 import json
 import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -22,7 +21,7 @@ from hypothesis import strategies as st
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.axes import Flag, Shape, Sizes, overrides_for, parse_overrides, replace_axes
 from pyperf_suite.findings.discovery import all_probes
-from pyperf_suite.hardware import cpu, links, memory, nccl_log, topology
+from pyperf_suite.hardware import cpu, links, memory, topology
 from pyperf_suite.hardware.catalogue import capability_of, find_gpu
 from pyperf_suite.hardware.cpu import read_cpu, read_layout
 from pyperf_suite.hardware.devices import Device
@@ -44,11 +43,9 @@ from pyperf_suite.probes.collectives import TrainingSizes
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.regressions.pairs.arms import parse_variant
 from pyperf_suite.regressions.selfcheck import COMPARISONS, MANIFEST, Comparison, open_selfcheck
-from pyperf_suite.regressions.stored.foreign import read_foreign
 from pyperf_suite.regressions.stored.journals import summarise_journal
-from pyperf_suite.regressions.stored.store import RunCache, Store
+from pyperf_suite.regressions.stored.store import Store
 from pyperf_suite.regressions.thresholds import load_thresholds, parse_share
-from pyperf_suite.regressions.tracking import find_case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import open_run, read_journal
 from pyperf_suite.workloads import kernel_names
@@ -165,27 +162,11 @@ def environment_of(text: str) -> None:
 def topology_of(text: str) -> None:
     graph = topology.parse(text)
     assert topology.LinkGraph.from_json(json.loads(json.dumps(graph.to_json()))).paths == graph.paths
-    graph.expected_gb_per_s((9, 0))
+    [path.peak_gb_per_s((9, 0)) for path in graph.paths.values()]
     for gpu in graph.gpus:
         graph.nearest_nics(gpu)
 
 
-def log_of(text: str) -> None:
-    log = nccl_log.parse(text)
-    log.choice("all_reduce", 1024, 2)
-    [str(choice) for choice in log.choices]
-
-
-LOG = """\
-node:1:2 [0] NCCL INFO NCCL version 2.28.3+cuda13.0
-node:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read
-node:1:2 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/3/GDRDMA
-node:1:2 [0] NCCL INFO comm 0x55 rank 0 nRanks 8 nNodes 1 localRanks 8 localRank 0 MNNVL 0
-node:1:2 [0] NCCL INFO 24 coll channels, 16 collnet channels, 0 nvls channels, 32 p2p channels, 4 p2p channels per peer
-node:1:2 [0] NCCL INFO AllReduce: 1048576 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}
-node:1:2 [0] NCCL INFO 1024 Bytes -> Algo 1 proto 0 time 9.6
-node:1:2 [0] NCCL WARN Cuda failure 'peer access is not supported'
-"""
 LISTING = """\
 Resource usage:
  Function kernel:
@@ -213,16 +194,6 @@ ENVIRONMENTS = (
 
 # JSON.
 
-FOREIGN = {
-    "machine_info": {"cpu": {"brand_raw": "A CPU", "count": 8}, "system": "Linux", "python_version": "3.11.7"},
-    "commit_info": {"id": "a" * 40, "dirty": False},
-    "datetime": "2026-01-01T00:00:00+00:00",
-    "version": "5.1.0",
-    "benchmarks": [
-        {"fullname": "test_a.py::test_a", "stats": {"median": 1e-3, "data": [1e-3, 2e-3], "rounds": 2}},
-        {"name": "test_b", "stats": {"median": 2e-3, "min": 1e-3, "max": 3e-3, "iqr": 1e-4, "rounds": 9}},
-    ],
-}
 SIZES = {
     "num_hidden_layers": 4,
     "hidden_size": 256,
@@ -311,7 +282,6 @@ def use_config(value: Any) -> None:
 THRESHOLDS = b"""\
 [tool.pyperf_suite.regressions]
 margin = "1 %"
-fail-on = "slower"
 
 [tool.pyperf_suite.regressions.margins]
 "tile_wave" = "3 %"
@@ -346,8 +316,6 @@ def journals() -> list[bytes]:
 def use_journal(path: Path) -> None:
     summary = summarise_journal(io.BytesIO(path.read_bytes()), "a-machine")
     assert max(map(len, [*summary.damage, summary.torn])) < 1000
-    with contextlib.suppress(UserError):
-        find_case(path, "0123456789abcdef")
     read_journal(path)
 
 
@@ -406,7 +374,6 @@ def use_array(content: bytes) -> None:
 
 READERS = (
     Reader("topology", topology_of, tuple(path.read_text() for path in TOPOLOGIES)),
-    Reader("nccl_log", log_of, (LOG,), ()),
     Reader("matmul_kernel_name", lambda text: kernel_names.product_kernel([text]), NAMES, ()),
     Reader("attention_kernel_name", lambda text: flash_kernel([text]), (TRAITS,), ()),
     Reader("disassembly", lambda text: disassembly.parse(text, "kernel"), (LISTING,), (ValueError,)),
@@ -454,7 +421,6 @@ READERS = (
     ),
     Reader("thresholds", lambda path: load_thresholds(path.parent), (THRESHOLDS,), file="pyproject.toml"),
     Reader("configuration_file", read_model_config, [encoded(CONFIGS[0])], file="config.json"),
-    Reader("foreign_json", read_foreign, [encoded(FOREIGN)], file="foreign.json"),
 )
 
 
@@ -510,42 +476,24 @@ def test_what_once_ended_in_a_traceback_is_refused(name, text):
         assert reader.read(text) is None
 
 
-# The cache of a run is made anew, whatever is in it.
-
-
-@pytest.fixture
-def cached(tmp_path) -> Path:
-    run = tmp_path / "a-machine" / "20260101T000000Z-0001"
-    run.mkdir(parents=True)
-    (run / "records.jsonl").write_bytes(journals()[0].splitlines(keepends=True)[0])
-    Store(tmp_path).update()
-    (kept,) = (tmp_path / RunCache.NAME).glob("*.json")
-    return kept
+# What is kept of a run is made anew, whatever is in its place.
 
 
 def values_in(results: Path) -> list[float]:
-    """What the history holds, all of it read."""
-    store = Store(results)
-    store.update()
-    store.journals()
-    found = [store.series(benchmark) for benchmark in store.benchmarks()]
-    json.dumps([[series.values, [point.clock_hz for point in series.points]] for series in found], allow_nan=False)
-    return [point.value for series in found for point in series.points]
+    return [value for series in Store(results).series() for value in series.values]
 
 
-def test_a_cache_of_any_bytes_is_made_anew_also_where_its_checksum_is_right(cached, each_spoiled):
-    good, results = cached.read_bytes(), cached.parents[1]
-
-    def read(content: Any) -> None:
-        if not isinstance(content, bytes):
-            body = json.dumps(content).encode()
-            content = b"%08x\n" % zlib.crc32(body) + body
-        cached.write_bytes(content)
-        values_in(results)
-
-    each_spoiled(1, (good,), read, (UserError,))
-    each_spoiled(1, (json.loads(good.partition(b"\n")[2]),), read, (UserError,))
-    cached.write_bytes(good)
+def test_a_summary_of_any_bytes_is_made_anew(tmp_path, monkeypatch, each_spoiled):
+    monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path / "cache"))
+    results = tmp_path / "results"
+    run = results / "a-machine" / "20260101T000000Z-0001"
+    run.mkdir(parents=True)
+    (run / "records.jsonl").write_bytes(journals()[0].splitlines(keepends=True)[0])
     expected = values_in(results)
-    cached.write_bytes(b"spoiled")
-    assert values_in(results) == expected != []
+    (kept,) = (tmp_path / "cache" / "history").glob("*.json")
+
+    def read(content: bytes) -> None:
+        kept.write_bytes(content)
+        assert values_in(results) == expected != []
+
+    each_spoiled(1, (kept.read_bytes(),), read, ())

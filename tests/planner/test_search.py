@@ -100,10 +100,10 @@ def test_the_list_is_a_pareto_front(made_up):
             assert one is other or not all(better)
 
 
-def test_a_million_candidates_ask_for_each_shape_once(made_up):
-    bounds = Bounds(reach=0.3, head_dims=tuple(range(64, 257, 8)))
+def test_half_a_million_candidates_ask_for_each_shape_once(made_up):
+    bounds = Bounds(reach=0.3)
     found = search(Setting(GPT.resized(hidden=3072, heads=48), 2048, micro_batch=8, tp=2), bounds, made_up)
-    assert found.priced > 1_000_000
+    assert found.priced > 500_000
     in_the_grid = made_up.requested[: len(set(made_up.requested))]
     assert len(set(in_the_grid)) == len(in_the_grid)
     assert len(made_up.requested) < 0.1 * found.priced
@@ -163,7 +163,6 @@ def test_distinct_rows_and_the_way_back_make_the_columns_again():
         (Bounds, {"vary": ("head",)}, "did you mean heads"),
         (Bounds, {"parameter_change": -0.1}, "shares of the model's own figures"),
         (Bounds, {"reach": 2.0}, "shares of the model's own figures"),
-        (Bounds, {"head_dims": (0,)}, "head dimensions of 1 to 512"),
     ],
 )
 def test_settings_and_bounds_that_cannot_be_are_refused_in_a_sentence(make, wrong, words):

@@ -263,7 +263,8 @@ def true_seconds(case: Case) -> float:
         return prices.collective(p.op, p.message_bytes, p.ranks).seconds
     constants = TRUTH.constants
     if case.operator == "data_parallel":
-        piece, alone = ParallelPlan(p.batch, p.batch, p.seq, element_bytes=4), StepConstants(constants.slowdown, 0.0)
+        piece = ParallelPlan(global_batch=p.batch, micro_batch=p.batch, seq=p.seq, element_bytes=4)
+        alone = StepConstants(constants.slowdown, 0.0)
         layer = work_of_layer(p.dimensions, piece, prices, alone).seconds + constants.host_s_per_layer
         ends = work_of_ends(p.dimensions, piece, prices, alone).seconds + constants.host_s_at_ends
         return constants.crowded(p.ranks, 2) * (p.layers * layer + ends)
@@ -293,16 +294,14 @@ def test_the_laws_of_a_machine_are_found_again_in_the_records_that_it_would_leav
 def test_every_configuration_of_the_default_study_is_predicted_as_that_machine_would_run_it(calibration):
     cases = cases_of(default_axes(CPU))
     parameters = [case.parameters for case in cases]
-    predictions = predict(parameters, calibration, 2)
+    predictions = [predict(p, calibration, 2) for p in parameters]
     true = [predicted_step(TRUTH, p, 2).seconds for p in parameters]
     assert [each.seconds for each in predictions] == pytest.approx(true, rel=0.02)
     for p, prediction in zip(parameters, predictions, strict=True):
         assert sum(prediction.parts.values()) == pytest.approx(prediction.seconds)
         assert len(prediction.rank_memory) == p.ranks
-    message = predictor(calibration, "cpu", 2)(cases, [])
-    assert {case_id: each.seconds for case_id, each in message.items()} == {
-        case.case_id: each.seconds for case, each in zip(cases, predictions, strict=True)
-    }
+    predicted = predictor(calibration, "cpu", 2)
+    assert [predicted(case) for case in cases] == predictions
 
 
 @pytest.mark.parametrize("operator", ["matmul", "attention", "collective", "data_parallel", "parallel_step"])
@@ -328,9 +327,9 @@ def test_a_run_on_a_cpu_is_calibrated_by_the_command_and_found_by_the_study(reco
     assert done.exit_code == 0, done.output
     assert "study --calibration" in done.output
     by_file = load_calibration(tmp_path / "cpu-known" / "calibration.npz")
-    p = [ParallelStepParameters(vocab=32, tied=False, data=2)]
-    expected = predict(p, calibration, 2)[0].seconds
-    assert [predict(p, each, 2)[0].seconds for each in (by_records, by_file)] == pytest.approx([expected] * 2)
+    p = ParallelStepParameters(vocab=32, tied=False, data=2)
+    expected = predict(p, calibration, 2).seconds
+    assert [predict(p, each, 2).seconds for each in (by_records, by_file)] == pytest.approx([expected] * 2)
 
 
 def test_without_a_calibration_one_sentence_says_how_to_get_one(tmp_path):

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.alpha_beta import HUBER, LEAST_SCATTER
+from pyperf_suite.laws.tiling import MAD_OF_NORMAL
 from pyperf_suite.planner.calibrate_laws import folds
 from pyperf_suite.planner.laws.calibration import COVERED, MOST_KNOTS, Band, CalibrationBlock, ResidualGrid
 from pyperf_suite.planner.laws.gemm import MenuCoefficients
@@ -145,7 +146,7 @@ def roughness(shape: Sequence[int], steps: Sequence[float]) -> sparse.csr_matrix
 def huber_weights(residuals: Floats) -> Floats:
     """Rows that nothing near agrees with are held to less."""
     off = np.abs(residuals)
-    scatter = HUBER * max(1.4826 * float(np.median(off)), LEAST_SCATTER)
+    scatter = HUBER * max(float(np.median(off)) / MAD_OF_NORMAL, LEAST_SCATTER)
     return np.minimum(1.0, scatter / np.maximum(off, scatter))
 
 
@@ -154,8 +155,6 @@ Linear = Callable[[Floats], Floats]
 # Single measurements are up to twice too long where something else ran too: those off by more than the usual
 # deviation at their m count as off by that (Huber, Annals of Mathematical Statistics 35, 1964), found in a few rounds.
 ROUNDS = 4
-# Times this the median absolute deviation of normal noise is its standard deviation.
-SCATTER = 1.4826
 # A system is solved when its residual is this part of what was given, or after so many steps.
 ENOUGH, STEPS = 1e-4, 200
 
@@ -294,7 +293,7 @@ class SiteKriging:
             start = weights if weights.any() else by_factors(reported - middle)
             weights = conjugate_gradients(known_from, by_factors, reported - middle, start, ENOUGH, STEPS)
             off = complete - reported + noise * weights
-            usual = SCATTER * np.median(np.abs(off), axis=0)
+            usual = np.median(np.abs(off), axis=0) / MAD_OF_NORMAL
             reported = complete - off + np.clip(off, -usual, usual)
         return cls(likeness, sites, m, middle, weights)
 
@@ -312,21 +311,15 @@ def conjugate_gradients(
     system: Linear, preconditioned: Linear, wanted: Floats, start: Floats, enough: float, steps: int
 ) -> Floats:
     """Where `system` gives what is wanted, within that part of it, or after so many steps."""
-    found = start
-    left = wanted - system(found)
-    near = preconditioned(left)
-    course, gain = near, float(np.vdot(left, near))
-    tolerance = enough * float(np.linalg.norm(wanted))
-    for _ in range(steps):
-        if np.linalg.norm(left) <= tolerance:
-            break
-        moved = system(course)
-        step = gain / float(np.vdot(course, moved))
-        found, left = found + step * course, left - step * moved
-        near = preconditioned(left)
-        before, gain = gain, float(np.vdot(left, near))
-        course = near + gain / before * course
-    return found
+    from scipy.sparse.linalg import LinearOperator, cg
+
+    def operator(of: Linear) -> LinearOperator:
+        flat = (wanted.size, wanted.size)
+        return LinearOperator(flat, lambda course: of(course.reshape(wanted.shape)).ravel(), dtype=wanted.dtype)
+
+    near = operator(preconditioned)
+    found, _ = cg(operator(system), wanted.ravel(), start.ravel(), rtol=enough, maxiter=steps, M=near)
+    return np.asarray(found.reshape(wanted.shape))
 
 
 def _filled(residual: Floats) -> Floats:

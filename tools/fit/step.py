@@ -191,8 +191,8 @@ def training_runs(tables_folder: Path) -> list[TrainingRun]:
         usable.append(TrainingRun(name, "vTrain", a100, each.model, plan, network, each.seconds, None, True))
     for framework, dtype, gpus, tokens_per_s in TORCHTITAN_H100:
         plan = ParallelPlan(
-            2 * gpus, 2, 8192, data=gpus, recompute="layers", recompute_share=0.5, overlap_gradients=True,
-            gradient_bytes=4, zero_stage=3, dtype=dtype, framework=framework,
+            global_batch=2 * gpus, micro_batch=2, seq=8192, data=gpus, recompute="layers", recompute_share=0.5,
+            overlap_gradients=True, gradient_bytes=4, zero_stage=3, dtype=dtype, framework=framework,
         )  # fmt: skip
         seconds = plan.global_batch * plan.seq / (tokens_per_s * gpus)
         h100 = find_gpu("H100")
@@ -218,12 +218,12 @@ def read_iterations(tables_folder: Path, table: str) -> list[Iteration]:
                 positions=row["sequence_length"],
             ),
             ParallelPlan(
-                row["global_batch"],
-                row["micro_batch"],
-                row["sequence_length"],
-                row["tensor_parallelism"],
-                row["data_parallelism"],
-                row["pipeline_parallelism"],
+                global_batch=row["global_batch"],
+                micro_batch=row["micro_batch"],
+                seq=row["sequence_length"],
+                tensor=row["tensor_parallelism"],
+                data=row["data_parallelism"],
+                pipeline=row["pipeline_parallelism"],
                 recompute="layers",
                 fused_attention=False,
             ),

@@ -30,8 +30,10 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> lis
 def interleaved(stage: int, stages: int, chunks: int, micro_batches: int) -> list[Action]:
     """The same with `chunks` groups of layers a stage, `stages` micro-batches through one after the other.
 
-    Source: Narayanan et al. 2021, section 2.2.2. `micro_batches` is a multiple of `stages`.
+    Source: Narayanan et al. 2021, section 2.2.2. With several chunks `micro_batches` is a multiple of `stages`.
     """
+    if chunks == 1:
+        return one_forward_one_backward(stage, stages, micro_batches)
     total = micro_batches * chunks
     ahead = min(total, (chunks - 1) * stages + 2 * (stages - 1 - stage))
 

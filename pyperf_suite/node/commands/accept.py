@@ -24,19 +24,21 @@ MOST_S = {"cpu": 60.0, "cuda": 180.0}
     "--baseline",
     "earlier",
     metavar="RUN",
-    help="Compare with this earlier run of the machine, a folder, a name or latest. Example: --baseline latest.",
+    help="Compare with this earlier run of the machine, a folder, a name or latest. Default: with the laws, or a CPU's "
+    "calibration. Example: --baseline latest.",
 )
 @path_option(
     "--fleet",
     metavar="FOLDER",
-    help="Measure nothing, and name the slow nodes among the results in FOLDER. Example: --fleet /shared/acceptance.",
+    help="Measure nothing, and name the slow nodes among the results in FOLDER. Default: measure this node. Example: "
+    "--fleet /shared/acceptance.",
 )
 @click.option(
     "--budget",
     "budget_s",
     type=Finite(0, min_open=True),
     metavar="SECONDS",
-    help="Time to measure for. The default is 60 on a CPU and 180 on GPUs. A node that is not measured whole in this "
+    help="Time to measure for. Default: 60 on a CPU, 180 on GPUs. A node that is not measured whole in this "
     "time is not accepted. Example: --budget 300.",
 )
 @run_options

@@ -23,11 +23,13 @@ SCHEMA = 2
 
 
 @click.command()
-@results_option("Folder of results, whose disk is checked.")
+@results_option("Folder of results, whose disk is checked. Example: --results /scratch/bench_results.")
 @click.option(
-    "--expect", metavar="gpus=N", help="Fail if the machine has another number of GPUs. Example: --expect gpus=8."
+    "--expect",
+    metavar="gpus=N",
+    help="Fail if the machine has another number of GPUs. Default: any number. Example: --expect gpus=8.",
 )
-@click.option("--all", "show_all", is_flag=True, help="Also show what is unknown or does not apply to this machine.")
+@click.option("--all", "show_all", is_flag=True, help="Also show what is unknown or not applicable here. Default: off.")
 @json_option("Print every check as JSON.")
 def doctor(results: Path, expect: str | None, show_all: bool, as_json: bool) -> None:
     """Report whether this machine is fit for measuring, and what you could do if it is not.

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +22,6 @@ from pyperf_suite.cli.options import Finite, path_option, results_option
 from pyperf_suite.errors import UserError, offer, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
-
     from pyperf_suite.node.watch.command import Command, EndedSteps
     from pyperf_suite.node.watch.samples import Job, Sample
 
@@ -50,7 +47,7 @@ KEPT_EVERY = 0.003
     "for_s",
     type=Finite(0, min_open=True),
     metavar="SECONDS",
-    help="Stop watching --pid after this time. The default is until the process ends. Example: --for 60.",
+    help="Stop watching --pid after this time. Default: until the process ends. Example: --for 60.",
 )
 @click.option(
     "--interval",
@@ -58,7 +55,7 @@ KEPT_EVERY = 0.003
     show_default=True,
     type=Finite(0, 3600, min_open=True),
     metavar="SECONDS",
-    help="Time between two samples.",
+    help="Time between two samples. Example: --interval 0.5.",
 )
 @click.option(
     "--step-pattern",
@@ -72,15 +69,23 @@ KEPT_EVERY = 0.003
     metavar="FLOP",
     help="FLOP of the model for one token. Without it FLOP/s and MFU are not reported. Example: --flop-per-token 42e9.",
 )
-@path_option("--config", help="A Hugging Face config.json that replaces --flop-per-token.")
-@click.option("--seq", type=click.IntRange(1), metavar="N", help="Tokens of a sequence, for --config.")
-@click.option(
-    "--dtype", default="bf16", show_default=True, metavar="NAME", help="Dtype of the peak that MFU is a share of."
+@path_option(
+    "--config", help="A Hugging Face config.json that replaces --flop-per-token. Example: --config config.json."
 )
 @click.option(
-    "--live", is_flag=True, help="Show a view below the command's output. With --pid a terminal always has it."
+    "--seq",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Tokens of a sequence, for --config. Default: the model's longest, at most 4096. Example: --seq 8192.",
 )
-@results_option("Folder that the record is written to.")
+@click.option(
+    "--dtype",
+    default="bf16",
+    show_default=True,
+    metavar="NAME",
+    help="Dtype of the peak that MFU is a share of. Example: --dtype fp8.",
+)
+@results_option("Folder that the record is written to. Example: --results /tmp/results.")
 def watch(
     command: tuple[str, ...],
     pid: int | None,
@@ -91,7 +96,6 @@ def watch(
     config: Path | None,
     seq: int | None,
     dtype: str,
-    live: bool,
     results: Path,
 ) -> None:
     """Run COMMAND, or watch a running job, and report what it waits for: data, CPU, network, a slow rank.
@@ -135,7 +139,7 @@ def watch(
     top = pid or (os.getppid() if ranked.launched else os.getpid())
     with marks_folder(top, is_own=watching is not None) as marks, signals_taken() as taken:
         try:
-            is_copied = watching is not None and (step_pattern is not None or live)
+            is_copied = watching is not None and step_pattern is not None
             running = None if pid else Command(command, marks, taken, ranked.launched, is_copied)
         except UserError:
             if watching is not None:
@@ -146,10 +150,9 @@ def watch(
             while running.exit_code is None:
                 running.receive(signal.sigtimedwait(TAKEN, 1.0))
             raise SystemExit(running.exit_code)
-        with watching.shown(live or pid is not None):
-            if running is not None:
-                running.copy_output(functools.partial(watching.copy, step_pattern=step_pattern))
-            watching.follow(top, marks, running, for_s or math.inf)
+        if running is not None and step_pattern is not None:
+            running.copy_output(functools.partial(watching.copy, step_pattern=step_pattern))
+        watching.follow(top, marks, running, for_s or math.inf)
         watching.finish(running)
 
 
@@ -176,6 +179,8 @@ class _Watching:
     ) -> None:
         import json
 
+        from rich.console import Console
+
         from pyperf_suite.hardware.devices import Unavailable, resolve
         from pyperf_suite.hardware.machine import identity
         from pyperf_suite.hardware.nvml import nvml
@@ -187,45 +192,27 @@ class _Watching:
         self._folder = comparison_folder(results, identity(resolve("auto")).slug, requested, kind="watch")
         self._manifest = json.loads((self._folder / record.MANIFEST).read_text())
         self._interval_s, self._flop_per_token, self._dtype = interval_s, flop_per_token, dtype
+        self._console = Console(stderr=True, emoji=False)
         manager = nvml()
         self._manager = None if isinstance(manager, Unavailable) else manager
         self.kept: list[Sample] = []
         self.recent: deque[Sample] = deque(maxlen=RECENT_SAMPLES)
         self.steps: dict[int, EndedSteps] = {}
         self._said: set[tuple[str, int | None]] = set()
-        self._live: Any = None
         self._own_share = self._elapsed_s = self._energy_j = 0.0
         self._is_over = self.has_log = self._is_torn = False
         self._job: Job | None = None
 
-    @contextlib.contextmanager
-    def shown(self, live: bool) -> Iterator[None]:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._console = Console(stderr=True, emoji=False)
-        if not (live and self._console.is_terminal):
-            yield
-            return
-        with Live(console=self._console, auto_refresh=False, transient=True) as self._live:
-            yield
-        self._live = None
-
-    def copy(self, source: Any, target: Any, step_pattern: str | None) -> None:
+    def copy(self, source: Any, target: Any, step_pattern: str) -> None:
         """Pass one of the command's streams on, and find steps in it."""
         from pyperf_suite.node.watch.command import EndedSteps, LogReader
 
-        log = None if step_pattern is None else LogReader(step_pattern)
-        self.has_log = log is not None
+        log, self.has_log = LogReader(step_pattern), True
         with contextlib.suppress(OSError, ValueError), source:  # closed where nobody reads any more
             while part := source.read1(1 << 16):
-                if log is not None:
-                    log.feed(part, self.steps.setdefault(0, EndedSteps()))
-                if self._live is not None:
-                    self._live.console.out(part.decode("utf-8", "replace"), end="", highlight=False)
-                else:
-                    target.buffer.write(part)
-                    target.flush()
+                log.feed(part, self.steps.setdefault(0, EndedSteps()))
+                target.buffer.write(part)
+                target.flush()
 
     def follow(self, top: int, marks: Path, running: Command | None, for_s: float) -> None:
         """Sample until the command ends, the process is gone, the time is over or, with --pid, a signal comes."""
@@ -269,8 +256,6 @@ class _Watching:
             if now >= self._judge_s:
                 self._judge()
                 self._judge_s = now + JUDGE_EVERY_S
-            if self._live is not None and self.recent:
-                self._live.update(self._view(), refresh=True)
         self._elapsed_s = time.monotonic() - self._began_s
         spent_s = time.process_time() - self._own_s
         self._own_share = spent_s / max(self._elapsed_s, LOOK_EVERY_S)
@@ -297,31 +282,14 @@ class _Watching:
         from pyperf_suite.render.text import sentence
 
         for each in self._patterns.judge(list(self.recent), self._record.medians(self._summary())):
-            if self._live is None and (each.name, each.rank) not in self._said:
+            if (each.name, each.rank) not in self._said:
                 self._said.add((each.name, each.rank))
                 self._say(f"watch: {sentence(self._record.named(each))}")
-
-    def _view(self) -> Text:
-        """What was found in the last samples, for the view below the command's output."""
-        import io
-
-        from rich.console import Console
-        from rich.text import Text
-
-        message = io.StringIO()
-        self._print(Console(file=message, width=self._console.width, emoji=False), self._known(), self.recent)
-        return Text(message.getvalue().rstrip())
 
     def _known(self) -> dict[str, Any]:
         """What the manifest says besides the samples, so far."""
         known = {**self._manifest, "watched_s": self._elapsed_s, "own_cpu_share": self._own_share}
         return known | {"energy_j": self._energy_j or None, "steps": self._summary()}
-
-    def _print(self, console: Console, known: dict[str, Any], samples: Iterable[Sample]) -> None:
-        from pyperf_suite.render.terminal import print_remarks_and_tables
-
-        found = self._record.findings_of(self._record.WatchRecord(self._folder, known, tuple(samples)))
-        print_remarks_and_tables(console, found, more="the record has all")
 
     def _summary(self) -> dict[str, Any]:
         from pyperf_suite.hardware.catalogue import find_gpu
@@ -334,6 +302,7 @@ class _Watching:
 
     def finish(self, running: Command | None) -> None:
         """Judge all, write and print the record, exit with the command's code. UserError if --pid ended at once."""
+        from pyperf_suite.render.terminal import print_remarks_and_tables
         from pyperf_suite.render.text import as_data, as_text
 
         code = running.exit_code if running is not None and running.exit_code is not None else 0
@@ -366,7 +335,8 @@ class _Watching:
         if self._job and self._job.closed:
             closed = ", ".join(sorted(self._job.closed)[:5])
             self._say(f"watch: Of process {closed} little can be read, as of another user's: watch it as that user.")
-        self._print(self._console, found, self.kept)
+        record = self._record.WatchRecord(self._folder, found, tuple(self.kept))
+        print_remarks_and_tables(self._console, self._record.findings_of(record), more="the record has all")
         self._say(f"watch: {self._folder}")
         raise SystemExit(code)
 

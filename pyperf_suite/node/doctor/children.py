@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pyperf_suite.hardware.software import installed_version, mapped
+from pyperf_suite.hardware.software import mapped
 
 DEADLINE_S = 30.0
 ANSWER = "pyperf-suite doctor: "
@@ -66,7 +66,6 @@ class ExaminedProcess:
 def library(name: str, function: str) -> dict[str, Any]:
     """Open a library by path or name and call `function(int*)`, `function(int*, int*)` for NVRTC, for its version."""
     opened = ctypes.CDLL(name)
-    stem = Path(name).name.partition(".so")[0].partition("-")[0]
     answers = (ctypes.c_int * 2)()
     first, second = (ctypes.byref(answers, 4 * position) for position in (0, 1))
     two = function == "nvrtcVersion"
@@ -74,8 +73,7 @@ def library(name: str, function: str) -> dict[str, Any]:
     code = requested(first, second) if two else requested(first)
     if code:
         return {"error": f"{function} answered {code}"}
-    path = mapped(Path("/proc/self/maps").read_text("utf-8", "replace"), stem) or name
-    return {"path": path, "version": f"{answers[0]}.{answers[1]}" if two else nccl_version(answers[0])}
+    return {"version": f"{answers[0]}.{answers[1]}" if two else nccl_version(answers[0])}
 
 
 def nccl_version(number: int) -> str:
@@ -90,14 +88,13 @@ def nccl_version(number: int) -> str:
 
 
 def torch(use_gpu: str) -> dict[str, Any]:
-    """Torch's and triton's versions, what torch was built for, whether a sum on each GPU is right, what it opened."""
+    """Torch's version, what torch was built for, whether a sum on each GPU is right, what it opened."""
     import torch as package
 
     found: dict[str, Any] = {
         "version": package.__version__,
         "cuda": package.version.cuda,
         "threads": package.get_num_threads(),
-        "triton": installed_version("triton"),
     }
     if use_gpu == "yes" and package.version.cuda:
         found["devices"] = _devices(package)

@@ -1,4 +1,4 @@
-"""Compilers, CUDA's libraries, torch and triton: which copies there are, which is opened, and whether they work."""
+"""The compiler, CUDA's libraries, torch and triton: which copies there are, which is opened, and whether they work."""
 
 from __future__ import annotations
 
@@ -80,7 +80,6 @@ def software_checks(
         PLUGIN: pytest_plugin({name: software.installed_version(name) for name in ("pytest", PLUGIN)}),
         "C++ extension": extension(_why_no_extension()),
         "C++ compiler": compiler(software.compiler(environment)),
-        "CUDA toolkits": cuda_toolkits(software.toolkits(files, environment)),
         **{each.name: library(each, found, in_process, gpus, driver_cuda) for each, found in opened.items()},
         "torch": torch(imported, gpus, driver_cuda),
         "triton": triton(software.installed_version("triton"), gpus),
@@ -132,14 +131,6 @@ def compiler(found: software.Compiler | None) -> Check:
         said = f"CXX={found.command}" if found.requested else found.command
         return caution(f"{said} cannot be run", "Correct or unset CXX.", command)
     return ok(f"{found.command}: {found.version}")
-
-
-def cuda_toolkits(found: Sequence[software.Toolkit]) -> Check:
-    """Toolkits, of which none is needed: NVRTC compiles."""
-    if not found:
-        return unknown("none found, and none is needed: NVRTC compiles the kernels")
-    summary = ", ".join(f"{each.version or 'of unknown version'} in {each.folder}" for each in found)
-    return ok(f"{summary}; none is needed: NVRTC compiles the kernels")
 
 
 def library(

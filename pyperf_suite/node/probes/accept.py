@@ -21,7 +21,7 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import capability_of
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.hardware.kernel_files import parse_cpu_list
-from pyperf_suite.hardware.links import nvlink_of, pcie_of
+from pyperf_suite.hardware.links import pcie_of
 from pyperf_suite.hardware.topology import Path
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.laws.traffic import bus_factor
@@ -186,11 +186,10 @@ class _Node:
 
     def _pairs(self) -> Iterator[tuple[str, Quantity, Quantity, str]]:
         """The slowest pair of each kind of path, and which are slow by what it carries or what others do."""
-        kinds = (nvlink_of(self.capability), pcie_of(self.capability)) if self.capability else None
         ranked = rows_of([each for each in self.timed if each.case["operator"] == "collective"])
-        for found in pair_maps(curves_of(ranked)) if kinds else ():
+        for found in pair_maps(curves_of(ranked)) if self.capability else ():
             for path, pairs in grouped(found.rates, found.paths.get).items():
-                peak = kinds and Path.parse(path or "").peak_gb_per_s(*kinds)
+                peak = self.capability and Path.parse(path or "").peak_gb_per_s(self.capability)
                 rates = sorted((found.rates[pair], pair) for pair in pairs)
                 middle = statistics.median(rate for rate, _ in rates)
                 least = max(SLOW * middle, LINK_SHARE[0] * (peak or 0.0) * 1e9)

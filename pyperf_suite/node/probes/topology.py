@@ -17,7 +17,7 @@ from pyperf_suite.findings.rows import Column, Rows, grouped, table
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.kernel_files import cpu_list, parse_cpu_list
-from pyperf_suite.hardware.links import PcieDevice, PcieLink, nvlink_of, nvlinks_per_gpu, pcie_of
+from pyperf_suite.hardware.links import PcieDevice, PcieLink, nvlinks_per_gpu, pcie_of
 from pyperf_suite.hardware.nvml import ALLOWED
 from pyperf_suite.hardware.topology import PATHS, LinkGraph, Path
 from pyperf_suite.node.check import CAUTION, FAILED, OK, UNKNOWN, Check, check_table, sentences
@@ -267,7 +267,7 @@ def _paths(graph: LinkGraph, mine: Mapping[str, Any]) -> Iterator[Remark | Table
 
     def peak(path: Path) -> float | None:
         capability = tuple(mine[pairs[path][0][0]]["compute_capability"])
-        rate = path.peak_gb_per_s(nvlink_of(capability), pcie_of(capability))
+        rate = path.peak_gb_per_s(capability)
         return rate and rate * 1e9
 
     columns = (

@@ -50,8 +50,7 @@ def calibrate(
 
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.machine import identity
-    from pyperf_suite.planner.calibrate_laws import FILE, newest_run, origin_of
-    from pyperf_suite.planner.power import POWER, power_block
+    from pyperf_suite.planner.calibrate_laws import FILE, newest_run
     from pyperf_suite.runner.results import open_run
 
     if runs is not None:
@@ -67,21 +66,18 @@ def calibrate(
         folder = newest_run(results, machine.slug, probe)
     on_cpu = gpu is None and "cores" in folder.manifest.get("identity", {})
     calibration, lines = _of_cpu(folder) if on_cpu else _of_gpu(folder, gpu)
-    power = power_block(folder.records(), origin_of(folder))
-    if power is None:
-        lines.append("power: the run measured none, so `size` and `layout` will say nothing of joules.")
-    else:
-        calibration = calibration.with_block(POWER, power)
-        lines.append("power: products drew {:.0f} W ({:.0f} to {:.0f}).".format(*power.arrays["watts"]))
-    path = output or folder.path.parent / FILE
-    try:
-        calibration.save(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}): name another file with --output.") from None
+    path = _saved(calibration, output or folder.path.parent / FILE)
     use = "a study with `pyperf-suite study" if on_cpu else "sizes with `pyperf-suite size"
     console = Console(emoji=False)
     for line in (*lines, f"Written to {path}: take it for {use} --calibration {path}`."):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _saved(calibration: Calibration, path: Path) -> Path:
+    try:
+        return calibration.save(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): name another file with --output.") from None
 
 
 def _of_runs(table: Path, gpu: str | None, output: Path | None) -> None:
@@ -99,11 +95,7 @@ def _of_runs(table: Path, gpu: str | None, output: Path | None) -> None:
         click.echo(f"{len(refused)} rows were left out, the first at {refused[0]}")
     if not calibration.blocks:
         return
-    path = output or table.with_suffix(".npz")
-    try:
-        calibration.save(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}): name another file with --output.") from None
+    path = _saved(calibration, output or table.with_suffix(".npz"))
     click.echo(f"Written to {path}: take it with `pyperf-suite layout --calibration {path}`.")
 
 

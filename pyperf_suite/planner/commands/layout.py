@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.cli.options import Finite, Gibibytes, json_option, options, path_option, wide_option
+from pyperf_suite.cli.options import Finite, Gibibytes, json_option, options, wide_option
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.commands.model_options import (
-    COUNTS,
     count_options,
     gpu_options,
     model_options,
@@ -29,10 +28,9 @@ if TYPE_CHECKING:
 USUAL_NODE = 8
 # GB200 and GB300: in published runs 64 of a rack's 72.
 RACK, RACK_USED = 72, 64
-LARGE = 1 << 10
 MOST_MEMORY_GIB = 1 << 14
 MOST_ROWS = 1000
-# Options that hold an axis to one value, and the field of a `Layout` that each is.
+# Options that hold an axis to one value, and the field of a `ParallelPlan` that each is.
 AXES = {
     "dp": "data",
     "tp": "tensor",
@@ -44,28 +42,25 @@ AXES = {
     "micro_batch": "micro_batch",
     "recompute": "recompute",
 }
-# What --like takes: all that a measured run has a value of.
-SCALED = {
-    "like", "config", "gated", "tied", "seq", "gpu", "gpus", "gpus_per_node", "network", "framework", "dtype",
-    "global_batch", "as_json", "wide", *AXES, *(name.replace("-", "_") for name in COUNTS),
-}  # fmt: skip
 SIZES = {
-    "gpus": "Number of GPUs in the cluster. Required unless --target-days, --exactly or --compare is given. Example: "
-    "--gpus 64.",
+    "gpus": "Number of GPUs in the cluster. Required unless --exactly or --compare is given. Example: --gpus 64.",
     "gpus-per-node": "GPUs in a node. Default: 8 (GB200, GB300: 64 or 72), or all. Example: --gpus-per-node 4.",
-    "global-batch": "Sequences of an iteration. Required unless --like is given. Example: --global-batch 512.",
+    "global-batch": "Sequences of an iteration. Required. Example: --global-batch 512.",
 }
 CHOICES = {
     "link RATE": "Link between the GPUs of a node, one direction. Default: its data sheet's. Example: --link NVLink3.",
     "network RATE": "Rate at which each GPU sends out of its node, or bus bandwidths measured between nodes. Default: "
     "as the laws have it. Example: --network 400Gbps, or --network 1GB:180GB/s,1MB:20GB/s.",
     "framework NAME": "Framework that runs the step: megatron, fsdp1, fsdp2, torchtitan, deepspeed or ddp. Default: "
-    "megatron, and fsdp2 for ZeRO 2 and 3.",
-    "dtype NAME": "Dtype of products in layers: bf16, fp16, fp8, mxfp8 or nvfp4. Default: bf16, before Ampere fp16.",
-    "recompute WHAT": "What backward computes again: nothing, attention or layers. Default: each is tried.",
+    "megatron, and fsdp2 for ZeRO 2 and 3. Example: --framework deepspeed.",
+    "dtype NAME": "Dtype of products in layers: bf16, fp16, fp8, mxfp8 or nvfp4. Default: bf16, before Ampere fp16. "
+    "Example: --dtype fp8.",
+    "recompute WHAT": "What backward computes again: nothing, attention or layers. Default: each is tried. Example: "
+    "--recompute layers.",
     "offload WHAT[,WHAT]": "What leaves the GPU: none, optimizer (to the CPU), cpu (parameters too) or nvme. Default: "
     "none, and where nothing fits the others. Example: --offload none,optimizer.",
-    "exactly LAYOUT": "Price only this layout, fitting or not. Example: --exactly dp=8,tp=4,pp=2,vp=1,zero=1,mb=1.",
+    "exactly LAYOUT": "Price only this layout, fitting or not. Default: every layout. Example: --exactly "
+    "dp=8,tp=4,pp=2,vp=1,zero=1,mb=1.",
 }
 # Options that hold an axis to one number.
 HELD = {
@@ -86,13 +81,14 @@ HELD = {
 }
 HOSTS = {
     "host-memory GIB": "Memory of the host for each GPU. Default: unknown, all fits. Example: --host-memory 256.",
-    "host-bandwidth GB/S": "Bandwidth of the host's memory for each GPU. Default: of the maker's servers.",
-    "nvme-bandwidth GB/S": "Bandwidth of the host's drives for each GPU. Default: of the maker's servers.",
+    "host-bandwidth GB/S": "Bandwidth of the host's memory for each GPU. Default: of the maker's servers. Example: "
+    "--host-bandwidth 50.",
+    "nvme-bandwidth GB/S": "Bandwidth of the host's drives for each GPU. Default: of the maker's servers. Example: "
+    "--nvme-bandwidth 3.",
 }
 BUDGETS = {
-    "tokens N": "Tokens of the whole training. Required by --target-days. Example: --tokens 2e12.",
-    "target-days DAYS": "Find the fewest GPUs that train on --tokens in so many days. Example: --target-days 30.",
-    "price DOLLARS": "Price of a GPU an hour, for the cost of tokens. Example: --price 2.5.",
+    "tokens N": "Tokens of the whole training, for the days that it takes. Default: none. Example: --tokens 2e12.",
+    "price DOLLARS": "Price of a GPU an hour, for the cost of tokens. Default: none. Example: --price 2.5.",
 }
 POSITIVE = Finite(0, 1e6, min_open=True)
 
@@ -118,15 +114,18 @@ POSITIVE = Finite(0, 1e6, min_open=True)
         "--compare",
         nargs=2,
         metavar="A B",
-        help="Compare two layouts: which is faster, and with what confidence. Example: --compare dp=64 dp=32,tp=2.",
-    ),
-    path_option(
-        "--like",
-        help="Measured run to scale from: a study's folder, or JSON or CSV with the columns of docs/laws.md. Other "
-        "options say what differs. Example: --like run.json --gpus 128.",
+        help="Compare two layouts: which is faster, and with what confidence. Default: none. Example: --compare "
+        "dp=64 dp=32,tp=2.",
     ),
     *value_options(BUDGETS, float),
-    click.option("--top", type=int, default=10, show_default=True, metavar="N", help="Number of rows of each list."),
+    click.option(
+        "--top",
+        type=int,
+        default=10,
+        show_default=True,
+        metavar="N",
+        help="Number of rows of each list. Example: --top 3.",
+    ),
     json_option(),
     wide_option,
 )
@@ -153,9 +152,7 @@ def layout(
     nvme_bandwidth: float | None,
     exactly: str | None,
     compare: tuple[str, str] | None,
-    like: Path | None,
     tokens: float | None,
-    target_days: float | None,
     price: float | None,
     top: int,
     as_json: bool,
@@ -176,7 +173,6 @@ def layout(
     from pyperf_suite.planner.layout import report as report
     from pyperf_suite.planner.layout.grid import Cluster, Training
     from pyperf_suite.planner.layout.plan import planned
-    from pyperf_suite.planner.power import power_of
     from pyperf_suite.render import text
     from pyperf_suite.render.terminal import console_for, print_findings
 
@@ -186,9 +182,6 @@ def layout(
         else:
             print_findings(console_for(wide), {"layout": found}, [])
 
-    if like is not None:
-        return answer(_scaled(like, config, gpu, gpus, network, named, seq=seq, global_batch=global_batch, dtype=dtype,
-                              framework=framework, ranks_per_node=gpus_per_node))  # fmt: skip
     if global_batch is None:
         raise UserError("--global-batch is missing: name how many sequences an iteration has.")
     spec, laws = requested_gpu(gpu, calibration)
@@ -204,11 +197,9 @@ def layout(
         if count is not None and count < 1:
             raise UserError(f"--layers-{name} has to be at least 1, but {count} was requested.")
     model, length, notes = requested_model(config, seq, named)
-    budget = requested.Budget(tokens, target_days, price, power_of(laws))
-    if target_days is not None and (gpus is not None or exactly or compare):
-        raise UserError("--target-days asks for the number of GPUs: leave out --gpus, --exactly and --compare.")
-    if gpus is None and target_days is None and not (exactly or compare):
-        raise UserError("--gpus is missing: name how many there are in all, or ask for them with --target-days.")
+    budget = requested.Budget(tokens, price)
+    if gpus is None and not (exactly or compare):
+        raise UserError("--gpus is missing: name how many there are in all.")
     if (exactly or compare) and (fixed or offload or (exactly and compare)):
         raise UserError("--exactly and --compare name whole layouts: leave out the other, and options of single axes.")
     first, last = (count or 0 for count in ends)
@@ -230,36 +221,8 @@ def layout(
         exact = [requested.exactly(training, cluster(requested.ranks_of(each)), laws, each) for each in layouts]
         answer(report.findings_of_given(exact, budget, notes))
     else:
-        if target_days is not None:
-            node = gpus_per_node or _usual_node(spec, LARGE)
-            found = requested.fewest_gpus(training, lambda nodes: cluster(nodes * node), laws, budget, fixed)
-        else:
-            found = planned(training, cluster(gpus or 0), laws, fixed)
-        ranked = report.layout_answer(found, top, notes)
+        ranked = report.layout_answer(planned(training, cluster(gpus or 0), laws, fixed), top, notes)
         answer(report.findings_of_layouts(ranked, budget))
-
-
-def _scaled(
-    like: Path, config: Path | None, gpu: str | None, gpus: int | None, network: str | None, named: dict[str, Any],
-    **plan: Any,
-) -> Findings:  # fmt: skip
-    """What is requested by the law's ratio to a measured run."""
-    from pyperf_suite.hardware.catalogue import find_gpu
-    from pyperf_suite.planner.layout import like as layout_like
-
-    context = click.get_current_context()
-    for name in sorted(set(context.params) - SCALED):
-        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
-            raise UserError(f"--like scales one measured layout and takes no --{name.replace('_', '-')}: leave it out.")
-    run, axes = layout_like.read_run(like), _fixed(named)
-    notes: tuple[str, ...] = ()
-    sizes = {name: value for name, value in named.items() if value is not None}
-    model = run.model.resized(**sizes) if sizes else None
-    if config is not None:
-        model, _, notes = requested_model(config, plan["seq"] or run.plan.seq, sizes)
-    of = {"model": model, "gpu": gpu and find_gpu(gpu), "network_bytes_per_s": _network(network)}
-    found = layout_like.scaled(run, gpus, axes, of=of, **plan)
-    return layout_like.findings_of_analogy(found, notes)
 
 
 def _usual_node(spec: GpuSpec, gpus: int) -> int:

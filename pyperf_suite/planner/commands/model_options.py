@@ -47,15 +47,21 @@ def count_options(texts: Mapping[str, str]) -> list[Callable[[Any], Any]]:
 
 gpu_options = options(
     *value_options({"gpu NAME": "Name of the GPU. Default: the GPU in this machine. Example: --gpu H200."}),
-    path_option("--calibration", help="File of laws that `calibrate` fitted. Default: those shipped."),
+    path_option(
+        "--calibration",
+        help="File of laws that `calibrate` fitted. Default: those shipped. Example: --calibration laws.npz.",
+    ),
     *value_options(
-        {"library NAME": "Library whose kernels are priced: trtllm, sglang, vllm. Default: the first measured."}
+        {
+            "library NAME": "Library whose kernels are priced: trtllm, sglang, vllm. Default: the first measured. "
+            "Example: --library vllm."
+        }
     ),
 )
 """The GPU, whose calibration, and whose kernels."""
 
 model_options = options(
-    path_option("--config", help="Hugging Face config.json of the model. Example: --config config.json."),
+    path_option("--config", help="Hugging Face config.json of a model. Default: none. Example: --config config.json."),
     *count_options(COUNTS),
     click.option("--gated/--not-gated", default=None, help="Whether the MLP is SwiGLU or GELU. Default: --gated."),
     click.option("--tied/--not-tied", default=None, help="Whether embedding and logits are one. Default: --not-tied."),

@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.cli.options import (
-    Percent,
-    device_option,
-    json_option,
-    options,
-    path_option,
-    profile_option,
-    results_option,
-    wide_option,
-)
+from pyperf_suite.cli.options import Percent, json_option, options, wide_option
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.commands.model_options import (
     gpu_options,
@@ -32,13 +23,10 @@ if TYPE_CHECKING:
     from pyperf_suite.hardware.catalogue import GpuSpec
     from pyperf_suite.planner.laws.calibration import Calibration
     from pyperf_suite.planner.laws.explained import KernelPrices
-    from pyperf_suite.planner.sizing.report import Sizing
-    from pyperf_suite.runner.plan import Plan
-    from pyperf_suite.runner.results import RunFolder
 
 dtype_option = click.option(
     "--dtype",
-    type=click.Choice(("bf16", "fp16", "fp8", "tf32", "fp32", "int8")),
+    type=click.Choice(("bf16", "fp16", "fp8", "tf32", "fp32")),
     default="bf16",
     show_default=True,
     help="Dtype of the products. Example: --dtype fp8.",
@@ -62,7 +50,6 @@ dtype_option = click.option(
         {
             "vary NAME,...": "Dimensions to change: hidden, heads, kv_heads, ffn, vocab, layers, micro_batch, tp. "
             "Default: all. Example: --vary heads,vocab.",
-            "head-dims N,...": "Head dimensions that candidates may have. Default: 64,96,128,192,256.",
         }
     ),
     *(
@@ -72,19 +59,6 @@ dtype_option = click.option(
             ("--reach", 15.0, "Largest change of each width. Example: --reach 30."),
         )
     ),
-    click.option(
-        "--measure",
-        is_flag=True,
-        help="Measure the model and the best candidates on the GPU in this machine. Default: off.",
-    ),
-    profile_option("Profile to measure with: how thoroughly. Example: --profile quick.", "standard"),
-    device_option("Device to measure on: auto or cuda:N. Example: --device cuda:1."),
-    results_option("Folder for the records of what is measured. Example: --results /tmp/results."),
-    path_option(
-        "--output",
-        metavar="FOLDER",
-        help="Folder for the heat maps and a page. Default: none are written. Example: --output sizes.",
-    ),
     json_option(),
     wide_option,
 )
@@ -93,7 +67,6 @@ def size(
     gpu: str | None,
     calibration: Path | None,
     library: str | None,
-    output: Path | None,
     as_json: bool,
     wide: bool,
     seq: int | None,
@@ -104,11 +77,6 @@ def size(
     vary: str | None,
     parameter_change: float,
     reach: float,
-    head_dims: str | None,
-    measure: bool,
-    profile: str,
-    device: str,
-    results: Path,
     **dimensions: Any,
 ) -> None:
     """Say which nearby dimensions of a model train faster on a GPU, by how much, and why.
@@ -117,108 +85,41 @@ def size(
     Examples:
       pyperf-suite size --config config.json --gpu H200 --tp 8
       pyperf-suite size --layers 32 --hidden 2560 --heads 32 --ffn 10240 --vocab 50257 --not-gated --gpu A100
-      pyperf-suite size --config config.json --gpu H100 --vary heads,vocab --output sizes --json
-      pyperf-suite size --config config.json --measure
+      pyperf-suite size --config config.json --gpu H100 --vary heads,vocab --json
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.laws.training.memory import USABLE_SHARE
-    from pyperf_suite.planner.sizing.report import sizing
-    from pyperf_suite.planner.sizing.search import AXES, HEAD_DIMS, Bounds
+    from pyperf_suite.planner.sizing.report import findings_of_sizing, sizing
+    from pyperf_suite.planner.sizing.search import AXES, Bounds
     from pyperf_suite.planner.sizing.step import Setting
-    from pyperf_suite.runner.profiles import find_profile
 
     spec, laws = requested_gpu(gpu, calibration)
     spec.peak(dtype)
-    find_profile(profile)
-    if measure:
-        from pyperf_suite.hardware.devices import resolve
-        from pyperf_suite.planner.sizing import measured as sizing_measured
-
-        sizing_measured.require_gpu(spec, resolve(device))
     model, length, notes = requested_model(config, seq, dimensions)
     bounds = Bounds(
         vary=AXES if vary is None else tuple(name.strip().replace("-", "_") for name in vary.split(",")),
         parameter_change=parameter_change / 100,
         reach=reach / 100,
-        head_dims=HEAD_DIMS if head_dims is None else _numbers(head_dims),
         memory_bytes=USABLE_SHARE * spec.memory_bytes,
     )
     setting = Setting(model, length, micro_batch, tp, shards, dtype)
     found = sizing(laws, setting, bounds, _prices(laws, dtype, library), notes)
-    measured = _measured(found, _prices(laws, dtype, library, "burst"), profile, device, results) if measure else None
-    _report(found, output, as_json, wide, measured)
+    _answer({"size": findings_of_sizing(found)}, as_json, wide)
 
 
-Measured = tuple["Findings", "RunFolder"]
-
-
-def _prices(laws: GpuSpec | Calibration, dtype: str, library: str | None, mode: Any = "sustained") -> KernelPrices:
-    from pyperf_suite.planner.laws.prices import Prices
-
-    return Prices(laws, dtype, mode, library)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UserError(f"{text!r} are no head dimensions: write numbers, as in 64,128.") from None
-
-
-def _measured(found: Sizing, prices: KernelPrices, profile: str, device: str, results: Path) -> Measured:
-    """Measure the present model and the best candidates with a progress bar: findings, and the run."""
-    from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.planner.sizing.measured import SizingRun, validation_findings
-    from pyperf_suite.runner.profiles import find_profile
-
-    run = SizingRun.of(found.gpu, found.search, resolve(device), find_profile(profile))
-    folder = run_of(run.plan, results)
-    found_here = run.judged(prices, folder.records())
-    return validation_findings(run.names, found_here), folder
-
-
-def run_of(plan: Plan, results: Path) -> RunFolder:
-    """The plan measured into a run's folder of its own. Raises UserError if the results folder cannot be written."""
-    from pyperf_suite.cli.measuring import folder_of, measure_all
-    from pyperf_suite.runner.session import Session
-
-    session = Session(plan, folder_of(plan, results, None))
-    measure_all(session, "measuring")
-    return session.folder
-
-
-def _report(found: Sizing, output: Path | None, as_json: bool, wide: bool, measured: Measured | None) -> None:
-    """Print the answer; pictures and a page only into a folder that was named."""
-    from pyperf_suite.planner.sizing.report import findings_of_sizing
-    from pyperf_suite.render.terminal import console_for, escape, print_findings
+def _answer(findings: dict[str, Findings], as_json: bool, wide: bool) -> None:
+    from pyperf_suite.render.terminal import console_for, print_findings
     from pyperf_suite.render.text import answer
 
-    findings = {"size": findings_of_sizing(found)}
-    records, files = [], []
-    if measured is not None:
-        findings["measured"], folder = measured
-        records = folder.records()
-        files.append(("records", folder.records_path))
-    if output is not None:
-        from pyperf_suite.render.run_report import draw_all
-        from pyperf_suite.render.text import markdown_page
-
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-            pictures = draw_all(findings, output)
-            text = output / "sizing.md"
-            text.write_text(markdown_page(f"Sizes on {found.gpu.name}", findings, records, pictures), encoding="utf-8")
-        except OSError as error:
-            raise UserError(
-                f"{output} cannot be written ({error.strerror}): name another folder with --output."
-            ) from None
-        files += [*(("picture", path) for path in pictures), ("text", text)]
     if as_json:
         click.echo(answer(findings), nl=False)
-        return
-    console = console_for(wide)
-    print_findings(console, findings, records)
-    for kind, path in files:
-        console.print(f"{kind:9} {escape(str(path))}", highlight=False, soft_wrap=True)
+    else:
+        print_findings(console_for(wide), findings, [])
+
+
+def _prices(laws: GpuSpec | Calibration, dtype: str, library: str | None) -> KernelPrices:
+    from pyperf_suite.planner.laws.prices import Prices
+
+    return Prices(laws, dtype, library=library)
 
 
 @click.command()
@@ -273,8 +174,6 @@ def explain(
       pyperf-suite explain 1000 1000 1000 --cpu --dtype fp32
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.planner import product_explained
-    from pyperf_suite.render.terminal import console_for, print_findings
-    from pyperf_suite.render.text import answer
 
     parts = sizes[0].lower().split("x") if len(sizes) == 1 else sizes
     if len(parts) != 3 or not all(re.fullmatch("-?[0-9]{1,12}", part.strip()) for part in parts):
@@ -289,12 +188,7 @@ def explain(
         from pyperf_suite.planner import product_on_cpu
 
         measured = product_on_cpu.measure_product(m, n, k, dtype, layout.upper(), isa, workers)
-        findings = {"explain": product_on_cpu.findings_of_product(measured)}
-        if as_json:
-            click.echo(answer(findings), nl=False)
-        else:
-            print_findings(console_for(wide), findings, [])
-        return
+        return _answer({"explain": product_on_cpu.findings_of_product(measured)}, as_json, wide)
     if isa or workers:
         raise UserError("--isa and --workers are of a CPU: add --cpu to measure the product here.")
     spec, laws = requested_gpu(gpu, calibration)
@@ -302,8 +196,4 @@ def explain(
     others = product_explained.other_libraries(laws, dtype, m, n, k, library)
     prices = _prices(laws, dtype, library)
     product = product_explained.explain_product(spec, prices, tiled, k, dtype, layout.upper(), others)
-    findings = {"explain": product_explained.findings_of_product(product)}
-    if as_json:
-        click.echo(answer(findings), nl=False)
-    else:
-        print_findings(console_for(wide), findings, [])
+    _answer({"explain": product_explained.findings_of_product(product)}, as_json, wide)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from pyperf_suite.cli.options import Finite, Gibibytes, margin_option, options, path_option, run_options
+from pyperf_suite.cli.options import Finite, Gibibytes, options, path_option, run_options
 from pyperf_suite.errors import UserError
 from pyperf_suite.planner.commands.model_options import count_options, value_options
-
-if TYPE_CHECKING:
-    from pyperf_suite.runner.results import RunFolder
 
 # Options by the axis that each replaces.
 MODEL_OPTIONS = {
@@ -62,9 +58,12 @@ def _numbers(texts: dict[str, str]) -> list[Any]:
 
 
 study_options = options(
-    path_option("--grid", "same_grid", metavar="GRID.toml", help="File of the grid, the same as the argument."),
     *_numbers(MODEL_OPTIONS),
-    click.option("--gated/--not-gated", default=None, help="SwiGLU and RMSNorm, or GELU and LayerNorm (default)."),
+    click.option(
+        "--gated/--not-gated",
+        default=None,
+        help="Whether the model has SwiGLU and RMSNorm, or GELU and LayerNorm. Default: --not-gated.",
+    ),
     *(
         click.option(
             f"--{name.replace('_', '-')}", *(["--zero"] if name == "zero_stage" else []), metavar="A,B,...", help=text
@@ -75,12 +74,18 @@ study_options = options(
     *value_options(
         {
             "ranks N,...": "Run only configurations of so many ranks. Default: all. Example: --ranks 1,2.",
-            "only K,...": "Run only configurations of these numbers (see --list); RUN may be new then. Default: all.",
+            "only K,...": "Run only configurations of these numbers, as --list has them; RUN may be new then. Default: "
+            "all. Example: --only 1,3.",
         }
     ),
-    click.option("--list", "list_them", is_flag=True, help="Number the configurations, and end."),
-    click.option("--tell", is_flag=True, help="Measure nothing; report what RUN of --resume, or the newest, holds."),
-    click.option("--search", is_flag=True, help="Run the guides' procedure instead of the whole grid; see below."),
+    *(
+        click.option(f"--{name}", variable, is_flag=True, help=f"{text} Default: off.")
+        for name, variable, text in (
+            ("list", "list_them", "Number the configurations, and end."),
+            ("tell", "tell", "Measure nothing; report what RUN of --resume, or the newest, holds."),
+            ("search", "search", "Search the grid as the guides do, instead of running all of it."),
+        )
+    ),
     click.option(
         "--budget",
         "budget_s",
@@ -95,19 +100,11 @@ study_options = options(
         metavar="GiB",
         help="Memory that a rank may hold; more does not fit. Default: the device's. Example: --memory-limit 2.",
     ),
-    *value_options({"again RUN": "Repeat the study RUN, and say what came out as before. Example: --again latest."}),
-    margin_option,
-    path_option("--calibration", help="File of laws to predict by. Default: those fitted to this machine."),
+    path_option(
+        "--calibration",
+        help="File of laws to predict by. Default: those fitted to this machine. Example: --calibration laws.npz.",
+    ),
     run_options,
-    click.option("--print-slurm", is_flag=True, help="Print an sbatch script that runs the study, and end."),
-    *(
-        click.option(f"--{name}", default=usual, show_default=True, metavar="N", help=f"{text} of the SLURM job.")
-        for name, usual, text in (("nodes", 1, "Number of nodes"), ("gpus-per-node", 8, "GPUs in a node"))
-    ),
-    *(
-        click.option(f"--{name}", default="", metavar=metavar, help=f"The SLURM job's {name}. Default: the cluster's.")
-        for name, metavar in (("time", "HH:MM:SS"), ("partition", "NAME"), ("account", "NAME"))
-    ),
 )
 
 
@@ -116,11 +113,8 @@ study_options = options(
 @study_options
 def study(
     grid: Path | None,
-    same_grid: Path | None,
     list_them: bool,
-    print_slurm: bool,
     search: bool,
-    again: str | None,
     budget_s: float | None,
     limit_gib: float | None,
     device: str,
@@ -136,48 +130,18 @@ def study(
       pyperf-suite study --data 1,2,4 --zero 0,1,3 --steps 20 --experiments 5
       pyperf-suite study GRID.toml --resume                 # go on where it was interrupted
       pyperf-suite study --search --memory-limit 2          # only what the guides' procedure tries, step by step
-      pyperf-suite study --again latest                     # the same once more: what is reproduced, and the order
-      pyperf-suite study GRID.toml --print-slurm --nodes 4 --gpus-per-node 8 > study.sbatch
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.planner.commands.study_run import Allocation, StudyRequest, listed, run_study, script_of
+    from pyperf_suite.planner.commands.study_run import StudyRequest, listed, run_study
 
-    earlier = None
-    if again is None and named["margin"] is not None:
-        raise UserError("--margin is for --again: say which study to repeat, or leave it out.")
-    if again is not None:
-        earlier = _earlier(again, device, results)
-        before = study.make_context("study", list(earlier.manifest["asked"])).params
-        grid, search, limit_gib = before["grid"], before["search"], before["limit_gib"]
-        named |= {name: before[name] for name in named if name in STUDIED}
-    if grid and same_grid:
-        raise UserError(f"Two grids were given, {grid} and {same_grid}: give one.")
-    if search and (print_slurm or named["only"]):
-        raise UserError("--search chooses what to run next itself: leave --only and --print-slurm out.")
+    if search and named["only"]:
+        raise UserError("--search chooses what to run next itself: leave --only out.")
     if limit_gib is not None and not 0 < limit_gib < math.inf:
         raise UserError(f"--memory-limit {limit_gib:g} was requested: give a size above 0, in GiB.")
     limit_bytes = None if limit_gib is None else limit_gib * 2**30
     how = {"search": search, "budget_s": budget_s, "limit_bytes": limit_bytes}
-    requested = StudyRequest.of(
-        grid or same_grid, {name: named[name] for name in STUDIED if named[name] is not None}, **how
-    )
-    if print_slurm:
-        allocation = Allocation(**{each.name: named[each.name] for each in fields(Allocation)})
-        click.echo(script_of(requested, allocation, device, results, deadline_s), nl=False)
-    elif list_them:
+    requested = StudyRequest.of(grid, {name: named[name] for name in STUDIED if named[name] is not None}, **how)
+    if list_them:
         click.echo(listed(requested, device))
     else:
-        more = ("only", "tell", "calibration", "resume", "as_json", "wide", "margin")
-        run_study(requested, device, results, deadline_s, earlier=earlier, **{name: named[name] for name in more})
-
-
-def _earlier(name: str, device: str, results: Path) -> RunFolder:
-    """The run to repeat. Raises UserError where there is none, and for options of a grid, which are that run's."""
-    from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.hardware.machine import identity
-    from pyperf_suite.planner.study.results import find_study
-
-    context = click.get_current_context()
-    for option in ("grid", "same_grid", "search", "limit_gib", "tell", "print_slurm", *STUDIED):
-        if context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
-            raise UserError(f"--again repeats {name} as it was requested: leave {option.replace('_', '-')} out.")
-    return find_study(name, results, identity(resolve(device)).slug)
+        more = ("only", "tell", "calibration", "resume", "as_json", "wide")
+        run_study(requested, device, results, deadline_s, **{name: named[name] for name in more})

@@ -1,18 +1,14 @@
-"""A study as requested on a command line: measured and reported here, or as an sbatch script for a cluster.
-
-Every experiment of that job is a torchrun of its own, on as many nodes as it takes; all records go into one run.
-"""
+"""A study as requested on a command line, measured and reported; under a launcher by the ranks that it started."""
 
 from __future__ import annotations
 
 import math
 import random
-import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 from rich.console import Console
@@ -20,21 +16,17 @@ from rich.console import Console
 from pyperf_suite.cli.measuring import folder_of, kept_when_interrupted, progress_on, workers_of_the_launcher
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.axes import read_axes
-from pyperf_suite.findings.data import Findings, findings
 from pyperf_suite.findings.discovery import replace_probe
-from pyperf_suite.findings.rows import Rows
 from pyperf_suite.hardware.devices import Device, gpus, resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.planner.laws.calibration import load_calibration
 from pyperf_suite.planner.study import PROBE, analyse
 from pyperf_suite.planner.study.grid import (
     AXES,
-    CUTS,
     MOST_CONFIGURATIONS,
     MOST_SEARCHED,
     StudyAxes,
     cases_of,
-    default_axes,
     of_worlds,
     search_axes,
 )
@@ -46,7 +38,7 @@ from pyperf_suite.planner.study.planning import (
     read_study,
     refusals,
 )
-from pyperf_suite.planner.study.results import MARGIN, Predictor, findings_of_again
+from pyperf_suite.planner.study.results import Predictor
 from pyperf_suite.planner.study.search import Note, StudySearch, rule_of
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.render.run_report import report_run, run_as_json
@@ -57,94 +49,6 @@ from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import RunFolder, create_run
 from pyperf_suite.runner.session import Session
 from pyperf_suite.runner.workers import Answers, SparingWorkers, WorkerPool, Workers
-
-MOST = {"nodes": 1 << 14, "gpus_per_node": 64}
-# As sbatch takes it: minutes, hours, or days in front.
-TIME = re.compile(r"\d+(-\d+(:\d+){0,2}|(:\d+){0,2})")
-
-SCRIPT = r"""#!/bin/bash
-@directives@
-
-set -u
-# A requeued job goes on with the run that it began.
-run="study-${SLURM_JOB_ID}"
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-study=(-m pyperf_suite @study@ --resume "$run")
-
-for experiment in $(seq @experiments@); do
-    # The number of a configuration, its nodes, and its ranks on each.
-    while read -r only nodes ranks; do
-        srun --relative=0 --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 \
-            torchrun --nnodes="$nodes" --nproc-per-node="$ranks" --max-restarts=0 --rdzv-backend=c10d \
-            --rdzv-id="$run-$only-$experiment" --rdzv-endpoint="$first:${STUDY_PORT:-29500}" \
-            "${study[@]}" --only "$only" </dev/null ||
-            echo "configuration $only, experiment $experiment: exit code $?" >&2
-    done <<'CONFIGURATIONS'
-@configurations@
-CONFIGURATIONS
-done
-python "${study[@]}" --tell
-"""
-
-
-@dataclass(frozen=True)
-class Allocation:
-    """What the job asks of the cluster; empty text is left to the cluster's defaults."""
-
-    nodes: int
-    gpus_per_node: int
-    time: str = ""
-    partition: str = ""
-    account: str = ""
-
-    def validate(self) -> None:
-        """Raise UserError for an allocation that cannot be, or text that would end its line."""
-        for name, most in MOST.items():
-            if not 1 <= getattr(self, name) <= most:
-                option = name.replace("_", "-")
-                raise UserError(f"--{option} {getattr(self, name)} was requested: ask for 1 to {most}.")
-        if self.time and not TIME.fullmatch(self.time):
-            raise UserError(f"--time {self.time!r} is no time limit: write it as sbatch takes it, as in 02:00:00.")
-        _require_printable(self.partition, self.account)
-
-    def placed(self, ranks: int) -> tuple[int, int]:
-        """Nodes, and ranks on each, as few nodes as hold them evenly. Raises UserError where they do not fit."""
-        for nodes in range(1, self.nodes + 1):
-            if ranks % nodes == 0 and ranks // nodes <= self.gpus_per_node:
-                return nodes, ranks // nodes
-        raise UserError(
-            f"{ranks} ranks cannot be placed evenly on up to {self.nodes} nodes of {self.gpus_per_node} GPUs: ask for "
-            "more --nodes, or leave that world out with --ranks."
-        )
-
-
-def sbatch_script(allocation: Allocation, worlds: Sequence[int], experiments: int, arguments: Sequence[str]) -> str:
-    """The script for configurations that take `worlds` ranks, in their order, as `study ARGUMENTS` numbers them.
-
-    Raises UserError where a world cannot be placed.
-    """
-    allocation.validate()
-    _require_printable(*arguments)
-    requested = {"job-name": "pyperf-study", **vars(allocation), "ntasks-per-node": 1, "output": "study-%j.log"}
-    places = [allocation.placed(ranks) for ranks in worlds]
-    gaps = {
-        "directives": "\n".join(
-            f"#SBATCH --{name.replace('_', '-')}={shlex.quote(str(value))}"
-            for name, value in requested.items()
-            if value
-        ),
-        "study": shlex.join(["study", *arguments]),
-        "experiments": str(experiments),
-        "configurations": "\n".join(f"{number} {nodes} {ranks}" for number, (nodes, ranks) in enumerate(places, 1)),
-    }
-    return re.sub("@([a-z]+)@", lambda gap: gaps[gap[1]], SCRIPT)
-
-
-def _require_printable(*texts: str) -> None:
-    for text in texts:
-        if not text.isprintable():
-            raise UserError(f"{text!r} holds characters that no script line can: give a plain name.")
-
 
 # Steps are taken back to back for so long before ranks report whether all goes well; a part of the deadline.
 BLOCK_SHARE = 0.25
@@ -175,24 +79,22 @@ class StudyRequest:
         run.validate()
         return cls(path, file, given, axes, run, **{name: value for name, value in how.items() if value is not None})
 
-    def cases(self, defaults: StudyAxes) -> list[Case]:
-        """Every configuration requested, in the grid's order. Raises UserError for what cannot be."""
-        ranks = _numbers("ranks", self.given.get("ranks", ""))
-        grid = self.file.over(defaults).given(self.axes)
-        how: Any = (MOST_SEARCHED, {*self.file.axes, *self.axes}) if self.search else (MOST_CONFIGURATIONS, AXES)
-        cases = cases_of(grid, *how)
-        return of_worlds(cases, ranks) if ranks else cases
-
     def cases_here(self, device: Device) -> list[Case]:
-        """The same on a machine; what a search has by default takes no more ranks than there are GPUs."""
-        if not self.search:
-            return self.cases(PROBE.axes("", device))
+        """Every configuration requested, in the grid's order. Raises UserError for what cannot be.
+
+        What a search has by default takes no more ranks than there are GPUs.
+        """
         found = rank_environment()
         count = found.count if found.launched else max(1, len(gpus()))
-        defaults = search_axes(device, count)
-        cases = self.cases(defaults)
-        requested = {"data", "tensor", "pipeline"} & {*self.file.axes, *self.axes} or self.file.configurations
-        return cases if requested else [each for each in cases if each.parameters.ranks <= max(defaults.data)]
+        defaults = search_axes(device, count) if self.search else PROBE.axes("", device)
+        ranks = _numbers("ranks", self.given.get("ranks", ""))
+        given = {*self.file.axes, *self.axes}
+        how: Any = (MOST_SEARCHED, given) if self.search else (MOST_CONFIGURATIONS, AXES)
+        cases = cases_of(self.file.over(defaults).given(self.axes), *how)
+        cases = of_worlds(cases, ranks) if ranks else cases
+        if not self.search or {"data", "tensor", "pipeline"} & given or self.file.configurations:
+            return cases
+        return [each for each in cases if each.parameters.ranks <= max(defaults.data)]
 
     @property
     def arguments(self) -> list[str]:
@@ -232,19 +134,6 @@ def listed(requested: StudyRequest, device: str) -> str:
     return "\n".join(lines)
 
 
-def script_of(requested: StudyRequest, allocation: Allocation, device: str, results: Path, deadline_s: float) -> str:
-    """An sbatch script that runs the study. Raises UserError for a grid that depends on the machine."""
-    if not requested.file.configurations and not any(name in CUTS for name in (*requested.file.axes, *requested.axes)):
-        raise UserError(
-            "--print-slurm needs a grid that says how steps are cut, for the default one depends on the machine: give "
-            "a GRID.toml, or options such as --data 8,16 --zero 1,3."
-        )
-    kind: Literal["cpu", "cuda"] = "cpu" if device == "cpu" else "cuda"
-    worlds = [case.parameters.ranks for case in requested.cases(default_axes(Device(kind)))]
-    options = [f"--device={kind}", f"--deadline={deadline_s:g}", f"--results={results}"]
-    return sbatch_script(allocation, worlds, requested.run.experiments, [*requested.arguments, *options])
-
-
 def run_study(
     requested: StudyRequest,
     device: str,
@@ -256,12 +145,10 @@ def run_study(
     resume: str | None,
     as_json: bool,
     wide: bool,
-    earlier: RunFolder | None = None,
-    margin: float | None = None,
 ) -> None:
     """Measure the study, unless `tell` asks for what a run holds already, and report it.
 
-    It is compared with an `earlier` one where that is given. Raises UserError for what cannot be measured here.
+    Raises UserError for what cannot be measured here.
     """
     where = resolve(device)
     cases = requested.cases_here(where)
@@ -286,16 +173,7 @@ def run_study(
     # This process reports once and ends.
     predictor = predictor if is_known else _predictor(where, results, calibration)
 
-    def analysis(rows: Rows) -> Findings:
-        found = analyse(rows, predictor)
-        if earlier is None:
-            return found
-        compared = findings_of_again(
-            earlier.run_id, earlier.records(), rows.records, MARGIN if margin is None else margin
-        )
-        return findings(compared) + found
-
-    replace_probe(replace(PROBE, analyse=analysis))
+    replace_probe(replace(PROBE, analyse=partial(analyse, predictor=predictor)))
     if as_json:
         click.echo(run_as_json(folder, folder.records()), nl=False)
     else:
@@ -417,7 +295,7 @@ def _search(session: Session, wanted: Sequence[PlannedCase], workers: NotingWork
 
     def seconds(case: Case) -> float | None:
         if case.case_id not in predicted:
-            found = laws([case], ()).get(case.case_id) if laws else None
+            found = laws(case) if laws else None
             predicted[case.case_id] = found.seconds if found else None
         return predicted[case.case_id]
 

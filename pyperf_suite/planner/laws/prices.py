@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
@@ -203,7 +202,7 @@ class ChangedPrices:
 LAW_NAMES = {
     "gemm": "products",
     "attention": "attention",
-    "latent_attention": "attention",
+    "latent_attention": "latent attention",
     "grouped_gemm": "experts",
     "memory_bound": "memory bound",
     "collective": "collectives",
@@ -272,7 +271,7 @@ def cannot_price(calibration: Calibration) -> str | None:
         return f"its laws end in {type(error).__name__}"
 
 
-def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained | NDArray[np.float64]]]:
+def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained]]:
     laws = {name.removesuffix("_here").split(".")[0] for name in calibration.blocks}
     m, n, k = PRODUCTS
     peaks = find_gpu(calibration.gpu).peak_flop_per_s
@@ -296,23 +295,14 @@ def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained | NDArray[
     if "collectives" in laws:
         for operation, ranks in product(OPERATIONS, RANKS):
             yield "collectives", collective_time(calibration, operation, BYTES, np.full(BYTES.shape, ranks))
-    if "step" in calibration.blocks:
-        arrays = calibration.blocks["step"].arrays
-        slowdown, host_s, network = (
-            float(arrays.get(name, 1.0)) for name in ("slowdown", "host_s_per_layer", "network_bytes_per_s")
-        )
-        # As times: a host that takes none is one, a network that carries nothing is none.
-        yield "steps", np.array([slowdown, host_s + SHORTEST_S])
-        yield "steps", np.array([1 << 20]) / network
 
 
-def _wrong(law: str, priced: Explained | NDArray[np.float64]) -> str | None:
-    seconds = np.asarray(priced.seconds if isinstance(priced, Explained) else priced)
+def _wrong(law: str, priced: Explained) -> str | None:
+    seconds = np.asarray(priced.seconds)
     if seconds.dtype.kind != "f" or not bool(((seconds >= SHORTEST_S) & (seconds <= LONGEST_S)).all()):
         return f"its law of {law} gives no time for every size"
-    if isinstance(priced, Explained):
-        if not all(bool(np.isfinite(part).all()) for part in priced.parts.values()):
-            return f"its law of {law} gives causes that are no times"
-        if priced.error_percent is not None and not 0 <= priced.error_percent < float("inf"):
-            return f"its law of {law} has no error"
+    if not all(bool(np.isfinite(part).all()) for part in priced.parts.values()):
+        return f"its law of {law} gives causes that are no times"
+    if priced.error_percent is not None and not 0 <= priced.error_percent < float("inf"):
+        return f"its law of {law} has no error"
     return None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ LARGEST = {"gpus": 1 << 20, "gpus_per_node": 1 << 10, "global_batch": 1 << 24, "
 MOST_TOKENS = 1 << 26  # of a micro-batch on one rank: laws count no further
 # At once: some ten seconds' and a gigabyte's worth.
 MOST_LAYOUTS = 2_000_000
-# By the name of a `Layout`'s field, as people write it.
+# What a layout is made of: fields of a `ParallelPlan`, as people write them.
 WRITTEN = {
     "data": "DP",
     "tensor": "TP",
@@ -172,29 +171,8 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """One way to cut a training over a cluster; fields as of `Plan`."""
-
-    data: int
-    tensor: int
-    pipeline: int
-    chunks: int
-    context: int
-    expert: int
-    zero_stage: int
-    micro_batch: int
-    recompute: Recompute
-    offload: Offload = "none"
-
-    def __str__(self) -> str:
-        always = ("data", "tensor", "pipeline", "zero_stage", "micro_batch", "recompute")
-        shown = [name for name in WRITTEN if name in always or getattr(self, name) not in (1, "none")]
-        return ", ".join(f"{WRITTEN[name]} {getattr(self, name)}" for name in shown)
-
-
-@dataclass(frozen=True)
 class Grid:
-    """Layouts in columns of equal length, one for each field of `Layout`; of those with names their places in `NAMED`.
+    """Layouts in columns of equal length, one for each name of WRITTEN; of those with names their places in `NAMED`.
 
     `uneven` says how many splits of the GPUs into TP, CP, PP and DP come out uneven, by the first reason for it.
     """
@@ -204,11 +182,6 @@ class Grid:
 
     def __len__(self) -> int:
         return len(self.columns["data"])
-
-    def at(self, index: int) -> Layout:
-        """One layout."""
-        values: dict[str, Any] = {name: int(column[index]) for name, column in self.columns.items()}
-        return Layout(**values | {name: names[values[name]] for name, names in NAMED.items()})
 
     def taken(self, places: NDArray[np.bool_]) -> Grid:
         """Those layouts alone."""
@@ -225,14 +198,36 @@ def plan_of(
 ) -> ParallelPlan:
     """The laws' plan of layouts that recompute and offload the same and run on one framework."""
     plan = ParallelPlan(
-        training.global_batch, columns["micro_batch"], training.seq, columns["tensor"], columns["data"],
-        columns["pipeline"], recompute, training.fused_attention, training.overlap,
+        global_batch=training.global_batch, micro_batch=columns["micro_batch"], seq=training.seq,
+        tensor=columns["tensor"], data=columns["data"], pipeline=columns["pipeline"], recompute=recompute,
+        fused_attention=training.fused_attention, overlap_gradients=training.overlap,
         ranks_per_node=cluster.gpus_per_node, chunks=columns["chunks"], context=columns["context"],
         expert=columns["expert"], zero_stage=columns["zero_stage"], sequence_parallel=training.sequence_parallel,
         dtype=training.dtype_on(cluster.gpu), framework=framework, uneven_stages=True,
         first_layers=training.layers_first, last_layers=training.layers_last, offload=offload, host=cluster.hosted,
     )  # fmt: skip
     return as_published(plan, cluster.gpu)
+
+
+def plan_at(training: Training, cluster: Cluster, grid: Grid, place: int) -> ParallelPlan:
+    """One layout of a grid."""
+    counts = {name: int(column[place]) for name, column in grid.columns.items()}
+    recompute, offload = RECOMPUTES[counts["recompute"]], OFFLOADS[counts["offload"]]
+    framework = training.framework or usual_framework(counts["zero_stage"], offload)
+    return plan_of(training, cluster, counts, recompute, framework, offload)
+
+
+def axes_of(plan: ParallelPlan) -> dict[str, Any]:
+    """What makes a plan the layout that it is."""
+    return {name: getattr(plan, name) for name in WRITTEN}
+
+
+def written(layout: ParallelPlan | Mapping[str, Any]) -> str:
+    """A layout as people write it: "DP 8, TP 4, PP 2, ZeRO 1, micro-batch 2, recompute nothing"."""
+    axes = axes_of(layout) if isinstance(layout, ParallelPlan) else layout
+    always = ("data", "tensor", "pipeline", "zero_stage", "micro_batch", "recompute")
+    shown = [name for name in WRITTEN if name in always or axes[name] not in (1, "none")]
+    return ", ".join(f"{WRITTEN[name]} {axes[name]}" for name in shown)
 
 
 def frameworks_of(training: Training, columns: Mapping[str, Column]) -> NDArray[np.intp]:
@@ -319,7 +314,7 @@ def _layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int]) -> 
     reasons: dict[str, int] = {}
     blocks: list[Column] = []
     found = 0
-    names = [field.name for field in fields(Layout)]
+    names = list(WRITTEN)
     for tensor, context, pipeline in _splits(cluster.gpus):
         data = cluster.gpus // (tensor * context * pipeline)
         reason = uneven(training, cluster, tensor, context, pipeline, data)
@@ -338,20 +333,6 @@ def _layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int]) -> 
             )
     table = np.concatenate(blocks, axis=1) if blocks else np.empty((len(names), 0), dtype=np.int64)
     return Grid(dict(zip(names, table, strict=True)), reasons)
-
-
-def divides(training: Training, cluster: Cluster) -> bool:
-    """Whether any split of the GPUs into TP, CP, PP and DP comes out even."""
-    for tensor in divisors(cluster.gpus):
-        for context in divisors(cluster.gpus // tensor):
-            rest = cluster.gpus // tensor // context
-            if any(
-                rest // data <= training.model.layers
-                and uneven(training, cluster, tensor, context, rest // data, data) is None
-                for data in divisors(math.gcd(rest, training.global_batch))
-            ):
-                return True
-    return False
 
 
 def _splits(gpus: int) -> Iterator[tuple[int, int, int]]:
@@ -400,7 +381,7 @@ def _variants(training: Training, tensor: int, context: int, pipeline: int, data
     table = np.stack([*same[:3], chunks, same[3], expert, zero_stage, micro_batch, recompute, offload])
     # The interleaved schedule goes round the stages with as many micro-batches each time.
     able = (chunks == 1) | (per_rank // micro_batch % pipeline == 0)
-    columns = dict(zip((field.name for field in fields(Layout)), table, strict=True))
+    columns = dict(zip(WRITTEN, table, strict=True))
     frameworks = frameworks_of(training, columns)
     for place in np.unique(frameworks).tolist():
         able &= (frameworks != place) | runs(FRAMEWORKS[place], columns)

@@ -40,12 +40,13 @@ from pyperf_suite.planner.layout.grid import (
     WRITTEN,
     Cluster,
     Grid,
-    Layout,
     Training,
     frameworks_of,
     held_to,
     layouts,
+    plan_at,
     plan_of,
+    written,
 )
 
 # By framework, what no run of it was published with, so that its law was compared with none.
@@ -72,10 +73,10 @@ class PredictedLayout:
     `over_bytes` is by how much it does not fit, 0 if it does. `flop_per_s` is of one GPU as practitioners count it,
     2 FLOP an active parameter and token for each of 3 passes, 4 where layers are computed again. Nine of ten runs lie
     between `low` and `high`, NaN where that is not known. `verdict` is one of VERDICTS. `untested` names what of it no
-    run of `framework` was published with.
+    run of its framework was published with.
     """
 
-    layout: Layout
+    plan: ParallelPlan
     seconds: float
     parts: Mapping[str, float]
     memory: Mapping[str, float]
@@ -86,8 +87,11 @@ class PredictedLayout:
     untested: tuple[str, ...]
     low: float
     high: float
-    framework: str
     verdict: Verdict
+
+    @property
+    def framework(self) -> str:
+        return str(self.plan.framework)
 
     @property
     def memory_bytes(self) -> float:
@@ -175,13 +179,13 @@ class Planned:
 
     def at(self, place: int) -> PredictedLayout:
         """One layout, as plain numbers."""
-        training, cluster, layout = self.training, self.cluster, self.grid.at(place)
-        framework = FRAMEWORKS[self.frameworks[place]]
+        training, cluster = self.training, self.cluster
+        plan = plan_at(training, cluster, self.grid, place)
         seconds, tokens = float(self.seconds[place]), training.global_batch * training.seq
         flop = float(model_flop(training.model, training.global_batch, training.seq))
-        passes = 4 / 3 if layout.recompute == "layers" else 1
+        passes = 4 / 3 if plan.recompute == "layers" else 1
         return PredictedLayout(
-            layout,
+            plan,
             seconds,
             {name: float(part[place]) for name, part in self.parts.items()},
             {name: float(part[place]) for name, part in self.memory.items()},
@@ -189,11 +193,10 @@ class Planned:
             tokens / seconds,
             float(utilization(flop, seconds, cluster.gpus, training.peak_on(cluster.gpu))),
             six_nd(training.model.active_parameters, tokens) * passes / (seconds * cluster.gpus),
-            tuple(WRITTEN[name] for name in (*UNTESTED.get(framework, ()), "offload")
-                  if getattr(layout, name) not in (1, "none")),
+            tuple(WRITTEN[name] for name in (*UNTESTED.get(str(plan.framework), ()), "offload")
+                  if getattr(plan, name) not in (1, "none")),
             float(self.low[place]),
             float(self.high[place]),
-            framework,
             VERDICTS[self.verdicts[place]],
         )  # fmt: skip
 
@@ -214,11 +217,9 @@ class Planned:
         prices = UnseenPrices(replace(known, library=self.training.library))
         shares = []
         for place in places:
-            framework = FRAMEWORKS[self.frameworks[place]]
-            constants = replace(self.found[framework].constants, host_s_per_layer=0.0, expert_host_s=0.0)
-            columns = {name: int(column[place]) for name, column in self.grid.columns.items()}
-            layout = self.grid.at(place)
-            plan = plan_of(self.training, self.cluster, columns, layout.recompute, framework, layout.offload)
+            plan = plan_at(self.training, self.cluster, self.grid, place)
+            constants = self.found[str(plan.framework)].constants
+            constants = replace(constants, host_s_per_layer=0.0, expert_host_s=0.0)
             network = self.cluster.network
             parts = step_time(self.laws, self.training.model, plan, constants, prices, network).parts
             # Nothing is hidden here, so no part may be more than what is waited for in the prediction.
@@ -235,7 +236,7 @@ def planned(
     laws: GpuSpec | Calibration | None = None,
     fixed: Mapping[str, int] | None = None,
 ) -> Planned:
-    """Predict every layout that divides, or those with the `fixed` values, by the field of a `Layout`.
+    """Predict every layout that divides, or those with the `fixed` values, by the names of WRITTEN.
 
     `laws` are by default those of the cluster's GPU. Where nothing fits and the training names no offload, layouts that
     offload are tried. Raises UserError if no layout divides, and if none fits: by how many bytes the smallest does not,
@@ -282,7 +283,7 @@ def memory_of(training: Training, cluster: Cluster, grid: Grid) -> dict[str, NDA
         # A fused kernel keeps no scores, whatever else is kept.
         fused = plan.fused_attention and plan.recompute == "nothing"
         need = training_memory(
-            training.model, plan.micro_batch, plan.seq, plan.sharding, data_ranks=plan.shards,
+            training.model, plan.micro_batch, plan.seq, plan, data_ranks=plan.shards,
             zero_stage=plan.zero_stage, stages=plan.pipeline, recompute="attention" if fused else plan.recompute,
             chunks=plan.chunks, micro_batches=plan.micro_batches, context=plan.context, stage_layers=layers,
             offload=plan.offload,
@@ -308,13 +309,14 @@ def _refuse(found: Planned, whole: Planned) -> None:
     """Raise UserError that says by how much nothing fits, and what does."""
     place = int(np.argmin(found.memory_bytes))
     least, usable, gpus = found.at(place), found.cluster.usable_bytes, found.cluster.gpus
+    layout = written(least.plan)
     if not least.over_bytes:
         raise UserError(
-            f"The GPUs have room for {least.layout}, but it needs {least.memory['host'] / 2**30:.1f} GiB of the host's "
+            f"The GPUs have room for {layout}, but it needs {least.memory['host'] / 2**30:.1f} GiB of the host's "
             f"memory for each, more than nine tenths of --host-memory: take more GPUs, or --offload nvme."
         )
     wrong = (
-        f"{least.layout} needs {least.memory_bytes / 2**30:.1f} GiB on a GPU, {least.over_bytes / 2**30:.1f} GiB "
+        f"{layout} needs {least.memory_bytes / 2**30:.1f} GiB on a GPU, {least.over_bytes / 2**30:.1f} GiB "
         f"({least.over_bytes:.0f} bytes) more than the {usable / 2**30:.1f} GiB that are usable"
     )
     if whole is not found:
@@ -322,7 +324,7 @@ def _refuse(found: Planned, whole: Planned) -> None:
         if len(whole.ranked):
             same = [whole.grid.columns[name] == column[place] for name, column in found.grid.columns.items()]
             near = whole.nearest_that_fits(int(np.flatnonzero(np.all(same, axis=0))[0]))
-            raise UserError(f"{wrong}; the nearest that fits is {near.layout}.")
+            raise UserError(f"{wrong}; the nearest that fits is {written(near.plan)}.")
     else:
         wrong = f"No layout fits {gpus} GPU{'s' if gpus > 1 else ''}: {wrong}"
     larger = _fewest_gpus(found.training, found.cluster)
@@ -341,11 +343,12 @@ def _fewest_gpus(training: Training, cluster: Cluster) -> str | None:
             continue
         total = np.asarray(MemoryNeed(**memory_of(training, larger, grid)).total)
         if total.min() <= cluster.usable_bytes:
-            return f"{larger.gpus} GPUs would do, by {grid.at(int(np.argmin(total)))}"
+            plan = plan_at(training, larger, grid, int(np.argmin(total)))
+            return f"{larger.gpus} GPUs would do, by {written(plan)}"
     return None
 
 
-def described_step(before: Layout, after: Layout) -> str:
+def described_step(before: ParallelPlan, after: ParallelPlan) -> str:
     """What differs, as "TP 1 -> 2, micro-batch 4 -> 2"."""
     changed = [name for name in WRITTEN if getattr(before, name) != getattr(after, name)]
     return ", ".join(f"{WRITTEN[name]} {getattr(before, name)} -> {getattr(after, name)}" for name in changed)
@@ -420,7 +423,7 @@ def rules(planned: Planned) -> Iterator[LayoutRule]:
     most = int(columns["data"][planned.fits].max())
     yield rule("DP as far as possible", f"the largest DP that fits is {most}", columns["data"] == most)
 
-    batch, best, piped = planned.training.global_batch, planned.best.layout, columns["pipeline"] > 1
+    batch, best, piped = planned.training.global_batch, planned.best.plan, columns["pipeline"] > 1
     enough = batch // columns["micro_batch"] >= WELL_ABOVE * columns["data"] * columns["pipeline"]
     here = (
         f"the fastest has GBS/MBS = {batch // best.micro_batch} for DP x PP = {best.data * best.pipeline}; pipelines "

@@ -15,7 +15,8 @@ from pyperf_suite.planner.laws.collectives import usual_network_bytes_per_s
 from pyperf_suite.planner.laws.prices import UnseenPrices
 from pyperf_suite.planner.laws.training.framework import LIKE, LOW_PRECISION, MEANT, generation_of
 from pyperf_suite.planner.laws.training.offload import BUS_SHARE, HOST_SHARE, MEANT_BY, UNSURE
-from pyperf_suite.planner.layout.grid import WRITTEN, Layout, Training
+from pyperf_suite.planner.laws.training.plan import ParallelPlan
+from pyperf_suite.planner.layout.grid import WRITTEN, Training, written
 from pyperf_suite.planner.layout.plan import (
     VERDICTS,
     LayoutRule,
@@ -24,7 +25,7 @@ from pyperf_suite.planner.layout.plan import (
     described_step,
     rules,
 )
-from pyperf_suite.planner.layout.queries import ENOUGH, Budget, ends_of, smallest_network, surely_faster
+from pyperf_suite.planner.layout.queries import DAY_S, ENOUGH, Budget, ends_of, smallest_network, surely_faster
 
 NO_BUDGET = Budget()
 # Extrapolated shares of the time that are worth a mark.
@@ -90,11 +91,6 @@ def findings_of_layouts(answer: LayoutAnswer, budget: Budget = NO_BUDGET) -> Fin
         _memory(answer.top),
         table("The recipe's rules", RULES, answer.rules),
         table("Faster, but too large", EXCLUDED, answer.excluded),
-        table(
-            "Splits of the GPUs into TP, CP, PP and DP that come out uneven",
-            (Column("reason", lambda row: row[0]), Column("splits", lambda row: row[1])),
-            answer.planned.grid.uneven.items(),
-        ),
     )
 
 
@@ -105,7 +101,7 @@ def _fastest(planned: Planned, best: PredictedLayout, what: str = "Fastest is ")
         "(MFU), {memory} of {usable} usable on a GPU: {verdict}.",
         kind="predicted",
         what=what,
-        layout=str(best.layout),
+        layout=written(best.plan),
         framework=best.framework,
         time=Quantity(best.seconds, "duration", predicted=True),
         interval=interval_of(best),
@@ -199,7 +195,7 @@ def _network(planned: Planned) -> Remark | None:
 
 def _host(planned: Planned, predicted: Sequence[PredictedLayout]) -> Iterator[Remark]:
     """What is offloaded, where to, and what that was reckoned with."""
-    kinds = dict.fromkeys(each.layout.offload for each in predicted if each.layout.offload != "none")
+    kinds = dict.fromkeys(each.plan.offload for each in predicted if each.plan.offload != "none")
     if not kinds:
         return
     host, most = planned.cluster.hosted, max(each.memory["host"] for each in predicted)
@@ -250,39 +246,27 @@ def findings_of_given(given: Sequence[Planned], budget: Budget = NO_BUDGET, note
     )
 
 
-def outcome_of(planned: Planned, predicted: PredictedLayout, budget: Budget) -> dict[str, Any]:
-    """Days and dollars, each with its ends."""
-    gpus, tokens = planned.cluster.gpus, planned.training.global_batch * planned.training.seq
-    each_s = [seconds / tokens for seconds in ends_of(predicted)]
-    found: dict[str, Any] = {"days": [budget.days_of(each) for each in each_s]} if budget.tokens else {}
-    for name, count in (("dollars_a_billion_tokens", 1e9), ("dollars", budget.tokens)) if budget.price else ():
-        if count:
-            found[name] = [budget.cost_of(gpus, each, count) for each in each_s]
-    return found
-
-
 def budgeted(planned: Planned, predicted: PredictedLayout, budget: Budget) -> Iterator[Remark]:
     """Days and dollars of a training, with their ends where the law states an interval."""
-    outcome = outcome_of(planned, predicted, budget) if budget != NO_BUDGET else {}
-    gpus = planned.cluster.gpus
-    if budget.tokens and "days" in outcome:
-        text = "{gpus} GPUs train {tokens} tokens in {days} days."
-        if budget.days is not None:
-            text = "{gpus} GPUs are the fewest found that train {tokens} tokens in {target} days: {days} days."
-        days = _span(outcome["days"])
-        yield remark(text, kind="predicted", gpus=gpus, tokens=f"{budget.tokens:g}", days=days, target=budget.days)
-    for key, what in (("dollars_a_billion_tokens", "A billion tokens cost"), ("dollars", "The whole training costs")):
-        if key in outcome:
+    gpus, tokens = planned.cluster.gpus, planned.training.global_batch * planned.training.seq
+    days = [seconds / tokens / DAY_S for seconds in ends_of(predicted)]
+    if budget.tokens:
+        yield remark(
+            "{gpus} GPUs train {tokens} tokens in {days} days.",
+            kind="predicted",
+            gpus=gpus,
+            tokens=f"{budget.tokens:g}",
+            days=_span([budget.tokens * each for each in days]),
+        )
+    for what, count in (("A billion tokens cost", 1e9), ("The whole training costs", budget.tokens)):
+        if budget.price and count:
             yield remark(
                 "{what} {dollars} dollars at {price} an hour and GPU.",
                 kind="predicted",
                 what=what,
-                dollars=_span(outcome[key]),
+                dollars=_span([24 * gpus * budget.price * count * each for each in days]),
                 price=f"{budget.price:g}",
             )
-    if budget.power:
-        tokens = planned.training.global_batch * planned.training.seq
-        yield budget.power.message(budget.power.a_token(gpus, predicted.seconds / tokens))
 
 
 def _span(values: Sequence[float]) -> str:
@@ -294,14 +278,14 @@ def enough(planned: Planned, predicted: PredictedLayout) -> Remark | None:
     """The smallest network with which the step is not much longer than with an endless one."""
     if planned.cluster.gpus <= planned.cluster.gpus_per_node:
         return None
-    rate = smallest_network(planned, predicted.layout)
+    rate = smallest_network(planned, predicted.plan)
     if rate is None:
-        return remark("{layout} needs next to no network between nodes.", layout=_short(predicted.layout))
+        return remark("{layout} needs next to no network between nodes.", layout=_short(predicted.plan))
     return remark(
         "{layout} needs {rate} a GPU between nodes: from there on an endless network would save less than {share} of "
         "the iteration.",
         kind="predicted",
-        layout=_short(predicted.layout),
+        layout=_short(predicted.plan),
         rate=Quantity(rate, "GB/s", predicted=True),
         share=Quantity(ENOUGH, "%"),
     )
@@ -317,7 +301,7 @@ def compared(training: Training, first: PredictedLayout, second: PredictedLayout
         name=name,
         gain=Quantity(1 - faster.seconds / slower.seconds, "%", predicted=True),
         chance=Quantity(max(chance, 1 - chance), "%"),
-        layout=str(faster.layout),
+        layout=written(faster.plan),
     )
 
 
@@ -385,14 +369,14 @@ def law_errors(planned: Planned, shown: Sequence[PredictedLayout]) -> Iterator[R
         )
 
 
-def _ranking(title: str, rows: Sequence[Ranked]) -> Table:
+def _ranking(heading: str, rows: Sequence[Ranked]) -> Table:
     """Axes with one value in all rows are in the first remark, and the first to go on a narrow terminal."""
     axes = []
-    for name, written in WRITTEN.items():
-        values = {getattr(predicted.layout, name) for predicted, _ in rows}
-        axes.append(Column(written, _of(f"layout.{name}"), priority=2 if len(values) > 1 else 0))
+    for name, title in WRITTEN.items():
+        values = {getattr(predicted.plan, name) for predicted, _ in rows}
+        axes.append(Column(title, _of(f"plan.{name}"), priority=2 if len(values) > 1 else 0))
     return table(
-        title,
+        heading,
         (
             *axes,
             *((Column("framework", _of("framework")),) if len({each.framework for each, _ in rows}) > 1 else ()),
@@ -442,7 +426,7 @@ def _parts(rows: Sequence[Mapping[str, float]], share: float) -> list[str]:
     return [name for name in names if any(row.get(name, 0.0) > share * sum(row.values()) for row in rows)]
 
 
-def _short(layout: Layout) -> str:
+def _short(layout: ParallelPlan) -> str:
     """A layout in few letters: "DP8 TP4 PP2x3 Z1 mb2 re-layers"."""
     chunks = f"x{layout.chunks}" if layout.chunks > 1 else ""
     words = [f"DP{layout.data}", f"TP{layout.tensor}", f"PP{layout.pipeline}{chunks}"]
@@ -453,14 +437,14 @@ def _short(layout: Layout) -> str:
 
 
 def _name(predicted: PredictedLayout | None) -> str:
-    return "none fits" if predicted is None else _short(predicted.layout)
+    return "none fits" if predicted is None else _short(predicted.plan)
 
 
 def _time(predicted: PredictedLayout | None) -> Quantity | None:
     return None if predicted is None else Quantity(predicted.seconds, "duration", predicted=True)
 
 
-LAYOUT = Column("layout", lambda row: _short(row[0].layout), priority=2)
+LAYOUT = Column("layout", lambda row: _short(row[0].plan), priority=2)
 RULES = (
     Column("rule", lambda rule: rule.rule, priority=2),
     Column("here", lambda rule: rule.here),
@@ -477,6 +461,6 @@ EXCLUDED = (
     Column("a GPU", _of("memory_bytes"), "GiB"),
     Column("too much by", _of("over_bytes"), "size"),
     Column("memory", _of("verdict")),
-    Column("nearest that fits", lambda row: described_step(row[0].layout, row[1].layout)),
+    Column("nearest that fits", lambda row: described_step(row[0].plan, row[1].plan)),
     Column("iteration then", lambda row: _time(row[1]), "duration"),
 )

@@ -1,14 +1,13 @@
-"""What `size` reports besides the search: where the time goes, what a change saves, the rules of sizing, heat maps."""
+"""What `size` reports besides the search: where the time goes, what a change saves, and the rules of sizing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.findings.data import Figure, HeatMap
 from pyperf_suite.laws.tiling import round_up
 from pyperf_suite.planner.laws.explained import IDEAL, KernelPrices
 from pyperf_suite.planner.sizing.search import HEAD_DIMS, Candidate, judged
@@ -16,10 +15,8 @@ from pyperf_suite.planner.sizing.step import Setting, parts_of, price, shapes_of
 
 # Savings of less than this share of the step are no cause worth naming.
 LEAST_SAVED = 0.002
-MOST_SAVINGS = 3
 # Beyond this power of two the rules promise nothing more.
 ENOUGH = 64
-MOST_COLUMNS, MOST_ROWS = 17, 13
 
 
 @dataclass(frozen=True)
@@ -70,10 +67,10 @@ def spent_by(settings: Sequence[Setting], prices: KernelPrices) -> list[list[Tim
 
 def saved(
     present: Sequence[TimeBreakdown], other: Sequence[TimeBreakdown], candidate: Candidate, here: Setting
-) -> list[tuple[str, float]]:
-    """What makes a candidate faster for the same work: causes with the share of the present time that each saves.
+) -> tuple[str, float] | None:
+    """What most makes a candidate faster for the same work: the cause, and the share of the present time that it saves.
 
-    The passes of a product are taken together; the largest savings first.
+    The passes of a product are taken together; None where nothing saves enough to be named.
     """
     total = sum(part.seconds for part in present)
     setting = candidate.setting
@@ -86,8 +83,8 @@ def saved(
                 if cause != IDEAL:
                     name = f"{part.part.partition(',')[0]}: {cause}"
                     balance[name] = balance.get(name, 0.0) + sign * seconds / total
-    found = [(name, share) for name, share in balance.items() if share > LEAST_SAVED]
-    return sorted(found, key=lambda each: -each[1])[:MOST_SAVINGS]
+    most = max(balance.items(), key=lambda each: each[1], default=("", 0.0))
+    return most if most[1] > LEAST_SAVED else None
 
 
 @dataclass(frozen=True)
@@ -175,99 +172,3 @@ def _with_other_heads(setting: Setting, kept: bool) -> Setting | None:
         if heads % kv_heads == 0 and (other := _resized(setting, heads=heads, kv_heads=kv_heads, head_dim=head_dim)):
             return other
     return None
-
-
-def heat_maps(setting: Setting, prices: KernelPrices, gpu: str, reach: float) -> tuple[Figure, ...]:
-    """Hidden against head_dim or heads, and the width of the MLP against the micro-batch."""
-    model, width = setting.model, width_of_mlp(setting.model)
-    fills = model.heads * model.head_dim == model.hidden
-    hiddens = _sizes(model.hidden, reach, 2 * ENOUGH if fills else ENOUGH, MOST_ROWS)
-    if fills:
-        # Heads that fill hidden: columns of their widths, which most widths are divided by.
-        columns, of_heads, rest = sorted({*HEAD_DIMS, model.head_dim}), "head_dim", "heads fill hidden"
-    else:
-        step = setting.tp if model.kv_heads == model.heads else max(setting.tp, model.kv_heads)
-        columns, of_heads, rest = _sizes(model.heads, reach, step, MOST_COLUMNS), "heads", f"head_dim {model.head_dim}"
-    ffn = getattr(model, width)
-    batches = sorted({max(1, setting.micro_batch // 2), *(setting.micro_batch << power for power in range(4))})
-
-    def with_heads(hidden: int, size: int) -> Setting:
-        if of_heads == "heads":
-            return replace(setting, model=model.resized(hidden=hidden, heads=size))
-        if hidden % size:
-            raise UserError(f"Heads of {size} do not fill {hidden}.")
-        heads = hidden // size
-        kv_heads = heads if model.kv_heads == model.heads else model.kv_heads
-        return replace(setting, model=model.resized(hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=size))
-
-    def with_micro_batch(micro_batch: int, size: int) -> Setting:
-        return replace(setting, model=model.resized(**{width: size}), micro_batch=micro_batch)
-
-    present = (model.hidden, getattr(model, of_heads))
-    by_heads = _heat_map(setting, prices, of_heads, "hidden", columns, hiddens, present, with_heads)
-    widths = _sizes(ffn, reach, ENOUGH * setting.tp, MOST_COLUMNS)
-    present = (setting.micro_batch, ffn)
-    by_batch = _heat_map(setting, prices, width, "micro-batch", widths, batches, present, with_micro_batch)
-    return (
-        Figure(
-            name="sizing_hidden_heads",
-            title=f"Hidden and {of_heads} on {gpu}",
-            caption=f"Predicted; {rest}, everything else as given. Grey: no such model. {_best(by_heads)}",
-            rows=((by_heads,),),
-        ),
-        Figure(
-            name="sizing_ffn_micro_batch",
-            title=f"Width of the MLP and micro-batch on {gpu}",
-            caption=f"Predicted; everything else as given. Memory is not considered here. {_best(by_batch)}",
-            rows=((by_batch,),),
-        ),
-    )
-
-
-def _best(heat_map: HeatMap) -> str:
-    """The frames in words, for a caption."""
-    values = np.array(heat_map.values)
-    row, column = np.unravel_index(int(np.nanargmax(values)), values.shape)
-    size = f"{heat_map.y_label} {heat_map.y[row]}, {heat_map.x_label} {heat_map.x[column]}"
-    return f"Framed black: as given; green: the fastest, {size} ({values[row, column]:.3g} ×)."
-
-
-def _heat_map(
-    setting: Setting,
-    prices: KernelPrices,
-    x_label: str,
-    y_label: str,
-    x: Sequence[int],
-    y: Sequence[int],
-    present: tuple[int, int],
-    at: Callable[[int, int], Setting],
-) -> HeatMap:
-    settings, places = [setting], []
-    for row, down in enumerate(y):
-        for column, across in enumerate(x):
-            try:
-                settings.append(at(down, across))
-                places.append((row, column))
-            except UserError:
-                continue  # stays grey
-    values = np.full((len(y), len(x)), np.nan)
-    for place, candidate in zip(places, judged(settings, prices)[1:], strict=True):
-        values[place] = candidate.speed
-    return HeatMap(
-        title="",
-        x_label=x_label,
-        y_label=y_label,
-        value_label="speed relative to the model as given",
-        x=tuple(x),
-        y=tuple(y),
-        values=tuple(tuple(row) for row in values.tolist()),
-        here=(list(y).index(present[0]), list(x).index(present[1])),
-    )
-
-
-def _sizes(present: int, reach: float, step: int, most: int) -> list[int]:
-    """Multiples of a step within reach, coarser until they are at most so many, and the present size among them."""
-    while 2 * present * reach / step + 1 > most:
-        step *= 2
-    first = -(-int(present * (1 - reach)) // step) * step
-    return sorted({present, *(size for size in range(max(step, first), int(present * (1 + reach)) + 1, step))})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pyperf_suite.findings.data import Figure, Findings, Quantity, Remark, Table, findings, remark
+from pyperf_suite.findings.data import Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.model_flop import model_flop, utilization
@@ -13,27 +13,16 @@ from pyperf_suite.laws.training.memory import USABLE_SHARE
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
 from pyperf_suite.planner.laws.explained import IDEAL, Explained, KernelPrices, legend
-from pyperf_suite.planner.laws.prices import Prices
+from pyperf_suite.planner.laws.prices import LAW_NAMES, Prices
 from pyperf_suite.planner.laws.training.step import constants_of, step_time
-from pyperf_suite.planner.power import MeasuredPower, power_of
-from pyperf_suite.planner.sizing.details import SizeCheck, TimeBreakdown, checks, heat_maps, saved, spent_by
+from pyperf_suite.planner.sizing.details import SizeCheck, TimeBreakdown, checks, saved, spent_by
 from pyperf_suite.planner.sizing.search import REPEATABILITY, Bounds, Candidate, Search, search
 from pyperf_suite.planner.sizing.step import Setting, StepPrices
 
-Savings = tuple[tuple[str, float], ...]
+# A cause, and the share of the present time that a candidate saves by it.
+Saving = tuple[str, float]
 
-# By the method of the prices, as `layout` names them too.
-LAW_NAMES = {
-    "gemm": "products",
-    "grouped_gemm": "experts",
-    "attention": "attention",
-    "latent_attention": "latent attention",
-    "memory_bound": "memory bound",
-    "collective": "collectives",
-}
 UNSURE = "within the laws' error"
-# Of each part of the work, in its row.
-MOST_CAUSES = 3
 MOST_LOSSES = 3
 # A change of these makes another model; of the others, the same one in better sizes.
 CHANGE_THE_MODEL = ("layers", "kv_heads")
@@ -41,7 +30,7 @@ CHANGE_THE_MODEL = ("layers", "kv_heads")
 
 @dataclass(frozen=True)
 class Sizing:
-    """Everything that was worked out for one setting on one GPU; `savings` belong to `search.pareto`, in its order.
+    """Everything that was worked out for one setting on one GPU; `savings` are by candidate.
 
     `iteration` is the law of a whole iteration of this one micro-batch, as `layout` predicts it: the GPU's work,
     waiting for the host, and the optimizer.
@@ -53,20 +42,10 @@ class Sizing:
     spent: tuple[TimeBreakdown, ...]
     checks: tuple[SizeCheck, ...]
     search: Search
-    savings: tuple[Savings, ...]
-    savings_alone: dict[str, Savings]
+    savings: dict[Candidate, Saving]
     errors: dict[str, float | None]
     origins: tuple[str, ...]
-    figures: tuple[Figure, ...]
     notes: tuple[str, ...] = ()
-    power: MeasuredPower | None = None
-
-    @property
-    def joules_a_token(self) -> Quantity | None:
-        """By the power that was measured, None where none was."""
-        setting, gpus = self.setting, self.setting.tp * self.setting.shards
-        tokens = setting.micro_batch * setting.shards * setting.seq
-        return self.power.a_token(gpus, float(self.iteration.seconds) / tokens) if self.power else None
 
     @property
     def utilization(self) -> float:
@@ -91,7 +70,7 @@ def sizing(
     found = search(setting, bounds, prices)
     proposed = [*found.pareto, *found.alone.values()]
     present, *others = spent_by([setting, *(candidate.setting for candidate in proposed)], prices)
-    savings = [tuple(saved(present, other, each, setting)) for other, each in zip(others, proposed, strict=True)]
+    savings = {each: saved(present, other, each, setting) for other, each in zip(others, proposed, strict=True)}
     return Sizing(
         gpu,
         setting,
@@ -99,18 +78,15 @@ def sizing(
         tuple(present),
         tuple(checks(setting, prices, found.memory_limit_bytes)),
         found,
-        tuple(savings[: len(found.pareto)]),
-        dict(zip(found.alone, savings[len(found.pareto) :], strict=True)),
+        {each: saving for each, saving in savings.items() if saving},
         prices.errors,
         tuple(prices.origins),
-        heat_maps(setting, prices, gpu.name, bounds.reach),
         tuple(notes),
-        power_of(laws),
     )
 
 
 def findings_of_sizing(sizing: Sizing) -> Findings:
-    """What to change first, what the step takes, tables and the heat maps."""
+    """What to change first, what the step takes, and tables."""
     shown = (sizing.search.present, *sizing.search.pareto, *sizing.search.alone.values())
     return findings(
         _answer(sizing),
@@ -125,15 +101,14 @@ def findings_of_sizing(sizing: Sizing) -> Findings:
         table(
             "One dimension at a time",
             (Column("dimension", lambda row: row[0]), *OUTCOMES),
-            [(name, each, sizing.savings_alone[name]) for name, each in sizing.search.alone.items()],
+            [(name, each, sizing.savings.get(each)) for name, each in sizing.search.alone.items()],
         ),
         table(
             "Together: no other is better in time, parameters and memory at once",
             OUTCOMES,
-            [("", each, savings) for each, savings in zip(sizing.search.pareto, sizing.savings, strict=True)],
+            [("", each, sizing.savings.get(each)) for each in sizing.search.pareto],
         ),
-        remark(legend(cause for part in sizing.spent for cause, _ in part.lost[:MOST_CAUSES])),
-        sizing.figures,
+        remark(legend(cause for part in sizing.spent for cause, _ in part.lost)),
     )
 
 
@@ -222,8 +197,6 @@ def _step(sizing: Sizing) -> Iterator[Remark]:
         sent=f", {1e3 * sent:.3g} ms for the traffic of {setting.shards} shards" if sent else "",
         host=Quantity(float(parts["host"]), "duration", predicted=True),
     )
-    if sizing.power and sizing.joules_a_token:
-        yield sizing.power.message(sizing.joules_a_token)
 
 
 def _errors(sizing: Sizing) -> Iterator[Remark]:
@@ -300,17 +273,11 @@ def _sizes_of(part: TimeBreakdown) -> str:
 def _products(sizing: Sizing) -> Table:
     total = sum(part.seconds for part in sizing.spent)
 
-    def lost(place: int) -> tuple[Column, Column]:
-        def cause(part: TimeBreakdown) -> str | None:
-            known = [cause for cause, seconds in part.lost if seconds >= 0.01 * part.seconds]
-            return known[place] if place < len(known) else None
-
-        def share(part: TimeBreakdown) -> float | None:
-            return part.causes[name] / part.seconds if (name := cause(part)) else None
-
-        priority = 0 if place else 1
-        name = "then to" if place else "lost to"
-        return Column(name, cause, priority=priority), Column("of its time", share, "%", priority=priority)
+    def lost(part: TimeBreakdown) -> tuple[str, float] | tuple[None, None]:
+        """The main cause, and the share of the part's time that it takes."""
+        if not part.lost or part.lost[0][1] < 0.01 * part.seconds:
+            return None, None
+        return part.lost[0][0], part.lost[0][1] / part.seconds
 
     return table(
         "Where a micro-batch goes",
@@ -321,21 +288,15 @@ def _products(sizing: Sizing) -> Table:
             Column("time", lambda part: part.seconds, "ms", priority=2),
             Column("of the step", lambda part: part.seconds / total, "%"),
             Column("rate", lambda part: part.flop / part.seconds if part.flop else None, "TFLOP/s"),
-            *(column for place in range(MOST_CAUSES) for column in lost(place)),
+            Column("lost to", lambda part: lost(part)[0]),
+            Column("of its time", lambda part: lost(part)[1], "%"),
         ),
         [part for part in sorted(sizing.spent, key=lambda each: -each.seconds) if part.seconds >= 0.002 * total],
     )
 
 
-def _saving(place: int) -> tuple[Column, Column]:
-    def known(row: tuple[str, Candidate, Savings], part: int) -> str | float | None:
-        _, candidate, savings = row
-        return savings[place][part] if candidate.is_faster and place < len(savings) else None
-
-    return (
-        Column("and by" if place else "saves by", lambda row: known(row, 0), priority=0),
-        Column("of the step", lambda row: known(row, 1), "%", priority=0),
-    )
+def _saved(row: tuple[str, Candidate, Saving | None], part: int) -> str | float | None:
+    return row[2][part] if row[2] and row[1].is_faster else None
 
 
 def change_of(candidate: Candidate) -> str:
@@ -363,9 +324,8 @@ OUTCOMES = (
     Column("time a token", lambda row: row[1].time_ratio - 1, "+%"),
     Column("parameters", lambda row: row[1].parameter_change, "+%"),
     Column("memory", lambda row: row[1].memory_bytes, "GiB"),
-    *_saving(0),
-    *_saving(1),
-    *_saving(2),
+    Column("saves by", lambda row: _saved(row, 0), priority=0),
+    Column("of the step", lambda row: _saved(row, 1), "%", priority=0),
 )
 RULES = (
     Column("rule", lambda check: check.rule, priority=2),

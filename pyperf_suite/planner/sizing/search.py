@@ -21,7 +21,6 @@ from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.laws.tiling import round_up
 from pyperf_suite.laws.training.memory import LAST_STAGE, training_memory
 from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid
-from pyperf_suite.planner.laws.attention import WIDTHS
 from pyperf_suite.planner.laws.explained import KernelPrices
 from pyperf_suite.planner.laws.training.layer_work import KernelCall
 from pyperf_suite.planner.sizing.step import Setting, Shapes, parts_of, plan_of, price, shapes_of, width_of_mlp
@@ -32,7 +31,6 @@ AXES = ("hidden", "heads", "kv_heads", "ffn", "vocab", "layers", "micro_batch", 
 ATTENTION = ("hidden", "heads", "kv_heads", "head_dim")
 # What attention kernels are built for; a model's own head_dim is kept as well.
 HEAD_DIMS = (64, 96, 128, 192, 256)
-WIDEST_HEAD = WIDTHS[-1]
 # Steps of a width: what tensor cores and TMA like, coarser for a model so wide that fine ones say nothing new.
 WIDTH_STEP = 64
 MOST_WIDTHS = 33
@@ -58,7 +56,6 @@ class Bounds:
     vary: tuple[str, ...] = AXES
     parameter_change: float = 0.02
     reach: float = 0.15
-    head_dims: tuple[int, ...] = HEAD_DIMS
     memory_bytes: float = float("inf")
 
     def __post_init__(self) -> None:
@@ -72,8 +69,6 @@ class Bounds:
                 f"Bounds are shares of the model's own figures, from 0 to 1, but a change of {self.parameter_change:g} "
                 f"and a reach of {self.reach:g} were requested."
             )
-        if not self.head_dims or not all(1 <= head_dim <= WIDEST_HEAD for head_dim in self.head_dims):
-            raise UserError(f"Candidates need head dimensions of 1 to {WIDEST_HEAD}, as in 64,128.")
 
 
 @dataclass(frozen=True)
@@ -113,7 +108,7 @@ class Candidates:
     def trainable(self) -> NDArray[np.bool_]:
         """Where there is such a model and its GPUs can share the layers; broadcasts to the grid."""
         shapes = self.shapes
-        return np.asarray(shapes.model.valid & shapes.plan.sharding.divides(shapes.model))
+        return np.asarray(shapes.model.valid & shapes.plan.divides(shapes.model))
 
     def at(self, index: int) -> Setting:
         places = np.unravel_index(index, self.shape)
@@ -162,7 +157,7 @@ def _attention_shapes(setting: Setting, bounds: Bounds, most: int) -> list[tuple
     model = setting.model
     head_dims = {model.head_dim}
     if "heads" in bounds.vary and not model.latent_rank:  # a latent's ranks only make sense together
-        head_dims |= set(bounds.head_dims)
+        head_dims |= set(HEAD_DIMS)
     hiddens = [model.hidden, *(_widths(model.hidden, bounds, most) if "hidden" in bounds.vary else [])]
     fills = model.heads * model.head_dim == model.hidden
     found = [(model.hidden, model.heads, model.kv_heads, model.head_dim)]
@@ -284,7 +279,7 @@ def costs_of(shapes: Shapes, present: Setting, prices: KernelPrices) -> Costs:
     )
     # Of the shards, weights, gradients and optimizer state are shared (ZeRO stage 3).
     need = training_memory(
-        shapes.model, plan.micro_batch, plan.seq, plan.sharding, data_ranks=plan.data, zero_stage=LAST_STAGE
+        shapes.model, plan.micro_batch, plan.seq, plan, data_ranks=plan.data, zero_stage=LAST_STAGE
     )
     return Costs(
         cost,

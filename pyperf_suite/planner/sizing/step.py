@@ -94,8 +94,10 @@ class Setting:
 def plan_of(micro_batch: int | Sizes, seq: int | Sizes, tp: int | Sizes, shards: int, dtype: str) -> ParallelPlan:
     """The plan of one micro-batch on each of `shards` GPUs that share by ZeRO-3; sizes may be arrays."""
     stage, of_products = LAST_STAGE if shards > 1 else 0, dtype if dtype in DTYPES else "bf16"
-    plan = ParallelPlan(micro_batch * shards, micro_batch, seq, tp, shards, zero_stage=stage, dtype=of_products)
-    return replace(plan, sequence_parallel=True, overlap_gradients=True)
+    return ParallelPlan(
+        global_batch=micro_batch * shards, micro_batch=micro_batch, seq=seq, tensor=tp, data=shards, zero_stage=stage,
+        dtype=of_products, sequence_parallel=True, overlap_gradients=True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class StepPrices(ChangedPrices):
     ) -> None:
         super().__init__(alone)
         constants = constants if isinstance(constants, StepConstants) else StepConstants(constants, 0.0)
-        times = passes_and_slowdown(plan or ParallelPlan(1, 1, 1), constants)
+        times = passes_and_slowdown(plan or ParallelPlan(global_batch=1, micro_batch=1, seq=1), constants)
         self.slower = {kind: slowdown for kind, (_, slowdown) in times.items()}
 
     def changed(self, law: str, price: Explained) -> Explained:

@@ -23,9 +23,7 @@ from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.laws.training.activations import ActivationPolicy, saved_bytes, working_bytes
 from pyperf_suite.laws.training.memory import (
     BFLOAT16,
-    FIRST,
     FLOAT32,
-    LAST,
     LAST_STAGE,
     USABLE_SHARE,
     Engine,
@@ -35,16 +33,17 @@ from pyperf_suite.laws.training.memory import (
     held_by_rank,
     rank_weights,
 )
-from pyperf_suite.laws.training.pipeline_orders import Action, interleaved, one_forward_one_backward
+from pyperf_suite.laws.training.pipeline_orders import interleaved
 from pyperf_suite.planner.calibrate_cpu import PROBE, calibrated_cpu, laws_of, predicted_step, step_plan
 from pyperf_suite.planner.calibrate_laws import FILE, origin_of, runs_of
 from pyperf_suite.planner.laws.calibration import Calibration, load_calibration
 from pyperf_suite.planner.laws.prices import Prices
+from pyperf_suite.planner.laws.training.engine_step import fsdp_units
 from pyperf_suite.planner.laws.training.step import step_time
 from pyperf_suite.planner.study.grid import GRID, MODEL, Configuration, StudyAxes
 from pyperf_suite.planner.study.results import NO_ROOM, Predictor, StudyPrediction
 from pyperf_suite.ranks.launch import rank_environment
-from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.on_ranks import DTYPES
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
@@ -66,14 +65,6 @@ CHANGED = ("zero_stage", "batch", "checkpointing")
 LAW_DTYPE = {"float32": "tf32", "bfloat16": "bf16"}
 # The parts of a rank's memory that the engine counts too, by the names of laws and of a study's results both.
 COUNTED = ("weights", "gradients", "optimizer", "activations")
-# A small model, and one cut of each kind, so that every law and constant is used.
-SMALL = ParallelStepParameters(hidden=64, heads=4, layers=4, seq=32, vocab=64, tied=False, micro_batches=4)
-TRIED = (
-    SMALL,
-    *(replace(SMALL, data=2, zero_stage=stage) for stage in range(LAST_STAGE + 1)),
-    replace(SMALL, tensor=2),
-    replace(SMALL, pipeline=2),
-)
 
 
 @dataclass(frozen=True)
@@ -179,7 +170,7 @@ def memory_by_rank(p: ParallelStepParameters, device_kind: str = "cpu") -> tuple
     autograd keeps; `gathered` is what FSDP2 has whole at once: with stage 3 the two largest units, else all.
     """
     needs = []
-    chunks = p.pipeline * p.chunks
+    chunks, micro_batches = p.pipeline * p.chunks, p.micro_batches if p.pipeline > 1 else 1
     for stage in range(p.pipeline):
         weights = rank_weights(p.dimensions, p.tensor, p.pipeline, p.chunks, stage)
         activations = saved_bytes(
@@ -190,8 +181,8 @@ def memory_by_rank(p: ParallelStepParameters, device_kind: str = "cpu") -> tuple
             tensor=p.tensor,
             chunk_layers=p.layers // chunks,
             last_chunk=chunks - 1,
-            order=_actions(p, stage),
-            micro_batches=p.micro_batches if p.pipeline > 1 else 1,
+            order=interleaved(stage, p.pipeline, p.chunks, micro_batches),
+            micro_batches=micro_batches,
         )
         gathered = _gathered(p, weights)
         for held in held_by_rank(weights, _engine_of(p), p.data, _storage_of(p)):
@@ -215,15 +206,6 @@ def _storage_of(p: ParallelStepParameters) -> Storage:
     return FLOAT32 if p.dtype == "float32" or p.zero_stage >= FSDP_FROM_STAGE else BFLOAT16
 
 
-def _actions(p: ParallelStepParameters, stage: int) -> list[Action]:
-    """What a stage of the pipeline does in turn; without one, a single forward and backward."""
-    if p.pipeline == 1:
-        return [Action(False, 0, 0), Action(True, 0, 0)]
-    if p.chunks == 1:
-        return one_forward_one_backward(stage, p.pipeline, p.micro_batches)
-    return interleaved(stage, p.pipeline, p.chunks, p.micro_batches)
-
-
 def _keeping_of(p: ParallelStepParameters, device_kind: str) -> ActivationPolicy:
     """How one rank's part is run, as far as that decides what is kept for backward."""
     element = DTYPES[p.dtype]
@@ -240,12 +222,8 @@ def _keeping_of(p: ParallelStepParameters, device_kind: str) -> ActivationPolicy
 def _gathered(p: ParallelStepParameters, weights: Sequence[Weight]) -> float:
     if _engine_of(p) != "fsdp" or p.data == 1:
         return 0.0
-    units: dict[int, int] = {}
-    for weight in weights:
-        unit = LAST if weight.place in (FIRST, LAST) else weight.place
-        units[unit] = units.get(unit, 0) + weight.elements
-    largest = sorted(units.values())[-2:] if p.zero_stage > FSDP_FROM_STAGE and p.pipeline == 1 else units.values()
-    return float(DTYPES[p.dtype] * sum(largest))
+    units = sorted(fsdp_units(weights))
+    return float(DTYPES[p.dtype] * sum(units[-2:] if p.zero_stage > FSDP_FROM_STAGE and p.pipeline == 1 else units))
 
 
 @dataclass(frozen=True)
@@ -372,38 +350,31 @@ def find_calibration(results: Path, slug: str) -> Calibration:
     )
 
 
-def predict(
-    parameters: Sequence[ParallelStepParameters], calibration: Calibration, cores: int | None = None
-) -> list[StudyPrediction]:
-    """Each configuration by the laws as calibrated; `cores` are those that all ranks of a CPU share, by default all.
+def predict(p: ParallelStepParameters, calibration: Calibration, cores: int | None = None) -> StudyPrediction:
+    """A configuration by the laws as calibrated; `cores` are those that all ranks of a CPU share, by default all.
 
     Raises UserError if the calibration says nothing of such a step.
     """
-    on_cpu = calibration.device_kind == "cpu"
-    laws = laws_of(calibration) if on_cpu else None
-    found = []
-    for p in parameters:
-        p.validate()
-        if p.engine != "torch":
-            raise UserError(f"The laws of a study are of torch's engine, not of {p.engine}: measure it.")
-        if p.offload != "none":
-            raise UserError(f"The laws of a study say nothing of offload to the {p.offload}: measure it.")
-        if laws is not None:
-            step = predicted_step(laws, p, cores or cpu.detect().usable_cores)
-        else:
-            prices = Prices(calibration, dtype=LAW_DTYPE[p.dtype])
-            step = step_time(calibration, p.dimensions, step_plan(p), None, prices)
-        parts = {name: float(np.asarray(seconds)) for name, seconds in step.parts.items()}
-        needs = memory_by_rank(p, "cpu" if on_cpu else "cuda")
-        counted = tuple({name: float(getattr(need, name)) for name in COUNTED} for need in needs)
-        found.append(StudyPrediction(float(step.seconds), counted, parts))
-    return found
+    p.validate()
+    if p.engine != "torch":
+        raise UserError(f"The laws of a study are of torch's engine, not of {p.engine}: measure it.")
+    if p.offload != "none":
+        raise UserError(f"The laws of a study say nothing of offload to the {p.offload}: measure it.")
+    if calibration.device_kind == "cpu":
+        step = predicted_step(laws_of(calibration), p, cores or cpu.detect().usable_cores)
+    else:
+        prices = Prices(calibration, dtype=LAW_DTYPE[p.dtype])
+        step = step_time(calibration, p.dimensions, step_plan(p), None, prices)
+    parts = {name: float(np.asarray(seconds)) for name, seconds in step.parts.items()}
+    needs = memory_by_rank(p, "cpu" if calibration.device_kind == "cpu" else "cuda")
+    counted = tuple({name: float(getattr(need, name)) for name in COUNTED} for need in needs)
+    return StudyPrediction(float(step.seconds), counted, parts)
 
 
 def predictor(calibration: Calibration, device_kind: str, cores: int | None = None) -> Predictor:
-    """The same for the study's probe on such a device: those configurations that the laws can price, by case id.
+    """The same for the study's probe on such a device; None for a configuration that the laws cannot price.
 
-    Raises UserError for laws of the other kind of device, and for a calibration that has only some of a CPU's.
+    Raises UserError for laws of the other kind of device, and for a CPU's that are not whole.
     """
     if calibration.device_kind != device_kind:
         of, on, probe = ("CPU", "GPUs", "calibration") if device_kind == "cuda" else ("GPU", "a CPU", PROBE)
@@ -412,39 +383,12 @@ def predictor(calibration: Calibration, device_kind: str, cores: int | None = No
             f"there, by `pyperf-suite run {probe}` and `pyperf-suite calibrate`."
         )
     if device_kind == "cpu":
-        _require_times(calibration, cores)
-
-    def predictions(cases: Sequence[Case], records: Sequence[Record]) -> Mapping[str, StudyPrediction]:
-        del records
-        found = {}
-        for case in cases:
-            try:
-                (found[case.case_id],) = predict([case.parameters], calibration, cores)
-            except UserError:
-                continue  # one that the laws do not know leaves its place empty
-        return found
-
-    return predictions
-
-
-def _require_times(calibration: Calibration, cores: int | None) -> None:
-    """Raise UserError if some cut gets no time: of the right form, an altered block may still be of nothing."""
-    why = ""
-    try:
         laws_of(calibration)
-        for parameters in TRIED:
-            try:
-                (step,) = predict([parameters], calibration, cores)
-            except UserError:
-                continue  # what was not measured is left out of a study's predictions, case by case
-            # A bubble is what is left over, and may be less than nothing where ranks share cores.
-            parts = {name: part for name, part in step.parts.items() if name != "bubble"}
-            if not 0 < step.seconds < math.inf or min(parts.values()) < 0:
-                why = f"a step takes {step.seconds:.3g} s by them, {min(parts.values()):.3g} s of it for a part"
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        why = f"they end in {type(error).__name__}"
-    if why:
-        raise UserError(
-            f"The calibration of {calibration.gpu} holds laws that price no step ({why}): make it anew with "
-            "`pyperf-suite calibrate --device cpu`."
-        )
+
+    def prediction(case: Case) -> StudyPrediction | None:
+        try:
+            return predict(case.parameters, calibration, cores)
+        except UserError:
+            return None
+
+    return prediction

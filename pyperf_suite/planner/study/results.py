@@ -1,33 +1,24 @@
-"""What was measured of each configuration of a study: its experiments, rates, memory by rank, and what laws predict.
-
-Of a study that was repeated: which rows came out as before, which changed, and whether the order is the same.
-"""
+"""What was measured of each configuration of a study: its experiments, rates, memory by rank, and what laws predict."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.findings.data import Quantity, Remark, Table, remark
-from pyperf_suite.findings.rows import Column, Reading, readings, table
+from pyperf_suite.findings.data import Quantity
+from pyperf_suite.findings.rows import Reading, readings
 from pyperf_suite.hardware.catalogue import gpu_of
 from pyperf_suite.laws.model_flop import model_flop, utilization
 from pyperf_suite.measure.estimates import median_interval
 from pyperf_suite.planner.probes.calibration import DTYPE_OF_LAW
 from pyperf_suite.planner.study.grid import OPERATOR
 from pyperf_suite.runner.record import Case, Record
-from pyperf_suite.runner.results import RunFolder, open_run
-
-if TYPE_CHECKING:
-    from pyperf_suite.regressions.verdict import Verdict, Word
 
 # What the engine counts, by what it is for. A peak is of all together, and known on GPUs alone.
 PARTS = {
@@ -38,9 +29,9 @@ PARTS = {
     "peak": ("peak_bytes",),
 }
 CONFIDENCE = 0.95
-# What a search says of a configuration that it tried.
 # How a refusal for lack of memory begins, before anything is started.
 NO_ROOM = "A rank needs"
+# What a search says of a configuration that it tried.
 FITS, DOES_NOT_FIT, FASTER, NOT_FASTER = "fits", "does not fit", "faster", "not faster"
 
 Memory = Mapping[str, float]
@@ -56,8 +47,8 @@ class StudyPrediction:
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
-Predictor = Callable[[Sequence[Case], Sequence[Record]], Mapping[str, StudyPrediction]]
-"""Predicts configurations, from their records where it needs them; by case id, those alone that it can."""
+Predictor = Callable[[Case], StudyPrediction | None]
+"""Predicts a configuration where it can."""
 
 
 @dataclass(frozen=True)
@@ -263,9 +254,8 @@ def results_of(records: Iterable[Record], predictor: Predictor | None = None) ->
             # A later trial of the same experiment is one that was resumed: it stands.
             latest.setdefault(record.case_id, {})[record.process] = record
     found = [StudyResult(tuple(trials.values())) for trials in latest.values()]
-    if predictor is not None and found:
-        predicted = predictor([each.case for each in found], [trial for each in found for trial in each.trials])
-        found = [replace(each, prediction=predicted.get(each.case.case_id)) for each in found]
+    if predictor is not None:
+        found = [replace(each, prediction=predictor(each.case)) for each in found]
     return sorted(found, key=lambda each: -each.rate if each.timed else 0.0)
 
 
@@ -280,115 +270,3 @@ def rank_correlation(some: Sequence[float], others: Sequence[float]) -> float | 
     # In scipy.stats too, which takes a second to import. Equal values share the mean of their places.
     places = [np.sum(np.sign(np.subtract.outer(side, side)), axis=1) for side in (some, others)]
     return float(np.corrcoef(*places)[0, 1])
-
-
-# A row is reproduced where it changed by less, unless somebody says otherwise.
-MARGIN = 0.05
-
-
-@dataclass(frozen=True)
-class Repeated:
-    """A configuration in both runs; `word` is the verdict on its time as one of all rows."""
-
-    before: StudyResult
-    now: StudyResult
-    verdict: Verdict
-    word: Word
-
-    @property
-    def said(self) -> str:
-        return {"equivalent": "reproduced", "slower": "changed", "faster": "changed"}.get(self.word, "undecided")
-
-    @property
-    def change(self) -> Quantity:
-        """Of samples per second."""
-        ratio = self.verdict.ratio
-        processes = min(len(self.before.rates), len(self.now.rates))
-        return Quantity(1 / ratio.value - 1, "+%", 1 / ratio.high - 1, 1 / ratio.low - 1, processes)
-
-
-def find_study(name: str, results: Path, machine: str) -> RunFolder:
-    """The finished study that a person names: `latest`, a run's name, or its folder.
-
-    Raises UserError where there is none, it is no run of `study`, or it was measured on another machine.
-    """
-    folder = Path(name)
-    if name == "latest":
-        found = sorted((results / machine).glob("*/study.png"))
-        if not found:
-            raise UserError(f"There is no study in {results / machine}: run one with `pyperf-suite study`.")
-        folder = found[-1].parent
-    elif not (folder / "run.json").exists():
-        folder = results / machine / name
-    run = open_run(folder)
-    words = run.manifest.get("asked", [])
-    if run.manifest.get("probes") != ["study"] or "steps after" not in str(run.manifest.get("profile")):
-        raise UserError(f"{folder} was not measured by `pyperf-suite study`: --again repeats a study.")
-    if not isinstance(words, list) or not all(isinstance(each, str) for each in words):
-        raise UserError(f"{folder / 'run.json'} does not say what was requested: start the study anew.")
-    if (measured_on := run.path.resolve().parent.name) != machine:
-        raise UserError(f"{name} was measured on {measured_on}, but this is {machine}: repeat it on that machine.")
-    return run
-
-
-def repeated(old: Sequence[Record], new: Sequence[Record], margin: float = MARGIN) -> list[Repeated]:
-    """Every configuration that both runs timed, the fastest of the new run first."""
-    from pyperf_suite.regressions.verdict import suite_words
-
-    before = {each.case.case_id: each for each in results_of(old) if each.timed}
-    both = [(before[now.case.case_id], now) for now in results_of(new) if now.timed and now.case.case_id in before]
-    verdicts = [_judged(*pair, margin) for pair in both]
-    together = zip(both, verdicts, suite_words(verdicts), strict=True)
-    return [Repeated(*pair, verdict, word) for pair, verdict, word in together]
-
-
-def _judged(before: StudyResult, now: StudyResult, margin: float) -> Verdict:
-    """By the means of experiments, which are the unit; of a single one nothing is known of their spread."""
-    from pyperf_suite.regressions.compare import RunNoise, difference
-    from pyperf_suite.regressions.verdict import Verdict, judge
-
-    old, new = ([1 / rate for rate in each.rates] for each in (before, now))
-    # What runs differ by themselves is the question here, and so no part of the noise.
-    found = difference(old, new, RunNoise(0.0, math.inf, "not counted"))
-    if min(len(old), len(new)) > 1:
-        return judge(found, margin)
-    return Verdict("undecided", judge(found, margin, may_decide=False).ratio, 1.0, 0.0)
-
-
-def findings_of_again(
-    name: str, old: Sequence[Record], new: Sequence[Record], margin: float
-) -> Iterator[Remark | Table]:
-    """What was reproduced of the run of that name."""
-    rows = repeated(old, new, margin)
-    if not rows:
-        yield remark("No configuration was timed both now and in {name}", kind="caution", name=name)
-        return
-    counts: dict[str, Any] = {word: sum(each.said == word for each in rows) for word in ("reproduced", "undecided")}
-    changed = [each for each in rows if each.said == "changed"]
-    sentence = (
-        "Of {rows} configurations of {name}, {reproduced} came out as before within {margin:%}, {count} changed and "
-        "{undecided} are undecided"
-    )
-    yield remark(sentence, rows=len(rows), name=name, margin=margin, count=len(changed), **counts)
-    if changed:
-        worst = max(changed, key=lambda each: abs(each.change.value))
-        yield remark("{configuration} changed most: {change}", configuration=worst.now.name, change=worst.change)
-    old_order = sorted(rows, key=lambda each: -each.before.rate)
-    moved = sum(one is not other for one, other in zip(rows, old_order, strict=True))
-    order = rank_correlation([each.before.rate for each in rows], [each.now.rate for each in rows])
-    ranking = "The order of configurations is the same" if not moved else "{moved} of {rows} changed place in the order"
-    ranking += "" if order is None else "; its rank correlation with the earlier one is {order} (Spearman)"
-    first = "; the fastest is {now}" + (" again" if rows[0] is old_order[0] else ", before it was {then}")
-    names: dict[str, Any] = {"now": rows[0].now.name, "then": old_order[0].before.name}
-    yield remark(ranking + first, moved=moved, rows=len(rows), order=order, **names)
-    yield table(f"Compared with {name}", COLUMNS, rows)
-
-
-COLUMNS = (
-    Column("configuration", lambda each: each.now.name, priority=2),
-    Column("micro-batch", lambda each: each.now.parameters.batch, priority=0),
-    Column("before", lambda each: each.before.rate, "samples/s"),
-    Column("now", lambda each: each.now.rate, "samples/s"),
-    Column("change", "change", "+%"),
-    Column("verdict", "said", priority=2),
-)

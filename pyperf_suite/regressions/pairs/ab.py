@@ -31,10 +31,8 @@ from pyperf_suite.regressions.verdict import (
     SequentialRule,
     Verdict,
     Word,
-    bca_bootstrap,
     judge_figures,
     percent,
-    student_t,
     suite_words,
 )
 from pyperf_suite.runner.workers import WorkerProcess
@@ -226,13 +224,10 @@ class LiveComparison:
         if verdict == "undecided" and decision.is_decided:
             sentence += f" Alone it would be {decision.word}; as one of several that is not sure enough."
         cautions = self._cautions()
-        log_ratios = [pair.log_ratio for pair in self.pairs]
         details = {
             "p_value": decision.p_value,
             "confidence": decision.confidence,
             "further_pairs": decision.further_pairs,
-            "t": _interval(student_t, log_ratios),
-            "bca": _interval(bca_bootstrap, log_ratios),
             "old_s": statistics.median(pair.old_s for pair in self.pairs),
             "new_s": statistics.median(pair.new_s for pair in self.pairs),
             "machine": self._machine(),
@@ -350,7 +345,3 @@ def _sentence(verdict: Word, decision: Verdict, rule: SequentialRule, seconds: f
         f"Undecided: {seen}; about {decision.further_pairs} further {pairs} "
         f"({decision.further_pairs * each_s:.0f} s) would decide."
     )
-
-
-def _interval(of: Callable[[Sequence[float]], Sequence[float]], log_ratios: Sequence[float]) -> list[float]:
-    return [math.exp(end) for end in of(log_ratios)]

@@ -85,7 +85,6 @@ class Bench:
         case: dict[str, Any],
         device: str,
         verify: bool = False,
-        sets: int | None = None,
         spin_share: float = 0.0,
         cores: list[int] | None = None,
         inputs: int | None = None,
@@ -121,7 +120,7 @@ class Bench:
         if "PYPERF_KERNEL_ROOT" in os.environ:
             # It says where this code and what it needs lie, which a kernel's own interpreter must not find first.
             os.environ.pop("PYTHONPATH", None)
-        place = ExecutionContext(where, parsed.seed, sets=sets)
+        place = ExecutionContext(where, parsed.seed)
         if inputs is not None:  # only revisions that have it are given it
             place = replace(place, inputs=inputs)
         launches = operator.prepare(parsed.parameters, parsed.implementation, place)

@@ -15,15 +15,15 @@ from typing import Any
 
 import pyperf_suite
 from pyperf_suite.errors import UserError
+from pyperf_suite.findings.axes import Flag
+from pyperf_suite.regressions.thresholds import selects
 from pyperf_suite.runner.plan import PlannedCase
 from pyperf_suite.runner.record import Case, encode_fields
 
 WORKER = Path(__file__).with_name("arm_worker.py")
 
-# A name with extras and versions, as `numpy==1.26.4` or `torch[opt] >=2.5,<2.6`, or a name alone.
-_VERSION = r"\s*(?:===?|~=|!=|<=|>=|<|>)\s*[A-Za-z0-9][A-Za-z0-9.*+!_-]*"
-_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:\[[A-Za-z0-9._,\s-]*\])?"
-_REQUIREMENT = re.compile(rf"\s*({_NAME}(?:{_VERSION}(?:\s*,{_VERSION})*)?)\s*(?:,|$|(?<=\s)(?=\S))")
+# A name with extras and versions, as numpy==1.26.4 or torch[opt]>=2.5,<2.6, or a name alone.
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*(\[[\w.,-]+\])?((===?|~=|!=|[<>]=?)[\w.*+!]+(,(?=[=~!<>])|$))*")
 _COMPARES = re.compile(r"[=~!<>]=|[<>]")
 
 
@@ -104,18 +104,14 @@ def parse_requirements(text: str) -> tuple[str, ...] | None:
     """
     if not _COMPARES.search(text):
         return None
-    found: list[str] = []
-    at = 0
-    while at < len(text):
-        match = _REQUIREMENT.match(text, at)
-        if match is None:
+    found = tuple(text.split())
+    for each in found:
+        if not _REQUIREMENT.fullmatch(each):
             raise UserError(
-                f"{text!r} is no list of requirements, from {text[at:].strip()!r} on: write NAME==VERSION "
-                "[NAME==VERSION …], as in 'numpy==1.26.4 scipy==1.11.4'."
+                f"{text!r} is no list of requirements, for {each!r} is none: write NAME==VERSION[ NAME==VERSION …], "
+                "as in 'numpy==1.26.4 scipy==1.11.4'."
             )
-        found.append(re.sub(r"\s+", "", match[1]))
-        at = match.end()
-    return tuple(found)
+    return found
 
 
 def parse_variant(text: str) -> dict[str, str] | None:
@@ -181,9 +177,7 @@ def _changed(case: Case, fields: Mapping[str, str]) -> Case:
 def _typed(value: str, present: object) -> object:
     """The value as the field holds it in JSON: numbers and truth values as such, else the text."""
     if isinstance(present, bool):
-        if value.lower() not in ("true", "false"):
-            raise UserError(f"{value!r} is neither true nor false.")
-        return value.lower() == "true"
+        return Flag.parse(value).value
     if isinstance(present, int | float):
         try:
             return type(present)(value)
@@ -192,33 +186,10 @@ def _typed(value: str, present: object) -> object:
     return value
 
 
-def choose(cases: Sequence[PairedCase], expression: str) -> list[PairedCase]:
-    """The cases whose probe and label hold every word of the expression; `not WORD` leaves out those that hold it.
-
-    Raises UserError where nothing is left, a `not` has nothing behind it, or an `or` asks for what is not known here:
-    as a word it would hold in every "torch".
-    """
-    wanted, unwanted = [], []
-    words = iter(expression.lower().replace(",", " ").split())
-    for word in words:
-        if word == "and":
-            continue
-        if word == "or" or word in "()":
-            raise UserError(f"-k {expression!r}: {word!r} is not known, for all words must hold; ask twice instead.")
-        if word != "not":
-            wanted.append(word)
-            continue
-        refused = next(words, None)
-        if refused is None:
-            raise UserError(f"-k {expression!r} ends in `not`: say what is not wanted.")
-        unwanted.append(refused)
-    texts = {case: f"{case.probe} {case.label}".lower() for case in cases}
-    chosen = [
-        case
-        for case, text in texts.items()
-        if all(word in text for word in wanted) and not any(word in text for word in unwanted)
-    ]
+def choose(cases: Sequence[PairedCase], pattern: str | None) -> list[PairedCase]:
+    """The cases that the pattern selects, all without one. Raises UserError where none is left."""
+    chosen = [case for case in cases if pattern is None or selects(pattern, case.probe, case.label, case.case_id)]
     if not chosen:
         first = cases[0].label if cases else "none"
-        raise UserError(f"-k {expression!r} leaves none of the {len(cases)} benchmarks; the first is {first}.")
+        raise UserError(f"-k {pattern!r} leaves none of the {len(cases)} benchmarks; the first is {first}.")
     return chosen

@@ -19,13 +19,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pyperf_suite
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import lock, why_not_private
-from pyperf_suite.regressions.pairs.arms import Arm
-from pyperf_suite.workloads.backends import cache_folder
+from pyperf_suite.regressions.pairs.arms import Arm, parse_requirements
+from pyperf_suite.workloads.backends import kept_folder
 
 # A checkout that can be built holds these.
 OF_THE_PROJECT = ("setup.py", "pyperf_suite/__init__.py")
@@ -54,8 +55,6 @@ class Checkout:
 
     def commit(self, revision: str) -> str:
         """The full id of the commit that a revision names. Raises UserError where it names none."""
-        if revision.startswith("-"):
-            raise UserError(f"{revision!r} is no revision, for it begins like an option: name a commit, branch or tag.")
         done = git(self.root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
         found = done.stdout.decode().strip()
         if done.returncode or not found:
@@ -88,9 +87,8 @@ def find_checkout(start: Path | None = None) -> Checkout:
     Raises UserError where there is no git, or neither is a checkout.
     """
     for place in (start or Path.cwd(), Path(pyperf_suite.__file__).resolve().parent):
-        done = git(place, "rev-parse", "--show-toplevel")
-        root = Path(os.fsdecode(done.stdout.rstrip(b"\n")))
-        if done.returncode == 0 and all((root / name).is_file() for name in OF_THE_PROJECT):
+        root = _top(place)
+        if root and all((root / name).is_file() for name in OF_THE_PROJECT):
             return Checkout(root)
     raise UserError(
         "Revisions can only be compared in a git checkout of the project, and neither the current folder nor the "
@@ -103,13 +101,17 @@ def find_repository(folder: Path) -> Checkout:
 
     Raises UserError where there is no git, or the folder lies in no checkout.
     """
+    if root := _top(folder):
+        return Checkout(root)
+    raise UserError(
+        f"{folder} lies in no git checkout, so there are no revisions: name requirements, as numpy==2.1.0, "
+        "or interpreters."
+    )
+
+
+def _top(folder: Path) -> Path | None:
     done = git(folder, "rev-parse", "--show-toplevel")
-    if done.returncode:
-        raise UserError(
-            f"{folder} lies in no git checkout, so there are no revisions: name requirements, as numpy==2.1.0, "
-            "or interpreters."
-        )
-    return Checkout(Path(os.fsdecode(done.stdout.rstrip(b"\n"))))
+    return None if done.returncode else Path(os.fsdecode(done.stdout.rstrip(b"\n")))
 
 
 def git(folder: Path, *arguments: str, deadline_s: float = GIT_DEADLINE_S) -> subprocess.CompletedProcess[bytes]:
@@ -139,57 +141,48 @@ def last_line(output: bytes) -> str:
     return lines[-1][:300] if lines else "it says nothing"
 
 
-@dataclass(frozen=True)
-class KeptBuild:
-    """A folder of the cache. `failure` says why there is nothing in it."""
-
-    folder: Path
-    failure: str = ""
-
-    @property
-    def log(self) -> Path:
-        return self.folder / _LOG
+def prepared(arm: Arm, key: str, make: Make, *holds: str) -> tuple[Arm, Path]:
+    """The arm with its log, or with the reason why it cannot be; and the folder that `keep` made for it."""
+    folder, failure = keep(f"{key}-{interpreter_key()}", make, *holds)
+    log = folder / _LOG
+    reason = f"{arm.name} cannot be prepared: {failure}; the log is {log}" if failure else ""
+    return replace(arm, failure=reason, log=log), folder
 
 
-def keep(key: str, make: Make, *holds: str) -> KeptBuild:
-    """The folder of that key with the entries `holds` in it, made now unless it is kept from before.
+def keep(key: str, make: Make, *holds: str) -> tuple[Path, str]:
+    """The folder of that key with the entries `holds` in it, made now unless it is kept; or why it is not made.
 
     Raises UserError where the cache folder cannot be written, or others could have written it.
     """
     folder = builds_folder() / key
+    failure = ""
     try:
         folder.parent.parent.mkdir(parents=True, exist_ok=True)
         for made in (folder.parent, folder):  # `parents` would leave the mode to the umask
             made.mkdir(exist_ok=True, mode=0o700)
-        require_own(folder)
+        # What is built there is imported.
+        if foreign := why_not_private(folder.parent) or why_not_private(folder):
+            raise UserError(f"{foreign}, so it is no place for builds: name a folder of your own in PYPERF_CACHE_DIR.")
         with (folder / _LOCK).open("ab") as held:
             lock(held, wait=True)
             if not all((folder / name).exists() for name in (_DONE, *holds)):
                 _empty(folder)
                 failure = make(folder, folder / _LOG)
-                if failure:
-                    return KeptBuild(folder, failure)
-                (folder / _DONE).touch()
+                if not failure:
+                    (folder / _DONE).touch()
     except OSError as error:
         raise UserError(
             f"The cache folder {folder} cannot be written ({error.strerror}): name another in PYPERF_CACHE_DIR."
         ) from None
-    return KeptBuild(folder)
+    return folder, failure
 
 
 def builds_folder() -> Path:
     """Where builds are kept: `arms` next to the compiled kernels. Raises UserError where there is no cache folder."""
-    kernels = cache_folder()
-    if not kernels:
+    folder = kept_folder("arms")
+    if folder is None:
         raise UserError("There is no cache folder to build in: name one in the environment variable PYPERF_CACHE_DIR.")
-    return (Path(kernels).parent if Path(kernels).name == "kernels" else Path(kernels)) / "arms"
-
-
-def require_own(folder: Path) -> None:
-    """Raise UserError where others could have put something into the folder: what is built there is imported."""
-    foreign = why_not_private(folder.parent) or why_not_private(folder)
-    if foreign:
-        raise UserError(f"{foreign}, so it is no place for builds: name a folder of your own in PYPERF_CACHE_DIR.")
+    return folder
 
 
 def logged(command: list[str], folder: Path, log: Path) -> str:
@@ -263,13 +256,29 @@ def _reason(output: bytes) -> str:
     return last_line(output)
 
 
-def revision_arm(checkout: Checkout, revision: str, environment: bool = False) -> Arm:
+def side_of(requested: str) -> Callable[[], Arm]:
+    """What makes the side of that name, which may take minutes: an interpreter's, a revision's, or `.` for the tree.
+
+    Raises UserError where it names none of these.
+    """
+    if parse_requirements(requested) is not None:
+        raise UserError(f"{requested} is a requirement, under which kernels of your own are compared: name a FILE.py.")
+    if Path(requested).is_file():
+        arm = interpreter_arm(Path(requested))
+        return lambda: arm
+    checkout = find_checkout()
+    checkout.commit("HEAD" if requested == "." else requested)
+    return lambda: revision_arm(checkout, requested)
+
+
+def revision_arm(checkout: Checkout, revision: str) -> Arm:
     """The arm of a revision, or of the working tree for `.`.
 
-    `environment` gives it a virtual environment of its own with its own requirements. Raises UserError if there is no
-    such revision, or the cache folder cannot be written.
+    Raises UserError if there is no such revision, or the cache folder cannot be written.
     """
-    return _with_build(*source_of(checkout, revision), environment)
+    arm, key, fill = source_of(checkout, revision)
+    arm, folder = prepared(arm, key[:40], partial(_make_build, fill=fill), "build")
+    return replace(arm, build=folder / "build")
 
 
 def source_of(checkout: Checkout, revision: str) -> tuple[Arm, str, FillTree]:
@@ -316,30 +325,6 @@ def run_program(python: Path, program: str) -> subprocess.CompletedProcess[bytes
         raise UserError(f"The interpreter {python} does not run ({error}): name another.") from None
 
 
-def _with_build(arm: Arm, key: str, fill: FillTree, environment: bool) -> Arm:
-    """The arm with its build, made now unless it is kept; or with the reason why there is none."""
-    holds, make = ("venv", _make_environment) if environment else ("build", _make_build)
-    kept = keep(
-        f"{key[:40]}-{interpreter_key()}{'-environment' if environment else ''}",
-        lambda folder, log: make(folder, log, fill),
-        holds,
-    )
-    if kept.failure:
-        failure = f"{arm.name} does not build: {kept.failure}; the log is {kept.log}"
-        return replace(arm, failure=failure, log=kept.log)
-    if environment:
-        return replace(arm, python=kept.folder / "venv" / "bin" / "python", log=kept.log)
-    return replace(arm, build=kept.folder / "build", log=kept.log)
-
-
-def _make_environment(folder: Path, log: Path, fill: FillTree) -> str:
-    # An editable install needs its tree for as long as it is used.
-    tree = folder / "tree"
-    with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as made, fill(Path(made) / "tree"):
-        shutil.copytree(Path(made) / "tree", tree, symlinks=True, ignore=shutil.ignore_patterns(".git"))
-    return logged([sys.executable, str(tree / "tools" / "make_venv.py"), str(folder / "venv")], tree, log)
-
-
 def _make_build(folder: Path, log: Path, fill: FillTree) -> str:
     with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as made:
         tree, library = Path(made) / "tree", Path(made) / "lib"
@@ -352,24 +337,18 @@ def _make_build(folder: Path, log: Path, fill: FillTree) -> str:
 
 def _build(tree: Path, library: Path, base: Path, log: Path) -> str:
     """Build a tree into a library folder. Trees with the same native sources share one extension: it takes minutes."""
-    shared = builds_folder() / f"extension-{_native_sources(tree)}-{interpreter_key()}"
-    require_own(shared)
-    kept = list(shared.glob("_native*"))
-    steps = ["build_py"] if kept else ["build"]
-    target = ["--build-lib", str(library), *([] if kept else ["--build-base", str(base)])]
-    failure = logged([sys.executable, "setup.py", *steps, *target], tree, log)
-    if failure:
-        return failure
-    package = library / "pyperf_suite"
-    for extension in kept:
-        shutil.copy2(extension, package)
-    if not kept and (built := list(package.glob("_native*"))):
-        shared.mkdir(exist_ok=True, mode=0o700)
-        for extension in built:
-            partial = shared / f"partial-{os.getpid()}"
-            shutil.copy2(extension, partial)
-            partial.replace(shared / extension.name)
-    return ""
+    setup = [sys.executable, "setup.py"]
+
+    def compile_extension(folder: Path, _: Path) -> str:
+        built = ["--build-lib", str(folder / "library"), "--build-base", str(base)]
+        return logged([*setup, "build", *built], tree, log)
+
+    shared, failure = keep(f"extension-{_native_sources(tree)}-{interpreter_key()}", compile_extension, "library")
+    failure = failure or logged([*setup, "build_py", "--build-lib", str(library)], tree, log)
+    if not failure:
+        for extension in shared.glob("library/pyperf_suite/_native*"):
+            shutil.copy2(extension, library / "pyperf_suite")
+    return failure
 
 
 def _native_sources(tree: Path) -> str:

@@ -113,15 +113,13 @@ def measure_pair(
     with Around() as telemetry, ExitStack() as resources:
         # Who starts first gets other memory: let chance decide.
         order = chance.sample(SIDES, 2)
-        if judges is None:
-            workers = {side: _started(arms[side], device, resources) for side in order}
-        else:
-            judges |= {
-                side: WorkerProcess(device, arms[side].command, arms[side].variables)
-                for side in order
-                if side not in judges
-            }
-            workers = {side: judges[side] for side in order}
+        started = {} if judges is None else judges
+        for side in order:
+            if side not in started:
+                started[side] = WorkerProcess(device, arms[side].command, arms[side].variables)
+            if judges is None:
+                resources.callback(started[side].close)
+        workers = {side: started[side] for side in order}
         answers = _prepared(workers, arms, requests, deadline_s)
         turns = _Turns(workers, deadline_s)
         threads = max(each.get("other_threads", 1.0) for each in answers.values())
@@ -150,12 +148,6 @@ def measure_pair(
         static=(answers["old"]["static"], answers["new"]["static"]) if is_exact else None,
         kernels=(answers["old"]["kernel"], answers["new"]["kernel"]),
     )
-
-
-def _started(arm: Arm, device: Device, resources: ExitStack) -> WorkerProcess:
-    worker = WorkerProcess(device, arm.command, arm.variables)
-    resources.callback(worker.close)
-    return worker
 
 
 def _cores(case: PairedCase, device: Device, chance: random.Random) -> list[int] | None:

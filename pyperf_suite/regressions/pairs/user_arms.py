@@ -14,8 +14,9 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,12 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.files import parse_toml, read_bytes
 from pyperf_suite.regressions.pairs.arms import Arm, parse_requirements, this_code
 from pyperf_suite.regressions.pairs.builds import (
-    Checkout,
     FillTree,
     find_repository,
-    interpreter_key,
     keep,
     last_line,
     logged,
+    prepared,
     run_program,
     source_of,
 )
@@ -38,15 +38,13 @@ from pyperf_suite.user_kernels.workload import PATH_VARIABLE, ROOT_VARIABLE
 
 OLDEST_PYTHON = (3, 9)
 
-# Build backends that make nothing but copies of Python files, unless their settings below say otherwise.
+# Build backends that make nothing but copies of Python files, unless they have settings that say otherwise.
 _PURE_BACKENDS = ("setuptools", "hatchling", "flit", "flit_core", "poetry", "pdm", "uv_build")
-_COMPILED_BY_SETUP = re.compile(r"ext_modules|[Ee]xtension\(|cythonize|cffi_modules|rust_extensions|cmake", re.I)
-_COMPILED_BY_SETTINGS = (
-    ("setuptools", "ext-modules"),
-    ("poetry", "build"),
-    ("pdm", "build", "run-setuptools"),
-    ("hatch", "build", "hooks"),
-    ("hatch", "build", "targets", "wheel", "hooks"),
+# What in setup.py or in the settings of these backends asks for a compiler, or runs code of the project's own.
+_COMPILED = re.compile(
+    r"ext[-_]modules|Extension\(|cythonize|cffi_modules|rust_extensions|cmake|run-setuptools"
+    r"|^build\s*=|^\[+tool\.poetry\.build\]|^\[+tool\.hatch\.build\b.*\bhooks",
+    re.IGNORECASE | re.MULTILINE,
 )
 
 _DESCRIBE = """
@@ -62,15 +60,8 @@ def requirements_arm(requirements: Sequence[str], root: Path) -> Arm:
     requested = sorted(set(requirements))
     digest = hashlib.sha256("\0".join(requested).encode()).hexdigest()[:24]
     arm = Arm(" ".join(requested))
-    kept = keep(
-        f"requirements-{digest}-{interpreter_key()}",
-        lambda folder, log: _make_venv(folder, folder, log, requested),
-        "venv",
-    )
-    if kept.failure:
-        failure = f"{arm.name} cannot be installed: {kept.failure}; the log is {kept.log}"
-        return replace(arm, failure=failure, log=kept.log)
-    return replace(_kernel_arm(arm, root, python=_python_of(kept.folder)), log=kept.log)
+    arm, folder = prepared(arm, f"requirements-{digest}", partial(_make_venv, wanted=requested), "venv")
+    return arm if arm.failure else _kernel_arm(arm, root, python=_python_of(folder))
 
 
 def interpreter_arm(python: Path, root: Path) -> Arm:
@@ -87,39 +78,27 @@ def present_arm(root: Path) -> Arm:
     return _kernel_arm(Arm("."), root)
 
 
-def repository_arm(checkout: Checkout, revision: str, benches: Sequence[str], environment: bool = False) -> Arm:
-    """The arm of a revision of any repository, or of its working tree for `.`.
+def side_of(requested: str, root: Path, benches: Sequence[str]) -> Callable[[], Arm]:
+    """What makes the side of that name: an interpreter's, requirements', a revision's of the repository around `root`.
 
-    Python files are put on the module path; what has extension modules is built. With `environment` the project is
-    installed with all that it requires. `benches` are files relative to the repository's root: each is the
-    revision's own, or the present one where the revision has none. Raises UserError where there is no such revision.
-    """
-    return _with_tree(*source_of(checkout, revision), checkout.root, benches, environment)
-
-
-def require(requested: str, root: Path) -> None:
-    """Raise UserError where a side is nothing that `arm_of` knows, before minutes go into making the other."""
-    if not Path(requested).is_file() and requested != "." and parse_requirements(requested) is None:
-        find_repository(root).commit(requested)
-
-
-def arm_of(requested: str, root: Path, benches: Sequence[str], environment: bool = False) -> Arm:
-    """One side as its word names it: an interpreter, requirements, `.` or a revision of the repository around `root`.
-
-    Raises UserError where it names none of these.
+    Python files of a revision, or of the working tree for `.`, are put on the module path; what has extension modules
+    is built. `benches` are files relative to the repository's root: each is the revision's own, or the present one
+    where the revision has none. Raises UserError where it names none of these.
     """
     if Path(requested).is_file():
-        return interpreter_arm(Path(requested), root)
+        arm = interpreter_arm(Path(requested), root)
+        return lambda: arm
     requirements = parse_requirements(requested)
     if requirements is not None:
-        return requirements_arm(requirements, root)
+        return lambda: requirements_arm(requirements, root)
     try:
         checkout = find_repository(root)
     except UserError:
         if requested != ".":
             raise
-        return present_arm(root)
-    return repository_arm(checkout, requested, benches, environment)
+        return lambda: present_arm(root)
+    source = source_of(checkout, requested)
+    return lambda: _with_tree(*source, checkout.root, benches)
 
 
 def located(names: Sequence[str]) -> tuple[Path, list[str]]:
@@ -199,38 +178,27 @@ def _bench_content(arm: Arm, bench: str) -> bytes:
         return b""
 
 
-def _with_tree(arm: Arm, key: str, fill: FillTree, present: Path, benches: Sequence[str], environment: bool) -> Arm:
+def _with_tree(arm: Arm, key: str, fill: FillTree, present: Path, benches: Sequence[str]) -> Arm:
     """The arm with its tree, built where it must be; or with the reason why there is none."""
-    kept = keep(
-        f"{key[:40]}-{interpreter_key()}-kernels{'-environment' if environment else ''}",
-        lambda folder, log: _make_tree(folder, log, fill, environment),
-        "tree",
-    )
-    if kept.failure:
-        failure = f"{arm.name} does not build: {kept.failure}; the log is {kept.log}"
-        return replace(arm, failure=failure, log=kept.log)
-    tree, library = kept.folder / "tree", kept.folder / "lib"
+    arm, folder = prepared(arm, f"{key[:40]}-kernels", partial(_make_tree, fill=fill), "tree")
+    if arm.failure:
+        return arm
+    tree, library = folder / "tree", folder / "lib"
     path = [library] if library.exists() else []
-    if environment and _is_project(tree):
-        path += kept.folder.glob("venv/lib/python*/site-packages")
     path += [tree / "src", tree] if (tree / "src").is_dir() else [tree]
     borrowed = tuple(bench for bench in benches if not (tree / bench).is_file())
     root = _bench_folder(tree, present, benches, borrowed) if borrowed else tree
     path += [(tree / bench).parent for bench in borrowed]
-    python = _python_of(kept.folder) if environment else None
-    return replace(_kernel_arm(replace(arm, borrowed=borrowed), root, path, python), log=kept.log)
+    return _kernel_arm(replace(arm, borrowed=borrowed), root, path)
 
 
-def _make_tree(folder: Path, log: Path, fill: FillTree, environment: bool) -> str:
-    """The files of a revision in `tree`, and what is built of them in `lib` or installed in `venv`."""
+def _make_tree(folder: Path, log: Path, fill: FillTree) -> str:
+    """The files of a revision in `tree`, and what is built of them in `lib`."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as made, fill(tree := Path(made) / "tree"):
         if (tree / ".git").exists() and (tree / ".gitmodules").exists():
             logged(["git", "submodule", "update", "--init", "--recursive"], tree, log)
         # Copied before it is built: what a build leaves in its tree is no part of the revision.
         shutil.copytree(tree, folder / "tree", symlinks=True, ignore=shutil.ignore_patterns(".git"))
-        if environment:
-            listed = ["-r", "requirements.txt"] if (tree / "requirements.txt").exists() else []
-            return _make_venv(folder, tree, log, [str(tree)] if _is_project(tree) else listed)
         if not _is_compiled(tree):
             return ""
         library = str(folder / "lib")
@@ -240,13 +208,10 @@ def _make_tree(folder: Path, log: Path, fill: FillTree, environment: bool) -> st
         return logged([*_installer(sys.executable), "--no-deps", "--target", library, str(tree)], tree, log)
 
 
-def _make_venv(folder: Path, cwd: Path, log: Path, wanted: Sequence[str]) -> str:
+def _make_venv(folder: Path, log: Path, wanted: Sequence[str]) -> str:
     uv, venv = shutil.which("uv"), str(folder / "venv")
     make = [uv, "venv", "--python", sys.executable, venv] if uv else [sys.executable, "-m", "venv", venv]
-    failure = logged(make, cwd, log)
-    if failure or not wanted:
-        return failure
-    return logged([*_installer(str(_python_of(folder))), *wanted], cwd, log)
+    return logged(make, folder, log) or logged([*_installer(str(_python_of(folder))), *wanted], folder, log)
 
 
 def _installer(python: str) -> list[str]:
@@ -260,26 +225,13 @@ def _python_of(folder: Path) -> Path:
     return folder / "venv" / "bin" / "python"
 
 
-def _is_project(tree: Path) -> bool:
-    return (tree / "setup.py").exists() or bool({"build-system", "project"} & _settings(tree).keys())
-
-
 def _is_compiled(tree: Path) -> bool:
     """Whether the tree must be built before its modules can be imported."""
-    setup = tree / "setup.py"
-    if setup.exists() and _COMPILED_BY_SETUP.search(setup.read_text(errors="replace")):
+    files = [tree / name for name in ("setup.py", "pyproject.toml")]
+    if any(_COMPILED.search(file.read_text(errors="replace")) for file in files if file.exists()):
         return True
-    settings = _settings(tree)
-    backend = str(settings.get("build-system", {}).get("build-backend", "setuptools"))
-    if backend.split(".")[0] not in _PURE_BACKENDS:
-        return True
-    for path in _COMPILED_BY_SETTINGS:
-        below: Any = settings.get("tool", {})
-        for name in path:
-            below = below.get(name) if isinstance(below, dict) else None
-        if below:
-            return True
-    return False
+    backend = str(_settings(tree).get("build-system", {}).get("build-backend", "setuptools"))
+    return backend.split(".")[0] not in _PURE_BACKENDS
 
 
 def _settings(tree: Path) -> dict[str, Any]:
@@ -314,7 +266,7 @@ def _bench_folder(tree: Path, present: Path, benches: Sequence[str], borrowed: S
             shutil.copy2(source, folder / "benches" / name)
         return ""
 
-    return keep(f"benches-{digest.hexdigest()[:24]}", make, "benches").folder / "benches"
+    return keep(f"benches-{digest.hexdigest()[:24]}", make, "benches")[0] / "benches"
 
 
 def _kernel_arm(arm: Arm, root: Path, path: Sequence[Path] = (), python: Path | None = None) -> Arm:

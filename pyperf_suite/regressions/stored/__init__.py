@@ -1,1 +1,1 @@
-"""Runs on disk as series: the index over all journals, other projects' files, and what breaks a series."""
+"""Runs on disk as series: what each journal holds, and what breaks a series."""

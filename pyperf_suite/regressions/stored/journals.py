@@ -9,14 +9,13 @@ from __future__ import annotations
 import datetime
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
-from pyperf_suite.regressions.stored.series import commit_of
+from pyperf_suite.regressions.stored.series import Measured, commit_of
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import require_whole
 
@@ -27,45 +26,6 @@ DEEPEST_STATE = 8
 MOST_FIGURES = 1000
 # More notes than a person reads would only fill the memory.
 MOST_NOTES = 20
-
-
-class Measured(NamedTuple):
-    """What one run measured of one case.
-
-    `medians` holds one median a process, in seconds, in the order measured; it is empty for static kernels, whose
-    exact figures are `exact` (unit and value by name), and where every process failed, with the `reason` of the first.
-    `low` and `high` are the least and the greatest median, or the one process's own interval. `ok`, `failed` and
-    `unsupported` count the processes that ended so. `dirty` says that `commit` does not name the code exactly.
-    """
-
-    machine: str
-    run_id: str
-    probe: str
-    case_id: str
-    label: str
-    kind: str = "timing"  # timing, static or sentinel
-    started_at: str = ""  # ISO 8601, UTC
-    medians: tuple[float, ...] = ()
-    low: float = 0.0
-    high: float = 0.0
-    exact: Mapping[str, tuple[str, float]] = MappingProxyType({})
-    ok: int = 0
-    failed: int = 0
-    unsupported: int = 0
-    reason: str = ""
-    dirty: bool = False
-    clock_hz: float | None = None
-    profile: str = ""
-    state: Mapping[str, Any] = MappingProxyType({})
-
-    @property
-    def commit(self) -> str:
-        return commit_of(self.state)[0]
-
-    @property
-    def seconds(self) -> float:
-        """The median of the processes' medians; NaN without any."""
-        return statistics.median(self.medians) if self.medians else math.nan
 
 
 @dataclass
@@ -80,28 +40,12 @@ class RunSummary:
     torn: str = ""
 
 
-class Trial(NamedTuple):
-    """One case in one process, by the numbers that are kept."""
-
-    number: int
-    outcome: str
-    reason: str
-    started_at: str
-    time: tuple[float, float, float] | None  # median and its interval, in seconds
-    exact: Mapping[str, tuple[str, float]]
-    clock_hz: float | None
-    state: Mapping[str, Any]
-
-
-Case = tuple[str, str, str, str, str, str, str]  # machine, run_id, probe, case_id, label, kind, profile
-
-
 def summarise_journal(file: IO[bytes], machine: str) -> RunSummary:
     """All records of a journal; `machine` is its folder's name, for records that do not name their machine.
 
     Raises OSError if the file cannot be read.
     """
-    summary, trials, bad = RunSummary(), dict[Case, list[Trial]](), 0
+    summary, cases, bad = RunSummary(), dict[tuple[str, ...], dict[int, Measured]](), 0
     state: Mapping[str, Any] = {}
     for number, line in _lines(file):
         try:
@@ -110,53 +54,47 @@ def summarise_journal(file: IO[bytes], machine: str) -> RunSummary:
             require_whole(line)
             record = Record.from_json(files.strict_json(line))
             # All records of a run share the machine's state, which is longer than all else in them.
-            state = state if record.state == state else shallow(record.state)
-            case, trial = _trial(record, machine, state)
+            state = state if record.state == state else _shallow(record.state)
+            process, trial = _trial(record, machine, state)
         except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError, UserError) as error:
-            if line is not None and not line.endswith(b"\n") and not _is_json(line):
+            if line is not None and not line.endswith(b"\n"):
                 summary.torn = f"line {number} is not a record of the suite: it was cut off before its end"
                 break
             bad += 1
             if bad <= MOST_NOTES:
                 summary.damage.append(f"line {number} is not a record of the suite: {str(error)[:200]}")
             continue
-        trials.setdefault(case, []).append(trial)
+        same = cases.setdefault((*trial[:6], trial.profile), {})
+        # Of a trial made again, as after a resume, the later that measured counts.
+        if process not in same or trial.ok or not same[process].ok:
+            same[process] = trial
     if bad > MOST_NOTES:
         summary.damage.append(f"{bad - MOST_NOTES} more lines are no records.")
-    summary.measured = [measured(case, of_case) for case, of_case in trials.items()]
+    summary.measured = [_together(list(trials.values())) for trials in cases.values()]
     return summary
 
 
-def measured(case: Case, trials: Iterable[Trial]) -> Measured:
-    """One run's trials of a case together. Of a trial made again, as after a resume, the later that measured counts."""
-    newest: dict[int, Trial] = {}
-    for trial in trials:
-        if trial.number not in newest or trial.outcome == "ok" or newest[trial.number].outcome != "ok":
-            newest[trial.number] = trial
-    counted = list(newest.values())
-    good = [trial for trial in counted if trial.outcome == "ok"]
-    bad = [trial for trial in counted if trial.outcome != "ok"]
-    last = (good or counted)[-1]
-    times = [trial.time for trial in good if trial.time is not None]
-    medians = tuple(median for median, _, _ in times)
-    low, high = times[0][1:] if len(times) == 1 else (min(medians, default=0.0), max(medians, default=0.0))
+def _together(trials: Sequence[Measured]) -> Measured:
+    """One run's trials of a case, each of one process, as one."""
+    good, bad = [trial for trial in trials if trial.ok], [trial for trial in trials if not trial.ok]
+    counted = good or trials
+    timed = [trial for trial in good if trial.medians]
+    medians = tuple(trial.value for trial in timed)
+    least, most = min(medians, default=0.0), max(medians, default=0.0)
+    if len(timed) == 1:
+        least, most = timed[0].low, timed[0].high
     clocks = [trial.clock_hz for trial in good if trial.clock_hz is not None]
-    machine, run_id, probe, case_id, label, kind, profile = case
-    return Measured(
-        *(machine, run_id, probe, case_id, label, kind),
-        started_at=min(trial.started_at for trial in good or counted),
+    return counted[-1]._replace(
+        started_at=min(trial.started_at for trial in counted),
         medians=medians,
-        low=low,
-        high=high,
-        exact=last.exact,
+        low=least,
+        high=most,
         ok=len(good),
-        failed=sum(trial.outcome == "failed" for trial in bad),
-        unsupported=sum(trial.outcome == "unsupported" for trial in bad),
-        reason=f"{bad[0].outcome}: {bad[0].reason}"[:500] if bad else "",
-        dirty=commit_of(last.state)[1] or len({commit_of(trial.state) for trial in good or counted}) > 1,
+        failed=sum(trial.failed for trial in bad),
+        unsupported=sum(trial.unsupported for trial in bad),
+        reason=bad[0].reason if bad else "",
+        dirty=counted[-1].dirty or len({commit_of(trial.state) for trial in counted}) > 1,
         clock_hz=statistics.median(clocks) if clocks else None,
-        profile=profile,
-        state=last.state,
     )
 
 
@@ -166,17 +104,6 @@ def label_of(case: Mapping[str, Any]) -> str:
     fields = [f"{name}={value}" for name, value in parameters.items()]
     mode = [] if case.get("mode", "burst") == "burst" else [f"mode={case['mode']}"]
     return _text(f"{case.get('operator')}[{' '.join((str(case.get('implementation')), *fields, *mode))}]", "case")
-
-
-def utc(moment: str) -> str:
-    """A time in ISO 8601, at UTC and to the millisecond, so that times sort as text. Naive ones are taken as UTC.
-
-    Raises ValueError for anything else.
-    """
-    found = datetime.datetime.fromisoformat(moment.removesuffix("Z"))
-    if found.tzinfo is None:
-        found = found.replace(tzinfo=datetime.timezone.utc)
-    return found.astimezone(datetime.timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
@@ -192,47 +119,53 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
             yield number, content
 
 
-def _is_json(line: bytes) -> bool:
-    try:
-        files.strict_json(line)
-    except ValueError:
-        return False
-    return line.endswith(b"}")
+def _trial(record: Record, machine: str, state: Mapping[str, Any]) -> tuple[int, Measured]:
+    """The number of the process, and what it measured.
 
-
-def _trial(record: Record, machine: str, state: Mapping[str, Any]) -> tuple[Case, Trial]:
-    """Raises one of Python's errors if a field is of no use to readers: a time that is none, a name that is no text."""
+    Raises one of Python's errors if a field is of no use to readers: a time that is none, a name that is no text.
+    """
     details = record.kernel.get("details") or {}
     if "compiler" in details:
-        state = shallow({**state, "kernel_compiler": details["compiler"]})
+        state = _shallow({**state, "kernel_compiler": details["compiler"]})
     if len(record.metrics) > MOST_FIGURES:
         raise ValueError(f"it has {len(record.metrics)} figures")
-    time, exact = None, dict[str, tuple[str, float]]()
-    if record.outcome == "ok" and record.kind == "static":
-        exact = {_text(name, "metric"): (_text(each.unit, "unit"), each.value) for name, each in record.metrics.items()}
-    elif record.outcome == "ok":
-        found = record.metrics["time"]
-        time = (found.value, found.low, found.high)
-    case = (
+    is_exact = record.kind == "static"
+    figures = record.metrics.items() if record.outcome == "ok" and is_exact else ()
+    time = record.metrics["time"] if record.outcome == "ok" and not is_exact else None
+    trial = Measured(
         _text(record.identity.get("slug") or machine, "identity"),
         _text(record.run_id, "run_id"),
         _text(record.probe, "probe"),
         _text(record.case_id, "case_id"),
         label_of(record.case),
         record.kind,
-        _text(record.profile, "profile"),
+        _utc(record.started_at),
+        medians=(time.value,) if time else (),
+        low=time.low if time else 0.0,
+        high=time.high if time else 0.0,
+        exact={_text(name, "metric"): (_text(each.unit, "unit"), each.value) for name, each in figures},
+        ok=int(record.outcome == "ok"),
+        failed=int(record.outcome == "failed"),
+        unsupported=int(record.outcome == "unsupported"),
+        reason=f"{record.outcome}: {_text(record.reason, 'reason')}"[:500],
+        dirty=commit_of(state)[1],
+        clock_hz=_clock_hz(record),
+        profile=_text(record.profile, "profile"),
+        state=state,
     )
-    return case, Trial(
-        # A sentinel is measured twice a run, each time in a process of its own.
-        _count(record.position if record.kind == "sentinel" else record.process),
-        record.outcome,
-        _text(record.reason, "reason"),
-        utc(record.started_at),
-        time,
-        exact,
-        _clock_hz(record),
-        state,
-    )
+    # A sentinel is measured twice a run, each time in a process of its own.
+    return _count(record.position if record.kind == "sentinel" else record.process), trial
+
+
+def _utc(moment: str) -> str:
+    """A time in ISO 8601, at UTC and to the millisecond, so that times sort as text. Naive ones are taken as UTC.
+
+    Raises ValueError for anything else.
+    """
+    found = datetime.datetime.fromisoformat(moment.removesuffix("Z"))
+    if found.tzinfo is None:
+        found = found.replace(tzinfo=datetime.timezone.utc)
+    return found.astimezone(datetime.timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _clock_hz(record: Record) -> float | None:
@@ -241,21 +174,21 @@ def _clock_hz(record: Record) -> float | None:
         seen = [record.metrics["sm_clock"].value]
     else:
         mhz = [((record.quality.get(when) or {}).get("cpu_mhz") or {}).get("median") for when in ("before", "after")]
-        seen = [1e6 * clock for each in mhz if (clock := finite(each)) is not None]
-    known = [clock for each in seen if (clock := finite(each)) is not None and clock > 0]
+        seen = [1e6 * clock for each in mhz if (clock := _finite(each)) is not None]
+    known = [clock for each in seen if (clock := _finite(each)) is not None and clock > 0]
     return sum(known) / len(known) if known else None
 
 
-def shallow(value: Any, depth: int = DEEPEST_STATE) -> Any:
+def _shallow(value: Any, depth: int = DEEPEST_STATE) -> Any:
     """The value. Raises ValueError if it nests deeper than what reads it can go."""
     if depth < 0:
         raise ValueError("its state is nested too deeply")
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        shallow(inner, depth - 1)
+        _shallow(inner, depth - 1)
     return value
 
 
-def finite(value: Any) -> float | None:
+def _finite(value: Any) -> float | None:
     """The value as a float; None for what is no finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

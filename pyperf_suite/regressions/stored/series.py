@@ -6,9 +6,13 @@ UUID is no break but a label on the points, and neither is this package's own ve
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import functools
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 TIME = "time"
 
@@ -41,64 +45,59 @@ NOT_THE_MACHINE = ("pyperf_suite", "pytest-benchmark")
 ABSENT = "absent"
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """One metric of one case of one probe on one machine.
+class Measured(NamedTuple):
+    """What one run measured of one case: a point of its series.
 
-    `metric` is "time", or the name of an exact figure of a kernel's machine code, as in "registers"; `kind` is the
-    record's: timing, static or sentinel. `count` is of runs that measured it, the first and last at those times;
-    `constant` says that all its values are equal, as an exact figure's are while nobody changes the kernel.
+    `medians` holds one median a process, in seconds, in the order measured; it is empty for static kernels, whose
+    exact figures are `exact` (unit and value by name), and where every process failed, with the `reason` of the first.
+    `low` and `high` are the least and the greatest median, or the one process's own interval. `ok`, `failed` and
+    `unsupported` count the processes that ended so. `dirty` says that `commit` does not name the code exactly: files
+    were changed, or a resumed run went on with other code.
     """
 
     machine: str
+    run_id: str
     probe: str
     case_id: str
-    metric: str
     label: str
-    kind: str
-    unit_of_measure: str  # "s" for times
-    count: int = 0
-    first: str = ""
-    last: str = ""
-    constant: bool = False
-
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        return (self.machine, self.probe, self.case_id, self.metric)
-
-    @property
-    def title(self) -> str:
-        """The label, and the metric's name unless it is the time."""
-        return self.label if self.metric == TIME else f"{self.label} {self.metric}"
-
-
-@dataclass(frozen=True)
-class SeriesPoint:
-    """One run's value: the median over processes of the processes' medians, in the series' unit of measure.
-
-    `low` and `high` are the least and the greatest of the processes' medians, or the one process's own interval.
-    `ok`, `failed` and `unsupported` count the processes that ended so. `dirty` says that `commit` does not name the
-    code exactly: files were changed, or a resumed run went on with other code.
-    """
-
-    run_id: str
-    started_at: str  # ISO 8601, UTC
-    value: float
-    low: float
-    high: float
-    medians: tuple[float, ...] = ()  # one a process
-    ok: int = 1
+    kind: str = "timing"  # timing, static or sentinel
+    started_at: str = ""  # ISO 8601, UTC
+    medians: tuple[float, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    exact: Mapping[str, tuple[str, float]] = MappingProxyType({})
+    ok: int = 0
     failed: int = 0
     unsupported: int = 0
-    commit: str = ""
+    reason: str = ""
     dirty: bool = False
-    unit: str = ""  # the UUID of the GPU; "" without one
     clock_hz: float | None = None
-    state: Mapping[str, Any] = field(default_factory=dict)
+    profile: str = ""
+    state: Mapping[str, Any] = MappingProxyType({})
 
     @property
-    def processes(self) -> int:
-        return self.ok
+    def metrics(self) -> tuple[str, ...]:
+        """The time, or the names of the exact figures; nothing if no process could measure any."""
+        return (TIME,) if self.medians else tuple(self.exact)
+
+    @property
+    def value(self) -> float:
+        """The median of the processes' medians; NaN without any."""
+        return statistics.median(self.medians) if self.medians else math.nan
+
+    @property
+    def commit(self) -> str:
+        return commit_of(self.state)[0]
+
+    @property
+    def unit(self) -> str:
+        """The UUID of the GPU; "" without one."""
+        return _text(_reach(self.state, "gpu.uuid") or "")
+
+    def figure(self, name: str) -> Measured:
+        """The exact figure of that name as if it were a time, so that it is a point of a series."""
+        value = self.exact[name][1]
+        return self._replace(medians=(value,), low=value, high=value)
 
 
 @dataclass(frozen=True)
@@ -111,15 +110,18 @@ class Break:
 
 @dataclass(frozen=True)
 class BenchmarkSeries:
-    """Points in the order measured. `failed_runs` are those in which no process could measure it."""
+    """One metric of one case of one probe on one machine, over the runs that measured it, the oldest first.
+
+    `metric` is "time", or the name of an exact figure of a kernel's machine code, as in "registers"; `kind` is the
+    record's: timing, static or sentinel. `failed_runs` are those in which no process could measure it.
+    """
 
     machine: str
     probe: str
     case_id: str
     label: str
-    unit_of_measure: str
-    points: tuple[SeriesPoint, ...]
-    breaks: tuple[Break, ...] = ()
+    unit_of_measure: str  # "s" for times
+    points: tuple[Measured, ...]
     metric: str = TIME
     kind: str = "timing"
     failed_runs: tuple[str, ...] = ()
@@ -138,20 +140,20 @@ class BenchmarkSeries:
         """The GPUs that the points were measured on, in order of appearance."""
         return tuple(dict.fromkeys(point.unit for point in self.points if point.unit))
 
-
-def breaks_of(points: Sequence[SeriesPoint], kind: str = "timing") -> list[Break]:
-    """Where the machine's state differs from what was last reported of it."""
-    found, known = [], dict[str, str]()
-    previous: Mapping[str, Any] | None = None
-    for index, point in enumerate(points):
-        if point.state is previous:  # the usual case: nothing changed for a hundred runs
-            continue
-        reported = settings(point.state, kind)
-        if changed := changes(known, reported):
-            found.append(Break(index, ", ".join(changed)))
-        known |= reported
-        previous = point.state
-    return found
+    @functools.cached_property
+    def breaks(self) -> tuple[Break, ...]:
+        """Where the machine's state differs from what was last reported of it."""
+        found, known = [], dict[str, str]()
+        previous: Mapping[str, Any] | None = None
+        for index, point in enumerate(self.points):
+            if point.state is previous:
+                continue
+            reported = settings(point.state, self.kind)
+            if changed := changes(known, reported):
+                found.append(Break(index, ", ".join(changed)))
+            known |= reported
+            previous = point.state
+        return tuple(found)
 
 
 def settings(state: Mapping[str, Any], kind: str = "timing") -> dict[str, str]:
@@ -173,11 +175,6 @@ def settings(state: Mapping[str, Any], kind: str = "timing") -> dict[str, str]:
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """What differs between two `settings`, as in "driver 570.1 -> 580.2"; what only one of them has is no change."""
     return [f"{name} {before[name]} -> {after[name]}" for name in after if before.get(name, after[name]) != after[name]]
-
-
-def unit_of(state: Mapping[str, Any]) -> str:
-    """The UUID of the GPU in a state; "" without one."""
-    return _text(_reach(state, "gpu.uuid") or "")
 
 
 def commit_of(state: Mapping[str, Any]) -> tuple[str, bool]:

@@ -234,9 +234,9 @@ def require_for_reference(nbytes: int) -> None:
         )
 
 
-def requested_flop(shape: TransformerShape, causal_halved: bool = True) -> float:
+def requested_flop(shape: TransformerShape) -> float:
     """Forward and backward by the laws (laws/transformer.py), of layers alone where there is no vocabulary."""
-    flop = float(model_flop(shape.dimensions, shape.batch, shape.seq, causal_halved))
+    flop = float(model_flop(shape.dimensions, shape.batch, shape.seq))
     if shape.has_logits:
         return flop
     # The laws' model has logits.

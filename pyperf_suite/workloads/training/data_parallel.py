@@ -25,7 +25,6 @@ from pyperf_suite.workloads.on_ranks import (
     RankSteps,
     average,
     distributed,
-    exchanged_limit,
     same_on_all,
     seed_of,
     torch_place,
@@ -59,7 +58,6 @@ class DataParallelParameters(TransformerShape):
     bucket_bytes: Annotated[int, Within(1)] = BUCKET_BYTES
     accumulate: Annotated[int, Within(1, MOST_MICRO_BATCHES)] = 1
     no_sync: bool = True
-    static_graph: bool = False
     peer_to_peer: bool = True
     dtype: Annotated[str, OneOf(DTYPES)] = "float32"
 
@@ -86,13 +84,11 @@ class DataParallelParameters(TransformerShape):
         if self.dropout:
             raise UserError("Gradients of a step with dropout cannot be compared with a single process's: leave it 0.")
         usual = DataParallelParameters()
-        for name in ("bucket_bytes", "no_sync", "static_graph"):
+        for name in ("bucket_bytes", "no_sync"):
             if self.exchange != "ddp" and getattr(self, name) != getattr(usual, name):
                 raise UserError(f"{name} is DDP's, but exchange={self.exchange} was requested: leave it out.")
         if self.accumulate == 1 and not self.no_sync:
             raise UserError("no_sync=false differs from true only with several micro-batches: ask for accumulate=2.")
-        if self.static_graph and self.accumulate > 1:
-            raise UserError("DDP takes no static graph with several micro-batches: leave one of them out.")
 
 
 class Replica(RankSteps):
@@ -133,13 +129,14 @@ class Replica(RankSteps):
         self._due = self._due or self._single_process()
         exact = dict(zip(names, self._due, strict=True))
         terms = p.accumulate * (p.ranks if p.exchange != "none" else 1) + 1
-        limits = {name: exchanged_limit(due, p.dtype, terms) for name, due in exact.items()}
+        rounding = self._gpt.Rounding.of(p.dtype)
+        scales = {name: rounding.of_sums(due, terms).sqrt_() for name, due in exact.items()}
         gradients = [each.grad for each in self.model.parameters()]
         wrong = self._other_buckets()
         there = (each for each in gradients if each is not None)
         if p.exchange in ("ddp", "after") and not same_on_all(there, self._group, self._where):
             wrong = ["gradients differ between ranks", *wrong]
-        return self.verdict(dict(zip(names, gradients, strict=True)), exact, limits, *wrong)
+        return self.verdict(dict(zip(names, gradients, strict=True)), exact, scales, *wrong)
 
     def close(self) -> None:
         self.call = self.model = None
@@ -164,7 +161,7 @@ class Replica(RankSteps):
         """Bytes of every bucket of one whole step, in order, as a communication hook gets them.
 
         Of a copy and before anything is timed: a hook in Python takes time. The first step shows DDP the order in which
-        gradients are made, by which it cuts its buckets anew; with a static graph the second one does.
+        gradients are made, by which it cuts its buckets anew.
         """
         sizes: list[int] = []
         count, group = self._parameters.ranks, self._group
@@ -179,8 +176,7 @@ class Replica(RankSteps):
         counting.__annotations__ = {}
         counted = self._wrapped(copy.deepcopy(self.model))
         counted.register_comm_hook(None, counting)
-        for _ in range(2 if self._parameters.static_graph else 1):
-            self._run(counted)
+        self._run(counted)
         sizes.clear()
         self._run(counted)
         return sizes
@@ -202,8 +198,7 @@ class Replica(RankSteps):
             return self.torch.nn.DataParallel(model, device_ids=list(range(p.ranks)))
         if p.exchange != "ddp":
             return model
-        bucket_cap_mb = p.bucket_bytes / 2**20
-        return distributed(model, self._group, bucket_cap_mb=bucket_cap_mb, static_graph=p.static_graph)
+        return distributed(model, self._group, bucket_cap_mb=p.bucket_bytes / 2**20)
 
     def _run(self, call: Any) -> None:
         call.zero_grad(set_to_none=True)

@@ -1,8 +1,9 @@
 """The transformer of the training workloads in torch's own modules, and how far honest rounding carries its results.
 
-Limits come from Monte Carlo arithmetic (Parker 1997): every operation's result, and in backward every gradient, is off
-by a random share of the unit roundoff, as in the type that is judged. How far the result then moves bounds what a
-kernel may be off by. Imported where a case is prepared and nowhere else, for its classes are torch's.
+What honest rounding does comes from Monte Carlo arithmetic (Parker 1997): every operation's result, and in backward
+every gradient, is off by a random share of the unit roundoff, as in the type that is judged. `judged` compares a step's
+errors with how far its results then move. Imported where a case is prepared and nowhere else, for its classes are
+torch's.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import functools
 import math
 import re
+import statistics
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,9 +31,9 @@ from torch.utils.checkpoint import (
 )
 
 from pyperf_suite.errors import Unsupported
-from pyperf_suite.measure.tolerance import CARRIED, SUMMED, TABLE, operation_unit
+from pyperf_suite.measure.tolerance import TABLE
 from pyperf_suite.workloads.training import TransformerShape
-from pyperf_suite.workloads.workload import Checked
+from pyperf_suite.workloads.workload import Checked, together
 
 # What selective checkpointing keeps: results that cost most to compute again for the bytes they take
 # (Korthikanti et al. 2022, section 5, turned round: there attention is what is dropped, for it kept its scores).
@@ -53,8 +55,18 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
 # Neighbours of a vector whose movement is averaged: enough to estimate a scale from, and few enough to follow it.
 _WINDOW = 33
 
-# The whole may be off by this share of what its elements may be off by together: they do not all reach their limits.
-_NORM_SHARE = 1 / 4
+# Random roundings of a step, from which follows how far honest rounding moves each element.
+DRAWS = 3
+
+# A sum of K terms of random sign errs by less than this times √K·u of its size with near certainty (tolerance.py).
+_SUMMED = 4.0
+# With TF32 tensor cores read float32 operands with 11 bits.
+_TF32_OPERAND = 2.0**-11
+
+# What honest errors stay below: see `judged`.
+_LEAST, _RMS, _WORST, _FAR, _SHARE, _FEW = 0.5, 3.0, 20.0, 10.0, 2e-5, 4
+_ALONG, _STRAY, _ENOUGH = 0.5, 5.0, 256
+_CHANCE = 1e-8
 
 
 class AttentionLayer(nn.Module):
@@ -301,12 +313,22 @@ class Rounding:
     smallest: float
 
     @classmethod
-    def of(cls, dtype: str, inner: int) -> Rounding:
-        return cls(operation_unit(dtype, inner), TABLE[dtype].rounding, TABLE[dtype].smallest)
+    def of(cls, dtype: str, inner: int = 1) -> Rounding:
+        """Up to `unit` of the result, `stored` of it by storing it alone; the rest is by sums and operands."""
+        stored, summed = TABLE[dtype].rounding, _SUMMED * inner**0.5 * TABLE["float32"].rounding
+        operands = _TF32_OPERAND if dtype == "tfloat32" else 0.0
+        return cls(stored + summed + operands, stored, TABLE[dtype].smallest)
 
     def applied(self, values: Tensor, generator: torch.Generator) -> Tensor:
-        share = torch.rand(values.shape, generator=generator, device=values.device, dtype=values.dtype).mul_(2).sub_(1)
-        return values * (1 + self.unit * share) + self.smallest * share
+        share = torch.empty_like(values).uniform_(1 - self.unit, 1 + self.unit, generator=generator)
+        moved = share * values
+        # Where the type's smallest matters at all.
+        return moved.add_(share.sub_(1), alpha=self.smallest / self.unit) if self.smallest > 2.0**-100 else moved
+
+    def of_sums(self, right: Tensor, terms: float) -> Tensor:
+        """The mean square of what so many additions do to each element, whose sums are as large as its neighbours."""
+        wide = right.double().square()
+        return (wide + smoothed(wide)) * (self.stored**2 * terms / 3) + self.smallest**2
 
 
 class _Rounded(torch.autograd.Function):
@@ -351,63 +373,120 @@ class RoundedOperations(TorchFunctionMode):
         return rounded
 
 
-def spread(moved: Tensor) -> Tensor:
-    """The root mean square by which elements move, from how they moved once, smoothed over their neighbours.
+def smoothed(squares: Tensor) -> Tensor:
+    """The mean square of each element, from a few draws of it, by those of its neighbours.
 
-    A single movement says little of its element. Those of a matrix go with its row and its column, of which a
-    gradient's element is a sum of products; so mean squares of rows and columns together estimate it, and in a vector
-    those of its neighbours.
+    A few draws say little of their element. Those of a matrix go with its row and its column, of which a gradient's
+    element is a sum of products; so mean squares of rows and columns together estimate it, in each square block by
+    itself where a matrix consists of such, as that of queries, keys and values does. In a vector it is the mean of
+    neighbours and whole: the gradient of keys' biases is zero but for errors.
     """
-    squares = moved.double().square()
     if squares.ndim == 0:
-        return squares.sqrt()
-    if squares.ndim < 2:
-        return _smoothed(squares).sqrt()
-    matrix = squares.reshape(-1, squares.shape[-1])
-    rows, columns = matrix.mean(1, keepdim=True), matrix.mean(0, keepdim=True)
+        return squares
+    if squares.ndim == 1:
+        row = squares.reshape(1, 1, -1)
+        mean = functional.avg_pool1d(row, _WINDOW, 1, _WINDOW // 2, count_include_pad=False)
+        return (mean.reshape(squares.shape) + squares.mean()) / 2
+    width, count = squares.shape[-1], squares.numel() // squares.shape[-1]
+    blocks = squares.reshape(-1, count if count % width else width, width)
     # All zero where nothing moved at all.
-    whole = rows.mean().clamp(min=torch.finfo(torch.float64).tiny)
-    return (rows.sqrt() * (columns / whole).sqrt()).reshape(moved.shape)
+    whole = blocks.mean((1, 2), True).clamp(min=torch.finfo(torch.float64).tiny)
+    return (blocks.mean(2, True) * (blocks.mean(1, True) / whole)).reshape(squares.shape)
 
 
-def limits(exact: Mapping[str, Tensor], moved: Mapping[str, Tensor], rounding: Rounding, summed: int) -> dict[str, Any]:
-    """By how much each element may be off: `exact` and what came out of the same with rounded operations.
+def exact_and_scales(
+    run: Callable[[torch.dtype, AbstractContextManager[Any]], Mapping[str, Tensor]],
+    rounding: Rounding,
+    operations: RoundedOperations,
+    sums: int = 0,
+    additions: int = 1,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What a step gives, by name in float64, and how far honest rounding moves each element, in root mean square.
 
-    `summed` is over how many terms vectors were summed by a kernel that keeps sums in the type itself, as torch's on a
-    CPU do for the gradients of norms and biases; 0 where sums are kept in float32.
+    `run(dtype, context)` computes it in that type and context: once in float64, then by random `operations` in float32,
+    which is exact enough for a movement. `sums` is over how many terms vectors were summed by a kernel that keeps sums
+    in the type itself, as torch's on a CPU do for the gradients of norms and biases; 0 where sums are kept in float32.
+    `additions` is how many results of that kind the judged step adds up.
     """
-    allowed = {}
+    exact = {name: value.double() for name, value in run(torch.float64, nullcontext()).items()}
+    squares = {name: torch.zeros_like(value) for name, value in exact.items()}
+    for _ in range(DRAWS):
+        for name, moved in run(torch.float32, operations).items():
+            squares[name] += (moved - exact[name]).square_() / DRAWS
     for name, right in exact.items():
-        # Of a single number it is no more than a draw: it may be off as one operation's result.
-        one = rounding.unit if right.ndim == 0 else 2 * rounding.stored
-        limit = CARRIED * spread(moved[name] - right) + one * right.abs() + rounding.smallest
-        if right.ndim == 1 and summed:
-            limit += SUMMED * rounding.stored * summed**0.5 * _smoothed(right.square()).sqrt()
-        allowed[name] = limit
-    return allowed
+        terms = additions + (sums if right.ndim == 1 else 0)
+        squares[name] = (smoothed(squares[name]) + rounding.of_sums(right, terms)).sqrt_()
+    return exact, squares
 
 
-def exact_and_limits(
-    run: Callable[[], Mapping[str, Tensor]], rounding: Rounding, operations: RoundedOperations, summed: int = 0
-) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-    """What `run()` gives, by name, and by how much each element may be off: it runs as it is, then with operations."""
-    exact = run()
-    with operations:
-        moved = run()
-    return exact, limits(exact, moved, rounding, summed)
+def judged(found: Mapping[str, Tensor | None], exact: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> Checked:
+    """A step's results and gradients against how far honest rounding moves them; the first that is wrong in words.
+
+    An error to first order is a sum of thousands of independent roundings, nearly normal of the element's scale; its
+    tail is heavier, as scales are estimated. With s an element's scale and r the root mean square of |error|/s over its
+    tensor, a tensor is wrong with r over _RMS, with an element over _WORST·r·s, or with more than a few elements,
+    _SHARE of them, over _FAR·r·s; r counts as _LEAST at least. Of few elements r may be larger: a scale from D draws of
+    n elements is x times too small with a chance of about x^-Dn, of which half are taken as independent. And an error
+    may lie along the gradient by _ALONG of its norm, apart from a share that all tensors have in common: a scaled
+    gradient shows there first. docs/measured_code.md has what was measured, and the chance of refusing an honest step.
+    """
+    checks, along = [], {}
+    for name, right in exact.items():
+        values = found.get(name)
+        if values is None:
+            checks.append(Checked(right.numel(), right.numel(), f"{name} is missing"))
+            continue
+        off = values.detach().to(right.device, torch.float64) - right
+        bad, limit = _beyond_rounding(off, scales[name])
+        wrong, size = int(bad.sum()), float(right.norm())
+        words = f"{name} is {float(off.norm()) / size if size else math.inf:.2g} off in norm"
+        if 0 < wrong < bad.numel() or bad.ndim == 0:
+            at = tuple(int(each) for each in bad.nonzero()[0]) if wrong else ()
+            due = f"{float(right[at]):.6g} ± {limit * float(scales[name][at]):.1g}"
+            words = f"{name} at {at} is {float(values[at]):.6g} where {due} is right"
+        checks.append(Checked(wrong, bad.numel(), words))
+        if not wrong and bad.numel() >= _ENOUGH and size:
+            along[name] = _along(off, right / size, size)
+    usual = statistics.median(gain for gain, _ in along.values()) if along else 0.0
+    for name, (gain, most) in along.items():
+        if min(abs(gain), abs(gain - usual)) > most:
+            words = f"{name} is {1 + gain:.5g} times the right one, the others {1 + usual:.5g}"
+            checks.append(Checked(exact[name].numel(), 0, words))
+    return together(checks)
+
+
+def _beyond_rounding(off: Tensor, scale: Tensor) -> tuple[Tensor, float]:
+    """Which elements are wrong, all where the tensor is as a whole, and how many scales an element may be off."""
+    share, count = off.abs() / scale, off.numel()
+    most = min(_WORST, _RMS * _CHANCE ** (-2 / (DRAWS * count)))
+    error = float(share.norm()) / max(1, int(share.count_nonzero())) ** 0.5
+    usual = max(_LEAST, error) if error <= most else most  # NaN is not
+    for limit, few in ((_WORST * usual, 0), (_FAR * usual, _FEW + _SHARE * count)):
+        bad = ~(share <= limit)
+        if int(bad.sum()) > few:
+            return bad, limit
+    return torch.full_like(bad, not error <= most), most
+
+
+def _along(off: Tensor, direction: Tensor, size: float) -> tuple[float, float]:
+    """The share of the gradient that the error has of it, and how large that may be.
+
+    By chance it is larger where few elements make up the gradient.
+    """
+    many = 1 / float(direction.square().square().sum())
+    return float((off * direction).sum()) / size, float(off.norm()) / size * (_ALONG + _STRAY / many**0.5)
 
 
 def compared(
     found: Mapping[str, Tensor | None],
     exact: Mapping[str, Tensor],
     allowed: Mapping[str, Tensor],
-    in_norm: float | None = None,
+    in_norm: float,
     first_number: int = 0,
 ) -> Checked:
     """Every element against its limit, and each tensor in norm; the first that is wrong in words.
 
-    `in_norm` is a share of the exact tensor's norm; by default one of what its elements may be off by together. The
-    first row has number `first_number`.
+    `in_norm` is a share of the exact tensor's norm. The first row has number `first_number`.
     """
     wrong, count, first = 0, 0, ""
     for name, right in exact.items():
@@ -420,21 +499,14 @@ def compared(
         off = (values.to(right.device, torch.float64) - right).abs()
         bad = ~(off <= limit)  # NaN is bad
         here = int(bad.sum())
-        whole = _NORM_SHARE * limit.norm() if in_norm is None else in_norm * right.norm()
         if here:
             at = tuple(int(each) for each in bad.nonzero()[0])
             due = f"{float(right[at]):.6g} ± {float(limit[at]):.1g}"
             reported = (first_number + at[0], *at[1:]) if first_number else at
             said = f"{name} at {reported} is {float(values[at]):.6g} where {due} is right"
-        elif off.norm() > whole:
+        elif off.norm() > in_norm * right.norm():
             here = right.numel()
             said = f"{name} is {float(off.norm() / right.norm()):.2g} off in norm"
         if here:
             wrong, first = wrong + here, first or said
     return Checked(wrong, count, first)
-
-
-def _smoothed(values: Tensor) -> Tensor:
-    row = values.reshape(1, 1, -1)
-    mean = torch.nn.functional.avg_pool1d(row, _WINDOW, 1, _WINDOW // 2, count_include_pad=False)
-    return mean.reshape(values.shape)

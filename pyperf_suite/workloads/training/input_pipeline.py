@@ -1,17 +1,15 @@
 """A training loop's input: batches that torch's DataLoader decodes, each followed by a model step of given length.
 
-Files hold text to tokenise or pictures as JPEG. Every sample is made anew from its number, so that what a loader hands
-out can be compared without having been kept.
+Files hold text to tokenise. Every sample is made anew from its number, so that what a loader hands out can be compared
+without having been kept.
 """
 
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import re
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -26,9 +24,7 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.workloads import scratch
-from pyperf_suite.workloads.backends import TorchDevice, require_installed
-from pyperf_suite.workloads.training.shapes import SHAPES, sized
-from pyperf_suite.workloads.training.training_step import TorchSteps, TrainingStepParameters
+from pyperf_suite.workloads.backends import TorchDevice
 from pyperf_suite.workloads.workload import (
     ByFunction,
     Checked,
@@ -40,23 +36,12 @@ from pyperf_suite.workloads.workload import (
     by_name,
 )
 
-Sample = NDArray[np.generic]
-
-# Words of the text, and so tokens it can be cut into.
-VOCABULARY = 8192
+# Words of the text, and so tokens it can be cut into; and how many a file has.
+VOCABULARY, LENGTH = 8192, 1024
 WORD = re.compile(r"[^\W_]+|[^\w\s]")
-
-PICTURE = 224  # edge in pixels, as models of pictures are fed
-BLOCK = 32  # edge of the squares that a picture is made of
-GRAIN = 24  # levels by which pixels of a square differ from its colour: what makes a file as long as a photograph's
-# Levels of 255 a pixel, in the mean: JPEG of quality 90 loses about 4, and another sample's picture differs by 80.
-MOST_LOST = 8.0
 
 # What a step of the model keeps busy: a device of its own, on which the host waits; or a core of the host.
 MODELS = ("device", "host")
-
-# How Python starts a process; which of them a system has is its own affair.
-STARTS = ("fork", "forkserver", "spawn")
 
 # Files are written first, and a case has minutes for all it does.
 MOST_LOADERS, MOST_FILES, MOST_ITERATIONS, MOST_STEP_US = 256, 1 << 14, 1024, 10_000_000
@@ -68,27 +53,28 @@ MOST_REPORTED = 4096
 PRODUCT = {"cpu": 128, "cuda": 2048}
 
 
-class DataFiles(ABC):
-    """One file a sample in a folder; index it for the decoded sample, as torch's DataLoader does in its workers.
+class TextFiles:
+    """A file of words a sample, by which a tokeniser of a fixed vocabulary finds their numbers: [LENGTH] int64 tokens.
 
-    Instances hold no handles: a worker that is started rather than forked gets a copy.
+    Index it for the decoded sample, as torch's DataLoader does in its workers. It holds no handles: a worker that is
+    started rather than forked gets a copy.
     """
-
-    suffix: str
 
     def __init__(self, folder: Path, count: int, seed: int) -> None:
         self._folder, self._count, self._seed = folder, count, seed
+        self._number = {_word(number): number for number in range(VOCABULARY)}
         for index in range(count):
-            self._write(self.path(index), self.expected(index))
+            self.path(index).write_text(" ".join(map(_word, self.expected(index).tolist())))
 
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, index: int) -> tuple[int, Sample]:
-        return index, self._read(self.path(index))
+    def __getitem__(self, index: int) -> tuple[int, NDArray[np.int64]]:
+        words = WORD.findall(self.path(index).read_text().lower())
+        return index, np.array([self._number[word] for word in words], dtype=np.int64)
 
     def path(self, index: int) -> Path:
-        return self._folder / f"{index:06d}{self.suffix}"
+        return self._folder / f"{index:06d}.txt"
 
     @property
     def bytes_a_file(self) -> float:
@@ -96,83 +82,12 @@ class DataFiles(ABC):
 
     def wrong(self, numbers: Any, samples: Any) -> list[str]:
         pairs = zip(numbers.tolist(), samples.cpu().numpy(), strict=True)
-        return [f"sample {number} is not what was written" for number, each in pairs if not self.is_right(number, each)]
+        different = (number for number, each in pairs if not np.array_equal(self.expected(number), each))
+        return [f"sample {number} is not what was written" for number in different]
 
-    @abstractmethod
-    def expected(self, index: int) -> Sample:
+    def expected(self, index: int) -> NDArray[np.int64]:
         """What the sample must decode to."""
-
-    def is_right(self, index: int, decoded: Sample) -> bool:
-        """Whether it did."""
-        return bool(np.array_equal(self.expected(index), decoded))
-
-    @abstractmethod
-    def _write(self, path: Path, sample: Sample) -> None: ...
-
-    @abstractmethod
-    def _read(self, path: Path) -> Sample: ...
-
-    def _random(self, index: int) -> np.random.Generator:
-        return np.random.default_rng((self._seed, index))
-
-
-class TextFiles(DataFiles):
-    """Words by which a tokeniser of a fixed vocabulary finds their numbers: [length] int64 tokens a sample."""
-
-    suffix = ".txt"
-
-    def __init__(self, folder: Path, count: int, seed: int, length: int = 1024) -> None:
-        self._length = length
-        self._number = {_word(number): number for number in range(VOCABULARY)}
-        super().__init__(folder, count, seed)
-
-    def expected(self, index: int) -> Sample:
-        return self._random(index).integers(0, VOCABULARY, self._length)
-
-    def _write(self, path: Path, sample: Sample) -> None:
-        path.write_text(" ".join(_word(number) for number in sample.tolist()))
-
-    def _read(self, path: Path) -> Sample:
-        words = WORD.findall(path.read_text().lower())
-        return np.array([self._number[word] for word in words], dtype=np.int64)
-
-
-class PictureFiles(DataFiles):
-    """Squares of random colours, and grain: [PICTURE, PICTURE, 3] levels of 0 to 255 a sample."""
-
-    suffix = ".jpg"
-
-    def __init__(self, folder: Path, count: int, seed: int) -> None:
-        require_installed("PIL", "Pillow, which decodes JPEG,")
-        super().__init__(folder, count, seed)
-
-    def expected(self, index: int) -> Sample:
-        random, squares = self._random(index), PICTURE // BLOCK
-        colours = random.integers(GRAIN, 256 - GRAIN, (squares, squares, 3), dtype=np.int16)
-        grain = random.integers(-GRAIN, GRAIN + 1, (PICTURE, PICTURE, 1), dtype=np.int16)
-        return (colours.repeat(BLOCK, axis=0).repeat(BLOCK, axis=1) + grain).astype(np.uint8)
-
-    def is_right(self, index: int, decoded: Sample) -> bool:
-        expected = self.expected(index)
-        if decoded.shape != expected.shape or decoded.dtype != expected.dtype:
-            return False
-        # What the format loses hides a single pixel: each must be as this process decodes the file itself.
-        lost = np.abs(decoded.astype(np.int16) - expected.astype(np.int16)).mean()
-        return bool(lost <= MOST_LOST) and np.array_equal(decoded, self._read(self.path(index)))
-
-    def _write(self, path: Path, sample: Sample) -> None:
-        from PIL import Image
-
-        Image.fromarray(sample).save(path, quality=90)
-
-    def _read(self, path: Path) -> Sample:
-        from PIL import Image
-
-        with Image.open(path) as picture:
-            return np.array(picture.convert("RGB"))
-
-
-KINDS: dict[str, type[DataFiles]] = {"text": TextFiles, "jpeg": PictureFiles}
+        return np.random.default_rng((self._seed, index)).integers(0, VOCABULARY, LENGTH)
 
 
 def _word(number: int) -> str:
@@ -180,7 +95,7 @@ def _word(number: int) -> str:
     return "z" + "".join(chr(ord("a") + (number >> shift) % 16) for shift in (0, 4, 8, 12))
 
 
-def wrong_samples(files: DataFiles, batches: Any) -> tuple[int, str]:
+def wrong_samples(files: TextFiles, batches: Any) -> tuple[int, str]:
     """How many samples of one epoch are not as written, come twice or never, and the first of them in words.
 
     `batches` yields pairs of numbers and samples, of tensors that lie in host memory.
@@ -200,40 +115,30 @@ class InputPipelineParameters:
 
     `loaders` is DataLoader's num_workers, 0 for loading in the training process; `prefetch` its prefetch_factor;
     `persistent` keeps its workers from epoch to epoch; `pinned` has batches copied from pinned memory while the host
-    goes on. `start` is how workers are started. `data` is a kind of file, `files` how many there are. The model takes
-    `step_us` microseconds of a device, or of a core of the host; or it is the guides' model of that `shape` in float32,
-    on all cores of a host without a GPU, and texts are as long as its sequences. What is timed is `iterations` at once,
-    as several loaders hand out their batches in bursts.
+    goes on. `files` is how many there are. The model takes `step_us` microseconds of a device, or of a core of the
+    host. What is timed is `iterations` at once, as several loaders hand out their batches in bursts.
     """
 
-    data: Annotated[str, OneOf(KINDS)] = "text"
     loaders: Annotated[int, Within(0, MOST_LOADERS)] = 0
     prefetch: Annotated[int, Within(1, 1024)] = 2
     persistent: bool = True
     pinned: bool = False
-    start: Annotated[str, OneOf(STARTS)] = "fork"
     model: Annotated[str, OneOf(MODELS)] = "device"
     step_us: Annotated[int, Within(0, MOST_STEP_US)] = 5000
     batch: Annotated[int, Within(1, MOST_FILES)] = 8
     files: Annotated[int, Within(1, MOST_FILES)] = 32
     iterations: Annotated[int, Within(1, MOST_ITERATIONS)] = 4
-    shape: Annotated[str, OneOf(("", *SHAPES))] = ""
 
     def validate(self) -> None:
-        if self.shape and self.data != "text":
-            raise UserError(f"{self.shape} reads text, but data={self.data} was requested.")
         if self.files < self.batch:
             raise UserError(f"{self.files} files do not fill a batch of {self.batch}: ask for more files.")
 
 
 def by_torch(parameters: InputPipelineParameters, place: ExecutionContext) -> Prepared:
     """torch.utils.data.DataLoader."""
-    if parameters.start not in multiprocessing.get_all_start_methods():
-        raise Unsupported(f"This system starts no process by {parameters.start}.")
     if parameters.pinned and place.device.kind == "cpu":
         raise Unsupported("Pinned memory is for copies to a GPU, and this case runs on the CPU.")
-    workers = cpu.detect().usable_cores if parameters.shape else 1
-    return LoaderSteps(parameters, place.seed, TorchDevice(place.device, workers, queueing="open"))
+    return LoaderSteps(parameters, place.seed, TorchDevice(place.device, queueing="open"))
 
 
 class InputPipeline(Workload[InputPipelineParameters]):
@@ -260,10 +165,8 @@ class LoaderSteps(Prepared):
         made = tempfile.TemporaryDirectory(prefix="pyperf_input_pipeline_", dir=scratch.folder())
         folder = self._held.enter_context(made)
         try:
-            p = parameters
-            length = {"length": SHAPES[p.shape].seq} if p.shape else {}
-            self._files: DataFiles = KINDS[p.data](Path(folder), p.files, seed, **length)
-            self._model = NamedModel(where, p, seed) if p.shape else Model(where, p.model, p.step_us * 1e-6)
+            self._files = TextFiles(Path(folder), parameters.files, seed)
+            self._model = Model(where, parameters.model, parameters.step_us * 1e-6)
         except BaseException:
             self.close()
             raise
@@ -272,7 +175,7 @@ class LoaderSteps(Prepared):
         self._reported: deque[tuple[float, float]] = deque(maxlen=MOST_REPORTED)
         details = {"bytes_a_file": self._files.bytes_a_file, "products_a_step": self._model.products}
         details["cores"] = cpu.detect().usable_cores
-        self.kernel = Kernel("DataLoader", parameters.data, {**details, **where.details()})
+        self.kernel = Kernel("DataLoader", "text", {**details, **where.details()})
 
     def launch(self, index: int) -> None:
         if self._batches is None:
@@ -337,7 +240,7 @@ class LoaderSteps(Prepared):
     def _loader(self, order: Any) -> Any:
         p = self._parameters
         several: dict[str, Any] = {"prefetch_factor": p.prefetch, "persistent_workers": p.persistent}
-        several |= {"multiprocessing_context": p.start}
+        several |= {"multiprocessing_context": "fork"}
         return self._where.torch.utils.data.DataLoader(
             self._files,
             batch_size=p.batch,
@@ -362,20 +265,6 @@ class LoaderSteps(Prepared):
             seconds.append(time.perf_counter() - begin)
             deque(batches, maxlen=0)
         return seconds[0], seconds[1]
-
-
-class NamedModel:
-    """Forward and backward of one of the guides' models, on tokens that are always the same."""
-
-    products = 0
-
-    def __init__(self, where: TorchDevice, parameters: InputPipelineParameters, seed: int) -> None:
-        shape = sized(parameters.shape, SHAPES[parameters.shape].seq, parameters.batch)
-        self._where, self._steps = where, TorchSteps(TrainingStepParameters(**vars(shape)), seed, where)
-
-    def step(self) -> None:
-        self._steps.launch(0)
-        self._where.synchronize()
 
 
 class Model:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -420,11 +421,15 @@ class PartSteps(Passes):
     def _computed_on(self, device: Any) -> tuple[Any, Any]:
         p, gpt = self._p, self._gpt
         inputs, weights = ([each.to(device).double() for each in group] for group in self._sets[0])
-        run = self._attention_written_out if p.part == "scores" else self._forward
+        compute = self._attention_written_out if p.part == "scores" else self._forward
         rounding = gpt.Rounding.of(p.dtype, max(*p.inputs, p.output) if p.product else max(p.hidden, p.seq))
+
+        def run(_dtype: Any, context: AbstractContextManager[Any]) -> dict[str, Any]:
+            with context:
+                return {RESULT: compute(inputs, weights)}
+
         with self._where.torch.no_grad():
-            operations = gpt.RoundedOperations(rounding, self._seed + 1, device)
-            return gpt.exact_and_limits(lambda: {RESULT: run(inputs, weights)}, rounding, operations)
+            return gpt.exact_and_scales(run, rounding, gpt.RoundedOperations(rounding, self._seed + 1, device))
 
     def _forward(self, inputs: list[Any], weights: list[Any]) -> Any:
         operands = self._heads(inputs) if self._p.part == "scores" else inputs

@@ -53,7 +53,9 @@ class OverlapParameters:
     ranks: Annotated[int, Within(1, MOST_RANKS)] = 2
     run: Annotated[str, OneOf(RUNS)] = "together"
     dtype: Annotated[str, OneOf(DTYPES)] = "float32"
-    peer_to_peer: bool = True
+
+    # No run of these is of interest without direct copies between GPUs.
+    peer_to_peer = True
 
     @property
     def count(self) -> int:

@@ -11,7 +11,7 @@ from pyperf_suite.workloads.on_ranks import DTYPES, MOST_RANKS
 from pyperf_suite.workloads.training import TransformerShape
 
 MOST_MICRO_BATCHES = 1 << 12
-DEEPSPEED, MEGATRON = "deepspeed", "megatron"
+DEEPSPEED = "deepspeed"
 # The first stage whose parameters lie in shards, by FSDP2.
 SHARDED_FROM_STAGE = 2
 
@@ -37,7 +37,7 @@ class ParallelStepParameters(TransformerShape):
     micro_batches: Annotated[int, Within(1, MOST_MICRO_BATCHES)] = 1
     dtype: Annotated[str, OneOf(DTYPES)] = "float32"
     offload: Annotated[str, OneOf(("none", "cpu"))] = "none"
-    engine: Annotated[str, OneOf(("torch", DEEPSPEED, MEGATRON))] = "torch"
+    engine: Annotated[str, OneOf(("torch", DEEPSPEED))] = "torch"
 
     # Not limited: NCCL copies as it likes, and running out of memory is an outcome that a study wants to see.
     peer_to_peer = True
@@ -83,11 +83,6 @@ class ParallelStepParameters(TransformerShape):
         self._validate_cuts()
 
     def _validate_cuts(self) -> None:
-        if self.engine == MEGATRON:
-            raise UserError(
-                "Megatron-Core's tensor-parallel layers are no engine of a study: with the sequence parallelism that "
-                "ranks are cut by here they run on GPUs alone, where they were not checked; ask for engine=torch."
-            )
         if self.engine == DEEPSPEED and self.ranks > self.data:
             raise UserError(
                 "DeepSpeed's engine is studied with data parallelism alone: ask for tensor=1 and pipeline=1."

@@ -11,10 +11,11 @@ system sees, and `capacity_bytes` what there is for a rank.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +30,6 @@ from pyperf_suite.workloads.on_ranks import (
     RankSteps,
     agree,
     do_together,
-    exchanged_limit,
     same_on_all,
     seed_of,
     torch_place,
@@ -85,7 +85,7 @@ class ParallelSteps(RankSteps):
         self.data.finish()
 
     def verify_last(self, index: int = 0) -> Checked:
-        exact, limits = self._due = self._due or self._single_process()
+        exact, scales = self._due = self._due or self._single_process()
         if self.data.is_watched or self._taken > 1:
             # Weights are no longer the seed's, or the engine has cleared the gradients: one iteration more, from it.
             self.poison()
@@ -96,7 +96,7 @@ class ParallelSteps(RankSteps):
         }
         drifted = not self._parameters.is_sharded and not self._same_weights()
         wrong = ["updated weights differ between data-parallel ranks"] if drifted else []
-        checked = self.verdict(found, exact, limits, *wrong)
+        checked = self.verdict(found, exact, scales, *wrong)
         if not self._observed:
             self._observed = True
             self.kernel = replace(self.kernel, details={**self.kernel.details, **self._everyones(self._allocations())})
@@ -123,7 +123,7 @@ class ParallelSteps(RankSteps):
         if not self.is_gpu:
             if found:
                 found["saved_activation_bytes"] = self._most_saved(self.parts, self.step)
-            found["resident_bytes"] = memory.resident_peak_bytes(self.step)
+            found["resident_bytes"] = memory.resident_peak_of(self.step)
             # An equal share of what is free, and its own.
             ranks_here = -(-self._parameters.ranks // max(1, rank_environment().nodes))
             return found | {"capacity_bytes": found["resident_bytes"] + memory.available_bytes() // ranks_here}
@@ -166,23 +166,24 @@ class ParallelSteps(RankSteps):
     def _single_process(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Gradients of this rank's weights over the global batch, each rank having computed its share of it whole.
 
-        And by how much each element may be off. In float64 on a CPU, in float32 on a GPU, of the weights as they are
-        rounded for products, with float64 sums; once as it is, and once rounded at random (see gpt.py).
+        And how far honest rounding moves each element (gpt.exact_and_scales). Of the weights as they are rounded for
+        products.
         """
         p, gpt, where = self._parameters, self._gpt, self._room_for_whole()
-        exact = self._over_all(where, nullcontext())
         tokens = p.batch * p.seq * p.micro_batches
         rounding = gpt.Rounding.of(p.dtype, max(p.width, p.hidden, p.vocab, tokens))
-        moved = self._over_all(where, gpt.RoundedOperations(rounding, self._rank, where))
-        allowed = gpt.limits(exact, moved, rounding, 0 if self.is_gpu or p.dtype == "float32" else tokens)
-        for name, due in exact.items():
-            allowed[name] += exchanged_limit(due, p.dtype, p.data * p.micro_batches + 1)
-        return exact, allowed
+        operations = gpt.RoundedOperations(rounding, self._rank, where)
+        sums = 0 if self.is_gpu or p.dtype == "float32" else tokens
+        run = functools.partial(self._over_all, where)
+        return gpt.exact_and_scales(run, rounding, operations, sums, p.data * p.micro_batches + 1)
 
-    def _over_all(self, where: str, rounded: AbstractContextManager[Any]) -> dict[str, Any]:
-        """Gradients of this rank's weights by name; every rank computes its share of the batches, in that context."""
+    def _over_all(self, where: str, wide: Any, rounded: AbstractContextManager[Any]) -> dict[str, Any]:
+        """Gradients of this rank's weights by name; every rank computes its share of the batches, in that context.
+
+        In the type `wide`; on a GPU in float32.
+        """
         torch, p = self.torch, self._parameters
-        wide = torch.float64 if where == "cpu" else torch.float32
+        wide = wide if where == "cpu" else torch.float32
         attention = "explicit" if p.attention == "explicit" else "sdpa"
         model = self._gpt.build(replace(p, checkpointing=Checkpointing(), attention=attention))
         model = model.to(getattr(torch, p.dtype)).to(where, wide)

@@ -13,6 +13,7 @@ from typing import Any
 
 from pyperf_suite.errors import OneOf
 from pyperf_suite.findings.rows import Column
+from pyperf_suite.laws.training.memory import gpt_weights
 from pyperf_suite.workloads.training import TransformerShape
 
 # Batch and sequence are the guides' own where the first of their experiments has them.
@@ -48,13 +49,9 @@ def with_shape(axes: Any, name: str, **changed: Any) -> Any:
 
 def tensor_sizes(shape: TransformerShape) -> tuple[tuple[int, int], ...]:
     """Rows and columns of each parameter, in the model's order; a vector is one row."""
-    hidden, width = shape.hidden, shape.width
-    vectors = [(1, hidden)] * 2
-    attention = [(sum(shape.projected), hidden), (1, sum(shape.projected)), (hidden, hidden), (1, hidden)]
-    mlp = [(width, hidden), (1, width), (hidden, width), (1, hidden)]
+    hidden, sizes = shape.hidden, [(1, *weight.shape)[-2:] for weight in gpt_weights(shape.dimensions)]
     ends = [(hidden, hidden), (1, hidden), (shape.classes, hidden), (1, shape.classes)] if shape.classes else []
-    layers = [*vectors, *vectors, *attention, *mlp] * shape.layers
-    return ((shape.vocab, hidden), (shape.seq, hidden), *layers, *vectors, *ends)
+    return tuple((rows, columns) for rows, columns in (*sizes, *ends))
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import psutil
@@ -146,7 +144,7 @@ def process_bytes(parameters: TrainingMemoryParameters, device: Device, seed: in
     steps = WatchedSteps(parameters, seed, where)
     for index in range(STEPS_SHOWN):
         steps.launch(index)
-    found = {"shown": peak_resident_bytes(), "context": context}
+    found = {"shown": memory.resident_peak_bytes(), "context": context}
     if uuid:
         cuda, used = where.torch.cuda, on_gpu.used_bytes(uuid) if on_gpu else None
         cuda.synchronize(where.device)
@@ -157,14 +155,6 @@ def process_bytes(parameters: TrainingMemoryParameters, device: Device, seed: in
         shown = own or (used - used_before if used is not None and used_before is not None else None)
         found |= {} if shown is None else {"shown": shown, "context": shown - reserved}
     return found | {"tensors": steps.bytes_by_kind()["peak"]}
-
-
-def peak_resident_bytes() -> int:
-    """The most of this process's memory that was ever resident; what a system without /proc has is of all its kind."""
-    try:
-        return 1024 * int(re.findall(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)[0])
-    except (OSError, IndexError):
-        return int(psutil.Process().memory_info().rss)
 
 
 def _exact(found: Mapping[str, int], path: str) -> Exact:

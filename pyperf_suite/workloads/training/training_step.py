@@ -179,10 +179,10 @@ class TorchSteps(ComparedLaunches):
                 warnings.simplefilter("ignore", UserWarning)
                 pairs = {
                     name: self._where.torch.from_numpy(np.asarray(pair))
-                    for name, pair in keep("exact and limits", self._reference).items()
+                    for name, pair in keep("exact and scales", self._reference).items()
                 }
-            exact, allowed = ({name: pair[part] for name, pair in pairs.items()} for part in (0, 1))
-            self._due[sequences] = ExpectedOutputs(exact, allowed)
+            exact, scales = ({name: pair[part] for name, pair in pairs.items()} for part in (0, 1))
+            self._due[sequences] = ExpectedOutputs(exact, scales)
         return self._due[sequences]
 
     def _above(self) -> Any:
@@ -202,27 +202,25 @@ class TorchSteps(ComparedLaunches):
         return dict(self._where_there_is_room(self._computed_on))
 
     def _computed_on(self, device: Any) -> dict[str, Any]:
-        p, gpt, wide = self._p, self._gpt, self._where.torch.float64
+        p, gpt = self._p, self._gpt
         if str(device) == "cpu":
             p.require_reference(min(len(self.inputs[0]), REFERENCE_SEQUENCES))
-        model = self._seeded().to(device, wide)
+        model = self._seeded().to(device)
         rounding = gpt.Rounding.of(p.element, max(p.width, p.hidden, p.vocab, p.tokens))
         # Where weights are cast for products, that rounds them too.
         cast = p.is_autocast or p.element == "tfloat32"
         operations = gpt.RoundedOperations(rounding, self._seed + 2, device, weights=cast)
         summed = 0 if self._where.is_gpu or p.weights == "float32" else p.tokens
-        exact, allowed = gpt.exact_and_limits(
-            lambda: self._by_formula(model, device, wide), rounding, operations, summed
-        )
-        found = {}
-        for name in exact:
-            times = 1 if name == RESULT else p.micro_batches
-            right, limit = times * exact[name], times * allowed[name]
-            if times > 1:
-                # Each addition to what is there rounds the sum.
-                limit += times * rounding.stored * right.abs()
-            found[name] = self._where.torch.stack((right, limit)).cpu().numpy()
-        return found
+
+        def run(dtype: Any, context: AbstractContextManager[Any]) -> dict[str, Any]:
+            placed = model.to(dtype)
+            with context:
+                return self._by_formula(placed, device, dtype)
+
+        exact, scales = gpt.exact_and_scales(run, rounding, operations, summed, p.micro_batches)
+        times = {name: 1 if name == RESULT else p.micro_batches for name in exact}
+        stack = self._where.torch.stack
+        return {name: stack((exact[name], scales[name])).mul_(times[name]).cpu().numpy() for name in exact}
 
     def _by_formula(self, model: Any, device: Any, dtype: Any) -> dict[str, Any]:
         """Result and gradients of the first step, some sequences at a time: those of a mean are a mean."""

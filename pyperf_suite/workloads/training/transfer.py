@@ -8,8 +8,7 @@ import os
 import random
 import tempfile
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,6 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import Unsupported, UserError, Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.hardware.kernel_files import KernelFiles, parse_cpu_list
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.workloads.backends import TorchDevice, require_cores
 from pyperf_suite.workloads.operator import sets_to_rotate
@@ -39,9 +37,6 @@ from pyperf_suite.workloads.workload import (
 )
 
 Bytes = NDArray[np.uint8]
-
-# Wherever the kernel puts it.
-ANY_NODE = -1
 
 # The kernel backs memory of this size with large pages on request, as NumPy does.
 WORTH_LARGE_PAGES = 1 << 22
@@ -69,19 +64,14 @@ IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 class TransferParameters:
     """So many bytes at once.
 
-    `workers` are CPU cores that copy. `pinned` host memory is what a GPU reads without a detour. `numa_node` is where
-    the host's source lies (a GPU's target too), ANY_NODE for wherever the kernel puts it. `folder` is the one on whose
-    disk a file is read; empty for the one that results go to.
+    `workers` are CPU cores that copy. `pinned` host memory is what a GPU reads without a detour. `folder` is the one on
+    whose disk a file is read; empty for the one that results go to.
     """
 
     size_bytes: Annotated[int, Within(1)]
     workers: Annotated[int, Within(1)] = 1
     pinned: bool = False
-    numa_node: int = ANY_NODE
     folder: str = ""
-
-    def validate(self) -> None:
-        require_node(self.numa_node)
 
 
 class Compared(Prepared):
@@ -121,18 +111,12 @@ class Copies(Compared):
 
 
 class HostCopies(Copies):
-    """From host memory on the requested node to host memory of the copying thread's own."""
+    """From host memory to host memory."""
 
     def __init__(self, parameters: TransferParameters, place: ExecutionContext) -> None:
         super().__init__(parameters)
-        self._held = ExitStack()
-        with running_on(parameters.numa_node):
-            self.source = page_aligned(self.total_bytes)
-            fill(self.source, place.seed)
-        if parameters.numa_node != ANY_NODE:
-            # Only a thread that stays can distinguish a near node from a far one.
-            self._held.enter_context(running_on(nodes()[0]))
-        self.target = page_aligned(self.total_bytes)
+        self.source, self.target = page_aligned(self.total_bytes), page_aligned(self.total_bytes)
+        fill(self.source, place.seed)
         self.poison()
 
     def poison(self, index: int | None = None) -> None:
@@ -142,9 +126,6 @@ class HostCopies(Copies):
     def compared(self, index: int) -> tuple[Bytes, Bytes, str]:
         where = self.slot(index)
         return self.target[where], self.source[where], f"slot {index}"
-
-    def close(self) -> None:
-        self._held.close()
 
 
 class MemcpySteps(HostCopies):
@@ -180,7 +161,7 @@ class TorchHostCopies(HostCopies):
 
 
 class DeviceCopies(Copies):
-    """`Tensor.copy_` between a GPU and host memory on the requested node, pinned or pageable. Not yet measured."""
+    """`Tensor.copy_` between a GPU and host memory, pinned or pageable. Not yet measured."""
 
     def __init__(self, parameters: TransferParameters, place: ExecutionContext, to_device: bool) -> None:
         if place.device.kind != "cuda":
@@ -189,10 +170,8 @@ class DeviceCopies(Copies):
         # A copy from pageable memory waits for the stream, which a held one would never let go on.
         where = TorchDevice(place.device, queueing="held" if parameters.pinned else "open")
         torch, self._where, self._pinned = where.torch, where, parameters.pinned
-        with running_on(parameters.numa_node):
-            # Pinned memory is placed when it is allocated, other memory when it is first written.
-            host = torch.empty(self.total_bytes, dtype=torch.uint8, pin_memory=parameters.pinned)
-            fill(host.numpy(), place.seed)
+        host = torch.empty(self.total_bytes, dtype=torch.uint8, pin_memory=parameters.pinned)
+        fill(host.numpy(), place.seed)
         self._sent = host.numpy().copy()
         on_device = host.to(where.device)
         self._target, source = (on_device, host) if to_device else (host, on_device)
@@ -344,48 +323,12 @@ def fill(buffer: Bytes, seed: int) -> None:
     buffer[:] = np.random.default_rng(seed).integers(0, 256, buffer.size, dtype=np.uint8)
 
 
-def nodes(files: KernelFiles | None = None) -> tuple[int, ...]:
-    """The numbers of the machine's NUMA nodes; none where the system does not say."""
-    return tuple(sorted(parse_cpu_list((files or KernelFiles()).text("sys/devices/system/node/online"))))
-
-
-def require_node(node: int, files: KernelFiles | None = None) -> None:
-    """Raise UserError for a node that there is not; ANY_NODE is always there."""
-    there = nodes(files)
-    if node != ANY_NODE and node not in there:
-        named = ", ".join(map(str, there)) or "none that the system lists"
-        raise UserError(
-            f"NUMA node {node} was requested, but this machine has {named}: leave it at {ANY_NODE} for wherever it is."
-        )
-
-
-@contextmanager
-def running_on(node: int, files: KernelFiles | None = None) -> Iterator[None]:
-    """Keep this thread on the node's CPUs for as long as the block lasts; anywhere for ANY_NODE.
-
-    Raises Unsupported where this process may use none of the node's CPUs.
-    """
-    if node == ANY_NODE:
-        yield
-        return
-    listed = (files or KernelFiles()).text(f"sys/devices/system/node/node{node}/cpulist")
-    allowed = os.sched_getaffinity(0)
-    chosen = allowed & parse_cpu_list(listed)
-    if not chosen:
-        raise Unsupported(f"This process may use no CPU of NUMA node {node}, so it cannot place memory there.")
-    os.sched_setaffinity(0, chosen)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, allowed)
-
-
 Maker = Callable[[TransferParameters, ExecutionContext], Prepared]
 
 
 @dataclass(frozen=True)
 class TransferImplementation(Implementation[TransferParameters]):
-    """One way for bytes to go; of `workers`, `pinned` and `numa_node` it takes those that are named."""
+    """One way for bytes to go; of `workers` and `pinned` it takes what is named."""
 
     name: str  # type: ignore[misc]
     make: Maker
@@ -395,7 +338,7 @@ class TransferImplementation(Implementation[TransferParameters]):
 
     def validate(self, parameters: TransferParameters) -> None:
         usual = TransferParameters(parameters.size_bytes)
-        for name in ("workers", "pinned", "numa_node"):
+        for name in ("workers", "pinned"):
             if getattr(parameters, name) != getattr(usual, name) and name not in self.takes:
                 others = ", ".join(each.name for each in WAYS.values() if name in each.takes)
                 raise UserError(
@@ -414,12 +357,11 @@ class TransferImplementation(Implementation[TransferParameters]):
 
 
 WAYS: dict[str, TransferImplementation] = by_name(
-    TransferImplementation("memcpy", MemcpySteps, takes=("numa_node",)),
-    # None of its threads is kept on a node.
+    TransferImplementation("memcpy", MemcpySteps),
     TransferImplementation("torch", TorchHostCopies, takes=("workers",)),
     # As batches and offloaded states travel, and as offloaded gradients and activations do.
-    TransferImplementation("host_to_device", partial(DeviceCopies, to_device=True), ("pinned", "numa_node"), "cuda"),
-    TransferImplementation("device_to_host", partial(DeviceCopies, to_device=False), ("pinned", "numa_node"), "cuda"),
+    TransferImplementation("host_to_device", partial(DeviceCopies, to_device=True), ("pinned",), "cuda"),
+    TransferImplementation("device_to_host", partial(DeviceCopies, to_device=False), ("pinned",), "cuda"),
     TransferImplementation("disk_cached", FileReads),
     TransferImplementation("disk_direct", DirectReads, whole_blocks=True),
 )

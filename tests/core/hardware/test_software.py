@@ -1,10 +1,10 @@
-"""Copies of libraries, compilers and toolkits that a machine has."""
+"""Copies of libraries and compilers that a machine has."""
 
 from __future__ import annotations
 
 import sys
 
-from pyperf_suite.hardware.software import Toolkit, compiler, copies, loader_folders, mapped, toolkits
+from pyperf_suite.hardware.software import compiler, copies, loader_folders, mapped
 
 
 def test_copies_come_in_the_order_in_which_they_are_tried(machine):
@@ -47,24 +47,6 @@ def test_the_copy_in_a_process_is_read_from_its_map_and_no_other_library_is_take
     )
     assert mapped(maps, "libnvrtc") == "/env/lib/libnvrtc-0a1b2c.so.13"
     assert mapped(maps, "libnccl") is None
-
-
-def test_toolkits_are_told_once_with_the_version_their_files_say(machine):
-    files = machine(
-        {
-            "usr/local/cuda-12.8/bin/nvcc": "",
-            "usr/local/cuda-12.8/version.json": '{"cuda": {"version": "12.8.1"}}',
-            "usr/local/cuda-10/bin/nvcc": "",
-            "usr/local/cuda-10/version.txt": "CUDA Version 10.2.89",
-            "usr/local/cuda-odd/bin/nvcc": "",
-            "usr/local/cuda-odd/version.json": "[1]",
-        }
-    )
-    assert toolkits(files, {"CUDA_HOME": "/usr/local/cuda-12.8", "PATH": "/usr/local/cuda-12.8/bin:/bin"}) == (
-        Toolkit("/usr/local/cuda-12.8", "12.8.1"),
-        Toolkit("/usr/local/cuda-10", "10.2.89"),
-        Toolkit("/usr/local/cuda-odd", None),
-    )
 
 
 def test_the_compiler_is_what_cxx_names_even_where_it_cannot_be_run():

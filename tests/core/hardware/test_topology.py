@@ -101,7 +101,7 @@ def test_the_nearest_network_cards_of_a_gpu_bear_their_systems_names(name, gpu, 
     ],
 )
 def test_a_pair_is_expected_to_carry_what_it_is_wired_for(name, capability, pair, gb_per_s):
-    assert graph_of(name).expected_gb_per_s(capability)[pair] == gb_per_s
+    assert graph_of(name).path(*pair).peak_gb_per_s(capability) == gb_per_s
 
 
 def test_a_gpu_without_nvlink_stands_out_where_others_have_it():
@@ -127,7 +127,7 @@ def test_a_graph_is_kept_as_json_and_read_back(name):
 def test_a_path_that_the_driver_does_not_tell_is_kept_as_unknown():
     graph = parse("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tN/A\t0-15\nGPU1\tN/A\t X \tN/A\n")
     assert str(graph.path(0, 1)) == "unknown"
-    assert graph.expected_gb_per_s(HOPPER) == {("GPU0", "GPU1"): None}
+    assert graph.path(0, 1).peak_gb_per_s(HOPPER) is None
     assert graph.cpus == {"GPU0": "0-15"}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,14 +72,14 @@ models = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
 tokens_of_a_batch = st.integers(1, 1 << 16)
 
 
-def matrices(model: ModelDimensions, **requested: Any) -> float:
+def matrices(model: ModelDimensions) -> float:
     """Parameters of all matrices that are multiplied with, every expert's among them."""
-    return sum(part.outputs * part.inputs * part.calls for part in linears(model, 1, **requested))
+    return sum(part.outputs * part.inputs * part.calls for part in linears(model, 1))
 
 
-def sizes(model: ModelDimensions, tokens: int, sharding: Sharding | None = None, **requested: Any) -> dict[str, tuple]:
+def sizes(model: ModelDimensions, tokens: int, sharding: Sharding | None = None) -> dict[str, tuple]:
     """M, N, K of each product of the forward pass."""
-    return {p.part: (p.m, p.n, p.k) for p in products(model, tokens, sharding, phases=("fprop",), **requested)}
+    return {p.part: (p.m, p.n, p.k) for p in products(model, tokens, sharding, phases=("fprop",))}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -89,7 +89,6 @@ def test_matrices_of_the_products_are_all_parameters_but_norms_biases_and_embedd
     rest = model.parameters - embeddings - matrices(model)
     # Norms and biases: a few times hidden and ffn for each layer, where matrices have hidden times ffn.
     assert 0 < rest <= model.layers * (8 * model.hidden + 2 * model.ffn + model.experts) + 2 * model.hidden
-    assert matrices(model, fused=False) == matrices(model)
 
 
 def test_a_layer_of_llama_multiplies_what_its_weights_say() -> None:
@@ -100,9 +99,6 @@ def test_a_layer_of_llama_multiplies_what_its_weights_say() -> None:
         "mlp out": (8192, 4096, 14336),
         "logits": (8192, 128256, 4096),
     }
-    apart = sizes(LLAMA, 8192, fused=False)
-    assert (apart["query"], apart["key and value"]) == ((8192, 4096, 4096), (8192, 1024, 4096))
-    assert apart["mlp in"] == (8192, 14336, 4096)
 
 
 def test_tensor_parallel_ranks_cut_columns_into_a_block_and_rows_out_of_it() -> None:
@@ -167,10 +163,8 @@ def test_attention_is_that_of_the_heads_of_a_rank() -> None:
     call = attention_call(LLAMA, 2, 8192, Sharding(4))
     assert (call.heads, call.kv_heads, call.calls) == (8, 2, 32)
     assert call.flop() == 32 * attention_flop(2, 8, 128, visible_pairs(8192, 8192, True))
-    assert call.flop(backward=True) == 2.5 * call.flop()
-    assert call.flop(causal_halved=False) == pytest.approx(2 * call.flop(), rel=1e-3)
-    encoder = attention_call(MODELS["bert"], 1, 512)
-    assert encoder.flop() == encoder.flop(causal_halved=False)
+    assert replace(call, causal=False).flop() == pytest.approx(2 * call.flop(), rel=1e-3)
+    assert not attention_call(MODELS["bert"], 1, 512).causal
     latent = attention_call(DEEPSEEK, 1, 4096)
     assert (latent.kv_heads, latent.head_dim, latent.value_head_dim) == (128, 192, 128)
 
@@ -312,7 +306,7 @@ def test_a_gpt_whose_layers_are_recomputed_computes_what_megatrons_formula_says(
 ) -> None:
     model = gpt(layers, 128 * heads, heads, vocab)
     expected = megatron_flop(layers, 128 * heads, vocab, batch, seq)
-    assert hardware_flop(model, batch, seq, "layers", causal_halved=False) == pytest.approx(expected)
+    assert hardware_flop(model.resized(causal=False), batch, seq, "layers") == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +322,7 @@ def test_megatrons_models_have_the_parameters_of_its_table(
 
 def test_gpt_3_trains_for_as_many_days_as_megatron_estimates() -> None:
     # Narayanan et al. 2021, section 5.1: 300 billion tokens on 1024 A100s at 140 TFLOP/s each take 34 days.
-    step_flop = hardware_flop(gpt(96, 12288, 96), 1536, 2048, "layers", causal_halved=False)
+    step_flop = hardware_flop(gpt(96, 12288, 96).resized(causal=False), 1536, 2048, "layers")
     days = step_flop / (1024 * 140e12) * 300e9 / (1536 * 2048) / 86400
     assert days == pytest.approx(34, rel=0.04)
 
@@ -337,7 +331,7 @@ def test_palm_made_the_published_use_of_its_chips() -> None:
     # Chowdhery et al. 2022, appendix B: 238.3 thousand tokens/s on 6144 TPU v4 of 275 TFLOP/s, 46.2 % with attention
     # and 45.7 % without.
     assert PALM.parameters == pytest.approx(540.35e9, rel=1e-4)
-    per_token = model_flop(PALM, 1, 2048, causal_halved=False) / 2048
+    per_token = model_flop(PALM.resized(causal=False), 1, 2048) / 2048
     assert utilization(per_token * 238.3e3, 1.0, 6144, 275e12) == pytest.approx(0.462, abs=5e-4)
     assert utilization(six_nd(PALM.parameters, 238.3e3), 1.0, 6144, 275e12) == pytest.approx(0.457, abs=5e-4)
 
@@ -348,7 +342,7 @@ def test_more_recomputation_is_more_computation_of_the_same_model(batch: int, se
     nothing, attention, layers = (hardware_flop(model, batch, seq, kept) for kept in ("nothing", "attention", "layers"))
     assert nothing == model_flop(model, batch, seq)
     assert nothing < attention < layers < 4 / 3 * nothing
-    assert model_flop(model, batch, seq) <= model_flop(model, batch, seq, causal_halved=False)
+    assert model_flop(model, batch, seq) <= model_flop(model.resized(causal=False), batch, seq)
 
 
 def test_a_token_of_experts_costs_those_it_visits() -> None:

@@ -95,8 +95,6 @@ def test_steps_stand_beside_one_without_exchange_and_options_beside_the_usual():
         assert any(q.exchange == "none" and (q.layers, q.ranks) == (p.layers, p.ranks) for q in steps)
         if not p.no_sync:
             assert replace(p, no_sync=True) in steps
-        if p.static_graph:
-            assert replace(p, static_graph=False) in steps
     assert {p.ranks for p in steps} == {2, 4}
     assert len({case.case_id for case in cases}) == len(cases)
 

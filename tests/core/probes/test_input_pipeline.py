@@ -121,14 +121,12 @@ def test_loaders_that_only_cost_contradict_the_claim():
 
 def test_a_start_is_told_apart_from_steady_iterations():
     ended = visits(replace(BASE, loaders=4, persistent=False), 0.0075)
-    spawned = visits(replace(BASE, loaders=4, start="spawn"), 0.0075)
-    of = {row["settings"]: row for row in rows(PROBE.findings(over_loaders(0.0075) + ended + spawned))}
+    of = {row["settings"]: row for row in rows(PROBE.findings(over_loaders(0.0075) + ended))}
     kept = of[None]
     assert (kept["loaders"], kept["first batch"].value) == (4, pytest.approx(67.5e-3))
     assert kept["in iterations"].value == pytest.approx(13.5 / (1 + DRIFT))
     assert kept["next epoch"].value == pytest.approx(11.5e-3)
     assert of["workers end with the epoch"]["next epoch"].value == pytest.approx(67.5e-3)
-    assert of["spawn"]["first batch"].value == pytest.approx(67.5e-3)
 
 
 @pytest.mark.parametrize("scale", [0.8, 1.0, 1.3])
@@ -147,9 +145,9 @@ def test_pinned_memory_is_judged_by_the_guides_claim(scale, outcome):
 
 
 def test_tasks_are_never_compared_with_each_other():
-    pictures = over_loaders(0.0075, base=replace(BASE, data="jpeg"))
+    larger = over_loaders(0.0075, base=replace(BASE, batch=16))
     slower = over_loaders(0.0075, base=replace(BASE, step_us=20_000))
-    findings = PROBE.findings(over_loaders(0.0075) + pictures + slower)
+    findings = PROBE.findings(over_loaders(0.0075) + larger + slower)
     assert sum(each.claim == WORKERS_HELP for each in findings.verdicts) == 3
     assert len(findings.figures) == 3
     assert len({figure.name for figure in findings.figures}) == 3
@@ -162,7 +160,5 @@ def test_machines_of_any_size_have_cases_that_can_be(profile, cores, monkeypatch
     monkeypatch.setattr(cpu, "detect", lambda: found)
     cases = PROBE.cases(profile, CPU)
     assert max(case.parameters.iterations for case in cases) <= 16
-    # What is started anew holds a torch each.
-    assert all(case.parameters.loaders <= 4 for case in cases if case.parameters.start == "spawn")
     varied = {case.parameters.loaders for case in cases if case.parameters.prefetch != 2}
     assert varied <= {min(cores, 4)}

@@ -132,15 +132,3 @@ def test_checkpointing_keeps_a_share_of_the_activations():
     (row,) = cells(found.tables[1])
     assert row["configuration"] == "gpt, sdpa, float32, 2 x 16"
     assert (row["every:1"].value, row["every:2"], row["selective"].value) == (0.2, None, 0.8)
-
-
-def test_ranks_and_recomputing_lower_the_need_by_the_law():
-    (table,) = (each for each in PROBE.findings([record(SMALL)]).tables if "tensor-parallel" in each.title)
-    assert all(row[-1].predicted for row in table.rows)
-    needs = {row[:3]: row[-1].value for row in table.rows}
-    assert len(needs) == 9
-    for cut in ((1, "no"), (8, "no"), (8, "yes")):
-        by_dropped = [need for key, need in needs.items() if key[:2] == cut]
-        assert by_dropped == sorted(by_dropped, reverse=True)
-    for dropped in {key[2] for key in needs}:
-        assert needs[1, "no", dropped] > needs[8, "no", dropped] > needs[8, "yes", dropped]

@@ -99,15 +99,6 @@ def test_pinned_memory_is_judged_by_the_guides_claim_in_each_direction_at_the_la
     assert there.measured.value == pytest.approx(4.9, rel=0.02)
 
 
-def test_the_far_numa_node_is_named():
-    near, far = (way("memcpy", 0.0, rate, numa_node=node) for node, rate in ((1, 10.0), (0, 6.0)))
-    (message,) = remarks(PROBE.findings(near + far))
-    assert message.values["way"] == "memcpy, node 1"
-    assert message.values["far"] == 0
-    assert message.values["size"].value == SIZES[-1]
-    assert message.values["faster"].value == pytest.approx(10 / 6)
-
-
 def test_what_offloading_would_take_is_marked_as_a_prediction():
     found = PROBE.findings(way("memcpy", 0.0, 12.0) + way("disk_direct", 0.0, 2.0))
     times = {each.values["way"]: each.values["time"] for each in remarks(found, "predicted")}

@@ -17,6 +17,13 @@ STATE = {
 }
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    """The folder in which what was read of journals is kept, of each test's own."""
+    monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "history"
+
+
 @pytest.fixture
 def make_record():
     """Makes one record as plain JSON: `seconds` of None failed; `exact` figures make a static kernel's."""

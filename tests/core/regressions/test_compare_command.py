@@ -64,20 +64,7 @@ def test_one_benchmark_can_be_chosen_and_one_that_is_not_there_is_an_error(compa
     assert "1 benchmark" in compare("latest~1", "latest", "-k", "0123456789abcdef").output
     missing = compare("latest~1", "latest", "-k", "cublas")
     assert missing.exit_code == 2
-    assert "holds no benchmark whose label holds 'cublas'" in missing.stderr
-
-
-def test_pytest_benchmark_files_are_compared(compare, tmp_path):
-    machine = {"cpu": {"brand_raw": "Some CPU", "count": 2}, "system": "Linux"}
-    for name, median in (("before", 1.0), ("after", 1.5)):
-        stats = {"median": median, "q1": median, "q3": median, "iqr": 0.0, "rounds": 5, "min": median, "max": median}
-        entry = {"name": "test_x", "fullname": "test_x.py::test_x", "stats": stats}
-        run = {"version": "5.1.0", "datetime": "2026-01-01T00:00:00", "machine_info": machine, "benchmarks": [entry]}
-        (tmp_path / f"{name}.json").write_text(json.dumps(run))
-    done = compare(tmp_path / "before.json", tmp_path / "after.json")
-    assert done.exit_code == 3
-    assert "Looks slower, +50.0 %" in done.output
-    assert "pyperf-suite ab" not in done.output
+    assert "holds no benchmark that matches 'cublas'" in missing.stderr
 
 
 def test_the_runs_that_are_compared_do_not_count_as_noise_under_any_name(compare, ten_runs, results, tmp_path):
@@ -101,8 +88,8 @@ def test_runs_of_different_machines_are_one_sentence_and_exit_code_2(compare, wr
     ("name", "said"),
     [
         ("latest~99", "goes back beyond the first run"),
-        ("20250101T000000Z-0000", "There is no run, folder or file"),
-        ("x" * 9000, "There is no run, folder or file"),
+        ("20250101T000000Z-0000", "There is no run"),
+        ("x" * 9000, "There is no run"),
     ],
 )
 def test_a_run_that_is_not_there_is_one_sentence(compare, ten_runs, name, said):
@@ -125,7 +112,6 @@ def test_latest_counts_back_on_the_machine_of_the_newest_run_and_over_runs_that_
     write_run(run_id(4), [])
     assert find_side("latest", results).name.endswith(run_id(3))
     assert find_side("latest~1", results).name.endswith(run_id(1))
-    assert find_side("latest", results, "cpu-other-8c").name.endswith(run_id(2))
 
 
 def test_a_run_that_several_machines_have_is_to_be_named_by_its_folder(results, write_run):

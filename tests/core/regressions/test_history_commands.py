@@ -71,8 +71,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own_results(results: Path, tmp_path: Path) -> Path:
-    """The same runs, with the index of them, for a test that changes them."""
-    invoke("history", "--results", results)
+    """The same runs, for a test that changes them."""
     return shutil.copytree(results, tmp_path / "own")
 
 
@@ -102,14 +101,6 @@ def test_a_doubling_is_told_as_a_step_with_both_commits_and_as_unconfirmed(resul
     assert "not confirmed" in step
 
 
-def test_a_picture_is_drawn_where_asked(results, tmp_path):
-    picture = tmp_path / "series.png"
-    message = invoke("history", SMALL.case_id, "--results", results, "--png", picture)
-    assert message.exit_code == 0, message.output
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert str(picture) in message.output.replace("\n", "")
-
-
 def test_json_holds_every_point_and_break(results):
     message = json.loads(invoke("history", SMALL.case_id, "--results", results, "--json").stdout)
     (series,) = message["series"]
@@ -132,7 +123,6 @@ def test_a_damaged_line_is_warned_about_and_the_rest_is_told(own_results):
         (("history", "nothing of the kind"), "matches 'nothing of the kind'"),
         (("history", "--machine", "another"), "No measured run was found in"),
         (("export", "nothing of the kind", "-o", "x.csv"), "no run 'nothing of the kind'"),
-        (("history", "--also", "absent.json"), "There is no absent.json"),
         (("export", "latest", "-o", "x.txt"), ".csv or .parquet"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import strict_json
 from pyperf_suite.regressions.stored import journals
-from pyperf_suite.regressions.stored.series import SeriesPoint, breaks_of
+from pyperf_suite.regressions.stored.series import BenchmarkSeries, Measured
 from pyperf_suite.regressions.stored.store import Store, read_side
 from pyperf_suite.runner.record import Record
 
@@ -26,17 +26,16 @@ def only_series(results):
     """The one series of the results folder."""
 
     def find(**wanted):
-        store = Store(results)
-        store.update()
-        (benchmark,) = store.benchmarks(**wanted)
-        return store.series(benchmark)
+        (series,) = Store(results).series(**wanted)
+        return series
 
     return find
 
 
 def breaks(*states, kind="timing"):
-    points = [SeriesPoint("run", "2026-01-01T00:00:00.000+00:00", 1e-3, 1e-3, 1e-3, state=state) for state in states]
-    return [(found.index, found.what) for found in breaks_of(points, kind)]
+    points = tuple(Measured("m", "run", "p", "c", "label", kind, medians=(1e-3,), state=state) for state in states)
+    series = BenchmarkSeries("m", "p", "c", "label", "s", points, kind=kind)
+    return [(found.index, found.what) for found in series.breaks]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +65,7 @@ def test_a_runs_folder_and_its_records_are_the_same_side(write_run, make_record)
     by_folder, by_file = read_side(path.parent), read_side(path)
     assert by_folder == by_file
     one = by_folder.benchmarks[KEY]
-    assert (one.medians, one.low, one.high, one.seconds) == ((1e-3, 2e-3, 4e-3), 1e-3, 4e-3, 2e-3)
+    assert (one.medians, one.low, one.high, one.value) == ((1e-3, 2e-3, 4e-3), 1e-3, 4e-3, 2e-3)
     assert (by_folder.machine, by_folder.commit, by_folder.notes) == ("cpu-made-up-2c", "a" * 40, ())
     assert one.label == Record.from_json(make_record()).label
 
@@ -166,7 +165,7 @@ def test_a_point_is_the_median_of_its_processes_and_their_range(write_run, only_
     write_run(seconds=[1e-3, 3e-3, 2e-3])
     (only,) = only_series().points
     assert (only.value, only.low, only.high) == (2e-3, 1e-3, 3e-3)
-    assert (only.processes, only.medians) == (3, (1e-3, 3e-3, 2e-3))
+    assert (only.ok, only.medians) == (3, (1e-3, 3e-3, 2e-3))
 
 
 def test_one_process_gives_its_own_interval(write_run, make_record, only_series):
@@ -202,7 +201,7 @@ def test_a_run_resumed_with_other_code_is_dirty(write_run, make_record, only_ser
 
 def test_both_sentinels_of_a_run_are_processes_of_their_own(write_run, make_record, only_series):
     write_run(records=[make_record(kind="sentinel", position=position) for position in (0, 9)])
-    assert only_series().points[0].processes == 2
+    assert only_series().points[0].ok == 2
 
 
 def test_exact_figures_of_a_kernel_form_a_series_each(write_run, make_record, only_series):

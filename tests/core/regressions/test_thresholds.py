@@ -24,13 +24,11 @@ def test_the_command_line_wins_then_the_last_pattern_that_matches_then_the_file(
         """
         [tool.pyperf_suite.regressions]
         margin = "2 %"
-        fail-on = "slower"
         [tool.pyperf_suite.regressions.margins]
         "tile_wave" = 0.03
         "matmul[native * schedule=data_parallel@1]" = "4%"
         """,
     )
-    assert thresholds.fail_on == "slower"
     assert thresholds.margin_of("tile_wave", LABEL) == 0.04
     assert thresholds.margin_of("tile_wave", "matmul[torch]") == 0.03
     assert thresholds.margin_of("baseline", "matmul[torch]") == 0.02
@@ -67,8 +65,6 @@ def test_what_is_no_share_between_nothing_and_all_is_refused(text):
         ("[tool.pyperf_suite.regressions]\nmargin = 3", "not between 0 and 100 %"),
         ("[tool.pyperf_suite.regressions]\nmargin = [1]", "not a share"),
         ("[tool.pyperf_suite.regressions]\ntolerance = 3", "no key 'tolerance': it has margin"),
-        ('[tool.pyperf_suite.regressions]\nfail-on = "always"', "choose from never, slower"),
-        ("[tool.pyperf_suite.regressions]\nfail-on = [1]", "choose from"),
         ('[tool.pyperf_suite.regressions.margins]\n"a*" = "much"', "'a*': 'much' is not a share"),
         ("[tool.pyperf_suite]\nregressions = 1", "is a table"),
         ("margin = = 1", "is not TOML"),

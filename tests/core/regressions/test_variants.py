@@ -60,13 +60,9 @@ def test_cases_that_cannot_be_so_are_left_out_and_where_none_can_the_reason_is_t
         pair_variants([planned(64)], {"k": "many"}, {"k": "64"})
 
 
-def test_words_choose_among_benchmarks():
+def test_a_part_of_probe_and_label_or_a_case_chooses_among_benchmarks():
     cases = [PairedCase.same("baseline", planned(m).case) for m in (64, 65, 66)]
-    assert choose(cases, "native m=65") == [cases[1]]
-    assert choose(cases, "baseline and not m=65, not M=66") == [cases[0]]
+    assert choose(cases, None) == choose(cases, "baseline matmul[native") == cases
+    assert choose(cases, "native m=65") == choose(cases, "base*m=65") == choose(cases, cases[1].case_id) == [cases[1]]
     with pytest.raises(UserError, match="leaves none of the 3"):
         choose(cases, "cublas")
-    with pytest.raises(UserError, match="ends in `not`"):
-        choose(cases, "native not")
-    with pytest.raises(UserError, match="'or' is not known"):
-        choose(cases, "torch or m=65")

@@ -10,14 +10,11 @@ from scipy import stats
 
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.verdict import (
-    EXACT_UP_TO,
-    RESAMPLES,
     LogDifference,
     Proportion,
     SequentialRule,
     Verdict,
     adjusted_p_values,
-    bca_bootstrap,
     critical_sum,
     hodges_lehmann,
     judge,
@@ -25,7 +22,6 @@ from pyperf_suite.regressions.verdict import (
     looks_up_to,
     signed_rank_interval,
     signed_rank_p,
-    student_t,
     suite_words,
 )
 
@@ -244,7 +240,7 @@ def test_adjusted_p_values_are_scipys(p_values):
 
 @pytest.mark.parametrize("p_value", [-0.1, 1.1, float("nan")])
 def test_what_is_no_probability_is_refused(p_value):
-    with pytest.raises(ValueError, match="between 0 and 1"):
+    with pytest.raises(ValueError, match="0 and 1"):
         adjusted_p_values([0.5, p_value])
     assert adjusted_p_values([]) == []
 
@@ -287,15 +283,6 @@ def test_the_signed_rank_p_value_is_that_of_scipys_exact_test(count):
     assert signed_rank_p(values, 0.01) == pytest.approx(expected, rel=1e-9)
 
 
-def test_where_the_exact_distribution_ends_an_approximation_goes_on_that_is_rather_too_cautious():
-    count = EXACT_UP_TO + 1
-    positive = count * 56 // 100
-    values = [*np.linspace(0.1, 1, positive), *np.linspace(-1.0003, -0.1001, count - positive)]
-    expected = stats.wilcoxon(values, alternative="greater", method="exact").pvalue
-    assert 1e-4 < expected < 0.02  # where decisions are made
-    assert expected <= signed_rank_p(values, 0.0) <= 1.05 * expected
-
-
 @given(SAMPLES, st.sampled_from([0.05, 0.025, 0.2]), st.floats(-1, 1))
 def test_the_interval_ends_where_the_test_begins_to_reject(values, tail, location):
     low, high = signed_rank_interval(values, tail)
@@ -317,7 +304,6 @@ def test_an_end_that_so_few_values_cannot_bound_is_infinite():
 
 def test_equal_values_are_their_own_interval():
     assert signed_rank_interval([0.02] * 10, 0.01) == (0.02, 0.02)
-    assert bca_bootstrap([0.02] * 10) == (0.02, 0.02, 0.02)
     assert signed_rank_p([0.02] * 10, 0.02) == 1.0
 
 
@@ -328,35 +314,10 @@ def test_the_critical_sum_is_the_least_that_is_rare_enough():
     assert critical_sum(10, 0.5 / 1024) == 56
 
 
-def test_the_t_interval_is_scipys():
-    values = drawn(14)
-    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    assert student_t(values) == pytest.approx((np.mean(values), expected.low, expected.high))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_bca_interval_is_scipys_up_to_the_resampling(seed):
-    values = list(np.random.default_rng(seed).exponential(0.02, 30))  # skewed: where BCa differs from a percentile
-    expected = stats.bootstrap((values,), np.mean, method="BCa", n_resamples=RESAMPLES, rng=1).confidence_interval
-    _, low, high = bca_bootstrap(values)
-    width = expected.high - expected.low
-    assert abs(low - expected.low) < 0.04 * width
-    assert abs(high - expected.high) < 0.04 * width
-
-
-def test_the_same_values_give_the_same_bca_interval():
-    assert bca_bootstrap(drawn(20)) == bca_bootstrap(drawn(20))
-
-
-def test_one_value_is_its_own_t_and_bca_interval():
-    assert student_t([0.03]) == bca_bootstrap([0.03]) == (0.03, 0.03, 0.03)
-
-
 @pytest.mark.parametrize("values", [[], [0.1, math.nan], [0.1, math.inf]])
-@pytest.mark.parametrize("interval", [student_t, bca_bootstrap, hodges_lehmann])
-def test_no_values_or_values_that_are_no_numbers_are_refused(interval, values):
+def test_no_values_or_values_that_are_no_numbers_are_refused(values):
     with pytest.raises(ValueError, match="an interval needs"):
-        interval(values)
+        hodges_lehmann(values)
 
 
 @settings(max_examples=30)

@@ -317,7 +317,6 @@ def test_what_was_asked_is_no_part_of_what_makes_plans_equal() -> None:
             "study --data=1,2 --seed=4 --device cpu",
         ),
         ("study", {"profile": "quick"}, "run study --profile quick"),
-        ("sizing", {"profile": "full", "device": "cuda:0"}, "size --measure --profile full --device cuda:0"),
     ],
 )
 def test_what_other_commands_measure_is_named_by_them(probe: str, manifest: dict[str, Any], command: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from pyperf_suite.hardware.devices import Gpu, Unavailable
 from pyperf_suite.hardware.kernel_files import KernelFiles
-from pyperf_suite.hardware.software import Compiler, Copy, Toolkit
+from pyperf_suite.hardware.software import Compiler, Copy
 from pyperf_suite.node.check import Check, of_part
 from pyperf_suite.node.doctor import gpu, host, load, software
 from pyperf_suite.node.doctor.software import NCCL, Opened
@@ -102,7 +102,6 @@ def of_software(gpus: int = 0, torch: Any = CPU_TORCH, driver_cuda: Any = None, 
         "pytest-benchmark": software.pytest_plugin(changed.get("packages", PACKAGES)),
         "C++ extension": software.extension(changed.get("extension")),
         "C++ compiler": software.compiler(changed.get("compiler", Compiler("c++", "c++ 12.2.0", requested=False))),
-        "CUDA toolkits": software.cuda_toolkits(changed.get("toolkits", ())),
         **{
             wanted.name: software.library(wanted, copies.get(wanted.name, ()), in_process, gpus, driver_cuda)
             for wanted in (software.NVRTC, NCCL)
@@ -217,7 +216,6 @@ LINES: list[tuple[Any, str, dict[str, Any], str, str]] = [
     (of_software, "C++ extension", {"extension": "It does not load"}, "failed", "It does not load"),
     (of_software, "C++ compiler", {"compiler": None}, "caution", "none on the PATH"),
     (of_software, "C++ compiler", {"compiler": Compiler("icpx", None, requested=True)}, "caution", "CXX=icpx cannot"),
-    (of_software, "CUDA toolkits", {"toolkits": (Toolkit("/usr/local/cuda", "12.8"),)}, "ok", "12.8 in /usr"),
     (of_software, "triton", {"triton": None, "gpus": 1}, "caution", "pip install triton"),
     (of_software, "torch", {"torch": None}, "failed", "not installed"),
     (of_software, "torch", {"torch": {"error": "ended by signal 11"}}, "failed", "does not import: ended by signal 11"),

@@ -111,7 +111,7 @@ def test_under_a_launcher_one_watcher_a_node_reports_all_ranks(tmp_path):
         "print([each.wait() for each in ranks])\n"
     )
     places = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-    options = ("--interval", "0.2", "--live", "--results", str(tmp_path))
+    options = ("--interval", "0.2", "--results", str(tmp_path))
     watch = ("-m", "pyperf_suite", "watch", *options)
     command = (sys.executable, "-c", launcher, sys.executable, *watch, "--", sys.executable, "-c", JOB, "25")
     done = subprocess.run(command, env={**os.environ, **places}, capture_output=True, text=True, timeout=60)

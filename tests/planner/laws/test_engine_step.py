@@ -8,17 +8,15 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
+from pyperf_suite.laws.training.pipeline_orders import Action, interleaved, one_forward_one_backward
 from pyperf_suite.planner.laws.training.engine_step import (
     ATTENTIONS,
     KERNELS,
-    Action,
     CpuPrices,
     EngineConstants,
     engine_step,
     fit_line,
-    interleaved,
     line_errors,
-    one_forward_one_backward,
     pack_engine,
     pack_lines,
     product_features,
@@ -53,7 +51,13 @@ CONSTANTS = EngineConstants(
 
 def plan(**cuts):
     return ParallelPlan(
-        8, 1, 32, gradient_bytes=4, element_bytes=4, sequence_parallel=cuts.get("tensor", 1) > 1, **cuts
+        global_batch=8,
+        micro_batch=1,
+        seq=32,
+        gradient_bytes=4,
+        element_bytes=4,
+        sequence_parallel=cuts.get("tensor", 1) > 1,
+        **cuts,
     )
 
 

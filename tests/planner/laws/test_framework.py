@@ -23,7 +23,7 @@ from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import prices_of, step_time
 
 LLAMA = ModelDimensions(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256, gated=True)
-PLAN = ParallelPlan(64, 1, 4096, data=16, overlap_gradients=True)
+PLAN = ParallelPlan(global_batch=64, micro_batch=1, seq=4096, data=16, overlap_gradients=True)
 SHARDED = replace(PLAN, zero_stage=3)
 H100 = np.array(["H100 SXM"])
 
@@ -84,7 +84,7 @@ def test_constants_of_ones_own_go_before_published_ones():
 
 def test_experts_of_a_rank_are_launched_one_by_one_unless_captured_and_cost_less_fused():
     experts = replace(LLAMA, experts=64, top_k=4, expert_ffn=1024)
-    few, many = (ParallelPlan(64, 1, 4096, data=32, expert=ranks, ranks_per_node=32) for ranks in (32, 4))
+    few, many = (ParallelPlan(global_batch=64, micro_batch=1, seq=4096, data=32, expert=ranks, ranks_per_node=32) for ranks in (32, 4))
     launched, captured, fused = (
         step_time("B200", experts, replace(many, expert_kernels=how)) for how in ("launched", "captured", "fused")
     )
@@ -95,7 +95,7 @@ def test_experts_of_a_rank_are_launched_one_by_one_unless_captured_and_cost_less
 
 def test_a_token_goes_to_a_node_once_however_many_of_its_experts_are_there():
     experts = replace(LLAMA, experts=64, top_k=1, expert_ffn=1024)
-    plan = ParallelPlan(64, 1, 4096, data=16, expert=16)
+    plan = ParallelPlan(global_batch=64, micro_batch=1, seq=4096, data=16, expert=16)
     once, eightfold = (
         float(step_time("H100", replace(experts, top_k=chosen), plan, StepConstants(1.0, 0.0)).parts["experts"])
         for chosen in (1, 8)
@@ -105,7 +105,7 @@ def test_a_token_goes_to_a_node_once_however_many_of_its_experts_are_there():
 
 
 def test_one_node_does_not_wait_for_others_at_the_end_of_a_step():
-    alone, together = (ParallelPlan(ranks, 1, 4096, data=ranks) for ranks in (8, 16))
+    alone, together = (ParallelPlan(global_batch=ranks, micro_batch=1, seq=4096, data=ranks) for ranks in (8, 16))
     assert float(step_time("H100", LLAMA, alone).parts["stragglers"]) == 0
     assert float(step_time("H100", LLAMA, together).parts["stragglers"]) > 0.05
 
@@ -113,11 +113,11 @@ def test_one_node_does_not_wait_for_others_at_the_end_of_a_step():
 def test_each_micro_batch_adds_gradients_up():
     constants = StepConstants(1.0, 0.0, accumulate=2.0)
     parts = [
-        float(step_time("H100", LLAMA, ParallelPlan(batch, 1, 4096), constants).parts["optimizer"])
+        float(step_time("H100", LLAMA, ParallelPlan(global_batch=batch, micro_batch=1, seq=4096), constants).parts["optimizer"])
         for batch in (1, 2, 3)
     ]
     assert parts[1] - parts[0] == pytest.approx(parts[2] - parts[1])
-    without = step_time("H100", LLAMA, ParallelPlan(1, 1, 4096), replace(constants, accumulate=0.0))
+    without = step_time("H100", LLAMA, ParallelPlan(global_batch=1, micro_batch=1, seq=4096), replace(constants, accumulate=0.0))
     # Read and written in single precision: 16 bytes a parameter at some 2.7 TB/s.
     passes = parts[0] - float(without.parts["optimizer"])
     assert passes == pytest.approx(2 * 4 * LLAMA.parameters / 2.73e12, rel=0.15)
@@ -137,7 +137,7 @@ def test_products_of_fewer_bits_are_faster_and_what_a_gpu_lacks_is_refused():
 
 def test_stages_may_differ_by_a_layer_and_embedding_and_logits_count_as_layers_where_that_is_even():
     deep = replace(LLAMA, layers=126)
-    plan = ParallelPlan(64, 1, 4096, tensor=8, pipeline=8, chunks=8, sequence_parallel=True, overlap_tensor=True)
+    plan = ParallelPlan(global_batch=64, micro_batch=1, seq=4096, tensor=8, pipeline=8, chunks=8, sequence_parallel=True, overlap_tensor=True)
     with pytest.raises(UserError, match="126 layers cannot be cut into 8 stages of 8 chunks"):
         seconds(plan, model=deep)
     uneven = replace(plan, uneven_stages=True)
@@ -149,7 +149,7 @@ def test_stages_may_differ_by_a_layer_and_embedding_and_logits_count_as_layers_w
 
 def test_a_rank_of_tp_may_have_experts_of_its_own():
     experts = replace(LLAMA, experts=64, top_k=4, expert_ffn=1024)
-    plan = ParallelPlan(64, 1, 4096, tensor=2, data=16, expert=32, sequence_parallel=True)
+    plan = ParallelPlan(global_batch=64, micro_batch=1, seq=4096, tensor=2, data=16, expert=32, sequence_parallel=True)
     assert int(plan.expert_groups) == 2
     assert seconds(plan, model=experts) > 0
     with pytest.raises(UserError, match="spread over 64 of 16 ranks"):
@@ -157,7 +157,7 @@ def test_a_rank_of_tp_may_have_experts_of_its_own():
 
 
 def test_hiding_the_exchange_of_tp_and_computing_less_again_save_time():
-    plan = ParallelPlan(64, 1, 4096, tensor=8, sequence_parallel=True)
+    plan = ParallelPlan(global_batch=64, micro_batch=1, seq=4096, tensor=8, sequence_parallel=True)
     assert seconds(replace(plan, overlap_tensor=True)) < seconds(plan)
     again = replace(plan, recompute="layers")
     assert seconds(plan) < seconds(replace(again, recompute_share=0.5)) < seconds(again)

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.laws.training.data_parallel import exposed_comm_s
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import Calibration
 from pyperf_suite.planner.laws.explained import Explained
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.framework import StepConstants, pack_constants
-from pyperf_suite.planner.laws.training.layer_work import TAKEN_IN_NODE, exposed_comm_s
+from pyperf_suite.planner.laws.training.layer_work import TAKEN_IN_NODE
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import step_time
 
@@ -69,7 +70,7 @@ def seconds(plan: ParallelPlan) -> float:
 
 
 def test_the_parts_add_up_to_the_iteration() -> None:
-    plan = ParallelPlan(64, 1, 1024, tensor=2, data=2, pipeline=4, recompute="layers", fused_attention=False)
+    plan = ParallelPlan(global_batch=64, micro_batch=1, seq=1024, tensor=2, data=2, pipeline=4, recompute="layers", fused_attention=False)
     found = step_time("A100", MODEL, plan, StepConstants(1.2, 1e-3, 5e9), MadeUpPrices())
     assert sum(found.parts.values()) == pytest.approx(found.seconds)
     assert all(part >= 0 for part in found.parts.values())
@@ -285,12 +286,12 @@ def test_an_unknown_gpu_is_refused() -> None:
 
 def test_layers_with_a_window_take_as_long_as_what_they_see_and_ranks_of_cp_share_them() -> None:
     windowed = replace(MODEL, window=SEQ // 16, windowed_layers=MODEL.layers // 2)
-    plan = ParallelPlan(8, 1, SEQ)
+    plan = ParallelPlan(global_batch=8, micro_batch=1, seq=SEQ)
     whole_s = parts(plan)["attention"]
     assert parts(plan, windowed)["attention"] == pytest.approx(whole_s * (1 / 2 + 1 / 2 / 8))
     chunked = replace(windowed, chunked=True)
     assert parts(plan, chunked)["attention"] == pytest.approx(whole_s * (1 / 2 + 1 / 2 / 16))
-    shared = ParallelPlan(8, 1, SEQ, context=2)
+    shared = ParallelPlan(global_batch=8, micro_batch=1, seq=SEQ, context=2)
     for model, of_windowed in ((windowed, 1 / 8 / 2), (chunked, 1 / 16 / 2)):
         saved_s = parts(shared)["attention"] - parts(shared, model)["attention"]
         assert saved_s == pytest.approx(parts(shared)["attention"] / 2 - whole_s / 2 * of_windowed, rel=0.02)
@@ -298,7 +299,7 @@ def test_layers_with_a_window_take_as_long_as_what_they_see_and_ranks_of_cp_shar
 
 def test_experts_take_as_long_as_their_grouped_product_and_again_where_layers_are_computed_again() -> None:
     sparse = replace(MODEL, experts=8, top_k=2)
-    plan, again = (ParallelPlan(8, 1, SEQ, recompute=kept) for kept in ("nothing", "layers"))
+    plan, again = (ParallelPlan(global_batch=8, micro_batch=1, seq=SEQ, recompute=kept) for kept in ("nothing", "layers"))
     flop = 2 * 2 * SEQ * MODEL.hidden * MODEL.ffn * (3 if MODEL.gated else 2) * MODEL.layers * 8
     dense_s = flop / 2 * 3 / 1e14
     router_s = 3 * 2 * SEQ * MODEL.hidden * 8 * MODEL.layers * 8 / 1e14

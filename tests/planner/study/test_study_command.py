@@ -1,4 +1,4 @@
-"""`pyperf-suite study`: what is refused, the SLURM job it prints, and studies that run, fail in part, and go on."""
+"""`pyperf-suite study`: what is refused, the example's SLURM job, and studies that run, fail in part, and go on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from pyperf_suite.cli.main import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.planner.commands.study_run import Allocation, of_this_world
+from pyperf_suite.planner.commands.study_run import of_this_world
 from pyperf_suite.planner.study.grid import cases_of, default_axes
 from pyperf_suite.planner.study.results import results_of, search_steps
 from pyperf_suite.ranks.launch import ALONE
@@ -153,21 +153,6 @@ def test_a_limit_on_memory_refuses_before_anything_starts(doubles, tmp_path: Pat
     assert doubles.requested == []
 
 
-def test_a_study_is_repeated_as_it_was_asked_for(doubles, tmp_path: Path) -> None:
-    there = ("--device", "cpu", "--results", str(tmp_path))
-    assert invoke(*SHORT, "--data", "1,2", "--experiments", "2", "--results", str(tmp_path)).exit_code == 0
-    result = invoke(*there, "--again", "latest", "--json")
-    assert result.exit_code == 0, result.output
-    assert len(doubles.requested) == 8
-    assert sorted(doubles.requested[:4]) == sorted(doubles.requested[4:])
-    (study,) = json.loads(result.stdout)["probes"]
-    compared = study["tables"][0]
-    assert compared["title"].startswith("Compared with ")
-    assert [row[-1] for row in compared["rows"]] == ["reproduced", "reproduced"]
-    refused = invoke(*there, "--again", "latest", "--steps", "5")
-    assert (refused.exit_code, "leave steps out" in refused.output) == (2, True)
-
-
 def test_only_some_configurations_go_into_a_run_that_knows_them_all(doubles, tmp_path: Path) -> None:
     options = (*SHORT, "--data", "1,2", "--experiments", "1", "--results", str(tmp_path), "--resume", "a-job")
     assert invoke(*options, "--only", "2").exit_code == 0
@@ -221,20 +206,12 @@ def test_what_has_no_room_is_a_row_and_the_rest_runs(doubles, tmp_path: Path) ->
         (("--calibration", "nowhere.npz"), "nowhere.npz"),
         (("--seq", "1000000000"), "positions = 1000000000 is beyond"),
         (("--seq", "16777216"), "bytes more than it has of"),
-        (("one.toml", "--grid", "two.toml"), "Two grids were given, one.toml and two.toml: give one"),
-        (("--grid", "nowhere.toml"), "nowhere.toml cannot be read: No such file"),
-        (("--print-slurm",), "--print-slurm needs a grid that says how steps are cut"),
-        (("--print-slurm", "--data", "8", "--nodes", "0"), "--nodes 0 was requested"),
-        (("--print-slurm", "--data", "8", "--gpus-per-node", "0"), "--gpus-per-node 0 was requested"),
-        (("--print-slurm", "--data", "8", "--gpus-per-node", "4"), "8 ranks cannot be placed evenly"),
-        (("--print-slurm", "--data", "8", "--time", "soon"), "--time 'soon' is no time limit"),
-        (("--print-slurm", "--data", "8", "--account", "a\nb"), "holds characters that no script line can"),
     ],
 )
 def test_what_cannot_be_is_one_sentence_and_exit_code_2(
     arguments: tuple[str, ...], sentence: str, tmp_path: Path
 ) -> None:
-    device = () if "--device" in arguments or "--print-slurm" in arguments else ("--device", "cpu")
+    device = () if "--device" in arguments else ("--device", "cpu")
     result = invoke(*arguments, *device, "--results", str(tmp_path))
     assert result.exit_code == 2, result.output
     assert sentence in result.output
@@ -259,68 +236,44 @@ def test_a_launcher_with_another_number_of_ranks_is_told_which_there_are(monkeyp
         of_this_world(cases)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "gpus", "ranks", "placed"),
-    [(4, 8, 8, (1, 8)), (4, 8, 16, (2, 8)), (4, 8, 12, (2, 6)), (4, 8, 1, (1, 1)), (4, 8, 24, (3, 8))],
-)
-def test_a_world_takes_as_few_nodes_as_hold_it_evenly(nodes, gpus, ranks, placed) -> None:
-    assert Allocation(nodes, gpus).placed(ranks) == placed
-
-
 def a_program(path: Path, text: str) -> None:
     path.write_text(f"#!/bin/bash\n{text}\n")
     path.chmod(path.stat().st_mode | stat.S_IEXEC)
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_the_printed_job_starts_each_experiment_of_each_configuration_once_and_tells_at_the_end(tmp_path: Path) -> None:
+def test_the_job_starts_each_experiment_of_each_configuration_once_and_tells_at_the_end(
+    tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
     """Run by bash with programs in the place of srun, scontrol and python that write down how they were called."""
-    grid = tmp_path / "my grid; rm -rf $HOME.toml"
-    grid.write_text("[grid]\nglobal_batch = 16\nbatch = 1\ndata = [1, 8, 16]\n")
-    printed = invoke(
-        *(str(grid), "--print-slurm", "--nodes", "2", "--gpus-per-node", "8", "--time", "01:30:00"),
-        *("--partition", "gpu queue", "--account", "me", "--experiments", "2", "--results", str(tmp_path / "shared")),
-    )
-    assert printed.exit_code == 0, printed.output
-    assert printed.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=pyperf-study\n#SBATCH --nodes=2\n")
-    assert "#SBATCH --partition='gpu queue'\n" in printed.stdout
-    script = tmp_path / "study.sbatch"
-    script.write_text(printed.stdout)
-    assert subprocess.run(["bash", "-n", script]).returncode == 0
+    options = ("my grid.toml", "--data", "1,8,12,16,24")
+    listed = invoke(*options[1:], "--batch", "1", "--global-batch", "48", "--device", "cpu", "--list").output
+    (tmp_path / "listed").write_text(listed)
     programs = tmp_path / "bin"
     programs.mkdir()
     log = tmp_path / "log"
     # The second configuration dies each time.
     write = f'printf "%s|" "$(basename "$0")" "$@" >> {log}; echo >> {log}'
     a_program(programs / "srun", f'{write}; [[ "$*" != *"--only 2"* ]]')
-    a_program(programs / "python", write)
+    a_program(programs / "python", f'if [[ "$*" == *--list ]]; then cat {tmp_path / "listed"}; else {write}; fi')
     a_program(programs / "scontrol", "echo node-a; echo node-b")
-    path = f"{programs}:{os.environ['PATH']}"
-    environment = {"PATH": path, "SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "node-[a-b]"}
-    done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": "77", "SLURM_JOB_NUM_NODES": "4",
+                   "SLURM_JOB_NODELIST": "node-[a-d]", "EXPERIMENTS": "2"}  # fmt: skip
+    script = pytestconfig.rootpath / "examples" / "study.sbatch"
+    done = subprocess.run(["bash", script, *options], env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("configuration 2, experiment") == 2
     calls = [line.rstrip("|").split("|") for line in log.read_text().splitlines()]
-    assert [call[0] for call in calls] == ["srun"] * 6 + ["python"]
-    assert [call[-1] for call in calls] == ["1", "2", "3", "1", "2", "3", "--tell"]
-    assert "--nodes=2" in calls[2]
-    assert "--nproc-per-node=8" in calls[2]
-    assert "--rdzv-endpoint=node-a:29500" in calls[2]
+    assert [call[0] for call in calls] == ["srun"] * 10 + ["python"]
+    assert [call[-1] for call in calls] == ["1", "2", "3", "4", "5"] * 2 + ["--tell"]
+    # As few nodes of eight GPUs as hold the ranks evenly.
+    placed = [tuple(word.split("=")[1] for word in call if word.startswith(("--nnodes", "--nproc"))) for call in calls]
+    assert placed == [("1", "1"), ("1", "8"), ("2", "6"), ("2", "8"), ("3", "8")] * 2 + [()]
     for call in calls:
-        assert str(grid) in call
+        assert "my grid.toml" in call
         assert "study-77" in call
-    assert len({next(word for word in call if word.startswith("--rdzv-id=")) for call in calls[:6]}) == 6
-
-
-def test_the_study_that_a_job_starts_reads_the_same_configurations(tmp_path: Path) -> None:
-    printed = invoke("--print-slurm", "--data", "1,2", "--zero", "0,3", "--not-gated", "--device", "cpu")
-    line = next(line for line in printed.output.splitlines() if line.startswith("study=("))
-    words = line.removeprefix("study=(").rstrip(")").split()
-    arguments = [word for word in words[words.index("study") + 1 :] if "$run" not in word and word != "--resume"]
-    assert (
-        invoke(*arguments, "--list").output
-        == invoke("--data", "1,2", "--zero", "0,3", "--device", "cpu", "--list").output
-    )
+    assert all("--rdzv-endpoint=node-a:29500" in call for call in calls[:-1])
+    assert len({next(word for word in call if word.startswith("--rdzv-id=")) for call in calls[:-1]}) == 10
 
 
 @pytest.fixture(scope="module")

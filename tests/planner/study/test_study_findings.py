@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -188,23 +188,24 @@ def test_a_single_experiment_decides_nothing_and_has_no_error(layout: Layout, vi
     assert math.isnan(bars_of(findings).bars[0].error)
 
 
-def predictor(factor: float) -> Any:
+def predictor(factor: float, records: Sequence[Record]) -> Any:
     """Predicts each configuration at that multiple of its usual step."""
+    times: dict[str, list[float]] = {}
+    for record in records:
+        if record.outcome == "ok":
+            times.setdefault(record.case_id, []).append(record.seconds)
 
-    def predict(cases: Sequence[Case], records: Sequence[Record]) -> Mapping[str, StudyPrediction]:
-        times: dict[str, list[float]] = {}
-        for record in records:
-            if record.outcome == "ok":
-                times.setdefault(record.case_id, []).append(record.seconds)
-        usual = {case_id: statistics.median(each) for case_id, each in times.items()}
-        memory = {case.case_id: ({"weights": 1e6},) * case.parameters.ranks for case in cases}
-        return {case_id: StudyPrediction(factor * seconds, memory[case_id]) for case_id, seconds in usual.items()}
+    def predict(case: Case) -> StudyPrediction | None:
+        if case.case_id not in times:
+            return None
+        memory = ({"weights": 1e6},) * case.parameters.ranks
+        return StudyPrediction(factor * statistics.median(times[case.case_id]), memory)
 
     return predict
 
 
 def test_predictions_stand_beside_each_row_and_are_judged_in_a_remark(studied: list[Record]) -> None:
-    findings = found(studied, predictor(1.1))
+    findings = found(studied, predictor(1.1, studied))
     law = remark_with(findings, "order")
     assert (law.kind, law.values["count"]) == ("law", 4)
     assert (value(law, "order"), value(law, "median"), value(law, "worst")) == pytest.approx((1.0, 0.1, 0.1))
@@ -221,10 +222,10 @@ def test_predictions_stand_beside_each_row_and_are_judged_in_a_remark(studied: l
 def test_what_was_not_predicted_or_gave_no_time_is_not_compared(layout: Layout, visits: Visits) -> None:
     known = {layout().case_id: StudyPrediction(0.1), layout(pipeline=2).case_id: StudyPrediction(0.1)}
     records = [*visits(layout(), [0.2]), *visits(layout(pipeline=2), [None]), *visits(layout(data=2), [0.3])]
-    law = remark_with(found(records, lambda *_: known), "order")
+    law = remark_with(found(records, lambda case: known.get(case.case_id)), "order")
     assert (law.values["count"], value(law, "worst")) == (1, 0.5)
     assert law.values["order"] is None
-    nothing = found(records, lambda *_: {})
+    nothing = found(records, lambda _: None)
     assert all(each.kind != "law" for each in nothing.remarks if isinstance(each, Remark))
 
 
@@ -246,7 +247,7 @@ def test_bytes_predicted_where_none_are_have_no_bound() -> None:
 def test_memory_errors_are_a_table_by_part(layout: Layout, visits: Visits) -> None:
     counted = ranks(parameter_bytes=[100.0, 50.0], optimizer_bytes=[192.0, 96.0], counter_bytes=[8.0, 4.0])
     law = StudyPrediction(0.1, ({"weights": 100.0, "optimizer": 210.0}, {"weights": 50.0, "optimizer": 100.0}))
-    findings = found(visits(layout(data=2), [0.1], counted), lambda cases, _: {cases[0].case_id: law})
+    findings = found(visits(layout(data=2), [0.1], counted), lambda _: law)
     (table,) = [each for each in findings.tables if each.title == "Predicted memory"]
     assert [(name, error.value) for name, error in table.rows] == [
         ("weights", 0.0),

@@ -20,7 +20,7 @@ from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
 from pyperf_suite.laws.tiling import nonnegative_fit
 from pyperf_suite.laws.training.data_parallel import BACKWARD_SHARE
 from pyperf_suite.laws.training.memory import FIRST, LAST, Weight, rank_weights, round_robin
-from pyperf_suite.laws.training.pipeline_orders import Action, interleaved, one_forward_one_backward
+from pyperf_suite.laws.training.pipeline_orders import Action, interleaved
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import CalibrationBlock
 from pyperf_suite.planner.laws.explained import Bytes, Count, Explained
@@ -153,6 +153,15 @@ def pack_lines(
 def unpack_lines(block: CalibrationBlock) -> dict[str, tuple[float, ...]]:
     """The inverse of `pack_lines`."""
     return {name: tuple(np.atleast_1d(array).astype(float).tolist()) for name, array in block.arrays.items()}
+
+
+def fsdp_units(weights: Sequence[Weight]) -> list[int]:
+    """The elements of each unit that FSDP2 gathers: every layer is one, and all else another."""
+    units: dict[int, int] = {}
+    for weight in weights:
+        unit = LAST if weight.place in (FIRST, LAST) else weight.place
+        units[unit] = units.get(unit, 0) + weight.elements
+    return list(units.values())
 
 
 def simulated_schedule_s(
@@ -336,12 +345,7 @@ class _EngineStep:
             is_sent = action.chunk < last if not action.backward else action.chunk > 0
             return computed + self.constants.action_s + (send_s if is_sent else 0.0)
 
-        orders = [
-            one_forward_one_backward(stage, self.stages, m)
-            if chunks == 1
-            else interleaved(stage, self.stages, chunks, m)
-            for stage in range(self.stages)
-        ]
+        orders = [interleaved(stage, self.stages, chunks, m) for stage in range(self.stages)]
         return simulated_schedule_s(orders, work_s, lambda active: self.constants.crowded(active * others, self.cores))
 
     def _exchanged_s(self, stage: Sequence[Weight], m: int, crowd: float) -> tuple[float, float]:
@@ -365,16 +369,12 @@ class _EngineStep:
         return gradients, sum(beyond) + crowd * self.constants.broadcast_s * len(stage)
 
     def _sharded_s(self, stage: Sequence[Weight], m: int, crowd: float) -> tuple[float, float]:
-        """FSDP2: every layer a unit, and all else another; stage 3 gathers twice a micro-batch, stage 2 once in all."""
+        """FSDP2: stage 3 gathers each unit twice a micro-batch, stage 2 once in all."""
         plan, ranks = self.plan, self.data
-        units: dict[int, int] = {}
-        for weight in stage:
-            unit = LAST if weight.place in (FIRST, LAST) else weight.place
-            units[unit] = units.get(unit, 0) + weight.elements
         gathers = 2 * m if plan.zero_stage == 3 and self.stages == 1 else 1
         scatters = m if self.stages == 1 else 1
         gradients = parameters = 0.0
-        for elements in units.values():
+        for elements in fsdp_units(stage):
             gathered, scattered = float(plan.element_bytes * elements), float(plan.gradient_bytes * elements)
             once = self._beyond_launch_s("all_gather", gathered, ranks) + crowd * (
                 self.constants.gather_s + float(self.prices.copy(2 * gathered).seconds)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.laws import layer_kinds
+from pyperf_suite.laws.training.data_parallel import exposed_comm_s
 from pyperf_suite.laws.transformer import PHASES, ModelDimensions, Sharding, Sizes, products
 from pyperf_suite.planner.laws.explained import KernelPrices
 from pyperf_suite.planner.laws.internode import Network
@@ -111,12 +112,6 @@ def gather_prices(prices: Any, places: NDArray[np.intp], shape: tuple[int, ...])
     count = max(np.size(getattr(prices, field.name)) for field in fields(prices))
     whole = {field.name: np.broadcast_to(getattr(prices, field.name), (count,)) for field in fields(prices)}
     return type(prices)(**{name: each[places].reshape(shape) for name, each in whole.items()})
-
-
-def exposed_comm_s(sent_s: Any, during_s: Any, taken: Any) -> Any:
-    """What sending during a computation of `during_s` costs: what is longer, and what it takes from the computation."""
-    longer = np.maximum(0.0, sent_s - during_s)
-    return longer + taken * (sent_s - longer)
 
 
 def taken_share(ranks: Sizes, per_node: Sizes) -> Any:
@@ -262,7 +257,7 @@ def kernel_calls(model: ModelDimensions, plan: ParallelPlan, network: Network | 
 
 def _product_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterator[KernelCall]:
     cast_elements: Any = 0.0
-    for product in products(model, plan.tokens, plan.sharding, phases=PHASES):
+    for product in products(model, plan.tokens, plan, phases=PHASES):
         if product.routed:
             continue
         kind = "ends" if product.outside_layers else "forward" if product.phase == "fprop" else "backward"
@@ -312,7 +307,7 @@ def _fused_attention_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterat
     Attention; Brandon et al. 2023, Striped Attention). A window reaches its own share alone, and chunks are dealt out.
     """
     latent, pieces = layer_kinds.is_deepseeks_latent(model), np.asarray(plan.context)
-    for call in layer_kinds.attention_calls(model, plan.micro_batch, plan.seq, plan.sharding):
+    for call in layer_kinds.attention_calls(model, plan.micro_batch, plan.seq, plan):
         batch, seq, times = call.batch, call.seq // pieces, np.asarray(1) if call.is_windowed else pieces
         if call.is_windowed and not call.window:
             batch, seq = -(-call.batch // pieces), call.seq
@@ -339,7 +334,7 @@ def _plain_attention_calls(model: ModelDimensions, plan: ParallelPlan) -> Iterat
 
     Scores lie in memory, those outside of a window too.
     """
-    call = layer_kinds.attention_call(model, plan.micro_batch, plan.seq, plan.sharding)
+    call = layer_kinds.attention_call(model, plan.micro_batch, plan.seq, plan)
     seq, heads, calls = plan.seq, call.batch * call.heads, np.asarray(call.calls) / plan.context
     unaligned = UNALIGNED_HEADS if int(call.head_dim) % ALIGNED_HEAD_DIM else 1.0
     # Backward has two of each, one for either operand.
@@ -405,7 +400,7 @@ def _ring_s(model: ModelDimensions, plan: ParallelPlan, prices: KernelPrices, ne
     """One round of CP's ring: keys and values (Liu et al. 2023, Ring Attention with Blockwise Transformers)."""
     if not np.any(np.asarray(plan.context) > 1):
         return 0.0
-    call = layer_kinds.attention_call(model, plan.micro_batch, plan.seq, plan.sharding)
+    call = layer_kinds.attention_call(model, plan.micro_batch, plan.seq, plan)
     size: Any = plan.element_bytes * call.batch * call.seq * call.kv_heads * (call.head_dim + call.value_head_dim)
     once_s = prices.collective("all_gather", size, plan.context, plan.per_node_next_to_tensor, network).seconds
     # A window or a chunk needs next to nothing from other ranks.

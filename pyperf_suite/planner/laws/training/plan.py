@@ -21,17 +21,17 @@ HALF = 2
 HOPPER = 9
 
 
-@dataclass(frozen=True)
-class ParallelPlan:
-    """How an iteration is run over tensor · context · data · pipeline GPUs. Counts may be arrays that broadcast.
+@dataclass(frozen=True, kw_only=True)
+class ParallelPlan(Sharding):
+    """How an iteration is run over tensor · context · data · pipeline GPUs: how its layers are cut, and all else.
 
-    Ranks are placed as Megatron-LM does: TP innermost, then CP, DP and PP.
+    Counts may be arrays that broadcast. Ranks are placed as Megatron-LM does: TP innermost, then CP, DP and PP. Experts
+    are spread over ranks of DP · CP.
 
     Attributes:
         global_batch: sequences of an iteration.
         micro_batch: sequences that a rank computes at a time.
         seq: tokens of a sequence.
-        tensor: ranks that share each layer (TP).
         data: ranks with batches of their own (DP).
         pipeline: stages (PP).
         recompute: what backward computes again: "layers" is full activation checkpointing, "attention" the part between
@@ -42,9 +42,7 @@ class ParallelPlan:
         ranks_per_node: GPUs of a node.
         chunks: groups of layers in each stage (interleaved schedule, virtual PP).
         context: ranks that a sequence is cut over (ring attention, CP).
-        expert: ranks of DP · CP that experts are spread over (EP).
         zero_stage: what DP · CP shares: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.
-        sequence_parallel: what TP leaves whole is cut along the sequence (SP).
         element_bytes: of one element of activations, and of parameters as they are computed with.
         dtype: of products in layers, one of DTYPES.
         framework: which runs it, one of FRAMEWORKS; None: `usual_framework`.
@@ -65,7 +63,6 @@ class ParallelPlan:
     global_batch: Any
     micro_batch: Sizes
     seq: Any
-    tensor: Sizes = 1
     data: Sizes = 1
     pipeline: Sizes = 1
     recompute: Recompute = "nothing"
@@ -75,9 +72,7 @@ class ParallelPlan:
     ranks_per_node: int = 8
     chunks: Sizes = 1
     context: Sizes = 1
-    expert: Sizes = 1
     zero_stage: Sizes = 0
-    sequence_parallel: bool = False
     element_bytes: int = HALF
     dtype: str = "bf16"
     framework: str | None = None
@@ -152,10 +147,6 @@ class ParallelPlan:
     def tokens(self) -> Any:
         """Of a micro-batch on one rank."""
         return self.micro_batch * self.seq // self.context
-
-    @property
-    def sharding(self) -> Sharding:
-        return Sharding(self.tensor, self.sequence_parallel, self.expert)
 
     @property
     def sequence_ranks(self) -> Sizes:

@@ -94,7 +94,7 @@ class TrainingRun:
     def _need(self, recompute: Recompute) -> MemoryNeed:
         plan = self.plan
         return training_memory(
-            self.model, plan.micro_batch, plan.seq, plan.sharding, data_ranks=plan.shards * plan.expert_groups,
+            self.model, plan.micro_batch, plan.seq, plan, data_ranks=plan.shards * plan.expert_groups,
             zero_stage=plan.zero_stage, stages=plan.pipeline, recompute=recompute, chunks=plan.chunks,
             micro_batches=plan.micro_batches, context=plan.context,
         )  # fmt: skip
@@ -158,7 +158,8 @@ def run_of(row: Mapping[str, str]) -> TrainingRun:
     dtype = given.get("dtype") or "bf16"
     old = NOT_FUSED in note or "as table 1" in note
     plan = ParallelPlan(
-        number("global_batch", 1), micro_batch, number("seq", 1), tensor, data, pipeline, recompute, not old,
+        global_batch=number("global_batch", 1), micro_batch=micro_batch, seq=number("seq", 1), tensor=tensor, data=data,
+        pipeline=pipeline, recompute=recompute, fused_attention=not old,
         overlap_gradients=zero_stage > 0 or "dp" in overlaps,
         gradient_bytes=4 if zero_stage and framework != "deepspeed" and "PURE" not in note else 2,
         ranks_per_node=number("gpus_per_node", 8), chunks=chunks, context=context, expert=number("ep", 1),

@@ -6,14 +6,15 @@ runs it (`planner/laws/training/framework.py`): kernels within a step, launches,
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.laws.training.data_parallel import BACKWARD_SHARE
+from pyperf_suite.laws.training.data_parallel import BACKWARD_SHARE, Kind, Phase, exposed_comm_s, exposed_exchange_s
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import ModelDimensions, Sizes
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
@@ -35,7 +36,6 @@ from pyperf_suite.planner.laws.training.layer_work import (
     StepWork,
     as_plain,
     ends_work,
-    exposed_comm_s,
     gather_prices,
     layer_work,
     price_ends,
@@ -104,35 +104,30 @@ def price_exchange(
 
 def exposed(
     plan: ParallelPlan, exchange: ExchangePrices, constants: StepConstants, stage_s: Any
-) -> tuple[Any, Any, Any, Any]:
-    """Seconds that no computation hides, where a stage takes `stage_s` a micro-batch.
+) -> dict[tuple[Kind, bool], Any]:
+    """Seconds that no computation hides, where a stage takes `stage_s` a micro-batch (`exposed_exchange_s`).
 
-    They are of gradients once an iteration and each micro-batch, and of parameters once and each; for what is of each
-    the pipeline waits too.
-
-    By stage of ZeRO (Rajbhandari et al. 2020, section 7): 0 all_reduces gradients; 1 reduce_scatters them and gathers
-    the updated parameters, 2 scatters each micro-batch's; 3 gathers parameters in every forward and backward too.
+    For what is sent in each micro-batch the pipeline waits too.
     """
     hides = 1 if plan.overlap_gradients else 0
-    backward_s, forward_s = hides * BACKWARD_SHARE * stage_s, hides * (1 - BACKWARD_SHARE) * stage_s
-    stage, taken = np.asarray(plan.zero_stage), exchange.taken
-    longer = np.where(stage == LAST_STAGE, constants.gather, constants.exchange)
-    summed_s = exposed_comm_s(longer * exchange.reduced, backward_s, taken)
-    if not np.any(stage):
-        return summed_s, 0.0, 0.0, 0.0
-    scattered_s, gathered_s = longer * exchange.scattered, longer * exchange.gathered
-    after_backward = exposed_comm_s(scattered_s, backward_s, taken)
-    before_forward = exposed_comm_s(gathered_s, forward_s, taken)
-    # Parameters come first, for without them nothing is computed; gradients have what is left of the pass.
-    again = exposed_comm_s(gathered_s, backward_s, taken)
-    last = exposed_comm_s(scattered_s, np.maximum(0.0, backward_s - gathered_s), taken)
-    zero = np.zeros(plan.shape)
-    return (
-        np.where(stage == 0, summed_s, np.where(stage == 1, after_backward, zero)),
-        np.where(stage == 2, after_backward, np.where(stage == LAST_STAGE, last, zero)),
-        np.where((stage == 1) | (stage == 2), before_forward, zero),
-        np.where(stage == LAST_STAGE, before_forward + again, zero),
-    )
+    during: dict[Phase, Any] = {
+        "forward": hides * (1 - BACKWARD_SHARE) * stage_s,
+        "backward": hides * BACKWARD_SHARE * stage_s,
+    }
+    stage = np.asarray(plan.zero_stage)
+    found: dict[tuple[Kind, bool], Any] = dict.fromkeys(itertools.product(get_args(Kind), (False, True)), 0.0)
+    for number in range(LAST_STAGE + 1):
+        if not np.any(stage == number):
+            continue
+        longer = constants.gather if number == LAST_STAGE else constants.exchange
+        sent = {
+            "all_reduce": longer * exchange.reduced,
+            "reduce_scatter": longer * exchange.scattered,
+            "all_gather": longer * exchange.gathered,
+        }
+        for key, seconds in exposed_exchange_s(number, sent, during, exchange.taken).items():
+            found[key] = found[key] + np.where(stage == number, seconds, 0.0)
+    return found
 
 
 def send_s(
@@ -264,16 +259,16 @@ def step_parts(priced: PricedStep, constants: StepConstants) -> dict[str, Any]:
         field.name.replace("_", " "): m * (layers * getattr(layer, field.name) + with_ends * getattr(ends, field.name))
         for field in fields(StepWork)
     }
-    gradients, each_gradients, parameters, each_parameters = exposed(plan, priced.exchange, c, mean * layer.seconds)
-    fill_s = (mean * layer.seconds + each_gradients + each_parameters) / plan.chunks
+    sent = exposed(plan, priced.exchange, c, mean * layer.seconds)
+    fill_s = (mean * layer.seconds + sent["gradients", True] + sent["parameters", True]) / plan.chunks
     parts["bubble"] = others * (fill_s + priced.sends)
     if np.any(np.asarray(plan.chunks) > 1):
         parts["bubble"] = parts["bubble"] + interleaved_sends_s(plan, priced.sends, fill_s)
     alone = (np.asarray(plan.chunks) == 1) & (others > 0)
     engine_s = m * c.send * priced.whole_sends + (m + others) * c.micro_batch_s
     parts["bubble"] = parts["bubble"] + np.where(alone, engine_s, (m + others) * c.micro_batch_s * (others > 0))
-    parts["gradients"] = gradients + m * each_gradients
-    parts["parameters"] = parameters + m * each_parameters
+    for kind in get_args(Kind):
+        parts[kind] = sent[kind, False] + m * sent[kind, True]
     nodes = np.ceil(plan.ranks / plan.ranks_per_node)
     parts["stragglers"] = c.nodes * np.log2(np.maximum(nodes, 1)) * sum(parts.values())
     parts["stragglers"] = parts["stragglers"] + c.step_s * (nodes > 1)

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.render.page import draw_page
+from pyperf_suite.findings.data import Figure, Findings, HeatMap
+from pyperf_suite.render import page as page_module
+from pyperf_suite.render.charts import page_figure
+from pyperf_suite.render.page import Section, draw_page
 from pyperf_suite.render.results import choose, read_results
 
 
@@ -32,6 +35,14 @@ pytestmark = [
 ]
 
 
+def added_section(_: Any) -> Section:
+    """A section as another package adds one to the page, with two heat maps."""
+    values = ((0.9, 1.0, 1.1), (0.95, 1.05, float("nan")))
+    heat_map = HeatMap("", "head_dim", "hidden", "speed", (64, 96, 128), (2048, 2560), values)
+    maps = [page_figure(Figure(name, "Hidden and head_dim", "Made up.", ((heat_map,),))) for name in ("one", "two")]
+    return Section("added", "Added", "Which sizes are fast?", Findings(), figures=tuple(maps))
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory, a_history, hostile) -> Path:
     """A report with charts of a history, heat maps, and hostile names wherever a record has one."""
@@ -39,7 +50,9 @@ def page(tmp_path_factory, a_history, hostile) -> Path:
     a_history(results, probe=hostile, implementation=hostile, reason=hostile)
     read = read_results(results)
     path = results / "report.html"
-    path.write_text(draw_page(read, choose(read)), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(page_module, "loaded", lambda group: {"added": added_section} if group == "page" else {})
+        path.write_text(draw_page(read, choose(read)), encoding="utf-8")
     return path
 
 
@@ -91,10 +104,10 @@ def test_pointing_at_a_value_shows_it_with_the_run(opened):
 
 
 def test_pointing_at_a_cell_shows_its_sizes_and_value(opened):
-    show(opened, "[id^=sizing] .picture")
+    show(opened, "#added .picture")
     message = opened.wait_for(
-        "document.querySelector('[id^=sizing] .picture .hoverlayer').textContent",
-        meanwhile=lambda: opened.point_at("[id^=sizing] .picture .heatmaplayer", 0.03, 0.97),
+        "document.querySelector('#added .picture .hoverlayer').textContent",
+        meanwhile=lambda: opened.point_at("#added .picture .heatmaplayer", 0.03, 0.97),
     )
     assert "head_dim" in message
     assert "hidden" in message

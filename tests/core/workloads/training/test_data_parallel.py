@@ -21,7 +21,6 @@ EXCHANGES = {
     "after backward": replace(SMALL, exchange="after"),
     "a single bucket": SMALL,
     "small buckets": replace(SMALL, bucket_bytes=64 * 2**10),
-    "static graph": replace(SMALL, static_graph=True, bucket_bytes=64 * 2**10),
     "no_sync": replace(SMALL, accumulate=3),
     "each micro-batch": replace(SMALL, accumulate=3, no_sync=False),
     "accumulated, then exchanged": replace(SMALL, accumulate=2, exchange="after"),
@@ -112,9 +111,8 @@ def test_gradients_that_differ_between_ranks_are_seen(group_of_one, monkeypatch)
     assert (checked.wrong, checked.first) == (1, "gradients differ between ranks")
 
 
-@pytest.mark.parametrize("static_graph", [False, True])
-def test_buckets_that_are_timed_are_those_that_were_counted(group_of_one, static_graph):
-    made = replica(replace(SMALL, ranks=1, bucket_bytes=64 * 2**10, static_graph=static_graph))
+def test_buckets_that_are_timed_are_those_that_were_counted(group_of_one):
+    made = replica(replace(SMALL, ranks=1, bucket_bytes=64 * 2**10))
     made.time(4, 10.0)
     counted = made.kernel.details["buckets"]
     assert len(counted) > 3

@@ -123,7 +123,6 @@ def test_where_it_is_not_installed_one_sentence_says_so(monkeypatch: pytest.Monk
     ("change", "sentence"),
     [
         ({"engine": "deepspeed", "tensor": 2}, "data parallelism alone"),
-        ({"engine": "megatron"}, "Megatron-Core"),
         ({"engine": "torch", "offload": "cpu"}, "zero_stage 2 or 3"),
         ({"engine": "deepspeed", "offload": "cpu", "zero_stage": 0}, "needs shards"),
         ({"engine": "horovod"}, "horovod"),

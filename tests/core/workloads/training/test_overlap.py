@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from pyperf_suite.errors import Unsupported
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import on_ranks
 from pyperf_suite.workloads.training import overlap
 from pyperf_suite.workloads.training.overlap import RUNS, OnCpu, OnGpu, Overlap, OverlapParameters, blocks_in_trace
-from pyperf_suite.workloads.workload import ExecutionContext
 
 pytest.importorskip("torch")
 
@@ -165,6 +163,6 @@ def test_ranks_started_with_direct_copies_are_not_timed_as_if_without(monkeypatc
     monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
     on_ranks.require_started_so(peer_to_peer=True)
     with pytest.raises(Unsupported, match="start them with NCCL_P2P_DISABLE=1"):
-        Overlap().prepare(replace(SMALL, peer_to_peer=False), "nccl", ExecutionContext(Device("cuda"), group=TWO_HERE))
+        on_ranks.require_started_so(peer_to_peer=False)
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
     on_ranks.require_started_so(peer_to_peer=False)

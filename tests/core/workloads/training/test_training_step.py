@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import replace
 
@@ -42,9 +43,9 @@ SHAPES = {
 }
 
 
-def prepared(parameters: TrainingStepParameters):
+def prepared(parameters: TrainingStepParameters, seed: int = 0):
     workload = PrecisionStep() if isinstance(parameters, PrecisionStepParameters) else TrainingStep()
-    return workload.implementation("torch").prepare(parameters, ExecutionContext(CPU))
+    return workload.implementation("torch").prepare(parameters, ExecutionContext(CPU, seed))
 
 
 @pytest.mark.parametrize("parameters", SHAPES.values(), ids=SHAPES)
@@ -331,3 +332,81 @@ def test_autocast_keeps_fewer_activations_but_more_than_half_of_them():
         for each in ("float32", "bfloat16", "autocast_bfloat16")
     )
     assert full / 2 < half < autocast < full
+
+
+# Matrices of 65,536 elements and more, of which 1 in 10,000 are several.
+WIDE = PrecisionStepParameters(hidden=256, heads=4, layers=2, seq=16, batch=2, vocab=96, micro_batches=2)
+JUDGED = ["float32", "bfloat16", "float16", "autocast_bfloat16", "autocast_float16"]
+
+
+@functools.cache
+def taken(precision):
+    """A step that was taken, and the gradients that it left."""
+    steps = prepared(replace(WIDE, precision=precision))
+    assert steps.check().wrong == 0, steps.check().first
+    return steps, {name: each.grad.clone() for name, each in steps.model.named_parameters()}
+
+
+def verdict(steps, gradients, **spoilt):
+    """Of the same step with some gradients exchanged, by name."""
+    for name, each in steps.model.named_parameters():
+        each.grad = spoilt.get(name, gradients[name]).clone()
+    return steps.verify_last(0)
+
+
+@pytest.mark.parametrize("precision", JUDGED)
+def test_a_tenth_of_the_usual_size_in_1_of_10_000_elements_is_found(precision):
+    steps, gradients = taken(precision)
+    generator = torch.Generator().manual_seed(1)
+    for name, right in gradients.items():
+        if "blocks.1." in name and right.numel() >= 1 << 17:
+            wrong = right.clone()
+            places = torch.randperm(right.numel(), generator=generator)[: right.numel() // 10_000]
+            signs = torch.randint(2, places.shape, generator=generator) * 2 - 1
+            wrong.view(-1)[places] += (0.1 * right.float().square().mean().sqrt() * signs).to(right.dtype)
+            checked = verdict(steps, gradients, **{name: wrong})
+            assert checked.wrong > 0, name
+            assert name in checked.first
+
+
+@pytest.mark.parametrize("precision", JUDGED)
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("blocks.blocks.0.attention.out.weight", lambda right: right.T),
+        ("blocks.blocks.1.mlp.up.bias", torch.zeros_like),
+        ("blocks.blocks.0.mlp_norm.weight", torch.zeros_like),
+        ("tokens.weight", lambda right: 1.01 * right),
+    ],
+    ids=["transposed", "no bias", "no norm", "scaled"],
+)
+def test_a_gradient_that_is_wrong_as_a_whole_is_found(precision, name, spoil):
+    steps, gradients = taken(precision)
+    checked = verdict(steps, gradients, **{name: spoil(gradients[name])})
+    assert checked.wrong > 0
+    assert name in checked.first
+
+
+@pytest.mark.parametrize("precision", JUDGED)
+def test_a_layer_whose_gradients_are_a_hundredth_too_large_is_found(precision):
+    steps, gradients = taken(precision)
+    layer = {name: 1.01 * each for name, each in gradients.items() if "blocks.1." in name}
+    assert verdict(steps, gradients, **layer).wrong > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", JUDGED)
+def test_no_honest_step_is_refused_and_large_errors_are_as_rare_as_the_limits_presume(precision):
+    levels, beyond, count = torch.tensor([4.0, 6.0, 8.0, 10.0]), torch.zeros(4), 0
+    for seed in range(1, 8):
+        for shape in (SHAPES["with logits"], SHAPES["llama"], SHAPES["an encoder"]):
+            steps = prepared(replace(shape, precision=precision), seed)
+            checked = steps.check()
+            assert checked.wrong == 0, checked.first
+            exact, scales, _ = steps.due()
+            for name, found in steps.results(0).items():
+                share = ((found.detach().double() - exact[name]).abs() / scales[name]).flatten()
+                share /= max(0.5, float(share.square().mean().sqrt()))
+                beyond += (share > levels[:, None]).sum(1)
+                count += len(share)
+    assert (beyond / count <= torch.tensor([2e-3, 1e-4, 1e-5, 0.0])).all(), beyond

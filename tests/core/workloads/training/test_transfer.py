@@ -10,10 +10,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.hardware.kernel_files import KernelFiles
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import Effort
@@ -176,36 +175,6 @@ def test_slots_turn_the_caches_over_where_copies_are_small():
     steps = prepared("memcpy", 1 << 20)
     assert steps.kernel.details["buffer_bytes"] == steps.sets << 20 >= 3 * cpu.detect().l2_total_bytes
     assert [slot.size for slot in steps.cut(steps.target)] == [1 << 20] * steps.sets
-
-
-def test_nodes_are_read_from_the_kernel(tmp_path):
-    folder = tmp_path / "sys/devices/system/node"
-    (folder / "node1").mkdir(parents=True)
-    (folder / "online").write_text("0-1\n")
-    (folder / "node1" / "cpulist").write_text(f"{min(os.sched_getaffinity(0))}\n")
-    files = KernelFiles(tmp_path)
-    assert transfer.nodes(files) == (0, 1)
-    transfer.require_node(1, files)
-    with pytest.raises(UserError, match="NUMA node 7 was requested, but this machine has 0, 1"):
-        transfer.require_node(7, files)
-    before = os.sched_getaffinity(0)
-    with transfer.running_on(1, files):
-        assert os.sched_getaffinity(0) == {min(before)}
-    assert os.sched_getaffinity(0) == before
-    with pytest.raises(Unsupported, match="no CPU of NUMA node 0"), transfer.running_on(0, files):
-        pass
-    assert transfer.nodes(KernelFiles(tmp_path / "none")) == ()
-
-
-def test_a_copy_from_a_node_keeps_its_thread_and_lets_it_go():
-    there = transfer.nodes()
-    if not there:
-        pytest.skip("this system tells of no NUMA nodes")
-    before = os.sched_getaffinity(0)
-    steps = prepared("memcpy", 4096, numa_node=there[0])
-    assert steps.check().wrong == 0
-    steps.close()
-    assert os.sched_getaffinity(0) == before
 
 
 def test_a_gpu_that_is_not_there_makes_its_cases_unsupported():
