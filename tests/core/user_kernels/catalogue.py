@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib.util
 import itertools
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.measuring import measure_case
@@ -86,6 +90,12 @@ def pointer(x):
 CASE = "\n\n\n@suite.kernel({axes})\ndef case({names}):\n    return {launched}\n"
 LAUNCHED = "suite.launch(measured, rows(), reference=exact)"
 
+# Names that say nothing of what a kernel does: each is measured under one of them, and must not depend on which.
+NAMES = ("measured", "softmax_v2", "kernel")
+
+# What `make test` tries too.
+QUICK_ONES = {"cached by shape", "one row for all", "half precision inside", "indices"}
+
 PASSES, NO_FASTER = "passes", "no faster than honest"
 
 # What a kernel may take, as a share of the honest implementation's time, to be no faster.
@@ -121,11 +131,10 @@ class Entry:
         for values in itertools.product(*self.axes.values()):
             yield dict(zip(self.axes, values, strict=True))
 
-    def fewest_cases(self) -> Iterator[Values]:
-        """Cases in which each value of each axis is there once at least."""
-        longest = max(map(len, self.axes.values()), default=1)
-        for at in range(longest):
-            yield {name: values[at % len(values)] for name, values in self.axes.items()}
+    def one_case(self) -> Values:
+        """One of the cases, the same in every process."""
+        cases = list(self.cases())
+        return cases[sum(self.name.encode()) % len(cases)]
 
     @property
     def needs(self) -> list[str]:
@@ -217,6 +226,27 @@ def end_of(
     if bounds:
         return f"errors < 1 in {rate}", rate <= max(bounds)
     return "ok", bool({"ok", PASSES} & {*entry.ends})
+
+
+def name_of(entry: Entry) -> str:
+    """A name for the kernel that is the same in every process."""
+    return NAMES[sum(entry.name.encode()) % len(NAMES)]
+
+
+def marked(kernels: list[Entry]) -> list[Any]:
+    """Kernels as parameters of a test, with what each needs."""
+    gpu, slow = pytest.mark.gpu, pytest.mark.slow
+    return [
+        pytest.param(
+            entry, id=entry.name, marks=[gpu] * entry.on_gpu + [slow] * (entry.name not in QUICK_ONES) + _skipped(entry)
+        )
+        for entry in kernels
+    ]
+
+
+def _skipped(entry: Entry) -> list[Any]:
+    missing = [each for each in entry.needs if not (shutil.which(each) or importlib.util.find_spec(each))]
+    return [pytest.mark.skip(f"needs {', '.join(missing)}")] if missing else []
 
 
 def label(entry: Entry, values: Values) -> str:
