@@ -1,4 +1,4 @@
-"""Kernels that do their work in unusual ways pass: honest_kernels.md has them. count_cheats.py tries all their cases."""
+"""Kernels that do their work in unusual ways pass: those of honest_kernels.md. count_cheats.py tries all their cases."""
 
 from __future__ import annotations
 
