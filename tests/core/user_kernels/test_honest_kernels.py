@@ -1,4 +1,4 @@
-"""Kernels that do their work in unusual ways pass: those of honest_kernels.md. count_cheats.py tries all their cases."""
+"""Kernels that do their work in unusual ways pass. count_cheats.py tries all cases of honest_kernels.md."""
 
 from __future__ import annotations
 
