@@ -11,12 +11,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from pyperf_suite.errors import ExitCode
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON, FAIL_ON, MARGIN
 
@@ -203,8 +204,6 @@ FIRST_SHARE = 0.2
 GROWTH = 1.5
 # Nobody measures more pairs than this for one benchmark: a day, at a second a pair.
 FEASIBLE_PAIRS = 86_400
-
-FINE, REGRESSION, UNDECIDED = 0, 1, 3
 
 # The key in a judgement's details under which a change that nobody has confirmed says "slower" or "faster".
 NOMINATED = "nominated"
@@ -532,12 +531,13 @@ def concern(judgement: Judgement, fail_on: str = DEFAULT_FAIL_ON) -> Concern | N
     return None
 
 
-def exit_code(judgements: Iterable[Judgement], fail_on: str = DEFAULT_FAIL_ON) -> int:
-    """1 for a regression, else 3 for what is open or failed, else 0; 2 is left to usage and data errors."""
+def exit_code(judgements: Sequence[Judgement], fail_on: str = DEFAULT_FAIL_ON) -> ExitCode:
+    """What failed, if that counts or nothing else was measured; else a regression, else what stayed open, else fine."""
     concerns = {concern(judgement, fail_on) for judgement in judgements} - {None}
-    if "regression" in concerns:
-        return REGRESSION
-    return UNDECIDED if concerns else FINE
+    nothing = fail_on != "never" and {judgement.verdict for judgement in judgements} == {"failed"}
+    if nothing or "failed" in concerns:
+        return ExitCode.FAILED
+    return ExitCode.VERDICT if "regression" in concerns else ExitCode.FAILED if concerns else ExitCode.FINE
 
 
 def ratio_of(centre: float, low: float, high: float) -> Ratio:

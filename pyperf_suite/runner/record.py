@@ -18,6 +18,7 @@ from types import UnionType
 from typing import Any, Literal
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.runner.failures import cause_of
 from pyperf_suite.workloads import find_workload
 
 MODES = ("burst", "sustained")
@@ -296,6 +297,11 @@ class Record:
     @property
     def label(self) -> str:
         return self.parsed_case().label
+
+    @property
+    def cause(self) -> str:
+        """Why it failed, the same text for all cases of one cause."""
+        return cause_of(self.reason, self.case.get("parameters", {}))
 
 
 _TYPES: tuple[tuple[tuple[str, ...], type, str], ...] = (

@@ -188,8 +188,9 @@ def run_of(plan: Plan, results: Path) -> RunFolder:
 
 def _report(found: Sizing, output: Path | None, as_json: bool, wide: bool, measured: Measured | None) -> None:
     """Print the answer; pictures and a page only into a folder that was named."""
+    from pyperf_suite.findings.summary import exit_code, failures_of
     from pyperf_suite.planner.sizing.report import findings_of_sizing
-    from pyperf_suite.render.terminal import console_for, escape, print_findings
+    from pyperf_suite.render.terminal import console_for, escape, print_findings, print_summary
     from pyperf_suite.render.text import answer
 
     findings = {"size": findings_of_sizing(found)}
@@ -214,11 +215,14 @@ def _report(found: Sizing, output: Path | None, as_json: bool, wide: bool, measu
         files += [*(("picture", path) for path in pictures), ("text", text)]
     if as_json:
         click.echo(answer(findings), nl=False)
-        return
-    console = console_for(wide)
-    print_findings(console, findings, records)
-    for kind, path in files:
-        console.print(f"{kind:9} {escape(str(path))}", highlight=False, soft_wrap=True)
+    else:
+        console = console_for(wide)
+        print_summary(console, failures_of(records))
+        print_findings(console, findings, records)
+        for kind, path in files:
+            console.print(f"{kind:9} {escape(str(path))}", highlight=False, soft_wrap=True)
+    if measured is not None:
+        raise SystemExit(exit_code(records))
 
 
 @click.command()
