@@ -62,9 +62,7 @@ ALL = [finding(), finding("faster"), finding("undecided"), finding("failed", rat
         (("failed",), "never", 0),
     ],
 )
-def test_the_exit_code_is_3_for_a_failure_1_for_a_regression_and_3_for_what_is_open_as_far_as_it_is_minded(
-    verdicts, fail_on, code
-):
+def test_a_failure_outranks_a_regression_and_that_what_is_open_as_far_as_each_is_minded(verdicts, fail_on, code):
     assert exit_code([finding(verdict) for verdict in verdicts], fail_on) == code
 
 

@@ -63,7 +63,7 @@ def test_a_worker_measures_a_case_and_says_how() -> None:
         ),
         ("import sys; sys.exit(7)", "exit code 7"),
         (
-            "import faulthandler, os, sys\nfaulthandler.enable()\ninput()\nprint('so far', file=sys.stderr, flush=True)\n"
+            "import faulthandler, sys\nfaulthandler.enable()\ninput()\nprint('so far', file=sys.stderr, flush=True)\n"
             "exec(compile('def kernel():\\n  import ctypes\\n  ctypes.string_at(0)', '/home/me/bench.py', 'exec'))\n"
             "kernel()",
             "SIGSEGV.* at /home/me/bench.py:3; its last words: so far$",
