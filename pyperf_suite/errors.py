@@ -42,8 +42,8 @@ class Interrupted(UserError):
 class Failed(Exception):
     """The case failed for a reason that the message says in whole; it is kept in its record as it stands.
 
-    `reason` is the word group under which a record's verification has it, where what was launched is to blame;
-    `witnesses` is explained in runner/failures.py.
+    `reason` is the word group under which a record's verification has it, where what was launched is to blame; for
+    `witnesses` see SparedCases of runner/record.py.
     """
 
     def __init__(self, message: str, reason: str = "", witnesses: int = 0) -> None:
@@ -61,6 +61,8 @@ class Unsupported(Exception):
 
 def ending_of(error: BaseException) -> UserError | None:
     """The sentence and the exit code with which a command ends for an error; None for a fault of the suite."""
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted("Interrupted.")
     if isinstance(error, UserError):
         return error
     broken = broken_package(error)

@@ -24,7 +24,7 @@ from pyperf_suite import __version__
 from pyperf_suite.cli.group import Suite
 from pyperf_suite.cli.measuring import folder_of, measure_all, workers_of_the_launcher
 from pyperf_suite.cli.options import Finite, measuring_options
-from pyperf_suite.errors import ExitCode, Interrupted, UserError, ending_of, offer, printable
+from pyperf_suite.errors import Interrupted, UserError, ending_of, offer, printable
 
 if TYPE_CHECKING:
     from pyperf_suite.findings.probe import Probe
@@ -32,14 +32,6 @@ if TYPE_CHECKING:
     from pyperf_suite.runner.session import Session
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
-
-
-class Spoken(click.ClickException):
-    """An error that click prints as one sentence."""
-
-    def __init__(self, message: str, exit_code: int = ExitCode.USAGE) -> None:
-        super().__init__(printable(message))
-        self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
 
 
 class Speaking(click.Command):
@@ -54,13 +46,14 @@ class Speaking(click.Command):
         try:
             with _signals_interrupt(received):
                 return super().invoke(ctx)
-        except (Interrupted, KeyboardInterrupt) as error:
-            number = received[-1] if received else signal.SIGINT
-            raise Spoken(str(error) or "Interrupted.", 128 + number) from error
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             if (ending := ending_of(error)) is None:
                 raise
-            raise Spoken(str(ending), ending.exit_code) from error
+            spoken = click.ClickException(printable(str(ending)))
+            spoken.exit_code = ending.exit_code  # type: ignore[misc]  # click reads it from the instance
+            if isinstance(ending, Interrupted):
+                spoken.exit_code = 128 + (received[-1] if received else signal.SIGINT)  # type: ignore[misc]
+            raise spoken from error
 
 
 class CommandLine(Speaking, Suite):

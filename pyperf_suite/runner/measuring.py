@@ -29,9 +29,8 @@ from pyperf_suite.measure.spot_checks import CONFIDENCE, CheckVerdict, WrongLaun
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch, Stopwatch
 from pyperf_suite.measure.telemetry import Around, around_gpu
 from pyperf_suite.ranks.group import Clock, Group, RanksMissing, align, machine_id
-from pyperf_suite.runner.failures import SparedCases
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Case, Metric
+from pyperf_suite.runner.record import Case, Metric, SparedCases
 from pyperf_suite.runner.timing import as_plain, timed
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.backends import TorchSettings, context_is_lost, leave_nothing_behind
@@ -156,12 +155,8 @@ def measuring(
         result = {"outcome": "failed", "reason": "Out of memory while the case was prepared or verified."}
         together = False
     except Exception as error:  # a case that breaks costs that case, not the run
-        broken = broken_package(error)
-        result = {
-            "outcome": "failed",
-            "reason": broken or f"{type(error).__name__}: {error}",
-            "witnesses": bool(broken),
-        }
+        words = broken_package(error)
+        result = {"outcome": "failed", "reason": words or f"{type(error).__name__}: {error}", "witnesses": bool(words)}
         # A rank that fails by itself has left the others in a step it never came to.
         result |= {"fatal": True} if group is not None else {}
         together = False

@@ -187,10 +187,8 @@ class Session:
         whole = sum(self.is_finished(planned) for planned in self.plan.cases)
         begun = len({planned for planned, _ in self.trials()} - {p for p, process in self.left_out if process == 0})
         if not begun:
-            return (
-                f"The budget of {self.budget_s:g} s leaves no time for a case: starting and ending a run takes about "
-                f"{CLOSING_S:g} s of it, so ask for more."
-            )
+            ends = f"starting and ending a run takes about {CLOSING_S:g} s of it, so ask for more."
+            return f"The budget of {self.budget_s:g} s leaves no time for a case: {ends}"
         return (
             f"The budget of {self.budget_s:g} s left out {len(self.left_out)} trials: of {len(self.plan.cases)} cases, "
             f"{begun} were measured by at least one process and {whole} by all. "

@@ -24,9 +24,8 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.processes import FATAL, PARENT_VARIABLE, crash_place, owned_folder, sweep
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.ranks.launch import LAUNCHER_VARIABLES
-from pyperf_suite.runner.failures import SparedCases
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.record import Case, SparedCases
 from pyperf_suite.runner.worker import TURN_FILE, lead, let_go
 from pyperf_suite.workloads import find_workload, scratch
 
@@ -61,7 +60,7 @@ def request_for(cases: Sequence[Case], effort: Effort | None, device: Device, de
 class WorkerLost(Exception):
     """The worker died or ran past its deadline; the message is the reason for the case whose turn it was, `case`.
 
-    `witnesses` is explained in runner/failures.py.
+    For `witnesses` see SparedCases.
     """
 
     def __init__(self, reason: str, case: int = 0, witnesses: int = 0) -> None:

@@ -626,7 +626,7 @@ def _words_of(error: BaseException) -> str:
 
 
 def _witnesses(error: BaseException | None) -> int:
-    """How many cases have to fail so before the others are not run: runner/failures.py explains it."""
+    """How many cases have to fail so before the others are spared: SparedCases of runner/record.py."""
     while error is not None:
         if isinstance(error, (ImportError, SyntaxError)):
             return 1

@@ -143,13 +143,13 @@ class UserProcess:
             raise self._lost("forked, and the copy of the process went on next to the one that is measured")
         if others or answer.get("token") != self._token:
             raise self._lost("wrote to the suite's own descriptors", reason="forged answer")
+        witnesses = int(answer.get("witnesses") or 0)
         if "unsupported" in answer:
-            raise Unsupported(str(answer["unsupported"])[:1000], _witnesses(answer))
+            raise Unsupported(str(answer["unsupported"])[:1000], witnesses)
         if "error" in answer:
             file, at = answer.get("file"), answer.get("line")
             place = f"{file}:{at}" if file and at else file or self._where
-            words = f"{place}: {str(answer['error'])[:1000]}."
-            raise Failed(words, str(answer.get("reason", ""))[:40], _witnesses(answer))
+            raise Failed(f"{place}: {str(answer['error'])[:1000]}.", str(answer.get("reason", ""))[:40], witnesses)
         return answer
 
     def pause(self, paused: bool) -> None:
@@ -363,11 +363,6 @@ def _parsed(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return answer if isinstance(answer, dict) else {}
-
-
-def _witnesses(answer: Mapping[str, Any]) -> int:
-    said = answer.get("witnesses")
-    return said if isinstance(said, int) else 0
 
 
 def _adopt_orphans() -> None:

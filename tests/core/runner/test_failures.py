@@ -11,8 +11,7 @@ from pyperf_suite.errors import Failed
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.runner import measuring
-from pyperf_suite.runner.failures import SparedCases, cause_of
-from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.record import Case, SparedCases, cause_of
 from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.matmul import MatmulParameters
 
