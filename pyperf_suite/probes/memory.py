@@ -233,6 +233,7 @@ def _rule_by_law() -> Table:
         KNOWN.items(),
     )
 
+
 def _figure(rows: Rows) -> Figure | None:
     drawn = [
         max(map(_panels, group), key=lambda panels: sum(len(panel.series[1].x) for panel in panels))

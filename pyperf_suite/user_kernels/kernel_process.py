@@ -58,7 +58,8 @@ class SuiteFinder:
 if __name__ == "__main__":
     sys.meta_path.insert(0, SuiteFinder)
 
-from pyperf_suite.user_kernels import sensitivity  # noqa: E402 - found by the finder
+from pyperf_suite.errors import triton_without_gpu  # noqa: E402 - found by the finder
+from pyperf_suite.user_kernels import sensitivity  # noqa: E402
 from pyperf_suite.user_kernels.arrays import (  # noqa: E402
     Leaf,
     UserCodeError,
@@ -144,8 +145,9 @@ class KernelProcess:
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """What the request of that name gave, or `{"error": words, "file", "line"}`, or `{"unsupported": words}`."""
+        what = request.pop("do")
         try:
-            found: dict[str, Any] = getattr(self, f"_{request.pop('do')}")(**request)
+            found: dict[str, Any] = getattr(self, f"_{what}")(**request)
             return found
         except UserCodeError as reported:
             place = {"file": self._shown(reported.where[0]), "line": reported.where[1]}
@@ -153,10 +155,13 @@ class KernelProcess:
         except BaseException as error:  # whatever a user's code raises, SystemExit too
             if type(error).__name__ == "Unsupported":
                 return {"unsupported": str(error)}
+            if words := triton_without_gpu(error):
+                return {"unsupported": f"{self._subject}: {words}", "witnesses": 1}
             sys.stderr.write("".join(traceback.format_exception(type(error), error, error.__traceback__)[-20:]))
             file, line = self._blamed(error)
             words = f"{self._subject} {_words_of(error)}"
-            return {"error": words, "file": self._shown(file), "line": line}
+            witnesses = 1 if what == "start" else _witnesses(error)
+            return {"error": words, "file": self._shown(file), "line": line, "witnesses": witnesses}
 
     # -- loading -------------------------------------------------------------------------------------------------
 
@@ -233,7 +238,7 @@ class KernelProcess:
             "axes": {name: list(values) for name, values in kernel.axes.items()},
         }
         failed: dict[str, Any] = {}
-        self._subject = kernel.name
+        self._subject, self._shown_where = kernel.name, (kernel.file, kernel.line)
         for axes in kernel.cases():
             try:
                 self._api.seed_everything(seed)
@@ -700,6 +705,17 @@ def _words_of(error: BaseException) -> str:
         return f"ran out of memory{f': {error}' if str(error) else ''}"
     first = (str(error).strip().splitlines() or [""])[0]
     return f"raised {type(error).__name__}{f': {first[:300]}' if first else ''}"
+
+
+def _witnesses(error: BaseException | None) -> int:
+    """How many cases have to fail so before the others are spared: SparedCases of runner/record.py."""
+    while error is not None:
+        if isinstance(error, (ImportError, SyntaxError)):
+            return 1
+        if "compil" in f"{type(error).__module__}.{type(error).__name__}".lower():
+            return 2
+        error = error.__cause__
+    return 0
 
 
 def _line_of(value: Any) -> int:

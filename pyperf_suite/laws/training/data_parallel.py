@@ -1,9 +1,9 @@
 """Steps in which something runs next to computation: the exchange of gradients, and the loading of batches.
 
-`exposed_exchange_s` is the law of what each stage of ZeRO sends, for any curve of the network. `DataParallelLaw` is that
-of DDP bucket by bucket, with two constants that are fitted to measured steps: gradients are exchanged while backward
-goes on (Li et al. 2020, PyTorch Distributed, VLDB 13, section 3.2), and a bucket starts when it is full and the one
-before it is through.
+`exposed_exchange_s` is the law of what each stage of ZeRO sends, for any curve of the network. `DataParallelLaw` is
+that of DDP bucket by bucket, with two constants that are fitted to measured steps: gradients are exchanged while
+backward goes on (Li et al. 2020, PyTorch Distributed, VLDB 13, section 3.2), and a bucket starts when it is full and
+the one before it is through.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def exposed_exchange_s(
     `sent_s` has the seconds of each operation over all that a rank has, `during_s` those of a micro-batch's passes;
     all may be arrays.
     """
-    left, exposed = dict(during_s), {}
+    left = dict(during_s)
+    exposed: dict[tuple[Kind, bool], Any] = {}
     for each in SENT_BY_STAGE[stage]:
         seconds, key = sent_s[each.operation], (each.what, each.each)
         exposed[key] = exposed.get(key, 0.0) + exposed_comm_s(seconds, left[each.behind], taken)

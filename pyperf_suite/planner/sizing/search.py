@@ -278,9 +278,7 @@ def costs_of(shapes: Shapes, present: Setting, prices: KernelPrices) -> Costs:
         )
     )
     # Of the shards, weights, gradients and optimizer state are shared (ZeRO stage 3).
-    need = training_memory(
-        shapes.model, plan.micro_batch, plan.seq, plan, data_ranks=plan.data, zero_stage=LAST_STAGE
-    )
+    need = training_memory(shapes.model, plan.micro_batch, plan.seq, plan, data_ranks=plan.data, zero_stage=LAST_STAGE)
     return Costs(
         cost,
         np.asarray(model_flop(replace(shapes.model, vocab=present.model.vocab), 1, plan.seq) / plan.seq),

@@ -68,7 +68,8 @@ OPERATIONS = {
 class CollectiveParameters:
     """One collective among `ranks` processes.
 
-    What is reduced is summed, and rank 0 broadcasts. send_receive is a ring: each rank sends to the next and receives from the one before.
+    What is reduced is summed, and rank 0 broadcasts. send_receive is a ring: each rank sends to the next and receives
+    from the one before.
     `pattern` says which ranks play ping_pong ("0-1" if none, or "0-3,1-2"), there and back; all other ranks are there
     and idle. `peer_to_peer` False has NCCL go without direct copies between GPUs (NVLink or PCIe).
     """

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.layer_kinds import attention_calls, expert_block, is_deepseeks_latent
 from pyperf_suite.laws.model_flop import model_flop
-from pyperf_suite.laws.traffic import TrainingWorkload, zero_3
+from pyperf_suite.laws.traffic import TrainingWorkload, data_parallel
 from pyperf_suite.laws.training.memory import activation_bytes, training_memory
 from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid, Sharding, linears, products
 
@@ -120,7 +120,7 @@ def test_a_grid_over_layers_keeps_the_shares_of_each_kind_and_counts_every_model
 
 @each_kind
 def test_zero_3_gathers_all_parameters_of_layers_of_all_kinds(model: ModelDimensions) -> None:
-    gathered = [t for t in zero_3(model, TrainingWorkload(seq=4096), 8).transfers if "forward" in t.purpose]
+    gathered = [t for t in data_parallel(3, model, TrainingWorkload(seq=4096), 8).transfers if "forward" in t.purpose]
     sent = sum(transfer.calls * transfer.size_bytes for transfer in gathered)
     assert sent == pytest.approx(2 * model.parameters, rel=1e-3)
 

@@ -87,9 +87,7 @@ def test_a_short_message_is_timed_in_a_graph_of_many_calls_where_that_leaves_wha
     assert sampling["iterations"] == calls * taken
 
 
-def test_what_a_version_lacks_is_made_of_sends(
-    double, fake_libnccl, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_version_lacks_is_made_of_sends(double, fake_libnccl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(21400)))
     with WorkerPool(resolve("cpu"), 15) as pool:
         exchanged = pool.measure(0, Case("collective", CollectiveParameters("all_to_all", 4096, 2), "nccl"), None)

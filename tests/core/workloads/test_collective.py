@@ -209,9 +209,7 @@ def test_a_tensor_repeats_values_and_one_wrong_element_anywhere_is_found(
 
 @pytest.mark.parametrize("poison", [True, False])
 @pytest.mark.parametrize("by_numpy", [True, False])
-def test_a_tensor_is_compared_bit_for_bit(
-    by_numpy: bool, poison: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tensor_is_compared_bit_for_bit(by_numpy: bool, poison: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(TensorMemory, "is_on_host", by_numpy)
     due = np.array([1.0, 2.0, 8.0], np.float32)

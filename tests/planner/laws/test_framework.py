@@ -84,7 +84,10 @@ def test_constants_of_ones_own_go_before_published_ones():
 
 def test_experts_of_a_rank_are_launched_one_by_one_unless_captured_and_cost_less_fused():
     experts = replace(LLAMA, experts=64, top_k=4, expert_ffn=1024)
-    few, many = (ParallelPlan(global_batch=64, micro_batch=1, seq=4096, data=32, expert=ranks, ranks_per_node=32) for ranks in (32, 4))
+    few, many = (
+        ParallelPlan(global_batch=64, micro_batch=1, seq=4096, data=32, expert=ranks, ranks_per_node=32)
+        for ranks in (32, 4)
+    )
     launched, captured, fused = (
         step_time("B200", experts, replace(many, expert_kernels=how)) for how in ("launched", "captured", "fused")
     )
@@ -113,11 +116,17 @@ def test_one_node_does_not_wait_for_others_at_the_end_of_a_step():
 def test_each_micro_batch_adds_gradients_up():
     constants = StepConstants(1.0, 0.0, accumulate=2.0)
     parts = [
-        float(step_time("H100", LLAMA, ParallelPlan(global_batch=batch, micro_batch=1, seq=4096), constants).parts["optimizer"])
+        float(
+            step_time("H100", LLAMA, ParallelPlan(global_batch=batch, micro_batch=1, seq=4096), constants).parts[
+                "optimizer"
+            ]
+        )
         for batch in (1, 2, 3)
     ]
     assert parts[1] - parts[0] == pytest.approx(parts[2] - parts[1])
-    without = step_time("H100", LLAMA, ParallelPlan(global_batch=1, micro_batch=1, seq=4096), replace(constants, accumulate=0.0))
+    without = step_time(
+        "H100", LLAMA, ParallelPlan(global_batch=1, micro_batch=1, seq=4096), replace(constants, accumulate=0.0)
+    )
     # Read and written in single precision: 16 bytes a parameter at some 2.7 TB/s.
     passes = parts[0] - float(without.parts["optimizer"])
     assert passes == pytest.approx(2 * 4 * LLAMA.parameters / 2.73e12, rel=0.15)
@@ -137,7 +146,16 @@ def test_products_of_fewer_bits_are_faster_and_what_a_gpu_lacks_is_refused():
 
 def test_stages_may_differ_by_a_layer_and_embedding_and_logits_count_as_layers_where_that_is_even():
     deep = replace(LLAMA, layers=126)
-    plan = ParallelPlan(global_batch=64, micro_batch=1, seq=4096, tensor=8, pipeline=8, chunks=8, sequence_parallel=True, overlap_tensor=True)
+    plan = ParallelPlan(
+        global_batch=64,
+        micro_batch=1,
+        seq=4096,
+        tensor=8,
+        pipeline=8,
+        chunks=8,
+        sequence_parallel=True,
+        overlap_tensor=True,
+    )
     with pytest.raises(UserError, match="126 layers cannot be cut into 8 stages of 8 chunks"):
         seconds(plan, model=deep)
     uneven = replace(plan, uneven_stages=True)

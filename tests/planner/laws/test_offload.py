@@ -29,7 +29,16 @@ from pyperf_suite.planner.laws.training.step import step_time
 LLAMA = ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True)
 # Copies reach 20 GB/s each way, the CPU's kernels 100 GB/s, drives 5 GB/s.
 HOST = Host(20e9 / BUS_SHARE, 100e9 / HOST_SHARE, 5e9)
-PLAN = ParallelPlan(global_batch=64, micro_batch=1, seq=4096, data=8, overlap_gradients=True, zero_stage=3, framework="deepspeed", host=HOST)
+PLAN = ParallelPlan(
+    global_batch=64,
+    micro_batch=1,
+    seq=4096,
+    data=8,
+    overlap_gradients=True,
+    zero_stage=3,
+    framework="deepspeed",
+    host=HOST,
+)
 
 
 def cost(offload, framework="deepspeed", *, zero_stage=3, gradient_bytes=2, micro_batches=1, forward=0.0, backward=0.0):

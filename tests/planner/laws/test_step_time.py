@@ -70,7 +70,16 @@ def seconds(plan: ParallelPlan) -> float:
 
 
 def test_the_parts_add_up_to_the_iteration() -> None:
-    plan = ParallelPlan(global_batch=64, micro_batch=1, seq=1024, tensor=2, data=2, pipeline=4, recompute="layers", fused_attention=False)
+    plan = ParallelPlan(
+        global_batch=64,
+        micro_batch=1,
+        seq=1024,
+        tensor=2,
+        data=2,
+        pipeline=4,
+        recompute="layers",
+        fused_attention=False,
+    )
     found = step_time("A100", MODEL, plan, StepConstants(1.2, 1e-3, 5e9), MadeUpPrices())
     assert sum(found.parts.values()) == pytest.approx(found.seconds)
     assert all(part >= 0 for part in found.parts.values())
@@ -299,7 +308,9 @@ def test_layers_with_a_window_take_as_long_as_what_they_see_and_ranks_of_cp_shar
 
 def test_experts_take_as_long_as_their_grouped_product_and_again_where_layers_are_computed_again() -> None:
     sparse = replace(MODEL, experts=8, top_k=2)
-    plan, again = (ParallelPlan(global_batch=8, micro_batch=1, seq=SEQ, recompute=kept) for kept in ("nothing", "layers"))
+    plan, again = (
+        ParallelPlan(global_batch=8, micro_batch=1, seq=SEQ, recompute=kept) for kept in ("nothing", "layers")
+    )
     flop = 2 * 2 * SEQ * MODEL.hidden * MODEL.ffn * (3 if MODEL.gated else 2) * MODEL.layers * 8
     dense_s = flop / 2 * 3 / 1e14
     router_s = 3 * 2 * SEQ * MODEL.hidden * 8 * MODEL.layers * 8 / 1e14
