@@ -62,6 +62,7 @@ from pyperf_suite.user_kernels.arrays import (  # noqa: E402 - found by the find
     keep,
     overlaps,
     poison,
+    repeats,
     replaced,
     write_result,
 )
@@ -324,11 +325,12 @@ class KernelProcess(UserFile):
         owned = [
             extent(value) for leaf, value in zip(self._leaves, values) if leaf.kind == "array" and leaf.role == "input"
         ]
-        self._fetched = [each for each in arrays_in(out) if not overlaps(each, owned)]
-        shared = len(self._fetched) < sum(1 for _ in arrays_in(out))
+        arrays = list(arrays_in(out))
+        self._fetched = [each for each in arrays if not overlaps(each, owned)]
+        found = {"overlaps": len(self._fetched) < len(arrays), "repeats": repeats(arrays)}
         self._auditor.remember(self._slot_of[self._last_set], out, reported["bytes"])
         self._last.clear()
-        return {**reported, **self._changed(0.0), "set": self._last_set, "overlaps": shared, "plain": plain}
+        return {**reported, **self._changed(0.0), **found, "set": self._last_set, "plain": plain}
 
     def _audit(self, **request: Any) -> dict[str, Any]:
         """Launches compared with what was fetched for the same inputs; and what is against them."""

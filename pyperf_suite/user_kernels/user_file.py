@@ -30,6 +30,7 @@ from pyperf_suite.user_kernels.arrays import (
     lay_out,
     overlaps,
     read_result,
+    repeats,
     replaced,
     walk,
     write_result,
@@ -287,7 +288,8 @@ class UserFile:
         write_result(out, expected, exact_types=False, where=self._api._where(reference), named="the reference")
         shared = any(overlaps(each, owned) for each in arrays_in(out))
         reported = self._measure_sizes(reference, out, sizes) if sizes else {}
-        return {**reported, "overlaps": shared, "replaced": self._guards.replaced()}
+        repeated = repeats(list(arrays_in(out)))
+        return {**reported, "overlaps": shared, "repeats": repeated, "replaced": self._guards.replaced()}
 
     def _result_of(self, reference: Callable[..., Any], values: Sequence[Any]) -> Any:
         """What the reference returns for arguments of these values, or writes into them where it returns nothing."""
