@@ -38,7 +38,7 @@ from pyperf_suite.ranks.launch import ranks_here, require_launched
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.collective import OPERATIONS, CollectiveParameters
 
-TYPES = {"float32": "float", "float16": "half"}
+TYPES = {"float32": "float", "float16": "half", "float8_e4m3fn": "f8e4m3"}
 
 _CASE = "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}"
 _PLACE = "  {:>7}  {:>6}  {:>6}  {:>5}"
@@ -249,7 +249,7 @@ def measured_laws(curves: Sequence[Curve]) -> dict[str, AlphaBetaOverRanks]:
 # What the ways of training in parallel send (see laws/traffic.py), the most common first.
 TRAINING = ("all_reduce", "all_gather", "reduce_scatter")
 MORE = (*TRAINING, "send_receive", "all_to_all")
-ALL = (*MORE, "broadcast")
+ALL = (*MORE, "broadcast", "reduce", "gather", "scatter")
 
 # Buffers of input and output on each rank, and the reference that the output is compared with.
 BUFFERS = 4

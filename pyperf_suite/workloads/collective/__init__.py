@@ -24,21 +24,28 @@ from pyperf_suite.workloads.workload import BUILD_ON_EACH_OTHER, Checked, Transf
 
 Pairs = tuple[tuple[int, int], ...]
 
-# What gradients, parameters and activations are sent in.
-DTYPES = ("float32", "float16", "bfloat16")
+DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "int32", "int8")
 
 # Beyond these no machine goes; they also keep sizes inside 64-bit arithmetic.
 MOST_BYTES, MOST_RANKS = 1 << 46, 1 << 15
 
 Stored = NDArray[Any]
 
-# Whole numbers up to this are exact in the type: two to the bits of its significand.
-LARGEST_EXACT = {"float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8}
+# Whole numbers up to this are exact in the type: two to the bits of its significand, but for integers their largest or,
+# as values are made in float32, its limit.
+LARGEST_EXACT = {
+    "float32": 1 << 24,
+    "float16": 1 << 11,
+    "bfloat16": 1 << 8,
+    "float8_e4m3fn": 1 << 4,
+    "int32": 1 << 24,
+    "int8": 127,
+}
 
 # Values repeat after so many elements: a prime, so that no shift by a block, a page or a ring's slot goes unseen.
 PERIOD = 65_521
 
-# NaN in every type; no correct output is.
+# NaN in every floating-point type and -1 in the integers; no correct output is either.
 POISON_BYTE = 0xFF
 
 
@@ -58,7 +65,10 @@ OPERATIONS = {
     "all_gather": Operation("all_gather", in_place=True),
     "reduce_scatter": Operation("reduce_scatter", reduces=True, in_place=True),
     "broadcast": Operation("broadcast", has_root=True, in_place=True),
+    "reduce": Operation("reduce", reduces=True, has_root=True, in_place=True),
     "all_to_all": Operation("all_to_all"),
+    "gather": Operation("gather", has_root=True, in_place=True),
+    "scatter": Operation("scatter", has_root=True, in_place=True),
     "send_receive": Operation("send_receive"),
     "ping_pong": Operation("send_receive", by_pairs=True),
 }
@@ -68,8 +78,7 @@ OPERATIONS = {
 class CollectiveParameters:
     """One collective among `ranks` processes.
 
-    What is reduced is summed, and rank 0 broadcasts. send_receive is a ring: each rank sends to the next and receives
-    from the one before.
+    What is reduced is summed; what has a root has rank 0. send_receive is a ring: each rank sends to the next and receives from the one before.
     `pattern` says which ranks play ping_pong ("0-1" if none, or "0-3,1-2"), there and back; all other ranks are there
     and idle. `peer_to_peer` False has NCCL go without direct copies between GPUs (NVLink or PCIe).
     """
@@ -121,14 +130,14 @@ class CollectiveParameters:
         return not self.operation.by_pairs or any(rank in pair for pair in self.pairs)
 
     def send_count(self, rank: int) -> int:
-        if not self.takes_part(rank) or (self.operation.has_root and rank):
+        if not self.takes_part(rank) or (self.op in ("broadcast", "scatter") and rank):
             return 0
-        return self.count * (self.ranks if self.op in ("reduce_scatter", "all_to_all") else 1)
+        return self.count * (self.ranks if self.op in ("reduce_scatter", "all_to_all", "scatter") else 1)
 
     def receive_count(self, rank: int) -> int:
-        if not self.takes_part(rank):
+        if not self.takes_part(rank) or (self.op in ("reduce", "gather") and rank):
             return 0
-        return self.count * (self.ranks if self.op in ("all_gather", "all_to_all") else 1)
+        return self.count * (self.ranks if self.op in ("all_gather", "all_to_all", "gather") else 1)
 
     @property
     def footprint_bytes(self) -> int:
@@ -225,7 +234,7 @@ class RankData:
         """What this rank must have received, in order: values that repeat for `count` elements, of each source."""
         p, count = self.parameters, self.parameters.count
         # Operations that spread a buffer take of it the part that is this rank's.
-        phase = self.rank * count if p.op in ("reduce_scatter", "all_to_all") else 0
+        phase = self.rank * count if p.op in ("reduce_scatter", "scatter", "all_to_all") else 0
         for source in self._sources() if self.outputs else ():
             period = _reduced(p) if p.operation.reduces else _inputs(p, source)
             yield np.ascontiguousarray(np.roll(period, -(phase % len(period)))[:count])
@@ -233,7 +242,7 @@ class RankData:
     def _sources(self) -> Sequence[int]:
         """The ranks whose data this one receives, in the order of its buffer; any one where all are reduced to one."""
         p, rank = self.parameters, self.rank
-        if p.operation.reduces or p.operation.has_root:
+        if p.operation.reduces or p.op in ("broadcast", "scatter"):
             return [0]
         if p.op == "send_receive":
             return [(rank - 1) % p.ranks]

@@ -27,6 +27,9 @@ from pyperf_suite.workloads.workload import (
     by_name,
 )
 
+# Of gloo.
+DTYPES = ("float32", "float16", "bfloat16", "int32", "int8")
+
 # What older versions of torch call a function.
 OLDER_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
 
@@ -49,6 +52,8 @@ class Gloo(Implementation[CollectiveParameters]):
 
     def prepare(self, parameters: CollectiveParameters, place: ExecutionContext) -> Transfers:
         p = parameters
+        if p.dtype not in DTYPES:
+            raise Unsupported(f"gloo has no {p.dtype}: choose from {', '.join(DTYPES)}.")
         if p.op == "send_receive" and p.ranks == 1:
             raise Unsupported("gloo does not let a rank send to itself: ask for at least 2 ranks.")
         if not p.peer_to_peer:
@@ -65,6 +70,8 @@ class C10dNccl(Implementation[CollectiveParameters]):
     device_kind = "cuda"
 
     def prepare(self, parameters: CollectiveParameters, place: ExecutionContext) -> Transfers:
+        if parameters.dtype.startswith("float8") and parameters.operation.reduces:
+            raise Unsupported("Not every torch.distributed reduces float8: ask for bfloat16, or for nccl.")
         joined = on_ranks.process_group(place, "nccl")
         torch: Any = importlib.import_module("torch")
         try:
@@ -113,10 +120,13 @@ class TorchTransfers(Exchange):
             return self._transfers()
         calls: dict[str, Callable[[], Named]] = {
             "all_reduce": lambda: self._after_copy("all_reduce"),
+            "reduce": lambda: self._after_copy("reduce", dst=0),
             "broadcast": lambda: self._after_copy("broadcast", src=0),
             "all_gather": lambda: self._plain("all_gather_single", received, sent),
             "reduce_scatter": lambda: self._plain("reduce_scatter_single", received, sent),
             "all_to_all": lambda: self._plain("all_to_all_single", received, sent),
+            "gather": lambda: self._plain("gather", sent, self._parts(received), dst=0),
+            "scatter": lambda: self._plain("scatter", received, self._parts(sent), src=0),
         }
         return calls[p.op]()
 
@@ -132,10 +142,15 @@ class TorchTransfers(Exchange):
         sent, received = self._input, self._output
         if self.data.parameters.in_place:
             return self._plain(function, sent if received is None else received, **options)
-        collective, name = self._plain(function, received, **options)
+        # Ranks that reduce for another's output need somewhere to work.
+        target = received if received is not None else sent.clone()
+        collective, name = self._plain(function, target, **options)
         if sent is None:
             return collective, name
-        return _in_turn(functools.partial(received.copy_, sent), collective), f"copy, {name}"
+        return _in_turn(functools.partial(target.copy_, sent), collective), f"copy, {name}"
+
+    def _parts(self, tensor: Any) -> list[Any] | None:
+        return list(tensor.split(self.data.parameters.count)) if self.data.rank == 0 else None
 
     def _transfers(self) -> Named:
         p, rank, distributed = self.data.parameters, self.data.rank, self._distributed
@@ -165,12 +180,12 @@ class TorchTransfers(Exchange):
 
 
 class TensorMemory:
-    """A tensor as data.Memory, by the bits of its elements: numpy has no bfloat16."""
+    """A tensor as data.Memory, by the bits of its elements: numpy has no bfloat16 and no float8."""
 
     def __init__(self, tensor: Any, dtype: str) -> None:
         self._torch: Any = importlib.import_module("torch")
         self._element = element_type(dtype)
-        words = {2: self._torch.int16, 4: self._torch.int32}
+        words = {1: self._torch.int8, 2: self._torch.int16, 4: self._torch.int32}
         self.tensor, self._bits = tensor, tensor.view(words[self._element.size_bytes])
 
     @property

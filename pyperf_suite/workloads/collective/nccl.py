@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pyperf_suite.errors import Unsupported
+from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels.nvrtc import wheels
 from pyperf_suite.ranks.group import Group
@@ -29,12 +30,17 @@ from pyperf_suite.workloads.workload import ExecutionContext, Implementation, Ke
 WHEEL_PATTERNS = ("nvidia/nccl/lib/libnccl.so.2", "nvidia/cu1?/lib/libnccl.so.2")
 OVERRIDE = "PYPERF_LIBNCCL"
 
+# NCCL's names where they are not ours.
+DTYPES = {"float8_e4m3fn": "float8_e4m3"}
 FUNCTIONS = {
     "all_reduce": "ncclAllReduce",
     "all_gather": "ncclAllGather",
     "reduce_scatter": "ncclReduceScatter",
     "broadcast": "ncclBroadcast",
+    "reduce": "ncclReduce",
     "all_to_all": "ncclAlltoAll",
+    "gather": "ncclGather",
+    "scatter": "ncclScatter",
 }
 # Longer than any step of the ranks: the watchdog, which knows who is missing, is to speak first.
 NCCL_PATIENCE_S = 10.0
@@ -54,7 +60,7 @@ class Nccl(Implementation[CollectiveParameters]):
 
     def prepare(self, parameters: CollectiveParameters, place: ExecutionContext) -> Transfers:
         connection = _connection(place.ranks, place.device, place.deadline_s)
-        require_started_so(parameters.peer_to_peer)
+        _require_supported(parameters, connection, place.device)
         with _translated(connection.nccl):
             return NcclTransfers(parameters, connection, self.graph, place.deadline_s)
 
@@ -129,6 +135,18 @@ def _translated(nccl: ModuleType) -> Iterator[None]:
         raise Unsupported(str(reason)) from None
 
 
+def _require_supported(parameters: CollectiveParameters, connection: Connection, device: Device) -> None:
+    """Raise Unsupported for what this library on this device does not do, or these processes were not started for."""
+    require_started_so(parameters.peer_to_peer)
+    if parameters.dtype.startswith("float8") and parameters.operation.reduces and device.kind == "cuda":
+        capability = tuple(cuda_device(device.index).context.properties.compute_capability)
+        if "float8_sums" not in architecture(capability).features:
+            raise Unsupported(
+                f"NCCL reduces float8 on GPUs of compute capability 9.0 or more, and this one has "
+                f"{capability[0]}.{capability[1]}: ask for bfloat16."
+            )
+
+
 class NcclTransfers(Exchange):
     """One rank's buffers and the collective that is timed.
 
@@ -155,7 +173,7 @@ class NcclTransfers(Exchange):
             communicator,
             parameters.op,
             parameters.count,
-            parameters.dtype,
+            DTYPES.get(parameters.dtype, parameters.dtype),
             *(memory.buffer if memory else None for memory in (self.send, self.receive)),
             in_place=parameters.in_place,
             pattern=list(parameters.pairs) if parameters.operation.by_pairs else [],

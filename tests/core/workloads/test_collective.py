@@ -78,11 +78,15 @@ def received(parameters: CollectiveParameters, rank: int, inputs: list[np.ndarra
     """What an implementation that is right leaves on that rank, told independently of the code under test."""
     n, count = parameters.ranks, parameters.count
     mine = slice(rank * count, (rank + 1) * count)
+    is_root = rank == 0
     return {
         "all_reduce": lambda: reduced(parameters, inputs),
+        "reduce": lambda: reduced(parameters, inputs) if is_root else None,
         "reduce_scatter": lambda: reduced(parameters, inputs)[mine],
         "all_gather": lambda: np.concatenate(inputs),
+        "gather": lambda: np.concatenate(inputs) if is_root else None,
         "broadcast": lambda: inputs[0],
+        "scatter": lambda: inputs[0][mine],
         "all_to_all": lambda: np.concatenate([each[mine] for each in inputs]),
         "send_receive": lambda: inputs[rank - 1],
         "ping_pong": lambda: {0: inputs[n - 1], n - 1: inputs[0]}.get(rank),
@@ -228,7 +232,7 @@ def test_a_tensor_is_compared_bit_for_bit(by_numpy: bool, poison: bool, monkeypa
         ("all_reduce", 1001, 8, "bfloat16", 500, 1000),
         ("all_gather", 1001, 8, "bfloat16", 62, 992),  # a block a rank
         ("reduce_scatter", 64, 8, "float32", 2, 64),
-        ("all_to_all", 63, 2, "float16", 15, 60),
+        ("all_to_all", 63, 2, "int8", 31, 62),
         ("broadcast", 7, 8, "float32", 1, 4),
         ("ping_pong", 9, 2, "float16", 4, 8),
     ],
@@ -270,14 +274,18 @@ def pool() -> Iterator[WorkerPool]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_gloo_is_exact_in_every_operation_and_type(pool: WorkerPool, ranks: int) -> None:
+def test_gloo_is_exact_for_all_it_can_do_and_says_what_it_cannot(pool: WorkerPool, ranks: int) -> None:
     for dtype in DTYPES:
         for parameters in variants(ranks, dtype):
             if dtype != "float32" and parameters.in_place:
                 continue  # which differ in where data lies, not in how it is added
             answer = pool.measure(0, Case("collective", parameters, "gloo"), None)
-            assert answer["outcome"] == "ok", (parameters, answer)
-            assert answer["verification"]["compared"] == sum(map(parameters.receive_count, range(ranks)))
+            cannot = dtype.startswith("float8")
+            assert answer["outcome"] == ("unsupported" if cannot else "ok"), (parameters, answer)
+            if cannot:
+                assert answer["reason"].startswith("gloo ")
+            else:
+                assert answer["verification"]["compared"] == sum(map(parameters.receive_count, range(ranks)))
 
 
 @pytest.mark.slow
