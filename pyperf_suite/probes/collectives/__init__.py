@@ -71,7 +71,7 @@ def _block(out_of_place: Curve, in_place: Curve) -> Iterator[str]:
     for size in sorted({size for curve in both for size in (*curve.points, *curve.wrong)}):
         p = replace(out_of_place.parameters, bytes=size)
         reduction = "sum" if p.operation.reduces else "none"
-        root = 0 if p.operation.has_root else -1
+        root = p.root if p.operation.has_root else -1
         case = _CASE.format(size, p.count, TYPES.get(p.dtype, p.dtype), reduction, root)
         yield case + _place(out_of_place, size) + _place(in_place, size)
     wrong = sum(sum(curve.wrong.values()) for curve in both)
@@ -274,6 +274,7 @@ class CollectivesAxes:
     dtype: tuple[str, ...] = ("float32",)
     implementation: tuple[str, ...] = ("gloo",)
     in_place: tuple[Flag, ...] = (NO,)
+    root: tuple[int, ...] = (0,)
     peer_to_peer: tuple[Flag, ...] = (YES,)
     pairs: tuple[str, ...] = ("none",)
     pair_size: tuple[Sizes, ...] = sizes("4MiB")
@@ -326,12 +327,13 @@ def _collectives(axes: CollectivesAxes) -> Iterator[Case]:
         operation = OPERATIONS[op]
         variants = itertools.product(
             axes.in_place if operation.in_place else (NO,),
+            axes.root if operation.has_root else (0,),
             axes.peer_to_peer if "nccl" in implementation else (YES,),
             every_size(axes.size),
         )
-        for in_place, direct, size in variants:
-            parameters = CollectiveParameters(op, size, ranks, dtype, in_place.value, peer_to_peer=direct.value)
-            yield Case("collective", parameters, implementation)
+        for in_place, root, direct, size in variants:
+            usual = CollectiveParameters(op, size, ranks, dtype, in_place.value, root)
+            yield Case("collective", replace(usual, peer_to_peer=direct.value), implementation)
 
 
 def _pairs(axes: CollectivesAxes) -> Iterator[Case]:

@@ -152,9 +152,14 @@ class Curve:
 
     @property
     def what(self) -> str:
-        """What is moved, as in `all_reduce float32, 8 ranks`."""
-        words = filter(None, (self.op, self.dtype, self.pattern))
-        return f"{' '.join(words)}, {self.ranks} rank{'' if self.ranks == 1 else 's'}"
+        """What is moved, as in `reduce float32 root 3, 8 ranks`."""
+        operation, *more = self.varied
+        return f"{' '.join([operation, self.dtype, *more])}, {self.ranks} rank{'' if self.ranks == 1 else 's'}"
+
+    @property
+    def varied(self) -> list[str]:
+        """The operation and what of it is not usual, as in `reduce root 3`."""
+        return [word for word in (self.op, f"root {self.root}" if self.root else "", self.pattern) if word]
 
     @property
     def how(self) -> str:
@@ -171,7 +176,7 @@ class Curve:
         """By operation as they are declared, then what is plain before what is varied."""
         op, who = list(OPERATIONS).index(self.op), (*IMPLEMENTATIONS, self.implementation).index(self.implementation)
         variant = [name in self.variant for name in reversed(VARIANTS)]
-        return (op, self.ranks, self.dtype, self.pattern, who, self.implementation, variant)
+        return (op, self.ranks, self.dtype, self.root, self.pattern, who, self.implementation, variant)
 
     @property
     def counted_as(self) -> str:
@@ -350,7 +355,7 @@ POINTS = (
     Column("count", lambda point: point.row.count, priority=0),
     Column("type", lambda point: point.row.dtype, priority=0),
     Column("redop", lambda point: "sum" if point.row.operation.reduces else "none", priority=0),
-    Column("root", lambda point: 0 if point.row.operation.has_root else -1, priority=0),
+    Column("root", lambda point: point.row.root if point.row.operation.has_root else -1, priority=0),
     Column("p50", "seconds", "us", 2),
     Column("algbw", lambda point: point.algbw(), "GB/s"),
     Column("busbw", unit="GB/s", priority=2),
@@ -387,7 +392,7 @@ def figures(curves: Sequence[Curve]) -> Iterator[Figure | None]:
     """One for each number of ranks and dtype: a panel an operation, a series a path or variant."""
     long = [curve for curve in curves if len(curve.points) >= FEWEST_SIZES]
     for (ranks, dtype), together in grouped(long, attrgetter("ranks", "dtype")).items():
-        similar = grouped(together, lambda curve: f"{curve.op} {curve.pattern}".strip())
+        similar = grouped(together, lambda curve: " ".join(curve.varied))
         peak = together[0].largest.peak
         caption = "Points: measured, bars span the trials. Line: the law, α + β·size in pieces."
         yield figure(

@@ -78,7 +78,7 @@ OPERATIONS = {
 class CollectiveParameters:
     """One collective among `ranks` processes.
 
-    What is reduced is summed; what has a root has rank 0. send_receive is a ring: each rank sends to the next and receives from the one before.
+    What is reduced is summed. send_receive is a ring: each rank sends to the next and receives from the one before.
     `pattern` says which ranks play ping_pong ("0-1" if none, or "0-3,1-2"), there and back; all other ranks are there
     and idle. `peer_to_peer` False has NCCL go without direct copies between GPUs (NVLink or PCIe).
     """
@@ -88,6 +88,7 @@ class CollectiveParameters:
     ranks: Annotated[int, Within(1, MOST_RANKS)]
     dtype: Annotated[str, OneOf(DTYPES)] = "float32"
     in_place: bool = False
+    root: int = 0
     pattern: str = ""
     peer_to_peer: bool = True
 
@@ -130,24 +131,27 @@ class CollectiveParameters:
         return not self.operation.by_pairs or any(rank in pair for pair in self.pairs)
 
     def send_count(self, rank: int) -> int:
-        if not self.takes_part(rank) or (self.op in ("broadcast", "scatter") and rank):
+        if not self.takes_part(rank) or (self.op in ("broadcast", "scatter") and rank != self.root):
             return 0
         return self.count * (self.ranks if self.op in ("reduce_scatter", "all_to_all", "scatter") else 1)
 
     def receive_count(self, rank: int) -> int:
-        if not self.takes_part(rank) or (self.op in ("reduce", "gather") and rank):
+        if not self.takes_part(rank) or (self.op in ("reduce", "gather") and rank != self.root):
             return 0
         return self.count * (self.ranks if self.op in ("all_gather", "all_to_all", "gather") else 1)
 
     @property
     def footprint_bytes(self) -> int:
-        ranks = {0, *(rank for pair in self.pairs for rank in pair)}
+        ranks = {0, self.root, *(rank for pair in self.pairs for rank in pair)}
         both = max if self.in_place else lambda send, receive: send + receive
         return max(both(self.send_count(rank), self.receive_count(rank)) for rank in ranks) * self.element_bytes
 
     def validate(self) -> None:
         operation = self.operation
+        if not 0 <= self.root < self.ranks:
+            raise UserError(f"Root {self.root} was requested among {self.ranks} ranks: they count from 0.")
         for given, taken, field in (
+            (self.root != 0, operation.has_root, "root"),
             (self.pattern != "", operation.by_pairs, "pattern"),
             (self.in_place, operation.in_place, "in_place"),
         ):
@@ -243,7 +247,7 @@ class RankData:
         """The ranks whose data this one receives, in the order of its buffer; any one where all are reduced to one."""
         p, rank = self.parameters, self.rank
         if p.operation.reduces or p.op in ("broadcast", "scatter"):
-            return [0]
+            return [p.root]
         if p.op == "send_receive":
             return [(rank - 1) % p.ranks]
         if p.op == "ping_pong":

@@ -120,13 +120,13 @@ class TorchTransfers(Exchange):
             return self._transfers()
         calls: dict[str, Callable[[], Named]] = {
             "all_reduce": lambda: self._after_copy("all_reduce"),
-            "reduce": lambda: self._after_copy("reduce", dst=0),
-            "broadcast": lambda: self._after_copy("broadcast", src=0),
+            "reduce": lambda: self._after_copy("reduce", dst=p.root),
+            "broadcast": lambda: self._after_copy("broadcast", src=p.root),
             "all_gather": lambda: self._plain("all_gather_single", received, sent),
             "reduce_scatter": lambda: self._plain("reduce_scatter_single", received, sent),
             "all_to_all": lambda: self._plain("all_to_all_single", received, sent),
-            "gather": lambda: self._plain("gather", sent, self._parts(received), dst=0),
-            "scatter": lambda: self._plain("scatter", received, self._parts(sent), src=0),
+            "gather": lambda: self._plain("gather", sent, self._parts(received), dst=p.root),
+            "scatter": lambda: self._plain("scatter", received, self._parts(sent), src=p.root),
         }
         return calls[p.op]()
 
@@ -150,7 +150,8 @@ class TorchTransfers(Exchange):
         return _in_turn(functools.partial(target.copy_, sent), collective), f"copy, {name}"
 
     def _parts(self, tensor: Any) -> list[Any] | None:
-        return list(tensor.split(self.data.parameters.count)) if self.data.rank == 0 else None
+        p = self.data.parameters
+        return list(tensor.split(p.count)) if self.data.rank == p.root else None
 
     def _transfers(self) -> Named:
         p, rank, distributed = self.data.parameters, self.data.rank, self._distributed

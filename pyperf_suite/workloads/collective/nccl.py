@@ -175,6 +175,7 @@ class NcclTransfers(Exchange):
             parameters.count,
             DTYPES.get(parameters.dtype, parameters.dtype),
             *(memory.buffer if memory else None for memory in (self.send, self.receive)),
+            root=parameters.root,
             in_place=parameters.in_place,
             pattern=list(parameters.pairs) if parameters.operation.by_pairs else [],
         )

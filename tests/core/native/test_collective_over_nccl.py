@@ -41,12 +41,13 @@ def test_every_operation_and_type_is_exact_as_call_and_as_graph(double, pool: Wo
     for number, (op, operation) in enumerate(OPERATIONS.items()):
         if ranks == 1 and op == "ping_pong":
             continue
+        root = ranks - 1 if operation.has_root else 0
         every_type = op in ("all_reduce", "all_gather") and ranks == 3
         for dtype in DTYPES if every_type else (DTYPES[number % len(DTYPES)], "float32"):
             if dtype.startswith("float8") and operation.reduces:
                 continue  # arithmetic that the double does not have
             for in_place in (False, True) if operation.in_place else (False,):
-                parameters = CollectiveParameters(op, 480 * ranks, ranks, dtype, in_place)
+                parameters = CollectiveParameters(op, 480 * ranks, ranks, dtype, in_place, root=root)
                 name = "nccl_graph" if in_place else "nccl"
                 answer = pool.measure(0, Case("collective", parameters, name), None)
                 assert answer["outcome"] == "ok", (parameters, answer)

@@ -51,13 +51,14 @@ class ArrayMemory:
 
 
 def variants(ranks: int, dtype: str) -> Iterator[CollectiveParameters]:
-    """Every operation, in place and out of place."""
+    """Every operation, in place and out of place, from the first and from the last rank."""
     for name, operation in OPERATIONS.items():
         if ranks == 1 and name == "ping_pong":
             continue
         for in_place in (False, True) if operation.in_place else (False,):
-            pattern = f"{ranks - 1}-0" if operation.by_pairs else ""
-            yield CollectiveParameters(name, 24 * ranks, ranks, dtype, in_place, pattern)
+            for root in {0, ranks - 1} if operation.has_root else (0,):
+                pattern = f"{ranks - 1}-0" if operation.by_pairs else ""
+                yield CollectiveParameters(name, 24 * ranks, ranks, dtype, in_place, root, pattern)
 
 
 def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -78,15 +79,15 @@ def received(parameters: CollectiveParameters, rank: int, inputs: list[np.ndarra
     """What an implementation that is right leaves on that rank, told independently of the code under test."""
     n, count = parameters.ranks, parameters.count
     mine = slice(rank * count, (rank + 1) * count)
-    is_root = rank == 0
+    is_root = rank == parameters.root
     return {
         "all_reduce": lambda: reduced(parameters, inputs),
         "reduce": lambda: reduced(parameters, inputs) if is_root else None,
         "reduce_scatter": lambda: reduced(parameters, inputs)[mine],
         "all_gather": lambda: np.concatenate(inputs),
         "gather": lambda: np.concatenate(inputs) if is_root else None,
-        "broadcast": lambda: inputs[0],
-        "scatter": lambda: inputs[0][mine],
+        "broadcast": lambda: inputs[parameters.root],
+        "scatter": lambda: inputs[parameters.root][mine],
         "all_to_all": lambda: np.concatenate([each[mine] for each in inputs]),
         "send_receive": lambda: inputs[rank - 1],
         "ping_pong": lambda: {0: inputs[n - 1], n - 1: inputs[0]}.get(rank),
@@ -277,7 +278,7 @@ def pool() -> Iterator[WorkerPool]:
 def test_gloo_is_exact_for_all_it_can_do_and_says_what_it_cannot(pool: WorkerPool, ranks: int) -> None:
     for dtype in DTYPES:
         for parameters in variants(ranks, dtype):
-            if dtype != "float32" and parameters.in_place:
+            if dtype != "float32" and (parameters.in_place or parameters.root):
                 continue  # which differ in where data lies, not in how it is added
             answer = pool.measure(0, Case("collective", parameters, "gloo"), None)
             cannot = dtype.startswith("float8")

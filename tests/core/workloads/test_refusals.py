@@ -142,6 +142,8 @@ REFUSED = [
     ("collective", "nccl", {"bytes": 0}, "bytes=0 was requested"),
     ("collective", "nccl", {"op": "all_gather", "bytes": 31}, "ask for at least 32 bytes"),
     ("collective", "nccl", {"dtype": "tfloat32"}, "dtype=tfloat32 was requested: choose from float32"),
+    ("collective", "nccl", {"root": 1}, "all_reduce was requested with root"),
+    ("collective", "nccl", {"op": "reduce", "root": 8}, "Root 8 was requested among 8 ranks"),
     ("collective", "nccl", {"op": "all_to_all", "in_place": True}, "all_to_all was requested with in_place"),
     ("collective", "nccl", {"pattern": "0-1"}, "all_reduce was requested with pattern"),
     ("collective", "nccl", {"op": "ping_pong", "pattern": "0,1"}, "write pairs of ranks, as in 0-3 or 0-1,2-3"),
