@@ -447,7 +447,7 @@ def _torch(device: str = "cpu") -> Any:
     """torch, which can use that device. Raises Unsupported where it cannot, ValueError where torch is absent."""
     try:
         import torch
-    except ImportError:
+    except ModuleNotFoundError:
         raise ValueError("bfloat16, float8 and GPUs take torch, which is not installed") from None
     if str(device).startswith("cuda") and not torch.cuda.is_available():
         from pyperf_suite.errors import Unsupported
