@@ -1,6 +1,6 @@
-"""What was requested and cannot be: exceptions, the limits of fields, and what to write instead.
+"""What was requested and cannot be: exceptions, exit codes, the limits of fields, and what to write instead.
 
-Front ends print a `UserError` as one sentence and exit with code 2; the worker turns `Unsupported` into a record.
+Front ends print a `UserError` as one sentence and exit with its code; the worker turns `Unsupported` into a record.
 """
 
 from __future__ import annotations
@@ -11,11 +11,28 @@ import re
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
+
+
+class ExitCode(IntEnum):
+    """How every command ends, as docs/measure.md explains; one that a signal ended, with 128 and its number.
+
+    A failure outranks a verdict, as trouble outranks a difference in diff and grep.
+    """
+
+    FINE = 0
+    VERDICT = 1
+    USAGE = 2
+    FAILED = 3
 
 
 class UserError(Exception):
     """Something was requested that cannot be: the message says what was requested, what was found, what to do."""
+
+    def __init__(self, message: str = "", exit_code: ExitCode = ExitCode.USAGE) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class Interrupted(UserError):
@@ -25,16 +42,57 @@ class Interrupted(UserError):
 class Failed(Exception):
     """The case failed for a reason that the message says in whole; it is kept in its record as it stands.
 
-    `reason` is the word group under which a record's verification has it, where what was launched is to blame.
+    `reason` is the word group under which a record's verification has it, where what was launched is to blame; for
+    `witnesses` see SparedCases of runner/record.py.
     """
 
-    def __init__(self, message: str, reason: str = "") -> None:
+    def __init__(self, message: str, reason: str = "", witnesses: int = 0) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason, self.witnesses = reason, witnesses
 
 
 class Unsupported(Exception):
     """This machine or implementation cannot run the case; the message is the reason kept in its record."""
+
+    def __init__(self, message: str, witnesses: int = 0) -> None:
+        super().__init__(message)
+        self.witnesses = witnesses
+
+
+def ending_of(error: BaseException) -> UserError | None:
+    """The sentence and the exit code with which a command ends for an error; None for a fault of the suite."""
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted("Interrupted.")
+    if isinstance(error, UserError):
+        return error
+    broken = broken_package(error)
+    return UserError(broken, ExitCode.FAILED) if broken else None
+
+
+def broken_package(error: BaseException) -> str:
+    """A sentence on the installed package whose import raised the error, or that is absent; empty for other errors."""
+    first = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    reason = f"{type(first).__name__}: {(str(first).strip().splitlines() or [''])[0][:200]}".rstrip(": ")
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame, traceback = traceback.tb_frame, traceback.tb_next
+        name = str(frame.f_globals.get("__name__"))
+        if frame.f_code.co_name == "<module>" and name.partition(".")[0] not in (_PACKAGE, "__main__"):
+            return f"{name} is installed but cannot be imported ({reason}): `python -c 'import {name}'` shows more."
+    absent = (error.name or _PACKAGE).partition(".")[0] if isinstance(error, ModuleNotFoundError) else _PACKAGE
+    return "" if absent == _PACKAGE else f"{absent} is not installed: `pip install {absent}`."
+
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def triton_without_gpu(error: BaseException) -> str:
+    """What to do where the error is how Triton says that it finds no GPU; empty for other errors."""
+    if "active drivers" not in str(error):
+        return ""
+    return "Triton finds no GPU: measure on one, or set TRITON_INTERPRET=1 to have its kernels interpreted on the CPU."
 
 
 # How such a reason begins, and how torch's allocators say it: the CPU's is a plain RuntimeError.

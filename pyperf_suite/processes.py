@@ -23,6 +23,13 @@ PARENT_VARIABLE = "PYPERF_PARENT"
 # Where files lie in memory.
 SHARED_MEMORY = "/dev/shm"
 
+# How faulthandler begins the stacks of a crash, and that of the thread that crashed.
+FATAL = "Fatal Python error: "
+_CURRENT = "Current thread "
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+_HERE = Path(__file__).resolve().parent
+_OURS = (f"{_HERE}{os.sep}", f"{_HERE.parent / 'kernels'}{os.sep}")
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
 _OWNED = re.compile(r"pyperf_[a-z]+_([0-9a-f]{8})_(\d+)_(\d+)_")
@@ -57,6 +64,23 @@ def _stat(pid: int) -> list[str]:
         return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def crash_place(stack: str, root: Path) -> str:
+    """Of what faulthandler wrote, `file:line` of the innermost frame that is neither the suite's nor a library's.
+
+    Of several threads the one counts that crashed. Files below `root` are named relative to it; empty if there is none.
+    """
+    for file, line in _FRAME.findall(stack.rpartition(_CURRENT)[2].partition("\n\n")[0]):
+        if is_users(file):
+            path = Path(file)
+            return f"{path.relative_to(root).as_posix() if path.is_relative_to(root) else path}:{line}"
+    return ""
+
+
+def is_users(file: str) -> bool:
+    """Whether a file of code is neither the suite's nor a library's."""
+    return not file.startswith(("<", *_OURS)) and "/lib/python" not in file
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:

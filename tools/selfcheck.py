@@ -25,7 +25,7 @@ import click
 
 from pyperf_suite.cli.main import HELP, Speaking
 from pyperf_suite.cli.options import Finite, device_option, margin_option, path_option, results_option, seed_option
-from pyperf_suite.errors import Interrupted, UserError
+from pyperf_suite.errors import ExitCode, Interrupted, UserError
 from pyperf_suite.findings.data import Cell, Findings, Quantity, Remark, findings, quantity, remark
 from pyperf_suite.findings.discovery import expanded, find_probe, is_users
 from pyperf_suite.findings.rows import Column, grouped, table
@@ -50,9 +50,6 @@ from pyperf_suite.render.terminal import console_for, print_remarks_and_tables, 
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.matmul import MatmulParameters
-
-# Comparisons are left to be made: the same command with --resume makes them.
-UNFINISHED = 3
 
 LARGEST_SHIFT = 0.5
 COMPARISONS_OF_EACH = 50
@@ -190,7 +187,7 @@ def selfcheck(
     unfinished = _what_is_left(found, plan)
     if unfinished:
         click.echo(unfinished, err=True)
-        raise SystemExit(UNFINISHED)
+        raise SystemExit(ExitCode.FAILED)
 
 
 def _repeat(count: int, probes: tuple[str, ...], where: Device, results: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from pyperf_suite.errors import ending_of
 from pyperf_suite.findings.discovery import all_probes
 
 
@@ -17,6 +18,12 @@ def _items_of(name: str, question: str) -> Callable[[Callable[[], None]], None]:
     return pytest.mark.probe(name)(test)
 
 
-for _probe in all_probes():
+try:
+    _PROBES = all_probes()
+except Exception as error:
+    if (ending := ending_of(error)) is None:
+        raise
+    raise pytest.Collector.CollectError(str(ending)) from None  # of which pytest shows the sentence alone
+for _probe in _PROBES:
     if _probe.has_items:
         globals()[f"test_{_probe.name}"] = _items_of(_probe.name, _probe.question)

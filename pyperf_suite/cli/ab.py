@@ -136,7 +136,7 @@ def ab(
         except KeyboardInterrupt:
             raise Interrupted(f"Interrupted; {journal.written} pairs are kept in {journal.path}.") from None
     _keep(folder, findings)
-    measured = [finding for finding in findings if not finding.details.get("unsupported")]
+    measured = [finding for finding in findings if not finding.details.get("unsupported")] or findings
     heading = f"{new_arm.name} against {old_arm.name} on {where}"
     finish(measured, outcome, heading, [*said, *_notes(findings, folder, results, identity(where).slug)])
 

@@ -24,7 +24,7 @@ from pyperf_suite import __version__
 from pyperf_suite.cli.group import Suite
 from pyperf_suite.cli.measuring import folder_of, measure_all, workers_of_the_launcher
 from pyperf_suite.cli.options import Finite, measuring_options
-from pyperf_suite.errors import Interrupted, UserError, printable
+from pyperf_suite.errors import Interrupted, UserError, ending_of, printable
 
 if TYPE_CHECKING:
     from pyperf_suite.findings.probe import Probe
@@ -34,16 +34,8 @@ if TYPE_CHECKING:
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
-class Spoken(click.ClickException):
-    """An error that click prints as one sentence."""
-
-    def __init__(self, message: str, exit_code: int = 2) -> None:
-        super().__init__(printable(message))
-        self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
-
-
 class Speaking(click.Command):
-    """A UserError is one sentence on standard error and exit code 2, click's own for bad usage.
+    """A UserError, or a package that is broken, is one sentence on standard error and its exit code.
 
     A command that a signal ended exits with 128 and the signal's number, as shells expect: 130 after Ctrl-C.
     """
@@ -54,11 +46,14 @@ class Speaking(click.Command):
         try:
             with _signals_interrupt(received):
                 return super().invoke(ctx)
-        except (Interrupted, KeyboardInterrupt) as error:
-            number = received[-1] if received else signal.SIGINT
-            raise Spoken(str(error) or "Interrupted.", 128 + number) from error
-        except UserError as error:
-            raise Spoken(str(error)) from error
+        except (Exception, KeyboardInterrupt) as error:
+            if (ending := ending_of(error)) is None:
+                raise
+            spoken = click.ClickException(printable(str(ending)))
+            spoken.exit_code = ending.exit_code  # type: ignore[misc]  # click reads it from the instance
+            if isinstance(ending, Interrupted):
+                spoken.exit_code = 128 + (received[-1] if received else signal.SIGINT)  # type: ignore[misc]
+            raise spoken from error
 
 
 class CommandLine(Speaking, Suite):
@@ -123,7 +118,8 @@ def run(
 ) -> None:
     """Measure PROBEs, or all that are timed, and report what was found.
 
-    FILE.py, FILE.py:FUNCTION and PACKAGE.MODULE:FUNCTION are kernels of your own: docs/your_kernel.md.
+    FILE.py, FILE.py:FUNCTION and PACKAGE.MODULE:FUNCTION are kernels of your own: docs/your_kernel.md. The exit code is
+    0 if nothing failed, 2 if what was requested cannot be, 3 if a case failed or nothing was measured.
 
     \b
     Examples:
@@ -215,6 +211,7 @@ def _run(
     soak_min: float = 0.0,
 ) -> None:
     """Measure and report; in ranks other than the first of a launcher's, do what the first one asks."""
+    from pyperf_suite.findings.summary import exit_code
     from pyperf_suite.ranks.launch import rank_environment
     from pyperf_suite.render.run_report import report_run, run_as_json
     from pyperf_suite.render.terminal import console_for
@@ -249,6 +246,7 @@ def _run(
         click.echo(run_as_json(session.folder, records), nl=False)
     else:
         report_run(console_for(wide), session.folder, records)
+    raise SystemExit(exit_code(records))
 
 
 def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, ...], seed: int) -> Plan:

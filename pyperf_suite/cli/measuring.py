@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyperf_suite.errors import Interrupted, UserError
+from pyperf_suite.errors import ExitCode, Interrupted, UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.plan import Plan, PlannedCase, Progress, Trial
@@ -31,7 +31,7 @@ def workers_of_the_launcher(device: str, deadline_s: float) -> Any:
     try:
         follow(group)
     except RanksMissing as missing:
-        raise UserError(f"rank {group.rank}: {missing}") from None
+        raise UserError(f"rank {group.rank}: {missing}", ExitCode.FAILED) from None
     finally:
         group.close()
     return None

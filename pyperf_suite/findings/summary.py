@@ -1,4 +1,4 @@
-"""The findings a reader sees first: cautions, the largest effects, claims that fail here, and what is undecided."""
+"""What a reader sees first: what failed, cautions, the largest effects, claims that fail here, what is undecided."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from pyperf_suite.errors import ExitCode
 from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Quantity, Remark, quantity, remark
 from pyperf_suite.findings.rows import grouped
 
@@ -15,13 +16,14 @@ if TYPE_CHECKING:
 
 MOST_POINTS = 7
 _MOST_FAILING, _MOST_UNDECIDED = 2, 2
+_MOST_CAUSES, _MOST_NAMES = 4, 3
 
 
 @dataclass(frozen=True)
 class SummaryPoint:
     """One line of a summary: the probe that it is of, empty where several are, and the finding."""
 
-    kind: Literal["effect", "fails", "undecided"]
+    kind: Literal["failed", "effect", "fails", "undecided"]
     message: Remark | ClaimVerdict
     probe: str = ""
 
@@ -31,6 +33,49 @@ def summary_of(findings: Mapping[str, Findings]) -> list[SummaryPoint]:
     verdicts = [(name, each) for name, found in findings.items() for each in found.verdicts]
     others = [*_failing(verdicts), *_undecided(verdicts)]
     return [*_effects(findings)][: MOST_POINTS - len(others)] + others
+
+
+def exit_code(records: Sequence[Record]) -> ExitCode:
+    """Of a run: 3 if a case failed or nothing was measured, else 0. What cannot run here is no failure."""
+    outcomes = {each.outcome for each in _latest(records)}
+    return ExitCode.FINE if "ok" in outcomes and "failed" not in outcomes else ExitCode.FAILED
+
+
+def failures_of(records: Sequence[Record]) -> list[SummaryPoint]:
+    """What failed, by its cause: the cases by name, and the reason of the first. Why nothing was measured, if so."""
+    trials = _latest(records)
+    by_cause = list(grouped((each for each in trials if each.outcome == "failed"), lambda each: each.cause).values())
+    points = [_failed(held, trials) for held in by_cause[:_MOST_CAUSES]]
+    if more := sum(len({each.case_id for each in held}) for held in by_cause[_MOST_CAUSES:]):
+        points.append(SummaryPoint("failed", remark("{count} more cases failed for other reasons", count=more)))
+    if points or not records or any(each.outcome == "ok" for each in trials):
+        return points
+    # The sentinel is measured first of all, and what it lacks others may lack too.
+    sentinels = [each for each in records if each.kind == "sentinel" and each.outcome == "failed"]
+    why = next(iter([*sentinels, *trials]), None)
+    if why is None:
+        return [SummaryPoint("failed", remark("Nothing was measured: no case was begun"))]
+    message = remark("Nothing was measured: {case}: {reason}", case=why.label, reason=why.reason)
+    return [SummaryPoint("failed", message, why.probe if why in trials else "")]
+
+
+def _failed(held: Sequence[Record], trials: Sequence[Record]) -> SummaryPoint:
+    names = list(dict.fromkeys(each.label for each in held))
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    message = remark(
+        "{count} of {cases} cases failed, {names}: {reason}",
+        count=len(names),
+        cases=len({each.case_id for each in trials}),
+        names=", ".join(names[:_MOST_NAMES]) + more,
+        reason=held[0].reason,
+    )
+    return SummaryPoint("failed", message, held[0].probe if len({each.probe for each in held}) == 1 else "")
+
+
+def _latest(records: Iterable[Record]) -> list[Record]:
+    """The last record of each trial: one that failed counts no more once it was made again on resume."""
+    trials = {(each.probe, each.case_id, each.process): each for each in records if each.kind != "sentinel"}
+    return list(trials.values())
 
 
 def certain_weight(found: Quantity) -> float:
@@ -151,18 +196,16 @@ def about_the_machine(records: Sequence[Record]) -> Iterator[Remark]:
 
 
 def about_the_cases(records: Sequence[Record]) -> Iterator[Remark]:
-    """What was not measured, and what did not converge."""
-    for outcome in ("failed", "unsupported"):
-        missing = [each for each in _timed(records) if each.outcome == outcome]
-        if missing:
-            yield remark(
-                f"{{count}} {'trial' if len(missing) == 1 else 'trials'} {{outcome}}, the first {{case}}: {{reason}}",
-                kind="caution",
-                count=len(missing),
-                outcome=outcome,
-                case=missing[0].label,
-                reason=missing[0].reason,
-            )
+    """What cannot be measured here, and what did not converge."""
+    missing = [each for each in _timed(records) if each.outcome == "unsupported"]
+    if missing:
+        yield remark(
+            f"{{count}} {'trial' if len(missing) == 1 else 'trials'} unsupported, the first {{case}}: {{reason}}",
+            kind="caution",
+            count=len(missing),
+            case=missing[0].label,
+            reason=missing[0].reason,
+        )
     measured = [each for each in _timed(records) if each.outcome == "ok"]
     loose = sum(not each.quality["converged"] for each in measured)
     if loose:

@@ -28,8 +28,8 @@ class Architecture:
     """What all GPUs of one compute capability have in common. Limits are those of one multiprocessor.
 
     `generation` is the one whose default blocks our Triton kernels take, `cuda_kernels` the family of our CUDA kernels.
-    `features` may have "tma" (copies of tensors by descriptor). `nvlink` and `pcie` are names of `hardware.links`. A
-    limit of 0 is one that is not known.
+    `features` are "tma" (copies of tensors by descriptor) and "float8_sums" (NCCL adds float8). `nvlink` and `pcie` are
+    names of `hardware.links`. A limit of 0 is one that is not known.
     """
 
     compute_capability: tuple[int, int]

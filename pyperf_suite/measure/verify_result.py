@@ -43,6 +43,9 @@ _LIKE_A_NARROWER_TYPE = 0.05
 # Unit roundoffs that an element may be off by besides its sums.
 _NARROW_UNITS, _WIDE_UNITS = 2.0, 16.0
 
+# How much more an element may be off by on unusual inputs.
+_UNUSUAL_SLACK = 4.0
+
 # Of the least likely of many elements, as a multiple of what is usual.
 _WORST_OF_MANY = 4.0
 
@@ -64,14 +67,15 @@ class Tolerance:
 
     `relative`, where given, is the relative norm that the file's author allows, and ten times that of an element.
     Else `terms` is K, the number of inputs that an element depends on, and S is in `sizes`, by the array's name, or
-    known by its `pools` alone. Where a `reference_may_overflow`, what is beyond the result's type is not compared.
+    known by its `pools` alone. On inputs that are `unusual` what is beyond the result's type is not compared, and σ is
+    four times as large: more cancels there, and a narrower type is still far beyond it.
     """
 
     relative: float | None = None
     terms: float = 1.0
     sizes: Mapping[str, Array] = field(default_factory=dict)
     pools: Mapping[str, Pool] = field(default_factory=dict)
-    reference_may_overflow: bool = False
+    unusual: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,14 +112,15 @@ def _rule(dtypes: tuple[str, str], tolerance: Tolerance, name: str) -> _Rule:
     precision = max((TABLE.get(_real(each), TABLE["float32"]) for each in dtypes), key=lambda each: each.rounding)
     unit = precision.rounding
     wide = unit <= TABLE["float32"].rounding
-    sums = math.sqrt(max(1.0, tolerance.terms)) * min(unit, TABLE["float32"].rounding)
+    slack = _UNUSUAL_SLACK if tolerance.unusual else 1.0
+    sums = slack * math.sqrt(max(1.0, tolerance.terms)) * min(unit, TABLE["float32"].rounding)
     size: Array | Pool = Pool(0.0, 1.0, 1.0)
     if name in tolerance.sizes:
         size = tolerance.sizes[name].reshape(-1)
     elif name in tolerance.pools:
         size = tolerance.pools[name]
-    largest = _LARGEST.get(_real(dtypes[0]), math.inf) if tolerance.reference_may_overflow else math.inf
-    units = (_WIDE_UNITS if wide else _NARROW_UNITS) * unit
+    largest = _LARGEST.get(_real(dtypes[0]), math.inf) if tolerance.unusual else math.inf
+    units = slack * (_WIDE_UNITS if wide else _NARROW_UNITS) * unit
     smallest = 0.0 if tolerance.relative == 0 else precision.smallest
     return _Rule(tolerance.relative, units, sums, smallest, largest, size)
 

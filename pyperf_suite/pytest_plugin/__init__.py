@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-USAGE_ERROR = 2
+import pytest
+
+from pyperf_suite.errors import ending_of
+
 # Set in the environment of a session that measures tests for another one.
 CHILD = "PYPERF_PYTEST_CHILD"
+
+
+@contextmanager
+def spoken_errors() -> Iterator[None]:
+    """A UserError, or a package that is broken, ends the session with its sentence and exit code, and no traceback."""
+    try:
+        yield
+    except Exception as error:
+        if (ending := ending_of(error)) is None:
+            raise
+        pytest.exit(str(ending), returncode=ending.exit_code)
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,17 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pyperf_suite.errors import Unsupported
+from pyperf_suite.errors import Unsupported, triton_without_gpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import SteadyRule, StopRule, to_the_end
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch, garbage_collector_at_rest
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_result import Tolerance, compare, refused
+from pyperf_suite.processes import is_users
 from pyperf_suite.pytest_plugin import Call
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case
@@ -165,7 +165,8 @@ def answer(launch: Launch, name: str, case: Case, effort: Effort | None, device:
     except Unsupported as reason:
         found = {"outcome": "unsupported", "reason": str(reason)}
     except Exception as error:  # a function of the test's may raise anything
-        found = {"outcome": "failed", "reason": _reason_of(error)}
+        words = triton_without_gpu(error)
+        found = {"outcome": "unsupported" if words else "failed", "reason": words or _reason_of(error)}
     finally:
         leave_nothing_behind(device)
     plain: dict[str, Any] = as_plain(found)
@@ -173,8 +174,7 @@ def answer(launch: Launch, name: str, case: Case, effort: Effort | None, device:
 
 
 def _reason_of(error: BaseException) -> str:
-    own = Path(__file__).parents[1]
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if own not in Path(frame.filename).parents]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     where = f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
     lines = str(error).strip().splitlines() or [""]
     return f"{where}{type(error).__name__}: {lines[0][:300]}"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.pytest_plugin import CHILD, USAGE_ERROR
+from pyperf_suite.errors import ExitCode
+from pyperf_suite.pytest_plugin import CHILD, spoken_errors
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.ranks.watchdog import stand_by
 
@@ -86,15 +86,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "probe(name): the cases of this probe of pyperf_suite, one item each.")
     if config.getoption("suite_measure"):
         if why_not := _why_not_measured(config):
-            pytest.exit(f"--suite-measure: {why_not}", returncode=USAGE_ERROR)
+            pytest.exit(f"--suite-measure: {why_not}", returncode=ExitCode.USAGE)
         config.pluginmanager.register(_InPlaceOfBenchmark(), "pyperf_suite_measure")
     if not config.getoption("benchmark_only", False):
         return
-    try:
+    with spoken_errors():
         rank = rank_environment().rank
         stand_by()
-    except UserError as error:
-        pytest.exit(str(error), returncode=USAGE_ERROR)
     if rank:
         # One rank of several records and reports; what the others would print is the same lines again.
         config.option.verbose, config.option.no_header, config.option.no_summary = -2, True, True
@@ -103,9 +101,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def _run(config: pytest.Config) -> SuiteRun:
     """The run behind the session, made at first use; hooks that need none look for `_RUN` instead."""
     if _RUN not in config.stash:
-        from pyperf_suite.pytest_plugin.run import SuiteRun
+        with spoken_errors():
+            from pyperf_suite.pytest_plugin.run import SuiteRun
 
-        config.stash[_RUN] = SuiteRun(config)
+            config.stash[_RUN] = SuiteRun(config)
     return config.stash[_RUN]
 
 
@@ -219,7 +218,8 @@ def _is_measured(item: pytest.Function) -> bool:
 
 def _give_clock(item: pytest.Function, **options: Any) -> None:
     """Have pytest-benchmark read the item's times off a clock of ours, with its own options for the rest."""
-    from pyperf_suite.pytest_plugin.fixtures import ReplayClock
+    with spoken_errors():
+        from pyperf_suite.pytest_plugin.fixtures import ReplayClock
 
     marker = item.get_closest_marker("benchmark")
     own = dict(marker.kwargs) if marker is not None else {}
@@ -252,7 +252,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items:
         marker = item.get_closest_marker("probe")
         if marker is not None and marker.args[0] in run.refused:
-            pytest.exit(run.refused[marker.args[0]], returncode=USAGE_ERROR)
+            pytest.exit(run.refused[marker.args[0]], returncode=ExitCode.USAGE)
     run.planned = [item.stash[_PLANNED] for item in session.items if _PLANNED in item.stash]
 
 

@@ -18,21 +18,20 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyperf_suite.errors import DamagedJournal, UserError
+from pyperf_suite.errors import DamagedJournal, ExitCode, UserError
 from pyperf_suite.findings.discovery import find_probe, follow_ups, planned_cases
 from pyperf_suite.findings.rows import readings
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.processes import owned_folder
-from pyperf_suite.pytest_plugin import CHILD, USAGE_ERROR, Call
+from pyperf_suite.pytest_plugin import CHILD, Call, spoken_errors
 from pyperf_suite.pytest_plugin.fixtures import BENCHMARK, Result, Timing, end_test, extra_info
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.ranks.launch import rank_environment
@@ -329,15 +328,6 @@ def _key(name: str, parameters: Any, process: int) -> tuple[str, str, int]:
     return name, json.dumps(parameters, sort_keys=True), process
 
 
-@contextmanager
-def spoken_errors() -> Iterator[None]:
-    """A UserError ends the session with its sentence and exit code 2, not with a traceback."""
-    try:
-        yield
-    except UserError as error:
-        pytest.exit(str(error), returncode=USAGE_ERROR)
-
-
 class SuiteRun:
     """The one run behind a pytest session: cases collected, measured in plan order, reported at the end."""
 
@@ -377,7 +367,7 @@ class SuiteRun:
             try:
                 follow(group)
             except RanksMissing as missing:
-                raise UserError(f"rank {group.rank}: {missing}") from None
+                raise UserError(f"rank {group.rank}: {missing}", ExitCode.FAILED) from None
         return True
 
     def heading(self, planned: PlannedCase) -> str:

@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from pyperf_suite import processes
+from pyperf_suite.errors import ExitCode
 from pyperf_suite.ranks.launch import LAUNCHER_VARIABLES, RankEnvironment, rank_environment
-
-EXIT_CODE = 2
 
 _LOOK_S = 0.25
 # After SIGTERM a rank that has left no word yet is waited for so long: its Python may only be slower.
@@ -153,7 +152,7 @@ class Starting:
     def _end(self, sentence: str) -> None:
         sentence = self.tell(sentence)
         say(self._environment.rank, sentence)
-        os._exit(EXIT_CODE)
+        os._exit(ExitCode.FAILED)
 
     def _leave(self, pid: int) -> None:
         """At the end of the process: it was not killed. The last to go removes what all of them left."""
@@ -412,7 +411,7 @@ class Watchdog:
                 last_words(sentence)
         with contextlib.suppress(RuntimeError):
             self._live_for(GRACE_S)
-        os._exit(EXIT_CODE)
+        os._exit(ExitCode.FAILED)
 
     def _live_for(self, seconds: float) -> None:
         """Wait, and be heard meanwhile: other ranks listen at the same time."""

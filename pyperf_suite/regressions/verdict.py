@@ -11,12 +11,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from pyperf_suite.errors import ExitCode
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.regressions.thresholds import DEFAULT_FAIL_ON, FAIL_ON, MARGIN
 
@@ -150,7 +151,6 @@ GROWTH = 1.5
 # Nobody measures more pairs than this for one benchmark: a day, at a second a pair.
 FEASIBLE_PAIRS = 86_400
 
-FINE, REGRESSION, UNDECIDED = 0, 1, 3
 
 # Registers that did not fit go to local memory, which is device memory; resident warps hide its latency.
 MORE_IS_WORSE = ("local_memory", "stack")
@@ -458,12 +458,13 @@ def is_minded(judgement: Judgement, fail_on: str = DEFAULT_FAIL_ON) -> bool:
     return judgement.verdict in FAIL_ON[1 : FAIL_ON.index(fail_on) + 1]
 
 
-def exit_code(judgements: Iterable[Judgement], fail_on: str = DEFAULT_FAIL_ON) -> int:
-    """1 for a regression, else 3 for what is open or failed, else 0; 2 is left to usage and data errors."""
+def exit_code(judgements: Sequence[Judgement], fail_on: str = DEFAULT_FAIL_ON) -> ExitCode:
+    """What failed, if that counts or nothing else was measured; else a regression, else what stayed open, else fine."""
     minded = {judgement.verdict for judgement in judgements if is_minded(judgement, fail_on)}
-    if "slower" in minded:
-        return REGRESSION
-    return UNDECIDED if minded else FINE
+    nothing = fail_on != "never" and {judgement.verdict for judgement in judgements} == {"failed"}
+    if nothing or "failed" in minded:
+        return ExitCode.FAILED
+    return ExitCode.VERDICT if "slower" in minded else ExitCode.FAILED if minded else ExitCode.FINE
 
 
 def ratio_of(centre: float, low: float, high: float) -> Ratio:

@@ -22,7 +22,7 @@ from pyperf_suite.extensions import OtherRecord, loaded
 from pyperf_suite.findings.data import ClaimVerdict, Findings, Heading, Remark, Table, remark
 from pyperf_suite.findings.discovery import TOPICS, find_probe, is_known, probe_names
 from pyperf_suite.findings.rows import Column, grouped, table
-from pyperf_suite.findings.summary import about_the_cases, about_the_machine, summary_of
+from pyperf_suite.findings.summary import SummaryPoint, about_the_cases, about_the_machine, failures_of, summary_of
 from pyperf_suite.regressions.stored.journals import label_of
 from pyperf_suite.render import text
 from pyperf_suite.render.charts import PageFigure, page_figure
@@ -93,6 +93,7 @@ def _machine(
     runs: Sequence[ReadRun],
     sections: Sequence[Section],
     cautions: Sequence[tuple[str, Remark]],
+    failed: Sequence[SummaryPoint],
     history: Section | None,
     others: Sequence[tuple[str, OtherRecord]],
 ) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def _machine(
     machine = held[0].machine
     by_probe = {section.probe: section for section in reversed(sections)}
     verdicts = [(each, section) for section in sections for each in section.found.verdicts]
-    summary = summary_of({probe: section.found for probe, section in by_probe.items()})
+    summary = [*failed, *summary_of({probe: section.found for probe, section in by_probe.items()})]
     return {
         "name": machine,
         "model": str((runs[-1].first.identity.get("model") if runs else None) or machine),
@@ -141,27 +142,33 @@ def _added(runs: Sequence[ReadRun]) -> list[Section]:
 # Sections of probes.
 
 
-def _sections(choices: Sequence[ChosenRun], submit: Submit) -> tuple[list[Section], list[tuple[str, Remark]]]:
+OfRuns = tuple[list[Section], list[tuple[str, Remark]], list[SummaryPoint]]
+"""Sections, cautions about the machine with the run that has them, and what failed."""
+
+
+def _sections(choices: Sequence[ChosenRun], submit: Submit) -> OfRuns:
     by_run = grouped(choices, lambda choice: choice.run.place).values()
     answers = [submit(_of_run, of_run) for of_run in sorted(by_run, key=len, reverse=True)]
     sections = [section for answer in answers for section in answer.result()[0]]
     cautions = [caution for answer in answers for caution in answer.result()[1]]
+    failed = [point for answer in answers for point in answer.result()[2]]
     order = {topic: place for place, topic in enumerate(TOPICS)}
     names = {name: place for place, name in enumerate(probe_names())}
 
     def rank(section: Section) -> tuple[int, int, str]:
         return order.get(section.topic, len(order)), names.get(section.probe, len(names)), section.probe
 
-    return sorted(sections, key=rank), sorted(cautions, key=lambda caution: caution[0])
+    return sorted(sections, key=rank), sorted(cautions, key=lambda caution: caution[0]), failed
 
 
-def _of_run(choices: Sequence[ChosenRun]) -> tuple[list[Section], list[tuple[str, Remark]]]:
-    """The sections of one run, whose records are held by nobody else, and its cautions with its name."""
+def _of_run(choices: Sequence[ChosenRun]) -> OfRuns:
+    """Those of one run, whose records are held by nobody else."""
     run = choices[0].run
     records = run.records()
     by_probe = grouped(records, lambda record: record.probe)
     cautions = [(run.run_id, each) for each in about_the_machine(records)]
-    return [_section(choice, by_probe[choice.probe]) for choice in choices], cautions
+    sections = [_section(choice, by_probe[choice.probe]) for choice in choices]
+    return sections, cautions, failures_of([each for choice in choices for each in by_probe[choice.probe]])
 
 
 def _section(choice: ChosenRun, records: Sequence[Record]) -> Section:

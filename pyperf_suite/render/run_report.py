@@ -18,7 +18,7 @@ from pyperf_suite.findings.axes import overrides_for
 from pyperf_suite.findings.data import Findings
 from pyperf_suite.findings.discovery import all_probes, find_probe, is_users
 from pyperf_suite.findings.rows import grouped, readings
-from pyperf_suite.findings.summary import cautions_of, summary_of
+from pyperf_suite.findings.summary import cautions_of, failures_of, summary_of
 from pyperf_suite.findings.user_probe import is_test
 from pyperf_suite.render import text
 from pyperf_suite.render.charts import draw
@@ -48,7 +48,7 @@ def report_run(
     """Print the summary of a run and its findings, those of `probes` alone if given; write its pictures and files."""
     findings = findings_of(records)
     printed = {name: found for name, found in findings.items() if probes is None or name in probes}
-    print_summary(console, summary_of(printed))
+    print_summary(console, [*failures_of(records), *summary_of(printed)])
     print_findings(console, printed, records)
     print_places(console, folder.records_path, write_all(findings, records, folder), _why_no_energy(records))
 
@@ -72,7 +72,7 @@ def write_all(findings: Mapping[str, Findings], records: Sequence[Record], folde
     title = f"{folder.run_id} on {folder.path.parent.name}"
     profiles = {record.probe: record.profile for record in records}
     commands = {name: command_of(name, folder.manifest, profiles.get(name, "")) for name in findings}
-    summary = [text.point(point) for point in summary_of(findings)]
+    summary = [text.point(point) for point in (*failures_of(records), *summary_of(findings))]
     texts = {
         "findings.md": text.markdown_page(title, findings, records, written, commands, summary),
         FILE: as_text(as_document(findings, records, folder)),
@@ -138,7 +138,7 @@ def as_document(findings: Mapping[str, Findings], records: Sequence[Record], fol
         "machine": folder.path.parent.name,
         "run": dict(folder.manifest),
         **_effort(records),
-        "summary": as_data(summary_of(findings)),
+        "summary": as_data([*failures_of(records), *summary_of(findings)]),
         "cautions": as_data(of_the_run),
         "probes": [
             {

@@ -31,7 +31,7 @@ _MOST_VERDICTS = 3
 # As narrow as a column of words becomes before columns are left out, and after.
 _NARROW, _NARROWEST = 24, 10
 _STYLES = {"holds": "green", "does not hold here": "red", "undecided": "yellow"}
-_POINTS = {"effect": "cyan", "fails": "red", "undecided": "yellow"}
+_POINTS = {"failed": "bold red", "effect": "cyan", "fails": "red", "undecided": "yellow"}
 _CAUTION = "[yellow]caution[/yellow]"
 
 
@@ -52,19 +52,21 @@ def print_findings(console: Console, findings: Mapping[str, Findings], records: 
 
 
 def print_summary(console: Console, points: Sequence[SummaryPoint]) -> None:
-    """At most seven lines of the terminal: if points take several each, fewer of them, the weakest left out."""
-    shown = list(points)
-    many = len({point.probe for point in points if point.probe}) > 1
+    """What failed, and at most seven lines of the rest: if points take several each, the weakest are left out."""
+    failed = [each for each in points if each.kind == "failed"]
+    shown = [each for each in points if each.kind != "failed"]
+    many = len({point.probe for point in shown if point.probe}) > 1
 
     def said(point: SummaryPoint) -> str:
-        return f"{point.probe}: {text.point(point)}" if many and point.probe else text.point(point)
+        named = many and point.probe and point.kind != "failed"  # which names its cases
+        return f"{point.probe}: {text.point(point)}" if named else text.point(point)
 
     while len(shown) > 1 and 1 + sum(len(_wrapped(console, "  •", said(each))) for each in shown) > MOST_LINES:
         of_kind = grouped(shown, lambda point: point.kind)
         shown.remove(max(of_kind.values(), key=len)[-1])
-    if shown:
+    if failed or shown:
         console.print("[bold]Summary[/bold]")
-    for point in shown:
+    for point in (*failed, *shown):
         say(console, f"  [{_POINTS[point.kind]}]•[/]", said(point))
 
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.errors import OUT_OF_MEMORY, Failed, Unsupported, UserError, out_of_memory
+from pyperf_suite.errors import OUT_OF_MEMORY, Failed, Unsupported, UserError, broken_package, out_of_memory
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.estimates import median_and_quantiles, median_interval
 from pyperf_suite.measure.sampling import Measurement, OwnTime, Turns, to_the_end
@@ -30,7 +30,7 @@ from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch, Stopwatch
 from pyperf_suite.measure.telemetry import Around, around_gpu
 from pyperf_suite.ranks.group import Clock, Group, RanksMissing, align, machine_id
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Case, Metric
+from pyperf_suite.runner.record import Case, Metric, SparedCases
 from pyperf_suite.runner.timing import as_plain, timed
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.backends import TorchSettings, context_is_lost, leave_nothing_behind
@@ -84,11 +84,16 @@ def measure_by_turns(
     ]
     settings: dict[int, TorchSettings] = {}
     group_name = secrets.token_hex(4)
-    waiting, begun = set(range(len(cases))), set[int]()
+    waiting, begun, spared = set(range(len(cases))), set[int](), SparedCases()
     try:
         while waiting:
             others_ran = len(waiting) > 1
             for number in _drawn_order(waiting, group):
+                # Ranks of a group do the same steps, whatever one of them finds.
+                if number not in begun and group is None and (answer := spared.answer(cases[number])) is not None:
+                    waiting.discard(number)
+                    yield number, answer
+                    continue
                 begin_turn(number)
                 settings.setdefault(number, TorchSettings(device)).give()
                 answer = None
@@ -101,6 +106,7 @@ def measure_by_turns(
                 begun.add(number)
                 if answer is not None:
                     waiting.discard(number)
+                    spared.note(cases[number], answer)
                     if "sampling" in answer and len(cases) > 1:
                         # The slices of cases with one name are of the same rounds, from the first on.
                         answer["sampling"] = {**answer["sampling"], "group": group_name}
@@ -140,15 +146,17 @@ def measuring(
         raise
     except (Unsupported, UserError) as reason:
         result, together = {"outcome": "unsupported", "reason": str(reason)}, False
+        result["witnesses"] = getattr(reason, "witnesses", 0)
     except Failed as failed:
-        result = {"outcome": "failed", "reason": str(failed)}
+        result = {"outcome": "failed", "reason": str(failed), "witnesses": failed.witnesses}
         if failed.reason:
             result["verification"] = {"passed": False, "reason": failed.reason, "message": str(failed)}
     except MemoryError:
         result = {"outcome": "failed", "reason": "Out of memory while the case was prepared or verified."}
         together = False
     except Exception as error:  # a case that breaks costs that case, not the run
-        result = {"outcome": "failed", "reason": f"{type(error).__name__}: {error}"}
+        words = broken_package(error)
+        result = {"outcome": "failed", "reason": words or f"{type(error).__name__}: {error}", "witnesses": bool(words)}
         # A rank that fails by itself has left the others in a step it never came to.
         result |= {"fatal": True} if group is not None else {}
         together = False

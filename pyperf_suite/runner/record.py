@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -123,6 +124,51 @@ def _fields(parameters_type: type) -> dict[str, tuple[Any, tuple[type, ...]]]:
         words = (str,) if parse is not None and str not in plain else ()
         fields[name] = (parse, (*plain, *words, *((int,) if float in plain and int not in plain else ())))
     return fields
+
+
+# Begins what follows the reason in the record of a case that was not run.
+_NOT_RUN = " [not run: the same was found in "
+
+
+def cause_of(reason: str, parameters: Mapping[str, Any]) -> str:
+    """A reason without what may differ from case to case: numbers, but for those of lines, and the case's own words."""
+    found = reason.partition(_NOT_RUN)[0]
+    for word in parameters.values():
+        if isinstance(word, str) and word:
+            found = re.sub(rf"\b{re.escape(word)}\b", "#", found)
+    return re.sub(r"(?<![\w:.])\d+(?:[.,x]\w+)*", "#", found)
+
+
+class SparedCases:
+    """Which cases need not be run, since others of the implementation failed of a cause that does not depend on them.
+
+    An answer's `witnesses` is how many cases have to fail of its cause before the others are spared. 1 is for what came
+    before any value of the case mattered: an import, a missing driver. 2 is for what may depend on the case: a crash, a
+    hang, a compiler's error. All else has 0, as a wrong result or an exception of its own: a kernel may refuse single
+    sizes, and to find out costs little; so has what was killed for its memory. Where one case ran, others do too.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str, str], set[str]] = {}
+        self._answers: dict[tuple[str, str], dict[str, Any]] = {}
+        self._ran: set[tuple[str, str]] = set()
+
+    def note(self, case: Case, answer: Mapping[str, Any]) -> None:
+        """Remember how a case ended."""
+        of = case.operator, case.implementation
+        if answer["outcome"] == "ok":
+            self._ran.add(of)
+        if witnesses := answer.get("witnesses"):
+            seen = self._seen.setdefault((*of, cause_of(answer["reason"], case.to_json()["parameters"])), set())
+            seen.add(case.case_id)
+            if len(seen) >= witnesses:
+                reason = f"{answer['reason']}{_NOT_RUN}{case.label}]"
+                self._answers.setdefault(of, {"outcome": answer["outcome"], "reason": reason})
+
+    def answer(self, case: Case) -> dict[str, Any] | None:
+        """The answer of a case that need not be run."""
+        of = case.operator, case.implementation
+        return None if of in self._ran or of not in self._answers else dict(self._answers[of])
 
 
 SCHEMA_VERSION = 1
@@ -296,6 +342,11 @@ class Record:
     @property
     def label(self) -> str:
         return self.parsed_case().label
+
+    @property
+    def cause(self) -> str:
+        """Why it failed, the same text for all cases of one cause."""
+        return cause_of(self.reason, self.case.get("parameters", {}))
 
 
 _TYPES: tuple[tuple[tuple[str, ...], type, str], ...] = (

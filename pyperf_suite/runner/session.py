@@ -186,6 +186,9 @@ class Session:
             return ""
         whole = sum(self.is_finished(planned) for planned in self.plan.cases)
         begun = len({planned for planned, _ in self.trials()} - {p for p, process in self.left_out if process == 0})
+        if not begun:
+            ends = f"starting and ending a run takes about {CLOSING_S:g} s of it, so ask for more."
+            return f"The budget of {self.budget_s:g} s leaves no time for a case: {ends}"
         return (
             f"The budget of {self.budget_s:g} s left out {len(self.left_out)} trials: of {len(self.plan.cases)} cases, "
             f"{begun} were measured by at least one process and {whole} by all. "
@@ -283,6 +286,7 @@ class Session:
         Raises UserError where it cannot be written.
         """
         metrics = {name: Metric.from_json(metric) for name, metric in answer.pop("metrics", {}).items()}
+        answer.pop("witnesses", None)
         answer.setdefault("started_at", datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"))
         record = Record(
             run_id=self.folder.run_id,

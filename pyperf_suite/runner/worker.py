@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from pyperf_suite.errors import ExitCode
 from pyperf_suite.processes import end_with_parent
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.ranks.watchdog import say, stand_by
@@ -72,7 +73,7 @@ def _serve_as_a_rank(answers: IO[str]) -> None:
         except RanksMissing as missing:
             _write(answers, {"case": missing.case, **_lost(str(missing))})
             say(group.rank, str(missing))
-            sys.exit(2)
+            sys.exit(ExitCode.FAILED)
 
 
 def lead(group: Group, request: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -19,13 +19,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import ExitCode, UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.processes import PARENT_VARIABLE, owned_folder, sweep
+from pyperf_suite.processes import FATAL, PARENT_VARIABLE, crash_place, owned_folder, sweep
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.ranks.launch import LAUNCHER_VARIABLES
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.record import Case, SparedCases
 from pyperf_suite.runner.worker import TURN_FILE, lead, let_go
 from pyperf_suite.workloads import find_workload, scratch
 
@@ -58,11 +58,14 @@ def request_for(cases: Sequence[Case], effort: Effort | None, device: Device, de
 
 
 class WorkerLost(Exception):
-    """The worker died or ran past its deadline; the message is the reason for the case whose turn it was, `case`."""
+    """The worker died or ran past its deadline; the message is the reason for the case whose turn it was, `case`.
 
-    def __init__(self, reason: str, case: int = 0) -> None:
+    For `witnesses` see SparedCases.
+    """
+
+    def __init__(self, reason: str, case: int = 0, witnesses: int = 0) -> None:
         super().__init__(reason)
-        self.case = case
+        self.case, self.witnesses = case, witnesses
 
 
 class WorkerProcess:
@@ -185,13 +188,17 @@ class WorkerProcess:
         how = f" ({_exit_words(self._process.returncode)})" if ended_by_itself else ""
         self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, self._log.tell() - _LOG_TAIL_BYTES))
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        said, _, stack = self._log.read().decode(errors="replace").partition(FATAL)
+        lines = said.strip().splitlines()
         # Below what ranks say of each other, torchrun writes a page about their exit codes.
         by_ranks = [line for line in lines if re.match(r"rank \d+: ", line)]
         last_words = f"; its last words: {(by_ranks or lines)[-1]}" if lines else ""
+        place = f" at {found}" if (found := crash_place(stack, Path.cwd())) else ""
         case = self._turn()[0]
         self.close()
-        return WorkerLost(f"The worker process {what}{how}{last_words}", case)
+        # What was killed may have taken too much memory, which depends on the case.
+        witnesses = 0 if ended_by_itself and self._process.returncode == -signal.SIGKILL else 2
+        return WorkerLost(f"The worker process {what}{how}{place}{last_words}", case, witnesses)
 
     def _has_ended(self) -> bool:
         """Whether the process ended on its own; one whose pipe broke gets a moment to become reapable."""
@@ -257,6 +264,7 @@ class WorkerPool(Workers):
         self._device = device
         self._deadline_s = deadline_s
         self._workers: dict[tuple[object, ...], WorkerProcess] = {}
+        self._spared = SparedCases()
         sweep()
         self._shared = owned_folder("run")
 
@@ -265,15 +273,22 @@ class WorkerPool(Workers):
 
         A fresh one takes the others, each of them alone: what the lost one had taken may be what ended it.
         """
-        left = list(range(len(cases)))
+        left, is_first = list(range(len(cases))), True
         while left:
-            requested = left[:] if len(left) == len(cases) else left[:1]
+            for number in left[:]:
+                if (spared := self._spared.answer(cases[number])) is not None:
+                    left.remove(number)
+                    yield number, spared
+            requested, is_first = left[:] if is_first else left[:1], False
             for number, answer in self._answers(process, [cases[each] for each in requested], effort):
                 left.remove(requested[number])
+                self._spared.note(cases[requested[number]], answer)
                 yield requested[number], answer
 
     def _answers(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
         """As many as come before the worker is of no further use."""
+        if not cases:
+            return
         workload = find_workload(cases[0].operator)
         key, command, environment, patience_s = self._kind_of_worker(process, cases[0])
         if key not in self._workers:
@@ -288,7 +303,7 @@ class WorkerPool(Workers):
         except WorkerLost as lost:
             self._workers.pop(key, None)
             whose = lost.case if lost.case in waiting else min(waiting)
-            yield whose, {"outcome": "failed", "reason": str(lost)}
+            yield whose, {"outcome": "failed", "reason": str(lost), "witnesses": lost.witnesses}
 
     def _kind_of_worker(
         self, process: int, case: Case
@@ -333,7 +348,7 @@ class GroupWorkers(Workers):
     def measure_by_turns(self, process: int, cases: Sequence[Case], effort: Effort | None) -> Answers:
         """The answers of all ranks together, or of a worker process for cases that take none."""
         if self._lost:
-            raise UserError(f"{self._lost} Go on with --resume.")
+            raise UserError(f"{self._lost} Go on with --resume.", ExitCode.FAILED)
         if not find_workload(cases[0].operator).ranks(cases[0].parameters):
             yield from self._pool.measure_by_turns(process, cases, effort)
             return

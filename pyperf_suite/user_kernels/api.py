@@ -239,7 +239,7 @@ def _as_drawn(values: Any, dtype: str, is_bounded: bool) -> Any:
     outliers       one value of 1,000 is 100 times as large
     offset         3 more
     large, small   1,000 times as large, a thousandth
-    constant rows  one value along the last dimension
+    constant rows  one value along the last dimension, which is zero in one of eight
 
     float16, which cannot hold such squares, gets outliers and scales of 8, types of 8 bits get none.
     """
@@ -253,7 +253,9 @@ def _as_drawn(values: Any, dtype: str, is_bounded: bool) -> Any:
             _mask = _draw_mask(values, min(0.5, 8.0 / max(values.shape, default=1)))
         values = values * _as_values(_mask, values) * (1.0 if is_bounded else min(far, 100.0))
     elif kind == CONSTANT_ROWS:
-        values = values[..., :1] + 0 * values if len(values.shape) else values
+        if len(values.shape):
+            filled = _as_values(_draw_mask(values[..., :1], 7 / 8), values)
+            values = filled * values[..., :1] + 0 * values
     elif kind == "small":
         values = values / far
     elif kind == "offset" and not is_bounded:
@@ -447,7 +449,7 @@ def _torch(device: str = "cpu") -> Any:
     """torch, which can use that device. Raises Unsupported where it cannot, ValueError where torch is absent."""
     try:
         import torch
-    except ImportError:
+    except ModuleNotFoundError:
         raise ValueError("bfloat16, float8 and GPUs take torch, which is not installed") from None
     if str(device).startswith("cuda") and not torch.cuda.is_available():
         from pyperf_suite.errors import Unsupported

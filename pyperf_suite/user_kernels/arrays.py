@@ -248,6 +248,12 @@ def extent(value: Any) -> tuple[int, int]:
     return of_array(value)
 
 
+def repeats(arrays: Sequence[Any]) -> bool:
+    """Whether two arrays of a result are the same memory."""
+    places = [value.data_ptr() if is_torch(value) else value.ctypes.data for value in arrays if 0 not in value.shape]
+    return len(set(places)) < len(places)
+
+
 def overlaps(value: Any, extents: Sequence[tuple[int, int]]) -> bool:
     """Whether an array shares memory with what lies there."""
     begin, end = extent(value)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import secrets
 import selectors
 import shutil
@@ -57,7 +56,6 @@ NO_SPINNING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 
 _PR_SET_CHILD_SUBREAPER = 36
 _CPU_CLOCK_OF_A_PROCESS = 2
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 class UserProcess:
@@ -77,6 +75,7 @@ class UserProcess:
     ) -> None:
         _adopt_orphans()
         self._called, self._where, self._memory_bytes = called, "", memory_bytes
+        self._root = Path()
         self.deadline_in(deadline_s)
         self._unread = b""
         self._tokens: deque[str] = deque(maxlen=8)  # of the latest requests
@@ -127,6 +126,7 @@ class UserProcess:
     def begin(self, what: str, **arguments: Any) -> str:
         if what == "start":
             self._where = arguments["target"].rpartition(":")[0] or arguments["target"]
+            self._root = Path(arguments["root"]).resolve()
         self._token = secrets.token_hex(8)
         self._tokens.append(self._token)
         line = memoryview(json.dumps({"do": what, "token": self._token, **arguments}).encode() + b"\n")
@@ -144,12 +144,13 @@ class UserProcess:
             raise self._lost("forked, and the copy of the process went on next to the one that is measured")
         if others or answer.get("token") != self._token:
             raise self._lost("wrote to the suite's own descriptors", reason="forged answer")
+        witnesses = int(answer.get("witnesses") or 0)
         if "unsupported" in answer:
-            raise Unsupported(str(answer["unsupported"])[:1000])
+            raise Unsupported(str(answer["unsupported"])[:1000], witnesses)
         if "error" in answer:
             file, at = answer.get("file"), answer.get("line")
             place = f"{file}:{at}" if file and at else file or self._where
-            raise Failed(f"{place}: {str(answer['error'])[:1000]}.", str(answer.get("reason", ""))[:40])
+            raise Failed(f"{place}: {str(answer['error'])[:1000]}.", str(answer.get("reason", ""))[:40], witnesses)
         return answer
 
     def pause(self, paused: bool) -> None:
@@ -233,19 +234,14 @@ class UserProcess:
                     break
         doing = {"start": "be imported", "build": "make its inputs", "make": "make inputs and a reference"}
         words = f"did not {doing.get(what, 'return')} within {self._deadline_s:.3g} s and was ended"
-        return self._lost(words, place)
+        return self._lost(words, place, witnesses=2)
 
     def _place_in_stack(self) -> str:
-        """Of the stack that it wrote, the innermost place in code that is neither the suite's nor a library's."""
+        """Where it was in the user's code, by the stack that it wrote."""
         try:
-            frames = _FRAME.findall(self._stack.read_text(errors="replace"))
+            return processes.crash_place(self._stack.read_text(errors="replace"), self._root)
         except OSError:
             return ""
-        ours = str(kernel_process.PACKAGE)
-        theirs = [
-            (file, line) for file, line in frames if not file.startswith((ours, "<")) and "/lib/python" not in file
-        ]
-        return f"{_short(theirs[0][0])}:{theirs[0][1]}" if theirs else ""
 
     def _ended(self, what: str) -> Failed:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -257,17 +253,17 @@ class UserProcess:
             return self._lost("had its process killed (SIGKILL), by itself or because memory ran out", reason=ENDED)
         if code < 0:
             with contextlib.suppress(ValueError):
-                return self._lost(
-                    f"had its process ended by {signal.Signals(-code).name}", self._place_in_stack(), ENDED
-                )
+                words = f"had its process ended by {signal.Signals(-code).name}"
+                return self._lost(words, self._place_in_stack(), ENDED, witnesses=2)
         return self._lost(f"ended its process with exit code {code}", reason=ENDED)
 
-    def _lost(self, words: str, place: str = "", reason: str = "") -> Failed:
+    def _lost(self, words: str, place: str = "", reason: str = "", witnesses: int = 0) -> Failed:
+        """The failure of this case, at its own file; a place in another file is named behind it."""
         self.close()
-        said = self.last_words()
-        return Failed(
-            f"{place or self._where}: {self._called} {words}{f' (it last printed: {said})' if said else ''}.", reason
-        )
+        file = self._where.partition(":")[0]
+        where, elsewhere = (place, "") if place.partition(":")[0] == file else (self._where, place and f" in {place}")
+        printed = f" (it last printed: {said})" if (said := self.last_words()) else ""
+        return Failed(f"{where}: {self._called} {words}{elsewhere}{printed}.", reason, witnesses)
 
     def _kill(self, family: list[psutil.Process]) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -376,12 +372,6 @@ def _parsed(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return answer if isinstance(answer, dict) else {}
-
-
-def _short(file: str) -> str:
-    with contextlib.suppress(ValueError):
-        return Path(file).relative_to(Path.cwd()).as_posix()
-    return file
 
 
 def _adopt_orphans() -> None:

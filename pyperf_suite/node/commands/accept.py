@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyperf_suite.cli.options import Finite, path_option, run_options
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.plan import Plan
@@ -58,7 +58,7 @@ def accept(
     Measured are products in a burst and under sustained load, copies, PCIe, all_reduce, each pair of GPUs, clocks,
     throttling, memory errors and links. A GPU is compared with the laws and published tables, a CPU with its own
     calibration, or else with its peak. All GPUs are measured, or the one of --device cuda:N. The exit code is 0 if all
-    is ok, 1 if a check is a caution, failed or was left out, 2 for bad input.
+    is ok, 1 if a check is a caution, failed or was left out, 2 for bad input, 3 if a part could not be measured.
 
     \b
     Examples:
@@ -71,6 +71,7 @@ def accept(
 
     from pyperf_suite.findings.discovery import replace_probe
     from pyperf_suite.findings.rows import rows_of
+    from pyperf_suite.findings.summary import exit_code
     from pyperf_suite.hardware.devices import gpus, resolve
     from pyperf_suite.hardware.machine import identity
     from pyperf_suite.node.check import as_json as check_as_json
@@ -97,7 +98,8 @@ def accept(
     folder, is_whole = _measure(plan, devices, results, resume, deadline_s, budget_s or MOST_S[where.kind])
     records = folder.records()
     checks = checks_of(rows_of([each for each in records if each.probe == PROBE.name]), expect, before)
-    code = int(not is_whole or any(each.needs_attention for each in checks))
+    judged = ExitCode.VERDICT if not is_whole or any(each.needs_attention for each in checks) else ExitCode.FINE
+    code = exit_code(records) or judged
     replace_probe(replace(PROBE, analyse=partial(analyse, expect=expect, before=before)))
     if as_json:
         extra = {"checks": [check_as_json(each) for each in checks], "exit_code": code}
@@ -148,9 +150,10 @@ def _compare(folder: Path, as_json: bool, wide: bool) -> None:
 
     nodes = read_fleet(folder)
     found, is_bad = fleet_findings(nodes)
+    code = ExitCode.VERDICT if is_bad else ExitCode.FINE
     if as_json:
-        details = {"nodes": [node.name for node in nodes], "exit_code": int(is_bad)}
+        details = {"nodes": [node.name for node in nodes], "exit_code": code}
         click.echo(answer({"accept": found}, details), nl=False)
     else:
         print_remarks_and_tables(console_for(wide), found)
-    raise SystemExit(int(is_bad))
+    raise SystemExit(code)

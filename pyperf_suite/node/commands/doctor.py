@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pyperf_suite.cli.options import json_option, results_option
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.node.check import Check
@@ -53,7 +53,7 @@ def doctor(results: Path, expect: str | None, show_all: bool, as_json: bool) -> 
         click.echo(json.dumps(document, indent=2))
     else:
         _print(checks, verdict, show_all)
-    raise SystemExit(int(verdict == check.FAILED))
+    raise SystemExit(ExitCode.VERDICT if verdict == check.FAILED else ExitCode.FINE)
 
 
 def examine(results: Path, gpus_expected: int | None = None) -> list[Check]:

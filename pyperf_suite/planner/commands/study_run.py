@@ -14,9 +14,10 @@ import click
 from rich.console import Console
 
 from pyperf_suite.cli.measuring import folder_of, kept_when_interrupted, progress_on, workers_of_the_launcher
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import OUT_OF_MEMORY, UserError
 from pyperf_suite.findings.axes import read_axes
 from pyperf_suite.findings.discovery import replace_probe
+from pyperf_suite.findings.summary import exit_code
 from pyperf_suite.hardware.devices import Device, gpus, resolve
 from pyperf_suite.hardware.machine import identity
 from pyperf_suite.planner.laws.calibration import load_calibration
@@ -178,6 +179,10 @@ def run_study(
         click.echo(run_as_json(folder, folder.records()), nl=False)
     else:
         report_run(console_for(wide), folder, folder.records())
+    # To take more memory than there is is an answer, and other configurations may be other launches'.
+    own = {case.case_id for case in wanted}
+    records = [each for each in folder.records() if each.case_id in own and not each.reason.startswith(OUT_OF_MEMORY)]
+    raise SystemExit(exit_code(records))
 
 
 def _predictor(device: Device, results: Path, calibration: Path | None) -> Predictor | None:

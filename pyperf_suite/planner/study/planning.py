@@ -20,7 +20,7 @@ from pyperf_suite.errors import UserError, Within, offer
 from pyperf_suite.findings.axes import Flag, read_axes
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import Device, gpus
-from pyperf_suite.laws.training.activations import ActivationPolicy, saved_bytes, working_bytes
+from pyperf_suite.laws.training.activations import ActivationPolicy, interleaved, saved_bytes, working_bytes
 from pyperf_suite.laws.training.memory import (
     BFLOAT16,
     FLOAT32,
@@ -33,7 +33,6 @@ from pyperf_suite.laws.training.memory import (
     held_by_rank,
     rank_weights,
 )
-from pyperf_suite.laws.training.pipeline_orders import interleaved
 from pyperf_suite.planner.calibrate_cpu import PROBE, calibrated_cpu, laws_of, predicted_step, step_plan
 from pyperf_suite.planner.calibrate_laws import FILE, origin_of, runs_of
 from pyperf_suite.planner.laws.calibration import Calibration, load_calibration

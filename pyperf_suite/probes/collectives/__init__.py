@@ -18,7 +18,7 @@ from pyperf_suite.errors import OneOf, UserError
 from pyperf_suite.findings.axes import NO, YES, Flag, Sizes, every_size, sizes
 from pyperf_suite.findings.data import Document, Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.findings.probe import Probe
-from pyperf_suite.findings.rows import Column, Rows, grouped, table
+from pyperf_suite.findings.rows import Column, Rows, grouped, rows_of, table
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta, seconds_of
 from pyperf_suite.laws.traffic import (
@@ -34,11 +34,11 @@ from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.probes.collectives import curves as curve_findings
 from pyperf_suite.probes.collectives import ranks as of_ranks
 from pyperf_suite.probes.collectives.curves import FEWEST_SIZES, Curve, curves_of, plain
-from pyperf_suite.ranks.launch import ranks_here, require_launched
-from pyperf_suite.runner.record import Case
+from pyperf_suite.ranks.launch import rank_environment, ranks_here, require_launched
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.workloads.collective import OPERATIONS, CollectiveParameters
 
-TYPES = {"float32": "float", "float16": "half"}
+TYPES = {"float32": "float", "float16": "half", "float8_e4m3fn": "f8e4m3"}
 
 _CASE = "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}"
 _PLACE = "  {:>7}  {:>6}  {:>6}  {:>5}"
@@ -70,8 +70,8 @@ def _block(out_of_place: Curve, in_place: Curve) -> Iterator[str]:
     both = (out_of_place, in_place)
     for size in sorted({size for curve in both for size in (*curve.points, *curve.wrong)}):
         p = replace(out_of_place.parameters, bytes=size)
-        reduction = "sum" if p.operation.reduces else "none"
-        root = 0 if p.operation.has_root else -1
+        reduction = p.reduction if p.operation.reduces else "none"
+        root = p.root if p.operation.has_root else -1
         case = _CASE.format(size, p.count, TYPES.get(p.dtype, p.dtype), reduction, root)
         yield case + _place(out_of_place, size) + _place(in_place, size)
     wrong = sum(sum(curve.wrong.values()) for curve in both)
@@ -249,7 +249,7 @@ def measured_laws(curves: Sequence[Curve]) -> dict[str, AlphaBetaOverRanks]:
 # What the ways of training in parallel send (see laws/traffic.py), the most common first.
 TRAINING = ("all_reduce", "all_gather", "reduce_scatter")
 MORE = (*TRAINING, "send_receive", "all_to_all")
-ALL = (*MORE, "broadcast")
+ALL = (*MORE, "broadcast", "reduce", "gather", "scatter")
 
 # Buffers of input and output on each rank, and the reference that the output is compared with.
 BUFFERS = 4
@@ -263,9 +263,9 @@ class CollectivesAxes:
     """What the probe varies.
 
     Every `op` is measured at every `size`, both out of place and, where `in_place` has true and the operation can,
-    in place. `peer_to_peer` is of NCCL's implementations alone. `pairs` is none, all (every two ranks), or one pair as
-    in 0-3; each is measured at every `pair_size` of the first dtype by the first implementation. A size too small for
-    one element a rank is left out.
+    in place. The variants of `peer_to_peer` and `registered` are of NCCL's implementations alone. `pairs` is none, all
+    (every two ranks), bisection, or one pair as in 0-3; each is measured at every `pair_size` of the first dtype by
+    the first implementation. A size too small for one element a rank is left out.
     """
 
     ranks: tuple[int, ...]
@@ -274,7 +274,10 @@ class CollectivesAxes:
     dtype: tuple[str, ...] = ("float32",)
     implementation: tuple[str, ...] = ("gloo",)
     in_place: tuple[Flag, ...] = (NO,)
+    reduction: tuple[str, ...] = ("sum",)
+    root: tuple[int, ...] = (0,)
     peer_to_peer: tuple[Flag, ...] = (YES,)
+    registered: tuple[Flag, ...] = (NO,)
     pairs: tuple[str, ...] = ("none",)
     pair_size: tuple[Sizes, ...] = sizes("4MiB")
 
@@ -308,10 +311,10 @@ def sweep(axes: CollectivesAxes) -> list[Case]:
     """
     require_launched(axes.ranks)
     over_nccl = any("nccl" in implementation for implementation in axes.implementation)
-    if not over_nccl and NO in axes.peer_to_peer:
+    if not over_nccl and (NO in axes.peer_to_peer or YES in axes.registered):
         raise UserError(
-            f"Peer-to-peer copies are NCCL's, but only {', '.join(axes.implementation)} was requested: leave "
-            "peer_to_peer out, or measure GPUs."
+            f"Peer-to-peer copies and registered buffers are NCCL's, but only {', '.join(axes.implementation)} was "
+            "requested: leave peer_to_peer and registered out, or measure GPUs."
         )
     cases = list(_collectives(axes))
     fitting = [case for case in cases if case.parameters.count]
@@ -326,24 +329,29 @@ def _collectives(axes: CollectivesAxes) -> Iterator[Case]:
         operation = OPERATIONS[op]
         variants = itertools.product(
             axes.in_place if operation.in_place else (NO,),
+            axes.reduction if operation.reduces else ("sum",),
+            axes.root if operation.has_root else (0,),
             axes.peer_to_peer if "nccl" in implementation else (YES,),
+            axes.registered if implementation in ("nccl", "nccl_graph") else (NO,),
             every_size(axes.size),
         )
-        for in_place, direct, size in variants:
-            parameters = CollectiveParameters(op, size, ranks, dtype, in_place.value, peer_to_peer=direct.value)
+        for in_place, reduction, root, direct, registered, size in variants:
+            usual = CollectiveParameters(op, size, ranks, dtype, in_place.value, reduction, root)
+            parameters = replace(usual, peer_to_peer=direct.value, registered=registered.value)
             yield Case("collective", parameters, implementation)
 
 
 def _pairs(axes: CollectivesAxes) -> Iterator[Case]:
     for which, ranks, size in itertools.product(axes.pairs, axes.ranks, every_size(axes.pair_size)):
+        op = "bisection" if which == "bisection" else "ping_pong"
         for pattern in _patterns(which, ranks) if ranks > 1 else ():
-            parameters = CollectiveParameters("ping_pong", size, ranks, dtype=axes.dtype[0], pattern=pattern)
+            parameters = CollectiveParameters(op, size, ranks, dtype=axes.dtype[0], pattern=pattern)
             yield Case("collective", parameters, axes.implementation[0])
 
 
 def _patterns(which: str, ranks: int) -> list[str]:
     if which != "all":
-        return [] if which == "none" else [which]
+        return {"none": [], "bisection": [""]}.get(which, [which])
     one_by_one = [(pair,) for pair in itertools.combinations(range(ranks), 2)]
     together = one_by_one if ranks <= RANKS_PAIRED_ONE_BY_ONE else tournament(ranks)
     return [",".join(f"{one}-{other}" for one, other in pairs) for pairs in together]
@@ -359,6 +367,14 @@ def tournament(ranks: int) -> list[tuple[tuple[int, int], ...]]:
         rounds.append(tuple(sorted((min(pair), max(pair)) for pair in met if -1 not in pair)))
         players = [players[0], players[-1], *players[1:-1]]
     return rounds
+
+
+def cases_to_log(records: Sequence[Record]) -> list[Case]:
+    """The plain cases that our path over NCCL ran, now logged; none under a launcher, where no log is on."""
+    if rank_environment().launched:
+        return []
+    ours = rows_of(records).where(implementation="nccl", in_place=False, registered=False, logged=False)
+    return [replace(row.case, parameters=replace(row.parameters, logged=True)) for row in ours if row.ranks > 1]
 
 
 def analyse(rows: Rows, training: TrainingSizes | None = None) -> Findings:
@@ -394,6 +410,7 @@ PROBE = Probe(
     axes=axes,
     sweep=sweep,
     analyse=analyse,
+    follow_up=cases_to_log,
     # The paths of an operation stand together.
     group=lambda case: f"collectives {case.parameters.op} {case.parameters.dtype} {case.parameters.ranks} ranks",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
@@ -37,22 +37,25 @@ from pyperf_suite.workloads.collective import OPERATIONS, CollectiveParameters
 
 # Our own path first: the others are compared with it.
 IMPLEMENTATIONS = ("nccl", "nccl_graph", "c10d_nccl", "gloo")
-VARIANTS = ("in place", "no peer-to-peer")
+VARIANTS = ("in place", "registered", "no peer-to-peer")
 # With fewer sizes a law would only repeat them.
 FEWEST_SIZES = 3
+# What NCCL's log says; only cases of their own are logged, as it costs time in every call.
+LOGGED = ("algorithm", "protocol", "channels")
 # From this NVLink on, the switch between GPUs can reduce by itself (NVLS).
 SWITCH_REDUCES = ("NVLink 4", "NVLink 5")
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One size of a curve: the row of its case, its trials, and the elements in error.
+    """One size of a curve: the row of its case, its trials, what the kernel reported of itself, the elements in error.
 
     Rates are of S, the size of nccl-tests, over the time that ranks saw on average, as there, in B/s.
     """
 
     row: Row
     trials: tuple[Record, ...]
+    details: Mapping[str, Any]
     wrong: int = 0
 
     @property
@@ -128,8 +131,10 @@ class CurvePoint:
 
     @property
     def wire_rate(self) -> float | None:
-        """On each GPU's links, where the switch between them can reduce (NVLS)."""
+        """On each GPU's links where the switch reduces (NVLS), by the algorithm if that is known, else by the links."""
         reduces = self.peak is not None and self.peak.name.endswith(SWITCH_REDUCES)
+        if "algorithm" in self.details:
+            reduces = str(self.details["algorithm"]).startswith("NVLS")
         return float(nvls_wire_rate(self.algbw(), self.row.ranks)) if reduces and self.row.op == "all_reduce" else None
 
 
@@ -152,26 +157,33 @@ class Curve:
 
     @property
     def what(self) -> str:
-        """What is moved, as in `all_reduce float32, 8 ranks`."""
-        words = filter(None, (self.op, self.dtype, self.pattern))
-        return f"{' '.join(words)}, {self.ranks} rank{'' if self.ranks == 1 else 's'}"
+        """What is moved, as in `all_reduce float32 max, 8 ranks`."""
+        operation, *more = self.varied
+        return f"{' '.join([operation, self.dtype, *more])}, {self.ranks} rank{'' if self.ranks == 1 else 's'}"
+
+    @property
+    def varied(self) -> list[str]:
+        """The operation and what of it is not usual, as in `reduce max root 3`."""
+        reduction, root = self.reduction if self.reduction != "sum" else "", f"root {self.root}" if self.root else ""
+        return [word for word in (self.op, reduction, root, self.pattern) if word]
 
     @property
     def how(self) -> str:
-        """Who moves it and in which variant, as in `nccl in place, no peer-to-peer`."""
+        """Who moves it and in which variant, as in `nccl in place, registered`."""
         return f"{self.implementation} {', '.join(self.variant)}".strip()
 
     @property
     def variant(self) -> list[str]:
-        """In what it is not plain, which is out of place and over whatever links there are."""
-        return list(itertools.compress(VARIANTS, (self.in_place, not self.peer_to_peer)))
+        """In what it is not plain, which is out of place, unregistered and over whatever links there are."""
+        return list(itertools.compress(VARIANTS, (self.in_place, self.registered, not self.peer_to_peer)))
 
     @property
     def order(self) -> tuple[Any, ...]:
         """By operation as they are declared, then what is plain before what is varied."""
         op, who = list(OPERATIONS).index(self.op), (*IMPLEMENTATIONS, self.implementation).index(self.implementation)
         variant = [name in self.variant for name in reversed(VARIANTS)]
-        return (op, self.ranks, self.dtype, self.pattern, who, self.implementation, variant)
+        how = (self.reduction, self.root, self.pattern)
+        return (op, self.ranks, self.dtype, *how, who, self.implementation, variant)
 
     @property
     def counted_as(self) -> str:
@@ -199,7 +211,10 @@ class Curve:
 
 
 def curves_of(rows: Rows) -> list[Curve]:
-    """A curve for each setting that was measured or found wrong, in the order in which tables show them."""
+    """A curve for each setting that was measured or found wrong, in the order in which tables show them.
+
+    What NCCL chose in a logged case is among the details of the same case without a log; its time counts for nothing.
+    """
     curves: dict[Any, Curve] = {}
 
     def curve_of(case: Case) -> Curve:
@@ -212,12 +227,16 @@ def curves_of(rows: Rows) -> list[Curve]:
     for similar in trials.values():
         elements = sum(int(trial.verification.get("wrong", 0)) for trial in similar)
         case = similar[0].parsed_case()
-        if elements:
+        if elements and not case.parameters.logged:
             curve_of(case).wrong[case.parameters.message_bytes] = elements
-    for row in sorted(rows, key=attrgetter("message_bytes")):
+    for row in sorted(rows.where(logged=False), key=lambda row: row.message_bytes):
+        # In place or out of place, by a call or by a graph, NCCL's choice is made from the size.
+        logged = row.like(implementation="nccl", in_place=False, registered=False, logged=True)
+        message = logged.details if logged and "nccl" in row.implementation else {}
+        details = row.details | {name: message[name] for name in LOGGED if name in message}
         curve, size = curve_of(row.case), row.message_bytes
         well = tuple(trial for trial in trials[row.case.case_id] if trial.outcome == "ok")
-        curve.points[size] = CurvePoint(row, well, curve.wrong.get(size, 0))
+        curve.points[size] = CurvePoint(row, well, details, curve.wrong.get(size, 0))
     return sorted(curves.values(), key=lambda curve: curve.order)
 
 
@@ -324,7 +343,7 @@ LAWS = (
     Column("from", lambda curve: (0.0, *curve.law.bends_bytes)[-1], "size"),
     Column("pieces", lambda curve: len(curve.law.betas_s_per_byte)),
     Column("off at sizes held out", lambda curve: curve.law.held_out_error, "%"),
-    Column("calls a graph", lambda curve: curve.largest.row.details.get("calls_per_graph"), priority=0),
+    Column("calls a graph", lambda curve: curve.largest.details.get("calls_per_graph"), priority=0),
 )
 
 
@@ -349,8 +368,8 @@ POINTS = (
     Column("size", lambda point: point.size.value, "B", 2),
     Column("count", lambda point: point.row.count, priority=0),
     Column("type", lambda point: point.row.dtype, priority=0),
-    Column("redop", lambda point: "sum" if point.row.operation.reduces else "none", priority=0),
-    Column("root", lambda point: 0 if point.row.operation.has_root else -1, priority=0),
+    Column("redop", lambda point: point.row.reduction if point.row.operation.reduces else "none", priority=0),
+    Column("root", lambda point: point.row.root if point.row.operation.has_root else -1, priority=0),
     Column("p50", "seconds", "us", 2),
     Column("algbw", lambda point: point.algbw(), "GB/s"),
     Column("busbw", unit="GB/s", priority=2),
@@ -364,6 +383,7 @@ POINTS = (
     Column("of the link's peak", "share_of_peak", "%"),
     Column("NVLS wire", "wire_rate", "GB/s", 0),
     Column("NVLink counters", "counted_rate", "GB/s", 0),
+    Column("algorithm", lambda point: point.details.get("algorithm")),
 )
 
 
@@ -387,7 +407,7 @@ def figures(curves: Sequence[Curve]) -> Iterator[Figure | None]:
     """One for each number of ranks and dtype: a panel an operation, a series a path or variant."""
     long = [curve for curve in curves if len(curve.points) >= FEWEST_SIZES]
     for (ranks, dtype), together in grouped(long, attrgetter("ranks", "dtype")).items():
-        similar = grouped(together, lambda curve: f"{curve.op} {curve.pattern}".strip())
+        similar = grouped(together, lambda curve: " ".join(curve.varied))
         peak = together[0].largest.peak
         caption = "Points: measured, bars span the trials. Line: the law, α + β·size in pieces."
         yield figure(

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -82,13 +83,16 @@ class Checkout:
 
 
 def find_checkout(start: Path | None = None) -> Checkout:
-    """The checkout of the project that a folder (by default the current one) lies in, else the running package's.
+    """The checkout of the project that a folder (by default the current one) lies in, else, with a warning, its own.
 
     Raises UserError where there is no git, or neither is a checkout.
     """
-    for place in (start or Path.cwd(), Path(pyperf_suite.__file__).resolve().parent):
+    here, own = start or Path.cwd(), Path(pyperf_suite.__file__).resolve().parent
+    for place in (here, own):
         root = _top(place)
         if root and all((root / name).is_file() for name in OF_THE_PROJECT):
+            if place is own and not here.resolve().is_relative_to(root):
+                warnings.warn(f"Revisions are those of {root}: {here} is no checkout of pyperf_suite.", stacklevel=2)
             return Checkout(root)
     raise UserError(
         "Revisions can only be compared in a git checkout of the project, and neither the current folder nor the "

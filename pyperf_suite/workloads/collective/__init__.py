@@ -1,8 +1,8 @@
 """The parameters of a collective, the data that makes its result exact, and what each rank must find in its output.
 
 Sizes are nccl-tests': `bytes` is its column "size", rounded down to what whole elements on every rank can fill. Inputs
-are small whole numbers whose sums the type holds exactly in any order of adding. Which value stands where depends on
-the position and on the rank, so that data from elsewhere or of nobody is seen.
+are small whole numbers whose sums, products and extremes the type holds exactly in any order of adding. Which value
+stands where depends on the position and on the rank, so that data from elsewhere or of nobody is seen.
 """
 
 from __future__ import annotations
@@ -24,21 +24,29 @@ from pyperf_suite.workloads.workload import BUILD_ON_EACH_OTHER, Checked, Transf
 
 Pairs = tuple[tuple[int, int], ...]
 
-# What gradients, parameters and activations are sent in.
-DTYPES = ("float32", "float16", "bfloat16")
+DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "int32", "int8")
+REDUCTIONS = ("sum", "prod", "max", "min", "avg")
 
 # Beyond these no machine goes; they also keep sizes inside 64-bit arithmetic.
 MOST_BYTES, MOST_RANKS = 1 << 46, 1 << 15
 
 Stored = NDArray[Any]
 
-# Whole numbers up to this are exact in the type: two to the bits of its significand.
-LARGEST_EXACT = {"float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8}
+# Whole numbers up to this are exact in the type: two to the bits of its significand, but for integers their largest or,
+# as values are made in float32, its limit.
+LARGEST_EXACT = {
+    "float32": 1 << 24,
+    "float16": 1 << 11,
+    "bfloat16": 1 << 8,
+    "float8_e4m3fn": 1 << 4,
+    "int32": 1 << 24,
+    "int8": 127,
+}
 
 # Values repeat after so many elements: a prime, so that no shift by a block, a page or a ring's slot goes unseen.
 PERIOD = 65_521
 
-# NaN in every type; no correct output is.
+# NaN in every floating-point type and -1 in the integers; no correct output is either.
 POISON_BYTE = 0xFF
 
 
@@ -58,9 +66,14 @@ OPERATIONS = {
     "all_gather": Operation("all_gather", in_place=True),
     "reduce_scatter": Operation("reduce_scatter", reduces=True, in_place=True),
     "broadcast": Operation("broadcast", has_root=True, in_place=True),
+    "reduce": Operation("reduce", reduces=True, has_root=True, in_place=True),
     "all_to_all": Operation("all_to_all"),
+    "gather": Operation("gather", has_root=True, in_place=True),
+    "scatter": Operation("scatter", has_root=True, in_place=True),
     "send_receive": Operation("send_receive"),
     "ping_pong": Operation("send_receive", by_pairs=True),
+    "bisection": Operation("send_receive"),
+    "pairs": Operation("send_receive", by_pairs=True),
 }
 
 
@@ -68,10 +81,11 @@ OPERATIONS = {
 class CollectiveParameters:
     """One collective among `ranks` processes.
 
-    What is reduced is summed, and rank 0 broadcasts. send_receive is a ring: each rank sends to the next and receives
-    from the one before.
-    `pattern` says which ranks play ping_pong ("0-1" if none, or "0-3,1-2"), there and back; all other ranks are there
-    and idle. `peer_to_peer` False has NCCL go without direct copies between GPUs (NVLink or PCIe).
+    send_receive is a ring: each rank sends to the next and receives from the one before. In bisection rank i and rank
+    i + ranks // 2 exchange. `pattern` says which ranks play ping_pong ("0-1" if none, or "0-3,1-2"), there and back, or
+    of pairs which sends to which; all other ranks are there and idle. `peer_to_peer` False has NCCL go without direct
+    copies between GPUs (NVLink or PCIe), and `registered` registers buffers with it. `logged` has NCCL write down which
+    algorithm and protocol it takes; it writes at every call, so the time of such a case is of no use.
     """
 
     op: Annotated[str, OneOf(OPERATIONS)]
@@ -79,8 +93,12 @@ class CollectiveParameters:
     ranks: Annotated[int, Within(1, MOST_RANKS)]
     dtype: Annotated[str, OneOf(DTYPES)] = "float32"
     in_place: bool = False
+    reduction: Annotated[str, OneOf(REDUCTIONS)] = "sum"
+    root: int = 0
     pattern: str = ""
     peer_to_peer: bool = True
+    registered: bool = False
+    logged: bool = False
 
     @property
     def operation(self) -> Operation:
@@ -103,7 +121,13 @@ class CollectiveParameters:
 
     @property
     def pairs(self) -> Pairs:
-        """(who begins, who answers) of each pair of ping_pong. Raises UserError where the pattern cannot be read."""
+        """(source, destination) of each transfer of ping_pong (who begins, who answers), bisection or pairs.
+
+        Raises UserError where the pattern cannot be read.
+        """
+        if self.op == "bisection":
+            half = self.ranks // 2
+            return tuple((rank, (rank + half) % (2 * half)) for rank in range(2 * half))
         if not self.operation.by_pairs:
             return ()
         pattern = self.pattern or "0-1"
@@ -118,27 +142,41 @@ class CollectiveParameters:
         return not (self.in_place and self.operation.reduces)
 
     def takes_part(self, rank: int) -> bool:
-        return not self.operation.by_pairs or any(rank in pair for pair in self.pairs)
+        if self.op != "bisection" and not self.operation.by_pairs:
+            return True
+        return any(rank in pair for pair in self.pairs)
 
     def send_count(self, rank: int) -> int:
-        if not self.takes_part(rank) or (self.operation.has_root and rank):
+        if self.op in ("broadcast", "scatter") and rank != self.root:
             return 0
-        return self.count * (self.ranks if self.op in ("reduce_scatter", "all_to_all") else 1)
+        if self.op == "ping_pong":
+            return self.count if self.takes_part(rank) else 0
+        if self.pairs:
+            return self.count if any(source == rank for source, _ in self.pairs) else 0
+        return self.count * (self.ranks if self.op in ("reduce_scatter", "all_to_all", "scatter") else 1)
 
     def receive_count(self, rank: int) -> int:
-        if not self.takes_part(rank):
+        if self.op in ("reduce", "gather") and rank != self.root:
             return 0
-        return self.count * (self.ranks if self.op in ("all_gather", "all_to_all") else 1)
+        if self.op == "ping_pong":
+            return self.count if self.takes_part(rank) else 0
+        if self.pairs:
+            return self.count * sum(destination == rank for _, destination in self.pairs)
+        return self.count * (self.ranks if self.op in ("all_gather", "all_to_all", "gather") else 1)
 
     @property
     def footprint_bytes(self) -> int:
-        ranks = {0, *(rank for pair in self.pairs for rank in pair)}
+        ranks = {0, self.root, *(rank for pair in self.pairs for rank in pair)}
         both = max if self.in_place else lambda send, receive: send + receive
         return max(both(self.send_count(rank), self.receive_count(rank)) for rank in ranks) * self.element_bytes
 
     def validate(self) -> None:
         operation = self.operation
+        if not 0 <= self.root < self.ranks:
+            raise UserError(f"Root {self.root} was requested among {self.ranks} ranks: they count from 0.")
         for given, taken, field in (
+            (self.reduction != "sum", operation.reduces, "reduction"),
+            (self.root != 0, operation.has_root, "root"),
             (self.pattern != "", operation.by_pairs, "pattern"),
             (self.in_place, operation.in_place, "in_place"),
         ):
@@ -150,13 +188,19 @@ class CollectiveParameters:
                 f"{self.op} of {self.bytes} bytes was requested, which is less than one {self.dtype} for each of "
                 f"{self.ranks} ranks: ask for at least {least} bytes."
             )
-        for first, second in self.pairs:
+        self._validate_pairs()
+
+    def _validate_pairs(self) -> None:
+        if self.op == "bisection" and self.ranks < 2:
+            raise UserError("bisection of 1 rank was requested: it takes at least 2.")
+        pairs = self.pairs if self.operation.by_pairs else ()
+        for first, second in pairs:
             if first == second or max(first, second) >= self.ranks:
                 raise UserError(
                     f"{self.op} of the ranks {first}-{second} was requested among {self.ranks}: give two different "
                     "ones, counted from 0."
                 )
-        if len({rank for pair in self.pairs for rank in pair}) < 2 * len(self.pairs):
+        if self.op == "ping_pong" and len({rank for pair in pairs for rank in pair}) < 2 * len(pairs):
             raise UserError(
                 f"ping_pong of {self.pattern} was requested: a rank plays with one other, so name it in one pair."
             )
@@ -171,10 +215,10 @@ class Memory(Protocol):
     def repeat(self, first: int, values: Stored, count: int) -> None:
         """Fill `count` elements from `first` on with the values, which repeat."""
 
-    def differing(self, first: int, values: Stored, count: int) -> tuple[int, int]:
-        """Of `count` elements from `first` on, how many are not the values, which repeat, and the first such.
+    def outside(self, first: int, low: Stored, high: Stored, count: int) -> tuple[int, int]:
+        """Of `count` elements from `first` on, how many are not from low to high, which repeat, and the first such.
 
-        All are compared bit for bit, where they are; positions count from `first`, -1 is none.
+        All are compared as unsigned integers of their bits, where they are; positions count from `first`, -1 is none.
         """
 
     def read(self, first: int, count: int) -> Stored:
@@ -212,12 +256,12 @@ class RankData:
         wrong, first_wrong, at, count = 0, "", 0, self.parameters.count
         for values in self.expected() if output is not None else ():
             assert output is not None
-            differing, first = output.differing(self.output_at + at, values, count)
-            if differing and not first_wrong:
+            outside, first = output.outside(self.output_at + at, *_bounds(values, self.parameters), count)
+            if outside and not first_wrong:
                 pair = output.read(self.output_at + at + first, 1), values[first % len(values) :][:1]
                 found, due = (float(widen(value, self.parameters.dtype)[0]) for value in pair)
                 first_wrong = f"element {at + first} is {found:g} and must be {due:g}"
-            wrong += differing
+            wrong += outside
             at += count
         return Checked(wrong, at, first_wrong)
 
@@ -225,7 +269,7 @@ class RankData:
         """What this rank must have received, in order: values that repeat for `count` elements, of each source."""
         p, count = self.parameters, self.parameters.count
         # Operations that spread a buffer take of it the part that is this rank's.
-        phase = self.rank * count if p.op in ("reduce_scatter", "all_to_all") else 0
+        phase = self.rank * count if p.op in ("reduce_scatter", "scatter", "all_to_all") else 0
         for source in self._sources() if self.outputs else ():
             period = _reduced(p) if p.operation.reduces else _inputs(p, source)
             yield np.ascontiguousarray(np.roll(period, -(phase % len(period)))[:count])
@@ -233,13 +277,13 @@ class RankData:
     def _sources(self) -> Sequence[int]:
         """The ranks whose data this one receives, in the order of its buffer; any one where all are reduced to one."""
         p, rank = self.parameters, self.rank
-        if p.operation.reduces or p.operation.has_root:
-            return [0]
+        if p.operation.reduces or p.op in ("broadcast", "scatter"):
+            return [p.root]
         if p.op == "send_receive":
             return [(rank - 1) % p.ranks]
         if p.op == "ping_pong":
             return [pair[pair[0] == rank] for pair in p.pairs if rank in pair]
-        return range(p.ranks)
+        return [source for source, destination in p.pairs if destination == rank] if p.pairs else range(p.ranks)
 
 
 class Exchange(Transfers):
@@ -265,27 +309,80 @@ class Exchange(Transfers):
         self.send = self.receive = None
 
 
+def _bounds(due: Stored, parameters: CollectiveParameters) -> tuple[Stored, Stored]:
+    """The least and the largest value that is right, of each: both what is due unless it may be rounded.
+
+    No value is negative, so floats are in the order of their bits.
+    """
+    tolerance = relative_tolerance(parameters)
+    if not tolerance:
+        return due, due
+    wide = widen(due, parameters.dtype).astype(np.float64)
+    bits = due.view(f"u{due.itemsize}").astype(np.int64)
+
+    def beyond(step: int) -> Stored:
+        """The last value that is within the tolerance, going up or down one value of the type at a time."""
+        at = bits
+        for _ in range(parameters.ranks + 3):  # more values than the tolerance has half units in the last place
+            tried = np.maximum(at + step, 0)
+            value = widen(tried.astype(f"u{due.itemsize}").view(due.dtype), parameters.dtype).astype(np.float64)
+            at = np.where(np.abs(value - wide) <= tolerance * wide, tried, at)
+        return at.astype(f"u{due.itemsize}").view(due.dtype)
+
+    return beyond(-1), beyond(1)
+
+
+def relative_tolerance(parameters: CollectiveParameters) -> float:
+    """How far a result may be off: 0, but for the average of floats over a number of ranks that is no power of two.
+
+    1/n is then rounded, each input times 1/n is, and so is each of n − 1 sums of positive numbers: together less than
+    (n + 1) half units in the last place, and one more for those of expected values (Higham, Accuracy and Stability of
+    Numerical Algorithms, 2002, lemma 3.1).
+    """
+    n, floating = parameters.ranks, not parameters.dtype.startswith("int")
+    if parameters.reduction != "avg" or not floating or n & (n - 1) == 0:
+        return 0.0
+    return (n + 2) / LARGEST_EXACT[parameters.dtype]
+
+
 @functools.lru_cache(maxsize=16)
 def _inputs(parameters: CollectiveParameters, rank: int) -> Stored:
     """One period of what that rank sends, in storage.
 
-    Where data is reduced all ranks hold h(i) of `_height`, but for one that holds one more: at position i rank i mod n,
-    so that a rank that is left out or counted twice is seen.
+    Where data is reduced all ranks hold h(i) of `_height`, but for one that holds another value: at position i rank
+    i mod n, so that a rank that is left out or counted twice is seen.
     """
     position = _positions(parameters)
     if not parameters.operation.reduces:
         return _stored(_mixed(position, rank) % (LARGEST_EXACT[parameters.dtype] + 1), parameters.dtype)
-    return _stored(_height(parameters) + (position % parameters.ranks == rank), parameters.dtype)
+    height = _height(parameters)
+    base, other = height, height + _step(parameters)
+    if parameters.reduction == "prod":
+        base = np.ones_like(position)
+    elif parameters.reduction == "min":
+        base, other = other, base
+    return _stored(np.where(position % parameters.ranks == rank, other, base), parameters.dtype)
 
 
 @functools.lru_cache(maxsize=16)
 def _reduced(parameters: CollectiveParameters) -> Stored:
-    return _stored(parameters.ranks * _height(parameters) + 1, parameters.dtype)
+    height, n = _height(parameters), parameters.ranks
+    factor, step = {"sum": (n, 1), "avg": (1, _step(parameters) / n), "min": (1, 0)}.get(parameters.reduction, (1, 1))
+    return _stored(factor * height + step, parameters.dtype)
 
 
 def _height(parameters: CollectiveParameters) -> NDArray[np.int64]:
     """h(i): at least 1 wherever n · h(i) + 1 can be exact, and 0 for ranks too many for that."""
-    highest = (LARGEST_EXACT[parameters.dtype] - 1) // parameters.ranks
+    largest = LARGEST_EXACT[parameters.dtype]
+    if parameters.reduction in ("sum", "avg"):
+        highest = (largest - _step(parameters)) // parameters.ranks
+    else:
+        highest = largest - 1
+    if highest < 0:
+        raise UserError(
+            f"The average of {parameters.ranks} ranks in {parameters.dtype} was requested, but it cannot be checked "
+            f"exactly beyond {largest}: ask for a wider dtype."
+        )
     position = _positions(parameters)
     height: NDArray[np.int64] = 1 + _mixed(position, -1) % highest if highest else np.zeros_like(position)
     return height
@@ -294,6 +391,11 @@ def _height(parameters: CollectiveParameters) -> NDArray[np.int64]:
 def _positions(parameters: CollectiveParameters) -> NDArray[np.int64]:
     """Those of one period, or of all elements there are where they are fewer."""
     return np.arange(min(PERIOD, parameters.count * parameters.ranks), dtype=np.int64)
+
+
+def _step(parameters: CollectiveParameters) -> int:
+    """By how much the one rank differs: an average of integers must be one too."""
+    return parameters.ranks if parameters.reduction == "avg" and parameters.dtype.startswith("int") else 1
 
 
 def _mixed(position: NDArray[np.int64], rank: int) -> NDArray[np.int64]:

@@ -11,7 +11,10 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyperf_suite.errors import Unsupported
+import numpy as np
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware import nccl_log
 from pyperf_suite.workloads import on_ranks
 from pyperf_suite.workloads.collective import POISON_BYTE, CollectiveParameters, Exchange, Stored
 from pyperf_suite.workloads.collective.nccl import Nccl, NcclGraph
@@ -27,8 +30,14 @@ from pyperf_suite.workloads.workload import (
     by_name,
 )
 
+# Of gloo.
+DTYPES = ("float32", "float16", "bfloat16", "int32", "int8")
+
 # What older versions of torch call a function.
 OLDER_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
+
+# torch's names of reductions.
+REDUCE_OPS = {"prod": "PRODUCT", "max": "MAX", "min": "MIN", "avg": "AVG"}
 
 # Elements that are compared at once on a GPU, where each step costs a launch, and on the host.
 CHUNK, HOST_CHUNK = 1 << 24, 1 << 20
@@ -45,14 +54,20 @@ class Gloo(Implementation[CollectiveParameters]):
     device_kind = "cpu"
 
     def validate(self, parameters: CollectiveParameters) -> None:
+        if parameters.logged:
+            raise UserError("The log of algorithms is NCCL's, but gloo was requested: leave logged out.")
         on_ranks.require_cores_for(parameters.ranks)
 
     def prepare(self, parameters: CollectiveParameters, place: ExecutionContext) -> Transfers:
         p = parameters
+        if p.dtype not in DTYPES:
+            raise Unsupported(f"gloo has no {p.dtype}: choose from {', '.join(DTYPES)}.")
+        if p.reduction == "avg" and p.dtype.startswith("int"):
+            raise Unsupported(f"gloo has no average of {p.dtype}: ask for its sum, or for another dtype.")
         if p.op == "send_receive" and p.ranks == 1:
             raise Unsupported("gloo does not let a rank send to itself: ask for at least 2 ranks.")
-        if not p.peer_to_peer:
-            raise Unsupported("gloo moves data between CPUs over TCP: peer_to_peer is NCCL's alone.")
+        if p.registered or not p.peer_to_peer:
+            raise Unsupported("gloo moves data between CPUs over TCP: peer_to_peer and registered are NCCL's alone.")
         joined = on_ranks.process_group(place, "gloo")
         on_ranks.require_memory(place.ranks, p.footprint_bytes)
         return TorchTransfers(p, place, joined, "gloo")
@@ -65,6 +80,10 @@ class C10dNccl(Implementation[CollectiveParameters]):
     device_kind = "cuda"
 
     def prepare(self, parameters: CollectiveParameters, place: ExecutionContext) -> Transfers:
+        if parameters.registered:
+            raise Unsupported("torch.distributed registers no buffers that are handed to it: leave registered out.")
+        if parameters.dtype.startswith("float8") and parameters.operation.reduces:
+            raise Unsupported("Not every torch.distributed reduces float8: ask for bfloat16, or for nccl.")
         joined = on_ranks.process_group(place, "nccl")
         torch: Any = importlib.import_module("torch")
         try:
@@ -111,12 +130,17 @@ class TorchTransfers(Exchange):
         p, sent, received = self.data.parameters, self._input, self._output
         if p.operation.counted_as == "send_receive":
             return self._transfers()
+        # For its default no reduction is named, as each argument takes time in a call of a few microseconds.
+        reduction = {"op": getattr(self._distributed.ReduceOp, REDUCE_OPS[p.reduction])} if p.reduction != "sum" else {}
         calls: dict[str, Callable[[], Named]] = {
-            "all_reduce": lambda: self._after_copy("all_reduce"),
-            "broadcast": lambda: self._after_copy("broadcast", src=0),
+            "all_reduce": lambda: self._after_copy("all_reduce", **reduction),
+            "reduce": lambda: self._after_copy("reduce", dst=p.root, **reduction),
+            "broadcast": lambda: self._after_copy("broadcast", src=p.root),
             "all_gather": lambda: self._plain("all_gather_single", received, sent),
-            "reduce_scatter": lambda: self._plain("reduce_scatter_single", received, sent),
+            "reduce_scatter": lambda: self._plain("reduce_scatter_single", received, sent, **reduction),
             "all_to_all": lambda: self._plain("all_to_all_single", received, sent),
+            "gather": lambda: self._plain("gather", sent, self._parts(received), dst=p.root),
+            "scatter": lambda: self._plain("scatter", received, self._parts(sent), src=p.root),
         }
         return calls[p.op]()
 
@@ -132,18 +156,28 @@ class TorchTransfers(Exchange):
         sent, received = self._input, self._output
         if self.data.parameters.in_place:
             return self._plain(function, sent if received is None else received, **options)
-        collective, name = self._plain(function, received, **options)
+        # Ranks that reduce for another's output need somewhere to work.
+        target = received if received is not None else sent.clone()
+        collective, name = self._plain(function, target, **options)
         if sent is None:
             return collective, name
-        return _in_turn(functools.partial(received.copy_, sent), collective), f"copy, {name}"
+        return _in_turn(functools.partial(target.copy_, sent), collective), f"copy, {name}"
+
+    def _parts(self, tensor: Any) -> list[Any] | None:
+        p = self.data.parameters
+        return list(tensor.split(p.count)) if self.data.rank == p.root else None
 
     def _transfers(self) -> Named:
         p, rank, distributed = self.data.parameters, self.data.rank, self._distributed
         if p.op == "ping_pong":
             return self._ping_pong(), "send, recv"
-        transfers: list[Any] = [
-            (distributed.isend, self._input, (rank + 1) % p.ranks),
-            (distributed.irecv, self._output, (rank - 1) % p.ranks),
+        to, sources = [(rank + 1) % p.ranks], [(rank - 1) % p.ranks]
+        if p.op != "send_receive":
+            to = [destination for source, destination in p.pairs if source == rank]
+            sources = [source for source, destination in p.pairs if destination == rank]
+        parts = self._output.split(p.count) if sources else ()
+        transfers: list[Any] = [(distributed.isend, self._input, peer) for peer in to] + [
+            (distributed.irecv, part, peer) for part, peer in zip(parts, sources, strict=True)
         ]
         if distributed.get_backend(self._group) == "gloo":
             # All begun, then waited for: gloo moves each on threads of its own.
@@ -151,7 +185,8 @@ class TorchTransfers(Exchange):
             return lambda: _wait([start() for start in starts]), "isend, irecv"
         # NCCL would wait for each in turn, in a ring forever.
         operations = [distributed.P2POp(*transfer, group=self._group) for transfer in transfers]
-        return lambda: _wait(distributed.batch_isend_irecv(operations)), "batch_isend_irecv"
+        together = functools.partial(distributed.batch_isend_irecv, operations)
+        return (lambda: _wait(together())) if operations else _nothing, "batch_isend_irecv"
 
     def _ping_pong(self) -> Call:
         rank, distributed = self.data.rank, self._distributed
@@ -165,12 +200,12 @@ class TorchTransfers(Exchange):
 
 
 class TensorMemory:
-    """A tensor as data.Memory, by the bits of its elements: numpy has no bfloat16."""
+    """A tensor as data.Memory, by the bits of its elements: numpy has no bfloat16 and no float8."""
 
     def __init__(self, tensor: Any, dtype: str) -> None:
         self._torch: Any = importlib.import_module("torch")
         self._element = element_type(dtype)
-        words = {2: self._torch.int16, 4: self._torch.int32}
+        words = {1: self._torch.int8, 2: self._torch.int16, 4: self._torch.int32}
         self.tensor, self._bits = tensor, tensor.view(words[self._element.size_bytes])
 
     @property
@@ -190,18 +225,22 @@ class TensorMemory:
         bits[:whole].view(-1, len(period)).copy_(period.expand(whole // len(period), -1))
         bits[whole:].copy_(period[: count - whole])
 
-    def differing(self, first: int, values: Stored, count: int) -> tuple[int, int]:
-        bits, due, chunk, period = self._bits[first : first + count], self._uploaded(values), CHUNK, len(values)
+    def outside(self, first: int, low: Stored, high: Stored, count: int) -> tuple[int, int]:
+        bits, least, most = self._bits[first : first + count], self._uploaded(low), self._uploaded(high)
+        chunk = CHUNK
         if self.is_on_host:
             # numpy compares several times as fast as torch does here, in pieces that stay in a cache.
-            bits, due, chunk = bits.numpy(), due.numpy(), HOST_CHUNK
+            bits, least, most, chunk = bits.numpy(), least.numpy(), most.numpy(), HOST_CHUNK
+        exact, period = np.array_equal(low, high), len(low)
         length = max(1, chunk // period) * period
         wrong, first_wrong = 0, -1
         for begin in range(0, count, length):
             part = bits[begin : begin + length]
             whole = len(part) - len(part) % period
             for at, found in ((begin, part[:whole].reshape(-1, period)), (begin + whole, part[whole:])):
-                bad = found != due[: found.shape[-1]]
+                width = found.shape[-1]
+                # Signed here, as torch has it: what is not negative is in the same order, NaN of sign 1 below it.
+                bad = found != least[:width] if exact else (found < least[:width]) | (found > most[:width])
                 if bad.any():
                     places = bad.reshape(-1).nonzero()
                     first_wrong = first_wrong if first_wrong >= 0 else at + int(places[0].reshape(-1)[0])
@@ -240,6 +279,9 @@ class Collective(OnRanks[CollectiveParameters]):
     name = "collective"
     parameters_type = CollectiveParameters
     implementations = by_name(Gloo(), Nccl(), NcclGraph(), C10dNccl())
+
+    def environment(self, parameters: CollectiveParameters) -> dict[str, str]:
+        return super().environment(parameters) | (nccl_log.environment() if parameters.logged else {})
 
     def work(self, parameters: CollectiveParameters) -> Work:
         return Work(bytes=parameters.message_bytes)

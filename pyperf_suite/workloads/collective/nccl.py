@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from types import ModuleType
 from typing import Any, ClassVar
@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pyperf_suite.errors import Unsupported
+from pyperf_suite.hardware import nccl_log
+from pyperf_suite.hardware.catalogue import architecture
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels.nvrtc import wheels
 from pyperf_suite.ranks.group import Group
@@ -23,18 +25,23 @@ from pyperf_suite.workloads.backends import cuda_device, native_extension
 from pyperf_suite.workloads.collective import POISON_BYTE, CollectiveParameters, Exchange, Stored
 from pyperf_suite.workloads.on_ranks import agree, do_together, require_started_so
 from pyperf_suite.workloads.operands import element_type
-from pyperf_suite.workloads.workload import ExecutionContext, Implementation, Kernel, RankTimes, Transfers
+from pyperf_suite.workloads.workload import Checked, ExecutionContext, Implementation, Kernel, RankTimes, Transfers
 
 # Below site-packages: where the wheels of NVIDIA put it, of which torch brings one along.
 WHEEL_PATTERNS = ("nvidia/nccl/lib/libnccl.so.2", "nvidia/cu1?/lib/libnccl.so.2")
 OVERRIDE = "PYPERF_LIBNCCL"
 
+# NCCL's names where they are not ours.
+DTYPES = {"float8_e4m3fn": "float8_e4m3"}
 FUNCTIONS = {
     "all_reduce": "ncclAllReduce",
     "all_gather": "ncclAllGather",
     "reduce_scatter": "ncclReduceScatter",
     "broadcast": "ncclBroadcast",
+    "reduce": "ncclReduce",
     "all_to_all": "ncclAlltoAll",
+    "gather": "ncclGather",
+    "scatter": "ncclScatter",
 }
 # Longer than any step of the ranks: the watchdog, which knows who is missing, is to speak first.
 NCCL_PATIENCE_S = 10.0
@@ -54,7 +61,7 @@ class Nccl(Implementation[CollectiveParameters]):
 
     def prepare(self, parameters: CollectiveParameters, place: ExecutionContext) -> Transfers:
         connection = _connection(place.ranks, place.device, place.deadline_s)
-        require_started_so(parameters.peer_to_peer)
+        _require_supported(parameters, connection, place.device)
         with _translated(connection.nccl):
             return NcclTransfers(parameters, connection, self.graph, place.deadline_s)
 
@@ -129,6 +136,27 @@ def _translated(nccl: ModuleType) -> Iterator[None]:
         raise Unsupported(str(reason)) from None
 
 
+def _require_supported(parameters: CollectiveParameters, connection: Connection, device: Device) -> None:
+    """Raise Unsupported for what this library on this device does not do, or these processes were not started for."""
+    require_started_so(parameters.peer_to_peer)
+    if parameters.registered and not connection.library.optional["ncclCommRegister"]:
+        raise Unsupported(
+            f"NCCL {connection.library.version_text} cannot register buffers, 2.19 and later can: update it, or leave "
+            "registered out."
+        )
+    if parameters.logged and nccl_log.own_file() is None:
+        raise Unsupported(
+            "NCCL's log was requested, but these ranks were started without it: let pyperf-suite start them."
+        )
+    if parameters.dtype.startswith("float8") and parameters.operation.reduces and device.kind == "cuda":
+        capability = tuple(cuda_device(device.index).context.properties.compute_capability)
+        if "float8_sums" not in architecture(capability).features:
+            raise Unsupported(
+                f"NCCL reduces float8 on GPUs of compute capability 9.0 or more, and this one has "
+                f"{capability[0]}.{capability[1]}: ask for bfloat16."
+            )
+
+
 class NcclTransfers(Exchange):
     """One rank's buffers and the collective that is timed.
 
@@ -144,7 +172,8 @@ class NcclTransfers(Exchange):
         nccl, communicator = connection.nccl, connection.communicator
 
         def allocated(count: int) -> BufferMemory:
-            return BufferMemory(nccl.Buffer(communicator, count * parameters.element_bytes), parameters.dtype)
+            buffer = nccl.Buffer(communicator, count * parameters.element_bytes, parameters.registered)
+            return BufferMemory(buffer, parameters.dtype)
 
         super().__init__(parameters, communicator.rank, allocated)
         self._barrier, self._graph = connection.barrier, graph
@@ -155,8 +184,10 @@ class NcclTransfers(Exchange):
             communicator,
             parameters.op,
             parameters.count,
-            parameters.dtype,
+            DTYPES.get(parameters.dtype, parameters.dtype),
             *(memory.buffer if memory else None for memory in (self.send, self.receive)),
+            reduction=parameters.reduction,
+            root=parameters.root,
             in_place=parameters.in_place,
             pattern=list(parameters.pairs) if parameters.operation.by_pairs else [],
         )
@@ -185,15 +216,29 @@ class NcclTransfers(Exchange):
         # Of the calls of one replay each counts an equal share.
         return RankTimes(seconds / self.calls, arrived_ns, arrived_ns + (done_ns - arrived_ns) // self.calls)
 
+    def verify_last(self, index: int = 0) -> Checked:
+        if self.data.parameters.logged:
+            self._keep_choice()
+        return super().verify_last(index)
+
     def close(self) -> None:
         self._collective = None
         super().close()
+
+    def _keep_choice(self) -> None:
+        parameters, path = self.data.parameters, nccl_log.own_file()
+        text = path.read_text("utf-8", "replace") if path is not None and path.exists() else ""
+        found = nccl_log.parse(text).choice(parameters.operation.counted_as, parameters.message_bytes, parameters.ranks)
+        if found is not None:
+            reported = {"algorithm": found.algorithm, "protocol": found.protocol, "channels": found.channels}
+            self.kernel = replace(self.kernel, details={**self.kernel.details, **reported})
 
     def _details(self, library: Any) -> dict[str, Any]:
         """The copy in use and what was set for it: a user's own settings explain many a figure."""
         settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith("NCCL_")}
         details: dict[str, Any] = {"nccl": library.version_text, "library": library.path}
         details |= {"graph": True, "calls_per_graph": self.calls} if self._graph else {"thread_per_call": True}
+        details |= {"registered": self.send.buffer.registered} if self.send and self.data.parameters.registered else {}
         return details | ({"settings": settings} if settings else {})
 
 
@@ -210,8 +255,8 @@ class BufferMemory:
     def repeat(self, first: int, values: Stored, count: int) -> None:
         self.buffer.repeat(values, count * values.itemsize, first * values.itemsize)
 
-    def differing(self, first: int, values: Stored, count: int) -> tuple[int, int]:
-        found: tuple[int, int] = self.buffer.outside(values, values, count, first * values.itemsize)
+    def outside(self, first: int, low: Stored, high: Stored, count: int) -> tuple[int, int]:
+        found: tuple[int, int] = self.buffer.outside(low, high, count, first * low.itemsize)
         return found
 
     def read(self, first: int, count: int) -> Stored:

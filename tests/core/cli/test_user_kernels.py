@@ -71,7 +71,10 @@ def records_of(checkout: Path):
 @pytest.mark.slow
 def test_a_run_measures_every_case_and_tells_a_table_and_a_figure(finished):
     checkout, result = finished
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 3, result.output
+    summary = result.output.partition("Summary")[2]
+    assert summary.split(" cases failed, ")[0].endswith("2 of 6"), "what failed comes first"
+    assert "sorting[fails n=100]" in summary
     assert "relative to sorted" in result.output
     assert list(checkout.glob("results/*/*/*.png"))
     by_outcome = {}
@@ -94,7 +97,7 @@ def test_a_kernel_has_the_same_name_from_wherever_its_checkout_it_is_asked_for(f
 def test_a_run_is_resumed_and_only_what_failed_is_measured_again(finished, checkout):
     before = len(records_of(checkout))
     result = invoke("run", "bench.py:sorting", "--results", str(checkout / "results"), "--resume", "--json")
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 3, result.output
     assert len(records_of(checkout)) == before + 2
     [probe] = json.loads(result.stdout)["probes"]
     assert (probe["name"], probe["topic"]) == ("benches/bench.py:sorting", "your kernels")

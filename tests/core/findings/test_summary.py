@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyperf_suite.findings.data import Claim, ClaimVerdict, Findings, Quantity, Remark, remark
-from pyperf_suite.findings.summary import MOST_POINTS, cautions_of, summary_of
+from pyperf_suite.findings.summary import MOST_POINTS, cautions_of, exit_code, failures_of, summary_of
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Case, Record
@@ -104,8 +104,7 @@ def test_a_sound_run_needs_no_caution() -> None:
 @pytest.mark.parametrize(
     ("records", "values"),
     [
-        ([a_record(outcome="failed")] * 2, {"count": 2, "outcome": "failed", "reason": "because"}),
-        ([a_record(outcome="unsupported")], {"count": 1, "outcome": "unsupported"}),
+        ([a_record(outcome="unsupported")], {"count": 1, "reason": "because"}),
         ([a_record(converged=False), a_record()], {"loose": 1, "measured": 2}),
         ([a_record(kept_despite=["power cap"]), a_record()], {"count": 1, "measured": 2, "reasons": "power cap"}),
         ([a_record("sentinel"), a_record("sentinel", seconds=1.25)], {"drift": 0.25}),
@@ -126,3 +125,60 @@ def test_cases_touch_their_probe_and_those_of_no_probe_that_is_shown_the_whole_r
     assert [[*each.values] for each in of_the_run] == [["drift"]]
     assert [[*each.values] for each in of_probes[""]] == [["loose", "measured"]]
     assert [[*each.values] for each in cautions_of(records, ["other"])[0]] == [["drift"], ["loose", "measured"]]
+
+
+def ended(n: int, outcome: str = "failed", reason: str = "because", implementation: str = "native") -> Record:
+    """A trial of the case with that n."""
+    case = Case("matmul", MatmulParameters(1, n, 3, Schedule("library", 1)), implementation)
+    return made_up.a_record(case, outcome=outcome, reason=reason if outcome != "ok" else "")
+
+
+@pytest.mark.parametrize(
+    ("records", "code"),
+    [
+        ([ended(1, "ok"), ended(2, "ok")], 0),
+        ([ended(1, "ok"), ended(2, "unsupported")], 0),
+        ([ended(1, "ok"), ended(2)], 3),
+        ([ended(1, "unsupported")], 3),
+        ([a_record("sentinel")], 3),
+        ([], 3),
+        ([ended(1), ended(1, "ok")], 0),  # made again on resume
+    ],
+)
+def test_a_run_fails_where_a_case_did_or_nothing_was_measured(records: list[Record], code: int) -> None:
+    assert exit_code(records) == code
+
+
+def test_what_failed_is_named_with_the_first_reason_once_for_each_cause() -> None:
+    same = [ended(n, reason=f"bench.py:7: it took {n} GB") for n in range(2, 7)]
+    first, second = failures_of([ended(1, "ok"), *same, ended(9, reason="bench.py:8: it took 9 GB")])
+    assert isinstance(first.message, Remark)
+    assert (first.kind, first.message.values["count"], first.message.values["cases"]) == ("failed", 5, 7)
+    assert first.message.values["reason"] == "bench.py:7: it took 2 GB"
+    assert [f"n={n} " in str(first.message.values["names"]) for n in range(2, 7)] == [True, True, True, False, False]
+    assert isinstance(second.message, Remark)
+    assert second.message.values["count"] == 1
+
+
+def test_of_many_causes_the_first_are_told_and_the_rest_counted() -> None:
+    *_, last = failures_of([ended(n, reason="x" * n) for n in range(1, 9)])
+    assert isinstance(last.message, Remark)
+    assert last.message.values == {"count": 4}
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        ([a_record("sentinel", outcome="failed"), ended(1, "unsupported", "no GPU")], "because"),
+        ([a_record("sentinel"), ended(1, "unsupported", "no GPU")], "no GPU"),
+    ],
+)
+def test_why_nothing_was_measured_is_said(records: list[Record], words: str) -> None:
+    (point,) = failures_of(records)
+    assert isinstance(point.message, Remark)
+    assert point.message.values["reason"] == words
+
+
+def test_a_run_without_a_case_says_so_and_one_that_measured_something_is_silent() -> None:
+    assert [each.kind for each in failures_of([a_record("sentinel")])] == ["failed"]
+    assert failures_of([ended(1, "ok"), ended(2, "unsupported")]) == []

@@ -25,31 +25,32 @@ import sys
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.workloads.collective.collective import Collective
-from pyperf_suite.workloads.collective import CollectiveParameters, DTYPES, OPERATIONS
+from pyperf_suite.workloads.collective import CollectiveParameters, DTYPES, OPERATIONS, REDUCTIONS
 from pyperf_suite.workloads.workload import ExecutionContext
 from pyperf_suite.ranks.group import Group
 
 device, names = resolve(sys.argv[1]), sys.argv[2:]
 with Group() as group:
     for name in names:
-        for op in OPERATIONS:
-            if group.count == 1 and op == "ping_pong":
+        for op, operation in OPERATIONS.items():
+            if group.count == 1 and op in ("ping_pong", "bisection", "pairs"):
                 continue
             for dtype in DTYPES:
-                parameters = CollectiveParameters(op, 4800, group.count, dtype)
-                try:
-                    place = ExecutionContext(device, group=group, deadline_s=60)
-                    transfers = Collective().implementation(name).prepare(parameters, place)
-                except Unsupported as reason:
-                    print("unsupported", name, op, dtype, reason)
-                    continue
-                for turn in range(2):
-                    transfers.poison()
-                    transfers.time(1, 60)
-                    checked = transfers.check()
-                    if checked.wrong:
-                        print("wrong", name, parameters, checked)
-                transfers.close()
+                for reduction in REDUCTIONS if operation.reduces and dtype == "float32" else ("sum",):
+                    parameters = CollectiveParameters(op, 4800, group.count, dtype, reduction=reduction)
+                    try:
+                        place = ExecutionContext(device, group=group, deadline_s=60)
+                        transfers = Collective().implementation(name).prepare(parameters, place)
+                    except Unsupported as reason:
+                        print("unsupported", name, op, dtype, reason)
+                        continue
+                    for turn in range(2):
+                        transfers.poison()
+                        transfers.time(1, 60)
+                        checked = transfers.check()
+                        if checked.wrong:
+                            print("wrong", name, parameters, checked)
+                    transfers.close()
     group.gather("end", None, 60)
     print("done")
 """

@@ -8,9 +8,15 @@ from dataclasses import replace
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.training.activations import ActivationPolicy, kept_bytes, saved_bytes, working_bytes
+from pyperf_suite.laws.training.activations import (
+    ActivationPolicy,
+    interleaved,
+    kept_bytes,
+    one_forward_one_backward,
+    saved_bytes,
+    working_bytes,
+)
 from pyperf_suite.laws.training.memory import activation_bytes
-from pyperf_suite.laws.training.pipeline_orders import interleaved, one_forward_one_backward
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.workloads.training import Checkpointing, TransformerShape
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters

@@ -39,23 +39,34 @@ def pool(fake_libnccl) -> Iterator[WorkerPool]:
 def test_every_operation_and_type_is_exact_as_call_and_as_graph(double, pool: WorkerPool, ranks: int) -> None:
     # test_nccl_data has every pair. Here each operation has two types, and two operations have every type.
     for number, (op, operation) in enumerate(OPERATIONS.items()):
-        if ranks == 1 and op == "ping_pong":
+        if ranks == 1 and op in ("ping_pong", "bisection", "pairs"):
             continue
+        root = ranks - 1 if operation.has_root else 0
         every_type = op in ("all_reduce", "all_gather") and ranks == 3
         for dtype in DTYPES if every_type else (DTYPES[number % len(DTYPES)], "float32"):
+            if dtype.startswith("float8") and operation.reduces:
+                continue  # arithmetic that the double does not have
             for in_place in (False, True) if operation.in_place else (False,):
-                parameters = CollectiveParameters(op, 480 * ranks, ranks, dtype, in_place)
+                parameters = CollectiveParameters(op, 480 * ranks, ranks, dtype, in_place, root=root)
                 name = "nccl_graph" if in_place else "nccl"
                 answer = pool.measure(0, Case("collective", parameters, name), None)
                 assert answer["outcome"] == "ok", (parameters, answer)
                 assert answer["verification"]["compared"] == sum(map(parameters.receive_count, range(ranks)))
 
 
+@pytest.mark.parametrize("reduction", ["prod", "max", "min", "avg"])
+def test_every_reduction_is_exact(double, pool: WorkerPool, reduction: str) -> None:
+    for dtype in ("bfloat16", "int32"):
+        parameters = CollectiveParameters("reduce_scatter", 4096, 3, dtype, reduction=reduction)
+        answer = pool.measure(0, Case("collective", parameters, "nccl"), None)
+        assert answer["outcome"] == "ok", answer
+
+
 @pytest.mark.parametrize("name", ["nccl", "nccl_graph"])
 def test_a_record_says_which_library_ran_what_and_how_each_rank_saw_it(
     pool: WorkerPool, double: Path, name: str
 ) -> None:
-    parameters = CollectiveParameters("all_reduce", 4096, 2, in_place=True, peer_to_peer=False)
+    parameters = CollectiveParameters("all_reduce", 4096, 2, in_place=True, peer_to_peer=False, registered=True)
     answer = pool.measure(0, Case("collective", parameters, name), QUICK.effort)
     assert answer["outcome"] == "ok", answer
     assert answer["kernel"] == {
@@ -65,6 +76,7 @@ def test_a_record_says_which_library_ran_what_and_how_each_rank_saw_it(
             "nccl": "2.32.3",
             "library": str(double),
             **({"graph": True, "calls_per_graph": 1} if name == "nccl_graph" else {"thread_per_call": True}),
+            "registered": True,
             "settings": {"NCCL_P2P_DISABLE": "1"},
         },
     }
@@ -87,12 +99,21 @@ def test_a_short_message_is_timed_in_a_graph_of_many_calls_where_that_leaves_wha
     assert sampling["iterations"] == calls * taken
 
 
-def test_what_a_version_lacks_is_made_of_sends(double, fake_libnccl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_version_lacks_is_made_of_sends_or_refused(
+    double, fake_libnccl, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(21400)))
     with WorkerPool(resolve("cpu"), 15) as pool:
-        exchanged = pool.measure(0, Case("collective", CollectiveParameters("all_to_all", 4096, 2), "nccl"), None)
-        assert exchanged["outcome"] == "ok"
-        assert exchanged["kernel"]["name"] == "ncclSend, ncclRecv"
+        gathered = pool.measure(0, Case("collective", CollectiveParameters("gather", 4096, 2), "nccl"), None)
+        assert gathered["kernel"]["name"] == "ncclSend, ncclRecv"
+        float8 = CollectiveParameters("all_gather", 4096, 2, "float8_e4m3fn")
+        refused = pool.measure(0, Case("collective", float8, "nccl"), None)
+        assert refused["outcome"] == "unsupported"
+        assert "NCCL 2.14.0 has no float8_e4m3, 2.24 or later has" in refused["reason"]
+        registered = CollectiveParameters("all_reduce", 4096, 2, registered=True)
+        refused = pool.measure(0, Case("collective", registered, "nccl"), None)
+        assert refused["outcome"] == "unsupported"
+        assert "cannot register buffers, 2.19 and later can" in refused["reason"]
 
 
 def test_a_library_that_is_missing_on_all_ranks_is_said_once(double, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """The real libnccl on the GPU at hand: one rank, and several that share it, which NCCL allows for tests of function.
 
-tests/core/gpu/test_collective_on_gpu.py has every operation and type.
+tests/core/gpu/test_collective_on_gpu.py has every operation, type and reduction.
 """
 
 from __future__ import annotations

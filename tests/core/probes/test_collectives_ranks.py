@@ -120,6 +120,13 @@ def test_a_rank_all_of_whose_links_are_slow_is_named_instead(network: Any, ranks
     assert not remarks(findings, "is slow, {share}")
 
 
+def test_halves_of_the_machine_make_a_map_too(network: Any) -> None:
+    findings = PROBE.findings(network(slow={(1, 5): 0.5}).records(pairs(pairs=("bisection",), ranks=(8,))))
+    assert said(findings, "the median {median}")["pairs"] == 4
+    slow = said(findings, "is slow, {share}")
+    assert (slow["one"], slow["other"], slow["share"]) == (1, 5, pytest.approx(0.5, rel=0.01))
+
+
 def test_on_the_map_a_slow_link_stands_out_on_both_sides_of_the_diagonal() -> None:
     rates = {(0, 1): 10.0, (0, 2): 10.0, (1, 2): 2.0}
     [[heat_map]] = pair_figure(PairMap("send_receive float32, gloo", 1 << 20, 3, rates)).rows

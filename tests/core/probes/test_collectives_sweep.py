@@ -47,10 +47,12 @@ def test_sizes_are_read_back_as_they_are_written(smallest: int, more: int, facto
 
 
 def test_what_an_operation_does_not_take_is_not_crossed_with_it() -> None:
-    chosen = axes(op=("all_reduce", "broadcast", "all_to_all"), in_place=(NO, YES))
+    chosen = axes(
+        op=("all_reduce", "broadcast", "all_to_all"), in_place=(NO, YES), reduction=("sum", "max"), root=(0, 3)
+    )
     cases = PROBE.sweep(chosen)
     counted = {op: sum(case.parameters.op == op for case in cases) for op in chosen.op}
-    assert counted == {"all_reduce": 2, "broadcast": 2, "all_to_all": 1}
+    assert counted == {"all_reduce": 4, "broadcast": 4, "all_to_all": 1}
     for case in cases:
         case.validate()
 
@@ -70,10 +72,10 @@ def test_where_no_size_has_an_element_for_each_rank_the_least_that_has_is_named(
 
 
 def test_links_are_left_out_only_of_what_runs_over_nccl() -> None:
-    cases = PROBE.sweep(axes(implementation=("gloo", "nccl", "c10d_nccl"), peer_to_peer=(YES, NO)))
-    taken = {(c.implementation, c.parameters.peer_to_peer) for c in cases}
-    assert len(taken) == 5
-    assert ("gloo", False) not in taken
+    cases = PROBE.sweep(axes(implementation=("nccl", "c10d_nccl"), peer_to_peer=(YES, NO), registered=(NO, YES)))
+    taken = {(c.implementation, c.parameters.peer_to_peer, c.parameters.registered) for c in cases}
+    assert len(taken) == len(cases) == 6
+    assert ("c10d_nccl", True, True) not in taken
     with pytest.raises(UserError, match="are NCCL's, but only gloo was requested"):
         PROBE.sweep(axes(peer_to_peer=(YES, NO)))
 
@@ -83,6 +85,8 @@ def test_every_two_ranks_are_a_pair_and_one_is_as_named() -> None:
     assert [case.parameters.pattern for case in cases] == ["0-1", "0-2", "0-3", "1-2", "1-3", "2-3"]
     (named,) = [case for case in PROBE.sweep(axes(pairs=("1-3",))) if case.parameters.pairs]
     assert named.parameters.pattern == "1-3"
+    (halves,) = [case for case in PROBE.sweep(axes(pairs=("bisection",))) if case.parameters.pairs]
+    assert halves.parameters.op == "bisection"
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 9, 16, 33])

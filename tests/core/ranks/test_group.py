@@ -89,7 +89,7 @@ def test_a_block_that_never_ends_is_ended_by_the_watchdog_which_names_who_is_beh
         2,
     )
     for code, said in ranks.end():
-        assert code == 2
+        assert code == 3
         assert "Rank 0 did not get past 'begin'" in said
         assert "'all_reduce of 8 B'" in said
 
@@ -111,7 +111,7 @@ def test_sigterm_after_a_death_names_the_dead_and_lets_last_words_be_spoken(star
     survivor.send_signal(signal.SIGTERM)  # what torchrun does when a rank has died
     began = time.monotonic()
     output = survivor.communicate(timeout=20)
-    assert survivor.returncode == 2
+    assert survivor.returncode == 3
     assert "kept: Rank 1 stopped answering in 'broadcast of 1 MiB'" in output
     assert time.monotonic() - began < 15
 
@@ -130,7 +130,7 @@ def test_sigterm_from_outside_is_told_as_such(start_ranks: Start) -> None:
     for process in ranks.processes:
         process.send_signal(signal.SIGTERM)
     for code, said in ranks.end():
-        assert code == 2
+        assert code == 3
         assert "ended by SIGTERM" in said
 
 

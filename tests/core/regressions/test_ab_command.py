@@ -103,11 +103,11 @@ def test_margin_and_budget_reach_the_rule(run, compared):
     assert (rule.margin, rule.max_pairs, requested[0]["budget_s"]) == (0.03, 20, 12)
 
 
-def test_what_there_is_nothing_to_compare_with_is_a_note_and_no_finding(run, compared):
+def test_a_comparison_in_which_nothing_can_be_measured_fails_at_every_level_that_minds_anything(run, compared):
     compared("failed", unsupported=True)
-    ended = run(*VARIANTS, "baseline", "--json")
+    ended = run(*VARIANTS, "baseline", "--json", "--fail-on", "slower")
     message = json.loads(ended.stdout)
-    assert (ended.exit_code, message["findings"]) == (0, [])
+    assert (ended.exit_code, message["exit_code"]) == (3, 3)
     assert any("left out, the first matmul" in note for note in message["notes"])
 
 

@@ -50,16 +50,19 @@ ALL = [finding(), finding("faster"), finding("undecided"), finding("failed", rat
     [
         ((), "undecided", 0),
         (("equivalent", "faster"), "undecided", 0),
-        (("undecided", "slower", "failed"), "undecided", 1),
+        (("undecided", "slower"), "undecided", 1),
+        (("undecided", "slower", "failed"), "undecided", 3),
         (("undecided", "slower", "failed"), "slower", 1),
         (("undecided", "slower", "failed"), "never", 0),
         (("undecided",), "undecided", 3),
         (("undecided",), "failed", 0),
         (("failed",), "failed", 3),
-        (("failed",), "slower", 0),
+        (("failed", "equivalent"), "slower", 0),
+        (("failed", "failed"), "slower", 3),  # nothing was measured
+        (("failed",), "never", 0),
     ],
 )
-def test_the_exit_code_is_1_for_a_regression_and_3_for_what_is_open_as_far_as_it_is_minded(verdicts, fail_on, code):
+def test_a_failure_outranks_a_regression_and_that_what_is_open_as_far_as_each_is_minded(verdicts, fail_on, code):
     assert exit_code([finding(verdict) for verdict in verdicts], fail_on) == code
 
 
@@ -205,7 +208,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 def test_a_command_prints_writes_the_files_asked_for_and_exits_by_its_findings(tmp_path):
     (tmp_path / "summary.md").write_text("# From the step before\n")
     done = invoke("--markdown", tmp_path / "summary.md", "--junit", tmp_path / "junit.xml")
-    assert done.exit_code == 1
+    assert done.exit_code == 3, "a failure outranks a regression"
     assert "1 slower" in done.stdout
     assert (tmp_path / "summary.md").read_text().startswith("# From the step before\n## judged")
     assert ElementTree.parse(tmp_path / "junit.xml").getroot().get("failures") == "1"

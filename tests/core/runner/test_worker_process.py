@@ -62,6 +62,12 @@ def test_a_worker_measures_a_case_and_says_how() -> None:
             "exit code 3.*the coil burnt out",
         ),
         ("import sys; sys.exit(7)", "exit code 7"),
+        (
+            "import faulthandler, sys\nfaulthandler.enable()\ninput()\nprint('so far', file=sys.stderr, flush=True)\n"
+            "exec(compile('def kernel():\\n  import ctypes\\n  ctypes.string_at(0)', '/home/me/bench.py', 'exec'))\n"
+            "kernel()",
+            "SIGSEGV.* at /home/me/bench.py:3; its last words: so far$",
+        ),
         ("input(); print('half a line', end='', flush=True)", "died"),
         ("input(); print('this is no JSON', flush=True); input()", "JSON"),
     ],

@@ -1,70 +1,67 @@
-"""Count how often each cheat of tests/core/user_kernels/cheats.md is caught, and how often an honest kernel is refused.
+"""Count how often each cheat of cheats.md is caught, and how often a kernel of the other pages is refused.
 
-python count_cheats.py 10 [WORD...]: ten trials of each kernel whose name holds one of the words, its
-function under another name each time. Exits with 1 where a cheat was missed or an honest kernel refused.
+python count_cheats.py 10 [WORD...] [--profile standard]: ten trials of each case of each kernel whose name or page
+holds one of the words, its function under another name each time. Exits with 1 where one ended otherwise than it must.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
+
+from catalogue import Entry, Values, end_of, entries, label
 
 from pyperf_suite.hardware.devices import Unavailable, driver
+from pyperf_suite.runner.profiles import PROFILES, Effort
 from pyperf_suite.user_kernels import workload as user_kernel
-
-CATALOGUE = Path(__file__).with_name("test_cheats.py")
-
-
-def catalogue() -> Any:
-    """The test's module, which reads the pages."""
-    spec = importlib.util.spec_from_file_location("cheats", CATALOGUE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["cheats"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def main() -> int:
-    """Print a line a kernel: how often it ended as it must, and how it ended otherwise."""
+    """Print a line a case: how often it ended as it must, and how each trial ended; then the counts of each page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("times", type=int)
     parser.add_argument("words", nargs="*")
+    parser.add_argument("--profile", choices=PROFILES, default="quick")
     requested = parser.parse_args()
-    kernels = catalogue()
-    bad = 0
-    for entry in kernels.CHEATS + kernels.HONEST:
-        if requested.words and not any(word in entry.name for word in requested.words):
-            continue
+    effort = PROFILES[requested.profile].effort
+    pages = {
+        page: [each for each in entries(page) if any(word in f"{page} {each.name}" for word in requested.words or [""])]
+        for page in ("cheats.md", "honest_kernels.md", "uncaught.md")
+    }
+    counts = [f"{page}: {count(kernels, requested.times, effort)}" for page, kernels in pages.items()]
+    print(*counts, sep="\n")
+    return 0 if all(each.endswith(" of which 0 ended otherwise") for each in counts) else 1
+
+
+def count(kernels: list[Entry], times: int, effort: Effort) -> str:
+    """How many kernels, cases and trials there were, and how many trials ended otherwise than they must."""
+    tried = cases = otherwise = 0
+    for entry in kernels:
         if entry.on_gpu and isinstance(driver(), Unavailable):
             print(f"  not run   {entry.name}: needs a CUDA device")
             continue
-        ends = Counter(end_of(kernels, entry, number) for number in range(requested.times))
-        right = sum(
-            count for end, count in ends.items() if end in (entry.reason.split(" or ") if entry.reason else ["ok"])
-        )
-        bad += requested.times - right
-        reported = ", ".join(f"{end} {count}" for end, count in ends.most_common())
-        print(f"{right:4} of {requested.times:2}  {entry.name}: {reported}", flush=True)
-    return 1 if bad else 0
+        tried += 1
+        for values in entry.cases():
+            found = [one(entry, values, number, effort) for number in range(times)]
+            right = sum(is_right for _, is_right in found)
+            ends = ", ".join(f"{end} {number}" for end, number in Counter(end for end, _ in found).most_common())
+            print(f"{right:4} of {times:2}  {label(entry, values)}: {ends}", flush=True)
+            cases, otherwise = cases + 1, otherwise + times - right
+    return f"{tried} kernels, {cases} cases, {cases * times} trials, of which {otherwise} ended otherwise"
 
 
-def end_of(kernels: Any, entry: Any, number: int) -> str:
-    """The reason that a trial's record gives, or how else it ended."""
+def one(entry: Entry, values: Values, number: int, effort: Effort) -> tuple[str, bool]:
+    """How a trial ends in a folder of its own, and whether as it must."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ[user_kernel.ROOT_VARIABLE] = folder
-        answer = kernels.trial(entry, Path(folder), f"kernel_{number}")
-        user_kernel.forget_reference()
-    if answer["outcome"] == "ok":
-        return "ok"
-    return answer.get("verification", {}).get("reason") or f"{answer['outcome']}: {answer['reason'][:80]}"
+        try:
+            return end_of(entry, Path(folder), f"kernel_{number}", values, effort)
+        finally:
+            user_kernel.forget_reference()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.measuring import measure_by_turns, measure_case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.user_kernels import workload as user_kernel
 from pyperf_suite.user_kernels.workload import describe, parameters_of
 
@@ -239,6 +240,58 @@ def test_a_kernel_that_hangs_is_ended_with_the_line_it_hangs_in(bench):
     assert "bench.py:5" in result["reason"] or "bench.py:6" in result["reason"]
 
 
+CRASH = "def crash():\n    import ctypes\n    ctypes.string_at(0)\n"
+
+
+def test_a_crash_in_another_file_is_placed_at_the_case_that_crashed(bench):
+    bench(CRASH, "helpers.py")
+    bench(kernel_of("function, suite.rand(64)", "from helpers import crash\ndef function(x):\n    crash()\n"))
+    reason = measured()["reason"]
+    assert reason.startswith("bench.py:4: function had its process ended by SIGSEGV in helpers.py:3")
+
+
+def test_a_crash_next_to_another_thread_is_placed_at_the_line_that_crashed(bench):
+    bench("import time\ndef rest():\n    time.sleep(60)\n", "resting.py")
+    before = "import threading, resting\ndef function(x):\n    threading.Thread(target=resting.rest).start()\n"
+    bench(kernel_of("function, suite.rand(64)", f"{before}    import ctypes\n    ctypes.string_at(0)\n"))
+    assert measured()["reason"] == "bench.py:7: function had its process ended by SIGSEGV."
+
+
+FOUR = {
+    "an import": ("import no_such_module", 1),
+    "a crash": ("import ctypes; ctypes.string_at(0)", 2),
+    "an exception": ("raise ValueError(f'{n} is odd')", 4),
+    "an import of an optional package": (
+        "try: import no_such_module\n        except ImportError: pass\n        raise ValueError('no')",
+        4,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("body", "tries"), FOUR.values(), ids=FOUR)
+def test_four_failures_of_one_cause_that_no_case_decides_are_not_tried_four_times(bench, tmp_path, body, tries):
+    bench(
+        f"{NUMPY}@suite.kernel(n=(1, 2, 3, 4))\ndef kernel(n):\n    def function(x):\n"
+        f"        open({str(tmp_path / 'log')!r}, 'a').write('x')\n        {body}\n"
+        "    return suite.launch(function, suite.rand(8))\n"
+    )
+    cases = [Case("bench.py:kernel", parameters_of(("n",))(n=n), "function") for n in (1, 2, 3, 4)]
+    with WorkerPool(CPU) as pool:
+        answers = [answer for _, answer in pool.measure_by_turns(0, cases, SHORT)]
+    assert {answer["outcome"] for answer in answers} == {"failed"}
+    assert len((tmp_path / "log").read_text()) == tries
+
+
+@pytest.mark.slow
+def test_a_triton_kernel_without_a_gpu_is_unsupported_and_says_what_to_do(bench):
+    before = "def function(x):\n    raise RuntimeError('0 active drivers ([]). There should only be one.')\n"
+    bench(kernel_of("function, suite.rand(64)", before))
+    result = measured()
+    assert result["outcome"] == "unsupported"
+    assert "TRITON_INTERPRET=1" in result["reason"]
+
+
 def test_a_kernel_that_takes_all_memory_is_ended(bench, monkeypatch):
     before = "def function(x):\n    held = []\n    while True:\n        held.append(np.ones(1 << 20))\n"
     bench(kernel_of("function, suite.rand(64), reference=lambda x: x", before))
@@ -397,7 +450,7 @@ BROKEN = {
     ),
     "no launch": (
         "import pyperf_suite as suite\n\n@suite.kernel()\ndef k():\n    pass\n",
-        "k returned nothing: return suite.launch",
+        "bench.py:3: k raised TypeError: k returned nothing: return suite.launch",
     ),
     "inputs that cannot be made": (
         "import pyperf_suite as suite\n\n@suite.kernel()\ndef k():\n    return 1 / 0\n",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
-from pyperf_suite.laws.training.pipeline_orders import Action, interleaved, one_forward_one_backward
+from pyperf_suite.laws.training.activations import Action, interleaved, one_forward_one_backward
 from pyperf_suite.planner.laws.training.engine_step import (
     ATTENTIONS,
     KERNELS,

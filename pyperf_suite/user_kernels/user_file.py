@@ -1,0 +1,406 @@
+"""A user's file in the process that runs its code: loaded, described, its inputs made and its references computed.
+
+Nothing is timed here. Nothing newer than Python 3.9 is used; numpy and torch are used where the user's code does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import json
+import pickle
+import platform
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyperf_suite.errors import triton_without_gpu
+from pyperf_suite.user_kernels import sensitivity
+from pyperf_suite.user_kernels.arrays import (
+    Leaf,
+    UserCodeError,
+    arrays_in,
+    comparable,
+    digest,
+    extent,
+    lay_out,
+    overlaps,
+    read_result,
+    repeats,
+    replaced,
+    walk,
+    write_result,
+)
+
+PACKAGE = Path(__file__).resolve().parent.parent
+
+
+class UserFile:
+    """One user's file or module, and one case of it. `answer` takes a request and never raises."""
+
+    def __init__(self) -> None:
+        self._root = Path()
+        self._launch: Any = None
+        self._function: Any = None
+        self._leaves: list[Leaf] = []
+        # Of each case that was built: its arguments' layouts, and what `sensitivity` found on usual inputs.
+        self._layouts: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        self._terms: dict[tuple[str, str], float] = {}
+        self._subject = "the file"
+        self._shown_where = ("", 0)
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What the request of that name gave, or `{"error": words, "file", "line"}`, or `{"unsupported": words}`."""
+        what = request.pop("do")
+        try:
+            found: dict[str, Any] = getattr(self, f"_{what}")(**request)
+            return found
+        except UserCodeError as reported:
+            place = {"file": self._shown(reported.where[0]), "line": reported.where[1]}
+            return {"error": str(reported), "reason": reported.reason, **place}
+        except BaseException as error:  # whatever a user's code raises, SystemExit too
+            if type(error).__name__ == "Unsupported":
+                return {"unsupported": str(error)}
+            if words := triton_without_gpu(error):
+                return {"unsupported": f"{self._subject}: {words}", "witnesses": 1}
+            sys.stderr.write("".join(traceback.format_exception(type(error), error, error.__traceback__)[-20:]))
+            file, line = self._blamed(error)
+            words = f"{self._subject} {_words_of(error)}"
+            witnesses = 1 if what == "start" else _witnesses(error)
+            return {"error": words, "file": self._shown(file), "line": line, "witnesses": witnesses}
+
+    # -- loading -------------------------------------------------------------------------------------------------
+
+    def _start(self, root: str, path: Sequence[str], target: str, device: str) -> dict[str, Any]:
+        """Import the file or module; `path` comes first on sys.path, then the file's folder or the root."""
+        self._root = Path(root)
+        is_file = target.endswith(".py")
+        file = (self._root / target).resolve()
+        self._subject, self._shown_where = target, (str(file) if is_file else "", 0)
+        sys.path[:0] = [*path, str(file.parent if is_file else self._root)]
+        from pyperf_suite.user_kernels import api
+
+        self._api = api
+        api._device = device
+        if device.startswith("cuda"):
+            api._gpu = self._gpu
+        from pyperf_suite.user_kernels.guards import Guards
+
+        self._guards = Guards()
+        self._guards.watch_imports()
+        if is_file:
+            if not file.is_file():
+                raise UserCodeError(f"there is no file {target}")
+            spec = importlib.util.spec_from_file_location(file.stem, str(file))
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[file.stem] = module
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(target)
+        self._module = module
+        self._library = "torch" if "torch" in sys.modules else "numpy"
+        return {
+            "library": self._library,
+            "versions": _versions(),
+            "python": f"{platform.python_implementation()} {platform.python_version()}",
+        }
+
+    def _gpu(self) -> Any:
+        from pyperf_suite.workloads.backends import cuda_device
+
+        return cuda_device(int(self._api._device.partition(":")[2] or 0))
+
+    def _kernels(self, named: str) -> list[Any]:
+        of_file = [
+            each
+            for each in vars(self._module).values()
+            if isinstance(each, self._api.DeclaredKernel) and each.builder.__module__ == self._module.__name__
+        ]
+        if not named:
+            return of_file
+        found = getattr(self._module, named, None)
+        if not isinstance(found, self._api.DeclaredKernel):
+            there = ", ".join(each.name for each in of_file[:10]) or "none"
+            what = "there is no kernel" if found is None else "no @suite.kernel stands above"
+            where = ("" if found is None else inspect.getsourcefile(self._module) or "", _line_of(found))
+            raise UserCodeError(f"{what} {named} in it: its kernels are {there}", where)
+        return [found]
+
+    def _describe(self, kernel: str, seed: int) -> dict[str, Any]:
+        kernels = self._kernels(kernel)
+        if not kernels:
+            raise UserCodeError("it declares no kernel: put @suite.kernel above a function with suite.launch(...)")
+        self._api._library = self._library
+        return {"kernels": [self._described(each, seed) for each in kernels]}
+
+    def _described(self, kernel: Any, seed: int) -> dict[str, Any]:
+        reported = {
+            "name": kernel.name,
+            "file": self._shown(kernel.file),
+            "line": kernel.line,
+            "doc": kernel.doc,
+            "axes": {name: list(values) for name, values in kernel.axes.items()},
+        }
+        failed: dict[str, Any] = {}
+        self._subject, self._shown_where = kernel.name, (kernel.file, kernel.line)
+        for axes in kernel.cases():
+            try:
+                self._api.seed_everything(seed)
+                launch = kernel(**axes)
+            except BaseException as error:
+                file, line = self._blamed(error)
+                failed = failed or {
+                    "error": f"{kernel.name} {_words_of(error)}",
+                    "file": self._shown(file),
+                    "line": line,
+                }
+                continue
+            return {**reported, "implementations": list(launch.functions), "baseline": launch.baseline}
+        return {**reported, **failed}
+
+    # -- one case ------------------------------------------------------------------------------------------------
+
+    def _build(self, kernel: str, axes: dict[str, Any], implementation: str, seed: int, library: str) -> dict[str, Any]:
+        self._api._library = library
+        self._take_case(kernel, axes)
+        self._launch = self._built(seed)
+        if implementation not in self._launch.functions:
+            raise UserCodeError(
+                f"this case has no implementation {implementation!r}: it has {', '.join(self._launch.functions)}"
+            )
+        self._implementation = self._subject = implementation
+        self._function = self._launch.functions[implementation]
+        where = self._api._where(self._function)
+        self._shown_where = where if where[0] else self._shown_where
+        self._leaves = self._find_leaves(self._launch)
+        self._layouts[kernel, repr(axes)] = [comparable(leaf.spec) for leaf in self._leaves]
+        launch = self._launch
+        return {
+            "leaves": [leaf.spec for leaf in self._leaves],
+            "bytes": launch.bytes,
+            "flop": launch.flop,
+            "random": launch.random,
+            "tolerance": launch.tolerance,
+            "baseline": launch.baseline,
+            "implementations": list(launch.functions),
+            "inputs": list(launch.inputs),
+            "modifies": list(launch.modifies),
+            "has_reference": launch.reference is not None,
+            "has_check": launch.check is not None,
+            "doc": self._kernel.doc,
+            "file": self._shown(self._shown_where[0]),
+            "line": self._shown_where[1],
+            "kernel_line": self._kernel.line,
+            "kernel_file": self._shown(self._kernel.file),
+            "reference_at": self._place_of(launch.reference or launch.check),
+            "closes_over": _arrays_closed_over(self._function),
+            "versions": _versions(),
+        }
+
+    def _take_case(self, kernel: str, axes: dict[str, Any]) -> None:
+        self._axes, self._kernel = axes, self._kernels(kernel)[0]
+        self._subject, self._shown_where = self._kernel.name, (self._kernel.file, self._kernel.line)
+
+    def _built(self, seed: int) -> Any:
+        self._api.seed_everything(seed)
+        try:
+            return self._kernel(**self._axes)
+        except TypeError as error:
+            if "suite.launch(function" in str(error):
+                raise UserCodeError(str(error), (self._kernel.file, self._kernel.line)) from error
+            raise
+
+    def _find_leaves(self, launch: Any) -> list[Leaf]:
+        found: list[Leaf] = []
+        self._order: list[int] = []  # of what `_walk` gives, which leaf it is
+        outputs = {id(each) for each in launch.outputs}
+        arguments = [*enumerate(launch.args), *launch.kwargs.items()]
+        for key, value in arguments:
+            for kind, each in walk(value):
+                same = [at for at, leaf in enumerate(found) if kind == "array" and each is leaf.value]
+                self._order.append(same[0] if same else len(found))
+                if not same:
+                    role = "output" if id(each) in outputs else "modified" if key in launch.modifies else "input"
+                    found.append(Leaf(kind, each, role, key))
+        lay_out([leaf.spec for leaf in found])
+        return found
+
+    def _place_of(self, function: Any) -> str:
+        file, line = self._api._where(function) if function is not None else ("", 0)
+        return f"{self._shown(file)}:{line}" if file else ""
+
+    # -- inputs and references -----------------------------------------------------------------------------------
+
+    def _make(self, kernel: str, axes: dict[str, Any], seed: int, slot: str, inputs: str) -> dict[str, Any]:
+        """Write a case's inputs under a seed, of the kind of that name, to a slot; whether any are of that kind.
+
+        Answers with `unsuited` where none can be made of a kind that is not the usual one.
+        """
+        self._take_case(kernel, axes)
+        self._slot, self._kind = slot, inputs
+        self._api.draw_inputs(inputs)
+        try:
+            launch = self._built(seed)
+        except Exception as error:
+            if inputs == self._api.USUAL:
+                raise
+            return {"unsuited": _words_of(error)}
+        self._launch = launch
+        leaves = self._find_leaves(launch)
+        if [comparable(leaf.spec) for leaf in leaves] != self._layouts[kernel, repr(axes)]:
+            raise UserCodeError(
+                "its inputs differ from call to call in more than their values: shapes and dtypes follow from the axes",
+                (self._kernel.file, self._kernel.line),
+            )
+        self._leaves = leaves
+        with open(slot, "r+b") as file:
+            for leaf in leaves:
+                leaf.write(file)
+            file.flush()
+        plain = [leaf.value for leaf in leaves if leaf.kind == "plain"]
+        with open(f"{slot}.plain", "wb") as file:
+            pickle.dump(plain, file)
+        return {"plain": digest(leaves, [leaf.value for leaf in leaves]), "drawn": self._api.drawn_inputs()}
+
+    def _expect(self, expected: str, sizes: str) -> dict[str, Any]:
+        """Write what the reference makes of the inputs made last. Nothing of it is anywhere before the judge asks.
+
+        With a path for `sizes`, also how far rounding moves each element (sensitivity.py). Answers with `unsuited`
+        where the reference fails on inputs that are not of the usual kind.
+        """
+        self._subject, launch = "the reference", self._launch
+        reference = launch.reference or launch.functions[launch.baseline]
+        owned = [extent(leaf.value) for leaf in self._leaves if leaf.kind == "array" and leaf.role == "input"]
+        try:
+            out = self._result_of(reference, [leaf.value for leaf in self._leaves])
+        except Exception as error:
+            if self._kind == self._api.USUAL:
+                raise
+            return {"unsuited": _words_of(error)}
+        if launch.reference is not None and out is None:
+            raise UserCodeError("the reference returned nothing", self._api._where(launch.reference))
+        write_result(out, expected, exact_types=False, where=self._api._where(reference), named="the reference")
+        shared = any(overlaps(each, owned) for each in arrays_in(out))
+        reported = self._measure_sizes(reference, out, sizes) if sizes else {}
+        repeated = repeats(list(arrays_in(out)))
+        return {**reported, "overlaps": shared, "repeats": repeated, "replaced": self._guards.replaced()}
+
+    def _result_of(self, reference: Callable[..., Any], values: Sequence[Any]) -> Any:
+        """What the reference returns for arguments of these values, or writes into them where it returns nothing."""
+        launch, leaves = self._launch, (values[at] for at in self._order)
+        args = [replaced(each, leaves) for each in launch.args]
+        out = reference(*args, **{name: replaced(each, leaves) for name, each in launch.kwargs.items()})
+        if out is None:
+            written = [
+                each for leaf, each in zip(self._leaves, values) if leaf.role != "input" and leaf.kind == "array"
+            ]
+            out = written[0] if len(written) == 1 else tuple(written) if written else None
+        return out
+
+    def _measure_sizes(self, reference: Callable[..., Any], out: Any, path: str) -> dict[str, Any]:
+        moving = [leaf for leaf in self._leaves if leaf.role != "output"]
+
+        def evaluate(change: Callable[[Any], Any]) -> Any:
+            values = [leaf.room() if leaf.role == "output" else leaf.value for leaf in self._leaves]
+            with open(self._slot, "rb") as file:
+                for at, leaf in enumerate(self._leaves):
+                    if leaf.role == "modified" and leaf.kind == "array":
+                        values[at] = leaf.room()
+                        leaf.read(file, values[at])
+                    if leaf.role != "output":
+                        values[at] = change(values[at])
+            return self._result_of(reference, values)
+
+        case = self._kernel.name, repr(self._axes)
+        found, reported = sensitivity.measure(
+            evaluate, out, [leaf.value for leaf in moving], terms=self._terms.get(case)
+        )
+        if found:
+            self._terms.setdefault(case, reported["terms"])
+        with open(path, "wb") as file:
+            for each in found.values():
+                file.write(each.tobytes())
+        return {**reported, "sizes": [[name, list(each.shape)] for name, each in found.items()]}
+
+    def _check(self, result: str) -> dict[str, Any]:
+        launch = self._launch
+        with open(f"{result}.json") as file:
+            tree = json.load(file)
+        out = read_result(tree, result, self._library)
+        try:
+            said = launch.check(out, *launch.args, **launch.kwargs)
+        except AssertionError as error:
+            return {"passed": False, "message": str(error).strip().split("\n")[0] or "an assertion failed"}
+        if isinstance(said, str):
+            return {"passed": not said, "message": said}
+        return {"passed": said is None or bool(said), "message": ""}
+
+    # -- words ---------------------------------------------------------------------------------------------------
+
+    def _shown(self, file: str) -> str:
+        try:
+            return Path(file).resolve().relative_to(self._root.resolve()).as_posix() if file else ""
+        except ValueError:
+            return file
+
+    def _blamed(self, error: BaseException) -> tuple[str, int]:
+        """File and line of the innermost frame that is the user's own, else of what was called."""
+        if isinstance(error, SyntaxError) and error.filename:
+            return error.filename, error.lineno or 0
+        library = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+        frames = [(each.filename, each.lineno or 0) for each in traceback.extract_tb(error.__traceback__)]
+        theirs = [each for each in frames if not each[0].startswith((str(PACKAGE), "<", *library))]
+        return theirs[-1] if theirs else getattr(self, "_shown_where", ("", 0))
+
+
+def _arrays_closed_over(function: Any) -> list[str]:
+    """Names of arrays that a function has not been given but sees: they are other ones in the other process."""
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
+    names = getattr(code, "co_freevars", ())
+    found = []
+    for name, cell in zip(names, cells):
+        try:
+            held = cell.cell_contents
+        except ValueError:
+            continue
+        if any(True for _ in arrays_in(held)):
+            found.append(name)
+    return found
+
+
+def _versions() -> dict[str, str]:
+    return {
+        name: str(getattr(sys.modules[name], "__version__", ""))
+        for name in ("numpy", "torch", "triton", "scipy", "numba", "jax")
+        if sys.modules.get(name) is not None
+    }
+
+
+def _words_of(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({'' if error.code is None else repr(error.code)})"
+    if isinstance(error, MemoryError):
+        return f"ran out of memory{f': {error}' if str(error) else ''}"
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"raised {type(error).__name__}{f': {first[:300]}' if first else ''}"
+
+
+def _witnesses(error: BaseException | None) -> int:
+    """How many cases have to fail so before the others are spared: SparedCases of runner/record.py."""
+    while error is not None:
+        if isinstance(error, (ImportError, SyntaxError)):
+            return 1
+        if "compil" in f"{type(error).__module__}.{type(error).__name__}".lower():
+            return 2
+        error = error.__cause__
+    return 0
+
+
+def _line_of(value: Any) -> int:
+    return getattr(getattr(value, "__code__", None), "co_firstlineno", 0)

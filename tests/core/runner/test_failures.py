@@ -1,0 +1,118 @@
+"""Cases that need not be run, since others failed of a cause that does not depend on the case."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+
+import pytest
+
+from pyperf_suite.errors import Failed
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.runner import measuring
+from pyperf_suite.runner.record import Case, SparedCases, cause_of
+from pyperf_suite.runner.workers import WorkerPool
+from pyperf_suite.workloads.matmul import MatmulParameters
+
+CPU = resolve("cpu")
+
+
+def a_case(n: int, implementation: str = "native") -> Case:
+    return Case("matmul", MatmulParameters(33, n, 70, Schedule("data_parallel", 1), Tile(32, 32, 32)), implementation)
+
+
+def failed(reason: str, witnesses: int) -> dict[str, object]:
+    return {"outcome": "failed", "reason": reason, "witnesses": witnesses}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("bench.py:7: f took 1.5 GB", "bench.py:7: f took 22 GB", True),
+        ("bench.py:7: f raised E", "bench.py:8: f raised E", False),
+        ("f does not know float32", "f does not know bfloat16", True),
+        ("tile 128x64 is too large", "tile 64x64 is too large", True),
+        ("f raised A", "f raised B", False),
+        ("f raised A", "f raised A [not run: the same was found in f[n=1]]", True),
+    ],
+)
+def test_a_cause_is_the_reason_without_what_differs_from_case_to_case(one: str, other: str, is_same: bool) -> None:
+    causes = [cause_of(one, {"dtype": "float32"}), cause_of(other, {"dtype": "bfloat16", "n": 4})]
+    assert (causes[0] == causes[1]) is is_same
+
+
+def test_what_cannot_depend_on_the_case_spares_the_others_at_once() -> None:
+    cases = SparedCases()
+    cases.note(a_case(1), failed("x is not installed", 1))
+    found = cases.answer(a_case(2))
+    assert found is not None
+    assert found["outcome"] == "failed"
+    assert found["reason"].startswith("x is not installed")
+    assert a_case(1).label in found["reason"]
+    assert cases.answer(a_case(2, "torch")) is None
+
+
+def test_a_crash_spares_the_others_once_another_case_has_crashed_in_the_same_way() -> None:
+    cases = SparedCases()
+    for n, reason in ((1, "bench.py:7: SIGSEGV"), (1, "bench.py:7: SIGSEGV"), (2, "bench.py:9: SIGSEGV")):
+        cases.note(a_case(n), failed(reason, 2))
+        assert cases.answer(a_case(3)) is None
+    cases.note(a_case(2), failed("bench.py:7: SIGSEGV", 2))
+    assert cases.answer(a_case(3)) is not None
+
+
+def test_an_implementation_that_ran_in_some_case_has_all_of_them_run() -> None:
+    cases = SparedCases()
+    cases.note(a_case(0), {"outcome": "ok"})
+    for n in (1, 2):
+        cases.note(a_case(n), failed("SIGSEGV", 2))
+    assert cases.answer(a_case(3)) is None
+
+
+def test_an_exception_of_its_own_spares_no_case() -> None:
+    cases = SparedCases()
+    for n in range(9):
+        cases.note(a_case(n), failed("n must be a power of two", 0))
+    assert cases.answer(a_case(10)) is None
+
+
+DYING = """
+    import json, os, sys
+    from pathlib import Path
+    for line in sys.stdin:
+        Path(os.environ["PYPERF_SCRATCH"], "turn").write_text("0 1")
+        with open({log!r}, "a") as log:
+            print(json.loads(line)["cases"][0]["parameters"]["n"], file=log)
+        {dies}
+    """
+
+
+@pytest.mark.parametrize(
+    ("dies", "tries"), [("os.kill(os.getpid(), 11)", 2), ("os.kill(os.getpid(), 9)", 4)], ids=["crash", "out of memory"]
+)
+def test_four_crashes_cost_the_time_of_two_but_what_was_killed_may_have_taken_too_much_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path, dies: str, tries: int
+) -> None:
+    program = textwrap.dedent(DYING.format(log=str(tmp_path / "log"), dies=dies))
+    monkeypatch.setattr("pyperf_suite.runner.workers.COMMAND", (sys.executable, "-c", program))
+    with WorkerPool(CPU, 20) as pool:
+        answers = dict(pool.measure_by_turns(0, [a_case(n) for n in (64, 65, 66, 67)], None))
+    assert {answer["outcome"] for answer in answers.values()} == {"failed"}
+    assert len((tmp_path / "log").read_text().split()) == tries
+    assert sum("[not run: " in answer["reason"] for answer in answers.values()) == 4 - tries
+
+
+def test_cases_that_take_turns_in_one_process_are_spared_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    def prepare(case: Case, *_: object) -> object:
+        begun.append(case)
+        raise Failed("no driver", witnesses=1)
+        yield
+
+    monkeypatch.setattr(measuring, "_measure", prepare)
+    answers = dict(measuring.measure_by_turns([a_case(n) for n in range(4)], None, CPU))
+    assert len(begun) == 1
+    assert sorted(answers) == [0, 1, 2, 3]
+    assert {answer["outcome"] for answer in answers.values()} == {"failed"}
