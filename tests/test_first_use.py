@@ -122,7 +122,7 @@ def test_every_command_on_the_map_parses_and_every_probe_on_it_is_there():
     [
         (("history", "--machine", "cpu-intel-xeon-2c"), "did you mean cpu-intel-xeon-processor-2c?"),
         (("history", "compiled_kernle"), "`pyperf-suite history` lists those there are"),
-        (("compare", "20261121T060451Z-ac66", "latest"), "did you mean 20261121T060451Z-ac65? Else name"),
+        (("compare", "20261121T060451Z-ac66", "latest"), "did you mean 20261121T060451Z-ac65?"),
     ],
 )
 def test_stored_names_that_are_not_there_are_answered_with_the_nearest(tmp_path, arguments, sentence):

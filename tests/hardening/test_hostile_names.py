@@ -13,7 +13,8 @@ from rich.console import Console
 from pyperf_suite.cli import main as cli
 from pyperf_suite.errors import UserError
 from pyperf_suite.findings.data import Findings, Heading, Table, remark
-from pyperf_suite.render.terminal import print_findings
+from pyperf_suite.findings.summary import failures_of
+from pyperf_suite.render.terminal import print_findings, print_summary
 from pyperf_suite.render.text import markdown_page
 from tests.records import SMALL, a_record
 
@@ -31,7 +32,9 @@ def test_the_report_of_a_run_shows_it_and_does_not_obey(hostile_record):
     table = Table(HOSTILE, (Heading(HOSTILE), Heading("b")), ((HOSTILE, 1),))
     found = {HOSTILE: Findings((remark("{said}", said=HOSTILE),), (table,))}
     text = io.StringIO()
-    print_findings(Console(file=text, width=200), found, [hostile_record])
+    console = Console(file=text, width=200)
+    print_summary(console, failures_of([hostile_record]))
+    print_findings(console, found, [hostile_record])
     assert text.getvalue().count("[/bold][red]x[/red]") == 6
     as_markdown = markdown_page("title", found, [hostile_record], [])
     assert "<script" not in as_markdown.replace("\\<script", "")
