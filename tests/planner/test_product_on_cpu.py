@@ -32,7 +32,8 @@ def test_a_product_has_its_peak_tiles_and_waves() -> None:
 
 
 def test_it_is_told_in_sentences() -> None:
-    assert "of the peak" in requested("64", "64", "64", "--cpu", "--dtype", "bf16")
+    said = " ".join(requested("64", "64", "64", "--cpu", "--dtype", "bf16").split())
+    assert "% of the peak" in said
 
 
 @pytest.mark.parametrize(
