@@ -95,7 +95,7 @@ def test_a_study_visits_every_configuration_in_every_experiment_and_ranks_them(d
 def test_what_fails_is_a_row_with_its_reason_and_the_study_goes_on(doubles, tmp_path: Path) -> None:
     doubles.lost = {"dp2 flash": "Rank 1 stopped answering: the process died."}
     result = invoke(*SHORT, "--data", "1,2", "--experiments", "1", "--results", str(tmp_path))
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 3, result.output
     assert "1 of 2 configurations gave no time: dp2 flash" in result.output
     (lost,) = [record for record in records_in(tmp_path) if record.outcome == "failed"]
     assert lost.reason == "Rank 1 stopped answering: the process died."
@@ -303,7 +303,7 @@ def _kill_rank_1(pid: int) -> bool:
 
 def test_a_rank_that_is_killed_costs_its_configuration_and_the_study_goes_on(killed) -> None:
     results, done = killed
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 3, done.stderr
     outcomes = sorted(record.outcome for record in records_in(results))
     assert outcomes == ["failed", "ok"]
     (lost,) = [record for record in records_in(results) if record.outcome == "failed"]
