@@ -106,7 +106,8 @@ def measure_by_turns(
                 begun.add(number)
                 if answer is not None:
                     waiting.discard(number)
-                    spared.note(cases[number], answer)
+                    if group is None:
+                        spared.note(cases[number], answer)
                     if "sampling" in answer and len(cases) > 1:
                         # The slices of cases with one name are of the same rounds, from the first on.
                         answer["sampling"] = {**answer["sampling"], "group": group_name}

@@ -114,8 +114,9 @@ class WorkerProcess:
         self.send(request_for(cases, effort, self._device, deadline_s) | give_up)
         for _ in cases:
             answer = self.receive(deadline_s + patience_s)
+            is_fatal = answer.get("fatal")  # who takes the answer takes that out of it
             yield answer.pop("case", self._turn()[0]), answer
-            if answer.get("fatal"):
+            if is_fatal:
                 return
 
     def send(self, request: dict[str, Any]) -> None:
