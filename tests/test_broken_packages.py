@@ -75,7 +75,8 @@ def test_a_broken_torch_fails_the_cases_that_need_it_and_is_tried_once(tmp_path:
     command = "run baseline --device cpu -a shape=64x64x64,96x96x96 --results results"
     done = invoke(command, tmp_path, broken(tmp_path, "torch"))
     assert done.returncode == ExitCode.FAILED
-    assert "torch is installed but cannot be imported (OSError: libgone.so.3" in done.stdout.partition("Summary")[2]
+    summary = " ".join(done.stdout.partition("Summary")[2].split())
+    assert "torch is installed but cannot be imported (OSError: libgone.so.3" in summary
     assert "Traceback" not in done.stdout + done.stderr
     (journal,) = tmp_path.glob("results/*/*/records.jsonl")
     of_torch = [each for each in read_journal(journal) if each.case["implementation"] == "torch"]

@@ -78,7 +78,7 @@ def test_help_of_all_commands_needs_click_alone() -> None:
         ("explain 4096 50257 4096 --gpu H200", "h200_sxm.npz", set()),
         ("explain 4096 4096 50257 --gpu H100 --layout NN --dtype fp8 --json", "h100_sxm.npz", set()),
         # The constants of a step are those of its framework, of all GPUs together.
-        (f"size {MODEL} --gpu L40S", "any_gpu.npz l40s.npz", {"runner"}),
+        (f"size {MODEL} --gpu L40S", "any_gpu.npz l40s.npz", set()),
         (f"layout {MODEL} --gpu A100 --gpus 8 --global-batch 8", "any_gpu.npz a100_sxm.npz", set()),
     ],
     ids=["explain", "explain as JSON", "size", "layout"],
