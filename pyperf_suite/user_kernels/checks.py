@@ -44,8 +44,8 @@ LAST_CHECKS, CHECKING_S = 8, 0.25
 # Launches at the end that are compared with those: so many, at most so many a request, in so long.
 AUDITED, AUDITED_AT_ONCE, AUDIT_S = 1000, 64, 1.5
 
-# After one, what trying inputs of other kinds may take.
-OTHER_INPUTS_S = 0.5
+# After one, what trying inputs of other kinds may take; and the reason of a verdict where the reference fails on them.
+OTHER_INPUTS_S, UNSUITED = 0.5, "unsuited"
 
 # Launches on fresh inputs that are compared with as many on seen ones: so many decide, in so long; more where they look
 # slower after so many.
@@ -200,10 +200,10 @@ class PartChecks:
         return verdict
 
     def _try_other_inputs(self) -> None:
-        """Check launches on inputs of other kinds: one at least, and as many as there is time for."""
-        end_s = self.clock() + OTHER_INPUTS_S
-        for kind in self._launches.other_inputs():
-            if self._tried and self.clock() > end_s:
+        """Check launches on inputs of other kinds: those that tell most first, and as many as there is time for."""
+        end_s, kinds = self.clock() + OTHER_INPUTS_S, self._launches.other_inputs()
+        for number, kind in enumerate(kinds):
+            if number and self.clock() > end_s:
                 break
             if not self._launches.refresh(0, kind):
                 continue
@@ -213,12 +213,13 @@ class PartChecks:
                 if self._launches.reference_fails():
                     continue
                 raise
-            self._require_right(0)
-            self._tried.append(kind)
-            self._before += 1
-        if self._tried:
-            # What is timed lies as its maker laid it.
+            if self._require_right(0).reason != UNSUITED:
+                self._tried.append(kind)
+                self._before += 1
+        if kinds:
+            # What is timed lies as its maker laid it, and is what another process has.
             self._launches.refresh(0)
+            self._launches.give_back(0)
 
     def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
         return PartStopwatch(self._launches, self)

@@ -33,6 +33,7 @@ from pyperf_suite.measure.verify_result import Pool, Tolerance, compare, refused
 from pyperf_suite.user_kernels.api import CONSTANT_ROWS, INPUTS, USUAL
 from pyperf_suite.user_kernels.arrays import LAYOUTS, lay_out
 from pyperf_suite.user_kernels.checks import (
+    UNSUITED,
     PartChecks,
     PartLaunches,
     float_bytes,
@@ -338,7 +339,7 @@ class UserLaunches(PartLaunches):
     def make(self, inputs: str = USUAL) -> bool:
         self._kind, self._slots[-2:] = inputs, self._slots[:-3:-1]
         self._made = self._make(self._slots[-1], inputs=inputs)
-        if "unsuited" in self._made:
+        if UNSUITED in self._made:
             return False
         self._seeds.append(self._made["seed"])
         return inputs == USUAL or self._made["drawn"] > 0
@@ -362,7 +363,7 @@ class UserLaunches(PartLaunches):
         return found.make(self._case, slot, self._end_s, seed, inputs)
 
     def reference_fails(self) -> bool:
-        return "unsuited" in self._reference.expect(str(self._files / "expected"), self._end_s)
+        return UNSUITED in self._reference.expect(str(self._files / "expected"), self._end_s)
 
     def other_inputs(self) -> list[str]:
         first, *others = *INPUTS, *LAYOUTS
@@ -408,8 +409,8 @@ class UserLaunches(PartLaunches):
             verdict = self._by_the_users_check(result)
         if verdict is None:
             expectation, tolerance = self._expectation(expected)
-            if "unsuited" in expectation:
-                return Verification(True, "full", 0.0, 0.0, 0.0, (), f"the reference itself {expectation['unsuited']}")
+            if UNSUITED in expectation:
+                return replace(refused(UNSUITED, f"the reference itself {expectation[UNSUITED]}"), passed=True)
             self._require_left_alone(expectation)
             self._expected_bytes = Path(expected).stat().st_size
             verdict = self._by_the_reference(found, result, tolerance)

@@ -181,6 +181,13 @@ def test_the_record_says_which_inputs_were_tried(bench):
     assert measured()["verification"]["inputs_tried"] == ["normal", "sparse", "strided"]
 
 
+@pytest.mark.slow
+def test_inputs_on_which_the_reference_fails_are_not_said_to_be_tried(bench):
+    right = "lambda x: x + 1.0 if x.all() else 1 / 0"
+    bench(kernel_of(f"lambda x: x + 1, suite.randn(64), reference={right}, inputs=('sparse', 'offset')"))
+    assert measured()["verification"]["inputs_tried"] == ["normal", "offset"]
+
+
 WRONG = {
     "raises": ("raise ValueError('no such thing')", "raised ValueError: no such thing"),
     "exits": ("raise SystemExit(3)", "called sys.exit(3)"),
