@@ -99,6 +99,15 @@ def test_a_group_measures_a_case_on_every_rank_and_keeps_the_rank_axis(pool: Wor
     assert min(sampling["rank_lag_s"]) < max(sampling["rank_lag_s"])
 
 
+@pytest.mark.slow
+def test_cases_take_turns_on_ranks_that_live_on(pool: WorkerPool) -> None:
+    answers = dict(pool.measure_by_turns(0, [all_reduce(size) for size in (8, 1024, 1 << 16)], EFFORT))
+    assert {number: answer["outcome"] for number, answer in answers.items()} == dict.fromkeys(range(3), "ok"), answers
+    ranks = [each.pid for each in ranks_of(os.getpid())]
+    assert pool.measure(0, all_reduce(8), EFFORT)["outcome"] == "ok"
+    assert [each.pid for each in ranks_of(os.getpid())] == ranks
+
+
 class SometimesWrong(Transfers):
     """Transfers of a fifth of a millisecond, which are wrong where `is_wrong` says so of their number, while timed."""
 
