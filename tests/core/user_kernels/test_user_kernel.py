@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -316,14 +317,16 @@ def test_of_megabytes_that_a_kernel_prints_the_last_is_kept(bench):
     assert len(result["reason"]) < 2000
 
 
+@pytest.mark.slow
 def test_what_a_kernel_leaves_running_is_ended(bench):
+    sleeper = ["sleep", str(86_400 + os.getpid())]  # of no other run of this test
     before = (
         "import subprocess\ndef function(x):\n"
-        "    subprocess.Popen(['sleep', '86399'], start_new_session=True)\n    return x + 1\n"
+        f"    subprocess.Popen({sleeper}, start_new_session=True)\n    return x + 1\n"
     )
     bench(kernel_of("function, suite.rand(64), reference=lambda x: x + 1.0", before))
     measured()
-    left = [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "86399"]]
+    left = [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == sleeper]
     assert not left
 
 
