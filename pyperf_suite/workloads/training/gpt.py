@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 import re
 import statistics
 import warnings
@@ -57,6 +58,9 @@ _WINDOW = 33
 
 # Random roundings of a step, from which follows how far honest rounding moves each element.
 DRAWS = 3
+
+# How many factors an operation takes in a row at most.
+_POOL = 1 << 20
 
 # A sum of K terms of random sign errs by less than this times √K·u of its size with near certainty (tolerance.py).
 _SUMMED = 4.0
@@ -319,11 +323,16 @@ class Rounding:
         operands = _TF32_OPERAND if dtype == "tfloat32" else 0.0
         return cls(stored + summed + operands, stored, TABLE[dtype].smallest)
 
-    def applied(self, values: Tensor, generator: torch.Generator) -> Tensor:
-        share = torch.empty_like(values).uniform_(1 - self.unit, 1 + self.unit, generator=generator)
-        if self.smallest <= 2.0**-100:  # too small to matter
-            return share.mul_(values)
-        return (share * values).add_(share.sub_(1), alpha=self.smallest / self.unit)
+    def applied(self, values: Tensor, factors: Factors) -> Tensor:
+        result = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+        given, rounded = values.reshape(-1), result.view(-1)
+        for begin in range(0, given.numel(), _POOL):
+            part, out = given[begin : begin + _POOL], rounded[begin : begin + _POOL]
+            factor = factors.some(part)
+            torch.mul(part, factor, out=out)
+            if self.smallest > 2.0**-100:  # else too small to matter
+                out.add_(factor - 1, alpha=self.smallest / self.unit)
+        return result
 
     def of_sums(self, right: Tensor, terms: float) -> Tensor:
         """The mean square of what so many additions do to each element, whose sums are as large as its neighbours."""
@@ -331,17 +340,34 @@ class Rounding:
         return (wide + smoothed(wide)) * (self.stored**2 * terms / 3) + self.smallest**2
 
 
+class Factors:
+    """Random factors of 1 ± `unit`, for an operation so many in a row of those that were drawn once.
+
+    Drawing new ones takes several times as long as the operations of a transformer do.
+    """
+
+    def __init__(self, unit: float, seed: int, device: torch.device | str) -> None:
+        drawn = torch.empty(2 * _POOL, device=device)
+        self._pool = drawn.uniform_(1 - unit, 1 + unit, generator=torch.Generator(device).manual_seed(seed))
+        self._start = random.Random(seed)
+
+    def some(self, values: Tensor) -> Tensor:
+        """As many as those values, at most `_POOL`, in their type."""
+        begin = self._start.randrange(_POOL)
+        return self._pool[begin : begin + values.numel()].to(values.dtype)
+
+
 class _Rounded(torch.autograd.Function):
     """Rounds a result in forward, and the gradient that comes back to it in backward."""
 
     @staticmethod
-    def forward(context: Any, values: Tensor, rounding: Rounding, generator: torch.Generator) -> Tensor:
-        context.rounding, context.generator = rounding, generator
-        return rounding.applied(values, generator)
+    def forward(context: Any, values: Tensor, rounding: Rounding, factors: Factors) -> Tensor:
+        context.rounding, context.factors = rounding, factors
+        return rounding.applied(values, factors)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return context.rounding.applied(gradient, context.generator), None, None
+        return context.rounding.applied(gradient, context.factors), None, None
 
 
 class RoundedOperations(TorchFunctionMode):
@@ -353,7 +379,7 @@ class RoundedOperations(TorchFunctionMode):
     def __init__(self, rounding: Rounding, seed: int, device: torch.device | str, weights: bool = False) -> None:
         super().__init__()
         self._rounding, self._weights = rounding, weights
-        self._generator = torch.Generator(device).manual_seed(seed)
+        self._factors = Factors(rounding.unit, seed, device)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(function, "__name__", "") == "__get__":
@@ -373,7 +399,7 @@ class RoundedOperations(TorchFunctionMode):
         return self._round(result)
 
     def _round(self, values: Tensor) -> Tensor:
-        rounded: Tensor = _Rounded.apply(values, self._rounding, self._generator)
+        rounded: Tensor = _Rounded.apply(values, self._rounding, self._factors)
         return rounded
 
 
