@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import tempfile
+    from collections.abc import Callable
 
 # The process that a worker must not outlive; who finds another parent than this has been orphaned already.
 PARENT_VARIABLE = "PYPERF_PARENT"
 
 # Where files lie in memory.
 SHARED_MEMORY = "/dev/shm"
+
+# Who gives this process a deadline, and has to know that a long computation goes on.
+deadline_listeners: list[Callable[[], None]] = []
 
 # How faulthandler begins the stacks of a crash, and that of the thread that crashed.
 FATAL = "Fatal Python error: "
@@ -33,6 +37,12 @@ _OURS = (f"{_HERE}{os.sep}", f"{_HERE.parent / 'kernels'}{os.sep}")
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
 _OWNED = re.compile(r"pyperf_[a-z]+_([0-9a-f]{8})_(\d+)_(\d+)_")
+
+
+def begin_deadline_anew() -> None:
+    """Called now and then by what computes for long, such as a reference, so that it is not taken for what hangs."""
+    for begin in deadline_listeners:
+        begin()
 
 
 def state_of(pid: int) -> str:
@@ -99,6 +109,7 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
 def owned_folder(kind: str) -> tempfile.TemporaryDirectory[str]:
     """A temporary folder named after this process, so that `sweep` removes it if this process is killed."""
     import tempfile
+    from collections.abc import Callable
 
     return tempfile.TemporaryDirectory(prefix=owned_name(kind, os.getpid()), ignore_cleanup_errors=True)
 
@@ -113,6 +124,7 @@ def sweep() -> None:
     if not hasattr(os, "getuid") or not _PROC.is_dir():
         return
     import tempfile
+    from collections.abc import Callable
 
     for folder in (tempfile.gettempdir(), SHARED_MEMORY):
         _sweep(folder)

@@ -181,8 +181,8 @@ run_options = options(
         show_default=True,
         type=Finite(0, min_open=True),
         metavar="SECONDS",
-        help="Time limit for one case, and for each step that several ranks take together. A case that exceeds it "
-        "counts as failed. Example: --deadline 600.",
+        help="Time limit for one case, and for each step that several ranks take together; a reference that goes on is "
+        "waited for. A case that exceeds it counts as failed. Example: --deadline 600.",
     ),
     json_option(),
     wide_option,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from pyperf_suite.errors import ExitCode
-from pyperf_suite.processes import end_with_parent
+from pyperf_suite.processes import deadline_listeners, end_with_parent
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.ranks.watchdog import say, stand_by
 
@@ -131,6 +131,7 @@ class _Turns:
         self._armed_s = -math.inf
         folder = os.environ.get(SCRATCH_VARIABLE) if is_written else None
         self._file = os.open(Path(folder) / TURN_FILE, os.O_WRONLY | os.O_CREAT, 0o600) if folder else None
+        deadline_listeners.append(self._go_on)
 
     def begin(self, number: int) -> None:
         self.number, self._turns = number, self._turns + 1
@@ -140,7 +141,12 @@ class _Turns:
             faulthandler.dump_traceback_later(self._give_up_s + ARMED_FOR_S, exit=True)
             self._armed_s = time.monotonic()
 
+    def _go_on(self) -> None:
+        """The same turn has its deadline from now on."""
+        self.begin(self.number)
+
     def end(self) -> None:
+        deadline_listeners.remove(self._go_on)
         faulthandler.cancel_dump_traceback_later()
         if self._file is not None:
             os.close(self._file)

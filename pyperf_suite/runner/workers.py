@@ -167,7 +167,8 @@ class WorkerProcess:
                     if turn != last:
                         end = time.monotonic() + deadline_s
                     elif time.monotonic() >= end:
-                        raise self._lost(f"did not answer within its deadline of {deadline_s:g} s and was ended")
+                        within = f"its deadline of {deadline_s:g} s (--deadline)"
+                        raise self._lost(f"did not answer within {within} and was ended")
                     continue
                 part = os.read(self._process.stdout.fileno(), 1 << 16)
                 if not part:

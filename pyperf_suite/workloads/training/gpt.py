@@ -33,6 +33,7 @@ from torch.utils.checkpoint import (
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.measure.tolerance import TABLE
+from pyperf_suite.processes import begin_deadline_anew
 from pyperf_suite.workloads.training import TransformerShape
 from pyperf_suite.workloads.workload import Checked, together
 
@@ -292,6 +293,7 @@ def summed(
         results.append(result.detach().to(wide) * share)
         for due, found in zip(total, torch.autograd.grad(result, weights, upstream), strict=True) if backward else ():
             due += found.detach().to(wide) * share
+        begin_deadline_anew()
     return results, total
 
 
