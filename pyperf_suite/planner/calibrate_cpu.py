@@ -42,7 +42,7 @@ from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.workloads.on_ranks import DTYPES
 from pyperf_suite.workloads.training import TransformerShape
-from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
+from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 
 KERNEL_BLOCK, COLLECTIVE_BLOCK = "cpu_kernels", "cpu_collectives"
 PROBE = "step_calibration"

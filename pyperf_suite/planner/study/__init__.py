@@ -39,7 +39,7 @@ from pyperf_suite.planner.study.results import (
 )
 from pyperf_suite.workloads.on_ranks import MOST_RANKS
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
+from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 
 # 2.7 B parameters on 16 A100 of Polaris, samples/s over 5 steps, in decreasing order: ZeRO 1 with flash attention, ZeRO
 # 1 without, ZeRO 2, ZeRO 3, pipelines; what is checkpointed is behind all that is not.

@@ -19,7 +19,7 @@ from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
+from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 
 OPERATOR = "parallel_step"
 MOST_CONFIGURATIONS = 1000

@@ -45,7 +45,7 @@ from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.on_ranks import DTYPES
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
+from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,8 +13,6 @@ What each workload's check sees, element by element, what with, and whether also
   timed, as a step goes on from the last.
 - data_parallel: all gradients, and that ranks hold the same bits; a single process, limits by the roundings of sums;
   while timed.
-- parallel_step: all gradients of a rank's parts, and that ranks hold the same weights; a single process in float64,
-  limits by random rounding; not while timed, as a step goes on from the last.
 - overlap: the product, a large one on a CPU by Freivalds' check; the mean of the ranks; while timed, where it is exact.
 - transfer: every byte, of a file 32 pieces; what was sent; while timed.
 - input_pipeline: every sample of an epoch, pictures to the pixel; what was written; while timed, a step's last batch.

@@ -35,7 +35,7 @@ from pyperf_suite.workloads.on_ranks import (
     torch_place,
 )
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.parallel_layout import DEEPSPEED, ParallelStepParameters
+from pyperf_suite.planner.workloads.parallel_layout import DEEPSPEED, ParallelStepParameters
 from pyperf_suite.workloads.workload import Checked, ExecutionContext, Kernel, Transfers, Work, by_name
 
 # Of a parameter of the whole model in a single process: itself, a gradient, and the float32 sum of gradients.
@@ -49,7 +49,8 @@ class ParallelSteps(RankSteps):
         super().__init__(parameters, rank, group, where)
         from torch.distributed.device_mesh import init_device_mesh
 
-        from pyperf_suite.workloads.training import cuts, gpt, held_bytes
+        from pyperf_suite.planner.workloads import cuts
+        from pyperf_suite.workloads.training import gpt, held_bytes
 
         torch, p, self._cuts, self._gpt, self._most_saved = self.torch, parameters, cuts, gpt, held_bytes.most_saved
         shape = (p.pipeline, p.data, p.tensor)
@@ -276,3 +277,6 @@ class ParallelStep(OnRanks[ParallelStepParameters]):
 
     def work(self, parameters: ParallelStepParameters) -> Work:
         return Work(bytes=DTYPES[parameters.dtype] * parameters.dimensions.parameters if parameters.data > 1 else 0)
+
+
+WORKLOAD = ParallelStep()
