@@ -173,7 +173,6 @@ def counted(count: int, name: str) -> str:
 
 
 Outcome = Literal["holds", "does not hold here", "undecided"]
-OUTCOMES: tuple[Outcome, ...] = ("holds", "does not hold here", "undecided")
 
 ONE_PROCESS = "one process measured it"
 OPEN_INTERVAL = "the interval lies on both sides of the bound"
@@ -306,8 +305,7 @@ class Panel:
 class HeatMap:
     """Values over a grid of sizes: `values[row][column]` at `y[row]` and `x[column]`, NaN where there is no such case.
 
-    `here` is the row and column of what the others are compared with, marked as that. Values of 1 are as good as it:
-    above is drawn in one colour, below in the other, both darker the further away.
+    Values above 1 are drawn in one colour, below in the other, both darker the further away.
     """
 
     title: str
@@ -317,7 +315,6 @@ class HeatMap:
     x: tuple[int, ...]
     y: tuple[int, ...]
     values: tuple[tuple[float, ...], ...]
-    here: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.laws.layer_kinds import attention_calls
-from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sizes, check_recompute, products
+from pyperf_suite.laws.transformer import ModelDimensions, Recompute, Sizes, attention_calls, check_recompute, products
 
 # Backward computes two gradients for each product of the forward pass.
 PASSES = 3
-
-
-def six_nd(parameters: Sizes, tokens: Sizes) -> Any:
-    """6·N·D: 2 FLOP a parameter and token forward, 4 backward, attention left out (Kaplan et al. 2020, section 2.1)."""
-    return 6.0 * parameters * tokens
 
 
 def model_flop(model: ModelDimensions, batch: Sizes, seq: Sizes) -> Any:
@@ -39,19 +32,6 @@ def hardware_flop(model: ModelDimensions, batch: Sizes, seq: Sizes, recompute: R
     inside, outside, attention = _forward(model, batch, seq)
     once_more = {"nothing": 0.0, "attention": attention, "layers": inside + attention}[recompute]
     return PASSES * (inside + outside + attention) + once_more
-
-
-def utilization(flop: Any, step_s: Any, gpus: Sizes, peak_flop_per_s: float) -> Any:
-    """The share of the GPUs' peak that a step made use of: MFU from `model_flop`, HFU from `hardware_flop`.
-
-    Raises UserError where time, GPUs or peak are not above 0.
-    """
-    if not (step_s > 0 and gpus > 0 and peak_flop_per_s > 0):
-        raise UserError(
-            f"A step of {step_s} s on {gpus} GPUs with a peak of {peak_flop_per_s} FLOP/s makes no share of it: "
-            "all three have to be above 0."
-        )
-    return flop / (step_s * gpus * peak_flop_per_s)
 
 
 def _forward(model: ModelDimensions, batch: Sizes, seq: Sizes) -> tuple[Any, Any, Any]:

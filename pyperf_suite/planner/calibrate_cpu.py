@@ -39,10 +39,10 @@ from pyperf_suite.planner.laws.training.engine_step import (
 from pyperf_suite.planner.laws.training.framework import StepConstants
 from pyperf_suite.planner.laws.training.layer_work import work_of_ends, work_of_layer
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
+from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.workloads.on_ranks import DTYPES
 from pyperf_suite.workloads.training import TransformerShape
-from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 
 KERNEL_BLOCK, COLLECTIVE_BLOCK = "cpu_kernels", "cpu_collectives"
 PROBE = "step_calibration"

@@ -40,11 +40,11 @@ from pyperf_suite.planner.study.planning import (
     room_of,
     why_not,
 )
+from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import Journal
 from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.layers import work
-from pyperf_suite.planner.workloads.parallel_layout import ParallelStepParameters
 from tests.records import records as made_up_records
 
 CPU = Device("cpu")

@@ -87,7 +87,7 @@ def size(
       pyperf-suite size --layers 32 --hidden 2560 --heads 32 --ffn 10240 --vocab 50257 --not-gated --gpu A100
       pyperf-suite size --config config.json --gpu H100 --vary heads,vocab --json
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.laws.training.memory import USABLE_SHARE
+    from pyperf_suite.planner.laws.training.memory import USABLE_SHARE
     from pyperf_suite.planner.sizing.report import findings_of_sizing, sizing
     from pyperf_suite.planner.sizing.search import AXES, Bounds
     from pyperf_suite.planner.sizing.step import Setting

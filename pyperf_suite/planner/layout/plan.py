@@ -9,28 +9,27 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.laws.model_flop import model_flop, six_nd, utilization
-from pyperf_suite.laws.training.memory import (
-    GRADIENT_BYTES,
+from pyperf_suite.laws.model_flop import model_flop
+from pyperf_suite.laws.training.memory import MIXED
+from pyperf_suite.laws.transformer import RECOMPUTES, Sizes
+from pyperf_suite.planner.laws.calibration import Calibration
+from pyperf_suite.planner.laws.prices import UnseenPrices
+from pyperf_suite.planner.laws.roofline import utilization
+from pyperf_suite.planner.laws.training.framework import FRAMEWORKS, FoundConstants, found_constants
+from pyperf_suite.planner.laws.training.memory import (
     OFFLOADS,
     ON_GPU,
-    OPTIMIZER_BYTES,
-    WEIGHT_BYTES,
     MemoryNeed,
     Verdict,
     training_memory,
 )
-from pyperf_suite.laws.transformer import RECOMPUTES
-from pyperf_suite.planner.laws.calibration import Calibration
-from pyperf_suite.planner.laws.prices import UnseenPrices
-from pyperf_suite.planner.laws.training.framework import FRAMEWORKS, FoundConstants, found_constants
 from pyperf_suite.planner.laws.training.offload import OFFLOADED_BY
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import error_percent_of, prices_of, step_time
@@ -58,7 +57,7 @@ UNTESTED: Mapping[str, tuple[str, ...]] = {
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 # Clusters up to this many times as large are tried before nothing is said to fit.
 MOST_TIMES_GPUS = 64
-BYTES_PER_PARAMETER = WEIGHT_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES
+BYTES_PER_PARAMETER = MIXED.total
 RULE_SHARE = 0.75
 # "Well above" in numbers: then the bubble is at most a quarter of the computation, (p − 1)/m.
 WELL_ABOVE = 4
@@ -430,3 +429,8 @@ def rules(planned: Planned) -> Iterator[LayoutRule]:
         f"need at least {WELL_ABOVE} x"
     )
     yield rule("GBS/MBS well above DP x PP", here, enough & piped, ~enough & piped)
+
+
+def six_nd(parameters: Sizes, tokens: Sizes) -> Any:
+    """6·N·D: 2 FLOP a parameter and token forward, 4 backward, attention left out (Kaplan et al. 2020, section 2.1)."""
+    return 6.0 * parameters * tokens

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pyperf_suite.findings.data import Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.findings.rows import Column, table
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.laws.model_flop import model_flop, utilization
-from pyperf_suite.laws.training.memory import USABLE_SHARE
+from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import Calibration, spec_of
 from pyperf_suite.planner.laws.explained import IDEAL, Explained, KernelPrices, legend
 from pyperf_suite.planner.laws.prices import LAW_NAMES, Prices
+from pyperf_suite.planner.laws.roofline import utilization
+from pyperf_suite.planner.laws.training.memory import USABLE_SHARE
 from pyperf_suite.planner.laws.training.step import constants_of, step_time
 from pyperf_suite.planner.sizing.details import SizeCheck, TimeBreakdown, checks, saved, spent_by
 from pyperf_suite.planner.sizing.search import REPEATABILITY, Bounds, Candidate, Search, search

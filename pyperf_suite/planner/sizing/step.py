@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.training.memory import LAST_STAGE
-from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid, Sharding
+from pyperf_suite.laws.transformer import ModelDimensions, Sharding
 from pyperf_suite.planner.laws.explained import Explained, KernelPrices
+from pyperf_suite.planner.laws.model_grid import ModelGrid
 from pyperf_suite.planner.laws.prices import ChangedPrices
 from pyperf_suite.planner.laws.training.framework import DTYPES, StepConstants, usual_framework
 from pyperf_suite.planner.laws.training.layer_work import (

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
+from pyperf_suite.planner.workloads.parallel_layout import DEEPSPEED, SHARDED_FROM_STAGE, ParallelStepParameters
 from pyperf_suite.workloads.on_ranks import average, distributed
 from pyperf_suite.workloads.training.held_bytes import bytes_of
-from pyperf_suite.planner.workloads.parallel_layout import DEEPSPEED, SHARDED_FROM_STAGE, ParallelStepParameters
 
 LEARNING_RATE = 1e-4
 # Of attention's first matrix, of queries, keys and values.

@@ -11,16 +11,25 @@ system sees, and `capacity_bytes` what there is for a rank.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
+import gc
 import importlib
 import importlib.util
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware import memory
+from pyperf_suite.hardware.memory import resident_peak_bytes
+from pyperf_suite.planner.workloads.parallel_layout import DEEPSPEED, ParallelStepParameters
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.workloads.on_ranks import (
     DTYPES,
@@ -35,7 +44,6 @@ from pyperf_suite.workloads.on_ranks import (
     torch_place,
 )
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.planner.workloads.parallel_layout import DEEPSPEED, ParallelStepParameters
 from pyperf_suite.workloads.workload import Checked, ExecutionContext, Kernel, Transfers, Work, by_name
 
 # Of a parameter of the whole model in a single process: itself, a gradient, and the float32 sum of gradients.
@@ -124,7 +132,7 @@ class ParallelSteps(RankSteps):
         if not self.is_gpu:
             if found:
                 found["saved_activation_bytes"] = self._most_saved(self.parts, self.step)
-            found["resident_bytes"] = memory.resident_peak_of(self.step)
+            found["resident_bytes"] = resident_peak_of(self.step)
             # An equal share of what is free, and its own.
             ranks_here = -(-self._parameters.ranks // max(1, rank_environment().nodes))
             return found | {"capacity_bytes": found["resident_bytes"] + memory.available_bytes() // ranks_here}
@@ -223,6 +231,22 @@ class ParallelSteps(RankSteps):
     def _same_weights(self) -> bool:
         mine = (self._cuts.local(each) for each in self.data.weights)
         return same_on_all(mine, self._mesh["dp"].get_group(), self._where)
+
+
+def resident_peak_of(call: Callable[[], object]) -> int:
+    """The largest resident set of this process during `call()`; where the kernel keeps no maximum, that behind it.
+
+    What was freed before is first given back to the system, where the C library can.
+    """
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    has_maximum = False
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+        has_maximum = True
+    call()
+    return resident_peak_bytes() if has_maximum else int(psutil.Process().memory_info().rss)
 
 
 def _whole(tensor: Any, where: str) -> Any:

@@ -29,7 +29,7 @@ from typing import Annotated, Literal
 from pyperf_suite.errors import OneOf, Unsupported, UserError, Within, check_limits
 from pyperf_suite.hardware import memory
 from pyperf_suite.laws.model_flop import PASSES, model_flop
-from pyperf_suite.laws.training.activations import FLOAT, ActivationPolicy, kept_bytes
+from pyperf_suite.laws.training.memory import FLOAT, ActivationPolicy, kept_bytes
 from pyperf_suite.laws.transformer import ModelDimensions
 
 # torch's scaled_dot_product_attention as torch chooses, pinned to one of its backends, or written out; and what the law

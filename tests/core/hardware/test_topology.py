@@ -235,7 +235,7 @@ def test_the_catalogue_of_links_is_consistent():
     for nvlink, per_gpu in zip(links.NVLINK.values(), (6, 12, 18, 18), strict=True):
         assert nvlink.per_link_gb_per_s is not None
         assert nvlink.gb_per_s == per_gpu * nvlink.per_link_gb_per_s
-    for peaks in (links.NVLINK, links.PCIE, links.INFINIBAND):
+    for peaks in (links.NVLINK, links.PCIE):
         rates = [peak.gb_per_s for peak in peaks.values()]
         assert rates == sorted(rates)
 
@@ -256,17 +256,6 @@ def test_a_gpus_links_follow_from_its_compute_capability(capability, nvlink, pci
     found = links.nvlink_of(capability)
     assert (found and found.name) == nvlink
     assert links.pcie_of(capability).name == pcie
-
-
-@pytest.mark.parametrize(("rate", "gb_per_s"), [("NDR", 50.0), ("hdr", 25.0), ("400Gbps", 50.0), (" 100 gbit/s", 12.5)])
-def test_a_network_is_called_by_its_name_or_its_rate(rate, gb_per_s):
-    assert links.network(rate).gb_per_s == gb_per_s
-
-
-@pytest.mark.parametrize("rate", ["", "fast", "0Gbps", "400", "-1 Gbps"])
-def test_what_is_no_rate_of_a_network_is_refused(rate):
-    with pytest.raises(UserError, match="not the rate of a network"):
-        links.network(rate)
 
 
 class Manager:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.training.memory import MemoryNeed
+from pyperf_suite.planner.laws.training.memory import MemoryNeed
 from pyperf_suite.planner.laws.training.published import ASSUMED_RECOMPUTE, read_runs, run_of
 from pyperf_suite.planner.laws.training.step import step_time
 from tools.fit.published import SAMPLE
