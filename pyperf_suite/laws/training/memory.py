@@ -130,79 +130,31 @@ LAST_STAGE = 3
 NEAR_LIMIT = 0.95
 
 
-@dataclass(frozen=True)
-class PipelineSchedule:
-    """How micro-batches go through a pipeline of `stages`, each of `chunks` groups of layers (interleaved schedule).
-
-    `micro_batches` are of an iteration; None where there are enough to fill the pipeline. All may be arrays.
-    """
-
-    stages: Sizes = 1
-    chunks: Sizes = 1
-    micro_batches: Sizes | None = None
-
-    def held_by(self, stage: Sizes) -> Any:
-        """Micro-batches that a stage keeps at once, the first being 0.
-
-        By 1F1B one more than there are stages behind it. Interleaved, p·(v − 1) + 1 chunks on the last and two more on
-        each in front: p + (p − 1)/v micro-batches on the first (Narayanan et al. 2021, section 2.2; Korthikanti et al.
-        2022, section 4.2.3).
-        """
-        stages, chunks = np.asarray(self.stages), np.asarray(self.chunks)
-        behind = stages - 1 - np.asarray(stage)
-        held = np.where(chunks > 1, (stages * (chunks - 1) + 1 + 2 * behind) / chunks, 1 + behind)
-        return held if self.micro_batches is None else np.minimum(held, self.micro_batches)
-
-
 def activation_bytes(
     model: ModelDimensions,
-    micro_batch: Sizes,
+    batch: Sizes,
     seq: Sizes,
     sharding: Sharding | None = None,
-    stages: Sizes = 1,
     recompute: Recompute = "attention",
 ) -> Any:
-    """What the fullest stage keeps for backward, in 16 bits: s·b·h·(34 + 5·a·s/h) bytes a layer of a GPT.
+    """What is kept for backward, in 16 bits: s·b·h·(34 + 5·a·s/h) bytes a layer of a GPT.
 
     With TP and SP as table 2 of Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer
     Models, here for any width, shared key-value heads, gated MLPs and experts; masks of dropout are counted. Where
     layers are recomputed, their inputs are kept and the one at work. Raises UserError for an unknown `recompute`.
     """
-    how = (model, micro_batch, seq, sharding or Sharding(), PipelineSchedule(stages), recompute)
-    return np.maximum(stage_bytes(*how, 0), stage_bytes(*how, np.asarray(stages) - 1))
-
-
-def stage_bytes(
-    model: ModelDimensions,
-    micro_batch: Sizes,
-    seq: Sizes,
-    sharding: Sharding,
-    schedule: PipelineSchedule,
-    recompute: Recompute,
-    stage: Sizes,
-    layers: Sizes | None = None,
-) -> Any:
-    """Bytes that a stage keeps of whole sequences."""
     check_recompute(recompute)
-    stages = np.asarray(schedule.stages)
-    each = _layers_bytes(model, seq, sharding, recompute)
-    at_work = _layers_bytes(model, seq, sharding, "attention") / model.layers if recompute == "layers" else 0.0
-    # The first stage keeps what it gives its layers, where the last one has the loss.
-    inputs = np.where((np.asarray(stage) == 0) & (stages > 1), model.hidden / _sequence_ranks(sharding), 0.0)
-    ends = np.where(np.asarray(stage) == stages - 1, _outside_bytes(model, sharding), 0.0)
-    held = schedule.held_by(stage) * (each * layers_share(model, stages, layers) + inputs)
-    return 1.0 * micro_batch * seq * (at_work + held + ends)
+    sharding = sharding or Sharding()
+    at_work = layers_bytes(model, seq, sharding, "attention") / model.layers if recompute == "layers" else 0.0
+    kept = layers_bytes(model, seq, sharding, recompute) + outside_bytes(model, sharding)
+    return 1.0 * batch * seq * (at_work + kept)
 
 
-def layers_share(model: ModelDimensions, stages: Sizes, layers: Sizes | None) -> Any:
-    """The share of all layers that a stage has: so many of them, by default as many as the fullest."""
-    return (ceil_div(model.layers, stages) if layers is None else layers) / np.asarray(model.layers)
-
-
-def _layers_bytes(model: ModelDimensions, seq: Sizes, sharding: Sharding, recompute: Recompute) -> Any:
-    sequence_ranks = _sequence_ranks(sharding)
+def layers_bytes(model: ModelDimensions, seq: Sizes, sharding: Sharding, recompute: Recompute) -> Any:
+    """Bytes a token that all layers keep on a rank."""
+    ranks = sequence_ranks(sharding)
     if recompute == "layers":
-        return 2.0 * model.hidden * model.layers / sequence_ranks
+        return 2.0 * model.hidden * model.layers / ranks
     attention = attention_call(model, 1, seq, sharding)
     # Inputs of norms, of attention and of the MLP, and a byte for each mask after the latter two.
     whole: Any = 2 * model.layers * model.hidden * (model.norms + 2 + 1)
@@ -215,17 +167,17 @@ def _layers_bytes(model: ModelDimensions, seq: Sizes, sharding: Sharding, recomp
     per_width = 2 * (3 if model.gated else 2) / np.asarray(sharding.tensor)
     visited = model.top_k * model.expert_ffn + model.shared_ffn
     routed = 4 * model.top_k * model.hidden if model.experts > 1 else 0
-    experts = model.sparse_layers * (per_width * visited + routed / sequence_ranks)
+    experts = model.sparse_layers * (per_width * visited + routed / ranks)
     dense = model.dense_layers * per_width * model.ffn
-    return whole / sequence_ranks + attention.calls * cut + experts + dense
+    return whole / ranks + attention.calls * cut + experts + dense
 
 
-def _outside_bytes(model: ModelDimensions, sharding: Sharding) -> Any:
+def outside_bytes(model: ModelDimensions, sharding: Sharding) -> Any:
     """Bytes a token outside of the layers: mask of the embedding, last norm, input and 32-bit result of the logits."""
-    return 5 * model.hidden / _sequence_ranks(sharding) + 4.0 * ceil_div(model.vocab, sharding.tensor)
+    return 5 * model.hidden / sequence_ranks(sharding) + 4.0 * ceil_div(model.vocab, sharding.tensor)
 
 
-def _sequence_ranks(sharding: Sharding) -> NDArray[np.int64]:
+def sequence_ranks(sharding: Sharding) -> NDArray[np.int64]:
     """Over how many ranks the sequence is cut where TP leaves tokens whole."""
     return np.asarray(sharding.tensor if sharding.sequence_parallel else 1)
 

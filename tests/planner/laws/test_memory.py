@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.training.memory import MIXED, activation_bytes
+from pyperf_suite.laws.training.memory import MIXED
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding
 from pyperf_suite.planner.laws.model_grid import ModelGrid
 from pyperf_suite.planner.laws.training.held_by_rank import FLOAT32
@@ -62,14 +64,31 @@ def test_a_grid_needs_what_each_of_it_needs_alone(resized: bool) -> None:
     assert together.total.tolist() == pytest.approx([float(need.total) for need in needs])
 
 
-def test_interleaved_stages_hold_more_and_few_micro_batches_less() -> None:
-    by_stage = activation_bytes(GPT, 1, 2048, Sharding(8, True), stages=8)
+def kept(model: ModelDimensions, **changes: Any) -> float:
+    """Activations of the fullest stage."""
+    return float(training_memory(model, 1, 8192, **changes).activations)
 
+
+def test_the_first_stage_of_a_pipeline_holds_as_many_micro_batches_as_there_are_stages() -> None:
+    # Each in its share of the layers, so that only what stands outside of them changes.
+    alone, piped = (kept(LLAMA, stages=stages) for stages in (1, 4))
+    assert alone - piped == 8192 * (5 * 4096 + 4 * 128256 - 4 * 4096)
+    uneven = kept(LLAMA.resized(layers=33), stages=32)
+    assert uneven > 1.8 * kept(LLAMA, stages=32)
+
+
+def test_the_last_stage_is_the_fullest_where_logits_are_most_of_it() -> None:
+    wide = LLAMA.resized(vocab=1 << 22)
+    logits = 4 * (1 << 22) * 8192
+    assert kept(wide, stages=32, recompute="layers") > logits
+
+
+def test_interleaved_stages_hold_more_and_few_micro_batches_less() -> None:
     def held(**schedule: int) -> float:
         need = training_memory(GPT, 1, 2048, Sharding(8, True), stages=8, **schedule)
         return float(need.activations)
 
-    assert held() == by_stage
+    by_stage = held()
     # L·(1 + (p − 1)/(p·v)): Korthikanti et al. 2022, section 4.2.3.
     assert held(chunks=3) == pytest.approx(by_stage * (1 + 7 / (8 * 3)), rel=1e-3)
     assert held(micro_batches=2) == pytest.approx(by_stage / 4, rel=1e-3)

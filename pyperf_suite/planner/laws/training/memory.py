@@ -18,12 +18,12 @@ from pyperf_suite.laws.training.memory import (
     LAST_STAGE,
     MIXED,
     NEAR_LIMIT,
-    PipelineSchedule,
     Storage,
-    layers_share,
-    stage_bytes,
+    layers_bytes,
+    outside_bytes,
+    sequence_ranks,
 )
-from pyperf_suite.laws.transformer import Linear, ModelDimensions, Recompute, Sharding, Sizes, linears
+from pyperf_suite.laws.transformer import Linear, ModelDimensions, Recompute, Sharding, Sizes, check_recompute, linears
 
 # What of a training lies outside the GPU's memory: "optimizer" states alone, or all in the host's, or on its drives.
 Offload = Literal["none", "optimizer", "cpu", "nvme"]
@@ -114,6 +114,57 @@ class MemoryNeed:
         return self.total <= USABLE_SHARE * memory_bytes
 
 
+@dataclass(frozen=True)
+class PipelineSchedule:
+    """How micro-batches go through a pipeline of `stages`, each of `chunks` groups of layers (interleaved schedule).
+
+    `micro_batches` are of an iteration; None where there are enough to fill the pipeline. All may be arrays.
+    """
+
+    stages: Sizes = 1
+    chunks: Sizes = 1
+    micro_batches: Sizes | None = None
+
+    def held_by(self, stage: Sizes) -> Any:
+        """Micro-batches that a stage keeps at once, the first being 0.
+
+        By 1F1B one more than there are stages behind it. Interleaved, p·(v − 1) + 1 chunks on the last and two more on
+        each in front: p + (p − 1)/v micro-batches on the first (Narayanan et al. 2021, section 2.2; Korthikanti et al.
+        2022, section 4.2.3).
+        """
+        stages, chunks = np.asarray(self.stages), np.asarray(self.chunks)
+        behind = stages - 1 - np.asarray(stage)
+        held = np.where(chunks > 1, (stages * (chunks - 1) + 1 + 2 * behind) / chunks, 1 + behind)
+        return held if self.micro_batches is None else np.minimum(held, self.micro_batches)
+
+
+def _stage_bytes(
+    model: ModelDimensions,
+    micro_batch: Sizes,
+    seq: Sizes,
+    sharding: Sharding,
+    schedule: PipelineSchedule,
+    recompute: Recompute,
+    stage: Sizes,
+    layers: Sizes | None = None,
+) -> Any:
+    """Bytes that a stage keeps of whole sequences."""
+    check_recompute(recompute)
+    stages = np.asarray(schedule.stages)
+    each = layers_bytes(model, seq, sharding, recompute)
+    at_work = layers_bytes(model, seq, sharding, "attention") / model.layers if recompute == "layers" else 0.0
+    # The first stage keeps what it gives its layers, where the last one has the loss.
+    inputs = np.where((np.asarray(stage) == 0) & (stages > 1), model.hidden / sequence_ranks(sharding), 0.0)
+    ends = np.where(np.asarray(stage) == stages - 1, outside_bytes(model, sharding), 0.0)
+    held = schedule.held_by(stage) * (each * _layers_share(model, stages, layers) + inputs)
+    return 1.0 * micro_batch * seq * (at_work + held + ends)
+
+
+def _layers_share(model: ModelDimensions, stages: Sizes, layers: Sizes | None) -> Any:
+    """The share of all layers that a stage has: so many of them, by default as many as the fullest."""
+    return (ceil_div(model.layers, stages) if layers is None else layers) / np.asarray(model.layers)
+
+
 def training_memory(
     model: ModelDimensions,
     micro_batch: Sizes,
@@ -161,7 +212,7 @@ def training_memory(
             is_shared = stage >= SHARED_FROM_STAGE[name]
             return (ours - experts) / np.where(is_shared, data_ranks, 1) + experts / np.where(is_shared, like, 1)
 
-        kept = stage_bytes(model, micro_batch, seq, sharding, schedule, recompute, place, layers)
+        kept = _stage_bytes(model, micro_batch, seq, sharding, schedule, recompute, place, layers)
         return MemoryNeed(
             weights=storage.weight * held("weights"),
             gradients=storage.gradient * held("gradients"),
@@ -192,7 +243,7 @@ def rank_parameters(
     embedding_share = 1.0 * ceil_div(model.vocab, sharding.tensor) * model.hidden
     loses, embeds = np.asarray(stage) == np.asarray(stages) - 1, np.asarray(stage) == 0
     ends = np.where(loses, outside, 0.0) + np.where(embeds & ~(loses & model.tied), embedding_share, 0.0)
-    return (inside + in_no_product) * layers_share(model, stages, layers) + ends
+    return (inside + in_no_product) * _layers_share(model, stages, layers) + ends
 
 
 def rank_expert_parameters(
@@ -200,7 +251,7 @@ def rank_expert_parameters(
 ) -> Any:
     """Those of them that belong to experts which tokens are routed to."""
     routed = (part for part in linears(model, 1, sharding) if part.part.startswith("expert "))
-    return _matrix_parameters(routed) * layers_share(model, stages, layers)
+    return _matrix_parameters(routed) * _layers_share(model, stages, layers)
 
 
 def _largest_gathered(model: ModelDimensions, sharding: Sharding) -> Any:
