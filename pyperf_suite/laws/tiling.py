@@ -147,11 +147,6 @@ def tile_efficiency(m: ArrayLike, n: ArrayLike, tile: Tile) -> NDArray[np.float6
     return area / (tile_count(m, n, tile) * float(tile.m * tile.n))
 
 
-def wave_efficiency(units: ArrayLike, slots: ArrayLike) -> NDArray[np.float64]:
-    """Share of the slots that work, over all waves: units / (W·slots), in (0, 1]."""
-    return np.asarray(units, dtype=np.float64) / (wave_count(units, slots) * np.asarray(slots, dtype=np.float64))
-
-
 @dataclass(frozen=True)
 class CriticalPath:
     """What the busiest worker does for one product; each an array over the cases.

@@ -4,7 +4,7 @@ Forward and backward of all micro-batches, exchange of gradients, AdamW's update
 of one process. Ranks lie as (pipeline, data, tensor), tensor innermost. The whole model is drawn from one seed on every
 rank, which then keeps its own part. The first check counts what is allocated: the kernel's details then have, as the
 most of any rank and for each under `rank_bytes`, `parameter_bytes`, `gradient_bytes`, `bucket_bytes`, `optimizer_bytes`
-and `counter_bytes` (cuts.DataCut.allocated), and `saved_activation_bytes` (held_bytes.most_saved), or on a GPU
+and `counter_bytes` (cuts.DataCut.allocated), and `saved_activation_bytes` (cuts.most_saved), or on a GPU
 `peak_bytes`, the allocator's most of a whole iteration. `resident_bytes`, on a GPU `reserved_bytes`, is what the
 system sees, and `capacity_bytes` what there is for a rank.
 """
@@ -58,9 +58,9 @@ class ParallelSteps(RankSteps):
         from torch.distributed.device_mesh import init_device_mesh
 
         from pyperf_suite.planner.workloads import cuts
-        from pyperf_suite.workloads.training import gpt, held_bytes
+        from pyperf_suite.workloads.training import gpt
 
-        torch, p, self._cuts, self._gpt, self._most_saved = self.torch, parameters, cuts, gpt, held_bytes.most_saved
+        torch, p, self._cuts, self._gpt = self.torch, parameters, cuts, gpt
         shape = (p.pipeline, p.data, p.tensor)
         self._mesh = init_device_mesh(torch.device(where).type, shape, mesh_dim_names=("pp", "dp", "tp"))
         self.parts = self._own_parts()
@@ -131,7 +131,7 @@ class ParallelSteps(RankSteps):
         cuda, found = self.torch.cuda, self.data.allocated()
         if not self.is_gpu:
             if found:
-                found["saved_activation_bytes"] = self._most_saved(self.parts, self.step)
+                found["saved_activation_bytes"] = self._cuts.most_saved(self.parts, self.step)
             found["resident_bytes"] = resident_peak_of(self.step)
             # An equal share of what is free, and its own.
             ranks_here = -(-self._parameters.ranks // max(1, rank_environment().nodes))

@@ -28,7 +28,6 @@ from pyperf_suite.laws.tiling import (
     tile_efficiency,
     visiting_group,
     wave_count,
-    wave_efficiency,
 )
 
 sizes = st.integers(1, 3000)
@@ -91,18 +90,11 @@ def test_tiles_cover_the_output_and_none_is_superfluous(m: int, n: int, tile: Ti
     assert 0 < tile_efficiency(m, n, tile) <= 1
 
 
-@given(st.integers(1, 10**6), st.integers(1, 1000))
-def test_wave_efficiency_is_one_exactly_where_waves_are_full(units: int, slots: int) -> None:
-    efficiency = wave_efficiency(units, slots)
-    assert 0 < efficiency <= 1
-    assert (efficiency == 1) == (units % slots == 0)
-
-
 def test_published_figures_of_tile_and_wave_quantization_come_out() -> None:
     # NVIDIA's matmul guide: 257 x 256 on 128-tiles is 0.39 % more maths and 1.5 x the tiles of 256 x 256.
     assert tile_count(257, 256, Tile(128, 128, 32)) / tile_count(256, 256, Tile(128, 128, 32)) == 1.5
     # A100, M = 2304, tiles 256 x 128: full waves at N = 1536, 3072, 4608, 6144 (108 SMs).
-    full = [n for n in range(128, 6200, 128) if wave_efficiency(tile_count(2304, n, Tile(256, 128, 32)), 108) == 1]
+    full = [n for n in range(128, 6200, 128) if tile_count(2304, n, Tile(256, 128, 32)) % 108 == 0]
     assert full == [1536, 3072, 4608, 6144]
     # B300, 148 -> 152 SMs (stas00/ml-engineering): speed-up = ratio of waves.
     speed_ups = wave_count([152, 296, 304, 3584], 148) / wave_count([152, 296, 304, 3584], 152)
