@@ -33,8 +33,8 @@ from pyperf_suite.laws.tiled_attention import Blocks
 from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.planner.commands.layout import _link
 from pyperf_suite.planner.laws.calibration import load_calibration, shipped_path
+from pyperf_suite.planner.laws.collectives import network_of
 from pyperf_suite.planner.laws.gemm import gemm_time
-from pyperf_suite.planner.laws.internode import network_of
 from pyperf_suite.planner.laws.prices import check_form
 from pyperf_suite.planner.laws.roofline import memory_bound_time
 from pyperf_suite.planner.model_config import _object_in, model_config, read_model_config
@@ -44,7 +44,7 @@ from pyperf_suite.probes.collectives import TrainingSizes
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.regressions.pairs.arms import parse_variant
 from pyperf_suite.regressions.selfcheck import COMPARISONS, MANIFEST, Comparison, open_selfcheck
-from pyperf_suite.regressions.stored.journals import summarise_journal
+from pyperf_suite.regressions.stored.series import summarise_journal
 from pyperf_suite.regressions.stored.store import Store
 from pyperf_suite.regressions.thresholds import load_thresholds, parse_share
 from pyperf_suite.runner.record import Record

@@ -25,8 +25,16 @@ from pyperf_suite.planner.laws.training.memory import training_memory
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.laws.training.step import step_time
 from pyperf_suite.planner.layout.grid import SPLIT, WRITTEN, Cluster, Training, held_to, layouts
-from pyperf_suite.planner.layout.plan import Planned, described_step, planned, rules
-from pyperf_suite.planner.layout.queries import KEYS, exactly, layout_of, smallest_network
+from pyperf_suite.planner.layout.plan import (
+    KEYS,
+    Planned,
+    described_step,
+    exactly,
+    layout_of,
+    planned,
+    rules,
+    smallest_network,
+)
 from pyperf_suite.planner.layout.report import findings_of_layouts, layout_answer
 from tests.records import printed_lines, printed_values
 

@@ -26,8 +26,7 @@ from pyperf_suite.planner.product_explained import (
     explain_product,
     findings_of_product,
 )
-from pyperf_suite.planner.sizing.details import checks, saved, spent_by
-from pyperf_suite.planner.sizing.report import change_of, findings_of_sizing, sizing
+from pyperf_suite.planner.sizing.report import change_of, checks, findings_of_sizing, saved, sizing, spent_by
 from pyperf_suite.planner.sizing.search import Bounds, judged
 from pyperf_suite.planner.sizing.step import Setting, StepPrices
 from tests.records import printed_values

@@ -23,7 +23,7 @@ from pyperf_suite.planner.commands.model_options import (
 if TYPE_CHECKING:
     from pyperf_suite.findings.data import Findings
     from pyperf_suite.hardware.catalogue import GpuSpec
-    from pyperf_suite.planner.laws.internode import Network
+    from pyperf_suite.planner.laws.collectives import Network
 
 USUAL_NODE = 8
 # GB200 and GB300: in published runs 64 of a rack's 72.
@@ -169,10 +169,10 @@ def layout(
           --gpu "A100 40GB" --gpus 16 --gpus-per-node 4 --global-batch 512 --seq 2048 --pp 1
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.planner.laws.training.offload import usual_host
-    from pyperf_suite.planner.layout import queries as requested
-    from pyperf_suite.planner.layout import report as report
+    from pyperf_suite.planner.layout import report
     from pyperf_suite.planner.layout.grid import Cluster, Training
-    from pyperf_suite.planner.layout.plan import planned
+    from pyperf_suite.planner.layout.plan import Budget, layout_of, planned, ranks_of
+    from pyperf_suite.planner.layout.plan import exactly as priced_exactly
     from pyperf_suite.render import text
     from pyperf_suite.render.terminal import console_for, print_findings
 
@@ -197,7 +197,7 @@ def layout(
         if count is not None and count < 1:
             raise UserError(f"--layers-{name} has to be at least 1, but {count} was requested.")
     model, length, notes = requested_model(config, seq, named)
-    budget = requested.Budget(tokens, price)
+    budget = Budget(tokens, price)
     if gpus is None and not (exactly or compare):
         raise UserError("--gpus is missing: name how many there are in all.")
     if (exactly or compare) and (fixed or offload or (exactly and compare)):
@@ -217,8 +217,8 @@ def layout(
                        _network(network), host)  # fmt: skip
 
     if exactly or compare:
-        layouts = [requested.layout_of(text, gpus, framework) for text in (compare or (str(exactly),))]
-        exact = [requested.exactly(training, cluster(requested.ranks_of(each)), laws, each) for each in layouts]
+        layouts = [layout_of(text, gpus, framework) for text in (compare or (str(exactly),))]
+        exact = [priced_exactly(training, cluster(ranks_of(each)), laws, each) for each in layouts]
         answer(report.findings_of_given(exact, budget, notes))
     else:
         ranked = report.layout_answer(planned(training, cluster(gpus or 0), laws, fixed), top, notes)
@@ -261,7 +261,7 @@ def _memory(spec: GpuSpec, gib: float | None) -> float:
 
 
 def _network(rate: str | None) -> Network | None:
-    from pyperf_suite.planner.laws.internode import network_of
+    from pyperf_suite.planner.laws.collectives import network_of
 
     return None if rate is None else network_of(rate)
 

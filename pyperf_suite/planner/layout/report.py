@@ -18,14 +18,19 @@ from pyperf_suite.planner.laws.training.offload import BUS_SHARE, HOST_SHARE, ME
 from pyperf_suite.planner.laws.training.plan import ParallelPlan
 from pyperf_suite.planner.layout.grid import WRITTEN, Training, written
 from pyperf_suite.planner.layout.plan import (
+    DAY_S,
+    ENOUGH,
     VERDICTS,
+    Budget,
     LayoutRule,
     Planned,
     PredictedLayout,
     described_step,
+    ends_of,
     rules,
+    smallest_network,
+    surely_faster,
 )
-from pyperf_suite.planner.layout.queries import DAY_S, ENOUGH, Budget, ends_of, smallest_network, surely_faster
 
 NO_BUDGET = Budget()
 # Extrapolated shares of the time that are worth a mark.

@@ -1,6 +1,6 @@
 """The short run that predictions of training steps on a CPU are made from: kernels, collectives, and small steps.
 
-`pyperf-suite calibrate` fits prices and constants to its records (planner/calibrate_cpu.py); its models are others
+`pyperf-suite calibrate` fits prices and constants to its records (planner/calibrate.py); its models are others
 than those of a study, so that a study's times stay unseen.
 """
 

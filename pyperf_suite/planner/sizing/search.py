@@ -22,10 +22,18 @@ from pyperf_suite.laws.tiling import round_up
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.explained import KernelPrices
-from pyperf_suite.planner.laws.model_grid import ModelGrid
 from pyperf_suite.planner.laws.training.layer_work import KernelCall
 from pyperf_suite.planner.laws.training.memory import training_memory
-from pyperf_suite.planner.sizing.step import Setting, Shapes, parts_of, plan_of, price, shapes_of, width_of_mlp
+from pyperf_suite.planner.sizing.step import (
+    ModelGrid,
+    Setting,
+    Shapes,
+    parts_of,
+    plan_of,
+    price,
+    shapes_of,
+    width_of_mlp,
+)
 
 Floats = NDArray[np.float64]
 

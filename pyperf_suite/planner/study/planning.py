@@ -21,8 +21,16 @@ from pyperf_suite.findings.axes import Flag, read_axes
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.laws.training.memory import LAST_STAGE, ActivationPolicy, Storage, Weight
-from pyperf_suite.planner.calibrate_cpu import PROBE, calibrated_cpu, laws_of, predicted_step, step_plan
-from pyperf_suite.planner.calibrate_laws import FILE, origin_of, runs_of
+from pyperf_suite.planner.calibrate import (
+    FILE,
+    PROBE,
+    calibrated_cpu,
+    laws_of,
+    origin_of,
+    predicted_step,
+    runs_of,
+    step_plan,
+)
 from pyperf_suite.planner.laws.calibration import Calibration, load_calibration
 from pyperf_suite.planner.laws.prices import Prices
 from pyperf_suite.planner.laws.training.engine_step import fsdp_units

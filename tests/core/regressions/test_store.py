@@ -12,7 +12,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.regressions.stored import store as store_module
-from pyperf_suite.regressions.stored.journals import MOST_NOTES
+from pyperf_suite.regressions.stored.series import MOST_NOTES
 from pyperf_suite.regressions.stored.store import Store
 
 

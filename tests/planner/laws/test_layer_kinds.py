@@ -10,9 +10,9 @@ import pytest
 from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.laws.training.memory import activation_bytes
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding, attention_calls, linears, products
-from pyperf_suite.planner.laws.model_grid import ModelGrid
 from pyperf_suite.planner.laws.training.layer_work import expert_block, is_deepseeks_latent
 from pyperf_suite.planner.laws.training.memory import training_memory
+from pyperf_suite.planner.sizing.step import ModelGrid
 
 LLAMA = ModelDimensions(12, 1024, 4096, 16, 32000, kv_heads=4, head_dim=64, gated=True)
 GEMMA = replace(LLAMA, window=256, windowed_layers=10)

@@ -10,9 +10,9 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.training.memory import MIXED
 from pyperf_suite.laws.transformer import ModelDimensions, Sharding
-from pyperf_suite.planner.laws.model_grid import ModelGrid
 from pyperf_suite.planner.laws.training.held_by_rank import FLOAT32
 from pyperf_suite.planner.laws.training.memory import rank_parameters, training_memory
+from pyperf_suite.planner.sizing.step import ModelGrid
 from pyperf_suite.workloads.training import TransformerShape
 
 GPT = ModelDimensions(96, 12288, 49152, 96, 51200, positions=2048, bias=True, tied=True)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.transformer import LARGEST, ModelDimensions, Sharding, attention_call, products
-from pyperf_suite.planner.laws.model_grid import ModelGrid
+from pyperf_suite.planner.sizing.step import ModelGrid
 
 MODELS = {
     "gpt2": ModelDimensions(12, 768, 3072, 12, 50257, positions=1024, bias=True, tied=True),

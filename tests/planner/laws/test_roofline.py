@@ -11,7 +11,6 @@ from pyperf_suite.laws.model_flop import model_flop
 from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.planner.laws.calibration import Calibration, CalibrationBlock
 from pyperf_suite.planner.laws.roofline import MemoryLaw, memory_bound_time, transferred_law, utilization
-from pyperf_suite.planner.layout.plan import six_nd
 
 SIZES = np.logspace(0, 11, 200)
 LAW = MemoryLaw(2e-6, 0.5, 2.0, (1e4, 1e9), 10.0, "made up")
@@ -121,7 +120,7 @@ def test_palm_made_the_published_use_of_its_chips() -> None:
     assert PALM.parameters == pytest.approx(540.35e9, rel=1e-4)
     per_token = model_flop(PALM.resized(causal=False), 1, 2048) / 2048
     assert utilization(per_token * 238.3e3, 1.0, 6144, 275e12) == pytest.approx(0.462, abs=5e-4)
-    assert utilization(six_nd(PALM.parameters, 238.3e3), 1.0, 6144, 275e12) == pytest.approx(0.457, abs=5e-4)
+    assert utilization(6 * PALM.parameters * 238.3e3, 1.0, 6144, 275e12) == pytest.approx(0.457, abs=5e-4)
 
 
 def test_a_utilization_of_nothing_is_refused_in_one_sentence() -> None:
